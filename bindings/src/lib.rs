@@ -1,0 +1,1 @@
+//! headrace._core

@@ -1,0 +1,4 @@
+//! The pure part of the router: no I/O, no clock, no runtime. Used unchanged by the router, the Python bindings, the
+//! simulator and the benchmarks.
+
+pub mod frame;

@@ -1,0 +1,481 @@
+//! Every message between router and worker, as types. Bytes are `fleet::codec`'s business.
+//!
+//! On the wire a frame is the msgpack array `[type, fields...]`, fields in the order in which they stand here; nested
+//! structs are arrays too. `tests/golden/` holds frames that Rust and Python both read and write byte for byte.
+
+use serde::{Deserialize, Serialize};
+
+/// Version of this protocol. A peer that speaks another one is refused with both numbers.
+pub const PROTOCOL: u16 = 1;
+
+/// Longest frame body in bytes. A longer one closes the link.
+pub const MAX_FRAME_BYTES: usize = 64 << 20;
+
+/// Names a request on one router's links; unique for the life of that router.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct RequestId(pub u64);
+
+/// One message. The number is its type on the wire.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Frame {
+    /// 1, worker -> router: who dials in, and what it can do.
+    Hello(Hello),
+    /// 2, worker -> router: answer to `Welcome.challenge`.
+    Prove(Prove),
+    /// 3, worker -> router: part of the list of all cached blocks.
+    Snapshot(Snapshot),
+    /// 4, worker -> router: blocks that came or went since the last `Snapshot` or `Blocks`.
+    Blocks(Blocks),
+    /// 5, worker -> router: one engine step, all its tokens, and the load after it. Doubles as the heartbeat.
+    Step(Step),
+    /// 6, worker -> router: part of the model description asked for by `Describe`.
+    Model(ModelPart),
+    /// 7, worker -> router: the KV of a request is ready to be pulled.
+    KvReady(KvReady),
+    /// 8, worker -> router: the blocks of a finished or cancelled request are free.
+    Freed(Freed),
+    /// 9, worker -> router: a request failed; the worker goes on.
+    Failed(Failed),
+    /// 10, worker -> router: no new work please, this worker leaves.
+    Bye(Bye),
+    /// 32, router -> worker: the Hello was accepted.
+    Welcome(Welcome),
+    /// 33, router -> worker: the Hello was not accepted; the link closes.
+    Refuse(Refuse),
+    /// 34, router -> worker: work.
+    Submit(Submit),
+    /// 35, router -> worker: send the `Model` of this fingerprint.
+    Describe(Describe),
+    /// 36, router -> worker: stop this request and free its blocks.
+    Cancel(Cancel),
+    /// 37, router -> worker: take nothing new, finish what runs, leave.
+    Drain(Drain),
+    /// 38, router -> worker: answer with a `Step`.
+    Ping(Ping),
+}
+
+/// What a worker does for a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Role {
+    /// Computes prompts only.
+    Prefill,
+    /// Generates only; its prompts' KV comes from a prefill worker.
+    Decode,
+    /// Both.
+    Both,
+}
+
+/// What must agree between two sides before they may share KV or hashes. Each is a short printable digest.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Fingerprints {
+    /// Of the weights and the model's configuration.
+    pub weights: String,
+    /// Of tokenizer.json.
+    pub tokenizer: String,
+    /// Of the chat template.
+    pub chat_template: String,
+    /// Of dtype, layers, heads and their order inside a block.
+    pub kv_layout: String,
+    /// Name of the block hash, `blake3-chain-v1`.
+    pub hash_scheme: String,
+    /// Tokens in one block.
+    pub block_tokens: u32,
+}
+
+/// Upper bounds of one worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Capacity {
+    /// KV blocks in the pool.
+    pub blocks: u32,
+    /// Sequences that may run at once.
+    pub sequences: u32,
+    /// Tokens of one step, prefill and decode together.
+    pub batched_tokens: u32,
+    /// Requests that may wait inside the worker.
+    pub waiting: u32,
+}
+
+/// Ranks that step together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Group {
+    /// Name of the group.
+    pub id: String,
+    /// This worker's place in it.
+    pub rank: u32,
+    /// Number of ranks.
+    pub size: u32,
+}
+
+/// First frame of a link.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Hello {
+    /// `PROTOCOL` of the worker.
+    pub protocol: u16,
+    /// Name of the worker, unique in the fleet; a second link with the same name and a newer epoch replaces the first.
+    pub worker: String,
+    /// Start time of the worker in ms since 1970: a restart makes it grow.
+    pub epoch: u64,
+    /// What it does.
+    pub role: Role,
+    /// Name under which clients ask for its model.
+    pub model: String,
+    /// What must agree.
+    pub fingerprints: Fingerprints,
+    /// Its bounds.
+    pub capacity: Capacity,
+    /// Longest sequence in tokens, prompt and answer together.
+    pub context_tokens: u32,
+    /// Its expert-parallel group.
+    pub group: Option<Group>,
+    /// Ways to pull KV from it, best first, as `scheme://address`.
+    pub transfer: Vec<String>,
+    /// 16 random bytes for the router to prove that it knows the deployment secret.
+    #[serde(with = "serde_bytes")]
+    pub nonce: Vec<u8>,
+}
+
+/// Proof that the worker knows the deployment secret.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Prove {
+    /// BLAKE3 keyed by the secret's key over `"headrace worker" || Welcome.challenge`, 32 bytes.
+    #[serde(with = "serde_bytes")]
+    pub proof: Vec<u8>,
+}
+
+/// Part of the full list of cached blocks. `last` ends it; deltas follow with growing `sequence`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// Epoch of the worker.
+    pub epoch: u64,
+    /// Number of the last delta that this snapshot contains.
+    pub sequence: u64,
+    /// Block keys, parents before children, 8 bytes each, little-endian.
+    #[serde(with = "serde_bytes")]
+    pub hashes: Vec<u8>,
+    /// True on the last part.
+    pub last: bool,
+}
+
+/// A run of blocks, each the child of the one before.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StoredRun {
+    /// Key of the block before the first one; `None` at the root.
+    pub parent: Option<u64>,
+    /// Block keys, 8 bytes each, little-endian.
+    #[serde(with = "serde_bytes")]
+    pub hashes: Vec<u8>,
+}
+
+/// What changed in a worker's cache. Order of application: cleared, removed, stored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocks {
+    /// Epoch of the worker.
+    pub epoch: u64,
+    /// One more than the `sequence` before, otherwise something was lost.
+    pub sequence: u64,
+    /// New blocks.
+    pub stored: Vec<StoredRun>,
+    /// Keys of evicted blocks, 8 bytes each, little-endian.
+    #[serde(with = "serde_bytes")]
+    pub removed: Vec<u8>,
+    /// The whole cache went.
+    pub cleared: bool,
+    /// 0 device, 1 host, 2 disk.
+    pub tier: u8,
+}
+
+/// Pool and queue of a worker after a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Load {
+    /// Blocks held by running requests.
+    pub blocks_used: u32,
+    /// Blocks that only the prefix cache holds.
+    pub blocks_cached: u32,
+    /// Requests in the batch.
+    pub running: u32,
+    /// Requests that wait inside the worker.
+    pub waiting: u32,
+}
+
+/// Why a sequence ended on the worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Finish {
+    /// A stop token.
+    Stop,
+    /// `max_tokens` or the context was reached.
+    Length,
+    /// `Cancel` or the deadline ended it.
+    Cancelled,
+}
+
+/// A token and its log-probability.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ranked(pub u32, pub f64);
+
+/// Log-probability of the token at one place, and of the most probable ones there.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TokenLogprob {
+    /// Of the token that stands there.
+    pub logprob: f64,
+    /// The most probable tokens, best first.
+    pub top: Vec<Ranked>,
+}
+
+/// What one sequence got from a step.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Output {
+    /// The request.
+    pub request: RequestId,
+    /// New tokens, in order. A stop token is among them.
+    pub ids: Vec<u32>,
+    /// One for each of `ids`, when asked for.
+    pub logprobs: Option<Vec<TokenLogprob>>,
+    /// Set on the last output of a request.
+    pub finish: Option<Finish>,
+    /// Prompt tokens that came from the prefix cache; set on the first output.
+    pub cached_tokens: Option<u32>,
+    /// For the prompt's tokens from the second on, when asked for; set on the first output.
+    pub prompt_logprobs: Option<Vec<TokenLogprob>>,
+}
+
+/// One engine step. A frame with `outputs` empty and the `step` of before is a heartbeat.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// Counts from 1; the same number again says that no step ran since.
+    pub step: u64,
+    /// Wall time of the step in ms.
+    pub ms: f64,
+    /// Prompt tokens computed.
+    pub prefill_tokens: u32,
+    /// Sequences that decoded.
+    pub decode_rows: u32,
+    /// KV tokens read by attention.
+    pub kv_tokens: u64,
+    /// Prompt tokens that wait.
+    pub waiting_tokens: u64,
+    /// Draft tokens proposed.
+    pub drafted: u32,
+    /// Draft tokens accepted.
+    pub accepted: u32,
+    /// After the step.
+    pub load: Load,
+    /// New tokens.
+    pub outputs: Vec<Output>,
+}
+
+/// Part of a model description: the bytes of all parts, put together, are a JSON document (`prompt::ModelDoc`).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelPart {
+    /// `Describe.fingerprint`.
+    pub fingerprint: String,
+    /// Counts from 0.
+    pub part: u32,
+    /// True on the last part.
+    pub last: bool,
+    /// Bytes of this part.
+    #[serde(with = "serde_bytes")]
+    pub data: Vec<u8>,
+}
+
+/// Permission to pull a request's KV.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvReady {
+    /// The request.
+    pub request: RequestId,
+    /// Made by the transfer back-end of the prefill worker and read by that of the decode worker.
+    #[serde(with = "serde_bytes")]
+    pub ticket: Vec<u8>,
+    /// The blocks stay pinned this long.
+    pub lease_ms: u32,
+}
+
+/// All blocks of a request are free.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Freed {
+    /// The request.
+    pub request: RequestId,
+    /// Blocks that it gave back (to the free list or to the prefix cache).
+    pub blocks: u32,
+}
+
+/// A request that cannot be served by this worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failed {
+    /// The request.
+    pub request: RequestId,
+    /// Named error, such as `queue_full`, `too_long`, `bad_token`, `engine`.
+    pub kind: String,
+    /// For people.
+    pub message: String,
+    /// True if another worker may succeed.
+    pub retryable: bool,
+}
+
+/// The worker leaves.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bye {
+    /// For people.
+    pub reason: String,
+}
+
+/// The worker is part of the fleet (after `Prove`, where there is a secret).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Welcome {
+    /// `PROTOCOL` of the router.
+    pub protocol: u16,
+    /// Name of the router, new at each start.
+    pub router: String,
+    /// The worker sends a `Step` at least this often.
+    pub heartbeat_ms: u32,
+    /// 16 random bytes to be answered with `Prove`; empty where no secret is set.
+    #[serde(with = "serde_bytes")]
+    pub challenge: Vec<u8>,
+    /// BLAKE3 keyed by the secret's key over `"headrace router" || Hello.nonce`; empty where no secret is set.
+    #[serde(with = "serde_bytes")]
+    pub proof: Vec<u8>,
+    /// Key of the block hash, 32 bytes, where no secret is set; otherwise empty: both sides derive it.
+    #[serde(with = "serde_bytes")]
+    pub hash_key: Vec<u8>,
+}
+
+/// Why a worker may not join.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refuse {
+    /// What differs, such as `protocol`, `secret`, `fingerprints.tokenizer`.
+    pub field: String,
+    /// The fleet's value.
+    pub expected: String,
+    /// The worker's value.
+    pub got: String,
+    /// What to do.
+    pub message: String,
+}
+
+/// How tokens are chosen. Neutral values switch a step off.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Sampling {
+    /// 0 is greedy.
+    pub temperature: f64,
+    /// Keep the k most probable; 0 keeps all.
+    pub top_k: u32,
+    /// Keep the smallest set with this probability; 1 keeps all.
+    pub top_p: f64,
+    /// Keep what has this share of the best one's probability; 0 keeps all.
+    pub min_p: f64,
+    /// Divides positive and multiplies negative logits of tokens seen in prompt or answer; 1 is off.
+    pub repetition_penalty: f64,
+    /// Subtracted from the logit of each token in the answer; 0 is off.
+    pub presence_penalty: f64,
+    /// Subtracted once for each time a token stands in the answer; 0 is off.
+    pub frequency_penalty: f64,
+    /// With the position in the sequence, the only source of randomness.
+    pub seed: u64,
+    /// Log-probabilities of the answer: `None` off, `Some(k)` with the k best.
+    pub logprobs: Option<u32>,
+    /// The same for the prompt.
+    pub prompt_logprobs: Option<u32>,
+    /// Added to the logits before all else.
+    pub logit_bias: Vec<Ranked>,
+    /// Generate past stop tokens.
+    pub ignore_eos: bool,
+    /// No stop token before this many tokens.
+    pub min_tokens: u32,
+}
+
+impl Default for Sampling {
+    /// Greedy, everything else off.
+    fn default() -> Self {
+        Self {
+            temperature: 0.0,
+            top_k: 0,
+            top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            presence_penalty: 0.0,
+            frequency_penalty: 0.0,
+            seed: 0,
+            logprobs: None,
+            prompt_logprobs: None,
+            logit_bias: Vec::new(),
+            ignore_eos: false,
+            min_tokens: 0,
+        }
+    }
+}
+
+/// Where the KV of a prompt comes from, when not from this worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvFrom {
+    /// The prefill worker.
+    pub worker: String,
+    /// Its transfer endpoints, best first.
+    pub transfer: Vec<String>,
+}
+
+/// State of a request that began on another worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resume {
+    /// Tokens generated so far, u32 little-endian; `Submit.max_tokens` counts them too.
+    #[serde(with = "serde_bytes")]
+    pub generated: Vec<u8>,
+    /// Draws made so far by the request's random generator.
+    pub rng_counter: u64,
+}
+
+/// One leg of a request.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Submit {
+    /// Name for all later frames about it.
+    pub request: RequestId,
+    /// Prompt, u32 little-endian.
+    #[serde(with = "serde_bytes")]
+    pub tokens: Vec<u8>,
+    /// How to choose tokens.
+    pub sampling: Sampling,
+    /// Tokens that end the answer.
+    pub stop_ids: Vec<u32>,
+    /// Longest answer. 0 is allowed with `prompt_logprobs`: the prompt is computed, nothing is generated.
+    pub max_tokens: u32,
+    /// The worker gives up (`Finish::Cancelled`) this long after it read the frame.
+    pub deadline_ms: Option<u64>,
+    /// Higher goes first.
+    pub priority: i8,
+    /// Enters the block hash at the root: requests with other salts share no cache.
+    #[serde(with = "serde_bytes")]
+    pub salt: Vec<u8>,
+    /// Split serving: pull the prompt's KV.
+    pub kv_from: Option<KvFrom>,
+    /// Migration: go on from here.
+    pub resume: Option<Resume>,
+}
+
+/// Asks for a model description.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Describe {
+    /// `fingerprints.tokenizer` of the worker.
+    pub fingerprint: String,
+}
+
+/// Ends a request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cancel {
+    /// The request.
+    pub request: RequestId,
+}
+
+/// Ends a worker's work in good order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    /// What runs may run this long.
+    pub budget_ms: u64,
+}
+
+/// Asks for a sign of life.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ping {
+    /// For the log.
+    pub nonce: u64,
+}

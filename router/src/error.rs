@@ -1,0 +1,110 @@
+//! Why a request was not served: one enum for the whole way of a request. `http::reject` turns it into a status.
+
+use std::time::Duration;
+
+/// Why a request was not served. The variant decides status and retry; the text is for people.
+#[derive(Debug, thiserror::Error)]
+pub enum RouteError {
+    /// The request is wrong; `param` names the field.
+    #[error("{message}")]
+    BadRequest {
+        /// The field, as the client wrote it.
+        param: Option<String>,
+        /// What is wrong and what would be right.
+        message: String,
+    },
+    /// The prompt does not fit the model.
+    #[error(
+        "this model's context length is {limit} tokens, but the request needs {got} \
+         ({prompt} in the prompt, {answer} for the answer)"
+    )]
+    ContextLength {
+        /// Tokens asked for.
+        got: usize,
+        /// Of them, prompt.
+        prompt: usize,
+        /// Of them, answer.
+        answer: usize,
+        /// The model's limit.
+        limit: usize,
+    },
+    /// No worker serves this model.
+    #[error("the model `{model}` does not exist; served here: {served}")]
+    UnknownModel {
+        /// As the client wrote it.
+        model: String,
+        /// Names that would work.
+        served: String,
+    },
+    /// Workers exist for the model but none can take work now, or none has joined yet.
+    #[error("no worker is ready to take this request")]
+    NoWorker {
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// A bounded queue is full.
+    #[error("the server is at capacity ({what}); try again later")]
+    Overloaded {
+        /// Which bound.
+        what: &'static str,
+        /// When to try again.
+        retry_after: Duration,
+    },
+    /// A state of the request lasted too long.
+    #[error("the request waited {waited:?} {state}, the limit of that state")]
+    DeadlineExceeded {
+        /// Which state: `for a worker`, `for the first token`, `for the next token`...
+        state: &'static str,
+        /// How long.
+        waited: Duration,
+    },
+    /// The link to the worker broke.
+    #[error("worker `{worker}` was lost: {reason}")]
+    WorkerLost {
+        /// Its name.
+        worker: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// The worker answered `Failed`.
+    #[error("worker `{worker}` could not serve the request: {message}")]
+    WorkerFailed {
+        /// Its name.
+        worker: String,
+        /// `Failed.kind`.
+        kind: String,
+        /// `Failed.message`.
+        message: String,
+        /// `Failed.retryable`.
+        retryable: bool,
+    },
+    /// The router is shutting down.
+    #[error("the server is shutting down")]
+    ShuttingDown,
+    /// The client went away. Nobody reads the answer.
+    #[error("the client closed the connection")]
+    ClientGone,
+    /// Our mistake.
+    #[error("internal error: {0}")]
+    Internal(String),
+}
+
+impl RouteError {
+    /// True if another worker may succeed where this one failed (as long as nothing was sent to the client).
+    #[must_use]
+    pub fn retryable(&self) -> bool {
+        match self {
+            Self::WorkerLost { .. } => true,
+            Self::WorkerFailed { retryable, .. } => *retryable,
+            Self::BadRequest { .. }
+            | Self::ContextLength { .. }
+            | Self::UnknownModel { .. }
+            | Self::NoWorker { .. }
+            | Self::Overloaded { .. }
+            | Self::DeadlineExceeded { .. }
+            | Self::ShuttingDown
+            | Self::ClientGone
+            | Self::Internal(_) => false,
+        }
+    }
+}

@@ -1,0 +1,2 @@
+//! The standalone binary.
+fn main() {}
