@@ -1,4 +1,16 @@
 //! The Headrace router: OpenAI-compatible HTTP on one side, model workers on the other.
+//!
+//! Read in this order: [`http`] takes a request in and checks it, [`request`] is its life as straight-line code,
+//! [`prompt`] turns text into tokens and back, [`core`] decides where it goes, [`fleet`] talks to the workers.
 
+pub mod app;
+pub mod config;
 pub mod core;
 pub mod error;
+pub mod fleet;
+pub mod http;
+pub mod metrics;
+pub mod prompt;
+pub mod request;
+pub mod shutdown;
+pub mod stream;

@@ -1,1 +1,9 @@
-//! tests
+//! Integration tests of the router: real sockets, workers that speak the real protocol.
+
+mod blocks;
+mod codec;
+mod fake_worker;
+mod fleet;
+mod golden;
+mod http;
+mod prompt;

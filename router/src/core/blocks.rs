@@ -1,0 +1,1 @@
+//! Chained block hashes: which prompts share which blocks.

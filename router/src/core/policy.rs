@@ -1,0 +1,1 @@
+//! The placement policies, chosen by name.

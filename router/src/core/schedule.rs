@@ -1,0 +1,1 @@
+//! Chooses a worker for a request and books its load in the same step.

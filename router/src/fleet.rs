@@ -1,0 +1,1 @@
+//! The workers: their links, what they said of themselves, and their load.

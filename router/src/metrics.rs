@@ -1,0 +1,1 @@
+//! Names, units and buckets of every metric.

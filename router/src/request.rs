@@ -1,0 +1,109 @@
+//! The life of one request, from checked input to the last token.
+
+use crate::core::frame::Sampling;
+
+/// A checked request: what `http` hands over. One job answers `n` choices of one prompt.
+#[derive(Debug, Clone)]
+pub struct Job {
+    /// For logs and response ids, such as `chatcmpl-...`.
+    pub name: String,
+    /// Name of the model as the client wrote it.
+    pub model: String,
+    /// What to answer.
+    pub prompt: Prompt,
+    /// How; `sampling.seed` is that of choice 0, choice `i` gets `seed + i`.
+    pub sampling: Sampling,
+    /// Strings that end the answer and are not part of it.
+    pub stop: Vec<String>,
+    /// Further tokens that end the answer.
+    pub stop_ids: Vec<u32>,
+    /// Longest answer; `None` means all that the context leaves.
+    pub max_tokens: Option<u32>,
+    /// Choices.
+    pub n: u32,
+    /// Leave special tokens such as `<|im_end|>` out of the text.
+    pub skip_special_tokens: bool,
+    /// Key for `session-hash`.
+    pub session: Option<String>,
+    /// Higher goes first.
+    pub priority: i8,
+    /// Separates prefix caches.
+    pub salt: Vec<u8>,
+}
+
+/// The prompt, before tokenisation.
+#[derive(Debug, Clone)]
+pub enum Prompt {
+    /// Messages for the chat template.
+    Chat(ChatPrompt),
+    /// Plain text.
+    Text(String),
+    /// Token ids.
+    Tokens(Vec<u32>),
+}
+
+/// What the chat template gets to see.
+#[derive(Debug, Clone, Default)]
+pub struct ChatPrompt {
+    /// Checked messages, as JSON objects with `role` and `content` (text parts already joined where the template
+    /// wants text).
+    pub messages: Vec<serde_json::Value>,
+    /// Tool definitions.
+    pub tools: Option<Vec<serde_json::Value>>,
+    /// End with the header of an assistant message.
+    pub add_generation_prompt: bool,
+    /// Leave the last message open, to be gone on with.
+    pub continue_final_message: bool,
+    /// Further variables of the template.
+    pub template_kwargs: serde_json::Map<String, serde_json::Value>,
+}
+
+/// What one choice got since the last delta.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Delta {
+    /// Which choice, 0 to `n - 1`.
+    pub choice: u32,
+    /// Text that is certain (never half a character, never the beginning of a possible stop string).
+    pub text: String,
+    /// The tokens behind the text, where log-probabilities were asked for; otherwise empty.
+    pub tokens: Vec<TokenText>,
+    /// The prompt's tokens, where their log-probabilities were asked for; on the first delta of a choice.
+    pub prompt_tokens: Option<Vec<TokenText>>,
+    /// Set on the last delta of a choice.
+    pub finish: Option<FinishReason>,
+}
+
+/// A token as text, with its log-probability.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TokenText {
+    /// Token id.
+    pub id: u32,
+    /// Its text; bytes that are no UTF-8 become U+FFFD.
+    pub text: String,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+    /// `None` for the first token of a prompt.
+    pub logprob: Option<f64>,
+    /// The most probable tokens there, best first, each with an empty `top`.
+    pub top: Vec<TokenText>,
+}
+
+/// Why a choice ended, in OpenAI's words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// Stop token or stop string.
+    Stop,
+    /// `max_tokens` or the end of the context.
+    Length,
+}
+
+/// Tokens of a job so far; final after the last delta.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Tokens of the prompt, counted once.
+    pub prompt_tokens: u32,
+    /// Tokens of all choices, stop tokens included.
+    pub completion_tokens: u32,
+    /// Prompt tokens that the worker took from its cache (of choice 0).
+    pub cached_tokens: u32,
+}

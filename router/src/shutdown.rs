@@ -1,0 +1,1 @@
+//! Graceful end: drain, then stop.

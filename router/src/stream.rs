@@ -1,0 +1,1 @@
+//! Tokens of one request on their way from the link to the client.
