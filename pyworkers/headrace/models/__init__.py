@@ -1,0 +1,58 @@
+"""Model families: one file each, all behind `Model`. `load_model` chooses by the checkpoint's `model_type`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from headrace.models.batch import Batch
+
+if TYPE_CHECKING:
+    import torch
+
+    from headrace.models.checkpoint import Checkpoint
+    from headrace.models.config import ModelConfig
+
+__all__ = ["Batch", "DType", "Model", "UnsupportedModelError", "load_model"]
+
+DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+
+
+class UnsupportedModelError(ValueError):
+    """The checkpoint asks for something that no family here computes; the text names it."""
+
+
+class Model(Protocol):
+    """A model with its paged KV cache. One thread uses it at a time."""
+
+    config: ModelConfig
+    vocab_size: int
+    context_tokens: int  # the longest sequence that the positions of this model allow
+    block_tokens: int
+    kv_block_bytes: int  # of one block over all layers, keys and values
+    kv_layout: str  # names the bytes of a block: equal strings mean that blocks can be copied across
+    dtype_name: str  # what "auto" became
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        """Make the cache hold `num_blocks` blocks; what it held before is gone."""
+        ...
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        """Store the KV of every row and return the logits of `batch.logit_rows`.
+
+        The result is float32 `[len(logit_rows), vocab_size]` on the model's device and is valid until the
+        next forward. A row's logits do not depend, to the bit, on which other rows are in the batch.
+        """
+        ...
+
+
+def load_model(checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int) -> Model:
+    """Load the weights of `checkpoint` for `device` ("cpu", "cuda", "cuda:1").
+
+    Raises `UnsupportedModelError` for an architecture or an option of it that is not implemented.
+    """
+    model_type = checkpoint.config.model_type
+    if model_type == "llama":
+        from headrace.models.llama import load_llama
+
+        return load_llama(checkpoint, dtype=dtype, device=device, block_tokens=block_tokens)
+    raise UnsupportedModelError(f"model_type {model_type!r} is not supported; supported: llama")

@@ -1,0 +1,33 @@
+"""The rows of one engine step: what the engine builds and a model reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """Rows of all sequences, one sequence after the other, prefill and decode mixed freely.
+
+    A row is one token to compute. Every array is C-contiguous and the caller's: a model only reads it,
+    and only during `forward`.
+    """
+
+    tokens: NDArray[np.int32]  # [rows]
+    positions: NDArray[np.int32]  # [rows], consecutive within a sequence
+    slots: NDArray[np.int64]  # [rows], block * block_tokens + offset: where this row's KV goes
+    seq_starts: NDArray[np.int32]  # [seqs + 1], rows of sequence s are seq_starts[s]:seq_starts[s + 1]
+    context_lens: NDArray[np.int32]  # [seqs], KV tokens after this step, the step's own rows included
+    block_tables: NDArray[np.int32]  # [seqs, max_blocks], unused entries 0
+    logit_rows: NDArray[np.int32]  # [n], rows whose logits are wanted
+
+    @property
+    def rows(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def seqs(self) -> int:
+        return len(self.context_lens)
