@@ -5,3 +5,4 @@ pub mod blocks;
 pub mod frame;
 pub mod policy;
 pub mod schedule;
+pub mod secret;
