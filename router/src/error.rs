@@ -90,6 +90,24 @@ pub enum RouteError {
 }
 
 impl RouteError {
+    /// The variant as a word, for metrics and logs.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::BadRequest { .. } => "bad_request",
+            Self::ContextLength { .. } => "context_length",
+            Self::UnknownModel { .. } => "unknown_model",
+            Self::NoWorker { .. } => "no_worker",
+            Self::Overloaded { .. } => "overloaded",
+            Self::DeadlineExceeded { .. } => "deadline_exceeded",
+            Self::WorkerLost { .. } => "worker_lost",
+            Self::WorkerFailed { .. } => "worker_failed",
+            Self::ShuttingDown => "shutting_down",
+            Self::ClientGone => "client_gone",
+            Self::Internal(_) => "internal",
+        }
+    }
+
     /// True if another worker may succeed where this one failed (as long as nothing was sent to the client).
     #[must_use]
     pub fn retryable(&self) -> bool {

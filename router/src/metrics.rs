@@ -1,1 +1,368 @@
-//! Names, units and buckets of every metric.
+//! Counters, gauges and histograms, and their text for Prometheus. Updating one is an atomic addition, or a short lock
+//! where labels are free.
+
+use std::collections::BTreeMap;
+use std::fmt::{Display, Write as _};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+/// Upper bounds in seconds, for everything from a token to a long answer.
+const SECONDS: [f64; 20] = [
+    0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0,
+    40.0, 80.0, 160.0, 320.0, 640.0,
+];
+
+/// All that the router counts; `App::render_metrics` adds what is read off at that moment.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Answered requests by route, status and error.
+    http_requests: Labelled<3>,
+    /// Links that were closed or never came about, by reason.
+    link_errors: Labelled<1>,
+    /// Legs that ended, by outcome.
+    legs: Labelled<1>,
+    /// Requests given up by their clients, by stage.
+    cancels: Labelled<1>,
+    /// Answers under way.
+    pub streams: Gauge,
+    /// Connections of clients.
+    pub connections: Gauge,
+    /// Connections turned away or cut, because of `--max-connections` or a stalled client.
+    pub connections_refused: Counter,
+    /// See above.
+    pub connections_stalled: Counter,
+    /// Links that completed the handshake.
+    pub links: Counter,
+    /// Legs placed again after a worker was lost or failed.
+    pub retries: Counter,
+    /// Legs cancelled because their client took nothing.
+    pub stalls: Counter,
+    /// Tokens of prompts, answers, and of prompts found in a worker's cache.
+    pub prompt_tokens: Counter,
+    /// See above.
+    pub completion_tokens: Counter,
+    /// See above.
+    pub cached_tokens: Counter,
+    /// Wait for a worker.
+    pub queue_seconds: Histogram,
+    /// Chat template and tokenisation.
+    pub encode_seconds: Histogram,
+    /// Arrival of the request to its first token.
+    pub ttft_seconds: Histogram,
+    /// From the tokens of one step to those of the next, per leg.
+    pub itl_seconds: Histogram,
+    /// Arrival to the end of the last choice.
+    pub request_seconds: Histogram,
+    /// Cancel sent to blocks free.
+    pub cancel_to_freed_seconds: Histogram,
+}
+
+impl Metrics {
+    /// A request was answered; `error` is the error's kind, empty without one.
+    pub fn http_request(&self, route: &str, status: u16, error: &str) {
+        self.http_requests.inc([route, status.to_string().as_str(), error]);
+    }
+
+    /// A link was closed, or refused, for this reason.
+    pub fn link_error(&self, reason: &str) {
+        self.link_errors.inc([reason]);
+    }
+
+    /// A leg ended.
+    pub fn leg_ended(&self, outcome: &str) {
+        self.legs.inc([outcome]);
+    }
+
+    /// A client gave up while its request was in this stage.
+    pub fn cancelled(&self, stage: &str) {
+        self.cancels.inc([stage]);
+    }
+
+    /// Text format of Prometheus.
+    #[must_use]
+    pub fn render(&self) -> String {
+        let mut text = Text::default();
+        text.family("headrace_build_info", "gauge", "Version of the router; always 1.");
+        text.sample("", &[("version", &env!("CARGO_PKG_VERSION"))], 1);
+        let http = ["route", "status", "error"];
+        text.labelled(
+            "headrace_http_requests_total",
+            "HTTP requests answered.",
+            http,
+            &self.http_requests,
+        );
+        text.gauge("headrace_http_connections", "Open connections of clients.", &self.connections);
+        text.counter(
+            "headrace_http_connections_refused_total",
+            "Connections turned away because --max-connections were open.",
+            &self.connections_refused,
+        );
+        text.counter(
+            "headrace_http_connections_stalled_total",
+            "Connections cut because the client read nothing for --stall-timeout-ms.",
+            &self.connections_stalled,
+        );
+        text.gauge("headrace_streams", "Answers under way, each choice counted.", &self.streams);
+        text.labelled(
+            "headrace_legs_total",
+            "Legs of requests that ended, by outcome.",
+            ["outcome"],
+            &self.legs,
+        );
+        text.labelled(
+            "headrace_cancels_total",
+            "Legs given up by their clients, by stage.",
+            ["stage"],
+            &self.cancels,
+        );
+        text.counter(
+            "headrace_retries_total",
+            "Legs placed again after their worker was lost or failed.",
+            &self.retries,
+        );
+        text.counter(
+            "headrace_stalls_total",
+            "Legs cancelled because their client took nothing.",
+            &self.stalls,
+        );
+        text.counter("headrace_links_total", "Workers that joined.", &self.links);
+        text.labelled(
+            "headrace_link_errors_total",
+            "Links that were refused or broke, by reason.",
+            ["reason"],
+            &self.link_errors,
+        );
+        text.counter("headrace_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens);
+        text.counter(
+            "headrace_completion_tokens_total",
+            "Tokens generated.",
+            &self.completion_tokens,
+        );
+        text.counter(
+            "headrace_cached_tokens_total",
+            "Tokens of prompts that workers took from their prefix caches.",
+            &self.cached_tokens,
+        );
+        for (name, help, histogram) in [
+            ("headrace_queue_seconds", "Wait for a worker with room.", &self.queue_seconds),
+            (
+                "headrace_encode_seconds",
+                "Chat template and tokenisation, waiting for a thread included.",
+                &self.encode_seconds,
+            ),
+            (
+                "headrace_ttft_seconds",
+                "Arrival of a request to its first token.",
+                &self.ttft_seconds,
+            ),
+            ("headrace_itl_seconds", "From step to step of one leg.", &self.itl_seconds),
+            (
+                "headrace_request_seconds",
+                "Arrival of a request to the end of its last choice.",
+                &self.request_seconds,
+            ),
+            (
+                "headrace_cancel_to_freed_seconds",
+                "From a cancel to the worker's word that the blocks are free.",
+                &self.cancel_to_freed_seconds,
+            ),
+        ] {
+            text.histogram(name, help, histogram);
+        }
+        text.0
+    }
+}
+
+/// A number that grows.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// By one.
+    pub fn inc(&self) {
+        self.add(1);
+    }
+
+    /// By `n`.
+    pub fn add(&self, n: u64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    /// Its value.
+    #[must_use]
+    pub fn get(&self) -> u64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// A number that comes and goes.
+#[derive(Debug, Default)]
+pub struct Gauge(AtomicI64);
+
+impl Gauge {
+    /// Up by one until the guard drops.
+    pub fn add(&self, n: i64) {
+        self.0.fetch_add(n, Relaxed);
+    }
+
+    /// Its value.
+    #[must_use]
+    pub fn get(&self) -> i64 {
+        self.0.load(Relaxed)
+    }
+}
+
+/// Durations, counted by size.
+#[derive(Debug, Default)]
+pub struct Histogram {
+    buckets: [AtomicU64; SECONDS.len() + 1],
+    sum_ns: AtomicU64,
+}
+
+impl Histogram {
+    /// One more.
+    pub fn observe(&self, duration: Duration) {
+        let seconds = duration.as_secs_f64();
+        self.buckets[SECONDS.partition_point(|bound| *bound < seconds)].fetch_add(1, Relaxed);
+        self.sum_ns.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+    }
+
+    /// How many.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.buckets.iter().map(|bucket| bucket.load(Relaxed)).sum()
+    }
+}
+
+/// Counters that differ in labels. The values of labels come from the program, not from clients: their number is
+/// bounded.
+#[derive(Debug)]
+struct Labelled<const N: usize>(Mutex<BTreeMap<[String; N], u64>>);
+
+impl<const N: usize> Default for Labelled<N> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<const N: usize> Labelled<N> {
+    fn inc(&self, labels: [&str; N]) {
+        let mut counts = self.0.lock().expect("no holder panics");
+        *counts.entry(labels.map(str::to_owned)).or_default() += 1;
+    }
+}
+
+/// Text in the format of Prometheus, one family after the other.
+#[derive(Debug, Default)]
+pub struct Text(String, &'static str);
+
+impl Text {
+    /// Begins a family: samples follow.
+    pub fn family(&mut self, name: &'static str, kind: &str, help: &str) {
+        let _ = writeln!(self.0, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        self.1 = name;
+    }
+
+    /// One sample of the family begun last.
+    pub fn sample(&mut self, suffix: &str, labels: &[(&str, &dyn Display)], value: impl Display) {
+        self.0.push_str(self.1);
+        self.0.push_str(suffix);
+        for (i, (label, value)) in labels.iter().enumerate() {
+            let value = value.to_string();
+            let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+            let _ = write!(self.0, "{}{label}=\"{value}\"", if i == 0 { '{' } else { ',' });
+        }
+        if !labels.is_empty() {
+            self.0.push('}');
+        }
+        let _ = writeln!(self.0, " {value}");
+    }
+
+    /// What was written.
+    #[must_use]
+    pub fn into_string(self) -> String {
+        self.0
+    }
+
+    /// A family of one number.
+    pub fn single(&mut self, name: &'static str, kind: &str, help: &str, value: impl Display) {
+        self.family(name, kind, help);
+        self.sample("", &[], value);
+    }
+
+    fn counter(&mut self, name: &'static str, help: &str, counter: &Counter) {
+        self.single(name, "counter", help, counter.get());
+    }
+
+    fn gauge(&mut self, name: &'static str, help: &str, gauge: &Gauge) {
+        self.single(name, "gauge", help, gauge.get());
+    }
+
+    fn labelled<const N: usize>(
+        &mut self,
+        name: &'static str,
+        help: &str,
+        labels: [&str; N],
+        counts: &Labelled<N>,
+    ) {
+        self.family(name, "counter", help);
+        for (values, count) in counts.0.lock().expect("no holder panics").iter() {
+            let pairs: Vec<(&str, &dyn Display)> =
+                labels.into_iter().zip(values.iter().map(|value| value as &dyn Display)).collect();
+            self.sample("", &pairs, count);
+        }
+    }
+
+    fn histogram(&mut self, name: &'static str, help: &str, histogram: &Histogram) {
+        self.family(name, "histogram", help);
+        let mut total = 0;
+        for (bound, bucket) in SECONDS.iter().zip(&histogram.buckets) {
+            total += bucket.load(Relaxed);
+            self.sample("_bucket", &[("le", bound)], total);
+        }
+        total += histogram.buckets[SECONDS.len()].load(Relaxed);
+        self.sample("_bucket", &[("le", &"+Inf")], total);
+        let seconds = Duration::from_nanos(histogram.sum_ns.load(Relaxed)).as_secs_f64();
+        self.sample("_sum", &[], seconds);
+        self.sample("_count", &[], total);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_text_is_well_formed() {
+        let metrics = Metrics::default();
+        metrics.http_request("/v1/chat/completions", 200, "");
+        metrics.link_error("a \"quoted\"\nreason\\");
+        metrics.ttft_seconds.observe(Duration::from_millis(3));
+        metrics.ttft_seconds.observe(Duration::from_secs(10_000));
+        let text = metrics.render();
+        assert!(text.ends_with('\n'));
+        assert!(text.contains(
+            "headrace_http_requests_total{route=\"/v1/chat/completions\",status=\"200\",error=\"\"} 1\n"
+        ));
+        assert!(text.contains(r#"{reason="a \"quoted\"\nreason\\"} 1"#));
+        assert!(text.contains("headrace_ttft_seconds_bucket{le=\"0.0025\"} 0\n"));
+        assert!(text.contains("headrace_ttft_seconds_bucket{le=\"0.005\"} 1\n"));
+        assert!(text.contains("headrace_ttft_seconds_bucket{le=\"+Inf\"} 2\n"));
+        assert!(text.contains("headrace_ttft_seconds_count 2\n"));
+        let mut seen = std::collections::HashSet::new();
+        let mut family = String::new();
+        for line in text.lines() {
+            if let Some(help) = line.strip_prefix("# HELP ") {
+                family = help.split(' ').next().unwrap().to_owned();
+                assert!(seen.insert(family.clone()), "{family} twice");
+            } else if let Some(kind) = line.strip_prefix("# TYPE ") {
+                assert!(kind.starts_with(&family), "{line}");
+            } else {
+                assert!(line.starts_with(&family), "{line}");
+                let value = line.rsplit(' ').next().unwrap();
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+            }
+        }
+    }
+}
