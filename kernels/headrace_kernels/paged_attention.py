@@ -1,0 +1,215 @@
+"""Causal grouped-query attention of new rows over a paged KV cache; prefill, chunks and decode alike.
+
+q             [rows, heads, dim]  rows of all sequences, one after the other; their K and V are in the cache already
+k_cache, v_cache  [blocks, block_tokens, kv_heads, dim]
+block_tables  [seqs, max_blocks]  int32
+seq_starts    [seqs + 1]          int32; rows of sequence s are seq_starts[s] : seq_starts[s + 1]
+context_lens  [seqs]              int32; KV tokens of the sequence, its own rows included
+out           [rows, heads, dim]
+Cost: reads each sequence's KV once a row tile: 2 * context * kv_heads * dim * element_bytes; 4 * context * heads * dim
+flops a row. Decode is bound by memory bandwidth, prefill by the tensor cores.
+Source: online softmax as in Milakov and Gimelshein 2018 and Dao 2023, paging as in Kwon et al. 2023.
+
+Batch invariance: KV is cut at fixed absolute positions into spans of SPAN tokens, each span is summed in tiles of
+KV_TILE tokens, and the spans of a row are merged in order. None of this depends on the other rows, on how a prompt was
+chunked, or on what was cached: a row gives the same bits whichever way it came.
+"""
+
+import itertools
+
+import torch
+import triton
+import triton.language as tl
+
+from headrace_kernels.interpret import INTERPRET
+
+ROWS_TILE = 16  # query rows in one program; with the heads of a group they are the M of `tl.dot`
+KV_TILE = 64  # tokens; a guess, not tuned yet
+SPAN = (
+    1024  # tokens of one program, so that a long context fills the device; a guess, not tuned yet
+)
+
+
+@triton.jit
+def _attend_span_kernel(
+    q_ptr, k_ptr, v_ptr, tables_ptr, starts_ptr, lens_ptr, tile_seq_ptr, tile_row_ptr, part_ptr, lse_ptr,
+    scale, rows, max_blocks,
+    HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, GROUP_TILE: tl.constexpr,
+    ROWS_TILE: tl.constexpr, KV_TILE: tl.constexpr, SPAN: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    tile = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    span = tl.program_id(2)
+    group: tl.constexpr = HEADS // KV_HEADS
+    seq = tl.load(tile_seq_ptr + tile)
+    first_row = tl.load(tile_row_ptr + tile)
+    last_row = tl.load(starts_ptr + seq + 1)
+    context = tl.load(lens_ptr + seq)
+
+    m = tl.arange(0, ROWS_TILE * GROUP_TILE)  # a query row and a head of the group
+    row = first_row + m // GROUP_TILE
+    member = m % GROUP_TILE
+    valid = (row < last_row) & (member < group)
+    head = kv_head * group + member
+    position = context - (last_row - row)  # absolute position of the row
+    d = tl.arange(0, DIM_TILE)
+    row64 = row.to(tl.int64)
+    q = tl.load(
+        q_ptr + (row64[:, None] * HEADS + head[:, None]) * DIM + d[None, :],
+        mask=valid[:, None] & (d[None, :] < DIM), other=0.0,
+    )  # fmt: skip
+    if INTERPRET:
+        q = q.to(tl.float32)
+
+    best = tl.full((ROWS_TILE * GROUP_TILE,), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((ROWS_TILE * GROUP_TILE,), dtype=tl.float32)
+    acc = tl.zeros((ROWS_TILE * GROUP_TILE, DIM_TILE), dtype=tl.float32)
+    newest = (
+        context - last_row + tl.minimum(first_row + ROWS_TILE, last_row)
+    )  # one past the newest row's position
+    end = tl.minimum((span + 1) * SPAN, newest)
+    for start in range(span * SPAN, end, KV_TILE):
+        token = start + tl.arange(0, KV_TILE)
+        inside = token < newest
+        block = tl.load(
+            tables_ptr + seq.to(tl.int64) * max_blocks + token // BLOCK_TOKENS, mask=inside, other=0
+        ).to(tl.int64)
+        slot = block * BLOCK_TOKENS + token % BLOCK_TOKENS
+        at = (slot * KV_HEADS + kv_head) * DIM
+        k = tl.load(
+            k_ptr + at[None, :] + d[:, None], mask=inside[None, :] & (d[:, None] < DIM), other=0.0
+        )
+        v = tl.load(
+            v_ptr + at[:, None] + d[None, :], mask=inside[:, None] & (d[None, :] < DIM), other=0.0
+        )
+        if INTERPRET:
+            k = k.to(tl.float32)
+            v = v.to(tl.float32)
+        scores = tl.dot(q, k, input_precision="ieee") * scale
+        scores = tl.where(token[None, :] <= position[:, None], scores, -float("inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        # A row that sees nothing yet keeps -inf as its best; exp(-inf - 0) is then 0, not NaN.
+        pivot = tl.where(new_best == -float("inf"), 0.0, new_best)
+        p = tl.exp(scores - pivot[:, None])
+        fade = tl.exp(best - pivot)
+        total = total * fade + tl.sum(p, axis=1)
+        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+        best = new_best
+
+    seen = total > 0.0
+    result = acc / tl.where(seen, total, 1.0)[:, None]
+    lse = tl.where(seen, best + tl.log(tl.where(seen, total, 1.0)), -float("inf"))
+    place = (span.to(tl.int64) * rows + row64) * HEADS + head
+    tl.store(
+        part_ptr + place[:, None] * DIM + d[None, :],
+        result,
+        mask=valid[:, None] & (d[None, :] < DIM),
+    )
+    tl.store(lse_ptr + place, lse, mask=valid)
+
+
+@triton.jit
+def _merge_spans_kernel(
+    part_ptr, lse_ptr, out_ptr, spans, rows_heads, DIM: tl.constexpr, DIM_TILE: tl.constexpr
+):
+    place = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, DIM_TILE)
+    best = -float("inf")
+    for span in range(spans):
+        best = tl.maximum(best, tl.load(lse_ptr + span * rows_heads + place))
+    acc = tl.zeros((DIM_TILE,), dtype=tl.float32)
+    total = 0.0
+    for span in range(spans):  # in order; an empty span adds exact zeros
+        weight = tl.exp(tl.load(lse_ptr + span * rows_heads + place) - best)
+        part = tl.load(part_ptr + (span * rows_heads + place) * DIM + d, mask=d < DIM, other=0.0)
+        acc += weight * part
+        total += weight
+    tl.store(out_ptr + place * DIM + d, acc / total, mask=d < DIM)
+
+
+def paged_attention(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+    max_context: int,
+    tiles: tuple[torch.Tensor, torch.Tensor],
+) -> torch.Tensor:
+    """Attention of every row over its sequence up to its own position.
+
+    `max_context` is at least the largest of `context_lens`; `tiles` comes from `row_tiles` of the same `seq_starts`.
+    Both are known on the host, so the launch needs no copy from the device.
+    """
+    rows, heads, dim = q.shape
+    block_tokens, kv_heads = k_cache.shape[1], k_cache.shape[2]
+    assert heads % kv_heads == 0 and k_cache.shape == v_cache.shape and k_cache.shape[3] == dim
+    assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
+    out = torch.empty_like(q)
+    if not rows:
+        return out
+    spans = triton.cdiv(max_context, SPAN)
+    part = torch.empty(spans, rows, heads, dim, dtype=torch.float32, device=q.device)
+    lse = torch.empty(spans, rows, heads, dtype=torch.float32, device=q.device)
+    dim_tile = max(16, triton.next_power_of_2(dim))
+    tile_seq, tile_row = tiles
+    _attend_span_kernel[(tile_seq.numel(), kv_heads, spans)](
+        q, k_cache, v_cache, block_tables, seq_starts, context_lens, tile_seq, tile_row, part, lse,
+        scale, rows, block_tables.shape[1],
+        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile, BLOCK_TOKENS=block_tokens,
+        GROUP_TILE=triton.next_power_of_2(heads // kv_heads),
+        ROWS_TILE=ROWS_TILE, KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
+    )  # fmt: skip
+    _merge_spans_kernel[(rows * heads,)](
+        part, lse, out, spans, rows * heads, DIM=dim, DIM_TILE=dim_tile
+    )
+    return out
+
+
+def row_tiles(seq_starts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cut the rows of each sequence into tiles: (sequence, first row) of each tile, int32, on the CPU."""
+    seqs: list[int] = []
+    firsts: list[int] = []
+    for seq, (start, end) in enumerate(itertools.pairwise(seq_starts)):
+        for first in range(start, end, ROWS_TILE):
+            seqs.append(seq)
+            firsts.append(first)
+    return torch.tensor(seqs, dtype=torch.int32), torch.tensor(firsts, dtype=torch.int32)
+
+
+def paged_attention_ref(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    seq_starts: torch.Tensor,
+    context_lens: torch.Tensor,
+    *,
+    scale: float,
+) -> torch.Tensor:
+    """The same in torch, one sequence after the other."""
+    out = torch.empty_like(q)
+    group = q.shape[1] // k_cache.shape[2]
+    for s in range(context_lens.numel()):
+        start, end = int(seq_starts[s]), int(seq_starts[s + 1])
+        context = int(context_lens[s])
+        blocks = block_tables[s, : -(-context // k_cache.shape[1])].long()
+        k = k_cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group, dim=1)
+        v = v_cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group, dim=1)
+        scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), k) * scale
+        position = torch.arange(context - (end - start), context, device=q.device)
+        hidden = torch.arange(context, device=q.device)[None, :] > position[:, None]
+        weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
+        out[start:end] = torch.einsum("hqk,khd->qhd", weights, v).to(q.dtype)
+    return out
+
+
+def paged_attention_bytes(
+    rows: int, context_sum: int, heads: int, kv_heads: int, dim: int, element_bytes: int
+) -> int:
+    """Bytes that must move when each sequence's KV is read once: KV, q in, out out."""
+    return element_bytes * dim * (2 * context_sum * kv_heads + 2 * rows * heads)
