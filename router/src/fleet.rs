@@ -1,5 +1,7 @@
 //! The workers: their links, what they said of themselves, and their load.
 
+pub mod codec;
+
 use std::sync::Arc;
 
 use crate::config::{Config, WorkerListen};

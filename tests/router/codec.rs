@@ -1,1 +1,349 @@
-//! codec
+//! The codec: whatever comes in, a frame or a named error goes out; and frames on a stream.
+
+mod arbitrary;
+
+use std::time::Duration;
+
+use headrace_router::core::frame::*;
+use headrace_router::fleet::codec::{
+    CodecError, FrameReader, FrameWriter, ReadError, decode, encode,
+};
+use proptest::prelude::*;
+use serde::Serialize;
+use tokio::io::AsyncWriteExt;
+
+const IN_TIME: Duration = Duration::from_secs(10);
+
+fn body(frame: &Frame) -> Vec<u8> {
+    let mut out = Vec::new();
+    encode(frame, &mut out).unwrap();
+    out
+}
+
+fn packed(frame: &Frame) -> Vec<u8> {
+    let body = body(frame);
+    let len = u32::try_from(body.len()).unwrap();
+    [&len.to_le_bytes()[..], &body].concat()
+}
+
+fn ping(nonce: u64) -> Frame {
+    Frame::Ping(Ping { nonce })
+}
+
+/// A valid Step with one output.
+fn step() -> Frame {
+    let output = Output {
+        request: RequestId(9),
+        ids: vec![1, 2, 300],
+        logprobs: None,
+        finish: Some(Finish::Stop),
+        cached_tokens: Some(16),
+        prompt_logprobs: None,
+    };
+    Frame::Step(Step {
+        step: 1,
+        ms: 2.5,
+        prefill_tokens: 3,
+        decode_rows: 4,
+        kv_tokens: 5,
+        waiting_tokens: 6,
+        drafted: 0,
+        accepted: 0,
+        load: Load::default(),
+        outputs: vec![output],
+    })
+}
+
+/// The body of `frame` as serde sees the types: fields in order of declaration.
+fn by_serde(frame: &Frame) -> Vec<u8> {
+    fn body<T: Serialize>(number: u8, fields: &T) -> Vec<u8> {
+        let mut bytes = rmp_serde::to_vec(fields).unwrap();
+        bytes[0] += 1; // one more in the array: the type
+        bytes.insert(1, number);
+        bytes
+    }
+    match frame {
+        Frame::Hello(it) => body(1, it),
+        Frame::Prove(it) => body(2, it),
+        Frame::Snapshot(it) => body(3, it),
+        Frame::Blocks(it) => body(4, it),
+        Frame::Step(it) => body(5, it),
+        Frame::Model(it) => body(6, it),
+        Frame::KvReady(it) => body(7, it),
+        Frame::Freed(it) => body(8, it),
+        Frame::Failed(it) => body(9, it),
+        Frame::Bye(it) => body(10, it),
+        Frame::Welcome(it) => body(32, it),
+        Frame::Refuse(it) => body(33, it),
+        Frame::Submit(it) => body(34, it),
+        Frame::Describe(it) => body(35, it),
+        Frame::Cancel(it) => body(36, it),
+        Frame::Drain(it) => body(37, it),
+        Frame::Ping(it) => body(38, it),
+    }
+}
+
+/// `decode` returns, and what it returns is a frame like any other.
+fn is_frame_or_error(bytes: &[u8]) -> Result<(), TestCaseError> {
+    if let Ok(frame) = decode(bytes) {
+        let canonical = body(&frame); // bytes are compared, because a NaN may have come in
+        prop_assert_eq!(decode(&canonical).map(|again| body(&again)), Ok(canonical));
+    }
+    Ok(())
+}
+
+proptest! {
+    #[test]
+    fn frames_survive_the_wire(frame in arbitrary::frame()) {
+        prop_assert_eq!(decode(&body(&frame)), Ok(frame));
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_declared_types(frame in arbitrary::frame()) {
+        prop_assert_eq!(body(&frame), by_serde(&frame));
+    }
+
+    #[test]
+    fn any_bytes_are_a_frame_or_an_error(bytes: Vec<u8>) {
+        is_frame_or_error(&bytes)?;
+    }
+
+    #[test]
+    fn changed_bytes_are_a_frame_or_an_error(
+        frame in arbitrary::frame(),
+        changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+    ) {
+        let mut bytes = body(&frame);
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        is_frame_or_error(&bytes)?;
+    }
+
+    #[test]
+    fn a_cut_frame_is_truncated(frame in arbitrary::frame(), at: prop::sample::Index) {
+        let mut bytes = body(&frame);
+        bytes.truncate(at.index(bytes.len()));
+        let truncated = matches!(decode(&bytes), Err(CodecError::Truncated { .. }));
+        prop_assert!(truncated);
+    }
+
+    #[test]
+    fn bytes_after_a_frame_are_refused(frame in arbitrary::frame(), tail in prop::collection::vec(any::<u8>(), 1..9)) {
+        let extra = tail.len();
+        let bytes = [body(&frame), tail].concat();
+        prop_assert_eq!(decode(&bytes), Err(CodecError::TrailingBytes { frame: frame.name(), extra }));
+    }
+
+    #[test]
+    fn a_stream_gives_the_same_frames_however_it_is_cut(
+        frames in prop::collection::vec(arbitrary::frame(), 0..5),
+        piece in 1usize..5_000,
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        let sent: Vec<u8> = frames.iter().flat_map(packed).collect();
+        let received = runtime.block_on(async {
+            let (mut near, far) = tokio::io::duplex(piece);
+            let write = async move {
+                for piece in sent.chunks(piece) {
+                    near.write_all(piece).await.unwrap();
+                }
+            };
+            let read = async move {
+                let mut reader = FrameReader::new(far, MAX_FRAME_BYTES);
+                let mut received = Vec::new();
+                while let Some(frame) = reader.next().await.unwrap() {
+                    received.push(frame);
+                }
+                received
+            };
+            tokio::join!(write, read).1
+        });
+        prop_assert_eq!(received, frames);
+    }
+}
+
+/// What `decode` says about these bytes.
+fn error(bytes: &[u8]) -> String {
+    decode(bytes).unwrap_err().to_string()
+}
+
+#[test]
+fn errors_name_the_frame_and_the_field() {
+    assert_eq!(error(b""), "frame ends inside frame");
+    assert_eq!(error(b"\x90"), "frame: expected a type number, got an empty array");
+    assert_eq!(error(b"\x80"), "frame: expected an array, got a map");
+    assert_eq!(error(b"\x91\xa5hello"), "frame: expected an integer of 64 bits, got a string");
+    assert_eq!(error(b"\x92\x63\x00"), "unknown frame type 99");
+    assert_eq!(error(b"\x91\x26"), "ping: expected 1 fields, got 0");
+    assert_eq!(error(b"\x93\x26\x01\x02"), "ping: expected 1 fields, got 2");
+    assert_eq!(error(b"\x92\x26\xff"), "ping.nonce: expected an integer of 64 bits, got -1");
+    assert_eq!(
+        error(b"\x92\x26\xcb\0\0\0\0\0\0\0\0"),
+        "ping.nonce: expected an integer of 64 bits, got a float"
+    );
+    assert_eq!(error(b"\x92\x26\xc3"), "ping.nonce: expected an integer of 64 bits, got a bool");
+    assert_eq!(error(b"\x92\x26\xc0"), "ping.nonce: expected an integer of 64 bits, got nil");
+    assert_eq!(
+        error(b"\x92\x26\xd4\x01\x02"),
+        "ping.nonce: expected an integer of 64 bits, got an extension"
+    );
+    assert_eq!(error(b"\x92\x26\xcf\0\0"), "frame ends inside ping.nonce");
+    assert_eq!(error(b"\x92\x26\x01\x02"), "1 bytes after the end of a ping frame");
+    assert_eq!(error(b"\x92\x02\xa1x"), "prove.proof: expected bytes, got a string");
+    assert_eq!(error(b"\x92\x0a\xc4\x01x"), "bye.reason: expected a string, got bytes");
+    assert_eq!(
+        error(b"\x92\x0a\xa1\xff"),
+        "bye.reason: expected UTF-8, got invalid utf-8 sequence of 1 bytes from index 0"
+    );
+    assert_eq!(error(b"\x92\x0a\xdb\xff\xff\xff\xffx"), "frame ends inside bye.reason");
+}
+
+#[test]
+fn errors_name_the_place_inside_nested_fields() {
+    let bytes = body(&step());
+    let ids = bytes.windows(6).position(|w| w == b"\x93\x01\x02\xcd\x01\x2c").unwrap();
+    let with = |at: usize, byte: u8| {
+        let mut bytes = bytes.clone();
+        bytes[at] = byte;
+        error(&bytes)
+    };
+    assert_eq!(
+        with(ids + 2, 0xc2),
+        "step.outputs[0].ids[1]: expected an integer of 32 bits, got a bool"
+    );
+    assert_eq!(with(ids, 0x92), "step.outputs[0].logprobs: expected an array, got an integer");
+    assert_eq!(
+        with(ids + 8, b'x'),
+        "step.outputs[0].finish: expected stop, length or cancelled, got \"xtop\""
+    );
+    assert_eq!(with(ids - 2, 0x95), "step.outputs[0]: expected 6 fields, got 5");
+}
+
+#[test]
+fn what_the_peer_wrote_is_cut_in_errors() {
+    let mut bytes = body(&Frame::Hello(hello()));
+    let role = bytes.windows(5).position(|w| w == b"\xa4both").unwrap();
+    let long = [&b"\xda\x10\x00"[..], "é".repeat(2048).as_bytes()].concat();
+    bytes.splice(role..role + 5, long);
+    let message = error(&bytes);
+    assert!(
+        message.starts_with("hello.role: expected prefill, decode or both, got \"éé"),
+        "{message}"
+    );
+    assert!(message.len() < 300, "{message}");
+}
+
+fn hello() -> Hello {
+    Hello {
+        protocol: PROTOCOL,
+        worker: "w".to_owned(),
+        epoch: 1,
+        role: Role::Both,
+        model: "m".to_owned(),
+        fingerprints: Fingerprints {
+            weights: String::new(),
+            tokenizer: String::new(),
+            chat_template: String::new(),
+            kv_layout: String::new(),
+            hash_scheme: String::new(),
+            block_tokens: 16,
+        },
+        capacity: Capacity { blocks: 1, sequences: 1, batched_tokens: 1, waiting: 1 },
+        context_tokens: 1,
+        group: None,
+        transfer: Vec::new(),
+        nonce: Vec::new(),
+    }
+}
+
+#[test]
+fn a_frame_over_the_limit_is_neither_sent_nor_taken() {
+    let data = vec![0; MAX_FRAME_BYTES];
+    let frame = Frame::Model(ModelPart { fingerprint: String::new(), part: 0, last: true, data });
+    let mut out = b"before".to_vec();
+    let error = encode(&frame, &mut out).unwrap_err();
+    assert!(matches!(error, CodecError::TooLong { limit: MAX_FRAME_BYTES, .. }));
+    assert_eq!(out, b"before");
+    let mut writer = FrameWriter::new(tokio::io::sink());
+    assert_eq!(writer.push(&frame), Err(error));
+    assert_eq!(writer.pending(), 0);
+    let error = decode(&vec![0; MAX_FRAME_BYTES + 1]).unwrap_err();
+    assert_eq!(error, CodecError::TooLong { got: MAX_FRAME_BYTES + 1, limit: MAX_FRAME_BYTES });
+}
+
+#[tokio::test]
+async fn the_reader_refuses_a_long_frame_by_its_header_alone() {
+    let (mut near, far) = tokio::io::duplex(64);
+    near.write_all(&1025u32.to_le_bytes()).await.unwrap();
+    let mut reader = FrameReader::new(far, 1024);
+    // `near` stays open: the reader must not wait for the body
+    let error = tokio::time::timeout(IN_TIME, reader.next()).await.unwrap().unwrap_err();
+    assert!(
+        matches!(error, ReadError::Codec(CodecError::TooLong { got: 1025, limit: 1024 })),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_inside_a_frame_says_so() {
+    for cut in 1..packed(&ping(1 << 40)).len() {
+        let bytes = [packed(&ping(1)), packed(&ping(1 << 40))[..cut].to_vec()].concat();
+        let mut reader = FrameReader::new(&bytes[..], MAX_FRAME_BYTES);
+        assert_eq!(reader.next().await.unwrap(), Some(ping(1)));
+        let error = reader.next().await.unwrap_err();
+        assert!(matches!(error, ReadError::Ended { got } if got == cut), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn one_read_can_bring_several_frames() {
+    let bytes: Vec<u8> = (1..=3).map(ping).flat_map(|frame| packed(&frame)).collect();
+    let mut reader = FrameReader::new(&bytes[..], MAX_FRAME_BYTES);
+    assert_eq!(reader.ready().unwrap(), None);
+    assert_eq!(reader.next().await.unwrap(), Some(ping(1)));
+    assert_eq!(reader.ready().unwrap(), Some(ping(2)));
+    assert_eq!(reader.ready().unwrap(), Some(ping(3)));
+    assert_eq!(reader.ready().unwrap(), None);
+    assert_eq!(reader.next().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_cancelled_read_loses_nothing() {
+    let (mut near, far) = tokio::io::duplex(1024);
+    let mut reader = FrameReader::new(far, MAX_FRAME_BYTES);
+    let frame = step();
+    for byte in packed(&frame) {
+        assert!(futures_util::FutureExt::now_or_never(reader.next()).is_none());
+        near.write_all(&[byte]).await.unwrap();
+    }
+    assert_eq!(reader.next().await.unwrap(), Some(frame));
+}
+
+#[tokio::test]
+async fn a_cancelled_flush_sends_nothing_twice() {
+    let (near, far) = tokio::io::duplex(7);
+    let mut writer = FrameWriter::new(near);
+    let mut reader = FrameReader::new(far, MAX_FRAME_BYTES);
+    for nonce in 0..50 {
+        writer.push(&ping(nonce)).unwrap();
+    }
+    let mut received = Vec::new();
+    let mut cancelled = 0;
+    while writer.pending() > 0 {
+        match futures_util::FutureExt::now_or_never(writer.flush()) {
+            Some(flushed) => flushed.unwrap(),
+            None => cancelled += 1,
+        }
+        if let Some(frame) = futures_util::FutureExt::now_or_never(reader.next()) {
+            received.extend(frame.unwrap());
+        }
+    }
+    writer.close().await.unwrap();
+    while let Some(frame) = reader.next().await.unwrap() {
+        received.push(frame);
+    }
+    assert!(cancelled > 10);
+    assert_eq!(received, (0..50).map(ping).collect::<Vec<_>>());
+}

@@ -1,5 +1,7 @@
 //! Integration tests of the router: real sockets, workers that speak the real protocol.
 
+#![allow(clippy::unwrap_used, reason = "unwrap is for tests, and for their helpers")]
+
 mod blocks;
 mod codec;
 mod fake_worker;

@@ -17,7 +17,7 @@ pub const MAX_FRAME_BYTES: usize = 64 << 20;
 pub struct RequestId(pub u64);
 
 /// One message. The number is its type on the wire.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Frame {
     /// 1, worker -> router: who dials in, and what it can do.
     Hello(Hello),

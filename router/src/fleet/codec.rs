@@ -1,0 +1,283 @@
+//! Frames to bytes and back. `core::frame` says what a frame is, `codec::msgpack` how its parts are written.
+//!
+//! One pass reads and checks: whatever the bytes, the result is a frame or a [`CodecError`] that names the place. A
+//! length is believed only as far as the bytes after it allow, so decoding takes at most a small multiple of the input
+//! in memory; nesting is as deep as the types and no deeper.
+
+mod io;
+mod msgpack;
+
+pub use io::{FrameReader, FrameWriter, ReadError};
+
+use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_str, put_uint};
+use crate::core::frame::{
+    Blocks, Bye, Cancel, Capacity, Describe, Drain, Failed, Fingerprints, Finish, Frame, Freed,
+    Group, Hello, KvFrom, KvReady, Load, MAX_FRAME_BYTES, ModelPart, Output, Ping, Prove, Ranked,
+    Refuse, Resume, Role, Sampling, Snapshot, Step, StoredRun, Submit, TokenLogprob, Welcome,
+};
+
+/// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// The body is longer than this side takes now.
+    #[error("frame of {got} bytes, the limit is {limit}")]
+    TooLong {
+        /// Bytes of the body.
+        got: usize,
+        /// Most bytes allowed.
+        limit: usize,
+    },
+    /// The bytes end too early, or a length says more than the bytes after it.
+    #[error("frame ends inside {at}")]
+    Truncated {
+        /// Frame and field, such as `step.outputs[3].ids`.
+        at: String,
+    },
+    /// No frame has this type.
+    #[error("unknown frame type {number}")]
+    UnknownType {
+        /// As received.
+        number: u64,
+    },
+    /// A field is missing, too many, of another type, or out of range.
+    #[error("{at}: expected {expected}, got {got}")]
+    Malformed {
+        /// Frame and field, such as `hello.fingerprints.tokenizer`.
+        at: String,
+        /// What the field may hold.
+        expected: String,
+        /// What it held.
+        got: String,
+    },
+    /// The frame is complete and bytes follow.
+    #[error("{extra} bytes after the end of a {frame} frame")]
+    TrailingBytes {
+        /// Which frame.
+        frame: &'static str,
+        /// How many bytes.
+        extra: usize,
+    },
+}
+
+/// Appends the body of `frame` to `out`.
+///
+/// # Errors
+/// [`CodecError::TooLong`]; `out` is as it was.
+pub fn encode(frame: &Frame, out: &mut Vec<u8>) -> Result<(), CodecError> {
+    let start = out.len();
+    write_frame(frame, out);
+    let got = out.len() - start;
+    if got > MAX_FRAME_BYTES {
+        out.truncate(start);
+        return Err(CodecError::TooLong { got, limit: MAX_FRAME_BYTES });
+    }
+    Ok(())
+}
+
+/// The frame with this body.
+///
+/// # Errors
+/// Says what is wrong where.
+pub fn decode(body: &[u8]) -> Result<Frame, CodecError> {
+    if body.len() > MAX_FRAME_BYTES {
+        return Err(CodecError::TooLong { got: body.len(), limit: MAX_FRAME_BYTES });
+    }
+    let mut reader = Reader::new(body);
+    let (len, number) = read_head(&mut reader).map_err(|fault| named(*fault, "frame"))?;
+    let (name, frame) = read_frame(number, len - 1, &mut reader)?;
+    match reader.left() {
+        0 => Ok(frame),
+        extra => Err(CodecError::TrailingBytes { frame: name, extra }),
+    }
+}
+
+fn read_head(reader: &mut Reader<'_>) -> Read<(usize, u64)> {
+    let len = reader.array_len()?;
+    if len == 0 {
+        return Err(Fault::malformed("a type number", "an empty array"));
+    }
+    Ok((len, u64::read(reader)?))
+}
+
+/// The error for a fault inside the frame `name`.
+fn named(fault: Fault, name: &str) -> CodecError {
+    let at = format!("{name}{}", fault.path);
+    match fault.kind {
+        FaultKind::Truncated => CodecError::Truncated { at },
+        FaultKind::Malformed { expected, got } => CodecError::Malformed { at, expected, got },
+    }
+}
+
+/// Type number and name of each frame.
+macro_rules! frames {
+    ($($number:literal $name:literal $variant:ident,)*) => {
+        fn write_frame(frame: &Frame, out: &mut Vec<u8>) {
+            match frame {
+                $(Frame::$variant(fields) => {
+                    put_array_len(out, 1 + fields.count());
+                    put_uint(out, $number);
+                    fields.write_fields(out);
+                })*
+            }
+        }
+
+        fn read_frame(
+            number: u64,
+            len: usize,
+            reader: &mut Reader<'_>,
+        ) -> Result<(&'static str, Frame), CodecError> {
+            match number {
+                $($number => match Fields::read_fields(len, reader) {
+                    Ok(fields) => Ok(($name, Frame::$variant(fields))),
+                    Err(fault) => Err(named(*fault, $name)),
+                },)*
+                _ => Err(CodecError::UnknownType { number }),
+            }
+        }
+
+        impl Frame {
+            /// Its name in errors and logs.
+            #[must_use]
+            pub fn name(&self) -> &'static str {
+                match self {
+                    $(Self::$variant(_) => $name,)*
+                }
+            }
+        }
+    };
+}
+
+frames! {
+    1 "hello" Hello,
+    2 "prove" Prove,
+    3 "snapshot" Snapshot,
+    4 "blocks" Blocks,
+    5 "step" Step,
+    6 "model" Model,
+    7 "kv_ready" KvReady,
+    8 "freed" Freed,
+    9 "failed" Failed,
+    10 "bye" Bye,
+    32 "welcome" Welcome,
+    33 "refuse" Refuse,
+    34 "submit" Submit,
+    35 "describe" Describe,
+    36 "cancel" Cancel,
+    37 "drain" Drain,
+    38 "ping" Ping,
+}
+
+/// A struct as a run of fields, without the array around them.
+trait Fields: Sized {
+    fn count(&self) -> usize;
+    fn write_fields(&self, out: &mut Vec<u8>);
+    fn read_fields(len: usize, reader: &mut Reader<'_>) -> Read<Self>;
+}
+
+/// Fields in wire order, which is the order of declaration in `core::frame` (a test holds the two together).
+macro_rules! structs {
+    ($($name:ident { $($field:tt),* $(,)? })*) => {$(
+        impl Fields for $name {
+            fn count(&self) -> usize {
+                const { [$(stringify!($field)),*].len() }
+            }
+
+            fn write_fields(&self, out: &mut Vec<u8>) {
+                $(self.$field.write(out);)*
+            }
+
+            fn read_fields(len: usize, reader: &mut Reader<'_>) -> Read<Self> {
+                let count = const { [$(stringify!($field)),*].len() };
+                if len != count {
+                    return Err(Fault::malformed(format!("{count} fields"), len));
+                }
+                Ok(Self {
+                    $($field: Wire::read(reader).map_err(|fault| fault.inside(stringify!($field)))?,)*
+                })
+            }
+        }
+
+        impl Wire for $name {
+            const MIN_BYTES: usize = 1 + [$(stringify!($field)),*].len();
+
+            fn write(&self, out: &mut Vec<u8>) {
+                put_array_len(out, self.count());
+                self.write_fields(out);
+            }
+
+            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+                let len = reader.array_len()?;
+                Self::read_fields(len, reader)
+            }
+        }
+
+        impl Item for $name {}
+    )*};
+}
+
+structs! {
+    Hello {
+        protocol, worker, epoch, role, model, fingerprints, capacity, context_tokens, group, transfer, nonce,
+    }
+    Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
+    Capacity { blocks, sequences, batched_tokens, waiting }
+    Group { id, rank, size }
+    Prove { proof }
+    Snapshot { epoch, sequence, hashes, last }
+    Blocks { epoch, sequence, stored, removed, cleared, tier }
+    StoredRun { parent, hashes }
+    Step {
+        step, ms, prefill_tokens, decode_rows, kv_tokens, waiting_tokens, drafted, accepted, load, outputs,
+    }
+    Load { blocks_used, blocks_cached, running, waiting }
+    Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs }
+    TokenLogprob { logprob, top }
+    Ranked { 0, 1 }
+    ModelPart { fingerprint, part, last, data }
+    KvReady { request, ticket, lease_ms }
+    Freed { request, blocks }
+    Failed { request, kind, message, retryable }
+    Bye { reason }
+    Welcome { protocol, router, heartbeat_ms, challenge, proof, hash_key }
+    Refuse { field, expected, got, message }
+    Submit {
+        request, tokens, sampling, stop_ids, max_tokens, deadline_ms, priority, salt, kv_from, resume,
+    }
+    Sampling {
+        temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,
+        prompt_logprobs, logit_bias, ignore_eos, min_tokens,
+    }
+    KvFrom { worker, transfer }
+    Resume { generated, rng_counter }
+    Describe { fingerprint }
+    Cancel { request }
+    Drain { budget_ms }
+    Ping { nonce }
+}
+
+/// Enums without data, written as their name.
+macro_rules! enums {
+    ($($name:ident($expected:literal) { $($variant:ident = $text:literal),* $(,)? })*) => {$(
+        impl Wire for $name {
+            const MIN_BYTES: usize = 1;
+
+            fn write(&self, out: &mut Vec<u8>) {
+                put_str(out, match self {
+                    $(Self::$variant => $text,)*
+                });
+            }
+
+            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+                match reader.str()? {
+                    $($text => Ok(Self::$variant),)*
+                    other => Err(Fault::malformed($expected, format_args!("{other:?}"))),
+                }
+            }
+        }
+    )*};
+}
+
+enums! {
+    Role("prefill, decode or both") { Prefill = "prefill", Decode = "decode", Both = "both" }
+    Finish("stop, length or cancelled") { Stop = "stop", Length = "length", Cancelled = "cancelled" }
+}

@@ -1,0 +1,165 @@
+//! Frames on a byte stream: `length as u32 little-endian | body`, one after the other.
+
+use std::io;
+
+use bytes::{Buf, BytesMut};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
+use super::{CodecError, decode, encode};
+use crate::core::frame::Frame;
+
+const HEADER_BYTES: usize = 4;
+
+/// Room made for a read. A guess.
+const READ_BYTES: usize = 64 << 10;
+
+/// A buffer larger than this is given back once it is empty. A guess.
+const KEEP_BYTES: usize = 1 << 20;
+
+/// Why no further frame comes.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// The stream failed.
+    #[error("reading from the link failed")]
+    Io(#[from] io::Error),
+    /// The stream ended inside a frame.
+    #[error("the link closed {got} bytes into a frame")]
+    Ended {
+        /// Bytes of the frame that came, its header included.
+        got: usize,
+    },
+    /// The peer sent something else than a frame.
+    #[error(transparent)]
+    Codec(#[from] CodecError),
+}
+
+/// Reads frames. After an error no frame follows.
+#[derive(Debug)]
+pub struct FrameReader<R> {
+    stream: R,
+    /// Received and not yet decoded. Grows with what came, not with what a header promises.
+    buffer: BytesMut,
+    limit: usize,
+}
+
+impl<R: AsyncRead + Unpin> FrameReader<R> {
+    /// Takes frames with bodies of at most `limit` bytes.
+    pub fn new(stream: R, limit: usize) -> Self {
+        Self { stream, buffer: BytesMut::new(), limit }
+    }
+
+    /// Another limit from the next frame on: a peer that has not proved itself gets a low one.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.limit = limit;
+    }
+
+    /// The next frame; `None` once the peer closed the stream between two frames.
+    ///
+    /// # Errors
+    /// The stream is of no use any more.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub async fn next(&mut self) -> Result<Option<Frame>, ReadError> {
+        loop {
+            if let Some(frame) = self.ready()? {
+                return Ok(Some(frame));
+            }
+            self.buffer.reserve(READ_BYTES);
+            if self.stream.read_buf(&mut self.buffer).await? == 0 {
+                return match self.buffer.len() {
+                    0 => Ok(None),
+                    got => Err(ReadError::Ended { got }),
+                };
+            }
+        }
+    }
+
+    /// The next frame if all of it has been received: one read often brings several.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    pub fn ready(&mut self) -> Result<Option<Frame>, CodecError> {
+        let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else {
+            return Ok(None);
+        };
+        let len = usize::try_from(u32::from_le_bytes(*header)).unwrap_or(usize::MAX);
+        if len > self.limit {
+            return Err(CodecError::TooLong { got: len, limit: self.limit });
+        }
+        let Some(body) = rest.get(..len) else { return Ok(None) };
+        let frame = decode(body)?;
+        self.buffer.advance(HEADER_BYTES + len);
+        if self.buffer.is_empty() && len > KEEP_BYTES {
+            self.buffer = BytesMut::new();
+        }
+        Ok(Some(frame))
+    }
+}
+
+/// Writes frames: [`push`](Self::push) collects, [`flush`](Self::flush) sends all of them at once.
+#[derive(Debug)]
+pub struct FrameWriter<W> {
+    stream: W,
+    out: Vec<u8>,
+    /// Bytes of `out` that the stream took.
+    sent: usize,
+}
+
+impl<W: AsyncWrite + Unpin> FrameWriter<W> {
+    /// Writes to `stream`.
+    pub fn new(stream: W) -> Self {
+        Self { stream, out: Vec::new(), sent: 0 }
+    }
+
+    /// Adds a frame to what the next flush sends.
+    ///
+    /// # Errors
+    /// [`CodecError::TooLong`]; nothing was added.
+    pub fn push(&mut self, frame: &Frame) -> Result<(), CodecError> {
+        let start = self.out.len();
+        self.out.extend_from_slice(&[0; HEADER_BYTES]);
+        if let Err(error) = encode(frame, &mut self.out) {
+            self.out.truncate(start);
+            return Err(error);
+        }
+        let body = start + HEADER_BYTES;
+        let len = u32::try_from(self.out.len() - body).expect("encode keeps to MAX_FRAME_BYTES");
+        self.out[start..body].copy_from_slice(&len.to_le_bytes());
+        Ok(())
+    }
+
+    /// Bytes that wait for the stream.
+    pub fn pending(&self) -> usize {
+        self.out.len() - self.sent
+    }
+
+    /// Sends all that was pushed.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing and sends nothing twice: the next one goes on.
+    pub async fn flush(&mut self) -> io::Result<()> {
+        while self.sent < self.out.len() {
+            match self.stream.write(&self.out[self.sent..]).await? {
+                0 => return Err(io::ErrorKind::WriteZero.into()),
+                n => self.sent += n,
+            }
+        }
+        self.sent = 0;
+        self.out.clear();
+        self.out.shrink_to(KEEP_BYTES);
+        self.stream.flush().await
+    }
+
+    /// Sends all that was pushed and closes the stream.
+    ///
+    /// # Errors
+    /// Those of the stream.
+    pub async fn close(&mut self) -> io::Result<()> {
+        self.flush().await?;
+        self.stream.shutdown().await
+    }
+}

@@ -1,0 +1,314 @@
+//! Strategies for every frame. They are boxed because unboxed ones, nested like this, overflow a test's stack.
+
+use headrace_router::core::frame::*;
+use proptest::collection::vec;
+use proptest::num::f64;
+use proptest::option;
+use proptest::prelude::*;
+
+/// Any frame. No NaN, so that frames can be compared.
+pub(crate) fn frame() -> BoxedStrategy<Frame> {
+    let worker_side = prop_oneof![
+        hello().prop_map(Frame::Hello),
+        bytes().prop_map(|proof| Frame::Prove(Prove { proof })),
+        (int64(), int64(), bytes(), any::<bool>()).prop_map(|(epoch, sequence, hashes, last)| {
+            Frame::Snapshot(Snapshot { epoch, sequence, hashes, last })
+        }),
+        (int64(), int64(), vec(stored(), 0..4), bytes(), any::<bool>(), any::<u8>()).prop_map(
+            |(epoch, sequence, stored, removed, cleared, tier)| {
+                Frame::Blocks(Blocks { epoch, sequence, stored, removed, cleared, tier })
+            }
+        ),
+        step().prop_map(Frame::Step),
+        (text(), int32(), any::<bool>(), bytes()).prop_map(|(fingerprint, part, last, data)| {
+            Frame::Model(ModelPart { fingerprint, part, last, data })
+        }),
+        (request(), bytes(), int32()).prop_map(|(request, ticket, lease_ms)| {
+            Frame::KvReady(KvReady { request, ticket, lease_ms })
+        }),
+        (request(), int32()).prop_map(|(request, blocks)| Frame::Freed(Freed { request, blocks })),
+        (request(), text(), text(), any::<bool>()).prop_map(
+            |(request, kind, message, retryable)| {
+                Frame::Failed(Failed { request, kind, message, retryable })
+            }
+        ),
+        text().prop_map(|reason| Frame::Bye(Bye { reason })),
+    ];
+    let router_side = prop_oneof![
+        (any::<u16>(), text(), int32(), bytes(), bytes(), bytes()).prop_map(
+            |(protocol, router, heartbeat_ms, challenge, proof, hash_key)| {
+                Frame::Welcome(Welcome {
+                    protocol,
+                    router,
+                    heartbeat_ms,
+                    challenge,
+                    proof,
+                    hash_key,
+                })
+            }
+        ),
+        (text(), text(), text(), text()).prop_map(|(field, expected, got, message)| {
+            Frame::Refuse(Refuse { field, expected, got, message })
+        }),
+        submit().prop_map(Frame::Submit),
+        text().prop_map(|fingerprint| Frame::Describe(Describe { fingerprint })),
+        request().prop_map(|request| Frame::Cancel(Cancel { request })),
+        int64().prop_map(|budget_ms| Frame::Drain(Drain { budget_ms })),
+        int64().prop_map(|nonce| Frame::Ping(Ping { nonce })),
+    ];
+    prop_oneof![worker_side, router_side].boxed()
+}
+
+/// All widths that an integer can have on the wire.
+fn int32() -> BoxedStrategy<u32> {
+    prop_oneof![0..256u32, 0..70_000u32, any::<u32>(), Just(u32::MAX)].boxed()
+}
+
+fn int64() -> BoxedStrategy<u64> {
+    prop_oneof![int32().prop_map(u64::from), any::<u64>(), Just(u64::MAX)].boxed()
+}
+
+fn real() -> BoxedStrategy<f64> {
+    (f64::NORMAL | f64::SUBNORMAL | f64::ZERO | f64::INFINITE).boxed()
+}
+
+/// Lengths on both sides of each length format.
+fn text() -> BoxedStrategy<String> {
+    prop_oneof![
+        any::<String>(),
+        (0..300usize).prop_map(|n| "é".repeat(n)),
+        Just("x".repeat(70_000)),
+    ]
+    .boxed()
+}
+
+fn bytes() -> BoxedStrategy<Vec<u8>> {
+    prop_oneof![vec(any::<u8>(), 0..40), vec(any::<u8>(), 250..260), Just(vec![7; 70_000])].boxed()
+}
+
+fn request() -> BoxedStrategy<RequestId> {
+    int64().prop_map(RequestId).boxed()
+}
+
+fn hello() -> BoxedStrategy<Hello> {
+    let role = prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)];
+    let group = (text(), int32(), int32()).prop_map(|(id, rank, size)| Group { id, rank, size });
+    let fingerprints = (text(), text(), text(), text(), text(), int32()).prop_map(
+        |(weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens)| Fingerprints {
+            weights,
+            tokenizer,
+            chat_template,
+            kv_layout,
+            hash_scheme,
+            block_tokens,
+        },
+    );
+    let capacity = (int32(), int32(), int32(), int32()).prop_map(
+        |(blocks, sequences, batched_tokens, waiting)| Capacity {
+            blocks,
+            sequences,
+            batched_tokens,
+            waiting,
+        },
+    );
+    (
+        any::<u16>(),
+        text(),
+        int64(),
+        role,
+        text(),
+        fingerprints,
+        capacity,
+        int32(),
+        option::of(group),
+        vec(text(), 0..3),
+        bytes(),
+    )
+        .prop_map(
+            |(
+                protocol,
+                worker,
+                epoch,
+                role,
+                model,
+                fingerprints,
+                capacity,
+                context_tokens,
+                group,
+                transfer,
+                nonce,
+            )| Hello {
+                protocol,
+                worker,
+                epoch,
+                role,
+                model,
+                fingerprints,
+                capacity,
+                context_tokens,
+                group,
+                transfer,
+                nonce,
+            },
+        )
+        .boxed()
+}
+
+fn stored() -> BoxedStrategy<StoredRun> {
+    (option::of(int64()), bytes()).prop_map(|(parent, hashes)| StoredRun { parent, hashes }).boxed()
+}
+
+fn ranked() -> BoxedStrategy<Ranked> {
+    (int32(), real()).prop_map(|(id, value)| Ranked(id, value)).boxed()
+}
+
+fn logprobs() -> BoxedStrategy<Vec<TokenLogprob>> {
+    let one =
+        (real(), vec(ranked(), 0..4)).prop_map(|(logprob, top)| TokenLogprob { logprob, top });
+    vec(one, 0..4).boxed()
+}
+
+fn output() -> BoxedStrategy<Output> {
+    let finish = prop_oneof![Just(Finish::Stop), Just(Finish::Length), Just(Finish::Cancelled)];
+    (
+        request(),
+        vec(int32(), 0..20),
+        option::of(logprobs()),
+        option::of(finish),
+        option::of(int32()),
+        option::of(logprobs()),
+    )
+        .prop_map(|(request, ids, logprobs, finish, cached_tokens, prompt_logprobs)| Output {
+            request,
+            ids,
+            logprobs,
+            finish,
+            cached_tokens,
+            prompt_logprobs,
+        })
+        .boxed()
+}
+
+fn step() -> BoxedStrategy<Step> {
+    let load = (int32(), int32(), int32(), int32()).prop_map(
+        |(blocks_used, blocks_cached, running, waiting)| Load {
+            blocks_used,
+            blocks_cached,
+            running,
+            waiting,
+        },
+    );
+    let numbers = (int64(), real(), int32(), int32(), int64(), int64(), int32(), int32());
+    (numbers, load, vec(output(), 0..20))
+        .prop_map(|(numbers, load, outputs)| {
+            let (
+                step,
+                ms,
+                prefill_tokens,
+                decode_rows,
+                kv_tokens,
+                waiting_tokens,
+                drafted,
+                accepted,
+            ) = numbers;
+            Step {
+                step,
+                ms,
+                prefill_tokens,
+                decode_rows,
+                kv_tokens,
+                waiting_tokens,
+                drafted,
+                accepted,
+                load,
+                outputs,
+            }
+        })
+        .boxed()
+}
+
+fn sampling() -> BoxedStrategy<Sampling> {
+    let reals = (real(), real(), real(), real(), real(), real());
+    let rest = (
+        int32(),
+        int64(),
+        option::of(int32()),
+        option::of(int32()),
+        vec(ranked(), 0..20),
+        any::<bool>(),
+        int32(),
+    );
+    (reals, rest)
+        .prop_map(|(reals, rest)| {
+            let (
+                temperature,
+                top_p,
+                min_p,
+                repetition_penalty,
+                presence_penalty,
+                frequency_penalty,
+            ) = reals;
+            let (top_k, seed, logprobs, prompt_logprobs, logit_bias, ignore_eos, min_tokens) = rest;
+            Sampling {
+                temperature,
+                top_k,
+                top_p,
+                min_p,
+                repetition_penalty,
+                presence_penalty,
+                frequency_penalty,
+                seed,
+                logprobs,
+                prompt_logprobs,
+                logit_bias,
+                ignore_eos,
+                min_tokens,
+            }
+        })
+        .boxed()
+}
+
+fn submit() -> BoxedStrategy<Submit> {
+    let kv_from =
+        (text(), vec(text(), 0..3)).prop_map(|(worker, transfer)| KvFrom { worker, transfer });
+    let resume =
+        (bytes(), int64()).prop_map(|(generated, rng_counter)| Resume { generated, rng_counter });
+    (
+        request(),
+        bytes(),
+        sampling(),
+        vec(int32(), 0..20),
+        int32(),
+        option::of(int64()),
+        any::<i8>(),
+        bytes(),
+        option::of(kv_from),
+        option::of(resume),
+    )
+        .prop_map(
+            |(
+                request,
+                tokens,
+                sampling,
+                stop_ids,
+                max_tokens,
+                deadline_ms,
+                priority,
+                salt,
+                kv_from,
+                resume,
+            )| Submit {
+                request,
+                tokens,
+                sampling,
+                stop_ids,
+                max_tokens,
+                deadline_ms,
+                priority,
+                salt,
+                kv_from,
+                resume,
+            },
+        )
+        .boxed()
+}
