@@ -1,0 +1,130 @@
+# Headrace: everything that is built, started and tested. `make` alone lists what there is.
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.SUFFIXES:
+
+VENV := .venv
+PY := $(VENV)/bin/python
+# One line per target below; `python3` unless that is too old.
+PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
+CARGO ?= cargo
+PORT ?= 8000
+MODEL ?=
+ARGS ?=
+# Extra arguments for pytest, such as TESTS="tests/workers -k sampler".
+TESTS ?=
+
+RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src -name '*.rs' 2>/dev/null) \
+	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml
+PIP := $(PY) -m pip --disable-pip-version-check --quiet
+# What `pip install .[dev]` would install, without building the package first.
+DEPENDENCIES := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
+	e = p['optional-dependencies']; \
+	print(*p['dependencies'], *(d for name in ('worker', 'hub', 'bench', 'dev') \
+	for d in e[name] if not d.startswith('headrace[')), sep='\n')
+
+export PIP_NO_INPUT := 1
+
+##@ Use
+
+.PHONY: help
+help: ## list the targets
+	@awk 'BEGIN {FS = ":.*## "} \
+		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
+		/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo '  make serve PORT=8000 MODEL=HuggingFaceTB/SmolLM2-135M-Instruct ARGS="--workers 2"'
+
+.PHONY: setup
+setup: tools ## build and install everything into .venv (a second run is quick)
+	@$(MAKE) --no-print-directory $(VENV)/.maturin
+	@$(MAKE) --no-print-directory -j2 $(VENV)/.dependencies $(VENV)/.core
+	@$(MAKE) --no-print-directory $(VENV)/.installed
+
+.PHONY: serve
+serve: setup ## start router and workers, and print the URL (PORT, MODEL, ARGS)
+	@exec $(VENV)/bin/headrace serve $(MODEL) --port $(PORT) $(ARGS)
+
+##@ Develop
+
+.PHONY: test
+test: setup lint test-rust test-python ## lint, then all Rust, Python and end-to-end tests (TESTS="..." for pytest)
+	@echo 'make test: everything passed'
+
+.PHONY: test-rust
+test-rust: tools ## Rust tests alone
+	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
+		$(CARGO) nextest run --workspace --locked --no-tests pass && \
+		$(CARGO) test --workspace --locked --doc --quiet; \
+	else \
+		$(CARGO) test --workspace --locked --quiet; \
+	fi
+
+.PHONY: test-python
+test-python: setup ## Python and end-to-end tests alone
+	@$(PY) -m pytest $(TESTS)
+
+.PHONY: lint
+lint: setup ## formatting, clippy, ruff, pyright; with cargo-deny installed, that too
+	@$(CARGO) fmt --all --check
+	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
+	@$(PY) -m ruff check --quiet .
+	@$(PY) -m ruff format --quiet --check .
+	@$(PY) -m pyright --pythonpath $(PY)
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+		$(CARGO) deny --log-level error check licenses bans sources; fi
+
+.PHONY: format
+format: setup ## rewrite Rust and Python in the project's format
+	@$(CARGO) fmt --all
+	@$(PY) -m ruff check --quiet --fix .
+	@$(PY) -m ruff format --quiet .
+
+.PHONY: bench
+bench: setup ## build the benchmarks and list their commands
+	@$(CARGO) build --release --locked --quiet --package headrace-bench
+	@target/release/headrace-bench --help
+
+.PHONY: clean
+clean: ## remove everything that was built
+	rm -rf $(VENV) target dist pyworkers/headrace/_core*.so \
+		.pytest_cache .ruff_cache .mypy_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The steps of `setup`. Each leaves a stamp in .venv that is newer than what the step read.
+
+.PHONY: tools
+tools:
+	@test -n "$(PYTHON)" || { \
+		echo "make: Python 3.11 or newer is needed and was not found; install it, or name it: make PYTHON=/path/to/python" >&2; exit 1; }
+	@command -v $(CARGO) >/dev/null || { \
+		echo "make: cargo is needed and was not found; install Rust 1.89 or newer from https://rustup.rs" >&2; exit 1; }
+	@command -v $${CC:-cc} >/dev/null || { \
+		echo "make: a C compiler is needed and was not found; install gcc or clang (Debian: apt install gcc)" >&2; exit 1; }
+
+$(VENV)/bin/python:
+	@echo "setup: $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV) || { \
+		echo "make: $(PYTHON) cannot make a virtual environment (Debian: apt install python3-venv)" >&2; \
+		rm -rf $(VENV); exit 1; }
+
+$(VENV)/.maturin: | $(VENV)/bin/python
+	@$(PIP) install 'maturin>=1.12,<2'
+	@touch $@
+
+$(VENV)/.dependencies: pyproject.toml $(VENV)/.maturin
+	@echo 'setup: Python packages (torch is large: the first time takes minutes)'
+	@$(PY) -c "$(DEPENDENCIES)" > $(VENV)/requirements.txt
+	@$(PIP) install -r $(VENV)/requirements.txt
+	@touch $@
+
+$(VENV)/.core: $(RUST_SOURCES) $(VENV)/.maturin
+	@echo 'setup: headrace._core (Rust, release)'
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked --skip-install --quiet
+	@touch $@
+
+$(VENV)/.installed: pyproject.toml $(VENV)/.dependencies $(VENV)/.core
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked --quiet
+	@touch $@
+	@echo 'setup: done; the CLI is $(VENV)/bin/headrace'

@@ -1,0 +1,205 @@
+"""The command `headrace`: reads arguments and calls what they name.
+
+Heavy imports wait until they are needed, so that `--help` answers at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from typing import Any
+
+from headrace import settings
+from headrace.supervise import EXIT_CONFIG, die_with_supervisor
+
+EXIT_USAGE = 2
+
+SERVE_EXAMPLES = """\
+examples:
+  headrace serve                                the default model, on http://127.0.0.1:8000
+  headrace serve ./Llama-3.2-1B --workers 2     a Hugging Face folder, two workers
+  headrace serve model.gguf --dtype int8        a GGUF file, int8 weights
+  headrace serve --router-args "--policy session-hash --log-level debug"
+
+Ctrl-C lets running answers finish; a second Ctrl-C stops at once.
+"""
+
+WORKER_EXAMPLES = """\
+examples:
+  headrace worker ./Llama-3.2-1B --router 10.0.0.1:8001
+  HEADRACE_SECRET=... headrace worker --router unix:/run/headrace.sock --dtype int8
+"""
+
+CHAT_EXAMPLES = """\
+examples:
+  headrace chat
+  headrace chat --url http://10.0.0.1:8000 --system "Answer in one sentence." --stats
+  echo "What is the capital of France?" | headrace chat
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status: 0, 1 (failed), 2 (wrong arguments), 130 (interrupted)."""
+    die_with_supervisor()
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        if arguments[:1] == ["router"]:  # its flags are the router's own
+            return _router(arguments[1:])
+        args = _parser().parse_args(arguments)
+        command: Callable[[argparse.Namespace], int] = args.command
+        return command(args)
+    except settings.SettingsError as error:
+        print(f"headrace {arguments[0]}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="headrace",
+        description="Serve language models from a fleet of workers as one OpenAI-compatible "
+        "endpoint.",
+        epilog="`headrace COMMAND --help` tells more about a command.",
+    )
+    parser.add_argument("--version", action="version", version=_version())
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(
+        name: str, run: Callable[[argparse.Namespace], int], summary: str, examples: str = ""
+    ) -> argparse.ArgumentParser:
+        description = summary[0].upper() + summary[1:] + "."
+        added = commands.add_parser(name, help=summary, description=description, epilog=examples)
+        added.set_defaults(command=run)
+        return added
+
+    serve = command("serve", _serve, "router and workers on this machine", SERVE_EXAMPLES)
+    _add_serve_arguments(serve)
+    # for its line of help: `main` hands the command to the router before anything is parsed here
+    command("router", _version_command, "the router alone; workers dial in")
+    worker = command("worker", _worker, "one worker for a router", WORKER_EXAMPLES)
+    settings.add_model_arguments(worker)
+    settings.add_link_arguments(worker)
+    chat = command("chat", _chat, "talk to a running server", CHAT_EXAMPLES)
+    _add_chat_arguments(chat)
+    fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
+    fetch.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
+    command("version", _version_command, "print the version")
+    return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Keeps the line breaks of examples, and takes no abbreviated flags."""
+
+    def __init__(self, **options: Any) -> None:
+        options["formatter_class"] = _Format
+        super().__init__(allow_abbrev=False, **options)
+
+
+class _Format(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=32, width=100)
+
+
+def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Server")
+    group.add_argument(
+        "--host",
+        default="127.0.0.1",
+        help="address for clients; 0.0.0.0 is all (default: %(default)s)",
+    )
+    group.add_argument(
+        "--port",
+        type=settings.port_number,
+        default=8000,
+        help="port for clients; 0 takes a free one (default: %(default)s)",
+    )
+    group.add_argument(
+        "--workers",
+        type=settings.positive,
+        default=1,
+        metavar="N",
+        help="worker processes, each with a copy of the model (default: %(default)s)",
+    )
+    group.add_argument(
+        "--drain-timeout",
+        type=settings.seconds,
+        default=30.0,
+        metavar="SECONDS",
+        help="how long running answers may go on after Ctrl-C (default: 30)",
+    )
+    group.add_argument(
+        "--router-args",
+        default="",
+        metavar='"ARGS"',
+        help="further flags for the router; `headrace router --help` lists them",
+    )
+    settings.add_model_arguments(parser)
+
+
+def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help="where the server is (default: %(default)s)",
+    )
+    parser.add_argument("--model", metavar="NAME", help="(default: the first that is served)")
+    parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    parser.add_argument("--api-key", metavar="KEY", help="(or set HEADRACE_API_KEY)")
+    parser.add_argument("--temperature", type=float, metavar="T", help="(default: the model's own)")
+    parser.add_argument("--max-tokens", type=settings.positive, metavar="N", help="of one answer")
+    parser.add_argument(
+        "--stats", action="store_true", help="after each answer, time to first token and tokens/s"
+    )
+
+
+def _serve(args: argparse.Namespace) -> int:
+    from headrace import serve
+
+    return serve.run(args)
+
+
+def _router(arguments: list[str]) -> int:
+    from headrace import _core
+
+    return _core.router_main(["headrace router", *arguments])
+
+
+def _worker(args: argparse.Namespace) -> int:
+    checked = settings.worker_settings(args)
+    try:
+        from headrace import worker
+    except ModuleNotFoundError as error:
+        print(
+            f"headrace worker: {error.name} is missing; install what workers need: "
+            "pip install 'headrace[worker]'",
+            file=sys.stderr,
+        )
+        return EXIT_CONFIG
+    return worker.run(checked)
+
+
+def _chat(args: argparse.Namespace) -> int:
+    from headrace import chat
+
+    return chat.run(args)
+
+
+def _fetch(args: argparse.Namespace) -> int:
+    from headrace import serve
+
+    return serve.fetch(args.model)
+
+
+def _version_command(_args: argparse.Namespace) -> int:
+    print(_version())
+    return 0
+
+
+def _version() -> str:
+    try:
+        return f"headrace {metadata.version('headrace')}"
+    except metadata.PackageNotFoundError:  # run from a source folder
+        return "headrace (not installed)"

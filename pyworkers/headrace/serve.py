@@ -1,0 +1,353 @@
+"""`headrace serve`: one router and its workers on this machine, supervised.
+
+A Unix socket joins them. It lives in a private folder, with the secret that lets workers join, and
+goes when we go. Logs go to stderr under the name of their process; stdout gets the URL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import importlib.util
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import tempfile
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from headrace import settings
+from headrace.supervise import Command, GaveUpError, Keeper
+
+START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
+WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
+POLL_S = 0.1
+
+ONE_THREAD = {  # a machine's cores are shared out by the number of workers
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Checked arguments of `headrace serve`; `port` is a real port."""
+
+    host: str
+    port: int
+    workers: int
+    model: str | None
+    worker_argv: list[str]
+    router_argv: list[str]
+    drain_timeout_s: float
+
+    @property
+    def reach(self) -> str:
+        """An address at which this machine reaches the router."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.reach}]" if ":" in self.reach else self.reach
+        return f"http://{host}:{self.port}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop. Raises SettingsError before anything was started."""
+    settings.check_model(args.model)
+    if importlib.util.find_spec("torch") is None:
+        raise settings.SettingsError("workers need more: pip install 'headrace[worker]'")
+    try:
+        router_argv = shlex.split(args.router_args)
+    except ValueError as error:
+        raise settings.SettingsError(f"--router-args: {error}") from error
+    checked = ServeSettings(
+        host=args.host,
+        port=free_port(args.host, args.port),
+        workers=args.workers,
+        model=args.model,
+        worker_argv=settings.model_argv(args),
+        router_argv=router_argv,
+        drain_timeout_s=args.drain_timeout,
+    )
+    return asyncio.run(serve(checked))
+
+
+def fetch(model: str | None) -> int:
+    """`headrace fetch`: have the model on this machine, and print where it lies."""
+    settings.check_model(model)
+    from headrace.models import source
+
+    print(source.fetch(model))
+    return 0
+
+
+async def serve(config: ServeSettings) -> int:
+    """Start everything, keep it running, and stop it in order; the exit status."""
+    began = time.monotonic()
+    stop = Stop()
+    log = Printer(["headrace", "router", *(f"worker-{i}" for i in range(config.workers))])
+    if (status := await fetch_model(config.model, stop, log)) is not None:
+        return status
+    with private_folder() as folder:
+        router = Keeper(router_command(config, folder), log)
+        workers = [
+            Keeper(worker_command(config, folder, index), log) for index in range(config.workers)
+        ]
+        log("headrace", f"starting the router and {config.workers} worker(s)")
+        running = {asyncio.create_task(k.run(), name=k.command.name): k for k in (router, *workers)}
+        watcher = asyncio.create_task(announce(config, workers, log, began))
+        try:
+            failed = await until_stop_or_failure(running, router, watcher, stop, log)
+            if not failed:
+                log("headrace", "stopping: running answers may finish; Ctrl-C again stops at once")
+                await stop_in_order(running, router, config.drain_timeout_s, stop)
+        finally:
+            watcher.cancel()
+            for keeper in running.values():
+                keeper.kill()
+            await asyncio.gather(watcher, *running, return_exceptions=True)
+    log("headrace", "stopped")
+    return 1 if failed else 128 + stop.last_signal if stop.now.is_set() else 0
+
+
+async def fetch_model(model: str | None, stop: Stop, log: Printer) -> int | None:
+    """Get the model once, before the workers ask for it; None, or the exit status if that failed.
+
+    A process of its own: it keeps us free of what reading a model imports, and shows its progress
+    on our terminal.
+    """
+    log("headrace", f"model: {model or 'the default, SmolLM2-135M-Instruct'}")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headrace", "fetch", *([] if model is None else [model])),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    ended = asyncio.create_task(process.wait())
+    asked = asyncio.create_task(stop.soon.wait())
+    try:
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return 128 + stop.last_signal
+        return ended.result() or None
+    finally:
+        asked.cancel()
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+
+
+class Stop:
+    """What the signals asked for: `soon` with the first, `now` with the second."""
+
+    def __init__(self) -> None:
+        self.soon = asyncio.Event()
+        self.now = asyncio.Event()
+        self.last_signal = 0
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: int) -> None:
+        (self.now if self.soon.is_set() else self.soon).set()
+        self.last_signal = number
+
+
+class Printer:
+    """Lines on stderr, each after the name of the process it is about."""
+
+    def __init__(self, names: list[str]) -> None:
+        self._width = max(map(len, names))
+        self._colour = sys.stderr.isatty() and "NO_COLOR" not in os.environ
+
+    def __call__(self, name: str, line: str) -> None:
+        padded = f"{name:{self._width}}"
+        if self._colour:
+            padded = f"\x1b[{31 + (sum(name.encode()) % 6)}m{padded}\x1b[0m"
+        with contextlib.suppress(BrokenPipeError):
+            print(f"{padded} | {line}", file=sys.stderr, flush=True)
+
+
+async def until_stop_or_failure(
+    running: dict[asyncio.Task[None], Keeper],
+    router: Keeper,
+    watcher: asyncio.Task[None],
+    stop: Stop,
+    log: Printer,
+) -> bool:
+    """Return False when asked to stop, True when nothing is left that could serve.
+
+    A worker that is given up leaves the service to the others.
+    """
+    asked = asyncio.create_task(stop.soon.wait())
+    left = dict(running)
+    waiting: set[asyncio.Task[Any]] = {asked, watcher, *left}
+    try:
+        while True:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if asked in done:
+                return False
+            for task in done:
+                keeper = left.pop(task, None)
+                log("headrace", f"error: {_reason(task)}")
+                if keeper is None or keeper is router or set(left.values()) == {router}:
+                    return True
+                log("headrace", f"going on without {keeper.command.name}")
+    finally:
+        asked.cancel()
+
+
+def _reason(task: asyncio.Task[Any]) -> str:
+    error = task.exception()
+    if error is None or isinstance(error, GaveUpError):
+        return str(error or f"{task.get_name()} ended")
+    raise error  # our own mistake: with its traceback
+
+
+async def stop_in_order(
+    running: dict[asyncio.Task[None], Keeper], router: Keeper, drain_s: float, stop: Stop
+) -> None:
+    """Router first, which drains; then the workers, which it no longer needs."""
+    now = asyncio.create_task(stop.now.wait())
+    try:
+        for group, wait_s in (
+            ([t for t, k in running.items() if k is router], drain_s + 5.0),
+            ([t for t, k in running.items() if k is not router], WORKER_STOP_S),
+        ):
+            for task in group:
+                running[task].stop()
+            waiting: set[asyncio.Task[Any]] = {t for t in group if not t.done()}
+            give_up_at = time.monotonic() + wait_s
+            while waiting and not now.done() and time.monotonic() < give_up_at:
+                done, _ = await asyncio.wait(
+                    {now, *waiting},
+                    timeout=give_up_at - time.monotonic(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                waiting -= done
+    finally:
+        now.cancel()
+
+
+async def announce(
+    config: ServeSettings, workers: list[Keeper], log: Printer, began: float
+) -> None:
+    """One line when a worker joins, also after a restart; the URL once all are there.
+
+    Never returns. Raises GaveUpError if the workers take too long.
+    """
+    seen = dict.fromkeys(workers, 0)  # which start of each worker was seen to be ready
+    ready = False
+    while True:
+        late = [keeper for keeper in workers if seen[keeper] != keeper.starts]
+        joined = await asyncio.to_thread(ready_workers, config) if late else {}
+        for keeper in late:
+            name = keeper.command.name
+            if keeper.running and name in joined:
+                seen[keeper] = keeper.starts
+                log(name, f"ready, serves {joined[name]}")
+        if not ready and any(seen.values()) and all(seen[k] or k.ended for k in workers):
+            ready = True
+            print_ready(config, next(iter(joined.values())), time.monotonic() - began)
+        if not ready and time.monotonic() - began > START_TIMEOUT_S:
+            raise GaveUpError(f"the workers were not ready after {START_TIMEOUT_S:.0f} s")
+        await asyncio.sleep(POLL_S if late else 10 * POLL_S)
+
+
+def ready_workers(config: ServeSettings) -> dict[str, str]:
+    """Model by name of each worker that can take requests; empty while the router cannot answer."""
+    connection = http.client.HTTPConnection(config.reach, config.port, timeout=5)
+    try:
+        connection.request("GET", "/workers")
+        listed = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return {}
+    finally:
+        connection.close()
+    return {w["id"]: w["model"] for w in listed["workers"] if w["state"] == "ready"}
+
+
+def print_ready(config: ServeSettings, model: str, seconds: float) -> None:
+    """The lines a person waits for, on stdout."""
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    )
+    print(
+        f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n\n"
+        f"  curl -N {config.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d '{body}'\n"
+        f"  headrace chat --url {config.url}\n",
+        flush=True,
+    )
+
+
+def router_command(config: ServeSettings, folder: Path) -> Command:
+    return Command(
+        name="router",
+        argv=[
+            *(sys.executable, "-m", "headrace", "router"),
+            f"--host={config.host}",
+            f"--port={config.port}",
+            f"--worker-listen=unix:{folder / 'router.sock'}",
+            f"--secret-file={folder / 'secret'}",
+            f"--drain-timeout-ms={round(config.drain_timeout_s * 1000)}",
+            *config.router_argv,
+        ],
+    )
+
+
+def worker_command(config: ServeSettings, folder: Path, index: int) -> Command:
+    return Command(
+        name=f"worker-{index}",
+        argv=[
+            *(sys.executable, "-m", "headrace", "worker"),
+            *config.worker_argv,
+            f"--name=worker-{index}",
+            f"--router=unix:{folder / 'router.sock'}",
+            f"--secret-file={folder / 'secret'}",
+        ],
+        env={name: value for name, value in ONE_THREAD.items() if name not in os.environ},
+    )
+
+
+@contextlib.contextmanager
+def private_folder() -> Generator[Path]:
+    """A folder that only we may enter, with a fresh secret in it; removed at the end."""
+    # a socket's path has about 100 bytes, which some TMPDIRs use up
+    parent = None if len(tempfile.gettempdir()) < 60 else "/tmp"
+    with tempfile.TemporaryDirectory(prefix="headrace-", dir=parent) as name:
+        folder = Path(name)
+        (folder / "secret").write_text(secrets.token_hex(32))
+        yield folder
+
+
+def free_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises SettingsError if the router could not listen there.
+
+    Chosen here rather than by the router, so that a restarted router listens where the first did.
+    """
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+            return probe.getsockname()[1]
+    except socket.gaierror as error:
+        raise settings.SettingsError(f"--host {host}: {error.strerror}") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise settings.SettingsError(f"cannot listen on {host}:{port}: {why}") from error

@@ -1,0 +1,260 @@
+"""Flags that several commands share, and the checked settings that come out of them.
+
+Nothing here imports torch: `headrace --help` answers at once.
+"""
+
+import argparse
+import math
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+DEVICES = ("auto", "cpu", "cuda")
+
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+class SettingsError(ValueError):
+    """A setting cannot be right. The text is one line, for the person who typed it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a worker was asked to be. None means that the worker chooses."""
+
+    model: str | None  # a folder, a .gguf file, a hub id; None is the default model
+    name: str
+    routers: tuple[str, ...]  # host:port or unix:PATH
+    served_model_name: str | None
+    device: str
+    dtype: str
+    kv_memory_bytes: int | None
+    context_tokens: int | None
+    block_tokens: int
+    max_sequences: int
+    max_batched_tokens: int
+    max_waiting: int
+    prefix_cache: bool
+    secret: str | None
+    router_ca: Path | None
+    router_tls: bool
+    log_level: str
+
+
+def size_bytes(text: str) -> int:
+    """`512M`, `1.5GiB` or plain bytes. Units are powers of 1024."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M or 1.5GiB")
+    size = int(float(match[1]) * _UNITS[match[2].lower()])
+    if size == 0:
+        raise argparse.ArgumentTypeError("a size of 0 leaves no room for anything")
+    return size
+
+
+def positive(text: str) -> int:
+    """A whole number, at least 1."""
+    if not text.isascii() or not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, 0 or more."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < 1e6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
+    return value
+
+
+def port_number(text: str) -> int:
+    """0 (take a free one) to 65535."""
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; write 0 to 65535")
+    return int(text)
+
+
+def check_model(model: str | None) -> None:
+    """Raise SettingsError if `model` is meant as a path and nothing usable is there."""
+    if model is None:
+        return
+    path = Path(model).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise SettingsError(f"{model} holds no config.json, so it is no model folder")
+    elif path.is_file():
+        if path.suffix != ".gguf":
+            raise SettingsError(f"{model} is a file, but its name does not end in .gguf")
+    elif model.startswith((".", "/", "~")) or model.endswith(".gguf") or model.count("/") > 1:
+        raise SettingsError(f"there is no model at {model}")
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The model and how it is computed: for `serve` and for `worker`."""
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="a folder with config.json and safetensors, a .gguf file, or a hub id; left out: "
+        "the default model, SmolLM2-135M-Instruct",
+    )
+    group = parser.add_argument_group("Model")
+    group.add_argument(
+        "--served-model-name",
+        metavar="NAME",
+        help="name under which clients ask for the model (default: the model's own)",
+    )
+    group.add_argument(
+        "--device", choices=DEVICES, default="auto", help="where to compute (default: %(default)s)"
+    )
+    group.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="auto",
+        help="of the weights; int8 quantises them per row (default: %(default)s)",
+    )
+    group.add_argument(
+        "--context-tokens",
+        "--max-model-len",
+        type=positive,
+        metavar="N",
+        help="longest prompt and answer together (default: the model's own limit)",
+    )
+    group = parser.add_argument_group("Cache and batch")
+    group.add_argument(
+        "--kv-memory",
+        type=size_bytes,
+        metavar="SIZE",
+        help="memory for the KV cache of one worker, such as 2GiB (default: chosen by the worker)",
+    )
+    group.add_argument(
+        "--block-tokens",
+        type=positive,
+        default=16,
+        metavar="N",
+        help="tokens in one block of the KV cache (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-sequences",
+        "--max-num-seqs",
+        type=positive,
+        default=64,
+        metavar="N",
+        help="answers that run at once in one worker (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-batched-tokens",
+        "--max-num-batched-tokens",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="tokens in one step, prompts and answers together (default: %(default)s)",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=positive,
+        default=1024,
+        metavar="N",
+        help="requests that may wait inside one worker (default: %(default)s)",
+    )
+    group.add_argument(
+        "--no-prefix-cache", action="store_true", help="compute every prompt from its beginning"
+    )
+
+
+def add_link_arguments(parser: argparse.ArgumentParser) -> None:
+    """How a worker finds its routers: for `worker` alone."""
+    group = parser.add_argument_group("Router")
+    group.add_argument(
+        "--router",
+        default="127.0.0.1:8001",
+        metavar="ADDRESS[,ADDRESS]",
+        help="HOST:PORT or unix:PATH of one or more routers (default: %(default)s)",
+    )
+    group.add_argument(
+        "--name", metavar="NAME", help="unique in the fleet (default: host name and process id)"
+    )
+    group.add_argument(
+        "--secret-file",
+        type=Path,
+        metavar="FILE",
+        help="file with the secret that lets workers join (or set HEADRACE_SECRET)",
+    )
+    group.add_argument("--router-tls", action="store_true", help="dial the router with TLS")
+    group.add_argument(
+        "--router-ca",
+        type=Path,
+        metavar="FILE",
+        help="certificates (PEM) to trust instead of the system's; implies --router-tls",
+    )
+    group = parser.add_argument_group("Log")
+    group.add_argument(
+        "--log-level",
+        choices=("error", "warn", "info", "debug"),
+        default="info",
+        help="(default: %(default)s)",
+    )
+
+
+def worker_settings(args: argparse.Namespace) -> WorkerSettings:
+    """Checked settings of `headrace worker`. Raises SettingsError."""
+    check_model(args.model)
+    routers = tuple(address.strip() for address in args.router.split(",") if address.strip())
+    if not routers:
+        raise SettingsError("--router names no address")
+    return WorkerSettings(
+        model=args.model,
+        name=args.name or f"{socket.gethostname()}-{os.getpid()}",
+        routers=routers,
+        served_model_name=args.served_model_name,
+        device=args.device,
+        dtype=args.dtype,
+        kv_memory_bytes=args.kv_memory,
+        context_tokens=args.context_tokens,
+        block_tokens=args.block_tokens,
+        max_sequences=args.max_sequences,
+        max_batched_tokens=args.max_batched_tokens,
+        max_waiting=args.max_waiting,
+        prefix_cache=not args.no_prefix_cache,
+        secret=_secret(args.secret_file),
+        router_ca=args.router_ca,
+        router_tls=args.router_tls or args.router_ca is not None,
+        log_level=args.log_level,
+    )
+
+
+def _secret(path: Path | None) -> str | None:
+    if path is None:
+        return os.environ.get("HEADRACE_SECRET") or None
+    try:
+        return path.read_text().rstrip("\r\n")
+    except OSError as error:
+        raise SettingsError(f"--secret-file: cannot read {path}: {error.strerror}") from error
+
+
+def model_argv(args: argparse.Namespace) -> list[str]:
+    """The arguments of `add_model_arguments` as a command line for a worker."""
+    argv = [] if args.model is None else [args.model]
+    for name in (
+        "served_model_name",
+        "device",
+        "dtype",
+        "context_tokens",
+        "kv_memory",
+        "block_tokens",
+        "max_sequences",
+        "max_batched_tokens",
+        "max_waiting",
+    ):
+        value = getattr(args, name)
+        if value is not None:
+            argv.append(f"--{name.replace('_', '-')}={value}")
+    if args.no_prefix_cache:
+        argv.append("--no-prefix-cache")
+    return argv

@@ -1,0 +1,198 @@
+"""Restart decisions with given times, and a Keeper with real, tiny processes."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from headrace.supervise import (
+    EXIT_CONFIG,
+    Command,
+    Crashes,
+    GaveUpError,
+    Keeper,
+    RestartRule,
+    describe_exit,
+    lines,
+)
+
+RULE = RestartRule(first_delay_s=0.5, longest_delay_s=3.0, crashes=5, window_s=100.0)
+AT_ONCE = RestartRule(first_delay_s=0.0, longest_delay_s=0.0, crashes=3, window_s=100.0)
+
+
+class Lines:
+    """A log that tells when a line comes."""
+
+    def __init__(self) -> None:
+        self.all: list[str] = []
+        self._new = asyncio.Event()
+
+    def __call__(self, name: str, line: str) -> None:
+        self.all.append(f"{name}: {line}")
+        self._new.set()
+
+    async def until(self, text: str, times: int = 1) -> None:
+        async with asyncio.timeout(20):
+            while sum(text in line for line in self.all) < times:
+                self._new.clear()
+                await self._new.wait()
+
+
+def python(code: str, name: str = "child") -> Command:
+    return Command(name=name, argv=[sys.executable, "-S", "-c", code])
+
+
+def test_delays_double_up_to_the_longest_and_then_it_is_given_up() -> None:
+    crashes = Crashes(RULE)
+    delays = [crashes.delay_after(now) for now in (0.0, 1.0, 3.0, 6.0, 10.0)]
+    assert delays == [0.5, 1.0, 2.0, 3.0, None]
+
+
+def test_old_crashes_are_forgotten() -> None:
+    crashes = Crashes(RULE)
+    assert [crashes.delay_after(now) for now in (0.0, 1.0, 2.0, 3.0)][-1] == 3.0
+    assert crashes.delay_after(150.0) == 0.5
+
+
+def test_a_crash_every_half_window_never_gives_up() -> None:
+    crashes = Crashes(RULE)
+    assert all(crashes.delay_after(50.0 * n) is not None for n in range(100))
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [(0, "ended with status 0"), (3, "ended with status 3"), (-11, "was killed by SIGSEGV")],
+)
+def test_the_way_it_ended_is_told(status: int, words: str) -> None:
+    assert describe_exit(status) == words
+    assert "memory" in describe_exit(-9)
+
+
+async def test_output_is_forwarded_and_a_crash_starts_it_again() -> None:
+    log = Lines()
+    keeper = Keeper(
+        python("import os; print('pid', os.getpid()); raise SystemExit(3)"), log, AT_ONCE
+    )
+    with pytest.raises(GaveUpError, match=r"child keeps crashing \(it ended with status 3\).*pid"):
+        await asyncio.wait_for(keeper.run(), 30)
+    assert keeper.starts == AT_ONCE.crashes
+    assert sum(line.startswith("child: pid ") for line in log.all) == AT_ONCE.crashes
+    assert keeper.ended
+
+
+async def test_an_impossible_configuration_is_given_up_at_once() -> None:
+    log = Lines()
+    code = f"print('no such dtype: int3'); raise SystemExit({EXIT_CONFIG})"
+    keeper = Keeper(python(code), log)
+    with pytest.raises(GaveUpError, match="no such dtype: int3"):
+        await asyncio.wait_for(keeper.run(), 20)
+    assert keeper.starts == 1
+
+
+async def test_what_cannot_be_started_is_named() -> None:
+    keeper = Keeper(Command(name="child", argv=["/nonexistent/program"]), Lines())
+    with pytest.raises(GaveUpError, match="child cannot be started"):
+        await keeper.run()
+
+
+async def test_stop_asks_and_does_not_start_again() -> None:
+    log = Lines()
+    code = (
+        "import signal, sys\n"
+        "def end(*_): print('bye'); sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "print('up')\n"
+        "while True: signal.pause()\n"
+    )
+    keeper = Keeper(python(code), log)
+    task = asyncio.create_task(keeper.run())
+    await log.until("up")
+    keeper.stop()
+    await asyncio.wait_for(task, 20)
+    assert log.all[-1] == "child: bye"
+    assert keeper.starts == 1
+
+
+async def test_kill_takes_grandchildren_along() -> None:
+    log = Lines()
+    code = (
+        "import subprocess, sys, signal\n"
+        "p = subprocess.Popen([sys.executable, '-S', '-c', 'import signal; signal.pause()'])\n"
+        "print('grandchild', p.pid)\n"
+        "signal.pause()\n"
+    )
+    keeper = Keeper(python(code), log)
+    task = asyncio.create_task(keeper.run())
+    await log.until("grandchild")
+    grandchild = int(log.all[-1].rsplit(" ", 1)[1])
+    keeper.kill()
+    await asyncio.wait_for(task, 20)
+    await _until_gone(grandchild)
+
+
+async def test_a_grandchild_that_keeps_the_output_open_does_not_delay_the_restart() -> None:
+    log = Lines()
+    code = (
+        "import subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-S', '-c', 'import signal; signal.pause()'])\n"
+        "raise SystemExit(1)\n"
+    )
+    keeper = Keeper(python(code), log, AT_ONCE)
+    with pytest.raises(GaveUpError):
+        await asyncio.wait_for(keeper.run(), 30)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+async def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys\n"
+        "from headrace.supervise import Command, Keeper\n"
+        "child = 'from headrace.supervise import die_with_supervisor as d; d();' \\\n"
+        "        'import os, signal; print(os.getpid()); signal.pause()'\n"
+        "keeper = Keeper(Command(name='x', argv=[sys.executable, '-c', child]),\n"
+        "                lambda name, line: print(line, flush=True))\n"
+        "asyncio.run(keeper.run())\n"
+    )
+    supervisor = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", code),
+        stdout=asyncio.subprocess.PIPE,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert supervisor.stdout is not None
+    child = int(await asyncio.wait_for(supervisor.stdout.readline(), 30))
+    supervisor.kill()
+    await supervisor.wait()
+    await _until_gone(child)
+
+
+async def test_a_line_without_end_is_cut() -> None:
+    reader = asyncio.StreamReader()
+    reader.feed_data(b"one\ntwo\r" + b"x" * 100_000 + b"\nlast \xff")
+    reader.feed_eof()
+    got = [line async for line in lines(reader)]
+    assert got[:2] == ["one", "two"]
+    assert got[-1] == "last \N{REPLACEMENT CHARACTER}"
+    assert sum(line.count("x") for line in got) == 100_000
+    assert max(map(len, got)) < 40_000
+
+
+async def _until_gone(pid: int) -> None:
+    """Wait until the process has ended; kill it if it does not."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    gone = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_reader(fd, gone.set)
+    try:
+        await asyncio.wait_for(gone.wait(), 20)
+    finally:
+        loop.remove_reader(fd)
+        os.close(fd)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
