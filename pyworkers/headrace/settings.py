@@ -46,7 +46,9 @@ class WorkerSettings:
 
 def size_bytes(text: str) -> int:
     """`512M`, `1.5GiB` or plain bytes. Units are powers of 1024."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE)
+    match = re.fullmatch(
+        r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE | re.ASCII
+    )
     if match is None:
         raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M or 1.5GiB")
     size = int(float(match[1]) * _UNITS[match[2].lower()])

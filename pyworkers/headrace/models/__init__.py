@@ -29,7 +29,9 @@ class Model(Protocol):
     context_tokens: int  # the longest sequence that the positions of this model allow
     block_tokens: int
     kv_block_bytes: int  # of one block over all layers, keys and values
-    kv_layout: str  # names the bytes of a block: equal strings mean that blocks can be copied across
+    kv_layout: (
+        str  # names the bytes of a block: equal strings mean that blocks can be copied across
+    )
     dtype_name: str  # what "auto" became
 
     def allocate_kv(self, num_blocks: int) -> None:

@@ -19,8 +19,12 @@ class Batch:
     tokens: NDArray[np.int32]  # [rows]
     positions: NDArray[np.int32]  # [rows], consecutive within a sequence
     slots: NDArray[np.int64]  # [rows], block * block_tokens + offset: where this row's KV goes
-    seq_starts: NDArray[np.int32]  # [seqs + 1], rows of sequence s are seq_starts[s]:seq_starts[s + 1]
-    context_lens: NDArray[np.int32]  # [seqs], KV tokens after this step, the step's own rows included
+    seq_starts: NDArray[
+        np.int32
+    ]  # [seqs + 1], rows of sequence s are seq_starts[s]:seq_starts[s + 1]
+    context_lens: NDArray[
+        np.int32
+    ]  # [seqs], KV tokens after this step, the step's own rows included
     block_tables: NDArray[np.int32]  # [seqs, max_blocks], unused entries 0
     logit_rows: NDArray[np.int32]  # [n], rows whose logits are wanted
 

@@ -1,0 +1,201 @@
+"""The terminal conversation, against a small server that plays the router's part."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Generator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from headrace.chat import Answer, Chat, ChatError, Server
+
+
+class Fake(ThreadingHTTPServer):
+    """Answers every chat with `script`; notes what it was asked and whether the client left."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.asked: list[dict[str, Any]] = []
+        self.script: list[dict[str, Any] | str] = []
+        self.client_left = threading.Event()
+        self.status = 200
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Fake  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def do_GET(self) -> None:
+        self._json(200, {"data": [{"id": "tiny"}]})
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.asked.append(body)
+        if self.server.status != 200:
+            self._json(self.server.status, {"error": {"message": "prompt too long"}})
+            return
+        self.send_response(200)
+        self.end_headers()
+        for event in self.server.script:
+            if event == "hang":  # until the client leaves, which ends this read
+                self.connection.recv(1)
+                self.server.client_left.set()
+                return
+            data = event if isinstance(event, str) else json.dumps(event)
+            self.wfile.write(f"data: {data}\n\n".encode())
+
+    def _json(self, status: int, body: Any) -> None:
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(json.dumps(body).encode())
+
+    def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
+        """Requests are expected; nothing else is logged."""
+
+
+def text(piece: str, finish: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": piece}, "finish_reason": finish}]}
+
+
+USAGE = {
+    "choices": [],
+    "usage": {
+        "prompt_tokens": 9,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    },
+}
+
+
+@pytest.fixture
+def fake() -> Generator[Fake]:
+    server = Fake()
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def command(fake: Fake, *flags: str) -> list[str]:
+    return [sys.executable, "-m", "headrace", "chat", "--url", fake.url, *flags]
+
+
+ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+
+
+def test_history_and_figures_of_an_answer(fake: Fake) -> None:
+    fake.script = [text("Par"), text("is", "stop"), USAGE, "[DONE]"]
+    chat = Chat(Server(fake.url), "tiny", system="Be brief.")
+    answer = Answer()
+    assert list(chat.say("Capital of France?", answer)) == ["Par", "is"]
+    assert (answer.tokens, answer.prompt_tokens, answer.cached_tokens) == (2, 9, 4)
+    assert "9 (4 cached)" in answer.stats()
+    assert list(chat.say("And of Italy?", Answer())) == ["Par", "is"]
+    assert [m["role"] for m in fake.asked[1]["messages"]] == [
+        *("system", "user", "assistant", "user"),
+    ]
+    chat.reset()
+    assert chat.messages == []
+
+
+def test_an_error_leaves_no_trace_in_the_history(fake: Fake) -> None:
+    chat = Chat(Server(fake.url), "tiny")
+    fake.status = 400
+    with pytest.raises(ChatError, match="prompt too long"):
+        list(chat.say("x", Answer()))
+    fake.status = 200
+    fake.script = [{"error": {"message": "worker lost"}}]
+    with pytest.raises(ChatError, match="worker lost"):
+        list(chat.say("x", Answer()))
+    assert chat.messages == []
+
+
+def test_a_stream_without_its_end_is_an_error(fake: Fake) -> None:
+    fake.script = [text("Par")]
+    with pytest.raises(ChatError, match="broke off"):
+        list(Chat(Server(fake.url), "tiny").say("x", Answer()))
+
+
+def test_lines_of_a_pipe_are_messages(fake: Fake) -> None:
+    fake.script = [text("Hello!", "stop"), USAGE, "[DONE]"]
+    done = subprocess.run(
+        command(fake, "--stats", "--max-tokens", "7"),
+        input="hi\n\nagain\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ENV,
+        check=True,
+    )
+    assert done.stdout == "Hello!\nHello!\n"
+    assert "tok/s" in done.stderr
+    assert fake.asked[0]["max_completion_tokens"] == 7
+    assert len(fake.asked[1]["messages"]) == 3
+
+
+def test_no_server_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "headrace", "chat", "--url", "http://127.0.0.1:1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ENV,
+        stdin=subprocess.DEVNULL,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("headrace chat: cannot reach http://127.0.0.1:1")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal")
+def test_interrupt_stops_the_answer_and_keeps_the_session(fake: Fake) -> None:
+    import pty
+
+    fake.script = [text("endless"), "hang"]
+    master, slave = pty.openpty()
+    process = subprocess.Popen(
+        command(fake), stdin=slave, stdout=slave, stderr=slave, env=ENV, start_new_session=True
+    )
+    os.close(slave)
+    with process, os.fdopen(master, "rb+", buffering=0) as terminal:
+        seen = b""
+
+        def until(what: bytes) -> None:
+            nonlocal seen
+            while what not in seen:
+                try:
+                    chunk = terminal.read(4096)
+                except OSError:  # Linux says so when the other side has closed
+                    chunk = b""
+                assert chunk, f"ended before {what!r}: {seen!r}"
+                seen += chunk
+            seen = seen.split(what, 1)[1]
+
+        until(b"> ")
+        terminal.write(b"talk\n")
+        until(b"endless")
+        process.send_signal(signal.SIGINT)
+        until(b"[stopped]")
+        assert fake.client_left.wait(20)
+        until(b"> ")
+        fake.script = [text("fine", "stop"), USAGE, "[DONE]"]
+        terminal.write(b"and now\n")
+        until(b"fine")
+        until(b"> ")
+        terminal.write(b"/exit\n")
+        assert process.wait(20) == 0
+    assert [m["content"] for m in fake.asked[1]["messages"]] == ["talk", "endless", "and now"]

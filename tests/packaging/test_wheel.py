@@ -1,0 +1,79 @@
+"""What the wheel and the source archive hold. Uses the build that `make setup` left, so it is quick."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+MATURIN = Path(sys.executable).with_name("maturin")
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo"),
+    pytest.mark.skipif(not MATURIN.exists(), reason="needs maturin beside this Python"),
+    pytest.mark.timeout(900),  # without a build to reuse, all of it is built
+]
+
+
+def maturin(*arguments: str) -> None:
+    done = subprocess.run([MATURIN, *arguments], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_wheel_holds_both_packages_and_the_extension(tmp_path: Path) -> None:
+    maturin("build", "--release", "--locked", "--out", str(tmp_path))
+    (wheel,) = tmp_path.glob("*.whl")
+    assert re.match(r"headrace-[\d.]+-cp311-abi3-", wheel.name)
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        (info,) = {name.split("/")[0] for name in names if ".dist-info/" in name}
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+    for name in (
+        "headrace/_core.abi3.so",
+        "headrace/_core.pyi",
+        "headrace/cli.py",
+        "headrace/py.typed",
+        "headrace/models/__init__.py",
+        "headrace_kernels/__init__.py",
+        f"{info}/licenses/LICENSE",
+    ):
+        assert name in names
+    sources = (ROOT / "kernels" / "headrace_kernels").glob("*.py")
+    assert {f"headrace_kernels/{source.name}" for source in sources} <= names
+    assert "headrace=headrace.cli:main" in entry_points
+    assert not [n for n in names if "__pycache__" in n or n.startswith(("tests", "kernels"))]
+
+
+def test_the_source_archive_can_build_everything(tmp_path: Path) -> None:
+    maturin("sdist", "--out", str(tmp_path))
+    (archive,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(archive) as files:
+        names = {name.split("/", 1)[1] for name in files.getnames() if "/" in name}
+    for name in (
+        "Cargo.lock",
+        "LICENSE",
+        "bindings/Cargo.toml",
+        "kernels/native/Cargo.toml",
+        "pyproject.toml",
+        "pyworkers/headrace/cli.py",
+        "pyworkers/headrace_kernels/__init__.py",
+        "router/Cargo.toml",
+    ):
+        assert name in names
+
+
+def test_the_base_install_is_light() -> None:
+    needs = [
+        re.split(r"[^\w-]", requirement)[0]
+        for requirement in metadata.requires("headrace") or []
+        if "extra ==" not in requirement
+    ]
+    assert needs == ["msgpack"]
