@@ -1,0 +1,249 @@
+"""A model on disk: `Checkpoint` is what every family loads from, `SafetensorsCheckpoint` the usual kind.
+
+A checkpoint gives names, shapes and dtypes without reading a weight, and each tensor on demand, mapped
+from the file. torch is imported with the first tensor, so that asking for a config or a document is light.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.models import doc
+from headrace.models.config import ModelConfig, ModelFileError, read_config, read_json_object
+from headrace.models.safetensors_file import DTYPES, SafetensorsFile
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = [
+    "Checkpoint",
+    "CheckpointError",
+    "Progress",
+    "SafetensorsCheckpoint",
+    "TensorInfo",
+]
+
+# Called with the bytes that were read so far and with all that there are.
+Progress = Callable[[int, int], None]
+
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+class CheckpointError(ModelFileError):
+    """The weights are incomplete, broken or do not fit the configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInfo:
+    """What is known of a tensor before it is read. `dtype` is the torch name of what `tensor` returns."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    nbytes: int  # in the file
+
+
+class Checkpoint(ABC):
+    """Weights, configuration, tokenizer and chat template of one model, under Hugging Face names.
+
+    `tensor` returns views of the mapped file where it can: read them, do not write to them. With tied
+    embeddings the embedding and the head are one tensor and either name finds it.
+    """
+
+    def __init__(self, name: str, path: Path, config: ModelConfig) -> None:
+        self.name = name  # under which clients ask for it
+        self.path = path
+        self.config = config
+        self.progress: Progress | None = None  # told about each tensor that is read
+        self._read_bytes = 0
+
+    @property
+    @abstractmethod
+    def infos(self) -> Mapping[str, TensorInfo]:
+        """All tensors of the checkpoint, without aliases."""
+
+    @abstractmethod
+    def _load(self, name: str) -> torch.Tensor:
+        """Read one tensor of `infos`."""
+
+    @abstractmethod
+    def sample(self, name: str) -> bytes:
+        """A few bytes of the stored tensor, for a fingerprint."""
+
+    @abstractmethod
+    def model_files(self) -> doc.ModelFiles:
+        """Tokenizer, chat template and special tokens."""
+
+    @property
+    def nbytes(self) -> int:
+        """Stored bytes of all tensors."""
+        return sum(info.nbytes for info in self.infos.values())
+
+    def names(self) -> list[str]:
+        return list(self.infos)
+
+    def __contains__(self, name: str) -> bool:
+        return self._stored_name(name) in self.infos
+
+    def info(self, name: str) -> TensorInfo:
+        """Shape and dtype of `name`; a `CheckpointError` when there is no such tensor."""
+        info = self.infos.get(self._stored_name(name))
+        if info is None:
+            raise CheckpointError(
+                f"{self.path}: tensor {name!r} is missing ({self._nearest(name)})"
+            )
+        return info
+
+    def tensor(self, name: str, shape: Iterable[int] | None = None) -> torch.Tensor:
+        """The tensor `name`, on the CPU, in its stored dtype (dequantised where it was quantised).
+
+        With `shape` the stored shape is compared first; a difference raises `CheckpointError`.
+        """
+        info = self.info(name)
+        if shape is not None and info.shape != tuple(shape):
+            raise CheckpointError(_shape_text(info, name, tuple(shape)))
+        tensor = self._load(self._stored_name(name))
+        if self.progress is not None:
+            self._read_bytes += info.nbytes
+            self.progress(min(self._read_bytes, self.nbytes), self.nbytes)
+        return tensor
+
+    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+        """Compare names, shapes and dtypes with what a model needs, before anything is read.
+
+        Raises one `CheckpointError` that lists the first few differences. More tensors than needed are fine.
+        """
+        faults: list[str] = []
+        for name, shape in expected.items():
+            info = self.infos.get(self._stored_name(name))
+            if info is None:
+                faults.append(f"tensor {name!r} is missing")
+            elif info.shape != shape:
+                faults.append(_shape_text(info, name, shape))
+            elif not info.dtype.startswith(("float", "bfloat")):
+                faults.append(
+                    f"{info.file}: {name}: expected a floating-point dtype, found {info.dtype}"
+                )
+        if faults:
+            more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
+            raise CheckpointError(f"{self.path}: {'; '.join(faults[:5])}{more}")
+
+    def doc(self) -> bytes:
+        """The JSON document from which the router tokenises and renders for this model."""
+        return doc.model_document(self.model_files(), self.config)
+
+    @cached_property
+    def _fingerprints(self) -> doc.ModelFingerprints:
+        weights = doc.weights_fingerprint(
+            self.config.raw,
+            {name: (info.dtype, info.shape) for name, info in self.infos.items()},
+            self.sample,
+        )
+        return doc.fingerprints(self.model_files(), self.config, weights)
+
+    def fingerprints(self) -> doc.ModelFingerprints:
+        """Digests of weights, tokenizer and chat template: equal on every host that has the same model."""
+        return self._fingerprints
+
+    def _stored_name(self, name: str) -> str:
+        """`name`, or the other name of a tied tensor where only that one is stored."""
+        if self.config.tie_word_embeddings:
+            if name == HEAD and EMBEDDING in self.infos:
+                return EMBEDDING
+            if name == EMBEDDING and name not in self.infos:
+                return HEAD
+        return name
+
+    def _nearest(self, name: str) -> str:
+        import difflib
+
+        near = difflib.get_close_matches(name, self.infos, n=1, cutoff=0.8)
+        return f"the nearest is {near[0]!r}" if near else f"of {len(self.infos)} tensors"
+
+
+class SafetensorsCheckpoint(Checkpoint):
+    """A Hugging Face directory: config.json, tokenizer files, model.safetensors or shards with an index."""
+
+    def __init__(self, directory: Path, name: str | None = None) -> None:
+        """Open and check `directory`; no weight is read. Raises `ModelFileError`."""
+        if not directory.is_dir():
+            raise CheckpointError(f"{directory}: no such directory")
+        super().__init__(name or directory.resolve().name, directory, read_config(directory))
+        self._files = _open_files(directory)
+        self._infos: dict[str, TensorInfo] = {}
+        for file in self._files.values():
+            for key, entry in file.entries.items():
+                torch_name = DTYPES.get(entry.dtype)
+                if torch_name is None:
+                    raise CheckpointError(
+                        f"{file.path}: {key}: dtype {entry.dtype!r} is not supported; "
+                        f"supported: {', '.join(DTYPES)}"
+                    )
+                if key in self._infos:
+                    raise CheckpointError(
+                        f"{directory}: tensor {key!r} is in two shards, "
+                        f"{self._infos[key].file} and {file.path.name}"
+                    )
+                self._infos[key] = TensorInfo(file.path.name, torch_name, entry.shape, entry.nbytes)
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        return self._infos
+
+    def _load(self, name: str) -> torch.Tensor:
+        return self._files[self._infos[name].file].tensor(name)
+
+    def sample(self, name: str) -> bytes:
+        return self._files[self._infos[name].file].sample(name)
+
+    def model_files(self) -> doc.ModelFiles:
+        return doc.read_model_files(self.path)
+
+
+def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
+    """The weight files of `directory` by name, each with its header checked."""
+    index_path = directory / "model.safetensors.index.json"
+    if not index_path.exists():
+        single = directory / "model.safetensors"
+        if not single.exists():
+            raise CheckpointError(_no_weights(directory))
+        return {single.name: SafetensorsFile(single)}
+    weight_map = read_json_object(index_path).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(
+            f"{index_path}: weight_map: expected an object of tensor names to files"
+        )
+    shards: dict[str, set[str]] = {}
+    for key, shard in weight_map.items():  # pyright: ignore[reportUnknownVariableType]
+        if not isinstance(shard, str) or not isinstance(key, str) or Path(shard).name != shard:
+            raise CheckpointError(f"{index_path}: {key}: expected a file name, found {shard!r}")
+        shards.setdefault(shard, set()).add(key)
+    missing = sorted(shard for shard in shards if not (directory / shard).exists())
+    if missing:
+        raise CheckpointError(
+            f"{directory}: {len(missing)} of {len(shards)} shards are missing: {', '.join(missing[:3])}"
+        )
+    files = {shard: SafetensorsFile(directory / shard) for shard in sorted(shards)}
+    for shard, keys in shards.items():
+        lost = sorted(keys - files[shard].entries.keys())
+        if lost:
+            raise CheckpointError(
+                f"{directory / shard}: tensor {lost[0]!r} is missing; {index_path.name} says it is there"
+            )
+    return files
+
+
+def _no_weights(directory: Path) -> str:
+    pickled = sorted(directory.glob("*.bin")) + sorted(directory.glob("*.pt*"))
+    if pickled:
+        return f"{directory}: {pickled[0].name} is a pickle, which can run code; only safetensors is read"
+    return f"{directory}: model.safetensors is missing, and model.safetensors.index.json too"
+
+
+def _shape_text(info: TensorInfo, name: str, expected: tuple[int, ...]) -> str:
+    return f"{info.file}: {name}: expected shape {list(expected)}, found {list(info.shape)}"
