@@ -69,6 +69,9 @@ pub struct RouterArgs {
     /// Longest time for the headers of a request to arrive, in ms.
     #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Deadlines")]
     pub header_timeout_ms: u64,
+    /// Longest time for the body of a request to arrive, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
+    pub body_timeout_ms: u64,
     /// On shutdown, how long running requests may go on, in ms.
     #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
     pub drain_timeout_ms: u64,
@@ -168,6 +171,8 @@ pub struct HttpConfig {
     pub max_connections: usize,
     /// For all headers to arrive.
     pub header_timeout: Duration,
+    /// For the whole body to arrive.
+    pub body_timeout: Duration,
 }
 
 /// The side of the workers.
@@ -339,6 +344,7 @@ impl TryFrom<RouterArgs> for Config {
             max_body_bytes: at_least_one("max-body-bytes", args.max_body_bytes)?,
             max_connections: at_least_one("max-connections", args.max_connections)?,
             header_timeout: millis("header-timeout-ms", args.header_timeout_ms)?,
+            body_timeout: millis("body-timeout-ms", args.body_timeout_ms)?,
         };
         let deadlines = Deadlines {
             queue: Duration::from_millis(args.queue_timeout_ms),
