@@ -62,6 +62,12 @@ impl Fleet {
         Vec::new()
     }
 
+    /// Tokenizer and template of a model.
+    #[must_use]
+    pub fn engine(&self, _model: &str) -> Option<Arc<crate::prompt::PromptEngine>> {
+        None
+    }
+
     /// The body of `/workers`.
     #[must_use]
     pub fn workers(&self) -> serde_json::Value {

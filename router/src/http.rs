@@ -1,10 +1,71 @@
 //! The OpenAI-compatible surface.
+//!
+//! Read in this order: `generate` is a request from its first byte to its answer; `body` and `json` read it; `fields`,
+//! `params`, `missing`, `messages`, `chat` and `completions` check it and make it a `Job`; `answers` runs the jobs; `reply`,
+//! `chat_reply`, `completion_reply`, `logprobs` and `events` write what comes back; `reject` writes what goes wrong.
+//! Everything between `json` and `Job` is pure.
+
+mod answers;
+mod body;
+mod chat;
+mod chat_reply;
+mod completion_reply;
+mod completions;
+mod events;
+mod fields;
+mod generate;
+mod headers;
+mod ids;
+mod json;
+mod logprobs;
+mod messages;
+mod missing;
+mod ops;
+mod params;
+mod reject;
+mod reply;
+mod tokenize;
 
 use std::sync::Arc;
 
-use crate::app::App;
+use axum::Router;
+use axum::extract::Request;
+use axum::middleware::from_fn_with_state;
+use axum::routing::{get, post};
 
-/// All routes.
-pub fn app(state: Arc<App>) -> axum::Router {
-    axum::Router::new().with_state(state)
+use crate::app::App;
+use crate::http::fields::clip;
+use crate::http::headers::ApiKeys;
+use crate::http::reject::Reject;
+
+/// All routes. Where API keys are configured they guard everything but the probes and `/metrics`.
+pub fn app(state: Arc<App>) -> Router {
+    let keys = ApiKeys::of(&state);
+    let guarded = Router::new()
+        .route("/v1/chat/completions", post(generate::chat))
+        .route("/v1/completions", post(generate::completions))
+        .route("/v1/models", get(ops::models))
+        .route("/v1/models/{*name}", get(ops::model))
+        .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(tokenize::detokenize))
+        .route("/workers", get(ops::workers))
+        .route_layer(from_fn_with_state(keys, headers::require_key));
+    Router::new()
+        .route("/health", get(ops::health))
+        .route("/ready", get(ops::ready))
+        .route("/metrics", get(ops::metrics))
+        .route("/version", get(ops::version))
+        .merge(guarded)
+        .fallback(no_such_path)
+        .method_not_allowed_fallback(wrong_method)
+        .layer(from_fn_with_state(Arc::clone(&state), headers::observe))
+        .with_state(state)
+}
+
+async fn no_such_path(request: Request) -> Reject {
+    Reject::NoSuchPath { path: clip(request.uri().path()) }
+}
+
+async fn wrong_method(request: Request) -> Reject {
+    Reject::MethodNotAllowed { method: clip(request.method().as_str()) }
 }

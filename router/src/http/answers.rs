@@ -1,0 +1,95 @@
+//! The answers to all jobs of one HTTP request as one sequence of deltas.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use futures_util::future::try_join_all;
+use futures_util::stream::FuturesUnordered;
+
+use crate::app::App;
+use crate::error::RouteError;
+use crate::request::{self, Answer, Delta, Job, Usage};
+
+type Step = (usize, Answer, Option<Result<Delta, RouteError>>);
+type Next = Pin<Box<dyn Future<Output = Step> + Send>>;
+
+/// Deltas of one or of many answers. Dropping it drops the answers, which cancels them.
+pub(super) struct Answers {
+    source: Source,
+    /// Choices per job.
+    n: usize,
+}
+
+enum Source {
+    /// The common case, without any machinery around it.
+    One(Answer),
+    /// One call of `next` under way per open answer.
+    Many { next: FuturesUnordered<Next>, usage: Usage },
+}
+
+impl Answers {
+    /// Places all jobs, which have the same `n`. If one cannot be placed, none is.
+    ///
+    /// # Errors
+    /// That of the first job that failed.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves nothing behind.
+    pub(super) async fn place(app: &Arc<App>, mut jobs: Vec<Job>) -> Result<Self, RouteError> {
+        let n = jobs.first().map_or(0, |job| job.n) as usize;
+        let source = if jobs.len() == 1 {
+            let job = jobs.pop().expect("there is one");
+            Source::One(request::answer(app, job).await?)
+        } else {
+            let answers =
+                try_join_all(jobs.into_iter().map(|job| request::answer(app, job))).await?;
+            let next = answers.into_iter().enumerate().map(|(i, answer)| advance(i, answer));
+            Source::Many { next: next.collect(), usage: Usage::default() }
+        };
+        Ok(Self { source, n })
+    }
+
+    /// What comes next; `choice` counts through the choices of all jobs.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub(super) async fn next(&mut self) -> Option<Result<Delta, RouteError>> {
+        match &mut self.source {
+            Source::One(answer) => answer.next().await,
+            Source::Many { next, usage } => loop {
+                let (job, answer, delta) = next.next().await?;
+                let Some(delta) = delta else {
+                    *usage = sum(*usage, answer.usage());
+                    continue;
+                };
+                next.push(advance(job, answer));
+                let first = u32::try_from(job * self.n).expect("choices were bounded");
+                return Some(delta.map(|delta| Delta { choice: first + delta.choice, ..delta }));
+            },
+        }
+    }
+
+    /// Tokens of all jobs, final after `next` gave `None`. Of many jobs only those that have ended count.
+    pub(super) fn usage(&self) -> Usage {
+        match &self.source {
+            Source::One(answer) => answer.usage(),
+            Source::Many { usage, .. } => *usage,
+        }
+    }
+}
+
+fn advance(job: usize, mut answer: Answer) -> Next {
+    Box::pin(async move {
+        let delta = answer.next().await;
+        (job, answer, delta)
+    })
+}
+
+fn sum(a: Usage, b: Usage) -> Usage {
+    Usage {
+        prompt_tokens: a.prompt_tokens + b.prompt_tokens,
+        completion_tokens: a.completion_tokens + b.completion_tokens,
+        cached_tokens: a.cached_tokens + b.cached_tokens,
+    }
+}

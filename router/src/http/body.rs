@@ -1,0 +1,147 @@
+//! Reads request bodies: JSON by its headers, at most so long, at most so slow.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::{HeaderMap, header};
+use bytes::{Bytes, BytesMut};
+use http_body_util::BodyExt as _;
+use tokio::time::{Instant, timeout_at};
+
+use crate::http::fields::clip;
+use crate::http::reject::Reject;
+
+/// How much of a body that is too long is read and thrown away, so that a client that writes before it reads gets to
+/// see the answer rather than a reset connection.
+const DRAIN_BYTES: usize = 256 << 20;
+/// And how long.
+const DRAIN_TIME: Duration = Duration::from_secs(10);
+
+/// Bounds of one body.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BodyLimits {
+    pub(super) bytes: usize,
+    pub(super) time: Duration,
+}
+
+/// The whole body of a request that says that it is JSON.
+///
+/// # Errors
+/// `MediaType` or `ContentEncoding` by the headers alone; `BodyTooLong` as soon as that is certain, with never more
+/// than the limit in memory; `BodyTooSlow`; `BodyBroken`.
+pub(super) async fn read(request: Request, limits: BodyLimits) -> Result<Bytes, Reject> {
+    check_headers(request.headers())?;
+    let declared = declared_length(request.headers());
+    let body = request.into_body();
+    if declared.is_some_and(|length| length > limits.bytes as u64) {
+        drain(body);
+        return Err(Reject::BodyTooLong { limit: limits.bytes });
+    }
+    collect(body, limits).await
+}
+
+async fn collect(mut body: Body, limits: BodyLimits) -> Result<Bytes, Reject> {
+    let end = Instant::now() + limits.time;
+    let mut first = Bytes::new(); // most bodies are one frame, which then is not copied
+    let mut whole = BytesMut::new();
+    loop {
+        let frame = timeout_at(end, body.frame()).await;
+        let frame = match frame {
+            Err(_) => return Err(Reject::BodyTooSlow { within: limits.time }),
+            Ok(None) => break,
+            Ok(Some(Err(error))) => return Err(Reject::BodyBroken(error.to_string())),
+            Ok(Some(Ok(frame))) => frame,
+        };
+        let Ok(data) = frame.into_data() else { continue }; // trailers
+        if first.len() + whole.len() + data.len() > limits.bytes {
+            drain(body);
+            return Err(Reject::BodyTooLong { limit: limits.bytes });
+        }
+        if first.is_empty() && whole.is_empty() {
+            first = data;
+        } else {
+            whole.extend_from_slice(&std::mem::take(&mut first));
+            whole.extend_from_slice(&data);
+        }
+    }
+    Ok(if whole.is_empty() { first } else { whole.freeze() })
+}
+
+/// Reads on beside the answer, within bounds.
+fn drain(mut body: Body) {
+    tokio::spawn(async move {
+        let end = Instant::now() + DRAIN_TIME;
+        let mut read = 0;
+        while let Ok(Some(Ok(frame))) = timeout_at(end, body.frame()).await {
+            read += frame.data_ref().map_or(0, Bytes::len);
+            if read > DRAIN_BYTES {
+                return;
+            }
+        }
+    });
+}
+
+fn declared_length(headers: &HeaderMap) -> Option<u64> {
+    headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
+}
+
+fn check_headers(headers: &HeaderMap) -> Result<(), Reject> {
+    if let Some(encoding) = headers.get(header::CONTENT_ENCODING)
+        && !encoding.as_bytes().eq_ignore_ascii_case(b"identity")
+    {
+        let got = clip(&String::from_utf8_lossy(encoding.as_bytes()));
+        return Err(Reject::ContentEncoding { got });
+    }
+    // Clients that name no type send JSON all the same; there is nothing else to send here.
+    let Some(content_type) = headers.get(header::CONTENT_TYPE) else { return Ok(()) };
+    match content_type.to_str() {
+        Ok(text) if is_json(text) => Ok(()),
+        _ => {
+            let got = clip(&String::from_utf8_lossy(content_type.as_bytes()));
+            Err(Reject::MediaType { got })
+        }
+    }
+}
+
+/// `application/json` or `application/...+json`, in UTF-8.
+fn is_json(content_type: &str) -> bool {
+    let mut parts = content_type.split(';').map(str::trim);
+    let essence = parts.next().unwrap_or_default().to_ascii_lowercase();
+    let Some(subtype) = essence.strip_prefix("application/") else { return false };
+    let charset_is_utf8 = parts.all(|parameter| match parameter.split_once('=') {
+        Some((name, value)) if name.trim().eq_ignore_ascii_case("charset") => {
+            let value = value.trim().trim_matches('"');
+            value.eq_ignore_ascii_case("utf-8") || value.eq_ignore_ascii_case("utf8")
+        }
+        Some(_) | None => true,
+    });
+    (subtype == "json" || subtype.ends_with("+json")) && charset_is_utf8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_by_its_content_type() {
+        for good in [
+            "application/json",
+            "Application/JSON; charset=UTF-8",
+            "application/json;charset=\"utf-8\"",
+            "application/vnd.api+json",
+            "application/json; profile=x",
+        ] {
+            assert!(is_json(good), "{good}");
+        }
+        for wrong in [
+            "text/plain",
+            "application/x-www-form-urlencoded",
+            "application/json; charset=utf-16",
+            "json",
+            "",
+        ] {
+            assert!(!is_json(wrong), "{wrong}");
+        }
+    }
+}

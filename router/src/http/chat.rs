@@ -1,0 +1,289 @@
+//! The request of `/v1/chat/completions`: from the body's fields to a `Job`.
+
+use serde_json::{Map, Value};
+
+use crate::error::RouteError;
+use crate::http::fields::{Fields, bad, unsupported};
+use crate::http::missing::{self, Missing};
+use crate::http::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
+use crate::http::{ids, messages};
+use crate::request::{ChatPrompt, Job, Prompt};
+
+/// A checked request.
+#[derive(Debug)]
+pub(super) struct ChatRequest {
+    pub(super) job: Job,
+    pub(super) delivery: Delivery,
+    /// The answer carries log-probabilities.
+    pub(super) logprobs: bool,
+}
+
+/// Missing from chat completions.
+const MISSING: &[Missing] = &[
+    Missing {
+        name: "modalities",
+        does_nothing: |value| *value == serde_json::json!(["text"]),
+        why: "this server reads and writes text only",
+    },
+    Missing::always("audio", "this server reads and writes text only"),
+    Missing::always("prediction", "there are no predicted outputs"),
+    Missing::always("web_search_options", "this server does not search"),
+    Missing::always("moderation", "this server does not moderate"),
+    Missing::always(
+        "reasoning_effort",
+        "where the chat template knows it, use `chat_template_kwargs`",
+    ),
+    Missing {
+        name: "verbosity",
+        does_nothing: |value| value == "medium",
+        why: "say in a message how long the answer should be",
+    },
+    Missing {
+        name: "store",
+        does_nothing: |value| *value == Value::Bool(false),
+        why: "this server keeps nothing",
+    },
+    Missing {
+        name: "functions",
+        does_nothing: |value| value.as_array().is_some_and(Vec::is_empty),
+        why: "it gave way to `tools`",
+    },
+    Missing {
+        name: "function_call",
+        does_nothing: |value| value == "none",
+        why: "it gave way to `tool_choice`",
+    },
+    Missing::always("chat_template", "the model's own template is used"),
+    Missing::always("documents", "write them into a message"),
+    Missing::always("mm_processor_kwargs", "this server reads text only"),
+    Missing {
+        name: "echo",
+        does_nothing: |value| *value == Value::Bool(false),
+        why: "/v1/completions has it",
+    },
+    Missing {
+        name: "add_special_tokens",
+        does_nothing: |value| *value == Value::Bool(false),
+        why: "the chat template writes them",
+    },
+];
+
+/// Checks a body whose `model` was taken.
+///
+/// # Errors
+/// `BadRequest` about the first wrong field.
+pub(super) fn check(
+    mut fields: Fields,
+    model_name: String,
+    model: &ModelFacts,
+) -> Result<ChatRequest, RouteError> {
+    let prompt = prompt(&mut fields)?;
+    tool_choice(&mut fields, prompt.tools.is_some())?;
+    let common = params::take(&mut fields, model)?;
+    let logprobs = logprobs(&mut fields)?;
+    let max_tokens = max_tokens(&mut fields)?;
+    params::min_fits_max(common.sampling.min_tokens, max_tokens)?;
+    missing::take_harmless(&mut fields)?;
+    missing::refuse(&mut fields, missing::EVERYWHERE)?;
+    missing::refuse(&mut fields, MISSING)?;
+    fields.finish()?;
+
+    let mut sampling = common.sampling;
+    sampling.logprobs = logprobs;
+    let job = Job {
+        name: ids::name("chatcmpl-"),
+        model: model_name,
+        prompt: Prompt::Chat(prompt),
+        sampling,
+        stop: common.stop,
+        stop_ids: common.stop_ids,
+        max_tokens,
+        n: common.n,
+        skip_special_tokens: common.skip_special_tokens,
+        session: common.session,
+        priority: common.priority,
+        salt: common.salt,
+    };
+    Ok(ChatRequest { job, delivery: common.delivery, logprobs: logprobs.is_some() })
+}
+
+/// Takes what the chat template gets to see.
+///
+/// # Errors
+/// `BadRequest` about the first wrong field.
+pub(super) fn prompt(fields: &mut Fields) -> Result<ChatPrompt, RouteError> {
+    let messages = fields.array("messages")?;
+    let messages = messages::check(fields.require("messages", messages)?)?;
+    let go_on = fields.boolean("continue_final_message")?.unwrap_or(false);
+    let generate = fields.boolean("add_generation_prompt")?;
+    if go_on && generate == Some(true) {
+        let message = "`continue_final_message` and `add_generation_prompt` exclude each other";
+        return Err(bad("continue_final_message", message));
+    }
+    if go_on && messages.last().is_some_and(|last| last["role"] != "assistant") {
+        let message = "`continue_final_message` needs a last message with the role assistant";
+        return Err(bad("continue_final_message", message));
+    }
+    Ok(ChatPrompt {
+        messages,
+        tools: tools(fields)?,
+        add_generation_prompt: generate.unwrap_or(!go_on),
+        continue_final_message: go_on,
+        template_kwargs: template_kwargs(fields)?,
+    })
+}
+
+/// Tool definitions, which the template shows to the model.
+fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, RouteError> {
+    let tools = fields.array("tools")?.unwrap_or_default();
+    for (i, tool) in tools.iter().enumerate() {
+        let mut tool = Fields::of(tool.clone(), format!("tools[{i}]"))?;
+        let kind = tool.string("type")?;
+        if tool.require("type", kind)? != "function" {
+            return Err(unsupported(tool.path("type"), "the only type is \"function\""));
+        }
+        let function = tool.object("function")?;
+        let mut function = tool.require("function", function)?;
+        let name = function.string("name")?;
+        function.require("name", name)?;
+        function.object("parameters")?;
+    }
+    Ok(Some(tools).filter(|tools| !tools.is_empty()))
+}
+
+/// Nothing here reads a tool call out of the answer's text yet. So a client that shows tools to the model has to say
+/// that it wants no calls: otherwise they would reach it as prose, with `finish_reason: "stop"`.
+fn tool_choice(fields: &mut Fields, has_tools: bool) -> Result<(), RouteError> {
+    const WHY: &str = "tool calls are not read out of the answer yet; with `tools`, set `tool_choice` to \"none\"";
+    match fields.take("tool_choice") {
+        Some(Value::String(choice)) if choice == "none" => Ok(()),
+        Some(Value::String(choice)) if choice == "auto" && !has_tools => Ok(()),
+        None if !has_tools => Ok(()),
+        None => Err(unsupported("tools", WHY)),
+        Some(_) => Err(unsupported("tool_choice", WHY)),
+    }
+}
+
+fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, RouteError> {
+    let Some(kwargs) = fields.object("chat_template_kwargs")? else { return Ok(Map::new()) };
+    let kwargs = kwargs.into_rest();
+    let ours = ["messages", "tools", "add_generation_prompt", "continue_final_message"];
+    match ours.into_iter().find(|name| kwargs.contains_key(*name)) {
+        None => Ok(kwargs),
+        Some(name) => {
+            let param = format!("chat_template_kwargs.{name}");
+            let message =
+                format!("`{param}` cannot be set here; `{name}` is a parameter of its own");
+            Err(bad(param, message))
+        }
+    }
+}
+
+fn logprobs(fields: &mut Fields) -> Result<Option<u32>, RouteError> {
+    let wanted = fields.boolean("logprobs")?.unwrap_or(false);
+    let top = fields.integer("top_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    match (wanted, top) {
+        (true, top) => Ok(Some(u32::try_from(top.unwrap_or(0)).expect("range was checked"))),
+        (false, None | Some(0)) => Ok(None),
+        (false, Some(_)) => Err(bad("top_logprobs", "`top_logprobs` needs `logprobs: true`")),
+    }
+}
+
+/// `max_completion_tokens`, or its older name `max_tokens`.
+fn max_tokens(fields: &mut Fields) -> Result<Option<u32>, RouteError> {
+    let new = fields.count("max_completion_tokens", 1)?;
+    let old = fields.count("max_tokens", 1)?;
+    match (new, old) {
+        (Some(new), Some(old)) if new != old => {
+            let message = format!(
+                "`max_tokens` is {old} and `max_completion_tokens` is {new}; they mean the same, send one"
+            );
+            Err(bad("max_tokens", message))
+        }
+        (new, old) => Ok(new.or(old)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn checked(extra: &Value) -> Result<ChatRequest, RouteError> {
+        let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        body.as_object_mut().unwrap().append(&mut extra.as_object().unwrap().clone());
+        let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
+        check(Fields::of_body(body).unwrap(), "m".into(), &model)
+    }
+
+    fn param(extra: &Value) -> String {
+        match checked(extra) {
+            Err(RouteError::BadRequest { param: Some(param), .. }) => param,
+            other => panic!("{extra}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn what_real_clients_send_is_accepted() {
+        for extra in [
+            json!({}),
+            json!({"max_completion_tokens": 5, "max_tokens": 5, "user": "u", "metadata": {"a": "b"},
+                "store": false, "service_tier": "auto", "parallel_tool_calls": true}),
+            json!({"ignore_eos": true, "stream": true, "stream_options":
+                {"include_usage": true, "continuous_usage_stats": true}}),
+            json!({"logprobs": true, "top_logprobs": 20, "modalities": ["text"], "tools": null}),
+            json!({"logprobs": null, "top_logprobs": 0, "tool_choice": "auto", "n": 3, "seed": 7}),
+            json!({"chat_template_kwargs": {"enable_thinking": false}}),
+        ] {
+            checked(&extra).unwrap_or_else(|error| panic!("{extra}: {error}"));
+        }
+    }
+
+    #[test]
+    fn each_wrong_parameter_is_named() {
+        for (name, value) in [
+            ("messages", json!("hi")),
+            ("messages", json!([])),
+            ("messages", json!(null)),
+            ("max_tokens", json!(0)),
+            ("max_tokens", json!("abc")),
+            ("max_completion_tokens", json!(-1)),
+            ("top_logprobs", json!(5)),
+            ("tool_choice", json!("required")),
+            ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
+            ("reasoning_effort", json!("high")),
+            ("audio", json!({})),
+            ("store", json!(true)),
+            ("service_tier", json!("flex")),
+            ("functions", json!([{"name": "f"}])),
+            ("frobnicate", json!(1)),
+            ("continue_final_message", json!(true)),
+        ] {
+            assert_eq!(param(&json!({ name: value })), name);
+        }
+        assert_eq!(param(&json!({"tools": [{"type": "function"}]})), "tools[0].function");
+        assert_eq!(param(&json!({"max_tokens": 1, "max_completion_tokens": 2})), "max_tokens");
+        assert_eq!(param(&json!({"min_tokens": 5, "max_tokens": 2})), "min_tokens");
+        let kwargs = json!({"chat_template_kwargs": {"messages": []}});
+        assert_eq!(param(&kwargs), "chat_template_kwargs.messages");
+    }
+
+    #[test]
+    fn tools_reach_the_template_when_no_call_is_wanted() {
+        let tools = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
+        let request = checked(&json!({"tools": tools, "tool_choice": "none"})).unwrap();
+        let Prompt::Chat(prompt) = request.job.prompt else { panic!("chat makes chat prompts") };
+        assert_eq!(Value::Array(prompt.tools.unwrap()), tools);
+    }
+
+    #[test]
+    fn a_message_to_be_continued_gets_no_new_header() {
+        let messages =
+            json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);
+        let request =
+            checked(&json!({"messages": messages, "continue_final_message": true})).unwrap();
+        let Prompt::Chat(prompt) = request.job.prompt else { panic!("chat makes chat prompts") };
+        assert!(prompt.continue_final_message && !prompt.add_generation_prompt);
+    }
+}

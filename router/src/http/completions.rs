@@ -1,0 +1,254 @@
+//! The request of `/v1/completions`: from the body's fields to one `Job` per prompt.
+
+use serde_json::Value;
+
+use crate::error::RouteError;
+use crate::http::fields::{Fields, bad, kind, wrong_type};
+use crate::http::ids;
+use crate::http::missing::{self, Missing};
+use crate::http::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
+use crate::request::{Job, Prompt};
+
+/// OpenAI's own default of `max_tokens` here.
+const DEFAULT_MAX_TOKENS: u32 = 16;
+
+/// A checked request.
+#[derive(Debug)]
+pub(super) struct CompletionRequest {
+    /// One per prompt, in order.
+    pub(super) jobs: Vec<Job>,
+    pub(super) delivery: Delivery,
+    /// The answer carries this many alternatives per token, beside the token itself.
+    pub(super) logprobs: Option<u32>,
+    /// The answer begins with the prompt.
+    pub(super) echo: bool,
+}
+
+/// Missing from plain completions.
+const MISSING: &[Missing] = &[
+    Missing {
+        name: "suffix",
+        does_nothing: |value| value == "",
+        why: "there is no way to tell the model what follows",
+    },
+    Missing {
+        name: "add_special_tokens",
+        does_nothing: |value| *value == Value::Bool(true),
+        why: "send token ids as `prompt` to choose every one of them",
+    },
+];
+
+/// Checks a body whose `model` was taken.
+///
+/// # Errors
+/// `BadRequest` about the first wrong field.
+pub(super) fn check(
+    mut fields: Fields,
+    model_name: &str,
+    model: &ModelFacts,
+) -> Result<CompletionRequest, RouteError> {
+    let prompt = fields.take("prompt");
+    let prompts = prompts(fields.require("prompt", prompt)?, model)?;
+    let mut common = params::take(&mut fields, model)?;
+    let choices = prompts.len().saturating_mul(common.n as usize);
+    if choices > MAX_CHOICES {
+        let message =
+            format!("the prompts and `n` make {choices} choices, the limit is {MAX_CHOICES}");
+        return Err(bad("n", message));
+    }
+    best_of(&mut fields, common.n)?;
+    let echo = fields.boolean("echo")?.unwrap_or(false);
+    let logprobs = logprobs(&mut fields)?;
+    let max_tokens = fields.count("max_tokens", 0)?.unwrap_or(DEFAULT_MAX_TOKENS);
+    if max_tokens == 0 && !echo {
+        return Err(bad("max_tokens", "`max_tokens` may be 0 only with `echo: true`"));
+    }
+    if common.sampling.min_tokens > 0 {
+        params::min_fits_max(common.sampling.min_tokens, Some(max_tokens))?;
+    }
+    missing::take_harmless(&mut fields)?;
+    missing::refuse(&mut fields, missing::EVERYWHERE)?;
+    missing::refuse(&mut fields, MISSING)?;
+    fields.finish()?;
+
+    common.sampling.logprobs = logprobs;
+    common.sampling.prompt_logprobs = logprobs.filter(|_| echo);
+    if max_tokens == 0 {
+        // Computing the prompt has to have a purpose, or the worker refuses it.
+        common.sampling.prompt_logprobs = Some(logprobs.unwrap_or(0));
+    }
+    let name = ids::name("cmpl-");
+    let jobs = prompts.into_iter().enumerate().map(|(i, prompt)| {
+        let mut sampling = common.sampling.clone();
+        // Each choice of the whole request has a seed of its own: equal prompts need not have equal answers.
+        sampling.seed = sampling.seed.wrapping_add(i as u64 * u64::from(common.n));
+        Job {
+            name: name.clone(),
+            model: model_name.to_owned(),
+            prompt,
+            sampling,
+            stop: common.stop.clone(),
+            stop_ids: common.stop_ids.clone(),
+            max_tokens: Some(max_tokens),
+            n: common.n,
+            skip_special_tokens: common.skip_special_tokens,
+            session: common.session.clone(),
+            priority: common.priority,
+            salt: common.salt.clone(),
+        }
+    });
+    Ok(CompletionRequest { jobs: jobs.collect(), delivery: common.delivery, logprobs, echo })
+}
+
+/// A string, an array of strings, an array of token ids, or an array of arrays of token ids.
+fn prompts(value: Value, model: &ModelFacts) -> Result<Vec<Prompt>, RouteError> {
+    let items = match value {
+        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
+        Value::Array(items) => items,
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
+            let wanted = "a string or an array of strings or token ids";
+            return Err(wrong_type("prompt", wanted, &value));
+        }
+    };
+    let ids = |ids: &[Value], param: &str| {
+        if ids.is_empty() {
+            return Err(bad(param, format!("`{param}` must hold at least one token id")));
+        }
+        params::token_ids(ids, param, model.vocab_size).map(Prompt::Tokens)
+    };
+    match items.first() {
+        None => Err(bad("prompt", "`prompt` must not be an empty array")),
+        Some(Value::Number(_)) => Ok(vec![ids(&items, "prompt")?]),
+        Some(_) if items.len() > MAX_CHOICES => {
+            let message =
+                format!("`prompt` holds {} prompts, the limit is {MAX_CHOICES}", items.len());
+            Err(bad("prompt", message))
+        }
+        Some(Value::String(_)) => {
+            let texts = items.into_iter().enumerate().map(|(i, item)| {
+                let Value::String(text) = item else {
+                    return Err(wrong_type(
+                        format!("prompt[{i}]"),
+                        "a string like the first",
+                        &item,
+                    ));
+                };
+                Ok(Prompt::Text(text))
+            });
+            texts.collect()
+        }
+        Some(Value::Array(_)) => {
+            let lists = items.iter().enumerate().map(|(i, item)| {
+                let param = format!("prompt[{i}]");
+                let Value::Array(items) = item else {
+                    return Err(wrong_type(param, "an array like the first", item));
+                };
+                ids(items, &param)
+            });
+            lists.collect()
+        }
+        Some(other @ (Value::Null | Value::Bool(_) | Value::Object(_))) => {
+            let message = format!(
+                "`prompt[0]` must be a string, a token id or an array, not {}",
+                kind(other)
+            );
+            Err(bad("prompt[0]", message))
+        }
+    }
+}
+
+/// Choosing the best of more answers than are sent is not done here; asking for as many as are sent is no choice.
+fn best_of(fields: &mut Fields, n: u32) -> Result<(), RouteError> {
+    match fields.count("best_of", 0)? {
+        Some(best_of) if best_of < n => Err(bad(
+            "best_of",
+            format!("`best_of` is {best_of}, it must not be less than `n`, {n}"),
+        )),
+        Some(best_of) if best_of > n => Err(super::fields::unsupported(
+            "best_of",
+            "all answers that are made are sent; use `n`",
+        )),
+        Some(_) | None => Ok(()),
+    }
+}
+
+/// A count here, unlike in chat. 20 rather than OpenAI's 5, as the engine has them anyway.
+fn logprobs(fields: &mut Fields) -> Result<Option<u32>, RouteError> {
+    let top = fields.integer("logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    Ok(top.map(|top| u32::try_from(top).expect("range was checked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn checked(body: Value) -> Result<CompletionRequest, RouteError> {
+        let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
+        check(Fields::of_body(body).unwrap(), "m", &model)
+    }
+
+    fn param(body: &Value) -> String {
+        match checked(body.clone()) {
+            Err(RouteError::BadRequest { param: Some(param), .. }) => param,
+            other => panic!("{body}: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn every_form_of_prompt_is_read() {
+        for (prompt, count) in [
+            (json!("a"), 1),
+            (json!(""), 1),
+            (json!(["a", "b"]), 2),
+            (json!([1, 2, 99]), 1),
+            (json!([[1], [2, 3]]), 2),
+        ] {
+            assert_eq!(checked(json!({ "prompt": prompt })).unwrap().jobs.len(), count);
+        }
+    }
+
+    #[test]
+    fn each_wrong_field_is_named() {
+        for (body, want) in [
+            (json!({}), "prompt"),
+            (json!({"prompt": null}), "prompt"),
+            (json!({"prompt": 7}), "prompt"),
+            (json!({"prompt": []}), "prompt"),
+            (json!({"prompt": [null]}), "prompt[0]"),
+            (json!({"prompt": ["a", 1]}), "prompt[1]"),
+            (json!({"prompt": [1, "a"]}), "prompt[1]"),
+            (json!({"prompt": [1, 100]}), "prompt[1]"),
+            (json!({"prompt": [1, -1]}), "prompt[1]"),
+            (json!({"prompt": [[1], [2, 1.5]]}), "prompt[1][1]"),
+            (json!({"prompt": [[1], []]}), "prompt[1]"),
+            (json!({"prompt": vec!["a"; 2000]}), "prompt"),
+            (json!({"prompt": vec!["a"; 100], "n": 100}), "n"),
+            (json!({"prompt": "a", "max_tokens": 0}), "max_tokens"),
+            (json!({"prompt": "a", "logprobs": 21}), "logprobs"),
+            (json!({"prompt": "a", "logprobs": true}), "logprobs"),
+            (json!({"prompt": "a", "suffix": "b"}), "suffix"),
+            (json!({"prompt": "a", "best_of": 2}), "best_of"),
+            (json!({"prompt": "a", "best_of": 1, "n": 2}), "best_of"),
+            (json!({"prompt": "a", "messages": []}), "messages"),
+        ] {
+            assert_eq!(param(&body), want);
+        }
+    }
+
+    #[test]
+    fn echo_asks_for_the_log_probabilities_of_the_prompt() {
+        let body = json!({"prompt": "a", "echo": true, "logprobs": 2, "max_tokens": 0});
+        let request = checked(body).unwrap();
+        assert_eq!(request.jobs[0].sampling.prompt_logprobs, Some(2));
+        assert_eq!(request.jobs[0].max_tokens, Some(0));
+    }
+
+    #[test]
+    fn no_two_choices_share_a_seed() {
+        let request = checked(json!({"prompt": ["a", "a"], "n": 3, "seed": -1})).unwrap();
+        let seeds: Vec<u64> = request.jobs.iter().map(|job| job.sampling.seed).collect();
+        assert_eq!(seeds, [u64::MAX, 2]);
+    }
+}

@@ -1,0 +1,173 @@
+//! Server-sent events: a delta in, one write out.
+//!
+//! The bytes of an event that stay the same through a stream (id, model, time) are made once; each event then is that
+//! prefix, the text as a JSON string, and a suffix, appended to a buffer that the stream keeps. Nothing is made before
+//! the socket asks for it: hyper polls the body only when it has room, so a slow client slows its own stream, and what
+//! it does not take waits in the bounded store of the request. Dropping the body drops the answers and so cancels them.
+//!
+//! No comments are sent to keep idle connections alive: before the first token there is no status yet to send them
+//! under, and after it the deadline for the next token is no longer than what proxies wait.
+
+use std::convert::Infallible;
+use std::fmt::Write as _;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::stream;
+use serde::Serialize;
+
+use crate::http::answers::Answers;
+use crate::http::params::Delivery;
+use crate::http::reject::Reject;
+use crate::http::reply::{FINGERPRINT, Head, UsageBody};
+use crate::request::{Delta, Usage};
+
+/// How a delta looks as events.
+pub(super) trait Events: Send + 'static {
+    /// Appends the events of one delta, each between `envelope.open` and `envelope.close`.
+    fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut);
+    /// The constant part.
+    fn envelope(&self, delivery: Delivery) -> Envelope;
+}
+
+/// The part that all events of a stream share.
+#[derive(Debug)]
+pub(super) struct Envelope {
+    prefix: Vec<u8>,
+    delivery: Delivery,
+}
+
+impl Envelope {
+    pub(super) fn new(head: &Head, object: &str, delivery: Delivery) -> Self {
+        #[derive(Serialize)]
+        struct Fields<'a> {
+            id: &'a str,
+            object: &'a str,
+            created: u64,
+            model: &'a str,
+            service_tier: &'a str,
+            system_fingerprint: &'a str,
+        }
+        let mut prefix = BytesMut::from(&b"data: "[..]);
+        let fields = Fields {
+            id: &head.id,
+            object,
+            created: head.created,
+            model: &head.model,
+            service_tier: "default",
+            system_fingerprint: FINGERPRINT,
+        };
+        json(&mut prefix, &fields);
+        prefix.truncate(prefix.len() - 1); // its closing brace
+        prefix.extend_from_slice(b",\"choices\":[");
+        Self { prefix: prefix.to_vec(), delivery }
+    }
+
+    /// Up to the choice.
+    pub(super) fn open(&self, out: &mut BytesMut) {
+        out.extend_from_slice(&self.prefix);
+    }
+
+    /// From the choice on.
+    pub(super) fn close(&self, usage: Usage, out: &mut BytesMut) {
+        out.extend_from_slice(b"]");
+        if self.delivery.running_usage {
+            out.extend_from_slice(b",\"usage\":");
+            json(out, &UsageBody::from(usage));
+        } else if self.delivery.include_usage {
+            out.extend_from_slice(b",\"usage\":null");
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// The event with the final usage, without choices.
+    fn usage(&self, usage: Usage, out: &mut BytesMut) {
+        self.open(out);
+        out.extend_from_slice(b"],\"usage\":");
+        json(out, &UsageBody::from(usage));
+        out.extend_from_slice(b"}\n\n");
+    }
+}
+
+/// Appends `value` as JSON.
+pub(super) fn json(out: &mut BytesMut, value: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(out.writer(), value)
+        .expect("plain data, and writing to memory cannot fail");
+}
+
+/// Appends a number.
+pub(super) fn number(out: &mut BytesMut, value: u32) {
+    write!(out, "{value}").expect("writing to memory cannot fail");
+}
+
+struct Stream<S> {
+    /// Taken by the first event.
+    first: Option<Delta>,
+    /// `None` once all is said.
+    answers: Option<Answers>,
+    shape: S,
+    envelope: Envelope,
+    buffer: BytesMut,
+}
+
+impl<S: Events> Stream<S> {
+    /// The next piece of the body.
+    async fn next(&mut self) -> Option<Bytes> {
+        let answers = self.answers.as_mut()?;
+        loop {
+            let delta = match self.first.take() {
+                Some(first) => Some(Ok(first)),
+                None => answers.next().await,
+            };
+            match delta {
+                Some(Ok(delta)) => {
+                    self.shape.delta(&delta, answers.usage(), &self.envelope, &mut self.buffer);
+                    if self.buffer.is_empty() {
+                        continue; // all of it is held back until the next token decides
+                    }
+                }
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "an answer failed after its first byte");
+                    self.buffer.extend_from_slice(b"event: error\ndata: ");
+                    json(&mut self.buffer, &Reject::from(error).body());
+                    self.buffer.extend_from_slice(b"\n\n");
+                    self.answers = None; // and no [DONE]: the answer is not whole
+                }
+                None => {
+                    if self.envelope.delivery.include_usage {
+                        self.envelope.usage(answers.usage(), &mut self.buffer);
+                    }
+                    self.buffer.extend_from_slice(b"data: [DONE]\n\n");
+                    self.answers = None;
+                }
+            }
+            return Some(self.buffer.split().freeze());
+        }
+    }
+}
+
+/// The whole response; `first` was waited for, so its status is 200.
+pub(super) fn response<S: Events>(
+    first: Delta,
+    answers: Answers,
+    shape: S,
+    delivery: Delivery,
+) -> Response {
+    let envelope = shape.envelope(delivery);
+    let buffer = BytesMut::with_capacity(4096);
+    let stream =
+        Box::new(Stream { first: Some(first), answers: Some(answers), shape, envelope, buffer });
+    let body = stream::unfold(stream, |mut stream| async move {
+        let piece = stream.next().await?;
+        Some((Ok::<_, Infallible>(piece), stream))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // nginx would otherwise collect the events before it passes them on.
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, Body::from_stream(body)).into_response()
+}

@@ -1,0 +1,112 @@
+//! `/v1/chat/completions` and `/v1/completions` from the first byte to the answer: read, parse, check, send.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::{Request, State};
+use axum::response::Response;
+
+use crate::app::App;
+use crate::error::RouteError;
+use crate::http::body::{self, BodyLimits};
+use crate::http::chat_reply::ChatReply;
+use crate::http::completion_reply::CompletionReply;
+use crate::http::fields::Fields;
+use crate::http::params::{self, ModelFacts};
+use crate::http::reject::Reject;
+use crate::http::reply::{self, Head};
+use crate::http::{chat, completions, headers, json, ops};
+use crate::prompt::PromptEngine;
+use crate::request::Prompt;
+
+/// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, about 1 ms of parsing.
+const LARGE_BODY_BYTES: usize = 256 << 10;
+
+/// Answers a chat.
+pub(super) async fn chat(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, Reject> {
+    let session = headers::session(request.headers());
+    let mut fields = fields(&app, request).await?;
+    let model = params::model_name(&mut fields)?;
+    let engine = engine(&app, &model)?;
+    let mut request = chat::check(fields, model, &facts(&engine))?;
+    request.job.session = session.or(request.job.session);
+    let shape = ChatReply::new(Head::of(&request.job), request.job.n, request.logprobs);
+    reply::send(&app, vec![request.job], shape, request.delivery).await
+}
+
+/// Continues one or several texts.
+pub(super) async fn completions(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Response, Reject> {
+    let session = headers::session(request.headers());
+    let mut fields = fields(&app, request).await?;
+    let model = params::model_name(&mut fields)?;
+    let engine = engine(&app, &model)?;
+    let mut request = completions::check(fields, &model, &facts(&engine))?;
+    for job in &mut request.jobs {
+        job.session = session.clone().or(job.session.take());
+    }
+    let echo = request
+        .echo
+        .then(|| request.jobs.iter().map(|job| echo_text(&engine, &job.prompt)).collect());
+    let first = request.jobs.first().expect("a request has at least one prompt");
+    let shape = CompletionReply::new(
+        Head::of(first),
+        request.jobs.len(),
+        first.n,
+        request.logprobs.is_some(),
+        echo,
+    );
+    reply::send(&app, request.jobs, shape, request.delivery).await
+}
+
+fn echo_text(engine: &PromptEngine, prompt: &Prompt) -> String {
+    match prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Tokens(ids) => engine.decode(ids, false),
+        Prompt::Chat(_) => String::new(), // completions have none
+    }
+}
+
+/// The body of `request` as the fields of a JSON object.
+pub(super) async fn fields(app: &App, request: Request) -> Result<Fields, Reject> {
+    let limits =
+        BodyLimits { bytes: app.config.http.max_body_bytes, time: app.config.http.body_timeout };
+    let body = body::read(request, limits).await?;
+    let is_large = body.len() >= LARGE_BODY_BYTES;
+    let parse = move || json::parse(&body).and_then(Fields::of_body);
+    if !is_large {
+        return Ok(parse()?);
+    }
+    let parsed = tokio::task::spawn_blocking(parse).await;
+    Ok(parsed.map_err(|error| RouteError::Internal(error.to_string()))??)
+}
+
+/// The tokenizer and template of `model`.
+///
+/// # Errors
+/// `UnknownModel`, or `NoWorker` as long as no worker has said what is served here.
+pub(super) fn engine(app: &App, model: &str) -> Result<Arc<PromptEngine>, RouteError> {
+    app.fleet.engine(model).ok_or_else(|| {
+        let models = app.fleet.models();
+        if models.is_empty() {
+            return RouteError::NoWorker { retry_after: Duration::from_secs(1) };
+        }
+        ops::unknown_model(&models, model)
+    })
+}
+
+fn facts(engine: &PromptEngine) -> ModelFacts {
+    let doc = engine.doc();
+    ModelFacts {
+        vocab_size: doc.vocab_size,
+        temperature: doc.generation.temperature,
+        top_p: doc.generation.top_p,
+        top_k: doc.generation.top_k,
+        repetition_penalty: doc.generation.repetition_penalty,
+    }
+}

@@ -1,0 +1,127 @@
+//! What is said in headers: the request's id, the session it belongs to, and the key that lets it in.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::app::App;
+use crate::http::ids;
+use crate::http::reject::{ErrorCode, Reject};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest id that is taken over from a client.
+const MAX_REQUEST_ID: usize = 128;
+/// Headers that name a session, best first. The fields `prompt_cache_key` and `user` come after them.
+const SESSION: [&str; 3] = ["x-session-id", "x-session-affinity", "x-correlation-id"];
+
+/// Gives every answer its `X-Request-ID`, the client's own or a new one, and counts it.
+pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let began = Instant::now();
+    let id = request.headers().get(&REQUEST_ID).filter(|id| is_request_id(id)).cloned();
+    let id = id.unwrap_or_else(|| {
+        HeaderValue::try_from(ids::name("req-")).expect("made of letters and digits")
+    });
+    let matched = request.extensions().get::<MatchedPath>().cloned();
+    let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
+    let trace = request.headers().get("traceparent").cloned(); // for the log only
+    let mut response = next.run(request).await;
+    let status = response.status().as_u16();
+    let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
+    app.metrics.http_request(route, status, error);
+    tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+fn is_request_id(value: &HeaderValue) -> bool {
+    (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+/// The session that the headers name.
+pub(super) fn session(headers: &HeaderMap) -> Option<String> {
+    let mut named = SESSION.iter().filter_map(|name| headers.get(*name)?.to_str().ok());
+    named.find(|value| !value.is_empty()).map(str::to_owned)
+}
+
+/// Digests of the keys that let a client in; none lets everybody in.
+#[derive(Debug, Clone)]
+pub(super) struct ApiKeys(Arc<[blake3::Hash]>);
+
+impl ApiKeys {
+    pub(super) fn of(app: &App) -> Self {
+        Self(app.config.http.api_keys.iter().map(|key| blake3::hash(key.0.as_bytes())).collect())
+    }
+
+    fn check(&self, headers: &HeaderMap) -> Result<(), Reject> {
+        if self.0.is_empty() {
+            return Ok(());
+        }
+        let value = headers.get(header::AUTHORIZATION);
+        let value = value.ok_or(Reject::Unauthorized("this server asks for an API key"))?;
+        let key = value
+            .as_bytes()
+            .split_at_checked(7)
+            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        // Digests compare in constant time, and all of them are compared.
+        let sent = blake3::hash(key.map_or(&b""[..], |(_, key)| key.trim_ascii()));
+        let known = self.0.iter().fold(false, |known, key| known | (*key == sent));
+        known.then_some(()).ok_or(Reject::Unauthorized("this API key is not known"))
+    }
+}
+
+/// Lets a request pass that has one of the keys.
+pub(super) async fn require_key(
+    State(keys): State<ApiKeys>,
+    request: Request,
+    next: Next,
+) -> Response {
+    match keys.check(request.headers()) {
+        Ok(()) => next.run(request).await,
+        Err(reject) => reject.into_response(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_session_header_wins() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(session(&headers), None);
+        headers.insert("x-correlation-id", HeaderValue::from_static("c"));
+        assert_eq!(session(&headers).as_deref(), Some("c"));
+        headers.insert("x-session-id", HeaderValue::from_static("s"));
+        assert_eq!(session(&headers).as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn request_ids_are_short_and_printable() {
+        for (value, good) in [("abc-1", true), ("", false), ("a b", false)] {
+            assert_eq!(is_request_id(&HeaderValue::from_static(value)), good, "{value:?}");
+        }
+        assert!(!is_request_id(&HeaderValue::try_from("x".repeat(129)).unwrap()));
+    }
+
+    #[test]
+    fn keys_are_checked_by_their_digests() {
+        let keys = ApiKeys([blake3::hash(b"k1"), blake3::hash(b"k2")].into());
+        for (value, good) in [
+            ("Bearer k1", true),
+            ("bearer  k2", true),
+            ("Bearer k3", false),
+            ("Basic k1", false),
+            ("k1", false),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(header::AUTHORIZATION, HeaderValue::from_static(value));
+            assert_eq!(keys.check(&headers).is_ok(), good, "{value}");
+        }
+        assert!(keys.check(&HeaderMap::new()).is_err());
+        assert!(ApiKeys([].into()).check(&HeaderMap::new()).is_ok());
+    }
+}

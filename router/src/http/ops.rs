@@ -1,0 +1,76 @@
+//! What operators and clients ask about the server itself.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::header;
+use axum::response::IntoResponse;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::error::RouteError;
+use crate::fleet::ModelInfo;
+use crate::http::fields::clip;
+use crate::http::reject::Reject;
+
+/// Alive.
+pub(super) async fn health() -> Json<Value> {
+    Json(json!({"status": "ok"}))
+}
+
+/// Able to answer: a worker takes work, and no drain is under way.
+pub(super) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, Reject> {
+    if app.fleet.ready() {
+        return Ok(Json(json!({"status": "ready"})));
+    }
+    Err(RouteError::NoWorker { retry_after: Duration::from_secs(1) }.into())
+}
+
+pub(super) async fn version() -> Json<Value> {
+    Json(json!({"version": env!("CARGO_PKG_VERSION")}))
+}
+
+pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
+    let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
+    (text, app.render_metrics())
+}
+
+pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(app.fleet.workers())
+}
+
+pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let models: Vec<Value> = app.fleet.models().iter().map(model_body).collect();
+    Json(json!({"object": "list", "data": models}))
+}
+
+pub(super) async fn model(
+    State(app): State<Arc<App>>,
+    Path(name): Path<String>,
+) -> Result<Json<Value>, Reject> {
+    let models = app.fleet.models();
+    match models.iter().find(|model| model.name == name) {
+        Some(model) => Ok(Json(model_body(model))),
+        None => Err(unknown_model(&models, &name).into()),
+    }
+}
+
+/// OpenAI's `model`, and vLLM's `max_model_len`.
+fn model_body(model: &ModelInfo) -> Value {
+    json!({
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "headrace",
+        "max_model_len": model.context_tokens,
+    })
+}
+
+/// `name` is none of `models`.
+pub(super) fn unknown_model(models: &[ModelInfo], name: &str) -> RouteError {
+    let served: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let served = if served.is_empty() { "none yet".to_owned() } else { served.join(", ") };
+    RouteError::UnknownModel { model: clip(name), served }
+}

@@ -1,0 +1,125 @@
+//! What both kinds of answer have in common: who it is, how it is collected, how it is sent.
+
+use std::sync::Arc;
+
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::app::App;
+use crate::error::RouteError;
+use crate::http::answers::Answers;
+use crate::http::events::{self, Events};
+use crate::http::params::Delivery;
+use crate::http::{ids, reject::Reject};
+use crate::request::{Delta, FinishReason, Job, TokenText, Usage};
+
+/// OpenAI's `system_fingerprint`: it changes when the software that serves does.
+pub(super) const FINGERPRINT: &str = concat!("headrace-", env!("CARGO_PKG_VERSION"));
+
+/// What stands in every body of one answer.
+#[derive(Debug, Clone)]
+pub(super) struct Head {
+    pub(super) id: String,
+    pub(super) created: u64,
+    pub(super) model: String,
+}
+
+impl Head {
+    pub(super) fn of(job: &Job) -> Self {
+        Self { id: job.name.clone(), created: ids::unix_seconds(), model: job.model.clone() }
+    }
+}
+
+/// A choice as far as it has come.
+#[derive(Debug, Default)]
+pub(super) struct Choice {
+    pub(super) text: String,
+    pub(super) tokens: Vec<TokenText>,
+    pub(super) prompt_tokens: Option<Vec<TokenText>>,
+    pub(super) finish: Option<FinishReason>,
+}
+
+/// How an answer looks as one JSON object.
+pub(super) trait Whole {
+    /// The body.
+    fn whole(self, choices: Vec<Choice>, usage: Usage) -> serde_json::Result<Vec<u8>>;
+}
+
+/// Places the jobs and sends the answer. Until its first delta is there no status is sent either, so everything that
+/// goes wrong before is an error with a status of its own, streamed or not.
+///
+/// # Errors
+/// Why there is no answer.
+pub(super) async fn send<S: Whole + Events>(
+    app: &Arc<App>,
+    jobs: Vec<Job>,
+    shape: S,
+    delivery: Delivery,
+) -> Result<Response, Reject> {
+    let num_choices = jobs.iter().map(|job| job.n as usize).sum();
+    let mut answers = Answers::place(app, jobs).await?;
+    if delivery.stream {
+        let first = answers.next().await.ok_or_else(nothing)??;
+        return Ok(events::response(first, answers, shape, delivery));
+    }
+    let mut choices: Vec<Choice> = Vec::new();
+    choices.resize_with(num_choices, Choice::default);
+    while let Some(delta) = answers.next().await {
+        gather(&mut choices, delta?)?;
+    }
+    if choices.iter().any(|choice| choice.finish.is_none()) {
+        return Err(nothing().into());
+    }
+    let body = shape.whole(choices, answers.usage());
+    let body = body.map_err(|error| RouteError::Internal(error.to_string()))?;
+    let json = HeaderValue::from_static("application/json");
+    Ok(([(header::CONTENT_TYPE, json)], body).into_response())
+}
+
+fn nothing() -> RouteError {
+    RouteError::Internal("an answer ended without its end".into())
+}
+
+fn gather(choices: &mut [Choice], delta: Delta) -> Result<(), RouteError> {
+    let choice = choices.get_mut(delta.choice as usize);
+    let choice = choice.ok_or_else(|| RouteError::Internal("a delta of no choice".into()))?;
+    choice.text.push_str(&delta.text);
+    choice.tokens.extend(delta.tokens);
+    choice.prompt_tokens = choice.prompt_tokens.take().or(delta.prompt_tokens);
+    choice.finish = choice.finish.or(delta.finish);
+    Ok(())
+}
+
+/// OpenAI's word.
+pub(super) fn finish_reason(finish: FinishReason) -> &'static str {
+    match finish {
+        FinishReason::Stop => "stop",
+        FinishReason::Length => "length",
+    }
+}
+
+/// OpenAI's `usage`.
+#[derive(Debug, Serialize)]
+pub(super) struct UsageBody {
+    prompt_tokens: u32,
+    completion_tokens: u32,
+    total_tokens: u32,
+    prompt_tokens_details: PromptDetails,
+}
+
+#[derive(Debug, Serialize)]
+struct PromptDetails {
+    cached_tokens: u32,
+}
+
+impl From<Usage> for UsageBody {
+    fn from(usage: Usage) -> Self {
+        Self {
+            prompt_tokens: usage.prompt_tokens,
+            completion_tokens: usage.completion_tokens,
+            total_tokens: usage.prompt_tokens + usage.completion_tokens,
+            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
+        }
+    }
+}
