@@ -1,1 +1,20 @@
-//! headrace._core
+//! `headrace._core`: what Python sees of the router. Each function converts, detaches, calls the router crate, converts
+//! back; `pyworkers/headrace/_core.pyi` has the documentation, and stubtest compares the two.
+
+mod errors;
+mod hash;
+mod router;
+mod wire;
+
+/// The module lists all that Python sees.
+#[pyo3::pymodule(gil_used = false)]
+mod _core {
+    #[pymodule_export]
+    const HASH_SCHEME: &str = headrace_router::core::blocks::HASH_SCHEME;
+    #[pymodule_export]
+    use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
+    #[pymodule_export]
+    use crate::router::Router;
+    #[pymodule_export]
+    use crate::wire::{decode_frame, encode_frame};
+}

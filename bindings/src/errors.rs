@@ -1,0 +1,24 @@
+//! Errors of the router crate as the exceptions of `headrace.errors`.
+
+use headrace_router::fleet::codec::CodecError;
+use pyo3::PyErr;
+use pyo3::import_exception;
+
+import_exception!(headrace.errors, ConfigError);
+import_exception!(headrace.errors, FrameTooLong);
+import_exception!(headrace.errors, FrameTruncated);
+import_exception!(headrace.errors, MalformedFrame);
+import_exception!(headrace.errors, StartError);
+import_exception!(headrace.errors, TrailingBytes);
+import_exception!(headrace.errors, UnknownFrameType);
+import_exception!(headrace.errors, WireError);
+
+pub(crate) fn codec(error: CodecError) -> PyErr {
+    match error {
+        CodecError::TooLong { got, limit } => FrameTooLong::new_err((got, limit)),
+        CodecError::Truncated { at } => FrameTruncated::new_err((at,)),
+        CodecError::UnknownType { number } => UnknownFrameType::new_err((number,)),
+        CodecError::Malformed { at, expected, got } => MalformedFrame::new_err((at, expected, got)),
+        CodecError::TrailingBytes { frame, extra } => TrailingBytes::new_err((frame, extra)),
+    }
+}

@@ -1,0 +1,184 @@
+//! A router inside a Python process, on threads of its own.
+
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use headrace_router::config::{Config, RouterArgs};
+use headrace_router::shutdown::{Server, Stopper};
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use pythonize::depythonize;
+use tokio::runtime::Runtime;
+
+use crate::errors::{ConfigError, StartError};
+
+/// How often a waiting thread looks for Ctrl-C.
+const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+#[pyclass(frozen, module = "headrace._core")]
+pub(crate) struct Router(Mutex<State>);
+
+enum State {
+    Configured(Box<Config>),
+    Starting,
+    Running(Arc<Running>),
+}
+
+/// Dropping it ends the server at once.
+struct Running {
+    address: String,
+    worker_address: String,
+    stopper: Stopper,
+    ended: Arc<Ended>,
+    runtime: Option<Runtime>,
+}
+
+/// Whether the server has ended.
+#[derive(Default)]
+struct Ended {
+    flag: Mutex<bool>,
+    changed: Condvar,
+}
+
+#[pymethods]
+impl Router {
+    #[new]
+    #[pyo3(signature = (args, /))]
+    fn new(args: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let args: RouterArgs =
+            depythonize(args).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        let config =
+            Config::try_from(args).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        Ok(Self(Mutex::new(State::Configured(Box::new(config)))))
+    }
+
+    fn start(&self, py: Python<'_>) -> PyResult<()> {
+        let config = match self.replace(State::Starting) {
+            State::Configured(config) => config,
+            earlier @ (State::Starting | State::Running(_)) => {
+                self.replace(earlier);
+                return Err(PyRuntimeError::new_err("the router was started before"));
+            }
+        };
+        match py.detach(|| Running::start((*config).clone())) {
+            Ok(running) => {
+                self.replace(State::Running(Arc::new(running)));
+                Ok(())
+            }
+            Err(error) => {
+                self.replace(State::Configured(config)); // the port may be free the next time
+                Err(StartError::new_err(error))
+            }
+        }
+    }
+
+    #[getter]
+    fn address(&self) -> PyResult<String> {
+        Ok(self.running()?.address.clone())
+    }
+
+    #[getter]
+    fn worker_address(&self) -> PyResult<String> {
+        Ok(self.running()?.worker_address.clone())
+    }
+
+    #[pyo3(signature = (timeout_s=None))]
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        self.running()?.wait(py, timeout_s)
+    }
+
+    #[pyo3(signature = (timeout_s=None))]
+    fn stop(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        let running = self.running()?;
+        running.stopper.drain();
+        let drained = running.wait(py, timeout_s);
+        running.stopper.stop(); // out of time, or interrupted: nothing may stay behind
+        running.wait(py, None)?;
+        drained
+    }
+}
+
+impl Router {
+    fn replace(&self, state: State) -> State {
+        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *guard, state)
+    }
+
+    fn running(&self) -> PyResult<Arc<Running>> {
+        match &*self.0.lock().unwrap_or_else(PoisonError::into_inner) {
+            State::Running(running) => Ok(Arc::clone(running)),
+            State::Configured(_) | State::Starting => {
+                Err(PyRuntimeError::new_err("the router was not started"))
+            }
+        }
+    }
+}
+
+impl Running {
+    fn start(config: Config) -> Result<Self, String> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .thread_name("headrace-router")
+            .enable_all()
+            .build()
+            .map_err(|error| error.to_string())?;
+        let server = runtime.block_on(Server::start(config)).map_err(|error| error.to_string())?;
+        let ended = Arc::new(Ended::default());
+        let running = Self {
+            address: server.http_address().to_string(),
+            worker_address: server.worker_address().to_string(),
+            stopper: server.stopper(),
+            ended: Arc::clone(&ended),
+            runtime: Some(runtime),
+        };
+        if let Some(runtime) = &running.runtime {
+            runtime.spawn(async move {
+                let _set_on_panic_too = SetOnDrop(ended);
+                server.serve().await;
+            });
+        }
+        Ok(running)
+    }
+
+    /// True once the server has ended, false after `timeout_s`. Ctrl-C gets through.
+    fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<bool> {
+        let timeout = timeout_s.map(Duration::try_from_secs_f64).transpose();
+        let timeout = timeout.map_err(|error| ConfigError::new_err(error.to_string()))?;
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if py.detach(|| self.ended.within(left.unwrap_or(SIGNAL_CHECK).min(SIGNAL_CHECK))) {
+                return Ok(true);
+            }
+            py.check_signals()?;
+            if left.is_some_and(|left| left.is_zero()) {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stopper.stop();
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background(); // a plain drop would wait, and the caller may hold the GIL
+        }
+    }
+}
+
+impl Ended {
+    fn within(&self, timeout: Duration) -> bool {
+        let guard = self.flag.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(guard, timeout, |ended| !*ended);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+struct SetOnDrop(Arc<Ended>);
+
+impl Drop for SetOnDrop {
+    fn drop(&mut self) {
+        *self.0.flag.lock().unwrap_or_else(PoisonError::into_inner) = true;
+        self.0.changed.notify_all();
+    }
+}
