@@ -1,0 +1,105 @@
+"""Every exception of ours. Callers match types and attributes, never text."""
+
+
+class HeadraceError(Exception):
+    """Base of all of them."""
+
+
+class WireError(HeadraceError):
+    """Bytes are not a frame, or a frame cannot become bytes."""
+
+
+class FrameTooLong(WireError):
+    """A body has more bytes than the limit."""
+
+    def __init__(self, got: int, limit: int) -> None:
+        super().__init__(got, limit)
+        self.got = got
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"frame of {self.got} bytes, the limit is {self.limit}"
+
+
+class FrameTruncated(WireError):
+    """The bytes end too early, or a length says more than the bytes after it."""
+
+    def __init__(self, at: str) -> None:
+        super().__init__(at)
+        self.at = at
+
+    def __str__(self) -> str:
+        return f"frame ends inside {self.at}"
+
+
+class UnknownFrameType(WireError):
+    """No frame has this type."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def __str__(self) -> str:
+        return f"unknown frame type {self.number}"
+
+
+class MalformedFrame(WireError):
+    """A field is missing, too many, of another type, or out of range."""
+
+    def __init__(self, at: str, expected: str, got: str) -> None:
+        super().__init__(at, expected, got)
+        self.at = at  # frame and field, such as `hello.fingerprints.tokenizer`
+        self.expected = expected
+        self.got = got
+
+    def __str__(self) -> str:
+        return f"{self.at}: expected {self.expected}, got {self.got}"
+
+
+class TrailingBytes(WireError):
+    """The frame is complete and bytes follow."""
+
+    def __init__(self, frame: str, extra: int) -> None:
+        super().__init__(frame, extra)
+        self.frame = frame
+        self.extra = extra
+
+    def __str__(self) -> str:
+        return f"{self.extra} bytes after the end of a {self.frame} frame"
+
+
+class LinkError(HeadraceError):
+    """A worker and a router cannot work together."""
+
+
+class LinkLost(LinkError):
+    """The link is gone. Dialling again may help."""
+
+
+class Refused(LinkError):
+    """The router does not want this worker, and will not the next time either."""
+
+    def __init__(self, field: str, expected: str, got: str, message: str) -> None:
+        super().__init__(field, expected, got, message)
+        self.field = field  # what differs, such as `protocol` or `fingerprints.tokenizer`
+        self.expected = expected  # the fleet's value
+        self.got = got  # the worker's value
+        self.message = message
+
+    def __str__(self) -> str:
+        return (
+            f"the router refused this worker: {self.field} is {self.got!r}, "
+            f"the fleet has {self.expected!r}: {self.message}"
+        )
+
+
+class RouterNotTrusted(LinkError):
+    """The router did not prove that it knows the deployment secret, or wants one that we lack."""
+
+
+class ConfigError(HeadraceError, ValueError):
+    """A router was configured wrongly. The text names the setting and says what would be right."""
+
+
+class StartError(HeadraceError, OSError):
+    """A router could not start, for instance because its port is taken."""
