@@ -1,0 +1,56 @@
+"""What every result file says of where it came from: machine, commit, command."""
+
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def machine() -> dict[str, Any]:
+    """Processor, cores, memory and load of this machine."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    fields = dict(
+        (part.strip() for part in line.split(":", 1)) for line in info.splitlines() if ":" in line
+    )
+    flags = fields.get("flags", "").split()
+    simd = [
+        name for name in ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16") if name in flags
+    ]
+    return {
+        "processor": fields.get("model name", platform.processor()),
+        "family_model": f"{fields.get('cpu family', '?')}/{fields.get('model', '?')}",
+        "simd": simd,
+        "cores": os.cpu_count(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "load_average": [round(value, 2) for value in os.getloadavg()],
+    }
+
+
+def commit() -> str:
+    """Short hash of the commit, with `+` where the tree has changes."""
+
+    def git(*args: str) -> str:
+        done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no")
+    return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
+
+
+def write(path: Path | None, figures: dict[str, Any]) -> None:
+    """Print the figures with their origin, and keep them in `path`."""
+    # The command as a reader would repeat it: from the root of the repository.
+    command = ["python", *(str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:])]
+    result = {"machine": machine(), "commit": commit(), "command": shlex.join(command), **figures}
+    text = json.dumps(result, indent=2)
+    print(text)
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text + "\n")
