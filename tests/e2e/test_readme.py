@@ -1,0 +1,66 @@
+"""The README's examples work as printed, but for the port."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from helpers.serving import ROOT, Server
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(language: str, containing: str) -> list[str]:
+    readme = ROOT / "README.md"
+    found = BLOCK.findall(readme.read_text()) if readme.exists() else []
+    return [text for lang, text in found if lang == language and containing in text]
+
+
+def curl_commands() -> list[str]:
+    """Each `curl ...` of a shell block, with its continuation lines."""
+    commands: list[str] = []
+    for language in ("bash", "sh", "console"):
+        for block in blocks(language, "curl "):
+            text = block.replace("\\\n", " ")
+            commands += [line.removeprefix("$ ") for line in text.splitlines() if "curl " in line]
+    return commands
+
+
+def test_there_are_examples() -> None:
+    assert any("chat/completions" in command for command in curl_commands())
+    assert blocks("python", "openai")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@pytest.mark.parametrize("command", curl_commands())
+def test_curl_examples_work(real: Server, command: str) -> None:
+    here = re.sub(r"(127\.0\.0\.1|localhost):8000", f"{real.host}:{real.port}", command)
+    assert str(real.port) in here, "the example names no port 8000"
+    done = subprocess.run(
+        ["bash", "-c", here], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
+    assert '"error"' not in done.stdout
+
+
+@pytest.mark.parametrize("code", blocks("python", "openai"))
+def test_python_examples_work(real: Server, code: str, tmp_path: Path) -> None:
+    here = re.sub(r"(127\.0\.0\.1|localhost):8000", f"{real.host}:{real.port}", code)
+    (tmp_path / "example.py").write_text(here)
+    done = subprocess.run(
+        [sys.executable, "example.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=os.environ,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()

@@ -1,0 +1,92 @@
+"""Signals: the first drains, the second stops; nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+from pathlib import Path
+
+import psutil
+import pytest
+
+from helpers.serving import Running, Server, eventually, serving
+
+
+def stream_body(server: Server, tokens: int) -> dict[str, object]:
+    return {
+        "model": server.model,
+        "messages": [{"role": "user", "content": "hello"}],
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.Signals) -> None:
+    with serving(str(tiny_folder)) as server:
+        children = server.children()
+        with server.stream("/v1/chat/completions", stream_body(server, 400)) as events:
+            next(events)
+            server.process.send_signal(number)
+            server.wait_line("stopping: running answers may finish", timeout=30)
+            eventually(lambda: _refused(server), lambda: "new connections are still taken")
+            rest = list(events)
+        assert rest[-1] == "[DONE]"
+        assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
+        assert server.wait() == 0
+        assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_the_second_signal_stops_at_once(tiny_folder: Path) -> None:
+    with serving(str(tiny_folder), "--drain-timeout", "600") as server:
+        children = server.children()
+        worker = server.worker_process("worker-0")
+        with server.stream("/v1/chat/completions", stream_body(server, 400)) as events:
+            next(events)
+            worker.send_signal(signal.SIGSTOP)  # so that the answer cannot finish
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_line("stopping: running answers may finish", timeout=30)
+            server.process.send_signal(signal.SIGTERM)
+            assert server.wait(20) == 128 + signal.SIGTERM
+        assert not psutil.wait_procs(children, timeout=10)[1]
+
+
+def test_an_answer_past_the_drain_deadline_is_cut_with_an_error(tiny_folder: Path) -> None:
+    with serving(str(tiny_folder), "--drain-timeout", "0.5") as server:
+        with server.stream("/v1/chat/completions", stream_body(server, 400)) as events:
+            next(events)
+            server.worker_process("worker-0").send_signal(signal.SIGSTOP)
+            server.process.send_signal(signal.SIGTERM)
+            rest = list(events)
+        assert "[DONE]" not in rest
+        assert server.wait(60) == 0
+
+
+def test_nothing_outlives_a_server_that_is_killed(tiny_folder: Path) -> None:
+    with serving(str(tiny_folder)) as server:
+        children = server.children()
+        assert len(children) >= 2
+        server.process.kill()
+        assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+def test_a_model_that_cannot_be_served_ends_it_with_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "gpt17"}')
+    server = Running("serve", str(tmp_path), "--port", "0")
+    try:
+        assert server.wait(120) != 0
+        assert "Traceback" not in server.tail()
+        assert "gpt17" in server.tail()
+    finally:
+        server.close()
+
+
+def _refused(server: Server) -> bool:
+    try:
+        with socket.create_connection((server.host, server.port), timeout=5) as connection:
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            return connection.recv(100) == b""
+    except (ConnectionRefusedError, ConnectionResetError):
+        return True
