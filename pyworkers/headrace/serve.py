@@ -51,6 +51,7 @@ class ServeSettings:
     worker_argv: list[str]
     router_argv: list[str]
     drain_timeout_s: float
+    api_key: str | None  # one that the router accepts, if it asks for one
 
     @property
     def reach(self) -> str:
@@ -80,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
         worker_argv=settings.model_argv(args),
         router_argv=router_argv,
         drain_timeout_s=args.drain_timeout,
+        api_key=first_api_key(router_argv),
     )
     return asyncio.run(serve(checked))
 
@@ -265,17 +267,27 @@ async def announce(
         await asyncio.sleep(POLL_S if late else 10 * POLL_S)
 
 
+def first_api_key(router_argv: list[str]) -> str | None:
+    """One of the keys that the router was given, to ask it for its workers."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--api-key", default=os.environ.get("HEADRACE_API_KEY", ""))
+    keys: str = parser.parse_known_args(router_argv)[0].api_key
+    return keys.split(",")[0] or None
+
+
 def ready_workers(config: ServeSettings) -> dict[str, str]:
     """Model by name of each worker that can take requests; empty while the router cannot answer."""
     connection = http.client.HTTPConnection(config.reach, config.port, timeout=5)
     try:
-        connection.request("GET", "/workers")
+        key = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
+        connection.request("GET", "/workers", headers=key)
         listed = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return {}
     finally:
         connection.close()
-    return {w["id"]: w["model"] for w in listed["workers"] if w["state"] == "ready"}
+    workers: list[dict[str, Any]] = listed.get("workers", [])
+    return {w["id"]: w["model"] for w in workers if w["state"] == "ready"}
 
 
 def print_ready(config: ServeSettings, model: str, seconds: float) -> None:

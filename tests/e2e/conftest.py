@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.serving import Server, serving
-from helpers.tiny_model import write_tiny_model
+from helpers.tiny_model import tiny_llama
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -21,9 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model with random weights: it talks nonsense, quickly, and always the same."""
-    folder = tmp_path_factory.mktemp("tiny")
-    write_tiny_model(folder)
-    return folder
+    return tiny_llama(tmp_path_factory.mktemp("tiny"), max_position_embeddings=8192)
 
 
 @pytest.fixture(scope="session")

@@ -8,9 +8,8 @@ from helpers.serving import Server
 
 
 def complete(server: Server, prompt: Any, **options: Any) -> Any:
-    return server.client.completions.create(
-        model=server.model, prompt=prompt, **({"temperature": 0, "max_tokens": 8} | options)
-    )
+    body: dict[str, Any] = {"temperature": 0, "max_tokens": 8} | options
+    return server.client.completions.create(model=server.model, prompt=prompt, **body)
 
 
 def test_the_real_model_goes_on_with_a_text(real: Server) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-import signal
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -63,7 +62,7 @@ def test_a_worker_that_dies_before_the_first_byte_is_replaced(two_workers: Serve
     expected = server.post("/v1/chat/completions", body).json["choices"]
     victim = server.worker_process("worker-0")
     starts = sum("worker-0 | ready" in line for line in server.lines)
-    victim.send_signal(signal.SIGSTOP)  # it takes requests and answers nothing
+    victim.suspend()  # it takes requests and answers nothing
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         sent = [pool.submit(server.post, "/v1/chat/completions", body) for _ in range(8)]
         concurrent.futures.wait(sent, 60, concurrent.futures.FIRST_COMPLETED)
@@ -82,10 +81,10 @@ def test_a_worker_that_dies_before_the_first_byte_is_replaced(two_workers: Serve
 
 def test_a_worker_that_dies_mid_stream_ends_it_with_an_error(tiny_folder: Path) -> None:
     with serving(str(tiny_folder)) as server:
-        with server.stream("/v1/chat/completions", long_chat(server, 1_000)) as events:
-            for _ in range(3):
-                next(events)
-            server.worker_process("worker-0").kill()
+        with server.stream("/v1/chat/completions", long_chat(server, 6_000)) as events:
+            next(events)
+            with server.frozen("worker-0") as worker:
+                worker.kill()
             rest = list(events)
         assert "error" in json.loads(rest[-1])
         assert "[DONE]" not in rest

@@ -27,11 +27,12 @@ def stream_body(server: Server, tokens: int) -> dict[str, object]:
 def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.Signals) -> None:
     with serving(str(tiny_folder)) as server:
         children = server.children()
-        with server.stream("/v1/chat/completions", stream_body(server, 400)) as events:
+        with server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events:
             next(events)
-            server.process.send_signal(number)
-            server.wait_line("stopping: running answers may finish", timeout=30)
-            eventually(lambda: _refused(server), lambda: "new connections are still taken")
+            with server.frozen("worker-0"):  # so that the answer is still under way
+                server.process.send_signal(number)
+                server.wait_line("stopping: running answers may finish", timeout=30)
+                eventually(lambda: _refused(server), lambda: "new connections are still taken")
             rest = list(events)
         assert rest[-1] == "[DONE]"
         assert json.loads(rest[-2])["choices"][0]["finish_reason"] == "length"
@@ -42,10 +43,11 @@ def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.
 def test_the_second_signal_stops_at_once(tiny_folder: Path) -> None:
     with serving(str(tiny_folder), "--drain-timeout", "600") as server:
         children = server.children()
-        worker = server.worker_process("worker-0")
-        with server.stream("/v1/chat/completions", stream_body(server, 400)) as events:
+        with (
+            server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events,
+            server.frozen("worker-0"),  # so that the answer cannot finish
+        ):
             next(events)
-            worker.send_signal(signal.SIGSTOP)  # so that the answer cannot finish
             server.process.send_signal(signal.SIGTERM)
             server.wait_line("stopping: running answers may finish", timeout=30)
             server.process.send_signal(signal.SIGTERM)
@@ -55,9 +57,10 @@ def test_the_second_signal_stops_at_once(tiny_folder: Path) -> None:
 
 def test_an_answer_past_the_drain_deadline_is_cut_with_an_error(tiny_folder: Path) -> None:
     with serving(str(tiny_folder), "--drain-timeout", "0.5") as server:
-        with server.stream("/v1/chat/completions", stream_body(server, 400)) as events:
-            next(events)
-            server.worker_process("worker-0").send_signal(signal.SIGSTOP)
+        with (
+            server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events,
+            server.frozen("worker-0"),
+        ):
             server.process.send_signal(signal.SIGTERM)
             rest = list(events)
         assert "[DONE]" not in rest

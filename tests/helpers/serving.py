@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,7 +37,7 @@ class Running:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | (env or {}),
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(env or {}),
         )
         self.lines: list[str] = []
         self._more = threading.Condition()
@@ -197,6 +197,17 @@ class Server(Running):
             if f"--name={name}" in child.cmdline():
                 return child
         raise AssertionError(f"no process is {name}:\n{self.tail()}")
+
+    @contextmanager
+    def frozen(self, name: str) -> Generator[psutil.Process]:
+        """A worker that takes frames and answers none, until the block ends."""
+        process = self.worker_process(name)
+        process.suspend()
+        try:
+            yield process
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
 
     def wait_idle(self, timeout: float = 15.0) -> float:
         """Wait until no worker holds a request or a block for one; the seconds that took."""
