@@ -155,7 +155,8 @@ def test_stop_strings_end_the_answer_and_are_not_in_it(real: Server) -> None:
 
 def test_the_limit_of_tokens_is_kept(tiny: Server) -> None:
     for name in ("max_tokens", "max_completion_tokens"):
-        answer = ask(tiny, temperature=0, extra_body={"ignore_eos": True}, **{name: 9})
+        limit: dict[str, Any] = {name: 9}
+        answer = ask(tiny, temperature=0, extra_body={"ignore_eos": True}, **limit)
         assert answer.usage.completion_tokens == 9
         assert answer.choices[0].finish_reason == "length"
 
