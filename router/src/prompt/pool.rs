@@ -220,7 +220,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_an_internal_error_and_the_thread_lives_on() {
         let pool = TokenizePool::new(1, 4).unwrap();
-        let error = pool.run(|| panic!("boom")).await.map(|()| ()).unwrap_err();
+        let error = pool.run(|| panic!("boom")).await.unwrap_err();
         assert!(matches!(&error, RouteError::Internal(m) if m.contains("boom")), "{error}");
         assert_eq!(pool.run(|| 7).await.unwrap(), 7);
     }

@@ -75,13 +75,23 @@ fn repr_str(text: &str, out: &mut String) {
                 out.push('\\');
                 out.push(c);
             }
-            c if (c as u32) < 0x20 || (0x7f..=0xa0).contains(&(c as u32)) || c == '\u{ad}' => {
-                out.push_str(&format!("\\x{:02x}", c as u32));
+            c if c == ' ' || c.is_ascii_graphic() || printable(c) => out.push(c),
+            c => {
+                let code = c as u32;
+                out.push_str(&match code {
+                    ..0x100 => format!("\\x{code:02x}"),
+                    0x100..0x1_0000 => format!("\\u{code:04x}"),
+                    _ => format!("\\U{code:08x}"),
+                });
             }
-            c => out.push(c),
         }
     }
     out.push(quote);
+}
+
+/// Rust and Python leave the same Unicode categories unescaped; after a letter Rust also leaves combining marks.
+fn printable(c: char) -> bool {
+    format!("a{c}").escape_debug().nth(1) == Some(c)
 }
 
 /// A number as Python's `repr` writes it.

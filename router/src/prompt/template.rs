@@ -97,10 +97,12 @@ impl ChatTemplate {
             true => Some(self.open_final_message(&mut chat)?),
             false => None,
         };
-        let mut out = Bounded { bytes: Vec::new() };
+        let mut out = Bounded::default();
         let template = self.environment.get_template(NAME).map_err(|e| internal(&e))?;
         let context = self.context(chat);
-        template.render_captured_to(context, &mut out).map_err(|e| rejected(&e))?;
+        if let Err(error) = template.render_captured_to(context, &mut out) {
+            return Err(if out.full { too_long() } else { rejected(&error) });
+        }
         let text = String::from_utf8(out.bytes)
             .map_err(|e| RouteError::Internal(format!("the chat template wrote bytes: {e}")))?;
         match open {
@@ -205,6 +207,11 @@ fn rejected(error: &Error) -> RouteError {
     RouteError::BadRequest { param: Some("messages".to_owned()), message }
 }
 
+fn too_long() -> RouteError {
+    let message = format!("the chat as text is longer than {} MiB", MAX_RENDERED_BYTES >> 20);
+    RouteError::BadRequest { param: Some("messages".to_owned()), message }
+}
+
 /// The error with its line, without the source that minijinja would show.
 fn describe(error: &Error) -> String {
     let mut text = error.kind().to_string();
@@ -265,14 +272,17 @@ fn tojson(value: &Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<
 }
 
 /// Collects what a template writes, up to [`MAX_RENDERED_BYTES`].
+#[derive(Default)]
 struct Bounded {
     bytes: Vec<u8>,
+    full: bool,
 }
 
 impl io::Write for Bounded {
     fn write(&mut self, part: &[u8]) -> io::Result<usize> {
         if self.bytes.len() + part.len() > MAX_RENDERED_BYTES {
-            return Err(io::Error::other("the rendered prompt is too long"));
+            self.full = true;
+            return Err(io::ErrorKind::StorageFull.into());
         }
         self.bytes.extend_from_slice(part);
         Ok(part.len())
