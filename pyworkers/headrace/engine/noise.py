@@ -1,0 +1,78 @@
+"""The only source of randomness: noise = f(seed, position, token).
+
+A counter hash, so there is no state to carry: a sequence that was preempted, moved to another worker or drafted ahead
+draws what it would have drawn. All machines compute the same 31 bits.
+
+Choosing the token with the least `exponential(bits) / weight` draws a token with probability proportional to its
+weight: the exponential race, the same thing as adding Gumbel noise to the logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+NOISE_BITS = 31
+_MULTIPLY_1 = 0x21F0AAAD  # with the shifts below: the mixer found by C. Wellons and TheIronBorn ("prospecting for hash
+_MULTIPLY_2 = (
+    0xD35A2D97  # functions", bias 0.107 of 1000), the second half of the key added in the middle
+)
+
+
+def keys(
+    seeds: NDArray[np.uint64], positions: NDArray[np.int64]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Two key words for each (seed, position). A position counts from the start of the prompt."""
+    mixed = _mix(_mix(seeds) + positions.astype(np.uint64))
+    return (mixed & np.uint64(0xFFFFFFFF)).astype(np.uint32), (mixed >> np.uint64(32)).astype(
+        np.uint32
+    )
+
+
+def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """The finaliser of splitmix64."""
+    x = x + np.uint64(0x9E3779B97F4A7C15)  # wraps
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def bits(
+    tokens: NDArray[np.uint32],
+    key: NDArray[np.uint32] | np.uint32,
+    key2: NDArray[np.uint32] | np.uint32,
+) -> NDArray[np.uint32]:
+    """31 noise bits for each token; the key words broadcast."""
+    x = tokens ^ key
+    shifted = x >> np.uint32(16)
+    x ^= shifted
+    x *= np.uint32(_MULTIPLY_1)
+    np.right_shift(x, np.uint32(15), out=shifted)
+    x ^= shifted
+    x += key2
+    x *= np.uint32(_MULTIPLY_2)
+    np.right_shift(x, np.uint32(15), out=shifted)
+    x ^= shifted
+    x &= np.uint32(0x7FFFFFFF)
+    return x
+
+
+def bits_on_device(tokens: torch.Tensor, key: torch.Tensor, key2: torch.Tensor) -> torch.Tensor:
+    """`bits` with torch, for int32 tensors; the words of the keys are reinterpreted as int32."""
+    x = tokens ^ key
+    shifted = x >> 16  # drags the sign along, so it is masked
+    x ^= shifted.bitwise_and_(0xFFFF)
+    x *= _MULTIPLY_1
+    torch.bitwise_right_shift(x, 15, out=shifted)
+    x ^= shifted.bitwise_and_(0x1FFFF)
+    x += key2
+    x *= _MULTIPLY_2 - (1 << 32)
+    torch.bitwise_right_shift(x, 15, out=shifted)
+    x ^= shifted.bitwise_and_(0x1FFFF)
+    return x.bitwise_and_(0x7FFFFFFF)
+
+
+def exponential(noise: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Noise bits as a draw from the exponential distribution. Never 0, never infinite."""
+    return -np.log1p(-(noise + 0.5) * 2.0**-NOISE_BITS)
