@@ -1,0 +1,31 @@
+"""Names of block contents: chained hashes, the same that the router computes."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace import _core
+
+
+class BlockNamer(Protocol):
+    """Names the full blocks of token sequences. Equal names mean equal tokens up to there, and equal salt."""
+
+    def follow(self, parent: bytes | None, tokens: NDArray[np.int32], salt: bytes) -> list[bytes]:
+        """Names of the full blocks of `tokens`; the first of them follows `parent` or is the first of all."""
+        ...
+
+
+class KeyedNamer:
+    """Names by the deployment's hash key."""
+
+    def __init__(self, key: bytes, block_tokens: int) -> None:
+        self._key = key
+        self._block_tokens = block_tokens
+
+    def follow(self, parent: bytes | None, tokens: NDArray[np.int32], salt: bytes) -> list[bytes]:
+        data = tokens.astype("<u4").tobytes()
+        root = salt if parent is None else None  # a parent holds it already
+        return _core.hash_blocks(data, self._block_tokens, self._key, root, parent)

@@ -1,0 +1,151 @@
+"""A model without weights whose logits depend on every token before, read back through the block table.
+
+Its "KV" is the token and its position in each slot. A wrong slot, a block handed out twice, a row computed twice or a
+stale block changes the logits, so engine mistakes become wrong tokens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.frames import Resume, Sampling, Submit
+
+if TYPE_CHECKING:
+    from headrace.models.batch import Batch
+
+GARBAGE = 0xDEAD
+LOGITS = np.random.default_rng(7).normal(size=(1024, 8192)).astype(np.float32) * 2
+
+
+class ToyModel:
+    kv_block_bytes = 64
+    kv_layout = "toy"
+    dtype_name = "int"
+
+    def __init__(
+        self, *, vocab_size: int = 50, block_tokens: int = 4, context_tokens: int = 256
+    ) -> None:
+        self.config: Any = SimpleNamespace()
+        self.vocab_size = vocab_size
+        self.block_tokens = block_tokens
+        self.context_tokens = context_tokens
+        self.forwards = 0
+        self.rows = 0
+        self.fail_next: Exception | None = None
+        self.slots = np.zeros(0, dtype=np.int64)
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        self.slots = np.full(num_blocks * self.block_tokens, GARBAGE, dtype=np.int64)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        self.forwards += 1
+        self.rows += batch.rows
+        check_batch(batch, self.block_tokens)
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            self.slots[batch.slots] = GARBAGE
+            raise error
+        self.slots[batch.slots] = batch.tokens.astype(np.int64) * 4096 + batch.positions
+        wanted = set(batch.logit_rows.tolist())
+        states: dict[int, int] = {}
+        for seq in range(batch.seqs):
+            context = int(batch.context_lens[seq])
+            table = batch.block_tables[seq].astype(np.int64)
+            places = np.arange(context)
+            kv = self.slots[
+                table[places // self.block_tokens] * self.block_tokens + places % self.block_tokens
+            ]
+            end = int(batch.seq_starts[seq + 1])
+            for row in range(int(batch.seq_starts[seq]), end):
+                if row in wanted:
+                    states[row] = digest(kv[: context - (end - 1 - row)])
+        rows = [toy_logits(states[row], self.vocab_size) for row in batch.logit_rows.tolist()]
+        return torch.from_numpy(
+            np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
+        )
+
+
+def digest(kv: NDArray[np.int64]) -> int:
+    return int.from_bytes(hashlib.blake2b(kv.tobytes(), digest_size=8).digest(), "little")
+
+
+def toy_logits(state: int, vocab_size: int) -> NDArray[np.float32]:
+    start = (state >> 10) % (LOGITS.shape[1] - vocab_size)
+    return LOGITS[state % len(LOGITS), start : start + vocab_size].copy()
+
+
+def check_batch(batch: Batch, block_tokens: int) -> None:
+    """What every model may rely on."""
+    for name, dtype in [
+        ("tokens", np.int32),
+        ("positions", np.int32),
+        ("slots", np.int64),
+        ("seq_starts", np.int32),
+        ("context_lens", np.int32),
+        ("block_tables", np.int32),
+        ("logit_rows", np.int32),
+    ]:
+        array = getattr(batch, name)
+        assert array.dtype == dtype, name
+        assert array.flags.c_contiguous, name
+    assert len(set(batch.slots.tolist())) == batch.rows, "two rows share a slot"
+    for seq in range(batch.seqs):
+        rows = slice(int(batch.seq_starts[seq]), int(batch.seq_starts[seq + 1]))
+        positions = batch.positions[rows]
+        last = int(batch.context_lens[seq])
+        assert positions.tolist() == list(range(last - len(positions), last))
+        blocks = batch.block_tables[seq][positions // block_tokens].astype(np.int64)
+        assert (batch.slots[rows] == blocks * block_tokens + positions % block_tokens).all()
+
+
+class ToyNamer:
+    """Block names without the Rust extension."""
+
+    def __init__(self, block_tokens: int = 4, key: bytes = b"key") -> None:
+        self.block_tokens = block_tokens
+        self.key = key
+
+    def follow(self, parent: bytes | None, tokens: NDArray[np.int32], salt: bytes) -> list[bytes]:
+        names: list[bytes] = []
+        before = salt if parent is None else parent
+        for start in range(0, len(tokens) - self.block_tokens + 1, self.block_tokens):
+            data = before + tokens[start : start + self.block_tokens].tobytes()
+            before = hashlib.blake2b(data, key=self.key, digest_size=16).digest()
+            names.append(before)
+        return names
+
+
+def pack(tokens: list[int]) -> bytes:
+    return np.asarray(tokens, dtype="<u4").tobytes()
+
+
+def make_submit(
+    request: int,
+    tokens: list[int],
+    *,
+    max_tokens: int = 8,
+    sampling: Sampling | None = None,
+    stop_ids: list[int] | None = None,
+    deadline_ms: int | None = None,
+    priority: int = 0,
+    salt: bytes = b"",
+    resumed: list[int] | None = None,
+) -> Submit:
+    return Submit(
+        request=request,
+        tokens=pack(tokens),
+        sampling=sampling or Sampling(),
+        stop_ids=stop_ids or [],
+        max_tokens=max_tokens,
+        deadline_ms=deadline_ms,
+        priority=priority,
+        salt=salt,
+        kv_from=None,
+        resume=None if resumed is None else Resume(pack(resumed), len(resumed)),
+    )
