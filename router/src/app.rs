@@ -31,8 +31,6 @@ impl App {
     /// The body of `/metrics`.
     #[must_use]
     pub fn render_metrics(&self) -> String {
-        let mut text = self.metrics.render();
-        self.fleet.render(&mut text);
-        text.into_string()
+        self.metrics.render()
     }
 }

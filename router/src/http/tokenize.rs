@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::RouteError;
-use crate::http::Surface;
 use crate::http::fields::{Fields, bad, unsupported};
 use crate::http::params;
 use crate::http::reject::Reject;
@@ -18,11 +17,11 @@ use crate::request::{ChatPrompt, Prompt};
 
 /// Text or messages to token ids.
 pub(super) async fn tokenize(
-    State(surface): State<Surface>,
+    State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, Reject> {
-    let fields = generate::fields(&surface, request).await?;
-    let (engine, mut fields) = engine_of(&surface.app, fields)?;
+    let fields = generate::fields(&app, request).await?;
+    let (engine, mut fields) = engine_of(&app, fields)?;
     let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let input = input(&mut fields)?;
     fields.finish()?;
@@ -65,11 +64,11 @@ fn input(fields: &mut Fields) -> Result<Input, RouteError> {
 
 /// Token ids to text, special tokens included.
 pub(super) async fn detokenize(
-    State(surface): State<Surface>,
+    State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, Reject> {
-    let fields = generate::fields(&surface, request).await?;
-    let (engine, mut fields) = engine_of(&surface.app, fields)?;
+    let fields = generate::fields(&app, request).await?;
+    let (engine, mut fields) = engine_of(&app, fields)?;
     let tokens = fields.array("tokens")?;
     let tokens = fields.require("tokens", tokens)?;
     fields.finish()?;

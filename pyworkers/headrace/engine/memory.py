@@ -1,0 +1,54 @@
+"""How much memory the KV cache gets where nobody said."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import torch
+
+CPU_SHARE = 0.25  # of the memory that is available at start: other workers run beside this one
+CUDA_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations
+
+
+def kv_blocks(
+    memory_bytes: int | None, *, block_bytes: int, most_blocks: int, device: torch.device
+) -> int:
+    """Blocks that fit into `memory_bytes`, or into a share of what is free; never more than `most_blocks`.
+
+    Raises `ValueError` when not even one fits.
+    """
+    budget = memory_bytes if memory_bytes is not None else _free_share_bytes(device)
+    blocks = budget // block_bytes
+    if blocks < 1:
+        raise ValueError(
+            f"{budget} bytes hold no KV block: one takes {block_bytes} bytes; give --kv-memory more"
+        )
+    return blocks if memory_bytes is not None else min(blocks, most_blocks)
+
+
+def _free_share_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * CUDA_SHARE)
+    return int(available_bytes() * CPU_SHARE)
+
+
+def available_bytes() -> int:
+    """Memory that this process may still take: of the machine, and of its control group."""
+    limits = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _lines(Path("/proc/meminfo")):
+        if line.startswith("MemAvailable:"):
+            limits[0] = int(line.split()[1]) * 1024
+    group = Path("/sys/fs/cgroup")
+    limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
+    if limit and used and limit[0].isdigit():
+        limits.append(max(int(limit[0]) - int(used[0]), 0))
+    return min(limits)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []

@@ -1,0 +1,114 @@
+"""What one router is owed, put together until its link takes more.
+
+A fast link takes the answers of each step as they come. For a slow one they add up here, request by request: nothing is
+lost, and nothing grows beyond what the running requests may generate.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from headrace.engine.block_log import BlockLog
+from headrace.engine.engine import Answers, StepResult
+from headrace.frames import Bye, Failed, Freed, FromWorker, Load, Output, Step, TokenLogprob
+
+FRAME_VALUES = 1 << 20  # ids and log-probabilities in one Step; keeps a frame below its limit
+
+
+class Outbox:
+    """Pure: the worker adds, the sender takes."""
+
+    def __init__(self) -> None:
+        self.log: BlockLog | None = (
+            None  # from the moment that the worker knows the link's hash key
+        )
+        self.bye: Bye | None = None  # to be sent once
+        self._last = StepResult()
+        self._load = Load()
+        self._outputs: dict[int, Output] = {}
+        self._failed: list[Failed] = []
+        self._freed: list[Freed] = []
+
+    def stepped(self, result: StepResult) -> None:
+        """`result` is the last step now; its answers for this link go to `answer`."""
+        self._last = result
+
+    def loaded(self, load: Load) -> None:
+        self._load = load
+
+    def answer(self, answers: Answers) -> None:
+        for output in answers.outputs:
+            before = self._outputs.get(output.request)
+            self._outputs[output.request] = output if before is None else _merged(before, output)
+        self._failed += answers.failed
+        self._freed += answers.freed
+
+    def failed(self, failed: Failed) -> None:
+        """A request was refused; it held no blocks."""
+        self._failed.append(failed)
+
+    def cancelled(self, request: int, blocks: int) -> None:
+        """The router gave `request` up and its blocks are free: nothing but that is of interest any more."""
+        self._outputs.pop(request, None)
+        self._failed = [failed for failed in self._failed if failed.request != request]
+        self._freed = [freed for freed in self._freed if freed.request != request]
+        self._freed.append(Freed(request, blocks))
+
+    def take(self) -> list[FromWorker]:
+        """All frames that are due: cache events, one Step (a heartbeat, when nothing else), ends of requests."""
+        frames: list[FromWorker] = [] if self.log is None else [*self.log.take()]
+        frames += [self._step(part) for part in _parts(self._outputs.values())]
+        frames += self._failed
+        frames += self._freed
+        if self.bye is not None:
+            frames.append(self.bye)
+            self.bye = None
+        self._outputs.clear()
+        self._failed = []
+        self._freed = []
+        return frames
+
+    def _step(self, outputs: list[Output]) -> Step:
+        last = self._last
+        return Step(
+            step=last.step,
+            ms=last.ms,
+            prefill_tokens=last.prefill_tokens,
+            decode_rows=last.decode_rows,
+            kv_tokens=last.kv_tokens,
+            waiting_tokens=last.waiting_tokens,
+            drafted=0,
+            accepted=0,
+            load=self._load,
+            outputs=outputs,
+        )
+
+
+def _merged(before: Output, after: Output) -> Output:
+    logprobs: list[TokenLogprob] | None = before.logprobs
+    if after.logprobs is not None:
+        logprobs = [*(logprobs or []), *after.logprobs]
+    return replace(before, ids=before.ids + after.ids, logprobs=logprobs, finish=after.finish)
+
+
+def _parts(outputs: Iterable[Output]) -> list[list[Output]]:
+    """`outputs` in their order, cut so that no part is too long for a frame; at least one part."""
+    parts: list[list[Output]] = [[]]
+    values = 0
+    for output in outputs:
+        more = _values(output)
+        if values + more > FRAME_VALUES and parts[-1]:
+            parts.append([])
+            values = 0
+        parts[-1].append(output)
+        values += more
+    return parts
+
+
+def _values(output: Output) -> int:
+    count = len(output.ids)
+    for entries in (output.logprobs, output.prompt_logprobs):
+        if entries:
+            count += sum(1 + len(entry.top) for entry in entries)
+    return count

@@ -1,0 +1,419 @@
+"""One worker: requests of all its routers on one engine.
+
+The event loop owns the links, one thread runs the engine, and the engine is touched only between two steps: there are
+no locks. A request follows `receive` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that is slow or
+gone costs the others nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from headrace._core import HASH_SCHEME
+from headrace.engine.block_log import BlockLog, CacheView
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine, StepResult
+from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.memory import kv_blocks
+from headrace.engine.names import KeyedNamer
+from headrace.engine.outbox import Outbox
+from headrace.engine.sequence import Key
+from headrace.errors import LinkLost, Refused, RouterNotTrusted
+from headrace.frames import (
+    PROTOCOL,
+    Bye,
+    Cancel,
+    Capacity,
+    Describe,
+    Drain,
+    Fingerprints,
+    Hello,
+    ModelPart,
+    Ping,
+    Submit,
+)
+from headrace.link import Link, LinkConfig, Session, tls_context
+from headrace.supervise import EXIT_CONFIG
+
+if TYPE_CHECKING:
+    from headrace.models import DType
+    from headrace.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+MODEL_PART_BYTES = 1 << 20
+INBOX_FRAMES = 1024  # between the links and the engine; when full, the sockets push back. A guess
+DRAIN_S = 30.0  # for what runs when the process is told to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The link is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The link is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One session with a router. `number` names its requests inside the engine."""
+
+    number: int
+    session: Session
+    outbox: Outbox = field(default_factory=Outbox)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Something for the engine loop to take in between two steps."""
+
+    peer: Peer
+    what: Joined | Left | Submit | Cancel | Drain
+    at_s: float
+
+
+class Worker:
+    """An engine and its links. `serve` runs it until it is drained."""
+
+    def __init__(self, engine: Engine, links: list[Link], *, epoch: int, document: bytes) -> None:
+        self.engine = engine
+        self._links = links
+        self._epoch = epoch
+        self._document = document
+        self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue(INBOX_FRAMES)
+        self._peers: dict[int, Peer] = {}  # those that joined
+        self._numbers = count()
+        self._view = CacheView()
+        self._hash_key: bytes | None = None
+        self._dialling: set[asyncio.Task[None]] = set()
+        self._drain_until_s: float | None = None  # set once the worker leaves
+        self._stopped = asyncio.Event()  # nothing runs any more: senders send the rest and end
+
+    async def serve(self) -> None:
+        """Run until drained. Raises what makes going on pointless, such as `Refused`."""
+        async with asyncio.TaskGroup() as tasks:
+            links = [
+                tasks.create_task(self._keep(link), name=f"link {link.config.address}")
+                for link in self._links
+            ]
+            await self.generate()
+            self._stopped.set()
+            for task in self._dialling:
+                task.cancel()
+            for peer in self._peers.values():
+                peer.wake.set()
+            discarding = tasks.create_task(self._discard(), name="discard")
+            await asyncio.wait(links)
+            discarding.cancel()
+
+    async def generate(self) -> None:
+        """The main loop: take in what came, compute a step, hand out what it gave."""
+        loop = asyncio.get_running_loop()
+        with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
+            while True:
+                if self.engine.idle and self._drain_until_s is None:
+                    self.engine.check_idle()
+                    self._take_in(await self._inbox.get())
+                while not self._inbox.empty():
+                    self._take_in(self._inbox.get_nowait())
+                if self._drain_until_s is not None and loop.time() >= self._drain_until_s:
+                    text = "the worker had no time left to finish it"
+                    self._hand_out(self.engine.abandon(FailureKind.DRAINING, text))
+                if not self.engine.idle:
+                    step = loop.run_in_executor(thread, self.engine.step, loop.time())
+                    self._hand_out(await step)  # what it hands out leaves while the next step runs
+                elif self._drain_until_s is not None:
+                    return
+
+    def _take_in(self, arrival: Arrival | None) -> None:
+        if arrival is None:  # only to wake up
+            return
+        peer = arrival.peer
+        match arrival.what:
+            case Joined():
+                self._join(peer)
+            case Left():
+                cancelled = self.engine.cancel_link(peer.number)
+                self._peers.pop(peer.number, None)
+                log.info("router %s left with %d requests", peer.session.router, cancelled)
+            case Submit() as submit:
+                try:
+                    self._admit(submit, peer, arrival.at_s)
+                except RequestError as error:
+                    peer.outbox.failed(error.frame(submit.request))
+                else:
+                    return  # the next step says the rest
+            case Cancel(request):
+                peer.outbox.cancelled(request, self.engine.cancel(Key(peer.number, request)))
+            case Drain(budget_ms):
+                self.drain(budget_ms / 1e3, f"router {peer.session.router} asked for it")
+        self._note_changes()
+        peer.wake.set()
+
+    def _admit(self, submit: Submit, peer: Peer, at_s: float) -> None:
+        if self._drain_until_s is not None:
+            raise RequestError(FailureKind.DRAINING, "this worker leaves")
+        self.engine.submit(submit, link=peer.number, now_s=at_s)
+
+    def _join(self, peer: Peer) -> None:
+        key = peer.session.hash_key
+        if key != self._hash_key:
+            if self._hash_key is not None:
+                log.warning(
+                    "router %s brought a new hash key: the prefix cache is cleared",
+                    peer.session.router,
+                )
+            self._hash_key = key
+            self.engine.use_namer(KeyedNamer(key, self.engine.config.block_tokens))
+            self._note_changes()
+        peer.outbox.log = BlockLog(self._view, self._epoch)
+        if self._drain_until_s is not None:
+            peer.outbox.bye = Bye("draining")
+        self._peers[peer.number] = peer
+
+    def _hand_out(self, result: StepResult) -> None:
+        for number, answers in result.answers.items():
+            if number in self._peers:
+                self._peers[number].outbox.answer(answers)
+        for peer in self._peers.values():
+            peer.outbox.stepped(result)
+            peer.wake.set()
+        self._note_changes()
+
+    def _note_changes(self) -> None:
+        """Pass on what changed in cache and load. Between steps only."""
+        outboxes = [peer.outbox for peer in self._peers.values()]
+        self._view.apply(self.engine.take_events(), [box.log for box in outboxes if box.log])
+        load = self.engine.load
+        for outbox in outboxes:
+            outbox.loaded(load)
+
+    def drain(self, budget_s: float, reason: str) -> None:
+        """Take nothing new, finish what runs within `budget_s`, leave. A second call may only shorten that."""
+        until_s = asyncio.get_running_loop().time() + budget_s
+        if self._drain_until_s is None:
+            log.info("draining for at most %.1f s: %s", budget_s, reason)
+            for peer in self._peers.values():
+                peer.outbox.bye = Bye(reason)
+                peer.wake.set()
+        self._drain_until_s = min(until_s, self._drain_until_s or until_s)
+        with contextlib.suppress(asyncio.QueueFull):  # then the loop is awake
+            self._inbox.put_nowait(None)
+
+    async def _keep(self, link: Link) -> None:
+        """One link, from session to session."""
+        task = asyncio.current_task()
+        assert task is not None
+        while not self._stopped.is_set():
+            self._dialling.add(task)  # in vain, once the worker has stopped
+            session = await link.connect()
+            peer = Peer(next(self._numbers), session)
+            try:
+                async with session, asyncio.TaskGroup() as tasks:
+                    await self._put(peer, Joined())
+                    self._dialling.discard(task)
+                    receiving = tasks.create_task(self._receive(peer), name="receive")
+                    await self._send(peer)
+                    receiving.cancel()
+            except* LinkLost as lost:
+                log.warning("router %s: %s", session.router, lost.exceptions[0])
+            await self._put(peer, Left())
+
+    async def _put(self, peer: Peer, what: Joined | Left | Submit | Cancel | Drain) -> None:
+        await self._inbox.put(Arrival(peer, what, asyncio.get_running_loop().time()))
+
+    async def _discard(self) -> None:
+        """Keeps the inbox from filling up when nobody takes from it any more."""
+        while True:
+            await self._inbox.get()
+
+    async def _receive(self, peer: Peer) -> None:
+        async for frame in peer.session:
+            match frame:
+                case Submit() | Cancel() | Drain():
+                    await self._put(peer, frame)
+                case Ping():
+                    peer.wake.set()
+                case Describe(fingerprint):
+                    await self._describe(peer, fingerprint)
+                case _:
+                    raise LinkLost(
+                        f"the router sent a {type(frame).__name__} where it has no place"
+                    )
+
+    async def _describe(self, peer: Peer, fingerprint: str) -> None:
+        starts = range(0, len(self._document), MODEL_PART_BYTES)
+        for part, start in enumerate(starts):
+            data = self._document[start : start + MODEL_PART_BYTES]
+            last = start + MODEL_PART_BYTES >= len(self._document)
+            await peer.session.send(ModelPart(fingerprint, part, last, data))
+
+    async def _send(self, peer: Peer) -> None:
+        """All that goes to one router, at least a heartbeat. Returns after the last frame of a drained worker."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(peer.session.heartbeat_s):
+                    await peer.wake.wait()
+            peer.wake.clear()
+            last = self._stopped.is_set()
+            await peer.session.send(*peer.outbox.take())
+            if last:
+                return
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to serve, and what routers are told about it."""
+
+    engine: Engine
+    document: bytes
+    hello: Hello
+
+
+def load(settings: WorkerSettings) -> Loaded:
+    """Read the model and allocate its KV cache. Raises `ValueError` where a setting cannot work."""
+    from headrace.models import load_model
+    from headrace.models.source import resolve
+
+    began = time.monotonic()
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    checkpoint = resolve(settings.model)
+    model = load_model(
+        checkpoint,
+        dtype=cast("DType", settings.dtype),
+        device=device,
+        block_tokens=settings.block_tokens,
+    )
+    context = min(model.context_tokens, settings.context_tokens or model.context_tokens)
+    num_blocks = kv_blocks(
+        settings.kv_memory_bytes,
+        block_bytes=model.kv_block_bytes,
+        most_blocks=-(-context // settings.block_tokens) * settings.max_sequences,
+        device=torch.device(device),
+    )
+    model.allocate_kv(num_blocks)
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        block_tokens=settings.block_tokens,
+        max_sequences=settings.max_sequences,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_waiting=settings.max_waiting,
+        context_tokens=settings.context_tokens,
+        prefix_cache=settings.prefix_cache,
+    )
+    # Until a router brings its key nothing is named: no request comes before its Welcome.
+    engine = Engine(model, config, KeyedNamer(bytes(32), settings.block_tokens))
+    prints = checkpoint.fingerprints()
+    name = settings.served_model_name or checkpoint.name
+    log.info(
+        "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB",
+        name,
+        device,
+        model.dtype_name,
+        time.monotonic() - began,
+        num_blocks,
+        settings.block_tokens,
+        num_blocks * model.kv_block_bytes / 2**20,
+    )
+    hello = Hello(
+        protocol=PROTOCOL,
+        worker=settings.name,
+        epoch=time.time_ns() // 1_000_000,
+        role="both",
+        model=name,
+        fingerprints=Fingerprints(
+            weights=prints.weights,
+            tokenizer=prints.tokenizer,
+            chat_template=prints.chat_template,
+            kv_layout=model.kv_layout,
+            hash_scheme=HASH_SCHEME,
+            block_tokens=settings.block_tokens,
+        ),
+        capacity=capacity(config),
+        context_tokens=engine.context_tokens,
+    )
+    return Loaded(engine, checkpoint.doc(), hello)
+
+
+def capacity(config: EngineConfig) -> Capacity:
+    return Capacity(
+        blocks=config.num_blocks,
+        sequences=config.max_sequences,
+        batched_tokens=config.max_batched_tokens,
+        waiting=config.max_waiting,
+    )
+
+
+def link_configs(settings: WorkerSettings) -> list[LinkConfig]:
+    tls = tls_context(settings.router_ca) if settings.router_tls else None
+    return [
+        LinkConfig(address=address, secret=settings.secret, tls=tls) for address in settings.routers
+    ]
+
+
+async def serve(loaded: Loaded, links: list[LinkConfig]) -> None:
+    """Serve the routers until one of them or a signal drains the worker; a second signal stops it."""
+    worker = Worker(
+        loaded.engine,
+        [Link(config, lambda: loaded.hello) for config in links],
+        epoch=loaded.hello.epoch,
+        document=loaded.document,
+    )
+    loop = asyncio.get_running_loop()
+    signals = 0
+
+    def on_signal(number: int) -> None:
+        nonlocal signals
+        signals += 1
+        worker.drain(DRAIN_S if signals == 1 else 0.0, signal.Signals(number).name)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    await worker.serve()
+
+
+def run(settings: WorkerSettings) -> int:
+    """`headrace worker`: load, serve, leave; the exit status."""
+    levels = {"error": "ERROR", "warn": "WARNING", "info": "INFO", "debug": "DEBUG"}
+    logging.basicConfig(
+        level=levels[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
+    try:
+        links = link_configs(settings)
+        loaded = load(settings)
+    except (ValueError, OSError) as error:
+        log.error("%s", error)  # noqa: TRY400  a setting is wrong, not the program
+        return EXIT_CONFIG
+    status = 0
+    try:
+        _event_loop_run()(serve(loaded, links))
+    except* (Refused, RouterNotTrusted) as group:
+        log.error("%s", group.exceptions[0])  # noqa: TRY400
+        status = EXIT_CONFIG
+    return status
+
+
+def _event_loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.run
+    return uvloop.run
