@@ -201,8 +201,12 @@ class SafetensorsCheckpoint(Checkpoint):
     def sample(self, name: str) -> bytes:
         return self._files[self._infos[name].file].sample(name)
 
-    def model_files(self) -> doc.ModelFiles:
+    @cached_property
+    def _model_files(self) -> doc.ModelFiles:
         return doc.read_model_files(self.path)
+
+    def model_files(self) -> doc.ModelFiles:
+        return self._model_files
 
 
 def _open_files(directory: Path) -> dict[str, SafetensorsFile]:
