@@ -13,6 +13,8 @@ mod completion_reply;
 mod completions;
 mod events;
 mod fields;
+#[cfg(test)]
+mod fuzz;
 mod generate;
 mod headers;
 mod ids;
