@@ -1,8 +1,10 @@
 //! Errors of the router crate as the exceptions of `headrace.errors`.
 
 use headrace_router::fleet::codec::CodecError;
-use pyo3::PyErr;
 use pyo3::import_exception;
+use pyo3::prelude::*;
+use pythonize::Depythonizer;
+use serde::de::DeserializeOwned;
 
 import_exception!(headrace.errors, ConfigError);
 import_exception!(headrace.errors, FrameTooLong);
@@ -21,4 +23,14 @@ pub(crate) fn codec(error: CodecError) -> PyErr {
         CodecError::Malformed { at, expected, got } => MalformedFrame::new_err((at, expected, got)),
         CodecError::TrailingBytes { frame, extra } => TrailingBytes::new_err((frame, extra)),
     }
+}
+
+/// `object` as a `T`; otherwise what is wrong, with the place in front, such as `port: ...`.
+pub(crate) fn depythonize<T: DeserializeOwned>(object: &Bound<'_, PyAny>) -> Result<T, String> {
+    serde_path_to_error::deserialize(&mut Depythonizer::from_object(object)).map_err(|error| {
+        match error.path().to_string().as_str() {
+            "." => error.inner().to_string(),
+            path => format!("{path}: {}", error.inner()),
+        }
+    })
 }

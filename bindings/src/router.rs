@@ -7,10 +7,9 @@ use headrace_router::config::{Config, RouterArgs};
 use headrace_router::shutdown::{Server, Stopper};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use pythonize::depythonize;
 use tokio::runtime::Runtime;
 
-use crate::errors::{ConfigError, StartError};
+use crate::errors::{ConfigError, StartError, depythonize};
 
 /// How often a waiting thread looks for Ctrl-C.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
@@ -45,8 +44,7 @@ impl Router {
     #[new]
     #[pyo3(signature = (args, /))]
     fn new(args: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let args: RouterArgs =
-            depythonize(args).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        let args: RouterArgs = depythonize(args).map_err(ConfigError::new_err)?;
         let config =
             Config::try_from(args).map_err(|error| ConfigError::new_err(error.to_string()))?;
         Ok(Self(Mutex::new(State::Configured(Box::new(config)))))

@@ -4,15 +4,14 @@ use headrace_router::core::frame::Frame;
 use headrace_router::fleet::codec;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
-use pythonize::{depythonize, pythonize};
+use pythonize::pythonize;
 
 use crate::errors;
 
 #[pyfunction]
 pub(crate) fn encode_frame<'py>(frame: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyBytes>> {
     let py = frame.py();
-    let frame: Frame =
-        depythonize(frame).map_err(|error| errors::WireError::new_err(error.to_string()))?;
+    let frame: Frame = errors::depythonize(frame).map_err(errors::WireError::new_err)?;
     let mut body = Vec::new();
     codec::encode(&frame, &mut body).map_err(errors::codec)?;
     Ok(PyBytes::new(py, &body))

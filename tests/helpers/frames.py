@@ -1,0 +1,54 @@
+"""Frames for tests: as strategies of Hypothesis, and as JSON."""
+
+import dataclasses
+import types
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from hypothesis import strategies as st
+
+from headrace.frames import Frame, FromRouter, FromWorker
+
+# Where integers and lengths change their width on the wire.
+_EDGES = [0, 1, 31, 32, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**31, 2**32 - 1, 2**32, 2**63]
+
+
+def any_frame() -> st.SearchStrategy[Frame]:
+    """Every frame, with no NaN in it, so that frames can be compared."""
+    return st.one_of([_values(kind) for kind in get_args(FromWorker) + get_args(FromRouter)])
+
+
+def _values(hint: Any) -> st.SearchStrategy[Any]:
+    """Values of a field with this annotation."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        low, high, _ = arguments[1]
+        edges = [edge for edge in [*_EDGES, -1, -32, -33, low, high] if low <= edge <= high]
+        return st.sampled_from(edges) | st.integers(low, high)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if origin is list:
+        return st.lists(_values(arguments[0]), max_size=20)
+    if origin in {Union, types.UnionType}:
+        return st.one_of([_values(argument) for argument in arguments])
+    plain = {
+        type(None): st.none(),
+        bool: st.booleans(),
+        float: st.floats(allow_nan=False),
+        str: st.text(max_size=40) | st.integers(0, 300).map(lambda n: "é" * n),
+        bytes: st.binary(max_size=40) | st.integers(0, 300).map(bytes),
+    }
+    if hint in plain:
+        return plain[hint]
+    hints = get_type_hints(hint, include_extras=True)
+    return st.tuples(*[_values(field) for field in hints.values()]).map(
+        lambda fields: hint(*fields)
+    )
+
+
+def as_json(value: Any) -> Any:
+    """`value` as tests/golden has it."""
+    if dataclasses.is_dataclass(value):
+        return {item.name: as_json(getattr(value, item.name)) for item in dataclasses.fields(value)}
+    if isinstance(value, list | tuple):
+        return [as_json(item) for item in value]
+    return list(value) if isinstance(value, bytes) else value
