@@ -1,1 +1,504 @@
-//! fake_worker
+//! A worker without a model: real sockets, real frames, and every misbehaviour that a test asks for.
+
+use std::fmt::Debug;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use headrace_router::app::App;
+use headrace_router::config::{Config, RouterArgs, WorkerListen};
+use headrace_router::core::frame::*;
+use headrace_router::core::secret::{AuthKey, Side};
+use headrace_router::fleet::codec::{FrameReader, FrameWriter};
+use serde_json::{Value, json};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+/// Whatever a test waits for comes in this time, or it fails.
+pub(crate) const IN_TIME: Duration = Duration::from_secs(20);
+/// Name of the model that fake workers serve.
+pub(crate) const MODEL: &str = "fake";
+/// Ends an answer: `<|im_end|>`.
+pub(crate) const EOS: u32 = 2;
+/// Longest sequence that fake workers take.
+pub(crate) const CONTEXT_TOKENS: u32 = 4096;
+
+const TOKENIZER: &str = include_str!("../data/tokenizer_byte_level.json");
+const CHAT_TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] \
+    + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+
+/// A router on free ports; `change` sets its flags.
+pub(crate) async fn start_router(change: impl FnOnce(&mut RouterArgs)) -> Arc<App> {
+    let mut args = RouterArgs {
+        port: 0,
+        worker_listen: "127.0.0.1:0".into(),
+        secret: None,
+        api_key: Vec::new(),
+        tokenizer_threads: 1,
+        ..RouterArgs::default()
+    };
+    change(&mut args);
+    App::start(Config::try_from(args).unwrap()).await.unwrap()
+}
+
+/// The description of the fake model.
+pub(crate) fn doc() -> Value {
+    json!({
+        "tokenizer": TOKENIZER,
+        "chat_template": CHAT_TEMPLATE,
+        "eos_token_ids": [EOS],
+        "bos_token": null,
+        "eos_token": "<|im_end|>",
+        "pad_token": null,
+        "unk_token": null,
+        "context_tokens": CONTEXT_TOKENS,
+        "vocab_size": 577,
+        "generation": {},
+    })
+}
+
+/// The tokens of printable ASCII, one for each character.
+pub(crate) fn letters(text: &str) -> Vec<u32> {
+    let letter = |c: char| match c {
+        ' ' => 223, // written as U+0120 in the vocabulary
+        '!'..='~' => u32::from(c) - u32::from('!') + 3,
+        _ => panic!("{c:?} is not printable ASCII"),
+    };
+    text.chars().map(letter).collect()
+}
+
+/// A Hello that is accepted. Epochs grow.
+pub(crate) fn hello(worker: &str) -> Hello {
+    static EPOCH: AtomicU64 = AtomicU64::new(1);
+    Hello {
+        protocol: PROTOCOL,
+        worker: worker.into(),
+        epoch: EPOCH.fetch_add(1, Relaxed),
+        role: Role::Both,
+        model: MODEL.into(),
+        fingerprints: Fingerprints {
+            weights: "weights-1".into(),
+            tokenizer: "tokenizer-1".into(),
+            chat_template: "template-1".into(),
+            kv_layout: "layout-1".into(),
+            hash_scheme: "blake3-chain-v1".into(),
+            block_tokens: 16,
+        },
+        capacity: Capacity { blocks: 1024, sequences: 8, batched_tokens: 512, waiting: 8 },
+        context_tokens: CONTEXT_TOKENS,
+        group: None,
+        transfer: Vec::new(),
+        nonce: vec![7; 16],
+    }
+}
+
+/// How a worker answers by itself: the tokens of each step, and the end.
+#[derive(Debug, Clone)]
+pub(crate) struct Script {
+    pub(crate) steps: Vec<Vec<u32>>,
+    pub(crate) finish: Finish,
+}
+
+impl Script {
+    /// One step for each character, then the stop token.
+    pub(crate) fn says(text: &str) -> Self {
+        let mut steps: Vec<_> = letters(text).into_iter().map(|id| vec![id]).collect();
+        steps.push(vec![EOS]);
+        Self { steps, finish: Finish::Stop }
+    }
+}
+
+type Automatic = Arc<dyn Fn(&Submit) -> Option<Script> + Send + Sync>;
+
+/// What a worker is and does. Change what the test is about.
+#[derive(Clone)]
+pub(crate) struct Behaviour {
+    pub(crate) hello: Hello,
+    pub(crate) secret: Option<String>,
+    pub(crate) doc: Vec<u8>,
+    /// Sends its snapshot after the welcome.
+    pub(crate) snapshots: bool,
+    /// Answers Describe.
+    pub(crate) describes: bool,
+    /// Sends heartbeats and answers Ping.
+    pub(crate) lives: bool,
+    /// Answers Cancel with Freed.
+    pub(crate) frees: bool,
+    /// Answers requests by itself; `None` leaves that request to the test.
+    pub(crate) automatic: Option<Automatic>,
+}
+
+impl Behaviour {
+    /// A good worker that leaves the answers to the test.
+    pub(crate) fn new(worker: &str) -> Self {
+        Self {
+            hello: hello(worker),
+            secret: None,
+            doc: doc().to_string().into_bytes(),
+            snapshots: true,
+            describes: true,
+            lives: true,
+            frees: true,
+            automatic: None,
+        }
+    }
+
+    /// A good worker that always says the same.
+    pub(crate) fn says(worker: &str, text: &str) -> Self {
+        let script = Script::says(text);
+        Self::new(worker).answers(move |_| Some(script.clone()))
+    }
+
+    /// Answers by itself.
+    pub(crate) fn answers(
+        mut self,
+        automatic: impl Fn(&Submit) -> Option<Script> + Send + Sync + 'static,
+    ) -> Self {
+        self.automatic = Some(Arc::new(automatic));
+        self
+    }
+
+    /// Joins and waits until the router takes it for ready.
+    pub(crate) async fn ready(self, app: &App) -> FakeWorker {
+        let name = self.hello.worker.clone();
+        let worker = self.join(app).await.unwrap();
+        until(&format!("{name} is ready"), || state_of(app, &name) == "ready").await;
+        worker
+    }
+
+    /// Dials and goes through the handshake.
+    pub(crate) async fn join(self, app: &App) -> Result<FakeWorker, Refuse> {
+        let (mut reader, mut writer) = dial(app.fleet.address()).await;
+        send(&mut writer, Frame::Hello(self.hello.clone())).await;
+        let welcome = match receive(&mut reader).await {
+            Some(Frame::Welcome(welcome)) => welcome,
+            Some(Frame::Refuse(refuse)) => return Err(refuse),
+            other => panic!("neither welcome nor refusal: {other:?}"),
+        };
+        if !welcome.challenge.is_empty() {
+            let key = AuthKey::derive(self.secret.clone().unwrap_or_default().as_bytes());
+            let proof = key.proof(Side::Worker, &welcome.challenge).to_vec();
+            send(&mut writer, Frame::Prove(Prove { proof })).await;
+        }
+        if self.secret.is_some() || !welcome.challenge.is_empty() {
+            // with a secret the refusal comes late: give it the time to arrive
+            send(&mut writer, Frame::Step(step(vec![]))).await;
+            let refused = timeout(Duration::from_millis(200), reader.next()).await;
+            if let Ok(Ok(Some(Frame::Refuse(refuse)))) = refused {
+                return Err(refuse);
+            }
+        }
+        if self.snapshots {
+            let (epoch, hashes) = (self.hello.epoch, Vec::new());
+            let snapshot = Snapshot { epoch, sequence: 0, hashes, last: true };
+            send(&mut writer, Frame::Snapshot(snapshot)).await;
+        }
+        let (commands, inbox) = mpsc::unbounded_channel();
+        let (events, outbox) = mpsc::unbounded_channel();
+        let heartbeat = Duration::from_millis(welcome.heartbeat_ms.into());
+        tokio::spawn(serve(self, reader, writer, heartbeat, inbox, events));
+        Ok(FakeWorker { commands, events: outbox, welcome })
+    }
+}
+
+/// What a worker got.
+#[derive(Debug)]
+pub(crate) enum Event {
+    Submit(Submit),
+    Cancel(RequestId),
+    Describe(String),
+    Drain(u64),
+    Ping,
+    /// The router closed the link.
+    Closed,
+}
+
+enum Command {
+    Send(Frame),
+    SendRaw(Vec<u8>),
+    /// Neither read nor write, keep the link open.
+    Freeze,
+}
+
+/// A worker that joined. Dropping it closes its link, as death does.
+pub(crate) struct FakeWorker {
+    commands: mpsc::UnboundedSender<Command>,
+    events: mpsc::UnboundedReceiver<Event>,
+    pub(crate) welcome: Welcome,
+}
+
+impl FakeWorker {
+    /// What came next, pings left out.
+    pub(crate) async fn event(&mut self) -> Event {
+        loop {
+            match in_time("an event of the worker", self.events.recv()).await {
+                Some(Event::Ping) => {}
+                Some(event) => return event,
+                None => return Event::Closed,
+            }
+        }
+    }
+
+    /// The next request; other events before it are skipped.
+    pub(crate) async fn submitted(&mut self) -> Submit {
+        loop {
+            match self.event().await {
+                Event::Submit(submit) => return submit,
+                Event::Closed => panic!("the link closed before a submit"),
+                _ => {}
+            }
+        }
+    }
+
+    /// The next cancelled request; other events before it are skipped.
+    pub(crate) async fn cancelled(&mut self) -> RequestId {
+        loop {
+            match self.event().await {
+                Event::Cancel(request) => return request,
+                Event::Closed => panic!("the link closed before a cancel"),
+                _ => {}
+            }
+        }
+    }
+
+    /// Returns when the router closed the link.
+    pub(crate) async fn closed(&mut self) {
+        while !matches!(self.event().await, Event::Closed) {}
+    }
+
+    /// Events so far.
+    pub(crate) fn so_far(&mut self) -> Vec<Event> {
+        std::iter::from_fn(|| self.events.try_recv().ok()).collect()
+    }
+
+    pub(crate) fn send(&self, frame: Frame) {
+        let _ = self.commands.send(Command::Send(frame));
+    }
+
+    pub(crate) fn send_raw(&self, bytes: &[u8]) {
+        let _ = self.commands.send(Command::SendRaw(bytes.to_vec()));
+    }
+
+    /// A step with tokens for one request.
+    pub(crate) fn gives(&self, request: RequestId, ids: &[u32], finish: Option<Finish>) {
+        self.send(Frame::Step(step(vec![output(request, ids.to_vec(), finish)])));
+    }
+
+    /// Neither reads nor writes from now on; the link stays open.
+    pub(crate) fn freeze(&self) {
+        let _ = self.commands.send(Command::Freeze);
+    }
+}
+
+async fn serve(
+    behaviour: Behaviour,
+    mut reader: Reader,
+    mut writer: Writer,
+    heartbeat: Duration,
+    mut commands: mpsc::UnboundedReceiver<Command>,
+    events: mpsc::UnboundedSender<Event>,
+) {
+    let mut beat = Instant::now();
+    loop {
+        let mut out = Vec::new();
+        tokio::select! {
+            command = commands.recv() => match command {
+                None => return,
+                Some(Command::Send(frame)) => out.push(frame),
+                Some(Command::SendRaw(bytes)) => {
+                    let _ = writer.raw(&bytes).await;
+                }
+                Some(Command::Freeze) => {
+                    while commands.recv().await.is_some() {}
+                    return;
+                }
+            },
+            () = sleep_until(beat), if behaviour.lives => {
+                beat = Instant::now() + heartbeat;
+                out.push(Frame::Step(step(vec![])));
+            }
+            frame = reader.next() => {
+                let event = match frame {
+                    Ok(Some(frame)) => receive_one(&behaviour, frame, &mut out),
+                    Ok(None) | Err(_) => Event::Closed,
+                };
+                let closed = matches!(event, Event::Closed);
+                let _ = events.send(event);
+                if closed {
+                    return;
+                }
+            }
+        }
+        if writer.send(&out).await.is_err() {
+            let _ = events.send(Event::Closed);
+            return;
+        }
+    }
+}
+
+fn receive_one(behaviour: &Behaviour, frame: Frame, out: &mut Vec<Frame>) -> Event {
+    match frame {
+        Frame::Submit(submit) => {
+            let script = behaviour.automatic.as_ref().and_then(|answer| answer(&submit));
+            if let Some(script) = script {
+                out.extend(play(submit.request, script));
+            }
+            Event::Submit(submit)
+        }
+        Frame::Cancel(Cancel { request }) => {
+            if behaviour.frees {
+                out.push(Frame::Freed(Freed { request, blocks: 1 }));
+            }
+            Event::Cancel(request)
+        }
+        Frame::Describe(Describe { fingerprint }) => {
+            if behaviour.describes {
+                out.extend(model_parts(&fingerprint, &behaviour.doc));
+            }
+            Event::Describe(fingerprint)
+        }
+        Frame::Drain(Drain { budget_ms }) => Event::Drain(budget_ms),
+        Frame::Ping(_) => {
+            if behaviour.lives {
+                out.push(Frame::Step(step(vec![])));
+            }
+            Event::Ping
+        }
+        other => panic!("no router sends {other:?}"),
+    }
+}
+
+fn play(request: RequestId, script: Script) -> impl Iterator<Item = Frame> {
+    let last = script.steps.len() - 1;
+    let frames = script.steps.into_iter().enumerate().map(move |(i, ids)| {
+        let finish = (i == last).then_some(script.finish);
+        let cached_tokens = (i == 0).then_some(0);
+        let output = Output { cached_tokens, ..output(request, ids, finish) };
+        Frame::Step(Step { step: i as u64 + 1, ..step(vec![output]) })
+    });
+    frames.chain([Frame::Freed(Freed { request, blocks: 1 })])
+}
+
+/// A description in parts.
+pub(crate) fn model_parts(fingerprint: &str, doc: &[u8]) -> Vec<Frame> {
+    let parts = doc.chunks(4096).collect::<Vec<_>>();
+    let frame = |(i, data): (usize, &&[u8])| {
+        Frame::Model(ModelPart {
+            fingerprint: fingerprint.into(),
+            part: u32::try_from(i).unwrap(),
+            last: i + 1 == parts.len(),
+            data: data.to_vec(),
+        })
+    };
+    parts.iter().enumerate().map(frame).collect()
+}
+
+/// A step.
+pub(crate) fn step(outputs: Vec<Output>) -> Step {
+    Step {
+        step: 1,
+        ms: 1.0,
+        prefill_tokens: 0,
+        decode_rows: 0,
+        kv_tokens: 0,
+        waiting_tokens: 0,
+        drafted: 0,
+        accepted: 0,
+        load: Load::default(),
+        outputs,
+    }
+}
+
+/// Tokens for a request.
+pub(crate) fn output(request: RequestId, ids: Vec<u32>, finish: Option<Finish>) -> Output {
+    Output { request, ids, logprobs: None, finish, cached_tokens: None, prompt_logprobs: None }
+}
+
+type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
+
+/// Writes frames, and what is none.
+pub(crate) struct Writer(Box<dyn AsyncWrite + Send + Unpin>);
+
+impl Writer {
+    async fn send(&mut self, frames: &[Frame]) -> std::io::Result<()> {
+        let mut writer = FrameWriter::new(&mut self.0);
+        for frame in frames {
+            writer.push(frame).unwrap();
+        }
+        writer.flush().await
+    }
+
+    pub(crate) async fn raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
+        self.0.write_all(bytes).await?;
+        self.0.flush().await
+    }
+}
+
+/// A connection without any handshake.
+pub(crate) async fn dial(address: &WorkerListen) -> (Reader, Writer) {
+    let (reader, writer): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
+        match address {
+            WorkerListen::Tcp(address) => {
+                let stream = TcpStream::connect(address).await.unwrap();
+                stream.set_nodelay(true).unwrap();
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Box::new(writer))
+            }
+            WorkerListen::Unix(path) => {
+                let (reader, writer) = UnixStream::connect(path).await.unwrap().into_split();
+                (Box::new(reader), Box::new(writer))
+            }
+        };
+    (FrameReader::new(reader, MAX_FRAME_BYTES), Writer(writer))
+}
+
+pub(crate) async fn send(writer: &mut Writer, frame: Frame) {
+    let _ = writer.send(&[frame]).await; // the router may have closed it: the test sees that when it reads
+}
+
+/// The next frame; `None` once the router closed the link.
+pub(crate) async fn receive(reader: &mut Reader) -> Option<Frame> {
+    in_time("a frame", reader.next()).await.unwrap_or(None)
+}
+
+/// The `state` that `/workers` gives for a worker; empty if it is not there.
+pub(crate) fn state_of(app: &App, worker: &str) -> String {
+    of_worker(app, worker)["state"].as_str().unwrap_or_default().into()
+}
+
+/// What `/workers` says of a worker; null if it is not there.
+pub(crate) fn of_worker(app: &App, worker: &str) -> Value {
+    let workers = app.fleet.workers();
+    let found = workers["workers"].as_array().unwrap().iter().find(|other| other["id"] == worker);
+    found.cloned().unwrap_or_default()
+}
+
+/// The sum of all samples of a metric that have these labels.
+pub(crate) fn metric(app: &App, name: &str, labels: &str) -> f64 {
+    let text = app.render_metrics();
+    let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
+    let values = samples.filter(|line| line.contains(labels));
+    values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+/// Waits for something that has no event of its own.
+pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
+    let looks = async {
+        while !is_so() {
+            sleep(Duration::from_millis(1)).await;
+        }
+    };
+    in_time(what, looks).await;
+}
+
+pub(crate) async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(IN_TIME, future).await.unwrap_or_else(|_| panic!("{what} did not come in time"))
+}
+
+impl Debug for FakeWorker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("FakeWorker")
+    }
+}
