@@ -1,0 +1,468 @@
+"""The engine on a model whose logits show every mistake with blocks, slots and positions."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine, StepResult
+from headrace.engine.errors import RequestError
+from headrace.engine.sequence import Key
+from headrace.frames import Failed, Output, Sampling, Submit, TokenLogprob
+from helpers.toy import ToyModel, ToyNamer, digest, make_submit, toy_logits
+
+BLOCK = 4
+
+
+def make_engine(
+    *,
+    blocks: int = 64,
+    sequences: int = 8,
+    batched: int = 32,
+    waiting: int = 100,
+    prefix_cache: bool = True,
+    context: int = 256,
+) -> tuple[Engine, ToyModel]:
+    model = ToyModel(block_tokens=BLOCK, context_tokens=context)
+    model.allocate_kv(blocks)
+    config = EngineConfig(
+        num_blocks=blocks,
+        block_tokens=BLOCK,
+        max_sequences=sequences,
+        max_batched_tokens=batched,
+        max_waiting=waiting,
+        prefix_cache=prefix_cache,
+    )
+    return Engine(model, config, ToyNamer(BLOCK)), model
+
+
+@dataclass
+class Heard:
+    """What one link heard, by request."""
+
+    ids: dict[int, list[int]] = field(default_factory=dict)
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict)
+    first: dict[int, Output] = field(default_factory=dict)
+    finish: dict[int, str] = field(default_factory=dict)
+    failed: dict[int, Failed] = field(default_factory=dict)
+    freed: dict[int, int] = field(default_factory=dict)
+
+    def hear(self, result: StepResult, link: int = 0) -> None:
+        answers = result.of(link)
+        for output in answers.outputs:
+            assert output.request not in self.finish, "an output after the last one"
+            self.first.setdefault(output.request, output)
+            self.ids.setdefault(output.request, []).extend(output.ids)
+            self.logprobs.setdefault(output.request, []).extend(output.logprobs or [])
+            if output.finish is not None:
+                self.finish[output.request] = output.finish
+        for failed in answers.failed:
+            assert failed.request not in self.finish
+            self.failed[failed.request] = failed
+        for freed in answers.freed:
+            assert freed.request not in self.freed, "freed twice"
+            self.freed[freed.request] = freed.blocks
+
+
+def run(engine: Engine, heard: Heard | None = None, *, steps: int = 5_000) -> Heard:
+    heard = heard or Heard()
+    while not engine.idle and steps > 0:
+        heard.hear(engine.step())
+        engine.check()
+        steps -= 1
+    if engine.idle:
+        engine.check_idle()
+    return heard
+
+
+def alone(submit: Submit) -> list[int]:
+    """The answer of an engine that has nothing else to do."""
+    engine, _ = make_engine(prefix_cache=False)
+    engine.submit(submit)
+    return run(engine).ids.get(submit.request, [])
+
+
+def true_greedy(prompt: list[int], count: int) -> list[int]:
+    """The answer without any engine."""
+    tokens = list(prompt)
+    for _ in range(count):
+        kv = np.array([t * 4096 + i for i, t in enumerate(tokens)], dtype=np.int64)
+        tokens.append(int(toy_logits(digest(kv), 50).argmax()))
+    return tokens[len(prompt) :]
+
+
+def kinds(request: int) -> Sampling:
+    return [
+        Sampling(),
+        Sampling(temperature=1.0, seed=request),
+        Sampling(temperature=0.8, top_p=0.9, seed=request, logprobs=2),
+        Sampling(temperature=1.2, top_k=10, repetition_penalty=1.2, seed=request),
+        Sampling(frequency_penalty=0.7, presence_penalty=0.1, logprobs=0),
+    ][request % 5]
+
+
+def test_greedy_is_what_the_model_says() -> None:
+    engine, _ = make_engine()
+    prompts = [[3, 1, 4, 1, 5, 9, 2, 6][: n + 1] for n in range(8)]
+    for request, prompt in enumerate(prompts):
+        engine.submit(make_submit(request, prompt, max_tokens=15))
+    heard = run(engine)
+    for request, prompt in enumerate(prompts):
+        assert heard.ids[request] == true_greedy(prompt, 15)
+        assert heard.finish[request] == "length"
+
+
+@pytest.mark.parametrize("batched", [8, 9, 13, 32])
+@pytest.mark.parametrize("blocks", [12, 20, 64])
+def test_batching_chunking_and_preemption_change_nothing(batched: int, blocks: int) -> None:
+    engine, _ = make_engine(batched=batched, blocks=blocks)
+    submits = [
+        make_submit(r, [7] * (r % 3) + list(range(r, r + 11)), max_tokens=12, sampling=kinds(r))
+        for r in range(15)
+    ]
+    for submit in submits:
+        engine.submit(submit)
+    heard = run(engine)
+    if blocks == 12:
+        assert engine.scheduler.preemptions > 0
+    for submit in submits:
+        assert heard.ids[submit.request] == alone(submit)
+
+
+def test_prefix_cached_answers_are_the_same_and_cheaper() -> None:
+    engine, model = make_engine()
+    prompt = list(range(30))
+    for request in range(3):
+        engine.submit(make_submit(request, prompt, sampling=Sampling(temperature=1.0, seed=4)))
+        run(engine)
+    assert model.rows < 30 + 8 + 2 * (2 + 8) + 1
+    heard = Heard()
+    engine.submit(make_submit(9, [*prompt[:-1], 49], sampling=Sampling(temperature=1.0, seed=4)))
+    run(engine, heard)
+    assert heard.first[9].cached_tokens == 28
+    assert heard.ids[9] == alone(
+        make_submit(9, [*prompt[:-1], 49], sampling=Sampling(temperature=1.0, seed=4))
+    )
+
+
+def test_generated_text_is_cached_too() -> None:
+    engine, _ = make_engine()
+    prompt = list(range(10))
+    engine.submit(make_submit(0, prompt, max_tokens=12))
+    answer = run(engine).ids[0]
+    engine.submit(make_submit(1, [*prompt, *answer, 3, 4], max_tokens=1))
+    heard = run(engine)
+    assert (
+        heard.first[1].cached_tokens == 20
+    )  # all full blocks of the 21 tokens whose KV was computed
+
+
+def test_other_salts_share_nothing() -> None:
+    engine, _ = make_engine()
+    prompt = list(range(20))
+    engine.submit(make_submit(0, prompt, salt=b"a"))
+    run(engine)
+    engine.submit(make_submit(1, prompt, salt=b"b"))
+    assert run(engine).first[1].cached_tokens == 0
+
+
+def test_a_new_hash_key_forgets_the_cache_and_keeps_what_runs() -> None:
+    engine, _ = make_engine()
+    prompt = list(range(21))
+    engine.submit(make_submit(0, prompt, max_tokens=20))
+    heard = run(engine, steps=5)
+    engine.use_namer(ToyNamer(BLOCK, b"other"))
+    engine.check()
+    engine.submit(make_submit(1, prompt, max_tokens=2))
+    run(engine, heard)
+    assert heard.first[1].cached_tokens == 20  # named anew by the one that runs
+    assert heard.ids[0] == true_greedy(prompt, 20)
+
+
+def test_n_choices_compute_their_prompt_once() -> None:
+    engine, model = make_engine()
+    prompt = list(range(23))
+    for request in range(4):
+        engine.submit(
+            make_submit(
+                request, prompt, max_tokens=1, sampling=Sampling(temperature=1.0, seed=request)
+            )
+        )
+    run(engine)
+    assert model.rows == 23 + 3 * 3
+
+
+def test_stop_length_and_ignore_eos() -> None:
+    prompt = [1, 2, 3]
+    answer = true_greedy(prompt, 10)
+    stop = answer[4]
+    first = answer.index(stop)
+    engine, _ = make_engine()
+    engine.submit(make_submit(0, prompt, max_tokens=10, stop_ids=[stop]))
+    ignoring = Sampling(ignore_eos=True)
+    engine.submit(make_submit(1, prompt, max_tokens=10, stop_ids=[stop], sampling=ignoring))
+    late = Sampling(min_tokens=7)
+    engine.submit(make_submit(2, prompt, max_tokens=30, stop_ids=[stop, 4000], sampling=late))
+    heard = run(engine)
+    assert (heard.ids[0], heard.finish[0]) == (answer[: first + 1], "stop")
+    assert (heard.ids[1], heard.finish[1]) == (answer, "length")
+    assert stop not in heard.ids[2][:7]
+
+
+def test_the_context_ends_an_answer() -> None:
+    engine, _ = make_engine(context=20)
+    engine.submit(make_submit(0, [1] * 15, max_tokens=1000))
+    heard = run(engine)
+    assert (len(heard.ids[0]), heard.finish[0]) == (5, "length")
+
+
+@pytest.mark.parametrize(
+    ("submit", "kind"),
+    [
+        (make_submit(0, []), "empty_prompt"),
+        (make_submit(0, [1, 50]), "bad_token"),
+        (replace(make_submit(0, [1]), tokens=b"abc"), "bad_token"),
+        (make_submit(0, [1] * 257), "too_long"),
+        (make_submit(0, [1] * 256), "too_long"),
+        (make_submit(0, [1] * 120), "too_big_for_pool"),
+        (make_submit(0, [1], sampling=Sampling(temperature=-1.0)), "bad_sampling"),
+        (make_submit(0, [1], max_tokens=0), "bad_sampling"),
+        (make_submit(0, [1], max_tokens=2, resumed=[1, 2]), "bad_resume"),
+        (make_submit(0, [1], max_tokens=9, resumed=[77]), "bad_token"),
+    ],
+)
+def test_bad_requests_fail_by_name_and_leave_no_trace(submit: Submit, kind: str) -> None:
+    engine, _ = make_engine(blocks=30)
+    with pytest.raises(RequestError) as caught:
+        engine.submit(submit)
+    assert caught.value.kind == kind
+    assert engine.idle
+    engine.check()
+
+
+def test_duplicates_fail_and_the_first_goes_on() -> None:
+    engine, _ = make_engine()
+    engine.submit(make_submit(0, [1, 2]))
+    with pytest.raises(RequestError) as caught:
+        engine.submit(make_submit(0, [3]))
+    assert caught.value.kind == "duplicate_request"
+    engine.submit(make_submit(0, [3]), link=1)  # another router's request 0
+    assert run(engine).ids[0] == true_greedy([1, 2], 8)
+
+
+def test_the_queue_is_bounded() -> None:
+    engine, _ = make_engine(waiting=3)
+    for request in range(3):
+        engine.submit(make_submit(request, [1]))
+    with pytest.raises(RequestError) as caught:
+        engine.submit(make_submit(3, [1]))
+    assert caught.value.kind == "queue_full"
+    assert len(run(engine).ids) == 3
+
+
+@pytest.mark.parametrize("sampling", [kinds(r) for r in range(5)], ids=str)
+def test_a_resumed_answer_goes_on_as_if_nothing_had_happened(sampling: Sampling) -> None:
+    prompt = list(range(9))
+    whole = alone(make_submit(0, prompt, max_tokens=14, sampling=sampling))
+    for done in (1, 6, 13):
+        engine, _ = make_engine()
+        resumed = make_submit(0, prompt, max_tokens=14, sampling=sampling, resumed=whole[:done])
+        engine.submit(resumed)
+        heard = run(engine)
+        assert heard.ids[0] == whole[done:]
+
+
+def test_prompt_logprobs_have_a_row_for_each_token_after_the_first() -> None:
+    prompt = [5, 4, 3, 2, 1, 0, 9, 8, 7, 6]
+    for batched in (8, 32):
+        engine, _ = make_engine(batched=batched)
+        engine.submit(make_submit(0, prompt, max_tokens=2))
+        run(engine)  # fills the cache, which must not be credited
+        wanted = Sampling(prompt_logprobs=2)
+        engine.submit(make_submit(1, prompt, max_tokens=3, sampling=wanted))
+        engine.submit(make_submit(2, prompt, max_tokens=0, sampling=wanted))
+        heard = run(engine)
+        assert heard.ids[1] == true_greedy(prompt, 3)
+        assert (heard.ids[2], heard.finish[2]) == ([], "length")
+        for request in (1, 2):
+            first = heard.first[request]
+            assert first.cached_tokens == 0
+            assert first.prompt_logprobs is not None
+            assert len(first.prompt_logprobs) == len(prompt) - 1
+            for place, entry in enumerate(first.prompt_logprobs):
+                kv = np.array([t * 4096 + i for i, t in enumerate(prompt[: place + 1])])
+                exact = torch.log_softmax(torch.from_numpy(toy_logits(digest(kv), 50)), dim=0)
+                assert entry.logprob == pytest.approx(float(exact[prompt[place + 1]]), abs=1e-5)
+                assert [r.token for r in entry.top] == exact.topk(2).indices.tolist()
+
+
+def test_cancel_frees_at_every_stage() -> None:
+    engine, _ = make_engine(sequences=2, batched=8)
+    for request in range(3):
+        engine.submit(make_submit(request, list(range(request, request + 20)), max_tokens=50))
+    heard = Heard()
+    heard.hear(engine.step())
+    assert engine.cancel(Key(0, 2)) == 0  # waiting
+    assert engine.cancel(Key(0, 1)) == 5  # in its prompt
+    for _ in range(8):
+        heard.hear(engine.step())
+    assert heard.ids[0]
+    assert engine.cancel(Key(0, 0)) > 5  # decoding
+    assert engine.cancel(Key(0, 0)) == 0  # unknown by now
+    assert engine.idle
+    engine.check()
+    engine.check_idle()
+
+
+def test_a_deadline_ends_a_request() -> None:
+    engine, _ = make_engine(sequences=1)
+    engine.submit(make_submit(0, [1, 2], max_tokens=100, deadline_ms=500), now_s=10.0)
+    engine.submit(make_submit(1, [1, 3], max_tokens=100, deadline_ms=300), now_s=10.0)
+    heard = Heard()
+    heard.hear(engine.step(10.2))
+    heard.hear(engine.step(10.4))
+    assert heard.finish == {1: "cancelled"}
+    heard.hear(engine.step(10.6))
+    assert heard.finish == {0: "cancelled", 1: "cancelled"}
+    assert set(heard.freed) == {0, 1}
+    assert heard.ids[0] == true_greedy([1, 2], 2)
+    engine.check_idle()
+
+
+def test_a_failed_forward_fails_its_batch_and_nobody_else() -> None:
+    engine, model = make_engine(sequences=2)
+    prompt = list(range(14))
+    for request in range(4):
+        engine.submit(make_submit(request, [*prompt, request]))
+    heard = Heard()
+    heard.hear(engine.step())
+    model.fail_next = RuntimeError("out of memory")
+    heard.hear(engine.step())
+    assert set(heard.failed) == {0, 1}
+    assert all(f.kind == "engine" and f.retryable for f in heard.failed.values())
+    engine.check()
+    run(engine, heard)
+    assert set(heard.freed) == {0, 1, 2, 3}
+    for request in (2, 3):
+        assert heard.ids[request] == true_greedy([*prompt, request], 8)
+    engine.submit(make_submit(0, [*prompt, 0]))  # blocks of the failed step are not trusted
+    assert run(engine).ids[0] == true_greedy([*prompt, 0], 8)
+
+
+def test_logits_that_are_not_finite_fail_their_request_only(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    engine, model = make_engine()
+    forward = model.forward
+
+    def broken(batch: object) -> torch.Tensor:
+        logits = forward(batch)  # type: ignore[arg-type]
+        logits[1, 3] = float("nan")
+        return logits
+
+    for request in range(3):
+        engine.submit(make_submit(request, [request]))
+    monkeypatch.setattr(model, "forward", broken)
+    heard = Heard()
+    heard.hear(engine.step())
+    monkeypatch.setattr(model, "forward", forward)
+    run(engine, heard)
+    assert set(heard.failed) == {1}
+    assert heard.ids[2] == true_greedy([2], 8)
+
+
+def test_load_and_step_numbers_tell_what_happened() -> None:
+    engine, _ = make_engine(sequences=1, blocks=16)
+    engine.submit(make_submit(0, list(range(9)), max_tokens=2))
+    engine.submit(make_submit(1, list(range(20, 26)), max_tokens=1))
+    first = engine.step()
+    assert (first.step, first.prefill_tokens, first.decode_rows, first.kv_tokens) == (1, 9, 0, 9)
+    assert first.waiting_tokens == 6
+    assert (engine.load.blocks_used, engine.load.running, engine.load.waiting) == (3, 1, 1)
+    second = engine.step()
+    assert (second.prefill_tokens, second.decode_rows, second.kv_tokens) == (0, 1, 10)
+    assert engine.load.blocks_cached == 2
+    run(engine)
+    assert engine.step().step == engine.steps == 3
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_random_traffic_is_answered_as_if_each_request_were_alone(data: st.DataObject) -> None:
+    engine, model = make_engine(
+        blocks=data.draw(st.integers(16, 40)),
+        sequences=data.draw(st.integers(1, 6)),
+        batched=data.draw(st.integers(6, 24)),
+    )
+    heard = {0: Heard(), 1: Heard()}
+    submits: dict[Key, Submit] = {}
+    gone: set[Key] = set()
+    for number in range(data.draw(st.integers(1, 10))):
+        link = data.draw(st.integers(0, 1))
+        prompt = [data.draw(st.integers(0, 1))] * 6 + data.draw(
+            st.lists(st.integers(0, 3), min_size=1, max_size=14)
+        )
+        submit = make_submit(
+            number,
+            prompt,
+            max_tokens=data.draw(st.integers(1, 20)),
+            sampling=kinds(number),
+            priority=data.draw(st.integers(0, 1)),
+        )
+        submits[Key(link, number)] = submit
+        engine.submit(submit, link=link)
+        for _ in range(data.draw(st.integers(0, 5))):
+            if data.draw(st.integers(0, 15)) == 0:
+                model.fail_next = RuntimeError("now and then")
+            result = engine.step()
+            for link, one in heard.items():
+                one.hear(result, link)
+            engine.check()
+        if data.draw(st.integers(0, 3)) == 0:
+            key = data.draw(st.sampled_from(sorted(submits)))
+            engine.cancel(key)
+            gone.add(key)
+    model.fail_next = None
+    while not engine.idle:
+        result = engine.step()
+        for link, one in heard.items():
+            one.hear(result, link)
+        engine.check()
+    engine.check_idle()
+    for key, submit in submits.items():
+        got = heard[key.link]
+        ended = (key.request in got.finish) + (key.request in got.failed)
+        assert ended == 1 or (key in gone and ended == 0)
+        whole = alone(submit)
+        ids = got.ids.get(key.request, [])
+        assert ids == (whole if key.request in got.finish else whole[: len(ids)])
+
+
+@pytest.mark.parametrize(("sequences", "limit_ms"), [(32, 2.0), (256, 4.0)])
+def test_a_step_costs_little_beside_the_model(sequences: int, limit_ms: float) -> None:
+    class NoModel(ToyModel):
+        def forward(self, batch: object) -> torch.Tensor:  # noqa: ARG002
+            return logits
+
+    logits = torch.randn((sequences, 50), generator=torch.Generator().manual_seed(0))
+    model = NoModel(block_tokens=16, context_tokens=4096)
+    config = EngineConfig(
+        num_blocks=20_000, max_sequences=sequences, max_batched_tokens=sequences * 64
+    )
+    engine = Engine(model, config, ToyNamer(16))
+    for request in range(sequences):
+        engine.submit(make_submit(request, [request % 50] * 60, max_tokens=200))
+    engine.step()
+    seconds: list[float] = []
+    for _ in range(100):
+        began = time.thread_time()  # of this thread: other work on the machine does not count
+        engine.step()
+        seconds.append(time.thread_time() - began)
+    assert sorted(seconds)[50] * 1e3 < limit_ms

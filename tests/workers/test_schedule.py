@@ -1,0 +1,250 @@
+"""The scheduler: budgets, fairness, preemption, admission. Sequences here are only lengths."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.engine.block_pool import BlockPool
+from headrace.engine.errors import RequestError
+from headrace.engine.schedule import Plan, Scheduler
+from headrace.engine.sequence import Key, Sequence
+from headrace.frames import Sampling
+from helpers.toy import ToyNamer
+
+BLOCK = 4
+NAMER = ToyNamer(BLOCK)
+NUMBERS = count()
+
+
+def make_scheduler(
+    *, blocks: int = 64, sequences: int = 8, batched: int = 16, waiting: int = 100
+) -> Scheduler:
+    return Scheduler(
+        BlockPool(blocks),
+        block_tokens=BLOCK,
+        max_sequences=sequences,
+        max_batched_tokens=batched,
+        max_waiting=waiting,
+    )
+
+
+def make_sequence(
+    prompt: int | list[int], *, answer: int = 4, priority: int = 0, cacheable: bool = True
+) -> Sequence:
+    """A sequence; with a number for its prompt, that many tokens like no other's."""
+    number = next(NUMBERS)
+    ids = [number * 1000 + i for i in range(prompt)] if isinstance(prompt, int) else prompt
+    tokens = np.array(ids, dtype=np.int32)
+    return Sequence(
+        key=Key(0, number),
+        arrival=number,
+        priority=priority,
+        prompt=tokens,
+        generated=[],
+        limit=len(tokens) + answer,
+        sampling=Sampling(),
+        stop_ids=frozenset(),
+        salt=b"",
+        deadline_s=None,
+        names=NAMER.follow(None, tokens, b"") if cacheable else [],
+    )
+
+
+def run_step(scheduler: Scheduler) -> Plan:
+    """One step of an engine whose every token is 0; finished sequences leave."""
+    plan = scheduler.plan()
+    for work in plan.work:
+        sequence = work.sequence
+        assert len(sequence.blocks) * BLOCK >= sequence.computed + work.count
+        sequence.computed += work.count
+        full = sequence.computed // BLOCK
+        named = len(sequence.names)
+        if full > named:
+            tokens = sequence.tokens(named * BLOCK, full * BLOCK)
+            parent = sequence.names[-1] if named else None
+            scheduler.append_names(sequence, NAMER.follow(parent, tokens, b""))
+        scheduler.publish(sequence)
+    for work in plan.work:
+        sequence = work.sequence
+        if sequence.remaining == 0:
+            sequence.generated.append(0)
+            if sequence.total >= sequence.limit:
+                scheduler.note_answer(len(sequence.generated))
+                scheduler.remove(sequence)
+    scheduler.check()
+    return plan
+
+
+def counts(plan: Plan) -> list[int]:
+    return [work.count for work in plan.work]
+
+
+def test_prompts_share_the_budget_first_come_first_served() -> None:
+    scheduler = make_scheduler(batched=16)
+    for length in (5, 6, 9):
+        scheduler.add(make_sequence(length))
+    assert counts(run_step(scheduler)) == [5, 6, 5]
+    assert counts(run_step(scheduler)) == [1, 1, 4]
+
+
+def test_a_long_prompt_takes_half_of_the_budget_while_others_wait() -> None:
+    scheduler = make_scheduler(batched=16)
+    long, short = make_sequence(40), make_sequence(5)
+    scheduler.add(long)
+    scheduler.add(short)
+    assert counts(run_step(scheduler)) == [8 + 3, 5]  # and what the short one left
+    assert counts(run_step(scheduler)) == [1, 15]
+    assert short.generated
+
+
+def test_decoding_never_waits_for_prompts() -> None:
+    scheduler = make_scheduler(batched=8, sequences=4)
+    first = make_sequence(3, answer=100)
+    scheduler.add(first)
+    run_step(scheduler)
+    for _ in range(3):
+        scheduler.add(make_sequence(60))
+    for _ in range(20):
+        before = len(first.generated)
+        run_step(scheduler)
+        assert len(first.generated) == before + 1
+
+
+def test_the_block_of_the_last_prompt_token_is_computed() -> None:
+    scheduler = make_scheduler()
+    ids = list(range(8))
+    for _ in range(2):
+        scheduler.add(make_sequence(ids, answer=1))
+        run_step(scheduler)
+    again = make_sequence(ids, answer=1)
+    scheduler.add(again)
+    assert counts(run_step(scheduler)) == [4]
+    assert again.cached_tokens == 4
+
+
+def test_the_same_prompt_twice_is_computed_once() -> None:
+    scheduler = make_scheduler(batched=64)
+    ids = list(range(21))
+    one, two = make_sequence(ids), make_sequence(ids)
+    scheduler.add(one)
+    scheduler.add(two)
+    assert counts(run_step(scheduler)) == [21]  # the second waits for the blocks of the first
+    assert counts(run_step(scheduler)) == [1, 1]
+    assert two.cached_tokens == 20
+    assert one.blocks[:5] == two.blocks[:5]
+
+
+def test_one_that_waits_for_a_prefix_does_not_hold_up_others() -> None:
+    scheduler = make_scheduler(batched=64)
+    ids = list(range(21))
+    for sequence in (make_sequence(ids), make_sequence(ids), make_sequence(6)):
+        scheduler.add(sequence)
+    assert counts(run_step(scheduler)) == [21, 6]
+
+
+def test_the_prefix_is_computed_by_the_next_one_if_the_first_is_cancelled() -> None:
+    scheduler = make_scheduler(batched=8)
+    ids = list(range(21))
+    one, two = make_sequence(ids), make_sequence(ids)
+    scheduler.add(one)
+    scheduler.add(two)
+    run_step(scheduler)
+    scheduler.remove(one)
+    assert counts(run_step(scheduler)) == [8]
+    assert two.cached_tokens == 8
+
+
+def test_a_full_pool_preempts_the_newest_of_the_lowest_priority() -> None:
+    scheduler = make_scheduler(blocks=8, batched=32)
+    old, new = make_sequence(7, answer=8), make_sequence(7, answer=8)
+    important = make_sequence(7, answer=8, priority=1)
+    for sequence in (new, old, important):
+        scheduler.add(sequence)
+    while not scheduler.preemptions:
+        run_step(scheduler)
+    assert scheduler.waiting == [new]
+    assert important in scheduler.running
+    tokens = new.total
+    while not scheduler.idle:
+        run_step(scheduler)
+    assert new.total == new.limit >= tokens
+
+
+def test_room_is_kept_for_what_running_answers_are_expected_to_write() -> None:
+    scheduler = make_scheduler(blocks=10, batched=64)
+    for _ in range(200):
+        scheduler.note_answer(16)
+    scheduler.add(make_sequence(8, answer=16))
+    scheduler.add(make_sequence(20, answer=16))
+    assert len(run_step(scheduler).work) == 1  # 4 of the 8 blocks left are spoken for
+    while not scheduler.idle:
+        run_step(scheduler)
+    assert scheduler.preemptions == 0
+
+
+def test_higher_priority_goes_first() -> None:
+    scheduler = make_scheduler(sequences=1, batched=8)
+    low, high = make_sequence(3), make_sequence(3, priority=5)
+    scheduler.add(low)
+    scheduler.add(high)
+    assert run_step(scheduler).work[0].sequence is high
+
+
+def test_waiting_is_bounded() -> None:
+    scheduler = make_scheduler(waiting=2)
+    scheduler.add(make_sequence(3))
+    scheduler.add(make_sequence(3))
+    with pytest.raises(RequestError) as caught:
+        scheduler.add(make_sequence(3))
+    assert caught.value.kind == "queue_full"
+    assert caught.value.kind.retryable
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    jobs=st.lists(
+        st.tuples(
+            st.integers(0, 3),  # family of prompts
+            st.integers(1, 30),  # prompt
+            st.integers(1, 20),  # answer
+            st.integers(-1, 1),  # priority
+            st.integers(0, 6),  # submitted after so many steps more
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    blocks=st.integers(13, 40),
+    batched=st.integers(4, 24),
+    cancelled=st.sets(st.integers(0, 11)),
+)
+def test_everything_ends_and_nothing_leaks(
+    jobs: list[tuple[int, int, int, int, int]], blocks: int, batched: int, cancelled: set[int]
+) -> None:
+    scheduler = make_scheduler(blocks=blocks, sequences=4, batched=batched)
+    submitted: list[Sequence] = []
+    for family, prompt, answer, priority, steps in jobs:
+        ids = [family] * 9 + list(range(prompt))
+        sequence = make_sequence(ids[:prompt], answer=answer, priority=priority)
+        scheduler.add(sequence)
+        submitted.append(sequence)
+        for _ in range(steps):
+            plan = run_step(scheduler)
+            assert sum(counts(plan)) <= batched
+    for place in cancelled:
+        if place < len(submitted):
+            sequence = submitted[place]
+            if sequence in scheduler.running or sequence in scheduler.waiting:
+                scheduler.remove(sequence)
+    steps = 0
+    while not scheduler.idle:
+        assert run_step(scheduler).work, "nothing to do although something waits"
+        steps += 1
+        assert steps < 5_000
+    assert scheduler.pool.used == 0
+    for place, sequence in enumerate(submitted):
+        assert place in cancelled or sequence.total == sequence.limit
