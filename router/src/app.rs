@@ -31,6 +31,8 @@ impl App {
     /// The body of `/metrics`.
     #[must_use]
     pub fn render_metrics(&self) -> String {
-        self.metrics.render()
+        let mut text = self.metrics.render();
+        self.fleet.render(&mut text);
+        text.into_string()
     }
 }

@@ -2,6 +2,7 @@
 //! simulator and the benchmarks.
 
 pub mod blocks;
+pub mod events;
 pub mod frame;
 pub mod policy;
 pub mod schedule;

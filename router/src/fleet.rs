@@ -1,16 +1,55 @@
 //! The workers: their links, what they said of themselves, and their load.
+//!
+//! A worker dials ([`listen`]), introduces itself ([`handshake`]) and joins the [`registry`]; from then on its [`link`]
+//! carries frames. The registry places requests in the [`pool`] of their model, or lets them wait in its [`queue`].
 
 pub mod codec;
+mod handshake;
+pub(crate) mod link;
+mod listen;
+mod pool;
+mod queue;
+pub(crate) mod registry;
 
 use std::sync::Arc;
+use std::time::Duration;
 
+use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::listen::{Listener, accept_workers, tls_acceptor};
+use self::registry::Registry;
 use crate::config::{Config, WorkerListen};
-use crate::metrics::Metrics;
+use crate::core::secret::{AuthKey, HashKey};
+use crate::metrics::{Metrics, Text};
+use crate::prompt::{PromptEngine, TokenizePool};
 
-/// The way to reach the workers. Cheap to clone.
-#[derive(Debug, Clone)]
+/// Prompts that may wait for a thread of the tokeniser.
+const TOKENIZER_QUEUE: usize = 4_096;
+
+/// The workers, and what listens for more of them. Dropping it ends all links.
+#[derive(Debug)]
 pub struct Fleet {
     address: WorkerListen,
+    pub(crate) registry: Arc<Registry>,
+    _tasks: DropGuard,
+}
+
+/// What stays as it was at the start.
+#[derive(Debug)]
+pub(crate) struct Setup {
+    config: Config,
+    /// Name of this router, new at each start.
+    name: String,
+    auth: Option<AuthKey>,
+    hash_key: HashKey,
+    tokenize_pool: Arc<TokenizePool>,
+}
+
+impl Setup {
+    fn random_bytes<const N: usize>(&self) -> [u8; N] {
+        random_bytes()
+    }
 }
 
 /// Why the router could not start.
@@ -25,13 +64,16 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// Certificate or key cannot be used.
-    #[error("cannot use the certificate {path}: {reason}")]
+    #[error("cannot use {path} for TLS: {reason}")]
     Tls {
         /// Which file.
         path: String,
         /// Why.
         reason: String,
     },
+    /// No threads for the tokeniser.
+    #[error("cannot start the threads of the tokeniser: {0}")]
+    Threads(std::io::Error),
 }
 
 /// A model that can be asked for.
@@ -46,8 +88,29 @@ pub struct ModelInfo {
 }
 
 impl Fleet {
-    pub(crate) async fn start(config: &Config, _metrics: Arc<Metrics>) -> Result<Self, StartError> {
-        Ok(Self { address: config.fleet.listen.clone() })
+    pub(crate) async fn start(config: &Config, metrics: Arc<Metrics>) -> Result<Self, StartError> {
+        let tls = config.fleet.tls.as_ref().map(tls_acceptor).transpose()?;
+        let pool = TokenizePool::new(config.tokenizer.threads, TOKENIZER_QUEUE);
+        let secret = config.fleet.secret.as_ref().map(|secret| secret.0.as_bytes());
+        let setup = Setup {
+            config: config.clone(),
+            name: format!("router-{:016x}", u64::from_le_bytes(random_bytes())),
+            auth: secret.map(AuthKey::derive),
+            hash_key: secret.map_or_else(|| HashKey(random_bytes()), HashKey::derive),
+            tokenize_pool: Arc::new(pool.map_err(StartError::Threads)?),
+        };
+        let (listener, address) = Listener::bind(&config.fleet.listen).await?;
+        let heartbeat = config.fleet.heartbeat;
+        let registry = Registry::new(setup, metrics, u64::from_le_bytes(random_bytes()));
+        let tasks = CancellationToken::new();
+        let (accepting, sweeping) = (Arc::clone(&registry), Arc::clone(&registry));
+        tokio::spawn(tasks.clone().run_until_cancelled_owned(async move {
+            accept_workers(listener, tls, accepting).await;
+        }));
+        tokio::spawn(tasks.clone().run_until_cancelled_owned(async move {
+            sweep(sweeping, heartbeat / 2).await;
+        }));
+        Ok(Self { address, registry, _tasks: tasks.drop_guard() })
     }
 
     /// Where workers dial in, with the port that was taken.
@@ -59,24 +122,61 @@ impl Fleet {
     /// Models with a worker that can serve them.
     #[must_use]
     pub fn models(&self) -> Vec<ModelInfo> {
-        Vec::new()
+        self.registry.models()
     }
 
-    /// Tokenizer and template of a model.
+    /// Prompts to tokens and back, for a model that [`Self::models`] lists.
     #[must_use]
-    pub fn engine(&self, _model: &str) -> Option<Arc<crate::prompt::PromptEngine>> {
-        None
+    pub fn engine(&self, model: &str) -> Option<Arc<PromptEngine>> {
+        self.registry.find(model).ok().map(|(engine, _)| engine)
     }
 
     /// The body of `/workers`.
     #[must_use]
     pub fn workers(&self) -> serde_json::Value {
-        serde_json::json!({"workers": []})
+        self.registry.workers()
     }
 
     /// At least one worker takes new work, and the router is not shutting down.
     #[must_use]
     pub fn ready(&self) -> bool {
-        false
+        self.registry.ready()
     }
+
+    /// Tells a worker to finish what it has within `budget` and leave; false if there is none of this name.
+    #[must_use]
+    pub fn drain(&self, worker: &str, budget: Duration) -> bool {
+        self.registry.drain(worker, budget)
+    }
+
+    /// From now on no new request is taken. What runs goes on.
+    pub fn shut_down(&self) {
+        self.registry.shut_down();
+    }
+
+    pub(crate) fn render(&self, text: &mut Text) {
+        self.registry.render(text);
+    }
+}
+
+impl Drop for Fleet {
+    fn drop(&mut self) {
+        self.registry.close_all();
+    }
+}
+
+async fn sweep(registry: Arc<Registry>, every: Duration) {
+    let mut ticks = interval(every.max(Duration::from_millis(1)));
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        registry.sweep(Instant::now());
+    }
+}
+
+fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    let provider = rustls::crypto::ring::default_provider();
+    provider.secure_random.fill(&mut bytes).expect("the system has randomness");
+    bytes
 }

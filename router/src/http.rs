@@ -31,11 +31,12 @@ mod tokenize;
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::Request;
+use axum::extract::{FromRef, Request};
 use axum::middleware::from_fn_with_state;
 use axum::routing::{get, post};
 
 use crate::app::App;
+use crate::http::body::BodyMemory;
 use crate::http::fields::clip;
 use crate::http::headers::ApiKeys;
 use crate::http::reject::Reject;
@@ -43,6 +44,7 @@ use crate::http::reject::Reject;
 /// All routes. Where API keys are configured they guard everything but the probes and `/metrics`.
 pub fn app(state: Arc<App>) -> Router {
     let keys = ApiKeys::of(&state);
+    let surface = Surface { app: Arc::clone(&state), bodies: BodyMemory::new() };
     let guarded = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
@@ -60,8 +62,21 @@ pub fn app(state: Arc<App>) -> Router {
         .merge(guarded)
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(Arc::clone(&state), headers::observe))
-        .with_state(state)
+        .layer(from_fn_with_state(state, headers::observe))
+        .with_state(surface)
+}
+
+/// What the handlers share.
+#[derive(Debug, Clone)]
+struct Surface {
+    app: Arc<App>,
+    bodies: BodyMemory,
+}
+
+impl FromRef<Surface> for Arc<App> {
+    fn from_ref(surface: &Surface) -> Self {
+        Self::clone(&surface.app)
+    }
 }
 
 async fn no_such_path(request: Request) -> Reject {

@@ -79,9 +79,9 @@ impl Metrics {
         self.cancels.inc([stage]);
     }
 
-    /// Text format of Prometheus.
+    /// Everything counted here, in the text format of Prometheus; more families may follow.
     #[must_use]
-    pub fn render(&self) -> String {
+    pub fn render(&self) -> Text {
         let mut text = Text::default();
         text.family("headrace_build_info", "gauge", "Version of the router; always 1.");
         text.sample("", &[("version", &env!("CARGO_PKG_VERSION"))], 1);
@@ -170,7 +170,7 @@ impl Metrics {
         ] {
             text.histogram(name, help, histogram);
         }
-        text.0
+        text
     }
 }
 
@@ -201,7 +201,12 @@ impl Counter {
 pub struct Gauge(AtomicI64);
 
 impl Gauge {
-    /// Up by one until the guard drops.
+    /// To `n`.
+    pub fn set(&self, n: usize) {
+        self.0.store(i64::try_from(n).unwrap_or(i64::MAX), Relaxed);
+    }
+
+    /// By `n`, up or down.
     pub fn add(&self, n: i64) {
         self.0.fetch_add(n, Relaxed);
     }
@@ -340,7 +345,7 @@ mod tests {
         metrics.link_error("a \"quoted\"\nreason\\");
         metrics.ttft_seconds.observe(Duration::from_millis(3));
         metrics.ttft_seconds.observe(Duration::from_secs(10_000));
-        let text = metrics.render();
+        let text = metrics.render().into_string();
         assert!(text.ends_with('\n'));
         assert!(text.contains(
             "headrace_http_requests_total{route=\"/v1/chat/completions\",status=\"200\",error=\"\"} 1\n"

@@ -1,11 +1,11 @@
 //! The life of one request, from checked input to the last token.
 
-use std::sync::Arc;
-use std::time::Duration;
+mod answer;
+mod choice;
 
-use crate::app::App;
 use crate::core::frame::Sampling;
-use crate::error::RouteError;
+
+pub use answer::{Answer, answer};
 
 /// A checked request: what `http` hands over. One job answers `n` choices of one prompt.
 #[derive(Debug, Clone)]
@@ -111,44 +111,4 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Prompt tokens that the worker took from its cache (of choice 0).
     pub cached_tokens: u32,
-}
-
-/// The answer to a job, while it is made. Dropping it cancels what still runs.
-#[derive(Debug)]
-pub struct Answer {
-    prompt_ids: Arc<[u32]>,
-    usage: Usage,
-}
-
-/// Encodes the prompt, checks it against the context, and sends all choices to workers.
-///
-/// # Errors
-/// Nothing runs then.
-///
-/// # Cancel safety
-/// A dropped call leaves nothing behind: what it had placed is cancelled.
-pub async fn answer(_app: &Arc<App>, _job: Job) -> Result<Answer, RouteError> {
-    Err(RouteError::NoWorker { retry_after: Duration::from_secs(1) })
-}
-
-impl Answer {
-    /// What comes next, of any choice; `None` after the last choice ended. After an error the answer is over.
-    ///
-    /// # Cancel safety
-    /// A dropped call loses nothing.
-    pub async fn next(&mut self) -> Option<Result<Delta, RouteError>> {
-        std::future::ready(None).await
-    }
-
-    /// Tokens so far; final after `next` gave `None`.
-    #[must_use]
-    pub fn usage(&self) -> Usage {
-        self.usage
-    }
-
-    /// The prompt as the workers get it.
-    #[must_use]
-    pub fn prompt_ids(&self) -> &[u32] {
-        &self.prompt_ids
-    }
 }

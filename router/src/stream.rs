@@ -1,1 +1,184 @@
-//! Tokens of one request on their way from the link to the client.
+//! The tokens of one leg on their way from its worker's link to its request: a mailbox that gathers what came since the
+//! reader last looked. Nothing is dropped, and it holds no more than the request's own `max_tokens`.
+
+use std::mem;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::core::frame::{Finish, Output, TokenLogprob};
+use crate::error::RouteError;
+use crate::fleet::link::Lease;
+
+/// What came since the last look.
+#[derive(Debug, Default)]
+pub struct Chunk {
+    /// New tokens, in order.
+    pub ids: Vec<u32>,
+    /// One for each of `ids`, where asked for.
+    pub logprobs: Vec<TokenLogprob>,
+    /// In the first chunk, where asked for.
+    pub prompt_logprobs: Option<Vec<TokenLogprob>>,
+    /// In the first chunk.
+    pub cached_tokens: Option<u32>,
+    /// In the last chunk.
+    pub finish: Option<Finish>,
+}
+
+/// Where a link puts the tokens of one leg.
+#[derive(Debug)]
+pub(crate) struct Mailbox(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    chunk: Chunk,
+    /// Tokens that may still come.
+    allowed: usize,
+    error: Option<RouteError>,
+    /// The reader waits.
+    waker: Option<Waker>,
+    /// The reader has looked at least once: from then on it can stall.
+    read: bool,
+    /// Since when `chunk` waits for the reader.
+    waiting_since: Option<Instant>,
+    last_arrival: Option<Instant>,
+}
+
+/// What became of an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Appended {
+    /// It will be read. `Some`: time since the output before.
+    Fine(Option<Duration>),
+    /// More tokens than asked for, or not one log-probability for each.
+    Wrong(&'static str),
+}
+
+impl Mailbox {
+    /// Empty, for at most `max_tokens`.
+    pub(crate) fn new(max_tokens: u32) -> Self {
+        Self(Mutex::new(State {
+            chunk: Chunk::default(),
+            allowed: usize::try_from(max_tokens).unwrap_or(usize::MAX),
+            error: None,
+            waker: None,
+            read: false,
+            waiting_since: None,
+            last_arrival: None,
+        }))
+    }
+
+    /// Adds what a step brought, and wakes the reader.
+    pub(crate) fn append(&self, output: Output, now: Instant) -> Appended {
+        let mut state = self.lock();
+        if output.ids.len() > state.allowed {
+            return Appended::Wrong("more tokens than max_tokens");
+        }
+        if output.logprobs.as_ref().is_some_and(|all| all.len() != output.ids.len()) {
+            return Appended::Wrong("not one log-probability for each token");
+        }
+        state.allowed -= output.ids.len();
+        let chunk = &mut state.chunk;
+        if chunk.ids.is_empty() {
+            chunk.ids = output.ids;
+        } else {
+            chunk.ids.extend_from_slice(&output.ids);
+        }
+        chunk.logprobs.extend(output.logprobs.into_iter().flatten());
+        chunk.prompt_logprobs = chunk.prompt_logprobs.take().or(output.prompt_logprobs);
+        chunk.cached_tokens = chunk.cached_tokens.or(output.cached_tokens);
+        chunk.finish = output.finish;
+        state.waiting_since.get_or_insert(now);
+        let gap = state.last_arrival.replace(now).map(|last| now - last);
+        wake(state);
+        Appended::Fine(gap)
+    }
+
+    /// The leg is over: the reader gets this after what has come already.
+    pub(crate) fn fail(&self, error: RouteError) {
+        let mut state = self.lock();
+        state.error.get_or_insert(error);
+        wake(state);
+    }
+
+    /// Since when something waits for a reader that has begun to read.
+    pub(crate) fn unread_since(&self) -> Option<Instant> {
+        let state = self.lock();
+        state.waiting_since.filter(|_| state.read)
+    }
+
+    /// At least one token came.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.lock().last_arrival.is_some()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.0.lock().expect("no holder panics")
+    }
+}
+
+/// Wakes after the lock is gone, so that the reader does not run into it.
+fn wake(mut state: MutexGuard<'_, State>) {
+    let waker = state.waker.take();
+    drop(state);
+    if let Some(waker) = waker {
+        waker.wake();
+    }
+}
+
+/// Tokens of one leg. Dropping it cancels the leg on its worker (after the last token, a no-op).
+#[derive(Debug)]
+pub struct TokenStream {
+    mailbox: Arc<Mailbox>,
+    _lease: Lease,
+}
+
+impl TokenStream {
+    pub(crate) fn new(mailbox: Arc<Mailbox>, lease: Lease) -> Self {
+        Self { mailbox, _lease: lease }
+    }
+
+    /// All that came since the last call. The last one has `finish`, or is an error; none may follow.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    ///
+    /// # Errors
+    /// The leg is over.
+    pub async fn next(&mut self) -> Result<Chunk, RouteError> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<Chunk, RouteError>> {
+        let mut state = self.mailbox.lock();
+        if !state.read {
+            // what came before the first look counts from now
+            state.read = true;
+            state.waiting_since = None;
+        }
+        if state.chunk.has_news() {
+            state.waiting_since = None;
+            return Poll::Ready(Ok(mem::take(&mut state.chunk)));
+        }
+        if let Some(error) = state.error.take() {
+            return Poll::Ready(Err(error));
+        }
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => state.waker = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
+    /// When the last token came.
+    pub(crate) fn last_arrival(&self) -> Option<Instant> {
+        self.mailbox.lock().last_arrival
+    }
+}
+
+impl Chunk {
+    fn has_news(&self) -> bool {
+        !self.ids.is_empty() || self.finish.is_some() || self.prompt_logprobs.is_some()
+    }
+}

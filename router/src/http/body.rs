@@ -1,5 +1,6 @@
 //! Reads request bodies: JSON by its headers, at most so long, at most so slow.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -7,8 +8,10 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
+use crate::error::RouteError;
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
 
@@ -18,6 +21,11 @@ const DRAIN_BYTES: usize = 256 << 20;
 /// And how long.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
 
+/// All bodies under way together may hold this much: 64 of the longest at the default limit. A guess.
+const ALL_BODIES_BYTES: usize = 1 << 30;
+/// One permit of [`BodyMemory`].
+const PERMIT_BYTES: usize = 1 << 10;
+
 /// Bounds of one body.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct BodyLimits {
@@ -25,12 +33,63 @@ pub(super) struct BodyLimits {
     pub(super) time: Duration,
 }
 
+/// What is left of the memory for bodies.
+#[derive(Debug, Clone)]
+pub(super) struct BodyMemory(Arc<Semaphore>);
+
+impl BodyMemory {
+    pub(super) fn new() -> Self {
+        Self(Arc::new(Semaphore::new(ALL_BODIES_BYTES / PERMIT_BYTES)))
+    }
+
+    /// Memory for one body, at first none.
+    fn share(&self) -> Share {
+        Share { memory: Arc::clone(&self.0), permit: None, used: 0 }
+    }
+}
+
+/// Memory of one body; given back when dropped.
+struct Share {
+    memory: Arc<Semaphore>,
+    permit: Option<OwnedSemaphorePermit>,
+    used: usize,
+}
+
+impl Share {
+    fn grow(&mut self, bytes: usize) -> Result<(), RouteError> {
+        self.used += bytes;
+        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
+        let more = self.used.div_ceil(PERMIT_BYTES).saturating_sub(held);
+        let more = u32::try_from(more).unwrap_or(u32::MAX);
+        let permit = Arc::clone(&self.memory).try_acquire_many_owned(more);
+        let permit = permit.map_err(|_| RouteError::Overloaded {
+            what: "request bodies",
+            retry_after: Duration::from_secs(1),
+        })?;
+        match &mut self.permit {
+            Some(held) => held.merge(permit),
+            None => self.permit = Some(permit),
+        }
+        Ok(())
+    }
+}
+
+/// A body, and the memory that it holds until it is dropped.
+pub(super) struct HeldBody {
+    pub(super) bytes: Bytes,
+    _share: Share,
+}
+
 /// The whole body of a request that says that it is JSON.
 ///
 /// # Errors
 /// `MediaType` or `ContentEncoding` by the headers alone; `BodyTooLong` as soon as that is certain, with never more
-/// than the limit in memory; `BodyTooSlow`; `BodyBroken`.
-pub(super) async fn read(request: Request, limits: BodyLimits) -> Result<Bytes, Reject> {
+/// than the limit in memory; `BodyTooSlow`; `BodyBroken`; `Overloaded` if all bodies together hold too much.
+pub(super) async fn read(
+    request: Request,
+    limits: BodyLimits,
+    memory: &BodyMemory,
+) -> Result<HeldBody, Reject> {
     check_headers(request.headers())?;
     let declared = declared_length(request.headers());
     let body = request.into_body();
@@ -38,10 +97,10 @@ pub(super) async fn read(request: Request, limits: BodyLimits) -> Result<Bytes, 
         drain(body);
         return Err(Reject::BodyTooLong { limit: limits.bytes });
     }
-    collect(body, limits).await
+    collect(body, limits, memory.share()).await
 }
 
-async fn collect(mut body: Body, limits: BodyLimits) -> Result<Bytes, Reject> {
+async fn collect(mut body: Body, limits: BodyLimits, mut share: Share) -> Result<HeldBody, Reject> {
     let end = Instant::now() + limits.time;
     let mut first = Bytes::new(); // most bodies are one frame, which then is not copied
     let mut whole = BytesMut::new();
@@ -58,6 +117,10 @@ async fn collect(mut body: Body, limits: BodyLimits) -> Result<Bytes, Reject> {
             drain(body);
             return Err(Reject::BodyTooLong { limit: limits.bytes });
         }
+        if let Err(error) = share.grow(data.len()) {
+            drain(body);
+            return Err(error.into());
+        }
         if first.is_empty() && whole.is_empty() {
             first = data;
         } else {
@@ -65,7 +128,8 @@ async fn collect(mut body: Body, limits: BodyLimits) -> Result<Bytes, Reject> {
             whole.extend_from_slice(&data);
         }
     }
-    Ok(if whole.is_empty() { first } else { whole.freeze() })
+    let bytes = if whole.is_empty() { first } else { whole.freeze() };
+    Ok(HeldBody { bytes, _share: share })
 }
 
 /// Reads on beside the answer, within bounds.
@@ -122,6 +186,20 @@ fn is_json(content_type: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn bodies_share_their_memory_and_give_it_back() {
+        let memory = BodyMemory(Arc::new(Semaphore::new(3)));
+        let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
+        let body = |size| Request::new(Body::from(vec![b' '; size]));
+        let one =
+            read(body(2 * PERMIT_BYTES), limits, &memory).await.unwrap_or_else(|e| panic!("{e}"));
+        let two = read(body(PERMIT_BYTES + 1), limits, &memory).await;
+        assert!(matches!(two, Err(Reject::Route(RouteError::Overloaded { .. }))));
+        drop(one);
+        assert!(read(body(PERMIT_BYTES + 1), limits, &memory).await.is_ok());
+        assert_eq!(memory.0.available_permits(), 3);
+    }
 
     #[test]
     fn json_by_its_content_type() {

@@ -145,3 +145,93 @@ impl Events for CompletionReply {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::request::FinishReason;
+
+    fn token(text: &str, logprob: Option<f64>) -> TokenText {
+        TokenText { id: 0, text: text.into(), bytes: text.into(), logprob, top: Vec::new() }
+    }
+
+    fn reply(logprobs: bool, echo: Option<Vec<String>>) -> CompletionReply {
+        let head = Head { id: "cmpl-1".into(), created: 7, model: "m".into() };
+        CompletionReply::new(head, 2, 1, logprobs, echo)
+    }
+
+    fn deltas() -> Vec<Delta> {
+        let prompt = Some(vec![token("p", None), token("q", Some(-1.0))]);
+        let first = vec![token("a", Some(-2.0))];
+        vec![
+            Delta {
+                choice: 1,
+                text: "a".into(),
+                tokens: first,
+                prompt_tokens: prompt,
+                finish: None,
+            },
+            Delta { choice: 1, tokens: vec![token("b", Some(-3.0))], ..Delta::default() },
+            Delta {
+                choice: 1,
+                text: "b".into(),
+                finish: Some(FinishReason::Stop),
+                ..Delta::default()
+            },
+        ]
+    }
+
+    fn streamed(mut reply: CompletionReply) -> Vec<Value> {
+        let envelope = reply.envelope(Delivery::default());
+        let mut out = BytesMut::new();
+        for delta in deltas() {
+            reply.delta(&delta, Usage::default(), &envelope, &mut out);
+        }
+        let text = String::from_utf8(out.to_vec()).unwrap();
+        let events =
+            text.split_terminator("\n\n").map(|event| event.strip_prefix("data: ").unwrap());
+        events
+            .map(|event| serde_json::from_str::<Value>(event).unwrap()["choices"][0].clone())
+            .collect()
+    }
+
+    #[test]
+    fn text_and_end_may_share_an_event() {
+        let got = streamed(reply(false, None));
+        assert_eq!(
+            got[0],
+            json!({"index": 1, "text": "a", "logprobs": null, "finish_reason": null})
+        );
+        assert_eq!(
+            got[2],
+            json!({"index": 1, "text": "b", "logprobs": null, "finish_reason": "stop"})
+        );
+    }
+
+    #[test]
+    fn echo_comes_once_and_offsets_run_through_the_stream() {
+        let echo = Some(vec!["no".into(), "pq".into()]);
+        let got = streamed(reply(true, echo.clone()));
+        let texts: String = got.iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+        assert_eq!(texts, "pqab");
+        let offsets: Vec<&Value> =
+            got.iter().map(|choice| &choice["logprobs"]["text_offset"]).collect();
+        assert_eq!(offsets, [&json!([0, 1, 2]), &json!([3]), &json!([])]);
+
+        let mut choices: Vec<Choice> = vec![Choice::default(), Choice::default()];
+        for delta in deltas() {
+            let choice = &mut choices[1];
+            choice.text.push_str(&delta.text);
+            choice.tokens.extend(delta.tokens);
+            choice.prompt_tokens = choice.prompt_tokens.take().or(delta.prompt_tokens);
+        }
+        let whole = reply(true, echo).whole(choices, Usage::default()).unwrap();
+        let whole: Value = serde_json::from_slice(&whole).unwrap();
+        let choice = &whole["choices"][1];
+        assert_eq!(choice["text"], "pqab");
+        assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2, 3]));
+        assert_eq!(choice["logprobs"]["token_logprobs"], json!([null, -1.0, -2.0, -3.0]));
+    }
+}

@@ -8,6 +8,7 @@ use axum::response::Response;
 
 use crate::app::App;
 use crate::error::RouteError;
+use crate::http::Surface;
 use crate::http::body::{self, BodyLimits};
 use crate::http::chat_reply::ChatReply;
 use crate::http::completion_reply::CompletionReply;
@@ -24,28 +25,28 @@ const LARGE_BODY_BYTES: usize = 256 << 10;
 
 /// Answers a chat.
 pub(super) async fn chat(
-    State(app): State<Arc<App>>,
+    State(surface): State<Surface>,
     request: Request,
 ) -> Result<Response, Reject> {
     let session = headers::session(request.headers());
-    let mut fields = fields(&app, request).await?;
+    let mut fields = fields(&surface, request).await?;
     let model = params::model_name(&mut fields)?;
-    let engine = engine(&app, &model)?;
+    let engine = engine(&surface.app, &model)?;
     let mut request = chat::check(fields, model, &facts(&engine))?;
     request.job.session = session.or(request.job.session);
     let shape = ChatReply::new(Head::of(&request.job), request.job.n, request.logprobs);
-    reply::send(&app, vec![request.job], shape, request.delivery).await
+    reply::send(&surface.app, vec![request.job], shape, request.delivery).await
 }
 
 /// Continues one or several texts.
 pub(super) async fn completions(
-    State(app): State<Arc<App>>,
+    State(surface): State<Surface>,
     request: Request,
 ) -> Result<Response, Reject> {
     let session = headers::session(request.headers());
-    let mut fields = fields(&app, request).await?;
+    let mut fields = fields(&surface, request).await?;
     let model = params::model_name(&mut fields)?;
-    let engine = engine(&app, &model)?;
+    let engine = engine(&surface.app, &model)?;
     let mut request = completions::check(fields, &model, &facts(&engine))?;
     for job in &mut request.jobs {
         job.session = session.clone().or(job.session.take());
@@ -61,7 +62,7 @@ pub(super) async fn completions(
         request.logprobs.is_some(),
         echo,
     );
-    reply::send(&app, request.jobs, shape, request.delivery).await
+    reply::send(&surface.app, request.jobs, shape, request.delivery).await
 }
 
 fn echo_text(engine: &PromptEngine, prompt: &Prompt) -> String {
@@ -73,12 +74,12 @@ fn echo_text(engine: &PromptEngine, prompt: &Prompt) -> String {
 }
 
 /// The body of `request` as the fields of a JSON object.
-pub(super) async fn fields(app: &App, request: Request) -> Result<Fields, Reject> {
-    let limits =
-        BodyLimits { bytes: app.config.http.max_body_bytes, time: app.config.http.body_timeout };
-    let body = body::read(request, limits).await?;
-    let is_large = body.len() >= LARGE_BODY_BYTES;
-    let parse = move || json::parse(&body).and_then(Fields::of_body);
+pub(super) async fn fields(surface: &Surface, request: Request) -> Result<Fields, Reject> {
+    let config = &surface.app.config.http;
+    let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
+    let body = body::read(request, limits, &surface.bodies).await?;
+    let is_large = body.bytes.len() >= LARGE_BODY_BYTES;
+    let parse = move || json::parse(&body.bytes).and_then(Fields::of_body);
     if !is_large {
         return Ok(parse()?);
     }

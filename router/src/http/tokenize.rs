@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::error::RouteError;
+use crate::http::Surface;
 use crate::http::fields::{Fields, bad, unsupported};
 use crate::http::params;
 use crate::http::reject::Reject;
@@ -17,11 +18,11 @@ use crate::request::{ChatPrompt, Prompt};
 
 /// Text or messages to token ids.
 pub(super) async fn tokenize(
-    State(app): State<Arc<App>>,
+    State(surface): State<Surface>,
     request: Request,
 ) -> Result<Json<Value>, Reject> {
-    let fields = generate::fields(&app, request).await?;
-    let (engine, mut fields) = engine_of(&app, fields)?;
+    let fields = generate::fields(&surface, request).await?;
+    let (engine, mut fields) = engine_of(&surface.app, fields)?;
     let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let input = input(&mut fields)?;
     fields.finish()?;
@@ -64,11 +65,11 @@ fn input(fields: &mut Fields) -> Result<Input, RouteError> {
 
 /// Token ids to text, special tokens included.
 pub(super) async fn detokenize(
-    State(app): State<Arc<App>>,
+    State(surface): State<Surface>,
     request: Request,
 ) -> Result<Json<Value>, Reject> {
-    let fields = generate::fields(&app, request).await?;
-    let (engine, mut fields) = engine_of(&app, fields)?;
+    let fields = generate::fields(&surface, request).await?;
+    let (engine, mut fields) = engine_of(&surface.app, fields)?;
     let tokens = fields.array("tokens")?;
     let tokens = fields.require("tokens", tokens)?;
     fields.finish()?;

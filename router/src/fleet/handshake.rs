@@ -1,0 +1,201 @@
+//! From the dial of a worker to its welcome or its refusal.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use super::Setup;
+use super::codec::{FrameReader, FrameWriter, ReadError};
+use super::registry::Registry;
+use crate::core::blocks::HASH_SCHEME;
+use crate::core::frame::{Frame, Hello, PROTOCOL, Refuse, Role, Welcome};
+use crate::core::secret::Side;
+
+/// Longest frame before the handshake is over. A Hello has a few hundred bytes.
+pub(super) const HELLO_BYTES: usize = 64 << 10;
+/// Bytes of a challenge.
+const NONCE_BYTES: usize = 16;
+/// Longest name of a worker or model.
+const NAME_BYTES: usize = 256;
+/// More of anything than a worker can have.
+const SANE: u32 = 1 << 30;
+
+/// Why a worker did not join.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum HandshakeError {
+    /// It was told why.
+    #[error("refused: {} is {:?}, expected {:?}", .0.field, .0.got, .0.expected)]
+    Refused(Refuse),
+    /// It sent something else.
+    #[error("a {0} frame came instead of {1}")]
+    Unexpected(&'static str, &'static str),
+    /// It hung up.
+    #[error("it hung up")]
+    Closed,
+    /// It sent no frame.
+    #[error(transparent)]
+    Read(ReadError),
+    /// It takes nothing.
+    #[error("writing failed: {0}")]
+    Write(#[from] std::io::Error),
+    /// It was too slow.
+    #[error("no handshake within {0:?}")]
+    Late(Duration),
+    /// TLS failed.
+    #[error("TLS failed: {0}")]
+    Tls(std::io::Error),
+}
+
+impl HandshakeError {
+    /// As words, for metrics.
+    pub(super) fn reason(&self) -> String {
+        match self {
+            Self::Refused(refuse) => format!("refused_{}", refuse.field.replace('.', "_")),
+            Self::Unexpected(..) => "handshake_unexpected".into(),
+            Self::Closed => "handshake_closed".into(),
+            Self::Read(_) => "handshake_frame".into(),
+            Self::Write(_) => "handshake_write".into(),
+            Self::Late(_) => "handshake_late".into(),
+            Self::Tls(_) => "handshake_tls".into(),
+        }
+    }
+}
+
+/// Reads the Hello, answers it, and has the secret proved. The worker has been welcomed when this is done.
+pub(super) async fn greet<R, W>(
+    setup: &Setup,
+    registry: &Registry,
+    reader: &mut FrameReader<R>,
+    writer: &mut FrameWriter<W>,
+) -> Result<Hello, HandshakeError>
+where
+    R: AsyncRead + Unpin,
+    W: AsyncWrite + Unpin,
+{
+    let frame = next(reader).await?;
+    let Frame::Hello(hello) = frame else {
+        return Err(HandshakeError::Unexpected(frame.name(), "hello"));
+    };
+    check(&hello).map_err(HandshakeError::Refused)?;
+    // the fleet's fingerprints are for those who know the secret
+    if setup.auth.is_none() {
+        registry.may_join(&hello).map_err(HandshakeError::Refused)?;
+    }
+    let challenge = setup.auth.map(|_| setup.random_bytes::<NONCE_BYTES>());
+    let proof = setup.auth.map(|key| key.proof(Side::Router, &hello.nonce));
+    let hash_key = setup.auth.is_none().then_some(setup.hash_key.0);
+    let heartbeat = setup.config.fleet.heartbeat.as_millis();
+    let welcome = Welcome {
+        protocol: PROTOCOL,
+        router: setup.name.clone(),
+        heartbeat_ms: u32::try_from(heartbeat).expect("an hour at most, says config"),
+        challenge: challenge.map(Vec::from).unwrap_or_default(),
+        proof: proof.map(Vec::from).unwrap_or_default(),
+        hash_key: hash_key.map(Vec::from).unwrap_or_default(),
+    };
+    send(writer, Frame::Welcome(welcome)).await?;
+    if let (Some(key), Some(challenge)) = (setup.auth, challenge) {
+        let frame = next(reader).await?;
+        let Frame::Prove(prove) = frame else {
+            return Err(HandshakeError::Unexpected(frame.name(), "prove"));
+        };
+        if !key.verify(Side::Worker, &challenge, &prove.proof) {
+            return Err(HandshakeError::Refused(Refuse {
+                field: "secret".into(),
+                expected: "the secret of this deployment".into(),
+                got: "another one".into(),
+                message: "give worker and router the same --secret-file".into(),
+            }));
+        }
+    }
+    Ok(hello)
+}
+
+async fn next<R: AsyncRead + Unpin>(reader: &mut FrameReader<R>) -> Result<Frame, HandshakeError> {
+    reader.next().await.map_err(HandshakeError::Read)?.ok_or(HandshakeError::Closed)
+}
+
+/// Sends one frame.
+pub(super) async fn send<W: AsyncWrite + Unpin>(
+    writer: &mut FrameWriter<W>,
+    frame: Frame,
+) -> Result<(), std::io::Error> {
+    writer.push(&frame).map_err(std::io::Error::other)?;
+    writer.flush().await
+}
+
+/// What can be said of a Hello without knowing the fleet.
+fn check(hello: &Hello) -> Result<(), Refuse> {
+    let (prints, capacity) = (&hello.fingerprints, &hello.capacity);
+    require(
+        hello.protocol == PROTOCOL,
+        "protocol",
+        &PROTOCOL,
+        &hello.protocol,
+        "use the same version on both sides",
+    )?;
+    for (field, text) in [
+        ("worker", &hello.worker),
+        ("model", &hello.model),
+        ("fingerprints.weights", &prints.weights),
+        ("fingerprints.tokenizer", &prints.tokenizer),
+        ("fingerprints.chat_template", &prints.chat_template),
+        ("fingerprints.kv_layout", &prints.kv_layout),
+    ] {
+        let fine = (1..=NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control);
+        require(fine, field, &"1 to 256 bytes of printable text", text, "name it otherwise")?;
+    }
+    require(
+        hello.role == Role::Both,
+        "role",
+        &"both",
+        &format!("{:?}", hello.role).to_lowercase(),
+        "this router does not split prefill and decode",
+    )?;
+    require(
+        prints.hash_scheme == HASH_SCHEME,
+        "fingerprints.hash_scheme",
+        &HASH_SCHEME,
+        &prints.hash_scheme,
+        "use the same version on both sides",
+    )?;
+    for (field, n, least) in [
+        ("fingerprints.block_tokens", prints.block_tokens, 1),
+        ("capacity.blocks", capacity.blocks, 1),
+        ("capacity.sequences", capacity.sequences, 1),
+        ("capacity.batched_tokens", capacity.batched_tokens, 1),
+        ("capacity.waiting", capacity.waiting, 0),
+        ("context_tokens", hello.context_tokens, 1),
+    ] {
+        let expected = format!("{least} to {SANE}");
+        let fine = (least..=SANE).contains(&n);
+        require(fine, field, &expected, &n, "no worker has that many")?;
+    }
+    if let Some(group) = &hello.group {
+        let got = format!("rank {} of {}", group.rank, group.size);
+        let fine = group.rank < group.size;
+        require(fine, "group", &"a rank below the size", &got, "check the group")?;
+    }
+    let got = format!("{} bytes", hello.nonce.len());
+    let fine = hello.nonce.len() == NONCE_BYTES;
+    require(fine, "nonce", &"16 bytes", &got, "send 16 random bytes")
+}
+
+fn require(
+    fine: bool,
+    field: &str,
+    expected: &dyn Display,
+    got: &dyn Display,
+    message: &str,
+) -> Result<(), Refuse> {
+    if fine {
+        return Ok(());
+    }
+    Err(Refuse {
+        field: field.into(),
+        expected: expected.to_string(),
+        got: got.to_string(),
+        message: message.into(),
+    })
+}

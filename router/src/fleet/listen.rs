@@ -1,0 +1,217 @@
+//! Where workers dial in: a TCP or Unix socket, with or without TLS; from the accepted connection to the running link.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::{sleep, timeout};
+use tokio_rustls::TlsAcceptor;
+
+use super::StartError;
+use super::codec::{FrameReader, FrameWriter};
+use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
+use super::registry::Registry;
+use crate::config::{TlsFiles, WorkerListen};
+use crate::core::events::BlockEvents;
+use crate::core::frame::{Frame, MAX_FRAME_BYTES};
+
+/// Connections whose handshake may be under way at once: a storm of dials takes no more than this.
+const HANDSHAKES: usize = 256;
+/// After an accept that failed, for lack of descriptors perhaps.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
+type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;
+
+/// The bound socket.
+#[derive(Debug)]
+pub(super) enum Listener {
+    /// Port and all.
+    Tcp(TcpListener),
+    /// Its file is removed with it.
+    Unix(UnixListener, SocketFile),
+}
+
+/// Removes a socket's file when it drops.
+#[derive(Debug)]
+pub(super) struct SocketFile(std::path::PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl Listener {
+    pub(super) async fn bind(listen: &WorkerListen) -> Result<(Self, WorkerListen), StartError> {
+        let bound = match listen {
+            WorkerListen::Tcp(address) => bind_tcp(address).await,
+            WorkerListen::Unix(path) => bind_unix(path).await,
+        };
+        bound.map_err(|source| StartError::Bind { address: listen.to_string(), source })
+    }
+
+    async fn accept(&self) -> io::Result<(Socket, String)> {
+        match self {
+            Self::Tcp(listener) => {
+                let (stream, peer) = listener.accept().await?;
+                stream.set_nodelay(true)?;
+                Ok((Socket::Tcp(stream), peer.to_string()))
+            }
+            Self::Unix(listener, file) => {
+                let (stream, _) = listener.accept().await?;
+                Ok((Socket::Unix(stream), format!("unix:{}", file.0.display())))
+            }
+        }
+    }
+}
+
+async fn bind_tcp(address: &str) -> io::Result<(Listener, WorkerListen)> {
+    let listener = TcpListener::bind(address).await?;
+    let bound = WorkerListen::Tcp(listener.local_addr()?.to_string());
+    Ok((Listener::Tcp(listener), bound))
+}
+
+/// A file without a listener behind it is left over from a router that was killed.
+async fn bind_unix(path: &Path) -> io::Result<(Listener, WorkerListen)> {
+    let listener = match UnixListener::bind(path) {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            match UnixStream::connect(path).await {
+                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path)?;
+                    UnixListener::bind(path)?
+                }
+                _ => return Err(error),
+            }
+        }
+        other => other?,
+    };
+    let file = SocketFile(path.to_owned());
+    Ok((Listener::Unix(listener, file), WorkerListen::Unix(path.to_owned())))
+}
+
+enum Socket {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    async fn halves(self, tls: Option<&TlsAcceptor>) -> io::Result<(ReadHalf, WriteHalf)> {
+        fn split(
+            stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        ) -> (ReadHalf, WriteHalf) {
+            let (reader, writer) = tokio::io::split(stream);
+            (Box::new(reader), Box::new(writer))
+        }
+        Ok(match (self, tls) {
+            (Self::Tcp(stream), None) => {
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Box::new(writer))
+            }
+            (Self::Unix(stream), None) => {
+                let (reader, writer) = stream.into_split();
+                (Box::new(reader), Box::new(writer))
+            }
+            (Self::Tcp(stream), Some(tls)) => split(tls.accept(stream).await?),
+            (Self::Unix(stream), Some(tls)) => split(tls.accept(stream).await?),
+        })
+    }
+}
+
+/// Certificate chain and key, ready for use.
+///
+/// # Errors
+/// A file cannot be read, or holds something else.
+pub(super) fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, StartError> {
+    let wrong =
+        |path: &Path, reason: String| StartError::Tls { path: path.display().to_string(), reason };
+    let read = |path: &Path| std::fs::read(path).map_err(|error| wrong(path, error.to_string()));
+    let chain = rustls_pemfile::certs(&mut read(&files.cert)?.as_slice())
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| wrong(&files.cert, error.to_string()))?;
+    let key = rustls_pemfile::private_key(&mut read(&files.key)?.as_slice())
+        .map_err(|error| wrong(&files.key, error.to_string()))?
+        .ok_or_else(|| wrong(&files.key, "it holds no private key".into()))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
+        .map_err(|error| wrong(&files.cert, error.to_string()))?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+/// Accepts workers for ever.
+pub(super) async fn accept_workers(
+    listener: Listener,
+    tls: Option<TlsAcceptor>,
+    registry: Arc<Registry>,
+) {
+    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    loop {
+        let (socket, peer) = match listener.accept().await {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a worker");
+                registry.metrics.link_error("accept");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&handshakes).try_acquire_owned() else {
+            tracing::warn!(peer, "worker turned away: too many handshakes under way");
+            registry.metrics.link_error("handshakes_full");
+            continue;
+        };
+        tokio::spawn(serve_worker(socket, peer, tls.clone(), Arc::clone(&registry), permit));
+    }
+}
+
+async fn serve_worker(
+    socket: Socket,
+    peer: String,
+    tls: Option<TlsAcceptor>,
+    registry: Arc<Registry>,
+    permit: OwnedSemaphorePermit,
+) {
+    let limit = registry.setup.config.fleet.handshake_timeout;
+    let joining = async {
+        let (reader, writer) = socket.halves(tls.as_ref()).await.map_err(HandshakeError::Tls)?;
+        let mut reader = FrameReader::new(reader, HELLO_BYTES);
+        let mut writer = FrameWriter::new(writer);
+        let joined = match greet(&registry.setup, &registry, &mut reader, &mut writer).await {
+            Ok(hello) => {
+                let (worker, epoch) = (hello.worker.clone(), hello.epoch);
+                match registry.join(hello, peer.clone()) {
+                    Ok((link, submits)) => Ok((worker, epoch, link, submits)),
+                    Err(refuse) => Err(HandshakeError::Refused(refuse)),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(HandshakeError::Refused(refuse)) = &joined {
+            send(&mut writer, Frame::Refuse(refuse.clone())).await?;
+            writer.close().await?;
+        }
+        joined.map(|joined| (joined, reader, writer))
+    };
+    let joined = timeout(limit, joining).await.unwrap_or(Err(HandshakeError::Late(limit)));
+    drop(permit);
+    let ((worker, epoch, link, submits), mut reader, writer) = match joined {
+        Ok(joined) => joined,
+        Err(error) => {
+            tracing::warn!(peer, %error, "worker did not join");
+            registry.metrics.link_error(&error.reason());
+            return;
+        }
+    };
+    tracing::info!(worker, peer, epoch, "worker joined");
+    reader.set_limit(MAX_FRAME_BYTES);
+    let error = link.run(reader, writer, submits, BlockEvents::new(epoch)).await;
+    tracing::warn!(worker, peer, %error, "worker left");
+    registry.metrics.link_error(error.reason());
+}

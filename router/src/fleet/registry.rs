@@ -1,0 +1,660 @@
+//! All workers and the queue for them, under one short lock that is never held across an await. A mutex rather than a
+//! task, so that a request is placed without a hop between tasks.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::link::{Link, LinkError};
+use super::pool::{Pool, Status, Worker, compare, document};
+use super::queue::Ticket;
+use super::{ModelInfo, Setup};
+use crate::config::FleetConfig;
+use crate::core::events::BlockEvents;
+use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit};
+use crate::core::schedule::{NoPlace, Random, WorkerId};
+use crate::error::RouteError;
+use crate::metrics::{Metrics, Text};
+use crate::prompt::{ModelDoc, PromptEngine, PromptError};
+use crate::stream::TokenStream;
+
+/// Names of models that are remembered, with or without workers.
+const MODELS: usize = 256;
+
+/// All workers.
+#[derive(Debug)]
+pub(crate) struct Registry {
+    pub(super) metrics: Arc<Metrics>,
+    pub(super) setup: Setup,
+    begin: Instant,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    next_worker: u32,
+    next_request: u64,
+    next_ticket: u64,
+    pools: BTreeMap<String, Pool>,
+    /// Model of each worker.
+    models: HashMap<WorkerId, String>,
+    random: Random,
+    streams: usize,
+    shutting_down: bool,
+}
+
+impl State {
+    fn pool(&mut self, id: WorkerId) -> Option<&mut Pool> {
+        self.pools.get_mut(self.models.get(&id)?)
+    }
+}
+
+/// A place on a worker, booked until this drops or is used.
+#[derive(Debug)]
+pub(crate) struct Reservation {
+    registry: Arc<Registry>,
+    link: Arc<Link>,
+    request: RequestId,
+    tokens: u64,
+    used: bool,
+}
+
+impl Reservation {
+    /// Which worker.
+    #[must_use]
+    pub(crate) fn worker(&self) -> WorkerId {
+        self.link.id
+    }
+
+    /// Its name.
+    #[must_use]
+    pub(crate) fn worker_name(&self) -> &str {
+        &self.link.worker
+    }
+
+    /// Name of the request on its link.
+    #[must_use]
+    pub(crate) fn request(&self) -> RequestId {
+        self.request
+    }
+
+    /// Sends the request there.
+    ///
+    /// # Errors
+    /// The link broke, or took nothing within `--submit-timeout-ms`.
+    ///
+    /// # Cancel safety
+    /// A dropped call submits nothing.
+    pub(crate) async fn submit(mut self, submit: Submit) -> Result<TokenStream, RouteError> {
+        self.used = true; // from here on the link releases it
+        self.link.submit(submit, self.tokens).await
+    }
+
+    pub(super) fn forget(mut self) {
+        self.used = true;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        if !self.used {
+            self.registry.release(self.link.id, &[self.tokens]);
+        }
+    }
+}
+
+/// What a request needs from a worker.
+#[derive(Debug, Clone)]
+pub(crate) struct Wanted {
+    /// Name of the model.
+    pub(crate) model: String,
+    /// The tokens are those of this engine.
+    pub(crate) engine: Arc<PromptEngine>,
+    /// Of the prompt.
+    pub(crate) prompt_tokens: usize,
+    /// Longest answer.
+    pub(crate) max_tokens: u32,
+    /// Key for `session-hash`.
+    pub(crate) session: Option<String>,
+    /// Higher goes first.
+    pub(crate) priority: i8,
+    /// Workers that failed this request.
+    pub(crate) excluded: Vec<WorkerId>,
+}
+
+/// Counts answers under way until it drops.
+#[derive(Debug)]
+pub(crate) struct StreamPermit {
+    registry: Arc<Registry>,
+    n: usize,
+}
+
+impl Drop for StreamPermit {
+    fn drop(&mut self) {
+        let mut state = self.registry.state();
+        state.streams -= self.n;
+        self.registry.metrics.streams.set(state.streams);
+    }
+}
+
+impl Registry {
+    pub(super) fn new(setup: Setup, metrics: Arc<Metrics>, seed: u64) -> Arc<Self> {
+        let state = State {
+            next_worker: 0,
+            next_request: 0,
+            next_ticket: 0,
+            pools: BTreeMap::new(),
+            models: HashMap::new(),
+            random: Random::new(seed),
+            streams: 0,
+            shutting_down: false,
+        };
+        Arc::new(Self { metrics, setup, begin: Instant::now(), state: Mutex::new(state) })
+    }
+
+    /// Ms since the start.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    /// Takes note of `n` answers that begin.
+    ///
+    /// # Errors
+    /// `Overloaded`, `ShuttingDown`.
+    pub(crate) fn begin_streams(self: &Arc<Self>, n: usize) -> Result<StreamPermit, RouteError> {
+        let mut state = self.state();
+        if state.shutting_down {
+            return Err(RouteError::ShuttingDown);
+        }
+        if state.streams.saturating_add(n) > self.setup.config.bounds.streams {
+            let retry_after = Duration::from_secs(1);
+            return Err(RouteError::Overloaded { what: "answers under way", retry_after });
+        }
+        state.streams += n;
+        self.metrics.streams.set(state.streams);
+        Ok(StreamPermit { registry: Arc::clone(self), n })
+    }
+
+    // ---- requests ----
+
+    /// The engine of a model that can be asked for.
+    ///
+    /// # Errors
+    /// `UnknownModel`; `NoWorker` if it is known and no worker is there, or nothing is known at all.
+    pub(crate) fn find(&self, model: &str) -> Result<(Arc<PromptEngine>, u32), RouteError> {
+        let state = self.state();
+        match state.pools.get(model) {
+            Some(pool) => match (&pool.engine, pool.context_tokens()) {
+                (Some(engine), Some(context_tokens)) => Ok((Arc::clone(engine), context_tokens)),
+                _ => Err(no_worker()),
+            },
+            None if state.pools.is_empty() => Err(no_worker()),
+            None => {
+                let served: Vec<&str> = state.pools.keys().map(String::as_str).collect();
+                let (model, served) = (model.to_owned(), served.join(", "));
+                Err(RouteError::UnknownModel { model, served })
+            }
+        }
+    }
+
+    /// Books a place on a worker, at once if one has room and nobody waits.
+    ///
+    /// # Errors
+    /// `NoWorker`, `Overloaded`, `ShuttingDown`.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves the queue.
+    pub(crate) async fn place(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        deadline: Instant,
+    ) -> Result<Reservation, RouteError> {
+        let mut ticket = match self.try_place(wanted)? {
+            Placed::Now(reservation) => {
+                self.metrics.queue_seconds.observe(Duration::ZERO);
+                return Ok(reservation);
+            }
+            Placed::Waits(ticket) => ticket,
+        };
+        let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
+        let placed = tokio::time::timeout_at(until, ticket.wait()).await;
+        self.metrics.queue_seconds.observe(ticket.since.elapsed());
+        match placed {
+            Ok(Some(result)) => result,
+            Ok(None) => Err(RouteError::ShuttingDown),
+            Err(_) => {
+                ticket.expire();
+                Err(self.why_none(&wanted.model))
+            }
+        }
+    }
+
+    fn try_place(self: &Arc<Self>, wanted: &Wanted) -> Result<Placed, RouteError> {
+        let mut state = self.state();
+        let State { pools, random, next_request, next_ticket, shutting_down, .. } = &mut *state;
+        if *shutting_down {
+            return Err(RouteError::ShuttingDown);
+        }
+        let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
+        if pool.engine.as_ref().is_none_or(|engine| !Arc::ptr_eq(engine, &wanted.engine)) {
+            return Err(no_worker()); // other workers with another tokeniser took over the name
+        }
+        if pool.queue.nobody_before(wanted.priority) {
+            match pool.place(wanted, random) {
+                Ok((link, tokens)) => {
+                    return Ok(Placed::Now(self.reservation(next_request, link, tokens)));
+                }
+                Err(NoPlace::AllExcluded) => return Err(no_worker()),
+                Err(NoPlace::AllFull) => {}
+                Err(NoPlace::NoneOpen) if pool.some_may_open() => {}
+                Err(NoPlace::NoneOpen) => return Err(no_worker()),
+            }
+        }
+        *next_ticket += 1;
+        let bounds = &self.setup.config.bounds;
+        let answer = pool.queue.join(*next_ticket, wanted, bounds, Instant::now())?;
+        Ok(Placed::Waits(Ticket::new(Arc::clone(self), *next_ticket, wanted.model.clone(), answer)))
+    }
+
+    fn reservation(
+        self: &Arc<Self>,
+        next_request: &mut u64,
+        link: Arc<Link>,
+        tokens: u64,
+    ) -> Reservation {
+        *next_request += 1;
+        let request = RequestId(*next_request);
+        Reservation { registry: Arc::clone(self), link, request, tokens, used: false }
+    }
+
+    /// Gives those who wait what room there is.
+    fn pump(self: &Arc<Self>, state: &mut State, model: &str) {
+        let State { pools, random, next_request, .. } = state;
+        let Some(pool) = pools.get_mut(model) else { return };
+        let mut i = 0;
+        while let Some(wanted) = pool.queue.get(i) {
+            let wanted = Arc::clone(wanted);
+            match pool.place(&wanted, random) {
+                Ok((link, tokens)) => {
+                    let reservation = self.reservation(next_request, link, tokens);
+                    if let Err(reservation) = pool.queue.answer(i, Ok(reservation)) {
+                        // whoever waited is gone; its drop would lock again
+                        pool.release(reservation.worker(), &[tokens]);
+                        reservation.forget();
+                    }
+                }
+                Err(NoPlace::AllExcluded) => {
+                    let _ = pool.queue.answer(i, Err(no_worker()));
+                }
+                Err(NoPlace::NoneOpen) if !pool.some_may_open() => {
+                    let _ = pool.queue.answer(i, Err(no_worker()));
+                }
+                // others may go where this one may not
+                Err(NoPlace::AllFull) if !wanted.excluded.is_empty() => i += 1,
+                Err(NoPlace::AllFull | NoPlace::NoneOpen) => return,
+            }
+        }
+    }
+
+    pub(super) fn leave_queue(&self, model: &str, ticket: u64) {
+        if let Some(pool) = self.state().pools.get_mut(model) {
+            pool.queue.leave(ticket);
+        }
+    }
+
+    fn why_none(&self, model: &str) -> RouteError {
+        let open = self.state().pools.get(model).is_some_and(Pool::some_open);
+        if open {
+            let retry_after = Duration::from_secs(1);
+            RouteError::Overloaded { what: "all workers are full", retry_after }
+        } else {
+            no_worker()
+        }
+    }
+
+    /// Gives booked tokens back, one entry for each leg.
+    pub(super) fn release(self: &Arc<Self>, id: WorkerId, tokens: &[u64]) {
+        if tokens.is_empty() {
+            return;
+        }
+        self.change(id, |pool| pool.release(id, tokens));
+    }
+
+    /// Changes a pool, and then gives those who wait what room there is.
+    fn change(self: &Arc<Self>, id: WorkerId, change: impl FnOnce(&mut Pool)) {
+        let mut state = self.state();
+        let Some(pool) = state.pool(id) else { return };
+        change(pool);
+        if !pool.queue.is_empty() {
+            let model = pool.model.clone();
+            self.pump(&mut state, &model);
+        }
+    }
+
+    // ---- workers ----
+
+    /// True if a worker with this Hello may join as things stand.
+    ///
+    /// # Errors
+    /// What differs.
+    pub(super) fn may_join(&self, hello: &Hello) -> Result<(), Refuse> {
+        self.state().may_join(hello)
+    }
+
+    /// Takes a worker in. An older link of the same worker is closed.
+    ///
+    /// # Errors
+    /// What differs.
+    pub(super) fn join(
+        self: &Arc<Self>,
+        hello: Hello,
+        address: String,
+    ) -> Result<(Arc<Link>, tokio::sync::mpsc::Receiver<Submit>), Refuse> {
+        let mut state = self.state();
+        state.may_join(&hello)?;
+        let mut asked_again = None;
+        if let Some(old) = state.named(&hello.worker) {
+            let id = old.link.id;
+            old.link.close(LinkError::Replaced);
+            asked_again = state.remove(id);
+        }
+        state.next_worker += 1;
+        let id = WorkerId(state.next_worker);
+        let submit_timeout = self.setup.config.deadlines.submit;
+        let (link, submits) = Link::new(id, hello.worker.clone(), Arc::clone(self), submit_timeout);
+        let fingerprint = document(&hello.fingerprints);
+        let engine = state.engine(&fingerprint);
+        let unasked = engine.is_none() && !state.somebody_describes(&fingerprint);
+        let model = hello.model.clone();
+        state.models.insert(id, model.clone());
+        let policy = self.setup.config.policy;
+        let pool =
+            state.pools.entry(model.clone()).or_insert_with(|| Pool::new(model, &hello, policy));
+        pool.adopt(&hello, engine);
+        pool.join(Worker::new(hello, address, Arc::clone(&link), unasked));
+        drop(state);
+        if unasked {
+            link.describe(fingerprint);
+        }
+        if let Some((other, fingerprint)) = asked_again {
+            other.describe(fingerprint);
+        }
+        self.metrics.links.inc();
+        Ok((link, submits))
+    }
+
+    /// The link of this worker ended.
+    pub(super) fn leave(self: &Arc<Self>, id: WorkerId) {
+        let mut state = self.state();
+        let model = state.models.get(&id).cloned();
+        let asked_again = state.remove(id);
+        if let Some(model) = model {
+            self.pump(&mut state, &model);
+        }
+        drop(state);
+        if let Some((link, fingerprint)) = asked_again {
+            link.describe(fingerprint);
+        }
+    }
+
+    /// A report of a worker.
+    pub(super) fn step(self: &Arc<Self>, id: WorkerId, step: &Step, released: &[u64]) {
+        self.change(id, |pool| {
+            pool.release(id, released);
+            pool.step(id, step);
+        });
+    }
+
+    /// Block events were taken in.
+    pub(super) fn blocks(self: &Arc<Self>, id: WorkerId, events: &BlockEvents) {
+        self.change(id, |pool| pool.blocks(id, events));
+    }
+
+    /// A worker takes nothing new.
+    pub(super) fn draining(self: &Arc<Self>, id: WorkerId) {
+        self.change(id, |pool| pool.set_draining(id));
+    }
+
+    /// A worker holds a request and gives no token: no new work until its next step.
+    pub(crate) fn stuck(self: &Arc<Self>, id: WorkerId) {
+        self.change(id, |pool| pool.stuck(id));
+    }
+
+    /// The description of a model is complete.
+    pub(super) fn described(
+        self: &Arc<Self>,
+        link: Arc<Link>,
+        fingerprint: String,
+        document: Vec<u8>,
+    ) {
+        let registry = Arc::clone(self);
+        let pool = Arc::clone(&self.setup.tokenize_pool);
+        let cache_bytes = self.setup.config.tokenizer.cache_bytes;
+        tokio::spawn(async move {
+            let read = move || -> Result<PromptEngine, PromptError> {
+                PromptEngine::with_cache(ModelDoc::parse(&document)?, pool, cache_bytes)
+            };
+            match tokio::task::spawn_blocking(read).await {
+                Ok(Ok(engine)) => registry.add_engine(&fingerprint, &Arc::new(engine)),
+                Ok(Err(error)) => link.close(LinkError::Model(format!("is of no use: {error}"))),
+                Err(_) => link.close(LinkError::Model("cannot be read".into())),
+            }
+        });
+    }
+
+    fn add_engine(self: &Arc<Self>, fingerprint: &str, engine: &Arc<PromptEngine>) {
+        let mut state = self.state();
+        let mut changed = Vec::new();
+        for pool in state.pools.values_mut() {
+            if document(&pool.fingerprints) == fingerprint {
+                pool.set_engine(Arc::clone(engine));
+                changed.push(pool.model.clone());
+            }
+        }
+        for model in changed {
+            self.pump(&mut state, &model);
+        }
+    }
+
+    /// Looks after everything that no frame looks after: called again and again.
+    pub(super) fn sweep(self: &Arc<Self>, now: Instant) {
+        let FleetConfig { heartbeat, heartbeat_timeout, describe_timeout, .. } =
+            self.setup.config.fleet;
+        let now_ms = self.now_ms();
+        let mut links = Vec::new();
+        {
+            let mut state = self.state();
+            let models: Vec<String> = state.pools.keys().cloned().collect();
+            for pool in state.pools.values_mut() {
+                pool.check_silence(now_ms, 3 * heartbeat);
+                links.extend(pool.links());
+            }
+            for model in models {
+                self.pump(&mut state, &model);
+            }
+        }
+        for link in links {
+            let silent = Duration::from_millis(now_ms.saturating_sub(link.heard_ms()));
+            if silent > heartbeat_timeout {
+                link.close(LinkError::Silent(silent));
+            } else if silent > 3 * heartbeat {
+                link.ping();
+            }
+            link.sweep(now, self.setup.config.deadlines.stall, describe_timeout);
+        }
+    }
+
+    /// Tells a worker to finish what it has and leave; false if there is none of this name.
+    pub(crate) fn drain(self: &Arc<Self>, worker: &str, budget: Duration) -> bool {
+        let Some(link) = self.state().named(worker).map(|worker| Arc::clone(&worker.link)) else {
+            return false;
+        };
+        self.draining(link.id);
+        link.drain(budget);
+        true
+    }
+
+    /// From now on nothing new is taken; whoever waits is told.
+    pub(crate) fn shut_down(&self) {
+        let mut state = self.state();
+        state.shutting_down = true;
+        for pool in state.pools.values_mut() {
+            pool.queue.clear();
+        }
+    }
+
+    /// Ends all links.
+    pub(super) fn close_all(&self) {
+        let links: Vec<Arc<Link>> = self.state().pools.values().flat_map(Pool::links).collect();
+        for link in links {
+            link.close(LinkError::Shutdown);
+        }
+    }
+
+    // ---- views ----
+
+    /// Models with a worker that can serve them.
+    pub(crate) fn models(&self) -> Vec<ModelInfo> {
+        self.state().pools.values().filter_map(Pool::info).collect()
+    }
+
+    /// At least one worker takes new work.
+    pub(crate) fn ready(&self) -> bool {
+        let state = self.state();
+        !state.shutting_down && state.pools.values().any(Pool::some_open)
+    }
+
+    /// The body of `/workers`.
+    pub(crate) fn workers(&self) -> serde_json::Value {
+        let now_ms = self.now_ms();
+        let state = self.state();
+        let workers: Vec<_> =
+            state.pools.values().flat_map(|pool| pool.describe_workers(now_ms)).collect();
+        serde_json::json!({ "workers": workers })
+    }
+
+    /// Adds what is known of the workers and the queue at this moment.
+    pub(crate) fn render(&self, text: &mut Text) {
+        let now_ms = self.now_ms();
+        let state = self.state();
+        let pools = || state.pools.values();
+        text.family("headrace_workers", "gauge", "Workers by state.");
+        for status in Status::ALL {
+            let n = pools().flat_map(Pool::statuses).filter(|other| *other == status).count();
+            text.sample("", &[("state", &status.as_str())], n);
+        }
+        for (name, help, value) in super::pool::WORKER_GAUGES {
+            text.family(name, "gauge", help);
+            for pool in pools() {
+                for (worker, view) in pool.members() {
+                    let labels: [(&str, &dyn std::fmt::Display); 2] =
+                        [("worker", &worker.hello.worker), ("model", &pool.model)];
+                    text.sample("", &labels, value(worker, view, now_ms));
+                }
+            }
+        }
+        let queued = pools().map(|pool| pool.queue.len()).sum::<usize>();
+        text.single("headrace_queue_requests", "gauge", "Legs that wait for a worker.", queued);
+        let tokens = pools().map(|pool| pool.queue.tokens()).sum::<usize>();
+        text.single("headrace_queue_tokens", "gauge", "Their prompt tokens.", tokens);
+        let oldest = pools().filter_map(|pool| pool.queue.oldest()).min();
+        let age = oldest.map_or(0.0, |since| since.elapsed().as_secs_f64());
+        text.single("headrace_queue_oldest_seconds", "gauge", "Longest wait so far.", age);
+    }
+}
+
+impl State {
+    fn may_join(&self, hello: &Hello) -> Result<(), Refuse> {
+        let refuse = |field: &str, expected: String, got: String, message: &str| {
+            Err(Refuse { field: field.into(), expected, got, message: message.into() })
+        };
+        if let Some(old) = self.named(&hello.worker)
+            && old.hello.epoch > hello.epoch
+        {
+            return refuse(
+                "epoch",
+                format!("{} or later", old.hello.epoch),
+                hello.epoch.to_string(),
+                "another worker with this name started later; give each worker its own name",
+            );
+        }
+        let Some(pool) = self.pools.get(&hello.model) else {
+            if self.pools.len() >= MODELS {
+                return refuse(
+                    "model",
+                    format!("one of {MODELS} models"),
+                    hello.model.clone(),
+                    "this router knows as many models as it can; restart it to forget them",
+                );
+            }
+            return Ok(());
+        };
+        let others = pool.members().any(|(worker, _)| worker.hello.worker != hello.worker);
+        if !others {
+            return Ok(()); // it brings its own
+        }
+        for (field, expected, got) in compare(&pool.fingerprints, &hello.fingerprints) {
+            if expected != got {
+                return refuse(
+                    &format!("fingerprints.{field}"),
+                    expected,
+                    got,
+                    "workers of one model name must agree; give another model another name",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    fn named(&self, name: &str) -> Option<&Worker> {
+        let workers = self.pools.values().flat_map(Pool::members);
+        workers.map(|(worker, _)| worker).find(|worker| worker.hello.worker == name)
+    }
+
+    fn engine(&self, fingerprint: &str) -> Option<Arc<PromptEngine>> {
+        let pool = self
+            .pools
+            .values()
+            .find(|pool| pool.engine.is_some() && document(&pool.fingerprints) == fingerprint)?;
+        pool.engine.clone()
+    }
+
+    fn somebody_describes(&self, fingerprint: &str) -> bool {
+        self.pools.values().any(|pool| {
+            document(&pool.fingerprints) == fingerprint
+                && pool.members().any(|(worker, _)| worker.asked)
+        })
+    }
+
+    /// Removes a worker. If it was to describe its model, another one is to do that now.
+    fn remove(&mut self, id: WorkerId) -> Option<(Arc<Link>, String)> {
+        let model = self.models.remove(&id)?;
+        let pool = self.pools.get_mut(&model)?;
+        let gone = pool.leave(id)?;
+        if !gone.asked || pool.engine.is_some() {
+            return None;
+        }
+        let fingerprint = document(&pool.fingerprints);
+        let mut pools = self.pools.values_mut();
+        let next = pools
+            .by_ref()
+            .filter(|pool| document(&pool.fingerprints) == fingerprint)
+            .find_map(Pool::ask_somebody)?;
+        Some((next, fingerprint))
+    }
+}
+
+enum Placed {
+    Now(Reservation),
+    Waits(Ticket),
+}
+
+fn no_worker() -> RouteError {
+    RouteError::NoWorker { retry_after: Duration::from_secs(2) }
+}

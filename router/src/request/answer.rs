@@ -1,0 +1,203 @@
+//! From a job to its deltas: encode, check, place and submit every choice, then merge what comes back.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
+
+use super::choice::{Choice, Common};
+use super::{Delta, Job, Usage};
+use crate::app::App;
+use crate::error::RouteError;
+use crate::fleet::registry::StreamPermit;
+
+/// The answer to a job, while it is made. Dropping it cancels what still runs.
+#[derive(Debug)]
+pub struct Answer {
+    common: Arc<Common>,
+    choices: Vec<Choice>,
+    /// Whose turn it is to be looked at first.
+    turn: usize,
+    /// Wakes for the nearest deadline. Set later only when it fires: tokens move deadlines all the time.
+    timer: Pin<Box<Sleep>>,
+    cached_tokens: u32,
+    first_token_seen: bool,
+    over: bool,
+    _permit: StreamPermit,
+}
+
+/// Encodes the prompt, checks it against the context, and sends all choices to workers.
+///
+/// # Errors
+/// Nothing runs then.
+///
+/// # Cancel safety
+/// A dropped call leaves nothing behind: what it had placed is cancelled.
+pub async fn answer(app: &Arc<App>, job: Job) -> Result<Answer, RouteError> {
+    let begin = Instant::now();
+    let deadline = begin + app.config.deadlines.request;
+    let n = usize::try_from(job.n).unwrap_or(usize::MAX);
+    let permit = app.fleet.registry.begin_streams(n)?;
+    let (engine, context_tokens) = app.fleet.registry.find(&job.model)?;
+
+    let encoding = timeout_at(deadline, engine.encode(job.prompt.clone()));
+    let ids: Arc<[u32]> = encoding
+        .await
+        .map_err(|_| RouteError::DeadlineExceeded {
+            state: "for its prompt to be tokenised",
+            waited: app.config.deadlines.request,
+        })??
+        .into();
+    app.metrics.encode_seconds.observe(begin.elapsed());
+    app.metrics.prompt_tokens.add(ids.len() as u64);
+
+    let max_tokens = check_context(ids.len(), job.max_tokens, context_tokens)?;
+    let common =
+        Arc::new(Common::new(Arc::clone(app), engine, job, ids, max_tokens, begin, deadline));
+    let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
+    let mut answer = Answer {
+        common,
+        choices,
+        turn: 0,
+        timer: Box::pin(sleep_until(deadline)),
+        cached_tokens: 0,
+        first_token_seen: false,
+        over: false,
+        _permit: permit,
+    };
+    std::future::poll_fn(|context| answer.poll_submitted(context)).await?;
+    Ok(answer)
+}
+
+/// The longest answer that fits.
+fn check_context(prompt: usize, max_tokens: Option<u32>, limit: u32) -> Result<u32, RouteError> {
+    let limit = limit as usize;
+    // without a wish at least one token must fit
+    let answer = max_tokens.map_or(1, |n| n as usize);
+    let got = prompt.saturating_add(answer);
+    if got > limit {
+        return Err(RouteError::ContextLength { got, prompt, answer, limit });
+    }
+    Ok(max_tokens.unwrap_or(u32::try_from(limit - prompt).unwrap_or(u32::MAX)))
+}
+
+impl Answer {
+    /// What comes next, of any choice; `None` after the last choice ended. After an error the answer is over.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub async fn next(&mut self) -> Option<Result<Delta, RouteError>> {
+        std::future::poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// Tokens so far; final after `next` gave `None`.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            prompt_tokens: u32::try_from(self.common.prompt_ids.len()).unwrap_or(u32::MAX),
+            completion_tokens: self.choices.iter().map(Choice::completion_tokens).sum(),
+            cached_tokens: self.cached_tokens,
+        }
+    }
+
+    /// The prompt as the workers get it.
+    #[must_use]
+    pub fn prompt_ids(&self) -> &[u32] {
+        &self.common.prompt_ids
+    }
+
+    /// Done when every choice is with a worker.
+    fn poll_submitted(&mut self, context: &mut Context<'_>) -> Poll<Result<(), RouteError>> {
+        let mut all = true;
+        for choice in &mut self.choices {
+            match choice.poll_placed(context) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                Poll::Pending => all = false,
+            }
+        }
+        if all { Poll::Ready(Ok(())) } else { Poll::Pending }
+    }
+
+    fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Delta, RouteError>>> {
+        if self.over {
+            return Poll::Ready(None);
+        }
+        loop {
+            for i in 0..self.choices.len() {
+                let i = (self.turn + i) % self.choices.len();
+                match self.choices[i].poll_next(context) {
+                    Poll::Ready(Some(Ok(delta))) => {
+                        self.turn = i + 1;
+                        self.note_first_token();
+                        return Poll::Ready(Some(Ok(delta)));
+                    }
+                    Poll::Ready(Some(Err(error))) => {
+                        self.end();
+                        return Poll::Ready(Some(Err(error)));
+                    }
+                    Poll::Ready(None) | Poll::Pending => {}
+                }
+            }
+            self.note_first_token();
+            if self.choices.iter().all(Choice::ended) {
+                self.end();
+                return Poll::Ready(None);
+            }
+            // nothing there: wait for the first of tokens and deadlines
+            let now = Instant::now();
+            let overdue = self.choices.iter().find_map(|choice| choice.overdue(now));
+            if let Some(error) = overdue {
+                self.end();
+                return Poll::Ready(Some(Err(error)));
+            }
+            let nearest = self.choices.iter().filter_map(Choice::deadline).min();
+            let nearest = nearest.unwrap_or(self.common.deadline).min(self.common.deadline);
+            if nearest < self.timer.deadline() || self.timer.is_elapsed() {
+                self.timer.as_mut().reset(nearest);
+            }
+            if self.timer.as_mut().poll(context).is_pending() {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn note_first_token(&mut self) {
+        if self.choices[0].cached_tokens() > self.cached_tokens {
+            self.cached_tokens = self.choices[0].cached_tokens();
+            self.common.app.metrics.cached_tokens.add(self.cached_tokens.into());
+        }
+        if !self.first_token_seen && self.choices.iter().any(Choice::has_begun) {
+            self.first_token_seen = true;
+            self.common.app.metrics.ttft_seconds.observe(self.common.begin.elapsed());
+        }
+    }
+
+    /// Cancels what still runs.
+    fn end(&mut self) {
+        if !self.over {
+            self.over = true;
+            self.choices.iter_mut().for_each(Choice::end);
+            self.common.app.metrics.request_seconds.observe(self.common.begin.elapsed());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_leaves_room_for_its_answer_or_is_refused_with_both_numbers() {
+        assert_eq!(check_context(10, None, 16).unwrap(), 6);
+        assert_eq!(check_context(10, Some(6), 16).unwrap(), 6);
+        assert_eq!(check_context(16, Some(0), 16).unwrap(), 0);
+        for (prompt, max_tokens, needs) in [(16, None, 17), (10, Some(7), 17), (17, Some(0), 17)] {
+            match check_context(prompt, max_tokens, 16) {
+                Err(RouteError::ContextLength { got, limit: 16, .. }) => assert_eq!(got, needs),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,374 @@
+//! One choice of an answer: placed, submitted, its tokens turned into deltas; tried again elsewhere as long as the client
+//! has seen nothing of it.
+
+use std::fmt;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Delta, FinishReason, Job, TokenText};
+use crate::app::App;
+use crate::core::frame::{Finish, Ranked, Sampling, Submit, TokenLogprob};
+use crate::core::schedule::WorkerId;
+use crate::error::RouteError;
+use crate::fleet::registry::Wanted;
+use crate::prompt::{Decoder, PromptEngine};
+use crate::stream::{Chunk, TokenStream};
+
+/// What all choices of a job share.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub(super) app: Arc<App>,
+    pub(super) engine: Arc<PromptEngine>,
+    pub(super) job: Job,
+    pub(super) prompt_ids: Arc<[u32]>,
+    pub(super) max_tokens: u32,
+    pub(super) begin: Instant,
+    pub(super) deadline: Instant,
+    /// The job's, and the model's own unless they are to be ignored.
+    stop_ids: Vec<u32>,
+}
+
+impl Common {
+    pub(super) fn new(
+        app: Arc<App>,
+        engine: Arc<PromptEngine>,
+        job: Job,
+        prompt_ids: Arc<[u32]>,
+        max_tokens: u32,
+        begin: Instant,
+        deadline: Instant,
+    ) -> Self {
+        let mut stop_ids = job.stop_ids.clone();
+        if !job.sampling.ignore_eos {
+            stop_ids.extend(&engine.doc().eos_token_ids);
+        }
+        stop_ids.sort_unstable();
+        stop_ids.dedup();
+        Self { app, engine, job, prompt_ids, max_tokens, begin, deadline, stop_ids }
+    }
+
+    fn token(&self, id: u32, logprob: Option<f64>, top: &[Ranked]) -> TokenText {
+        let (text, bytes) = self.engine.token_text(id);
+        let top = top.iter().map(|Ranked(id, logprob)| self.token(*id, Some(*logprob), &[]));
+        TokenText { id, text, bytes, logprob, top: top.collect() }
+    }
+}
+
+/// One choice.
+#[derive(Debug)]
+pub(super) struct Choice {
+    common: Arc<Common>,
+    index: u32,
+    decoder: Decoder,
+    state: State,
+    /// Workers that lost or failed it.
+    excluded: Vec<WorkerId>,
+    /// The client has a part of it.
+    delivered: bool,
+    completion_tokens: u32,
+    cached_tokens: u32,
+}
+
+type Placing = Pin<Box<dyn Future<Output = Result<Leg, (RouteError, Option<WorkerId>)>> + Send>>;
+
+enum State {
+    Placing(Placing),
+    Running(Leg),
+    /// Nothing is to be generated and nothing to be computed.
+    Empty,
+    Ended,
+}
+
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Placing(_) => "Placing",
+            Self::Running(_) => "Running",
+            Self::Empty => "Empty",
+            Self::Ended => "Ended",
+        })
+    }
+}
+
+/// A choice on its worker.
+struct Leg {
+    stream: TokenStream,
+    worker: WorkerId,
+    submitted: Instant,
+}
+
+impl Choice {
+    pub(super) fn new(common: &Arc<Common>, index: u32) -> Self {
+        let nothing = common.max_tokens == 0 && common.job.sampling.prompt_logprobs.is_none();
+        let state = if nothing { State::Empty } else { place(common, index, Vec::new()) };
+        Self {
+            common: Arc::clone(common),
+            index,
+            decoder: decoder(common),
+            state,
+            excluded: Vec::new(),
+            delivered: false,
+            completion_tokens: 0,
+            cached_tokens: 0,
+        }
+    }
+
+    pub(super) fn completion_tokens(&self) -> u32 {
+        self.completion_tokens
+    }
+
+    pub(super) fn cached_tokens(&self) -> u32 {
+        self.cached_tokens
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.completion_tokens > 0
+    }
+
+    pub(super) fn ended(&self) -> bool {
+        matches!(self.state, State::Ended)
+    }
+
+    /// Cancels it if it still runs.
+    pub(super) fn end(&mut self) {
+        self.state = State::Ended;
+    }
+
+    /// When the next token is overdue.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        let State::Running(leg) = &self.state else { return None };
+        let deadlines = &self.common.app.config.deadlines;
+        Some(match leg.stream.last_arrival() {
+            Some(last) => last + deadlines.token,
+            None => leg.submitted + deadlines.first_token,
+        })
+    }
+
+    /// A deadline has passed.
+    pub(super) fn overdue(&self, now: Instant) -> Option<RouteError> {
+        if now >= self.common.deadline && !self.ended() {
+            let state = "for its last token";
+            return Some(RouteError::DeadlineExceeded { state, waited: now - self.common.begin });
+        }
+        let State::Running(leg) = &self.state else { return None };
+        if now < self.deadline()? {
+            return None;
+        }
+        // the worker holds the request and is silent about it
+        self.common.app.fleet.registry.stuck(leg.worker);
+        Some(match leg.stream.last_arrival() {
+            Some(last) => {
+                RouteError::DeadlineExceeded { state: "for the next token", waited: now - last }
+            }
+            None => RouteError::DeadlineExceeded {
+                state: "for the first token",
+                waited: now - leg.submitted,
+            },
+        })
+    }
+
+    /// Done when it is with a worker.
+    pub(super) fn poll_placed(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<(), RouteError>> {
+        while let State::Placing(placing) = &mut self.state {
+            match std::task::ready!(placing.as_mut().poll(context)) {
+                Ok(leg) => self.state = State::Running(leg),
+                Err((error, worker)) => self.again(error, worker)?,
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// The next delta; `None` once it ended.
+    pub(super) fn poll_next(
+        &mut self,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Delta, RouteError>>> {
+        loop {
+            if let Err(error) = std::task::ready!(self.poll_placed(context)) {
+                return Poll::Ready(Some(Err(error)));
+            }
+            let leg = match &self.state {
+                State::Running(leg) => leg,
+                State::Empty => {
+                    self.state = State::Ended;
+                    let finish = Some(FinishReason::Length);
+                    return Poll::Ready(Some(Ok(Delta {
+                        choice: self.index,
+                        finish,
+                        ..Delta::default()
+                    })));
+                }
+                State::Placing(_) | State::Ended => return Poll::Ready(None),
+            };
+            let worker = leg.worker;
+            let delta = match std::task::ready!(leg.stream.poll_next(context)) {
+                Ok(chunk) => self.delta(chunk),
+                Err(error) => match self.again(error, Some(worker)) {
+                    Ok(()) => continue,
+                    Err(error) => return Poll::Ready(Some(Err(error))),
+                },
+            };
+            match delta {
+                Ok(Some(delta)) => {
+                    self.delivered = true;
+                    if delta.finish.is_some() {
+                        self.state = State::Ended; // after a stop string this cancels the worker
+                    }
+                    return Poll::Ready(Some(Ok(delta)));
+                }
+                Ok(None) => {}
+                Err(error) => return Poll::Ready(Some(Err(error))),
+            }
+        }
+    }
+
+    /// Places it anew, unless the client has a part of it, or `error` would only come again.
+    fn again(&mut self, error: RouteError, worker: Option<WorkerId>) -> Result<(), RouteError> {
+        let tries = self.excluded.len();
+        let retries = self.common.app.config.bounds.retries as usize;
+        let Some(worker) =
+            worker.filter(|_| error.retryable() && !self.delivered && tries < retries)
+        else {
+            return Err(error);
+        };
+        tracing::info!(request = self.common.job.name, %error, "trying another worker");
+        self.common.app.metrics.retries.inc();
+        self.excluded.push(worker);
+        self.decoder = decoder(&self.common);
+        self.completion_tokens = 0;
+        self.cached_tokens = 0;
+        self.state = place_again(&self.common, self.index, self.excluded.clone(), error);
+        Ok(())
+    }
+
+    /// What a chunk is to the client; `None` if nothing is certain yet.
+    fn delta(&mut self, chunk: Chunk) -> Result<Option<Delta>, RouteError> {
+        let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish } = chunk;
+        self.cached_tokens = cached_tokens.unwrap_or(self.cached_tokens);
+        let generated = ids.len();
+        if finish == Some(Finish::Stop)
+            && ids.last().is_some_and(|last| self.common.stop_ids.contains(last))
+        {
+            ids.pop(); // the stop token is no part of the text
+        }
+        let decoded = self.decoder.push(&ids);
+        let mut delta = Delta { choice: self.index, text: decoded.text, ..Delta::default() };
+        let mut stopped = decoded.stopped;
+        if let Some(finish) = finish {
+            delta.text.push_str(&self.decoder.finish());
+            stopped = self.decoder.stopped();
+            delta.finish = Some(match finish {
+                Finish::Stop => FinishReason::Stop,
+                Finish::Length => FinishReason::Length,
+                Finish::Cancelled if stopped => FinishReason::Stop,
+                Finish::Cancelled => {
+                    return Err(RouteError::DeadlineExceeded {
+                        state: "for its last token",
+                        waited: self.common.begin.elapsed(),
+                    });
+                }
+            });
+        }
+        // after a stop string nothing of the rest was asked for
+        let used = if decoded.stopped { decoded.consumed } else { generated };
+        if stopped {
+            delta.finish = Some(FinishReason::Stop);
+            ids.truncate(decoded.consumed);
+        }
+        self.completion_tokens += u32::try_from(used).unwrap_or(u32::MAX);
+        let with_logprobs = ids.iter().zip(&logprobs);
+        delta.tokens = with_logprobs
+            .map(|(id, at)| self.common.token(*id, Some(at.logprob), &at.top))
+            .collect();
+        delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(&logprobs));
+        let empty = delta.text.is_empty()
+            && delta.tokens.is_empty()
+            && delta.prompt_tokens.is_none()
+            && delta.finish.is_none();
+        Ok((!empty).then_some(delta))
+    }
+
+    fn prompt_tokens(&self, logprobs: &[TokenLogprob]) -> Vec<TokenText> {
+        let Some((first, rest)) = self.common.prompt_ids.split_first() else { return Vec::new() };
+        let rest = rest.iter().zip(logprobs);
+        let rest = rest.map(|(id, at)| self.common.token(*id, Some(at.logprob), &at.top));
+        [self.common.token(*first, None, &[])].into_iter().chain(rest).collect()
+    }
+}
+
+fn decoder(common: &Common) -> Decoder {
+    common.engine.decoder(&common.job.stop, common.job.skip_special_tokens)
+}
+
+fn place(common: &Arc<Common>, index: u32, excluded: Vec<WorkerId>) -> State {
+    State::Placing(Box::pin(place_and_submit(Arc::clone(common), index, excluded)))
+}
+
+/// Like [`place`], but where no other worker is left, the error of the one before says more.
+fn place_again(
+    common: &Arc<Common>,
+    index: u32,
+    excluded: Vec<WorkerId>,
+    before: RouteError,
+) -> State {
+    let placing = place_and_submit(Arc::clone(common), index, excluded);
+    State::Placing(Box::pin(async move {
+        placing.await.map_err(|(error, worker)| {
+            let nowhere = matches!(error, RouteError::NoWorker { .. });
+            if nowhere { (before, None) } else { (error, worker) }
+        })
+    }))
+}
+
+async fn place_and_submit(
+    common: Arc<Common>,
+    index: u32,
+    excluded: Vec<WorkerId>,
+) -> Result<Leg, (RouteError, Option<WorkerId>)> {
+    let (job, registry) = (&common.job, &common.app.fleet.registry);
+    let wanted = Wanted {
+        model: job.model.clone(),
+        engine: Arc::clone(&common.engine),
+        prompt_tokens: common.prompt_ids.len(),
+        max_tokens: common.max_tokens,
+        session: job.session.clone(),
+        priority: job.priority,
+        excluded,
+    };
+    let place = registry.place(&wanted, common.deadline).await.map_err(|error| (error, None))?;
+    let worker = place.worker();
+    let sampling = &job.sampling;
+    let seed = sampling.seed.wrapping_add(index.into());
+    let left = common.deadline.saturating_duration_since(Instant::now());
+    let submit = Submit {
+        request: place.request(),
+        tokens: common.prompt_ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+        sampling: Sampling { seed, ..sampling.clone() },
+        stop_ids: common.stop_ids.clone(),
+        max_tokens: common.max_tokens,
+        deadline_ms: Some(millis(left)),
+        priority: job.priority,
+        salt: job.salt.clone(),
+        kv_from: None,
+        resume: None,
+    };
+    tracing::debug!(
+        request = job.name,
+        leg = place.request().0,
+        worker = place.worker_name(),
+        "submit"
+    );
+    let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
+    Ok(Leg { stream, worker, submitted: Instant::now() })
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

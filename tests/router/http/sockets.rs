@@ -1,0 +1,146 @@
+//! Bodies and headers that are too long, too slow, or no HTTP: over real sockets, as only they show what a client sees.
+
+use std::time::{Duration, Instant};
+
+use headrace_router::config::RouterArgs;
+use tokio::io::AsyncWriteExt as _;
+use tokio::time::timeout;
+
+use super::client::{PATIENCE, TestRouter, args};
+
+const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
+
+fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    statm.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4096
+}
+
+#[tokio::test]
+async fn a_body_of_100_mb_is_refused_and_the_client_gets_to_see_it() {
+    let router = TestRouter::start(args()).await;
+    let body = vec![b' '; 100 << 20];
+    let before = resident_bytes();
+    // A client that writes all of it before it reads, as most libraries do.
+    let reply = router.send(CHAT, &body).await;
+    assert_eq!(reply.status, 413);
+    assert!(reply.error()["message"].as_str().unwrap().contains("16777216"), "{reply:?}");
+    assert!(resident_bytes() < before + (40 << 20), "the body was kept");
+}
+
+#[tokio::test]
+async fn a_long_body_without_a_declared_length_is_cut_off_at_the_limit() {
+    let router = TestRouter::start(RouterArgs { max_body_bytes: 1 << 20, ..args() }).await;
+    let mut connection = router.connect().await;
+    connection.request(&format!("{CHAT}\r\nTransfer-Encoding: chunked"), b"").await;
+    let chunk = [format!("{:x}\r\n", 64 << 10).as_bytes(), &[b' '; 64 << 10], b"\r\n"].concat();
+    for _ in 0..40 {
+        connection.stream.write_all(&chunk).await.unwrap();
+    }
+    assert_eq!(connection.reply().await.status, 413);
+}
+
+#[tokio::test]
+async fn a_client_that_asks_first_sends_nothing_in_vain() {
+    let router = TestRouter::start(args()).await;
+    let mut connection = router.connect().await;
+    let head =
+        format!("{CHAT}\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 104857600\r\n\r\n");
+    connection.stream.write_all(head.as_bytes()).await.unwrap();
+    assert_eq!(connection.reply().await.status, 413);
+}
+
+#[tokio::test]
+async fn slow_headers_end_the_connection() {
+    let router = TestRouter::start(RouterArgs { header_timeout_ms: 200, ..args() }).await;
+    let mut connection = router.connect().await;
+    connection
+        .stream
+        .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nX-Slow: ")
+        .await
+        .unwrap();
+    connection.closed().await;
+}
+
+#[tokio::test]
+async fn a_slow_body_ends_with_408() {
+    let router = TestRouter::start(RouterArgs { body_timeout_ms: 200, ..args() }).await;
+    let mut connection = router.connect().await;
+    let began = Instant::now();
+    let head = format!("{CHAT}\r\nHost: t\r\nContent-Length: 100\r\n\r\n{{");
+    connection.stream.write_all(head.as_bytes()).await.unwrap();
+    let reply = connection.reply().await;
+    assert_eq!((reply.status, &reply.error()["code"]), (408, &"body_too_slow".into()));
+    assert!(began.elapsed() < Duration::from_secs(5));
+    connection.closed().await;
+}
+
+#[tokio::test]
+async fn a_connection_lives_on_after_a_bad_request() {
+    let router = TestRouter::start(args()).await;
+    let mut connection = router.connect().await;
+    for _ in 0..3 {
+        connection.request(CHAT, b"{").await;
+        assert_eq!(connection.reply().await.status, 400);
+    }
+}
+
+#[tokio::test]
+async fn what_is_no_http_does_no_harm() {
+    let router = TestRouter::start(args()).await;
+    for noise in [
+        &b"\x16\x03\x01\x02\x00\x01\x00"[..],
+        b"GET\r\n\r\n",
+        b"GET / HTTP/9.9\r\n\r\n",
+        &[0xff; 100],
+    ] {
+        let mut connection = router.connect().await;
+        connection.stream.write_all(noise).await.unwrap();
+        connection.stream.shutdown().await.unwrap();
+        timeout(PATIENCE, connection.closed()).await.unwrap();
+    }
+    assert_eq!(router.get("/health").await.status, 200);
+}
+
+#[tokio::test]
+async fn other_media_types_and_encodings_are_refused() {
+    let router = TestRouter::start(args()).await;
+    for header in [
+        "Content-Type: text/plain",
+        "Content-Type: application/x-www-form-urlencoded",
+        "Content-Type: application/json\r\nContent-Encoding: gzip",
+    ] {
+        let head = format!("POST /v1/completions HTTP/1.1\r\n{header}");
+        let reply = router.send(&head, b"{}").await;
+        assert_eq!(reply.status, 415, "{header}");
+        reply.error();
+    }
+    let reply = router.send("POST /v1/completions HTTP/1.1", b"{}").await;
+    assert_eq!(reply.status, 400); // no content type: read as JSON
+}
+
+#[tokio::test]
+async fn bytes_that_are_no_json_are_a_bad_request() {
+    let router = TestRouter::start(args()).await;
+    let nested = "[".repeat(10_000);
+    for (body, part) in [
+        (&b""[..], "empty"),
+        (b"[]", "must be a JSON object"),
+        (b"{\"model\": \"m\",}", "line 1 column"),
+        (b"{\"model\": \"\xff\xfe\"}", "not UTF-8"),
+        (br#"{"model": "\ud800"}"#, "line 1 column"),
+        (b"{\"temperature\": NaN}", "line 1 column"),
+        (b"{\"temperature\": -Infinity}", "line 1 column"),
+        (b"{\"temperature\": 1e999}", "out of range"),
+        (b"{\"model\": \"m\", \"model\": \"n\"}", "`model` is there twice"),
+        (b"{\"messages\": [{\"role\": \"user\", \"role\": \"user\"}]}", "`messages[0].role`"),
+        (nested.as_bytes(), "recursion limit"),
+    ] {
+        for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
+            let reply = router.post(path, body).await;
+            let error = reply.error();
+            assert_eq!(reply.status, 400, "{error}");
+            let message = error["message"].as_str().unwrap();
+            assert!(message.contains(part) && message.len() < 200, "{message}");
+        }
+    }
+}
