@@ -30,7 +30,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, cast, get_args
+from typing import Any, Self, cast
 
 from headrace import _core, frames
 from headrace.errors import (
@@ -330,6 +330,7 @@ class _Connection(asyncio.Protocol):
         self._lose(f"the router closed the link{inside}")
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None  # aborting it now would end it twice
         self._lose(f"the link broke: {exc}" if exc else "the link was closed")
         self._gone.set()
 
@@ -377,8 +378,8 @@ class _Connection(asyncio.Protocol):
         self._transport.write(data)
 
     async def close(self) -> None:
-        assert self._transport is not None
-        self._transport.close()  # sends what it holds first
+        if self._transport is not None:
+            self._transport.close()  # sends what it holds first
         try:
             async with asyncio.timeout(self._config.write_timeout_s):
                 await self._gone.wait()
@@ -408,9 +409,9 @@ class _Connection(asyncio.Protocol):
                 if len(self._buffer) < body + size:
                     break
                 frame = frames.decode(bytes(self._buffer[body : body + size]))
-                if not isinstance(frame, get_args(FromRouter)):
+                if not isinstance(frame, FromRouter):
                     raise MalformedFrame("frame", "one of a router", type(frame).__name__)
-                self._inbox.append(cast(FromRouter, frame))
+                self._inbox.append(frame)
                 start = body + size
         except WireError as error:
             self._lose(f"the router sent garbage: {error}", error)
