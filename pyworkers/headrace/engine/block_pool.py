@@ -152,6 +152,10 @@ class BlockPool:
         self._block_of.clear()
         self._events = [Cleared()]
 
+    def names(self) -> list[bytes]:
+        """Names of all contents in the cache, held or not."""
+        return list(self._block_of)
+
     def take_events(self) -> list[BlockEvent]:
         """What changed since the last call, in order."""
         events, self._events = self._events, []

@@ -1,0 +1,421 @@
+"""The worker loop against routers on real sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import threading
+from collections.abc import AsyncGenerator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+import torch
+
+from headrace import _core
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.names import KeyedNamer
+from headrace.errors import Refused
+from headrace.frames import (
+    PROTOCOL,
+    Bye,
+    Cancel,
+    Describe,
+    Drain,
+    Fingerprints,
+    Hello,
+    ModelPart,
+    Ping,
+    Refuse,
+    Sampling,
+    Snapshot,
+    Step,
+)
+from headrace.link import Link, LinkConfig
+from headrace.worker import Worker, capacity
+from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter, keys
+from helpers.toy import ToyModel, digest, make_submit, pack, toy_logits
+
+if TYPE_CHECKING:
+    from headrace.models.batch import Batch
+
+BLOCK = 4
+
+
+class GatedModel(ToyModel):
+    """With `gate`, every forward waits for the test to let it through."""
+
+    def __init__(self) -> None:
+        super().__init__(block_tokens=BLOCK)
+        self.gate: threading.Semaphore | None = None
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        if self.gate is not None:
+            assert self.gate.acquire(timeout=TIMEOUT_S)
+        return super().forward(batch)
+
+
+class Scene:
+    """A worker that runs, and what it is made of."""
+
+    def __init__(self, *routers: FakeRouter, sequences: int, document: bytes) -> None:
+        self.model = GatedModel()
+        self.model.allocate_kv(64)
+        config = EngineConfig(
+            num_blocks=64, block_tokens=BLOCK, max_sequences=sequences, max_batched_tokens=16
+        )
+        self.engine = Engine(self.model, config, KeyedNamer(bytes(32), BLOCK))
+        hello = Hello(
+            protocol=PROTOCOL,
+            worker="w",
+            epoch=7,
+            role="both",
+            model="toy",
+            fingerprints=Fingerprints("w", "t", "c", "kv", _core.HASH_SCHEME, BLOCK),
+            capacity=capacity(config),
+            context_tokens=self.engine.context_tokens,
+        )
+        links = [
+            Link(LinkConfig(address=r.address, first_backoff_s=0.01), lambda: hello)
+            for r in routers
+        ]
+        self.worker = Worker(self.engine, links, epoch=7, document=document)
+        self.task = asyncio.create_task(self.worker.serve())
+
+    async def ended(self) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            await self.task
+
+    def check(self) -> None:
+        self.engine.check()
+        self.engine.check_idle()
+
+
+@contextlib.asynccontextmanager
+async def running(
+    *routers: FakeRouter, sequences: int = 4, document: bytes = b"{}"
+) -> AsyncGenerator[Scene]:
+    scene = Scene(*routers, sequences=sequences, document=document)
+    try:
+        yield scene
+    finally:
+        scene.model.gate = None
+        scene.task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
+            await scene.task
+
+
+def true_greedy(prompt: list[int], count: int) -> list[int]:
+    tokens = list(prompt)
+    for _ in range(count):
+        kv = np.array([t * 4096 + i for i, t in enumerate(tokens)], dtype=np.int64)
+        tokens.append(int(toy_logits(digest(kv), 50).argmax()))
+    return tokens[len(prompt) :]
+
+
+async def joined(router: FakeRouter, *, hash_key: bytes | None = None) -> Conversation:
+    """A worker's link after its snapshot."""
+    talk = await router.worker(hash_key=hash_key)
+    await talk.until(lambda: any(isinstance(f, Snapshot) and f.last for f in talk.seen))
+    return talk
+
+
+async def test_hello_snapshot_then_a_streamed_answer(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        assert router.hello is not None
+        assert router.hello.capacity.blocks == 64
+        assert isinstance(await talk.until_frame(Step), Step)
+        talk.send(make_submit(1, [1, 2, 3], max_tokens=9))
+        await talk.until_freed(1)
+        answer = talk.answer(1)
+        assert (answer.ids, answer.finish) == (true_greedy([1, 2, 3], 9), "length")
+        assert (answer.cached_tokens, answer.freed) == (0, 3)
+        numbers = [step.step for step in talk.steps if step.outputs]
+        assert len(numbers) == 9
+        assert numbers == sorted(set(numbers)), "one Step frame for each step"
+        scene.check()
+
+
+async def test_the_router_knows_what_the_cache_holds(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        prompt = list(range(17))
+        talk.send(make_submit(1, prompt, max_tokens=1))
+        await talk.until_freed(1)
+        hashes = _core.hash_blocks(pack(prompt), BLOCK, bytes(32))
+        assert talk.cache == keys(b"".join(h[:8] for h in hashes))
+        talk.send(make_submit(2, prompt, max_tokens=30))
+        await talk.until_freed(2)
+        assert talk.answer(2).cached_tokens == 16
+        for request in range(3, 9):  # more than the pool holds
+            talk.send(make_submit(request, [request] * 40, max_tokens=20))
+        await talk.until_freed(*range(3, 9))
+        held = {name[:8] for name in scene.engine.pool.names()}
+        assert talk.cache == keys(b"".join(held))
+        scene.check()
+
+
+async def test_cancel_at_every_stage_frees_and_says_so(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router, sequences=2) as scene:
+        talk = await joined(router)
+        gate = scene.model.gate = threading.Semaphore(0)
+        talk.send(make_submit(1, [1] * 5, max_tokens=200))
+        talk.send(make_submit(2, [2] * 60, max_tokens=200))
+        talk.send(make_submit(3, [3] * 5, max_tokens=200))
+        gate.release(3)
+        await talk.until(lambda: len(talk.answer(1).ids) >= 2)
+        # 1 decodes, 2 is in its prompt, 3 waits for a seat, 4 is unknown; a step holds the engine.
+        beats = len(talk.steps)
+        talk.send(Cancel(4), Cancel(3), Cancel(2), Cancel(1), Ping(0))
+        await talk.until(lambda: len(talk.steps) > beats)  # the worker has read them
+        gate.release(1)
+        await talk.until_freed(1, 2, 3, 4)
+        assert talk.answer(3).freed == talk.answer(4).freed == 0
+        assert (talk.answer(2).freed or 0) >= 15
+        assert (talk.answer(1).freed or 0) >= 2
+        for request in (1, 2, 3):
+            assert talk.answer(request).finish is None
+        assert talk.steps[-1].load.blocks_used == talk.steps[-1].load.running == 0
+        scene.check()
+
+
+async def test_a_finished_request_that_is_cancelled_is_freed_once_more(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router):
+        talk = await joined(router)
+        talk.send(make_submit(1, [1], max_tokens=1))
+        await talk.until_freed(1)
+        talk.answer(1).freed = None
+        talk.send(Cancel(1))
+        await talk.until_freed(1)
+        assert talk.answer(1).freed == 0
+
+
+async def test_bad_requests_fail_by_name(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        gate = scene.model.gate = threading.Semaphore(0)
+        talk.send(make_submit(1, [1, 2], max_tokens=5), make_submit(1, [3]))
+        talk.send(make_submit(2, [99]), make_submit(3, [1] * 300))
+        gate.release(1000)
+        await talk.until_freed(1)
+        await talk.until(lambda: talk.answer(3).failed is not None)
+        failed = {r: answer.failed for r, answer in talk.answers.items()}
+        assert {r: f.kind for r, f in failed.items() if f} == {
+            1: "duplicate_request",
+            2: "bad_token",
+            3: "too_long",
+        }
+        assert talk.answer(1).ids == true_greedy([1, 2], 5)  # the first one went on
+
+
+async def test_heartbeats_come_while_idle_and_during_a_long_step(tmp_path: Path) -> None:
+    async with (
+        FakeRouter(tmp_path / "r", heartbeat_ms=20) as router,
+        running(router) as scene,
+    ):
+        talk = await joined(router)
+        await talk.until(lambda: len(talk.steps) >= 4)
+        assert {step.step for step in talk.steps} == {0}
+        gate = scene.model.gate = threading.Semaphore(0)
+        talk.send(make_submit(1, [1], max_tokens=2))
+        gate.release(1)
+        await talk.until(lambda: bool(talk.answer(1).ids))
+        beats = len(talk.steps)
+        await talk.until(lambda: len(talk.steps) >= beats + 3)  # the second step hangs
+        assert talk.steps[-1].step == 1
+        gate.release(1)
+        await talk.until_freed(1)
+
+
+async def test_ping_is_answered_with_a_step(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router):
+        talk = await joined(router)
+        await talk.until_frame(Step)
+        seen = len(talk.steps)
+        talk.send(Ping(5))
+        await talk.until(lambda: len(talk.steps) > seen)
+
+
+async def test_describe_sends_the_document_in_parts(tmp_path: Path) -> None:
+    document = json.dumps({"text": "x" * (5 << 19)}).encode()
+    async with (
+        FakeRouter(tmp_path / "r") as router,
+        running(router, document=document),
+    ):
+        talk = await joined(router)
+        talk.send(Describe("t/c"))
+        parts: list[ModelPart] = []
+        while not parts or not parts[-1].last:
+            parts.append(await talk.until_frame(ModelPart))
+        assert [part.part for part in parts] == [0, 1, 2]
+        assert all(part.fingerprint == "t/c" and len(part.data) <= 1 << 20 for part in parts)
+        assert b"".join(part.data for part in parts) == document
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"\xff" * 100, b"\x02\x00\x00\x00\x91\x63", b"\x00\x00\x00\x00"]
+)
+async def test_garbage_ends_the_link_and_the_worker_dials_again(
+    tmp_path: Path, garbage: bytes
+) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        talk.send(make_submit(1, [1], max_tokens=200))
+        await talk.until(lambda: bool(talk.answer(1).ids))
+        talk.send_garbage(garbage)
+        await talk.until_closed()
+        again = await joined(router)
+        again.send(make_submit(1, [1, 2], max_tokens=3))
+        await again.until_freed(1)
+        assert again.answer(1).ids == true_greedy([1, 2], 3)
+        assert again.steps[-1].load.running == 0
+        scene.check()
+
+
+async def test_requests_of_a_lost_router_are_cancelled(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        gate = scene.model.gate = threading.Semaphore(0)
+        for request in range(6):
+            talk.send(make_submit(request, [request] * 9, max_tokens=200))
+        gate.release(3)
+        await talk.until(lambda: bool(talk.answer(0).ids))
+        talk.hang_up()
+        again = await router.worker()
+        gate.release(1)
+        await again.until(lambda: bool(again.steps) and again.steps[-1].load.running == 0)
+        await again.until(lambda: again.sequence is not None)
+        held = {name[:8] for name in scene.engine.pool.names()}
+        assert again.cache == keys(b"".join(held)) != set()
+        assert again.answers == {}
+        scene.check()
+
+
+async def test_two_routers_may_use_the_same_numbers(tmp_path: Path) -> None:
+    async with (
+        FakeRouter(tmp_path / "a", name="a") as first,
+        FakeRouter(tmp_path / "b", name="b") as second,
+        running(first, second) as scene,
+    ):
+        one, two = await joined(first), await joined(second)
+        one.send(make_submit(1, [1, 2, 3], max_tokens=30))
+        two.send(make_submit(1, [4, 5], max_tokens=30))
+        await asyncio.gather(one.until_freed(1), two.until_freed(1))
+        assert one.answer(1).ids == true_greedy([1, 2, 3], 30)
+        assert two.answer(1).ids == true_greedy([4, 5], 30)
+        assert one.cache == two.cache != set()
+        one.send(make_submit(2, [1], max_tokens=200))
+        two.send(make_submit(2, [2], max_tokens=40))
+        await one.until(lambda: bool(one.answer(2).ids))
+        one.hang_up()
+        await two.until_freed(2)
+        assert two.answer(2).ids == true_greedy([2], 40)
+        await two.until(lambda: two.steps[-1].load.running == 0)
+        scene.check()
+
+
+async def test_a_router_that_does_not_read_holds_up_nobody(tmp_path: Path) -> None:
+    async with (
+        FakeRouter(tmp_path / "a", name="a") as first,
+        FakeRouter(tmp_path / "b", name="b") as second,
+        running(first, second) as scene,
+    ):
+        slow, fast = await joined(first), await joined(second)
+        wanted = Sampling(logprobs=40)
+        slow.send(*(make_submit(r, [r], max_tokens=200, sampling=wanted) for r in range(4)))
+        for request in range(20):
+            fast.send(make_submit(request, [request, 9], max_tokens=5))
+        await fast.until_freed(*range(20))
+        await slow.until_freed(*range(4))  # all of it is there once it reads
+        for request in range(4):
+            assert slow.answer(request).ids == true_greedy([request], 200)
+        scene.check()
+
+
+async def test_another_hash_key_clears_the_cache(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        talk.send(make_submit(1, list(range(17)), max_tokens=1))
+        await talk.until_freed(1)
+        assert talk.cache
+        talk.hang_up()
+        same = await joined(router)
+        assert same.cache == talk.cache
+        same.hang_up()
+        other = await joined(router, hash_key=b"k" * 32)
+        assert other.cache == set()
+        other.send(make_submit(1, list(range(17)), max_tokens=1))
+        await other.until_freed(1)
+        assert other.answer(1).cached_tokens == 0
+        hashes = _core.hash_blocks(pack(list(range(17))), BLOCK, b"k" * 32)
+        assert other.cache == keys(b"".join(h[:8] for h in hashes))
+        scene.check()
+
+
+async def test_drain_finishes_what_runs_and_leaves(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        gate = scene.model.gate = threading.Semaphore(0)
+        talk.send(make_submit(1, [1, 2], max_tokens=6))
+        gate.release(2)
+        await talk.until(lambda: bool(talk.answer(1).ids))
+        talk.send(Drain(60_000), make_submit(2, [3]))
+        gate.release(100)
+        await talk.until_closed()
+        assert any(isinstance(frame, Bye) for frame in talk.seen)
+        assert (talk.answer(1).ids, talk.answer(1).freed) == (true_greedy([1, 2], 6), 2)
+        failed = talk.answer(2).failed
+        assert failed is not None
+        assert (failed.kind, failed.retryable) == ("draining", True)
+        await scene.ended()
+        scene.check()
+
+
+async def test_a_drain_without_time_hands_requests_back(tmp_path: Path) -> None:
+    async with (
+        FakeRouter(tmp_path / "r") as router,
+        FakeRouter(tmp_path / "absent", name="never answers"),
+        running(router) as scene,
+    ):
+        talk = await joined(router)
+        talk.send(make_submit(1, [1, 2], max_tokens=200), Drain(0))
+        await talk.until_closed()
+        failed = talk.answer(1).failed
+        assert failed is not None
+        assert (failed.kind, failed.retryable) == ("draining", True)
+        assert talk.answer(1).freed is not None
+        await scene.ended()
+        scene.check()
+
+
+async def test_a_worker_without_a_router_can_be_drained(tmp_path: Path) -> None:
+    nowhere = FakeRouter(tmp_path / "nobody")
+    async with running(nowhere) as scene:
+        scene.worker.drain(60.0, "a signal")
+        await scene.ended()
+
+
+async def test_a_worker_that_is_refused_ends(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        talk.send(Refuse("worker", "another", "w", "the name was taken"))
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await scene.ended()
+        assert caught.group_contains(Refused)
+
+
+async def test_idle_means_blocked(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        talk.send(make_submit(1, [1], max_tokens=2))
+        await talk.until_freed(1)
+        steps = scene.engine.steps
+        for nonce in range(5):  # round trips through a live event loop
+            seen = len(talk.steps)
+            talk.send(Ping(nonce))
+            await talk.until(lambda seen=seen: len(talk.steps) > seen)
+        assert scene.engine.steps == steps == scene.model.forwards
