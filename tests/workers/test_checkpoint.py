@@ -1,0 +1,242 @@
+"""Safetensors directories: single and sharded files, tied heads, and every way a file can be broken."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
+from headrace.models.config import ModelFileError
+from headrace.models.safetensors_file import SafetensorsError, SafetensorsFile, write_safetensors
+from helpers.tiny_model import llama_shapes, tiny_llama
+
+
+def shard(directory: Path, files: int = 2) -> Path:
+    """Split model.safetensors of `directory` as `save_pretrained` does."""
+    tensors = load_file(directory / "model.safetensors")
+    (directory / "model.safetensors").unlink()
+    weight_map: dict[str, str] = {}
+    for number in range(files):
+        name = f"model-{number + 1:05}-of-{files:05}.safetensors"
+        part = {key: tensors[key] for key in list(tensors)[number::files]}
+        save_file(part, directory / name)
+        weight_map |= dict.fromkeys(part, name)
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    return directory
+
+
+def test_tensors_equal_those_of_the_safetensors_package(tmp_path: Path) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tiny"))
+    expected = load_file(tmp_path / "tiny" / "model.safetensors")
+    assert sorted(checkpoint.names()) == sorted(expected)
+    for name, tensor in expected.items():
+        assert torch.equal(checkpoint.tensor(name), tensor)
+    assert checkpoint.name == "tiny"
+
+
+def test_shards_and_one_file_hold_the_same_model(tmp_path: Path) -> None:
+    whole = SafetensorsCheckpoint(tiny_llama(tmp_path / "whole"))
+    parts = SafetensorsCheckpoint(shard(tiny_llama(tmp_path / "parts")))
+    assert sorted(parts.names()) == sorted(whole.names())
+    assert all(torch.equal(parts.tensor(name), whole.tensor(name)) for name in whole.names())
+    assert parts.fingerprints() == whole.fingerprints()
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.int8]
+)
+def test_every_dtype_is_read_whatever_its_alignment(tmp_path: Path, dtype: torch.dtype) -> None:
+    path = tmp_path / "odd.safetensors"
+    tensors = {"a": torch.arange(3, dtype=torch.int8), "b": torch.arange(6).to(dtype).reshape(2, 3)}
+    save_file(tensors, path)
+    header_end = 8 + int.from_bytes(path.read_bytes()[:8], "little")
+    text = path.read_bytes()[8:header_end].rstrip() + b" "  # moves all tensors by an odd number
+    path.write_bytes(struct.pack("<Q", len(text)) + text + path.read_bytes()[header_end:])
+    file = SafetensorsFile(path)
+    for name, tensor in tensors.items():
+        assert torch.equal(file.tensor(name).float(), tensor.float())
+
+
+def test_a_tied_head_is_found_by_either_name(tmp_path: Path) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tied"))
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    assert head in checkpoint
+    assert checkpoint.tensor(head).data_ptr() == checkpoint.tensor(embedding).data_ptr()
+    loose = SafetensorsCheckpoint(tiny_llama(tmp_path / "loose", tie_word_embeddings=False))
+    assert not torch.equal(loose.tensor(head), loose.tensor(embedding))
+
+
+def test_check_names_what_is_missing_or_misshapen_before_reading(tmp_path: Path) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tiny"))
+    shapes = llama_shapes(checkpoint.config.raw)
+    checkpoint.check(shapes)
+    with pytest.raises(CheckpointError, match=r"'model.extra' is missing"):
+        checkpoint.check(shapes | {"model.extra": (1,)})
+    with pytest.raises(
+        CheckpointError,
+        match=r"model.safetensors: model.norm.weight: expected shape \[65\], found \[64\]",
+    ):
+        checkpoint.check(shapes | {"model.norm.weight": (65,)})
+    with pytest.raises(CheckpointError, match="expected shape"):
+        checkpoint.tensor("model.norm.weight", (65,))
+    with pytest.raises(CheckpointError, match=r"the nearest is 'model.norm.weight'"):
+        checkpoint.tensor("model.norm.weigth")
+
+
+def test_progress_ends_at_all_bytes(tmp_path: Path) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tiny"))
+    seen: list[tuple[int, int]] = []
+    checkpoint.progress = lambda done, total: seen.append((done, total))
+    for name in checkpoint.names():
+        checkpoint.tensor(name)
+    assert seen == sorted(seen)
+    assert seen[-1] == (checkpoint.nbytes, checkpoint.nbytes)
+
+
+def test_writing_through_a_tensor_does_not_change_the_file(tmp_path: Path) -> None:
+    path = tiny_llama(tmp_path / "tiny") / "model.safetensors"
+    before = path.read_bytes()
+    SafetensorsCheckpoint(path.parent).tensor("model.norm.weight").zero_()
+    assert path.read_bytes() == before
+
+
+def header_file(path: Path, header: object, data: bytes = b"") -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+    return path
+
+
+def entry(
+    begin: int, end: int, dtype: str = "F32", shape: tuple[int, ...] = (1,)
+) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "text"),
+    [
+        (b"{", b"", "the header is not valid JSON"),
+        (b"[" * 100_000, b"", "the header is not valid JSON"),
+        ([], b"", "the header is not a JSON object"),
+        ({"a": 3}, b"", "a: entry: expected an object, found 3"),
+        ({"a": entry(0, 4)}, b"", "a: truncated: its data ends at byte"),
+        ({"a": entry(4, 0)}, b"1234", "a: data_offsets: expected begin <= end"),
+        ({"a": entry(-4, 0)}, b"1234", "a: data_offsets: expected begin <= end"),
+        ({"a": entry(0, 2**70)}, b"1234", "a: data_offsets: expected begin <= end"),
+        ({"a": entry(0, 4, shape=(2,))}, b"1234", "a: data_offsets: expected 8 bytes for F32"),
+        ({"a": entry(0, 4, shape=(-1,))}, b"1234", "a: shape: expected a list of sizes"),
+        ({"a": entry(0, 4) | {"dtype": 3}}, b"1234", "a: dtype: expected a string, found 3"),
+        ({"a": entry(0, 4), "b": entry(2, 6)}, b"123456", "b: overlaps a"),
+        ({"a": entry(0, 4), "b": entry(6, 10)}, b"1234567890", "b: 2 bytes before it belong to no"),
+        ({"a": entry(0, 4)}, b"12345", "1 bytes after the last tensor belong to none"),
+        (
+            b'{"a":' + json.dumps(entry(0, 0)).encode() + b',"a":3}',
+            b"",
+            "key 'a' is there twice",
+        ),
+    ],
+)
+def test_a_broken_header_is_named(tmp_path: Path, header: object, data: bytes, text: str) -> None:
+    path = header_file(tmp_path / "x.safetensors", header, data)
+    with pytest.raises(SafetensorsError) as caught:
+        SafetensorsFile(path)
+    assert str(path) in str(caught.value)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (b"", "truncated: 0 bytes"),
+        (b"\xff" * 16, "not safetensors: the header would be"),
+        (
+            struct.pack("<Q", 1000) + b"{}",
+            "truncated: the header ends at byte 1008, the file at 10",
+        ),
+    ],
+)
+def test_a_broken_start_is_named(tmp_path: Path, content: bytes, text: str) -> None:
+    path = tmp_path / "x.safetensors"
+    path.write_bytes(content)
+    with pytest.raises(SafetensorsError, match=text):
+        SafetensorsFile(path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_any_damage_is_either_read_or_named(tmp_path_factory: Any, data: st.DataObject) -> None:
+    path = tmp_path_factory.mktemp("fuzz") / "x.safetensors"
+    write_safetensors(path, {"a": (2, 3)}, [("a", np.zeros((2, 3), np.float32))])
+    raw = bytearray(path.read_bytes())
+    at = data.draw(st.integers(0, len(raw) - 1))
+    if data.draw(st.booleans()):
+        raw[at] = data.draw(st.integers(0, 255))
+    else:
+        del raw[at:]
+    path.write_bytes(raw)
+    try:
+        file = SafetensorsFile(path)
+    except ModelFileError:
+        return
+    assert sum(entry.nbytes for entry in file.entries.values()) <= len(raw)
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    directory = shard(tiny_llama(tmp_path / "tiny"))
+    (directory / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="1 of 2 shards are missing: model-00002-of-00002"):
+        SafetensorsCheckpoint(directory)
+
+
+def test_a_tensor_that_the_index_promises_is_missed(tmp_path: Path) -> None:
+    directory = shard(tiny_llama(tmp_path / "tiny"))
+    index = directory / "model.safetensors.index.json"
+    promised = json.loads(index.read_text())["weight_map"] | {
+        "x": "model-00001-of-00002.safetensors"
+    }
+    index.write_text(json.dumps({"weight_map": promised}))
+    with pytest.raises(CheckpointError, match=r"00001-of-00002.safetensors: tensor 'x' is missing"):
+        SafetensorsCheckpoint(directory)
+
+
+@pytest.mark.parametrize("weight_map", [None, {}, {"a": 3}, {"a": "../b"}, {"a": "/etc/passwd"}])
+def test_a_broken_index_is_named(tmp_path: Path, weight_map: object) -> None:
+    directory = tiny_llama(tmp_path / "tiny")
+    index = directory / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}))
+    with pytest.raises(CheckpointError, match=r"index.json: .*expected"):
+        SafetensorsCheckpoint(directory)
+
+
+def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
+    directory = shard(tiny_llama(tmp_path / "tiny"))
+    first = load_file(directory / "model-00001-of-00002.safetensors")
+    second = load_file(directory / "model-00002-of-00002.safetensors")
+    twice = next(iter(first))
+    save_file(second | {twice: first[twice]}, directory / "model-00002-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=f"tensor '{twice}' is in two shards"):
+        SafetensorsCheckpoint(directory)
+
+
+def test_an_unknown_dtype_is_named(tmp_path: Path) -> None:
+    directory = tiny_llama(tmp_path / "tiny")
+    header_file(directory / "model.safetensors", {"a": entry(0, 4, dtype="F4")}, b"1234")
+    with pytest.raises(CheckpointError, match="a: dtype 'F4' is not supported; supported: F64"):
+        SafetensorsCheckpoint(directory)
+
+
+def test_a_pickle_is_refused_by_name(tmp_path: Path) -> None:
+    directory = tiny_llama(tmp_path / "tiny")
+    (directory / "model.safetensors").rename(directory / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin is a pickle"):
+        SafetensorsCheckpoint(directory)
