@@ -122,6 +122,21 @@ fn endless_templates_end() {
 }
 
 #[test]
+fn a_chat_of_10_000_messages_is_within_the_bounds_of_every_family() {
+    let data: Value = serde_json::from_str(TEMPLATES).unwrap();
+    let message = |i| json!({"role": role(i), "content": format!("message {i}")});
+    let messages: Vec<Value> = (0..9_999).map(message).collect();
+    let templates = data["templates"].as_object().unwrap().iter();
+    for (name, template) in templates.filter(|(name, _)| *name != "python") {
+        let engine = engine(BYTE_LEVEL, template.as_str());
+        let mut prompt = chat(&json!(messages));
+        prompt.template_kwargs.insert("date_string".to_owned(), "26 Jul 2024".into());
+        let text = block_on(engine.render(prompt)).unwrap();
+        assert!(text.contains("message 9998"), "{name}");
+    }
+}
+
+#[test]
 fn deeply_nested_messages_are_refused_where_they_are_printed() {
     let mut content = json!("deep");
     for _ in 0..120 {

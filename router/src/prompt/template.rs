@@ -21,8 +21,7 @@ pub(crate) struct ChatTemplate {
     special_tokens: Vec<(&'static str, String)>,
 }
 
-/// Instructions that one rendering may take. 10,000 messages need about a million in the templates of the tests; this
-/// many take a few seconds at worst.
+/// Instructions that one rendering may take: a guess, well above what 10,000 messages need in the tests' templates.
 const FUEL: u64 = 50_000_000;
 
 /// Longest rendered prompt: above any context window times any token's length that makes sense.
