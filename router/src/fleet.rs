@@ -14,8 +14,8 @@ pub(crate) mod registry;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, MissedTickBehavior, interval};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio_util::task::TaskTracker;
 
 use self::listen::{Listener, accept_workers, tls_acceptor};
 use self::registry::Registry;
@@ -27,12 +27,15 @@ use crate::prompt::{PromptEngine, TokenizePool};
 /// Prompts that may wait for a thread of the tokeniser.
 const TOKENIZER_QUEUE: usize = 4_096;
 
+/// For the tasks of all links to end.
+const CLOSE: Duration = Duration::from_secs(2);
+
 /// The workers, and what listens for more of them. Dropping it ends all links.
 #[derive(Debug)]
 pub struct Fleet {
     address: WorkerListen,
     pub(crate) registry: Arc<Registry>,
-    _tasks: DropGuard,
+    tasks: TaskTracker,
 }
 
 /// What stays as it was at the start.
@@ -102,15 +105,12 @@ impl Fleet {
         let (listener, address) = Listener::bind(&config.fleet.listen).await?;
         let heartbeat = config.fleet.heartbeat;
         let registry = Registry::new(setup, metrics, u64::from_le_bytes(random_bytes()));
-        let tasks = CancellationToken::new();
-        let (accepting, sweeping) = (Arc::clone(&registry), Arc::clone(&registry));
-        tokio::spawn(tasks.clone().run_until_cancelled_owned(async move {
-            accept_workers(listener, tls, accepting).await;
-        }));
-        tokio::spawn(tasks.clone().run_until_cancelled_owned(async move {
-            sweep(sweeping, heartbeat / 2).await;
-        }));
-        Ok(Self { address, registry, _tasks: tasks.drop_guard() })
+        let (tasks, end) = (TaskTracker::new(), registry.end.clone());
+        let accepting = accept_workers(listener, tls, Arc::clone(&registry), tasks.clone());
+        tasks.spawn(end.clone().run_until_cancelled_owned(accepting));
+        let sweeping = sweep(Arc::clone(&registry), heartbeat / 2);
+        tasks.spawn(end.run_until_cancelled_owned(sweeping));
+        Ok(Self { address, registry, tasks })
     }
 
     /// Where workers dial in, with the port that was taken.
@@ -152,6 +152,15 @@ impl Fleet {
     /// From now on no new request is taken. What runs goes on.
     pub fn shut_down(&self) {
         self.registry.shut_down();
+    }
+
+    /// Hangs up on all workers; they dial again when a router is there again.
+    pub(crate) async fn close(&self) {
+        self.registry.close_all();
+        self.tasks.close();
+        if timeout(CLOSE, self.tasks.wait()).await.is_err() {
+            tracing::warn!("some links did not close in time");
+        }
     }
 
     pub(crate) fn render(&self, text: &mut Text) {

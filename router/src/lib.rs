@@ -5,6 +5,7 @@
 
 pub mod app;
 pub mod config;
+mod connection;
 pub mod core;
 pub mod error;
 pub mod fleet;

@@ -1,19 +1,25 @@
-//! From start to the last answer: the HTTP server, the signals, and the drain.
+//! From start to the last answer: both addresses, the drain, the signals.
 
 use std::future::Future;
+use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
-use hyper_util::server::conn::auto;
-use hyper_util::service::TowerToHyperService;
 use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
+use tracing_subscriber::EnvFilter;
 
 use crate::app::App;
-use crate::config::{Config, WorkerListen};
+use crate::config::{Config, LogConfig, WorkerListen};
+use crate::connection;
 use crate::fleet::StartError;
+
+/// After an accept that failed, for lack of descriptors perhaps.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A router that listens on both sides.
 #[derive(Debug)]
@@ -42,6 +48,14 @@ impl Stopper {
         self.drain.cancel();
         self.stop.cancel();
     }
+
+    pub(crate) async fn draining(&self) {
+        self.drain.cancelled().await;
+    }
+
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
 }
 
 impl Server {
@@ -50,16 +64,15 @@ impl Server {
     /// # Errors
     /// An address cannot be bound, or the certificate cannot be used.
     pub async fn start(config: Config) -> Result<Self, StartError> {
-        let wanted = (config.http.host.clone(), config.http.port);
+        let (host, port) = (config.http.host.clone(), config.http.port);
         let bound = async {
-            let listener = TcpListener::bind((wanted.0.as_str(), wanted.1)).await?;
+            let listener = TcpListener::bind((host.as_str(), port)).await?;
             let address = listener.local_addr()?;
             Ok((listener, address))
         };
-        let (listener, address) = bound.await.map_err(|source| StartError::Bind {
-            address: format!("{}:{}", wanted.0, wanted.1),
-            source,
-        })?;
+        let (listener, address) = bound
+            .await
+            .map_err(|source| StartError::Bind { address: format!("{host}:{port}"), source })?;
         let app = App::start(config).await?;
         Ok(Self { app, listener, address, stopper: Stopper::default() })
     }
@@ -90,34 +103,59 @@ impl Server {
 
     /// Serves until the stopper was used and, after a drain, the last answer ended.
     pub async fn serve(self) {
-        let service = TowerToHyperService::new(crate::http::app(Arc::clone(&self.app)));
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder
-            .http1()
-            .timer(TokioTimer::new())
-            .header_read_timeout(self.app.config.http.header_timeout);
-        let builder = Arc::new(builder);
+        let Self { app, listener, address, stopper } = self;
+        tracing::info!(%address, workers = %app.fleet.address(), "listening");
         let connections = TaskTracker::new();
-        loop {
-            let (stream, _) = tokio::select! {
-                () = self.stopper.drain.cancelled() => break,
-                accepted = self.listener.accept() => match accepted {
-                    Ok(accepted) => accepted,
-                    Err(_) => continue,
-                },
-            };
-            let _ = stream.set_nodelay(true);
-            let (builder, service) = (Arc::clone(&builder), service.clone());
-            connections.spawn(async move {
-                let _ = builder.serve_connection(TokioIo::new(stream), service).await;
-            });
-        }
-        connections.close();
         tokio::select! {
-            () = self.stopper.stop.cancelled() => {}
-            () = tokio::time::sleep(self.app.config.drain_timeout) => {}
-            () = connections.wait() => {}
+            () = accept_clients(&app, listener, &stopper, &connections) => {}
+            () = stopper.draining() => {}
         }
+        app.fleet.shut_down();
+        connections.close();
+        tracing::info!(connections = connections.len(), "draining");
+        tokio::select! {
+            () = connections.wait() => {}
+            () = sleep(app.config.drain_timeout) => tracing::warn!("out of time: answers are cut"),
+            () = stopper.stopped() => tracing::warn!("stopped: answers are cut"),
+        }
+        stopper.stop();
+        connections.wait().await;
+        app.fleet.close().await;
+        tracing::info!("stopped");
+    }
+}
+
+/// Accepts for ever.
+async fn accept_clients(
+    app: &Arc<App>,
+    listener: TcpListener,
+    stopper: &Stopper,
+    connections: &TaskTracker,
+) {
+    let routes = crate::http::app(Arc::clone(app));
+    let room = Arc::new(Semaphore::new(app.config.http.max_connections));
+    loop {
+        let stream = match listener.accept().await {
+            Ok((stream, _)) => stream,
+            Err(error) => {
+                tracing::warn!(%error, "cannot accept a client");
+                sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+        };
+        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
+            app.metrics.connections_refused.inc();
+            connections.spawn(connection::turn_away(stream));
+            continue;
+        };
+        let (app, routes, stopper) = (Arc::clone(app), routes.clone(), stopper.clone());
+        connections.spawn(async move {
+            let metrics = Arc::clone(&app.metrics);
+            metrics.connections.add(1);
+            connection::serve(stream, routes, app, stopper).await;
+            metrics.connections.add(-1);
+            drop(permit);
+        });
     }
 }
 
@@ -128,9 +166,43 @@ impl Server {
 pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), StartError> {
     let server = Server::start(config).await?;
     let stopper = server.stopper();
+    let drain = async {
+        shutdown.await;
+        stopper.drain();
+        std::future::pending::<()>().await;
+    };
     tokio::select! {
         () = server.serve() => {}
-        () = async { shutdown.await; stopper.drain(); std::future::pending().await } => {}
+        () = drain => {}
     }
     Ok(())
+}
+
+/// Drains on the first SIGTERM or SIGINT, stops at once on the second.
+///
+/// # Errors
+/// The signals cannot be caught.
+pub async fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let mut next = async || {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+    };
+    next().await;
+    stopper.drain();
+    next().await;
+    stopper.stop();
+    Ok(())
+}
+
+/// Sends the log to stderr. Without effect where the process has a log already.
+pub fn init_log(log: &LogConfig) {
+    let filter = EnvFilter::try_new(&log.filter).expect("checked by config");
+    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = lines.with_ansi(std::io::stderr().is_terminal());
+    let _ = if log.json { lines.json().try_init() } else { lines.try_init() };
 }

@@ -11,10 +11,12 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
+use tokio_util::task::TaskTracker;
 
 use super::StartError;
 use super::codec::{FrameReader, FrameWriter};
 use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
+use super::link::LinkError;
 use super::registry::Registry;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
@@ -150,6 +152,7 @@ pub(super) async fn accept_workers(
     listener: Listener,
     tls: Option<TlsAcceptor>,
     registry: Arc<Registry>,
+    links: TaskTracker,
 ) {
     let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
     loop {
@@ -167,7 +170,7 @@ pub(super) async fn accept_workers(
             registry.metrics.link_error("handshakes_full");
             continue;
         };
-        tokio::spawn(serve_worker(socket, peer, tls.clone(), Arc::clone(&registry), permit));
+        links.spawn(serve_worker(socket, peer, tls.clone(), Arc::clone(&registry), permit));
     }
 }
 
@@ -199,8 +202,10 @@ async fn serve_worker(
         }
         joined.map(|joined| (joined, reader, writer))
     };
-    let joined = timeout(limit, joining).await.unwrap_or(Err(HandshakeError::Late(limit)));
+    let joined = registry.end.run_until_cancelled(timeout(limit, joining)).await;
     drop(permit);
+    let Some(joined) = joined else { return };
+    let joined = joined.unwrap_or(Err(HandshakeError::Late(limit)));
     let ((worker, epoch, link, submits), mut reader, writer) = match joined {
         Ok(joined) => joined,
         Err(error) => {
@@ -211,6 +216,9 @@ async fn serve_worker(
     };
     tracing::info!(worker, peer, epoch, "worker joined");
     reader.set_limit(MAX_FRAME_BYTES);
+    if registry.end.is_cancelled() {
+        link.close(LinkError::Shutdown); // it joined while all others were told
+    }
     let error = link.run(reader, writer, submits, BlockEvents::new(epoch)).await;
     tracing::warn!(worker, peer, %error, "worker left");
     registry.metrics.link_error(error.reason());

@@ -134,10 +134,6 @@ impl Queue {
         }
     }
 
-    pub(super) fn clear(&mut self) {
-        *self = Self::default();
-    }
-
     fn remove(&mut self, i: usize) -> Option<Waiting> {
         let waiting = self.waiting.remove(i)?;
         self.tokens -= waiting.wanted.prompt_tokens;

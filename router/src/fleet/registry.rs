@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
 
 use super::link::{Link, LinkError};
 use super::pool::{Pool, Status, Worker, compare, document};
@@ -28,6 +29,8 @@ const MODELS: usize = 256;
 pub(crate) struct Registry {
     pub(super) metrics: Arc<Metrics>,
     pub(super) setup: Setup,
+    /// The fleet closes.
+    pub(super) end: CancellationToken,
     begin: Instant,
     state: Mutex<State>,
 }
@@ -151,7 +154,8 @@ impl Registry {
             streams: 0,
             shutting_down: false,
         };
-        Arc::new(Self { metrics, setup, begin: Instant::now(), state: Mutex::new(state) })
+        let end = CancellationToken::new();
+        Arc::new(Self { metrics, setup, end, begin: Instant::now(), state: Mutex::new(state) })
     }
 
     /// Ms since the start.
@@ -237,10 +241,7 @@ impl Registry {
 
     fn try_place(self: &Arc<Self>, wanted: &Wanted) -> Result<Placed, RouteError> {
         let mut state = self.state();
-        let State { pools, random, next_request, next_ticket, shutting_down, .. } = &mut *state;
-        if *shutting_down {
-            return Err(RouteError::ShuttingDown);
-        }
+        let State { pools, random, next_request, next_ticket, .. } = &mut *state;
         let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
         if pool.engine.as_ref().is_none_or(|engine| !Arc::ptr_eq(engine, &wanted.engine)) {
             return Err(no_worker()); // other workers with another tokeniser took over the name
@@ -500,17 +501,14 @@ impl Registry {
         true
     }
 
-    /// From now on nothing new is taken; whoever waits is told.
+    /// From now on nothing new is taken.
     pub(crate) fn shut_down(&self) {
-        let mut state = self.state();
-        state.shutting_down = true;
-        for pool in state.pools.values_mut() {
-            pool.queue.clear();
-        }
+        self.state().shutting_down = true;
     }
 
-    /// Ends all links.
+    /// Ends all links, and lets none begin.
     pub(super) fn close_all(&self) {
+        self.end.cancel();
         let links: Vec<Arc<Link>> = self.state().pools.values().flat_map(Pool::links).collect();
         for link in links {
             link.close(LinkError::Shutdown);
