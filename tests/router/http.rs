@@ -1,5 +1,9 @@
-//! The OpenAI surface: over real sockets where bytes and time matter, by `oneshot` elsewhere.
+//! The OpenAI surface: over real sockets, so that tests see what clients see.
 
+mod answers;
+mod bad_requests;
 mod client;
+mod failures;
+mod logprobs;
 mod ops;
 mod sockets;

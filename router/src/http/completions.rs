@@ -73,10 +73,6 @@ pub(super) fn check(
 
     common.sampling.logprobs = logprobs;
     common.sampling.prompt_logprobs = logprobs.filter(|_| echo);
-    if max_tokens == 0 {
-        // Computing the prompt has to have a purpose, or the worker refuses it.
-        common.sampling.prompt_logprobs = Some(logprobs.unwrap_or(0));
-    }
     let name = ids::name("cmpl-");
     let jobs = prompts.into_iter().enumerate().map(|(i, prompt)| {
         let mut sampling = common.sampling.clone();

@@ -1,7 +1,6 @@
 //! `/v1/chat/completions` and `/v1/completions` from the first byte to the answer: read, parse, check, send.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::{Request, State};
 use axum::response::Response;
@@ -16,7 +15,7 @@ use crate::http::fields::Fields;
 use crate::http::params::{self, ModelFacts};
 use crate::http::reject::Reject;
 use crate::http::reply::{self, Head};
-use crate::http::{chat, completions, headers, json, ops};
+use crate::http::{chat, completions, headers, json};
 use crate::prompt::PromptEngine;
 use crate::request::Prompt;
 
@@ -90,15 +89,9 @@ pub(super) async fn fields(surface: &Surface, request: Request) -> Result<Fields
 /// The tokenizer and template of `model`.
 ///
 /// # Errors
-/// `UnknownModel`, or `NoWorker` as long as no worker has said what is served here.
+/// `UnknownModel`, or `NoWorker` where one may still come.
 pub(super) fn engine(app: &App, model: &str) -> Result<Arc<PromptEngine>, RouteError> {
-    app.fleet.engine(model).ok_or_else(|| {
-        let models = app.fleet.models();
-        if models.is_empty() {
-            return RouteError::NoWorker { retry_after: Duration::from_secs(1) };
-        }
-        ops::unknown_model(&models, model)
-    })
+    app.fleet.registry.find(model).map(|(engine, _)| engine)
 }
 
 fn facts(engine: &PromptEngine) -> ModelFacts {

@@ -51,10 +51,12 @@ pub(super) async fn model(
     Path(name): Path<String>,
 ) -> Result<Json<Value>, Reject> {
     let models = app.fleet.models();
-    match models.iter().find(|model| model.name == name) {
-        Some(model) => Ok(Json(model_body(model))),
-        None => Err(unknown_model(&models, &name).into()),
+    if let Some(model) = models.iter().find(|model| model.name == name) {
+        return Ok(Json(model_body(model)));
     }
+    let served: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let served = if served.is_empty() { "none yet".to_owned() } else { served.join(", ") };
+    Err(RouteError::UnknownModel { model: clip(&name), served }.into())
 }
 
 /// OpenAI's `model`, and vLLM's `max_model_len`.
@@ -66,11 +68,4 @@ fn model_body(model: &ModelInfo) -> Value {
         "owned_by": "headrace",
         "max_model_len": model.context_tokens,
     })
-}
-
-/// `name` is none of `models`.
-pub(super) fn unknown_model(models: &[ModelInfo], name: &str) -> RouteError {
-    let served: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
-    let served = if served.is_empty() { "none yet".to_owned() } else { served.join(", ") };
-    RouteError::UnknownModel { model: clip(name), served }
 }

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use crate::core::frame::{Ranked, Sampling};
 use crate::error::RouteError;
-use crate::http::fields::{Fields, bad, integer, kind, number, wrong_type};
+use crate::http::fields::{Fields, bad, integer, number, wrong_type};
 use crate::http::ids;
 
 /// Choices of one request, over all its prompts.
@@ -16,6 +16,8 @@ const MAX_N: i64 = 128;
 /// Most stop strings, and the longest one in bytes. Every token of an answer is compared with all of them.
 const MAX_STOPS: usize = 16;
 const MAX_STOP_BYTES: usize = 1024;
+/// It comes back in errors.
+const MAX_MODEL_BYTES: usize = 256;
 const MAX_STOP_IDS: usize = 128;
 const MAX_BIASES: usize = 1024;
 /// Most alternatives per token.
@@ -261,13 +263,16 @@ pub(super) fn min_fits_max(min_tokens: u32, max_tokens: Option<u32>) -> Result<(
 /// # Errors
 /// `BadRequest` about `model`.
 pub(super) fn model_name(fields: &mut Fields) -> Result<String, RouteError> {
-    match fields.take("model") {
-        Some(Value::String(name)) if !name.is_empty() => Ok(name),
-        Some(Value::String(_)) | None => {
-            Err(bad("model", "`model` is required; GET /v1/models lists what is served"))
-        }
-        Some(other) => Err(bad("model", format!("`model` must be a string, not {}", kind(&other)))),
+    let name = fields.string("model")?.unwrap_or_default();
+    if name.is_empty() {
+        return Err(bad("model", "`model` is required; GET /v1/models lists what is served"));
     }
+    if name.len() > MAX_MODEL_BYTES {
+        let message =
+            format!("`model` is {} bytes long, the limit is {MAX_MODEL_BYTES}", name.len());
+        return Err(bad("model", message));
+    }
+    Ok(name)
 }
 
 #[cfg(test)]

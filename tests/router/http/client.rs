@@ -1,17 +1,16 @@
 //! A router on a free port, and a client that shows every byte.
 
 use std::net::SocketAddr;
-use std::time::Duration;
+use std::sync::Arc;
 
+use headrace_router::app::App;
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::shutdown::{Server, Stopper};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio::time::timeout;
 
-/// Nothing in these tests takes this long unless it hangs.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+use crate::fake_worker::{Behaviour, FakeWorker, in_time};
 
 /// Flags for tests: free ports, everything else as users have it.
 pub(super) fn args() -> RouterArgs {
@@ -21,20 +20,33 @@ pub(super) fn args() -> RouterArgs {
 /// A router that listens, until it is dropped.
 pub(super) struct TestRouter {
     pub(super) address: SocketAddr,
+    pub(super) app: Arc<App>,
     stopper: Stopper,
 }
 
 impl TestRouter {
     pub(super) async fn start(args: RouterArgs) -> Self {
         let server = Server::start(Config::try_from(args).unwrap()).await.unwrap();
-        let address = server.http_address();
+        let (address, app) = (server.http_address(), Arc::clone(server.app()));
         let stopper = server.stopper();
         tokio::spawn(server.serve());
-        Self { address, stopper }
+        Self { address, app, stopper }
+    }
+
+    /// A router with one worker that is ready.
+    pub(super) async fn with(worker: Behaviour, args: RouterArgs) -> (Self, FakeWorker) {
+        let router = Self::start(args).await;
+        let worker = worker.ready(&router.app).await;
+        (router, worker)
+    }
+
+    /// A router whose only worker always says the same.
+    pub(super) async fn saying(text: &str) -> (Self, FakeWorker) {
+        Self::with(Behaviour::says("w", text), args()).await
     }
 
     pub(super) async fn connect(&self) -> Connection {
-        Connection { stream: TcpStream::connect(self.address).await.unwrap(), rest: Vec::new() }
+        Connection::of(TcpStream::connect(self.address).await.unwrap())
     }
 
     /// One request on a connection of its own.
@@ -104,6 +116,10 @@ impl Reply {
 }
 
 impl Connection {
+    pub(super) fn of(stream: TcpStream) -> Self {
+        Self { stream, rest: Vec::new() }
+    }
+
     /// Sends a request line with further headers, and a body with its length.
     pub(super) async fn request(&mut self, head: &str, body: &[u8]) {
         let length = if body.is_empty() {
@@ -154,6 +170,11 @@ impl Connection {
         reply
     }
 
+    /// Reads the next piece of a stream as text.
+    pub(super) async fn piece(&mut self) -> String {
+        String::from_utf8(self.chunk().await.expect("the stream ended")).unwrap()
+    }
+
     /// Reads one chunk of a chunked body; `None` at its end.
     pub(super) async fn chunk(&mut self) -> Option<Vec<u8>> {
         let line = loop {
@@ -172,19 +193,27 @@ impl Connection {
         (size > 0).then_some(chunk)
     }
 
-    /// Waits until the other side closes; what came before is thrown away.
-    pub(super) async fn closed(&mut self) {
+    /// Waits until the other side closes. Returns how many bytes came before that.
+    pub(super) async fn closed(&mut self) -> usize {
         while self.more().await > 0 {}
+        self.rest.len()
     }
 
     async fn more(&mut self) -> usize {
         let mut buffer = [0; 16 << 10];
-        let read =
-            timeout(PATIENCE, self.stream.read(&mut buffer)).await.expect("no answer in time");
+        let read = in_time("an answer", self.stream.read(&mut buffer)).await;
         let read = read.unwrap_or(0); // a reset is an end
         self.rest.extend_from_slice(&buffer[..read]);
         read
     }
+}
+
+/// All events of a whole answer as JSON, after a check that it is whole.
+pub(super) fn chunks(text: &str) -> Vec<Value> {
+    let events = text.split_terminator("\n\n");
+    let mut events: Vec<&str> = events.map(|event| event.strip_prefix("data: ").unwrap()).collect();
+    assert_eq!(events.pop(), Some("[DONE]"), "{text}");
+    events.into_iter().map(|event| serde_json::from_str(event).unwrap()).collect()
 }
 
 fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {

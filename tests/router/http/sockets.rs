@@ -4,9 +4,8 @@ use std::time::{Duration, Instant};
 
 use headrace_router::config::RouterArgs;
 use tokio::io::AsyncWriteExt as _;
-use tokio::time::timeout;
 
-use super::client::{PATIENCE, TestRouter, args};
+use super::client::{TestRouter, args};
 
 const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
 
@@ -96,7 +95,7 @@ async fn what_is_no_http_does_no_harm() {
         let mut connection = router.connect().await;
         connection.stream.write_all(noise).await.unwrap();
         connection.stream.shutdown().await.unwrap();
-        timeout(PATIENCE, connection.closed()).await.unwrap();
+        connection.closed().await;
     }
     assert_eq!(router.get("/health").await.status, 200);
 }
