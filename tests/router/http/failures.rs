@@ -136,5 +136,6 @@ async fn a_client_that_reads_nothing_is_cut_off() {
     cancelled.sort();
     requests.sort();
     assert_eq!(cancelled, requests);
-    connection.closed().await;
+    // What was on its way is all that there is: the connection is gone too.
+    assert!(connection.closed().await < 16 << 20);
 }

@@ -49,15 +49,22 @@ async fn a_client_that_asks_first_sends_nothing_in_vain() {
 }
 
 #[tokio::test]
-async fn slow_headers_end_the_connection() {
+async fn slow_headers_end_with_408() {
     let router = TestRouter::start(RouterArgs { header_timeout_ms: 200, ..args() }).await;
+    // Never a whole line, never a whole head, and slow again after a good request.
+    for begin in ["POST /v1/chat", "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nX-Slow: "] {
+        let mut connection = router.connect().await;
+        connection.stream.write_all(begin.as_bytes()).await.unwrap();
+        let reply = connection.reply().await;
+        assert_eq!(reply.status, 408, "{begin}");
+        reply.error();
+        connection.closed().await;
+    }
     let mut connection = router.connect().await;
-    connection
-        .stream
-        .write_all(b"POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nX-Slow: ")
-        .await
-        .unwrap();
-    connection.closed().await;
+    connection.request("GET /health HTTP/1.1", b"").await;
+    assert_eq!(connection.reply().await.status, 200);
+    connection.stream.write_all(b"GET /health HTTP/1.1\r\nX-Slow: ").await.unwrap();
+    assert_eq!(connection.reply().await.status, 408);
 }
 
 #[tokio::test]
