@@ -1,4 +1,4 @@
-"""Writes the golden frames: `python tests/golden/generate.py`. Only a change of the protocol changes them.
+"""Writes the golden frames: `PYTHONPATH=tests python tests/golden/generate.py`. Only a new protocol changes them.
 
 Each file holds the cases of one frame: a name, the body in hex, and its fields as both languages must read them (byte
 strings as lists of numbers). `invalid.json` holds bodies that both must refuse, by the same kind of error.
@@ -42,6 +42,7 @@ from headrace.frames import (
     TokenLogprob,
     Welcome,
 )
+from helpers.frames import as_json
 
 HERE = Path(__file__).parent
 U8, U16, U32, U64 = (2**bits - 1 for bits in (8, 16, 32, 64))
@@ -148,15 +149,6 @@ FRAMES: dict[str, dict[str, Frame]] = {
 }  # fmt: skip
 
 
-def fields(value: Any) -> Any:
-    """`value` as JSON has it."""
-    if dataclasses.is_dataclass(value):
-        return {item.name: fields(getattr(value, item.name)) for item in dataclasses.fields(value)}
-    if isinstance(value, list | tuple):
-        return [fields(item) for item in value]
-    return list(value) if isinstance(value, bytes) else value
-
-
 def invalid() -> list[dict[str, str]]:
     """Bodies that are no frame: name, hex, kind of error, and the place where it must be found."""
     hello, step, submit = (frames.encode(frame) for frame in (HELLO, STEP, SUBMIT))
@@ -237,7 +229,7 @@ def main() -> None:
     (HERE / "frames").mkdir(exist_ok=True)
     for frame, cases in FRAMES.items():
         rows = [
-            {"name": name, "hex": frames.encode(value).hex(), "fields": fields(value)}
+            {"name": name, "hex": frames.encode(value).hex(), "fields": as_json(value)}
             for name, value in cases.items()
         ]
         _write(HERE / "frames" / f"{frame}.json", rows)

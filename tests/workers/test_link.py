@@ -7,7 +7,7 @@ import re
 import socket
 import ssl
 import subprocess
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,7 +103,7 @@ Script = Callable[[Peer], Awaitable[None]]
 @asynccontextmanager
 async def router(
     *scripts: Script, unix: Path | None = None, tls: ssl.SSLContext | None = None
-) -> AsyncIterator[FakeRouter]:
+) -> AsyncGenerator[FakeRouter]:
     state = FakeRouter()
     tasks: set[asyncio.Task[Any]] = set()
 
