@@ -14,7 +14,7 @@ mod _core {
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
     #[pymodule_export]
-    use crate::router::Router;
+    use crate::router::{Router, router_main};
     #[pymodule_export]
     use crate::wire::{decode_frame, encode_frame};
 }

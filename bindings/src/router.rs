@@ -3,8 +3,9 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use headrace_router::cli;
 use headrace_router::config::{Config, RouterArgs};
-use headrace_router::shutdown::{Server, Stopper};
+use headrace_router::shutdown::{Server, Stopper, init_log};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;
@@ -13,6 +14,14 @@ use crate::errors::{ConfigError, StartError, depythonize};
 
 /// How often a waiting thread looks for Ctrl-C.
 const SIGNAL_CHECK: Duration = Duration::from_millis(50);
+
+/// The whole program. Signals are the router's business then, so Python's own handler of Ctrl-C goes.
+#[pyfunction]
+pub(crate) fn router_main(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
+    let signal = py.import("signal")?;
+    signal.call_method1("signal", (signal.getattr("SIGINT")?, signal.getattr("SIG_DFL")?))?;
+    Ok(py.detach(|| cli::main(argv)))
+}
 
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct Router(Mutex<State>);
@@ -47,6 +56,7 @@ impl Router {
         let args: RouterArgs = depythonize(args).map_err(ConfigError::new_err)?;
         let config =
             Config::try_from(args).map_err(|error| ConfigError::new_err(error.to_string()))?;
+        init_log(&config.log); // the first one in a process decides
         Ok(Self(Mutex::new(State::Configured(Box::new(config)))))
     }
 

@@ -10,6 +10,7 @@ __all__ = [
     "derive_hash_key",
     "encode_frame",
     "hash_blocks",
+    "router_main",
 ]
 
 HASH_SCHEME: Final = "blake3-chain-v1"
@@ -39,6 +40,13 @@ def encode_frame(frame: dict[str, dict[str, Any]]) -> bytes:
 
 def decode_frame(body: bytes) -> dict[str, dict[str, Any]]:
     """The frame with this body, as `encode_frame` takes it. Raises a subclass of WireError."""
+
+def router_main(argv: list[str]) -> int:
+    """Run the program `headrace-router` with these arguments, the first of which is its name.
+
+    Returns its exit status once a signal has ended it. Only for the main thread of a process that
+    does nothing else: the handler of SIGINT is taken away.
+    """
 
 @final
 class Router:

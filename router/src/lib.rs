@@ -4,6 +4,7 @@
 //! [`prompt`] turns text into tokens and back, [`core`] decides where it goes, [`fleet`] talks to the workers.
 
 pub mod app;
+pub mod cli;
 pub mod config;
 mod connection;
 pub mod core;

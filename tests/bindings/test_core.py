@@ -3,6 +3,8 @@
 import contextlib
 import json
 import random
+import re
+import signal
 import socket
 import struct
 import subprocess
@@ -259,3 +261,42 @@ except KeyboardInterrupt:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "interrupted True\n"
+
+
+# --- router_main ---
+
+
+def router_process(*arguments: str) -> subprocess.Popen[str]:
+    code = "import sys; from headrace import _core; sys.exit(_core.router_main(sys.argv))"
+    command = [sys.executable, "-c", code, *arguments]
+    return subprocess.Popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_the_program_serves_until_a_signal(name: str) -> None:
+    ports = ["--port", "0", "--worker-listen", "127.0.0.1:0"]
+    with router_process(*ports, "--log-level", "error") as process:
+        assert process.stdout is not None
+        url = re.search(r"http://\S+", process.stdout.readline())
+        assert url is not None
+        assert get(f"{url[0]}/health") == 200
+        process.send_signal(signal.Signals[name])
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "output"),
+    [
+        (["--help"], 0, "--worker-listen"),
+        (["--version"], 0, "headrace-router "),
+        (["--prot", "1"], 2, "--port"),
+        (["--policy", "random"], 2, "--policy"),
+        (["--host", "host.invalid"], 1, "cannot listen"),
+    ],
+)
+def test_the_program_says_what_is_wrong(arguments: list[str], status: int, output: str) -> None:
+    with router_process(*arguments) as process:
+        out, err = process.communicate(timeout=30)
+        assert (process.returncode, output in out + err) == (status, True), out + err
