@@ -63,13 +63,13 @@ def argmax(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]
 
 
 def log_total(logits: torch.Tensor, best: NDArray[np.float32]) -> NDArray[np.float64]:
-    """`log(sum(exp(logits - best)))` of each row.
-
-    By way of `log_softmax`, which sums a row the same way however many there are.
-    """
-    return (
-        -torch.log_softmax(logits - _column(best, logits), dim=1).amax(dim=1).cpu().double().numpy()
-    )
+    """`log(sum(exp(logits - best)))` of each row, summed the same way however many rows there are."""
+    if logits.device.type == "cpu":
+        rows = zip(logits.numpy(), best, strict=True)
+        return np.log([np.exp(row - high).sum(dtype=np.float64) for row, high in rows])
+    # One block of threads sums one row in log_softmax; a plain sum splits rows as it sees fit.
+    shifted = torch.log_softmax(logits - _column(best, logits), dim=1)
+    return -shifted.amax(dim=1).cpu().double().numpy()
 
 
 def highest(logits: torch.Tensor, k: NDArray[np.int64]) -> Candidates:

@@ -23,6 +23,7 @@ from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Sequence
 
 ANSWER_WEIGHT = 1 / 16  # of the newest answer in the mean length; a guess
+LOOK_PAST = 64  # waiting sequences passed over in one step because their prefix is being computed
 PROMPT_LOGPROBS_CHUNK = 128  # rows of a step whose logits are kept for one prompt; bounds memory
 
 
@@ -163,7 +164,7 @@ class Scheduler:
         """Let waiting sequences run while seats, budget and pool last; returns the rest of the budget."""
         reserved: int | None = None
         place = 0
-        while budget > 0 and self._seats and place < len(self.waiting):
+        while budget > 0 and self._seats and place < min(len(self.waiting), LOOK_PAST):
             sequence = self.waiting[place]
             names = self._creditable(sequence)
             shared = self.pool.match(names)
