@@ -12,9 +12,7 @@ from importlib import metadata
 from typing import Any
 
 from headrace import settings
-from headrace.supervise import EXIT_CONFIG, die_with_supervisor
-
-EXIT_USAGE = 2
+from headrace.supervise import EXIT_CONFIG, EXIT_USAGE, die_with_supervisor
 
 SERVE_EXAMPLES = """\
 examples:

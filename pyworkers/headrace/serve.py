@@ -89,9 +89,16 @@ def run(args: argparse.Namespace) -> int:
 def fetch(model: str | None) -> int:
     """`headrace fetch`: have the model on this machine, and print where it lies."""
     settings.check_model(model)
-    from headrace.models import source
-
-    print(source.fetch(model))
+    try:
+        from headrace.models import config, source
+    except ModuleNotFoundError as error:
+        raise settings.SettingsError(
+            f"{error.name} is missing: pip install 'headrace[worker]'"
+        ) from error
+    try:
+        print(source.resolve(model).path)
+    except config.ModelFileError as error:
+        raise settings.SettingsError(str(error)) from error
     return 0
 
 

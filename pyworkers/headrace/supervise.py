@@ -15,8 +15,9 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
+EXIT_USAGE = 2
 EXIT_CONFIG = 78
-"""Exit status of a child that was told something impossible: to start it again cannot help."""
+"""Exit statuses of a child that was told something impossible: to start it again cannot help."""
 
 _PARENT = "HEADRACE_SUPERVISOR_PID"
 _LONGEST_LINE_BYTES = 16_384
@@ -149,8 +150,8 @@ class Keeper:
 
     async def _wait_to_restart(self, status: int) -> None:
         name, ended = self.command.name, describe_exit(status)
-        if status == EXIT_CONFIG:
-            raise GaveUpError(self._last_line or f"{name} {ended}")
+        if status in (EXIT_USAGE, EXIT_CONFIG):
+            raise GaveUpError(f"{name} cannot do what it was told: {self._last_line}")
         delay_s = self._crashes.delay_after(time.monotonic())
         if delay_s is None:
             hint = f"; its last line was: {self._last_line}" if self._last_line else ""

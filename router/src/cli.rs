@@ -14,11 +14,15 @@ const MISCONFIGURED: u8 = 2;
 
 /// Serves OpenAI clients from model workers that dial in.
 #[derive(clap::Parser)]
-#[command(name = "headrace-router", version)]
+#[command(name = "headrace-router", version, after_help = AFTER_HELP, max_term_width = 100)]
 struct Cli {
     #[command(flatten)]
     router: RouterArgs,
 }
+
+const AFTER_HELP: &str = "\
+Ctrl-C (or SIGTERM) lets running answers finish, up to --drain-timeout-ms; a second one stops at once.
+Exit status: 0 after that, 1 if it could not start, 2 for wrong flags.";
 
 /// Serves until a signal ends it. `args` begins with the name of the program; the result is the exit status.
 pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 {

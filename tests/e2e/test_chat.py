@@ -172,7 +172,9 @@ def test_ignore_eos_goes_past_the_end(real: Server) -> None:
 
 def test_logit_bias_forbids_and_forces(real: Server) -> None:
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 3}
-    token: int = real.post("/tokenize", {"model": real.model, "prompt": " Paris"}).json["tokens"][-1]
+    token: int = real.post("/tokenize", {"model": real.model, "prompt": " Paris"}).json["tokens"][
+        -1
+    ]
     forced = ask(real, "Hello!", logit_bias={str(token): 100}, **options)
     assert forced.choices[0].message.content == " Paris Paris Paris"
     question = "What is the capital of France?"
