@@ -44,7 +44,7 @@ from headrace.frames import (
     Ping,
     Submit,
 )
-from headrace.link import Link, LinkConfig, Session, tls_context
+from headrace.link import Link, LinkConfig, Session, parse_address, tls_context
 from headrace.supervise import EXIT_CONFIG
 
 if TYPE_CHECKING:
@@ -362,6 +362,9 @@ def capacity(config: EngineConfig) -> Capacity:
 
 
 def link_configs(settings: WorkerSettings) -> list[LinkConfig]:
+    """Raises `ValueError` for what is no address: better before a model is loaded than after."""
+    for address in settings.routers:
+        parse_address(address)
     tls = tls_context(settings.router_ca) if settings.router_tls else None
     return [
         LinkConfig(address=address, secret=settings.secret, tls=tls) for address in settings.routers

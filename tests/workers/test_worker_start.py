@@ -1,0 +1,139 @@
+"""From settings to a worker that serves, and the signals that end it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import headrace.models
+from headrace import worker
+from headrace.engine.memory import available_bytes, kv_blocks
+from headrace.frames import PROTOCOL, Bye
+from headrace.link import LinkConfig
+from headrace.settings import WorkerSettings
+from headrace.supervise import EXIT_CONFIG
+from headrace.worker import Loaded
+from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
+from helpers.tiny_model import tiny_llama
+from helpers.toy import ToyModel, make_submit
+
+SETTINGS = WorkerSettings(
+    model=None,
+    name="w",
+    routers=("unix:/nowhere",),
+    served_model_name=None,
+    device="cpu",
+    dtype="auto",
+    kv_memory_bytes=64 * 50,  # 50 blocks of the toy
+    context_tokens=100,
+    block_tokens=4,
+    max_sequences=4,
+    max_batched_tokens=16,
+    max_waiting=10,
+    prefix_cache=True,
+    secret=None,
+    router_ca=None,
+    router_tls=False,
+    log_level="info",
+)
+
+
+@pytest.fixture
+def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerSettings:
+    """For a real checkpoint whose weights are a toy's."""
+
+    def load_toy(checkpoint: Any, *, block_tokens: int, **_: object) -> ToyModel:
+        vocab_size = checkpoint.config.vocab_size
+        return ToyModel(vocab_size=vocab_size, block_tokens=block_tokens)
+
+    monkeypatch.setattr(headrace.models, "load_model", load_toy)
+    return replace(SETTINGS, model=str(tiny_llama(tmp_path / "tiny")))
+
+
+def test_hello_says_what_was_loaded(settings: WorkerSettings) -> None:
+    loaded = worker.load(settings)
+    hello = loaded.hello
+    assert (hello.protocol, hello.worker, hello.role, hello.model) == (
+        PROTOCOL,
+        "w",
+        "both",
+        "tiny",
+    )
+    assert hello.capacity.blocks == 50
+    assert (hello.capacity.sequences, hello.capacity.batched_tokens) == (4, 16)
+    assert hello.context_tokens == 100
+    assert hello.fingerprints.block_tokens == 4
+    assert hello.fingerprints.kv_layout == "toy"
+    assert loaded.document.startswith(b"{")
+    assert worker.load(replace(settings, served_model_name="mine")).hello.model == "mine"
+
+
+def test_a_small_pool_shortens_the_context(settings: WorkerSettings) -> None:
+    assert worker.load(replace(settings, kv_memory_bytes=64 * 3)).hello.context_tokens == 12
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": "/no/such/model"},
+        {"kv_memory_bytes": 1},
+        {"max_batched_tokens": 2},
+        {"routers": ("no address",)},
+    ],
+    ids=str,
+)
+def test_settings_that_cannot_work_end_with_their_own_status(
+    settings: WorkerSettings, change: dict[str, Any]
+) -> None:
+    assert worker.run(replace(settings, **change)) == EXIT_CONFIG
+
+
+def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
+    block = 1 << 20
+    cpu = torch.device("cpu")
+    blocks = kv_blocks(None, block_bytes=block, most_blocks=10**9, device=cpu)
+    assert 0 < blocks * block < available_bytes()
+    assert kv_blocks(None, block_bytes=block, most_blocks=3, device=cpu) == 3
+    assert kv_blocks(10 * block, block_bytes=block, most_blocks=3, device=cpu) == 10
+
+
+async def started(loaded: Loaded, router: FakeRouter) -> tuple[asyncio.Task[None], Conversation]:
+    task = asyncio.create_task(worker.serve(loaded, [LinkConfig(address=router.address)]))
+    return task, await router.worker()
+
+
+async def test_a_signal_drains(settings: WorkerSettings, tmp_path: Path) -> None:
+    loaded = worker.load(settings)
+    async with FakeRouter(tmp_path / "r") as router:
+        task, talk = await started(loaded, router)
+        talk.send(make_submit(1, [1, 2, 3], max_tokens=20))
+        await talk.until(lambda: bool(talk.answer(1).ids))
+        os.kill(os.getpid(), signal.SIGTERM)
+        await talk.until_closed()
+        assert any(isinstance(frame, Bye) for frame in talk.seen)
+        assert len(talk.answer(1).ids) == 20
+        async with asyncio.timeout(TIMEOUT_S):
+            await task
+
+
+async def test_a_second_signal_stops(settings: WorkerSettings, tmp_path: Path) -> None:
+    loaded = worker.load(replace(settings, context_tokens=None, kv_memory_bytes=64 * 64))
+    async with FakeRouter(tmp_path / "r") as router:
+        task, talk = await started(loaded, router)
+        talk.send(make_submit(1, [1, 2, 3], max_tokens=10**6))
+        await talk.until(lambda: bool(talk.answer(1).ids))
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await talk.until_closed()
+        failed = talk.answer(1).failed
+        assert failed is None or failed.kind == "draining"  # or it was complete by then
+        async with asyncio.timeout(TIMEOUT_S):
+            await task
+        loaded.engine.check_idle()
