@@ -90,10 +90,10 @@ class Arrival:
 class Worker:
     """An engine and its links. `serve` runs it until it is drained."""
 
-    def __init__(self, engine: Engine, links: list[Link], *, epoch: int, document: bytes) -> None:
+    def __init__(self, engine: Engine, links: list[Link], *, hello: Hello, document: bytes) -> None:
         self.engine = engine
         self._links = links
-        self._epoch = epoch
+        self._hello = hello
         self._document = document
         self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue(INBOX_FRAMES)
         self._peers: dict[int, Peer] = {}  # those that joined
@@ -181,7 +181,7 @@ class Worker:
             self._hash_key = key
             self.engine.use_namer(KeyedNamer(key, self.engine.config.block_tokens))
             self._note_changes()
-        peer.outbox.log = BlockLog(self._view, self._epoch)
+        peer.outbox.log = BlockLog(self._view, self._hello.epoch)
         if self._drain_until_s is not None:
             peer.outbox.bye = Bye("draining")
         self._peers[peer.number] = peer
@@ -257,6 +257,10 @@ class Worker:
                     )
 
     async def _describe(self, peer: Peer, fingerprint: str) -> None:
+        prints = self._hello.fingerprints
+        ours = f"{prints.tokenizer}/{prints.chat_template}"
+        if fingerprint != ours:
+            raise LinkLost(f"the router asked for model {fingerprint!r}, here is {ours!r}")
         starts = range(0, len(self._document), MODEL_PART_BYTES)
         for part, start in enumerate(starts):
             data = self._document[start : start + MODEL_PART_BYTES]
@@ -376,7 +380,7 @@ async def serve(loaded: Loaded, links: list[LinkConfig]) -> None:
     worker = Worker(
         loaded.engine,
         [Link(config, lambda: loaded.hello) for config in links],
-        epoch=loaded.hello.epoch,
+        hello=loaded.hello,
         document=loaded.document,
     )
     loop = asyncio.get_running_loop()

@@ -82,7 +82,7 @@ class Scene:
             Link(LinkConfig(address=r.address, first_backoff_s=0.01), lambda: hello)
             for r in routers
         ]
-        self.worker = Worker(self.engine, links, epoch=7, document=document)
+        self.worker = Worker(self.engine, links, hello=hello, document=document)
         self.task = asyncio.create_task(self.worker.serve())
 
     async def ended(self) -> None:
@@ -254,6 +254,14 @@ async def test_describe_sends_the_document_in_parts(tmp_path: Path) -> None:
         assert [part.part for part in parts] == [0, 1, 2]
         assert all(part.fingerprint == "t/c" and len(part.data) <= 1 << 20 for part in parts)
         assert b"".join(part.data for part in parts) == document
+
+
+async def test_another_model_cannot_be_described(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router):
+        talk = await joined(router)
+        talk.send(Describe("t/another"))
+        await talk.until_closed()
+        assert not any(isinstance(frame, ModelPart) for frame in talk.seen)
 
 
 @pytest.mark.parametrize(
