@@ -1,1 +1,22 @@
-//! CPU kernels.
+//! CPU kernels of the engine.
+//!
+//! The one rule here: **every output element has one fixed order of arithmetic**, whatever the number of
+//! rows, how they are cut into steps, the vector width or the machine. So a row's logits are bitwise the
+//! same alone, among others, in one prefill, in chunks, after a cached prefix, or decoded.
+//!
+//! How: lanes are always *outputs* (columns, tokens), so a wider vector only computes more of them at
+//! once, and each sums its products one after the other with fused multiply-adds, which round the same way
+//! everywhere. The few sums across lanes use a fixed tree over sixteen of them. `exp`, `sin` and `cos` are
+//! our own polynomials, because those of the system differ between machines.
+//!
+//! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the only inner loop), [`weight`] and
+//! [`linear`], [`rows`], [`attention`], then [`program`], which runs a whole model.
+
+pub mod attention;
+pub mod linear;
+pub mod math;
+pub mod program;
+pub mod rows;
+pub mod simd;
+pub mod tile;
+pub mod weight;

@@ -1,0 +1,311 @@
+//! Attention of query rows over the paged cache.
+//!
+//! Each (row, head) walks its keys in splits of 64 *positions*, first to last, whatever else is computed:
+//! scores are sequential sums over the head's elements, the softmax is rescaled once per split, and values
+//! are added position by position. Rows and heads that share keys go through together only to load less.
+//! A row whose causal end lies before the end of its companions adds exact zeros there.
+
+use crate::math;
+use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::tile::tile;
+
+/// Positions between two rescalings of the softmax.
+const SPLIT: usize = 64;
+/// Parts of a split that are one vector of positions.
+const PARTS: usize = SPLIT / LANES;
+
+/// What the cache holds. A block is contiguous: for each layer, the keys of each head, then the values.
+///
+/// Keys lie as `[block_tokens / 16][head_dim][16 tokens]`, so that lanes are tokens and a score needs no sum
+/// across lanes; values as `[block_tokens][head_dim rounded up to 16]`, so that lanes are outputs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KvShape {
+    /// Layers.
+    pub layers: usize,
+    /// Heads of keys and of values.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Tokens of a block, a multiple of 16.
+    pub block_tokens: usize,
+}
+
+impl KvShape {
+    /// Floats of a value, with its padding.
+    pub fn value_width(&self) -> usize {
+        self.head_dim.next_multiple_of(LANES)
+    }
+
+    /// Floats of a block.
+    pub fn block_floats(&self) -> usize {
+        self.layers * self.layer_floats()
+    }
+
+    fn layer_floats(&self) -> usize {
+        self.kv_heads * self.block_tokens * (self.head_dim + self.value_width())
+    }
+
+    /// Where a head's keys begin.
+    pub fn keys_at(&self, block: usize, layer: usize, head: usize) -> usize {
+        block * self.block_floats()
+            + layer * self.layer_floats()
+            + head * self.block_tokens * self.head_dim
+    }
+
+    /// Where a head's values begin.
+    pub fn values_at(&self, block: usize, layer: usize, head: usize) -> usize {
+        self.keys_at(block, layer, self.kv_heads) + head * self.block_tokens * self.value_width()
+    }
+}
+
+/// Where a row's key and value go.
+#[derive(Debug, Clone, Copy)]
+pub struct RowPlace {
+    /// Block of the cache.
+    pub block: usize,
+    /// Token in the block.
+    pub offset: usize,
+}
+
+/// Rows of one sequence: they share a block table.
+#[derive(Debug, Clone, Copy)]
+pub struct SequenceRows<'a> {
+    /// First row.
+    pub start: usize,
+    /// Position of each row. It sees that position and those before.
+    pub positions: &'a [i32],
+    /// Blocks of the sequence.
+    pub blocks: &'a [i32],
+}
+
+/// Memory that calls reuse.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    queries: Vec<f32>,
+    sums: Vec<f32>,
+}
+
+/// Attention of the rows of one sequence in one layer.
+#[derive(Debug)]
+pub struct Attention<'a> {
+    /// `[rows, width]`, query heads first.
+    pub qkv: &'a [f32],
+    /// Floats of a row of `qkv`.
+    pub width: usize,
+    /// Query heads.
+    pub heads: usize,
+    /// Factor on scores.
+    pub scale: f32,
+    /// The cache.
+    pub kv: &'a [f32],
+    /// Its shape.
+    pub shape: &'a KvShape,
+    /// Which layer of it.
+    pub layer: usize,
+    /// The rows.
+    pub rows: SequenceRows<'a>,
+    /// `[rows, heads * head_dim]` of the whole step.
+    pub out: &'a mut [f32],
+}
+
+impl Attention<'_> {
+    /// Computes `out` of these rows.
+    pub fn compute(mut self, level: Level, scratch: &mut Scratch) {
+        let group = self.heads / self.shape.kv_heads;
+        let units = self.rows.positions.len() * group; // (row, head) pairs that read the same keys
+        let most = level.tile_rows();
+        let count = units.div_ceil(most);
+        for kv_head in 0..self.shape.kv_heads {
+            for i in 0..count {
+                let (start, end) = (units * i / count, units * (i + 1) / count);
+                self.units(level, kv_head, start, end - start, scratch);
+            }
+        }
+    }
+
+    fn units(&mut self, level: Level, head: usize, start: usize, count: usize, to: &mut Scratch) {
+        match count {
+            1 => self.run::<1>(level, head, start, to),
+            2 => self.run::<2>(level, head, start, to),
+            3 => self.run::<3>(level, head, start, to),
+            4 => self.run::<4>(level, head, start, to),
+            5 => self.run::<5>(level, head, start, to),
+            6 => self.run::<6>(level, head, start, to),
+            7 => self.run::<7>(level, head, start, to),
+            8 => self.run::<8>(level, head, start, to),
+            9 => self.run::<9>(level, head, start, to),
+            10 => self.run::<10>(level, head, start, to),
+            11 => self.run::<11>(level, head, start, to),
+            12 => self.run::<12>(level, head, start, to),
+            count => unreachable!("a tile of {count} rows"),
+        }
+    }
+
+    fn run<const M: usize>(&mut self, level: Level, head: usize, start: usize, to: &mut Scratch) {
+        let KvShape { kv_heads, head_dim, .. } = *self.shape;
+        let group = self.heads / kv_heads;
+        let at: [(usize, usize); M] =
+            std::array::from_fn(|m| ((start + m) / group, head * group + (start + m) % group));
+        // [head_dim][M], so that a score reads one stream.
+        to.queries.resize((head_dim * M).max(to.queries.len()), 0.0);
+        let (queries, _) = to.queries[..head_dim * M].as_chunks_mut::<M>();
+        for (m, (row, head)) in at.iter().enumerate() {
+            let from = (self.rows.start + row) * self.width + head * head_dim;
+            for (to, q) in queries.iter_mut().zip(&self.qkv[from..from + head_dim]) {
+                to[m] = q * self.scale;
+            }
+        }
+        let value_width = self.shape.value_width();
+        to.sums.clear();
+        to.sums.resize(M * value_width, 0.0);
+        let visible = at.map(|(row, _)| self.rows.positions[row] as usize + 1);
+        let sums = to.sums.as_mut_slice();
+        let kv = Keys { kv: self.kv, shape: self.shape, layer: self.layer, head };
+        level.run(Softmax { queries, visible, kv, blocks: self.rows.blocks, sums });
+        for (sums, (row, head)) in to.sums.chunks_exact(value_width).zip(at) {
+            let to = ((self.rows.start + row) * self.heads + head) * head_dim;
+            self.out[to..to + head_dim].copy_from_slice(&sums[..head_dim]);
+        }
+    }
+}
+
+/// The cache of one layer and head.
+#[derive(Clone, Copy)]
+struct Keys<'a> {
+    kv: &'a [f32],
+    shape: &'a KvShape,
+    layer: usize,
+    head: usize,
+}
+
+impl<'a> Keys<'a> {
+    /// Keys and values of the 16 positions from `position` on.
+    #[inline(always)]
+    fn part(&self, blocks: &[i32], position: usize) -> (&'a [[f32; LANES]], &'a [[f32; LANES]]) {
+        let shape = self.shape;
+        let block = blocks[position / shape.block_tokens] as usize;
+        let offset = position % shape.block_tokens;
+        let keys = shape.keys_at(block, self.layer, self.head) + offset * shape.head_dim;
+        let values = shape.values_at(block, self.layer, self.head) + offset * shape.value_width();
+        (
+            self.kv[keys..keys + LANES * shape.head_dim].as_chunks().0,
+            self.kv[values..values + LANES * shape.value_width()].as_chunks().0,
+        )
+    }
+}
+
+/// `M` (row, head) pairs over the keys of one head.
+struct Softmax<'a, const M: usize> {
+    queries: &'a [[f32; M]],
+    /// Positions that each sees.
+    visible: [usize; M],
+    kv: Keys<'a>,
+    blocks: &'a [i32],
+    /// `[M][value_width]`, zeros; becomes the output.
+    sums: &'a mut [f32],
+}
+
+impl<const M: usize> Kernel for Softmax<'_, M> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let columns = self.kv.shape.value_width() / LANES;
+        let (sums, _) = self.sums.as_chunks_mut::<LANES>(); // [M][columns]
+        let mut lane = [0.0; LANES];
+        for (i, lane) in lane.iter_mut().enumerate() {
+            *lane = i as f32;
+        }
+        let lane = s.load(&lane);
+        let mut greatest = [f32::NEG_INFINITY; M];
+        let mut weight = [0.0; M];
+        let mut end = 0;
+        for visible in self.visible {
+            end = end.max(visible);
+        }
+        for start in (0..end).step_by(SPLIT) {
+            let parts = (end - start).div_ceil(LANES).min(PARTS);
+            // Scores: lanes are positions.
+            let mut scores = [[s.splat(f32::NEG_INFINITY); M]; PARTS];
+            for part in 0..parts {
+                let (keys, _) = self.kv.part(self.blocks, start + part * LANES);
+                let mut score = [[s.splat(0.0); 1]; M];
+                tile::<S, [f32; LANES], M, 1, 1>(s, self.queries, [keys], &mut score);
+                for m in 0..M {
+                    // Only differences below 2^24 matter, and those are exact.
+                    let left = self.visible[m] as f32 - (start + part * LANES) as f32;
+                    let hidden = s.splat(f32::NEG_INFINITY);
+                    scores[part][m] = s.select_less(lane, s.splat(left), score[m][0], hidden);
+                }
+            }
+            // Softmax weights, turned around: [position][M].
+            let mut p = [[0.0; M]; SPLIT];
+            let mut rescale = [0.0; M];
+            for m in 0..M {
+                let low = s.max(scores[0][m], scores[1][m]);
+                let high = s.max(scores[2][m], scores[3][m]);
+                let peak = s.greatest(s.max(low, high));
+                let peak = if greatest[m] > peak { greatest[m] } else { peak };
+                rescale[m] = exp_one(s, greatest[m] - peak);
+                greatest[m] = peak;
+                let mut total = s.splat(0.0);
+                for part in 0..PARTS {
+                    let e = math::exp(s, s.sub(scores[part][m], s.splat(peak)));
+                    total = s.add(total, e);
+                    let mut e_lanes = [0.0; LANES];
+                    s.store(e, &mut e_lanes);
+                    for (i, e) in e_lanes.into_iter().enumerate() {
+                        p[part * LANES + i][m] = e;
+                    }
+                }
+                weight[m] = weight[m] * rescale[m] + s.sum(total);
+            }
+            // Values: lanes are outputs.
+            for column in 0..columns {
+                let mut acc = [[s.splat(0.0); 1]; M];
+                for m in 0..M {
+                    acc[m][0] = s.mul(s.load(&sums[m * columns + column]), s.splat(rescale[m]));
+                }
+                for part in 0..parts {
+                    let first = start + part * LANES;
+                    let (_, values) = self.kv.part(self.blocks, first);
+                    let p = &p[part * LANES..][..LANES.min(end - first)];
+                    tile_columns(s, p, &values[column..], columns, &mut acc);
+                }
+                for m in 0..M {
+                    s.store(acc[m][0], &mut sums[m * columns + column]);
+                }
+            }
+        }
+        for m in 0..M {
+            for column in 0..columns {
+                let sum = &mut sums[m * columns + column];
+                s.store(s.div(s.load(sum), s.splat(weight[m])), sum);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
+    let mut lanes = [0.0; LANES];
+    s.store(math::exp(s, s.splat(x)), &mut lanes);
+    lanes[0]
+}
+
+/// [`tile`] with a stride that is not known when compiling.
+#[inline(always)]
+fn tile_columns<S: Simd, const M: usize>(
+    s: S,
+    p: &[[f32; M]],
+    values: &[[f32; LANES]],
+    stride: usize,
+    acc: &mut [[S::V; 1]; M],
+) {
+    for (p, value) in p.iter().zip(values.iter().step_by(stride)) {
+        let value = s.load(value);
+        for m in 0..M {
+            acc[m][0] = s.fma(s.splat(p[m]), value, acc[m][0]);
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Weight matrices, packed once into the order in which the inner loop reads them.
+//!
+//! A *panel* is 32 output columns: for k = 0, 1, 2, ... their 32 elements side by side. A lone row streams
+//! through memory once; a tile of rows finds its panel in the cache.
+
+use crate::math;
+use crate::simd::LANES;
+use crate::tile::{Bf16x16, F16x16, F32x16, I8x16};
+
+/// Output columns of a panel.
+pub const PANEL: usize = 2 * LANES;
+/// Consecutive `k` that share one scale per output column in [`Dtype::Int8`].
+pub const GROUP: usize = 64;
+
+/// How elements are stored. Arithmetic is `f32` whatever it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dtype {
+    /// Four bytes.
+    Float32,
+    /// Two bytes.
+    Bfloat16,
+    /// Two bytes.
+    Float16,
+    /// One byte, and an `f32` scale per output column and [`GROUP`] of `k`.
+    Int8,
+}
+
+impl Dtype {
+    /// The dtype of that name.
+    pub fn named(name: &str) -> Option<Self> {
+        match name {
+            "float32" => Some(Self::Float32),
+            "bfloat16" => Some(Self::Bfloat16),
+            "float16" => Some(Self::Float16),
+            "int8" => Some(Self::Int8),
+            _ => None,
+        }
+    }
+}
+
+/// Elements as a checkpoint stores them, row-major.
+#[derive(Debug, Clone, Copy)]
+pub enum Elements<'a> {
+    /// `f32`.
+    F32(&'a [f32]),
+    /// Bits of bfloat16.
+    Bf16(&'a [u16]),
+    /// Bits of float16.
+    F16(&'a [u16]),
+}
+
+impl Elements<'_> {
+    /// How many.
+    pub fn len(&self) -> usize {
+        match self {
+            Self::F32(x) => x.len(),
+            Self::Bf16(x) | Self::F16(x) => x.len(),
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Widens `out.len()` elements from `start` on.
+    pub fn read(&self, start: usize, out: &mut [f32]) {
+        let range = start..start + out.len();
+        match self {
+            Self::F32(x) => out.copy_from_slice(&x[range]),
+            Self::Bf16(x) => {
+                for (out, x) in out.iter_mut().zip(&x[range]) {
+                    *out = math::bf16_to_f32(*x);
+                }
+            }
+            Self::F16(x) => {
+                for (out, x) in out.iter_mut().zip(&x[range]) {
+                    *out = math::f16_to_f32(*x);
+                }
+            }
+        }
+    }
+}
+
+/// A table of rows to look up, such as embeddings, as the checkpoint stores them.
+#[derive(Debug)]
+pub enum Table {
+    /// `f32`.
+    F32(Vec<f32>),
+    /// Bits of bfloat16.
+    Bf16(Vec<u16>),
+    /// Bits of float16.
+    F16(Vec<u16>),
+}
+
+impl Table {
+    /// A copy of `elements`.
+    pub fn new(elements: Elements<'_>) -> Self {
+        match elements {
+            Elements::F32(x) => Self::F32(x.to_vec()),
+            Elements::Bf16(x) => Self::Bf16(x.to_vec()),
+            Elements::F16(x) => Self::F16(x.to_vec()),
+        }
+    }
+
+    /// The elements.
+    pub fn elements(&self) -> Elements<'_> {
+        match self {
+            Self::F32(x) => Elements::F32(x),
+            Self::Bf16(x) => Elements::Bf16(x),
+            Self::F16(x) => Elements::F16(x),
+        }
+    }
+}
+
+/// Lane `half` of `k` in panel `p` is at `(p * k + k) * 2 + half`; scales likewise, by group.
+#[derive(Debug)]
+pub(crate) enum Lanes {
+    F32(Vec<F32x16>),
+    Bf16(Vec<Bf16x16>),
+    F16(Vec<F16x16>),
+    I8 { lanes: Vec<I8x16>, scales: Vec<F32x16> },
+}
+
+/// A packed `[n, k]` matrix and its optional bias `[n]`, to compute `x W^T + bias`.
+#[derive(Debug)]
+pub struct Weight {
+    pub(crate) lanes: Lanes,
+    pub(crate) bias: Option<Vec<f32>>,
+    n: usize,
+    k: usize,
+}
+
+impl Weight {
+    /// Packs matrices of `k` columns, stacked on top of each other.
+    /// # Panics
+    /// If a part is not whole rows of `k`, or the bias is not one element per row.
+    pub fn pack(parts: &[Elements<'_>], k: usize, bias: Option<Vec<f32>>, dtype: Dtype) -> Self {
+        assert!(
+            k > 0 && parts.iter().all(|part| part.len().is_multiple_of(k)),
+            "whole rows of {k}"
+        );
+        let n = parts.iter().map(|part| part.len() / k).sum::<usize>();
+        assert!(bias.as_ref().is_none_or(|bias| bias.len() == n), "one bias per output");
+        let panels = n.div_ceil(PANEL);
+        let mut lanes = match dtype {
+            Dtype::Float32 => Lanes::F32(Vec::with_capacity(panels * k * 2)),
+            Dtype::Bfloat16 => Lanes::Bf16(Vec::with_capacity(panels * k * 2)),
+            Dtype::Float16 => Lanes::F16(Vec::with_capacity(panels * k * 2)),
+            Dtype::Int8 => Lanes::I8 {
+                lanes: Vec::with_capacity(panels * k * 2),
+                scales: Vec::with_capacity(panels * k.div_ceil(GROUP) * 2),
+            },
+        };
+        let mut rows =
+            parts.iter().flat_map(|part| (0..part.len() / k).map(move |row| (part, row)));
+        let mut panel = vec![0.0; PANEL * k]; // [column][k]
+        for _ in 0..panels {
+            panel.fill(0.0);
+            for (column, (part, row)) in panel.chunks_exact_mut(k).zip(rows.by_ref()) {
+                part.read(row * k, column);
+            }
+            lanes.push_panel(&mut panel, k);
+        }
+        Self { lanes, bias, n, k }
+    }
+
+    /// Output features.
+    pub fn n(&self) -> usize {
+        self.n
+    }
+
+    /// Input features.
+    pub fn k(&self) -> usize {
+        self.k
+    }
+
+    /// Bytes that a lone row reads.
+    pub fn bytes(&self) -> usize {
+        match &self.lanes {
+            Lanes::F32(lanes) => size_of_val(&lanes[..]),
+            Lanes::Bf16(lanes) => size_of_val(&lanes[..]),
+            Lanes::F16(lanes) => size_of_val(&lanes[..]),
+            Lanes::I8 { lanes, scales } => size_of_val(&lanes[..]) + size_of_val(&scales[..]),
+        }
+    }
+}
+
+impl Lanes {
+    fn push_panel(&mut self, panel: &mut [f32], k: usize) {
+        if let Self::I8 { scales, .. } = self {
+            quantize(panel, k, scales);
+        }
+        for i in 0..k {
+            for half in 0..2 {
+                let mut lane = [0.0; LANES];
+                for (l, lane) in lane.iter_mut().enumerate() {
+                    *lane = panel[(half * LANES + l) * k + i];
+                }
+                match self {
+                    Self::F32(lanes) => lanes.push(F32x16(lane)),
+                    Self::Bf16(lanes) => lanes.push(Bf16x16(lane.map(math::f32_to_bf16))),
+                    Self::F16(lanes) => lanes.push(F16x16(lane.map(math::f32_to_f16))),
+                    Self::I8 { lanes, .. } => lanes.push(I8x16(lane.map(|x| x as i8))),
+                }
+            }
+        }
+    }
+}
+
+/// Replaces each group of a column by integers -127..=127 and pushes their scale.
+fn quantize(panel: &mut [f32], k: usize, scales: &mut Vec<F32x16>) {
+    for start in (0..k).step_by(GROUP) {
+        let end = (start + GROUP).min(k);
+        let mut lanes = [[0.0; LANES]; 2];
+        for column in 0..PANEL {
+            let group = &mut panel[column * k + start..column * k + end];
+            let peak = group.iter().fold(0.0_f32, |peak, x| peak.max(x.abs()));
+            let scale = peak / 127.0;
+            let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
+            for x in group {
+                *x = (*x * inverse).round_ties_even().clamp(-127.0, 127.0);
+            }
+            lanes[column / LANES][column % LANES] = scale;
+        }
+        scales.extend(lanes.map(F32x16));
+    }
+}
