@@ -3,6 +3,7 @@
 
 mod errors;
 mod hash;
+mod kernels;
 mod router;
 mod wire;
 
@@ -13,6 +14,8 @@ mod _core {
     const HASH_SCHEME: &str = headrace_router::core::blocks::HASH_SCHEME;
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
+    #[pymodule_export]
+    use crate::kernels::{Program, Table, Value, Weight};
     #[pymodule_export]
     use crate::router::{Router, router_main};
     #[pymodule_export]

@@ -1,10 +1,18 @@
 """The Rust side of Headrace. stubtest compares this file with the build."""
 
+from collections.abc import Sequence
 from typing import Any, Final, Literal, final
+
+import numpy as np
+from numpy.typing import NDArray
 
 __all__ = [
     "HASH_SCHEME",
+    "Program",
     "Router",
+    "Table",
+    "Value",
+    "Weight",
     "auth_proof",
     "decode_frame",
     "derive_hash_key",
@@ -75,4 +83,96 @@ class Router:
         """Drain, then end: after `timeout_s`, or else after the configured drain time-out.
 
         True if all that ran was finished in time. Stopping again does nothing.
+        """
+
+@final
+class Weight:
+    """A matrix of a model, packed for the CPU kernels; the array is not kept.
+
+    `parts` are 2-D arrays stacked on top of each other: float32, or uint16 with the bits of what
+    `stored` names ("bfloat16", "float16"). `dtype` is how it is kept: "float32", "bfloat16",
+    "float16" or "int8" (a scale per output and 64 inputs).
+    """
+
+    def __new__(
+        cls,
+        parts: Sequence[NDArray[np.float32] | NDArray[np.uint16]],
+        stored: str,
+        dtype: str,
+        bias: Sequence[float] | None = None,
+    ) -> Weight: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one row reads."""
+
+@final
+class Table:
+    """Rows to look up by token, kept as they are stored (see `Weight`)."""
+
+    def __new__(cls, rows: NDArray[np.float32] | NDArray[np.uint16], stored: str) -> Table: ...
+
+@final
+class Value:
+    """A value `[rows, width]` of a `Program`."""
+
+@final
+class Program:
+    """A forward pass: recorded once through the methods named as operations, then run for each step.
+
+    The last operation is the result. `simd` forces an instruction set ("avx512", "avx2",
+    "portable"); results are the same bits with all. A cache that does not fit raises ValueError.
+    """
+
+    def __new__(
+        cls,
+        *,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        layers: int,
+        block_tokens: int,
+        scale: float,
+        inv_freq: Sequence[float],
+        rope_scale: float,
+        simd: str | None = None,
+    ) -> Program: ...
+    def embed(self, table: Table) -> Value: ...
+    def rms_norm(self, x: Value, weight: Sequence[float], eps: float) -> Value: ...
+    def linear(self, x: Value, weight: Weight, residual: Value | None = None) -> Value: ...
+    def rope_and_store_kv(self, qkv: Value, layer: int) -> Value: ...
+    def paged_attention(self, qkv: Value, layer: int) -> Value: ...
+    def silu_mul(self, gate_up: Value) -> Value: ...
+    def wanted_rows(self, x: Value) -> Value: ...
+    def finish(self) -> None:
+        """End the recording."""
+
+    @property
+    def out_width(self) -> int:
+        """Width of the result."""
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of the cache, all layers."""
+
+    @property
+    def simd(self) -> str:
+        """The instruction set in use."""
+
+    def run(
+        self,
+        *,
+        tokens: NDArray[np.int32],
+        positions: NDArray[np.int32],
+        slots: NDArray[np.int64],
+        seq_starts: NDArray[np.int32],
+        context_lens: NDArray[np.int32],
+        block_tables: NDArray[np.int32],
+        logit_rows: NDArray[np.int32],
+        kv: NDArray[np.float32],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Compute one step (`Batch` explains the arrays) with the GIL released.
+
+        `kv` is whole blocks of `block_bytes`; `out` is `[len(logit_rows), width]`. A step that does not
+        fit together, or does not fit the cache, raises ValueError and changes nothing.
         """

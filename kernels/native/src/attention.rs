@@ -227,7 +227,7 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
             let parts = (end - start).div_ceil(LANES).min(PARTS);
             // Scores: lanes are positions.
             let mut scores = [[s.splat(f32::NEG_INFINITY); M]; PARTS];
-            for part in 0..parts {
+            for (part, scores) in scores.iter_mut().enumerate().take(parts) {
                 let (keys, _) = self.kv.part(self.blocks, start + part * LANES);
                 let mut score = [[s.splat(0.0); 1]; M];
                 tile::<S, [f32; LANES], M, 1, 1>(s, self.queries, [keys], &mut score);
@@ -235,7 +235,7 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
                     // Only differences below 2^24 matter, and those are exact.
                     let left = self.visible[m] as f32 - (start + part * LANES) as f32;
                     let hidden = s.splat(f32::NEG_INFINITY);
-                    scores[part][m] = s.select_less(lane, s.splat(left), score[m][0], hidden);
+                    scores[m] = s.select_less(lane, s.splat(left), score[m][0], hidden);
                 }
             }
             // Softmax weights, turned around: [position][M].

@@ -26,7 +26,7 @@ pub fn exp<S: Simd>(s: S, x: S::V) -> S::V {
     let r = s.fma(n, s.splat(-LN_2), clamped);
     let r = s.fma(n, s.splat(-LN_2_REST), r);
     let mut p = s.splat(1.987_569_1e-4);
-    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 5.000_000_1e-1] {
+    for c in [1.398_199_9e-3, 8.333_452e-3, 4.166_579_6e-2, 1.666_666_5e-1, 0.5] {
         p = s.fma(p, r, s.splat(c));
     }
     let y = s.add(s.fma(s.mul(r, r), p, r), s.splat(1.0));

@@ -221,9 +221,10 @@ impl Program {
         let mut free = Vec::new();
         let mut count = 0;
         for (i, op) in self.ops.iter().enumerate() {
-            let in_place = match op {
-                Op::RopeAndStoreKv { qkv, .. } => Some(self.places[qkv.0].buffer),
-                _ => None,
+            let in_place = if let Op::RopeAndStoreKv { qkv, .. } = op {
+                Some(self.places[qkv.0].buffer)
+            } else {
+                None
             };
             self.places[i].buffer = in_place.or_else(|| free.pop()).unwrap_or_else(|| {
                 count += 1;

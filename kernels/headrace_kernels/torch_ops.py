@@ -1,0 +1,179 @@
+"""The torch backend: Triton kernels on a GPU, or their torch references as the oracle of tests.
+
+Nothing chooses the references by itself: they are slow, and torch's sums depend on the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+
+from headrace_kernels import linear, paged_attention, rms_norm, rope, silu_mul
+from headrace_kernels.ops import Attention, Step
+
+if TYPE_CHECKING:
+    from headrace.models.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """The five functions that come in two kinds."""
+
+    rms_norm: Callable[..., torch.Tensor]
+    linear: Callable[..., torch.Tensor]
+    rope_and_store_kv: Callable[..., None]
+    paged_attention: Callable[..., torch.Tensor]
+    silu_mul: Callable[..., torch.Tensor]
+
+
+def _reference_attention(
+    *args: torch.Tensor,
+    scale: float,
+    max_context: int,  # noqa: ARG001 - only the kernel needs it
+    tiles: object,  # noqa: ARG001
+) -> torch.Tensor:
+    return paged_attention.paged_attention_ref(*args, scale=scale)
+
+
+TRITON = Kernels(
+    rms_norm.rms_norm,
+    linear.linear,
+    rope.rope_and_store_kv,
+    paged_attention.paged_attention,
+    silu_mul.silu_mul,
+)
+REFERENCE = Kernels(
+    rms_norm.rms_norm_ref,
+    linear.linear_ref,
+    rope.rope_and_store_kv_ref,
+    _reference_attention,
+    silu_mul.silu_mul_ref,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A weight `[out, in]` and its bias."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+class TorchBackend:
+    """Weights, values and cache in `dtype` ("float32", "bfloat16", "float16") on `device`."""
+
+    def __init__(self, attention: Attention, *, dtype: str, device: str, kernels: Kernels) -> None:
+        self.attention = attention
+        self.kernels = kernels
+        self.device = torch.device(device)
+        self.dtype: torch.dtype = getattr(torch, dtype)
+        self.dtype_name = dtype
+        a = attention
+        self._kv_shape = (a.block_tokens, a.kv_heads, a.head_dim)
+        elements = 2 * a.layers * a.block_tokens * a.kv_heads * a.head_dim
+        self.kv_block_bytes = elements * self.dtype.itemsize
+        self.kv_layout = (
+            f"torch-1 {dtype} layers={a.layers} kv_heads={a.kv_heads} head_dim={a.head_dim} "
+            f"block_tokens={a.block_tokens}"
+        )
+        self.kv: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each layer
+        positions = torch.arange(a.context_tokens, dtype=torch.float32)
+        angles = torch.outer(positions, torch.tensor(a.inv_freq, dtype=torch.float32)).double()
+        cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * a.rope_scale
+        self.cos_sin = cos_sin.float().to(self.device)  # [context_tokens, head_dim]
+
+    def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Matrix:
+        stacked = torch.cat([part.to(self.device, self.dtype) for part in parts])
+        return Matrix(stacked, None if bias is None else self.vector(bias))
+
+    def vector(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.device, self.dtype)
+
+    def table(self, x: torch.Tensor) -> torch.Tensor:
+        return x.to(self.device, self.dtype)
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        self.kv = []  # so that old and new never exist together
+        empty = partial(torch.zeros, num_blocks, *self._kv_shape)
+        self.kv = [
+            (
+                empty(dtype=self.dtype, device=self.device),
+                empty(dtype=self.dtype, device=self.device),
+            )
+            for _ in range(self.attention.layers)
+        ]
+
+    def compile(self, describe: Callable[[Step], Any]) -> Callable[[Batch], torch.Tensor]:
+        @torch.inference_mode()
+        def run(batch: Batch) -> torch.Tensor:
+            return cast("torch.Tensor", describe(TorchStep(self, batch))).float()
+
+        return run
+
+
+class TorchStep:
+    """A `Step` that computes at once."""
+
+    def __init__(self, backend: TorchBackend, batch: Batch) -> None:
+        self._backend = backend
+        self._kernels = backend.kernels
+        device = backend.device
+        self._tokens = torch.from_numpy(batch.tokens).to(device)
+        self._positions = torch.from_numpy(batch.positions).to(device)
+        self._slots = torch.from_numpy(batch.slots).to(device)
+        self._logit_rows = torch.from_numpy(batch.logit_rows).to(device)
+        self._sequences = [
+            torch.from_numpy(array).to(device)
+            for array in (batch.block_tables, batch.seq_starts, batch.context_lens)
+        ]
+        self._max_context = int(batch.context_lens.max(initial=0))
+        seqs, rows = paged_attention.row_tiles(batch.seq_starts.tolist())
+        self._tiles = (seqs.to(device), rows.to(device))
+
+    def embed(self, table: torch.Tensor) -> torch.Tensor:
+        return table[self._tokens]
+
+    def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        return self._kernels.rms_norm(x, weight, eps)
+
+    def linear(
+        self, x: torch.Tensor, weight: Matrix, residual: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        y = self._kernels.linear(x, weight.weight)
+        if weight.bias is not None:
+            y += weight.bias
+        if residual is not None:
+            y += residual
+        return y
+
+    def rope_and_store_kv(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+        a = self._backend.attention
+        heads = qkv.view(len(qkv), -1, a.head_dim)
+        q, k, v = heads.split((a.heads, a.kv_heads, a.kv_heads), dim=1)
+        self._kernels.rope_and_store_kv(
+            q, k, v, self._backend.cos_sin, self._positions, self._slots, *self._backend.kv[layer]
+        )
+        return qkv
+
+    def paged_attention(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
+        a = self._backend.attention
+        q = qkv[:, : a.heads * a.head_dim].reshape(len(qkv), a.heads, a.head_dim)
+        out = self._kernels.paged_attention(
+            q.contiguous(),
+            *self._backend.kv[layer],
+            *self._sequences,
+            scale=a.scale,
+            max_context=self._max_context,
+            tiles=self._tiles,
+        )
+        return out.view(len(qkv), -1)
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._kernels.silu_mul(gate_up)
+
+    def wanted_rows(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self._logit_rows]

@@ -1,0 +1,160 @@
+"""The llama family: pre-norm transformer with grouped-query attention, rotary positions and SwiGLU.
+
+Weights go by their Hugging Face names. Biases, tied embeddings and rope scaling are as the config says.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+
+from headrace.models import DType, UnsupportedModelError
+from headrace.models.batch import Batch
+from headrace.models.checkpoint import Checkpoint
+from headrace.models.config import ModelConfig
+from headrace.models.rope import UnsupportedRopeError, rope_of
+from headrace_kernels.ops import Attention, Backend, Matrix, Step, Table, Value, Vector
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    attention_norm: Vector
+    qkv: Matrix
+    out: Matrix
+    mlp_norm: Vector
+    gate_up: Matrix
+    down: Matrix
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    embedding: Table
+    layers: list[Layer]
+    norm: Vector
+    head: Matrix
+
+
+def forward(step: Step, weights: Weights, eps: float) -> Value:
+    """Logits of the wanted rows."""
+    x = step.embed(weights.embedding)
+    for i, layer in enumerate(weights.layers):
+        h = step.rms_norm(x, layer.attention_norm, eps)
+        qkv = step.rope_and_store_kv(step.linear(h, layer.qkv), i)
+        x = step.linear(step.paged_attention(qkv, i), layer.out, residual=x)
+        h = step.rms_norm(x, layer.mlp_norm, eps)
+        x = step.linear(step.silu_mul(step.linear(h, layer.gate_up)), layer.down, residual=x)
+    return step.linear(step.rms_norm(step.wanted_rows(x), weights.norm, eps), weights.head)
+
+
+class Llama:
+    """A `Model`: weights and cache on one backend."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, backend: Backend, block_tokens: int
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.block_tokens = block_tokens
+        self.kv_block_bytes = backend.kv_block_bytes
+        self.kv_layout = backend.kv_layout
+        self.dtype_name = backend.dtype_name
+        self._backend = backend
+        self._run = backend.compile(partial(forward, weights=weights, eps=config.rms_norm_eps))
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        self._backend.allocate_kv(num_blocks)
+
+    def forward(self, batch: Batch) -> torch.Tensor:
+        return self._run(batch)
+
+
+def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int) -> Llama:
+    """The model of `checkpoint` on the backend of `device`. Raises `UnsupportedModelError`."""
+    config = checkpoint.config
+    attention = attention_of(config, block_tokens)
+    if torch.device(device).type == "cpu":
+        from headrace_kernels.native import NativeBackend
+
+        name = "float32" if dtype == "auto" else dtype
+        backend: Backend = NativeBackend(attention, dtype=name)
+    else:
+        from headrace_kernels.torch_ops import TRITON, TorchBackend
+
+        name = config.dtype if dtype == "auto" else dtype
+        if name == "int8":
+            raise UnsupportedModelError("int8 weights are supported on the CPU only")
+        backend = TorchBackend(attention, dtype=name, device=device, kernels=TRITON)
+    return Llama(config, load_weights(checkpoint, backend), backend, block_tokens)
+
+
+def attention_of(config: ModelConfig, block_tokens: int) -> Attention:
+    """Raises `UnsupportedModelError` for rope types and windows that are not implemented."""
+    if config.sliding_window is not None and config.sliding_window < config.context_tokens:
+        raise UnsupportedModelError("sliding-window attention is not supported by llama")
+    try:
+        rope = rope_of(config)
+    except UnsupportedRopeError as error:
+        raise UnsupportedModelError(str(error)) from error
+    return Attention(
+        layers=config.num_layers,
+        heads=config.num_heads,
+        kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        block_tokens=block_tokens,
+        context_tokens=config.context_tokens,
+        scale=config.head_dim**-0.5,
+        inv_freq=rope.inv_freq.tolist(),
+        rope_scale=rope.scale,
+    )
+
+
+def load_weights(checkpoint: Checkpoint, backend: Backend) -> Weights:
+    """Read every tensor once and hand it to the backend."""
+    config = checkpoint.config
+    hidden, ffn = config.hidden_size, config.intermediate_size
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+
+    def matrix(prefix: str, outputs: dict[str, int], inputs: int, bias: bool) -> Matrix:
+        names = [f"{prefix}.{name}" for name in outputs]
+        sizes = list(outputs.values())
+        pairs = list(zip(names, sizes, strict=True))
+        parts = [checkpoint.tensor(f"{name}.weight", (n, inputs)) for name, n in pairs]
+        biases = [checkpoint.tensor(f"{name}.bias", (n,)) for name, n in pairs] if bias else []
+        return backend.matrix(parts, torch.cat(biases) if bias else None)
+
+    def vector(name: str) -> Vector:
+        return backend.vector(checkpoint.tensor(f"{name}.weight", (hidden,)))
+
+    def layer(prefix: str) -> Layer:
+        attention = f"{prefix}.self_attn"
+        return Layer(
+            attention_norm=vector(f"{prefix}.input_layernorm"),
+            qkv=matrix(
+                attention,
+                {"q_proj": q, "k_proj": kv, "v_proj": kv},
+                hidden,
+                config.attention_bias,
+            ),
+            out=matrix(attention, {"o_proj": hidden}, q, config.attention_bias),
+            mlp_norm=vector(f"{prefix}.post_attention_layernorm"),
+            gate_up=matrix(
+                f"{prefix}.mlp", {"gate_proj": ffn, "up_proj": ffn}, hidden, config.mlp_bias
+            ),
+            down=matrix(f"{prefix}.mlp", {"down_proj": hidden}, ffn, config.mlp_bias),
+        )
+
+    embedding = checkpoint.tensor("model.embed_tokens.weight", (config.vocab_size, hidden))
+    head = (
+        embedding
+        if config.tie_word_embeddings
+        else checkpoint.tensor("lm_head.weight", (config.vocab_size, hidden))
+    )
+    return Weights(
+        embedding=backend.table(embedding),
+        layers=[layer(f"model.layers.{i}") for i in range(config.num_layers)],
+        norm=vector("model.norm"),
+        head=backend.matrix([head]),
+    )
