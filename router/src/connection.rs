@@ -1,6 +1,7 @@
 //! One client's connection: HTTP/1 or 2 on a socket that may neither be silent at the start of a request nor stop
 //! reading in the middle of an answer.
 
+use std::future::pending;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -60,12 +61,18 @@ pub(crate) async fn serve(stream: TcpStream, routes: Router, app: Arc<App>, stop
         http.http2().timer(TokioTimer::new());
         let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(io), service));
         // hyper's own time-out begins when it knows the version of HTTP
-        let mut silent = std::pin::pin!(sleep(config.http.header_timeout));
+        let silent = async {
+            sleep(config.http.header_timeout).await;
+            if begun.load(Relaxed) {
+                pending::<()>().await; // from the first request on the time-out is hyper's
+            }
+        };
+        let mut silent = std::pin::pin!(silent);
         let mut draining = false;
         loop {
             tokio::select! {
                 result = connection.as_mut() => break result.err().map(|error| is_timeout(&*error)),
-                () = &mut silent, if !begun.load(Relaxed) => break Some(true),
+                () = silent.as_mut() => break Some(true),
                 () = stopper.draining(), if !draining => {
                     draining = true;
                     connection.as_mut().graceful_shutdown();

@@ -3,9 +3,12 @@
 use std::time::{Duration, Instant};
 
 use headrace_router::config::RouterArgs;
+use headrace_router::core::frame::Finish;
 use tokio::io::AsyncWriteExt as _;
+use tokio::time::sleep;
 
 use super::client::{TestRouter, args};
+use crate::fake_worker::{Behaviour, EOS, MODEL};
 
 const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
 
@@ -65,6 +68,21 @@ async fn slow_headers_end_with_408() {
     assert_eq!(connection.reply().await.status, 200);
     connection.stream.write_all(b"GET /health HTTP/1.1\r\nX-Slow: ").await.unwrap();
     assert_eq!(connection.reply().await.status, 408);
+}
+
+#[tokio::test]
+async fn an_answer_and_a_connection_may_last_longer_than_headers() {
+    let args = RouterArgs { header_timeout_ms: 200, ..args() };
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
+    let mut connection = router.connect().await;
+    for _ in 0..2 {
+        let body = format!(r#"{{"model": "{MODEL}", "prompt": "x"}}"#);
+        connection.request(&CHAT.replace("chat/", ""), body.as_bytes()).await;
+        let request = worker.submitted().await.request;
+        sleep(Duration::from_millis(300)).await; // the time-out itself is what has to pass
+        worker.gives(request, &[EOS], Some(Finish::Stop));
+        assert_eq!(connection.reply().await.status, 200);
+    }
 }
 
 #[tokio::test]
