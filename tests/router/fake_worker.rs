@@ -1,5 +1,8 @@
 //! A worker without a model: real sockets, real frames, and every misbehaviour that a test asks for.
 
+#![allow(clippy::wildcard_enum_match_arm, reason = "a test names what it waits for, not all else")]
+#![allow(clippy::large_enum_variant, reason = "a test has few of them")]
+
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -182,12 +185,13 @@ impl Behaviour {
             let proof = key.proof(Side::Worker, &welcome.challenge).to_vec();
             send(&mut writer, Frame::Prove(Prove { proof })).await;
         }
-        if self.secret.is_some() || !welcome.challenge.is_empty() {
-            // with a secret the refusal comes late: give it the time to arrive
-            send(&mut writer, Frame::Step(step(vec![]))).await;
-            let refused = timeout(Duration::from_millis(200), reader.next()).await;
-            if let Ok(Ok(Some(Frame::Refuse(refuse)))) = refused {
-                return Err(refuse);
+        let mut early = None;
+        if !welcome.challenge.is_empty() {
+            // a wrong secret is refused late, a right one may not be answered at all
+            match timeout(Duration::from_millis(300), reader.next()).await {
+                Ok(Ok(Some(Frame::Refuse(refuse)))) => return Err(refuse),
+                Ok(frame) => early = frame.unwrap(),
+                Err(_) => {}
             }
         }
         if self.snapshots {
@@ -198,7 +202,7 @@ impl Behaviour {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (events, outbox) = mpsc::unbounded_channel();
         let heartbeat = Duration::from_millis(welcome.heartbeat_ms.into());
-        tokio::spawn(serve(self, reader, writer, heartbeat, inbox, events));
+        tokio::spawn(serve(self, reader, writer, heartbeat, early, inbox, events));
         Ok(FakeWorker { commands, events: outbox, welcome })
     }
 }
@@ -297,16 +301,26 @@ async fn serve(
     mut reader: Reader,
     mut writer: Writer,
     heartbeat: Duration,
+    early: Option<Frame>,
     mut commands: mpsc::UnboundedReceiver<Command>,
     events: mpsc::UnboundedSender<Event>,
 ) {
     let mut beat = Instant::now();
+    let mut load = Load::default();
+    let mut out = Vec::new();
+    if let Some(frame) = early {
+        let _ = events.send(receive_one(&behaviour, frame, &mut out));
+    }
     loop {
-        let mut out = Vec::new();
         tokio::select! {
             command = commands.recv() => match command {
                 None => return,
-                Some(Command::Send(frame)) => out.push(frame),
+                Some(Command::Send(frame)) => {
+                    if let Frame::Step(step) = &frame {
+                        load = step.load;
+                    }
+                    out.push(frame);
+                }
                 Some(Command::SendRaw(bytes)) => {
                     let _ = writer.raw(&bytes).await;
                 }
@@ -317,7 +331,7 @@ async fn serve(
             },
             () = sleep_until(beat), if behaviour.lives => {
                 beat = Instant::now() + heartbeat;
-                out.push(Frame::Step(step(vec![])));
+                out.push(Frame::Step(Step { load, ..step(vec![]) }));
             }
             frame = reader.next() => {
                 let event = match frame {
@@ -331,7 +345,7 @@ async fn serve(
                 }
             }
         }
-        if writer.send(&out).await.is_err() {
+        if writer.send(&std::mem::take(&mut out)).await.is_err() {
             let _ = events.send(Event::Closed);
             return;
         }
@@ -452,6 +466,26 @@ pub(crate) async fn dial(address: &WorkerListen) -> (Reader, Writer) {
             }
         };
     (FrameReader::new(reader, MAX_FRAME_BYTES), Writer(writer))
+}
+
+/// A connection over TLS to a router with the certificate `trusted` (PEM).
+pub(crate) async fn dial_tls(address: &WorkerListen, trusted: &[u8]) -> (Reader, Writer) {
+    let WorkerListen::Tcp(address) = address else { panic!("{address} is no TCP address") };
+    let mut roots = rustls::RootCertStore::empty();
+    for cert in rustls_pemfile::certs(&mut &*trusted) {
+        roots.add(cert.unwrap()).unwrap();
+    }
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let stream = TcpStream::connect(address).await.unwrap();
+    let stream = connector.connect("localhost".try_into().unwrap(), stream).await.unwrap();
+    let (reader, writer) = tokio::io::split(stream);
+    (FrameReader::new(Box::new(reader), MAX_FRAME_BYTES), Writer(Box::new(writer)))
 }
 
 pub(crate) async fn send(writer: &mut Writer, frame: Frame) {

@@ -92,3 +92,6 @@ impl Policy {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -419,10 +419,23 @@ impl Link {
                     break;
                 }
             }
+            if let Err(error) = self.flush(writer).await {
+                return error;
+            }
+        }
+    }
+
+    /// Sends what was collected; slowly is fine, not at all is not.
+    async fn flush<W: AsyncWrite + Unpin>(
+        &self,
+        writer: &mut FrameWriter<W>,
+    ) -> Result<(), LinkError> {
+        loop {
+            let before = writer.pending();
             match timeout(self.submit_timeout, writer.flush()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => return LinkError::Write(error),
-                Err(_) => return LinkError::WriteStalled(self.submit_timeout),
+                Ok(result) => return result.map_err(LinkError::Write),
+                Err(_) if writer.pending() < before => {}
+                Err(_) => return Err(LinkError::WriteStalled(self.submit_timeout)),
             }
         }
     }

@@ -349,7 +349,7 @@ async fn place_and_submit(
     let left = common.deadline.saturating_duration_since(Instant::now());
     let submit = Submit {
         request: place.request(),
-        tokens: common.prompt_ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+        tokens: little_endian(&common.prompt_ids),
         sampling: Sampling { seed, ..sampling.clone() },
         stop_ids: common.stop_ids.clone(),
         max_tokens: common.max_tokens,
@@ -367,6 +367,14 @@ async fn place_and_submit(
     );
     let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
     Ok(Leg { stream, worker, submitted: Instant::now() })
+}
+
+fn little_endian(ids: &[u32]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4 * ids.len());
+    for id in ids {
+        bytes.extend_from_slice(&id.to_le_bytes());
+    }
+    bytes
 }
 
 fn millis(duration: Duration) -> u64 {

@@ -1,1 +1,316 @@
+//! Who may join: every wrong Hello, secrets, TLS, duplicates, and dials that are no handshake at all.
 
+use std::time::Duration;
+
+use headrace_router::core::frame::*;
+use headrace_router::core::secret::{AuthKey, Side};
+use tokio::time::timeout;
+
+use crate::fake_worker::*;
+
+async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello)) -> Refuse {
+    let mut behaviour = Behaviour::new("refused");
+    change(&mut behaviour.hello);
+    let refuse = behaviour.join(app).await.expect_err("it may not join");
+    assert!(!refuse.message.is_empty());
+    refuse
+}
+
+#[tokio::test]
+async fn every_wrong_hello_is_refused_by_field_with_both_values() {
+    let app = start_router(|_| {}).await;
+    type Change = fn(&mut Hello);
+    let cases: [(&str, &str, Change); 17] = [
+        ("protocol", "9", |h| h.protocol = 9),
+        ("worker", "", |h| h.worker = String::new()),
+        ("worker", "a\nb", |h| h.worker = "a\nb".into()),
+        ("model", "", |h| h.model = String::new()),
+        ("fingerprints.weights", "", |h| h.fingerprints.weights = String::new()),
+        ("fingerprints.tokenizer", "", |h| h.fingerprints.tokenizer = String::new()),
+        ("fingerprints.chat_template", "", |h| h.fingerprints.chat_template = String::new()),
+        ("fingerprints.kv_layout", "", |h| h.fingerprints.kv_layout = String::new()),
+        ("fingerprints.hash_scheme", "md5", |h| h.fingerprints.hash_scheme = "md5".into()),
+        ("fingerprints.block_tokens", "0", |h| h.fingerprints.block_tokens = 0),
+        ("role", "prefill", |h| h.role = Role::Prefill),
+        ("capacity.blocks", "0", |h| h.capacity.blocks = 0),
+        ("capacity.sequences", "4294967295", |h| h.capacity.sequences = u32::MAX),
+        ("capacity.batched_tokens", "0", |h| h.capacity.batched_tokens = 0),
+        ("context_tokens", "0", |h| h.context_tokens = 0),
+        ("group", "rank 2 of 2", |h| {
+            h.group = Some(Group { id: "g".into(), rank: 2, size: 2 });
+        }),
+        ("nonce", "3 bytes", |h| h.nonce = vec![1, 2, 3]),
+    ];
+    for (field, got, change) in cases {
+        let refuse = refused(&app, change).await;
+        assert_eq!((refuse.field.as_str(), refuse.got.as_str()), (field, got));
+        assert!(!refuse.expected.is_empty(), "{field}");
+        let reason = format!("refused_{}", field.replace('.', "_"));
+        until(&reason, || metric(&app, "headrace_link_errors_total", &reason) > 0.0).await;
+    }
+    assert_eq!(app.fleet.workers()["workers"], serde_json::json!([]));
+}
+
+#[tokio::test]
+async fn workers_of_one_model_must_agree() {
+    let app = start_router(|_| {}).await;
+    let first = Behaviour::new("w1").ready(&app).await;
+    type Change = fn(&mut Fingerprints);
+    let cases: [(&str, Change); 5] = [
+        ("weights", |f| f.weights = "other".into()),
+        ("tokenizer", |f| f.tokenizer = "other".into()),
+        ("chat_template", |f| f.chat_template = "other".into()),
+        ("kv_layout", |f| f.kv_layout = "other".into()),
+        ("block_tokens", |f| f.block_tokens = 32),
+    ];
+    for (field, change) in cases {
+        let refuse = refused(&app, |hello| change(&mut hello.fingerprints)).await;
+        assert_eq!(refuse.field, format!("fingerprints.{field}"));
+        assert_ne!(refuse.expected, refuse.got);
+    }
+    // another name is another model
+    let mut other = Behaviour::new("w2");
+    other.hello.model = "other".into();
+    other.hello.fingerprints.weights = "other".into();
+    let _other = other.ready(&app).await;
+    let models = app.fleet.models();
+    assert_eq!(models.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), [MODEL, "other"]);
+    // without workers the name is free for other weights
+    drop(first);
+    until("w1 is gone", || state_of(&app, "w1").is_empty()).await;
+    let mut next = Behaviour::new("w3");
+    next.hello.fingerprints.weights = "next".into();
+    let _next = next.ready(&app).await;
+}
+
+#[tokio::test]
+async fn a_description_is_asked_for_once_and_of_another_worker_if_the_first_is_lost() {
+    let app = start_router(|_| {}).await;
+    let mut silent =
+        Behaviour { describes: false, ..Behaviour::new("w1") }.join(&app).await.unwrap();
+    assert!(
+        matches!(silent.event().await, Event::Describe(print) if print == "tokenizer-1/template-1")
+    );
+    let mut second = Behaviour::new("w2").join(&app).await.unwrap();
+    until("w2 joined", || state_of(&app, "w2") == "joining").await;
+    assert!(second.so_far().is_empty(), "one is enough");
+    assert!(app.fleet.models().is_empty() && !app.fleet.ready());
+    drop(silent);
+    assert!(matches!(second.event().await, Event::Describe(_)));
+    until("w2 is ready", || state_of(&app, "w2") == "ready").await;
+    let mut third = Behaviour::new("w3").ready(&app).await;
+    assert!(third.so_far().is_empty(), "it is known");
+    assert!(app.fleet.ready());
+    assert_eq!(app.fleet.models()[0].context_tokens, CONTEXT_TOKENS);
+}
+
+#[tokio::test]
+async fn a_description_of_no_use_closes_the_link_by_name() {
+    for doc in [b"{".to_vec(), b"{}".to_vec(), br#"{"tokenizer": "x"}"#.to_vec()] {
+        let app = start_router(|_| {}).await;
+        let mut worker = Behaviour { doc, ..Behaviour::new("w1") }.join(&app).await.unwrap();
+        worker.closed().await;
+        until("the reason", || metric(&app, "headrace_link_errors_total", "\"model\"") > 0.0).await;
+        assert!(!app.fleet.ready());
+    }
+    let part = |fingerprint: &str, part, len| {
+        let (fingerprint, data) = (fingerprint.to_owned(), vec![b' '; len]);
+        Frame::Model(ModelPart { fingerprint, part, last: false, data })
+    };
+    for wrong in [part("another", 0, 1), part("tokenizer-1/template-1", 1, 1)] {
+        let app = start_router(|_| {}).await;
+        let behaviour = Behaviour { describes: false, ..Behaviour::new("w1") };
+        let mut worker = behaviour.join(&app).await.unwrap();
+        worker.event().await;
+        worker.send(wrong);
+        worker.closed().await;
+    }
+    let app = start_router(|args| args.describe_timeout_ms = 50).await;
+    let behaviour = Behaviour { describes: false, ..Behaviour::new("w1") };
+    behaviour.join(&app).await.unwrap().closed().await;
+}
+
+#[tokio::test]
+async fn a_worker_is_ready_only_with_its_snapshot() {
+    let app = start_router(|_| {}).await;
+    let behaviour = Behaviour { snapshots: false, ..Behaviour::new("w1") };
+    let epoch = behaviour.hello.epoch;
+    let worker = behaviour.join(&app).await.unwrap();
+    until("the model", || !app.fleet.models().is_empty()).await;
+    assert_eq!(state_of(&app, "w1"), "joining");
+    let part = |last| Snapshot { epoch, sequence: 4, hashes: vec![1; 16], last };
+    worker.send(Frame::Snapshot(part(false)));
+    worker.send(Frame::Snapshot(part(true)));
+    until("w1 is ready", || state_of(&app, "w1") == "ready").await;
+    assert_eq!(of_worker(&app, "w1")["blocks_announced"], 4);
+}
+
+#[tokio::test]
+async fn the_secret_decides_who_joins() {
+    let app = start_router(|args| args.secret = Some("open sesame".into())).await;
+    let right = Behaviour { secret: Some("open sesame".into()), ..Behaviour::new("right") };
+    let nonce = right.hello.nonce.clone();
+    let right = right.ready(&app).await;
+    let proof = AuthKey::derive(b"open sesame").proof(Side::Router, &nonce);
+    assert_eq!(right.welcome.proof, proof, "the router proves itself too");
+    assert!(right.welcome.hash_key.is_empty(), "both sides derive it");
+    for secret in [None, Some("open barley".to_owned())] {
+        let behaviour = Behaviour { secret, ..Behaviour::new("wrong") };
+        let refuse = behaviour.join(&app).await.expect_err("it may not join");
+        assert_eq!(refuse.field, "secret");
+    }
+    // who does not know the secret does not get to know the fleet
+    let mut other = Behaviour { secret: Some("guess".into()), ..Behaviour::new("other") };
+    other.hello.fingerprints.weights = "other".into();
+    assert_eq!(other.join(&app).await.unwrap_err().field, "secret");
+    assert_eq!(state_of(&app, "wrong"), "");
+    assert_eq!(state_of(&app, "right"), "ready");
+}
+
+#[tokio::test]
+async fn without_a_secret_the_router_gives_the_hash_key() {
+    let app = start_router(|_| {}).await;
+    let (one, two) =
+        (Behaviour::new("w1").ready(&app).await, Behaviour::new("w2").ready(&app).await);
+    assert_eq!(one.welcome.hash_key.len(), 32);
+    assert_eq!(one.welcome.hash_key, two.welcome.hash_key);
+    assert!(one.welcome.challenge.is_empty() && one.welcome.proof.is_empty());
+    assert_eq!(one.welcome.heartbeat_ms, 1000);
+}
+
+#[tokio::test]
+async fn a_newer_link_of_a_worker_replaces_the_older_one_and_an_older_one_is_refused() {
+    let app = start_router(|_| {}).await;
+    let older = Behaviour::new("w1");
+    let newer = Behaviour::new("w1");
+    let mut first = older.clone().ready(&app).await;
+    let epoch = newer.hello.epoch;
+    let _second = newer.ready(&app).await;
+    first.closed().await;
+    assert_eq!(of_worker(&app, "w1")["epoch"], epoch);
+    let refuse = older.join(&app).await.expect_err("it is older");
+    assert_eq!(refuse.field, "epoch");
+    assert_eq!(app.fleet.workers()["workers"].as_array().unwrap().len(), 1);
+}
+
+#[tokio::test]
+async fn what_is_no_handshake_ends_with_a_reason() {
+    let app = start_router(|args| args.handshake_timeout_ms = 100).await;
+    let address = app.fleet.address();
+    let long_hello = Hello { model: "x".repeat(100_000), ..hello("w1") };
+    let mut body = Vec::new();
+    headrace_router::fleet::codec::encode(&Frame::Hello(long_hello), &mut body).unwrap();
+    let long_hello = [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat();
+    for (bytes, reason) in [
+        (b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), "handshake_frame"),
+        (u32::MAX.to_le_bytes().to_vec(), "handshake_frame"),
+        (vec![1, 0, 0, 0, 0xc1], "handshake_frame"),
+        (long_hello, "handshake_frame"),
+        (vec![9, 0], "handshake_late"),
+        (vec![], "handshake_late"),
+    ] {
+        let before = metric(&app, "headrace_link_errors_total", reason);
+        let (mut reader, mut writer) = dial(address).await;
+        let _ = writer.raw(&bytes).await;
+        assert_eq!(receive(&mut reader).await, None, "{reason}");
+        until(reason, || metric(&app, "headrace_link_errors_total", reason) > before).await;
+    }
+    let (mut reader, mut writer) = dial(address).await;
+    send(&mut writer, Frame::Step(step(vec![]))).await;
+    assert_eq!(receive(&mut reader).await, None);
+    let reason = "handshake_unexpected";
+    until(reason, || metric(&app, "headrace_link_errors_total", reason) > 0.0).await;
+}
+
+#[tokio::test]
+async fn a_storm_of_silent_dials_is_bounded_and_passes() {
+    let app = start_router(|args| args.handshake_timeout_ms = 300).await;
+    let mut dials = Vec::new();
+    for _ in 0..400 {
+        dials.push(dial(app.fleet.address()).await);
+    }
+    let turned_away = || metric(&app, "headrace_link_errors_total", "handshakes_full");
+    until("some are turned away", || turned_away() >= 100.0).await;
+    until("the others run out of time", || {
+        turned_away() + metric(&app, "headrace_link_errors_total", "handshake_late") >= 400.0
+    })
+    .await;
+    let _worker = Behaviour::new("w1").ready(&app).await;
+}
+
+#[tokio::test]
+async fn a_unix_socket_works_and_its_file_goes_with_the_router() {
+    let dir = std::env::temp_dir().join(format!("headrace-test-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let path = dir.join("workers.sock");
+    let listen = format!("unix:{}", path.display());
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap()); // left over by a killed router
+    let app = start_router(|args| args.worker_listen = listen.clone()).await;
+    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let args = headrace_router::config::RouterArgs {
+        worker_listen: listen,
+        port: 0,
+        ..Default::default()
+    };
+    let second = headrace_router::app::App::start(args.try_into().unwrap()).await;
+    assert!(second.unwrap_err().to_string().contains("cannot listen on unix:"), "it is in use");
+    drop(app);
+    worker.closed().await;
+    until("the file is gone", || !path.exists()).await;
+    std::fs::remove_dir(&dir).unwrap();
+}
+
+#[tokio::test]
+async fn a_wrong_certificate_is_named_at_the_start() {
+    let mut args = headrace_router::config::RouterArgs {
+        port: 0,
+        worker_listen: "127.0.0.1:0".into(),
+        worker_tls_cert: Some("/nonexistent/cert.pem".into()),
+        worker_tls_key: Some("/nonexistent/key.pem".into()),
+        ..Default::default()
+    };
+    let start = |args: headrace_router::config::RouterArgs| async {
+        headrace_router::app::App::start(args.try_into().unwrap()).await.unwrap_err().to_string()
+    };
+    assert!(start(args.clone()).await.contains("/nonexistent/cert.pem"));
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    args.worker_tls_cert = Some(here.into());
+    args.worker_tls_key = Some(here.into());
+    assert!(start(args).await.contains("private key"));
+}
+
+#[tokio::test]
+async fn plain_text_to_a_tls_router_is_turned_away() {
+    let (cert, key) = tls_files();
+    let app = start_router(|args| {
+        args.worker_tls_cert = Some(cert);
+        args.worker_tls_key = Some(key);
+    })
+    .await;
+    let (mut reader, mut writer) = dial(app.fleet.address()).await;
+    send(&mut writer, Frame::Hello(hello("w1"))).await;
+    let answer = timeout(Duration::from_secs(10), reader.next()).await.unwrap();
+    assert!(!matches!(answer, Ok(Some(_))));
+    let reason = "handshake_tls";
+    until(reason, || metric(&app, "headrace_link_errors_total", reason) > 0.0).await;
+}
+
+#[tokio::test]
+async fn a_worker_joins_over_tls() {
+    let (cert, key) = tls_files();
+    let trusted = std::fs::read(&cert).unwrap();
+    let app = start_router(|args| {
+        args.worker_tls_cert = Some(cert);
+        args.worker_tls_key = Some(key);
+    })
+    .await;
+    let (mut reader, mut writer) = dial_tls(app.fleet.address(), &trusted).await;
+    send(&mut writer, Frame::Hello(hello("w1"))).await;
+    assert!(matches!(receive(&mut reader).await, Some(Frame::Welcome(_))));
+    until("it joined", || state_of(&app, "w1") == "joining").await;
+}
+
+fn tls_files() -> (std::path::PathBuf, std::path::PathBuf) {
+    let data = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/data");
+    (format!("{data}/localhost.crt").into(), format!("{data}/localhost.key").into())
+}

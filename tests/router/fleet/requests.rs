@@ -71,3 +71,499 @@ async fn an_answer_comes_whole_with_its_usage() {
     until("the booking is gone", || of_worker(&app, "w1")["booked_requests"] == 0).await;
     assert_eq!(of_worker(&app, "w1")["booked_tokens"], 0);
 }
+
+#[tokio::test]
+async fn choices_run_apart_with_seeds_of_their_own() {
+    let app = start_router(|_| {}).await;
+    let says = |submit: &Submit| Some(Script::says(&format!("seed {}", submit.sampling.seed)));
+    let _worker = Behaviour::new("w1").answers(says).ready(&app).await;
+    let mut job = Job { n: 3, ..job() };
+    job.sampling.seed = u64::MAX;
+    let (choices, answer) = whole(answer(&app, job).await.unwrap()).await;
+    let texts: Vec<_> = choices.into_iter().map(|(text, _)| text).collect();
+    assert_eq!(texts, [format!("seed {}", u64::MAX), "seed 0".into(), "seed 1".into()]);
+    assert_eq!(answer.usage().prompt_tokens, 5, "counted once");
+    assert_eq!(metric(&app, "headrace_prompt_tokens_total", ""), 5.0);
+    drop(answer);
+    assert_eq!(metric(&app, "headrace_streams", ""), 0.0);
+}
+
+#[tokio::test]
+async fn a_stop_string_ends_the_answer_and_the_worker_is_told() {
+    let (app, mut worker) = by_hand().await;
+    let job = Job { stop: vec!["END".into()], ..job() };
+    let mut answer = answer(&app, job).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("so far E"), None);
+    assert_eq!(next(&mut answer).await.unwrap().unwrap().text, "so far ");
+    worker.gives(request, &letters("NDmore"), None);
+    let last = next(&mut answer).await.unwrap().unwrap();
+    assert_eq!((last.text.as_str(), last.finish), ("", Some(FinishReason::Stop)));
+    assert!(next(&mut answer).await.is_none());
+    assert_eq!(answer.usage().completion_tokens, 10, "up to the stop string");
+    assert_eq!(worker.cancelled().await, request);
+    until("it is freed", || of_worker(&app, "w1")["booked_requests"] == 0).await;
+    assert_eq!(metric(&app, "headrace_cancel_to_freed_seconds_count", ""), 1.0);
+}
+
+#[tokio::test]
+async fn the_stop_token_is_not_text_and_length_is_length() {
+    let (app, mut worker) = by_hand().await;
+    let job = Job { skip_special_tokens: false, stop_ids: vec![9], ..job() };
+    let mut one = answer(&app, job.clone()).await.unwrap();
+    let submit = worker.submitted().await;
+    assert_eq!(submit.stop_ids, [EOS, 9]);
+    worker.gives(submit.request, &[letters("a")[0], 9], Some(Finish::Stop));
+    let delta = next(&mut one).await.unwrap().unwrap();
+    assert_eq!((delta.text.as_str(), delta.finish), ("a", Some(FinishReason::Stop)));
+    let mut two = answer(&app, job).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("b)"), Some(Finish::Length));
+    let delta = next(&mut two).await.unwrap().unwrap();
+    assert_eq!((delta.text.as_str(), delta.finish), ("b)", Some(FinishReason::Length)));
+}
+
+#[tokio::test]
+async fn ignore_eos_leaves_the_models_own_stop_tokens_out() {
+    let (app, mut worker) = by_hand().await;
+    let mut job = Job { stop_ids: vec![9], ..job() };
+    job.sampling.ignore_eos = true;
+    let _answer = answer(&app, job).await.unwrap();
+    assert_eq!(worker.submitted().await.stop_ids, [9]);
+}
+
+#[tokio::test]
+async fn log_probabilities_come_with_the_text_of_their_tokens() {
+    let (app, mut worker) = by_hand().await;
+    let mut job = job();
+    job.sampling.logprobs = Some(2);
+    job.sampling.prompt_logprobs = Some(0);
+    let mut answer = answer(&app, job).await.unwrap();
+    let request = worker.submitted().await.request;
+    let (a, b) = (letters("a")[0], letters("b")[0]);
+    let at = |logprob, top: &[(u32, f64)]| TokenLogprob {
+        logprob,
+        top: top.iter().map(|(id, logprob)| Ranked(*id, *logprob)).collect(),
+    };
+    worker.send(Frame::Step(step(vec![Output {
+        logprobs: Some(vec![at(-0.5, &[(a, -0.5), (b, -1.0)]), at(-2.0, &[])]),
+        prompt_logprobs: Some(vec![at(-1.0, &[]); 4]),
+        cached_tokens: Some(3),
+        ..output(request, vec![a, EOS], Some(Finish::Stop))
+    }])));
+    let delta = next(&mut answer).await.unwrap().unwrap();
+    assert_eq!(delta.tokens.len(), 1, "the stop token is not part of the answer");
+    let token = &delta.tokens[0];
+    assert_eq!((token.text.as_str(), token.logprob), ("a", Some(-0.5)));
+    let top: Vec<_> = token.top.iter().map(|top| (top.text.as_str(), top.logprob)).collect();
+    assert_eq!(top, [("a", Some(-0.5)), ("b", Some(-1.0))]);
+    let prompt = delta.prompt_tokens.unwrap();
+    let texts: String = prompt.iter().map(|token| token.text.as_str()).collect();
+    assert_eq!((texts.as_str(), prompt[0].logprob, prompt[4].logprob), ("Hello", None, Some(-1.0)));
+    assert_eq!(answer.usage().cached_tokens, 3);
+}
+
+#[tokio::test]
+async fn a_prompt_without_answer_is_computed_only_for_its_log_probabilities() {
+    let (app, mut worker) = by_hand().await;
+    let nothing = Job { max_tokens: Some(0), ..job() };
+    let (choices, answer_) = whole(answer(&app, nothing.clone()).await.unwrap()).await;
+    assert_eq!(choices, [(String::new(), Some(FinishReason::Length))]);
+    assert_eq!(answer_.usage().completion_tokens, 0);
+    assert!(worker.so_far().iter().all(|event| !matches!(event, Event::Submit(_))));
+    let mut scored = nothing;
+    scored.sampling.prompt_logprobs = Some(0);
+    let mut answer = answer(&app, scored).await.unwrap();
+    let submit = worker.submitted().await;
+    assert_eq!(submit.max_tokens, 0);
+    worker.send(Frame::Step(step(vec![Output {
+        prompt_logprobs: Some(vec![TokenLogprob { logprob: -1.0, top: vec![] }; 4]),
+        ..output(submit.request, vec![], Some(Finish::Length))
+    }])));
+    let delta = next(&mut answer).await.unwrap().unwrap();
+    assert_eq!(delta.prompt_tokens.unwrap().len(), 5);
+    assert_eq!(delta.finish, Some(FinishReason::Length));
+}
+
+#[tokio::test]
+async fn what_does_not_fit_or_does_not_exist_is_refused() {
+    let app = start_router(|_| {}).await;
+    assert!(matches!(answer(&app, job()).await, Err(RouteError::NoWorker { .. })));
+    let worker = Behaviour::new("w1").ready(&app).await;
+    let unknown = Job { model: "gpt-4".into(), ..job() };
+    match answer(&app, unknown).await {
+        Err(RouteError::UnknownModel { model, served }) => {
+            assert_eq!((model.as_str(), served.as_str()), ("gpt-4", MODEL));
+        }
+        other => panic!("{other:?}"),
+    }
+    let long = Job { max_tokens: Some(CONTEXT_TOKENS), ..job() };
+    assert!(matches!(answer(&app, long).await, Err(RouteError::ContextLength { .. })));
+    let empty = Job { prompt: Prompt::Tokens(Vec::new()), ..job() };
+    assert!(matches!(answer(&app, empty).await, Err(RouteError::BadRequest { .. })));
+    drop(worker);
+    until("w1 is gone", || state_of(&app, "w1").is_empty()).await;
+    assert!(matches!(answer(&app, job()).await, Err(RouteError::NoWorker { .. })), "known, absent");
+}
+
+/// Polls the answer while the test looks at a worker: a request moves on only when its client asks for more.
+async fn while_waiting<T>(answer: &mut Answer, look: impl Future<Output = T>) -> T {
+    tokio::select! {
+        biased;
+        seen = look => seen,
+        delta = answer.next() => panic!("too early: {delta:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_request_moves_on_when_its_worker_dies_before_the_first_delta() {
+    let (app, mut first) = by_hand().await;
+    let mut answer = answer(&app, job()).await.unwrap();
+    let before = first.submitted().await;
+    // half a character: nothing that the client could have seen
+    let half = app.fleet.engine(MODEL).unwrap().encode(Prompt::Text("é".into())).await.unwrap();
+    first.gives(before.request, &half[..1], None);
+    until("it came", || metric(&app, "headrace_completion_tokens_total", "") > 0.0).await;
+    let mut second = Behaviour::new("w2").ready(&app).await;
+    drop(first);
+    let after = while_waiting(&mut answer, second.submitted()).await;
+    assert_eq!((&after.tokens, after.sampling.seed), (&before.tokens, before.sampling.seed));
+    second.gives(after.request, &letters("ok"), Some(Finish::Length));
+    assert_eq!(next(&mut answer).await.unwrap().unwrap().text, "ok");
+    assert_eq!(answer.usage().completion_tokens, 2, "those of the lost worker do not count");
+    assert_eq!(metric(&app, "headrace_retries_total", ""), 1.0);
+}
+
+#[tokio::test]
+async fn a_request_ends_when_its_worker_dies_after_the_first_delta() {
+    let (app, mut first) = by_hand().await;
+    let mut second = Behaviour::new("w2").ready(&app).await;
+    let mut answer = answer(&app, job()).await.unwrap();
+    let (worker, name) = tokio::select! {
+        submit = first.submitted() => { first.gives(submit.request, &letters("a"), None); (first, "w1") }
+        submit = second.submitted() => { second.gives(submit.request, &letters("a"), None); (second, "w2") }
+    };
+    assert_eq!(next(&mut answer).await.unwrap().unwrap().text, "a");
+    drop(worker);
+    match next(&mut answer).await {
+        Some(Err(RouteError::WorkerLost { worker, .. })) => assert_eq!(worker, name),
+        other => panic!("{other:?}"),
+    }
+    assert!(next(&mut answer).await.is_none());
+    assert_eq!(metric(&app, "headrace_retries_total", ""), 0.0);
+}
+
+#[tokio::test]
+async fn a_failure_that_another_worker_may_not_have_is_tried_there_and_only_there() {
+    let app = start_router(|args| args.retries = 5).await;
+    let mut workers =
+        [Behaviour::new("w1").ready(&app).await, Behaviour::new("w2").ready(&app).await];
+    let mut answer = answer(&app, job()).await.unwrap();
+    let mut tried = Vec::new();
+    for _ in 0..2 {
+        let [one, two] = &mut workers;
+        let (worker, submit) = while_waiting(&mut answer, async {
+            tokio::select! {
+                submit = one.submitted() => (0, submit),
+                submit = two.submitted() => (1, submit),
+            }
+        })
+        .await;
+        tried.push(worker);
+        let (kind, message) = ("queue_full".to_owned(), "no room".to_owned());
+        let failed = Failed { request: submit.request, kind, message, retryable: true };
+        workers[worker].send(Frame::Failed(failed));
+    }
+    tried.sort_unstable();
+    assert_eq!(tried, [0, 1], "each of them once");
+    match next(&mut answer).await {
+        Some(Err(RouteError::WorkerFailed { kind, .. })) => assert_eq!(kind, "queue_full"),
+        other => panic!("{other:?}"),
+    }
+    until("nothing stays booked", || {
+        of_worker(&app, "w1")["booked_requests"] == 0
+            && of_worker(&app, "w2")["booked_requests"] == 0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_failure_that_would_only_come_again_is_not_tried_elsewhere() {
+    let (app, mut worker) = by_hand().await;
+    let mut answer = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    let (kind, message) = ("bad_token".to_owned(), "token 9999".to_owned());
+    worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+    let error = next(&mut answer).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("token 9999"), "{error}");
+    assert_eq!(metric(&app, "headrace_retries_total", ""), 0.0);
+}
+
+#[tokio::test]
+async fn a_worker_that_sends_more_than_asked_for_is_stopped() {
+    let (app, mut worker) = by_hand().await;
+    let mut answer = answer(&app, Job { max_tokens: Some(2), ..job() }).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("a"), None);
+    assert_eq!(next(&mut answer).await.unwrap().unwrap().text, "a");
+    worker.gives(request, &letters("bcd"), None);
+    let error = next(&mut answer).await.unwrap().unwrap_err();
+    assert!(error.to_string().contains("max_tokens"), "{error}");
+    assert_eq!(worker.cancelled().await, request);
+}
+
+#[tokio::test]
+async fn a_full_fleet_lets_requests_wait_in_order_of_priority_and_then_refuses() {
+    let app = start_router(|args| {
+        args.queue_requests = 2;
+        args.queue_timeout_ms = 300;
+    })
+    .await;
+    let mut behaviour = Behaviour::new("w1");
+    behaviour.hello.capacity = Capacity { sequences: 1, waiting: 0, ..behaviour.hello.capacity };
+    let mut worker = behaviour.ready(&app).await;
+    let running = answer(&app, job()).await.unwrap();
+    let first = worker.submitted().await.request;
+    let place = |priority| {
+        let app = Arc::clone(&app);
+        tokio::spawn(async move { answer(&app, Job { priority, ..job() }).await })
+    };
+    let low = place(0);
+    until("one waits", || metric(&app, "headrace_queue_requests", "") == 1.0).await;
+    assert_eq!(metric(&app, "headrace_queue_tokens", ""), 5.0);
+    let high = place(1);
+    until("two wait", || metric(&app, "headrace_queue_requests", "") == 2.0).await;
+    match answer(&app, job()).await {
+        Err(RouteError::Overloaded { what, .. }) => assert!(what.contains("queue")),
+        other => panic!("{other:?}"),
+    }
+    worker.gives(first, &letters("x"), Some(Finish::Length));
+    let submit = worker.submitted().await;
+    assert_eq!(submit.priority, 1, "the higher one goes first");
+    let high = high.await.unwrap().unwrap();
+    match in_time("the refusal", low).await.unwrap() {
+        Err(RouteError::Overloaded { what, .. }) => assert!(what.contains("full"), "{what}"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!(metric(&app, "headrace_queue_requests", ""), 0.0);
+    drop((running, high));
+    assert_eq!(worker.cancelled().await, submit.request);
+}
+
+#[tokio::test]
+async fn too_many_answers_at_once_are_refused() {
+    let app = start_router(|args| args.max_streams = 2).await;
+    let _worker = Behaviour::new("w1").ready(&app).await;
+    let both = answer(&app, Job { n: 2, ..job() }).await.unwrap();
+    assert!(matches!(answer(&app, job()).await, Err(RouteError::Overloaded { .. })));
+    drop(both);
+    answer(&app, job()).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_hangs_up_cancels_wherever_its_request_is() {
+    let app = start_router(|_| {}).await;
+    let mut behaviour = Behaviour::new("w1");
+    behaviour.hello.capacity = Capacity { sequences: 1, waiting: 0, ..behaviour.hello.capacity };
+    let mut worker = behaviour.ready(&app).await;
+    // after the submit
+    let submitted = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    // in the queue
+    let queued = {
+        let app = Arc::clone(&app);
+        tokio::spawn(async move { answer(&app, job()).await })
+    };
+    until("it waits", || metric(&app, "headrace_queue_requests", "") == 1.0).await;
+    queued.abort();
+    until("it left", || metric(&app, "headrace_queue_requests", "") == 0.0).await;
+    drop(submitted);
+    assert_eq!(worker.cancelled().await, request);
+    until("it is freed", || of_worker(&app, "w1")["booked_requests"] == 0).await;
+    // in the middle
+    let mut streaming = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("a"), None);
+    next(&mut streaming).await.unwrap().unwrap();
+    drop(streaming);
+    assert_eq!(worker.cancelled().await, request);
+    worker.gives(request, &letters("b"), None); // crosses the cancel
+    until("it is freed", || of_worker(&app, "w1")["booked_requests"] == 0).await;
+    // after the end
+    let mut ended = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("a"), Some(Finish::Length));
+    next(&mut ended).await.unwrap().unwrap();
+    drop(ended);
+    for stage in ["queue", "first_token", "streaming"] {
+        assert_eq!(metric(&app, "headrace_cancels_total", stage), 1.0, "{stage}");
+    }
+    assert_eq!(metric(&app, "headrace_cancels_total", ""), 3.0, "the last one had ended");
+    assert!(worker.so_far().is_empty(), "nothing to cancel");
+}
+
+#[tokio::test]
+async fn a_submit_that_was_given_up_in_the_link_is_never_sent() {
+    let app = start_router(|_| {}).await;
+    let worker = Behaviour::new("w1").ready(&app).await;
+    worker.freeze();
+    // more than the socket takes: the last ones wait in the link
+    let long = Job { prompt: Prompt::Tokens(vec![3; 4000]), ..job() };
+    let mut answers = Vec::new();
+    for _ in 0..16 {
+        answers.push(answer(&app, long.clone()).await.unwrap());
+    }
+    drop(answers);
+    until("nothing is left that was not sent", || {
+        let worker = of_worker(&app, "w1");
+        let cancelled = metric(&app, "headrace_cancels_total", "");
+        worker["in_flight"] == worker["booked_requests"] && cancelled == 16.0
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_worker_whose_socket_takes_nothing_is_dropped_and_its_requests_move_on() {
+    let app = start_router(|args| {
+        args.submit_timeout_ms = 100;
+        args.heartbeat_timeout_ms = 60_000; // not what ends it
+    })
+    .await;
+    let mut frozen = Behaviour::new("frozen");
+    frozen.hello.capacity.sequences = 4000;
+    frozen.hello.context_tokens = 1 << 20;
+    let frozen = frozen.ready(&app).await;
+    frozen.freeze();
+    let long = Job { prompt: Prompt::Tokens(vec![3; 200_000]), ..job() };
+    let mut answers = Vec::new();
+    let full = loop {
+        match answer(&app, long.clone()).await {
+            Ok(answer) => answers.push(answer),
+            Err(error) => break error,
+        }
+        if answers.len() > 3 && state_of(&app, "frozen").is_empty() {
+            break next(&mut answers[0]).await.unwrap().unwrap_err();
+        }
+    };
+    assert!(
+        matches!(full, RouteError::WorkerLost { .. } | RouteError::NoWorker { .. }),
+        "{full:?}"
+    );
+    let stalled = || metric(&app, "headrace_link_errors_total", "write_stalled");
+    until("the link is dropped", || stalled() > 0.0).await;
+}
+
+#[tokio::test]
+async fn every_state_of_a_request_has_a_deadline() {
+    let app = start_router(|args| {
+        args.first_token_timeout_ms = 120;
+        args.token_timeout_ms = 60;
+        args.request_timeout_ms = 200;
+    })
+    .await;
+    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let state = |error: Option<Result<Delta, RouteError>>| match error {
+        Some(Err(RouteError::DeadlineExceeded { state, waited })) => (state, waited),
+        other => panic!("{other:?}"),
+    };
+    // the first token
+    let mut late = answer(&app, job()).await.unwrap();
+    let (what, waited) = state(next(&mut late).await);
+    assert_eq!(what, "for the first token");
+    assert!(waited >= Duration::from_millis(120), "{waited:?}");
+    let request = worker.cancelled().await;
+    assert_eq!(state_of(&app, "w1"), "suspect", "it holds a request and is silent about it");
+    worker.send(Frame::Step(Step { step: 2, ..step(vec![]) }));
+    until("a step clears it", || state_of(&app, "w1") == "ready").await;
+    // the next token
+    let mut late = answer(&app, job()).await.unwrap();
+    let second = worker.submitted().await.request;
+    assert_ne!(second, request);
+    worker.gives(second, &letters("a"), None);
+    next(&mut late).await.unwrap().unwrap();
+    assert_eq!(state(next(&mut late).await).0, "for the next token");
+    worker.send(Frame::Step(Step { step: 3, ..step(vec![]) }));
+    until("a step clears it", || state_of(&app, "w1") == "ready").await;
+    // the whole answer
+    let mut late = answer(&app, job()).await.unwrap();
+    let third = worker.submitted().await.request;
+    let error = loop {
+        worker.gives(third, &letters("a"), None);
+        match next(&mut late).await {
+            Some(Ok(_)) => tokio::time::sleep(Duration::from_millis(5)).await,
+            error => break state(error).0,
+        }
+    };
+    assert_eq!(error, "for its last token");
+    // the worker's own count of the deadline
+    let mut late = answer(&app, job()).await.unwrap();
+    let fourth = worker.submitted().await.request;
+    worker.gives(fourth, &[], Some(Finish::Cancelled));
+    assert_eq!(state(next(&mut late).await).0, "for its last token");
+}
+
+#[tokio::test]
+async fn a_client_that_takes_nothing_is_cut_off() {
+    let app = start_router(|args| {
+        args.stall_timeout_ms = 50;
+        args.heartbeat_ms = 20;
+    })
+    .await;
+    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let mut answer = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("a"), None);
+    next(&mut answer).await.unwrap().unwrap();
+    worker.gives(request, &letters("b"), None);
+    assert_eq!(worker.cancelled().await, request);
+    assert_eq!(metric(&app, "headrace_stalls_total", ""), 1.0);
+    assert_eq!(next(&mut answer).await.unwrap().unwrap().text, "b", "what had come is not lost");
+    assert!(matches!(next(&mut answer).await, Some(Err(RouteError::ClientGone))));
+}
+
+#[tokio::test]
+async fn tokens_of_many_steps_are_taken_at_once() {
+    let (app, mut worker) = by_hand().await;
+    let mut answer = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    for letter in letters("coalesced") {
+        worker.gives(request, &[letter], None);
+    }
+    until("all came", || metric(&app, "headrace_completion_tokens_total", "") == 9.0).await;
+    assert_eq!(next(&mut answer).await.unwrap().unwrap().text, "coalesced");
+}
+
+#[tokio::test]
+async fn a_router_that_shuts_down_takes_nothing_new_and_finishes_what_runs() {
+    let (app, mut worker) = by_hand().await;
+    let mut running = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    app.fleet.shut_down();
+    assert!(!app.fleet.ready());
+    assert!(matches!(answer(&app, job()).await, Err(RouteError::ShuttingDown)));
+    worker.gives(request, &letters("done"), Some(Finish::Length));
+    assert_eq!(next(&mut running).await.unwrap().unwrap().text, "done");
+    assert!(next(&mut running).await.is_none());
+}
+
+#[tokio::test]
+async fn sessions_stay_with_their_worker() {
+    let app = start_router(|args| args.policy = "session-hash".into()).await;
+    let mut one = Behaviour::says("w1", "1").ready(&app).await;
+    let mut two = Behaviour::says("w2", "2").ready(&app).await;
+    let mut homes = std::collections::HashSet::new();
+    for session in 0..8 {
+        let mut texts = std::collections::HashSet::new();
+        for _ in 0..3 {
+            let job = Job { session: Some(format!("s{session}")), ..job() };
+            texts.insert(whole(answer(&app, job).await.unwrap()).await.0.remove(0).0);
+        }
+        assert_eq!(texts.len(), 1, "{texts:?}");
+        homes.extend(texts);
+    }
+    assert_eq!(homes.len(), 2);
+    let submits = |worker: &mut FakeWorker| {
+        worker.so_far().into_iter().filter(|event| matches!(event, Event::Submit(_))).count()
+    };
+    assert_eq!(submits(&mut one) + submits(&mut two), 24);
+}
