@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::choice::{Choice, Common};
-use super::{Delta, Job, Usage};
+use super::{Delta, Job, Prompt, Usage};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::registry::StreamPermit;
@@ -34,14 +34,19 @@ pub struct Answer {
 ///
 /// # Cancel safety
 /// A dropped call leaves nothing behind: what it had placed is cancelled.
-pub async fn answer(app: &Arc<App>, job: Job) -> Result<Answer, RouteError> {
+pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> {
     let begin = Instant::now();
+    if job.n == 0 {
+        let message = "n must be at least 1".into();
+        return Err(RouteError::BadRequest { param: Some("n".into()), message });
+    }
     let deadline = begin + app.config.deadlines.request;
     let n = usize::try_from(job.n).unwrap_or(usize::MAX);
     let permit = app.fleet.registry.begin_streams(n)?;
     let (engine, context_tokens) = app.fleet.registry.find(&job.model)?;
 
-    let encoding = timeout_at(deadline, engine.encode(job.prompt.clone()));
+    let prompt = std::mem::replace(&mut job.prompt, Prompt::Tokens(Vec::new())); // once is enough
+    let encoding = timeout_at(deadline, engine.encode(prompt));
     let ids: Arc<[u32]> = encoding
         .await
         .map_err(|_| RouteError::DeadlineExceeded {
