@@ -3,6 +3,7 @@
 //! A worker dials ([`listen`]), introduces itself ([`handshake`]) and joins the [`registry`]; from then on its [`link`]
 //! carries frames. The registry places requests in the [`pool`] of their model, or lets them wait in its [`queue`].
 
+pub(crate) mod booking;
 pub mod codec;
 mod handshake;
 pub(crate) mod link;
@@ -10,6 +11,7 @@ mod listen;
 mod pool;
 mod queue;
 pub(crate) mod registry;
+mod views;
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -5,3 +5,4 @@
 mod handshake;
 mod links;
 mod requests;
+mod shutdown;

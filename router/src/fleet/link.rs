@@ -1,5 +1,8 @@
 //! One worker's link: a task that reads frames, a task that writes them, and the legs in between.
 
+mod description;
+mod error;
+
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,9 +13,11 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use super::codec::{CodecError, FrameReader, FrameWriter, ReadError};
+use self::description::Description;
+pub(crate) use self::error::LinkError;
+use super::codec::{CodecError, FrameReader, FrameWriter};
 use super::registry::Registry;
-use crate::core::events::{BlockEvents, BlockGap};
+use crate::core::events::BlockEvents;
 use crate::core::frame::{
     Cancel, Describe, Drain, Failed, Frame, ModelPart, Ping, RequestId, Step, Submit,
 };
@@ -24,84 +29,8 @@ use crate::stream::{Appended, Mailbox, TokenStream};
 const SUBMITS_WAITING: usize = 64;
 /// The writer sends once this much was collected.
 const WRITE_BYTES: usize = 256 << 10;
-/// Longest description of a model. Tokenisers of 250,000 tokens have about 35 MB.
-const MODEL_BYTES: usize = 256 << 20;
 /// A worker frees the blocks of a cancelled request in this time. A guess: a long prefill step on a CPU fits in.
 const FREED_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Why a link ended.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LinkError {
-    /// The worker hung up.
-    #[error("the worker closed its link")]
-    Closed,
-    /// The socket failed.
-    #[error("reading failed: {0}")]
-    Read(std::io::Error),
-    /// The socket failed.
-    #[error("writing failed: {0}")]
-    Write(std::io::Error),
-    /// The socket took nothing for `--submit-timeout-ms`.
-    #[error("the worker's socket took nothing for {0:?}")]
-    WriteStalled(Duration),
-    /// No frame.
-    #[error(transparent)]
-    Frame(#[from] CodecError),
-    /// A frame that has no place here.
-    #[error("a {0} frame is not expected here")]
-    Unexpected(&'static str),
-    /// Block events with a gap.
-    #[error(transparent)]
-    Blocks(#[from] BlockGap),
-    /// The model's description is not what was asked for, too long, late, or of no use.
-    #[error("the description of the model {0}")]
-    Model(String),
-    /// Silence.
-    #[error("no sign of life for {0:?}")]
-    Silent(Duration),
-    /// A newer link of the same worker.
-    #[error("the worker dialled again")]
-    Replaced,
-    /// This router ends.
-    #[error("the router is shutting down")]
-    Shutdown,
-}
-
-impl LinkError {
-    /// As a word, for metrics.
-    #[must_use]
-    pub(crate) fn reason(&self) -> &'static str {
-        match self {
-            Self::Closed => "closed",
-            Self::Read(_) => "read",
-            Self::Write(_) => "write",
-            Self::WriteStalled(_) => "write_stalled",
-            Self::Frame(CodecError::TooLong { .. }) => "frame_too_long",
-            Self::Frame(CodecError::UnknownType { .. }) => "frame_unknown",
-            Self::Frame(
-                CodecError::Truncated { .. }
-                | CodecError::Malformed { .. }
-                | CodecError::TrailingBytes { .. },
-            ) => "frame_malformed",
-            Self::Unexpected(_) => "frame_unexpected",
-            Self::Blocks(_) => "block_gap",
-            Self::Model(_) => "model",
-            Self::Silent(_) => "silent",
-            Self::Replaced => "replaced",
-            Self::Shutdown => "shutdown",
-        }
-    }
-}
-
-impl From<ReadError> for LinkError {
-    fn from(error: ReadError) -> Self {
-        match error {
-            ReadError::Io(error) => Self::Read(error),
-            ReadError::Ended { .. } => Self::Closed,
-            ReadError::Codec(error) => Self::Frame(error),
-        }
-    }
-}
 
 /// The router's side of one worker.
 #[derive(Debug)]
@@ -113,7 +42,7 @@ pub(crate) struct Link {
     legs: Mutex<Legs>,
     submits: mpsc::Sender<Submit>,
     urgent: Notify,
-    asked: Mutex<Option<Asked>>,
+    asked: Mutex<Option<Description>>,
     heard_ms: AtomicU64,
     close: CancellationToken,
     closing: Mutex<Option<LinkError>>,
@@ -142,15 +71,6 @@ enum LegState {
     Sent(Arc<Mailbox>),
     /// The worker was told to stop, and has not said yet that the blocks are free.
     Cancelled(Instant),
-}
-
-/// The description of a model, while it comes in.
-#[derive(Debug)]
-struct Asked {
-    fingerprint: String,
-    since: Instant,
-    parts: u32,
-    document: Vec<u8>,
 }
 
 /// Cancels a leg when it drops.
@@ -281,12 +201,7 @@ impl Link {
 
     /// Asks for the description of the model.
     pub(super) fn describe(&self, fingerprint: String) {
-        let asked = Asked {
-            fingerprint: fingerprint.clone(),
-            since: Instant::now(),
-            parts: 0,
-            document: Vec::new(),
-        };
+        let asked = Description::new(fingerprint.clone(), Instant::now());
         *self.asked.lock().expect("no holder panics") = Some(asked);
         self.send(Frame::Describe(Describe { fingerprint }));
     }
@@ -590,23 +505,15 @@ impl Link {
     }
 
     fn model_part(self: &Arc<Self>, part: &ModelPart) -> Result<(), LinkError> {
-        let wrong = |what: &str| Err(LinkError::Model(what.to_owned()));
         let mut asked = self.asked.lock().expect("no holder panics");
-        let Some(document) = asked.as_mut() else { return wrong("was not asked for") };
-        if part.fingerprint != document.fingerprint {
-            return wrong("has another fingerprint than asked for");
-        }
-        if part.part != document.parts {
-            return wrong("has parts out of order");
-        }
-        if document.document.len() + part.data.len() > MODEL_BYTES {
-            return wrong("is too long");
-        }
-        document.parts += 1;
-        document.document.extend_from_slice(&part.data);
+        let Some(description) = asked.as_mut() else {
+            return Err(LinkError::Model("was not asked for".into()));
+        };
+        description.take_in(part)?;
         if part.last {
-            let document = asked.take().expect("it was there above");
-            self.registry.described(Arc::clone(self), document.fingerprint, document.document);
+            let Description { fingerprint, document, .. } =
+                asked.take().expect("it was there above");
+            self.registry.described(Arc::clone(self), fingerprint, document);
         }
         Ok(())
     }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::ModelInfo;
+use super::booking::Wanted;
 use super::link::Link;
 use super::queue::Queue;
-use super::registry::Wanted;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Fingerprints, Hello, Load, Step};
 use crate::core::policy::{Policy, PolicyName};

@@ -8,7 +8,8 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::registry::{Registry, Reservation, Wanted};
+use super::booking::{Reservation, Wanted};
+use super::registry::Registry;
 use crate::config::Bounds;
 use crate::error::RouteError;
 

@@ -8,18 +8,18 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::Setup;
+use super::booking::{Reservation, StreamPermit, Wanted};
 use super::link::{Link, LinkError};
-use super::pool::{Pool, Status, Worker, compare, document};
+use super::pool::{Pool, Worker, compare, document};
 use super::queue::Ticket;
-use super::{ModelInfo, Setup};
 use crate::config::FleetConfig;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit};
 use crate::core::schedule::{NoPlace, Random, WorkerId};
 use crate::error::RouteError;
-use crate::metrics::{Metrics, Text};
+use crate::metrics::Metrics;
 use crate::prompt::{ModelDoc, PromptEngine, PromptError};
-use crate::stream::TokenStream;
 
 /// Names of models that are remembered, with or without workers.
 const MODELS: usize = 256;
@@ -36,109 +36,21 @@ pub(crate) struct Registry {
 }
 
 #[derive(Debug)]
-struct State {
+pub(super) struct State {
     next_worker: u32,
     next_request: u64,
     next_ticket: u64,
-    pools: BTreeMap<String, Pool>,
+    pub(super) pools: BTreeMap<String, Pool>,
     /// Model of each worker.
     models: HashMap<WorkerId, String>,
     random: Random,
     streams: usize,
-    shutting_down: bool,
+    pub(super) shutting_down: bool,
 }
 
 impl State {
     fn pool(&mut self, id: WorkerId) -> Option<&mut Pool> {
         self.pools.get_mut(self.models.get(&id)?)
-    }
-}
-
-/// A place on a worker, booked until this drops or is used.
-#[derive(Debug)]
-pub(crate) struct Reservation {
-    registry: Arc<Registry>,
-    link: Arc<Link>,
-    request: RequestId,
-    tokens: u64,
-    used: bool,
-}
-
-impl Reservation {
-    /// Which worker.
-    #[must_use]
-    pub(crate) fn worker(&self) -> WorkerId {
-        self.link.id
-    }
-
-    /// Its name.
-    #[must_use]
-    pub(crate) fn worker_name(&self) -> &str {
-        &self.link.worker
-    }
-
-    /// Name of the request on its link.
-    #[must_use]
-    pub(crate) fn request(&self) -> RequestId {
-        self.request
-    }
-
-    /// Sends the request there.
-    ///
-    /// # Errors
-    /// The link broke, or took nothing within `--submit-timeout-ms`.
-    ///
-    /// # Cancel safety
-    /// A dropped call submits nothing.
-    pub(crate) async fn submit(mut self, submit: Submit) -> Result<TokenStream, RouteError> {
-        self.used = true; // from here on the link releases it
-        self.link.submit(submit, self.tokens).await
-    }
-
-    pub(super) fn forget(mut self) {
-        self.used = true;
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        if !self.used {
-            self.registry.release(self.link.id, &[self.tokens]);
-        }
-    }
-}
-
-/// What a request needs from a worker.
-#[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    /// Name of the model.
-    pub(crate) model: String,
-    /// The tokens are those of this engine.
-    pub(crate) engine: Arc<PromptEngine>,
-    /// Of the prompt.
-    pub(crate) prompt_tokens: usize,
-    /// Longest answer.
-    pub(crate) max_tokens: u32,
-    /// Key for `session-hash`.
-    pub(crate) session: Option<String>,
-    /// Higher goes first.
-    pub(crate) priority: i8,
-    /// Workers that failed this request.
-    pub(crate) excluded: Vec<WorkerId>,
-}
-
-/// Counts answers under way until it drops.
-#[derive(Debug)]
-pub(crate) struct StreamPermit {
-    registry: Arc<Registry>,
-    n: usize,
-}
-
-impl Drop for StreamPermit {
-    fn drop(&mut self) {
-        let mut state = self.registry.state();
-        state.streams -= self.n;
-        self.registry.metrics.streams.set(state.streams);
     }
 }
 
@@ -163,7 +75,7 @@ impl Registry {
         u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub(super) fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().expect("no holder panics")
     }
 
@@ -183,6 +95,12 @@ impl Registry {
         state.streams += n;
         self.metrics.streams.set(state.streams);
         Ok(StreamPermit { registry: Arc::clone(self), n })
+    }
+
+    pub(super) fn end_streams(&self, n: usize) {
+        let mut state = self.state();
+        state.streams -= n;
+        self.metrics.streams.set(state.streams);
     }
 
     // ---- requests ----
@@ -271,7 +189,7 @@ impl Registry {
     ) -> Reservation {
         *next_request += 1;
         let request = RequestId(*next_request);
-        Reservation { registry: Arc::clone(self), link, request, tokens, used: false }
+        Reservation::new(Arc::clone(self), link, request, tokens)
     }
 
     /// Gives those who wait what room there is.
@@ -513,57 +431,6 @@ impl Registry {
         for link in links {
             link.close(LinkError::Shutdown);
         }
-    }
-
-    // ---- views ----
-
-    /// Models with a worker that can serve them.
-    pub(crate) fn models(&self) -> Vec<ModelInfo> {
-        self.state().pools.values().filter_map(Pool::info).collect()
-    }
-
-    /// At least one worker takes new work.
-    pub(crate) fn ready(&self) -> bool {
-        let state = self.state();
-        !state.shutting_down && state.pools.values().any(Pool::some_open)
-    }
-
-    /// The body of `/workers`.
-    pub(crate) fn workers(&self) -> serde_json::Value {
-        let now_ms = self.now_ms();
-        let state = self.state();
-        let workers: Vec<_> =
-            state.pools.values().flat_map(|pool| pool.describe_workers(now_ms)).collect();
-        serde_json::json!({ "workers": workers })
-    }
-
-    /// Adds what is known of the workers and the queue at this moment.
-    pub(crate) fn render(&self, text: &mut Text) {
-        let now_ms = self.now_ms();
-        let state = self.state();
-        let pools = || state.pools.values();
-        text.family("headrace_workers", "gauge", "Workers by state.");
-        for status in Status::ALL {
-            let n = pools().flat_map(Pool::statuses).filter(|other| *other == status).count();
-            text.sample("", &[("state", &status.as_str())], n);
-        }
-        for (name, help, value) in super::pool::WORKER_GAUGES {
-            text.family(name, "gauge", help);
-            for pool in pools() {
-                for (worker, view) in pool.members() {
-                    let labels: [(&str, &dyn std::fmt::Display); 2] =
-                        [("worker", &worker.hello.worker), ("model", &pool.model)];
-                    text.sample("", &labels, value(worker, view, now_ms));
-                }
-            }
-        }
-        let queued = pools().map(|pool| pool.queue.len()).sum::<usize>();
-        text.single("headrace_queue_requests", "gauge", "Legs that wait for a worker.", queued);
-        let tokens = pools().map(|pool| pool.queue.tokens()).sum::<usize>();
-        text.single("headrace_queue_tokens", "gauge", "Their prompt tokens.", tokens);
-        let oldest = pools().filter_map(|pool| pool.queue.oldest()).min();
-        let age = oldest.map_or(0.0, |since| since.elapsed().as_secs_f64());
-        text.single("headrace_queue_oldest_seconds", "gauge", "Longest wait so far.", age);
     }
 }
 

@@ -10,7 +10,7 @@ use super::choice::{Choice, Common};
 use super::{Delta, Job, Prompt, Usage};
 use crate::app::App;
 use crate::error::RouteError;
-use crate::fleet::registry::StreamPermit;
+use crate::fleet::booking::StreamPermit;
 
 /// The answer to a job, while it is made. Dropping it cancels what still runs.
 #[derive(Debug)]

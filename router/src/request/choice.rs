@@ -14,7 +14,7 @@ use crate::app::App;
 use crate::core::frame::{Finish, Ranked, Sampling, Submit, TokenLogprob};
 use crate::core::schedule::WorkerId;
 use crate::error::RouteError;
-use crate::fleet::registry::Wanted;
+use crate::fleet::booking::Wanted;
 use crate::prompt::{Decoder, PromptEngine};
 use crate::stream::{Chunk, TokenStream};
 

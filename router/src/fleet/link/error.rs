@@ -1,0 +1,80 @@
+//! Why a link ended, as words for people and for metrics.
+
+use std::time::Duration;
+
+use crate::core::events::BlockGap;
+use crate::fleet::codec::{CodecError, ReadError};
+
+/// Why a link ended.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LinkError {
+    /// The worker hung up.
+    #[error("the worker closed its link")]
+    Closed,
+    /// The socket failed.
+    #[error("reading failed: {0}")]
+    Read(std::io::Error),
+    /// The socket failed.
+    #[error("writing failed: {0}")]
+    Write(std::io::Error),
+    /// The socket took nothing for `--submit-timeout-ms`.
+    #[error("the worker's socket took nothing for {0:?}")]
+    WriteStalled(Duration),
+    /// No frame.
+    #[error(transparent)]
+    Frame(#[from] CodecError),
+    /// A frame that has no place here.
+    #[error("a {0} frame is not expected here")]
+    Unexpected(&'static str),
+    /// Block events with a gap.
+    #[error(transparent)]
+    Blocks(#[from] BlockGap),
+    /// The model's description is not what was asked for, too long, late, or of no use.
+    #[error("the description of the model {0}")]
+    Model(String),
+    /// Silence.
+    #[error("no sign of life for {0:?}")]
+    Silent(Duration),
+    /// A newer link of the same worker.
+    #[error("the worker dialled again")]
+    Replaced,
+    /// This router ends.
+    #[error("the router is shutting down")]
+    Shutdown,
+}
+
+impl LinkError {
+    /// As a word, for metrics.
+    #[must_use]
+    pub(crate) fn reason(&self) -> &'static str {
+        match self {
+            Self::Closed => "closed",
+            Self::Read(_) => "read",
+            Self::Write(_) => "write",
+            Self::WriteStalled(_) => "write_stalled",
+            Self::Frame(CodecError::TooLong { .. }) => "frame_too_long",
+            Self::Frame(CodecError::UnknownType { .. }) => "frame_unknown",
+            Self::Frame(
+                CodecError::Truncated { .. }
+                | CodecError::Malformed { .. }
+                | CodecError::TrailingBytes { .. },
+            ) => "frame_malformed",
+            Self::Unexpected(_) => "frame_unexpected",
+            Self::Blocks(_) => "block_gap",
+            Self::Model(_) => "model",
+            Self::Silent(_) => "silent",
+            Self::Replaced => "replaced",
+            Self::Shutdown => "shutdown",
+        }
+    }
+}
+
+impl From<ReadError> for LinkError {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::Io(error) => Self::Read(error),
+            ReadError::Ended { .. } => Self::Closed,
+            ReadError::Codec(error) => Self::Frame(error),
+        }
+    }
+}

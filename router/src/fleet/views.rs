@@ -1,0 +1,78 @@
+//! What the registry shows: models, workers, metrics.
+
+use super::ModelInfo;
+use super::pool::{Pool, Status, WORKER_GAUGES};
+use super::registry::Registry;
+use crate::metrics::Text;
+use crate::prompt::CacheStats;
+
+type CacheFamily = (&'static str, &'static str, &'static str, fn(&CacheStats) -> u64);
+
+/// What the tokenisers' caches did, by model.
+const CACHE_FAMILIES: [CacheFamily; 4] = [
+    ("headrace_prompt_cache_hits_total", "counter", "Stretches of prompts found.", |s| s.hits),
+    ("headrace_prompt_cache_misses_total", "counter", "Stretches tokenised anew.", |s| s.misses),
+    ("headrace_prompt_cache_hit_bytes_total", "counter", "Text not tokenised again.", |s| {
+        s.hit_bytes
+    }),
+    ("headrace_prompt_cache_bytes", "gauge", "Memory held.", |s| s.bytes as u64),
+];
+
+impl Registry {
+    /// Models with a worker that can serve them.
+    pub(crate) fn models(&self) -> Vec<ModelInfo> {
+        self.state().pools.values().filter_map(Pool::info).collect()
+    }
+
+    /// At least one worker takes new work.
+    pub(crate) fn ready(&self) -> bool {
+        let state = self.state();
+        !state.shutting_down && state.pools.values().any(Pool::some_open)
+    }
+
+    /// The body of `/workers`.
+    pub(crate) fn workers(&self) -> serde_json::Value {
+        let now_ms = self.now_ms();
+        let state = self.state();
+        let workers: Vec<_> =
+            state.pools.values().flat_map(|pool| pool.describe_workers(now_ms)).collect();
+        serde_json::json!({ "workers": workers })
+    }
+
+    /// Adds what is known of the workers and the queue at this moment.
+    pub(crate) fn render(&self, text: &mut Text) {
+        let now_ms = self.now_ms();
+        let state = self.state();
+        let pools = || state.pools.values();
+        text.family("headrace_workers", "gauge", "Workers by state.");
+        for status in Status::ALL {
+            let n = pools().flat_map(Pool::statuses).filter(|other| *other == status).count();
+            text.sample("", &[("state", &status.as_str())], n);
+        }
+        for (name, help, value) in WORKER_GAUGES {
+            text.family(name, "gauge", help);
+            for pool in pools() {
+                for (worker, view) in pool.members() {
+                    let labels: [(&str, &dyn std::fmt::Display); 2] =
+                        [("worker", &worker.hello.worker), ("model", &pool.model)];
+                    text.sample("", &labels, value(worker, view, now_ms));
+                }
+            }
+        }
+        for (name, kind, help, value) in CACHE_FAMILIES {
+            text.family(name, kind, help);
+            for pool in pools() {
+                if let Some(engine) = &pool.engine {
+                    text.sample("", &[("model", &pool.model)], value(&engine.cache_stats()));
+                }
+            }
+        }
+        let queued = pools().map(|pool| pool.queue.len()).sum::<usize>();
+        text.single("headrace_queue_requests", "gauge", "Legs that wait for a worker.", queued);
+        let tokens = pools().map(|pool| pool.queue.tokens()).sum::<usize>();
+        text.single("headrace_queue_tokens", "gauge", "Their prompt tokens.", tokens);
+        let oldest = pools().filter_map(|pool| pool.queue.oldest()).min();
+        let age = oldest.map_or(0.0, |since| since.elapsed().as_secs_f64());
+        text.single("headrace_queue_oldest_seconds", "gauge", "Longest wait so far.", age);
+    }
+}
