@@ -18,6 +18,7 @@ TESTS ?=
 RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src -name '*.rs' 2>/dev/null) \
 	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
+MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked
 # What `pip install .[dev]` would install, without building the package first.
 DEPENDENCIES := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	e = p['optional-dependencies']; \
@@ -38,9 +39,9 @@ help: ## list the targets
 
 .PHONY: setup
 setup: tools ## build and install everything into .venv (a second run is quick)
-	@$(MAKE) --no-print-directory $(VENV)/.maturin
-	@$(MAKE) --no-print-directory -j2 $(VENV)/.dependencies $(VENV)/.core
-	@$(MAKE) --no-print-directory $(VENV)/.installed
+	@$(MAKE) -s --no-print-directory $(VENV)/.maturin
+	@$(MAKE) -s --no-print-directory -j2 $(VENV)/.dependencies $(VENV)/.core
+	@$(MAKE) -s --no-print-directory $(VENV)/.installed
 
 .PHONY: serve
 serve: setup ## start router and workers, and print the URL (PORT, MODEL, ARGS)
@@ -121,10 +122,10 @@ $(VENV)/.dependencies: pyproject.toml $(VENV)/.maturin
 
 $(VENV)/.core: $(RUST_SOURCES) $(VENV)/.maturin
 	@echo 'setup: headrace._core (Rust, release)'
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked --skip-install --quiet
+	@$(MATURIN) --skip-install > $(VENV)/core.log 2>&1 || { cat $(VENV)/core.log >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.installed: pyproject.toml $(VENV)/.dependencies $(VENV)/.core
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked --quiet
+	@$(MATURIN) > $(VENV)/install.log 2>&1 || { cat $(VENV)/install.log >&2; exit 1; }
 	@touch $@
 	@echo 'setup: done; the CLI is $(VENV)/bin/headrace'

@@ -51,7 +51,7 @@ def test_several_prompts_are_several_choices(tiny: Server) -> None:
     many = complete(tiny, prompts, n=2, seed=3, temperature=1)
     assert [c.index for c in many.choices] == [0, 1, 2, 3, 4, 5]
     for number, prompt in enumerate(prompts):
-        alone = complete(tiny, prompt, n=2, seed=3, temperature=1)
+        alone = complete(tiny, prompt, n=2, seed=3 + 2 * number, temperature=1)
         assert [c.text for c in alone.choices] == [
             c.text for c in many.choices[2 * number : 2 * number + 2]
         ]
