@@ -15,9 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 def machine() -> dict[str, Any]:
     """Processor, cores, memory and load of this machine."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    fields = dict(
-        (part.strip() for part in line.split(":", 1)) for line in info.splitlines() if ":" in line
-    )
+    pairs = (line.partition(":") for line in info.splitlines())
+    fields = {name.strip(): value.strip() for name, colon, value in pairs if colon}
     flags = fields.get("flags", "").split()
     simd = [
         name for name in ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16") if name in flags

@@ -18,7 +18,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ class Stack:
 
 
 @contextlib.contextmanager
-def stack(*args: Any) -> Iterator[Stack]:
+def stack(*args: Any) -> Generator[Stack]:
     """A `Stack` that ends with the block."""
     running = Stack(*args)
     try:

@@ -434,6 +434,7 @@ PYTHON_CHATS: list[dict[str, Any]] = [
 def expected(template: str, chat: dict[str, Any]) -> dict[str, Any]:
     """The case with what transformers makes of it; `error` is true where it raises."""
     case = {"template": template, **chat}
+    variables: dict[str, Any] = {"date_string": "26 Jul 2024"} | chat.get("kwargs", {})
     try:
         (text,), _ = render_jinja_template(
             conversations=[chat["messages"]],
@@ -443,7 +444,7 @@ def expected(template: str, chat: dict[str, Any]) -> dict[str, Any]:
             continue_final_message=chat.get("continue_final_message", False),
             bos_token="<s>",
             eos_token="</s>",
-            **{"date_string": "26 Jul 2024", **chat.get("kwargs", {})},
+            **variables,
         )
     except Exception as error:
         return {**case, "error": str(error)}
