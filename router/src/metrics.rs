@@ -22,7 +22,7 @@ pub struct Metrics {
     link_errors: Labelled<1>,
     /// Legs that ended, by outcome.
     legs: Labelled<1>,
-    /// Requests given up by their clients, by stage.
+    /// Legs cancelled before their end, by stage.
     cancels: Labelled<1>,
     /// Answers under way.
     pub streams: Gauge,
@@ -74,7 +74,7 @@ impl Metrics {
         self.legs.inc([outcome]);
     }
 
-    /// A client gave up while its request was in this stage.
+    /// A leg was cancelled in this stage.
     pub fn cancelled(&self, stage: &str) {
         self.cancels.inc([stage]);
     }
@@ -112,7 +112,7 @@ impl Metrics {
         );
         text.labelled(
             "headrace_cancels_total",
-            "Legs given up by their clients, by stage.",
+            "Legs cancelled before their end (hang-up, stop string, deadline), by stage.",
             ["stage"],
             &self.cancels,
         );

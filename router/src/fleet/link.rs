@@ -82,7 +82,7 @@ pub(crate) struct Lease {
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.link.cancel(self.request, "client");
+        self.link.cancel(self.request, None);
     }
 }
 
@@ -251,7 +251,7 @@ impl Link {
         for (request, mailbox) in stalled {
             tracing::info!(worker = self.worker, request = request.0, "the client takes nothing");
             self.registry.metrics.stalls.inc();
-            self.cancel(request, "stalled");
+            self.cancel(request, Some("stalled"));
             mailbox.fail(RouteError::ClientGone);
         }
         self.registry.release(self.id, &released);
@@ -270,7 +270,7 @@ impl Link {
     }
 
     /// Ends a leg, whatever its state. After its end a no-op.
-    fn cancel(&self, request: RequestId, by: &'static str) {
+    fn cancel(&self, request: RequestId, fault: Option<&str>) {
         let mut legs = self.legs();
         let Some(leg) = legs.by_request.get_mut(&request) else { return };
         let stage = match &leg.state {
@@ -279,7 +279,7 @@ impl Link {
             LegState::Sent(mailbox) if mailbox.has_begun() => "streaming",
             LegState::Sent(_) => "first_token",
         };
-        self.registry.metrics.cancelled(if by == "client" { stage } else { by });
+        self.registry.metrics.cancelled(fault.unwrap_or(stage));
         if stage == "submit" {
             // the writer sends no submit whose leg is gone
             let tokens = leg.tokens;
@@ -464,7 +464,7 @@ impl Link {
         }
         for (request, mailbox, what) in wrong {
             tracing::error!(worker = self.worker, request = request.0, what, "wrong output");
-            self.cancel(request, "wrong_output");
+            self.cancel(request, Some("wrong_output"));
             mailbox.fail(RouteError::WorkerFailed {
                 worker: self.worker.clone(),
                 kind: "wrong_output".into(),

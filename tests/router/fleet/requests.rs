@@ -566,3 +566,55 @@ async fn sessions_stay_with_their_worker() {
     };
     assert_eq!(submits(&mut one) + submits(&mut two), 24);
 }
+
+#[tokio::test]
+async fn nothing_is_left_after_a_storm_of_requests_that_end_in_every_way() {
+    let app = start_router(|args| args.retries = 1).await;
+    let small = |name: &str| {
+        let mut behaviour = Behaviour::says(name, "some words");
+        let capacity = behaviour.hello.capacity;
+        behaviour.hello.capacity = Capacity { sequences: 2, waiting: 2, ..capacity };
+        behaviour
+    };
+    let mute = Behaviour { automatic: None, ..small("mute") };
+    let _workers = (small("w1").ready(&app).await, small("w2").ready(&app).await);
+    let mute = mute.ready(&app).await;
+    let mut tasks = Vec::new();
+    for i in 0..300_u32 {
+        let app = Arc::clone(&app);
+        tasks.push(tokio::spawn(async move {
+            let job = Job { n: 1 + i % 3, priority: (i % 2) as i8, ..job() };
+            let work = async {
+                let Ok(mut answer) = answer(&app, job).await else { return };
+                for _ in 0..i % 7 {
+                    if answer.next().await.is_none() {
+                        return;
+                    }
+                }
+            };
+            let patience = Duration::from_millis(u64::from(i % 40) * 5);
+            let _ = tokio::time::timeout(patience, work).await;
+        }));
+        if i == 150 {
+            tokio::task::yield_now().await;
+        }
+    }
+    until("a third of them ended", || tasks.iter().filter(|task| task.is_finished()).count() > 100)
+        .await;
+    drop(mute);
+    for task in tasks {
+        in_time("the end of a request", task).await.unwrap();
+    }
+    assert_eq!(metric(&app, "headrace_streams", ""), 0.0);
+    assert_eq!(metric(&app, "headrace_queue_requests", ""), 0.0);
+    assert_eq!(metric(&app, "headrace_queue_tokens", ""), 0.0);
+    for worker in ["w1", "w2"] {
+        until("all is released", || {
+            let worker = of_worker(&app, worker);
+            worker["booked_requests"] == 0
+                && worker["booked_tokens"] == 0
+                && worker["in_flight"] == 0
+        })
+        .await;
+    }
+}
