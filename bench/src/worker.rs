@@ -111,7 +111,7 @@ async fn serve(
                     mock.receive(frame, doc, &mut writer)?;
                 }
             }
-            () = tokio::time::sleep_until(wake) => {
+            () = until(wake) => {
                 let frame = if mock.running.is_empty() { mock.heartbeat() } else { mock.step(args.sequences) };
                 writer.push(&Frame::Step(frame))?;
                 for freed in mock.freed.drain(..) {
@@ -121,6 +121,15 @@ async fn serve(
             }
         }
         writer.flush().await?; // back-pressure: a slow router slows the steps
+    }
+}
+
+/// Sleeps until `wake`, but does not round a step that is due now up to the next tick of the timer.
+async fn until(wake: tokio::time::Instant) {
+    if wake > tokio::time::Instant::now() {
+        tokio::time::sleep_until(wake).await;
+    } else {
+        tokio::task::yield_now().await;
     }
 }
 
