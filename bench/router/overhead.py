@@ -3,10 +3,10 @@
 Workers are `headrace-bench worker` (no model, real protocol); clients are `headrace-bench load`. Build both first:
 
     cargo build --release -p headrace-router -p headrace-bench
-    python bench/router/overhead.py --doc DOC.json --out bench/results/router_overhead.json
+    .venv/bin/python bench/router/overhead.py --out bench/results/router_overhead.json
 
-DOC.json is the model description that workers send to routers: `python -m headrace fetch --doc DOC.json` writes that of
-the default model, so that tokenisation costs what it costs in earnest.
+The workers hand the router the tokenizer and chat template of the default model, so that text costs what it costs in
+earnest.
 """
 
 import argparse
@@ -21,6 +21,8 @@ import urllib.request
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
+
+from headrace.models.source import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from report import ROOT, write
@@ -118,7 +120,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--doc", type=Path, required=True, help="model description, as JSON")
+    parser.add_argument(
+        "--model", help="whose tokenizer and template; the default model where left out"
+    )
     parser.add_argument("--bin", type=Path, default=ROOT / "target/release")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--runs", type=int, default=3, help="runs of each case; all are kept")
@@ -126,12 +130,14 @@ def main() -> None:
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
+        doc = folder / "doc.json"
+        doc.write_bytes(resolve(args.model).doc())
         first_token: list[dict[str, float]] = []
         for i in range(args.runs):
             run = folder / str(i)
             run.mkdir()
-            bare = bare_link(args.bin, args.doc, run, 300)["ttft_ms"]
-            with stack(args.bin, args.doc, 1, 0.0, run) as one:
+            bare = bare_link(args.bin, doc, run, 300)["ttft_ms"]
+            with stack(args.bin, doc, 1, 0.0, run) as one:
                 load(args.bin, one, "-n", "50", "-c", "1", "--max-tokens", "8")  # warm
                 routed = load(args.bin, one, "-n", "300", "-c", "1", "--max-tokens", "8", "--chat")
             first_token.append(
@@ -171,7 +177,7 @@ def main() -> None:
             for i in range(args.runs):
                 run = folder / f"{case}{i}"
                 run.mkdir()
-                with stack(args.bin, args.doc, 2, step_ms, run) as two:
+                with stack(args.bin, doc, 2, step_ms, run) as two:
                     load(
                         args.bin, two, "-n", "100", "-c", "8", "--max-tokens", "4", "--chat"
                     )  # warm

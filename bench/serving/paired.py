@@ -2,8 +2,8 @@
 
 Start each server first and name it with its address, process and model:
 
-    python bench/serving/paired.py --server headrace=127.0.0.1:8000,PID,MODEL --server vllm=127.0.0.1:8191,PID,MODEL \\
-        --concurrency 1,8,32 --out bench/results/serving_paired.json
+    .venv/bin/python bench/serving/paired.py --server headrace=127.0.0.1:8000,PID,MODEL \\
+        --server vllm=127.0.0.1:8191,PID,MODEL --out bench/results/serving_paired.json
 
 Every server gets the same prompts (greedy, stop tokens ignored). CPU seconds are those of the process and all its
 descendants. Build the client with `cargo build --release -p headrace-bench`.
