@@ -303,6 +303,37 @@ def test_prompt_logprobs_have_a_row_for_each_token_after_the_first() -> None:
                 assert [r.token for r in entry.top] == exact.topk(2).indices.tolist()
 
 
+@pytest.mark.parametrize("length", [1, 9, 17, 129, 257])
+@pytest.mark.parametrize("max_tokens", [0, 2])
+def test_prompt_logprobs_of_a_prompt_whose_last_token_is_alone_in_its_step(
+    length: int, max_tokens: int
+) -> None:
+    engine, _ = make_engine(blocks=200, batched=8 if length < 129 else 256, context=300)
+    engine.submit(make_submit(0, [1, 2, 3], max_tokens=40))  # a batch mate
+    heard = Heard()
+    heard.hear(engine.step())
+    prompt = [place % 50 for place in range(length)]
+    wanted = Sampling(prompt_logprobs=1)
+    engine.submit(make_submit(1, prompt, max_tokens=max_tokens, sampling=wanted))
+    run(engine, heard)
+    assert not heard.failed
+    assert heard.ids == {0: true_greedy([1, 2, 3], 40), 1: true_greedy(prompt, max_tokens)}
+    entries = heard.first[1].prompt_logprobs
+    assert entries is not None
+    assert len(entries) == length - 1
+
+
+def test_more_alternatives_than_tokens_are_all_tokens() -> None:
+    engine, _ = make_engine()
+    wanted = Sampling(logprobs=128, prompt_logprobs=128)
+    engine.submit(make_submit(0, [1, 2], max_tokens=1, sampling=wanted))
+    first = run(engine).first[0]
+    assert first.logprobs is not None
+    assert first.prompt_logprobs is not None
+    for entry in (*first.logprobs, *first.prompt_logprobs):
+        assert len({ranked.token for ranked in entry.top}) == 50
+
+
 def test_cancel_frees_at_every_stage() -> None:
     engine, _ = make_engine(sequences=2, batched=8)
     for request in range(3):

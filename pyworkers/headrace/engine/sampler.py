@@ -183,12 +183,14 @@ def token_logprobs(
     logits: torch.Tensor, tokens: NDArray[np.int64], tops: Items[int]
 ) -> list[TokenLogprob]:
     """For each row the log-probability of its token, and its `tops` most probable ones."""
+    if not len(tokens):
+        return []
     rows = np.arange(len(tokens))
     _, best = narrow.argmax(logits)
     with np.errstate(invalid="ignore"):  # rows that are not finite: their request fails anyway
         normaliser = best + narrow.log_total(logits, best)
     at_token = logits[torch.from_numpy(rows), torch.from_numpy(tokens)].cpu().numpy()
-    counts = np.maximum(np.asarray(tops, dtype=np.int64), 1)
+    counts = np.clip(np.asarray(tops, dtype=np.int64), 1, logits.shape[1])
     highest = narrow.highest(logits, counts)
     return [
         TokenLogprob(
