@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import settings
-from headrace.supervise import Command, GaveUpError, Keeper
+from headrace.supervise import Command, GaveUpError, Keeper, supervised
 
 START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
 WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
@@ -135,13 +135,15 @@ async def fetch_model(model: str | None, stop: Stop, log: Printer) -> int | None
     """Get the model once, before the workers ask for it; None, or the exit status if that failed.
 
     A process of its own: it keeps us free of what reading a model imports, and shows its progress
-    on our terminal.
+    on our terminal. Its group is its own too, so that the download ends with it.
     """
     log("headrace", f"model: {model or 'the default, SmolLM2-135M-Instruct'}")
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headrace", "fetch", *([] if model is None else [model])),
+        env=os.environ | supervised(),
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.DEVNULL,
+        process_group=0,
     )
     ended = asyncio.create_task(process.wait())
     asked = asyncio.create_task(stop.soon.wait())
@@ -153,8 +155,9 @@ async def fetch_model(model: str | None, stop: Stop, log: Printer) -> int | None
     finally:
         asked.cancel()
         if process.returncode is None:
-            process.kill()
-            await process.wait()
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await ended
 
 
 class Stop:
@@ -166,7 +169,8 @@ class Stop:
         self.last_signal = 0
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            loop.add_signal_handler(number, self._on_signal, number)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants us to go on
+                loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
         (self.now if self.soon.is_set() else self.soon).set()
@@ -254,10 +258,13 @@ async def announce(
 ) -> None:
     """One line when a worker joins, also after a restart; the URL once all are there.
 
-    Never returns. Raises GaveUpError if the workers take too long.
+    `began` is when the person asked; to fetch the model took part of the time since. Never returns.
+    Raises GaveUpError if the workers take too long.
     """
     seen = dict.fromkeys(workers, 0)  # which start of each worker was seen to be ready
+    model: str | None = None  # that a worker was seen to serve
     ready = False
+    give_up_at = time.monotonic() + START_TIMEOUT_S
     while True:
         late = [keeper for keeper in workers if seen[keeper] != keeper.starts]
         joined = await asyncio.to_thread(ready_workers, config) if late else {}
@@ -265,11 +272,12 @@ async def announce(
             name = keeper.command.name
             if keeper.running and name in joined:
                 seen[keeper] = keeper.starts
-                log(name, f"ready, serves {joined[name]}")
-        if not ready and any(seen.values()) and all(seen[k] or k.ended for k in workers):
+                model = joined[name]
+                log(name, f"ready, serves {model}")
+        if not ready and model is not None and all(seen[k] or k.ended for k in workers):
             ready = True
-            print_ready(config, next(iter(joined.values())), time.monotonic() - began)
-        if not ready and time.monotonic() - began > START_TIMEOUT_S:
+            print_ready(config, model, time.monotonic() - began)
+        if not ready and time.monotonic() > give_up_at:
             raise GaveUpError(f"the workers were not ready after {START_TIMEOUT_S:.0f} s")
         await asyncio.sleep(POLL_S if late else 10 * POLL_S)
 

@@ -112,7 +112,7 @@ class Keeper:
 
     async def _run_once(self) -> int:
         name, argv = self.command.name, self.command.argv
-        env = os.environ | self.command.env | {_PARENT: str(os.getpid()), "PYTHONUNBUFFERED": "1"}
+        env = os.environ | self.command.env | supervised() | {"PYTHONUNBUFFERED": "1"}
         output, transport, write_end = await _output_pipe()
         try:
             process = await asyncio.create_subprocess_exec(
@@ -205,8 +205,13 @@ def describe_exit(status: int) -> str:
     return f"was killed by {name}{hint}"
 
 
+def supervised() -> dict[str, str]:
+    """Environment of a child that calls `die_with_supervisor`, as every `headrace` does."""
+    return {_PARENT: str(os.getpid())}
+
+
 def die_with_supervisor() -> None:
-    """In a child of a Keeper on Linux, be killed when the supervisor is. Elsewhere, nothing."""
+    """In a child that is `supervised`, on Linux, be killed when the supervisor is. Elsewhere, nothing."""
     parent = os.environ.pop(_PARENT, None)
     if parent is None or sys.platform != "linux":
         return

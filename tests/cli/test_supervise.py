@@ -1,9 +1,7 @@
 """Restart decisions with given times, and a Keeper with real, tiny processes."""
 
 import asyncio
-import contextlib
 import os
-import signal
 import sys
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from headrace.supervise import (
     describe_exit,
     lines,
 )
+from helpers.processes import until_gone
 
 RULE = RestartRule(first_delay_s=0.5, longest_delay_s=3.0, crashes=5, window_s=100.0)
 AT_ONCE = RestartRule(first_delay_s=0.0, longest_delay_s=0.0, crashes=3, window_s=100.0)
@@ -131,7 +130,7 @@ async def test_kill_takes_grandchildren_along() -> None:
     grandchild = int(log.all[-1].rsplit(" ", 1)[1])
     keeper.kill()
     await asyncio.wait_for(task, 20)
-    await _until_gone(grandchild)
+    await until_gone(grandchild)
 
 
 async def test_a_grandchild_that_keeps_the_output_open_does_not_delay_the_restart() -> None:
@@ -166,7 +165,7 @@ async def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> 
     child = int(await asyncio.wait_for(supervisor.stdout.readline(), 30))
     supervisor.kill()
     await supervisor.wait()
-    await _until_gone(child)
+    await until_gone(child)
 
 
 async def test_a_line_without_end_is_cut() -> None:
@@ -178,21 +177,3 @@ async def test_a_line_without_end_is_cut() -> None:
     assert got[-1] == "last \N{REPLACEMENT CHARACTER}"
     assert sum(line.count("x") for line in got) == 100_000
     assert max(map(len, got)) < 40_000
-
-
-async def _until_gone(pid: int) -> None:
-    """Wait until the process has ended; kill it if it does not."""
-    try:
-        fd = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    gone = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    loop.add_reader(fd, gone.set)
-    try:
-        await asyncio.wait_for(gone.wait(), 20)
-    finally:
-        loop.remove_reader(fd)
-        os.close(fd)
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)

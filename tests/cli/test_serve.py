@@ -1,0 +1,161 @@
+"""`headrace serve` around its processes: fetching, readiness, signals. The whole of it runs in tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from headrace import serve
+from headrace.serve import Printer, ServeSettings, Stop
+from headrace.supervise import Keeper
+from helpers.processes import until_gone
+
+SETTINGS = ServeSettings(
+    host="127.0.0.1",
+    port=1,
+    workers=2,
+    model=None,
+    worker_argv=[],
+    router_argv=[],
+    drain_timeout_s=1.0,
+    api_key=None,
+)
+
+
+@dataclass(eq=False)
+class FakeKeeper:
+    """What `announce` sees of a worker's keeper."""
+
+    name: str
+    starts: int = 1
+    running: bool = True
+    ended: bool = False
+
+    @property
+    def command(self) -> Any:
+        return SimpleNamespace(name=self.name)
+
+
+async def announced(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    workers: list[FakeKeeper],
+    answers: Iterator[dict[str, str]],
+    *,
+    asked_s_ago: float = 0.0,
+) -> str:
+    """What stdout got until the URL was printed. The router answers `answers`, one after the other."""
+    printed = asyncio.Event()
+    print_ready = serve.print_ready
+
+    def and_tell(*arguments: Any) -> None:
+        print_ready(*arguments)
+        printed.set()
+
+    monkeypatch.setattr(serve, "POLL_S", 0.0)
+    monkeypatch.setattr(serve, "print_ready", and_tell)
+    monkeypatch.setattr(serve, "ready_workers", lambda _: next(answers))
+    keepers = cast("list[Keeper]", workers)
+    began = time.monotonic() - asked_s_ago
+    announcing = asyncio.create_task(
+        serve.announce(SETTINGS, keepers, Printer(["worker-0"]), began)
+    )
+    waiting = asyncio.create_task(printed.wait())
+    try:
+        async with asyncio.timeout(20):
+            await asyncio.wait({announcing, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        if announcing.done():
+            await announcing  # raises why
+    finally:
+        for task in (announcing, waiting):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    return capsys.readouterr().out
+
+
+async def test_a_long_fetch_takes_no_time_from_the_workers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def answers() -> Iterator[dict[str, str]]:
+        yield {}
+        while True:
+            yield {"worker-0": "m"}
+
+    out = await announced(
+        monkeypatch,
+        capsys,
+        [FakeKeeper("worker-0")],
+        answers(),
+        asked_s_ago=2 * serve.START_TIMEOUT_S,
+    )
+    assert "http://127.0.0.1:1" in out
+    assert '"model": "m"' in out
+
+
+async def test_the_url_comes_when_the_last_late_worker_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workers = [FakeKeeper("worker-0"), FakeKeeper("worker-1", running=False)]
+
+    def answers() -> Iterator[dict[str, str]]:
+        yield {"worker-0": "m"}
+        workers[1].ended = True
+        while True:
+            yield {}  # the router is busy just now
+
+    out = await announced(monkeypatch, capsys, workers, answers())
+    assert '"model": "m"' in out
+
+
+async def test_stopping_while_the_model_is_fetched_ends_the_download_too(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    fetch = tmp_path / "fetch"
+    fetch.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {fifo}\nwait\n")
+    fetch.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fetch))
+    stop = Stop()
+    fetching = asyncio.create_task(serve.fetch_model(None, stop, Printer(["headrace"])))
+    async with asyncio.timeout(20):
+        download = int(await asyncio.to_thread(fifo.read_text))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert await fetching == 128 + signal.SIGTERM
+    await until_gone(download)
+
+
+async def test_a_failed_fetch_ends_it_with_the_same_status(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    fetch = tmp_path / "fetch"
+    fetch.write_text("#!/bin/sh\nexit 7\n")
+    fetch.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(fetch))
+    assert await serve.fetch_model("org/name", Stop(), Printer(["headrace"])) == 7
+
+
+async def test_nohup_keeps_it_from_stopping_with_the_terminal() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        stop = Stop()
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGTERM)
+        async with asyncio.timeout(20):
+            await stop.soon.wait()
+        assert not stop.now.is_set()
+        assert stop.last_signal == signal.SIGTERM
+    finally:
+        signal.signal(signal.SIGHUP, before)
