@@ -164,6 +164,7 @@ impl TokenStream {
         if let Some(error) = state.error.take() {
             return Poll::Ready(Err(error));
         }
+        state.waiting_since = None; // an output without news is nothing that the reader could take
         match &mut state.waker {
             Some(waker) => waker.clone_from(context.waker()),
             None => state.waker = Some(context.waker().clone()),

@@ -7,6 +7,7 @@ use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::request::{Answer, Delta, FinishReason, Job, Prompt, answer};
+use tokio::time::sleep;
 
 use crate::fake_worker::*;
 
@@ -458,7 +459,7 @@ async fn every_state_of_a_request_has_a_deadline() {
         args.request_timeout_ms = 200_000;
     })
     .await;
-    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let mut worker = Behaviour { frees: false, ..Behaviour::new("w1") }.ready(&app).await;
     tokio::time::pause();
     let state = |error: Option<Result<Delta, RouteError>>| match error {
         Some(Err(RouteError::DeadlineExceeded { state, waited })) => (state, waited),
@@ -499,6 +500,25 @@ async fn every_state_of_a_request_has_a_deadline() {
     let fourth = worker.submitted().await.request;
     worker.gives(fourth, &[], Some(Finish::Cancelled));
     assert_eq!(state(late.next().await).0, "for its last token");
+}
+
+#[tokio::test]
+async fn an_output_that_says_nothing_does_not_make_its_reader_slow() {
+    let app = start_router(|args| {
+        args.stall_timeout_ms = 50;
+        args.heartbeat_ms = 20;
+    })
+    .await;
+    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let mut answer = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    let reading = tokio::spawn(async move { next(&mut answer).await });
+    worker.gives(request, &[], None);
+    sleep(Duration::from_millis(200)).await; // several times the time-out, which has to pass
+    worker.gives(request, &letters("a"), Some(Finish::Length));
+    let delta = reading.await.unwrap().unwrap().unwrap();
+    assert_eq!((delta.text.as_str(), delta.finish), ("a", Some(FinishReason::Length)));
+    assert_eq!(metric(&app, "headrace_stalls_total", ""), 0.0);
 }
 
 #[tokio::test]
