@@ -484,7 +484,7 @@ impl Link {
         let tokens = leg.tokens;
         legs.by_request.remove(&request);
         drop(legs);
-        self.registry.release(self.id, &[tokens]);
+        self.registry.freed(self.id, tokens);
     }
 
     fn failed(&self, failed: Failed) {

@@ -233,6 +233,13 @@ impl Pool {
         }
     }
 
+    /// Cancels are heard between two steps, so its engine goes round; idle, it has no step to show for that.
+    pub(super) fn unstuck(&mut self, id: WorkerId) {
+        let Some(i) = self.find(id) else { return };
+        self.workers[i].stuck_at = None;
+        self.refresh(i);
+    }
+
     fn refresh(&mut self, i: usize) {
         let status = self.workers[i].status(self.engine.is_some());
         let open = status == Status::Ready;

@@ -340,7 +340,15 @@ impl Registry {
         self.change(id, |pool| pool.set_draining(id));
     }
 
-    /// A worker holds a request and gives no token: no new work until its next step.
+    /// A worker gave the blocks of a cancelled request back.
+    pub(super) fn freed(self: &Arc<Self>, id: WorkerId, tokens: u64) {
+        self.change(id, |pool| {
+            pool.release(id, &[tokens]);
+            pool.unstuck(id);
+        });
+    }
+
+    /// A worker holds a request and gives no token: no new work until its next step, or until it gives a request up.
     pub(crate) fn stuck(self: &Arc<Self>, id: WorkerId) {
         self.change(id, |pool| pool.stuck(id));
     }

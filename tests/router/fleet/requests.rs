@@ -503,6 +503,19 @@ async fn every_state_of_a_request_has_a_deadline() {
 }
 
 #[tokio::test]
+async fn a_worker_that_freed_a_late_request_is_trusted_again_without_a_step() {
+    let app = start_router(|args| args.first_token_timeout_ms = 50).await;
+    let mut worker = Behaviour { frees: false, ..Behaviour::new("w1") }.ready(&app).await;
+    let mut late = answer(&app, job()).await.unwrap();
+    let error = next(&mut late).await;
+    assert!(matches!(error, Some(Err(RouteError::DeadlineExceeded { .. }))), "{error:?}");
+    let request = worker.cancelled().await;
+    assert_eq!(state_of(&app, "w1"), "suspect");
+    worker.send(Frame::Freed(Freed { request, blocks: 1 })); // an idle engine steps no more
+    until("it is trusted again", || state_of(&app, "w1") == "ready").await;
+}
+
+#[tokio::test]
 async fn an_output_that_says_nothing_does_not_make_its_reader_slow() {
     let app = start_router(|args| {
         args.stall_timeout_ms = 50;
