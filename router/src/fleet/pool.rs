@@ -161,6 +161,11 @@ impl Pool {
         &mut self,
         wanted: &Wanted,
         random: &mut Random,
+    /// False once workers with another tokeniser took over the name: to them the tokens mean something else.
+    pub(super) fn understands(&self, wanted: &Wanted) -> bool {
+        self.engine.as_ref().is_some_and(|engine| Arc::ptr_eq(engine, &wanted.engine))
+    }
+
     ) -> Result<(Arc<Link>, u64), NoPlace> {
         let ask = Ask {
             tokens: wanted.prompt_tokens as u64 + u64::from(wanted.max_tokens),

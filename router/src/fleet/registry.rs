@@ -161,8 +161,8 @@ impl Registry {
         let mut state = self.state();
         let State { pools, random, next_request, next_ticket, .. } = &mut *state;
         let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
-        if pool.engine.as_ref().is_none_or(|engine| !Arc::ptr_eq(engine, &wanted.engine)) {
-            return Err(no_worker()); // other workers with another tokeniser took over the name
+        if !pool.understands(wanted) {
+            return Err(no_worker());
         }
         if pool.queue.nobody_before(wanted.priority) {
             match pool.place(wanted, random) {
@@ -199,6 +199,10 @@ impl Registry {
         let mut i = 0;
         while let Some(wanted) = pool.queue.get(i) {
             let wanted = Arc::clone(wanted);
+            if !pool.understands(&wanted) {
+                let _ = pool.queue.answer(i, Err(no_worker()));
+                continue;
+            }
             match pool.place(&wanted, random) {
                 Ok((link, tokens)) => {
                     let reservation = self.reservation(next_request, link, tokens);
@@ -379,7 +383,8 @@ impl Registry {
         let mut state = self.state();
         let mut changed = Vec::new();
         for pool in state.pools.values_mut() {
-            if document(&pool.fingerprints) == fingerprint {
+            // described twice if the first to be asked left in between: those who wait hold tokens of the first engine
+            if pool.engine.is_none() && document(&pool.fingerprints) == fingerprint {
                 pool.set_engine(Arc::clone(engine));
                 changed.push(pool.model.clone());
             }

@@ -535,6 +535,27 @@ async fn an_output_that_says_nothing_does_not_make_its_reader_slow() {
 }
 
 #[tokio::test]
+async fn a_request_that_waits_is_not_given_to_workers_with_another_tokeniser() {
+    let app = start_router(|_| {}).await;
+    let mut first = Behaviour::new("w1");
+    first.hello.capacity = Capacity { sequences: 1, waiting: 0, ..first.hello.capacity };
+    let mut first = first.ready(&app).await;
+    let _running = answer(&app, job()).await.unwrap();
+    first.submitted().await;
+    let waiting = tokio::spawn({
+        let app = Arc::clone(&app);
+        async move { answer(&app, job()).await }
+    });
+    until("it waits", || metric(&app, "headrace_queue_requests", "") == 1.0).await;
+    let mut second = Behaviour::new("w1");
+    second.hello.fingerprints.tokenizer = "tokenizer-2".into();
+    let mut second = second.ready(&app).await;
+    let error = in_time("its end", waiting).await.unwrap().unwrap_err();
+    assert!(matches!(error, RouteError::NoWorker { .. }), "{error:?}");
+    assert!(!second.so_far().iter().any(|event| matches!(event, Event::Submit(_))));
+}
+
+#[tokio::test]
 async fn a_client_that_takes_nothing_is_cut_off() {
     let app = start_router(|args| {
         args.stall_timeout_ms = 50;
