@@ -111,7 +111,8 @@ pub struct RouterArgs {
     /// A worker that dials must have introduced itself in this time, in ms.
     #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
     pub handshake_timeout_ms: u64,
-    /// A worker that was asked for its model's tokeniser must have sent it in this time, in ms.
+    /// A worker that joined must have said which blocks it holds in this time, and one that was asked for its model's
+    /// tokeniser must have sent it, in ms.
     #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Workers")]
     pub describe_timeout_ms: u64,
 
@@ -190,7 +191,7 @@ pub struct FleetConfig {
     pub heartbeat_timeout: Duration,
     /// From the dial to the end of the handshake.
     pub handshake_timeout: Duration,
-    /// From `Describe` to the last part of the model.
+    /// From the handshake to the last part of the snapshot, and from `Describe` to the last part of the model.
     pub describe_timeout: Duration,
 }
 

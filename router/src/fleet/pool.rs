@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use tokio::time::Instant;
+
 use super::ModelInfo;
 use super::booking::Wanted;
 use super::link::Link;
@@ -47,6 +49,7 @@ pub(super) struct Worker {
     pub(super) link: Arc<Link>,
     /// It was asked to describe its model.
     pub(super) asked: bool,
+    joined: Instant,
     snapshot: bool,
     blocks_known: u64,
     silent: bool,
@@ -63,6 +66,7 @@ impl Worker {
             address,
             link,
             asked,
+            joined: Instant::now(),
             snapshot: false,
             blocks_known: 0,
             silent: false,
@@ -157,15 +161,15 @@ impl Pool {
 
     // ---- scheduling ----
 
-    pub(super) fn place(
-        &mut self,
-        wanted: &Wanted,
-        random: &mut Random,
     /// False once workers with another tokeniser took over the name: to them the tokens mean something else.
     pub(super) fn understands(&self, wanted: &Wanted) -> bool {
         self.engine.as_ref().is_some_and(|engine| Arc::ptr_eq(engine, &wanted.engine))
     }
 
+    pub(super) fn place(
+        &mut self,
+        wanted: &Wanted,
+        random: &mut Random,
     ) -> Result<(Arc<Link>, u64), NoPlace> {
         let ask = Ask {
             tokens: wanted.prompt_tokens as u64 + u64::from(wanted.max_tokens),
@@ -229,6 +233,13 @@ impl Pool {
         self.refresh(i);
     }
 
+    /// Cancels are heard between two steps, so its engine goes round; idle, it has no step to show for that.
+    pub(super) fn unstuck(&mut self, id: WorkerId) {
+        let Some(i) = self.find(id) else { return };
+        self.workers[i].stuck_at = None;
+        self.refresh(i);
+    }
+
     pub(super) fn check_silence(&mut self, now_ms: u64, limit: Duration) {
         for i in 0..self.workers.len() {
             let worker = &mut self.workers[i];
@@ -236,13 +247,6 @@ impl Pool {
             worker.silent = silent > limit;
             self.refresh(i);
         }
-    }
-
-    /// Cancels are heard between two steps, so its engine goes round; idle, it has no step to show for that.
-    pub(super) fn unstuck(&mut self, id: WorkerId) {
-        let Some(i) = self.find(id) else { return };
-        self.workers[i].stuck_at = None;
-        self.refresh(i);
     }
 
     fn refresh(&mut self, i: usize) {
@@ -267,6 +271,16 @@ impl Pool {
 
     pub(super) fn links(&self) -> impl Iterator<Item = Arc<Link>> {
         self.workers.iter().map(|worker| Arc::clone(&worker.link))
+    }
+
+    /// Workers that joined more than `limit` ago and have not said yet which blocks they hold.
+    pub(super) fn without_snapshot(
+        &self,
+        now: Instant,
+        limit: Duration,
+    ) -> impl Iterator<Item = Arc<Link>> {
+        let late = move |worker: &&Worker| !worker.snapshot && now - worker.joined > limit;
+        self.workers.iter().filter(late).map(|worker| Arc::clone(&worker.link))
     }
 
     pub(super) fn statuses(&self) -> impl Iterator<Item = Status> {

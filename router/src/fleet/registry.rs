@@ -399,17 +399,21 @@ impl Registry {
         let FleetConfig { heartbeat, heartbeat_timeout, describe_timeout, .. } =
             self.setup.config.fleet;
         let now_ms = self.now_ms();
-        let mut links = Vec::new();
+        let (mut links, mut without_snapshot) = (Vec::new(), Vec::new());
         {
             let mut state = self.state();
             let models: Vec<String> = state.pools.keys().cloned().collect();
             for pool in state.pools.values_mut() {
                 pool.check_silence(now_ms, 3 * heartbeat);
                 links.extend(pool.links());
+                without_snapshot.extend(pool.without_snapshot(now, describe_timeout));
             }
             for model in models {
                 self.pump(&mut state, &model);
             }
+        }
+        for link in without_snapshot {
+            link.close(LinkError::NoSnapshot(describe_timeout));
         }
         for link in links {
             let silent = Duration::from_millis(now_ms.saturating_sub(link.heard_ms()));

@@ -146,6 +146,14 @@ async fn a_worker_is_ready_only_with_its_snapshot() {
 }
 
 #[tokio::test]
+async fn a_snapshot_that_is_not_complete_in_time_ends_the_link() {
+    let app = start_router(|args| args.describe_timeout_ms = 50).await;
+    let behaviour = Behaviour { snapshots: false, ..Behaviour::new("w1") };
+    behaviour.join(&app).await.unwrap().closed().await;
+    until("the reason", || metric(&app, "headrace_link_errors_total", "snapshot") > 0.0).await;
+}
+
+#[tokio::test]
 async fn the_secret_decides_who_joins() {
     let app = start_router(|args| args.secret = Some("open sesame".into())).await;
     let right = Behaviour { secret: Some("open sesame".into()), ..Behaviour::new("right") };

@@ -29,6 +29,9 @@ pub(crate) enum LinkError {
     /// Block events with a gap.
     #[error(transparent)]
     Blocks(#[from] BlockGap),
+    /// It did not say which blocks it holds.
+    #[error("the snapshot of its blocks was not complete within {0:?}")]
+    NoSnapshot(Duration),
     /// The model's description is not what was asked for, too long, late, or of no use.
     #[error("the description of the model {0}")]
     Model(String),
@@ -61,6 +64,7 @@ impl LinkError {
             ) => "frame_malformed",
             Self::Unexpected(_) => "frame_unexpected",
             Self::Blocks(_) => "block_gap",
+            Self::NoSnapshot(_) => "no_snapshot",
             Self::Model(_) => "model",
             Self::Silent(_) => "silent",
             Self::Replaced => "replaced",
