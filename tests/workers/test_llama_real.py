@@ -1,0 +1,140 @@
+"""The default model against transformers on the same weights, and its bits in company, in chunks and after a cache.
+
+Tolerance: both sides sum in float32 but in other orders, over 30 layers; logits have a standard deviation of about 4.
+The greedy test does not generate with transformers: if its best token after every prefix of our answer is the next
+token of our answer, then its greedy answer is ours, by induction, and one forward pass shows it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import LlamaForCausalLM
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.names import KeyedNamer
+from headrace.frames import Sampling
+from headrace.models import load_model
+from headrace.models.default_model import ensure_default_model
+from headrace.models.llama import Llama
+from headrace.models.source import resolve
+from helpers.stepping import Stepper
+from helpers.toy import make_submit
+
+pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
+
+BLOCK = 16
+ANSWER = 64
+TEXTS = [
+    "The capital of France is",
+    "Once upon a time, in a village by the sea,",
+    "Photosynthesis is the process by which",
+    "def fibonacci(n):\n    ",
+    "The three states of matter are",
+    "In 1969, for the first time,",
+    "To bake bread you need",
+    "The difference between a virus and a bacterium is that",
+    "Dear Sir or Madam,\n\nI am writing to",
+    "A prime number is",
+    "The river rose in the night, and by morning",
+    "Q: What is the boiling point of water?\nA:",
+    "My favourite season is autumn because",
+    "SELECT name, count(*) FROM",
+    "The train left the station at",
+    "Gravity is a force that",
+    "Here are five tips for learning a language:\n1.",
+    "The old clockmaker opened the door and",
+    "In economics, supply and demand",
+    "Les oiseaux chantent dans",
+]
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    return ensure_default_model()
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> LlamaForCausalLM:
+    torch.set_num_threads(1)
+    model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    assert isinstance(model, LlamaForCausalLM)
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> Llama:
+    model = load_model(resolve(None), dtype="float32", device="cpu", block_tokens=BLOCK)
+    assert isinstance(model, Llama)
+    return model
+
+
+@pytest.fixture(scope="module")
+def long_prompt(folder: Path) -> list[int]:
+    """256 tokens of English: messages of the golden tokenizer file, one after the other."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    golden = Path(__file__).parents[1] / "data" / "smollm2_tokens.json"
+    texts = [text for text, _ in json.loads(golden.read_text(encoding="utf-8"))]
+    ids: list[int] = tokenizer.encode(" ".join([*TEXTS, *texts])).ids
+    assert len(ids) >= 256
+    return ids[:256]
+
+
+def test_logits_equal_transformers_and_do_not_depend_on_the_way(
+    oracle: LlamaForCausalLM, model: Llama, long_prompt: list[int]
+) -> None:
+    with torch.inference_mode():
+        expected = oracle(torch.tensor([long_prompt])).logits[0]
+    stepper = Stepper(model, BLOCK, blocks=512)
+    whole = stepper.whole(long_prompt)
+    torch.testing.assert_close(whole, expected, rtol=0, atol=1e-3)
+
+    chunked = stepper.stream(long_prompt)
+    pieces = [stepper.step([(chunked, n)])[0] for n in (100, 28, 127, 1)]
+    assert torch.equal(torch.cat(pieces), whole)
+
+    cached = stepper.stream(long_prompt, shared=chunked, cached=240)
+    assert torch.equal(stepper.step([(cached, 16)])[0], whole[240:])
+
+    for others in (
+        6,
+        15,
+        31,
+    ):  # of other lengths, in the same steps: whole first, then the last token decoded
+        company = [stepper.stream(long_prompt[i : i + 9 + i % 5]) for i in range(others)]
+        stream = stepper.stream(long_prompt, shared=chunked, cached=192)
+        rows = stepper.step([*((s, len(s.tokens) - 1) for s in company), (stream, 63)])[-1]
+        last = stepper.step([(stream, 1), *((s, 1) for s in company)])[0]
+        assert torch.equal(torch.cat([rows, last]), whole[192:])
+
+
+def test_greedy_answers_equal_transformers(
+    folder: Path, oracle: LlamaForCausalLM, model: Llama
+) -> None:
+    """16 sequences decode at once, the others join as places come free."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    prompts: list[list[int]] = [tokenizer.encode(text).ids for text in TEXTS]
+    model.allocate_kv(256)
+    config = EngineConfig(
+        num_blocks=256, block_tokens=BLOCK, max_sequences=16, max_batched_tokens=64
+    )
+    engine = Engine(model, config, KeyedNamer(bytes(32), BLOCK))
+    for number, ids in enumerate(prompts):
+        greedy = Sampling(ignore_eos=True)
+        engine.submit(make_submit(number, ids, max_tokens=ANSWER, sampling=greedy))
+    answers: dict[int, list[int]] = {number: [] for number in range(len(prompts))}
+    while not engine.idle:
+        for output in engine.step().of(0).outputs:
+            answers[output.request] += output.ids
+    engine.check_idle()
+    for number, ids in enumerate(prompts):
+        answer = answers[number]
+        assert len(answer) == ANSWER
+        with torch.inference_mode():
+            logits = oracle(torch.tensor([ids + answer[:-1]])).logits[0]
+        assert logits[len(ids) - 1 :].argmax(-1).tolist() == answer, TEXTS[number]
