@@ -413,9 +413,16 @@ def run(settings: WorkerSettings) -> int:
     try:
         _event_loop_run()(serve(loaded, links))
     except* (Refused, RouterNotTrusted) as group:
-        log.error("%s", group.exceptions[0])  # noqa: TRY400
+        log.error("%s", _first(group))  # noqa: TRY400
         status = EXIT_CONFIG
     return status
+
+
+def _first(error: BaseException) -> BaseException:
+    """What a group of groups is about: each task group on the way put one around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 def _event_loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:

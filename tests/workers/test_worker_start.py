@@ -15,6 +15,7 @@ import torch
 import headrace.models
 from headrace import worker
 from headrace.engine.memory import available_bytes, kv_blocks
+from headrace.errors import Refused
 from headrace.frames import PROTOCOL, Bye
 from headrace.link import LinkConfig
 from headrace.settings import WorkerSettings
@@ -93,6 +94,25 @@ def test_settings_that_cannot_work_end_with_their_own_status(
     settings: WorkerSettings, change: dict[str, Any]
 ) -> None:
     assert worker.run(replace(settings, **change)) == EXIT_CONFIG
+
+
+def test_a_router_that_sends_a_worker_away_says_why(
+    settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def receive() -> None:
+        raise Refused("epoch", "9 or later", "7", "give each worker its own name")
+
+    async def keep() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(receive())
+
+    async def serve(*_: object) -> None:  # the groups of `Worker`, one in the other
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(keep())
+
+    monkeypatch.setattr(worker, "serve", serve)
+    assert worker.run(settings) == EXIT_CONFIG
+    assert "give each worker its own name" in caplog.text
 
 
 def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
