@@ -24,8 +24,8 @@ pub(super) struct Answers {
 enum Source {
     /// The common case, without any machinery around it.
     One(Answer),
-    /// One call of `next` under way per open answer.
-    Many { next: FuturesUnordered<Next>, usage: Usage },
+    /// One call of `next` under way per open answer, and the usage of all so far.
+    Many { next: FuturesUnordered<Next>, usage: Vec<Usage> },
 }
 
 impl Answers {
@@ -44,8 +44,9 @@ impl Answers {
         } else {
             let answers =
                 try_join_all(jobs.into_iter().map(|job| request::answer(app, job))).await?;
+            let usage = answers.iter().map(Answer::usage).collect();
             let next = answers.into_iter().enumerate().map(|(i, answer)| advance(i, answer));
-            Source::Many { next: next.collect(), usage: Usage::default() }
+            Source::Many { next: next.collect(), usage }
         };
         Ok(Self { source, n })
     }
@@ -59,10 +60,8 @@ impl Answers {
             Source::One(answer) => answer.next().await,
             Source::Many { next, usage } => loop {
                 let (job, answer, delta) = next.next().await?;
-                let Some(delta) = delta else {
-                    *usage = sum(*usage, answer.usage());
-                    continue;
-                };
+                usage[job] = answer.usage();
+                let Some(delta) = delta else { continue };
                 next.push(advance(job, answer));
                 let first = u32::try_from(job * self.n).expect("choices were bounded");
                 return Some(delta.map(|delta| Delta { choice: first + delta.choice, ..delta }));
@@ -70,11 +69,11 @@ impl Answers {
         }
     }
 
-    /// Tokens of all jobs, final after `next` gave `None`. Of many jobs only those that have ended count.
+    /// Tokens of all jobs so far, final after `next` gave `None`.
     pub(super) fn usage(&self) -> Usage {
         match &self.source {
             Source::One(answer) => answer.usage(),
-            Source::Many { usage, .. } => *usage,
+            Source::Many { usage, .. } => usage.iter().copied().fold(Usage::default(), sum),
         }
     }
 }

@@ -159,6 +159,14 @@ async fn several_prompts_are_choices_of_one_answer() {
     for i in 0..6 {
         assert_eq!(text_of(&chunks, i), want(i));
     }
+
+    body["stream_options"] = json!({"include_usage": true, "continuous_usage_stats": true});
+    let chunks = self::chunks(router.post("/v1/completions", plain(&body)).await.text());
+    for (i, chunk) in chunks.iter().enumerate() {
+        let usage = &chunk["usage"];
+        assert_eq!(usage["prompt_tokens"], 6, "{i}: {usage}");
+        assert!(usage["completion_tokens"].as_u64() > Some(0), "{i}: {usage}");
+    }
 }
 
 #[tokio::test]
