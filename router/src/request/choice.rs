@@ -348,9 +348,11 @@ async fn place_and_submit(
     let seed = sampling.seed.wrapping_add(index.into());
     let left = common.deadline.saturating_duration_since(Instant::now());
     let submit = Submit {
+    // to a worker it means all of `stop_ids`, of which only the client's own are left
+    let ignore_eos = sampling.ignore_eos && common.stop_ids.is_empty();
         request: place.request(),
         tokens: little_endian(&common.prompt_ids),
-        sampling: Sampling { seed, ..sampling.clone() },
+        sampling: Sampling { seed, ignore_eos, ..sampling.clone() },
         stop_ids: common.stop_ids.clone(),
         max_tokens: common.max_tokens,
         deadline_ms: Some(millis(left)),

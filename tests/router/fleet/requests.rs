@@ -129,8 +129,13 @@ async fn ignore_eos_leaves_the_models_own_stop_tokens_out() {
     let (app, mut worker) = by_hand().await;
     let mut job = Job { stop_ids: vec![9], ..job() };
     job.sampling.ignore_eos = true;
-    let _answer = answer(&app, job).await.unwrap();
-    assert_eq!(worker.submitted().await.stop_ids, [9]);
+    let _answer = answer(&app, job.clone()).await.unwrap();
+    let submit = worker.submitted().await;
+    assert_eq!(submit.stop_ids, [9]);
+    assert!(!submit.sampling.ignore_eos, "the worker would ignore the client's own as well");
+    job.stop_ids = Vec::new();
+    let _without = answer(&app, job).await.unwrap();
+    assert!(worker.submitted().await.sampling.ignore_eos);
 }
 
 #[tokio::test]

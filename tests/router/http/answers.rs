@@ -200,10 +200,10 @@ async fn the_worker_gets_what_the_client_asked_for() {
     let sampling = submit.sampling;
     assert_eq!((sampling.temperature, sampling.top_k, sampling.seed), (0.5, 7, 9));
     assert_eq!((sampling.frequency_penalty, sampling.min_tokens), (1.0, 2));
-    assert!(sampling.ignore_eos);
+    assert!(!sampling.ignore_eos, "it would reach the stop token that the client named");
     let bias: Vec<(u32, f64)> = sampling.logit_bias.iter().map(|bias| (bias.0, bias.1)).collect();
     assert_eq!(bias, [(5, -100.0)]);
-    assert!(submit.stop_ids.contains(&8));
+    assert_eq!(submit.stop_ids, [8]);
     assert_eq!((submit.max_tokens, submit.priority), (33, 3));
 }
 
