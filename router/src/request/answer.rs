@@ -55,9 +55,9 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         })??
         .into();
     app.metrics.encode_seconds.observe(begin.elapsed());
-    app.metrics.prompt_tokens.add(ids.len() as u64);
 
     let max_tokens = check_context(ids.len(), job.max_tokens, context_tokens)?;
+    app.metrics.prompt_tokens.add(ids.len() as u64);
     let common =
         Arc::new(Common::new(Arc::clone(app), engine, job, ids, max_tokens, begin, deadline));
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();

@@ -15,7 +15,7 @@ use crate::core::frame::{Finish, Ranked, Sampling, Submit, TokenLogprob};
 use crate::core::schedule::WorkerId;
 use crate::error::RouteError;
 use crate::fleet::booking::Wanted;
-use crate::prompt::{Decoder, PromptEngine};
+use crate::prompt::{Decoder, PromptEngine, StopStrings};
 use crate::stream::{Chunk, TokenStream};
 
 /// What all choices of a job share.
@@ -30,6 +30,7 @@ pub(super) struct Common {
     pub(super) deadline: Instant,
     /// The job's, and the model's own unless they are to be ignored.
     stop_ids: Vec<u32>,
+    stop: StopStrings,
 }
 
 impl Common {
@@ -48,7 +49,8 @@ impl Common {
         }
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Self { app, engine, job, prompt_ids, max_tokens, begin, deadline, stop_ids }
+        let stop = StopStrings::new(&job.stop);
+        Self { app, engine, job, prompt_ids, max_tokens, begin, deadline, stop_ids, stop }
     }
 
     fn token(&self, id: u32, logprob: Option<f64>, top: &[Ranked]) -> TokenText {
@@ -304,7 +306,7 @@ impl Choice {
 }
 
 fn decoder(common: &Common) -> Decoder {
-    common.engine.decoder(&common.job.stop, common.job.skip_special_tokens)
+    common.engine.decoder_with(&common.stop, common.job.skip_special_tokens)
 }
 
 fn place(common: &Arc<Common>, index: u32, excluded: Vec<WorkerId>) -> State {
@@ -346,10 +348,10 @@ async fn place_and_submit(
     let worker = place.worker();
     let sampling = &job.sampling;
     let seed = sampling.seed.wrapping_add(index.into());
-    let left = common.deadline.saturating_duration_since(Instant::now());
-    let submit = Submit {
     // to a worker it means all of `stop_ids`, of which only the client's own are left
     let ignore_eos = sampling.ignore_eos && common.stop_ids.is_empty();
+    let left = common.deadline.saturating_duration_since(Instant::now());
+    let submit = Submit {
         request: place.request(),
         tokens: little_endian(&common.prompt_ids),
         sampling: Sampling { seed, ignore_eos, ..sampling.clone() },
