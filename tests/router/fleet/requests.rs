@@ -495,7 +495,7 @@ async fn every_state_of_a_request_has_a_deadline() {
     let error = loop {
         worker.gives(third, &letters("a"), None);
         match late.next().await {
-            Some(Ok(_)) => tokio::time::sleep(Duration::from_secs(10)).await,
+            Some(Ok(_)) => sleep(Duration::from_secs(10)).await,
             error => break state(error).0,
         }
     };
