@@ -1,7 +1,6 @@
 //! One client's connection: HTTP/1 or 2 on a socket that may neither be silent at the start of a request nor stop
 //! reading in the middle of an answer.
 
-use std::future::pending;
 use std::io;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -10,13 +9,15 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use axum::Router;
+use hyper::body::{Body, Bytes, Frame, Incoming, SizeHint};
 use hyper::service::{Service as _, service_fn};
-use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper::{Request, Version};
+use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::time::{Sleep, sleep, timeout};
+use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use crate::app::App;
 use crate::shutdown::Stopper;
@@ -38,17 +39,24 @@ struct LastWords {
 /// For them to be sent.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// A connection may rest this long between two requests. A guess: longer than the 60 s after which clients and proxies
+/// tend to give one up themselves, so that none sends a request into a connection that is just being closed.
+const REST: Duration = Duration::from_secs(120);
+
 /// Serves a connection until the client or the stopper ends it.
 pub(crate) async fn serve(stream: TcpStream, routes: Router, app: Arc<App>, stopper: Stopper) {
     let config = &app.config;
     let _ = stream.set_nodelay(true); // fails only on a socket that is gone
-    let socket = Arc::new(Socket { stream: Mutex::new(stream), asked: AtomicBool::new(false) });
-    let begun = AtomicBool::new(false);
-    let outcome = {
+    let socket = Arc::new(Socket::new(stream));
+    let late = {
         let routes = TowerToHyperService::new(routes);
-        let service = service_fn(|request| {
-            begun.store(true, Relaxed);
-            routes.call(request)
+        let service = service_fn(|request: Request<Incoming>| {
+            let answering = Arc::new(Answering::begin(&socket, request.version()));
+            let held = Arc::clone(&answering);
+            let answer = routes.call(request.map(|body| Held { body, _answering: held }));
+            async move {
+                answer.await.map(|answer| answer.map(|body| Held { body, _answering: answering }))
+            }
         });
         let io = Guarded {
             socket: Arc::clone(&socket),
@@ -57,32 +65,24 @@ pub(crate) async fn serve(stream: TcpStream, routes: Router, app: Arc<App>, stop
             stalled: None,
         };
         let mut http = auto::Builder::new(TokioExecutor::new());
-        http.http1().timer(TokioTimer::new()).header_read_timeout(config.http.header_timeout);
-        http.http2().timer(TokioTimer::new());
+        http.http1().header_read_timeout(None); // hyper's also runs while a connection rests
         let mut connection = std::pin::pin!(http.serve_connection(TokioIo::new(io), service));
-        // hyper's own time-out begins when it knows the version of HTTP
-        let silent = async {
-            sleep(config.http.header_timeout).await;
-            if begun.load(Relaxed) {
-                pending::<()>().await; // from the first request on the time-out is hyper's
-            }
-        };
-        let mut silent = std::pin::pin!(silent);
+        let mut late = std::pin::pin!(socket.late(config.http.header_timeout));
         let mut draining = false;
         loop {
             tokio::select! {
-                result = connection.as_mut() => break result.err().map(|error| is_timeout(&*error)),
-                () = silent.as_mut() => break Some(true),
+                _ = connection.as_mut() => break false,
+                () = late.as_mut() => break true,
                 () = stopper.draining(), if !draining => {
                     draining = true;
                     connection.as_mut().graceful_shutdown();
                 }
-                () = stopper.stopped() => break None,
+                () = stopper.stopped() => break false,
             }
         }
     };
     // a client that sent nothing since the last answer only kept the connection for later
-    if outcome == Some(true) && socket.asked.load(Relaxed) {
+    if late && socket.asked.load(Relaxed) {
         app.metrics.http_request("unknown", 408, "headers_too_slow");
         say(&socket, HEADERS_TOO_SLOW).await;
     }
@@ -90,8 +90,7 @@ pub(crate) async fn serve(stream: TcpStream, routes: Router, app: Arc<App>, stop
 
 /// Turns a client away.
 pub(crate) async fn turn_away(stream: TcpStream) {
-    let socket = Socket { stream: Mutex::new(stream), asked: AtomicBool::new(true) };
-    say(&socket, TOO_MANY).await;
+    say(&Socket::new(stream), TOO_MANY).await;
 }
 
 async fn say(socket: &Socket, LastWords { head, body }: LastWords) {
@@ -107,27 +106,118 @@ async fn say(socket: &Socket, LastWords { head, body }: LastWords) {
     .await;
 }
 
-fn is_timeout(error: &(dyn std::error::Error + 'static)) -> bool {
-    let mut error = Some(error);
-    while let Some(inner) = error {
-        if inner.downcast_ref::<hyper::Error>().is_some_and(hyper::Error::is_timeout) {
-            return true;
-        }
-        error = inner.source();
-    }
-    false
-}
-
-/// Shared, so that last words can be said after hyper gave up. The lock is never contended.
+/// Shared, so that last words can be said after hyper gave up. The locks are never contended.
 struct Socket {
     stream: Mutex<TcpStream>,
     /// Bytes came since the last ones that were sent.
     asked: AtomicBool,
+    turn: Mutex<Turn>,
+}
+
+/// Whose turn it is: the server's while it answers, else the client's.
+struct Turn {
+    /// Requests whose answers are not over.
+    answering: usize,
+    /// Since when it is the client's turn, or since when its request comes.
+    since: Instant,
+    /// A request has begun to come.
+    asking: bool,
+    /// HTTP/2, where bytes without a request are nothing unusual.
+    multiplexed: bool,
+}
+
+impl Turn {
+    fn deadline(&self, header_timeout: Duration) -> Option<Instant> {
+        let limit = if self.asking { header_timeout } else { REST };
+        (self.answering == 0).then(|| self.since + limit)
+    }
 }
 
 impl Socket {
+    fn new(stream: TcpStream) -> Self {
+        // the first request has to come at once
+        let turn = Turn { answering: 0, since: Instant::now(), asking: true, multiplexed: false };
+        Self { stream: Mutex::new(stream), asked: AtomicBool::new(false), turn: Mutex::new(turn) }
+    }
+
     fn stream(&self) -> MutexGuard<'_, TcpStream> {
         self.stream.lock().expect("no holder panics")
+    }
+
+    fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().expect("no holder panics")
+    }
+
+    /// Bytes came.
+    fn hear(&self) {
+        self.asked.store(true, Relaxed);
+        let mut turn = self.turn();
+        if turn.answering == 0 && !turn.asking && !turn.multiplexed {
+            turn.asking = true;
+            turn.since = Instant::now();
+        }
+    }
+
+    /// Returns when the client is too late with its request. Nothing wakes it: no deadline is nearer than
+    /// `header_timeout` when it is set.
+    async fn late(&self, header_timeout: Duration) {
+        loop {
+            let now = Instant::now();
+            let deadline = self.turn().deadline(header_timeout);
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                return;
+            }
+            let look = now + header_timeout;
+            sleep_until(deadline.map_or(look, |deadline| deadline.min(look))).await;
+        }
+    }
+}
+
+/// A request that is answered. When this drops, it is the client's turn again.
+struct Answering(Arc<Socket>);
+
+impl Answering {
+    fn begin(socket: &Arc<Socket>, version: Version) -> Self {
+        let mut turn = socket.turn();
+        turn.answering += 1;
+        turn.asking = false;
+        turn.multiplexed = version == Version::HTTP_2;
+        drop(turn);
+        Self(Arc::clone(socket))
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let mut turn = self.0.turn();
+        turn.answering -= 1;
+        turn.since = Instant::now();
+    }
+}
+
+/// The body of a request or of its answer: neither is over before both are.
+struct Held<B> {
+    body: B,
+    _answering: Arc<Answering>,
+}
+
+impl<B: Body<Data = Bytes> + Unpin> Body for Held<B> {
+    type Data = Bytes;
+    type Error = B::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, B::Error>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -168,7 +258,7 @@ impl AsyncRead for Guarded {
         let before = buffer.filled().len();
         let read = Pin::new(&mut *self.socket.stream()).poll_read(context, buffer);
         if buffer.filled().len() > before {
-            self.socket.asked.store(true, Relaxed);
+            self.socket.hear();
         }
         read
     }

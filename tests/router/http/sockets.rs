@@ -86,6 +86,23 @@ async fn an_answer_and_a_connection_may_last_longer_than_headers() {
 }
 
 #[tokio::test]
+async fn a_connection_may_rest_longer_than_headers_may_take() {
+    let router = TestRouter::start(RouterArgs { header_timeout_ms: 200, ..args() }).await;
+    let mut connection = router.connect().await;
+    for _ in 0..2 {
+        connection.request("GET /health HTTP/1.1", b"").await;
+        assert_eq!(connection.reply().await.status, 200);
+        sleep(Duration::from_millis(500)).await; // more than twice the time-out, which has to pass
+    }
+    // but from its first byte on a head has no more time than that
+    let began = Instant::now();
+    connection.stream.write_all(b"GET /health HTTP/1.1\r\nX-Slow: ").await.unwrap();
+    assert_eq!(connection.reply().await.status, 408);
+    assert!(began.elapsed() >= Duration::from_millis(200), "{:?}", began.elapsed());
+    connection.closed().await;
+}
+
+#[tokio::test]
 async fn a_slow_body_ends_with_408() {
     let router = TestRouter::start(RouterArgs { body_timeout_ms: 200, ..args() }).await;
     let mut connection = router.connect().await;
