@@ -237,10 +237,6 @@ class Session:
         """
         return _wanted(await self._connection.receive())
 
-    def ready(self) -> list[FromRouter]:
-        """All frames that came and were not received yet, without waiting."""
-        return [_wanted(frame) for frame in self._connection.take_all()]
-
     def __aiter__(self) -> Self:
         return self
 
@@ -361,12 +357,6 @@ class _Connection(asyncio.Protocol):
         frame = self._inbox.popleft()
         self._go_on_reading()
         return frame
-
-    def take_all(self) -> list[FromRouter]:
-        taken = list(self._inbox)
-        self._inbox.clear()
-        self._go_on_reading()
-        return taken
 
     async def room(self) -> None:
         while self._lost is None and not self._has_room.is_set():

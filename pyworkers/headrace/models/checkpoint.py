@@ -102,36 +102,20 @@ class Checkpoint(ABC):
     def tensor(self, name: str, shape: Iterable[int] | None = None) -> torch.Tensor:
         """The tensor `name`, on the CPU, in its stored dtype (dequantised where it was quantised).
 
-        With `shape` the stored shape is compared first; a difference raises `CheckpointError`.
+        With `shape` it is a weight: another stored shape, or integers, raise `CheckpointError` before it is read.
         """
         info = self.info(name)
         if shape is not None and info.shape != tuple(shape):
             raise CheckpointError(_shape_text(info, name, tuple(shape)))
+        if shape is not None and not info.dtype.startswith(("float", "bfloat")):
+            raise CheckpointError(
+                f"{info.file}: {name}: expected a floating-point dtype, found {info.dtype}"
+            )
         tensor = self._load(self._stored_name(name))
         if self.progress is not None:
             self._read_bytes += info.nbytes
             self.progress(min(self._read_bytes, self.nbytes), self.nbytes)
         return tensor
-
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
-        """Compare names, shapes and dtypes with what a model needs, before anything is read.
-
-        Raises one `CheckpointError` that lists the first few differences. More tensors than needed are fine.
-        """
-        faults: list[str] = []
-        for name, shape in expected.items():
-            info = self.infos.get(self._stored_name(name))
-            if info is None:
-                faults.append(f"tensor {name!r} is missing")
-            elif info.shape != shape:
-                faults.append(_shape_text(info, name, shape))
-            elif not info.dtype.startswith(("float", "bfloat")):
-                faults.append(
-                    f"{info.file}: {name}: expected a floating-point dtype, found {info.dtype}"
-                )
-        if faults:
-            more = f" (and {len(faults) - 5} more)" if len(faults) > 5 else ""
-            raise CheckpointError(f"{self.path}: {'; '.join(faults[:5])}{more}")
 
     def doc(self) -> bytes:
         """The JSON document from which the router tokenises and renders for this model."""

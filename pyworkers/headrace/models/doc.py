@@ -16,7 +16,6 @@ from typing import Any, cast
 from headrace.models.config import ModelConfig, ModelFileError, read_json_object
 
 __all__ = [
-    "HASH_SCHEME",
     "ModelDocError",
     "ModelFiles",
     "ModelFingerprints",
@@ -26,7 +25,6 @@ __all__ = [
     "weights_fingerprint",
 ]
 
-HASH_SCHEME = "blake3-chain-v1"  # of the KV block hashes; the implementation is in headrace._core
 MAX_SAMPLED_TENSORS = (
     512  # bounds the page reads of a fingerprint on checkpoints of many thousand tensors
 )

@@ -11,7 +11,7 @@ from headrace.models.checkpoint import Checkpoint, SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
 from headrace.models.default_model import DEFAULT_MODEL, ensure_default_model
 
-__all__ = ["SourceError", "resolve", "served_name"]
+__all__ = ["SourceError", "resolve"]
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _HUB_FILES = ["*.json", "*.safetensors", "*.jinja"]
@@ -36,16 +36,6 @@ def resolve(model: str | None) -> Checkpoint:
         f"{model}: no such directory or file, and not a hub id like org/name; "
         f"leave the model out for {DEFAULT_MODEL.name}"
     )
-
-
-def served_name(model: str | None) -> str:
-    """The name that clients use for `model`, without opening it."""
-    if model is None:
-        return DEFAULT_MODEL.name
-    path = Path(model).expanduser()
-    if path.is_dir():
-        return path.resolve().name
-    return path.stem if path.suffix == ".gguf" else model
 
 
 def _open_file(path: Path) -> Checkpoint:
