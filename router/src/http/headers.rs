@@ -9,6 +9,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
+use crate::error::RouteError;
 use crate::http::ids;
 use crate::http::reject::{ErrorCode, Reject};
 
@@ -28,13 +29,31 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let trace = request.headers().get("traceparent").cloned(); // for the log only
+    let mut left = Left { app: &app, route, answered: false };
     let mut response = next.run(request).await;
+    left.answered = true;
     let status = response.status().as_u16();
     let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
     app.metrics.http_request(route, status, error);
     tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Counts a request that was dropped before its answer began: its client left, or its connection was cut.
+struct Left<'a> {
+    app: &'a App,
+    route: &'a str,
+    answered: bool,
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            let gone = Reject::from(RouteError::ClientGone);
+            self.app.metrics.http_request(self.route, gone.status(), "client_gone");
+        }
+    }
 }
 
 fn is_request_id(value: &HeaderValue) -> bool {

@@ -112,6 +112,11 @@ impl Reject {
         }
     }
 
+    /// Of the answer.
+    pub(super) fn status(&self) -> u16 {
+        self.verdict().status.as_u16()
+    }
+
     /// The body of the answer, or the data of an SSE event once an answer has begun.
     pub(super) fn body(&self) -> ErrorBody {
         self.body_with(self.verdict())

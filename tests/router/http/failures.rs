@@ -1,12 +1,14 @@
 //! What goes wrong after a good request: workers that fail or die, clients that leave or do not read.
 
 use headrace_router::config::RouterArgs;
-use headrace_router::core::frame::{Failed, Frame, Output, Ranked, RequestId, TokenLogprob};
+use headrace_router::core::frame::{
+    Failed, Frame, Output, Ranked, RequestId, TokenLogprob,
+};
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
 
 use super::client::{Connection, TestRouter, args};
-use crate::fake_worker::{Behaviour, FakeWorker, MODEL, letters, output, step};
+use crate::fake_worker::{Behaviour, FakeWorker, MODEL, letters, metric, output, step, until};
 
 const CHAT: &str = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
 
@@ -79,6 +81,15 @@ async fn a_client_that_hangs_up_cancels_before_and_after_the_first_token() {
         drop(connection);
         assert_eq!(worker.cancelled().await, request, "stream {stream}, first {first_token}");
     }
+}
+
+#[tokio::test]
+async fn a_request_whose_client_leaves_before_its_answer_is_counted() {
+    let (router, mut worker, connection, _) = under_way(true).await;
+    drop(connection);
+    worker.cancelled().await;
+    let gone = || metric(&router.app, "headrace_http_requests_total", "status=\"499\"");
+    until("it is counted", || gone() == 1.0).await;
 }
 
 #[tokio::test]
