@@ -44,7 +44,8 @@ use crate::http::reject::Reject;
 /// All routes. Where API keys are configured they guard everything but the probes and `/metrics`.
 pub fn app(state: Arc<App>) -> Router {
     let keys = ApiKeys::of(&state);
-    let surface = Surface { app: Arc::clone(&state), bodies: BodyMemory::new() };
+    let surface =
+        Surface { app: Arc::clone(&state), bodies: BodyMemory::new(Arc::clone(&state.metrics)) };
     let guarded = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))

@@ -32,6 +32,8 @@ pub struct Metrics {
     pub connections_refused: Counter,
     /// See above.
     pub connections_stalled: Counter,
+    /// Bytes of the bodies of requests under way.
+    pub body_bytes: Gauge,
     /// Links that completed the handshake.
     pub links: Counter,
     /// Legs placed again after a worker was lost or failed.
@@ -102,6 +104,11 @@ impl Metrics {
             "headrace_http_connections_stalled_total",
             "Connections cut because the client read nothing for --stall-timeout-ms.",
             &self.connections_stalled,
+        );
+        text.gauge(
+            "headrace_http_body_bytes",
+            "Bodies of requests that have not begun to be answered.",
+            &self.body_bytes,
         );
         text.gauge("headrace_streams", "Answers under way, each choice counted.", &self.streams);
         text.labelled(

@@ -14,6 +14,7 @@ use tokio::time::{Instant, timeout_at};
 use crate::error::RouteError;
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
+use crate::metrics::Metrics;
 
 /// How much of a body that is too long is read and thrown away, so that a client that writes before it reads gets to
 /// see the answer rather than a reset connection.
@@ -35,22 +36,26 @@ pub(super) struct BodyLimits {
 
 /// What is left of the memory for bodies.
 #[derive(Debug, Clone)]
-pub(super) struct BodyMemory(Arc<Semaphore>);
+pub(super) struct BodyMemory {
+    left: Arc<Semaphore>,
+    metrics: Arc<Metrics>,
+}
 
 impl BodyMemory {
-    pub(super) fn new() -> Self {
-        Self(Arc::new(Semaphore::new(ALL_BODIES_BYTES / PERMIT_BYTES)))
+    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
+        Self { left: Arc::new(Semaphore::new(ALL_BODIES_BYTES / PERMIT_BYTES)), metrics }
     }
 
     /// Memory for one body, at first none.
     fn share(&self) -> Share {
-        Share { memory: Arc::clone(&self.0), permit: None, used: 0 }
+        Share { memory: self.clone(), permit: None, used: 0 }
     }
 }
 
-/// Memory of one body; given back when dropped.
-struct Share {
-    memory: Arc<Semaphore>,
+/// Memory of one body, given back when this drops. Whoever reads a body keeps it as long as anything is there that was
+/// made of the body: its values and texts are as large, and wait for the tokeniser and for a worker.
+pub(super) struct Share {
+    memory: BodyMemory,
     permit: Option<OwnedSemaphorePermit>,
     used: usize,
 }
@@ -58,10 +63,11 @@ struct Share {
 impl Share {
     fn grow(&mut self, bytes: usize) -> Result<(), RouteError> {
         self.used += bytes;
+        self.memory.metrics.body_bytes.add(signed(bytes));
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = self.used.div_ceil(PERMIT_BYTES).saturating_sub(held);
         let more = u32::try_from(more).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.memory).try_acquire_many_owned(more);
+        let permit = Arc::clone(&self.memory.left).try_acquire_many_owned(more);
         let permit = permit.map_err(|_| RouteError::Overloaded {
             what: "request bodies",
             retry_after: Duration::from_secs(1),
@@ -74,10 +80,14 @@ impl Share {
     }
 }
 
-/// A body, and the memory that it holds until it is dropped.
-pub(super) struct HeldBody {
-    pub(super) bytes: Bytes,
-    _share: Share,
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.memory.metrics.body_bytes.add(-signed(self.used));
+    }
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
 }
 
 /// The whole body of a request that says that it is JSON.
@@ -89,7 +99,7 @@ pub(super) async fn read(
     request: Request,
     limits: BodyLimits,
     memory: &BodyMemory,
-) -> Result<HeldBody, Reject> {
+) -> Result<(Bytes, Share), Reject> {
     check_headers(request.headers())?;
     let declared = declared_length(request.headers());
     let body = request.into_body();
@@ -100,7 +110,11 @@ pub(super) async fn read(
     collect(body, limits, memory.share()).await
 }
 
-async fn collect(mut body: Body, limits: BodyLimits, mut share: Share) -> Result<HeldBody, Reject> {
+async fn collect(
+    mut body: Body,
+    limits: BodyLimits,
+    mut share: Share,
+) -> Result<(Bytes, Share), Reject> {
     let end = Instant::now() + limits.time;
     let mut first = Bytes::new(); // most bodies are one frame, which then is not copied
     let mut whole = BytesMut::new();
@@ -129,7 +143,7 @@ async fn collect(mut body: Body, limits: BodyLimits, mut share: Share) -> Result
         }
     }
     let bytes = if whole.is_empty() { first } else { whole.freeze() };
-    Ok(HeldBody { bytes, _share: share })
+    Ok((bytes, share))
 }
 
 /// Reads on beside the answer, within bounds.
@@ -189,7 +203,7 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_share_their_memory_and_give_it_back() {
-        let memory = BodyMemory(Arc::new(Semaphore::new(3)));
+        let memory = BodyMemory { left: Arc::new(Semaphore::new(3)), metrics: Arc::default() };
         let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
         let body = |size| Request::new(Body::from(vec![b' '; size]));
         let one =
@@ -198,7 +212,7 @@ mod tests {
         assert!(matches!(two, Err(Reject::Route(RouteError::Overloaded { .. }))));
         drop(one);
         assert!(read(body(PERMIT_BYTES + 1), limits, &memory).await.is_ok());
-        assert_eq!(memory.0.available_permits(), 3);
+        assert_eq!(memory.left.available_permits(), 3);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use axum::response::Response;
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
-use crate::http::body::{self, BodyLimits};
+use crate::http::body::{self, BodyLimits, Share};
 use crate::http::chat_reply::ChatReply;
 use crate::http::completion_reply::CompletionReply;
 use crate::http::fields::Fields;
@@ -28,7 +28,7 @@ pub(super) async fn chat(
     request: Request,
 ) -> Result<Response, Reject> {
     let session = headers::session(request.headers());
-    let mut fields = fields(&surface, request).await?;
+    let (mut fields, _memory) = fields(&surface, request).await?;
     let model = params::model_name(&mut fields)?;
     let engine = engine(&surface.app, &model)?;
     let mut request = chat::check(fields, model, &facts(&engine))?;
@@ -43,7 +43,7 @@ pub(super) async fn completions(
     request: Request,
 ) -> Result<Response, Reject> {
     let session = headers::session(request.headers());
-    let mut fields = fields(&surface, request).await?;
+    let (mut fields, _memory) = fields(&surface, request).await?;
     let model = params::model_name(&mut fields)?;
     let engine = engine(&surface.app, &model)?;
     let mut request = completions::check(fields, &model, &facts(&engine))?;
@@ -72,18 +72,18 @@ fn echo_text(engine: &PromptEngine, prompt: &Prompt) -> String {
     }
 }
 
-/// The body of `request` as the fields of a JSON object.
-pub(super) async fn fields(surface: &Surface, request: Request) -> Result<Fields, Reject> {
+/// The body of `request` as the fields of a JSON object, and the memory that it takes.
+pub(super) async fn fields(surface: &Surface, request: Request) -> Result<(Fields, Share), Reject> {
     let config = &surface.app.config.http;
     let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
-    let body = body::read(request, limits, &surface.bodies).await?;
-    let is_large = body.bytes.len() >= LARGE_BODY_BYTES;
-    let parse = move || json::parse(&body.bytes).and_then(Fields::of_body);
+    let (bytes, share) = body::read(request, limits, &surface.bodies).await?;
+    let is_large = bytes.len() >= LARGE_BODY_BYTES;
+    let parse = move || Ok((json::parse(&bytes).and_then(Fields::of_body)?, share));
     if !is_large {
-        return Ok(parse()?);
+        return parse();
     }
     let parsed = tokio::task::spawn_blocking(parse).await;
-    Ok(parsed.map_err(|error| RouteError::Internal(error.to_string()))??)
+    parsed.map_err(|error| RouteError::Internal(error.to_string()))?
 }
 
 /// The tokenizer and template of `model`.

@@ -21,7 +21,7 @@ pub(super) async fn tokenize(
     State(surface): State<Surface>,
     request: Request,
 ) -> Result<Json<Value>, Reject> {
-    let fields = generate::fields(&surface, request).await?;
+    let (fields, _memory) = generate::fields(&surface, request).await?;
     let (engine, mut fields) = engine_of(&surface.app, fields)?;
     let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
     let input = input(&mut fields)?;
@@ -68,7 +68,7 @@ pub(super) async fn detokenize(
     State(surface): State<Surface>,
     request: Request,
 ) -> Result<Json<Value>, Reject> {
-    let fields = generate::fields(&surface, request).await?;
+    let (fields, _memory) = generate::fields(&surface, request).await?;
     let (engine, mut fields) = engine_of(&surface.app, fields)?;
     let tokens = fields.array("tokens")?;
     let tokens = fields.require("tokens", tokens)?;

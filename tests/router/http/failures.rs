@@ -2,7 +2,7 @@
 
 use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::{
-    Failed, Frame, Output, Ranked, RequestId, TokenLogprob,
+    Failed, Finish, Frame, Output, Ranked, RequestId, TokenLogprob,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
@@ -81,6 +81,16 @@ async fn a_client_that_hangs_up_cancels_before_and_after_the_first_token() {
         drop(connection);
         assert_eq!(worker.cancelled().await, request, "stream {stream}, first {first_token}");
     }
+}
+
+#[tokio::test]
+async fn a_body_counts_until_its_request_is_answered() {
+    let (router, worker, mut connection, request) = under_way(false).await;
+    let held = || metric(&router.app, "headrace_http_body_bytes", "");
+    assert_eq!(held(), chat(&json!({ "stream": false })).len() as f64);
+    worker.gives(request, &letters("a"), Some(Finish::Length));
+    assert_eq!(connection.reply().await.status, 200);
+    until("it is given back", || held() == 0.0).await;
 }
 
 #[tokio::test]
