@@ -209,9 +209,10 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
     type Output = ();
 
     #[inline(always)]
-    fn run<S: Simd>(self, s: S) {
+    fn run<S: Simd>(mut self, s: S) {
         let columns = self.kv.shape.value_width() / LANES;
-        let (sums, _) = self.sums.as_chunks_mut::<LANES>(); // [M][columns]
+        let sums = std::mem::take(&mut self.sums);
+        let (sums, _) = sums.as_chunks_mut::<LANES>(); // [M][columns]
         let mut lane = [0.0; LANES];
         for (i, lane) in lane.iter_mut().enumerate() {
             *lane = i as f32;
@@ -227,16 +228,15 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
             let parts = (end - start).div_ceil(LANES).min(PARTS);
             // Scores: lanes are positions.
             let mut scores = [[s.splat(f32::NEG_INFINITY); M]; PARTS];
-            for (part, scores) in scores.iter_mut().enumerate().take(parts) {
-                let (keys, _) = self.kv.part(self.blocks, start + part * LANES);
-                let mut score = [[s.splat(0.0); 1]; M];
-                tile::<S, [f32; LANES], M, 1, 1>(s, self.queries, [keys], &mut score);
-                for m in 0..M {
-                    // Only differences below 2^24 matter, and those are exact.
-                    let left = self.visible[m] as f32 - (start + part * LANES) as f32;
-                    let hidden = s.splat(f32::NEG_INFINITY);
-                    scores[m] = s.select_less(lane, s.splat(left), score[m][0], hidden);
-                }
+            let mut part = 0;
+            while part < parts {
+                let scores = &mut scores[part..];
+                let at = start + part * LANES;
+                part += match parts - part {
+                    4.. if Self::abreast::<S>() == 4 => self.score::<S, 4>(s, at, lane, scores),
+                    2.. if Self::abreast::<S>() >= 2 => self.score::<S, 2>(s, at, lane, scores),
+                    _ => self.score::<S, 1>(s, at, lane, scores),
+                };
             }
             // Softmax weights, turned around: [position][M].
             let mut p = [[0.0; M]; SPLIT];
@@ -261,20 +261,19 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
                 weight[m] = weight[m] * rescale[m] + s.sum(total);
             }
             // Values: lanes are outputs.
-            for column in 0..columns {
-                let mut acc = [[s.splat(0.0); 1]; M];
-                for m in 0..M {
-                    acc[m][0] = s.mul(s.load(&sums[m * columns + column]), s.splat(rescale[m]));
-                }
-                for part in 0..parts {
-                    let first = start + part * LANES;
-                    let (_, values) = self.kv.part(self.blocks, first);
-                    let p = &p[part * LANES..][..LANES.min(end - first)];
-                    tile_columns(s, p, &values[column..], columns, &mut acc);
-                }
-                for m in 0..M {
-                    s.store(acc[m][0], &mut sums[m * columns + column]);
-                }
+            let split = Split { blocks: self.blocks, start, end: end.min(start + SPLIT) };
+            let (kv, p, rescale) = (self.kv, &p, &rescale);
+            let mut column = 0;
+            while column < columns {
+                column += match columns - column {
+                    4.. if Self::abreast::<S>() == 4 => {
+                        add_values::<S, M, 4>(s, kv, split, column, p, rescale, sums)
+                    }
+                    2.. if Self::abreast::<S>() >= 2 => {
+                        add_values::<S, M, 2>(s, kv, split, column, p, rescale, sums)
+                    }
+                    _ => add_values::<S, M, 1>(s, kv, split, column, p, rescale, sums),
+                };
             }
         }
         for m in 0..M {
@@ -286,6 +285,44 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
     }
 }
 
+impl<const M: usize> Softmax<'_, M> {
+    /// Vectors of positions, or of outputs, to sum at once: as many as the registers hold beside `M` rows.
+    #[inline(always)]
+    fn abreast<S: Simd>() -> usize {
+        match (S::WIDE, M <= 3) {
+            (true, true) => 4,
+            (true, false) | (false, true) => 2,
+            (false, false) => 1,
+        }
+    }
+
+    /// Scores of `N` vectors of positions from `at` on, minus infinity where a row does not see them; returns `N`.
+    #[inline(always)]
+    fn score<S: Simd, const N: usize>(
+        &self,
+        s: S,
+        at: usize,
+        lane: S::V,
+        scores: &mut [[S::V; M]],
+    ) -> usize {
+        let mut keys: [&[[f32; LANES]]; N] = [&[]; N];
+        for (n, keys) in keys.iter_mut().enumerate() {
+            *keys = self.kv.part(self.blocks, at + n * LANES).0;
+        }
+        let mut sums = [[s.splat(0.0); N]; M];
+        tile::<S, [f32; LANES], M, N, 1>(s, self.queries, keys, &mut sums);
+        for n in 0..N {
+            for m in 0..M {
+                // Only differences below 2^24 matter, and those are exact.
+                let left = s.splat(self.visible[m] as f32 - (at + n * LANES) as f32);
+                let hidden = s.splat(f32::NEG_INFINITY);
+                scores[n][m] = s.select_less(lane, left, sums[m][n], hidden);
+            }
+        }
+        N
+    }
+}
+
 #[inline(always)]
 fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
     let mut lanes = [0.0; LANES];
@@ -293,19 +330,49 @@ fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
     lanes[0]
 }
 
-/// [`tile`] with a stride that is not known when compiling.
+/// Positions `start..end` of one split.
+#[derive(Clone, Copy)]
+struct Split<'a> {
+    blocks: &'a [i32],
+    start: usize,
+    end: usize,
+}
+
+/// Rescales `N` columns of the sums from `column` on, and adds the split's values to them; returns `N`.
 #[inline(always)]
-fn tile_columns<S: Simd, const M: usize>(
+fn add_values<S: Simd, const M: usize, const N: usize>(
     s: S,
-    p: &[[f32; M]],
-    values: &[[f32; LANES]],
-    stride: usize,
-    acc: &mut [[S::V; 1]; M],
-) {
-    for (p, value) in p.iter().zip(values.iter().step_by(stride)) {
-        let value = s.load(value);
-        for m in 0..M {
-            acc[m][0] = s.fma(s.splat(p[m]), value, acc[m][0]);
+    kv: Keys<'_>,
+    split: Split<'_>,
+    column: usize,
+    p: &[[f32; M]; SPLIT],
+    rescale: &[f32; M],
+    sums: &mut [[f32; LANES]],
+) -> usize {
+    let columns = kv.shape.value_width() / LANES;
+    let mut acc = [[s.splat(0.0); N]; M];
+    for m in 0..M {
+        for n in 0..N {
+            acc[m][n] = s.mul(s.load(&sums[m * columns + column + n]), s.splat(rescale[m]));
         }
     }
+    for (p, first) in p.chunks(LANES).zip((split.start..split.end).step_by(LANES)) {
+        let (_, values) = kv.part(split.blocks, first);
+        let count = LANES.min(split.end - first);
+        for (p, values) in p[..count].iter().zip(values.chunks_exact(columns)) {
+            let values = &values[column..column + N];
+            for n in 0..N {
+                let value = s.load(&values[n]);
+                for m in 0..M {
+                    acc[m][n] = s.fma(s.splat(p[m]), value, acc[m][n]);
+                }
+            }
+        }
+    }
+    for m in 0..M {
+        for n in 0..N {
+            s.store(acc[m][n], &mut sums[m * columns + column + n]);
+        }
+    }
+    N
 }

@@ -211,7 +211,11 @@ impl Program {
     }
 
     /// Ends the recording: gives every value a buffer. The last operation is the result.
+    /// # Panics
+    /// If the result is not of the wanted rows.
     pub fn finish(&mut self) {
+        let wanted = self.places.last().is_some_and(|place| place.wanted_only);
+        assert!(wanted, "the result is of the wanted rows");
         let mut last_read = vec![0; self.ops.len()];
         for (i, op) in self.ops.iter().enumerate() {
             for value in op.reads().into_iter().flatten() {

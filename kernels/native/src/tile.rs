@@ -63,7 +63,8 @@ impl Lane for I8x16 {
     }
 }
 
-/// Bytes ahead of the reader that a lone row asks for. Measured on a Zen 4 server core.
+/// Bytes ahead of the reader that a lone row asks for, where widening hides the stream from the prefetcher of the
+/// processor. Measured on a Zen 4 server core: int8 15 -> 17 GB/s; float32 loses by it and does without.
 const AHEAD: usize = 2048;
 
 /// `sums[m][n] += a[i][m] * w[n][i * STRIDE]` for `i` = 0, 1, 2, ... in that order.
@@ -79,7 +80,7 @@ pub fn tile<S: Simd, L: Lane, const M: usize, const N: usize, const STRIDE: usiz
         let mut column = [s.splat(0.0); N];
         for n in 0..N {
             let lane = &w[n][i * STRIDE];
-            if M == 1 && STRIDE == 2 && n % 2 == 0 {
+            if M == 1 && size_of::<L>() < size_of::<F32x16>() && n % 2 == 0 {
                 s.prefetch(std::ptr::from_ref(lane).wrapping_byte_add(AHEAD));
             }
             column[n] = lane.load(s);
