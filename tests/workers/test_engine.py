@@ -407,6 +407,11 @@ def test_logits_that_are_not_finite_fail_their_request_only(
     run(engine, heard)
     assert set(heard.failed) == {1}
     assert heard.ids[2] == true_greedy([2], 8)
+    scoring = Sampling(prompt_logprobs=0)
+    engine.submit(make_submit(3, [5, 6, 7], max_tokens=0, sampling=scoring))
+    monkeypatch.setattr(model, "forward", broken)
+    run(engine, heard)
+    assert set(heard.failed) == {1, 3}
 
 
 def test_load_and_step_numbers_tell_what_happened() -> None:

@@ -7,6 +7,7 @@ request or a model does wrong ends as a named failure of the requests concerned;
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -282,13 +283,15 @@ class Engine:
             assert sequence.prompt_logprobs is not None
             sequence.prompt_logprobs += entries
             if sequence.limit == sequence.prompt_len == sequence.computed:
-                self._answer(sequence, [], None, "length", result)
+                if any(math.isnan(entry.logprob) for entry in sequence.prompt_logprobs):
+                    self._fail(sequence, _not_finite(), result)
+                else:
+                    self._answer(sequence, [], None, "length", result)
         for sequence, token, logprob in zip(
             step.sampled, sampled.ids, sampled.logprobs, strict=True
         ):
             if token is None:
-                bad = RequestError(FailureKind.ENGINE, "the model's logits are not finite")
-                self._fail(sequence, bad, result)
+                self._fail(sequence, _not_finite(), result)
             else:
                 self._accept(sequence, token, logprob, result)
 
@@ -392,3 +395,7 @@ class Engine:
         """Assert in O(1) that an engine without requests holds no block."""
         assert not self._sequences, "an idle engine knows requests"
         assert self.pool.used == 0, f"{self.pool.used} blocks leaked"
+
+
+def _not_finite() -> RequestError:
+    return RequestError(FailureKind.ENGINE, "the model's logits are not finite")
