@@ -15,7 +15,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine, StepResult
 from headrace.engine.errors import RequestError
 from headrace.engine.sequence import Key
-from headrace.frames import Failed, Output, Sampling, Submit, TokenLogprob
+from headrace.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.toy import ToyModel, ToyNamer, digest, make_submit, toy_logits
 
 BLOCK = 4
@@ -233,6 +233,10 @@ def test_the_context_ends_an_answer() -> None:
         (make_submit(0, [1] * 256), "too_long"),
         (make_submit(0, [1] * 120), "too_big_for_pool"),
         (make_submit(0, [1], sampling=Sampling(temperature=-1.0)), "bad_sampling"),
+        (make_submit(0, [1], sampling=Sampling(temperature=1e300)), "bad_sampling"),
+        (make_submit(0, [1], sampling=Sampling(repetition_penalty=1e-300)), "bad_sampling"),
+        (make_submit(0, [1], sampling=Sampling(frequency_penalty=1e300)), "bad_sampling"),
+        (make_submit(0, [1], sampling=Sampling(logit_bias=[Ranked(3, 1e300)])), "bad_sampling"),
         (make_submit(0, [1], max_tokens=0), "bad_sampling"),
         (make_submit(0, [1], max_tokens=2, resumed=[1, 2]), "bad_resume"),
         (make_submit(0, [1], max_tokens=9, resumed=[77]), "bad_token"),
@@ -245,6 +249,29 @@ def test_bad_requests_fail_by_name_and_leave_no_trace(submit: Submit, kind: str)
     assert caught.value.kind == kind
     assert engine.idle
     engine.check()
+
+
+@pytest.mark.parametrize(
+    "extreme",
+    [
+        Sampling(temperature=1e6, top_p=0.5),
+        Sampling(temperature=2e-6, top_p=0.5, min_p=1.0),
+        Sampling(temperature=1.0, top_k=3, logit_bias=[Ranked(3, 1e6), Ranked(4, -1e6)]),
+        Sampling(temperature=0.5, repetition_penalty=1e6, frequency_penalty=1e6),
+        Sampling(temperature=1e6, repetition_penalty=1e-6, presence_penalty=-1e6, logprobs=2),
+    ],
+    ids=str,
+)
+def test_what_is_allowed_at_the_most_harms_nobody(extreme: Sampling) -> None:
+    engine, _ = make_engine()
+    engine.submit(make_submit(0, [1, 2], max_tokens=9))
+    # masked tokens are infinitely far away
+    wanted = replace(extreme, min_tokens=5)
+    engine.submit(make_submit(1, [1, 2], max_tokens=9, sampling=wanted, stop_ids=[4, 5]))
+    heard = run(engine)
+    assert not heard.failed
+    assert heard.ids[0] == true_greedy([1, 2], 9)
+    assert len(heard.ids[1]) >= 6
 
 
 def test_duplicates_fail_and_the_first_goes_on() -> None:

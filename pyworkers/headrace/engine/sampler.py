@@ -27,6 +27,7 @@ from headrace.frames import Ranked, Sampling, TokenLogprob
 
 MAX_LOGPROBS = 128  # alternatives at one place; bounds the size of an answer
 MAX_PROMPT_LOGPROBS = 1 << 20  # values of one prompt; about 16 MB on the wire
+LARGEST = 1e6  # of what logits are divided by, multiplied with, or changed by: float32 stays finite
 GREEDY_BELOW = 1e-6  # a lower temperature only asks float64 for trouble
 LEAST_LOGPROB = -9999.0  # of a token that cannot be: JSON has no infinity
 DRAW_ELEMENTS = 1 << 23  # logits looked at in one go when tokens are drawn; bounds memory
@@ -36,12 +37,12 @@ def check_sampling(sampling: Sampling, vocab_size: int, *, prompt_tokens: int) -
     """Raises `RequestError` (`bad_sampling`) and names the field that is out of range."""
     s = sampling
     ranges = [
-        ("temperature", s.temperature, 0.0, math.inf),
+        ("temperature", s.temperature, 0.0, LARGEST),
         ("top_p", s.top_p, 1e-9, 1.0),
         ("min_p", s.min_p, 0.0, 1.0),
-        ("repetition_penalty", s.repetition_penalty, 1e-9, math.inf),
-        ("presence_penalty", s.presence_penalty, -math.inf, math.inf),
-        ("frequency_penalty", s.frequency_penalty, -math.inf, math.inf),
+        ("repetition_penalty", s.repetition_penalty, 1 / LARGEST, LARGEST),
+        ("presence_penalty", s.presence_penalty, -LARGEST, LARGEST),
+        ("frequency_penalty", s.frequency_penalty, -LARGEST, LARGEST),
         ("logprobs", s.logprobs or 0, 0, MAX_LOGPROBS),
         ("prompt_logprobs", s.prompt_logprobs or 0, 0, MAX_LOGPROBS),
     ]
@@ -57,10 +58,11 @@ def check_sampling(sampling: Sampling, vocab_size: int, *, prompt_tokens: int) -
             f"prompt_logprobs asks for {entries} values, the limit is {MAX_PROMPT_LOGPROBS}",
         )
     for token, bias in s.logit_bias:
-        if token >= vocab_size or not math.isfinite(bias):
+        if token >= vocab_size or not -LARGEST <= bias <= LARGEST:
             raise RequestError(
                 FailureKind.BAD_SAMPLING,
-                f"logit_bias of token {token} is {bias}; the vocabulary has {vocab_size} tokens",
+                f"logit_bias of token {token} is {bias}; the vocabulary has {vocab_size} tokens, "
+                f"and a bias is {-LARGEST:g} to {LARGEST:g}",
             )
 
 
