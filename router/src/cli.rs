@@ -49,8 +49,11 @@ async fn serve(config: Config) -> u8 {
         Ok(server) => server,
         Err(error) => return fail(&error, FAILED),
     };
-    announce(&server);
-    let signals = tokio::spawn(stop_on_signals(server.stopper()));
+    let signals = match stop_on_signals(server.stopper()) {
+        Ok(signals) => tokio::spawn(signals),
+        Err(error) => return fail(&error, FAILED),
+    };
+    announce(&server); // only now: whoever reads it may stop us at once
     server.serve().await;
     signals.abort();
     0

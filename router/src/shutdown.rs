@@ -178,25 +178,32 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
     Ok(())
 }
 
-/// Drains on the first SIGTERM or SIGINT, stops at once on the second.
+/// Drains on the first SIGTERM or SIGINT, stops at once on the second. The signals are caught from now on; the future
+/// acts on them.
 ///
 /// # Errors
 /// The signals cannot be caught.
-pub async fn stop_on_signals(stopper: Stopper) -> std::io::Result<()> {
+///
+/// # Panics
+/// Outside of a tokio runtime.
+pub fn stop_on_signals(
+    stopper: Stopper,
+) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
     use tokio::signal::unix::{SignalKind, signal};
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut next = async || {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    };
-    next().await;
-    stopper.drain();
-    next().await;
-    stopper.stop();
-    Ok(())
+    Ok(async move {
+        let mut next = async || {
+            tokio::select! {
+                _ = terminate.recv() => {}
+                _ = interrupt.recv() => {}
+            }
+        };
+        next().await;
+        stopper.drain();
+        next().await;
+        stopper.stop();
+    })
 }
 
 /// Sends the log to stderr. Without effect where the process has a log already.
