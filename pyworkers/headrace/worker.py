@@ -101,11 +101,12 @@ class Worker:
         self._view = CacheView()
         self._hash_key: bytes | None = None
         self._dialling: set[asyncio.Task[None]] = set()
+        self._refused = 0  # links whose router does not want this worker
         self._drain_until_s: float | None = None  # set once the worker leaves
         self._stopped = asyncio.Event()  # nothing runs any more: senders send the rest and end
 
     async def serve(self) -> None:
-        """Run until drained. Raises what makes going on pointless, such as `Refused`."""
+        """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers."""
         async with asyncio.TaskGroup() as tasks:
             links = [
                 tasks.create_task(self._keep(link), name=f"link {link.config.address}")
@@ -216,6 +217,18 @@ class Worker:
             self._inbox.put_nowait(None)
 
     async def _keep(self, link: Link) -> None:
+        """One link, until its router refuses the worker. Raises that where no other router is left."""
+        try:
+            await self._dial_again_and_again(link)
+        except* (Refused, RouterNotTrusted) as group:
+            self._refused += 1
+            if self._refused == len(self._links):
+                raise
+            log.error(  # noqa: TRY400
+                "router %s: %s; going on with the others", link.config.address, first(group)
+            )
+
+    async def _dial_again_and_again(self, link: Link) -> None:
         """One link, from session to session."""
         task = asyncio.current_task()
         assert task is not None
@@ -232,6 +245,9 @@ class Worker:
                     receiving.cancel()
             except* LinkLost as lost:
                 log.warning("router %s: %s", session.router, lost.exceptions[0])
+            except* (Refused, RouterNotTrusted):
+                await self._put(peer, Left())
+                raise
             await self._put(peer, Left())
 
     async def _put(self, peer: Peer, what: Joined | Left | Submit | Cancel | Drain) -> None:
@@ -413,12 +429,12 @@ def run(settings: WorkerSettings) -> int:
     try:
         _event_loop_run()(serve(loaded, links))
     except* (Refused, RouterNotTrusted) as group:
-        log.error("%s", _first(group))  # noqa: TRY400
+        log.error("%s", first(group))  # noqa: TRY400
         status = EXIT_CONFIG
     return status
 
 
-def _first(error: BaseException) -> BaseException:
+def first(error: BaseException) -> BaseException:
     """What a group of groups is about: each task group on the way put one around it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

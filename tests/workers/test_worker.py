@@ -416,6 +416,31 @@ async def test_a_worker_that_is_refused_ends(tmp_path: Path) -> None:
         assert caught.group_contains(Refused)
 
 
+async def test_a_router_that_refuses_leaves_the_worker_to_the_others(tmp_path: Path) -> None:
+    async with (
+        FakeRouter(tmp_path / "a", name="a") as first,
+        FakeRouter(tmp_path / "b", name="b") as second,
+        running(first, second) as scene,
+    ):
+        refusing, other = await joined(first), await joined(second)
+        gate = scene.model.gate = threading.Semaphore(0)
+        refusing.send(make_submit(1, [1], max_tokens=200))
+        other.send(make_submit(1, [1, 2], max_tokens=9))
+        gate.release(2)
+        await refusing.until(lambda: bool(refusing.answer(1).ids))
+        refusing.send(Refuse("worker", "another", "w", "the name was taken"))
+        await refusing.until_closed()
+        gate.release(1000)
+        await other.until_freed(1)
+        assert other.answer(1).ids == true_greedy([1, 2], 9)
+        await other.until(lambda: other.steps[-1].load.running == 0)
+        other.send(Ping(1), Refuse("worker", "another", "w", "the name was taken"))
+        with pytest.raises(BaseExceptionGroup) as caught:
+            await scene.ended()
+        assert caught.group_contains(Refused)
+        scene.check()
+
+
 async def test_idle_means_blocked(tmp_path: Path) -> None:
     async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
         talk = await joined(router)
