@@ -541,3 +541,18 @@ fn token_text_has_the_exact_bytes() {
     let id = fallback.token_id("▁the").unwrap();
     assert_eq!(fallback.token_text(id).0, " the");
 }
+
+#[test]
+fn text_that_goes_on_joins_what_was_before_it() {
+    for tokenizer in [BYTE_LEVEL, BYTE_FALLBACK, WORD_PIECE] {
+        let engine = engine(tokenizer, None);
+        let ids = block_on(engine.encode_text("the quick brown fox".into(), false)).unwrap();
+        let whole = engine.decode(&ids, true);
+        for at in 1..ids.len() {
+            let (before, after) = ids.split_at(at);
+            let mut decoder = engine.decoder(&[], true).going_on();
+            let after = decoder.push(after).text + &decoder.finish();
+            assert_eq!(engine.decode(before, true) + &after, whole, "from token {at}");
+        }
+    }
+}

@@ -54,6 +54,15 @@ impl Decoder {
         Self { pieces, skip_special, text, stop: StopMatcher::new(stop), scratch: String::new() }
     }
 
+    /// The tokens go on a text that was there before: what the tokenizer leaves out at the beginning of a text, such as
+    /// the space before its first word, stays.
+    #[must_use]
+    pub fn going_on(mut self) -> Self {
+        self.text.first = false;
+        self.text.strip = None;
+        self
+    }
+
     /// Takes the next tokens. After a stop string nothing more comes out.
     pub fn push(&mut self, ids: &[u32]) -> Decoded {
         let mut decoded = Decoded::default();

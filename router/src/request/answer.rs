@@ -45,6 +45,10 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
     let permit = app.fleet.registry.begin_streams(n)?;
     let (engine, context_tokens) = app.fleet.registry.find(&job.model)?;
 
+    let goes_on = match &job.prompt {
+        Prompt::Chat(chat) => chat.continue_final_message,
+        Prompt::Text(_) | Prompt::Tokens(_) => true,
+    };
     let prompt = std::mem::replace(&mut job.prompt, Prompt::Tokens(Vec::new())); // once is enough
     let encoding = timeout_at(deadline, engine.encode(prompt));
     let ids: Arc<[u32]> = encoding
@@ -58,8 +62,8 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
 
     let max_tokens = check_context(ids.len(), job.max_tokens, context_tokens)?;
     app.metrics.prompt_tokens.add(ids.len() as u64);
-    let common =
-        Arc::new(Common::new(Arc::clone(app), engine, job, ids, max_tokens, begin, deadline));
+    let common = Common::new(Arc::clone(app), engine, job, goes_on, ids, max_tokens, begin);
+    let common = Arc::new(common);
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
     let mut answer = Answer {
         common,

@@ -31,6 +31,8 @@ pub(super) struct Common {
     /// The job's, and the model's own unless they are to be ignored.
     stop_ids: Vec<u32>,
     stop: StopStrings,
+    /// The answer goes on the text of the prompt, rather than being a message of its own.
+    goes_on: bool,
 }
 
 impl Common {
@@ -38,11 +40,12 @@ impl Common {
         app: Arc<App>,
         engine: Arc<PromptEngine>,
         job: Job,
+        goes_on: bool,
         prompt_ids: Arc<[u32]>,
         max_tokens: u32,
         begin: Instant,
-        deadline: Instant,
     ) -> Self {
+        let deadline = begin + app.config.deadlines.request;
         let mut stop_ids = job.stop_ids.clone();
         if !job.sampling.ignore_eos {
             stop_ids.extend(&engine.doc().eos_token_ids);
@@ -50,7 +53,7 @@ impl Common {
         stop_ids.sort_unstable();
         stop_ids.dedup();
         let stop = StopStrings::new(&job.stop);
-        Self { app, engine, job, prompt_ids, max_tokens, begin, deadline, stop_ids, stop }
+        Self { app, engine, job, prompt_ids, max_tokens, begin, deadline, stop_ids, stop, goes_on }
     }
 
     fn token(&self, id: u32, logprob: Option<f64>, top: &[Ranked]) -> TokenText {
@@ -306,7 +309,8 @@ impl Choice {
 }
 
 fn decoder(common: &Common) -> Decoder {
-    common.engine.decoder_with(&common.stop, common.job.skip_special_tokens)
+    let decoder = common.engine.decoder_with(&common.stop, common.job.skip_special_tokens);
+    if common.goes_on { decoder.going_on() } else { decoder }
 }
 
 fn place(common: &Arc<Common>, index: u32, excluded: Vec<WorkerId>) -> State {
