@@ -66,7 +66,7 @@ class ServeSettings:
 
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop. Raises SettingsError before anything was started."""
-    settings.check_model(args.model)
+    settings.check_model_arguments(args)
     if importlib.util.find_spec("torch") is None:
         raise settings.SettingsError("workers need more: pip install 'headrace[worker]'")
     try:

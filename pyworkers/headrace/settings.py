@@ -170,6 +170,16 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def check_model_arguments(args: argparse.Namespace) -> None:
+    """Raise SettingsError for what `add_model_arguments` took and a worker cannot be."""
+    check_model(args.model)
+    if args.max_batched_tokens < args.max_sequences:
+        raise SettingsError(
+            f"--max-batched-tokens {args.max_batched_tokens} is less than --max-sequences "
+            f"{args.max_sequences}: each running answer takes one token of every step"
+        )
+
+
 def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     """How a worker finds its routers: for `worker` alone."""
     group = parser.add_argument_group("Router")
@@ -206,7 +216,7 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
 
 def worker_settings(args: argparse.Namespace) -> WorkerSettings:
     """Checked settings of `headrace worker`. Raises SettingsError."""
-    check_model(args.model)
+    check_model_arguments(args)
     routers = tuple(address.strip() for address in args.router.split(",") if address.strip())
     if not routers:
         raise SettingsError("--router names no address")

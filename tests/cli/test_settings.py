@@ -117,6 +117,7 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["--workers", "0"], "above 0"),
         (["--kv-memory", "lots"], "no size"),
         (["--no-such-flag"], "--no-such-flag"),
+        (["--max-sequences", "512"], "--max-batched-tokens 256 is less than --max-sequences 512"),
         (["--host", "no.such.host.invalid", "--port", "0"], "--host no.such.host.invalid"),
         (["--router-args", "'"], "--router-args"),
     ],
