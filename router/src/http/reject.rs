@@ -87,6 +87,8 @@ impl Verdict {
 
 /// nginx's name for a client that left; nobody reads it but our own metrics.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
+/// `Failed.kind` of a worker to which a parameter is out of range; also the `code` of the answer.
+const BAD_SAMPLING: &str = "bad_sampling";
 /// Where the error itself does not know: another worker or a restarted router is seconds away.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -157,6 +159,10 @@ fn route_verdict(error: &RouteError) -> Verdict {
         }
         RouteError::WorkerLost { .. } => {
             Verdict::later(S::SERVICE_UNAVAILABLE, "server_error", "worker_lost", SOON)
+        }
+        // bounds that only workers know, such as how many log-probabilities of a prompt one answers with
+        RouteError::WorkerFailed { kind, retryable: false, .. } if kind == BAD_SAMPLING => {
+            Verdict::wrong(S::BAD_REQUEST, Some(BAD_SAMPLING))
         }
         RouteError::WorkerFailed { retryable: true, .. } => {
             Verdict::later(S::SERVICE_UNAVAILABLE, "server_error", "worker_failed", SOON)

@@ -41,6 +41,17 @@ async fn a_failure_before_the_first_token_has_a_status_streamed_or_not() {
 }
 
 #[tokio::test]
+async fn what_only_the_worker_can_refuse_is_still_the_clients_mistake() {
+    let (_router, worker, mut connection, request) = under_way(false).await;
+    let (kind, message) = ("bad_sampling".into(), "prompt_logprobs asks for too much".into());
+    worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+    let reply = connection.reply().await;
+    let error = reply.error();
+    assert_eq!((reply.status, &error["code"]), (400, &json!("bad_sampling")));
+    assert_eq!(error["type"], "invalid_request_error");
+}
+
+#[tokio::test]
 async fn a_worker_lost_in_the_middle_is_an_error_event_and_no_done() {
     let (_router, worker, mut connection, request) = under_way(true).await;
     worker.gives(request, &letters("a"), None);
