@@ -66,7 +66,8 @@ pub struct RouterArgs {
     /// Longest life of a request, from its arrival to its last token, in ms.
     #[arg(long, value_name = "MS", default_value_t = 3_600_000, help_heading = "Deadlines")]
     pub request_timeout_ms: u64,
-    /// Longest time for the headers of a request to arrive, in ms.
+    /// Longest time for the headers of a request to arrive, from their first byte on, in ms. A connection that is kept
+    /// for later requests may rest longer.
     #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Deadlines")]
     pub header_timeout_ms: u64,
     /// Longest time for the body of a request to arrive, in ms.
