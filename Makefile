@@ -83,9 +83,10 @@ format: setup ## rewrite Rust and Python in the project's format
 	@$(PY) -m ruff format --quiet .
 
 .PHONY: bench
-bench: setup ## build the benchmarks and list their commands
-	@$(CARGO) build --release --locked --quiet --package headrace-bench
-	@target/release/headrace-bench --help
+bench: setup ## measure the router and the engine (minutes); figures go to target/bench
+	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+	@$(PY) bench/router/overhead.py --runs 1 --out target/bench/router_overhead.json
+	@OMP_NUM_THREADS=1 $(PY) bench/engine/forward.py --rounds 1 --out target/bench/engine_forward.json
 
 .PHONY: clean
 clean: ## remove everything that was built

@@ -5,7 +5,8 @@ Start each server first and name it with its address, process and model:
     .venv/bin/python bench/serving/paired.py --server headrace=127.0.0.1:8000,PID,MODEL \\
         --server vllm=127.0.0.1:8191,PID,MODEL --out bench/results/serving_paired.json
 
-Every server gets the same prompts (greedy, stop tokens ignored). CPU seconds are those of the process and all its
+Every server gets the same prompts (greedy, stop tokens ignored); no two runs share a prompt, so no
+cache of an earlier run helps. CPU seconds are those of the process and all its
 descendants. Build the client with `cargo build --release -p headrace-bench`.
 """
 
@@ -31,15 +32,16 @@ def tree_cpu_s(pid: int) -> float:
 
 
 def one_run(
-    client: Path, server: str, concurrency: int, args: argparse.Namespace
+    client: Path, server: str, concurrency: int, run: int, args: argparse.Namespace
 ) -> dict[str, float]:
     """One load run against one server."""
     address, pid, model = server.split(",", 2)
-    requests = max(args.min_requests, concurrency * 2)
+    requests = max(args.min_requests, concurrency)
     before = tree_cpu_s(int(pid))
     done = subprocess.run(
         [client, "load", "--target", address, "--model", model, "-n", str(requests), "-c", str(concurrency),
-         "--prompt-words", str(args.prompt_words), "--max-tokens", str(args.max_tokens), "--timeout-s", "300"],
+         "--prompt-words", str(args.prompt_words), "--max-tokens", str(args.max_tokens), "--timeout-s", "300",
+         "--first", str(run * 1_000_000 + concurrency * 1000)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     result = json.loads(done.stdout)
@@ -81,9 +83,9 @@ def main() -> None:
     figures: dict[str, Any] = {"notes": args.note}
     for concurrency in map(int, args.concurrency.split(",")):
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
-        for _ in range(args.runs):
+        for run in range(args.runs):
             for name, server in servers.items():
-                runs[name].append(one_run(args.client, server, concurrency, args))
+                runs[name].append(one_run(args.client, server, concurrency, run, args))
         medians = {
             name: {key: round(statistics.median(run[key] for run in kept), 3) for key in kept[0]}
             for name, kept in runs.items()

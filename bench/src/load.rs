@@ -26,6 +26,9 @@ pub(crate) struct LoadArgs {
     /// Requests in all.
     #[arg(short = 'n', long, default_value_t = 100)]
     requests: u64,
+    /// Number of the first request; a request's number is in its prompt, so other numbers are other prompts.
+    #[arg(long, default_value_t = 0)]
+    first: u64,
     /// Clients, each with one request in flight.
     #[arg(short, long, default_value_t = 1)]
     concurrency: usize,
@@ -141,7 +144,7 @@ async fn client(args: Arc<LoadArgs>, next: Arc<AtomicU64>) -> (Vec<Sample>, Vec<
             return (samples, failures);
         }
         let limit = Duration::from_secs(args.timeout_s);
-        match tokio::time::timeout(limit, one(&args, number, &mut connection)).await {
+        match tokio::time::timeout(limit, one(&args, args.first + number, &mut connection)).await {
             Ok(Ok(sample)) => samples.push(sample),
             Ok(Err(error)) => {
                 failures.push(error);
