@@ -41,7 +41,7 @@ def one_run(
     done = subprocess.run(
         [client, "load", "--target", address, "--model", model, "-n", str(requests), "-c", str(concurrency),
          "--prompt-words", str(args.prompt_words), "--max-tokens", str(args.max_tokens), "--timeout-s", "300",
-         "--first", str(run * 1_000_000 + concurrency * 1000)],
+         "--first", str((args.seed * 100 + run) * 1_000_000 + concurrency * 1000)],
         capture_output=True, text=True, check=True,
     )  # fmt: skip
     result = json.loads(done.stdout)
@@ -73,6 +73,7 @@ def main() -> None:
     parser.add_argument("--max-tokens", type=int, default=128)
     parser.add_argument("--min-requests", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="other seeds are other prompts")
     parser.add_argument("--client", type=Path, default=ROOT / "target/release/headrace-bench")
     parser.add_argument(
         "--note", action="append", default=[], help="kept in the result: versions, threads"

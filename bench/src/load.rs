@@ -163,16 +163,28 @@ type Connection = Option<SendRequest<Full<Bytes>>>;
 async fn one(args: &LoadArgs, number: u64, connection: &mut Connection) -> anyhow::Result<Sample> {
     let body = Bytes::from(serde_json::to_vec(&request_body(args, number))?);
     let path = if args.chat { "/v1/chat/completions" } else { "/v1/completions" };
-    let mut sender = match connection.take().filter(|c| !c.is_closed()) {
+    let request = || {
+        hyper::Request::post(path)
+            .header("host", &args.target)
+            .header("content-type", "application/json")
+            .body(Full::new(body.clone()))
+    };
+    let kept = connection.take().filter(|c| !c.is_closed());
+    let reused = kept.is_some();
+    let mut sender = match kept {
         Some(sender) => sender,
         None => dial(&args.target).await?,
     };
-    let request = hyper::Request::post(path)
-        .header("host", &args.target)
-        .header("content-type", "application/json")
-        .body(Full::new(body))?;
-    let started = Instant::now();
-    let mut response = sender.send_request(request).await?;
+    let mut started = Instant::now();
+    let mut response = match sender.send_request(request()?).await {
+        // A server may close an idle connection just as it is used again: that is no failure of a request.
+        Err(_) if reused => {
+            sender = dial(&args.target).await?;
+            started = Instant::now();
+            sender.send_request(request()?).await?
+        }
+        other => other?,
+    };
     let status = response.status();
     if !status.is_success() {
         let text = response.into_body().collect().await?.to_bytes();
