@@ -15,8 +15,9 @@ ARGS ?=
 # Extra arguments for pytest, such as TESTS="tests/workers -k sampler".
 TESTS ?=
 
-RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src -name '*.rs' 2>/dev/null) \
-	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml
+RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/src -name '*.rs' 2>/dev/null) \
+	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
+	bench/Cargo.toml $(wildcard bench/presets/*)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked
 # What `pip install .[dev]` would install, without building the package first.

@@ -1,6 +1,7 @@
 //! `headrace._core`: what Python sees of the router. Each function converts, detaches, calls the router crate, converts
 //! back; `pyworkers/headrace/_core.pyi` has the documentation, and stubtest compares the two.
 
+mod bench;
 mod errors;
 mod hash;
 mod kernels;
@@ -12,6 +13,8 @@ mod wire;
 mod _core {
     #[pymodule_export]
     const HASH_SCHEME: &str = headrace_router::core::blocks::HASH_SCHEME;
+    #[pymodule_export]
+    use crate::bench::bench_main;
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
     #[pymodule_export]

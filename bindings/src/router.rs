@@ -18,9 +18,15 @@ const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 /// The whole program. Signals are the router's business then, so Python's own handler of Ctrl-C goes.
 #[pyfunction]
 pub(crate) fn router_main(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
+    default_interrupt(py)?;
+    Ok(py.detach(|| cli::main(argv)))
+}
+
+/// Takes Python's handler of SIGINT away.
+pub(crate) fn default_interrupt(py: Python<'_>) -> PyResult<()> {
     let signal = py.import("signal")?;
     signal.call_method1("signal", (signal.getattr("SIGINT")?, signal.getattr("SIG_DFL")?))?;
-    Ok(py.detach(|| cli::main(argv)))
+    Ok(())
 }
 
 #[pyclass(frozen, module = "headrace._core")]

@@ -14,6 +14,7 @@ __all__ = [
     "Value",
     "Weight",
     "auth_proof",
+    "bench_main",
     "decode_frame",
     "derive_hash_key",
     "encode_frame",
@@ -54,6 +55,13 @@ def router_main(argv: list[str]) -> int:
 
     Returns its exit status once a signal has ended it. Only for the main thread of a process that
     does nothing else: the handler of SIGINT is taken away.
+    """
+
+def bench_main(argv: list[str]) -> int:
+    """Run the program `headrace-bench` with these arguments, the first of which is its name.
+
+    Returns its exit status. Only for the main thread of a process that does nothing else: the handler
+    of SIGINT is taken away.
     """
 
 @final

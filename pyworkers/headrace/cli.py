@@ -43,8 +43,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_supervisor()
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if arguments[:1] == ["router"]:  # its flags are the router's own
-            return _router(arguments[1:])
+        if arguments and arguments[0] in NATIVE:  # their flags are their own
+            return NATIVE[arguments[0]](arguments[1:])
         args = _parser().parse_args(arguments)
         command: Callable[[argparse.Namespace], int] = args.command
         return command(args)
@@ -75,7 +75,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = command("serve", _serve, "router and workers on this machine", SERVE_EXAMPLES)
     _add_serve_arguments(serve)
-    # for its line of help: `main` hands the command to the router before anything is parsed here
+    # for their lines of help: `main` hands these commands on before anything is parsed here
     command("router", _version_command, "the router alone; workers dial in")
     worker = command("worker", _worker, "one worker for a router", WORKER_EXAMPLES)
     settings.add_model_arguments(worker)
@@ -84,6 +84,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat_arguments(chat)
     fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
     fetch.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
+    command("bench", _version_command, "load, trace replay, comparison and plots")
+    command("mock", _version_command, "workers without a model, by the hundred")
+    command("sim", _version_command, "the scheduler over a trace, in virtual time")
     command("version", _version_command, "print the version")
     return parser
 
@@ -163,6 +166,28 @@ def _router(arguments: list[str]) -> int:
     from headrace import _core
 
     return _core.router_main(["headrace router", *arguments])
+
+
+def _bench(arguments: list[str]) -> int:
+    from headrace import _core
+
+    return _core.bench_main(["headrace bench", *arguments])
+
+
+def _mock(arguments: list[str]) -> int:
+    from headrace import _core
+
+    return _core.bench_main(["headrace", "mock", *arguments])
+
+
+def _sim(arguments: list[str]) -> int:
+    from headrace import _core
+
+    return _core.bench_main(["headrace", "sim", *arguments])
+
+
+# Commands that are programs in Rust and read their own arguments.
+NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
 
 
 def _worker(args: argparse.Namespace) -> int:

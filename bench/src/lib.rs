@@ -1,0 +1,88 @@
+//! Load against an endpoint, workers without a model, and what else measures a router. Each command prints one report.
+
+use std::ffi::OsString;
+
+use clap::{Parser as _, Subcommand};
+use serde_json::Value;
+
+mod link;
+mod load;
+mod stats;
+mod worker;
+
+/// Exit statuses; clap gives 2 as well.
+const FAILED: u8 = 1;
+const BAD_INPUT: u8 = 2;
+
+/// Load tools and workers without a model.
+#[derive(Debug, clap::Parser)]
+#[command(name = "headrace-bench", version, max_term_width = 100)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Closed-loop load against an OpenAI-compatible endpoint.
+    Load(load::LoadArgs),
+    /// A worker without a model; runs until its router closes the link.
+    Worker(worker::WorkerArgs),
+    /// Time to first token over a bare worker link, in the router's place.
+    Link(link::LinkArgs),
+}
+
+/// Input that no retry helps: exit status 2, and nothing was sent.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub(crate) struct BadInput(pub(crate) String);
+
+/// Runs one command. `args` begins with the name of the program; the result is the exit status: 0, 1 (failed) or
+/// 2 (wrong arguments or input).
+pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 {
+    let cli = match Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(help_or_error) => {
+            let _ = help_or_error.print(); // if the terminal is gone, nobody reads it
+            return if help_or_error.use_stderr() { BAD_INPUT } else { 0 };
+        }
+    };
+    match run(cli.command) {
+        Ok(()) => 0,
+        Err(error) => {
+            report_error(&error);
+            if error.is::<BadInput>() { BAD_INPUT } else { FAILED }
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
+        Command::Load(args) => {
+            print_json(&serde_json::to_value(one_thread()?.block_on(load::run(args))?)?);
+        }
+        Command::Worker(args) => {
+            one_thread()?.block_on(worker::run(&args))?;
+            print_json(&serde_json::json!({"worker": "the router closed the link"}));
+        }
+        Command::Link(args) => {
+            print_json(&serde_json::to_value(one_thread()?.block_on(link::run(&args))?)?);
+        }
+    }
+    Ok(())
+}
+
+/// A client on one thread leaves the other cores to what it measures.
+fn one_thread() -> std::io::Result<tokio::runtime::Runtime> {
+    tokio::runtime::Builder::new_current_thread().enable_all().build()
+}
+
+#[expect(clippy::print_stdout, reason = "the report is this program's output")]
+pub(crate) fn print_json(report: &Value) {
+    println!("{report:#}");
+}
+
+#[expect(clippy::print_stderr, reason = "a command line tool says there what went wrong")]
+fn report_error(error: &anyhow::Error) {
+    eprintln!("headrace-bench: {error:#}");
+}
