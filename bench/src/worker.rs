@@ -81,12 +81,7 @@ async fn serve(
         Some(Frame::Refuse(refuse)) => bail!("refused: {refuse:?}"),
         other => bail!("expected Welcome, got {other:?}"),
     };
-    writer.push(&Frame::Snapshot(Snapshot {
-        epoch: 1,
-        sequence: 0,
-        hashes: Vec::new(),
-        last: true,
-    }))?;
+    writer.push(&Frame::Snapshot(empty_snapshot()))?;
     let vocab = serde_json::from_slice::<serde_json::Value>(doc)?["vocab_size"]
         .as_u64()
         .context("the model description has no vocab_size")?;
@@ -124,6 +119,10 @@ async fn serve(
     }
 }
 
+fn empty_snapshot() -> Snapshot {
+    Snapshot { epoch: 1, sequence: 0, hashes: Vec::new(), last: true }
+}
+
 /// Sleeps until `wake`, but does not round a step that is due now up to the next tick of the timer.
 async fn until(wake: tokio::time::Instant) {
     if wake > tokio::time::Instant::now() {
@@ -153,11 +152,14 @@ fn hello(args: &WorkerArgs) -> Hello {
             sequences: args.sequences,
             batched_tokens: 1 << 16,
             waiting: 1 << 16,
+            host_blocks: 0,
+            disk_blocks: 0,
         },
         context_tokens: CONTEXT_TOKENS,
         group: None,
         transfer: Vec::new(),
         nonce: vec![7; 16],
+        step_prior: None,
     }
 }
 
@@ -214,6 +216,8 @@ impl Mock {
                 }
             }
             Frame::Ping(_) => writer.push(&Frame::Step(self.heartbeat()))?,
+            // it caches nothing, so there is nothing that deltas could follow
+            Frame::Resync(_) => writer.push(&Frame::Snapshot(empty_snapshot()))?,
             Frame::Drain(_) => {}
             other @ (Frame::Hello(_)
             | Frame::Prove(_)
@@ -241,6 +245,7 @@ impl Mock {
             step: self.steps,
             ms: 0.0,
             prefill_tokens: 0,
+            prefill_context: 0,
             decode_rows: 0,
             kv_tokens: 0,
             waiting_tokens: 0,
@@ -257,10 +262,13 @@ impl Mock {
         self.steps += 1;
         let mut outputs = Vec::with_capacity(self.running.len());
         let mut prefill_tokens = 0_u32;
+        let mut prefill_context = 0_u64;
         for (request, sequence) in self.running.iter_mut().take(sequences as usize) {
             let first = sequence.generated == 0;
             if first {
                 prefill_tokens = prefill_tokens.saturating_add(sequence.prompt_tokens);
+                let tokens = u64::from(sequence.prompt_tokens);
+                prefill_context += tokens * tokens.saturating_sub(1) / 2;
             }
             sequence.generated += 1;
             outputs.push(Output {
@@ -280,6 +288,7 @@ impl Mock {
             ms: started.elapsed().as_secs_f64() * 1e3,
             decode_rows: u32::try_from(outputs.len()).unwrap_or(u32::MAX),
             prefill_tokens,
+            prefill_context,
             outputs,
             load: self.load(),
             ..self.heartbeat()

@@ -75,6 +75,19 @@ class Capacity:
     sequences: U32
     batched_tokens: U32
     waiting: U32
+    host_blocks: U32 = 0
+    disk_blocks: U32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step costs, as factors of the counts in `Step`."""
+
+    fixed_ms: float
+    prefill_ms: float
+    context_ms: float
+    row_ms: float
+    kv_ms: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,7 @@ class Hello:
     group: Group | None = None
     transfer: list[str] = field(default_factory=list[str])
     nonce: bytes = b""
+    step_prior: StepCost | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +126,10 @@ class Prove:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Part of the full list of cached blocks. `hashes` are block keys of 8 bytes, little-endian."""
+    """Part of the full list of cached blocks. `hashes` are block keys of 8 bytes, little-endian.
+
+    No `Blocks` stand between the parts of one snapshot.
+    """
 
     epoch: U64
     sequence: U64
@@ -130,7 +147,10 @@ class StoredRun:
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """What changed in a worker's cache. Order of application: cleared, removed, stored."""
+    """What changed in a worker's cache, sent before the `Step` that changed it.
+
+    Order of application: cleared, removed, stored.
+    """
 
     epoch: U64
     sequence: U64
@@ -184,6 +204,7 @@ class Step:
     step: U64
     ms: float
     prefill_tokens: U32
+    prefill_context: U64
     decode_rows: U32
     kv_tokens: U64
     waiting_tokens: U64
@@ -341,10 +362,17 @@ class Ping:
     nonce: U64
 
 
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """The view of the cached blocks is lost: send the snapshot again, then deltas from there on."""
+
+    reason: str
+
+
 FromWorker: TypeAlias = (
     Hello | Prove | Snapshot | Blocks | Step | ModelPart | KvReady | Freed | Failed | Bye
 )
-FromRouter: TypeAlias = Welcome | Refuse | Submit | Describe | Cancel | Drain | Ping
+FromRouter: TypeAlias = Welcome | Refuse | Submit | Describe | Cancel | Drain | Ping | Resync
 Frame: TypeAlias = FromWorker | FromRouter
 
 
@@ -592,6 +620,7 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     36: ("cancel", Cancel),
     37: ("drain", Drain),
     38: ("ping", Ping),
+    39: ("resync", Resync),
 }
 _STRUCTS: Final = {kind: _struct(kind) for _, kind in _NUMBERS.values()}
 _LOADS: Final = {number: (name, _STRUCTS[kind][0]) for number, (name, kind) in _NUMBERS.items()}

@@ -34,9 +34,11 @@ from headrace.frames import (
     Ranked,
     Refuse,
     Resume,
+    Resync,
     Sampling,
     Snapshot,
     Step,
+    StepCost,
     StoredRun,
     Submit,
     TokenLogprob,
@@ -58,7 +60,7 @@ HELLO = Hello(
     1, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)),
 )  # fmt: skip
-STEP = Step(1, 12.5, 512, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
+STEP = Step(1, 12.5, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
 SUBMIT = Submit(7, b"\x01\0\0\0\x00\xc0\0\0", Sampling(), [2], 256)
 LOGPROBS = [
     TokenLogprob(-0.5, [Ranked(11, -0.5), Ranked(U32, -1e300)]),
@@ -76,7 +78,13 @@ FRAMES: dict[str, dict[str, Frame]] = {
         ),
         "extreme": Hello(
             U16, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
-            Capacity(0, U32, U16, U8), 0, Group("", 0, U32), [""], b"",
+            Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32), [""], b"",
+            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625),
+        ),
+        "with lower tiers and a prior": dataclasses.replace(
+            HELLO,
+            capacity=dataclasses.replace(HELLO.capacity, host_blocks=65536, disk_blocks=U32),
+            step_prior=StepCost(4.5, 0.03125, 1e-06, 0.0078125, 2e-05),
         ),
     },
     "prove": {"usual": Prove(BYTES_256[:32]), "empty": Prove(b""), "long": Prove(BYTES_256)},
@@ -109,7 +117,7 @@ FRAMES: dict[str, dict[str, Frame]] = {
             STEP, decode_rows=40, outputs=[Output(n, [n * 1000]) for n in range(40)]
         ),
         "extreme": Step(
-            U64, 1e-300, U32, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127), [Output(0, list(range(20)))]
+            U64, 1e-300, U32, 2**63, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127), [Output(0, list(range(20)))]
         ),
     },
     "model": {
@@ -146,6 +154,7 @@ FRAMES: dict[str, dict[str, Frame]] = {
     "cancel": {"usual": Cancel(7), "extreme": Cancel(U64)},
     "drain": {"usual": Drain(30_000), "extreme": Drain(0)},
     "ping": {name: Ping(n) for name, n in INTEGERS.items()},
+    "resync": {"usual": Resync("block events 7 after 5"), "text": Resync(UNICODE)},
 }  # fmt: skip
 
 
@@ -165,7 +174,7 @@ def invalid() -> list[dict[str, str]]:
         ("type is text", b"\x92\xa4ping\x01", "malformed", "frame"),
         ("type is negative", b"\x92\xff\x01", "malformed", "frame"),
         ("type is a bool", b"\x92\xc3\x01", "malformed", "frame"),
-        ("unknown type", b"\x92\x27\x01", "unknown", ""),
+        ("unknown type", b"\x92\x28\x01", "unknown", ""),
         ("type 0", b"\x92\x00\x01", "unknown", ""),
         ("huge type", b"\x92\xcf" + b"\xff" * 8 + b"\x01", "unknown", ""),
         ("field missing", b"\x91\x26", "malformed", "ping"),

@@ -44,6 +44,7 @@ fn step() -> Frame {
         step: 1,
         ms: 2.5,
         prefill_tokens: 3,
+        prefill_context: 0,
         decode_rows: 4,
         kv_tokens: 5,
         waiting_tokens: 6,
@@ -80,6 +81,7 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Cancel(it) => body(36, it),
         Frame::Drain(it) => body(37, it),
         Frame::Ping(it) => body(38, it),
+        Frame::Resync(it) => body(39, it),
     }
 }
 
@@ -250,11 +252,19 @@ fn hello() -> Hello {
             hash_scheme: String::new(),
             block_tokens: 16,
         },
-        capacity: Capacity { blocks: 1, sequences: 1, batched_tokens: 1, waiting: 1 },
+        capacity: Capacity {
+            blocks: 1,
+            sequences: 1,
+            batched_tokens: 1,
+            waiting: 1,
+            host_blocks: 0,
+            disk_blocks: 0,
+        },
         context_tokens: 1,
         group: None,
         transfer: Vec::new(),
         nonce: Vec::new(),
+        step_prior: None,
     }
 }
 

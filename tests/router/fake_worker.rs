@@ -89,11 +89,19 @@ pub(crate) fn hello(worker: &str) -> Hello {
             hash_scheme: "blake3-chain-v1".into(),
             block_tokens: 16,
         },
-        capacity: Capacity { blocks: 1024, sequences: 8, batched_tokens: 512, waiting: 8 },
+        capacity: Capacity {
+            blocks: 1024,
+            sequences: 8,
+            batched_tokens: 512,
+            waiting: 8,
+            host_blocks: 0,
+            disk_blocks: 0,
+        },
         context_tokens: CONTEXT_TOKENS,
         group: None,
         transfer: Vec::new(),
         nonce: vec![7; 16],
+        step_prior: None,
     }
 }
 
@@ -415,6 +423,7 @@ pub(crate) fn step(outputs: Vec<Output>) -> Step {
         step: 1,
         ms: 1.0,
         prefill_tokens: 0,
+        prefill_context: 0,
         decode_rows: 0,
         kv_tokens: 0,
         waiting_tokens: 0,

@@ -18,7 +18,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
 }
 
 /// File and variant of each frame.
-const FRAMES: [(&str, &str); 17] = [
+const FRAMES: [(&str, &str); 18] = [
     ("hello", "Hello"),
     ("prove", "Prove"),
     ("snapshot", "Snapshot"),
@@ -36,6 +36,7 @@ const FRAMES: [(&str, &str); 17] = [
     ("cancel", "Cancel"),
     ("drain", "Drain"),
     ("ping", "Ping"),
+    ("resync", "Resync"),
 ];
 
 #[test]

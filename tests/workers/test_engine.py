@@ -447,10 +447,12 @@ def test_load_and_step_numbers_tell_what_happened() -> None:
     engine.submit(make_submit(1, list(range(20, 26)), max_tokens=1))
     first = engine.step()
     assert (first.step, first.prefill_tokens, first.decode_rows, first.kv_tokens) == (1, 9, 0, 9)
+    assert first.prefill_context == sum(range(9))
     assert first.waiting_tokens == 6
     assert (engine.load.blocks_used, engine.load.running, engine.load.waiting) == (3, 1, 1)
     second = engine.step()
     assert (second.prefill_tokens, second.decode_rows, second.kv_tokens) == (0, 1, 10)
+    assert second.prefill_context == 0
     assert engine.load.blocks_cached == 2
     run(engine)
     assert engine.step().step == engine.steps == 3

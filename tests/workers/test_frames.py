@@ -53,7 +53,7 @@ def golden(path: str) -> list[Any]:
 
 
 def a_step(**changes: Any) -> Step:
-    return dataclasses.replace(Step(1, 2.5, 0, 1, 9, 0, 0, 0, Load(), []), **changes)
+    return dataclasses.replace(Step(1, 2.5, 0, 0, 1, 9, 0, 0, 0, Load(), []), **changes)
 
 
 @pytest.mark.parametrize("path", sorted((GOLDEN / "frames").glob("*.json")), ids=lambda p: p.stem)

@@ -47,7 +47,7 @@ HELLO = Hello(
     128,
 )
 WELCOME = Welcome(frames.PROTOCOL, "router-0", 250, b"", b"", bytes(range(32)))
-HEARTBEAT = Step(0, 0.0, 0, 0, 0, 0, 0, 0, Load(), [])
+HEARTBEAT = Step(0, 0.0, 0, 0, 0, 0, 0, 0, 0, Load(), [])
 SECRET = "open sesame"
 IN_TIME_S = 20.0
 

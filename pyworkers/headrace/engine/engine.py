@@ -49,6 +49,7 @@ class StepResult:
     step: int = 0
     ms: float = 0.0
     prefill_tokens: int = 0
+    prefill_context: int = 0
     decode_rows: int = 0
     kv_tokens: int = 0
     waiting_tokens: int = 0
@@ -257,6 +258,8 @@ class Engine:
                 result.decode_rows += 1
             else:
                 result.prefill_tokens += item.count
+                start, count = item.sequence.computed, item.count
+                result.prefill_context += count * start + count * (count - 1) // 2
             result.kv_tokens += item.sequence.computed + item.count
 
     def _compute(self, plan: Plan, result: StepResult) -> None:

@@ -75,6 +75,7 @@ class Outbox:
             step=last.step,
             ms=last.ms,
             prefill_tokens=last.prefill_tokens,
+            prefill_context=last.prefill_context,
             decode_rows=last.decode_rows,
             kv_tokens=last.kv_tokens,
             waiting_tokens=last.waiting_tokens,

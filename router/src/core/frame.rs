@@ -53,6 +53,8 @@ pub enum Frame {
     Drain(Drain),
     /// 38, router -> worker: answer with a `Step`.
     Ping(Ping),
+    /// 39, router -> worker: the view of the cached blocks is lost, send the snapshot again.
+    Resync(Resync),
 }
 
 /// What a worker does for a request.
@@ -95,6 +97,26 @@ pub struct Capacity {
     pub batched_tokens: u32,
     /// Requests that may wait inside the worker.
     pub waiting: u32,
+    /// KV blocks in host memory, tier 1; 0 where there is no such tier.
+    pub host_blocks: u32,
+    /// KV blocks on disk, tier 2; 0 where there is no such tier.
+    pub disk_blocks: u32,
+}
+
+/// What a step costs: `fixed_ms + prefill_ms * prefill_tokens + context_ms * prefill_context + row_ms * decode_rows +
+/// kv_ms * kv_tokens`, with the counts of [`Step`].
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct StepCost {
+    /// Of any step.
+    pub fixed_ms: f64,
+    /// Of each prompt token computed.
+    pub prefill_ms: f64,
+    /// Of each token that a prompt token looks back at.
+    pub context_ms: f64,
+    /// Of each sequence that decodes.
+    pub row_ms: f64,
+    /// Of each KV token read.
+    pub kv_ms: f64,
 }
 
 /// Ranks that step together.
@@ -134,6 +156,8 @@ pub struct Hello {
     /// 16 random bytes for the router to prove that it knows the deployment secret.
     #[serde(with = "serde_bytes")]
     pub nonce: Vec<u8>,
+    /// What its steps are expected to cost, until the router has measured them.
+    pub step_prior: Option<StepCost>,
 }
 
 /// Proof that the worker knows the deployment secret.
@@ -144,7 +168,9 @@ pub struct Prove {
     pub proof: Vec<u8>,
 }
 
-/// Part of the full list of cached blocks. `last` ends it; deltas follow with growing `sequence`.
+/// Part of the full list of cached blocks. `last` ends it; deltas follow with growing `sequence`. No `Blocks` stand
+/// between the parts of one snapshot. It comes after `Welcome`, and again after a `Resync` or where a delta would be
+/// longer than a snapshot; it replaces all that was said before.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Epoch of the worker.
@@ -168,7 +194,8 @@ pub struct StoredRun {
     pub hashes: Vec<u8>,
 }
 
-/// What changed in a worker's cache. Order of application: cleared, removed, stored.
+/// What changed in a worker's cache, sent before the `Step` that changed it. Order of application: cleared, removed,
+/// stored.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Blocks {
     /// Epoch of the worker.
@@ -250,6 +277,8 @@ pub struct Step {
     pub ms: f64,
     /// Prompt tokens computed.
     pub prefill_tokens: u32,
+    /// Their positions in their sequences, added up: a chunk of n tokens from position s on adds n*s + n*(n-1)/2.
+    pub prefill_context: u64,
     /// Sequences that decoded.
     pub decode_rows: u32,
     /// KV tokens read by attention.
@@ -478,4 +507,12 @@ pub struct Drain {
 pub struct Ping {
     /// For the log.
     pub nonce: u64,
+}
+
+/// Asks for the snapshot again: its parts, then deltas from its `sequence` on. What comes before the first part is
+/// ignored.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Resync {
+    /// What was wrong with the events, for people.
+    pub reason: String,
 }

@@ -13,7 +13,8 @@ use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, p
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Describe, Drain, Failed, Fingerprints, Finish, Frame, Freed,
     Group, Hello, KvFrom, KvReady, Load, MAX_FRAME_BYTES, ModelPart, Output, Ping, Prove, Ranked,
-    Refuse, Resume, Role, Sampling, Snapshot, Step, StoredRun, Submit, TokenLogprob, Welcome,
+    Refuse, Resume, Resync, Role, Sampling, Snapshot, Step, StepCost, StoredRun, Submit,
+    TokenLogprob, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -165,6 +166,7 @@ frames! {
     36 "cancel" Cancel,
     37 "drain" Drain,
     38 "ping" Ping,
+    39 "resync" Resync,
 }
 
 /// A struct as a run of fields, without the array around them.
@@ -218,16 +220,19 @@ macro_rules! structs {
 structs! {
     Hello {
         protocol, worker, epoch, role, model, fingerprints, capacity, context_tokens, group, transfer, nonce,
+        step_prior,
     }
     Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
-    Capacity { blocks, sequences, batched_tokens, waiting }
+    Capacity { blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks }
+    StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms }
     Group { id, rank, size }
     Prove { proof }
     Snapshot { epoch, sequence, hashes, last }
     Blocks { epoch, sequence, stored, removed, cleared, tier }
     StoredRun { parent, hashes }
     Step {
-        step, ms, prefill_tokens, decode_rows, kv_tokens, waiting_tokens, drafted, accepted, load, outputs,
+        step, ms, prefill_tokens, prefill_context, decode_rows, kv_tokens, waiting_tokens, drafted, accepted, load,
+        outputs,
     }
     Load { blocks_used, blocks_cached, running, waiting }
     Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs }
@@ -253,6 +258,7 @@ structs! {
     Cancel { request }
     Drain { budget_ms }
     Ping { nonce }
+    Resync { reason }
 }
 
 /// Enums without data, written as their name.

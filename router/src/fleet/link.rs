@@ -427,7 +427,8 @@ impl Link {
             | Frame::Describe(_)
             | Frame::Cancel(_)
             | Frame::Drain(_)
-            | Frame::Ping(_) => return Err(LinkError::Unexpected(frame.name())),
+            | Frame::Ping(_)
+            | Frame::Resync(_) => return Err(LinkError::Unexpected(frame.name())),
         }
         Ok(())
     }

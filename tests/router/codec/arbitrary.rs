@@ -55,6 +55,7 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
         request().prop_map(|request| Frame::Cancel(Cancel { request })),
         int64().prop_map(|budget_ms| Frame::Drain(Drain { budget_ms })),
         int64().prop_map(|nonce| Frame::Ping(Ping { nonce })),
+        text().prop_map(|reason| Frame::Resync(Resync { reason })),
     ];
     prop_oneof![worker_side, router_side].boxed()
 }
@@ -103,12 +104,14 @@ fn hello() -> BoxedStrategy<Hello> {
             block_tokens,
         },
     );
-    let capacity = (int32(), int32(), int32(), int32()).prop_map(
-        |(blocks, sequences, batched_tokens, waiting)| Capacity {
+    let capacity = (int32(), int32(), int32(), int32(), int32(), int32()).prop_map(
+        |(blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks)| Capacity {
             blocks,
             sequences,
             batched_tokens,
             waiting,
+            host_blocks,
+            disk_blocks,
         },
     );
     (
@@ -122,7 +125,7 @@ fn hello() -> BoxedStrategy<Hello> {
         int32(),
         option::of(group),
         vec(text(), 0..3),
-        bytes(),
+        (bytes(), option::of(step_cost())),
     )
         .prop_map(
             |(
@@ -136,7 +139,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 context_tokens,
                 group,
                 transfer,
-                nonce,
+                (nonce, step_prior),
             )| Hello {
                 protocol,
                 worker,
@@ -149,8 +152,21 @@ fn hello() -> BoxedStrategy<Hello> {
                 group,
                 transfer,
                 nonce,
+                step_prior,
             },
         )
+        .boxed()
+}
+
+fn step_cost() -> BoxedStrategy<StepCost> {
+    (real(), real(), real(), real(), real())
+        .prop_map(|(fixed_ms, prefill_ms, context_ms, row_ms, kv_ms)| StepCost {
+            fixed_ms,
+            prefill_ms,
+            context_ms,
+            row_ms,
+            kv_ms,
+        })
         .boxed()
 }
 
@@ -198,13 +214,14 @@ fn step() -> BoxedStrategy<Step> {
             waiting,
         },
     );
-    let numbers = (int64(), real(), int32(), int32(), int64(), int64(), int32(), int32());
+    let numbers = (int64(), real(), int32(), int64(), int32(), int64(), int64(), int32(), int32());
     (numbers, load, vec(output(), 0..20))
         .prop_map(|(numbers, load, outputs)| {
             let (
                 step,
                 ms,
                 prefill_tokens,
+                prefill_context,
                 decode_rows,
                 kv_tokens,
                 waiting_tokens,
@@ -215,6 +232,7 @@ fn step() -> BoxedStrategy<Step> {
                 step,
                 ms,
                 prefill_tokens,
+                prefill_context,
                 decode_rows,
                 kv_tokens,
                 waiting_tokens,
