@@ -4,6 +4,7 @@
 pub mod blocks;
 pub mod events;
 pub mod frame;
+pub mod index;
 pub mod policy;
 pub mod schedule;
 pub mod secret;
