@@ -5,9 +5,20 @@ use std::ffi::OsString;
 use clap::{Parser as _, Subcommand};
 use serde_json::Value;
 
+#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod bound;
 mod link;
 mod load;
+#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod random;
+#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod report;
+#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod sample;
+#[allow(dead_code, reason = "replay and sim will use it")]
 mod stats;
+#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod trace;
 mod worker;
 
 /// Exit statuses; clap gives 2 as well.

@@ -17,16 +17,33 @@ pub(crate) struct Quantiles {
 }
 
 impl Quantiles {
-    /// `None` without samples. Quantiles are nearest-rank: each is a sample that was seen.
+    /// `None` without samples.
     pub(crate) fn of(samples: &[Duration]) -> Option<Self> {
-        let mut ms: Vec<f64> = samples.iter().map(|s| s.as_secs_f64() * 1e3).collect();
-        ms.sort_by(f64::total_cmp);
-        let count = ms.len();
-        let max = *ms.last()?;
-        let rank = |q: f64| ms[((q * count as f64).ceil() as usize).clamp(1, count) - 1];
-        let mean = ms.iter().sum::<f64>() / count as f64;
+        Self::of_ms(samples.iter().map(|sample| sample.as_secs_f64() * 1e3))
+    }
+
+    /// `None` without samples. Quantiles are nearest-rank: each is a sample that was seen.
+    pub(crate) fn of_ms(samples: impl IntoIterator<Item = f64>) -> Option<Self> {
+        let sorted = sorted(samples);
+        let (count, max) = (sorted.len(), *sorted.last()?);
+        let rank = |q: f64| sorted[((q * count as f64).ceil() as usize).clamp(1, count) - 1];
+        let mean = sorted.iter().sum::<f64>() / count as f64;
         Some(Self { count, mean, p50: rank(0.50), p90: rank(0.90), p99: rank(0.99), max })
     }
+}
+
+pub(crate) fn sorted(samples: impl IntoIterator<Item = f64>) -> Vec<f64> {
+    let mut sorted: Vec<f64> = samples.into_iter().collect();
+    sorted.sort_by(f64::total_cmp);
+    sorted
+}
+
+/// At most `most` of the sorted samples, evenly over their ranks, with the least and the greatest: enough for a curve.
+pub(crate) fn thinned(sorted: &[f64], most: usize) -> Vec<f64> {
+    if sorted.len() <= most {
+        return sorted.to_vec();
+    }
+    (0..most).map(|i| sorted[i * (sorted.len() - 1) / (most - 1)]).collect()
 }
 
 /// User and system seconds that a process and its waited-for children have used.
@@ -52,15 +69,26 @@ mod tests {
 
     #[test]
     fn quantiles_are_samples_that_were_seen() {
-        let samples: Vec<_> = (1..=200).map(Duration::from_millis).collect();
-        let q = Quantiles::of(&samples).unwrap();
-        assert_eq!((q.count, q.p50, q.p90, q.p99, q.max), (200, 100.0, 180.0, 198.0, 200.0));
-        assert_eq!(q.mean, 100.5);
+        let quantiles = Quantiles::of_ms((1..=100).rev().map(f64::from)).unwrap();
+        assert_eq!(quantiles.count, 100);
+        assert_eq!((quantiles.p50, quantiles.p90, quantiles.p99), (50.0, 90.0, 99.0));
+        assert_eq!((quantiles.mean, quantiles.max), (50.5, 100.0));
+        let one = Quantiles::of_ms([3.0]).unwrap();
+        assert_eq!((one.p50, one.p99), (3.0, 3.0));
     }
 
     #[test]
     fn no_samples_have_no_quantiles() {
         assert_eq!(Quantiles::of(&[]), None);
+    }
+
+    #[test]
+    fn a_thinned_curve_keeps_its_ends() {
+        let sorted: Vec<f64> = (0..1000).map(f64::from).collect();
+        let few = thinned(&sorted, 11);
+        assert_eq!(few.len(), 11);
+        assert_eq!((few[0], few[5], few[10]), (0.0, 499.0, 999.0));
+        assert_eq!(thinned(&sorted[..3], 11), [0.0, 1.0, 2.0]);
     }
 
     #[test]
