@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::frame::{
     Capacity, Failed, Fingerprints, Finish, Frame, Freed, Hello, Load, ModelPart, Output, PROTOCOL,
     RequestId, Role, Snapshot, Step, Submit,
@@ -144,7 +145,7 @@ fn hello(args: &WorkerArgs) -> Hello {
             tokenizer: "mock".into(),
             chat_template: "mock".into(),
             kv_layout: "mock".into(),
-            hash_scheme: "blake3-chain-v1".into(),
+            hash_scheme: HASH_SCHEME.into(),
             block_tokens: 16,
         },
         capacity: Capacity {

@@ -22,7 +22,7 @@ __all__ = [
     "router_main",
 ]
 
-HASH_SCHEME: Final = "blake3-chain-v1"
+HASH_SCHEME: Final = "blake3-chain-v2"
 """Name of the block hash, for `Fingerprints.hash_scheme`."""
 
 def hash_blocks(

@@ -55,7 +55,7 @@ INTEGERS = {
     f"{n:#x}": n for n in [0, 1, 0x7F, 0x80, U8, U8 + 1, U16, U16 + 1, U32, U32 + 1, 2**63, U64]
 }
 
-FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v1", 16)
+FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
     1, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)),

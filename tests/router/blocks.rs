@@ -17,30 +17,30 @@ fn from_root(key: &HashKey, salt: &[u8], tokens: &[u32], block_tokens: usize) ->
     hash_blocks(key, BlockHash::root(key, salt), tokens, size(block_tokens))
 }
 
-/// The definition in other words: one incremental hasher per block.
+fn first16(hash: &[u8; 32]) -> BlockHash {
+    BlockHash(hash[..16].try_into().unwrap())
+}
+
+/// The definition in other words, with what `blake3` documents: one incremental hasher per input.
 fn by_definition(
     key: &HashKey,
     salt: &[u8],
     tokens: &[u32],
     block_tokens: usize,
 ) -> Vec<BlockHash> {
-    let first16 = |hasher: &blake3::Hasher| {
-        let mut hash = [0; 16];
-        hasher.finalize_xof().fill(&mut hash);
-        hash
+    let keyed = |key: &[u8; 32], input: &[&[u8]]| {
+        let mut hasher = blake3::Hasher::new_keyed(key);
+        input.iter().for_each(|part| _ = hasher.update(part));
+        *hasher.finalize().as_bytes()
     };
-    let mut hasher = blake3::Hasher::new_keyed(&key.0);
-    hasher.update(&[b"headrace root", salt].concat());
-    let mut last = first16(&hasher);
+    let block_key = keyed(&key.0, &[b"headrace tokens"]);
+    let mut last = keyed(&key.0, &[b"headrace root", salt]);
     let mut hashes = Vec::new();
     for block in tokens.chunks(block_tokens).filter(|block| block.len() == block_tokens) {
-        let mut hasher = blake3::Hasher::new_keyed(&key.0);
-        hasher.update(&last);
-        for token in block {
-            hasher.update(&token.to_le_bytes());
-        }
-        last = first16(&hasher);
-        hashes.push(BlockHash(last));
+        let bytes: Vec<u8> = block.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let digest = keyed(&block_key, &[&bytes]);
+        last = keyed(&key.0, &[b"headrace chained", &last[..16], &digest[..16]]);
+        hashes.push(first16(&last));
     }
     hashes
 }
@@ -90,6 +90,37 @@ fn an_unfinished_block_has_no_hash() {
     assert!(hash_blocks_le(&KEY, BlockHash([0; 16]), &[0; 64], huge).is_empty());
 }
 
+/// Below, at and beyond the sizes and group lengths that are computed side by side.
+#[test]
+fn every_block_size_and_number_of_blocks_follows_the_definition() {
+    let root = BlockHash::root(&KEY, b"");
+    for block_tokens in 1..=260 {
+        let tokens: Vec<u32> = (0..block_tokens as u32 * 35 + 1).map(|i| i ^ 0x5A5A_0000).collect();
+        let expected = by_definition(&KEY, b"", &tokens, block_tokens);
+        let bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        for blocks in 0..=35 {
+            let some = &bytes[..blocks * block_tokens * 4 + 3];
+            let hashes = hash_blocks_le(&KEY, root, some, size(block_tokens));
+            assert_eq!(hashes, expected[..blocks], "{blocks} blocks of {block_tokens}");
+        }
+    }
+}
+
+/// Clients choose tokens: what they spell is not hashed as a root or a link of the chain.
+#[test]
+fn tokens_are_no_other_kind_of_input() {
+    let root = BlockHash::root(&KEY, b"123");
+    let as_others = |input: &[u8]| first16(blake3::keyed_hash(&KEY.0, input).as_bytes());
+    let link = |digest: BlockHash| [&b"headrace chained"[..], &root.0, &digest.0].concat();
+    assert_eq!(as_others(b"headrace root123"), root);
+    for spelled in [b"headrace root123".to_vec(), link(root)] {
+        let tokens: Vec<u32> =
+            spelled.chunks(4).map(|word| u32::from_le_bytes(word.try_into().unwrap())).collect();
+        let hashes = hash_blocks(&KEY, root, &tokens, size(tokens.len()));
+        assert_ne!(hashes, [as_others(&link(as_others(&spelled)))]);
+    }
+}
+
 #[test]
 fn key_and_salt_enter_every_hash() {
     let tokens: Vec<u32> = (0..64).collect();
@@ -124,8 +155,8 @@ proptest! {
     fn hashes_follow_the_definition(
         key: [u8; 32],
         salt: Vec<u8>,
-        tokens in prop::collection::vec(any::<u32>(), 0..200),
-        block_tokens in 1usize..40,
+        tokens in prop::collection::vec(any::<u32>(), 0..700),
+        block_tokens in prop_oneof![1usize..40, Just(16), Just(32), Just(64)],
     ) {
         let key = HashKey(key);
         let hashes = from_root(&key, &salt, &tokens, block_tokens);
@@ -137,9 +168,9 @@ proptest! {
 
     #[test]
     fn hashing_can_go_on_from_any_block(
-        tokens in prop::collection::vec(any::<u32>(), 0..200),
+        tokens in prop::collection::vec(any::<u32>(), 0..700),
         block_tokens in 1usize..20,
-        cut in 0usize..40,
+        cut in 0usize..70,
     ) {
         let whole = from_root(&KEY, b"", &tokens, block_tokens);
         let cut = cut.min(whole.len());
@@ -150,15 +181,16 @@ proptest! {
 
     #[test]
     fn one_changed_token_changes_its_block_and_all_after_it(
-        mut tokens in prop::collection::vec(any::<u32>(), 1..100),
+        mut tokens in prop::collection::vec(any::<u32>(), 1..500),
+        block_tokens in prop_oneof![Just(4usize), Just(16)],
         at: prop::sample::Index,
     ) {
-        let before = from_root(&KEY, b"", &tokens, 4);
+        let before = from_root(&KEY, b"", &tokens, block_tokens);
         let at = at.index(tokens.len());
         tokens[at] ^= 1;
-        let after = from_root(&KEY, b"", &tokens, 4);
+        let after = from_root(&KEY, b"", &tokens, block_tokens);
         for (i, (before, after)) in before.iter().zip(&after).enumerate() {
-            prop_assert_eq!(before == after, i < at / 4);
+            prop_assert_eq!(before == after, i < at / block_tokens);
         }
     }
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use headrace_router::app::App;
 use headrace_router::config::{Config, RouterArgs, WorkerListen};
+use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::{AuthKey, Side};
 use headrace_router::fleet::codec::{FrameReader, FrameWriter};
@@ -86,7 +87,7 @@ pub(crate) fn hello(worker: &str) -> Hello {
             tokenizer: "tokenizer-1".into(),
             chat_template: "template-1".into(),
             kv_layout: "layout-1".into(),
-            hash_scheme: "blake3-chain-v1".into(),
+            hash_scheme: HASH_SCHEME.into(),
             block_tokens: 16,
         },
         capacity: Capacity {

@@ -80,7 +80,7 @@ pub struct Fingerprints {
     pub chat_template: String,
     /// Of dtype, layers, heads and their order inside a block.
     pub kv_layout: String,
-    /// Name of the block hash, `blake3-chain-v1`.
+    /// Name of the block hash, `blake3-chain-v2`.
     pub hash_scheme: String,
     /// Tokens in one block.
     pub block_tokens: u32,
