@@ -24,6 +24,12 @@ pub struct Metrics {
     legs: Labelled<1>,
     /// Legs cancelled before their end, by stage.
     cancels: Labelled<1>,
+    /// Block events that changed nothing, by reason.
+    block_events_ignored: Labelled<1>,
+    /// Times that a worker's blocks were not known any more, by reason.
+    blocks_lost: Labelled<1>,
+    /// Snapshots asked for again.
+    pub resyncs: Counter,
     /// Answers under way.
     pub streams: Gauge,
     /// Connections of clients.
@@ -69,6 +75,16 @@ impl Metrics {
     /// A link was closed, or refused, for this reason.
     pub fn link_error(&self, reason: &str) {
         self.link_errors.inc([reason]);
+    }
+
+    /// A block event changed nothing.
+    pub fn block_event_ignored(&self, reason: &str) {
+        self.block_events_ignored.inc([reason]);
+    }
+
+    /// What a worker said of its blocks is worth nothing until it has sent a new snapshot.
+    pub fn blocks_lost(&self, reason: &str) {
+        self.blocks_lost.inc([reason]);
     }
 
     /// A leg ended.
@@ -139,6 +155,23 @@ impl Metrics {
             "Links that were refused or broke, by reason.",
             ["reason"],
             &self.link_errors,
+        );
+        text.labelled(
+            "headrace_block_events_ignored_total",
+            "Block events of workers that changed nothing, by reason.",
+            ["reason"],
+            &self.block_events_ignored,
+        );
+        text.labelled(
+            "headrace_blocks_lost_total",
+            "Times that it was not known any more which blocks a worker holds, by reason.",
+            ["reason"],
+            &self.blocks_lost,
+        );
+        text.counter(
+            "headrace_resyncs_total",
+            "Times that a worker was asked to say again which blocks it holds.",
+            &self.resyncs,
         );
         text.counter("headrace_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens);
         text.counter(

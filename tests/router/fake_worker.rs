@@ -224,6 +224,7 @@ pub(crate) enum Event {
     Describe(String),
     Drain(u64),
     Ping,
+    Resync(String),
     /// The router closed the link.
     Closed,
 }
@@ -389,6 +390,7 @@ fn receive_one(behaviour: &Behaviour, frame: Frame, out: &mut Vec<Frame>) -> Eve
             }
             Event::Ping
         }
+        Frame::Resync(Resync { reason }) => Event::Resync(reason),
         other => panic!("no router sends {other:?}"),
     }
 }

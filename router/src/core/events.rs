@@ -1,29 +1,119 @@
-//! The order of a worker's block events: a snapshot in parts, then deltas without a gap. What it lets pass may be
-//! believed.
+//! One worker's block events: a snapshot, then deltas without a gap. A break withdraws what this worker is believed to
+//! hold, and nothing else, until it has sent a new snapshot.
 
-use crate::core::frame::{Blocks, Snapshot};
+#[cfg(test)]
+mod tests;
 
-/// Follows the events of one link.
-#[derive(Debug, Default)]
+use crate::core::frame::{Blocks, Hello, Resync, Snapshot, StoredRun};
+
+/// Pause after the first request for a snapshot, if the next one follows soon.
+const FIRST_PAUSE_MS: f64 = 1_000.0;
+/// Longest pause between two requests for a snapshot. Events without a break for as long make the next break a first one.
+const LONGEST_PAUSE_MS: f64 = 60_000.0;
+
+/// Follows the events of one link: [`snapshot`](Self::snapshot) and [`delta`](Self::delta) say what to do with each
+/// frame, [`ask`](Self::ask) when to send a [`Resync`].
+#[derive(Debug)]
 pub struct BlockEvents {
     epoch: u64,
-    /// `None` until the last part of the snapshot.
-    sequence: Option<u64>,
+    /// Which tiers the worker announced blocks for.
+    tiers: [bool; 3],
+    state: State,
     blocks: u64,
+    /// Why a new snapshot is needed; `None` while none is missing and while the first is still to come.
+    lost: Option<Gap>,
+    /// No request for a snapshot before this.
+    ask_at_ms: f64,
+    pause_ms: f64,
 }
 
-/// Events that do not follow from those before: the view of the cache is worth nothing from here on.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BlockGap {
-    /// Not the epoch of the Hello.
-    #[error("block events of epoch {got}, the worker said {expected}")]
-    Epoch {
-        /// Of the Hello.
-        expected: u64,
-        /// Of the event.
-        got: u64,
+#[derive(Debug)]
+enum State {
+    /// The first snapshot is still to come.
+    Waiting,
+    /// Some parts of this snapshot came.
+    Filling { sequence: u64 },
+    /// All up to this delta is known.
+    Live { sequence: u64, since_ms: f64 },
+    /// Nothing may be believed and nothing has been asked for yet.
+    Lost,
+    /// A snapshot was asked for; what the worker sent before it heard of that is still coming.
+    Asked,
+}
+
+/// What to do with an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict<'a> {
+    /// It may be believed.
+    Apply(Change<'a>),
+    /// It changes nothing.
+    Ignore(Ignored),
+    /// Nothing that the worker said of its blocks may be believed any more: drop it.
+    Lost(Gap),
+}
+
+/// What an event changes. Keys are 8 bytes each, see [`keys_le`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change<'a> {
+    /// Part of a snapshot.
+    Snapshot {
+        /// All that was believed before goes, in all tiers.
+        first: bool,
+        /// Blocks on the device.
+        keys: &'a [u8],
+        /// From here on the worker may be given credit.
+        last: bool,
     },
-    /// A number is missing or comes twice.
+    /// Blocks came and went, in this order: cleared, removed, stored.
+    Delta {
+        /// 0 device, 1 host, 2 disk.
+        tier: u8,
+        /// All blocks of the tier went.
+        cleared: bool,
+        /// These went.
+        removed: &'a [u8],
+        /// These came.
+        stored: &'a [StoredRun],
+    },
+}
+
+/// Why an event changes nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Ignored {
+    /// Not of the epoch of the Hello. If it should have been, the next event shows the gap.
+    Epoch,
+    /// Its number, or a later one, was there before.
+    Replayed,
+    /// A delta before the first snapshot.
+    Early,
+    /// Sent before the worker heard that its snapshot is wanted again.
+    Resyncing,
+    /// Of a tier that the worker announced no blocks for.
+    Tier,
+}
+
+impl Ignored {
+    /// All of them.
+    pub const ALL: [Self; 5] =
+        [Self::Epoch, Self::Replayed, Self::Early, Self::Resyncing, Self::Tier];
+
+    /// As a word, for metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Epoch => "epoch",
+            Self::Replayed => "replayed",
+            Self::Early => "early",
+            Self::Resyncing => "resyncing",
+            Self::Tier => "tier",
+        }
+    }
+}
+
+/// Why what a worker said of its blocks is worth nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Gap {
+    /// Deltas are missing.
     #[error("block events {got} after {last}")]
     Sequence {
         /// The one before.
@@ -31,132 +121,201 @@ pub enum BlockGap {
         /// This one.
         got: u64,
     },
-    /// A delta before the end of the snapshot, or a snapshot after it.
-    #[error("{0}")]
-    Order(&'static str),
-    /// A list of keys of 8 bytes whose length is no multiple of 8.
-    #[error("a list of block keys has {0} bytes, no multiple of 8")]
-    Keys(usize),
+    /// A delta stands where the rest of a snapshot should.
+    #[error("block events {got} inside snapshot {snapshot}")]
+    Part {
+        /// Sequence of the snapshot.
+        snapshot: u64,
+        /// Sequence of the delta.
+        got: u64,
+    },
+    /// More blocks than the worker announced. Only the holder of the blocks can tell, see [`BlockEvents::lose`].
+    #[error("more than the announced {capacity} blocks")]
+    Capacity {
+        /// Blocks announced.
+        capacity: u32,
+    },
+    /// It does not find in its cache what it said is there. Only the audit can tell, see [`BlockEvents::lose`].
+    #[error("cached tokens are not what the events promise")]
+    Audit,
+}
+
+impl Gap {
+    /// As a word, for metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Sequence { .. } => "sequence",
+            Self::Part { .. } => "part",
+            Self::Capacity { .. } => "capacity",
+            Self::Audit => "audit",
+        }
+    }
+}
+
+/// A list of block keys whose bytes are no multiple of 8: not a worker of ours, or one that lost its mind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a list of block keys has {0} bytes, no multiple of 8")]
+pub struct OddKeys(pub usize);
+
+/// The keys in a list of the wire.
+pub fn keys_le(bytes: &[u8]) -> impl ExactSizeIterator<Item = u64> + '_ {
+    bytes.as_chunks::<8>().0.iter().map(|key| u64::from_le_bytes(*key))
 }
 
 impl BlockEvents {
-    /// Of a worker that started at `epoch`.
+    /// Of the worker that said this Hello.
     #[must_use]
-    pub fn new(epoch: u64) -> Self {
-        Self { epoch, ..Self::default() }
+    pub fn new(hello: &Hello) -> Self {
+        Self {
+            epoch: hello.epoch,
+            tiers: [true, hello.capacity.host_blocks > 0, hello.capacity.disk_blocks > 0],
+            state: State::Waiting,
+            blocks: 0,
+            lost: None,
+            ask_at_ms: 0.0,
+            pause_ms: 0.0,
+        }
     }
 
-    /// True after the last part of the snapshot.
+    /// When the worker started, as it said in the Hello.
     #[must_use]
-    pub fn complete(&self) -> bool {
-        self.sequence.is_some()
+    pub fn epoch(&self) -> u64 {
+        self.epoch
     }
 
-    /// Blocks that the worker said it holds.
+    /// All of a snapshot and every delta since have been let pass: the worker may be given credit.
+    #[must_use]
+    pub fn live(&self) -> bool {
+        matches!(self.state, State::Live { .. })
+    }
+
+    /// Blocks that the worker said it holds, by their number alone.
     #[must_use]
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Takes in a part of the snapshot.
+    /// What to do with a part of a snapshot. The first part replaces all before, whether it was asked for or not.
     ///
     /// # Errors
-    /// It does not follow.
-    pub fn snapshot(&mut self, part: &Snapshot) -> Result<(), BlockGap> {
-        self.check_epoch(part.epoch)?;
-        if self.complete() {
-            return Err(BlockGap::Order("a part of a snapshot after its last one"));
+    /// It is malformed; nothing changed.
+    pub fn snapshot<'a>(
+        &mut self,
+        part: &'a Snapshot,
+        now_ms: f64,
+    ) -> Result<Verdict<'a>, OddKeys> {
+        let count = count(&part.hashes)?;
+        if part.epoch != self.epoch {
+            return Ok(Verdict::Ignore(Ignored::Epoch));
         }
-        self.blocks += count(&part.hashes)?;
-        if part.last {
-            self.sequence = Some(part.sequence);
+        let first = match self.state {
+            State::Waiting | State::Asked => true,
+            State::Lost => return Ok(Verdict::Ignore(Ignored::Resyncing)),
+            // where it is another snapshot, the rest of the one before will not come
+            State::Filling { sequence } if part.sequence >= sequence => part.sequence > sequence,
+            State::Live { sequence, .. } if part.sequence > sequence => true,
+            State::Filling { .. } | State::Live { .. } => {
+                return Ok(Verdict::Ignore(Ignored::Replayed));
+            }
+        };
+        if first {
+            self.blocks = 0;
         }
-        Ok(())
+        self.blocks += count;
+        self.state = if part.last {
+            self.lost = None;
+            State::Live { sequence: part.sequence, since_ms: now_ms }
+        } else {
+            self.ask_at_ms = self.ask_at_ms.max(now_ms + self.pause_ms); // the rest is under way
+            State::Filling { sequence: part.sequence }
+        };
+        Ok(Verdict::Apply(Change::Snapshot { first, keys: &part.hashes, last: part.last }))
     }
 
-    /// Takes in a delta.
+    /// What to do with a delta.
     ///
     /// # Errors
-    /// It does not follow.
-    pub fn blocks_changed(&mut self, delta: &Blocks) -> Result<(), BlockGap> {
-        self.check_epoch(delta.epoch)?;
-        let Some(last) = self.sequence else {
-            return Err(BlockGap::Order("block events before the end of the snapshot"));
-        };
-        if last.checked_add(1) != Some(delta.sequence) {
-            return Err(BlockGap::Sequence { last, got: delta.sequence });
+    /// It is malformed; nothing changed.
+    pub fn delta<'a>(&mut self, delta: &'a Blocks, now_ms: f64) -> Result<Verdict<'a>, OddKeys> {
+        let removed = count(&delta.removed)?;
+        let stored = delta.stored.iter().try_fold(0, |sum, run| Ok(sum + count(&run.hashes)?))?;
+        if delta.epoch != self.epoch {
+            return Ok(Verdict::Ignore(Ignored::Epoch));
         }
-        self.sequence = Some(delta.sequence);
+        let got = delta.sequence;
+        let last = match &mut self.state {
+            State::Waiting => return Ok(Verdict::Ignore(Ignored::Early)),
+            State::Lost | State::Asked => return Ok(Verdict::Ignore(Ignored::Resyncing)),
+            State::Filling { sequence } | State::Live { sequence, .. } if got <= *sequence => {
+                return Ok(Verdict::Ignore(Ignored::Replayed));
+            }
+            State::Filling { sequence } => {
+                let gap = Gap::Part { snapshot: *sequence, got };
+                return Ok(self.break_off(gap, now_ms));
+            }
+            State::Live { sequence, .. } => sequence,
+        };
+        if got - *last > 1 {
+            let gap = Gap::Sequence { last: *last, got };
+            return Ok(self.break_off(gap, now_ms));
+        }
+        *last = got;
+        if self.tiers.get(usize::from(delta.tier)) != Some(&true) {
+            return Ok(Verdict::Ignore(Ignored::Tier));
+        }
         if delta.cleared {
             self.blocks = 0;
         }
-        self.blocks = self.blocks.saturating_sub(count(&delta.removed)?);
-        for run in &delta.stored {
-            self.blocks += count(&run.hashes)?;
-        }
-        Ok(())
+        self.blocks = self.blocks.saturating_sub(removed) + stored;
+        Ok(Verdict::Apply(Change::Delta {
+            tier: delta.tier,
+            cleared: delta.cleared,
+            removed: &delta.removed,
+            stored: &delta.stored,
+        }))
     }
 
-    fn check_epoch(&self, got: u64) -> Result<(), BlockGap> {
-        let expected = self.epoch;
-        if got == expected { Ok(()) } else { Err(BlockGap::Epoch { expected, got }) }
+    /// The caller found out by itself that the worker may not be believed. As after [`Verdict::Lost`], its credit goes
+    /// and [`ask`](Self::ask) will ask for the snapshot. Without effect while none is there to be lost.
+    pub fn lose(&mut self, gap: Gap, now_ms: f64) {
+        match self.state {
+            State::Live { .. } | State::Filling { .. } => {
+                self.break_off(gap, now_ms);
+            }
+            State::Waiting | State::Lost | State::Asked => {}
+        }
+    }
+
+    /// The request to send now, if a snapshot is missing and the pause after the last request is over; the pause
+    /// doubles with each one. To be called after each frame of the worker: its heartbeats are clock enough.
+    pub fn ask(&mut self, now_ms: f64) -> Option<Resync> {
+        let gap = self.lost?;
+        if now_ms < self.ask_at_ms {
+            return None;
+        }
+        self.pause_ms = (2.0 * self.pause_ms).clamp(FIRST_PAUSE_MS, LONGEST_PAUSE_MS);
+        self.ask_at_ms = now_ms + self.pause_ms;
+        if matches!(self.state, State::Lost) {
+            self.state = State::Asked;
+        }
+        Some(Resync { reason: gap.to_string() })
+    }
+
+    fn break_off(&mut self, gap: Gap, now_ms: f64) -> Verdict<'static> {
+        if let State::Live { since_ms, .. } = self.state
+            && now_ms - since_ms >= LONGEST_PAUSE_MS
+        {
+            self.pause_ms = 0.0;
+            self.ask_at_ms = now_ms;
+        }
+        self.state = State::Lost;
+        self.blocks = 0;
+        self.lost = Some(gap);
+        Verdict::Lost(gap)
     }
 }
 
-fn count(keys: &[u8]) -> Result<u64, BlockGap> {
-    if keys.len().is_multiple_of(8) {
-        Ok(keys.len() as u64 / 8)
-    } else {
-        Err(BlockGap::Keys(keys.len()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::frame::StoredRun;
-
-    fn part(keys: usize, last: bool) -> Snapshot {
-        Snapshot { epoch: 7, sequence: 10, hashes: vec![0; 8 * keys], last }
-    }
-
-    fn delta(sequence: u64, stored: usize, removed: usize) -> Blocks {
-        Blocks {
-            epoch: 7,
-            sequence,
-            stored: vec![StoredRun { parent: None, hashes: vec![0; 8 * stored] }],
-            removed: vec![0; 8 * removed],
-            cleared: false,
-            tier: 0,
-        }
-    }
-
-    #[test]
-    fn a_snapshot_in_parts_and_then_deltas_are_counted() {
-        let mut events = BlockEvents::new(7);
-        events.snapshot(&part(3, false)).unwrap();
-        assert!(!events.complete());
-        events.snapshot(&part(2, true)).unwrap();
-        assert!(events.complete());
-        events.blocks_changed(&delta(11, 4, 1)).unwrap();
-        assert_eq!(events.blocks(), 8);
-        events.blocks_changed(&Blocks { cleared: true, ..delta(12, 1, 0) }).unwrap();
-        assert_eq!(events.blocks(), 1);
-    }
-
-    #[test]
-    fn whatever_does_not_follow_is_named() {
-        let mut events = BlockEvents::new(7);
-        assert!(matches!(events.blocks_changed(&delta(1, 1, 0)), Err(BlockGap::Order(_))));
-        let other_epoch = Snapshot { epoch: 6, ..part(1, true) };
-        assert_eq!(events.snapshot(&other_epoch), Err(BlockGap::Epoch { expected: 7, got: 6 }));
-        let odd = Snapshot { hashes: vec![0; 9], ..part(0, false) };
-        assert_eq!(events.snapshot(&odd), Err(BlockGap::Keys(9)));
-        events.snapshot(&part(1, true)).unwrap();
-        assert!(matches!(events.snapshot(&part(1, true)), Err(BlockGap::Order(_))));
-        for wrong in [10, 12] {
-            let gap = BlockGap::Sequence { last: 10, got: wrong };
-            assert_eq!(events.blocks_changed(&delta(wrong, 0, 0)), Err(gap));
-        }
-    }
+fn count(keys: &[u8]) -> Result<u64, OddKeys> {
+    if keys.len().is_multiple_of(8) { Ok(keys.len() as u64 / 8) } else { Err(OddKeys(keys.len())) }
 }

@@ -168,9 +168,10 @@ pub struct Prove {
     pub proof: Vec<u8>,
 }
 
-/// Part of the full list of cached blocks. `last` ends it; deltas follow with growing `sequence`. No `Blocks` stand
+/// Part of the full list of cached blocks on the device. `last` ends it; deltas follow with growing `sequence`. No `Blocks` stand
 /// between the parts of one snapshot. It comes after `Welcome`, and again after a `Resync` or where a delta would be
-/// longer than a snapshot; it replaces all that was said before.
+/// longer than a snapshot; it replaces all that was said
+/// before, of lower tiers too: what they hold follows as deltas.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Snapshot {
     /// Epoch of the worker.

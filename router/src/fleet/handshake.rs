@@ -9,7 +9,7 @@ use super::Setup;
 use super::codec::{FrameReader, FrameWriter, ReadError};
 use super::registry::Registry;
 use crate::core::blocks::HASH_SCHEME;
-use crate::core::frame::{Frame, Hello, PROTOCOL, Refuse, Role, Welcome};
+use crate::core::frame::{Frame, Hello, PROTOCOL, Refuse, Role, StepCost, Welcome};
 use crate::core::secret::Side;
 
 /// Longest frame before the handshake is over. A Hello has a few hundred bytes.
@@ -20,6 +20,8 @@ const NONCE_BYTES: usize = 16;
 const NAME_BYTES: usize = 256;
 /// More of anything than a worker can have.
 const SANE: u32 = 1 << 30;
+/// More ms than a token, a row or a step can cost.
+const SANE_MS: f64 = 1e6;
 
 /// Why a worker did not join.
 #[derive(Debug, thiserror::Error)]
@@ -166,11 +168,20 @@ fn check(hello: &Hello) -> Result<(), Refuse> {
         ("capacity.sequences", capacity.sequences, 1),
         ("capacity.batched_tokens", capacity.batched_tokens, 1),
         ("capacity.waiting", capacity.waiting, 0),
+        ("capacity.host_blocks", capacity.host_blocks, 0),
+        ("capacity.disk_blocks", capacity.disk_blocks, 0),
         ("context_tokens", hello.context_tokens, 1),
     ] {
         let expected = format!("{least} to {SANE}");
         let fine = (least..=SANE).contains(&n);
         require(fine, field, &expected, &n, "no worker has that many")?;
+    }
+    if let Some(prior) = &hello.step_prior {
+        let StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms } = *prior;
+        let costs = [fixed_ms, prefill_ms, context_ms, row_ms, kv_ms];
+        let fine = costs.iter().all(|ms| (0.0..=SANE_MS).contains(ms)); // NaN is in no range
+        let (expected, got) = ("five costs of 0 to 1e6 ms", format!("{costs:?}"));
+        require(fine, "step_prior", &expected, &got, "measure again, or send none")?;
     }
     if let Some(group) = &hello.group {
         let got = format!("rank {} of {}", group.rank, group.size);

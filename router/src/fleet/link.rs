@@ -17,7 +17,7 @@ use self::description::Description;
 pub(crate) use self::error::LinkError;
 use super::codec::{CodecError, FrameReader, FrameWriter};
 use super::registry::Registry;
-use crate::core::events::BlockEvents;
+use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{
     Cancel, Describe, Drain, Failed, Frame, ModelPart, Ping, RequestId, Step, Submit,
 };
@@ -397,6 +397,10 @@ impl Link {
             if let Err(error) = self.take_in(frame, &mut events) {
                 return error;
             }
+            if let Some(resync) = events.ask(self.registry.now_ms() as f64) {
+                self.registry.metrics.resyncs.inc();
+                self.send(Frame::Resync(resync));
+            }
         }
     }
 
@@ -404,11 +408,13 @@ impl Link {
         match frame {
             Frame::Step(step) => self.step(step),
             Frame::Snapshot(part) => {
-                events.snapshot(&part)?;
+                let verdict = events.snapshot(&part, self.registry.now_ms() as f64)?;
+                self.blocks(&verdict);
                 self.registry.blocks(self.id, events);
             }
             Frame::Blocks(delta) => {
-                events.blocks_changed(&delta)?;
+                let verdict = events.delta(&delta, self.registry.now_ms() as f64)?;
+                self.blocks(&verdict);
                 self.registry.blocks(self.id, events);
             }
             Frame::Model(part) => self.model_part(&part)?,
@@ -431,6 +437,18 @@ impl Link {
             | Frame::Resync(_) => return Err(LinkError::Unexpected(frame.name())),
         }
         Ok(())
+    }
+
+    fn blocks(&self, verdict: &Verdict<'_>) {
+        let metrics = &self.registry.metrics;
+        match verdict {
+            Verdict::Apply(_) => {}
+            Verdict::Ignore(ignored) => metrics.block_event_ignored(ignored.as_str()),
+            Verdict::Lost(gap) => {
+                tracing::warn!(worker = self.worker, %gap, "its cached blocks are not known now");
+                metrics.blocks_lost(gap.as_str());
+            }
+        }
     }
 
     /// The hot path: one look-up, one lock and one wake for each output, one lock of the registry for all.

@@ -188,9 +188,9 @@ async fn serve_worker(
         let mut writer = FrameWriter::new(writer);
         let joined = match greet(&registry.setup, &registry, &mut reader, &mut writer).await {
             Ok(hello) => {
-                let (worker, epoch) = (hello.worker.clone(), hello.epoch);
+                let (worker, events) = (hello.worker.clone(), BlockEvents::new(&hello));
                 match registry.join(hello, peer.clone()) {
-                    Ok((link, submits)) => Ok((worker, epoch, link, submits)),
+                    Ok((link, submits)) => Ok((worker, events, link, submits)),
                     Err(refuse) => Err(HandshakeError::Refused(refuse)),
                 }
             }
@@ -206,7 +206,7 @@ async fn serve_worker(
     drop(permit);
     let Some(joined) = joined else { return };
     let joined = joined.unwrap_or(Err(HandshakeError::Late(limit)));
-    let ((worker, epoch, link, submits), mut reader, writer) = match joined {
+    let ((worker, events, link, submits), mut reader, writer) = match joined {
         Ok(joined) => joined,
         Err(error) => {
             tracing::warn!(peer, %error, "worker did not join");
@@ -214,12 +214,12 @@ async fn serve_worker(
             return;
         }
     };
-    tracing::info!(worker, peer, epoch, "worker joined");
+    tracing::info!(worker, peer, epoch = events.epoch(), "worker joined");
     reader.set_limit(MAX_FRAME_BYTES);
     if registry.end.is_cancelled() {
         link.close(LinkError::Shutdown); // it joined while all others were told
     }
-    let error = link.run(reader, writer, submits, BlockEvents::new(epoch)).await;
+    let error = link.run(reader, writer, submits, events).await;
     tracing::warn!(worker, peer, %error, "worker left");
     registry.metrics.link_error(error.reason());
 }

@@ -215,7 +215,7 @@ impl Pool {
 
     pub(super) fn blocks(&mut self, id: WorkerId, events: &BlockEvents) {
         let Some(i) = self.find(id) else { return };
-        self.workers[i].snapshot = events.complete();
+        self.workers[i].snapshot |= events.live(); // without it later, it goes on without credit
         self.workers[i].blocks_known = events.blocks();
         self.refresh(i);
     }

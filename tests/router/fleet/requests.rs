@@ -11,7 +11,7 @@ use tokio::time::sleep;
 
 use crate::fake_worker::*;
 
-fn job() -> Job {
+pub(super) fn job() -> Job {
     Job {
         name: "test".into(),
         model: MODEL.into(),
@@ -28,7 +28,7 @@ fn job() -> Job {
     }
 }
 
-async fn next(answer: &mut Answer) -> Option<Result<Delta, RouteError>> {
+pub(super) async fn next(answer: &mut Answer) -> Option<Result<Delta, RouteError>> {
     in_time("a delta", answer.next()).await
 }
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::core::events::BlockGap;
+use crate::core::events::OddKeys;
 use crate::fleet::codec::{CodecError, ReadError};
 
 /// Why a link ended.
@@ -26,9 +26,9 @@ pub(crate) enum LinkError {
     /// A frame that has no place here.
     #[error("a {0} frame is not expected here")]
     Unexpected(&'static str),
-    /// Block events with a gap.
+    /// Block events that are none.
     #[error(transparent)]
-    Blocks(#[from] BlockGap),
+    Blocks(#[from] OddKeys),
     /// It did not say which blocks it holds.
     #[error("the snapshot of its blocks was not complete within {0:?}")]
     NoSnapshot(Duration),
@@ -63,7 +63,7 @@ impl LinkError {
                 | CodecError::TrailingBytes { .. },
             ) => "frame_malformed",
             Self::Unexpected(_) => "frame_unexpected",
-            Self::Blocks(_) => "block_gap",
+            Self::Blocks(_) => "block_keys",
             Self::NoSnapshot(_) => "no_snapshot",
             Self::Model(_) => "model",
             Self::Silent(_) => "silent",
