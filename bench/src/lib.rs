@@ -9,6 +9,8 @@ use serde_json::Value;
 mod bound;
 mod link;
 mod load;
+#[allow(dead_code, reason = "mock and sim will use it")]
+mod mock;
 #[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
 mod random;
 #[allow(dead_code, unused_imports, reason = "replay and sim will use it")]

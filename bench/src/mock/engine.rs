@@ -1,0 +1,379 @@
+//! A model worker's engine without a model: paged blocks, prefix cache, continuous batching, and a clock that the
+//! caller turns. Pure: no time passes here and nothing is random that the seed does not decide.
+//!
+//! It schedules as `headrace.engine.schedule` does: a step gives one row to each sequence that decodes and the rest of
+//! its token budget to prompts, first come first served. A sequence is admitted once the pool has room for all that it
+//! may write, so none is ever preempted.
+//!
+//! A token on the wire may stand for `token_scale` tokens of the modelled machine: a trace of 512-token blocks then
+//! replays with blocks of 16 tokens and costs the same time.
+
+mod plan;
+mod sequence;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use headrace_router::core::frame::{
+    Blocks, Capacity, Failed, Finish, Freed, Load, Output, RequestId, Step, StepCost,
+};
+
+use self::plan::Counts;
+use self::sequence::Sequence;
+use super::pool::BlockPool;
+use crate::random::Random;
+
+/// What an engine models.
+#[derive(Debug, Clone)]
+pub(crate) struct EngineConfig {
+    /// Of the modelled machine's tokens.
+    pub(crate) cost: StepCost,
+    /// Of one engine. `batched_tokens` are the modelled machine's tokens; [`Engine::capacity`] says what they are on
+    /// the wire.
+    pub(crate) capacity: Capacity,
+    /// Wire tokens of a block.
+    pub(crate) block_tokens: u32,
+    /// The modelled machine's tokens for each wire token.
+    pub(crate) token_scale: u32,
+    /// A step takes up to this share longer or shorter than its cost.
+    pub(crate) noise: f64,
+    /// Mean tokens that a row gets from a step: above 1 with multi-token prediction. Below 1 a wire token takes several
+    /// steps, as it does where it stands for several tokens.
+    pub(crate) accepted: f64,
+    /// Decides noise and tokens.
+    pub(crate) seed: u64,
+    /// Answers use tokens below this one.
+    pub(crate) vocab: u32,
+    /// Of its block events.
+    pub(crate) epoch: u64,
+}
+
+/// Work for an engine.
+#[derive(Debug, Clone)]
+pub(crate) struct Leg {
+    pub(crate) request: RequestId,
+    /// Keys of the prompt's full blocks.
+    pub(crate) keys: Arc<[u64]>,
+    pub(crate) prompt_tokens: u32,
+    pub(crate) max_tokens: u32,
+    /// Decides the answer.
+    pub(crate) seed: u64,
+}
+
+/// What came of a step, in the order in which it is to be sent.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct StepResult {
+    pub(crate) blocks: Option<Blocks>,
+    pub(crate) step: Step,
+    pub(crate) freed: Vec<Freed>,
+}
+
+/// One worker. A caller begins a step, lets its time pass, and ends it; requests come and go at any time.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    config: EngineConfig,
+    /// Of wire tokens.
+    cost: StepCost,
+    pool: BlockPool,
+    /// In order of admission.
+    running: Vec<Sequence>,
+    waiting: VecDeque<Sequence>,
+    known: HashSet<RequestId>,
+    /// Keys of blocks that running prompts will publish, and how many of them will.
+    computing: HashMap<u64, u32>,
+    waiting_tokens: u64,
+    steps: u64,
+    sequence: u64,
+    /// Of the step that runs.
+    under_way: Option<Counts>,
+}
+
+impl Engine {
+    pub(crate) fn new(config: EngineConfig) -> Self {
+        assert!(config.block_tokens > 0 && config.token_scale > 0 && config.accepted > 0.0);
+        let scale = f64::from(config.token_scale);
+        let cost = StepCost {
+            prefill_ms: config.cost.prefill_ms * scale,
+            context_ms: config.cost.context_ms * scale * scale,
+            kv_ms: config.cost.kv_ms * scale,
+            ..config.cost
+        };
+        Self {
+            cost,
+            pool: BlockPool::new(config.capacity.blocks),
+            running: Vec::new(),
+            waiting: VecDeque::new(),
+            known: HashSet::new(),
+            computing: HashMap::new(),
+            waiting_tokens: 0,
+            steps: 0,
+            sequence: 0,
+            under_way: None,
+            config,
+        }
+    }
+
+    /// Cost of a step in wire tokens.
+    pub(crate) fn cost(&self) -> StepCost {
+        self.cost
+    }
+
+    /// Bounds in wire tokens.
+    pub(crate) fn capacity(&self) -> Capacity {
+        let capacity = self.config.capacity.clone();
+        let batched_tokens = (capacity.batched_tokens / self.config.token_scale).max(1);
+        Capacity { batched_tokens, ..capacity }
+    }
+
+    /// Longest sequence that the pool can hold.
+    pub(crate) fn context_tokens(&self) -> u32 {
+        self.config.capacity.blocks.saturating_mul(self.config.block_tokens)
+    }
+
+    /// Takes a request.
+    ///
+    /// # Errors
+    /// It cannot be served here; the engine is as before.
+    pub(crate) fn submit(&mut self, leg: Leg) -> Result<(), Failed> {
+        let request = leg.request;
+        let fail = |kind: &str, message: String, retryable| {
+            Err(Failed { request, kind: kind.into(), message, retryable })
+        };
+        if self.known.contains(&request) {
+            return fail(
+                "duplicate_request",
+                format!("request {} is here already", request.0),
+                false,
+            );
+        }
+        if leg.prompt_tokens == 0 {
+            return fail("empty_prompt", "the prompt has no token".into(), false);
+        }
+        if leg.max_tokens == 0 {
+            let message = "a worker without a model generates at least one token";
+            return fail("bad_sampling", message.into(), false);
+        }
+        let room = self.context_tokens();
+        if leg.prompt_tokens >= room {
+            let message =
+                format!("the prompt is {} tokens, the KV pool holds {room}", leg.prompt_tokens);
+            return fail("too_big_for_pool", message, false);
+        }
+        let limit = self.config.capacity.waiting;
+        if self.waiting.len() >= limit as usize {
+            let message = format!("{} requests wait, the limit is {limit}", self.waiting.len());
+            return fail("queue_full", message, true);
+        }
+        self.known.insert(request);
+        self.waiting_tokens += u64::from(leg.prompt_tokens);
+        self.waiting.push_back(Sequence::new(leg, room, self.config.block_tokens));
+        Ok(())
+    }
+
+    /// Stops a request at any stage; `None` if it is not here.
+    pub(crate) fn cancel(&mut self, request: RequestId) -> Option<Freed> {
+        if !self.known.remove(&request) {
+            return None;
+        }
+        if let Some(place) = self.waiting.iter().position(|s| s.leg.request == request) {
+            let sequence = self.waiting.remove(place).expect("just found");
+            self.waiting_tokens -= u64::from(sequence.leg.prompt_tokens);
+            return Some(Freed { request, blocks: 0 });
+        }
+        let place = self.running.iter().position(|s| s.leg.request == request);
+        let sequence = self.running.remove(place.expect("a known request waits or runs"));
+        Some(self.free(&sequence))
+    }
+
+    /// Stops all requests, in no step: the link that they came over is gone. The cache stays.
+    pub(crate) fn cancel_all(&mut self) {
+        for sequence in std::mem::take(&mut self.running) {
+            self.free(&sequence);
+        }
+        self.waiting.clear();
+        self.waiting_tokens = 0;
+        self.known.clear();
+        self.under_way = None;
+    }
+
+    /// Forgets the cache of an engine without requests: its keys mean nothing any more.
+    pub(crate) fn clear_cache(&mut self) {
+        assert!(self.known.is_empty(), "nothing runs");
+        self.pool.clear();
+    }
+
+    /// Loses a cached block and tells nobody: for workers that lie.
+    pub(crate) fn forget(&mut self, key: u64) -> bool {
+        self.pool.forget(key)
+    }
+
+    /// Starts a step and says how long it takes, in ms; `None` when there is nothing to do.
+    pub(crate) fn begin_step(&mut self) -> Option<f64> {
+        assert!(self.under_way.is_none(), "one step at a time");
+        if self.running.is_empty() && self.waiting.is_empty() {
+            return None;
+        }
+        let counts = self.plan();
+        self.under_way = Some(counts);
+        self.steps += 1;
+        let stretch = 1.0 + self.config.noise * noise(self.config.seed, self.steps);
+        Some(counts.ms(&self.cost) * stretch)
+    }
+
+    /// Ends the step that runs. `ms` is what it took, for the frame.
+    pub(crate) fn end_step(&mut self, ms: f64) -> StepResult {
+        let counts = self.under_way.take().expect("a step began");
+        let mut outputs = Vec::new();
+        let mut freed = Vec::new();
+        let mut accepted = 0;
+        let mut running = std::mem::take(&mut self.running);
+        running.retain_mut(|sequence| {
+            let Some(work) = sequence.work.take() else { return true };
+            let first = sequence.generated == 0;
+            let new = sequence.advance(work);
+            self.publish(sequence);
+            if new == 0 {
+                return true;
+            }
+            accepted += new - 1;
+            let ids = (sequence.generated - new..sequence.generated)
+                .map(|position| token(sequence.leg.seed, position, self.config.vocab));
+            let ended = sequence.total() >= sequence.limit;
+            outputs.push(Output {
+                request: sequence.leg.request,
+                ids: ids.collect(),
+                logprobs: None,
+                finish: ended.then_some(Finish::Length),
+                cached_tokens: first.then_some(sequence.cached_tokens),
+                prompt_logprobs: None,
+            });
+            if ended {
+                self.known.remove(&sequence.leg.request);
+                freed.push(self.free(sequence));
+            }
+            !ended
+        });
+        self.running = running;
+        let blocks = self.take_events();
+        let step = Step {
+            ms,
+            prefill_tokens: counts.prefill_tokens,
+            prefill_context: counts.prefill_context,
+            decode_rows: counts.decode_rows,
+            kv_tokens: counts.kv_tokens,
+            drafted: counts.drafted,
+            accepted,
+            outputs,
+            ..self.heartbeat()
+        };
+        StepResult { blocks, step, freed }
+    }
+
+    /// The load as it is now, without a step.
+    pub(crate) fn heartbeat(&self) -> Step {
+        Step {
+            step: self.steps,
+            ms: 0.0,
+            prefill_tokens: 0,
+            prefill_context: 0,
+            decode_rows: 0,
+            kv_tokens: 0,
+            waiting_tokens: self.waiting_tokens,
+            drafted: 0,
+            accepted: 0,
+            load: Load {
+                blocks_used: self.pool.used(),
+                blocks_cached: self.pool.cached(),
+                running: u32::try_from(self.running.len()).unwrap_or(u32::MAX),
+                waiting: u32::try_from(self.waiting.len()).unwrap_or(u32::MAX),
+            },
+            outputs: Vec::new(),
+        }
+    }
+
+    /// All cached keys, parents before children, and the number of the last event that they contain. Events that were
+    /// not taken yet are among them and will not come again.
+    pub(crate) fn snapshot(&mut self) -> (u64, Vec<u64>) {
+        self.pool.take_changes();
+        (self.sequence, self.pool.keys())
+    }
+
+    /// True when no request is here.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    fn take_events(&mut self) -> Option<Blocks> {
+        let changes = self.pool.take_changes();
+        if changes.is_empty() {
+            return None;
+        }
+        self.sequence += 1;
+        Some(Blocks {
+            epoch: self.config.epoch,
+            sequence: self.sequence,
+            stored: changes.runs(),
+            removed: changes.removed.iter().flat_map(|key| key.to_le_bytes()).collect(),
+            cleared: false,
+            tier: 0,
+        })
+    }
+
+    /// Names the blocks that became full.
+    fn publish(&mut self, sequence: &mut Sequence) {
+        let full = sequence.computed / self.config.block_tokens;
+        for place in sequence.published..full {
+            let parent = place.checked_sub(1).map(|before| sequence.key(before));
+            let key = sequence.key(place);
+            let block = &mut sequence.blocks[place as usize];
+            *block = self.pool.publish(*block, key, parent);
+            if (place as usize) < sequence.leg.keys.len() {
+                self.no_longer_computing(key);
+            }
+        }
+        sequence.published = full;
+    }
+
+    fn free(&mut self, sequence: &Sequence) -> Freed {
+        for key in sequence.to_publish() {
+            self.no_longer_computing(*key);
+        }
+        for block in sequence.blocks.iter().rev() {
+            self.pool.release(*block);
+        }
+        let blocks = u32::try_from(sequence.blocks.len()).expect("at most the pool");
+        Freed { request: sequence.leg.request, blocks }
+    }
+
+    fn no_longer_computing(&mut self, key: u64) {
+        let left = self.computing.get_mut(&key).expect("it was counted at admission");
+        *left -= 1;
+        if *left == 0 {
+            self.computing.remove(&key);
+        }
+    }
+}
+
+/// Spreads the bits of `x`; 0 is no special case.
+pub(crate) fn mix(x: u64) -> u64 {
+    Random::new(x).next()
+}
+
+/// A number in 0..1 that `seed` and `number` decide.
+pub(crate) fn share(seed: u64, number: u64) -> f64 {
+    (mix(mix(seed) ^ number) >> 11) as f64 / (1_u64 << 53) as f64
+}
+
+/// A number in -1..1.
+fn noise(seed: u64, step: u64) -> f64 {
+    2.0 * share(seed, step) - 1.0
+}
+
+/// An ordinary token (special ones come first in the tokenizers in use), the same for the same seed and position.
+fn token(seed: u64, position: u32, vocab: u32) -> u32 {
+    let low = vocab / 16;
+    let place = mix(seed ^ mix(u64::from(position))) % u64::from((vocab / 2).max(1));
+    low + u32::try_from(place).expect("less than a vocabulary")
+}

@@ -1,0 +1,176 @@
+//! Which sequences get how much of the next step.
+
+use headrace_router::core::frame::StepCost;
+
+use super::Engine;
+use super::sequence::{Sequence, Work};
+
+/// Waiting sequences passed over in one step because their prefix is being computed; as in
+/// `headrace.engine.schedule`.
+const LOOK_PAST: usize = 64;
+
+/// What a step does, as its cost and its frame count it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Counts {
+    pub(super) prefill_tokens: u32,
+    pub(super) prefill_context: u64,
+    pub(super) decode_rows: u32,
+    pub(super) kv_tokens: u64,
+    pub(super) drafted: u32,
+}
+
+impl Counts {
+    pub(super) fn ms(&self, cost: &StepCost) -> f64 {
+        cost.fixed_ms
+            + cost.prefill_ms * f64::from(self.prefill_tokens)
+            + cost.context_ms * self.prefill_context as f64
+            + cost.row_ms * f64::from(self.decode_rows)
+            + cost.kv_ms * self.kv_tokens as f64
+    }
+
+    fn add(&mut self, sequence: &Sequence, drafts: u32) {
+        match sequence.work {
+            None => {}
+            Some(Work::Prefill(count)) => {
+                let (start, n) = (u64::from(sequence.computed), u64::from(count));
+                self.prefill_tokens += count;
+                self.prefill_context += n * start + n * (n - 1) / 2;
+                self.kv_tokens += start + n;
+            }
+            Some(Work::Decode(_)) => {
+                self.decode_rows += 1;
+                self.drafted += drafts;
+                self.kv_tokens += u64::from(sequence.total());
+            }
+        }
+    }
+}
+
+impl Engine {
+    /// Gives every sequence its work and all blocks for it.
+    pub(super) fn plan(&mut self) -> Counts {
+        let rows = self.plan_decodes();
+        let spare = self.config.capacity.batched_tokens.saturating_sub(rows);
+        let budget = spare.div_ceil(self.config.token_scale);
+        let mut order: Vec<_> = (0..self.running.len()).collect();
+        order.retain(|place| self.running[*place].in_prefill());
+        let mut left = budget;
+        for (behind, place) in (0..order.len()).rev().zip(&order) {
+            let contested = behind > 0 || !self.waiting.is_empty();
+            let sequence = &mut self.running[*place];
+            let count = chunk(sequence.remaining(), left, contested);
+            sequence.work = (count > 0).then_some(Work::Prefill(count));
+            left -= count;
+        }
+        let first_new = self.running.len();
+        left = self.admit(left);
+        order.extend(first_new..self.running.len());
+        for place in order {
+            // what nobody else wanted
+            let sequence = &mut self.running[place];
+            if let Some(Work::Prefill(count)) = sequence.work {
+                let more = sequence.remaining().min(count + left);
+                sequence.work = Some(Work::Prefill(more));
+                left -= more - count;
+            }
+        }
+        let drafts = self.drafts();
+        let mut counts = Counts::default();
+        for sequence in &self.running {
+            counts.add(sequence, drafts);
+        }
+        counts
+    }
+
+    /// Tokens that a row drafts in a step.
+    fn drafts(&self) -> u32 {
+        (self.config.accepted.ceil() as u32).saturating_sub(1)
+    }
+
+    fn plan_decodes(&mut self) -> u32 {
+        let mut rows = 0;
+        for sequence in &mut self.running {
+            if sequence.in_prefill() {
+                continue;
+            }
+            sequence.credit += self.config.accepted;
+            let whole = sequence.credit.floor();
+            sequence.credit -= whole;
+            let new = (whole as u32).min(sequence.limit - sequence.total());
+            let tokens = sequence.computed + new;
+            while sequence.blocks.len() < tokens.div_ceil(self.config.block_tokens) as usize {
+                let block = self.pool.allocate().expect("admission kept room for it");
+                sequence.blocks.push(block);
+            }
+            sequence.work = Some(Work::Decode(new));
+            rows += 1;
+        }
+        rows
+    }
+
+    /// Lets waiting sequences run while seats, budget and pool last; returns the rest of the budget.
+    fn admit(&mut self, mut budget: u32) -> u32 {
+        let block_tokens = self.config.block_tokens;
+        let mut reserved: u32 =
+            self.running.iter().map(|sequence| to_come(sequence, block_tokens)).sum();
+        let mut place = 0;
+        while budget > 0
+            && self.running.len() < self.config.capacity.sequences as usize
+            && place < self.waiting.len().min(LOOK_PAST)
+        {
+            let sequence = &self.waiting[place];
+            // The block of the last token is computed always: its logits choose the next token.
+            let creditable = ((sequence.leg.prompt_tokens - 1) / block_tokens) as usize;
+            let keys = &sequence.leg.keys[..creditable.min(sequence.leg.keys.len())];
+            let shared = self.pool.find(keys);
+            if keys.get(shared.len()).is_some_and(|next| self.computing.contains_key(next)) {
+                place += 1; // a running prompt is about to publish the next block: share it then
+                continue;
+            }
+            let held = u32::try_from(shared.len()).expect("at most the pool");
+            let most = (sequence.limit - 1).div_ceil(block_tokens);
+            let needed = most - held + self.pool.unreferenced(&shared);
+            if needed + reserved > self.pool.available() {
+                break; // a smaller one behind it must not starve it
+            }
+            let mut sequence = self.waiting.remove(place).expect("place is below its length");
+            self.start(&mut sequence, &shared);
+            reserved += to_come(&sequence, block_tokens);
+            let count = chunk(sequence.remaining(), budget, place < self.waiting.len());
+            budget -= count;
+            sequence.work = Some(Work::Prefill(count));
+            self.running.push(sequence);
+        }
+        budget
+    }
+
+    /// Takes the shared blocks and new ones for the rest of the prompt.
+    fn start(&mut self, sequence: &mut Sequence, shared: &[u32]) {
+        self.waiting_tokens -= u64::from(sequence.leg.prompt_tokens);
+        for block in shared {
+            self.pool.share(*block);
+        }
+        sequence.blocks.extend_from_slice(shared);
+        sequence.published = u32::try_from(shared.len()).expect("at most the pool");
+        sequence.computed = sequence.published * self.config.block_tokens;
+        sequence.cached_tokens = sequence.computed;
+        let prompt = sequence.leg.prompt_tokens.div_ceil(self.config.block_tokens);
+        for _ in sequence.published..prompt {
+            sequence.blocks.push(self.pool.allocate().expect("the caller counted"));
+        }
+        for key in sequence.to_publish() {
+            *self.computing.entry(*key).or_default() += 1;
+        }
+    }
+}
+
+/// Blocks that a running sequence may still ask for.
+fn to_come(sequence: &Sequence, block_tokens: u32) -> u32 {
+    let held = u32::try_from(sequence.blocks.len()).expect("at most the pool");
+    (sequence.limit - 1).div_ceil(block_tokens).saturating_sub(held)
+}
+
+/// A prompt that does not fit takes at most half of the budget while others wait.
+fn chunk(wanted: u32, budget: u32, contested: bool) -> u32 {
+    if wanted <= budget || !contested { wanted.min(budget) } else { budget.div_ceil(2) }
+}
