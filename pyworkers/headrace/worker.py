@@ -42,6 +42,7 @@ from headrace.frames import (
     Hello,
     ModelPart,
     Ping,
+    Resync,
     Submit,
 )
 from headrace.link import Link, LinkConfig, Session, parse_address, tls_context
@@ -265,12 +266,21 @@ class Worker:
                     await self._put(peer, frame)
                 case Ping():
                     peer.wake.set()
+                case Resync(reason):
+                    self._restart_log(peer, reason)
                 case Describe(fingerprint):
                     await self._describe(peer, fingerprint)
                 case _:
                     raise LinkLost(
                         f"the router sent a {type(frame).__name__} where it has no place"
                     )
+
+    def _restart_log(self, peer: Peer, reason: str) -> None:
+        """Needs no step's end: the log lives on the event loop."""
+        log.warning("router %s wants to know all blocks again: %s", peer.session.router, reason)
+        if peer.outbox.log is not None:  # otherwise the first snapshot is still to come
+            peer.outbox.log.restart()
+            peer.wake.set()
 
     async def _describe(self, peer: Peer, fingerprint: str) -> None:
         prints = self._hello.fingerprints

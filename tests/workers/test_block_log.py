@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engine import block_log
 from headrace.engine.block_log import SHORT_DELTA, BlockLog, CacheView, block_key
 from headrace.engine.block_pool import BlockEvent, BlockPool, Cleared, Removed, Stored
 from headrace.engine.engine import Answers, StepResult
@@ -18,9 +20,14 @@ from headrace.frames import (
     Ranked,
     Snapshot,
     Step,
+    StoredRun,
     TokenLogprob,
 )
 from helpers.fake_router import keys
+
+
+def pack(*numbers: int) -> bytes:
+    return b"".join(number.to_bytes(8, "little") for number in numbers)
 
 
 def name(number: int) -> bytes:
@@ -65,6 +72,7 @@ class Index:
             st.tuples(st.just("run"), st.lists(st.integers(0, 2), min_size=1, max_size=4)),
             st.tuples(st.just("clear"), st.just([0])),
             st.tuples(st.just("send"), st.just([0])),
+            st.tuples(st.just("lose"), st.just([0])),
         ),
         max_size=40,
     )
@@ -92,12 +100,50 @@ def test_a_router_knows_the_cache_however_late_it_hears(
         prompt.hear(prompt_log.take())
         if what == "send":
             late.hear(late_log.take())
+        elif what == "lose":  # a delta gets lost on the way
+            late_log.take()
+            late_log.restart()
         cached = {block_key(n) for n in pool.names()}
         assert prompt.keys == set(view.parents) == cached
     late.hear(late_log.take())
     assert late.keys == prompt.keys
     assert not late_log.pending
     assert late_log.take() == []
+
+
+def test_a_log_that_restarts_sends_all_and_goes_on_from_there() -> None:
+    view = CacheView()
+    log, other = BlockLog(view, 7), BlockLog(view, 7)
+    view.apply([Stored(name(1), None), Stored(name(2), name(1))], [log, other])
+    assert [frame.sequence for frame in log.take()] == [0]
+    other.take()
+    view.apply([Removed(name(2)), Stored(name(3), name(1))], [log, other])
+    log.restart()  # with changes that no delta has said
+    (snapshot,) = log.take()
+    assert snapshot == Snapshot(7, 1, pack(1, 3), True)
+    assert log.take() == []
+    view.apply([Stored(name(4), name(3))], [log, other])
+    assert log.take() == [Blocks(7, 2, [StoredRun(3, pack(4))], b"", False, 0)]
+    (delta,) = other.take()
+    assert isinstance(delta, Blocks), "the other router lost nothing"
+    assert (delta.sequence, delta.removed) == (1, pack(2))
+
+
+def test_the_parts_of_a_snapshot_stand_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(block_log, "SNAPSHOT_KEYS", 2)
+    view = CacheView()
+    log = BlockLog(view, 1)
+    view.apply([Stored(name(i), None) for i in range(5)], [log])
+    log.take()
+    view.apply([Stored(name(5), None)], [log])
+    log.restart()
+    view.apply([Stored(name(6), None)], [log])
+    assert log.take() == [
+        Snapshot(1, 1, pack(0, 1), False),
+        Snapshot(1, 1, pack(2, 3), False),
+        Snapshot(1, 1, pack(4, 5), False),
+        Snapshot(1, 1, pack(6), True),
+    ]
 
 
 def test_what_undoes_itself_is_not_sent() -> None:
@@ -135,7 +181,7 @@ def test_a_delta_longer_than_a_snapshot_becomes_one() -> None:
     view.apply([Removed(name(i)) for i in range(1, count)], [log])
     view.apply([Stored(name(5000), None)], [log])
     frames = log.take()
-    assert [type(frame) for frame in frames] == [Snapshot]
+    assert [(type(frame), frame.sequence) for frame in frames] == [(Snapshot, 1)]
     index.hear(frames)
     assert index.keys == {5000}
     view.apply([Cleared()], [log])

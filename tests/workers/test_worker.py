@@ -30,6 +30,7 @@ from headrace.frames import (
     ModelPart,
     Ping,
     Refuse,
+    Resync,
     Sampling,
     Snapshot,
     Step,
@@ -238,6 +239,59 @@ async def test_ping_is_answered_with_a_step(tmp_path: Path) -> None:
         seen = len(talk.steps)
         talk.send(Ping(5))
         await talk.until(lambda: len(talk.steps) > seen)
+
+
+async def test_the_blocks_of_a_step_come_before_it(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await joined(router)
+        prompt = list(range(40))  # three steps of at most 16 tokens
+        known: list[
+            tuple[int, int]
+        ] = []  # (prompt tokens computed so far, blocks known) at each step
+        talk.send(make_submit(1, prompt, max_tokens=1))
+        computed = 0
+        while talk.answer(1).finish is None:
+            step = await talk.until_frame(Step)
+            if step.step > len(known):  # no heartbeat
+                computed += step.prefill_tokens
+                known.append((computed, len(talk.cache)))
+        assert known == [(16, 4), (32, 8), (40, 10)]
+        await talk.until_freed(1)
+        scene.check()
+
+
+async def test_resync_is_answered_with_a_snapshot_even_inside_a_step(tmp_path: Path) -> None:
+    async with (
+        FakeRouter(tmp_path / "a", name="a") as first,
+        FakeRouter(tmp_path / "b", name="b") as second,
+        running(first, second) as scene,
+    ):
+        lost, other = await joined(first), await joined(second)
+        lost.send(make_submit(1, list(range(17)), max_tokens=1))
+        await asyncio.gather(lost.until_freed(1), other.until(lambda: len(other.cache) == 4))
+        gate = scene.model.gate = threading.Semaphore(0)
+        lost.send(make_submit(2, [7] * 9, max_tokens=1))
+        before = lost.sequence
+        assert before is not None
+        lost.cache.clear()
+        lost.send(Resync("block events 9 after 7"), Resync("again, before the answer came"))
+        snapshot = await lost.until_frame(Snapshot)  # the step has not ended
+        assert (snapshot.epoch, snapshot.sequence, snapshot.last) == (7, before + 1, True)
+        assert lost.cache == other.cache != set()
+        gate.release(100)
+        await asyncio.gather(lost.until_freed(2), other.until(lambda: len(other.cache) == 6))
+        assert lost.cache == other.cache
+        assert not any(isinstance(f, Snapshot) and f.sequence for f in other.seen)
+        scene.check()
+
+
+async def test_a_resync_right_after_the_welcome_changes_nothing(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
+        talk = await router.worker()
+        talk.send(Resync("out of place"), make_submit(1, list(range(9)), max_tokens=1))
+        await talk.until_freed(1)
+        assert len(talk.cache) == 2
+        scene.check()
 
 
 async def test_describe_sends_the_document_in_parts(tmp_path: Path) -> None:

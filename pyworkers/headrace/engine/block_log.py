@@ -1,7 +1,8 @@
 """What one router has to hear about the block cache: a snapshot, then numbered deltas.
 
 A slow router gets a smaller delta, never a gap: changes that undo each other vanish, and when the delta would be longer
-than a snapshot, it becomes one. Keys are the first 8 bytes of a block's name.
+than a snapshot, it becomes one. A router that lost track gets a snapshot too (`BlockLog.restart`). Keys are the first 8
+bytes of a block's name.
 """
 
 from __future__ import annotations
@@ -54,12 +55,16 @@ class CacheView:
 
 
 class BlockLog:
-    """Changes that one router has not heard of yet. It begins with a snapshot."""
+    """Changes that one router has not heard of yet. It begins with a snapshot.
+
+    Snapshots and deltas are numbered as one series: a snapshot takes the place of the delta that was due. So the router
+    can tell a new snapshot from an old one, and a delta that the snapshot contains from the one after it.
+    """
 
     def __init__(self, view: CacheView, epoch: int) -> None:
         self._view = view
         self._epoch = epoch
-        self._sequence = 0  # of the last delta sent
+        self._sequence = -1  # of the last snapshot or delta sent
         self._snapshot = True  # the next thing to send is one
         self._cleared = False
         self._stored: dict[int, None] = {}  # in order
@@ -68,6 +73,13 @@ class BlockLog:
     @property
     def pending(self) -> bool:
         return bool(self._snapshot or self._cleared or self._stored or self._removed)
+
+    def restart(self) -> None:
+        """The router lost track of what it heard: the next thing to send is a snapshot."""
+        self._stored.clear()
+        self._removed.clear()
+        self._cleared = False
+        self._snapshot = True
 
     def stored(self, key: int) -> None:
         if self._snapshot:
@@ -95,19 +107,16 @@ class BlockLog:
     def _bound(self) -> None:
         changes = len(self._stored) + len(self._removed)
         if changes > len(self._view.parents) + SHORT_DELTA:
-            self._stored.clear()
-            self._removed.clear()
-            self._cleared = False
-            self._snapshot = True
+            self.restart()
 
     def take(self) -> list[Snapshot | Blocks]:
         """The frames that bring the router up to date; nothing is pending afterwards."""
-        if self._snapshot:
-            self._snapshot = False
-            return list(self._snapshot_frames())
         if not self.pending:
             return []
         self._sequence += 1
+        if self._snapshot:
+            self._snapshot = False
+            return list(self._snapshot_frames())
         delta = Blocks(
             epoch=self._epoch,
             sequence=self._sequence,

@@ -176,7 +176,8 @@ pub struct Prove {
 pub struct Snapshot {
     /// Epoch of the worker.
     pub epoch: u64,
-    /// Number of the last delta that this snapshot contains.
+    /// Number of the last delta that this snapshot contains; a number of its own, as if it were a delta, where it was not
+    /// asked for (otherwise it would pass for an old one).
     pub sequence: u64,
     /// Block keys, parents before children, 8 bytes each, little-endian.
     #[serde(with = "serde_bytes")]
