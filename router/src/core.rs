@@ -1,6 +1,7 @@
 //! The pure part of the router: no I/O, no clock, no runtime. Used unchanged by the router, the Python bindings, the
 //! simulator and the benchmarks.
 
+pub mod admission;
 pub mod blocks;
 pub mod events;
 pub mod frame;

@@ -1,0 +1,277 @@
+//! One behaviour of the queue each.
+
+use super::*;
+
+const AGEING_MS: f64 = 1_000.0;
+const NEVER: f64 = f64::INFINITY;
+
+fn rules() -> Rules {
+    let floors = [0.0; CLASSES];
+    Rules { requests: 4_096, tokens: 1 << 40, bytes: 1 << 40, ageing_ms: AGEING_MS, floors }
+}
+
+/// A queue whose items are their tickets, as the tests see it.
+struct Queue {
+    admission: Admission<u64>,
+    now_ms: f64,
+    last_ticket: u64,
+}
+
+impl Queue {
+    fn new(rules: Rules) -> Self {
+        Self { admission: Admission::new(rules), now_ms: 0.0, last_ticket: 0 }
+    }
+
+    fn try_join(&mut self, class: Class, tenant: u64, tokens: u64) -> Result<u64, Full> {
+        self.last_ticket += 1;
+        let (ticket, since_ms) = (self.last_ticket, self.now_ms);
+        let entry = Entry {
+            ticket,
+            class,
+            tenant,
+            tokens,
+            bytes: 4 * tokens,
+            since_ms,
+            deadline_ms: NEVER,
+        };
+        self.admission.join(entry, ticket).map_err(|(full, _)| full)?;
+        Ok(ticket)
+    }
+
+    fn join(&mut self, class: Class, tenant: u64, tokens: u64) -> u64 {
+        self.try_join(class, tenant, tokens).unwrap()
+    }
+
+    fn order(&mut self) -> Vec<u64> {
+        self.admission.order(self.now_ms, usize::MAX)
+    }
+
+    /// Takes the first and charges a block-second a token.
+    fn dispatch(&mut self) -> Option<Entry> {
+        let ticket = *self.admission.order(self.now_ms, 1).first()?;
+        let (entry, _) = self.admission.take(ticket)?;
+        self.admission.charge(entry.tenant, as_f64(entry.tokens));
+        Some(entry)
+    }
+}
+
+#[test]
+fn the_higher_class_goes_first_and_inside_it_the_one_that_came_first() {
+    let mut queue = Queue::new(rules());
+    let low = queue.join(Class::Low, 1, 10);
+    let first = queue.join(Class::Normal, 1, 10);
+    let second = queue.join(Class::Normal, 1, 10);
+    let high = queue.join(Class::High, 1, 10);
+    assert_eq!(queue.order(), [high, first, second, low]);
+}
+
+#[test]
+fn one_that_waits_climbs_a_class_at_a_time() {
+    let mut queue = Queue::new(rules());
+    let low = queue.join(Class::Low, 1, 10);
+    queue.now_ms = AGEING_MS - 1.0;
+    let normal = queue.join(Class::Normal, 1, 10);
+    assert_eq!(queue.order(), [normal, low]);
+    queue.now_ms = AGEING_MS; // both are Normal now, and it came first
+    assert_eq!(queue.order(), [low, normal]);
+    let high = queue.join(Class::High, 1, 10);
+    assert_eq!(queue.order(), [high, low, normal]);
+    queue.now_ms = 2.0 * AGEING_MS; // all are High now
+    assert_eq!(queue.order(), [low, normal, high]);
+}
+
+#[test]
+fn tenants_take_turns_however_much_one_of_them_asks() {
+    let mut queue = Queue::new(rules());
+    let many: Vec<u64> = (0..4).map(|_| queue.join(Class::Normal, 1, 10)).collect();
+    let few: Vec<u64> = (0..2).map(|_| queue.join(Class::Normal, 2, 10)).collect();
+    assert_eq!(queue.order(), [many[0], few[0], many[1], few[1], many[2], many[3]]);
+}
+
+#[test]
+fn what_a_tenant_gets_counts_not_how_often() {
+    let mut queue = Queue::new(rules());
+    for _ in 0..100 {
+        queue.join(Class::Normal, 1, 90);
+        queue.join(Class::Normal, 2, 10);
+    }
+    let mut got = [0_u64; 3];
+    for _ in 0..60 {
+        let entry = queue.dispatch().unwrap();
+        got[usize::try_from(entry.tenant).unwrap()] += entry.tokens;
+    }
+    assert!(got[1].abs_diff(got[2]) <= 90, "{got:?}");
+}
+
+#[test]
+fn a_correction_moves_the_tenant() {
+    let mut queue = Queue::new(rules());
+    let one = queue.join(Class::Normal, 1, 10);
+    let two = queue.join(Class::Normal, 2, 10);
+    queue.admission.charge(1, 5.0);
+    assert_eq!(queue.order(), [two, one]);
+    queue.admission.charge(1, -5.0);
+    assert_eq!(queue.order(), [one, two]);
+    queue.admission.charge(1, f64::NAN);
+    assert_eq!(queue.order(), [one, two]);
+}
+
+#[test]
+fn being_idle_or_new_saves_up_nothing() {
+    let mut queue = Queue::new(rules());
+    queue.join(Class::Normal, 2, 10);
+    queue.dispatch().unwrap();
+    for _ in 0..100 {
+        queue.join(Class::Normal, 1, 10); // tenant 2 idles
+        queue.dispatch().unwrap();
+    }
+    for _ in 0..10 {
+        for tenant in 1..=3 {
+            queue.join(Class::Normal, tenant, 10); // 2 comes back, 3 is new
+        }
+    }
+    let mut got = [0; 4];
+    for _ in 0..15 {
+        got[usize::try_from(queue.dispatch().unwrap().tenant).unwrap()] += 1;
+    }
+    assert!(got[1..].iter().all(|n: &i32| (4..=6).contains(n)), "{got:?}");
+}
+
+#[test]
+fn accounts_of_a_class_that_is_far_ahead_do_not_hold_back_the_others() {
+    let mut queue = Queue::new(rules());
+    queue.join(Class::Normal, 9, 10); // waits behind all of these
+    for _ in 0..100 {
+        queue.join(Class::High, 1, 10);
+        queue.join(Class::High, 1, 10);
+        queue.dispatch().unwrap();
+    }
+    // as new at High it begins where 1 is, not where 9 is
+    for _ in 0..20 {
+        queue.join(Class::High, 2, 10);
+    }
+    let mut got = [0_u64; 3];
+    for _ in 0..20 {
+        got[usize::try_from(queue.dispatch().unwrap().tenant).unwrap()] += 1;
+    }
+    assert!(got[1].abs_diff(got[2]) <= 2, "{got:?}");
+    // and as new at Normal where 9 is, not where 1 is
+    while queue.admission.of_class(Class::High).requests > 0 {
+        queue.dispatch().unwrap();
+    }
+    queue.join(Class::Normal, 9, 10);
+    for _ in 0..2 {
+        queue.join(Class::Normal, 3, 10);
+    }
+    let tenants: Vec<u64> = (0..4).map(|_| queue.dispatch().unwrap().tenant).collect();
+    assert_eq!(tenants, [9, 3, 9, 3]);
+}
+
+#[test]
+fn a_class_that_waits_gets_its_floor_and_saves_up_nothing_before() {
+    let rules = Rules { ageing_ms: NEVER, floors: [0.1, 0.0, 0.0], ..rules() };
+    let mut queue = Queue::new(rules);
+    for _ in 0..200 {
+        queue.join(Class::High, 1, 100);
+        queue.dispatch().unwrap();
+    }
+    for _ in 0..100 {
+        queue.join(Class::High, 1, 100);
+        queue.join(Class::Low, 2, 100);
+    }
+    let low = (0..50).filter(|_| queue.dispatch().unwrap().class == Class::Low).count();
+    assert!((5..=6).contains(&low), "{low} of 50");
+}
+
+#[test]
+fn one_token_in_so_many_goes_to_the_oldest() {
+    let mut queue = Queue::new(rules());
+    let low = queue.join(Class::Low, 1, 10);
+    queue.admission.charge(1, 1e9);
+    queue.now_ms = 3.0 * AGEING_MS;
+    let mut dispatched = Vec::new();
+    while dispatched.last() != Some(&low) {
+        let newcomer = 10 + dispatched.len() as u64;
+        queue.join(Class::High, newcomer, 10);
+        dispatched.push(queue.dispatch().unwrap().ticket);
+    }
+    assert_eq!(dispatched.len() as u64, OLDEST_SHARE);
+}
+
+#[test]
+fn the_bounds_hold_and_say_which() {
+    let rules = Rules { requests: 3, tokens: 100, bytes: 360, ..rules() };
+    let mut queue = Queue::new(rules);
+    queue.join(Class::Normal, 1, 60);
+    assert_eq!(queue.try_join(Class::High, 1, 41), Err(Full::Tokens));
+    assert_eq!(queue.try_join(Class::High, 1, 31), Err(Full::Bytes));
+    queue.join(Class::Normal, 1, 0);
+    queue.join(Class::Normal, 1, 0);
+    assert_eq!(queue.try_join(Class::High, 1, 0), Err(Full::Requests));
+    assert_eq!((queue.admission.len(), queue.admission.tokens()), (3, 60));
+    assert_eq!(queue.admission.bytes(), 240);
+    assert_eq!(queue.admission.bound(u64::MAX, u64::MAX), Some(Full::Requests));
+    queue.dispatch().unwrap();
+    assert_eq!(queue.admission.bound(u64::MAX, 0), Some(Full::Tokens));
+}
+
+#[test]
+fn deadlines_end_the_wait() {
+    let mut queue = Queue::new(rules());
+    let entry = |ticket, deadline_ms| Entry {
+        ticket,
+        class: Class::Normal,
+        tenant: 1,
+        tokens: 1,
+        bytes: 1,
+        since_ms: 0.0,
+        deadline_ms,
+    };
+    for (ticket, deadline_ms) in [(1, 30.0), (2, 10.0), (3, NEVER), (4, 20.0)] {
+        queue.admission.join(entry(ticket, deadline_ms), ticket).unwrap();
+    }
+    assert_eq!(queue.admission.next_deadline_ms(), Some(10.0));
+    assert!(queue.admission.expired(9.9).is_empty());
+    let gone: Vec<u64> = queue.admission.expired(20.0).into_iter().map(|(_, t)| t).collect();
+    assert_eq!(gone, [2, 4]);
+    assert_eq!(queue.admission.next_deadline_ms(), Some(30.0));
+    queue.admission.leave(1).unwrap();
+    assert_eq!(queue.admission.next_deadline_ms(), None);
+    assert!(queue.admission.expired(1e9).is_empty());
+    assert_eq!(queue.order(), [3]);
+}
+
+#[test]
+fn one_that_left_is_gone_and_counts_for_nothing() {
+    let mut queue = Queue::new(rules());
+    let one = queue.join(Class::Normal, 1, 10);
+    let two = queue.join(Class::Normal, 1, 10);
+    assert_eq!(queue.admission.leave(one).unwrap().1, one);
+    assert!(queue.admission.leave(one).is_none() && queue.admission.take(one).is_none());
+    assert_eq!(queue.admission.get(two).unwrap().1, &two);
+    assert_eq!(queue.order(), [two]);
+    assert_eq!(queue.admission.served(1), Some(0.0));
+    assert_eq!(queue.admission.tickets().collect::<Vec<_>>(), [two]);
+}
+
+#[test]
+fn the_idlest_tenants_are_forgotten() {
+    let mut queue = Queue::new(rules());
+    for tenant in 0..10_000 {
+        queue.join(Class::Normal, tenant, 1);
+        queue.dispatch().unwrap();
+    }
+    assert!(queue.admission.tenants() <= 4_096);
+    assert_eq!(queue.admission.served(0), None);
+    assert_eq!(queue.admission.served(9_999), Some(1.0));
+    queue.admission.charge(0, -1.0); // of one that is forgotten
+    queue.admission.charge(1, 1.0);
+    assert_eq!((queue.admission.served(0), queue.admission.served(1)), (None, Some(1.0)));
+}
+
+#[test]
+fn priorities_are_classes() {
+    let classes = [-128, -1, 0, 1, 127].map(Class::of);
+    assert_eq!(classes, [Class::Low, Class::Low, Class::Normal, Class::High, Class::High]);
+    assert_eq!(Class::ALL.map(Class::as_str), ["low", "normal", "high"]);
+}
