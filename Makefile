@@ -67,6 +67,11 @@ test-rust: tools ## Rust tests alone
 test-python: setup ## Python and end-to-end tests alone
 	@$(PY) -m pytest $(TESTS)
 
+.PHONY: soak
+soak: tools ## ten million blocks through the block index, with flat memory
+	@$(CARGO) test --package headrace-router --test index_memory --locked --quiet -- --ignored
+	@echo 'make soak: memory stayed flat'
+
 .PHONY: lint
 lint: setup ## formatting, clippy, ruff, pyright; with cargo-deny installed, that too
 	@$(CARGO) fmt --all --check

@@ -402,30 +402,3 @@ fn made_up_keys_cost_credit_and_nothing_else() {
     assert_eq!(index.remove(honest, &keys(1, 0..20_000)), honestly);
     assert!(index.is_empty());
 }
-
-/// Blocks come and go while as many as before stay; memory stays within what the first ones took.
-fn soak(blocks: u64) {
-    const HELD: u64 = 20_000;
-    let mut index = BlockIndex::new();
-    let places: Vec<Place> = (0..8).map(|_| index.join(HELD as u32).unwrap()).collect();
-    let (mut early, mut most) = (0, 0);
-    for at in (0..blocks).step_by(40) {
-        let place = places[(at / 40 % 8) as usize];
-        assert_eq!(index.store(place, &keys(at, 0..40)), Ok(40));
-        if at >= HELD {
-            let old = at - HELD;
-            let place = places[(old / 40 % 8) as usize];
-            assert_eq!(index.remove(place, &keys(old, 0..40)), 40);
-        }
-        let peak = if at < blocks / 10 { &mut early } else { &mut most };
-        *peak = index.bytes().max(*peak);
-    }
-    assert!(most <= early, "{early} bytes grew to {most}");
-    assert!(most <= 64 * HELD as usize + 200_000, "{most} bytes");
-    assert_eq!(index.len() as u64, HELD);
-}
-
-#[test]
-fn memory_stays_flat_while_blocks_come_and_go() {
-    soak(400_000);
-}
