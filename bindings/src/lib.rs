@@ -4,6 +4,7 @@
 mod bench;
 mod errors;
 mod hash;
+mod index;
 mod kernels;
 mod router;
 mod wire;
@@ -17,6 +18,8 @@ mod _core {
     use crate::bench::bench_main;
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
+    #[pymodule_export]
+    use crate::index::BlockIndex;
     #[pymodule_export]
     use crate::kernels::{Program, Table, Value, Weight};
     #[pymodule_export]

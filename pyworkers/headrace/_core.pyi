@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 __all__ = [
     "HASH_SCHEME",
+    "BlockIndex",
     "Program",
     "Router",
     "Table",
@@ -49,6 +50,52 @@ def encode_frame(frame: dict[str, dict[str, Any]]) -> bytes:
 
 def decode_frame(body: bytes) -> dict[str, dict[str, Any]]:
     """The frame with this body, as `encode_frame` takes it. Raises a subclass of WireError."""
+
+@final
+class BlockIndex:
+    """Which places (workers' tiers) hold which KV blocks; the one the router schedules by.
+
+    A block key is an int below 2**64. Keys are given as a sequence of ints, or, which is quicker, as
+    an array of uint64 (numpy, `array`) or as bytes, 8 for each key, little-endian. Who holds a block
+    of a prompt is taken to hold those before it: workers evict the last ones first. Any thread may
+    call; calls take turns.
+    """
+
+    def __new__(cls) -> BlockIndex: ...
+    def join(self, capacity: int) -> int:
+        """The number of a new place, which holds at most `capacity` blocks.
+
+        Numbers are used again some time after `leave`. OverflowError if all 65,536 are taken.
+        """
+
+    def leave(self, place: int) -> None:
+        """Forget the place and what it holds; nothing of one that is not there."""
+
+    def store(self, place: int, keys: Sequence[int] | NDArray[np.uint64]) -> int:
+        """Say that the place holds these blocks; how many of them were new.
+
+        ValueError past its capacity, with those that fitted stored, and of a place that is not there.
+        """
+
+    def remove(self, place: int, keys: Sequence[int] | NDArray[np.uint64]) -> int:
+        """Say that the place no longer holds these blocks; how many of them it did hold."""
+
+    def overlaps(self, prompt: Sequence[int] | NDArray[np.uint64]) -> list[int]:
+        """How many leading blocks of the prompt each place holds, by its number."""
+
+    def held(self, place: int) -> int:
+        """How many blocks the place holds; 0 of one that is not there."""
+
+    @property
+    def places(self) -> int:
+        """Numbers in use are below this."""
+
+    @property
+    def nbytes(self) -> int:
+        """Memory in use."""
+
+    def __len__(self) -> int:
+        """Blocks with an entry, some of which only left places held."""
 
 def router_main(argv: list[str]) -> int:
     """Run the program `headrace-router` with these arguments, the first of which is its name.
