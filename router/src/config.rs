@@ -1,141 +1,19 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
+//!
+//! `args` is what was typed. Each part of it is checked here or, where it is about choosing workers, in `routing`.
+
+mod args;
+mod routing;
 
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use clap::Parser as _;
-
 use crate::core::policy::PolicyName;
 
-/// The flags of `headrace router` and of the binary `headrace-router`; the Python binding takes the same names.
-#[derive(Debug, Clone, clap::Args, serde::Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct RouterArgs {
-    /// Address on which clients are served.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub host: String,
-    /// Port on which clients are served; 0 takes a free one.
-    #[arg(long, default_value_t = 8000)]
-    pub port: u16,
-    /// Where workers dial in: HOST:PORT, or unix:PATH for a Unix socket.
-    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8001")]
-    pub worker_listen: String,
-    /// How a worker is chosen: round-robin, least-loaded, power-of-two or session-hash.
-    #[arg(long, default_value = "least-loaded")]
-    pub policy: String,
-
-    /// File with the secret that workers must know to join.
-    #[arg(long, value_name = "FILE", help_heading = "Security")]
-    pub secret_file: Option<PathBuf>,
-    /// The secret itself. Other users of this machine can read command lines: prefer the variable or the file.
-    #[arg(long, env = "HEADRACE_SECRET", hide_env_values = true, help_heading = "Security")]
-    pub secret: Option<String>,
-    /// Keys of which clients must send one (`Authorization: Bearer KEY`); none means everybody is served.
-    #[arg(
-        long,
-        env = "HEADRACE_API_KEY",
-        hide_env_values = true,
-        value_delimiter = ',',
-        help_heading = "Security"
-    )]
-    pub api_key: Vec<String>,
-    /// Certificate chain (PEM) for the workers' links; needs --worker-tls-key.
-    #[arg(long, value_name = "FILE", help_heading = "Security")]
-    pub worker_tls_cert: Option<PathBuf>,
-    /// Private key (PEM) for the workers' links.
-    #[arg(long, value_name = "FILE", help_heading = "Security")]
-    pub worker_tls_key: Option<PathBuf>,
-
-    /// Longest wait for a worker with room, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
-    pub queue_timeout_ms: u64,
-    /// Longest time in which a request must be written to its worker, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 5_000, help_heading = "Deadlines")]
-    pub submit_timeout_ms: u64,
-    /// Longest wait for the first token after the request was sent to a worker, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 300_000, help_heading = "Deadlines")]
-    pub first_token_timeout_ms: u64,
-    /// Longest wait for each further token, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Deadlines")]
-    pub token_timeout_ms: u64,
-    /// A client that takes nothing of what waits for it this long is cut off, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Deadlines")]
-    pub stall_timeout_ms: u64,
-    /// Longest life of a request, from its arrival to its last token, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 3_600_000, help_heading = "Deadlines")]
-    pub request_timeout_ms: u64,
-    /// Longest time for the headers of a request to arrive, from their first byte on, in ms. A connection that is kept
-    /// for later requests may rest longer.
-    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Deadlines")]
-    pub header_timeout_ms: u64,
-    /// Longest time for the body of a request to arrive, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
-    pub body_timeout_ms: u64,
-    /// On shutdown, how long running requests may go on, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
-    pub drain_timeout_ms: u64,
-
-    /// Answers (choices count singly) that may be under way at once.
-    #[arg(long, value_name = "N", default_value_t = 16_384, help_heading = "Bounds")]
-    pub max_streams: usize,
-    /// Connections of clients that may be open at once.
-    #[arg(long, value_name = "N", default_value_t = 32_768, help_heading = "Bounds")]
-    pub max_connections: usize,
-    /// Longest body of a request, in bytes.
-    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, help_heading = "Bounds")]
-    pub max_body_bytes: usize,
-    /// Answers that may wait for a worker with room.
-    #[arg(long, value_name = "N", default_value_t = 4_096, help_heading = "Bounds")]
-    pub queue_requests: usize,
-    /// Prompt tokens that may wait for a worker with room.
-    #[arg(long, value_name = "TOKENS", default_value_t = 16 << 20, help_heading = "Bounds")]
-    pub queue_tokens: usize,
-    /// How often an answer of which nothing was sent yet is tried on another worker.
-    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Bounds")]
-    pub retries: u32,
-
-    /// Threads that render templates and tokenise; 0 takes one for every two cores.
-    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Tokeniser")]
-    pub tokenizer_threads: usize,
-    /// Memory for tokenised prefixes of prompts, in bytes; 0 switches the cache off.
-    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Tokeniser")]
-    pub tokenizer_cache_bytes: usize,
-
-    /// A worker gives a sign of life this often, in ms. Three missed, and it gets no new work.
-    #[arg(long, value_name = "MS", default_value_t = 1_000, help_heading = "Workers")]
-    pub heartbeat_ms: u64,
-    /// A worker that is silent this long is dropped, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
-    pub heartbeat_timeout_ms: u64,
-    /// A worker that dials must have introduced itself in this time, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
-    pub handshake_timeout_ms: u64,
-    /// A worker that joined must have said which blocks it holds in this time, and one that was asked for its model's
-    /// tokeniser must have sent it, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Workers")]
-    pub describe_timeout_ms: u64,
-
-    /// What is logged: error, warn, info, debug, trace, or a filter such as `info,headrace_router::fleet=debug`.
-    #[arg(long, env = "HEADRACE_LOG", default_value = "info", help_heading = "Log")]
-    pub log_level: String,
-    /// How it is logged: text or json.
-    #[arg(long, default_value = "text", help_heading = "Log")]
-    pub log_format: String,
-}
-
-impl Default for RouterArgs {
-    /// What the command line gives without any flag.
-    fn default() -> Self {
-        #[derive(clap::Parser)]
-        struct NoFlags {
-            #[command(flatten)]
-            args: RouterArgs,
-        }
-        NoFlags::parse_from(["headrace-router"]).args
-    }
-}
+pub use args::RouterArgs;
+pub use routing::{DecisionLogConfig, RoutingConfig};
 
 /// Checked configuration of a router.
 #[derive(Debug, Clone)]
@@ -152,6 +30,8 @@ pub struct Config {
     pub tokenizer: TokenizerConfig,
     /// How a worker is chosen.
     pub policy: PolicyName,
+    /// The rest of how requests are let in, placed and explained.
+    pub routing: RoutingConfig,
     /// On shutdown, running requests may go on this long.
     pub drain_timeout: Duration,
     /// What is logged, and how.
@@ -310,6 +190,7 @@ impl TryFrom<RouterArgs> for Config {
     type Error = ConfigError;
 
     fn try_from(args: RouterArgs) -> Result<Self, ConfigError> {
+        let routing = RoutingConfig::check(&args)?;
         let fleet = FleetConfig {
             listen: worker_listen(&args.worker_listen)?,
             secret: secret(args.secret, args.secret_file.as_deref())?,
@@ -379,7 +260,8 @@ impl TryFrom<RouterArgs> for Config {
             deadlines,
             bounds,
             tokenizer: TokenizerConfig { threads, cache_bytes: args.tokenizer_cache_bytes },
-            policy: policy(&args.policy)?,
+            policy: policy("policy", &args.policy)?,
+            routing,
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),
             log: log(args.log_level, &args.log_format)?,
         })
@@ -470,14 +352,10 @@ fn tls_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<TlsFi
     }
 }
 
-fn policy(name: &str) -> Result<PolicyName, ConfigError> {
+fn policy(what: &'static str, name: &str) -> Result<PolicyName, ConfigError> {
     name.parse().map_err(|()| {
         let names: Vec<&str> = PolicyName::ALL.iter().map(|policy| policy.as_str()).collect();
-        flag(
-            "policy",
-            format!("there is no {name:?}"),
-            &format!("take one of {}", names.join(", ")),
-        )
+        flag(what, format!("there is no {name:?}"), &format!("take one of {}", names.join(", ")))
     })
 }
 
@@ -497,64 +375,4 @@ fn log(filter: String, format: &str) -> Result<LogConfig, ConfigError> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn refused(change: impl FnOnce(&mut RouterArgs)) -> String {
-        let mut args = RouterArgs::default();
-        change(&mut args);
-        Config::try_from(args).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn the_defaults_are_right() {
-        let config = Config::try_from(RouterArgs::default()).unwrap();
-        assert_eq!(config.http.max_body_bytes, 16 << 20);
-        assert_eq!(config.fleet.listen, WorkerListen::Tcp("127.0.0.1:8001".into()));
-        assert!(config.tokenizer.threads >= 1);
-    }
-
-    #[test]
-    fn every_error_names_its_flag_and_a_remedy() {
-        for (message, name) in [
-            (refused(|a| a.worker_listen = "8001".into()), "--worker-listen"),
-            (refused(|a| a.worker_listen = "::1:8001x".into()), "--worker-listen"),
-            (refused(|a| a.worker_listen = "unix:".into()), "--worker-listen"),
-            (refused(|a| a.policy = "random".into()), "--policy"),
-            (refused(|a| a.secret = Some("short".into())), "--secret"),
-            (refused(|a| a.worker_tls_cert = Some("x.pem".into())), "--worker-tls-key"),
-            (refused(|a| a.token_timeout_ms = 0), "--token-timeout-ms"),
-            (refused(|a| a.max_streams = 0), "--max-streams"),
-            (refused(|a| a.heartbeat_timeout_ms = 3_000), "--heartbeat-timeout-ms"),
-            (refused(|a| a.tokenizer_threads = 5_000), "--tokenizer-threads"),
-            (refused(|a| a.log_format = "xml".into()), "--log-format"),
-            (refused(|a| a.log_level = "a=b=c".into()), "--log-level"),
-        ] {
-            assert!(message.starts_with(name), "{message}");
-            assert!(message.contains("; "), "no remedy in {message}");
-        }
-        let message = refused(|a| a.secret_file = Some("/nonexistent/secret".into()));
-        assert!(message.starts_with("--secret-file: cannot read"), "{message}");
-    }
-
-    #[test]
-    fn addresses_of_all_kinds_are_read() {
-        for text in ["127.0.0.1:0", "[::1]:8001", "localhost:9000"] {
-            assert_eq!(worker_listen(text).unwrap(), WorkerListen::Tcp(text.into()));
-        }
-        assert_eq!(worker_listen("unix:/a/b").unwrap(), WorkerListen::Unix("/a/b".into()));
-    }
-
-    #[test]
-    fn a_dict_takes_the_same_names_and_no_others() {
-        let args: RouterArgs = serde_json::from_str(r#"{"port": 0, "api_key": ["k"]}"#).unwrap();
-        assert_eq!((args.port, args.api_key.len()), (0, 1));
-        let error = serde_json::from_str::<RouterArgs>(r#"{"prot": 1}"#).unwrap_err().to_string();
-        assert!(error.contains("prot"), "{error}");
-    }
-
-    #[test]
-    fn secrets_do_not_show() {
-        assert!(!format!("{:?}", Secret("hunter22".into())).contains("hunter"));
-    }
-}
+mod tests;

@@ -1,0 +1,169 @@
+//! What was typed.
+
+use std::path::PathBuf;
+
+use clap::Parser as _;
+
+/// The flags of `headrace router` and of the binary `headrace-router`; the Python binding takes the same names.
+#[derive(Debug, Clone, clap::Args, serde::Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct RouterArgs {
+    /// Address on which clients are served.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub host: String,
+    /// Port on which clients are served; 0 takes a free one.
+    #[arg(long, default_value_t = 8000)]
+    pub port: u16,
+    /// Where workers dial in: HOST:PORT, or unix:PATH for a Unix socket.
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8001")]
+    pub worker_listen: String,
+    /// How a worker is chosen: round-robin, least-loaded, power-of-two or session-hash.
+    #[arg(long, default_value = "least-loaded")]
+    pub policy: String,
+    /// A second policy that chooses nothing: each decision notes what it would have chosen, and at what cost.
+    #[arg(long, value_name = "POLICY", help_heading = "Routing")]
+    pub shadow: Option<String>,
+    /// A worker with more ms of prompts ahead of it gets no further one; the request waits in the router, where class,
+    /// fairness and deadlines still count.
+    #[arg(long, value_name = "MS", default_value_t = 5_000, help_heading = "Routing")]
+    pub worker_queue_ms: u64,
+    /// The first token is wanted within this time from the arrival of the request, in ms; whoever cannot get it is turned
+    /// away at once. The header X-Headrace-TTFT-Deadline-Ms of a request wins over it. 0 is no deadline.
+    #[arg(long, value_name = "MS", default_value_t = 0, help_heading = "Routing")]
+    pub ttft_deadline_ms: u64,
+    /// Requests with a deadline count as slow, in the metrics, if their tokens take longer than this each, in ms. 0 is
+    /// no limit.
+    #[arg(long, value_name = "MS", default_value_t = 0.0, help_heading = "Routing")]
+    pub slo_tpot_ms: f64,
+    /// Whoever waits for a worker climbs one class (low, normal, high) in this time, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Routing")]
+    pub queue_ageing_ms: u64,
+    /// Least shares of the dispatched tokens that the classes high, normal and low get while they wait.
+    #[arg(
+        long,
+        value_name = "H,N,L",
+        value_delimiter = ',',
+        default_value = "0.5,0.2,0.05",
+        help_heading = "Routing"
+    )]
+    pub queue_floors: Vec<f64>,
+    /// File to which each decision is written as a line of JSON; `headrace sim --replay` reads it.
+    #[arg(long, value_name = "PATH", help_heading = "Routing")]
+    pub decision_log: Option<PathBuf>,
+    /// Most bytes of that file and of the one before it, PATH.1, together.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Routing")]
+    pub decision_log_bytes: u64,
+
+    /// File with the secret that workers must know to join.
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub secret_file: Option<PathBuf>,
+    /// The secret itself. Other users of this machine can read command lines: prefer the variable or the file.
+    #[arg(long, env = "HEADRACE_SECRET", hide_env_values = true, help_heading = "Security")]
+    pub secret: Option<String>,
+    /// Keys of which clients must send one (`Authorization: Bearer KEY`); none means everybody is served.
+    #[arg(
+        long,
+        env = "HEADRACE_API_KEY",
+        hide_env_values = true,
+        value_delimiter = ',',
+        help_heading = "Security"
+    )]
+    pub api_key: Vec<String>,
+    /// Certificate chain (PEM) for the workers' links; needs --worker-tls-key.
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub worker_tls_cert: Option<PathBuf>,
+    /// Private key (PEM) for the workers' links.
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub worker_tls_key: Option<PathBuf>,
+
+    /// Longest wait for a worker with room, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
+    pub queue_timeout_ms: u64,
+    /// Longest time in which a request must be written to its worker, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 5_000, help_heading = "Deadlines")]
+    pub submit_timeout_ms: u64,
+    /// Longest wait for the first token after the request was sent to a worker, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 300_000, help_heading = "Deadlines")]
+    pub first_token_timeout_ms: u64,
+    /// Longest wait for each further token, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Deadlines")]
+    pub token_timeout_ms: u64,
+    /// A client that takes nothing of what waits for it this long is cut off, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Deadlines")]
+    pub stall_timeout_ms: u64,
+    /// Longest life of a request, from its arrival to its last token, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 3_600_000, help_heading = "Deadlines")]
+    pub request_timeout_ms: u64,
+    /// Longest time for the headers of a request to arrive, from their first byte on, in ms. A connection that is kept
+    /// for later requests may rest longer.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Deadlines")]
+    pub header_timeout_ms: u64,
+    /// Longest time for the body of a request to arrive, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
+    pub body_timeout_ms: u64,
+    /// On shutdown, how long running requests may go on, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Deadlines")]
+    pub drain_timeout_ms: u64,
+
+    /// Answers (choices count singly) that may be under way at once.
+    #[arg(long, value_name = "N", default_value_t = 16_384, help_heading = "Bounds")]
+    pub max_streams: usize,
+    /// Connections of clients that may be open at once.
+    #[arg(long, value_name = "N", default_value_t = 32_768, help_heading = "Bounds")]
+    pub max_connections: usize,
+    /// Longest body of a request, in bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, help_heading = "Bounds")]
+    pub max_body_bytes: usize,
+    /// Answers that may wait for a worker with room.
+    #[arg(long, value_name = "N", default_value_t = 4_096, help_heading = "Bounds")]
+    pub queue_requests: usize,
+    /// Prompt tokens that may wait for a worker with room.
+    #[arg(long, value_name = "TOKENS", default_value_t = 16 << 20, help_heading = "Bounds")]
+    pub queue_tokens: usize,
+    /// Memory of what may wait for a worker with room, in bytes.
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, help_heading = "Bounds")]
+    pub queue_bytes: u64,
+    /// How often an answer of which nothing was sent yet is tried on another worker.
+    #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Bounds")]
+    pub retries: u32,
+
+    /// Threads that render templates and tokenise; 0 takes one for every two cores.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Tokeniser")]
+    pub tokenizer_threads: usize,
+    /// Memory for tokenised prefixes of prompts, in bytes; 0 switches the cache off.
+    #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Tokeniser")]
+    pub tokenizer_cache_bytes: usize,
+
+    /// A worker gives a sign of life this often, in ms. Three missed, and it gets no new work.
+    #[arg(long, value_name = "MS", default_value_t = 1_000, help_heading = "Workers")]
+    pub heartbeat_ms: u64,
+    /// A worker that is silent this long is dropped, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
+    pub heartbeat_timeout_ms: u64,
+    /// A worker that dials must have introduced itself in this time, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
+    pub handshake_timeout_ms: u64,
+    /// A worker that joined must have said which blocks it holds in this time, and one that was asked for its model's
+    /// tokeniser must have sent it, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Workers")]
+    pub describe_timeout_ms: u64,
+
+    /// What is logged: error, warn, info, debug, trace, or a filter such as `info,headrace_router::fleet=debug`.
+    #[arg(long, env = "HEADRACE_LOG", default_value = "info", help_heading = "Log")]
+    pub log_level: String,
+    /// How it is logged: text or json.
+    #[arg(long, default_value = "text", help_heading = "Log")]
+    pub log_format: String,
+}
+
+impl Default for RouterArgs {
+    /// What the command line gives without any flag.
+    fn default() -> Self {
+        #[derive(clap::Parser)]
+        struct NoFlags {
+            #[command(flatten)]
+            args: RouterArgs,
+        }
+        NoFlags::parse_from(["headrace-router"]).args
+    }
+}
