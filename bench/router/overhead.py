@@ -89,7 +89,7 @@ def stack(*args: Any) -> Generator[Stack]:
 
 def load(bin_dir: Path, running: Stack, *args: str) -> dict[str, Any]:
     """One load run against a stack."""
-    command = [bin_dir / "headrace-bench", "load", "--target", running.address]
+    command = [bin_dir / "headrace-bench", "load", "--json", "-", "--target", running.address]
     command += ["--pids", str(running.router.pid), *args]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     result = json.loads(done.stdout)

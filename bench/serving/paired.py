@@ -39,7 +39,7 @@ def one_run(
     requests = max(args.min_requests, concurrency)
     before = tree_cpu_s(int(pid))
     done = subprocess.run(
-        [client, "load", "--target", address, "--model", model, "-n", str(requests), "-c", str(concurrency),
+        [client, "load", "--json", "-", "--target", address, "--model", model, "-n", str(requests), "-c", str(concurrency),
          "--prompt-words", str(args.prompt_words), "--max-tokens", str(args.max_tokens), "--timeout-s", "300",
          "--first", str((args.seed * 100 + run) * 1_000_000 + concurrency * 1000)],
         capture_output=True, text=True, check=True,
@@ -53,7 +53,7 @@ def one_run(
         "cpu_s_per_1000_tokens": cpu_s / result["completion_tokens"] * 1e3,
         "cores": cpu_s / result["wall_s"],
         "ttft_p50_ms": result["ttft_ms"]["p50"],
-        "gap_p50_ms": result["gap_ms"]["p50"],
+        "gap_p50_ms": result["itl_ms"]["p50"],
         "prompt_tokens_per_request": result["prompt_tokens"] / result["requests"],
     }
 

@@ -5,21 +5,24 @@ use std::ffi::OsString;
 use clap::{Parser as _, Subcommand};
 use serde_json::Value;
 
-#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod body;
 mod bound;
+mod client;
+mod compare;
+mod drive;
+#[cfg(test)]
+mod e2e;
 mod link;
 mod load;
 #[allow(dead_code, reason = "mock and sim will use it")]
 mod mock;
-#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod progress;
 mod random;
-#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
+mod replay;
 mod report;
-#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
 mod sample;
-#[allow(dead_code, reason = "replay and sim will use it")]
+mod sse;
 mod stats;
-#[allow(dead_code, unused_imports, reason = "replay and sim will use it")]
 mod trace;
 mod worker;
 
@@ -37,8 +40,12 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Closed-loop load against an OpenAI-compatible endpoint.
-    Load(load::LoadArgs),
+    /// Load on an OpenAI-compatible endpoint, closed or open loop.
+    Load(Box<load::LoadArgs>),
+    /// The requests of a trace, at their times.
+    Replay(Box<replay::ReplayArgs>),
+    /// Two reports side by side, and what got worse.
+    Compare(compare::CompareArgs),
     /// A worker without a model; runs until its router closes the link.
     Worker(worker::WorkerArgs),
     /// Time to first token over a bare worker link, in the router's place.
@@ -71,9 +78,12 @@ pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 
 
 fn run(command: Command) -> anyhow::Result<()> {
     match command {
-        Command::Load(args) => {
-            print_json(&serde_json::to_value(one_thread()?.block_on(load::run(args))?)?);
-        }
+        Command::Load(args) => one_thread()?.block_on(load::run(*args))?,
+        Command::Replay(args) => one_thread()?.block_on(replay::run(*args))?,
+        Command::Compare(args) => match compare::run(&args)? {
+            0 => {}
+            worse => anyhow::bail!("{worse} measures got worse"),
+        },
         Command::Worker(args) => {
             one_thread()?.block_on(worker::run(&args))?;
             print_json(&serde_json::json!({"worker": "the router closed the link"}));
@@ -93,6 +103,11 @@ fn one_thread() -> std::io::Result<tokio::runtime::Runtime> {
 #[expect(clippy::print_stdout, reason = "the report is this program's output")]
 pub(crate) fn print_json(report: &Value) {
     println!("{report:#}");
+}
+
+#[expect(clippy::print_stdout, reason = "the report is this program's output")]
+pub(crate) fn print(report: &impl std::fmt::Display) {
+    print!("{report}");
 }
 
 #[expect(clippy::print_stderr, reason = "a command line tool says there what went wrong")]

@@ -1,321 +1,184 @@
-//! Load against an OpenAI-compatible endpoint: N clients, each with one request at a time, every chunk timed.
+//! `bench load`: closed or open loop against an OpenAI-compatible endpoint.
 
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full};
-use hyper::client::conn::http1::{self, SendRequest};
-use hyper_util::rt::TokioIo;
-use serde::Serialize;
-use tokio::net::TcpStream;
+use crate::BadInput;
+use crate::body::Asker;
+use crate::client::{Client, ClientArgs};
+use crate::drive::{Arrivals, Run, arrival_times, closed_loop, open_loop};
+use crate::progress::Progress;
+use crate::random::Random;
+use crate::report::{Output, Report, Setting};
+use crate::sample::{Slo, time_ms};
+use crate::stats::cpu_seconds;
+use crate::trace::FIRST_TOKEN;
 
-use crate::stats::{Quantiles, cpu_seconds};
+mod prompts;
 
-/// Closed-loop load.
+use prompts::{MadeUp, Prompts};
+
+/// Requests where neither their number nor a time is given.
+const DEFAULT_REQUESTS: u64 = 100;
+
+/// Load on an endpoint.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct LoadArgs {
-    /// `HOST:PORT` of the endpoint.
-    #[arg(long, default_value = "127.0.0.1:8000")]
-    target: String,
-    /// Model name to ask for; the endpoint's first one where left out.
-    #[arg(long)]
-    model: Option<String>,
-    /// Requests in all.
-    #[arg(short = 'n', long, default_value_t = 100)]
-    requests: u64,
-    /// Number of the first request; a request's number is in its prompt, so other numbers are other prompts.
-    #[arg(long, default_value_t = 0)]
-    first: u64,
-    /// Clients, each with one request in flight.
-    #[arg(short, long, default_value_t = 1)]
+    #[command(flatten)]
+    client: ClientArgs,
+
+    /// Requests in all [default: 100, or as many as fit into --duration].
+    #[arg(short = 'n', long, help_heading = "When")]
+    requests: Option<u64>,
+    /// No request begins after this time: 30s, 2m.
+    #[arg(long, value_name = "TIME", value_parser = time_ms, help_heading = "When")]
+    duration: Option<f64>,
+    /// Closed loop: clients, each with one request in flight.
+    #[arg(short, long, default_value_t = 1, conflicts_with = "rate", help_heading = "When")]
     concurrency: usize,
+    /// Open loop: requests per second, at times fixed beforehand; latency counts from these times.
+    #[arg(long, value_name = "R", value_parser = positive, help_heading = "When")]
+    rate: Option<f64>,
+    /// How the requests of an open loop are spaced.
+    #[arg(long, value_enum, default_value_t = Arrivals::Poisson, help_heading = "When")]
+    arrivals: Arrivals,
+
     /// Words in each prompt; no two prompts are equal.
-    #[arg(long, default_value_t = 32)]
+    #[arg(long, default_value_t = 32, help_heading = "What")]
     prompt_words: usize,
+    /// Send this many token ids instead of words.
+    #[arg(long, value_name = "N", conflicts_with = "chat", help_heading = "What")]
+    prompt_tokens: Option<usize>,
+    /// Token ids are below this.
+    #[arg(long, default_value_t = 32_000, value_parser = vocab, help_heading = "What")]
+    vocab: u32,
+    /// Words (or tokens) at the beginning that prompts have in common.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "What")]
+    shared_prefix: usize,
+    /// How many such beginnings there are; each request draws one.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_one, help_heading = "What")]
+    prefixes: usize,
+    /// Prompts from a file instead: JSON lines with `prompt` or `messages`, in a circle.
+    #[arg(long, value_name = "FILE", help_heading = "What")]
+    prompts: Option<PathBuf>,
+    /// Number of the first request; a request's number is in its prompt, so other numbers are other prompts.
+    #[arg(long, default_value_t = 0, help_heading = "What")]
+    first: u64,
+    /// Equal seeds are equal times and prompts.
+    #[arg(long, default_value_t = 0, help_heading = "What")]
+    seed: u64,
     /// Tokens to generate (`max_tokens` with `ignore_eos`).
-    #[arg(long, default_value_t = 64)]
+    #[arg(long, default_value_t = 64, help_heading = "What")]
     max_tokens: u32,
     /// Ask for the whole answer at once.
-    #[arg(long)]
+    #[arg(long, help_heading = "What")]
     unary: bool,
     /// Send chat messages instead of a plain prompt.
-    #[arg(long)]
+    #[arg(long, help_heading = "What")]
     chat: bool,
+
+    /// Limits of a good answer, such as ttft=1s,tpot=50ms; errors and rejections are misses.
+    #[arg(long, help_heading = "Report")]
+    slo: Option<Slo>,
     /// Report the CPU time of these processes over the run, comma separated.
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', help_heading = "Report")]
     pids: Vec<u32>,
-    /// Longest wait for one request.
-    #[arg(long, default_value_t = 60)]
-    timeout_s: u64,
+    #[command(flatten)]
+    output: Output,
 }
 
-/// Result of a run, times in ms.
-#[derive(Debug, Serialize)]
-pub(crate) struct Report {
-    requests: u64,
-    errors: u64,
-    /// First few error texts.
-    error_samples: Vec<String>,
-    wall_s: f64,
-    requests_per_s: f64,
-    /// From usage.
-    completion_tokens: u64,
-    prompt_tokens: u64,
-    tokens_per_s: f64,
-    chunks: u64,
-    ttft_ms: Option<Quantiles>,
-    /// Gaps between chunks.
-    gap_ms: Option<Quantiles>,
-    total_ms: Option<Quantiles>,
-    /// CPU seconds of `--pids`, one each.
-    cpu_s: Vec<f64>,
-    /// CPU seconds of this client: where it nears `wall_s`, the client is the limit.
-    client_cpu_s: f64,
-}
-
-/// What one request gave.
-#[derive(Debug, Default)]
-struct Sample {
-    ttft: Duration,
-    gaps: Vec<Duration>,
-    total: Duration,
-    prompt_tokens: u64,
-    completion_tokens: u64,
-}
-
-/// Runs the load and waits for the last answer.
+/// Runs the load, waits for the last answer, and prints the report.
 ///
 /// # Errors
-/// The endpoint cannot be reached or names no model; failures of single requests are counted instead.
-pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<Report> {
-    let model = match &args.model {
-        Some(model) => model.clone(),
-        None => first_model(&args.target).await?,
+/// The endpoint cannot be reached or names no model, or no request was answered. Failures of single requests are counted.
+pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
+    let prompts = match &args.prompts {
+        Some(file) => prompts::read(file, args.chat)?,
+        None => Prompts::MadeUp(MadeUp {
+            words: args.prompt_words,
+            tokens: args.prompt_tokens,
+            shared: args.shared_prefix,
+            beginnings: args.prefixes,
+            chat: args.chat,
+            seed: args.seed,
+            vocab: args.vocab,
+        }),
     };
-    let args = Arc::new(LoadArgs { model: Some(model), ..args });
-    let cpu =
-        |pids: &[u32]| pids.iter().map(|&pid| cpu_seconds(pid)).collect::<Result<Vec<_>, _>>();
-    let before = cpu(&args.pids)?;
-    let own_before = cpu_seconds(std::process::id())?;
-    let started = Instant::now();
-    let next = Arc::new(AtomicU64::new(0));
-    let clients: Vec<_> = (0..args.concurrency.max(1))
-        .map(|_| tokio::spawn(client(args.clone(), next.clone())))
-        .collect();
-    let mut samples = Vec::new();
-    let mut failures = Vec::new();
-    for client in clients {
-        let (good, bad) = client.await?;
-        samples.extend(good);
-        failures.extend(bad);
+    if args.max_tokens == 0 {
+        return Err(BadInput("--max-tokens must be at least 1".into()).into());
     }
-    let wall_s = started.elapsed().as_secs_f64();
-    let after = cpu(&args.pids)?;
-    let tokens: u64 = samples.iter().map(|s| s.completion_tokens).sum();
-    let gaps: Vec<_> = samples.iter().flat_map(|s| s.gaps.iter().copied()).collect();
-    Ok(Report {
-        requests: samples.len() as u64,
-        errors: failures.len() as u64,
-        error_samples: failures.iter().take(3).map(|e| format!("{e:#}")).collect(),
-        wall_s,
-        requests_per_s: samples.len() as f64 / wall_s,
-        completion_tokens: tokens,
-        prompt_tokens: samples.iter().map(|s| s.prompt_tokens).sum(),
-        tokens_per_s: tokens as f64 / wall_s,
-        chunks: samples.iter().map(|s| s.gaps.len() as u64 + 1).sum(),
-        ttft_ms: Quantiles::of(&samples.iter().map(|s| s.ttft).collect::<Vec<_>>()),
-        gap_ms: Quantiles::of(&gaps),
-        total_ms: Quantiles::of(&samples.iter().map(|s| s.total).collect::<Vec<_>>()),
-        cpu_s: after.iter().zip(&before).map(|(a, b)| a - b).collect(),
-        client_cpu_s: cpu_seconds(std::process::id())? - own_before,
-    })
-}
+    let client = Arc::new(Client::new(&args.client, 1.0)?);
+    let model = client.model(args.client.model.as_deref()).await?;
+    let asker = Asker { model, priority: args.client.priority, unary: args.unary };
+    let (first, max_tokens) = (args.first, args.max_tokens);
+    let request =
+        move |number: u64| asker.request(&prompts.prompt(first + number), None, max_tokens, None);
 
-/// One client: takes request numbers until none is left. A failed connection is dialled again for the next request.
-async fn client(args: Arc<LoadArgs>, next: Arc<AtomicU64>) -> (Vec<Sample>, Vec<anyhow::Error>) {
-    let (mut samples, mut failures) = (Vec::new(), Vec::new());
-    let mut connection = None;
-    loop {
-        let number = next.fetch_add(1, Ordering::Relaxed);
-        if number >= args.requests {
-            return (samples, failures);
-        }
-        let limit = Duration::from_secs(args.timeout_s);
-        match tokio::time::timeout(limit, one(&args, args.first + number, &mut connection)).await {
-            Ok(Ok(sample)) => samples.push(sample),
-            Ok(Err(error)) => {
-                failures.push(error);
-                connection = None;
-            }
-            Err(_) => {
-                failures.push(anyhow::anyhow!("no answer in {limit:?}"));
-                connection = None;
-            }
-        }
-    }
-}
-
-type Connection = Option<SendRequest<Full<Bytes>>>;
-
-async fn one(args: &LoadArgs, number: u64, connection: &mut Connection) -> anyhow::Result<Sample> {
-    let body = Bytes::from(serde_json::to_vec(&request_body(args, number))?);
-    let path = if args.chat { "/v1/chat/completions" } else { "/v1/completions" };
-    let request = || {
-        hyper::Request::post(path)
-            .header("host", &args.target)
-            .header("content-type", "application/json")
-            .body(Full::new(body.clone()))
+    let cpu = || args.pids.iter().map(|&pid| cpu_seconds(pid)).collect::<Result<Vec<_>, _>>();
+    let before = cpu()?;
+    let run = match args.rate {
+        Some(rate) => open(&args, rate, &client, request).await,
+        None => closed(&args, &client, request).await,
     };
-    let kept = connection.take().filter(|c| !c.is_closed());
-    let reused = kept.is_some();
-    let mut sender = match kept {
-        Some(sender) => sender,
-        None => dial(&args.target).await?,
+    let after = cpu()?;
+    let setting = Setting {
+        mode: "live",
+        slo: args.slo,
+        wall_s: run.elapsed_s,
+        offered_per_s: args.rate,
+        client_cpu: run.client_cpu(),
+        watched_cpu_s: after.iter().zip(&before).map(|(after, before)| after - before).collect(),
+        ..Setting::default()
     };
-    let mut started = Instant::now();
-    let mut response = match sender.send_request(request()?).await {
-        // A server may close an idle connection just as it is used again: that is no failure of a request.
-        Err(_) if reused => {
-            sender = dial(&args.target).await?;
-            started = Instant::now();
-            sender.send_request(request()?).await?
-        }
-        other => other?,
+    args.output.write(&Report::new(setting, &run.samples))
+}
+
+async fn open(
+    args: &LoadArgs,
+    rate: f64,
+    client: &Arc<Client>,
+    request: impl Fn(u64) -> crate::client::Request,
+) -> Run {
+    let until = args.duration.map_or(Duration::MAX, |ms| Duration::from_secs_f64(ms / 1e3));
+    let default = args.duration.map_or(DEFAULT_REQUESTS, |_| u64::MAX);
+    let count = usize::try_from(args.requests.unwrap_or(default)).unwrap_or(usize::MAX);
+    let mut random = Random::new(args.seed);
+    let times = arrival_times(args.arrivals, rate, count, until, &mut random);
+    let progress = Arc::new(Progress::new("load", times.len()));
+    open_loop(client, &times, |i| request(i as u64), &progress).await
+}
+
+async fn closed(
+    args: &LoadArgs,
+    client: &Arc<Client>,
+    request: impl Fn(u64) -> crate::client::Request + Send + Sync + 'static,
+) -> Run {
+    let default = args.duration.map_or(DEFAULT_REQUESTS, |_| u64::MAX);
+    let most = args.requests.unwrap_or(default);
+    let end = args.duration.map(|ms| Instant::now() + Duration::from_secs_f64(ms / 1e3));
+    let known = if most == u64::MAX { 0 } else { most as usize };
+    let progress = Arc::new(Progress::new("load", known));
+    let number = move |number: u64| {
+        let in_time = end.is_none_or(|end| Instant::now() < end);
+        (number < most && in_time).then(|| request(number))
     };
-    let status = response.status();
-    if !status.is_success() {
-        let text = response.into_body().collect().await?.to_bytes();
-        bail!("{status}: {}", String::from_utf8_lossy(&text));
-    }
-    let mut sample = Sample::default();
-    if args.unary {
-        let text = response.into_body().collect().await?.to_bytes();
-        sample.ttft = started.elapsed();
-        take_usage(&mut sample, &serde_json::from_slice(&text)?);
-    } else {
-        let mut last = None;
-        let mut lines = Lines::default();
-        let mut done = false;
-        while let Some(frame) = response.frame().await {
-            let Ok(data) = frame?.into_data() else { continue };
-            let now = Instant::now();
-            for line in lines.push(&data) {
-                let Some(event) = line.strip_prefix(b"data: ") else { continue };
-                if event == b"[DONE]" {
-                    done = true;
-                    continue;
-                }
-                if memmem(event, b"\"error\"") {
-                    bail!("{}", String::from_utf8_lossy(event));
-                }
-                // Only the usage event is parsed: parsing each chunk would measure this client.
-                if memmem(event, b"\"prompt_tokens\":") {
-                    take_usage(&mut sample, &serde_json::from_slice(event)?);
-                    continue;
-                }
-                match last.replace(now) {
-                    None => sample.ttft = now - started,
-                    Some(before) => sample.gaps.push(now - before),
-                }
-            }
-        }
-        if !done {
-            bail!("the stream ended without [DONE]");
-        }
-    }
-    sample.total = started.elapsed();
-    *connection = Some(sender);
-    Ok(sample)
+    closed_loop(client, args.concurrency.max(1), number, &progress).await
 }
 
-async fn dial(target: &str) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-    let socket = TcpStream::connect(target).await.with_context(|| format!("dialling {target}"))?;
-    socket.set_nodelay(true)?;
-    let (sender, connection) = http1::handshake(TokioIo::new(socket)).await?;
-    tokio::spawn(connection); // ends with the sender
-    Ok(sender)
+/// A number above 0.
+pub(crate) fn positive(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| value.is_finite() && *value > 0.0);
+    value.ok_or_else(|| "must be a number above 0".into())
 }
 
-async fn first_model(target: &str) -> anyhow::Result<String> {
-    let request = hyper::Request::get("/v1/models").header("host", target).body(Full::default())?;
-    let response = dial(target).await?.send_request(request).await?;
-    let body: serde_json::Value =
-        serde_json::from_slice(&response.into_body().collect().await?.to_bytes())?;
-    let model = body["data"][0]["id"].as_str();
-    Ok(model.with_context(|| format!("{target} serves no model: {body}"))?.to_owned())
+pub(crate) fn at_least_one(text: &str) -> Result<usize, String> {
+    let value = text.parse::<usize>().ok().filter(|value| *value > 0);
+    value.ok_or_else(|| "must be a whole number from 1 on".into())
 }
 
-fn request_body(args: &LoadArgs, number: u64) -> serde_json::Value {
-    const WORDS: [&str; 16] = [
-        "river", "stone", "under", "light", "seven", "paper", "morning", "engine", "garden",
-        "winter", "silver", "window", "market", "circle", "orange", "valley",
-    ];
-    let mut words = vec![format!("Request {number}:")];
-    let word = |i: usize| WORDS[(number as usize * 7 + i * i + i) % WORDS.len()].to_owned();
-    words.extend((0..args.prompt_words).map(word));
-    let text = words.join(" ");
-    let mut body = serde_json::json!({
-        "model": args.model, "max_tokens": args.max_tokens, "ignore_eos": true, "temperature": 0,
-        "stream": !args.unary,
-    });
-    if args.chat {
-        body["messages"] = serde_json::json!([{"role": "user", "content": text}]);
-    } else {
-        body["prompt"] = text.into();
-    }
-    if !args.unary {
-        body["stream_options"] = serde_json::json!({"include_usage": true});
-    }
-    body
-}
-
-fn take_usage(sample: &mut Sample, body: &serde_json::Value) {
-    sample.prompt_tokens = body["usage"]["prompt_tokens"].as_u64().unwrap_or(0);
-    sample.completion_tokens = body["usage"]["completion_tokens"].as_u64().unwrap_or(0);
-}
-
-fn memmem(haystack: &[u8], needle: &[u8]) -> bool {
-    haystack.windows(needle.len()).any(|window| window == needle)
-}
-
-/// Splits a byte stream into lines, whatever the chunk borders.
-#[derive(Debug, Default)]
-struct Lines {
-    rest: Vec<u8>,
-}
-
-impl Lines {
-    /// The lines that `data` completes, without their line ends.
-    fn push(&mut self, data: &[u8]) -> Vec<Vec<u8>> {
-        self.rest.extend_from_slice(data);
-        let mut lines = Vec::new();
-        while let Some(end) = self.rest.iter().position(|&b| b == b'\n') {
-            let mut line: Vec<u8> = self.rest.drain(..=end).collect();
-            line.pop();
-            if line.last() == Some(&b'\r') {
-                line.pop();
-            }
-            lines.push(line);
-        }
-        lines
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_come_whole_whatever_the_borders() {
-        let text = b"data: a\r\n\r\ndata: bc\n\n";
-        for cut in 0..text.len() {
-            let mut lines = Lines::default();
-            let mut got = lines.push(&text[..cut]);
-            got.extend(lines.push(&text[cut..]));
-            assert_eq!(got, [&b"data: a"[..], b"", b"data: bc", b""]);
-        }
-    }
+/// A vocabulary with ordinary tokens in it.
+pub(crate) fn vocab(text: &str) -> Result<u32, String> {
+    let value = text.parse::<u32>().ok().filter(|value| *value > FIRST_TOKEN);
+    value.ok_or_else(|| format!("must be a whole number above {FIRST_TOKEN}"))
 }

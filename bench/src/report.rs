@@ -7,10 +7,13 @@ use serde::Serialize;
 use crate::sample::{Answer, Sample, Slo};
 use crate::stats::{Quantiles, sorted, thinned};
 
+mod output;
 mod table;
 
+pub(crate) use output::Output;
+
 /// Points of a distribution that are kept for its curve.
-const CURVE_POINTS: usize = 400;
+const CURVE_POINTS: usize = 200;
 /// Parts of the run for which the hit rate is kept.
 const TIME_BINS: usize = 40;
 /// Error texts that are kept.
@@ -36,6 +39,8 @@ pub(crate) struct Setting {
     pub(crate) offered_per_s: Option<f64>,
     /// CPU time of the client, and its share of a core.
     pub(crate) client_cpu: Option<(f64, f64)>,
+    /// CPU time of processes that were to be watched.
+    pub(crate) watched_cpu_s: Vec<f64>,
 }
 
 /// Result of a run. Times are in ms of the trace's clock.
@@ -72,6 +77,8 @@ pub(crate) struct Report {
     client_lag_ms: Option<Quantiles>,
     client_cpu_s: Option<f64>,
     client_cpu_share: Option<f64>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cpu_s: Vec<f64>,
     notes: Vec<String>,
     hit_rate_over_time: Vec<Bin>,
     /// Sorted, thinned out evenly: the curve of the distribution.
@@ -148,6 +155,7 @@ impl Report {
             client_cpu_s: setting.client_cpu.map(|(cpu_s, _)| cpu_s),
             client_cpu_share: setting.client_cpu.map(|(_, share)| share),
             notes: notes(&setting),
+            cpu_s: setting.watched_cpu_s,
             hit_rate_over_time: bins(samples),
             ttft_curve_ms: thinned(&ttft, CURVE_POINTS),
             tpot_curve_ms: thinned(&tpot, CURVE_POINTS),

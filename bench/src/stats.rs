@@ -39,11 +39,14 @@ pub(crate) fn sorted(samples: impl IntoIterator<Item = f64>) -> Vec<f64> {
 }
 
 /// At most `most` of the sorted samples, evenly over their ranks, with the least and the greatest: enough for a curve.
-pub(crate) fn thinned(sorted: &[f64], most: usize) -> Vec<f64> {
-    if sorted.len() <= most {
-        return sorted.to_vec();
+/// Microseconds are kept.
+pub(crate) fn thinned(sorted_ms: &[f64], most: usize) -> Vec<f64> {
+    let rounded = |ms: f64| (ms * 1e3).round() / 1e3;
+    if sorted_ms.len() <= most {
+        return sorted_ms.iter().map(|ms| rounded(*ms)).collect();
     }
-    (0..most).map(|i| sorted[i * (sorted.len() - 1) / (most - 1)]).collect()
+    let at = |i: usize| i * (sorted_ms.len() - 1) / (most - 1);
+    (0..most).map(|i| rounded(sorted_ms[at(i)])).collect()
 }
 
 /// User and system seconds that a process and its waited-for children have used.

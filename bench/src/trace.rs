@@ -18,7 +18,7 @@ mod csv;
 mod scale;
 
 pub(crate) use chat::{Conversation, Turn};
-pub(crate) use scale::Scale;
+pub(crate) use scale::{FIRST_TOKEN, Scale};
 
 /// The requests of one file.
 #[derive(Debug)]
@@ -67,7 +67,7 @@ impl Row {
 }
 
 /// Which part of a trace is used.
-#[derive(Debug, Clone, Default, clap::Args)]
+#[derive(Debug, Clone, Default, PartialEq, clap::Args)]
 pub(crate) struct Slice {
     /// Leave out what comes before this time of the trace, in seconds; times count from it.
     #[arg(long, value_name = "S", default_value_t = 0.0)]
@@ -124,6 +124,7 @@ pub(crate) fn read(path: &Path, block_tokens: Option<u32>) -> Result<Trace, BadI
 ///
 /// # Errors
 /// As for [`read`], or the trace is one of text.
+#[allow(dead_code, reason = "sim will use it")]
 pub(crate) fn read_requests(path: &Path, block_tokens: Option<u32>) -> Result<Requests, BadInput> {
     match read(path, block_tokens)? {
         Trace::Requests(requests) => Ok(requests),
@@ -171,15 +172,19 @@ impl Lines {
         BadInput(format!("{}:{line}: {why}", self.file))
     }
 
-    /// The file's name without folder and endings such as `.jsonl.gz`.
     fn name(&self) -> String {
-        let name = Path::new(&self.file).file_name().map(|name| name.to_string_lossy());
-        let mut name = name.as_deref().unwrap_or(&self.file);
-        for ending in [".gz", ".jsonl", ".json", ".csv"] {
-            name = name.strip_suffix(ending).unwrap_or(name);
-        }
-        name.to_owned()
+        name_of(Path::new(&self.file))
     }
+}
+
+/// The file's name without folder and endings such as `.jsonl.gz`.
+pub(crate) fn name_of(path: &Path) -> String {
+    let name = path.file_name().map(|name| name.to_string_lossy()).unwrap_or_default();
+    let mut name = name.as_ref();
+    for ending in [".gz", ".jsonl", ".json", ".csv"] {
+        name = name.strip_suffix(ending).unwrap_or(name);
+    }
+    name.to_owned()
 }
 
 /// Times must not go back, and count from the first.

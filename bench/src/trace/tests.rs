@@ -192,7 +192,7 @@ fn a_smaller_trace_has_the_same_blocks() {
         let prompt = scale.prompt(&trace.rows[0], 1000);
         assert_eq!(prompt.len(), want as usize);
         assert_eq!(prompt.len().div_ceil(16), blocks as usize);
-        assert!(prompt.iter().all(|token| (scale::FIRST_TOKEN..1000).contains(token)));
+        assert!(prompt.iter().all(|token| (FIRST_TOKEN..1000).contains(token)));
     }
     assert!(Scale::new(&requests(&[(1, &[0])]), 7, 1).is_err());
 }
