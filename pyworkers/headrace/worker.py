@@ -124,21 +124,33 @@ class Worker:
             discarding.cancel()
 
     async def generate(self) -> None:
-        """The main loop: take in what came, compute a step, hand out what it gave."""
+        """The main loop: take in what came, compute a step, hand out what it gave.
+
+        A step's `ms` is all the time since the step before, or since the arrival that ended an idle time: the turns of
+        this loop that requests wait for, not only the model.
+        """
         loop = asyncio.get_running_loop()
+        began_s = loop.time()
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             while True:
                 if self.engine.idle and self._drain_until_s is None:
                     self.engine.check_idle()
-                    self._take_in(await self._inbox.get())
+                    arrival = await self._inbox.get()
+                    began_s = loop.time()
+                    self._take_in(arrival)
                 while not self._inbox.empty():
                     self._take_in(self._inbox.get_nowait())
+                self._note_changes()
                 if self._drain_until_s is not None and loop.time() >= self._drain_until_s:
                     text = "the worker had no time left to finish it"
                     self._hand_out(self.engine.abandon(FailureKind.DRAINING, text))
                 if not self.engine.idle:
                     step = loop.run_in_executor(thread, self.engine.step, loop.time())
-                    self._hand_out(await step)  # what it hands out leaves while the next step runs
+                    result = await step
+                    ended_s = loop.time()
+                    result.ms = (ended_s - began_s) * 1e3
+                    began_s = ended_s
+                    self._hand_out(result)  # it leaves while the next step runs
                 elif self._drain_until_s is not None:
                     return
 
@@ -164,8 +176,7 @@ class Worker:
                 peer.outbox.cancelled(request, self.engine.cancel(Key(peer.number, request)))
             case Drain(budget_ms):
                 self.drain(budget_ms / 1e3, f"router {peer.session.router} asked for it")
-        self._note_changes()
-        peer.wake.set()
+        peer.wake.set()  # it sends once this turn of the loop has noted all changes
 
     def _admit(self, submit: Submit, peer: Peer, at_s: float) -> None:
         if self._drain_until_s is not None:
@@ -201,9 +212,9 @@ class Worker:
         """Pass on what changed in cache and load. Between steps only."""
         outboxes = [peer.outbox for peer in self._peers.values()]
         self._view.apply(self.engine.take_events(), [box.log for box in outboxes if box.log])
-        load = self.engine.load
+        load, waiting_tokens = self.engine.load, self.engine.waiting_tokens
         for outbox in outboxes:
-            outbox.loaded(load)
+            outbox.loaded(load, waiting_tokens)
 
     def drain(self, budget_s: float, reason: str) -> None:
         """Take nothing new, finish what runs within `budget_s`, leave. A second call may only shorten that."""

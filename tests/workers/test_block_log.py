@@ -199,12 +199,12 @@ def test_answers_add_up_until_the_link_takes_them() -> None:
     outbox.stepped(StepResult(step=1))
     outbox.answer(Answers([Output(4, [1], [logprob], None, 8), Output(5, [2])]))
     outbox.stepped(StepResult(step=2))
-    outbox.loaded(Load(running=1))
+    outbox.loaded(Load(running=1), 77)
     outbox.answer(Answers([Output(4, [3], [logprob], "stop")], [], [Freed(4, 2)]))
     step, freed = outbox.take()
     assert isinstance(step, Step)
     assert step.step == 2
-    assert step.load.running == 1
+    assert (step.load.running, step.waiting_tokens) == (1, 77)
     assert step.outputs == [Output(4, [1, 3], [logprob] * 2, "stop", 8), Output(5, [2])]
     assert freed == Freed(4, 2)
     (heartbeat,) = outbox.take()

@@ -448,7 +448,7 @@ def test_load_and_step_numbers_tell_what_happened() -> None:
     first = engine.step()
     assert (first.step, first.prefill_tokens, first.decode_rows, first.kv_tokens) == (1, 9, 0, 9)
     assert first.prefill_context == sum(range(9))
-    assert first.waiting_tokens == 6
+    assert engine.waiting_tokens == 6
     assert (engine.load.blocks_used, engine.load.running, engine.load.waiting) == (3, 1, 1)
     second = engine.step()
     assert (second.prefill_tokens, second.decode_rows, second.kv_tokens) == (0, 1, 10)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,11 +53,15 @@ class GatedModel(ToyModel):
     def __init__(self) -> None:
         super().__init__(block_tokens=BLOCK)
         self.gate: threading.Semaphore | None = None
+        self.spans_s: list[tuple[float, float]] = []  # begin and end of each forward
 
     def forward(self, batch: Batch) -> torch.Tensor:
+        began_s = time.monotonic()
         if self.gate is not None:
             assert self.gate.acquire(timeout=TIMEOUT_S)
-        return super().forward(batch)
+        logits = super().forward(batch)
+        self.spans_s.append((began_s, time.monotonic()))
+        return logits
 
 
 class Scene:
@@ -122,6 +127,11 @@ async def joined(router: FakeRouter, *, hash_key: bytes | None = None) -> Conver
     talk = await router.worker(hash_key=hash_key)
     await talk.until(lambda: any(isinstance(f, Snapshot) and f.last for f in talk.seen))
     return talk
+
+
+async def stepped(talk: Conversation, number: int) -> None:
+    """Receives until the engine's step of that number is told."""
+    await talk.until(lambda: bool(talk.steps) and talk.steps[-1].step == number)
 
 
 async def test_hello_snapshot_then_a_streamed_answer(tmp_path: Path) -> None:
@@ -257,6 +267,48 @@ async def test_the_blocks_of_a_step_come_before_it(tmp_path: Path) -> None:
                 known.append((computed, len(talk.cache)))
         assert known == [(16, 4), (32, 8), (40, 10)]
         await talk.until_freed(1)
+        scene.check()
+
+
+async def test_the_time_of_a_step_is_all_that_a_request_waits_for(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r", heartbeat_ms=20) as router, running(router) as scene:
+        talk = await joined(router)
+        gate = scene.model.gate = threading.Semaphore(0)
+        steps = 0
+        for request in (1, 2):
+            scene.model.spans_s.clear()
+            times_ms: list[float] = []
+            sent_s = time.monotonic()
+            talk.send(make_submit(request, [request] * 40, max_tokens=3))
+            for _ in range(5):
+                gate.release()
+                steps += 1
+                await stepped(talk, steps)
+                times_ms.append(talk.steps[-1].ms)
+            await talk.until_freed(request)
+            heard_s = time.monotonic()
+            (first_s, _), (_, last_s) = scene.model.spans_s[0], scene.model.spans_s[-1]
+            # nothing between the steps is left out, and the idle time before them is not in it
+            assert (last_s - first_s) * 1e3 <= sum(times_ms) <= (heard_s - sent_s) * 1e3
+            beats = len(talk.steps)
+            await talk.until(lambda beats=beats: len(talk.steps) > beats + 3)
+        scene.check()
+
+
+async def test_what_waits_is_told_without_a_step_too(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "r") as router, running(router, sequences=1) as scene:
+        talk = await joined(router)
+        gate = scene.model.gate = threading.Semaphore(0)
+        talk.send(make_submit(1, [1] * 40, max_tokens=3), make_submit(2, [2] * 40))
+        gate.release()
+        await stepped(talk, 1)
+        assert talk.steps[-1].waiting_tokens in {24, 24 + 40}  # 2 may have come after its start
+        beats = len(talk.steps)
+        talk.send(Cancel(1), Cancel(2), Ping(0))
+        await talk.until(lambda: len(talk.steps) > beats)  # the worker has read them
+        gate.release()
+        await talk.until_freed(1, 2)
+        assert talk.steps[-1].waiting_tokens == 0
         scene.check()
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -44,7 +43,10 @@ class Answers:
 
 @dataclass(slots=True)
 class StepResult:
-    """What one step did. `step` counts the forwards; it stays where none was needed."""
+    """What one step did. `step` counts the forwards; it stays where none was needed.
+
+    The counts are those of the cost model in `Hello.step_prior`; `ms` is for the caller to fill in.
+    """
 
     step: int = 0
     ms: float = 0.0
@@ -52,7 +54,6 @@ class StepResult:
     prefill_context: int = 0
     decode_rows: int = 0
     kv_tokens: int = 0
-    waiting_tokens: int = 0
     answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
 
     def of(self, link: int) -> Answers:
@@ -103,6 +104,16 @@ class Engine:
             running=len(self.scheduler.running),
             waiting=len(self.scheduler.waiting),
         )
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens to compute before all requests decode: of those that wait, and of those whose prompt is under way.
+
+        What the prefix cache gives is known, and left out, from a request's start on.
+        """
+        waiting = sum(sequence.total for sequence in self.scheduler.waiting)
+        running = sum(s.remaining for s in self.scheduler.running if not s.decodes)
+        return waiting + running
 
     @property
     def steps(self) -> int:
@@ -238,7 +249,6 @@ class Engine:
 
     def step(self, now_s: float = 0.0) -> StepResult:
         """Compute one step. Never raises for what a request or the model did."""
-        started = time.perf_counter()
         result = StepResult()
         if self._deadlines:
             self._expire(now_s, result)
@@ -248,19 +258,17 @@ class Engine:
             self._count(plan.work, result)
             self._compute(plan, result)
         result.step = self._steps
-        result.waiting_tokens = sum(s.total for s in self.scheduler.waiting)
-        result.ms = (time.perf_counter() - started) * 1e3
         return result
 
     def _count(self, work: list[Work], result: StepResult) -> None:
         for item in work:
-            if item.count == 1 and item.sequence.remaining == 1 and item.sequence.generated:
+            start, count = item.sequence.computed, item.count
+            if item.sequence.decodes:
                 result.decode_rows += 1
             else:
-                result.prefill_tokens += item.count
-                start, count = item.sequence.computed, item.count
+                result.prefill_tokens += count
                 result.prefill_context += count * start + count * (count - 1) // 2
-            result.kv_tokens += item.sequence.computed + item.count
+            result.kv_tokens += start + count
 
     def _compute(self, plan: Plan, result: StepResult) -> None:
         try:

@@ -26,6 +26,7 @@ class Outbox:
         self.bye: Bye | None = None  # to be sent once
         self._last = StepResult()
         self._load = Load()
+        self._waiting_tokens = 0
         self._outputs: dict[int, Output] = {}
         self._failed: list[Failed] = []
         self._freed: list[Freed] = []
@@ -34,8 +35,10 @@ class Outbox:
         """`result` is the last step now; its answers for this link go to `answer`."""
         self._last = result
 
-    def loaded(self, load: Load) -> None:
+    def loaded(self, load: Load, waiting_tokens: int) -> None:
+        """As it is now, which may be later than the last step."""
         self._load = load
+        self._waiting_tokens = waiting_tokens
 
     def answer(self, answers: Answers) -> None:
         for output in answers.outputs:
@@ -78,7 +81,7 @@ class Outbox:
             prefill_context=last.prefill_context,
             decode_rows=last.decode_rows,
             kv_tokens=last.kv_tokens,
-            waiting_tokens=last.waiting_tokens,
+            waiting_tokens=self._waiting_tokens,
             drafted=0,
             accepted=0,
             load=self._load,

@@ -61,6 +61,11 @@ class Sequence:
         return len(self.prompt) + len(self.generated) - self.computed
 
     @property
+    def decodes(self) -> bool:
+        """Its newest token is all that is left to compute."""
+        return self.remaining == 1 and bool(self.generated)
+
+    @property
     def order(self) -> tuple[int, int]:
         """Smaller goes first."""
         return (-self.priority, self.arrival)

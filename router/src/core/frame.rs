@@ -275,23 +275,25 @@ pub struct Output {
 pub struct Step {
     /// Counts from 1; the same number again says that no step ran since.
     pub step: u64,
-    /// Wall time of the step in ms.
+    /// Wall time of the step in ms, as requests feel it: all since the end of the step before, or since the arrival that
+    /// ended an idle time.
     pub ms: f64,
     /// Prompt tokens computed.
     pub prefill_tokens: u32,
     /// Their positions in their sequences, added up: a chunk of n tokens from position s on adds n*s + n*(n-1)/2.
     pub prefill_context: u64,
-    /// Sequences that decoded.
+    /// Sequences that decoded. A token computed once more after a preemption counts as one of a prompt.
     pub decode_rows: u32,
-    /// KV tokens read by attention.
+    /// KV tokens read by attention: the length of each sequence in the step, after it.
     pub kv_tokens: u64,
-    /// Prompt tokens that wait.
+    /// Prompt tokens still to be computed, of requests that wait and of those whose prompt is under way. What the prefix
+    /// cache gives is left out from a request's start on. As `load`, it is as of this frame.
     pub waiting_tokens: u64,
     /// Draft tokens proposed.
     pub drafted: u32,
     /// Draft tokens accepted.
     pub accepted: u32,
-    /// After the step.
+    /// As of this frame.
     pub load: Load,
     /// New tokens.
     pub outputs: Vec<Output>,
