@@ -3,9 +3,13 @@
 
 pub mod admission;
 pub mod blocks;
+pub mod candidate;
+pub mod cost;
+pub mod decision;
+pub mod dispatch;
 pub mod events;
 pub mod frame;
 pub mod index;
 pub mod policy;
-pub mod schedule;
+pub mod scheduler;
 pub mod secret;

@@ -50,6 +50,18 @@ pub enum RouteError {
         /// When to try again.
         retry_after: Duration,
     },
+    /// The first token is predicted to come later than the caller can use it.
+    #[error(
+        "the first token is predicted in {predicted:?}, and was wanted within {deadline:?}; try again later"
+    )]
+    TooLate {
+        /// From now.
+        predicted: Duration,
+        /// What was asked for.
+        deadline: Duration,
+        /// When the deadline is likely to be met.
+        retry_after: Duration,
+    },
     /// A state of the request lasted too long.
     #[error("the request waited {waited:?} {state}, the limit of that state")]
     DeadlineExceeded {
@@ -99,6 +111,7 @@ impl RouteError {
             Self::UnknownModel { .. } => "unknown_model",
             Self::NoWorker { .. } => "no_worker",
             Self::Overloaded { .. } => "overloaded",
+            Self::TooLate { .. } => "deadline_impossible",
             Self::DeadlineExceeded { .. } => "deadline_exceeded",
             Self::WorkerLost { .. } => "worker_lost",
             Self::WorkerFailed { .. } => "worker_failed",
@@ -119,6 +132,7 @@ impl RouteError {
             | Self::UnknownModel { .. }
             | Self::NoWorker { .. }
             | Self::Overloaded { .. }
+            | Self::TooLate { .. }
             | Self::DeadlineExceeded { .. }
             | Self::ShuttingDown
             | Self::ClientGone

@@ -130,7 +130,7 @@ impl Fleet {
     /// Prompts to tokens and back, for a model that [`Self::models`] lists.
     #[must_use]
     pub fn engine(&self, model: &str) -> Option<Arc<PromptEngine>> {
-        self.registry.find(model).ok().map(|(engine, _)| engine)
+        self.registry.find(model).ok().map(|model| model.engine)
     }
 
     /// The body of `/workers`.

@@ -7,6 +7,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use crate::core::decision::Decision;
+use crate::core::scheduler::Begun;
+
 /// Upper bounds in seconds, for everything from a token to a long answer.
 const SECONDS: [f64; 20] = [
     0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 20.0,
@@ -28,8 +31,26 @@ pub struct Metrics {
     block_events_ignored: Labelled<1>,
     /// Times that a worker's blocks were not known any more, by reason.
     blocks_lost: Labelled<1>,
-    /// Snapshots asked for again.
+    /// Requests that the queue did not take, by reason.
+    refused: Labelled<1>,
+    /// Placements by policy.
+    placements: Labelled<1>,
+    /// Snapshots that workers were asked for again.
     pub resyncs: Counter,
+    /// Blocks that workers removed without having said that they hold them.
+    pub blocks_removed_unknown: Counter,
+    /// Predictions taken back because the first token of their leg was overdue.
+    pub leases_expired: Counter,
+    /// Prompt tokens that workers had said they hold, at the placement.
+    promised_tokens: Counter,
+    /// Of these, tokens that they did not take from their caches.
+    missing_tokens: Counter,
+    /// First tokens, and how far off the prediction was: `|predicted - actual|`.
+    ttft_error_seconds: Histogram,
+    /// Placements where the shadow policy would have chosen another worker, and its predicted regret in microseconds.
+    shadow_differs: Counter,
+    /// See above.
+    shadow_regret_us: Counter,
     /// Answers under way.
     pub streams: Gauge,
     /// Connections of clients.
@@ -72,9 +93,23 @@ impl Metrics {
         self.http_requests.inc([route, status.to_string().as_str(), error]);
     }
 
-    /// A link was closed, or refused, for this reason.
-    pub fn link_error(&self, reason: &str) {
-        self.link_errors.inc([reason]);
+    /// A leg was placed.
+    pub(crate) fn placed(&self, decision: &Decision) {
+        self.placements.inc([decision.chooser.policy.name().as_str()]);
+        if let Some(shadow) = &decision.shadow
+            && Some(shadow.winner) != decision.winner
+        {
+            self.shadow_differs.inc();
+            self.shadow_regret_us.add((shadow.regret_ms.max(0.0) * 1e3) as u64);
+        }
+    }
+
+    /// A leg got its first token.
+    pub(crate) fn begun(&self, begun: &Begun) {
+        self.promised_tokens.add(begun.held_tokens.into());
+        self.missing_tokens.add(begun.held_tokens.saturating_sub(begun.cached_tokens).into());
+        let error_ms = (begun.predicted_ttft_ms - begun.ttft_ms).abs();
+        self.ttft_error_seconds.observe(Duration::from_secs_f64((error_ms / 1e3).min(1e6)));
     }
 
     /// A block event changed nothing.
@@ -85,6 +120,16 @@ impl Metrics {
     /// What a worker said of its blocks is worth nothing until it has sent a new snapshot.
     pub fn blocks_lost(&self, reason: &str) {
         self.blocks_lost.inc([reason]);
+    }
+
+    /// The queue did not take a request.
+    pub(crate) fn refused(&self, reason: &str) {
+        self.refused.inc([reason]);
+    }
+
+    /// A link was closed, or refused, for this reason.
+    pub fn link_error(&self, reason: &str) {
+        self.link_errors.inc([reason]);
     }
 
     /// A leg ended.
@@ -156,23 +201,7 @@ impl Metrics {
             ["reason"],
             &self.link_errors,
         );
-        text.labelled(
-            "headrace_block_events_ignored_total",
-            "Block events of workers that changed nothing, by reason.",
-            ["reason"],
-            &self.block_events_ignored,
-        );
-        text.labelled(
-            "headrace_blocks_lost_total",
-            "Times that it was not known any more which blocks a worker holds, by reason.",
-            ["reason"],
-            &self.blocks_lost,
-        );
-        text.counter(
-            "headrace_resyncs_total",
-            "Times that a worker was asked to say again which blocks it holds.",
-            &self.resyncs,
-        );
+        self.render_scheduling(&mut text);
         text.counter("headrace_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens);
         text.counter(
             "headrace_completion_tokens_total",
@@ -211,6 +240,75 @@ impl Metrics {
             text.histogram(name, help, histogram);
         }
         text
+    }
+}
+
+impl Metrics {
+    fn render_scheduling(&self, text: &mut Text) {
+        text.labelled(
+            "headrace_placements_total",
+            "Legs placed on a worker, by policy.",
+            ["policy"],
+            &self.placements,
+        );
+        text.labelled(
+            "headrace_refused_total",
+            "Requests that were not let wait, by the bound or deadline that stood against it.",
+            ["reason"],
+            &self.refused,
+        );
+        text.labelled(
+            "headrace_block_events_ignored_total",
+            "Block events of workers that changed nothing, by reason.",
+            ["reason"],
+            &self.block_events_ignored,
+        );
+        text.labelled(
+            "headrace_blocks_lost_total",
+            "Times that it was not known any more which blocks a worker holds, by reason.",
+            ["reason"],
+            &self.blocks_lost,
+        );
+        for (name, help, counter) in [
+            ("headrace_resyncs_total", "Snapshots asked for again.", &self.resyncs),
+            (
+                "headrace_blocks_removed_unknown_total",
+                "Blocks that workers removed without having said that they hold them.",
+                &self.blocks_removed_unknown,
+            ),
+            (
+                "headrace_leases_expired_total",
+                "Booked blocks of legs whose first token was overdue, taken back.",
+                &self.leases_expired,
+            ),
+            (
+                "headrace_promised_tokens_total",
+                "Prompt tokens that the chosen workers had said they hold.",
+                &self.promised_tokens,
+            ),
+            (
+                "headrace_missing_tokens_total",
+                "Of the promised tokens, those that came from no cache.",
+                &self.missing_tokens,
+            ),
+            (
+                "headrace_shadow_differs_total",
+                "Placements where the shadow policy would have chosen another worker.",
+                &self.shadow_differs,
+            ),
+            (
+                "headrace_shadow_regret_microseconds_total",
+                "Predicted cost of following the shadow policy there, where it was worse.",
+                &self.shadow_regret_us,
+            ),
+        ] {
+            text.counter(name, help, counter);
+        }
+        text.histogram(
+            "headrace_ttft_prediction_error_seconds",
+            "Distance between predicted and actual time from placement to first token.",
+            &self.ttft_error_seconds,
+        );
     }
 }
 

@@ -3,6 +3,8 @@
 mod answer;
 mod choice;
 
+use std::time::Duration;
+
 use crate::core::frame::Sampling;
 
 pub use answer::{Answer, answer};
@@ -32,6 +34,10 @@ pub struct Job {
     pub session: Option<String>,
     /// Higher goes first.
     pub priority: i8,
+    /// Whose request it is; 0 where nobody says.
+    pub tenant: u64,
+    /// The first token is wanted within this time from the arrival of the request.
+    pub ttft_deadline: Option<Duration>,
     /// Separates prefix caches.
     pub salt: Vec<u8>,
 }

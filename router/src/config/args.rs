@@ -17,8 +17,8 @@ pub struct RouterArgs {
     /// Where workers dial in: HOST:PORT, or unix:PATH for a Unix socket.
     #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:8001")]
     pub worker_listen: String,
-    /// How a worker is chosen: round-robin, least-loaded, power-of-two or session-hash.
-    #[arg(long, default_value = "least-loaded")]
+    /// How a worker is chosen: kv, round-robin, least-loaded, power-of-two or session-hash.
+    #[arg(long, default_value = "kv")]
     pub policy: String,
     /// A second policy that chooses nothing: each decision notes what it would have chosen, and at what cost.
     #[arg(long, value_name = "POLICY", help_heading = "Routing")]

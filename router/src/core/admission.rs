@@ -114,6 +114,18 @@ pub enum Full {
     Bytes,
 }
 
+impl Full {
+    /// As a phrase, for people and metrics.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Requests => "queued requests",
+            Self::Tokens => "queued tokens",
+            Self::Bytes => "queued bytes",
+        }
+    }
+}
+
 /// The queue. `T` is whatever the caller keeps with an entry.
 #[derive(Debug)]
 pub struct Admission<T> {

@@ -186,6 +186,13 @@ impl BlockIndex {
         walk.turn(prompt.len(), EMPTY);
     }
 
+    /// True if `place` holds this block.
+    #[must_use]
+    pub fn holds(&self, place: Place, key: u64) -> bool {
+        !self.places.is_leaving(place.0)
+            && self.sets.members(self.map.get(key)).binary_search(&place.0).is_ok()
+    }
+
     /// Place numbers in use are below this. Between 0 and 65,536; falls again when the highest have left.
     #[must_use]
     pub fn places(&self) -> usize {

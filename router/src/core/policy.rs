@@ -1,5 +1,6 @@
 //! How a worker is chosen among those that could serve: one file for each policy, all selectable by name.
 
+mod kv;
 mod least_loaded;
 mod power_of_two;
 mod round_robin;
@@ -7,16 +8,23 @@ mod session_hash;
 
 use std::str::FromStr;
 
-use crate::core::schedule::{Ask, Random, WorkerView};
+use serde::{Deserialize, Serialize};
 
+use crate::core::candidate::{Ask, Candidate, Random};
+use crate::core::cost::Estimate;
+
+pub use kv::Kv;
 pub use least_loaded::LeastLoaded;
 pub use power_of_two::PowerOfTwo;
 pub use round_robin::RoundRobin;
 pub use session_hash::SessionHash;
 
 /// The policies by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum PolicyName {
+    /// The one where the request costs the least time, its own and that of others.
+    Kv,
     /// One after the other.
     RoundRobin,
     /// The one with the least to do.
@@ -29,13 +37,14 @@ pub enum PolicyName {
 
 impl PolicyName {
     /// All of them.
-    pub const ALL: [Self; 4] =
-        [Self::RoundRobin, Self::LeastLoaded, Self::PowerOfTwo, Self::SessionHash];
+    pub const ALL: [Self; 5] =
+        [Self::Kv, Self::RoundRobin, Self::LeastLoaded, Self::PowerOfTwo, Self::SessionHash];
 
     /// As users write it.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Kv => "kv",
             Self::RoundRobin => "round-robin",
             Self::LeastLoaded => "least-loaded",
             Self::PowerOfTwo => "power-of-two",
@@ -53,8 +62,11 @@ impl FromStr for PolicyName {
 }
 
 /// A policy with the little that it remembers between two choices.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Policy {
+    /// See [`Kv`].
+    Kv(Kv),
     /// See [`RoundRobin`].
     RoundRobin(RoundRobin),
     /// See [`LeastLoaded`].
@@ -65,30 +77,46 @@ pub enum Policy {
     SessionHash(SessionHash),
 }
 
+/// What could be chosen, and what it would cost.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Choosable<'a> {
+    pub(super) candidate: &'a Candidate,
+    pub(super) estimate: &'a Estimate,
+}
+
 impl Policy {
     /// A fresh one.
     #[must_use]
     pub fn new(name: PolicyName) -> Self {
         match name {
+            PolicyName::Kv => Self::Kv(Kv::default()),
             PolicyName::RoundRobin => Self::RoundRobin(RoundRobin::default()),
             PolicyName::LeastLoaded => Self::LeastLoaded(LeastLoaded::default()),
-            PolicyName::PowerOfTwo => Self::PowerOfTwo(PowerOfTwo),
+            PolicyName::PowerOfTwo => Self::PowerOfTwo(PowerOfTwo::default()),
             PolicyName::SessionHash => Self::SessionHash(SessionHash::default()),
         }
     }
 
-    /// Index into `candidates`, which is not empty and holds only workers with room, in a fixed order.
-    pub(super) fn pick(
-        &mut self,
-        candidates: &[&WorkerView],
-        ask: &Ask<'_>,
-        random: &mut Random,
-    ) -> usize {
+    /// Which one it is.
+    #[must_use]
+    pub fn name(&self) -> PolicyName {
         match self {
-            Self::RoundRobin(policy) => policy.pick(candidates),
-            Self::LeastLoaded(policy) => policy.pick(candidates),
-            Self::PowerOfTwo(policy) => policy.pick(candidates, random),
-            Self::SessionHash(policy) => policy.pick(candidates, ask),
+            Self::Kv(_) => PolicyName::Kv,
+            Self::RoundRobin(_) => PolicyName::RoundRobin,
+            Self::LeastLoaded(_) => PolicyName::LeastLoaded,
+            Self::PowerOfTwo(_) => PolicyName::PowerOfTwo,
+            Self::SessionHash(_) => PolicyName::SessionHash,
+        }
+    }
+
+    /// Index into `open`, which is not empty, holds only workers with room, and is in the order of their ids.
+    pub(super) fn pick(&mut self, open: &[Choosable<'_>], ask: &Ask, random: &mut Random) -> usize {
+        match self {
+            Self::Kv(policy) => policy.pick(open, ask),
+            Self::RoundRobin(policy) => policy.pick(open),
+            Self::LeastLoaded(policy) => policy.pick(open),
+            Self::PowerOfTwo(policy) => policy.pick(open, random),
+            Self::SessionHash(policy) => policy.pick(open, ask),
         }
     }
 }

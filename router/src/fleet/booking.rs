@@ -2,10 +2,13 @@
 
 use std::sync::Arc;
 
+use tokio::time::Instant;
+
 use super::link::Link;
 use super::registry::Registry;
+use crate::core::candidate::WorkerId;
+use crate::core::decision::Decision;
 use crate::core::frame::{RequestId, Submit};
-use crate::core::schedule::WorkerId;
 use crate::error::RouteError;
 use crate::prompt::PromptEngine;
 use crate::stream::TokenStream;
@@ -16,19 +19,19 @@ pub(crate) struct Reservation {
     registry: Arc<Registry>,
     link: Arc<Link>,
     request: RequestId,
-    tokens: u64,
+    decision: Arc<Decision>,
     used: bool,
 }
 
 impl Reservation {
-    /// For `tokens`, which are booked already.
+    /// Of a place that is booked already.
     pub(super) fn new(
         registry: Arc<Registry>,
         link: Arc<Link>,
         request: RequestId,
-        tokens: u64,
+        decision: Arc<Decision>,
     ) -> Self {
-        Self { registry, link, request, tokens, used: false }
+        Self { registry, link, request, decision, used: false }
     }
 
     /// Which worker.
@@ -49,6 +52,12 @@ impl Reservation {
         self.request
     }
 
+    /// How it came about.
+    #[must_use]
+    pub(crate) fn decision(&self) -> &Arc<Decision> {
+        &self.decision
+    }
+
     /// Sends the request there.
     ///
     /// # Errors
@@ -57,10 +66,11 @@ impl Reservation {
     /// # Cancel safety
     /// A dropped call submits nothing.
     pub(crate) async fn submit(mut self, submit: Submit) -> Result<TokenStream, RouteError> {
-        self.used = true; // from here on the link releases it
-        self.link.submit(submit, self.tokens).await
+        self.used = true; // from here on the link gives it back
+        self.link.submit(submit).await
     }
 
+    /// What it holds was given back by other means.
     pub(super) fn forget(mut self) {
         self.used = true;
     }
@@ -69,7 +79,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if !self.used {
-            self.registry.release(self.link.id, &[self.tokens]);
+            self.registry.ended(self.link.id, &[(self.request, None)]);
         }
     }
 }
@@ -77,18 +87,26 @@ impl Drop for Reservation {
 /// What a request needs from a worker.
 #[derive(Debug, Clone)]
 pub(crate) struct Wanted {
+    /// Name that its client knows.
+    pub(crate) name: String,
     /// Name of the model.
     pub(crate) model: String,
     /// The tokens are those of this engine.
     pub(crate) engine: Arc<PromptEngine>,
     /// Of the prompt.
-    pub(crate) prompt_tokens: usize,
+    pub(crate) prompt_tokens: u32,
+    /// Keys of its full blocks.
+    pub(crate) keys: Arc<[u64]>,
     /// Longest answer.
     pub(crate) max_tokens: u32,
-    /// Key for `session-hash`.
+    /// Key for `session-hash`, a hint for `kv`.
     pub(crate) session: Option<String>,
+    /// Whose request it is.
+    pub(crate) tenant: u64,
     /// Higher goes first.
     pub(crate) priority: i8,
+    /// The first token is wanted by then.
+    pub(crate) first_token_by: Option<Instant>,
     /// Workers that failed this request.
     pub(crate) excluded: Vec<WorkerId>,
 }

@@ -17,11 +17,12 @@ use self::description::Description;
 pub(crate) use self::error::LinkError;
 use super::codec::{CodecError, FrameReader, FrameWriter};
 use super::registry::Registry;
-use crate::core::events::{BlockEvents, Verdict};
+use crate::core::candidate::WorkerId;
+use crate::core::events::{BlockEvents, Gap, Verdict};
 use crate::core::frame::{
     Cancel, Describe, Drain, Failed, Frame, ModelPart, Ping, RequestId, Step, Submit,
 };
-use crate::core::schedule::WorkerId;
+use crate::core::scheduler::Withdrawal;
 use crate::error::RouteError;
 use crate::stream::{Appended, Mailbox, TokenStream};
 
@@ -59,8 +60,9 @@ struct Legs {
 
 #[derive(Debug)]
 struct Leg {
-    tokens: u64,
     state: LegState,
+    /// Tokens that came.
+    generated: u32,
 }
 
 #[derive(Debug)]
@@ -151,7 +153,6 @@ impl Link {
     pub(super) async fn submit(
         self: &Arc<Self>,
         submit: Submit,
-        booked_tokens: u64,
     ) -> Result<TokenStream, RouteError> {
         let mailbox = Arc::new(Mailbox::new(submit.max_tokens));
         let request = submit.request;
@@ -159,11 +160,11 @@ impl Link {
             let mut legs = self.legs();
             if legs.closed {
                 drop(legs);
-                self.registry.release(self.id, &[booked_tokens]);
+                self.registry.ended(self.id, &[(request, None)]);
                 return Err(self.lost("its link closed"));
             }
             let state = LegState::Queued(Arc::clone(&mailbox));
-            legs.by_request.insert(request, Leg { tokens: booked_tokens, state });
+            legs.by_request.insert(request, Leg { state, generated: 0 });
         }
         let stream = TokenStream::new(mailbox, Lease { link: Arc::clone(self), request });
         let sent = match self.submits.try_send(submit) {
@@ -236,7 +237,7 @@ impl Link {
                         "cancelled, never freed"
                     );
                     self.registry.metrics.leg_ended("never_freed");
-                    released.push(leg.tokens);
+                    released.push((*request, None));
                     false
                 }
                 LegState::Sent(mailbox) => {
@@ -254,7 +255,7 @@ impl Link {
             self.cancel(request, Some("stalled"));
             mailbox.fail(RouteError::ClientGone);
         }
-        self.registry.release(self.id, &released);
+        self.registry.ended(self.id, &released);
         let asked = self.asked.lock().expect("no holder panics").as_ref().map(|asked| asked.since);
         if asked.is_some_and(|since| now - since > describe_timeout) {
             self.close(LinkError::Model(format!("did not come within {describe_timeout:?}")));
@@ -282,10 +283,9 @@ impl Link {
         self.registry.metrics.cancelled(fault.unwrap_or(stage));
         if stage == "submit" {
             // the writer sends no submit whose leg is gone
-            let tokens = leg.tokens;
             legs.by_request.remove(&request);
             drop(legs);
-            self.registry.release(self.id, &[tokens]);
+            self.registry.ended(self.id, &[(request, None)]);
         } else {
             leg.state = LegState::Cancelled(Instant::now());
             legs.urgent.push(Frame::Cancel(Cancel { request }));
@@ -397,7 +397,7 @@ impl Link {
             if let Err(error) = self.take_in(frame, &mut events) {
                 return error;
             }
-            if let Some(resync) = events.ask(self.registry.now_ms() as f64) {
+            if let Some(resync) = events.ask(self.registry.clock_ms()) {
                 self.registry.metrics.resyncs.inc();
                 self.send(Frame::Resync(resync));
             }
@@ -406,16 +406,17 @@ impl Link {
 
     fn take_in(self: &Arc<Self>, frame: Frame, events: &mut BlockEvents) -> Result<(), LinkError> {
         match frame {
-            Frame::Step(step) => self.step(step),
+            Frame::Step(step) => {
+                let withdrawn = self.step(step);
+                self.disbelieve(withdrawn, events);
+            }
             Frame::Snapshot(part) => {
-                let verdict = events.snapshot(&part, self.registry.now_ms() as f64)?;
-                self.blocks(&verdict);
-                self.registry.blocks(self.id, events);
+                let verdict = events.snapshot(&part, self.registry.clock_ms())?;
+                self.block_event(&verdict, events);
             }
             Frame::Blocks(delta) => {
-                let verdict = events.delta(&delta, self.registry.now_ms() as f64)?;
-                self.blocks(&verdict);
-                self.registry.blocks(self.id, events);
+                let verdict = events.delta(&delta, self.registry.clock_ms())?;
+                self.block_event(&verdict, events);
             }
             Frame::Model(part) => self.model_part(&part)?,
             Frame::Freed(freed) => self.freed(freed.request),
@@ -439,7 +440,8 @@ impl Link {
         Ok(())
     }
 
-    fn blocks(&self, verdict: &Verdict<'_>) {
+    /// Applies a block event, or drops all that is known of the worker's blocks and asks for them anew.
+    fn block_event(&self, verdict: &Verdict<'_>, events: &mut BlockEvents) {
         let metrics = &self.registry.metrics;
         match verdict {
             Verdict::Apply(_) => {}
@@ -449,12 +451,22 @@ impl Link {
                 metrics.blocks_lost(gap.as_str());
             }
         }
+        let withdrawn = self.registry.blocks(self.id, verdict, events);
+        self.disbelieve(withdrawn, events);
+    }
+
+    fn disbelieve(&self, withdrawn: Option<Withdrawal>, events: &mut BlockEvents) {
+        let Some(why) = withdrawn else { return };
+        let reason = why.as_str();
+        tracing::warn!(worker = self.worker, reason, "no credit for its cache");
+        self.registry.metrics.blocks_lost(reason);
+        events.lose(Gap::Audit, self.registry.clock_ms());
     }
 
     /// The hot path: one look-up, one lock and one wake for each output, one lock of the registry for all.
-    fn step(&self, mut step: Step) {
+    fn step(&self, mut step: Step) -> Option<Withdrawal> {
         let now = Instant::now();
-        let mut released = Vec::new();
+        let (mut begun, mut ended) = (Vec::new(), Vec::new());
         let mut wrong = Vec::new();
         let outputs = std::mem::take(&mut step.outputs);
         if !outputs.is_empty() {
@@ -462,10 +474,14 @@ impl Link {
             let mut legs = self.legs();
             for output in outputs {
                 let (request, finished) = (output.request, output.finish.is_some());
-                let Some(leg) = legs.by_request.get(&request) else { continue };
+                let Some(leg) = legs.by_request.get_mut(&request) else { continue };
                 // an output that crosses a cancel is of no use any more
                 let LegState::Sent(mailbox) = &leg.state else { continue };
                 metrics.completion_tokens.add(output.ids.len() as u64);
+                if let Some(cached_tokens) = output.cached_tokens {
+                    begun.push((request, cached_tokens));
+                }
+                leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
                 match mailbox.append(output, now) {
                     Appended::Fine(Some(gap)) => metrics.itl_seconds.observe(gap),
                     Appended::Fine(None) => {}
@@ -476,7 +492,7 @@ impl Link {
                 }
                 if finished {
                     metrics.leg_ended("finished");
-                    released.push(leg.tokens);
+                    ended.push((request, Some(leg.generated)));
                     legs.by_request.remove(&request);
                 }
             }
@@ -491,7 +507,7 @@ impl Link {
                 retryable: true,
             });
         }
-        self.registry.step(self.id, &step, &released);
+        self.registry.step(self.id, &step, &begun, &ended)
     }
 
     fn freed(&self, request: RequestId) {
@@ -500,15 +516,14 @@ impl Link {
         let LegState::Cancelled(since) = leg.state else { return };
         self.registry.metrics.cancel_to_freed_seconds.observe(since.elapsed());
         self.registry.metrics.leg_ended("cancelled");
-        let tokens = leg.tokens;
         legs.by_request.remove(&request);
         drop(legs);
-        self.registry.freed(self.id, tokens);
+        self.registry.freed(self.id, request);
     }
 
     fn failed(&self, failed: Failed) {
         let Some(leg) = self.legs().by_request.remove(&failed.request) else { return };
-        self.registry.release(self.id, &[leg.tokens]);
+        self.registry.ended(self.id, &[(failed.request, None)]);
         match leg.state {
             LegState::Queued(mailbox) | LegState::Sent(mailbox) => {
                 self.registry.metrics.leg_ended("worker_failed");

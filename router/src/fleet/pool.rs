@@ -1,4 +1,4 @@
-//! The workers of one model: what they said of themselves, their state, and what is booked on them.
+//! The workers of one model: their state as the registry sees it, and the dispatch of their requests.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -6,13 +6,14 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 use super::ModelInfo;
-use super::booking::Wanted;
 use super::link::Link;
-use super::queue::Queue;
-use crate::core::events::BlockEvents;
-use crate::core::frame::{Fingerprints, Hello, Load, Step};
-use crate::core::policy::{Policy, PolicyName};
-use crate::core::schedule::{Ask, Booked, NoPlace, Random, WorkerId, WorkerView, hash, schedule};
+use super::queue::Waiting;
+use crate::config::{Config, RoutingConfig};
+use crate::core::candidate::WorkerId;
+use crate::core::dispatch::Dispatch;
+use crate::core::events::{BlockEvents, Change, Verdict, keys_le};
+use crate::core::frame::{Fingerprints, Hello, Step};
+use crate::core::scheduler::{Joining, Rules, Scheduler, Tier, Withdrawal, WorkerView};
 use crate::prompt::PromptEngine;
 
 /// How a worker stands.
@@ -56,7 +57,18 @@ pub(super) struct Worker {
     /// A token was overdue when it had done this many steps.
     stuck_at: Option<u64>,
     draining: bool,
+    /// It takes new work, as the scheduler was told.
+    open: bool,
     last: Option<Step>,
+}
+
+/// What applying a block event showed.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct BlocksOutcome {
+    /// The worker is not believed any more.
+    pub(super) withdrawn: Option<Withdrawal>,
+    /// Blocks that it removed without having had them.
+    pub(super) unknown_removed: u32,
 }
 
 impl Worker {
@@ -72,6 +84,7 @@ impl Worker {
             silent: false,
             stuck_at: None,
             draining: false,
+            open: false,
             last: None,
         }
     }
@@ -89,31 +102,28 @@ impl Worker {
     }
 }
 
-/// The workers of one model. `views[i]` is what the scheduler sees of `workers[i]`; both are in the order of their ids.
+/// The workers of one model, in the order of their ids. What the choice depends on is in `dispatch`.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) model: String,
     pub(super) fingerprints: Fingerprints,
     pub(super) engine: Option<Arc<PromptEngine>>,
-    pub(super) queue: Queue,
+    pub(super) dispatch: Dispatch<Waiting>,
     created: u64,
-    policy: Policy,
     workers: Vec<Worker>,
-    views: Vec<WorkerView>,
 }
 
 impl Pool {
-    pub(super) fn new(model: String, first: &Hello, policy: PolicyName) -> Self {
+    pub(super) fn new(model: String, first: &Hello, config: &Config, seed: u64) -> Self {
+        let scheduler = Scheduler::new(rules(config, seed), first.fingerprints.block_tokens);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
         Self {
             model,
             fingerprints: first.fingerprints.clone(),
             engine: None,
-            queue: Queue::default(),
+            dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
             created,
-            policy: Policy::new(policy),
             workers: Vec::new(),
-            views: Vec::new(),
         }
     }
 
@@ -121,26 +131,26 @@ impl Pool {
     pub(super) fn adopt(&mut self, hello: &Hello, engine: Option<Arc<PromptEngine>>) {
         if self.workers.is_empty() {
             self.fingerprints = hello.fingerprints.clone();
+            self.dispatch.scheduler.set_block_tokens(hello.fingerprints.block_tokens);
         }
         self.engine = engine;
     }
 
     pub(super) fn join(&mut self, worker: Worker) {
-        self.views.push(WorkerView {
+        let hello = &worker.hello;
+        self.dispatch.scheduler.join(Joining {
             id: worker.link.id,
-            name_hash: hash(&worker.hello.worker),
-            open: false,
-            capacity: worker.hello.capacity.clone(),
-            load: Load::default(),
-            booked: Booked::default(),
-            unreported: 0,
+            name: hello.worker.as_str().into(),
+            capacity: hello.capacity.clone(),
+            group: hello.group.as_ref().map(|group| group.id.as_str().into()),
+            step_prior: hello.step_prior,
         });
         self.workers.push(worker);
     }
 
     pub(super) fn leave(&mut self, id: WorkerId) -> Option<Worker> {
         let i = self.find(id)?;
-        self.views.remove(i);
+        self.dispatch.scheduler.leave(id);
         Some(self.workers.remove(i))
     }
 
@@ -162,36 +172,17 @@ impl Pool {
     // ---- scheduling ----
 
     /// False once workers with another tokeniser took over the name: to them the tokens mean something else.
-    pub(super) fn understands(&self, wanted: &Wanted) -> bool {
-        self.engine.as_ref().is_some_and(|engine| Arc::ptr_eq(engine, &wanted.engine))
+    pub(super) fn understands(&self, engine: &Arc<PromptEngine>) -> bool {
+        self.engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, engine))
     }
 
-    pub(super) fn place(
-        &mut self,
-        wanted: &Wanted,
-        random: &mut Random,
-    ) -> Result<(Arc<Link>, u64), NoPlace> {
-        let ask = Ask {
-            tokens: wanted.prompt_tokens as u64 + u64::from(wanted.max_tokens),
-            session: wanted.session.as_deref(),
-            excluded: &wanted.excluded,
-        };
-        let placement = schedule(&mut self.views, &ask, &mut self.policy, random)?;
-        let i = self.find(placement.worker).expect("it was chosen among these");
-        Ok((Arc::clone(&self.workers[i].link), placement.tokens))
-    }
-
-    pub(super) fn release(&mut self, id: WorkerId, tokens: &[u64]) {
-        if let Some(i) = self.find(id) {
-            for tokens in tokens {
-                self.views[i].release(*tokens);
-            }
-        }
+    pub(super) fn link(&self, id: WorkerId) -> Option<Arc<Link>> {
+        self.find(id).map(|i| Arc::clone(&self.workers[i].link))
     }
 
     /// A worker takes new work.
     pub(super) fn some_open(&self) -> bool {
-        self.views.iter().any(|view| view.open)
+        self.dispatch.scheduler.some_open()
     }
 
     /// A worker takes new work, or may do so soon.
@@ -201,23 +192,59 @@ impl Pool {
 
     // ---- what workers say, and do not say ----
 
-    pub(super) fn step(&mut self, id: WorkerId, step: &Step) {
-        let Some(i) = self.find(id) else { return };
+    /// Takes a report in; `Some` if the worker is not believed any more.
+    pub(super) fn step(&mut self, id: WorkerId, step: &Step, now_ms: f64) -> Option<Withdrawal> {
+        let i = self.find(id)?;
         let worker = &mut self.workers[i];
         worker.silent = false;
         if worker.stuck_at.is_some_and(|stuck| step.step > stuck) {
             worker.stuck_at = None;
         }
-        worker.last = Some(step.clone());
-        self.views[i].report(step.load);
+        worker.last = Some(Step { outputs: Vec::new(), ..*step });
         self.refresh(i);
+        self.dispatch.scheduler.step(id, step, now_ms)
     }
 
-    pub(super) fn blocks(&mut self, id: WorkerId, events: &BlockEvents) {
-        let Some(i) = self.find(id) else { return };
-        self.workers[i].snapshot |= events.live(); // without it later, it goes on without credit
+    /// Applies a block event as far as it may be believed.
+    pub(super) fn blocks(
+        &mut self,
+        id: WorkerId,
+        verdict: &Verdict<'_>,
+        events: &BlockEvents,
+    ) -> BlocksOutcome {
+        let mut outcome = BlocksOutcome::default();
+        let Some(i) = self.find(id) else { return outcome };
+        let scheduler = &mut self.dispatch.scheduler;
+        match verdict {
+            Verdict::Ignore(_) => {}
+            Verdict::Lost(_) => scheduler.withdraw(id, Withdrawal::Lost),
+            Verdict::Apply(Change::Snapshot { first, keys, last }) => {
+                if *first {
+                    scheduler.snapshot_begins(id);
+                }
+                let keys: Vec<u64> = keys_le(keys).collect();
+                outcome.withdrawn = scheduler.stored(id, Tier::Device, &keys);
+                if *last && outcome.withdrawn.is_none() {
+                    scheduler.snapshot_complete(id);
+                }
+                self.workers[i].snapshot |= *last;
+            }
+            Verdict::Apply(Change::Delta { tier, cleared, removed, stored }) => {
+                let Some(tier) = Tier::from_wire(*tier) else { return outcome };
+                if *cleared {
+                    scheduler.cleared(id, tier);
+                }
+                let removed: Vec<u64> = keys_le(removed).collect();
+                outcome.unknown_removed = scheduler.removed(id, tier, &removed);
+                for run in *stored {
+                    let keys: Vec<u64> = keys_le(&run.hashes).collect();
+                    outcome.withdrawn = outcome.withdrawn.or(scheduler.stored(id, tier, &keys));
+                }
+            }
+        }
         self.workers[i].blocks_known = events.blocks();
         self.refresh(i);
+        outcome
     }
 
     pub(super) fn set_draining(&mut self, id: WorkerId) {
@@ -252,21 +279,29 @@ impl Pool {
     fn refresh(&mut self, i: usize) {
         let status = self.workers[i].status(self.engine.is_some());
         let open = status == Status::Ready;
-        if self.views[i].open != open {
-            let worker = &self.workers[i].hello.worker;
-            tracing::info!(worker, model = self.model, state = status.as_str(), "worker");
+        let worker = &mut self.workers[i];
+        if worker.open != open {
+            let name = &worker.hello.worker;
+            tracing::info!(worker = name, model = self.model, state = status.as_str(), "worker");
+            worker.open = open;
+            self.dispatch.scheduler.set_open(worker.link.id, open);
         }
-        self.views[i].open = open;
     }
 
     fn find(&self, id: WorkerId) -> Option<usize> {
-        self.views.binary_search_by_key(&id, |view| view.id).ok()
+        self.workers.binary_search_by_key(&id, |worker| worker.link.id).ok()
     }
 
     // ---- views ----
 
-    pub(super) fn members(&self) -> impl Iterator<Item = (&Worker, &WorkerView)> {
-        self.workers.iter().zip(&self.views)
+    pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
+        self.workers.iter()
+    }
+
+    /// The workers, and what the scheduler knows of each.
+    pub(super) fn members(&self) -> impl Iterator<Item = (&Worker, WorkerView)> {
+        let scheduler = &self.dispatch.scheduler;
+        self.workers.iter().filter_map(|worker| Some((worker, scheduler.view(worker.link.id)?)))
     }
 
     pub(super) fn links(&self) -> impl Iterator<Item = Arc<Link>> {
@@ -302,7 +337,7 @@ impl Pool {
     pub(super) fn describe_workers(&self, now_ms: u64) -> impl Iterator<Item = serde_json::Value> {
         let described = self.engine.is_some();
         self.members().map(move |(worker, view)| {
-            let (hello, load) = (&worker.hello, &view.load);
+            let (hello, load) = (&worker.hello, view.load);
             serde_json::json!({
                 "id": hello.worker,
                 "role": hello.role,
@@ -314,10 +349,13 @@ impl Pool {
                 "blocks_used": load.blocks_used,
                 "blocks_cached": load.blocks_cached,
                 "blocks_announced": worker.blocks_known,
+                "blocks_indexed": view.held_blocks,
+                "credit_withdrawn": view.withdrawn.map(Withdrawal::as_str),
                 "running": load.running,
                 "waiting": load.waiting,
-                "booked_requests": view.booked.requests,
-                "booked_tokens": view.booked.tokens,
+                "booked_requests": view.booked_requests,
+                "booked_tokens": view.booked_tokens,
+                "backlog_tokens": view.backlog_tokens,
                 "in_flight": worker.link.in_flight(),
                 "heartbeat_age_ms": now_ms.saturating_sub(worker.link.heard_ms()),
                 "block_tokens": hello.fingerprints.block_tokens,
@@ -327,6 +365,10 @@ impl Pool {
                     "batched_tokens": hello.capacity.batched_tokens,
                     "waiting": hello.capacity.waiting,
                 },
+                "group": hello.group,
+                "step_cost": view.cost,
+                "steps_learnt": view.steps_learnt,
+                "accepted_tokens": view.accepted,
                 "step": worker.last.as_ref().map(|step| serde_json::json!({
                     "number": step.step,
                     "ms": step.ms,
@@ -345,7 +387,16 @@ impl Pool {
 type WorkerGauge = (&'static str, &'static str, fn(&Worker, &WorkerView, u64) -> f64);
 
 /// One sample for each worker.
-pub(super) const WORKER_GAUGES: [WorkerGauge; 9] = [
+pub(super) const WORKER_GAUGES: [WorkerGauge; 12] = [
+    ("headrace_worker_blocks_indexed", "Blocks that placements may count on.", |_, view, _| {
+        view.held_blocks.into()
+    }),
+    ("headrace_worker_credit", "1 if what it says of its blocks is believed.", |_, view, _| {
+        f64::from(u8::from(view.withdrawn.is_none()))
+    }),
+    ("headrace_worker_backlog_tokens", "Prompt tokens that are still to come.", |_, view, _| {
+        view.backlog_tokens as f64
+    }),
     ("headrace_worker_blocks", "KV blocks in the pool.", |worker, _, _| {
         worker.hello.capacity.blocks.into()
     }),
@@ -360,10 +411,10 @@ pub(super) const WORKER_GAUGES: [WorkerGauge; 9] = [
         view.load.waiting.into()
     }),
     ("headrace_worker_booked_requests", "Legs that this router has there.", |_, view, _| {
-        view.booked.requests.into()
+        view.booked_requests.into()
     }),
     ("headrace_worker_booked_tokens", "Their prompts and longest answers.", |_, view, _| {
-        view.booked.tokens as f64
+        view.booked_tokens as f64
     }),
     ("headrace_worker_step_seconds", "Duration of the last step.", |worker, _, _| {
         worker.last.as_ref().map_or(0.0, |step| step.ms / 1e3)
@@ -393,4 +444,9 @@ pub(super) fn compare(
         text("hash_scheme", |all| &all.hash_scheme),
         ("block_tokens", fleet.block_tokens.to_string(), worker.block_tokens.to_string()),
     ]
+}
+
+fn rules(config: &Config, seed: u64) -> Rules {
+    let RoutingConfig { shadow, worker_queue_ms, .. } = config.routing;
+    Rules { policy: config.policy, shadow, worker_queue_ms, seed }
 }

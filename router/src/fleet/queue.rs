@@ -1,33 +1,35 @@
-//! Legs that wait for a worker with room: highest priority first, then first come, first served; bounded in legs and in
-//! prompt tokens.
+//! Waiting for a worker with room: the asynchronous side of `core::admission`.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::booking::{Reservation, Wanted};
+use super::booking::Reservation;
 use super::registry::Registry;
-use crate::config::Bounds;
 use crate::error::RouteError;
+use crate::prompt::PromptEngine;
 
-type Answer = Result<Reservation, RouteError>;
+pub(super) type Answer = Result<Reservation, RouteError>;
 
-/// The queue of one model.
-#[derive(Debug, Default)]
-pub(super) struct Queue {
-    waiting: VecDeque<Waiting>,
-    tokens: usize,
+/// One who waits.
+#[derive(Debug)]
+pub(super) struct Waiting {
+    /// Its tokens are those of this engine.
+    pub(super) engine: Arc<PromptEngine>,
+    reply: oneshot::Sender<Answer>,
 }
 
-#[derive(Debug)]
-struct Waiting {
-    ticket: u64,
-    wanted: Arc<Wanted>,
-    since: Instant,
-    reply: oneshot::Sender<Answer>,
+impl Waiting {
+    pub(super) fn new(engine: Arc<PromptEngine>) -> (Self, oneshot::Receiver<Answer>) {
+        let (reply, answer) = oneshot::channel();
+        (Self { engine, reply }, answer)
+    }
+
+    /// Gives the answer back if nobody waits for it any more.
+    pub(super) fn answer(self, answer: Answer) -> Result<(), Answer> {
+        self.reply.send(answer)
+    }
 }
 
 /// A place in the queue; dropping it leaves the queue.
@@ -71,73 +73,5 @@ impl Drop for Ticket {
             self.registry.leave_queue(&self.model, self.number);
             self.registry.metrics.cancelled("queue");
         }
-    }
-}
-
-impl Queue {
-    pub(super) fn is_empty(&self) -> bool {
-        self.waiting.is_empty()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.waiting.len()
-    }
-
-    pub(super) fn tokens(&self) -> usize {
-        self.tokens
-    }
-
-    pub(super) fn oldest(&self) -> Option<Instant> {
-        self.waiting.iter().map(|waiting| waiting.since).min()
-    }
-
-    /// True if one of this priority would be the first.
-    pub(super) fn nobody_before(&self, priority: i8) -> bool {
-        self.waiting.front().is_none_or(|first| first.wanted.priority < priority)
-    }
-
-    pub(super) fn get(&self, i: usize) -> Option<&Arc<Wanted>> {
-        self.waiting.get(i).map(|waiting| &waiting.wanted)
-    }
-
-    pub(super) fn join(
-        &mut self,
-        ticket: u64,
-        wanted: &Wanted,
-        bounds: &Bounds,
-        now: Instant,
-    ) -> Result<oneshot::Receiver<Answer>, RouteError> {
-        let tokens = self.tokens.saturating_add(wanted.prompt_tokens);
-        if self.waiting.len() >= bounds.queue_requests || tokens > bounds.queue_tokens {
-            let retry_after = Duration::from_secs(1);
-            return Err(RouteError::Overloaded { what: "the queue is full", retry_after });
-        }
-        self.tokens = tokens;
-        let (reply, answer) = oneshot::channel();
-        let place = self.waiting.partition_point(|other| other.wanted.priority >= wanted.priority);
-        let wanted = Arc::new(wanted.clone());
-        self.waiting.insert(place, Waiting { ticket, wanted, since: now, reply });
-        Ok(answer)
-    }
-
-    /// Removes and answers the one at `i`; gives a reservation back that nobody takes any more.
-    pub(super) fn answer(&mut self, i: usize, answer: Answer) -> Result<(), Reservation> {
-        let Some(waiting) = self.remove(i) else { return answer.map_or(Ok(()), Err) };
-        match waiting.reply.send(answer) {
-            Err(Ok(reservation)) => Err(reservation),
-            Ok(()) | Err(Err(_)) => Ok(()),
-        }
-    }
-
-    pub(super) fn leave(&mut self, ticket: u64) {
-        if let Some(i) = self.waiting.iter().position(|waiting| waiting.ticket == ticket) {
-            self.remove(i);
-        }
-    }
-
-    fn remove(&mut self, i: usize) -> Option<Waiting> {
-        let waiting = self.waiting.remove(i)?;
-        self.tokens -= waiting.wanted.prompt_tokens;
-        Some(waiting)
     }
 }

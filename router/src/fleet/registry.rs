@@ -2,6 +2,7 @@
 //! task, so that a request is placed without a hop between tasks.
 
 use std::collections::{BTreeMap, HashMap};
+use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -12,17 +13,23 @@ use super::Setup;
 use super::booking::{Reservation, StreamPermit, Wanted};
 use super::link::{Link, LinkError};
 use super::pool::{Pool, Worker, compare, document};
-use super::queue::Ticket;
+use super::queue::{Ticket, Waiting};
 use crate::config::FleetConfig;
-use crate::core::events::BlockEvents;
+use crate::core::blocks::{BlockHash, hash_blocks};
+use crate::core::candidate::WorkerId;
+use crate::core::dispatch::{Refusal, Submitted};
+use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit};
-use crate::core::schedule::{NoPlace, Random, WorkerId};
+use crate::core::scheduler::{Placement, Want, Withdrawal};
 use crate::error::RouteError;
 use crate::metrics::Metrics;
 use crate::prompt::{ModelDoc, PromptEngine, PromptError};
 
 /// Names of models that are remembered, with or without workers.
 const MODELS: usize = 256;
+
+/// Prompts of more tokens are hashed away from the threads that serve the sockets; a guess, some 20 us of hashing.
+const HASHED_INLINE: usize = 8_192;
 
 /// All workers.
 #[derive(Debug)]
@@ -43,7 +50,7 @@ pub(super) struct State {
     pub(super) pools: BTreeMap<String, Pool>,
     /// Model of each worker.
     models: HashMap<WorkerId, String>,
-    random: Random,
+    seed: u64,
     streams: usize,
     pub(super) shutting_down: bool,
 }
@@ -62,7 +69,7 @@ impl Registry {
             next_ticket: 0,
             pools: BTreeMap::new(),
             models: HashMap::new(),
-            random: Random::new(seed),
+            seed,
             streams: 0,
             shutting_down: false,
         };
@@ -73,6 +80,15 @@ impl Registry {
     /// Ms since the start.
     pub(super) fn now_ms(&self) -> u64 {
         u64::try_from(self.begin.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+
+    /// The same, to the fraction: the scheduler's clock.
+    pub(super) fn clock_ms(&self) -> f64 {
+        self.at_ms(Instant::now())
+    }
+
+    fn at_ms(&self, at: Instant) -> f64 {
+        at.saturating_duration_since(self.begin).as_secs_f64() * 1e3
     }
 
     pub(super) fn state(&self) -> MutexGuard<'_, State> {
@@ -105,15 +121,19 @@ impl Registry {
 
     // ---- requests ----
 
-    /// The engine of a model that can be asked for.
+    /// A model that can be asked for.
     ///
     /// # Errors
     /// `UnknownModel`; `NoWorker` if it is known and no worker is there, or nothing is known at all.
-    pub(crate) fn find(&self, model: &str) -> Result<(Arc<PromptEngine>, u32), RouteError> {
+    pub(crate) fn find(&self, model: &str) -> Result<Model, RouteError> {
         let state = self.state();
         match state.pools.get(model) {
             Some(pool) => match (&pool.engine, pool.context_tokens()) {
-                (Some(engine), Some(context_tokens)) => Ok((Arc::clone(engine), context_tokens)),
+                (Some(engine), Some(context_tokens)) => Ok(Model {
+                    engine: Arc::clone(engine),
+                    context_tokens,
+                    block_tokens: pool.dispatch.scheduler.block_tokens(),
+                }),
                 _ => Err(no_worker()),
             },
             None if state.pools.is_empty() => Err(no_worker()),
@@ -123,6 +143,27 @@ impl Registry {
                 Err(RouteError::UnknownModel { model, served })
             }
         }
+    }
+
+    /// Keys of the full blocks of a prompt.
+    ///
+    /// # Errors
+    /// `Overloaded`, `ShuttingDown`: long prompts are hashed by the threads of the tokeniser.
+    pub(crate) async fn block_keys(
+        &self,
+        model: &Model,
+        ids: &Arc<[u32]>,
+        salt: &[u8],
+    ) -> Result<Arc<[u64]>, RouteError> {
+        let (key, block_tokens) = (self.setup.hash_key, model.block_tokens as usize);
+        let Some(block_tokens) = NonZeroUsize::new(block_tokens) else { return Ok([].into()) };
+        let (root, ids) = (BlockHash::root(&key, salt), Arc::clone(ids));
+        let long = ids.len() > HASHED_INLINE;
+        let hash = move || -> Arc<[u64]> {
+            let hashes = hash_blocks(&key, root, &ids, block_tokens);
+            hashes.into_iter().map(|hash| hash.key().0).collect()
+        };
+        if long { self.setup.tokenize_pool.run(hash).await } else { Ok(hash()) }
     }
 
     /// Books a place on a worker, at once if one has room and nobody waits.
@@ -159,75 +200,114 @@ impl Registry {
 
     fn try_place(self: &Arc<Self>, wanted: &Wanted) -> Result<Placed, RouteError> {
         let mut state = self.state();
-        let State { pools, random, next_request, next_ticket, .. } = &mut *state;
+        let State { pools, next_request, next_ticket, .. } = &mut *state;
         let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
-        if !pool.understands(wanted) {
+        if !pool.understands(&wanted.engine) {
             return Err(no_worker());
         }
-        if pool.queue.nobody_before(wanted.priority) {
-            match pool.place(wanted, random) {
-                Ok((link, tokens)) => {
-                    return Ok(Placed::Now(self.reservation(next_request, link, tokens)));
-                }
-                Err(NoPlace::AllExcluded) => return Err(no_worker()),
-                Err(NoPlace::AllFull) => {}
-                Err(NoPlace::NoneOpen) if pool.some_may_open() => {}
-                Err(NoPlace::NoneOpen) => return Err(no_worker()),
-            }
-        }
+        *next_request += 1;
         *next_ticket += 1;
-        let bounds = &self.setup.config.bounds;
-        let answer = pool.queue.join(*next_ticket, wanted, bounds, Instant::now())?;
-        Ok(Placed::Waits(Ticket::new(Arc::clone(self), *next_ticket, wanted.model.clone(), answer)))
+        let (waiting, answer) = Waiting::new(Arc::clone(&wanted.engine));
+        let want = self.want(wanted, RequestId(*next_request));
+        let bytes = size_of::<Want>() + want.name.len() + 8 * want.keys.len();
+        let bytes = (bytes + 4 * wanted.prompt_tokens as usize) as u64; // the prompt itself waits, too
+        let may_open = pool.some_may_open();
+        let now_ms = self.clock_ms();
+        match pool.dispatch.submit(want, *next_ticket, bytes, waiting, may_open, now_ms) {
+            Submitted::Placed(placement, _) => {
+                Ok(Placed::Now(self.reservation(pool, &placement).ok_or_else(no_worker)?))
+            }
+            Submitted::Waits => {
+                let model = wanted.model.clone();
+                Ok(Placed::Waits(Ticket::new(Arc::clone(self), *next_ticket, model, answer)))
+            }
+            Submitted::Refused(refusal, _) => Err(self.refused(&refusal)),
+        }
     }
 
-    fn reservation(
-        self: &Arc<Self>,
-        next_request: &mut u64,
-        link: Arc<Link>,
-        tokens: u64,
-    ) -> Reservation {
-        *next_request += 1;
-        let request = RequestId(*next_request);
-        Reservation::new(Arc::clone(self), link, request, tokens)
+    fn want(&self, wanted: &Wanted, request: RequestId) -> Want {
+        Want {
+            request,
+            name: wanted.name.clone(),
+            prompt_tokens: wanted.prompt_tokens,
+            max_tokens: wanted.max_tokens,
+            keys: Arc::clone(&wanted.keys),
+            session: wanted.session.clone(),
+            tenant: wanted.tenant,
+            priority: wanted.priority,
+            deadline_ms: wanted.first_token_by.map(|by| self.at_ms(by)),
+            excluded: wanted.excluded.clone(),
+        }
+    }
+
+    fn reservation(self: &Arc<Self>, pool: &Pool, placement: &Placement) -> Option<Reservation> {
+        let link = pool.link(placement.worker)?;
+        let decision = Arc::clone(&placement.decision);
+        self.metrics.placed(&decision);
+        Some(Reservation::new(Arc::clone(self), link, placement.request, decision))
     }
 
     /// Gives those who wait what room there is.
     fn pump(self: &Arc<Self>, state: &mut State, model: &str) {
-        let State { pools, random, next_request, .. } = state;
-        let Some(pool) = pools.get_mut(model) else { return };
-        let mut i = 0;
-        while let Some(wanted) = pool.queue.get(i) {
-            let wanted = Arc::clone(wanted);
-            if !pool.understands(&wanted) {
-                let _ = pool.queue.answer(i, Err(no_worker()));
-                continue;
-            }
-            match pool.place(&wanted, random) {
-                Ok((link, tokens)) => {
-                    let reservation = self.reservation(next_request, link, tokens);
-                    if let Err(reservation) = pool.queue.answer(i, Ok(reservation)) {
-                        // whoever waited is gone; its drop would lock again
-                        pool.release(reservation.worker(), &[tokens]);
-                        reservation.forget();
+        let Some(pool) = state.pools.get_mut(model) else { return };
+        if pool.dispatch.queue().is_empty() {
+            return;
+        }
+        let may_open = pool.some_may_open();
+        let engine = pool.engine.clone();
+        let links: HashMap<WorkerId, Arc<Link>> =
+            pool.links().map(|link| (link.id, link)).collect();
+        pool.dispatch.pump(may_open, self.clock_ms(), |waiting, placed| {
+            let understood = engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.engine));
+            let answer = match placed {
+                Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
+                Ok(placement) => match links.get(&placement.worker) {
+                    Some(link) => {
+                        let decision = Arc::clone(&placement.decision);
+                        self.metrics.placed(&decision);
+                        let (registry, link) = (Arc::clone(self), Arc::clone(link));
+                        Ok(Reservation::new(registry, link, placement.request, decision))
                     }
+                    None => Err(no_worker()),
+                },
+                Err(refusal) => Err(self.refused(&refusal)),
+            };
+            let placed = answer.is_ok();
+            match waiting.answer(answer) {
+                Ok(()) => placed,
+                Err(answer) => {
+                    if let Ok(reservation) = answer {
+                        reservation.forget(); // its drop would lock again; the dispatch gives it back
+                    }
+                    false
                 }
-                Err(NoPlace::AllExcluded) => {
-                    let _ = pool.queue.answer(i, Err(no_worker()));
+            }
+        });
+    }
+
+    fn refused(&self, refusal: &Refusal) -> RouteError {
+        let after = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        match *refusal {
+            Refusal::NoneOpen | Refusal::AllExcluded => no_worker(),
+            Refusal::QueueFull { what, retry_after_ms } => {
+                self.metrics.refused(what.as_str());
+                let retry_after = after(retry_after_ms);
+                RouteError::Overloaded { what: what.as_str(), retry_after }
+            }
+            Refusal::TooLate { predicted_ms, deadline_ms, retry_after_ms } => {
+                self.metrics.refused("deadline");
+                RouteError::TooLate {
+                    predicted: after(predicted_ms),
+                    deadline: after(deadline_ms.max(0.0)),
+                    retry_after: after(retry_after_ms),
                 }
-                Err(NoPlace::NoneOpen) if !pool.some_may_open() => {
-                    let _ = pool.queue.answer(i, Err(no_worker()));
-                }
-                // others may go where this one may not
-                Err(NoPlace::AllFull) if !wanted.excluded.is_empty() => i += 1,
-                Err(NoPlace::AllFull | NoPlace::NoneOpen) => return,
             }
         }
     }
 
     pub(super) fn leave_queue(&self, model: &str, ticket: u64) {
         if let Some(pool) = self.state().pools.get_mut(model) {
-            pool.queue.leave(ticket);
+            pool.dispatch.leave(ticket);
         }
     }
 
@@ -241,23 +321,29 @@ impl Registry {
         }
     }
 
-    /// Gives booked tokens back, one entry for each leg.
-    pub(super) fn release(self: &Arc<Self>, id: WorkerId, tokens: &[u64]) {
-        if tokens.is_empty() {
+    /// Legs ended, or never started; with the tokens of their answers where they came to their own end.
+    pub(super) fn ended(self: &Arc<Self>, id: WorkerId, legs: &[(RequestId, Option<u32>)]) {
+        if legs.is_empty() {
             return;
         }
-        self.change(id, |pool| pool.release(id, tokens));
+        let now_ms = self.clock_ms();
+        self.change(id, |pool| {
+            for (request, output_tokens) in legs {
+                pool.dispatch.end(*request, *output_tokens, now_ms);
+            }
+        });
     }
 
     /// Changes a pool, and then gives those who wait what room there is.
-    fn change(self: &Arc<Self>, id: WorkerId, change: impl FnOnce(&mut Pool)) {
+    fn change<T>(self: &Arc<Self>, id: WorkerId, change: impl FnOnce(&mut Pool) -> T) -> Option<T> {
         let mut state = self.state();
-        let Some(pool) = state.pool(id) else { return };
-        change(pool);
-        if !pool.queue.is_empty() {
+        let pool = state.pool(id)?;
+        let changed = change(pool);
+        if !pool.dispatch.queue().is_empty() {
             let model = pool.model.clone();
             self.pump(&mut state, &model);
         }
+        Some(changed)
     }
 
     // ---- workers ----
@@ -296,9 +382,11 @@ impl Registry {
         let unasked = engine.is_none() && !state.somebody_describes(&fingerprint);
         let model = hello.model.clone();
         state.models.insert(id, model.clone());
-        let policy = self.setup.config.policy;
-        let pool =
-            state.pools.entry(model.clone()).or_insert_with(|| Pool::new(model, &hello, policy));
+        let (config, seed) = (&self.setup.config, state.seed);
+        let pool = state
+            .pools
+            .entry(model.clone())
+            .or_insert_with(|| Pool::new(model, &hello, config, seed));
         pool.adopt(&hello, engine);
         pool.join(Worker::new(hello, address, Arc::clone(&link), unasked));
         drop(state);
@@ -326,28 +414,56 @@ impl Registry {
         }
     }
 
-    /// A report of a worker.
-    pub(super) fn step(self: &Arc<Self>, id: WorkerId, step: &Step, released: &[u64]) {
+    /// A report of a worker, with the legs that got their first token (and how much of their prompts was cached) and
+    /// those that ended. `Some`: the worker is not believed any more.
+    pub(super) fn step(
+        self: &Arc<Self>,
+        id: WorkerId,
+        step: &Step,
+        begun: &[(RequestId, u32)],
+        ended: &[(RequestId, Option<u32>)],
+    ) -> Option<Withdrawal> {
+        let now_ms = self.clock_ms();
         self.change(id, |pool| {
-            pool.release(id, released);
-            pool.step(id, step);
-        });
+            // first the step: what it computed belongs to the prompts that were still under way in it
+            let mut withdrawn = pool.step(id, step, now_ms);
+            for (request, cached_tokens) in begun {
+                if let Some(begun) = pool.dispatch.scheduler.begun(*request, *cached_tokens, now_ms)
+                {
+                    self.metrics.begun(&begun);
+                    withdrawn = withdrawn.or(begun.withdrawn);
+                }
+            }
+            for (request, output_tokens) in ended {
+                pool.dispatch.end(*request, *output_tokens, now_ms);
+            }
+            withdrawn
+        })
+        .flatten()
     }
 
-    /// Block events were taken in.
-    pub(super) fn blocks(self: &Arc<Self>, id: WorkerId, events: &BlockEvents) {
-        self.change(id, |pool| pool.blocks(id, events));
+    /// A block event. `Some`: the worker is not believed any more.
+    pub(super) fn blocks(
+        self: &Arc<Self>,
+        id: WorkerId,
+        verdict: &Verdict<'_>,
+        events: &BlockEvents,
+    ) -> Option<Withdrawal> {
+        let outcome = self.change(id, |pool| pool.blocks(id, verdict, events))?;
+        self.metrics.blocks_removed_unknown.add(outcome.unknown_removed.into());
+        outcome.withdrawn
     }
 
     /// A worker takes nothing new.
     pub(super) fn draining(self: &Arc<Self>, id: WorkerId) {
-        self.change(id, |pool| pool.set_draining(id));
+        let _ = self.change(id, |pool| pool.set_draining(id));
     }
 
     /// A worker gave the blocks of a cancelled request back.
-    pub(super) fn freed(self: &Arc<Self>, id: WorkerId, tokens: u64) {
+    pub(super) fn freed(self: &Arc<Self>, id: WorkerId, request: RequestId) {
+        let now_ms = self.clock_ms();
         self.change(id, |pool| {
-            pool.release(id, &[tokens]);
+            pool.dispatch.end(request, None, now_ms);
             pool.unstuck(id);
         });
     }
@@ -405,6 +521,8 @@ impl Registry {
             let models: Vec<String> = state.pools.keys().cloned().collect();
             for pool in state.pools.values_mut() {
                 pool.check_silence(now_ms, 3 * heartbeat);
+                let expired = pool.dispatch.scheduler.expire_leases(self.clock_ms());
+                self.metrics.leases_expired.add(expired as u64);
                 links.extend(pool.links());
                 without_snapshot.extend(pool.without_snapshot(now, describe_timeout));
             }
@@ -477,7 +595,7 @@ impl State {
             }
             return Ok(());
         };
-        let others = pool.members().any(|(worker, _)| worker.hello.worker != hello.worker);
+        let others = pool.workers().any(|worker| worker.hello.worker != hello.worker);
         if !others {
             return Ok(()); // it brings its own
         }
@@ -495,8 +613,8 @@ impl State {
     }
 
     fn named(&self, name: &str) -> Option<&Worker> {
-        let workers = self.pools.values().flat_map(Pool::members);
-        workers.map(|(worker, _)| worker).find(|worker| worker.hello.worker == name)
+        let mut workers = self.pools.values().flat_map(Pool::workers);
+        workers.find(|worker| worker.hello.worker == name)
     }
 
     fn engine(&self, fingerprint: &str) -> Option<Arc<PromptEngine>> {
@@ -509,8 +627,7 @@ impl State {
 
     fn somebody_describes(&self, fingerprint: &str) -> bool {
         self.pools.values().any(|pool| {
-            document(&pool.fingerprints) == fingerprint
-                && pool.members().any(|(worker, _)| worker.asked)
+            document(&pool.fingerprints) == fingerprint && pool.workers().any(|worker| worker.asked)
         })
     }
 
@@ -530,6 +647,17 @@ impl State {
             .find_map(Pool::ask_somebody)?;
         Some((next, fingerprint))
     }
+}
+
+/// A model that can be asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    /// Its tokenizer and template.
+    pub(crate) engine: Arc<PromptEngine>,
+    /// Longest sequence that all its workers take.
+    pub(crate) context_tokens: u32,
+    /// Tokens in a block.
+    pub(crate) block_tokens: u32,
 }
 
 enum Placed {

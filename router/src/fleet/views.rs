@@ -3,6 +3,7 @@
 use super::ModelInfo;
 use super::pool::{Pool, Status, WORKER_GAUGES};
 use super::registry::Registry;
+use crate::core::admission::Admission;
 use crate::metrics::Text;
 use crate::prompt::CacheStats;
 
@@ -55,7 +56,7 @@ impl Registry {
                 for (worker, view) in pool.members() {
                     let labels: [(&str, &dyn std::fmt::Display); 2] =
                         [("worker", &worker.hello.worker), ("model", &pool.model)];
-                    text.sample("", &labels, value(worker, view, now_ms));
+                    text.sample("", &labels, value(worker, &view, now_ms));
                 }
             }
         }
@@ -67,12 +68,22 @@ impl Registry {
                 }
             }
         }
-        let queued = pools().map(|pool| pool.queue.len()).sum::<usize>();
+        let queues = || pools().map(|pool| pool.dispatch.queue());
+        let queued = queues().map(Admission::len).sum::<usize>();
         text.single("headrace_queue_requests", "gauge", "Legs that wait for a worker.", queued);
-        let tokens = pools().map(|pool| pool.queue.tokens()).sum::<usize>();
+        let tokens = queues().map(Admission::tokens).sum::<u64>();
         text.single("headrace_queue_tokens", "gauge", "Their prompt tokens.", tokens);
-        let oldest = pools().filter_map(|pool| pool.queue.oldest()).min();
-        let age = oldest.map_or(0.0, |since| since.elapsed().as_secs_f64());
+        let bytes = queues().map(Admission::bytes).sum::<u64>();
+        text.single("headrace_queue_bytes", "gauge", "Their memory.", bytes);
+        let oldest = queues().filter_map(Admission::oldest_ms).reduce(f64::min);
+        let age = oldest.map_or(0.0, |since| (self.clock_ms() - since).max(0.0) / 1e3);
         text.single("headrace_queue_oldest_seconds", "gauge", "Longest wait so far.", age);
+        let sizes = || pools().map(|pool| pool.dispatch.scheduler.index_size());
+        let blocks = sizes().map(|(blocks, _)| blocks).sum::<usize>();
+        text.single("headrace_index_blocks", "gauge", "Blocks that some worker holds.", blocks);
+        let bytes = sizes().map(|(_, bytes)| bytes).sum::<usize>();
+        text.single("headrace_index_bytes", "gauge", "Memory of the block index.", bytes);
+        let legs = pools().map(|pool| pool.dispatch.scheduler.legs()).sum::<usize>();
+        text.single("headrace_booked_legs", "gauge", "Legs that are booked on workers.", legs);
     }
 }

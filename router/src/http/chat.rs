@@ -102,6 +102,8 @@ pub(super) fn check(
         skip_special_tokens: common.skip_special_tokens,
         session: common.session,
         priority: common.priority,
+        tenant: 0,
+        ttft_deadline: None,
         salt: common.salt,
     };
     Ok(ChatRequest { job, delivery: common.delivery, logprobs: logprobs.is_some() })

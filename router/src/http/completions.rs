@@ -90,6 +90,8 @@ pub(super) fn check(
             skip_special_tokens: common.skip_special_tokens,
             session: common.session.clone(),
             priority: common.priority,
+            tenant: 0,
+            ttft_deadline: None,
             salt: common.salt.clone(),
         }
     });

@@ -91,7 +91,7 @@ pub(super) async fn fields(surface: &Surface, request: Request) -> Result<(Field
 /// # Errors
 /// `UnknownModel`, or `NoWorker` where one may still come.
 pub(super) fn engine(app: &App, model: &str) -> Result<Arc<PromptEngine>, RouteError> {
-    app.fleet.registry.find(model).map(|(engine, _)| engine)
+    app.fleet.registry.find(model).map(|model| model.engine)
 }
 
 fn facts(engine: &PromptEngine) -> ModelFacts {

@@ -154,6 +154,12 @@ fn route_verdict(error: &RouteError) -> Verdict {
         RouteError::Overloaded { retry_after, .. } => {
             Verdict::later(S::TOO_MANY_REQUESTS, "rate_limit_error", "overloaded", *retry_after)
         }
+        RouteError::TooLate { retry_after, .. } => Verdict::later(
+            S::TOO_MANY_REQUESTS,
+            "rate_limit_error",
+            "deadline_impossible",
+            *retry_after,
+        ),
         RouteError::DeadlineExceeded { .. } => {
             Verdict::new(S::GATEWAY_TIMEOUT, "server_error", Some("deadline_exceeded"))
         }
@@ -230,6 +236,11 @@ mod tests {
             (RouteError::UnknownModel { model: "m".into(), served: "n".into() }, 404, None),
             (RouteError::NoWorker { retry_after: second }, 503, Some("2")),
             (RouteError::Overloaded { what: "queue", retry_after: Duration::ZERO }, 429, Some("1")),
+            (
+                RouteError::TooLate { predicted: second, deadline: second, retry_after: second },
+                429,
+                Some("2"),
+            ),
             (RouteError::DeadlineExceeded { state: "for a worker", waited: second }, 504, None),
             (RouteError::WorkerLost { worker: "w".into(), reason: "r".into() }, 503, Some("1")),
             (RouteError::ShuttingDown, 503, Some("1")),

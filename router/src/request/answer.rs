@@ -6,9 +6,10 @@ use std::task::{Context, Poll};
 
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
-use super::choice::{Choice, Common};
+use super::choice::{Choice, Common, EncodedPrompt};
 use super::{Delta, Job, Prompt, Usage};
 use crate::app::App;
+use crate::core::decision::Decision;
 use crate::error::RouteError;
 use crate::fleet::booking::StreamPermit;
 
@@ -43,7 +44,8 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
     let deadline = begin + app.config.deadlines.request;
     let n = usize::try_from(job.n).unwrap_or(usize::MAX);
     let permit = app.fleet.registry.begin_streams(n)?;
-    let (engine, context_tokens) = app.fleet.registry.find(&job.model)?;
+    let model = app.fleet.registry.find(&job.model)?;
+    let engine = Arc::clone(&model.engine);
 
     let goes_on = match &job.prompt {
         Prompt::Chat(chat) => chat.continue_final_message,
@@ -60,10 +62,11 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         .into();
     app.metrics.encode_seconds.observe(begin.elapsed());
 
-    let max_tokens = check_context(ids.len(), job.max_tokens, context_tokens)?;
+    let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
     app.metrics.prompt_tokens.add(ids.len() as u64);
-    let common = Common::new(Arc::clone(app), engine, job, goes_on, ids, max_tokens, begin);
-    let common = Arc::new(common);
+    let keys = app.fleet.registry.block_keys(&model, &ids, &job.salt).await?;
+    let prompt = EncodedPrompt { ids, keys, goes_on };
+    let common = Arc::new(Common::new(Arc::clone(app), engine, job, prompt, max_tokens, begin));
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
     let mut answer = Answer {
         common,
@@ -104,16 +107,21 @@ impl Answer {
     #[must_use]
     pub fn usage(&self) -> Usage {
         Usage {
-            prompt_tokens: u32::try_from(self.common.prompt_ids.len()).unwrap_or(u32::MAX),
+            prompt_tokens: u32::try_from(self.common.prompt.ids.len()).unwrap_or(u32::MAX),
             completion_tokens: self.choices.iter().map(Choice::completion_tokens).sum(),
             cached_tokens: self.cached_tokens,
         }
     }
 
+    /// How the choices that run came to their workers.
+    pub fn decisions(&self) -> impl Iterator<Item = &Arc<Decision>> {
+        self.choices.iter().filter_map(Choice::decision)
+    }
+
     /// The prompt as the workers get it.
     #[must_use]
     pub fn prompt_ids(&self) -> &[u32] {
-        &self.common.prompt_ids
+        &self.common.prompt.ids
     }
 
     /// Done when every choice is with a worker.

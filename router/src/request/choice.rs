@@ -11,8 +11,9 @@ use tokio::time::Instant;
 
 use super::{Delta, FinishReason, Job, TokenText};
 use crate::app::App;
+use crate::core::candidate::WorkerId;
+use crate::core::decision::Decision;
 use crate::core::frame::{Finish, Ranked, Sampling, Submit, TokenLogprob};
-use crate::core::schedule::WorkerId;
 use crate::error::RouteError;
 use crate::fleet::booking::Wanted;
 use crate::prompt::{Decoder, PromptEngine, StopStrings};
@@ -24,15 +25,24 @@ pub(super) struct Common {
     pub(super) app: Arc<App>,
     pub(super) engine: Arc<PromptEngine>,
     pub(super) job: Job,
-    pub(super) prompt_ids: Arc<[u32]>,
+    pub(super) prompt: EncodedPrompt,
     pub(super) max_tokens: u32,
     pub(super) begin: Instant,
     pub(super) deadline: Instant,
     /// The job's, and the model's own unless they are to be ignored.
     stop_ids: Vec<u32>,
     stop: StopStrings,
+}
+
+/// The prompt as workers see it.
+#[derive(Debug)]
+pub(super) struct EncodedPrompt {
+    /// Its tokens.
+    pub(super) ids: Arc<[u32]>,
+    /// Keys of its full blocks.
+    pub(super) keys: Arc<[u64]>,
     /// The answer goes on the text of the prompt, rather than being a message of its own.
-    goes_on: bool,
+    pub(super) goes_on: bool,
 }
 
 impl Common {
@@ -40,8 +50,7 @@ impl Common {
         app: Arc<App>,
         engine: Arc<PromptEngine>,
         job: Job,
-        goes_on: bool,
-        prompt_ids: Arc<[u32]>,
+        prompt: EncodedPrompt,
         max_tokens: u32,
         begin: Instant,
     ) -> Self {
@@ -53,7 +62,7 @@ impl Common {
         stop_ids.sort_unstable();
         stop_ids.dedup();
         let stop = StopStrings::new(&job.stop);
-        Self { app, engine, job, prompt_ids, max_tokens, begin, deadline, stop_ids, stop, goes_on }
+        Self { app, engine, job, prompt, max_tokens, begin, deadline, stop_ids, stop }
     }
 
     fn token(&self, id: u32, logprob: Option<f64>, top: &[Ranked]) -> TokenText {
@@ -103,6 +112,7 @@ impl fmt::Debug for State {
 struct Leg {
     stream: TokenStream,
     worker: WorkerId,
+    decision: Arc<Decision>,
     submitted: Instant,
 }
 
@@ -119,6 +129,14 @@ impl Choice {
             delivered: false,
             completion_tokens: 0,
             cached_tokens: 0,
+        }
+    }
+
+    /// How it came to its worker; `None` while it has none.
+    pub(super) fn decision(&self) -> Option<&Arc<Decision>> {
+        match &self.state {
+            State::Running(leg) => Some(&leg.decision),
+            State::Placing(_) | State::Empty | State::Ended => None,
         }
     }
 
@@ -301,7 +319,7 @@ impl Choice {
     }
 
     fn prompt_tokens(&self, logprobs: &[TokenLogprob]) -> Vec<TokenText> {
-        let Some((first, rest)) = self.common.prompt_ids.split_first() else { return Vec::new() };
+        let Some((first, rest)) = self.common.prompt.ids.split_first() else { return Vec::new() };
         let rest = rest.iter().zip(logprobs);
         let rest = rest.map(|(id, at)| self.common.token(*id, Some(at.logprob), &at.top));
         [self.common.token(*first, None, &[])].into_iter().chain(rest).collect()
@@ -310,7 +328,7 @@ impl Choice {
 
 fn decoder(common: &Common) -> Decoder {
     let decoder = common.engine.decoder_with(&common.stop, common.job.skip_special_tokens);
-    if common.goes_on { decoder.going_on() } else { decoder }
+    if common.prompt.goes_on { decoder.going_on() } else { decoder }
 }
 
 fn place(common: &Arc<Common>, index: u32, excluded: Vec<WorkerId>) -> State {
@@ -340,12 +358,16 @@ async fn place_and_submit(
 ) -> Result<Leg, (RouteError, Option<WorkerId>)> {
     let (job, registry) = (&common.job, &common.app.fleet.registry);
     let wanted = Wanted {
+        name: job.name.clone(),
         model: job.model.clone(),
         engine: Arc::clone(&common.engine),
-        prompt_tokens: common.prompt_ids.len(),
+        prompt_tokens: u32::try_from(common.prompt.ids.len()).unwrap_or(u32::MAX),
+        keys: Arc::clone(&common.prompt.keys),
         max_tokens: common.max_tokens,
         session: job.session.clone(),
+        tenant: job.tenant,
         priority: job.priority,
+        first_token_by: job.ttft_deadline.map(|deadline| common.begin + deadline),
         excluded,
     };
     let place = registry.place(&wanted, common.deadline).await.map_err(|error| (error, None))?;
@@ -357,7 +379,7 @@ async fn place_and_submit(
     let left = common.deadline.saturating_duration_since(Instant::now());
     let submit = Submit {
         request: place.request(),
-        tokens: little_endian(&common.prompt_ids),
+        tokens: little_endian(&common.prompt.ids),
         sampling: Sampling { seed, ignore_eos, ..sampling.clone() },
         stop_ids: common.stop_ids.clone(),
         max_tokens: common.max_tokens,
@@ -373,8 +395,9 @@ async fn place_and_submit(
         worker = place.worker_name(),
         "submit"
     );
+    let decision = Arc::clone(place.decision());
     let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
-    Ok(Leg { stream, worker, submitted: Instant::now() })
+    Ok(Leg { stream, worker, decision, submitted: Instant::now() })
 }
 
 fn little_endian(ids: &[u32]) -> Vec<u8> {

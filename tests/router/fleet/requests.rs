@@ -24,6 +24,8 @@ pub(super) fn job() -> Job {
         skip_special_tokens: true,
         session: None,
         priority: 0,
+        tenant: 0,
+        ttft_deadline: None,
         salt: Vec::new(),
     }
 }
@@ -430,6 +432,7 @@ async fn a_worker_whose_socket_takes_nothing_is_dropped_and_its_requests_move_on
     let app = start_router(|args| {
         args.submit_timeout_ms = 100;
         args.heartbeat_timeout_ms = 60_000; // not what ends it
+        args.worker_queue_ms = 1 << 40; // nor this
     })
     .await;
     let mut frozen = Behaviour::new("frozen");

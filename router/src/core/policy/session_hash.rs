@@ -1,7 +1,10 @@
 //! A session stays with its worker as long as that one is not overloaded.
 
+use serde::{Deserialize, Serialize};
+
+use super::Choosable;
 use super::least_loaded::LeastLoaded;
-use crate::core::schedule::{Ask, WorkerView, hash, mix};
+use crate::core::candidate::{Ask, Candidate, digest, mix};
 
 /// No worker takes more than this share of the mean load, in percent. 125 is the usual choice (Mirrokni et al. 2018).
 const LOAD_BOUND_PERCENT: u64 = 125;
@@ -11,29 +14,32 @@ const ALWAYS_ALLOWED: u64 = 4;
 
 /// Rendezvous hashing with bounded load: every session has its own order of all workers, and gets the first one under
 /// the bound. A worker that leaves moves only its own sessions, each to the next of its order.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SessionHash {
     without_session: LeastLoaded,
 }
 
 impl SessionHash {
-    pub(super) fn pick(&mut self, candidates: &[&WorkerView], ask: &Ask<'_>) -> usize {
+    pub(super) fn pick(&mut self, open: &[Choosable<'_>], ask: &Ask) -> usize {
         let Some(session) = ask.session else {
-            return self.without_session.pick(candidates);
+            return self.without_session.pick(open);
         };
-        let session = hash(session);
-        let rank = |worker: &WorkerView| mix(session ^ worker.name_hash);
-        let bound = load_bound(candidates);
-        (0..candidates.len())
-            .filter(|&i| u64::from(candidates[i].occupied()) < bound)
-            .max_by_key(|&i| rank(candidates[i]))
+        let bound = load_bound(open);
+        (0..open.len())
+            .filter(|&i| u64::from(open[i].candidate.occupied) < bound)
+            .max_by_key(|&i| rank(session, open[i].candidate))
             .expect("one of the workers is at or under the mean, so under the bound")
     }
 }
 
+/// A worker's place in the order of a session; the highest is its own.
+pub(super) fn rank(session: u64, worker: &Candidate) -> u64 {
+    mix(session ^ digest(&worker.name))
+}
+
 /// With one request more, no worker may hold more than this many.
-pub(super) fn load_bound(workers: &[&WorkerView]) -> u64 {
-    let total: u64 = workers.iter().map(|worker| u64::from(worker.occupied())).sum();
-    let n = workers.len() as u64;
+pub(super) fn load_bound(open: &[Choosable<'_>]) -> u64 {
+    let total: u64 = open.iter().map(|choice| u64::from(choice.candidate.occupied)).sum();
+    let n = open.len() as u64;
     ((total + 1) * LOAD_BOUND_PERCENT).div_ceil(n * 100).max(ALWAYS_ALLOWED)
 }

@@ -6,216 +6,292 @@ use proptest::prelude::*;
 
 use super::session_hash::load_bound;
 use super::*;
-use crate::core::frame::{Capacity, Load};
-use crate::core::schedule::{Booked, NoPlace, Placement, WorkerId, hash, schedule};
+use crate::core::candidate::{Exclusion, WorkerId, digest};
+use crate::core::cost::Standing;
+use crate::core::decision::{Chooser, Decision, NoPlace, decide};
+use crate::core::frame::StepCost;
 
-fn worker(id: u32, sequences: u32, waiting: u32) -> WorkerView {
-    WorkerView {
-        id: WorkerId(id),
-        name_hash: hash(&format!("worker-{id}")),
-        open: true,
-        capacity: Capacity {
-            blocks: 1000,
-            sequences,
-            batched_tokens: 1000,
-            waiting,
-            host_blocks: 0,
-            disk_blocks: 0,
-        },
-        load: Load::default(),
-        booked: Booked::default(),
-        unreported: 0,
+const COST: StepCost =
+    StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 1e-6, row_ms: 0.1, kv_ms: 1e-4 };
+
+fn standing(occupied: u32, sequences: u32) -> Standing {
+    Standing {
+        cost: COST,
+        step_tokens: 2048.0,
+        slots: sequences.into(),
+        occupied: occupied.into(),
+        rows: occupied.into(),
+        kv_tokens: f64::from(occupied) * 1000.0,
+        backlog_tokens: 0.0,
+        backlog_context: 0.0,
+        elapsed_ms: 0.0,
+        backlog_runs: false,
+        blocks_used: 0.0,
+        blocks: 10_000.0,
+        accepted: 1.0,
+        group_ms: 0.0,
+        group_rows: 0.0,
     }
 }
 
-fn fleet(n: u32) -> Vec<WorkerView> {
-    (0..n).map(|id| worker(id, 64, 64)).collect()
+fn worker(id: u32, occupied: u32) -> Candidate {
+    Candidate {
+        id: WorkerId(id),
+        name: format!("worker-{id}").into(),
+        excluded: None,
+        occupied,
+        sequences: 64,
+        booked_tokens: u64::from(occupied) * 100,
+        held_tokens: 0,
+        cached_tokens: 0,
+        lower_tier_tokens: 0,
+        standing: standing(occupied, 64),
+    }
 }
 
-fn ask(session: Option<&str>) -> Ask<'_> {
-    Ask { tokens: 100, session, excluded: &[] }
+fn fleet(n: u32) -> Vec<Candidate> {
+    (0..n).map(|id| worker(id, 0)).collect()
 }
 
-/// Books `n` requests of sessions `0..` one after the other.
-fn place(workers: &mut [WorkerView], policy: &mut Policy, n: usize) -> Vec<WorkerId> {
-    let mut random = Random::new(1);
+fn ask(session: Option<&str>) -> Ask {
+    Ask {
+        prompt_tokens: 1000,
+        max_tokens: 100,
+        output_tokens: 100.0,
+        block_tokens: 16,
+        session: session.map(digest),
+        deadline_ms: None,
+    }
+}
+
+fn chooser(policy: PolicyName) -> Chooser {
+    Chooser { policy: Policy::new(policy), random: Random::new(1) }
+}
+
+fn choose(workers: &[Candidate], ask: Ask, chooser: &mut Chooser) -> Decision {
+    decide("request".into(), 0.0, ask, workers.to_vec(), chooser, None)
+}
+
+/// Places `n` requests of sessions `0..` one after the other, without what that does to the load.
+fn place(workers: &[Candidate], policy: PolicyName, n: usize) -> Vec<WorkerId> {
+    let mut chooser = chooser(policy);
     let session = |i: usize| format!("session-{i}");
-    (0..n)
-        .map(|i| schedule(workers, &ask(Some(&session(i))), policy, &mut random).unwrap().worker)
-        .collect()
+    (0..n).map(|i| choose(workers, ask(Some(&session(i))), &mut chooser).winner.unwrap()).collect()
+}
+
+/// The same, and each request stays.
+fn fill(workers: &mut [Candidate], policy: PolicyName, n: usize) -> Vec<WorkerId> {
+    let mut chooser = chooser(policy);
+    let mut winners = Vec::new();
+    for i in 0..n {
+        let ask = ask(Some(&format!("session-{i}")));
+        let winner = choose(workers, ask, &mut chooser).winner.unwrap();
+        let chosen = workers.iter_mut().find(|worker| worker.id == winner).unwrap();
+        chosen.occupied += 1;
+        chosen.booked_tokens += 100;
+        chosen.standing = standing(chosen.occupied, chosen.sequences);
+        winners.push(winner);
+    }
+    winners
 }
 
 fn any_policy() -> impl Strategy<Value = PolicyName> {
     proptest::sample::select(PolicyName::ALL.to_vec())
 }
 
-/// Workers in any state: closed, empty, half full, full.
-fn any_fleet() -> impl Strategy<Value = Vec<WorkerView>> {
-    let state = (any::<bool>(), 1..9u32, 0..9u32, 0..12u32, 0..12u32, 0..4u32, 0..12u32);
+/// Workers in any state.
+fn any_fleet() -> impl Strategy<Value = Vec<Candidate>> {
+    let excluded = proptest::option::of(proptest::sample::select(vec![
+        Exclusion::Closed,
+        Exclusion::Failed,
+        Exclusion::Full,
+        Exclusion::Backlog,
+    ]));
+    let state = (excluded, 0..70u32, 0..63u32, 0..50_000u32);
     proptest::collection::vec(state, 0..12).prop_map(|states| {
-        let of = |(i, (open, sequences, queue, running, waiting, unreported, booked))| {
-            let load = Load { running, waiting, ..Load::default() };
-            let booked = Booked { requests: booked, tokens: u64::from(booked) * 10 };
-            WorkerView { open, load, booked, unreported, ..worker(i, sequences, queue) }
-        };
-        (0..).zip(states).map(of).collect()
+        (0..)
+            .zip(states)
+            .map(|(id, (excluded, occupied, cached, backlog))| {
+                let mut worker = worker(id, occupied);
+                worker.excluded = excluded;
+                worker.cached_tokens = cached * 16;
+                worker.standing.backlog_tokens = backlog.into();
+                worker
+            })
+            .collect()
     })
 }
 
 proptest! {
     #[test]
-    fn only_open_workers_with_room_that_are_not_excluded_are_chosen(
-        name in any_policy(),
+    fn only_workers_that_are_not_excluded_are_chosen(
         workers in any_fleet(),
-        excluded in proptest::collection::vec(0..12u32, 0..4),
-        session in proptest::option::of("[a-z]{1,8}"),
-        seed in any::<u64>(),
+        policy in any_policy(),
+        session in "[a-c]?",
+        deadline_ms in proptest::option::of(0.0..1e4f64),
     ) {
-        let excluded: Vec<_> = excluded.into_iter().map(WorkerId).collect();
-        let ask = Ask { tokens: 100, session: session.as_deref(), excluded: &excluded };
-        let mut after = workers.clone();
-        let chosen = schedule(&mut after, &ask, &mut Policy::new(name), &mut Random::new(seed));
-        let open: Vec<_> = workers.iter().filter(|worker| worker.open).collect();
-        let allowed: Vec<_> =
-            open.iter().filter(|worker| !excluded.contains(&worker.id)).collect();
-        match chosen {
-            Ok(Placement { worker, tokens }) => {
-                let i = workers.iter().position(|other| other.id == worker).unwrap();
-                prop_assert!(workers[i].has_room() && !excluded.contains(&worker));
-                prop_assert_eq!(tokens, 100);
-                prop_assert_eq!(after[i].booked.requests, workers[i].booked.requests + 1);
-                prop_assert!(after[i].occupied() > workers[i].occupied()
-                    || workers[i].booked.requests < workers[i].occupied());
-                after[i].release(tokens);
-                prop_assert_eq!(after[i].booked, workers[i].booked);
+        let session = (!session.is_empty()).then_some(session.as_str());
+        let ask = Ask { deadline_ms, ..ask(session) };
+        let decision = choose(&workers, ask, &mut chooser(policy));
+        match decision.winner {
+            Some(winner) => {
+                let chosen = workers.iter().find(|worker| worker.id == winner).unwrap();
+                prop_assert_eq!(chosen.excluded, None);
+                prop_assert_eq!(&decision.chosen().unwrap().0.id, &winner);
             }
-            Err(NoPlace::NoneOpen) => prop_assert!(open.is_empty()),
-            Err(NoPlace::AllExcluded) => prop_assert!(allowed.is_empty() && !open.is_empty()),
-            Err(NoPlace::AllFull) => {
-                prop_assert!(!allowed.is_empty());
-                prop_assert!(allowed.iter().all(|worker| !worker.has_room()));
-            }
+            None => prop_assert!(workers.iter().all(|worker| worker.excluded.is_some())),
         }
     }
 
     #[test]
-    fn a_burst_fills_every_worker_and_no_worker_over_its_places(
-        name in any_policy(),
-        sizes in proptest::collection::vec((1..5u32, 0..5u32), 1..8),
-    ) {
-        let mut workers: Vec<_> =
-            (0..).zip(sizes).map(|(id, (sequences, queue))| worker(id, sequences, queue)).collect();
-        let places: u32 = workers.iter().map(WorkerView::places).sum();
-        let mut policy = Policy::new(name);
-        place(&mut workers, &mut policy, places as usize);
-        for worker in &workers {
-            prop_assert_eq!(worker.booked.requests, worker.places());
+    fn the_same_inputs_give_the_same_choices(workers in any_fleet(), policy in any_policy()) {
+        let (mut one, mut two) = (chooser(policy), chooser(policy));
+        for _ in 0..4 {
+            let decision = choose(&workers, ask(Some("s")), &mut one);
+            prop_assert_eq!(&decision, &choose(&workers, ask(Some("s")), &mut two));
         }
-        let full = schedule(&mut workers, &ask(None), &mut policy, &mut Random::new(1));
-        prop_assert_eq!(full, Err(NoPlace::AllFull));
     }
 
     #[test]
-    fn session_hash_keeps_to_its_bound(
-        n in 1..12u32,
-        requests in 1..200usize,
-        sessions in 1..20usize,
-    ) {
-        let mut workers: Vec<_> = (0..n).map(|id| worker(id, 1000, 0)).collect();
-        let mut policy = Policy::new(PolicyName::SessionHash);
-        for i in 0..requests {
-            let session = (i % sessions).to_string();
-            let bound = load_bound(&workers.iter().collect::<Vec<_>>());
-            let placed =
-                schedule(&mut workers, &ask(Some(&session)), &mut policy, &mut Random::new(1));
-            let id = placed.unwrap().worker;
-            let chosen = workers.iter().find(|worker| worker.id == id).unwrap();
-            prop_assert!(u64::from(chosen.occupied()) <= bound);
-        }
+    fn no_policy_leaves_a_free_fleet_uneven(policy in any_policy(), n in 2..9u32) {
+        let mut workers = fleet(n);
+        fill(&mut workers, policy, 32 * n as usize);
+        let most = workers.iter().map(|worker| worker.occupied).max().unwrap();
+        prop_assert!(most <= 48, "one of {n} workers got {most} of 32 each");
     }
 }
 
 #[test]
-fn every_policy_spreads() {
-    for name in PolicyName::ALL {
-        let mut workers = fleet(8);
-        place(&mut workers, &mut Policy::new(name), 400);
-        let booked = workers.iter().map(|worker| worker.booked.requests);
-        let (least, most) = (booked.clone().min().unwrap(), booked.max().unwrap());
-        let allowed = match name {
-            PolicyName::RoundRobin | PolicyName::LeastLoaded => 0,
-            PolicyName::PowerOfTwo => 8,
-            PolicyName::SessionHash => 35, // hashing alone; the bound cuts at 63
-        };
-        assert!(most - least <= allowed, "{name:?}: {least} to {most}");
-    }
-}
-
-#[test]
-fn round_robin_goes_on_after_a_worker_left() {
-    let mut workers = fleet(4);
-    let mut policy = Policy::new(PolicyName::RoundRobin);
-    assert_eq!(place(&mut workers, &mut policy, 2), [WorkerId(0), WorkerId(1)]);
+fn round_robin_takes_turns_whoever_comes_and_goes() {
+    let mut chooser = chooser(PolicyName::RoundRobin);
+    let mut workers = fleet(3);
+    let mut next =
+        |workers: &[Candidate]| choose(workers, ask(None), &mut chooser).winner.unwrap().0;
+    assert_eq!([next(&workers), next(&workers)], [0, 1]);
     workers.remove(1);
-    let next = place(&mut workers, &mut policy, 3);
-    assert_eq!(next, [WorkerId(2), WorkerId(3), WorkerId(0)]);
+    assert_eq!(next(&workers), 2);
+    workers.push(worker(7, 0));
+    assert_eq!([next(&workers), next(&workers), next(&workers)], [7, 0, 2]);
 }
 
 #[test]
-fn least_loaded_takes_the_share_of_the_places_and_not_the_number() {
-    let mut workers = vec![worker(0, 10, 0), worker(1, 100, 0)];
-    workers[0].booked.requests = 2;
-    workers[1].booked.requests = 10;
-    let chosen = place(&mut workers, &mut Policy::new(PolicyName::LeastLoaded), 1);
-    assert_eq!(chosen, [WorkerId(1)]);
+fn least_loaded_goes_by_share_then_tokens_then_turns() {
+    let mut workers = vec![worker(0, 10), worker(1, 10), worker(2, 10)];
+    workers[1].sequences = 128; // half as full
+    assert_eq!(place(&workers, PolicyName::LeastLoaded, 1), [WorkerId(1)]);
+    workers[1].sequences = 64;
+    workers[2].booked_tokens = 10;
+    assert_eq!(place(&workers, PolicyName::LeastLoaded, 1), [WorkerId(2)]);
+    workers[2].booked_tokens = workers[0].booked_tokens;
+    let turns = place(&workers, PolicyName::LeastLoaded, 4);
+    assert_eq!(turns, [0, 1, 2, 0].map(WorkerId));
 }
 
 #[test]
-fn a_report_counts_once_what_was_sent_before_it() {
-    let mut worker = worker(0, 4, 0);
-    let mut workers = vec![worker.clone()];
-    place(&mut workers, &mut Policy::new(PolicyName::LeastLoaded), 3);
-    worker = workers.remove(0);
-    assert_eq!(worker.occupied(), 3, "sent, not reported");
-    worker.report(Load { running: 3, ..Load::default() });
-    assert_eq!(worker.occupied(), 3, "reported");
-    worker.report(Load { running: 3, waiting: 2, ..Load::default() });
-    assert_eq!(worker.occupied(), 5, "another router's are counted");
-    worker.report(Load::default());
-    assert_eq!(worker.occupied(), 3, "a report from before they arrived");
+fn power_of_two_never_takes_the_fuller_of_its_two() {
+    let workers = vec![worker(0, 60), worker(1, 0)];
+    assert_eq!(place(&workers, PolicyName::PowerOfTwo, 32), [WorkerId(1); 32]);
 }
 
 #[test]
-fn session_hash_is_sticky_and_a_lost_worker_moves_only_its_own() {
-    let mut policy = Policy::new(PolicyName::SessionHash);
-    let mut home = |workers: &[WorkerView]| -> HashMap<usize, WorkerId> {
-        let mut idle = |i| place_session(workers, &mut policy, i);
-        (0..1000).map(|i| (i, idle(i))).collect()
+fn a_session_keeps_its_worker_and_only_those_of_a_lost_worker_move() {
+    let workers = fleet(8);
+    let before = place(&workers, PolicyName::SessionHash, 200);
+    assert_eq!(before, place(&workers, PolicyName::SessionHash, 200));
+    let left: Vec<Candidate> = workers.into_iter().filter(|worker| worker.id.0 != 3).collect();
+    let after = place(&left, PolicyName::SessionHash, 200);
+    for (before, after) in before.iter().zip(&after) {
+        assert!(before.0 == 3 || before == after);
+    }
+    assert_eq!(before.iter().collect::<HashSet<_>>().len(), 8);
+}
+
+#[test]
+fn a_session_leaves_a_worker_over_the_load_bound() {
+    let mut workers = fleet(4);
+    let own = place(&workers, PolicyName::SessionHash, 1)[0];
+    for worker in &mut workers {
+        *worker = self::worker(worker.id.0, if worker.id == own { 20 } else { 8 });
+    }
+    let estimates = vec![Estimate::default(); 4];
+    let open: Vec<Choosable<'_>> = workers
+        .iter()
+        .zip(&estimates)
+        .map(|(candidate, estimate)| Choosable { candidate, estimate })
+        .collect();
+    assert_eq!(load_bound(&open), 15); // (44 + 1) * 1.25 / 4, rounded up
+    assert_ne!(place(&workers, PolicyName::SessionHash, 1)[0], own);
+}
+
+#[test]
+fn kv_goes_where_the_prompt_is_cached_until_the_queue_there_costs_more() {
+    let mut workers = fleet(4);
+    workers[2].cached_tokens = 992;
+    assert_eq!(place(&workers, PolicyName::Kv, 1), [WorkerId(2)]);
+    workers[2].standing.backlog_tokens = 500.0;
+    workers[2].standing.occupied = 1.0;
+    assert_eq!(place(&workers, PolicyName::Kv, 1), [WorkerId(2)]);
+    workers[2].standing.backlog_tokens = 1200.0;
+    assert_ne!(place(&workers, PolicyName::Kv, 1), [WorkerId(2)]);
+}
+
+#[test]
+fn equal_costs_rotate_and_a_session_breaks_the_tie() {
+    let workers = fleet(4);
+    let mut chooser = chooser(PolicyName::Kv);
+    let turns: Vec<_> =
+        (0..8).map(|_| choose(&workers, ask(None), &mut chooser).winner.unwrap().0).collect();
+    assert_eq!(turns, [0, 1, 2, 3, 0, 1, 2, 3]);
+    let sessions = place(&workers, PolicyName::Kv, 100);
+    assert_eq!(sessions, place(&workers, PolicyName::SessionHash, 100));
+    let counts = sessions.iter().fold(HashMap::new(), |mut counts, id| {
+        *counts.entry(*id).or_insert(0) += 1;
+        counts
+    });
+    assert_eq!(counts.len(), 4);
+}
+
+#[test]
+fn kv_meets_a_deadline_before_it_saves_work() {
+    let mut workers = fleet(2);
+    workers[0].cached_tokens = 992;
+    workers[0].standing.backlog_tokens = 700.0;
+    workers[0].standing.occupied = 1.0;
+    workers[1].standing.occupied = 30.0; // harm to many, but soon
+    workers[1].standing.rows = 30.0;
+    let mut chooser = chooser(PolicyName::Kv);
+    let decision = choose(&workers, ask(None), &mut chooser);
+    assert_eq!(decision.winner, Some(WorkerId(0)));
+    let [slow, soon] = [0, 1].map(|i| decision.estimates[i].ttft_ms());
+    assert!(soon > slow, "{soon} {slow}: the deadline below would tell nothing");
+    workers[0].standing.backlog_tokens = 1500.0;
+    let late = Ask { deadline_ms: Some(soon * 1.01), ..ask(None) };
+    assert_eq!(choose(&workers, late, &mut chooser).winner, Some(WorkerId(1)));
+    let hopeless = Ask { deadline_ms: Some(1.0), ..ask(None) };
+    assert_eq!(choose(&workers, hopeless, &mut chooser).winner, Some(WorkerId(1)));
+}
+
+#[test]
+fn what_stands_against_a_placement_is_named() {
+    let with = |exclusions: &[Exclusion]| {
+        let mut workers = fleet(u32::try_from(exclusions.len()).unwrap());
+        for (worker, why) in workers.iter_mut().zip(exclusions) {
+            worker.excluded = Some(*why);
+        }
+        choose(&workers, ask(None), &mut chooser(PolicyName::Kv)).no_place()
     };
-    let mut workers = fleet(10);
-    let before = home(&workers);
-    assert_eq!(home(&workers), before);
-    assert_eq!(before.values().collect::<HashSet<_>>().len(), 10);
-    let lost = workers.remove(3).id;
-    let after = home(&workers);
-    for (session, worker) in &before {
-        assert!(*worker == lost || after[session] == *worker);
-    }
-    let moved = before.values().filter(|worker| **worker == lost).count();
-    assert!((50..200).contains(&moved), "{moved} of 1000");
-}
-
-fn place_session(workers: &[WorkerView], policy: &mut Policy, i: usize) -> WorkerId {
-    let session = i.to_string();
-    schedule(&mut workers.to_vec(), &ask(Some(&session)), policy, &mut Random::new(1))
-        .unwrap()
-        .worker
+    assert_eq!(with(&[]), NoPlace::NoneOpen);
+    assert_eq!(with(&[Exclusion::Closed; 2]), NoPlace::NoneOpen);
+    assert_eq!(with(&[Exclusion::Closed, Exclusion::Failed]), NoPlace::AllExcluded);
+    assert_eq!(with(&[Exclusion::Failed, Exclusion::Full]), NoPlace::AllFull);
+    assert_eq!(with(&[Exclusion::Closed, Exclusion::Backlog]), NoPlace::AllFull);
 }
 
 #[test]
-fn names_are_read_and_written() {
-    for name in PolicyName::ALL {
-        assert_eq!(name.as_str().parse(), Ok(name));
+fn names_are_read_as_they_are_written() {
+    for policy in PolicyName::ALL {
+        assert_eq!(policy.as_str().parse(), Ok(policy));
+        assert_eq!(Policy::new(policy).name(), policy);
     }
-    assert_eq!("kv2".parse::<PolicyName>(), Err(()));
+    assert_eq!("random".parse::<PolicyName>(), Err(()));
 }

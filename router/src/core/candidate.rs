@@ -1,0 +1,124 @@
+//! A worker as one decision sees it: numbers only, copied out of the scheduler's state, so that a decision can be written
+//! down and made again elsewhere.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::cost::{Demand, Estimate, Standing, estimate};
+
+/// One link of a worker to this router; a worker that dials again gets a new one. They grow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct WorkerId(pub u32);
+
+/// Why a worker is not chosen, whatever it would cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exclusion {
+    /// It takes no new work: joining, suspect or draining.
+    Closed,
+    /// It failed this request before.
+    Failed,
+    /// Batch and queue are taken.
+    Full,
+    /// Its queue is longer than `--worker-queue-ms`.
+    Backlog,
+}
+
+/// A worker, as far as the choice is concerned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Candidate {
+    /// Which.
+    pub id: WorkerId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Set if it cannot be chosen.
+    pub excluded: Option<Exclusion>,
+    /// Requests that it has, as far as is known.
+    pub occupied: u32,
+    /// Sequences that may run at once.
+    pub sequences: u32,
+    /// Prompts and longest answers that this router has there.
+    pub booked_tokens: u64,
+    /// Leading tokens of the prompt that it says it holds, as far as it is believed. Never the last one.
+    pub held_tokens: u32,
+    /// The same with what is booked there and on its way: what a placement counts on.
+    pub cached_tokens: u32,
+    /// Leading tokens that it holds in a lower tier. Shown, not counted: nothing says yet what fetching them costs.
+    pub lower_tier_tokens: u32,
+    /// How it stands.
+    pub standing: Standing,
+}
+
+impl Candidate {
+    /// What placing a request here would cost.
+    #[must_use]
+    pub fn estimate(&self, ask: &Ask) -> Estimate {
+        estimate(&self.standing, &ask.demand(self.cached_tokens))
+    }
+}
+
+/// What is to be placed, as far as the choice is concerned.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ask {
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Longest answer.
+    pub max_tokens: u32,
+    /// Answer as long as answers were of late, but no longer than `max_tokens`.
+    pub output_tokens: f64,
+    /// Tokens in a block.
+    pub block_tokens: u32,
+    /// Digest of the session: the key of `session-hash`, a hint for `kv`.
+    pub session: Option<u64>,
+    /// The first token is wanted within this many ms from now.
+    pub deadline_ms: Option<f64>,
+}
+
+impl Ask {
+    /// What it asks of a worker that need not compute so many tokens of the prompt.
+    #[must_use]
+    pub fn demand(&self, cached_tokens: u32) -> Demand {
+        Demand {
+            prompt_tokens: self.prompt_tokens.into(),
+            cached_tokens: cached_tokens.into(),
+            output_tokens: self.output_tokens,
+            block_tokens: self.block_tokens.into(),
+        }
+    }
+}
+
+/// A small generator of random numbers (SplitMix64). Good for choosing, not for secrets.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Random(u64);
+
+impl Random {
+    /// The same seed gives the same numbers.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// A number from 0 to `n - 1`; `n` is not 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let wide = u128::from(mix(self.0)) * n as u128;
+        usize::try_from(wide >> 64).expect("less than n")
+    }
+}
+
+/// Digest of a name or a session, the same in every router and every run: two routers agree on a session's worker.
+#[must_use]
+pub fn digest(text: &str) -> u64 {
+    let hash = blake3::hash(text.as_bytes());
+    u64::from_le_bytes(hash.as_bytes()[..8].try_into().expect("8 of 32 bytes"))
+}
+
+/// Mixes all bits into all others (the finaliser of SplitMix64).
+pub(super) fn mix(mut x: u64) -> u64 {
+    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    x ^ (x >> 31)
+}

@@ -1,0 +1,230 @@
+//! The whole placement of one model's requests: those that find a worker go there, those that do not wait in order, those
+//! that would wait in vain are told so at once. The router and the simulator both drive this.
+
+use crate::core::admission::{Admission, Class, Entry, Full, Rules as QueueRules};
+use crate::core::candidate::WorkerId;
+use crate::core::decision::NoPlace;
+use crate::core::frame::RequestId;
+use crate::core::scheduler::{Ended, Placement, Scheduler, Want};
+
+/// Requests of the queue that are tried when room appears. More than one, because the first may not go where others may.
+const TRIED: usize = 16;
+/// Nobody is told to come back sooner or later than this.
+const RETRY_AFTER_MS: std::ops::RangeInclusive<f64> = 1_000.0..=600_000.0;
+
+/// Scheduler and queue of one model. `T` is the caller's handle of one who waits.
+#[derive(Debug)]
+pub struct Dispatch<T> {
+    /// The workers, and what is known of them.
+    pub scheduler: Scheduler,
+    queue: Admission<(Want, T)>,
+}
+
+/// What became of a request that asked for a place.
+#[derive(Debug)]
+pub enum Submitted<T> {
+    /// It goes there.
+    Placed(Placement, T),
+    /// It waits; a later [`Dispatch::pump`] places it.
+    Waits,
+    /// It was not taken.
+    Refused(Refusal, T),
+}
+
+/// Why a request was not taken.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Refusal {
+    /// No worker takes new work.
+    NoneOpen,
+    /// Those that do failed it before.
+    AllExcluded,
+    /// The queue is full.
+    QueueFull {
+        /// Which bound.
+        what: Full,
+        /// Ms after which there is likely to be room.
+        retry_after_ms: f64,
+    },
+    /// Its first token is predicted to come too late.
+    TooLate {
+        /// From now, in ms.
+        predicted_ms: f64,
+        /// What was asked for.
+        deadline_ms: f64,
+        /// Ms after which the deadline is likely to be met.
+        retry_after_ms: f64,
+    },
+}
+
+impl<T> Dispatch<T> {
+    /// With an empty queue.
+    #[must_use]
+    pub fn new(scheduler: Scheduler, rules: QueueRules) -> Self {
+        Self { scheduler, queue: Admission::new(rules) }
+    }
+
+    /// Places a request, lets it wait under the number `ticket`, or refuses it. `bytes` is its memory while it waits;
+    /// `may_open`: a worker that is closed now may soon take work.
+    pub fn submit(
+        &mut self,
+        want: Want,
+        ticket: u64,
+        bytes: u64,
+        item: T,
+        may_open: bool,
+        now_ms: f64,
+    ) -> Submitted<T> {
+        if let Some(refusal) = self.too_late(&want, now_ms) {
+            return Submitted::Refused(refusal, item);
+        }
+        let class = Class::of(want.priority);
+        if self.queue.is_empty() {
+            match self.scheduler.place(&want, now_ms) {
+                Ok(placement) => {
+                    self.queue.charge(want.tenant, placement.expected_block_seconds);
+                    return Submitted::Placed(placement, item);
+                }
+                Err(decision) => match decision.no_place() {
+                    NoPlace::AllFull => {}
+                    NoPlace::NoneOpen if may_open => {}
+                    NoPlace::NoneOpen => return Submitted::Refused(Refusal::NoneOpen, item),
+                    NoPlace::AllExcluded => return Submitted::Refused(Refusal::AllExcluded, item),
+                },
+            }
+        }
+        let entry = Entry {
+            ticket,
+            class,
+            tenant: want.tenant,
+            tokens: want.prompt_tokens.into(),
+            bytes,
+            since_ms: now_ms,
+            deadline_ms: want.deadline_ms.unwrap_or(f64::INFINITY),
+        };
+        match self.queue.join(entry, (want, item)) {
+            Ok(()) => Submitted::Waits,
+            Err((what, (_, item))) => {
+                let retry_after_ms = clamp(self.queue_ms());
+                Submitted::Refused(Refusal::QueueFull { what, retry_after_ms }, item)
+            }
+        }
+    }
+
+    /// Gives those who wait what room there is. `deliver` is told of each placement and of each refusal; what it does not
+    /// take, because nobody waits for it any more, is given back.
+    pub fn pump(
+        &mut self,
+        may_open: bool,
+        now_ms: f64,
+        mut deliver: impl FnMut(T, Result<Placement, Refusal>) -> bool,
+    ) {
+        for (entry, (want, item)) in self.queue.expired(now_ms) {
+            let refusal = Refusal::TooLate {
+                predicted_ms: now_ms - entry.since_ms + self.soonest_ms(&want, now_ms),
+                deadline_ms: entry.deadline_ms - entry.since_ms,
+                retry_after_ms: clamp(self.queue_ms()),
+            };
+            deliver(item, Err(refusal));
+        }
+        while !self.queue.is_empty() {
+            let order = self.queue.order(now_ms, TRIED);
+            let placed = order.into_iter().any(|ticket| {
+                let Some((_, (want, _))) = self.queue.get(ticket) else { return false };
+                let result = match self.scheduler.place(want, now_ms) {
+                    Ok(placement) => Ok(placement),
+                    Err(decision) => match decision.no_place() {
+                        NoPlace::AllExcluded => Err(Refusal::AllExcluded),
+                        NoPlace::NoneOpen if !may_open => Err(Refusal::NoneOpen),
+                        NoPlace::NoneOpen | NoPlace::AllFull => return false,
+                    },
+                };
+                let taken = match &result {
+                    Ok(_) => self.queue.take(ticket),
+                    Err(_) => self.queue.leave(ticket),
+                };
+                let (entry, (_, item)) = taken.expect("it was there a moment ago");
+                match result {
+                    Ok(placement) => {
+                        let (request, charge) =
+                            (placement.request, placement.expected_block_seconds);
+                        self.queue.charge(entry.tenant, charge);
+                        if !deliver(item, Ok(placement)) {
+                            self.queue.charge(entry.tenant, -charge);
+                            self.scheduler.end(request, None, now_ms);
+                        }
+                    }
+                    Err(refusal) => {
+                        deliver(item, Err(refusal));
+                    }
+                }
+                true
+            });
+            if !placed {
+                return;
+            }
+        }
+    }
+
+    /// A leg ended, or never started. Its tenant pays for what it took.
+    pub fn end(
+        &mut self,
+        request: RequestId,
+        output_tokens: Option<u32>,
+        now_ms: f64,
+    ) -> Option<Ended> {
+        let ended = self.scheduler.end(request, output_tokens, now_ms)?;
+        self.queue.charge(ended.tenant, ended.block_seconds - ended.expected_block_seconds);
+        Some(ended)
+    }
+
+    /// One who waited gave up.
+    pub fn leave(&mut self, ticket: u64) -> Option<T> {
+        self.queue.leave(ticket).map(|(_, (_, item))| item)
+    }
+
+    /// All who wait, in no order; the queue is empty then.
+    pub fn refuse_all(&mut self) -> Vec<T> {
+        let tickets: Vec<u64> = self.queue.tickets().collect();
+        tickets.into_iter().filter_map(|ticket| self.leave(ticket)).collect()
+    }
+
+    /// Those who wait.
+    #[must_use]
+    pub fn queue(&self) -> &Admission<(Want, T)> {
+        &self.queue
+    }
+
+    /// A worker left: what was on it counts for nothing.
+    pub fn worker_left(&mut self, id: WorkerId) {
+        self.scheduler.leave(id);
+    }
+
+    /// Set if the first token is predicted to come after the deadline, wherever the request goes.
+    fn too_late(&mut self, want: &Want, now_ms: f64) -> Option<Refusal> {
+        let deadline_ms = want.deadline_ms? - now_ms;
+        let soonest = self.scheduler.soonest_ms(want, now_ms)?;
+        let waits = if self.queue.is_empty() { 0.0 } else { self.queue_ms() };
+        let predicted_ms = soonest + waits;
+        (predicted_ms > deadline_ms).then(|| Refusal::TooLate {
+            predicted_ms,
+            deadline_ms,
+            retry_after_ms: clamp(predicted_ms - deadline_ms),
+        })
+    }
+
+    fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> f64 {
+        self.scheduler.soonest_ms(want, now_ms).unwrap_or(0.0)
+    }
+
+    /// Ms until what waits now is computed, roughly: all workers together, nothing cached.
+    fn queue_ms(&self) -> f64 {
+        self.queue.tokens() as f64 * self.scheduler.prefill_ms_per_token()
+    }
+}
+
+fn clamp(ms: f64) -> f64 {
+    ms.clamp(*RETRY_AFTER_MS.start(), *RETRY_AFTER_MS.end())
+}
+
+#[cfg(test)]
+mod tests;

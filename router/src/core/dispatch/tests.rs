@@ -1,0 +1,266 @@
+//! Placed at once, waiting in order, or refused with a reason and a time: never lost, never twice.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::frame::{Capacity, Load, Step, StepCost};
+use crate::core::policy::PolicyName;
+use crate::core::scheduler::{Joining, Rules};
+
+const COST: StepCost =
+    StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 0.0, row_ms: 0.1, kv_ms: 0.0 };
+
+fn dispatch(workers: u32, slots: u32, queue: usize) -> Dispatch<u64> {
+    let rules =
+        Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: f64::INFINITY, seed: 1 };
+    let mut scheduler = Scheduler::new(rules, 16);
+    for id in 0..workers {
+        scheduler.join(Joining {
+            id: WorkerId(id),
+            name: format!("w{id}").into(),
+            capacity: Capacity {
+                blocks: 10_000,
+                sequences: slots,
+                batched_tokens: 2048,
+                waiting: 0,
+                host_blocks: 0,
+                disk_blocks: 0,
+            },
+            group: None,
+            step_prior: Some(COST),
+        });
+        scheduler.set_open(WorkerId(id), true);
+    }
+    let rules = QueueRules {
+        requests: queue,
+        tokens: 1 << 30,
+        bytes: 1 << 30,
+        ageing_ms: 1_000.0,
+        floors: [0.0; 3],
+    };
+    Dispatch::new(scheduler, rules)
+}
+
+fn want(request: u64) -> Want {
+    Want {
+        request: RequestId(request),
+        name: format!("request-{request}"),
+        prompt_tokens: 1000,
+        max_tokens: 50,
+        keys: Arc::from([]),
+        session: None,
+        tenant: 0,
+        priority: 0,
+        deadline_ms: None,
+        excluded: Vec::new(),
+    }
+}
+
+fn submit(dispatch: &mut Dispatch<u64>, want: Want, now_ms: f64) -> Submitted<u64> {
+    let n = want.request.0;
+    dispatch.submit(want, n, 100, n, true, now_ms)
+}
+
+fn pump(dispatch: &mut Dispatch<u64>, now_ms: f64) -> Vec<(u64, Result<WorkerId, Refusal>)> {
+    let mut told = Vec::new();
+    dispatch.pump(true, now_ms, |item, placed| {
+        told.push((item, placed.map(|placement| placement.worker)));
+        true
+    });
+    told
+}
+
+#[test]
+fn a_full_fleet_lets_requests_wait_and_an_end_lets_one_go_on() {
+    let mut dispatch = dispatch(2, 1, 10);
+    assert!(matches!(submit(&mut dispatch, want(1), 0.0), Submitted::Placed(..)));
+    assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Placed(..)));
+    assert!(matches!(submit(&mut dispatch, want(3), 0.0), Submitted::Waits));
+    assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
+    assert!(pump(&mut dispatch, 1.0).is_empty());
+    let ended = dispatch.end(RequestId(2), Some(50), 2_000.0).unwrap();
+    assert!(ended.block_seconds > 0.0);
+    let told = pump(&mut dispatch, 2_000.0);
+    assert_eq!(told, [(3, Ok(ended.worker))]);
+    assert_eq!((dispatch.queue().len(), dispatch.scheduler.legs()), (1, 2));
+}
+
+#[test]
+fn one_who_is_gone_takes_no_place() {
+    let mut dispatch = dispatch(1, 1, 10);
+    assert!(matches!(submit(&mut dispatch, want(1), 0.0), Submitted::Placed(..)));
+    for n in 2..5 {
+        assert!(matches!(submit(&mut dispatch, want(n), 0.0), Submitted::Waits));
+    }
+    assert_eq!(dispatch.leave(3), Some(3));
+    assert_eq!(dispatch.leave(3), None);
+    dispatch.end(RequestId(1), None, 1.0);
+    let mut told = Vec::new();
+    dispatch.pump(true, 1.0, |item, _| {
+        told.push(item);
+        item != 2 // 2 hung up in between
+    });
+    assert_eq!(told, [2, 4]);
+    assert_eq!(dispatch.scheduler.legs(), 1);
+}
+
+#[test]
+fn a_full_queue_says_when_to_come_back() {
+    let mut dispatch = dispatch(1, 1, 1);
+    submit(&mut dispatch, want(1), 0.0);
+    submit(&mut dispatch, Want { prompt_tokens: 100_000, ..want(2) }, 0.0);
+    let third = submit(&mut dispatch, want(3), 0.0);
+    let Submitted::Refused(Refusal::QueueFull { what: Full::Requests, retry_after_ms }, 3) = third
+    else {
+        panic!("{third:?}")
+    };
+    assert!((10_000.0..20_000.0).contains(&retry_after_ms), "{retry_after_ms}");
+}
+
+#[test]
+fn an_impossible_deadline_is_refused_at_once_with_the_time_that_it_would_take() {
+    let mut dispatch = dispatch(1, 8, 10);
+    let soon = Want { deadline_ms: Some(1_000.0), ..want(1) };
+    assert!(matches!(submit(&mut dispatch, soon.clone(), 0.0), Submitted::Placed(..)));
+    let long = Want { prompt_tokens: 60_000, ..want(2) };
+    assert!(matches!(submit(&mut dispatch, long, 0.0), Submitted::Placed(..)));
+    let third = submit(&mut dispatch, Want { request: RequestId(3), ..soon }, 0.0);
+    let Submitted::Refused(Refusal::TooLate { predicted_ms, deadline_ms, retry_after_ms }, 3) =
+        third
+    else {
+        panic!("{third:?}")
+    };
+    assert!(predicted_ms > 6_000.0 && deadline_ms == 1_000.0);
+    assert!((retry_after_ms - (predicted_ms - deadline_ms)).abs() < 1e-6);
+}
+
+#[test]
+fn a_deadline_that_passes_in_the_queue_ends_the_wait() {
+    let mut dispatch = dispatch(1, 1, 10);
+    submit(&mut dispatch, want(1), 0.0);
+    let late = Want { deadline_ms: Some(5_000.0), ..want(2) };
+    assert!(matches!(submit(&mut dispatch, late, 0.0), Submitted::Waits));
+    assert!(pump(&mut dispatch, 4_999.0).is_empty());
+    let told = pump(&mut dispatch, 5_001.0);
+    assert!(matches!(told[..], [(2, Err(Refusal::TooLate { .. }))]), "{told:?}");
+}
+
+#[test]
+fn without_workers_a_request_waits_only_if_one_may_come() {
+    let mut dispatch = dispatch(0, 1, 10);
+    let refused = dispatch.submit(want(1), 1, 1, 1, false, 0.0);
+    assert!(matches!(refused, Submitted::Refused(Refusal::NoneOpen, 1)));
+    assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Waits));
+    let mut told = Vec::new();
+    dispatch.pump(false, 1.0, |item, placed| {
+        told.push((item, placed.map(|_| ())));
+        true
+    });
+    assert_eq!(told, [(2, Err(Refusal::NoneOpen))]);
+}
+
+#[test]
+fn one_that_every_worker_failed_does_not_hold_up_the_others() {
+    let mut dispatch = dispatch(2, 1, 10);
+    submit(&mut dispatch, want(1), 0.0);
+    submit(&mut dispatch, want(2), 0.0);
+    let picky = Want { excluded: vec![WorkerId(0)], ..want(3) };
+    assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
+    assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
+    let on_first = [1, 2].into_iter().find(|n| {
+        dispatch.end(RequestId(*n), None, 1.0).is_some_and(|ended| ended.worker == WorkerId(0))
+    });
+    assert!(on_first.is_some());
+    let told = pump(&mut dispatch, 1.0);
+    assert!(told.contains(&(4, Ok(WorkerId(0)))), "{told:?}");
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Submit { priority: i8, tenant: u64, deadline: bool },
+    End(usize),
+    Leave(u64),
+    Step(u32),
+    WorkerLeaves(u32),
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        5 => (-1..2i8, 0..3u64, any::<bool>())
+            .prop_map(|(priority, tenant, deadline)| Event::Submit { priority, tenant, deadline }),
+        3 => (0..50usize).prop_map(Event::End),
+        1 => (0..80u64).prop_map(Event::Leave),
+        2 => (0..3u32).prop_map(Event::Step),
+        1 => (0..3u32).prop_map(Event::WorkerLeaves),
+    ]
+}
+
+proptest! {
+    /// Each request is placed once, refused once, or left; nothing else happens to it.
+    #[test]
+    fn every_request_ends_in_exactly_one_way(events in proptest::collection::vec(event(), 1..150)) {
+        let mut dispatch = dispatch(3, 2, 8);
+        let (mut fate, mut running, mut now_ms, mut next) = (BTreeMap::new(), Vec::new(), 0.0, 0);
+        for event in events {
+            now_ms += 300.0;
+            match event {
+                Event::Submit { priority, tenant, deadline } => {
+                    next += 1;
+                    let deadline_ms = deadline.then_some(now_ms + 900.0);
+                    let want = Want { priority, tenant, deadline_ms, ..want(next) };
+                    match submit(&mut dispatch, want, now_ms) {
+                        Submitted::Placed(placement, item) => {
+                            prop_assert_eq!(placement.request.0, item);
+                            prop_assert!(fate.insert(item, "placed").is_none());
+                            running.push(item);
+                        }
+                        Submitted::Waits => {}
+                        Submitted::Refused(_, item) => {
+                            prop_assert!(fate.insert(item, "refused").is_none());
+                        }
+                    }
+                }
+                Event::End(i) if !running.is_empty() => {
+                    let item = running.swap_remove(i % running.len());
+                    dispatch.end(RequestId(item), Some(3), now_ms);
+                }
+                Event::End(_) => {}
+                Event::Leave(ticket) => {
+                    if dispatch.leave(ticket).is_some() {
+                        prop_assert!(fate.insert(ticket, "left").is_none());
+                    }
+                }
+                Event::Step(id) => {
+                    let step = Step {
+                        step: next,
+                        ms: 10.0,
+                        prefill_tokens: 100,
+                        prefill_context: 0,
+                        decode_rows: 1,
+                        kv_tokens: 10,
+                        waiting_tokens: 0,
+                        drafted: 0,
+                        accepted: 0,
+                        load: Load::default(),
+                        outputs: Vec::new(),
+                    };
+                    let _ = dispatch.scheduler.step(WorkerId(id), &step, now_ms);
+                }
+                Event::WorkerLeaves(id) => dispatch.worker_left(WorkerId(id)),
+            }
+            for (item, placed) in pump(&mut dispatch, now_ms) {
+                let what = if placed.is_ok() { "placed" } else { "refused" };
+                prop_assert!(fate.insert(item, what).is_none(), "{item} twice");
+                if placed.is_ok() {
+                    running.push(item);
+                }
+            }
+        }
+        let left = dispatch.refuse_all().len();
+        prop_assert_eq!(fate.len() + left, usize::try_from(next).unwrap());
+        prop_assert!(dispatch.queue().is_empty());
+    }
+}

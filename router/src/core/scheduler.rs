@@ -1,0 +1,545 @@
+//! Which worker gets a request: all that is known of one model's workers, and the choice. Choice and booking are one
+//! step, so that a burst does not pile up on one worker before its first report.
+//!
+//! Workers say what they hold and how long their steps take; the caller passes that on, asks for placements, and says
+//! what became of them. Time comes in as `now_ms`. Nothing else is read, so the same calls give the same decisions.
+
+mod credit;
+mod holdings;
+mod legs;
+mod worker;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId, digest};
+use crate::core::cost::{Standing, StepFit, estimate};
+use crate::core::decision::{Chooser, Decision, decide};
+use crate::core::frame::{Capacity, Load, RequestId, Step, StepCost};
+use crate::core::policy::{Policy, PolicyName};
+
+pub use self::credit::Withdrawal;
+pub use self::holdings::Tier;
+use self::holdings::{Found, Holdings, Overlaps};
+use self::legs::Leg;
+pub use self::legs::{Begun, Ended};
+use self::worker::Worker;
+
+/// How to choose.
+#[derive(Debug, Clone)]
+pub struct Rules {
+    /// Who chooses.
+    pub policy: PolicyName,
+    /// Whose opinion is noted beside it.
+    pub shadow: Option<PolicyName>,
+    /// A worker with more ms of prompts ahead gets no further one; the request waits in the router, where order, fairness
+    /// and deadlines still apply to it.
+    pub worker_queue_ms: f64,
+    /// Of the random choices.
+    pub seed: u64,
+}
+
+/// A worker that joins.
+#[derive(Debug, Clone)]
+pub struct Joining {
+    /// Later than all before.
+    pub id: WorkerId,
+    /// Its name.
+    pub name: Arc<str>,
+    /// Its bounds.
+    pub capacity: Capacity,
+    /// Name of its expert-parallel group.
+    pub group: Option<Arc<str>>,
+    /// What it says its steps cost.
+    pub step_prior: Option<StepCost>,
+}
+
+/// One leg to be placed.
+#[derive(Debug, Clone)]
+pub struct Want {
+    /// Name on the links; unique.
+    pub request: RequestId,
+    /// Name that its client knows.
+    pub name: String,
+    /// Tokens of the prompt.
+    pub prompt_tokens: u32,
+    /// Longest answer.
+    pub max_tokens: u32,
+    /// Keys of all full blocks of the prompt.
+    pub keys: Arc<[u64]>,
+    /// What names the session.
+    pub session: Option<String>,
+    /// Whose request it is.
+    pub tenant: u64,
+    /// Higher goes first.
+    pub priority: i8,
+    /// When the first token is wanted, in the scheduler's time.
+    pub deadline_ms: Option<f64>,
+    /// Workers that failed it before.
+    pub excluded: Vec<WorkerId>,
+}
+
+/// Where a leg goes; booked.
+#[derive(Debug, Clone)]
+pub struct Placement {
+    /// Which leg.
+    pub request: RequestId,
+    /// Where.
+    pub worker: WorkerId,
+    /// KV blocks that it is likely to hold, times the seconds.
+    pub expected_block_seconds: f64,
+    /// How that came about.
+    pub decision: Arc<Decision>,
+}
+
+/// See the head of this file.
+#[derive(Debug)]
+pub struct Scheduler {
+    rules: Rules,
+    block_tokens: u32,
+    /// In the order of their ids.
+    workers: Vec<Worker>,
+    legs: HashMap<RequestId, Leg>,
+    holdings: Holdings,
+    overlaps: Overlaps,
+    chooser: Chooser,
+    shadow: Option<Chooser>,
+    /// Tokens of an answer, of late.
+    output_tokens: f64,
+}
+
+/// Length of answers before any has ended. A guess.
+const FIRST_OUTPUT_TOKENS: f64 = 256.0;
+/// Weight of each answer that ends in the mean of their lengths. A guess: some fifty answers count.
+const OUTPUT_WEIGHT: f64 = 0.02;
+
+impl Scheduler {
+    /// Without workers. `block_tokens` is that of the model's KV layout.
+    #[must_use]
+    pub fn new(rules: Rules, block_tokens: u32) -> Self {
+        let chooser =
+            |policy, seed| Chooser { policy: Policy::new(policy), random: Random::new(seed) };
+        Self {
+            block_tokens: block_tokens.max(1),
+            workers: Vec::new(),
+            legs: HashMap::new(),
+            holdings: Holdings::default(),
+            overlaps: Overlaps::default(),
+            chooser: chooser(rules.policy, rules.seed),
+            shadow: rules.shadow.map(|policy| chooser(policy, rules.seed ^ 1)),
+            output_tokens: FIRST_OUTPUT_TOKENS,
+            rules,
+        }
+    }
+
+    // ---- workers ----
+
+    /// Takes a worker in. It gets no work before [`Self::set_open`], and no credit for blocks before
+    /// [`Self::snapshot_complete`].
+    pub fn join(&mut self, joining: Joining) {
+        let peers = self.workers.iter().max_by_key(|worker| worker.fit.steps());
+        let peers = peers.map(|worker| worker.fit.cost());
+        let fit = StepFit::new(joining.step_prior, peers);
+        let places = self.holdings.join(&joining.capacity);
+        self.workers.push(Worker::new(joining, fit, places));
+        debug_assert!(self.workers.is_sorted_by_key(|worker| worker.id), "ids grow");
+    }
+
+    /// Forgets a worker and all legs on it.
+    pub fn leave(&mut self, id: WorkerId) {
+        let Some(i) = self.find(id) else { return };
+        let worker = self.workers.remove(i);
+        self.legs.retain(|_, leg| {
+            let stays = leg.worker != id;
+            if !stays && leg.booked {
+                self.holdings.unbook(&worker.places, &leg.keys);
+            }
+            stays
+        });
+        self.holdings.leave(worker.places);
+    }
+
+    /// The block size of the model changed with its first worker; only while no worker is there.
+    pub fn set_block_tokens(&mut self, block_tokens: u32) {
+        debug_assert!(self.workers.is_empty(), "blocks of two sizes");
+        self.block_tokens = block_tokens.max(1);
+    }
+
+    /// Tokens in a block.
+    #[must_use]
+    pub fn block_tokens(&self) -> u32 {
+        self.block_tokens
+    }
+
+    /// Lets a worker have new work, or not.
+    pub fn set_open(&mut self, id: WorkerId, open: bool) {
+        if let Some(worker) = self.worker(id) {
+            worker.open = open;
+        }
+    }
+
+    /// A report of a worker.
+    #[must_use = "a withdrawn credit asks for a new snapshot"]
+    pub fn step(&mut self, id: WorkerId, step: &Step, now_ms: f64) -> Option<Withdrawal> {
+        let i = self.find(id)?;
+        let sets_the_pace = self.sets_the_pace(i, step);
+        let worker = &mut self.workers[i];
+        worker.report(step, sets_the_pace, now_ms);
+        worker.credit.computed(step.prefill_tokens, self.block_tokens)
+    }
+
+    /// In an expert-parallel group the slowest rank makes the step as long as it is; what the others report says nothing
+    /// of them.
+    fn sets_the_pace(&self, i: usize, step: &Step) -> bool {
+        let worker = &self.workers[i];
+        let Some(group) = &worker.group else { return true };
+        let own_ms = worker.predicted_ms(step);
+        let others =
+            self.workers.iter().filter(|w| w.id != worker.id && w.group.as_ref() == Some(group));
+        others.map(Worker::running_ms).all(|ms| ms <= own_ms)
+    }
+
+    // ---- what workers hold ----
+
+    /// A new snapshot begins: what was known of the worker's blocks counts for nothing.
+    pub fn snapshot_begins(&mut self, id: WorkerId) {
+        let Some(i) = self.find(id) else { return };
+        let worker = &mut self.workers[i];
+        worker.credit.withdraw(Withdrawal::Unknown);
+        self.holdings.clear(&mut worker.places, &worker.capacity);
+    }
+
+    /// The snapshot is whole: from here on the worker gets credit.
+    pub fn snapshot_complete(&mut self, id: WorkerId) {
+        if let Some(worker) = self.worker(id) {
+            worker.credit.restore();
+        }
+    }
+
+    /// Its events are not to be believed any more; it gets no credit until the next snapshot.
+    pub fn withdraw(&mut self, id: WorkerId, why: Withdrawal) {
+        let Some(i) = self.find(id) else { return };
+        let worker = &mut self.workers[i];
+        worker.credit.withdraw(why);
+        self.holdings.clear(&mut worker.places, &worker.capacity);
+    }
+
+    /// A worker stored blocks.
+    #[must_use = "a withdrawn credit asks for a new snapshot"]
+    pub fn stored(&mut self, id: WorkerId, tier: Tier, keys: &[u64]) -> Option<Withdrawal> {
+        let i = self.find(id)?;
+        let worker = &mut self.workers[i];
+        worker.credit.heard();
+        if self.holdings.store(&worker.places, tier, keys) {
+            return None;
+        }
+        self.withdraw(id, Withdrawal::OverCapacity);
+        Some(Withdrawal::OverCapacity)
+    }
+
+    /// A worker evicted blocks. The number of them that it was not known to hold.
+    pub fn removed(&mut self, id: WorkerId, tier: Tier, keys: &[u64]) -> u32 {
+        let Some(i) = self.find(id) else { return 0 };
+        let worker = &mut self.workers[i];
+        worker.credit.heard();
+        let unknown = self.holdings.remove(&worker.places, tier, keys);
+        if tier == Tier::Device {
+            // what was promised to those who wait may be gone: then its absence is no lie
+            for prefill in &worker.prefills {
+                let Some(leg) = self.legs.get_mut(&prefill.request) else { continue };
+                leg.held_blocks =
+                    self.holdings.still_held(&worker.places, &leg.keys, leg.held_blocks);
+            }
+        }
+        unknown
+    }
+
+    /// A worker dropped all blocks of a tier.
+    pub fn cleared(&mut self, id: WorkerId, tier: Tier) {
+        let Some(i) = self.find(id) else { return };
+        let worker = &mut self.workers[i];
+        worker.credit.heard();
+        self.holdings.clear_tier(&mut worker.places, tier, &worker.capacity);
+        if tier != Tier::Device {
+            return;
+        }
+        for prefill in &worker.prefills {
+            if let Some(leg) = self.legs.get_mut(&prefill.request) {
+                leg.held_blocks = 0;
+            }
+        }
+    }
+
+    // ---- requests ----
+
+    /// Chooses a worker and books the leg there.
+    ///
+    /// # Errors
+    /// Nothing is booked; [`Decision::no_place`] says why.
+    pub fn place(&mut self, want: &Want, now_ms: f64) -> Result<Placement, Arc<Decision>> {
+        let ask = self.ask(want, now_ms);
+        let candidates = self.candidates(want, &ask, now_ms);
+        let decision = decide(
+            want.name.clone(),
+            now_ms,
+            ask,
+            candidates,
+            &mut self.chooser,
+            self.shadow.as_mut(),
+        );
+        let decision = Arc::new(decision);
+        let Some((chosen, estimate)) = decision.chosen() else { return Err(decision) };
+        let i = self.find(chosen.id).expect("it was a candidate");
+        let worker = &mut self.workers[i];
+        let news = chosen.cached_tokens + self.block_tokens < want.prompt_tokens;
+        let booked = news && self.holdings.book(&worker.places, &want.keys);
+        worker.book(want, chosen.cached_tokens, now_ms);
+        let held_blocks = chosen.held_tokens / self.block_tokens;
+        let mut leg = Leg::new(want, chosen.id, held_blocks, booked, now_ms, estimate.ttft_ms());
+        leg.reports = worker.reports;
+        let seconds = (estimate.ttft_ms() + estimate.decode_ms) / 1e3;
+        let tokens = f64::from(want.prompt_tokens) + decision.ask.output_tokens / 2.0;
+        leg.expected_block_seconds = tokens / f64::from(self.block_tokens) * seconds;
+        let expected_block_seconds = leg.expected_block_seconds;
+        self.legs.insert(want.request, leg);
+        Ok(Placement { request: want.request, worker: chosen.id, expected_block_seconds, decision })
+    }
+
+    /// What a placement would be predicted to take to the first token, wherever it is soonest; `None` without workers.
+    #[must_use]
+    pub fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> Option<f64> {
+        let ask = self.ask(want, now_ms);
+        let candidates = self.candidates(want, &ask, now_ms);
+        let usable =
+            |c: &&Candidate| !matches!(c.excluded, Some(Exclusion::Closed | Exclusion::Failed));
+        let soonest = candidates.iter().filter(usable).map(|c| c.estimate(&ask).ttft_ms());
+        soonest.min_by(f64::total_cmp)
+    }
+
+    /// The first token of a leg came; the worker says how much of its prompt was cached.
+    pub fn begun(&mut self, request: RequestId, cached_tokens: u32, now_ms: f64) -> Option<Begun> {
+        let leg = self.legs.get_mut(&request)?;
+        if leg.begun {
+            return None;
+        }
+        let i = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id).ok()?;
+        let worker = &mut self.workers[i];
+        leg.begun = true;
+        // from here on the worker's own events say what it holds
+        if std::mem::take(&mut leg.booked) {
+            self.holdings.unbook(&worker.places, &leg.keys);
+        }
+        worker.prefilled(request);
+        let held_tokens = leg.held_blocks * self.block_tokens;
+        let withdrawn = worker.credit.audit(held_tokens, cached_tokens, self.block_tokens);
+        if withdrawn.is_some() {
+            self.holdings.clear(&mut worker.places, &worker.capacity);
+        }
+        Some(Begun {
+            worker: leg.worker,
+            held_tokens,
+            cached_tokens,
+            predicted_ttft_ms: leg.predicted_ttft_ms,
+            ttft_ms: now_ms - leg.placed_ms,
+            withdrawn,
+        })
+    }
+
+    /// A leg ended, or never started: everything booked for it is given back. `output_tokens` if it came to its own end.
+    pub fn end(
+        &mut self,
+        request: RequestId,
+        output_tokens: Option<u32>,
+        now_ms: f64,
+    ) -> Option<Ended> {
+        let leg = self.legs.remove(&request)?;
+        if let Some(i) = self.find(leg.worker) {
+            let worker = &mut self.workers[i];
+            if leg.booked {
+                self.holdings.unbook(&worker.places, &leg.keys);
+            }
+            worker.release(request, leg.tokens, leg.reports);
+        }
+        if let Some(tokens) = output_tokens {
+            self.output_tokens += OUTPUT_WEIGHT * (f64::from(tokens) - self.output_tokens);
+        }
+        let tokens = f64::from(leg.prompt_tokens) + f64::from(output_tokens.unwrap_or(0)) / 2.0;
+        let seconds = (now_ms - leg.placed_ms).max(0.0) / 1e3;
+        let block_seconds = tokens / f64::from(self.block_tokens) * seconds;
+        let expected_block_seconds = leg.expected_block_seconds;
+        let tenant = leg.tenant;
+        Some(Ended { worker: leg.worker, tenant, block_seconds, expected_block_seconds })
+    }
+
+    /// Takes back the predictions of legs whose first token is overdue. How many legs these were.
+    pub fn expire_leases(&mut self, now_ms: f64) -> usize {
+        let mut expired = 0;
+        for leg in self.legs.values_mut() {
+            if leg.lease_ms > now_ms || !leg.booked {
+                continue;
+            }
+            if let Ok(i) = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id) {
+                self.holdings.unbook(&self.workers[i].places, &leg.keys);
+            }
+            leg.booked = false;
+            expired += 1;
+        }
+        expired
+    }
+
+    /// Ms that one prompt token costs, over the workers that take work; for how long a queue is.
+    #[must_use]
+    pub fn prefill_ms_per_token(&self) -> f64 {
+        let rate: f64 =
+            self.workers.iter().filter(|w| w.open).map(Worker::prefill_tokens_per_ms).sum();
+        if rate > 0.0 { 1.0 / rate } else { 0.0 }
+    }
+
+    fn ask(&self, want: &Want, now_ms: f64) -> Ask {
+        Ask {
+            prompt_tokens: want.prompt_tokens,
+            max_tokens: want.max_tokens,
+            output_tokens: self.output_tokens.min(want.max_tokens.into()),
+            block_tokens: self.block_tokens,
+            session: want.session.as_deref().map(digest),
+            deadline_ms: want.deadline_ms.map(|deadline| deadline - now_ms),
+        }
+    }
+
+    fn candidates(&mut self, want: &Want, ask: &Ask, now_ms: f64) -> Vec<Candidate> {
+        // the block that holds the last prompt token is always computed
+        let usable = want.prompt_tokens.saturating_sub(1) / self.block_tokens;
+        let usable = want.keys.len().min(usable as usize);
+        self.holdings.overlaps(&want.keys[..usable], &mut self.overlaps);
+        let grouped = self.workers.iter().any(|worker| worker.group.is_some());
+        let mut candidates = Vec::with_capacity(self.workers.len());
+        for worker in &self.workers {
+            let found = if worker.credit.given() {
+                self.overlaps.of(&worker.places)
+            } else {
+                Found::default()
+            };
+            let mut standing = worker.standing(self.block_tokens, now_ms);
+            if grouped {
+                (standing.group_ms, standing.group_rows) = self.rest_of_group(worker);
+            }
+            let tokens = |blocks: u32| blocks * self.block_tokens;
+            candidates.push(Candidate {
+                id: worker.id,
+                name: Arc::clone(&worker.name),
+                excluded: self.exclusion(worker, &standing, want, ask),
+                occupied: worker.occupied(),
+                sequences: worker.capacity.sequences,
+                booked_tokens: worker.booked_tokens,
+                held_tokens: tokens(found.held),
+                cached_tokens: tokens(found.held.max(found.booked)),
+                lower_tier_tokens: tokens(found.lower),
+                standing,
+            });
+        }
+        candidates
+    }
+
+    /// Longest step and all rows of the other ranks.
+    fn rest_of_group(&self, worker: &Worker) -> (f64, f64) {
+        let Some(group) = &worker.group else { return (0.0, 0.0) };
+        let others =
+            self.workers.iter().filter(|w| w.id != worker.id && w.group.as_ref() == Some(group));
+        others.fold((0.0, 0.0), |(ms, rows), other| {
+            (other.running_ms().max(ms), rows + f64::from(other.load.running))
+        })
+    }
+
+    fn exclusion(
+        &self,
+        worker: &Worker,
+        standing: &Standing,
+        want: &Want,
+        ask: &Ask,
+    ) -> Option<Exclusion> {
+        let queue_ms = || estimate(standing, &ask.demand(0)).queue_ms;
+        if !worker.open {
+            Some(Exclusion::Closed)
+        } else if want.excluded.contains(&worker.id) {
+            Some(Exclusion::Failed)
+        } else if worker.occupied() >= worker.places_for_requests() {
+            Some(Exclusion::Full)
+        } else if standing.backlog_tokens > 0.0 && queue_ms() > self.rules.worker_queue_ms {
+            Some(Exclusion::Backlog)
+        } else {
+            None
+        }
+    }
+
+    // ---- views ----
+
+    /// What is known of one worker.
+    #[must_use]
+    pub fn view(&self, id: WorkerId) -> Option<WorkerView> {
+        let worker = &self.workers[self.find(id)?];
+        Some(WorkerView {
+            load: worker.load,
+            booked_requests: worker.booked_requests,
+            booked_tokens: worker.booked_tokens,
+            backlog_tokens: worker.backlog_tokens,
+            held_blocks: self.holdings.held(&worker.places),
+            withdrawn: worker.credit.withdrawn(),
+            cost: worker.fit.cost(),
+            steps_learnt: worker.fit.steps(),
+            accepted: worker.accepted,
+        })
+    }
+
+    /// A worker takes new work.
+    #[must_use]
+    pub fn some_open(&self) -> bool {
+        self.workers.iter().any(|worker| worker.open)
+    }
+
+    /// Legs that are booked.
+    #[must_use]
+    pub fn legs(&self) -> usize {
+        self.legs.len()
+    }
+
+    /// Pairs of block and holder that the index keeps, and its memory in bytes, predictions included.
+    #[must_use]
+    pub fn index_size(&self) -> (usize, usize) {
+        self.holdings.size()
+    }
+
+    fn find(&self, id: WorkerId) -> Option<usize> {
+        self.workers.binary_search_by_key(&id, |worker| worker.id).ok()
+    }
+
+    fn worker(&mut self, id: WorkerId) -> Option<&mut Worker> {
+        let i = self.find(id)?;
+        Some(&mut self.workers[i])
+    }
+}
+
+/// What is known of one worker, for people and metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkerView {
+    /// Its own last report.
+    pub load: Load,
+    /// Legs of this router.
+    pub booked_requests: u32,
+    /// Their prompts and longest answers.
+    pub booked_tokens: u64,
+    /// Prompt tokens of them that are still to be computed, as far as is known.
+    pub backlog_tokens: u64,
+    /// Blocks that it said it holds on its device.
+    pub held_blocks: u32,
+    /// Why it gets no credit for them.
+    pub withdrawn: Option<Withdrawal>,
+    /// Of its steps.
+    pub cost: StepCost,
+    /// Steps that this was learnt from.
+    pub steps_learnt: u64,
+    /// Tokens that a row gets from a step.
+    pub accepted: f64,
+}
+
+#[cfg(test)]
+mod tests;

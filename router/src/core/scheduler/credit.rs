@@ -1,0 +1,120 @@
+//! Whether a worker is believed about the blocks that it says it holds.
+
+/// Why a worker gets no credit for its blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Withdrawal {
+    /// Its snapshot is not complete.
+    Unknown,
+    /// An event was lost, or came from another life of the worker.
+    Lost,
+    /// It took less from its cache than it had said it holds.
+    Overclaimed,
+    /// It said it holds more blocks than its capacity.
+    OverCapacity,
+    /// It computes prompts and says nothing of their blocks.
+    Silent,
+}
+
+impl Withdrawal {
+    /// As a word, for metrics and logs.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "no_snapshot",
+            Self::Lost => "events_lost",
+            Self::Overclaimed => "overclaimed",
+            Self::OverCapacity => "over_capacity",
+            Self::Silent => "events_silent",
+        }
+    }
+}
+
+/// Credit goes when more than this share of what was promised was missing. A guess: with true events only what an
+/// eviction takes between two frames is missing.
+const MISSING: f64 = 0.25;
+/// Requests with a promise before anybody is judged.
+const SAMPLES: f64 = 4.0;
+/// Weight that older requests keep when a new one is counted.
+const FADE: f64 = 0.9;
+/// Blocks' worth of prompts that a worker may compute without a word of any block.
+const SILENT_BLOCKS: u64 = 64;
+
+/// The standing of one worker's word.
+#[derive(Debug, Clone)]
+pub(super) struct Credit {
+    withdrawn: Option<Withdrawal>,
+    /// Tokens promised and missing, and requests with a promise: all fading.
+    promised: f64,
+    missing: f64,
+    samples: f64,
+    /// Prompt tokens computed since the last event.
+    unheard_tokens: u64,
+}
+
+impl Default for Credit {
+    fn default() -> Self {
+        Self {
+            withdrawn: Some(Withdrawal::Unknown),
+            promised: 0.0,
+            missing: 0.0,
+            samples: 0.0,
+            unheard_tokens: 0,
+        }
+    }
+}
+
+impl Credit {
+    pub(super) fn given(&self) -> bool {
+        self.withdrawn.is_none()
+    }
+
+    pub(super) fn withdrawn(&self) -> Option<Withdrawal> {
+        self.withdrawn
+    }
+
+    pub(super) fn withdraw(&mut self, why: Withdrawal) {
+        *self = Self { withdrawn: Some(why), ..Self::default() };
+    }
+
+    /// A fresh snapshot is there.
+    pub(super) fn restore(&mut self) {
+        *self = Self { withdrawn: None, ..Self::default() };
+    }
+
+    /// A block event came.
+    pub(super) fn heard(&mut self) {
+        self.unheard_tokens = 0;
+    }
+
+    /// A step computed prompt tokens.
+    pub(super) fn computed(&mut self, tokens: u32, block_tokens: u32) -> Option<Withdrawal> {
+        self.unheard_tokens += u64::from(tokens);
+        let silent = self.unheard_tokens > SILENT_BLOCKS * u64::from(block_tokens);
+        (silent && self.given()).then(|| {
+            self.withdraw(Withdrawal::Silent);
+            Withdrawal::Silent
+        })
+    }
+
+    /// A request's cached tokens are known. More than promised is fine; up to a block less is rounding.
+    pub(super) fn audit(
+        &mut self,
+        promised: u32,
+        actual: u32,
+        block_tokens: u32,
+    ) -> Option<Withdrawal> {
+        if promised == 0 || !self.given() {
+            return None;
+        }
+        let missing = promised.saturating_sub(actual);
+        let missing = if missing < block_tokens { 0 } else { missing };
+        self.promised = self.promised * FADE + f64::from(promised);
+        self.missing = self.missing * FADE + f64::from(missing);
+        self.samples = self.samples * FADE + 1.0;
+        let overclaims = self.samples > SAMPLES * FADE && self.missing > MISSING * self.promised;
+        overclaims.then(|| {
+            self.withdraw(Withdrawal::Overclaimed);
+            Withdrawal::Overclaimed
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! What the scheduler remembers of a leg from its placement to its end.
+
+use std::sync::Arc;
+
+use super::{Want, Withdrawal};
+use crate::core::candidate::WorkerId;
+
+/// Booked blocks count as there for this long, or for so many times the predicted time to the first token, whichever is
+/// longer. A guess: twice would do if predictions were always right.
+const LEASE_MS: f64 = 10_000.0;
+const LEASE_TTFTS: f64 = 3.0;
+
+/// One leg.
+#[derive(Debug)]
+pub(super) struct Leg {
+    pub(super) worker: WorkerId,
+    pub(super) tenant: u64,
+    pub(super) prompt_tokens: u32,
+    /// Prompt and longest answer.
+    pub(super) tokens: u64,
+    pub(super) keys: Arc<[u64]>,
+    /// Leading blocks that the worker said it holds, at the placement and ever since.
+    pub(super) held_blocks: u32,
+    /// Its blocks count as there.
+    pub(super) booked: bool,
+    pub(super) placed_ms: f64,
+    pub(super) lease_ms: f64,
+    pub(super) predicted_ttft_ms: f64,
+    pub(super) expected_block_seconds: f64,
+    /// Reports of the worker before it was booked.
+    pub(super) reports: u64,
+    /// Its first token came.
+    pub(super) begun: bool,
+}
+
+impl Leg {
+    pub(super) fn new(
+        want: &Want,
+        worker: WorkerId,
+        held_blocks: u32,
+        booked: bool,
+        now_ms: f64,
+        predicted_ttft_ms: f64,
+    ) -> Self {
+        Self {
+            worker,
+            tenant: want.tenant,
+            prompt_tokens: want.prompt_tokens,
+            tokens: u64::from(want.prompt_tokens) + u64::from(want.max_tokens),
+            keys: Arc::clone(&want.keys),
+            held_blocks,
+            booked,
+            placed_ms: now_ms,
+            lease_ms: now_ms + LEASE_MS.max(LEASE_TTFTS * predicted_ttft_ms),
+            predicted_ttft_ms,
+            expected_block_seconds: 0.0,
+            reports: 0,
+            begun: false,
+        }
+    }
+}
+
+/// A leg got its first token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Begun {
+    /// Where.
+    pub worker: WorkerId,
+    /// Prompt tokens that the worker had said it holds.
+    pub held_tokens: u32,
+    /// Those that it took from its cache.
+    pub cached_tokens: u32,
+    /// Placement to first token, as predicted.
+    pub predicted_ttft_ms: f64,
+    /// As it was.
+    pub ttft_ms: f64,
+    /// Set if the worker is not believed any more: ask it for a snapshot.
+    pub withdrawn: Option<Withdrawal>,
+}
+
+/// A leg ended.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Ended {
+    /// Where.
+    pub worker: WorkerId,
+    /// Whose it was.
+    pub tenant: u64,
+    /// KV blocks that it held, times the seconds.
+    pub block_seconds: f64,
+    /// As predicted at its placement.
+    pub expected_block_seconds: f64,
+}

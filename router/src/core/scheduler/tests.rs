@@ -1,0 +1,435 @@
+//! The scheduler's book-keeping: what is booked is given back, what is promised is checked, what is announced is counted.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::core::decision::NoPlace;
+
+const BLOCK: u32 = 16;
+const COST: StepCost =
+    StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 0.0, row_ms: 0.1, kv_ms: 1e-5 };
+
+fn capacity() -> Capacity {
+    Capacity {
+        blocks: 1000,
+        sequences: 8,
+        batched_tokens: 2048,
+        waiting: 8,
+        host_blocks: 100,
+        disk_blocks: 0,
+    }
+}
+
+fn scheduler(workers: u32) -> Scheduler {
+    let rules = Rules {
+        policy: PolicyName::Kv,
+        shadow: Some(PolicyName::RoundRobin),
+        worker_queue_ms: 1e6,
+        seed: 7,
+    };
+    let mut scheduler = Scheduler::new(rules, BLOCK);
+    for id in 0..workers {
+        join(&mut scheduler, id);
+    }
+    scheduler
+}
+
+fn join(scheduler: &mut Scheduler, id: u32) {
+    scheduler.join(Joining {
+        id: WorkerId(id),
+        name: format!("w{id}").into(),
+        capacity: capacity(),
+        group: None,
+        step_prior: Some(COST),
+    });
+    scheduler.snapshot_begins(WorkerId(id));
+    scheduler.snapshot_complete(WorkerId(id));
+    scheduler.set_open(WorkerId(id), true);
+}
+
+/// Keys of prompt `n`; the first `shared` blocks are those of all prompts.
+fn keys(n: u64, blocks: u32, shared: u32) -> Arc<[u64]> {
+    let key = |i: u32| if i < shared { u64::from(i) } else { (n << 32) | u64::from(i) };
+    (0..blocks).map(|i| (key(i) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
+}
+
+fn want(request: u64, keys: &Arc<[u64]>) -> Want {
+    Want {
+        request: RequestId(request),
+        name: format!("request-{request}"),
+        prompt_tokens: u32::try_from(keys.len()).unwrap() * BLOCK + 3,
+        max_tokens: 50,
+        keys: Arc::clone(keys),
+        session: None,
+        tenant: 0,
+        priority: 0,
+        deadline_ms: None,
+        excluded: Vec::new(),
+    }
+}
+
+fn report(number: u64, prefill_tokens: u32, load: Load) -> Step {
+    let ms = COST.fixed_ms + COST.prefill_ms * f64::from(prefill_tokens);
+    Step {
+        step: number,
+        ms,
+        prefill_tokens,
+        prefill_context: 0,
+        decode_rows: 0,
+        kv_tokens: 0,
+        waiting_tokens: 0,
+        drafted: 0,
+        accepted: 0,
+        load,
+        outputs: Vec::new(),
+    }
+}
+
+fn chosen(placement: &Placement) -> &Candidate {
+    placement.decision.chosen().unwrap().0
+}
+
+#[test]
+fn what_a_worker_announced_is_counted_on_but_never_the_last_token() {
+    let mut scheduler = scheduler(3);
+    let keys = keys(1, 10, 0);
+    assert_eq!(scheduler.stored(WorkerId(1), Tier::Device, &keys), None);
+    let mut want = want(1, &keys);
+    let placement = scheduler.place(&want, 0.0).unwrap();
+    assert_eq!((placement.worker, chosen(&placement).held_tokens), (WorkerId(1), 160));
+    want.request = RequestId(2);
+    want.prompt_tokens = 160; // the last block holds the last token
+    let placement = scheduler.place(&want, 0.0).unwrap();
+    assert_eq!(chosen(&placement).held_tokens, 144);
+}
+
+#[test]
+fn a_burst_with_one_prefix_stays_together_before_anything_is_stored() {
+    let mut scheduler = scheduler(4);
+    let first = scheduler.place(&want(1, &keys(1, 60, 58)), 0.0).unwrap().worker;
+    for n in 2..5 {
+        let placement = scheduler.place(&want(n, &keys(n, 60, 58)), 80.0).unwrap();
+        assert_eq!(placement.worker, first);
+        assert_eq!((chosen(&placement).held_tokens, chosen(&placement).cached_tokens), (0, 928));
+    }
+}
+
+#[test]
+fn a_prediction_ends_with_its_leg_and_what_the_worker_announced_stays() {
+    let mut scheduler = scheduler(2);
+    let keys = keys(1, 20, 0);
+    let worker = scheduler.place(&want(1, &keys), 0.0).unwrap().worker;
+    let cached = |scheduler: &mut Scheduler, request| {
+        let placement = scheduler.place(&want(request, &keys), 0.0).unwrap();
+        scheduler.end(placement.request, None, 0.0).unwrap();
+        let candidates = &placement.decision.candidates;
+        candidates.iter().find(|c| c.id == worker).unwrap().cached_tokens
+    };
+    assert_eq!(cached(&mut scheduler, 2), 320);
+    scheduler.end(RequestId(1), None, 1.0).unwrap();
+    assert_eq!(cached(&mut scheduler, 3), 0, "rolled back");
+    let worker_now = scheduler.place(&want(4, &keys), 0.0).unwrap().worker;
+    assert_eq!(scheduler.stored(worker_now, Tier::Device, &keys), None);
+    assert!(scheduler.begun(RequestId(4), 0, 9.0).is_some());
+    scheduler.end(RequestId(4), Some(7), 10.0).unwrap();
+    let placement = scheduler.place(&want(5, &keys), 11.0).unwrap();
+    assert_eq!((placement.worker, chosen(&placement).held_tokens), (worker_now, 320));
+}
+
+#[test]
+fn a_lease_runs_out_when_the_first_token_is_overdue() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 20, 0);
+    let placement = scheduler.place(&want(1, &keys), 0.0).unwrap();
+    assert_eq!(scheduler.expire_leases(9_999.0), 0);
+    assert_eq!(scheduler.expire_leases(10_000.0), 1);
+    assert_eq!(scheduler.expire_leases(20_000.0), 0, "once");
+    let again = scheduler.place(&want(2, &keys), 20_000.0).unwrap();
+    assert_eq!(chosen(&again).cached_tokens, 0);
+    scheduler.end(placement.request, None, 20_001.0).unwrap();
+    let third = scheduler.place(&want(3, &keys), 20_002.0).unwrap();
+    assert_eq!(chosen(&third).cached_tokens, 320, "the second leg's own prediction is untouched");
+}
+
+#[test]
+fn an_overclaiming_worker_loses_its_credit_alone_and_a_snapshot_brings_it_back() {
+    let mut scheduler = scheduler(2);
+    let keys = keys(1, 40, 0);
+    for id in [0, 1] {
+        assert_eq!(scheduler.stored(WorkerId(id), Tier::Device, &keys), None);
+    }
+    let mut withdrawn = None;
+    for n in 0..40 {
+        let mut want = want(n, &keys);
+        want.excluded = vec![WorkerId(1)];
+        let placement = scheduler.place(&want, 0.0).unwrap();
+        if chosen(&placement).held_tokens == 0 {
+            break;
+        }
+        withdrawn = scheduler.begun(placement.request, 0, 1.0).unwrap().withdrawn.or(withdrawn);
+        scheduler.end(placement.request, Some(1), 1.0);
+    }
+    assert_eq!(withdrawn, Some(Withdrawal::Overclaimed));
+    assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, Some(Withdrawal::Overclaimed));
+    assert_eq!(scheduler.view(WorkerId(1)).unwrap().withdrawn, None);
+    let placement = scheduler.place(&want(100, &keys), 2.0).unwrap();
+    assert_eq!(placement.worker, WorkerId(1), "it still counts for what it is believed");
+    scheduler.snapshot_begins(WorkerId(0));
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys[..30]), None);
+    scheduler.snapshot_complete(WorkerId(0));
+    let placement = scheduler.place(&want(101, &keys), 2.0).unwrap();
+    assert_eq!(placement.decision.candidates[0].held_tokens, 480);
+}
+
+#[test]
+fn blocks_evicted_while_a_request_waits_are_no_lie() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 40, 0);
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);
+    for n in 0..20 {
+        let placement = scheduler.place(&want(n, &keys), 0.0).unwrap();
+        assert_eq!(chosen(&placement).held_tokens, 640);
+        assert_eq!(scheduler.removed(WorkerId(0), Tier::Device, &keys[10..]), 0);
+        let begun = scheduler.begun(placement.request, 160, 1.0).unwrap();
+        assert_eq!((begun.held_tokens, begun.withdrawn), (160, None));
+        scheduler.end(placement.request, Some(1), 1.0);
+        assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys[10..]), None);
+    }
+}
+
+#[test]
+fn more_blocks_than_announced_and_prompts_without_a_word_cost_the_credit() {
+    let mut scheduler = scheduler(2);
+    let too_many = keys(1, 1001, 0);
+    let over = scheduler.stored(WorkerId(0), Tier::Device, &too_many);
+    assert_eq!(over, Some(Withdrawal::OverCapacity));
+    assert_eq!(scheduler.view(WorkerId(0)).unwrap().held_blocks, 0);
+    let mut silent = None;
+    for n in 1..10 {
+        silent = silent.or(scheduler.step(WorkerId(1), &report(n, 200, Load::default()), 0.0));
+    }
+    assert_eq!(silent, Some(Withdrawal::Silent));
+    // both still serve
+    assert!(scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).is_ok());
+}
+
+#[test]
+fn tiers_are_kept_apart_and_only_the_device_counts() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 20, 0);
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Host, &keys), None);
+    assert_eq!(
+        scheduler.stored(WorkerId(0), Tier::Disk, &keys),
+        None,
+        "not announced: passed over"
+    );
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys[..5]), None);
+    let placement = scheduler.place(&want(1, &keys), 0.0).unwrap();
+    let candidate = chosen(&placement);
+    assert_eq!((candidate.held_tokens, candidate.lower_tier_tokens), (80, 320));
+    scheduler.cleared(WorkerId(0), Tier::Host);
+    let placement = scheduler.place(&want(2, &keys), 0.0).unwrap();
+    assert_eq!(chosen(&placement).lower_tier_tokens, 0);
+    assert_eq!(chosen(&placement).held_tokens, 80);
+}
+
+#[test]
+fn a_backlog_shrinks_with_the_steps_and_ends_with_the_first_token() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).unwrap();
+    scheduler.place(&want(2, &keys(2, 100, 0)), 0.0).unwrap();
+    let backlog = |scheduler: &Scheduler| scheduler.view(WorkerId(0)).unwrap().backlog_tokens;
+    assert_eq!(backlog(&scheduler), 2 * 1603);
+    let running = Load { running: 2, ..Load::default() };
+    assert_eq!(scheduler.step(WorkerId(0), &report(1, 1000, running), 100.0), None);
+    assert_eq!(backlog(&scheduler), 2 * 1603 - 1000);
+    scheduler.begun(RequestId(1), 0, 160.0).unwrap();
+    assert_eq!(backlog(&scheduler), 1603);
+    scheduler.end(RequestId(2), None, 170.0).unwrap();
+    assert_eq!(backlog(&scheduler), 0);
+}
+
+#[test]
+fn a_worker_with_too_long_a_queue_gets_no_more() {
+    let rules = Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
+    let mut scheduler = Scheduler::new(rules, BLOCK);
+    join(&mut scheduler, 0);
+    assert!(scheduler.place(&want(1, &keys(1, 150, 0)), 0.0).is_ok());
+    assert!(scheduler.place(&want(2, &keys(2, 100, 0)), 0.0).is_ok());
+    let refused = scheduler.place(&want(3, &keys(3, 100, 0)), 0.0).unwrap_err();
+    assert_eq!(refused.no_place(), NoPlace::AllFull);
+    assert_eq!(refused.candidates[0].excluded, Some(Exclusion::Backlog));
+    assert_eq!(scheduler.legs(), 2);
+}
+
+#[test]
+fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
+    let mut scheduler = scheduler(0);
+    for id in 0..3 {
+        scheduler.join(Joining {
+            id: WorkerId(id),
+            name: format!("w{id}").into(),
+            capacity: capacity(),
+            group: (id < 2).then(|| "ep".into()),
+            step_prior: Some(COST),
+        });
+        scheduler.snapshot_complete(WorkerId(id));
+        scheduler.set_open(WorkerId(id), true);
+    }
+    let busy = Load { running: 7, ..Load::default() };
+    let step = Step { kv_tokens: 10_000_000, decode_rows: 7, ms: 105.7, ..report(1, 0, busy) };
+    let _ = scheduler.step(WorkerId(0), &step, 0.0);
+    let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    assert_eq!(placement.worker, WorkerId(2), "rank 1 is idle, but waits for rank 0 at each step");
+    let [_, rank, alone] = [0, 1, 2].map(|i| placement.decision.estimates[i]);
+    assert!(rank.decode_ms > 5.0 * alone.decode_ms);
+    assert!(rank.harm_ms > alone.harm_ms);
+}
+
+#[test]
+fn accepted_drafts_are_learnt() {
+    let mut scheduler = scheduler(1);
+    for n in 1..200 {
+        let step =
+            Step { decode_rows: 10, drafted: 20, accepted: 9, ..report(n, 0, Load::default()) };
+        let _ = scheduler.step(WorkerId(0), &step, 0.0);
+    }
+    let accepted = scheduler.view(WorkerId(0)).unwrap().accepted;
+    assert!((accepted - 1.9).abs() < 0.01, "{accepted}");
+}
+
+#[test]
+fn answers_teach_how_long_answers_are() {
+    let mut scheduler = scheduler(1);
+    for n in 0..400 {
+        let placement = scheduler.place(&Want { max_tokens: 4000, ..want(n, &keys(n, 1, 0)) }, 0.0);
+        let placement = placement.unwrap();
+        if n == 399 {
+            let expected = placement.decision.ask.output_tokens;
+            assert!((expected - 40.0).abs() < 1.0, "{expected}");
+        }
+        scheduler.end(RequestId(n), Some(40), 1.0);
+    }
+}
+
+#[test]
+fn ten_thousand_workers_come_and_go_and_leave_nothing() {
+    let mut scheduler = scheduler(0);
+    let mut sizes = Vec::new();
+    for id in 0..10_000 {
+        join(&mut scheduler, id);
+        let keys = keys(id.into(), 50, 0);
+        assert_eq!(scheduler.stored(WorkerId(id), Tier::Device, &keys), None);
+        scheduler.place(&want(id.into(), &keys), 0.0).unwrap();
+        if id >= 20 {
+            scheduler.leave(WorkerId(id - 20));
+        }
+        sizes.push(scheduler.index_size().1);
+    }
+    assert!(scheduler.legs() <= 21);
+    let most = |range: std::ops::Range<usize>| *sizes[range].iter().max().unwrap();
+    assert!(
+        most(5_000..10_000) <= 2 * most(100..5_000),
+        "{} {}",
+        most(5_000..10_000),
+        most(100..5_000)
+    );
+}
+
+#[test]
+fn calls_about_nobody_change_nothing() {
+    let mut scheduler = scheduler(1);
+    let nobody = WorkerId(77);
+    let keys = keys(1, 3, 0);
+    assert_eq!(scheduler.stored(nobody, Tier::Device, &keys), None);
+    assert_eq!(scheduler.removed(nobody, Tier::Device, &keys), 0);
+    assert_eq!(scheduler.step(nobody, &report(1, 10, Load::default()), 0.0), None);
+    scheduler.cleared(nobody, Tier::Device);
+    scheduler.leave(nobody);
+    assert!(scheduler.begun(RequestId(9), 0, 0.0).is_none());
+    assert!(scheduler.end(RequestId(9), None, 0.0).is_none());
+    assert_eq!(
+        scheduler.removed(WorkerId(0), Tier::Device, &keys),
+        3,
+        "unknown blocks are counted"
+    );
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Place(u64, u32),
+    Begin(usize),
+    End(usize),
+    Store(u32, u64),
+    Remove(u32, u64),
+    Leave(u32),
+    Resync(u32),
+    Tick,
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        4 => (0..6u64, 1..30u32).prop_map(|(n, blocks)| Event::Place(n, blocks)),
+        3 => (0..100usize).prop_map(Event::Begin),
+        3 => (0..100usize).prop_map(Event::End),
+        2 => (0..4u32, 0..6u64).prop_map(|(w, n)| Event::Store(w, n)),
+        2 => (0..4u32, 0..6u64).prop_map(|(w, n)| Event::Remove(w, n)),
+        1 => (0..4u32).prop_map(Event::Leave),
+        1 => (0..4u32).prop_map(Event::Resync),
+        1 => Just(Event::Tick),
+    ]
+}
+
+proptest! {
+    /// Whatever happens in whatever order: once all legs ended, nothing is booked anywhere, and what counts as held is what
+    /// was announced.
+    #[test]
+    fn nothing_stays_booked(events in proptest::collection::vec(event(), 1..120)) {
+        let mut scheduler = scheduler(4);
+        let (mut open, mut now_ms, mut next) = (Vec::new(), 0.0, 0);
+        for event in events {
+            now_ms += 700.0;
+            match event {
+                Event::Place(n, blocks) => {
+                    next += 1;
+                    if let Ok(placement) = scheduler.place(&want(next, &keys(n, blocks, 3)), now_ms) {
+                        open.push(placement.request);
+                    }
+                }
+                Event::Begin(i) if !open.is_empty() => {
+                    let _ = scheduler.begun(open[i % open.len()], 0, now_ms);
+                }
+                Event::End(i) if !open.is_empty() => {
+                    let request = open.swap_remove(i % open.len());
+                    scheduler.end(request, Some(5), now_ms);
+                    prop_assert!(scheduler.end(request, Some(5), now_ms).is_none(), "twice");
+                }
+                Event::Begin(_) | Event::End(_) => {}
+                Event::Store(worker, n) => {
+                    let _ = scheduler.stored(WorkerId(worker), Tier::Device, &keys(n, 25, 3));
+                }
+                Event::Remove(worker, n) => {
+                    scheduler.removed(WorkerId(worker), Tier::Device, &keys(n, 25, 3)[10..]);
+                }
+                Event::Leave(worker) => scheduler.leave(WorkerId(worker)),
+                Event::Resync(worker) => {
+                    scheduler.withdraw(WorkerId(worker), Withdrawal::Lost);
+                    scheduler.snapshot_begins(WorkerId(worker));
+                    scheduler.snapshot_complete(WorkerId(worker));
+                }
+                Event::Tick => {
+                    scheduler.expire_leases(now_ms);
+                }
+            }
+        }
+        for request in open {
+            scheduler.end(request, None, now_ms);
+        }
+        prop_assert_eq!(scheduler.legs(), 0);
+        for worker in &scheduler.workers {
+            prop_assert_eq!((worker.booked_requests, worker.booked_tokens), (0, 0));
+            prop_assert_eq!(worker.backlog_tokens, 0);
+            prop_assert_eq!(scheduler.holdings.booked(&worker.places), 0);
+        }
+    }
+}

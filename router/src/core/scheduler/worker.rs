@@ -1,0 +1,236 @@
+//! One worker as the scheduler knows it: its reports, what is booked on it, and how it therefore stands at a moment.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::credit::Credit;
+use super::holdings::Places;
+use super::{Joining, Want};
+use crate::core::candidate::WorkerId;
+use crate::core::cost::{Standing, StepFeatures, StepFit, context};
+use crate::core::frame::{Capacity, Load, RequestId, Step};
+
+/// Weight of a step in the mean number of tokens that a row gets from one. A guess: some twenty steps count.
+const ACCEPTED_WEIGHT: f64 = 0.05;
+
+/// One worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    pub(super) id: WorkerId,
+    pub(super) name: Arc<str>,
+    pub(super) open: bool,
+    pub(super) capacity: Capacity,
+    pub(super) group: Option<Arc<str>>,
+    pub(super) places: Places,
+    pub(super) credit: Credit,
+    pub(super) fit: StepFit,
+    /// Tokens that a row gets from a step.
+    pub(super) accepted: f64,
+    /// Its own last report.
+    pub(super) load: Load,
+    step: u64,
+    kv_tokens: u64,
+    waiting_tokens: u64,
+    pub(super) booked_requests: u32,
+    pub(super) booked_tokens: u64,
+    /// Reports that came.
+    pub(super) reports: u64,
+    /// Legs booked since the last report, which it may not have counted yet.
+    unreported: u32,
+    /// Legs without a first token, in the order in which it computes them.
+    pub(super) prefills: VecDeque<Prefill>,
+    /// What is left of them.
+    pub(super) backlog_tokens: u64,
+    backlog_context: f64,
+    /// When the step that runs began.
+    step_began_ms: f64,
+    /// It began with prompts to compute.
+    backlog_runs: bool,
+}
+
+/// A prompt on its way through a worker.
+#[derive(Debug)]
+pub(super) struct Prefill {
+    pub(super) request: RequestId,
+    prompt_tokens: u32,
+    /// Tokens still to be computed.
+    left: u32,
+}
+
+impl Worker {
+    pub(super) fn new(joining: Joining, fit: StepFit, places: Places) -> Self {
+        Self {
+            id: joining.id,
+            name: joining.name,
+            open: false,
+            capacity: joining.capacity,
+            group: joining.group,
+            places,
+            credit: Credit::default(),
+            fit,
+            accepted: 1.0,
+            load: Load::default(),
+            step: 0,
+            kv_tokens: 0,
+            waiting_tokens: 0,
+            booked_requests: 0,
+            booked_tokens: 0,
+            reports: 0,
+            unreported: 0,
+            prefills: VecDeque::new(),
+            backlog_tokens: 0,
+            backlog_context: 0.0,
+            step_began_ms: 0.0,
+            backlog_runs: false,
+        }
+    }
+
+    /// Takes a report in. `teaches`: the duration of the step is this worker's own doing.
+    pub(super) fn report(&mut self, step: &Step, teaches: bool, now_ms: f64) {
+        self.load = step.load;
+        self.reports += 1;
+        self.unreported = 0;
+        self.waiting_tokens = step.waiting_tokens;
+        if step.step == self.step {
+            return; // a heartbeat
+        }
+        self.step = step.step;
+        if teaches {
+            self.fit.observe(&StepFeatures::of(step), step.ms);
+        }
+        self.kv_tokens = step.kv_tokens;
+        if step.decode_rows > 0 {
+            let gained = 1.0 + f64::from(step.accepted) / f64::from(step.decode_rows);
+            self.accepted += ACCEPTED_WEIGHT * (gained - self.accepted);
+        }
+        self.computed(step.prefill_tokens);
+        self.step_began_ms = now_ms;
+        self.backlog_runs = self.backlog_tokens > 0;
+    }
+
+    /// The worker takes prompts one after the other, so these tokens are of the first ones.
+    fn computed(&mut self, mut tokens: u32) {
+        for prefill in &mut self.prefills {
+            let done = tokens.min(prefill.left);
+            prefill.left -= done;
+            tokens -= done;
+            if tokens == 0 {
+                break;
+            }
+        }
+        self.count_backlog();
+    }
+
+    pub(super) fn book(&mut self, want: &Want, cached_tokens: u32, now_ms: f64) {
+        if self.occupied() == 0 {
+            self.step_began_ms = now_ms;
+            self.backlog_runs = true;
+        }
+        self.booked_requests += 1;
+        self.booked_tokens += u64::from(want.prompt_tokens) + u64::from(want.max_tokens);
+        self.unreported += 1;
+        let prompt_tokens = want.prompt_tokens;
+        let left = prompt_tokens - cached_tokens.min(prompt_tokens);
+        self.prefills.push_back(Prefill { request: want.request, prompt_tokens, left });
+        self.count_backlog();
+    }
+
+    /// `reports`: those that had come when it was booked.
+    pub(super) fn release(&mut self, request: RequestId, tokens: u64, reports: u64) {
+        if reports == self.reports {
+            self.unreported = self.unreported.saturating_sub(1);
+        }
+        self.booked_requests = self.booked_requests.saturating_sub(1);
+        self.booked_tokens = self.booked_tokens.saturating_sub(tokens);
+        self.prefilled(request);
+    }
+
+    /// The prompt of this leg is computed, or will not be.
+    pub(super) fn prefilled(&mut self, request: RequestId) {
+        if let Some(i) = self.prefills.iter().position(|prefill| prefill.request == request) {
+            self.prefills.remove(i);
+            self.count_backlog();
+        }
+    }
+
+    fn count_backlog(&mut self) {
+        let (mut tokens, mut positions) = (0, 0.0);
+        for prefill in &self.prefills {
+            tokens += u64::from(prefill.left);
+            positions +=
+                context((prefill.prompt_tokens - prefill.left).into(), prefill.left.into());
+        }
+        (self.backlog_tokens, self.backlog_context) = (tokens, positions);
+    }
+
+    /// Requests that it has, as far as is known: its own report (which counts the work of other routers too) and what
+    /// was sent since, but at least what this router has on it.
+    pub(super) fn occupied(&self) -> u32 {
+        let reported = self.load.running.saturating_add(self.load.waiting);
+        reported.saturating_add(self.unreported).max(self.booked_requests)
+    }
+
+    /// Requests that it can hold, in the batch and in its queue.
+    pub(super) fn places_for_requests(&self) -> u32 {
+        self.capacity.sequences.saturating_add(self.capacity.waiting)
+    }
+
+    /// How it stands.
+    pub(super) fn standing(&self, block_tokens: u32, now_ms: f64) -> Standing {
+        let (backlog_tokens, backlog_context) = self.backlog();
+        let occupied = self.occupied();
+        let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
+        let to_come = self.backlog_tokens as f64 / f64::from(block_tokens);
+        Standing {
+            cost: self.fit.cost(),
+            step_tokens: self.capacity.batched_tokens.into(),
+            slots: self.capacity.sequences.into(),
+            occupied: occupied.into(),
+            rows: f64::from(occupied) - self.prefills.len().min(occupied as usize) as f64,
+            kv_tokens: self.kv_tokens as f64,
+            backlog_tokens,
+            backlog_context,
+            elapsed_ms,
+            backlog_runs: self.backlog_runs,
+            blocks_used: f64::from(self.load.blocks_used) + to_come,
+            blocks: self.capacity.blocks.into(),
+            accepted: self.accepted,
+            group_ms: 0.0,
+            group_rows: 0.0,
+        }
+    }
+
+    /// Prompt tokens ahead: of this router's legs as it keeps count of them, and of other routers' as the worker says.
+    fn backlog(&self) -> (f64, f64) {
+        let own = self.backlog_tokens as f64;
+        let reported = self.load.running + self.load.waiting;
+        let foreign = reported.saturating_sub(self.booked_requests);
+        if foreign == 0 {
+            return (own, self.backlog_context);
+        }
+        let share = f64::from(foreign) / f64::from(reported);
+        let theirs = self.waiting_tokens as f64 * share;
+        (own + theirs, self.backlog_context + context(0.0, theirs) / f64::from(foreign))
+    }
+
+    /// Duration of a step with what runs now.
+    pub(super) fn running_ms(&self) -> f64 {
+        self.fit.cost().step_ms(&StepFeatures {
+            rows: self.load.running.into(),
+            kv_tokens: self.kv_tokens as f64,
+            ..StepFeatures::default()
+        })
+    }
+
+    /// Duration of a step of this kind.
+    pub(super) fn predicted_ms(&self, step: &Step) -> f64 {
+        self.fit.cost().step_ms(&StepFeatures::of(step))
+    }
+
+    /// Prompt tokens that it computes in a ms, if it does nothing else, in full steps.
+    pub(super) fn prefill_tokens_per_ms(&self) -> f64 {
+        let cost = self.fit.cost();
+        let tokens = f64::from(self.capacity.batched_tokens.max(1));
+        tokens / (cost.fixed_ms + cost.prompt_ms(0.0, tokens)).max(1e-9)
+    }
+}
