@@ -14,7 +14,6 @@ mod drive;
 mod e2e;
 mod link;
 mod load;
-#[allow(dead_code, reason = "mock and sim will use it")]
 mod mock;
 mod progress;
 mod random;
@@ -48,6 +47,8 @@ enum Command {
     Compare(compare::CompareArgs),
     /// A worker without a model; runs until its router closes the link.
     Worker(worker::WorkerArgs),
+    /// Workers without a model, by the hundred: the real protocol, measured step times, deterministic tokens.
+    Mock(Box<mock::MockArgs>),
     /// Time to first token over a bare worker link, in the router's place.
     Link(link::LinkArgs),
 }
@@ -88,6 +89,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             one_thread()?.block_on(worker::run(&args))?;
             print_json(&serde_json::json!({"worker": "the router closed the link"}));
         }
+        Command::Mock(args) => print_json(&one_thread()?.block_on(mock::run(&args))?),
         Command::Link(args) => {
             print_json(&serde_json::to_value(one_thread()?.block_on(link::run(&args))?)?);
         }

@@ -1,4 +1,210 @@
 //! Workers without a model: a whole engine but for the arithmetic, whose place a step-time model takes.
+//!
+//! Read in this order: [`engine`] is pure and serves the simulation too, `preset` says what its steps cost, `worker` and
+//! `session` put it behind the real wire protocol, [`fault`] makes it misbehave.
 
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use anyhow::Context as _;
+use tokio::sync::broadcast;
+use tokio::task::JoinSet;
+
+use self::clock::Clock;
+use self::engine::EngineConfig;
+use self::fault::Fault;
+use self::model::Model;
+use self::pace::{Pace, PaceReport};
+use self::preset::ModelArgs;
+use self::worker::{Fleet, Worker};
+use crate::BadInput;
+
+mod clock;
 pub(crate) mod engine;
+pub(crate) mod fault;
+mod model;
+mod pace;
 mod pool;
+pub(crate) mod preset;
+mod session;
+#[cfg(test)]
+mod tests;
+mod worker;
+
+/// Faults that a worker may not have read yet.
+const FAULTS_WAITING: usize = 256;
+
+/// `headrace mock`.
+#[derive(Debug, Clone, clap::Args)]
+#[command(after_help = "\
+FAULT is [WORKERS:]KIND[=VALUE][@FROM[-UNTIL]], such as w3:die@10s, w0-w3:slow=3x@5s-20s or drop-events=0.1. Kinds:
+  die, freeze          it is gone, or stands still; with UNTIL it comes back
+  slow=3x              steps take three times longer
+  drop-events=0.1      each block event is lost with this probability; stop-events loses all
+  lie=+50%             says that half of each prompt more was cached; forget=0.5 loses half of what it stored, silently
+  overclaim            stores more and more blocks that do not exist
+  gap, wrong-epoch     misnumbers one event; duplicate-stores and unknown-removes say what makes no sense")]
+pub(crate) struct MockArgs {
+    /// The router's address for workers: HOST:PORT or unix:PATH.
+    #[arg(long, value_name = "ADDRESS")]
+    router: String,
+    /// Workers.
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = workers)]
+    workers: usize,
+    #[command(flatten)]
+    model_args: ModelArgs,
+    /// Everything runs so many times faster.
+    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    speed: f64,
+    /// What goes wrong; may be given again.
+    #[arg(long, value_name = "FAULT")]
+    fault: Vec<Fault>,
+    /// Read more faults from standard input, one a line; their times count from then.
+    #[arg(long)]
+    control: bool,
+    /// Name of the model.
+    #[arg(long, default_value = "mock")]
+    model: String,
+    /// Description of the model, in place of a small built-in one: the JSON document that workers send to routers.
+    #[arg(long, value_name = "FILE")]
+    doc: Option<PathBuf>,
+    /// Names of the workers begin with this; a number follows.
+    #[arg(long, value_name = "PREFIX", default_value = "w")]
+    name: String,
+    /// An answer ends after so many tokens, unless the client says `ignore_eos`.
+    #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
+    longest_answer: u32,
+    /// End with the link, instead of dialling again.
+    #[arg(long)]
+    once: bool,
+    /// File with the secret that lets workers join.
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
+    /// The secret itself. Other users of this machine can read command lines: prefer the variable or the file.
+    #[arg(long, env = "HEADRACE_SECRET", hide_env_values = true)]
+    secret: Option<String>,
+}
+
+fn workers(text: &str) -> Result<usize, String> {
+    let number = text.parse::<usize>().ok().filter(|number| (1..=10_000).contains(number));
+    number.ok_or_else(|| format!("{text} is not from 1 to 10000"))
+}
+
+/// Workers that run.
+struct Running {
+    fleet: Arc<Fleet>,
+    tasks: JoinSet<anyhow::Result<()>>,
+    workers: usize,
+}
+
+/// Runs a fleet until its router drained all of it, or a signal comes.
+///
+/// # Errors
+/// The arguments make no sense, or the router refuses a worker.
+pub(crate) async fn run(args: &MockArgs) -> anyhow::Result<serde_json::Value> {
+    let mut running = start(args)?;
+    let EngineConfig { capacity, block_tokens, .. } = &running.fleet.engine;
+    note(&format!(
+        "{} workers of {} blocks of {block_tokens} tokens dial {}; Ctrl-C ends them",
+        args.workers, capacity.blocks, args.router
+    ));
+    if args.control {
+        read_faults(running.fleet.faults.clone())?;
+    }
+    let ended = tokio::select! {
+        ended = running.ended() => ended,
+        signal = stop_signal() => signal.context("signals cannot be caught"),
+    };
+    running.tasks.shutdown().await;
+    ended?;
+    Ok(serde_json::to_value(running.report())?)
+}
+
+fn start(args: &MockArgs) -> anyhow::Result<Running> {
+    if !(args.speed > 0.0 && args.speed <= 1e6) {
+        return Err(BadInput(format!("--speed {}: from above 0 to 1000000", args.speed)).into());
+    }
+    let model = match &args.doc {
+        Some(path) => Model::read(path)?,
+        None => Model::built_in(),
+    };
+    let secret = match &args.secret_file {
+        Some(path) => Some(read_secret(path)?),
+        None => args.secret.clone().map(String::into_bytes),
+    };
+    let vocab = model.answer_vocab;
+    let fleet = Arc::new(Fleet {
+        router: args.router.clone(),
+        secret: secret.filter(|secret| !secret.is_empty()),
+        model_name: args.model.clone(),
+        engine: EngineConfig { vocab, ..args.model_args.engine()? },
+        model,
+        names: args.name.clone(),
+        speed: args.speed,
+        longest_answer: args.longest_answer.max(1),
+        once: args.once,
+        clock: Clock::start()?,
+        started: Instant::now(),
+        faults: broadcast::channel(FAULTS_WAITING).0,
+        pace: Mutex::new(Pace::default()),
+    });
+    let mut tasks = JoinSet::new();
+    for number in 0..args.workers {
+        tasks.spawn(Worker::new(Arc::clone(&fleet), number, &args.fault).run());
+    }
+    Ok(Running { fleet, tasks, workers: args.workers })
+}
+
+impl Running {
+    /// Waits for the last worker, or for the first that was refused.
+    async fn ended(&mut self) -> anyhow::Result<()> {
+        while let Some(ended) = self.tasks.join_next().await {
+            ended??;
+        }
+        Ok(())
+    }
+
+    fn report(&self) -> PaceReport {
+        let cpu_s = crate::stats::cpu_seconds(std::process::id()).ok();
+        self.fleet.pace.lock().expect("no holder panics").report(self.workers, cpu_s)
+    }
+}
+
+fn read_secret(path: &std::path::Path) -> anyhow::Result<Vec<u8>> {
+    let secret = std::fs::read_to_string(path).with_context(|| path.display().to_string())?;
+    Ok(secret.trim_end_matches(['\r', '\n']).as_bytes().to_vec())
+}
+
+/// Hands on the faults that standard input names, and says what is wrong with a line.
+fn read_faults(faults: broadcast::Sender<Fault>) -> std::io::Result<()> {
+    let read = move || {
+        for line in std::io::stdin().lines().map_while(Result::ok) {
+            match line.trim().parse::<Fault>() {
+                Ok(fault) => {
+                    let listeners = faults.send(fault).unwrap_or(0);
+                    note(&format!("{} is told to {listeners} workers", line.trim()));
+                }
+                Err(error) if line.trim().is_empty() => drop(error),
+                Err(error) => note(&error),
+            }
+        }
+    };
+    std::thread::Builder::new().name("control".into()).spawn(read).map(drop)
+}
+
+async fn stop_signal() -> std::io::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}
+
+#[expect(clippy::print_stderr, reason = "standard output is for the report")]
+fn note(text: &str) {
+    eprintln!("headrace mock: {text}");
+}

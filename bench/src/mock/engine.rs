@@ -60,6 +60,8 @@ pub(crate) struct Leg {
     pub(crate) max_tokens: u32,
     /// Decides the answer.
     pub(crate) seed: u64,
+    /// Tokens of the answer that came from another worker; `prompt_tokens` counts them too.
+    pub(crate) resumed: u32,
 }
 
 /// What came of a step, in the order in which it is to be sent.
@@ -88,6 +90,8 @@ pub(crate) struct Engine {
     sequence: u64,
     /// Of the step that runs.
     under_way: Option<Counts>,
+    /// Share of each prompt that it says was cached and was not.
+    lie: f64,
 }
 
 impl Engine {
@@ -111,6 +115,7 @@ impl Engine {
             steps: 0,
             sequence: 0,
             under_way: None,
+            lie: 0.0,
             config,
         }
     }
@@ -187,21 +192,28 @@ impl Engine {
         Some(self.free(&sequence))
     }
 
-    /// Stops all requests, in no step: the link that they came over is gone. The cache stays.
-    pub(crate) fn cancel_all(&mut self) {
+    /// Stops all requests and the step, and says which they were. The cache stays.
+    pub(crate) fn cancel_all(&mut self) -> Vec<RequestId> {
         for sequence in std::mem::take(&mut self.running) {
             self.free(&sequence);
         }
         self.waiting.clear();
         self.waiting_tokens = 0;
-        self.known.clear();
         self.under_way = None;
+        let mut requests: Vec<_> = self.known.drain().collect();
+        requests.sort_unstable();
+        requests
     }
 
     /// Forgets the cache of an engine without requests: its keys mean nothing any more.
     pub(crate) fn clear_cache(&mut self) {
         assert!(self.known.is_empty(), "nothing runs");
         self.pool.clear();
+    }
+
+    /// From now on says that this share more of each prompt was cached than there was: for workers that lie.
+    pub(crate) fn claim_more(&mut self, share: f64) {
+        self.lie = share;
     }
 
     /// Loses a cached block and tells nobody: for workers that lie.
@@ -239,6 +251,7 @@ impl Engine {
             }
             accepted += new - 1;
             let ids = (sequence.generated - new..sequence.generated)
+                .map(|position| position + sequence.leg.resumed)
                 .map(|position| token(sequence.leg.seed, position, self.config.vocab));
             let ended = sequence.total() >= sequence.limit;
             outputs.push(Output {
@@ -246,7 +259,7 @@ impl Engine {
                 ids: ids.collect(),
                 logprobs: None,
                 finish: ended.then_some(Finish::Length),
-                cached_tokens: first.then_some(sequence.cached_tokens),
+                cached_tokens: first.then(|| sequence.claim(self.lie)),
                 prompt_logprobs: None,
             });
             if ended {
@@ -371,9 +384,9 @@ fn noise(seed: u64, step: u64) -> f64 {
     2.0 * share(seed, step) - 1.0
 }
 
-/// An ordinary token (special ones come first in the tokenizers in use), the same for the same seed and position.
+/// An ordinary token (special ones and single bytes come first in the tokenizers in use), the same for the same seed and position.
 fn token(seed: u64, position: u32, vocab: u32) -> u32 {
-    let low = vocab / 16;
+    let low = vocab / 8;
     let place = mix(seed ^ mix(u64::from(position))) % u64::from((vocab / 2).max(1));
     low + u32::try_from(place).expect("less than a vocabulary")
 }

@@ -93,6 +93,15 @@ impl Sequence {
         if self.blocks.is_empty() { &[] } else { &self.leg.keys[published..] }
     }
 
+    /// The cached tokens that it admits to, `lie` being the share of its prompt that it adds.
+    pub(super) fn claim(&self, lie: f64) -> u32 {
+        if lie == 0.0 {
+            return self.cached_tokens;
+        }
+        let prompt = f64::from(self.leg.prompt_tokens);
+        (f64::from(self.cached_tokens) + prompt * lie).clamp(0.0, prompt - 1.0) as u32
+    }
+
     /// Does the work of a step; says how many tokens are new.
     pub(super) fn advance(&mut self, work: Work) -> u32 {
         let new = match work {

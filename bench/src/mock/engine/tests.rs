@@ -45,6 +45,7 @@ fn leg(request: u64, tokens: u32, common: u64, max_tokens: u32) -> Leg {
         prompt_tokens: tokens,
         max_tokens,
         seed: request,
+        resumed: 0,
     }
 }
 

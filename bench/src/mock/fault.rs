@@ -1,0 +1,289 @@
+//! Faults on demand: what a worker does wrong, when, and what that makes of its frames. Pure.
+//!
+//! A fault is written `[WORKERS:]KIND[=VALUE][@FROM[-UNTIL]]`: `w3:die@10s`, `w0-w3:slow=3x@5s-20s`, `drop-events=0.1`.
+//! Times count from the start of the fleet.
+
+use std::ops::RangeInclusive;
+use std::str::FromStr;
+
+use headrace_router::core::frame::{Blocks, StoredRun};
+
+use super::engine::Engine;
+use crate::random::Random;
+use crate::sample::time_ms;
+
+/// Keys that do not exist, in each event of a worker that overclaims or removes what it never had.
+const MADE_UP_KEYS: usize = 256;
+
+/// One fault of some workers.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Fault {
+    pub(crate) workers: RangeInclusive<usize>,
+    pub(crate) kind: FaultKind,
+    pub(crate) from_ms: f64,
+    pub(crate) until_ms: f64,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum FaultKind {
+    /// Drops its link, its requests and its cache. With an end it comes back then, as a new process.
+    Die,
+    /// Neither reads nor writes nor computes; the link stays open.
+    Freeze,
+    /// Each step takes so many times longer.
+    Slow(f64),
+    /// Each block event is lost with this probability.
+    DropEvents(f64),
+    /// All block events are lost.
+    StopEvents,
+    /// Says that it took this share more of each prompt from its cache than it did.
+    Lie(f64),
+    /// Loses each block that it stores with this probability, at once and without a word.
+    Forget(f64),
+    /// Stores blocks that do not exist, more and more.
+    Overclaim,
+    /// Numbers its events with a hole, once.
+    Gap,
+    /// Puts another epoch on one event.
+    WrongEpoch,
+    /// Says again what it stored.
+    DuplicateStores,
+    /// Removes blocks that it never had.
+    UnknownRemoves,
+}
+
+/// What a worker may do at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Health {
+    Working,
+    Frozen,
+    Dead,
+}
+
+/// The faults of one worker.
+#[derive(Debug, Clone)]
+pub(crate) struct Mischief {
+    number: usize,
+    faults: Vec<(Fault, Once)>,
+    random: Random,
+    /// Numbers that were left out of the events.
+    hole: u64,
+}
+
+/// Whether a fault that strikes once has struck.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Once {
+    Due,
+    Done,
+}
+
+impl Mischief {
+    pub(crate) fn new(number: usize, seed: u64) -> Self {
+        let random = Random::new(Random::new(seed ^ number as u64).next());
+        Self { number, faults: Vec::new(), random, hole: 0 }
+    }
+
+    /// Takes in a fault that is meant for this worker.
+    pub(crate) fn add(&mut self, fault: &Fault) {
+        if fault.workers.contains(&self.number) {
+            self.faults.push((fault.clone(), Once::Due));
+        }
+    }
+
+    pub(crate) fn health(&self, now_ms: f64) -> Health {
+        let suffers = |fault| self.active(now_ms).any(|kind| kind == fault);
+        match (suffers(FaultKind::Die), suffers(FaultKind::Freeze)) {
+            (true, _) => Health::Dead,
+            (false, true) => Health::Frozen,
+            (false, false) => Health::Working,
+        }
+    }
+
+    /// When the health may change next; infinite where it will not.
+    pub(crate) fn next_change_ms(&self, now_ms: f64) -> f64 {
+        let times = self.faults.iter().flat_map(|(fault, _)| [fault.from_ms, fault.until_ms]);
+        times.filter(|at| *at > now_ms).fold(f64::INFINITY, f64::min)
+    }
+
+    /// How many times longer a step takes.
+    pub(crate) fn slowdown(&self, now_ms: f64) -> f64 {
+        let times = |kind| if let FaultKind::Slow(times) = kind { times } else { 1.0 };
+        self.active(now_ms).map(times).product()
+    }
+
+    /// Share of each prompt that it says was cached and was not.
+    pub(crate) fn lie(&self, now_ms: f64) -> f64 {
+        let share = |kind| if let FaultKind::Lie(share) = kind { share } else { 0.0 };
+        self.active(now_ms).map(share).sum()
+    }
+
+    /// The number that a snapshot must carry.
+    pub(crate) fn sequence(&self, sequence: u64) -> u64 {
+        sequence + self.hole
+    }
+
+    /// What becomes of an event on its way out; `None` if it is lost.
+    pub(crate) fn blocks(
+        &mut self,
+        now_ms: f64,
+        mut blocks: Blocks,
+        engine: &mut Engine,
+    ) -> Option<Blocks> {
+        let mut lost = false;
+        for (fault, once) in &mut self.faults {
+            if !fault.is_active(now_ms) {
+                continue;
+            }
+            match fault.kind {
+                FaultKind::Die | FaultKind::Freeze | FaultKind::Slow(_) | FaultKind::Lie(_) => {}
+                FaultKind::DropEvents(probability) => lost |= self.random.unit() < probability,
+                FaultKind::StopEvents => lost = true,
+                FaultKind::Forget(probability) => {
+                    for key in stored(&blocks).into_iter().rev() {
+                        if self.random.unit() < probability {
+                            engine.forget(key);
+                        }
+                    }
+                }
+                FaultKind::Overclaim => blocks.stored.push(made_up(&mut self.random)),
+                FaultKind::Gap => {
+                    self.hole += u64::from(*once == Once::Due);
+                    *once = Once::Done;
+                }
+                FaultKind::WrongEpoch => {
+                    blocks.epoch += u64::from(*once == Once::Due);
+                    *once = Once::Done;
+                }
+                FaultKind::DuplicateStores => {
+                    let again = blocks.stored.clone();
+                    blocks.stored.extend(again);
+                }
+                FaultKind::UnknownRemoves => {
+                    blocks.removed.extend(made_up(&mut self.random).hashes);
+                }
+            }
+        }
+        blocks.sequence += self.hole;
+        (!lost).then_some(blocks)
+    }
+
+    fn active(&self, now_ms: f64) -> impl Iterator<Item = FaultKind> {
+        let active = self.faults.iter().filter(move |(fault, _)| fault.is_active(now_ms));
+        active.map(|(fault, _)| fault.kind)
+    }
+}
+
+impl Fault {
+    fn is_active(&self, now_ms: f64) -> bool {
+        (self.from_ms..self.until_ms).contains(&now_ms)
+    }
+}
+
+fn stored(blocks: &Blocks) -> Vec<u64> {
+    let keys = blocks.stored.iter().flat_map(|run| run.hashes.chunks_exact(8));
+    keys.map(|key| u64::from_le_bytes(key.try_into().expect("8 bytes"))).collect()
+}
+
+fn made_up(random: &mut Random) -> StoredRun {
+    let hashes = (0..MADE_UP_KEYS).flat_map(|_| random.next().to_le_bytes()).collect();
+    StoredRun { parent: None, hashes }
+}
+
+impl FromStr for Fault {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (what, when) =
+            text.split_once('@').map_or((text, None), |(what, when)| (what, Some(when)));
+        let (workers, kind) = match what.split_once(':') {
+            Some((workers, kind)) => (range(workers.trim())?, kind.trim()),
+            None => (0..=usize::MAX, what.trim()),
+        };
+        let (name, value) =
+            kind.split_once('=').map_or((kind, None), |(name, value)| (name, Some(value.trim())));
+        let (from, until) = match when {
+            None => (0.0, f64::INFINITY),
+            Some(when) => match when.split_once('-') {
+                None => (start_ms(when)?, f64::INFINITY),
+                Some((from, until)) => (start_ms(from)?, start_ms(until)?),
+            },
+        };
+        let kind = FaultKind::named(name.trim(), value)?;
+        if until <= from {
+            return Err(format!("`{text}` ends before it begins"));
+        }
+        Ok(Self { workers, kind, from_ms: from, until_ms: until })
+    }
+}
+
+impl FaultKind {
+    fn named(name: &str, value: Option<&str>) -> Result<Self, String> {
+        let needed = || value.ok_or_else(|| format!("`{name}` needs a value: {name}=..."));
+        let share = |text: &str| {
+            let (text, unit) = text.strip_suffix('%').map_or((text, 1.0), |text| (text, 0.01));
+            let share = text.parse::<f64>().ok().map(|share| share * unit);
+            let share = share.filter(|share| (-1.0..=1.0).contains(share));
+            share.ok_or_else(|| format!("`{name}`: {text} is no share such as 0.1 or 10%"))
+        };
+        let probability = |text: &str| {
+            let share = share(text)?;
+            if share > 0.0 { Ok(share) } else { Err(format!("`{name}`: {text} is not above 0")) }
+        };
+        let kind = match name {
+            "slow" => {
+                let text = needed()?;
+                let times = text.strip_suffix('x').unwrap_or(text).parse::<f64>().ok();
+                let times = times.filter(|times| *times > 0.0 && *times <= 1e6);
+                return Ok(Self::Slow(
+                    times.ok_or_else(|| format!("`{name}`: {text} is not `3x`"))?,
+                ));
+            }
+            "drop-events" => return Ok(Self::DropEvents(probability(needed()?)?)),
+            "lie" => return Ok(Self::Lie(share(needed()?)?)),
+            "forget" => return Ok(Self::Forget(probability(needed()?)?)),
+            "die" => Self::Die,
+            "freeze" => Self::Freeze,
+            "stop-events" => Self::StopEvents,
+            "overclaim" => Self::Overclaim,
+            "gap" => Self::Gap,
+            "wrong-epoch" => Self::WrongEpoch,
+            "duplicate-stores" => Self::DuplicateStores,
+            "unknown-removes" => Self::UnknownRemoves,
+            _ => {
+                return Err(format!(
+                    "`{name}` is no fault; there are die, freeze, slow=3x, drop-events=0.1, stop-events, lie=+50%, \
+                     forget=0.5, overclaim, gap, wrong-epoch, duplicate-stores, unknown-removes"
+                ));
+            }
+        };
+        match value {
+            None => Ok(kind),
+            Some(value) => Err(format!("`{name}` takes no value, got {value}")),
+        }
+    }
+}
+
+/// `w3`, `w0-w7` or `*`.
+fn range(text: &str) -> Result<RangeInclusive<usize>, String> {
+    let number = |text: &str| {
+        let digits = text.trim_start_matches(|c: char| !c.is_ascii_digit());
+        digits
+            .parse::<usize>()
+            .map_err(|_| format!("`{text}` names no worker; write w3, w0-w7 or *"))
+    };
+    if text == "*" {
+        return Ok(0..=usize::MAX);
+    }
+    match text.rsplit_once('-').filter(|(first, _)| first.ends_with(|c: char| c.is_ascii_digit())) {
+        None => number(text).map(|number| number..=number),
+        Some((first, last)) => Ok(number(first)?..=number(last)?),
+    }
+}
+
+fn start_ms(text: &str) -> Result<f64, String> {
+    if text.trim() == "0" { Ok(0.0) } else { time_ms(text.trim()) }
+}
+
+#[cfg(test)]
+mod tests;

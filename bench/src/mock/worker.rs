@@ -1,0 +1,296 @@
+//! One mock worker: its engine, its faults, and its links to the router, one after the other.
+
+use std::num::NonZeroUsize;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant, SystemTime};
+
+use headrace_router::core::blocks::HASH_SCHEME;
+use headrace_router::core::frame::{Fingerprints, Hello, PROTOCOL, Role, StepCost};
+use headrace_router::core::secret::HashKey;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{broadcast, oneshot};
+use tokio::time::sleep;
+
+use super::clock::Clock;
+use super::engine::{Engine, EngineConfig, StepResult};
+use super::fault::{Fault, Health, Mischief};
+use super::model::Model;
+use super::pace::Pace;
+use super::session::{self, Ended, Refused};
+use crate::random::Random;
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
+const DIAL_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What all workers of a fleet share.
+#[derive(Debug)]
+pub(super) struct Fleet {
+    pub(super) router: String,
+    pub(super) secret: Option<Vec<u8>>,
+    pub(super) model: Model,
+    pub(super) model_name: String,
+    pub(super) engine: EngineConfig,
+    pub(super) names: String,
+    /// Everything runs so many times faster.
+    pub(super) speed: f64,
+    /// Answers end here unless the client wants more by `ignore_eos`.
+    pub(super) longest_answer: u32,
+    /// Do not dial again.
+    pub(super) once: bool,
+    pub(super) clock: Clock,
+    pub(super) started: Instant,
+    /// Faults that are asked for while the fleet runs.
+    pub(super) faults: broadcast::Sender<Fault>,
+    pub(super) pace: Mutex<Pace>,
+}
+
+/// One worker.
+#[derive(Debug)]
+pub(super) struct Worker {
+    fleet: Arc<Fleet>,
+    number: usize,
+    pub(super) engine: Engine,
+    mischief: Mischief,
+    pub(super) faults: broadcast::Receiver<Fault>,
+    epoch: u64,
+    key: Option<HashKey>,
+    random: Random,
+}
+
+impl Worker {
+    /// `planned` are the faults that were asked for at the start.
+    pub(super) fn new(fleet: Arc<Fleet>, number: usize, planned: &[Fault]) -> Self {
+        let seed = Random::new(fleet.engine.seed ^ (number as u64) << 32).next();
+        let epoch = now_ms_since_1970();
+        let engine = Engine::new(EngineConfig { seed, epoch, ..fleet.engine.clone() });
+        let mut mischief = Mischief::new(number, fleet.engine.seed);
+        planned.iter().for_each(|fault| mischief.add(fault));
+        let random = Random::new(seed ^ epoch);
+        let faults = fleet.faults.subscribe();
+        Self { fleet, number, engine, mischief, faults, epoch, key: None, random }
+    }
+
+    /// Dials until it is drained.
+    ///
+    /// # Errors
+    /// The router refused it.
+    pub(super) async fn run(mut self) -> anyhow::Result<()> {
+        let mut backoff = FIRST_BACKOFF;
+        loop {
+            let dialled = Instant::now();
+            let ended = self.session().await;
+            self.engine.cancel_all();
+            match ended {
+                Ok(Ended::Drained) => return Ok(()),
+                Ok(Ended::Died) => {
+                    self.be_born_again().await;
+                    continue;
+                }
+                Ok(Ended::Closed) => {}
+                Err(error) if error.is::<Refused>() => return Err(error),
+                Err(error) if self.fleet.once => return Err(error),
+                Err(error) => {
+                    self.note(|pace| pace.lost_links += 1);
+                    if self.number == 0 {
+                        super::note(&format!("{}: {error:#}; dialling again", self.name()));
+                    }
+                }
+            }
+            if self.fleet.once {
+                return Ok(());
+            }
+            if dialled.elapsed() > MAX_BACKOFF {
+                backoff = FIRST_BACKOFF;
+            }
+            // half of it is random, so that a fleet does not dial in step
+            sleep(backoff.mul_f64(0.5 + self.random.unit() / 2.0)).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
+        }
+    }
+
+    async fn session(&mut self) -> anyhow::Result<Ended> {
+        while self.health() == Health::Frozen {
+            self.until_change().await;
+        }
+        if self.health() == Health::Dead {
+            return Ok(Ended::Died);
+        }
+        let router = self.fleet.router.clone();
+        if let Some(path) = router.strip_prefix("unix:") {
+            let stream = tokio::time::timeout(DIAL_TIMEOUT, UnixStream::connect(path)).await??;
+            let (read, write) = stream.into_split();
+            session::serve(self, read, write).await
+        } else {
+            let stream = tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(&router)).await??;
+            stream.set_nodelay(true)?;
+            let (read, write) = stream.into_split();
+            session::serve(self, read, write).await
+        }
+    }
+
+    /// Waits for the end of its death and begins anew, with nothing in its cache.
+    async fn be_born_again(&mut self) {
+        while self.health() == Health::Dead {
+            self.until_change().await;
+        }
+        self.epoch = now_ms_since_1970().max(self.epoch + 1);
+        let seed = self.random.next();
+        let (epoch, config) = (self.epoch, self.fleet.engine.clone());
+        self.engine = Engine::new(EngineConfig { seed, epoch, ..config });
+        self.key = None;
+    }
+
+    pub(super) fn hello(&mut self) -> Hello {
+        let fleet = Arc::clone(&self.fleet);
+        let cost = self.engine.cost();
+        let prior = StepCost {
+            fixed_ms: cost.fixed_ms / fleet.speed,
+            prefill_ms: cost.prefill_ms / fleet.speed,
+            context_ms: cost.context_ms / fleet.speed,
+            row_ms: cost.row_ms / fleet.speed,
+            kv_ms: cost.kv_ms / fleet.speed,
+        };
+        let context_tokens = fleet.model.context_tokens.min(self.engine.context_tokens());
+        let print = fleet.model.fingerprint.clone();
+        let nonce = [self.random.next(), self.random.next()];
+        Hello {
+            protocol: PROTOCOL,
+            worker: self.name(),
+            epoch: self.epoch,
+            role: Role::Both,
+            model: fleet.model_name.clone(),
+            fingerprints: Fingerprints {
+                weights: "mock".into(),
+                tokenizer: print.clone(),
+                chat_template: print,
+                kv_layout: "mock".into(),
+                hash_scheme: HASH_SCHEME.into(),
+                block_tokens: fleet.engine.block_tokens,
+            },
+            capacity: self.engine.capacity(),
+            context_tokens,
+            group: None,
+            transfer: Vec::new(),
+            nonce: nonce.iter().flat_map(|half| half.to_le_bytes()).collect(),
+            step_prior: Some(prior),
+        }
+    }
+
+    /// Another key makes other block keys: what is cached under the old ones is never found again.
+    pub(super) fn use_key(&mut self, key: HashKey) {
+        if self.key.replace(key).is_some_and(|before| before != key) {
+            self.engine.clear_cache();
+        }
+    }
+
+    /// How long the next step takes, in ms; `None` when there is nothing to do.
+    pub(super) fn begin_step(&mut self) -> Option<f64> {
+        let slowdown = self.mischief.slowdown(self.now_ms());
+        self.engine.begin_step().map(|ms| ms * slowdown / self.fleet.speed)
+    }
+
+    pub(super) fn end_step(&mut self, ms: f64) -> StepResult {
+        let now_ms = self.now_ms();
+        self.engine.claim_more(self.mischief.lie(now_ms));
+        let mut result = self.engine.end_step(ms);
+        let blocks = result.blocks.take();
+        result.blocks =
+            blocks.and_then(|blocks| self.mischief.blocks(now_ms, blocks, &mut self.engine));
+        let tokens = result.step.outputs.iter().map(|output| output.ids.len() as u64).sum::<u64>();
+        let requests = result.freed.len() as u64;
+        self.note(|pace| {
+            pace.tokens += tokens;
+            pace.requests += requests;
+        });
+        result
+    }
+
+    /// Counts something.
+    pub(super) fn note(&self, count: impl FnOnce(&mut Pace)) {
+        count(&mut self.fleet.pace.lock().expect("no holder panics"));
+    }
+
+    /// Number of the last event, and all keys.
+    pub(super) fn snapshot(&mut self) -> (u64, Vec<u64>) {
+        let (sequence, keys) = self.engine.snapshot();
+        (self.mischief.sequence(sequence), keys)
+    }
+
+    pub(super) fn health(&self) -> Health {
+        self.mischief.health(self.now_ms())
+    }
+
+    /// The next moment at which something may be due, at most `latest`.
+    pub(super) fn next_wake(&self, latest: Instant) -> Instant {
+        let now_ms = self.now_ms();
+        let change_ms = self.mischief.next_change_ms(now_ms) - now_ms;
+        let wait = (latest.saturating_duration_since(Instant::now()).as_secs_f64() * 1e3)
+            .min(change_ms)
+            .max(0.0);
+        Instant::now() + Duration::from_secs_f64(wait / 1e3)
+    }
+
+    /// Waits until a fault begins or ends.
+    pub(super) async fn until_change(&mut self) {
+        let far = Instant::now() + Duration::from_secs(3600);
+        let wake = self.next_wake(far);
+        tokio::select! {
+            fault = self.faults.recv() => self.add_fault(fault),
+            () = tokio::time::sleep_until(wake.into()) => {}
+        }
+    }
+
+    /// Takes in a fault that was asked for while running: its times count from now.
+    pub(super) fn add_fault(&mut self, fault: Result<Fault, broadcast::error::RecvError>) {
+        // the fleet holds the other end, and who lags behind this far has faults enough
+        if let Ok(fault) = fault {
+            let now_ms = self.now_ms();
+            let (from_ms, until_ms) = (fault.from_ms + now_ms, fault.until_ms + now_ms);
+            self.mischief.add(&Fault { from_ms, until_ms, ..fault });
+        }
+    }
+
+    /// `None` where `at` has passed.
+    pub(super) fn alarm(&self, at: Instant) -> Option<oneshot::Receiver<()>> {
+        (at > Instant::now()).then(|| self.fleet.clock.at(at))
+    }
+
+    fn now_ms(&self) -> f64 {
+        self.fleet.started.elapsed().as_secs_f64() * 1e3
+    }
+
+    fn name(&self) -> String {
+        format!("{}{}", self.fleet.names, self.number)
+    }
+
+    pub(super) fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    pub(super) fn secret(&self) -> Option<&[u8]> {
+        self.fleet.secret.as_deref()
+    }
+
+    pub(super) fn document(&self) -> &[u8] {
+        &self.fleet.model.document
+    }
+
+    pub(super) fn vocab_size(&self) -> u32 {
+        self.fleet.model.vocab_size
+    }
+
+    pub(super) fn longest_answer(&self) -> u32 {
+        self.fleet.longest_answer
+    }
+
+    pub(super) fn block_tokens(&self) -> NonZeroUsize {
+        let tokens = self.fleet.engine.block_tokens as usize;
+        NonZeroUsize::new(tokens).expect("checked by the flags")
+    }
+}
+
+fn now_ms_since_1970() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
