@@ -286,6 +286,8 @@ impl Engine {
 
     /// The load as it is now, without a step.
     pub(crate) fn heartbeat(&self) -> Step {
+        let prompts = self.running.iter().filter(|sequence| sequence.in_prefill());
+        let under_way: u64 = prompts.map(|sequence| u64::from(sequence.remaining())).sum();
         Step {
             step: self.steps,
             ms: 0.0,
@@ -293,7 +295,7 @@ impl Engine {
             prefill_context: 0,
             decode_rows: 0,
             kv_tokens: 0,
-            waiting_tokens: self.waiting_tokens,
+            waiting_tokens: self.waiting_tokens + under_way,
             drafted: 0,
             accepted: 0,
             load: Load {
