@@ -39,7 +39,8 @@ def one_run(
     requests = max(args.min_requests, concurrency)
     before = tree_cpu_s(int(pid))
     done = subprocess.run(
-        [client, "load", "--json", "-", "--target", address, "--model", model, "-n", str(requests), "-c", str(concurrency),
+        [client, "load", "--json", "-", "--target", address, "--model", model,
+         "-n", str(requests), "-c", str(concurrency),
          "--prompt-words", str(args.prompt_words), "--max-tokens", str(args.max_tokens), "--timeout-s", "300",
          "--first", str((args.seed * 100 + run) * 1_000_000 + concurrency * 1000)],
         capture_output=True, text=True, check=True,

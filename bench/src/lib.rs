@@ -31,11 +31,13 @@ const BAD_INPUT: u8 = 2;
 
 /// Load tools and workers without a model.
 #[derive(Debug, clap::Parser)]
-#[command(name = "headrace-bench", version, max_term_width = 100)]
+#[command(name = "headrace-bench", version, max_term_width = 100, after_help = AFTER_HELP)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
 }
+
+const AFTER_HELP: &str = "`headrace bench plot FILE... --out DIR` draws what --json wrote.";
 
 #[derive(Debug, Subcommand)]
 enum Command {

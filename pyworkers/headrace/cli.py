@@ -169,6 +169,10 @@ def _router(arguments: list[str]) -> int:
 
 
 def _bench(arguments: list[str]) -> int:
+    if arguments[:1] == ["plot"]:
+        from headrace import plot
+
+        return plot.run(arguments[1:])
     from headrace import _core
 
     return _core.bench_main(["headrace bench", *arguments])

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from headrace import plot
+from headrace.supervise import EXIT_CONFIG, EXIT_USAGE
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
@@ -47,3 +54,77 @@ def test_what_is_wrong_is_named(arguments: list[str], status: int, why: str) -> 
     assert done.returncode == status
     assert why in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_bad_row_is_named_before_anything_is_sent(tmp_path: Path) -> None:
+    trace = tmp_path / "t.jsonl"
+    trace.write_text('{"timestamp": 0, "input_length": "x", "output_length": 1, "hash_ids": [1]}')
+    done = headrace("bench", "replay", str(trace), "--target", "127.0.0.1:1")
+    assert done.returncode == 2
+    assert f'{trace}:1: `input_length` is "x"' in done.stderr
+
+
+def test_compare_says_what_got_worse(tmp_path: Path) -> None:
+    for name, mean in (("a", 100.0), ("b", 150.0)):
+        (tmp_path / name).write_text(json.dumps(report("kv", mean)))
+    done = headrace("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"))
+    assert done.returncode == 0
+    assert "1.500  WORSE" in done.stdout
+    checked = headrace("bench", "compare", str(tmp_path / "a"), str(tmp_path / "b"), "--check")
+    assert checked.returncode == 1
+
+
+def report(policy: str | None, mean: float, rate: float = 2.0) -> dict[str, Any]:
+    return {
+        "trace": "a trace",
+        "policy": policy,
+        "mode": "sim",
+        "requests": 3,
+        "errors": 0,
+        "offered_per_s": rate,
+        "ttft_ms": {"mean": mean},
+        "token_hit_rate": 0.5,
+        "bound_hit_rate": 0.6,
+        "goodput": {"slo": {"ttft_ms": 1000.0}, "per_s": rate / 2},
+        "ttft_curve_ms": [mean / 2, mean, 2 * mean],
+        "hit_rate_over_time": [{"from_s": 0.0, "cached_tokens": 1, "prompt_tokens": 2}],
+    }
+
+
+def test_plots_are_one_file_each_or_one_for_all(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "reports.json"
+    file.write_text(json.dumps([report("kv", 100.0), report("round-robin", 900.0)]))
+    assert plot.run([str(file), "--out", str(tmp_path / "pictures")]) == 0
+    names = sorted(path.name for path in (tmp_path / "pictures").iterdir())
+    assert names == ["a-trace-sim.hits.png", "a-trace-sim.ttft.png"]
+    assert plot.run([str(file), "--out", str(tmp_path / "all.png")]) == 0
+    assert (tmp_path / "all.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_several_loads_of_a_policy_make_curves_over_the_load(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    sweep = [report(policy, 100.0 * rate, rate) for policy in ("kv", "b") for rate in (1.0, 2.0)]
+    names = [picture.name for picture in plot.draw(sweep, tmp_path)]
+    assert names == ["a-trace-sim.goodput.png", "a-trace-sim.ttft-load.png"]
+
+
+@pytest.mark.parametrize("content", ["{", "[3]", '{"x": 1}', '{"requests": 1}'])
+def test_what_is_no_report_is_refused(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("matplotlib")
+    file = tmp_path / "bad.json"
+    file.write_text(content)
+    assert plot.run([str(file), "--out", str(tmp_path)]) == EXIT_USAGE
+    assert capsys.readouterr().err.startswith("headrace bench plot: ")
+
+
+def test_without_matplotlib_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    file.write_text(json.dumps(report("kv", 1.0)))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
+    assert plot.run([str(file), "--out", str(tmp_path)]) == EXIT_CONFIG
+    assert "pip install 'headrace[bench]'" in capsys.readouterr().err
