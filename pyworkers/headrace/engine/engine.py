@@ -111,9 +111,12 @@ class Engine:
 
         What the prefix cache gives is known, and left out, from a request's start on.
         """
-        waiting = sum(sequence.total for sequence in self.scheduler.waiting)
-        running = sum(s.remaining for s in self.scheduler.running if not s.decodes)
-        return waiting + running
+        tokens = sum(sequence.total for sequence in self.scheduler.waiting)
+        for sequence in self.scheduler.running:
+            remaining = sequence.remaining
+            if remaining > 1 or not sequence.generated:  # it does not decode
+                tokens += remaining
+        return tokens
 
     @property
     def steps(self) -> int:
