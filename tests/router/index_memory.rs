@@ -112,7 +112,7 @@ fn memory_stays_flat_while_blocks_come_and_go() {
 }
 
 #[test]
-#[ignore = "takes half a minute: `make soak`"]
+#[ignore = "ten million: `make soak`"]
 fn memory_stays_flat_over_ten_million_blocks() {
     soak(10_000_000);
 }

@@ -60,8 +60,9 @@ const RUN: usize = 64;
 const SLOTS_PER_KEY: usize = 16;
 /// Slots that a `join` sweeps, so that joining and leaving alone reaches the end, too.
 const SLOTS_PER_JOIN: usize = 4096;
-/// Distance of the blocks of a prompt that `overlaps` reads first. A measured trade (`headrace-bench index`): a larger
-/// one reads fewer blocks of a prompt whose holders stay the same and more where they change.
+/// Distance of the blocks of a prompt that `overlaps` reads first. A larger one reads fewer blocks where holders stay the
+/// same and more where they change. `headrace-bench index` (EPYC 25/17, 32 workers, 768 blocks), p50 with 8, 16, 32: one
+/// holder 4.3, 2.2, 1.0 us; 32 holders of different parts 3.4, 5.0, 7.5 us.
 const STRIDE: usize = 16;
 
 impl BlockIndex {
@@ -170,7 +171,8 @@ impl BlockIndex {
             self.map.read_ahead(far.iter().copied().step_by(STRIDE));
             for low in (start..start + far.len()).step_by(STRIDE) {
                 let high = (low + STRIDE).min(last);
-                if self.map.get(prompt[high]) == walk.set {
+                let end = self.map.get(prompt[high]);
+                if end == walk.set {
                     continue; // the same holders at both ends, so also between
                 }
                 let between = &prompt[low + 1..=high];
@@ -179,6 +181,9 @@ impl BlockIndex {
                     let set = self.map.get(key);
                     if set != walk.set && !walk.turn(at, set) {
                         return;
+                    }
+                    if set == end {
+                        break; // the rest is the same, too
                     }
                 }
             }
