@@ -12,6 +12,7 @@ mod compare;
 mod drive;
 #[cfg(test)]
 mod e2e;
+mod index_bench;
 mod link;
 mod load;
 mod mock;
@@ -53,6 +54,8 @@ enum Command {
     Mock(Box<mock::MockArgs>),
     /// Time to first token over a bare worker link, in the router's place.
     Link(link::LinkArgs),
+    /// The block index alone, on one core.
+    Index(index_bench::IndexArgs),
 }
 
 /// Input that no retry helps: exit status 2, and nothing was sent.
@@ -92,6 +95,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             print_json(&serde_json::json!({"worker": "the router closed the link"}));
         }
         Command::Mock(args) => print_json(&one_thread()?.block_on(mock::run(&args))?),
+        Command::Index(args) => print_json(&serde_json::to_value(index_bench::run(&args)?)?),
         Command::Link(args) => {
             print_json(&serde_json::to_value(one_thread()?.block_on(link::run(&args))?)?);
         }

@@ -1,0 +1,186 @@
+"""The block index: lookups against Dynamo's `RadixTree` in one run, and its own figures from Rust.
+
+32 workers hold 80,000 blocks each; a prompt has 768. Both indexes get the same blocks and the same prompts, in turns,
+each through its Python binding and as a list of ints; ours also as bytes, which is how a worker has its keys. They must
+agree on every answer. Build first:
+
+    make setup && cargo build --release -p headrace-bench
+    .venv/bin/pip install ai-dynamo-runtime    # optional: without it the peer is left out, and the result says so
+    .venv/bin/python bench/router/index.py --out bench/results/index.json
+"""
+
+import argparse
+import importlib
+import importlib.metadata
+import json
+import random
+import statistics
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from headrace._core import BlockIndex
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from report import ROOT, write
+
+PEER = "ai-dynamo-runtime"
+WORKERS = 32
+BLOCKS = 80_000
+PROMPT = 768
+CHAIN = 800  # blocks of one conversation
+SHARED = 8  # prompts of which every worker holds another length
+QUERIES = 1_000  # of each kind
+
+
+class Fleet:
+    """Which worker holds which chains of blocks: `(worker, chain, blocks from its beginning)`."""
+
+    def __init__(self) -> None:
+        rng = random.Random(1)
+
+        def chain() -> list[int]:
+            return list(memoryview(rng.randbytes(8 * CHAIN)).cast("Q"))
+
+        self.shared = [chain() for _ in range(SHARED)]
+        self.held: list[tuple[int, list[int], int]] = []
+        self.own: list[list[int]] = []
+        for worker in range(WORKERS):
+            left = BLOCKS
+            for number, prompt in enumerate(self.shared):
+                depth = PROMPT * ((worker + number * 5) % WORKERS + 1) // WORKERS
+                self.held.append((worker, prompt, depth))
+                left -= depth
+            while left:
+                depth = min(CHAIN, left)
+                left -= depth
+                self.held.append((worker, chain(), depth))
+                if depth == CHAIN:
+                    self.own.append(self.held[-1][1])
+        self.unknown = [chain()[:PROMPT] for _ in range(QUERIES)]
+        rng.shuffle(self.own)
+        self.held.sort(key=lambda _: rng.random())
+
+    def prompts(self) -> dict[str, list[list[int]]]:
+        """Prompts by who holds them."""
+        own = [chain[:PROMPT] for chain in self.own[:QUERIES]]
+        shared = [self.shared[turn % SHARED][:PROMPT] for turn in range(QUERIES)]
+        return {"every_worker": shared, "one_worker": own, "nobody": self.unknown}
+
+
+class Ours:
+    """`headrace._core.BlockIndex`."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.index = BlockIndex()
+        places = [self.index.join(BLOCKS) for _ in range(WORKERS)]
+        assert places == list(range(WORKERS))
+        for worker, chain, depth in fleet.held:
+            self.index.store(worker, array("Q", chain[:depth]))
+
+    def answer(self, prompt: list[int]) -> dict[int, int]:
+        """Overlap by worker, without zeros."""
+        return {
+            worker: blocks for worker, blocks in enumerate(self.index.overlaps(prompt)) if blocks
+        }
+
+
+class Peer:
+    """`dynamo.llm.RadixTree`. A block's own hash and the hash of its tokens are the same number here."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self.tree = importlib.import_module("dynamo.llm").RadixTree()
+        for number, (worker, chain, depth) in enumerate(fleet.held):
+            blocks = [{"block_hash": key, "tokens_hash": key} for key in chain[:depth]]
+            data = {"stored": {"parent_hash": None, "blocks": blocks}}
+            event = {"event_id": number, "dp_rank": 0, "data": data}
+            self.tree.apply_event(worker, json.dumps(event).encode())
+
+    def answer(self, prompt: list[int]) -> dict[int, int]:
+        """Overlap by worker, without zeros."""
+        scores: dict[tuple[int, int], int] = self.tree.find_matches(prompt).scores
+        return {worker: blocks for (worker, _), blocks in scores.items() if blocks}
+
+
+def quantiles(samples_ns: list[int]) -> dict[str, float]:
+    """p50 and p99 in microseconds."""
+    cuts = statistics.quantiles(samples_ns, n=100)
+    return {"p50_us": round(cuts[49] / 1e3, 3), "p99_us": round(cuts[98] / 1e3, 3)}
+
+
+def timed(call: Callable[[Any], Any], prompt: Any, samples_ns: list[int]) -> None:
+    """Call once and note how long it took."""
+    start = time.perf_counter_ns()
+    call(prompt)
+    samples_ns.append(time.perf_counter_ns() - start)
+
+
+def compare(fleet: Fleet, ours: Ours, peer: Peer | None) -> dict[str, Any]:
+    """Latency of a lookup by who holds the prompt; both answer each prompt, one after the other."""
+    results: dict[str, Any] = {}
+    for kind, prompts in fleet.prompts().items():
+        calls: dict[str, Callable[[Any], Any]] = {
+            "headrace_list": ours.index.overlaps,
+            "headrace_bytes": ours.index.overlaps,
+        }
+        if peer is not None:
+            for prompt in prompts[:100]:
+                assert ours.answer(prompt) == peer.answer(prompt), kind
+            calls["dynamo_list"] = peer.tree.find_matches
+        samples: dict[str, list[int]] = {name: [] for name in calls}
+        for prompt in prompts:
+            as_bytes = array("Q", prompt).tobytes()
+            for name, call in calls.items():
+                timed(call, as_bytes if name.endswith("bytes") else prompt, samples[name])
+        results[kind] = {name: quantiles(times) for name, times in samples.items()}
+        if peer is not None:
+            p50 = {name: results[kind][name]["p50_us"] for name in calls}
+            results[kind]["times_faster_p50"] = {
+                name: round(p50["dynamo_list"] / p50[name], 1)
+                for name in ("headrace_list", "headrace_bytes")
+            }
+    return results
+
+
+def peer_version() -> str | None:
+    """Version of the peer; `None` where it is not installed."""
+    try:
+        return importlib.metadata.version(PEER)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    """Measure, and write the result."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--bin", type=Path, default=ROOT / "target/release")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    rust = subprocess.run(
+        [args.bin / "headrace-bench", "index"], capture_output=True, text=True, check=True
+    )
+    fleet = Fleet()
+    version = peer_version()
+    skipped = f"{PEER} is not installed (pip install {PEER}): the comparison was left out"
+    if version is None:
+        print(f"index.py: {skipped}", file=sys.stderr)
+    lookups = compare(fleet, Ours(fleet), Peer(fleet) if version else None)
+    write(
+        args.out,
+        {
+            "setup": {"workers": WORKERS, "blocks_per_worker": BLOCKS, "prompt_blocks": PROMPT},
+            "peer": f"{PEER} {version}, dynamo.llm.RadixTree" if version else skipped,
+            "python_lookups": lookups,
+            "rust": json.loads(rust.stdout),
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()
