@@ -7,6 +7,7 @@
 mod credit;
 mod holdings;
 mod legs;
+mod pressure;
 mod worker;
 
 use std::collections::HashMap;
@@ -23,6 +24,7 @@ pub use self::holdings::Tier;
 use self::holdings::{Found, Holdings, Overlaps};
 use self::legs::Leg;
 pub use self::legs::{Begun, Ended};
+use self::pressure::Pressure;
 use self::worker::Worker;
 
 /// How to choose.
@@ -32,8 +34,8 @@ pub struct Rules {
     pub policy: PolicyName,
     /// Whose opinion is noted beside it.
     pub shadow: Option<PolicyName>,
-    /// A worker with more ms of prompts ahead gets no further one; the request waits in the router, where order, fairness
-    /// and deadlines still apply to it.
+    /// Under `kv` a worker with more ms of prompts ahead gets no further one; the request waits in the router, where order,
+    /// fairness and deadlines still apply to it. The other policies know nothing of ms.
     pub worker_queue_ms: f64,
     /// Of the random choices.
     pub seed: u64,
@@ -106,6 +108,7 @@ pub struct Scheduler {
     shadow: Option<Chooser>,
     /// Tokens of an answer, of late.
     output_tokens: f64,
+    pressure: Pressure,
 }
 
 /// Length of answers before any has ended. A guess.
@@ -128,6 +131,7 @@ impl Scheduler {
             chooser: chooser(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| chooser(policy, rules.seed ^ 1)),
             output_tokens: FIRST_OUTPUT_TOKENS,
+            pressure: Pressure::default(),
             rules,
         }
     }
@@ -184,7 +188,7 @@ impl Scheduler {
         let i = self.find(id)?;
         let sets_the_pace = self.sets_the_pace(i, step);
         let worker = &mut self.workers[i];
-        worker.report(step, sets_the_pace, now_ms);
+        self.pressure.computed(worker.report(step, sets_the_pace, now_ms), now_ms);
         worker.credit.computed(step.prefill_tokens, self.block_tokens)
     }
 
@@ -411,6 +415,8 @@ impl Scheduler {
         let usable = want.prompt_tokens.saturating_sub(1) / self.block_tokens;
         let usable = want.keys.len().min(usable as usize);
         self.holdings.overlaps(&want.keys[..usable], &mut self.overlaps);
+        let open = self.workers.iter().filter(|worker| worker.open).count();
+        let pressure = self.pressure.at(open, now_ms);
         let grouped = self.workers.iter().any(|worker| worker.group.is_some());
         let mut candidates = Vec::with_capacity(self.workers.len());
         for worker in &self.workers {
@@ -420,6 +426,7 @@ impl Scheduler {
                 Found::default()
             };
             let mut standing = worker.standing(self.block_tokens, now_ms);
+            standing.pressure = pressure;
             if grouped {
                 (standing.group_ms, standing.group_rows) = self.rest_of_group(worker);
             }
@@ -464,7 +471,10 @@ impl Scheduler {
             Some(Exclusion::Failed)
         } else if worker.occupied() >= worker.places_for_requests() {
             Some(Exclusion::Full)
-        } else if standing.backlog_tokens > 0.0 && queue_ms() > self.rules.worker_queue_ms {
+        } else if self.rules.policy == PolicyName::Kv
+            && standing.backlog_tokens > 0.0
+            && queue_ms() > self.rules.worker_queue_ms
+        {
             Some(Exclusion::Backlog)
         } else {
             None

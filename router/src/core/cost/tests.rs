@@ -128,6 +128,7 @@ fn idle() -> Standing {
         accepted: 1.0,
         group_ms: 0.0,
         group_rows: 0.0,
+        pressure: 0.0,
     }
 }
 

@@ -36,6 +36,7 @@ prop_compose! {
             accepted: 1.0,
             group_ms: 0.0,
             group_rows: 0.0,
+            pressure: 0.0,
         }
     }
 }
@@ -120,6 +121,7 @@ fn regret_is_what_the_other_choice_would_have_cost_more() {
         accepted: 1.0,
         group_ms: 0.0,
         group_rows: 0.0,
+        pressure: 0.0,
     };
     let candidate = |id, cached_tokens| Candidate {
         id: WorkerId(id),

@@ -31,6 +31,7 @@ fn standing(occupied: u32, sequences: u32) -> Standing {
         accepted: 1.0,
         group_ms: 0.0,
         group_rows: 0.0,
+        pressure: 0.0,
     }
 }
 

@@ -36,7 +36,8 @@ const MISSING: f64 = 0.25;
 const SAMPLES: f64 = 4.0;
 /// Weight that older requests keep when a new one is counted.
 const FADE: f64 = 0.9;
-/// Blocks' worth of prompts that a worker may compute without a word of any block.
+/// A worker that computed prompts in so many steps, and so many blocks' worth of them, without a word of any block.
+const SILENT_STEPS: u32 = 8;
 const SILENT_BLOCKS: u64 = 64;
 
 /// The standing of one worker's word.
@@ -47,8 +48,9 @@ pub(super) struct Credit {
     promised: f64,
     missing: f64,
     samples: f64,
-    /// Prompt tokens computed since the last event.
+    /// Prompt tokens computed since the last event, and the steps that did.
     unheard_tokens: u64,
+    unheard_steps: u32,
 }
 
 impl Default for Credit {
@@ -59,6 +61,7 @@ impl Default for Credit {
             missing: 0.0,
             samples: 0.0,
             unheard_tokens: 0,
+            unheard_steps: 0,
         }
     }
 }
@@ -83,13 +86,15 @@ impl Credit {
 
     /// A block event came.
     pub(super) fn heard(&mut self) {
-        self.unheard_tokens = 0;
+        (self.unheard_tokens, self.unheard_steps) = (0, 0);
     }
 
     /// A step computed prompt tokens.
     pub(super) fn computed(&mut self, tokens: u32, block_tokens: u32) -> Option<Withdrawal> {
         self.unheard_tokens += u64::from(tokens);
-        let silent = self.unheard_tokens > SILENT_BLOCKS * u64::from(block_tokens);
+        self.unheard_steps += u32::from(tokens > 0);
+        let silent = self.unheard_steps > SILENT_STEPS
+            && self.unheard_tokens > SILENT_BLOCKS * u64::from(block_tokens);
         (silent && self.given()).then(|| {
             self.withdraw(Withdrawal::Silent);
             Withdrawal::Silent

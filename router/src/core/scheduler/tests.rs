@@ -433,3 +433,17 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_busy_fleet_holds_work_dearer_than_an_idle_one() {
+    let mut pressure = Pressure::default();
+    assert_eq!(pressure.at(2, 0.0), 0.0);
+    let mut now_ms = 0.0;
+    while now_ms < 300_000.0 {
+        now_ms += 100.0;
+        pressure.computed(100.0, now_ms); // one of two workers is always at it
+    }
+    assert!((pressure.at(2, now_ms) - 1.0).abs() < 0.05, "{}", pressure.at(2, now_ms));
+    assert!(pressure.at(1, now_ms) >= 8.9, "bounded");
+    assert!(pressure.at(2, now_ms + 300_000.0) < 0.01, "it is forgotten");
+}

@@ -85,14 +85,15 @@ impl Worker {
         }
     }
 
-    /// Takes a report in. `teaches`: the duration of the step is this worker's own doing.
-    pub(super) fn report(&mut self, step: &Step, teaches: bool, now_ms: f64) {
+    /// Takes a report in; how many ms of the step went into prompts. `teaches`: the duration of the step is this worker's
+    /// own doing.
+    pub(super) fn report(&mut self, step: &Step, teaches: bool, now_ms: f64) -> f64 {
         self.load = step.load;
         self.reports += 1;
         self.unreported = 0;
         self.waiting_tokens = step.waiting_tokens;
         if step.step == self.step {
-            return; // a heartbeat
+            return 0.0; // a heartbeat
         }
         self.step = step.step;
         if teaches {
@@ -106,6 +107,9 @@ impl Worker {
         self.computed(step.prefill_tokens);
         self.step_began_ms = now_ms;
         self.backlog_runs = self.backlog_tokens > 0;
+        let cost = self.fit.cost();
+        cost.prefill_ms * f64::from(step.prefill_tokens)
+            + cost.context_ms * step.prefill_context as f64
     }
 
     /// The worker takes prompts one after the other, so these tokens are of the first ones.
@@ -197,6 +201,7 @@ impl Worker {
             accepted: self.accepted,
             group_ms: 0.0,
             group_rows: 0.0,
+            pressure: 0.0,
         }
     }
 
