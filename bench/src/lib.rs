@@ -21,6 +21,7 @@ mod random;
 mod replay;
 mod report;
 mod sample;
+mod sim;
 mod sse;
 mod stats;
 mod trace;
@@ -52,6 +53,8 @@ enum Command {
     Worker(worker::WorkerArgs),
     /// Workers without a model, by the hundred: the real protocol, measured step times, deterministic tokens.
     Mock(Box<mock::MockArgs>),
+    /// The router's scheduler over a trace, in virtual time.
+    Sim(Box<sim::SimArgs>),
     /// Time to first token over a bare worker link, in the router's place.
     Link(link::LinkArgs),
     /// The block index alone, on one core.
@@ -96,6 +99,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         }
         Command::Mock(args) => print_json(&one_thread()?.block_on(mock::run(&args))?),
         Command::Index(args) => print_json(&serde_json::to_value(index_bench::run(&args)?)?),
+        Command::Sim(args) => sim::run(&args)?,
         Command::Link(args) => {
             print_json(&serde_json::to_value(one_thread()?.block_on(link::run(&args))?)?);
         }

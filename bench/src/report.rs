@@ -41,6 +41,12 @@ pub(crate) struct Setting {
     pub(crate) client_cpu: Option<(f64, f64)>,
     /// CPU time of processes that were to be watched.
     pub(crate) watched_cpu_s: Vec<f64>,
+    /// How many times as fast as recorded the trace ran.
+    pub(crate) speed: Option<f64>,
+    /// What a simulation took.
+    pub(crate) run_s: Option<f64>,
+    /// Of each first token: how far its prediction was off, over what it took from the placement on.
+    pub(crate) ttft_prediction_error: Option<Quantiles>,
 }
 
 /// Result of a run. Times are in ms of the trace's clock.
@@ -55,6 +61,8 @@ pub(crate) struct Report {
     errors_by_kind: BTreeMap<String, usize>,
     error_samples: Vec<String>,
     wall_s: f64,
+    run_s: Option<f64>,
+    speed: Option<f64>,
     offered_per_s: Option<f64>,
     requests_per_s: f64,
     tokens_per_s: f64,
@@ -64,6 +72,7 @@ pub(crate) struct Report {
     token_hit_rate: Option<f64>,
     bound_hit_rate: Option<f64>,
     ttft_ms: Option<Quantiles>,
+    ttft_prediction_error: Option<Quantiles>,
     /// Mean over the requests.
     tpot_ms: Option<f64>,
     tpot_quantiles_ms: Option<Quantiles>,
@@ -134,6 +143,9 @@ impl Report {
             errors_by_kind,
             error_samples,
             wall_s,
+            run_s: setting.run_s,
+            speed: setting.speed,
+            ttft_prediction_error: setting.ttft_prediction_error,
             offered_per_s: setting.offered_per_s,
             requests_per_s: answers.len() as f64 / wall_s,
             tokens_per_s: completion_tokens as f64 / wall_s,

@@ -1,0 +1,109 @@
+//! The requests of a trace as the router gets them, and what has become of each.
+
+use std::sync::Arc;
+
+use headrace_router::core::candidate::WorkerId;
+
+use crate::random::Random;
+use crate::sample::{Answer, Failure, Sample};
+use crate::trace::{Requests, Row, Scale};
+
+/// One request.
+#[derive(Debug)]
+pub(super) struct Arrival {
+    pub(super) due_ms: f64,
+    pub(super) prompt_tokens: u32,
+    pub(super) max_tokens: u32,
+    /// Keys of its full blocks.
+    pub(super) keys: Arc<[u64]>,
+    pub(super) session: String,
+    pub(super) state: State,
+    /// Times that it was tried again.
+    pub(super) retries: u32,
+    pub(super) excluded: Vec<WorkerId>,
+    answer: Answer,
+    last_ms: f64,
+}
+
+/// Where a request is.
+#[derive(Debug)]
+pub(super) enum State {
+    /// Not there yet, or on its way to another worker.
+    Nowhere,
+    /// In the router's queue, under this number.
+    Waits(u64),
+    /// On this worker.
+    Placed(usize),
+    Done,
+    Failed(Failure),
+}
+
+/// All requests of a trace that runs so many times as fast as it was recorded.
+pub(super) fn arrivals(requests: &Requests, scale: Scale, speed: f64) -> Vec<Arrival> {
+    requests.rows.iter().map(|row| Arrival::new(row, scale, speed)).collect()
+}
+
+impl Arrival {
+    fn new(row: &Row, scale: Scale, speed: f64) -> Self {
+        let prompt_tokens = scale.input_tokens(row);
+        let full = (prompt_tokens / scale.block_tokens) as usize;
+        let key = |id: &u64| Random::new(*id).next();
+        Self {
+            due_ms: row.at_ms / speed,
+            prompt_tokens,
+            max_tokens: scale.output_tokens(row).max(1),
+            keys: row.blocks.iter().take(full).map(key).collect(),
+            session: row.session_key(),
+            state: State::Nowhere,
+            retries: 0,
+            excluded: Vec::new(),
+            answer: Answer { prompt_tokens, ..Answer::default() },
+            last_ms: 0.0,
+        }
+    }
+
+    /// It got tokens, the first time with how much of its prompt was cached.
+    pub(super) fn tokens(
+        &mut self,
+        count: u32,
+        cached: Option<u32>,
+        worker: &Arc<str>,
+        now_ms: f64,
+    ) {
+        let since_ms = now_ms - self.due_ms;
+        if let Some(cached) = cached {
+            self.answer.ttft_ms = since_ms;
+            self.answer.cached_tokens = Some(cached);
+            self.answer.worker = Some(Arc::clone(worker));
+        } else {
+            self.answer.gaps_ms.push((now_ms - self.last_ms) as f32);
+        }
+        self.answer.completion_tokens += count;
+        (self.answer.last_ms, self.answer.e2e_ms) = (since_ms, since_ms);
+        self.last_ms = now_ms;
+    }
+
+    /// A client has seen part of the answer.
+    pub(super) fn begun(&self) -> bool {
+        self.answer.completion_tokens > 0
+    }
+
+    pub(super) fn completion_tokens(&self) -> u32 {
+        self.answer.completion_tokens
+    }
+
+    pub(super) fn fail(&mut self, kind: &str, text: impl Into<String>) {
+        self.state = State::Failed(Failure { kind: kind.into(), text: text.into() });
+    }
+
+    pub(super) fn sample(&self) -> Sample {
+        let result = match &self.state {
+            State::Done => Ok(self.answer.clone()),
+            State::Failed(failure) => Err(failure.clone()),
+            State::Nowhere | State::Waits(_) | State::Placed(_) => {
+                Err(Failure { kind: "cut".into(), text: "the simulation ended first".into() })
+            }
+        };
+        Sample { due_ms: self.due_ms, lag_ms: 0.0, result }
+    }
+}

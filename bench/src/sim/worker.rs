@@ -1,0 +1,219 @@
+//! One worker of the simulation: an engine, what is wrong with it, and what the router has heard of it.
+
+use std::sync::Arc;
+
+use headrace_router::core::blocks::HASH_SCHEME;
+use headrace_router::core::candidate::WorkerId;
+use headrace_router::core::events::Gap;
+use headrace_router::core::events::{BlockEvents, Change, Verdict, keys_le};
+use headrace_router::core::frame::{Blocks, Fingerprints, Hello, PROTOCOL, Role, Snapshot, Step};
+use headrace_router::core::scheduler::{Joining, Scheduler, Tier, Withdrawal};
+
+use crate::mock::engine::{Engine, EngineConfig, StepResult};
+use crate::mock::fault::{Fault, Health, Mischief};
+use crate::random::Random;
+
+/// See the head of this file.
+#[derive(Debug)]
+pub(super) struct SimWorker {
+    pub(super) name: Arc<str>,
+    pub(super) engine: Engine,
+    pub(super) mischief: Mischief,
+    config: EngineConfig,
+    /// Its link, while it has one.
+    pub(super) link: Option<Link>,
+    /// Of the step that runs: its ms.
+    pub(super) step_ms: Option<f64>,
+    /// When that step ends.
+    pub(super) step_ends_ms: f64,
+    /// Counts its deaths and its freezes: what was due for an earlier life is of no use.
+    pub(super) life: u64,
+    /// Since when it has been frozen.
+    pub(super) frozen_ms: Option<f64>,
+}
+
+/// The router's side of it.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) id: WorkerId,
+    events: BlockEvents,
+}
+
+impl SimWorker {
+    pub(super) fn new(number: usize, config: &EngineConfig, faults: &[Fault]) -> Self {
+        let seed = Random::new(config.seed ^ (number as u64) << 32).next();
+        let config = EngineConfig { seed, epoch: 1, ..config.clone() };
+        let mut mischief = Mischief::new(number, config.seed);
+        faults.iter().for_each(|fault| mischief.add(fault));
+        Self {
+            name: format!("w{number}").into(),
+            engine: Engine::new(config.clone()),
+            mischief,
+            config,
+            link: None,
+            step_ms: None,
+            step_ends_ms: 0.0,
+            life: 0,
+            frozen_ms: None,
+        }
+    }
+
+    /// Starts a step if there is work and it can; says when it ends.
+    pub(super) fn begin_step(&mut self, now_ms: f64) -> Option<f64> {
+        if self.step_ms.is_some() || self.mischief.health(now_ms) != Health::Working {
+            return None;
+        }
+        let ms = self.engine.begin_step()? * self.mischief.slowdown(now_ms);
+        self.step_ms = Some(ms);
+        self.step_ends_ms = now_ms + ms;
+        Some(self.step_ends_ms)
+    }
+
+    /// Ends the step that runs; what the router gets of it.
+    pub(super) fn end_step(&mut self, now_ms: f64) -> Option<StepResult> {
+        let ms = self.step_ms.take()?;
+        self.engine.claim_more(self.mischief.lie(now_ms));
+        let mut result = self.engine.end_step(ms);
+        let blocks = result.blocks.take();
+        result.blocks =
+            blocks.and_then(|blocks| self.mischief.blocks(now_ms, blocks, &mut self.engine));
+        Some(result)
+    }
+
+    /// Everything that it knew is gone; it will be another process.
+    pub(super) fn die(&mut self) {
+        self.config.epoch += 1;
+        self.engine = Engine::new(self.config.clone());
+        self.step_ms = None;
+        self.life += 1;
+    }
+
+    /// Dials in: what follows on the link begins with the snapshot.
+    pub(super) fn join(&mut self, id: WorkerId, scheduler: &mut Scheduler, now_ms: f64) {
+        let hello = self.hello();
+        scheduler.join(Joining {
+            id,
+            name: Arc::clone(&self.name),
+            capacity: hello.capacity.clone(),
+            group: None,
+            step_prior: hello.step_prior,
+        });
+        self.link = Some(Link { id, events: BlockEvents::new(&hello) });
+        self.send_snapshot(scheduler, now_ms);
+        scheduler.set_open(id, true);
+        self.send_step(&self.engine.heartbeat(), scheduler, now_ms);
+    }
+
+    fn hello(&self) -> Hello {
+        Hello {
+            protocol: PROTOCOL,
+            worker: self.name.to_string(),
+            epoch: self.config.epoch,
+            role: Role::Both,
+            model: "sim".into(),
+            fingerprints: Fingerprints {
+                weights: "sim".into(),
+                tokenizer: "sim".into(),
+                chat_template: "sim".into(),
+                kv_layout: "sim".into(),
+                hash_scheme: HASH_SCHEME.into(),
+                block_tokens: self.config.block_tokens,
+            },
+            capacity: self.engine.capacity(),
+            context_tokens: self.engine.context_tokens(),
+            group: None,
+            transfer: Vec::new(),
+            nonce: Vec::new(),
+            step_prior: Some(self.engine.cost()),
+        }
+    }
+
+    // ---- the router's side, as `fleet::link` and `fleet::pool` do it ----
+
+    /// A snapshot arrives.
+    pub(super) fn send_snapshot(&mut self, scheduler: &mut Scheduler, now_ms: f64) {
+        let (sequence, keys) = self.engine.snapshot();
+        let snapshot = Snapshot {
+            epoch: self.config.epoch,
+            sequence: self.mischief.sequence(sequence),
+            hashes: keys.iter().flat_map(|key| key.to_le_bytes()).collect(),
+            last: true,
+        };
+        let Some(link) = &mut self.link else { return };
+        let verdict = link.events.snapshot(&snapshot, now_ms).expect("whole keys");
+        link.take_in(&verdict, scheduler, now_ms);
+    }
+
+    /// A block event arrives.
+    pub(super) fn send_blocks(&mut self, blocks: &Blocks, scheduler: &mut Scheduler, now_ms: f64) {
+        let Some(link) = &mut self.link else { return };
+        let verdict = link.events.delta(blocks, now_ms).expect("whole keys");
+        link.take_in(&verdict, scheduler, now_ms);
+        self.resync(scheduler, now_ms);
+    }
+
+    /// A report arrives, without what it says of requests.
+    pub(super) fn send_step(&mut self, step: &Step, scheduler: &mut Scheduler, now_ms: f64) {
+        let Some(link) = &self.link else { return };
+        let withdrawn = scheduler.step(link.id, step, now_ms);
+        self.disbelieve(withdrawn, now_ms);
+    }
+
+    /// The router does not believe it any more.
+    pub(super) fn disbelieve(&mut self, withdrawn: Option<Withdrawal>, now_ms: f64) {
+        if let (Some(_), Some(link)) = (withdrawn, &mut self.link) {
+            link.events.lose(Gap::Audit, now_ms);
+        }
+    }
+
+    /// Sends its snapshot again if the router wants it.
+    pub(super) fn resync(&mut self, scheduler: &mut Scheduler, now_ms: f64) {
+        if self.link.as_mut().is_some_and(|link| link.events.ask(now_ms).is_some()) {
+            self.send_snapshot(scheduler, now_ms);
+        }
+    }
+}
+
+impl Link {
+    fn take_in(&mut self, verdict: &Verdict<'_>, scheduler: &mut Scheduler, now_ms: f64) {
+        if apply(self.id, verdict, scheduler).is_some() {
+            self.events.lose(Gap::Audit, now_ms);
+        }
+    }
+}
+
+/// Applies a block event as far as it may be believed; `Some` if the worker is not believed any more.
+fn apply(id: WorkerId, verdict: &Verdict<'_>, scheduler: &mut Scheduler) -> Option<Withdrawal> {
+    match verdict {
+        Verdict::Ignore(_) => None,
+        Verdict::Lost(_) => {
+            scheduler.withdraw(id, Withdrawal::Lost);
+            None
+        }
+        Verdict::Apply(Change::Snapshot { first, keys, last }) => {
+            if *first {
+                scheduler.snapshot_begins(id);
+            }
+            let keys: Vec<u64> = keys_le(keys).collect();
+            let withdrawn = scheduler.stored(id, Tier::Device, &keys);
+            if *last && withdrawn.is_none() {
+                scheduler.snapshot_complete(id);
+            }
+            withdrawn
+        }
+        Verdict::Apply(Change::Delta { tier, cleared, removed, stored }) => {
+            let tier = Tier::from_wire(*tier)?;
+            if *cleared {
+                scheduler.cleared(id, tier);
+            }
+            let removed: Vec<u64> = keys_le(removed).collect();
+            scheduler.removed(id, tier, &removed);
+            let mut withdrawn = None;
+            for run in *stored {
+                let keys: Vec<u64> = keys_le(&run.hashes).collect();
+                withdrawn = withdrawn.or(scheduler.stored(id, tier, &keys));
+            }
+            withdrawn
+        }
+    }
+}
