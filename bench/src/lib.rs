@@ -9,6 +9,7 @@ mod body;
 mod bound;
 mod client;
 mod compare;
+mod decide;
 mod drive;
 #[cfg(test)]
 mod e2e;
@@ -57,6 +58,8 @@ enum Command {
     Sim(Box<sim::SimArgs>),
     /// Time to first token over a bare worker link, in the router's place.
     Link(link::LinkArgs),
+    /// Scheduling decisions alone, on one core.
+    Decide(decide::DecideArgs),
     /// The block index alone, on one core.
     Index(index_bench::IndexArgs),
 }
@@ -98,6 +101,7 @@ fn run(command: Command) -> anyhow::Result<()> {
             print_json(&serde_json::json!({"worker": "the router closed the link"}));
         }
         Command::Mock(args) => print_json(&one_thread()?.block_on(mock::run(&args))?),
+        Command::Decide(args) => print_json(&serde_json::to_value(decide::run(&args)?)?),
         Command::Index(args) => print_json(&serde_json::to_value(index_bench::run(&args)?)?),
         Command::Sim(args) => sim::run(&args)?,
         Command::Link(args) => {
