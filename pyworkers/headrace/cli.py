@@ -37,6 +37,12 @@ examples:
   echo "What is the capital of France?" | headrace chat
 """
 
+EXPLAIN_EXAMPLES = """\
+examples:
+  headrace explain req-5f0c...      the X-Request-ID of its answer
+  headrace explain my-id --url http://10.0.0.1:8000 --json
+"""
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit status: 0, 1 (failed), 2 (wrong arguments), 130 (interrupted)."""
@@ -82,6 +88,8 @@ def _parser() -> argparse.ArgumentParser:
     settings.add_link_arguments(worker)
     chat = command("chat", _chat, "talk to a running server", CHAT_EXAMPLES)
     _add_chat_arguments(chat)
+    explain = command("explain", _explain, "why a request went where it went", EXPLAIN_EXAMPLES)
+    _add_explain_arguments(explain)
     fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
     fetch.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
     command("bench", _version_command, "load, trace replay, comparison and plots")
@@ -156,6 +164,17 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("request_id", metavar="REQUEST_ID", help="X-Request-ID of its answer")
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help="where the server is (default: %(default)s)",
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="(or set HEADRACE_API_KEY)")
+    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
+
+
 def _serve(args: argparse.Namespace) -> int:
     from headrace import serve
 
@@ -212,6 +231,12 @@ def _chat(args: argparse.Namespace) -> int:
     from headrace import chat
 
     return chat.run(args)
+
+
+def _explain(args: argparse.Namespace) -> int:
+    from headrace import explain
+
+    return explain.run(args)
 
 
 def _fetch(args: argparse.Namespace) -> int:

@@ -1,0 +1,98 @@
+"""`headrace explain`: why a request went where it went, as a table."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from typing import Any
+from urllib.parse import quote
+
+from headrace.chat import ChatError, Server
+
+TIMES = ("queue", "prefill", "transfer", "decode", "harm", "barrier", "total")
+"""The parts of a prediction, each `*_ms` in the answer of `/decisions/ID`; `total` is compared."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the decisions about one request; the exit status."""
+    server = Server(args.url, args.api_key or os.environ.get("HEADRACE_API_KEY"))
+    path = f"/decisions/{quote(args.request_id, safe='')}"
+    try:
+        with contextlib.closing(server.request("GET", path)) as response:
+            document = json.loads(response.read())
+        print(json.dumps(document, indent=2) if args.json else describe(document))
+    except (ChatError, ValueError, KeyError, TypeError) as error:
+        reason = error if isinstance(error, ChatError) else f"not a decision: {error!r}"
+        print(f"headrace explain: {reason}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def describe(document: dict[str, Any]) -> str:
+    """All decisions of an answer of `/decisions/ID`, each with its table."""
+    decisions: list[dict[str, Any]] = document["decisions"]
+    parts = [f"request {document['request']}"]
+    for number, decision in enumerate(decisions, start=1):
+        if len(decisions) > 1:  # several choices or prompts, or another try
+            parts.append(f"placement {number} of {len(decisions)}")
+        parts.append(_describe_one(decision))
+    return "\n\n".join(parts)
+
+
+def _describe_one(decision: dict[str, Any]) -> str:
+    wanted = (
+        f"{decision['prompt_tokens']:,} prompt tokens, about {decision['output_tokens']:,.0f} of at "
+        f"most {decision['max_tokens']:,} to generate; "
+        f"{decision['at_ms'] / 1e3:,.3f} s after the router's start"
+    )
+    lines = [
+        wanted,
+        _chosen(decision),
+        "",
+        *_table(decision["candidates"], decision["winner"]),
+    ]
+    if shadow := decision["shadow"]:
+        lines += ["", _shadow(shadow, decision["winner"])]
+    return "\n".join(lines)
+
+
+def _chosen(decision: dict[str, Any]) -> str:
+    winner = decision["winner"]
+    return f"{decision['policy']} chose " + (
+        "no worker: none could take it" if winner is None else winner
+    )
+
+
+def _shadow(shadow: dict[str, Any], winner: str | None) -> str:
+    if shadow["winner"] == winner:
+        return f"{shadow['policy']} would have chosen the same"
+    regret_ms = shadow["regret_ms"]
+    kind = "longer" if regret_ms >= 0 else "shorter"
+    return (
+        f"{shadow['policy']} would have chosen {shadow['winner']}: "
+        f"predicted {abs(regret_ms):,.1f} ms {kind}"
+    )
+
+
+def _table(candidates: list[dict[str, Any]], winner: str | None) -> list[str]:
+    """Those that could be chosen, the cheapest first, then the others with the reason."""
+    ranked = sorted(candidates, key=lambda one: (one["excluded"] is not None, one["total_ms"]))
+    rows = [["", "worker", "cached", *TIMES, ""]]
+    for one in ranked:
+        mark = "->" if one["worker"] == winner else ""
+        times = [f"{one[f'{time}_ms']:,.1f}" for time in TIMES]
+        rows.append(
+            [mark, one["worker"], f"{one['cached_tokens']:,}", *times, one["excluded"] or ""]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    names = {0, 1, len(widths) - 1}  # these columns are words
+    return [
+        "  ".join(
+            cell.ljust(width) if column in names else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

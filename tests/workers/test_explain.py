@@ -1,0 +1,120 @@
+"""`headrace explain`: the table, and what it says when there is nothing to show."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from headrace import cli, explain
+
+
+def candidate(worker: str, total_ms: float, excluded: str | None = None) -> dict[str, Any]:
+    times = {f"{time}_ms": 0.0 for time in explain.TIMES} | {"total_ms": total_ms, "queue_ms": 2.5}
+    return {"worker": worker, "cached_tokens": 1024, "excluded": excluded, **times}
+
+
+def decision(**changes: Any) -> dict[str, Any]:
+    return {
+        "at_ms": 12_345.6,
+        "prompt_tokens": 4_096,
+        "max_tokens": 256,
+        "output_tokens": 99.7,
+        "policy": "kv",
+        "winner": "w1",
+        "candidates": [
+            candidate("w2", 70.0),
+            candidate("w1", 50.25),
+            candidate("w0", 10.0, "full"),
+        ],
+        "shadow": {"policy": "least-loaded", "winner": "w2", "regret_ms": 19.75},
+    } | changes
+
+
+def test_candidates_are_listed_by_cost_and_those_excluded_come_last() -> None:
+    text = explain.describe({"request": "req-1", "decisions": [decision()]})
+    lines = text.splitlines()
+    assert lines[0] == "request req-1"
+    assert lines[2].startswith(
+        "4,096 prompt tokens, about 100 of at most 256 to generate; 12.346 s"
+    )
+    assert lines[3] == "kv chose w1"
+    assert lines[5].split() == ["worker", "cached", *explain.TIMES]
+    rows = [line.split() for line in lines[6:9]]
+    assert rows[0][:4] == ["->", "w1", "1,024", "2.5"] and rows[0][-1] == "50.2"
+    assert [row[0] for row in rows[1:]] == ["w2", "w0"] and rows[2][-1] == "full"
+    assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
+
+
+def test_no_winner_an_agreeing_shadow_and_several_placements_are_said() -> None:
+    nowhere = decision(winner=None, shadow=None)
+    same = decision(shadow={"policy": "round-robin", "winner": "w1", "regret_ms": 0.0})
+    text = explain.describe({"request": "req-1", "decisions": [nowhere, same]})
+    assert "placement 1 of 2" in text and "placement 2 of 2" in text
+    assert "kv chose no worker: none could take it" in text
+    assert "round-robin would have chosen the same" in text
+
+
+@contextmanager
+def server(status: int, document: object) -> Generator[tuple[str, list[str]]]:
+    """A server with one answer; its URL, and `PATH KEY` of each request."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(f"{self.path} {self.headers.get('Authorization')}")
+            body = json.dumps(document).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002 (its name there)
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as http:
+        thread = threading.Thread(target=http.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{http.server_port}", asked
+        finally:
+            http.shutdown()
+            thread.join()
+
+
+def test_the_command_asks_for_the_request_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    document = {"request": "a/b c", "decisions": [decision()]}
+    with server(200, document) as (url, asked):
+        assert cli.main(["explain", "a/b c", "--url", url, "--api-key", "k"]) == 0
+        assert cli.main(["explain", "a/b c", "--url", url, "--json"]) == 0
+    assert asked[0] == "/decisions/a%2Fb%20c Bearer k"
+    text, _, rest = capsys.readouterr().out.partition("{")
+    assert text.startswith("request a/b c\n")
+    assert json.loads("{" + rest) == document
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "says"),
+    [
+        (404, {"error": {"message": "no decision about it"}}, "no decision about it"),
+        (200, {"request": "x"}, "not a decision"),
+        (200, [], "not a decision"),
+    ],
+)
+def test_what_cannot_be_shown_is_one_line(
+    status: int, document: object, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with server(status, document) as (url, _):
+        assert cli.main(["explain", "x", "--url", url]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("headrace explain: ") and says in error and error.count("\n") == 1
+
+
+def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "x", "--url", "http://127.0.0.1:1"]) == 1
+    assert "cannot reach" in capsys.readouterr().err
