@@ -3,6 +3,8 @@
 use std::sync::Arc;
 
 use crate::config::Config;
+use crate::decision_log::DecisionLog;
+use crate::decisions::Decisions;
 use crate::fleet::{Fleet, StartError};
 use crate::metrics::Metrics;
 
@@ -15,17 +17,24 @@ pub struct App {
     pub fleet: Fleet,
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
+    pub(crate) decisions: Decisions,
 }
 
 impl App {
     /// Binds the address of the workers and starts to listen there.
     ///
     /// # Errors
-    /// The address cannot be bound, or the certificate cannot be used.
+    /// The address cannot be bound, or the certificate or the decision log cannot be used.
     pub async fn start(config: Config) -> Result<Arc<Self>, StartError> {
         let metrics = Arc::new(Metrics::default());
+        let log = config.routing.decision_log.as_ref().map(|log| {
+            DecisionLog::start(log, Arc::clone(&metrics)).map_err(|source| {
+                StartError::DecisionLog { path: log.path.display().to_string(), source }
+            })
+        });
+        let decisions = Decisions::new(log.transpose()?);
         let fleet = Fleet::start(&config, Arc::clone(&metrics)).await?;
-        Ok(Arc::new(Self { config, fleet, metrics }))
+        Ok(Arc::new(Self { config, fleet, metrics, decisions }))
     }
 
     /// The body of `/metrics`.

@@ -2,6 +2,9 @@
 
 use std::time::Duration;
 
+/// `Failed.kind` of a worker to which a parameter is out of range; also the `code` of the answer.
+pub(crate) const BAD_SAMPLING: &str = "bad_sampling";
+
 /// Why a request was not served. The variant decides status and retry; the text is for people.
 #[derive(Debug, thiserror::Error)]
 pub enum RouteError {

@@ -76,6 +76,14 @@ pub enum StartError {
         /// Why.
         reason: String,
     },
+    /// The file for decisions cannot be written.
+    #[error("--decision-log: cannot use {path}: {source}")]
+    DecisionLog {
+        /// Which file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
     /// No threads for the tokeniser.
     #[error("cannot start the threads of the tokeniser: {0}")]
     Threads(std::io::Error),

@@ -1,17 +1,20 @@
 //! The OpenAI-compatible surface.
 //!
-//! Read in this order: `generate` is a request from its first byte to its answer; `body` and `json` read it; `fields`,
+//! Read in this order: `generate` is a request from its first byte to its answer; `call` is what its headers ask and what
+//! those of the answer say, with `explain` for how it was placed; `body` and `json` read the body; `fields`,
 //! `params`, `missing`, `messages`, `chat` and `completions` check it and make it a `Job`; `answers` runs the jobs; `reply`,
 //! `chat_reply`, `completion_reply`, `logprobs` and `events` write what comes back; `reject` writes what goes wrong.
 //! Everything between `json` and `Job` is pure.
 
 mod answers;
 mod body;
+mod call;
 mod chat;
 mod chat_reply;
 mod completion_reply;
 mod completions;
 mod events;
+mod explain;
 mod fields;
 #[cfg(test)]
 mod fuzz;
@@ -54,6 +57,7 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/workers", get(ops::workers))
+        .route("/decisions/{*request}", get(explain::decisions))
         .route_layer(from_fn_with_state(keys, headers::require_key));
     Router::new()
         .route("/health", get(ops::health))

@@ -8,6 +8,8 @@ pub mod cli;
 pub mod config;
 mod connection;
 pub mod core;
+mod decision_log;
+mod decisions;
 pub mod error;
 pub mod fleet;
 pub mod http;

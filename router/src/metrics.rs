@@ -67,6 +67,12 @@ pub struct Metrics {
     pub retries: Counter,
     /// Legs cancelled because their client took nothing.
     pub stalls: Counter,
+    /// Decisions that the log had no room for, and that could not be written.
+    pub decision_log_dropped: Counter,
+    /// See above.
+    pub decision_log_errors: Counter,
+    /// Requests with a deadline for their first token, by what became of them.
+    slo_requests: Labelled<1>,
     /// Tokens of prompts, answers, and of prompts found in a worker's cache.
     pub prompt_tokens: Counter,
     /// See above.
@@ -132,6 +138,11 @@ impl Metrics {
         self.link_errors.inc([reason]);
     }
 
+    /// A request with a deadline for its first token is over.
+    pub fn slo_request(&self, result: &str) {
+        self.slo_requests.inc([result]);
+    }
+
     /// A leg ended.
     pub fn leg_ended(&self, outcome: &str) {
         self.legs.inc([outcome]);
@@ -193,6 +204,22 @@ impl Metrics {
             "headrace_stalls_total",
             "Legs cancelled because their client took nothing.",
             &self.stalls,
+        );
+        text.labelled(
+            "headrace_slo_requests_total",
+            "Requests with a deadline for their first token: those that met it and --slo-tpot-ms, and those that did not.",
+            ["result"],
+            &self.slo_requests,
+        );
+        text.counter(
+            "headrace_decision_log_dropped_total",
+            "Decisions that were not written because the disk was too slow, or they were too long.",
+            &self.decision_log_dropped,
+        );
+        text.counter(
+            "headrace_decision_log_errors_total",
+            "Decisions that could not be written to --decision-log.",
+            &self.decision_log_errors,
         );
         text.counter("headrace_links_total", "Workers that joined.", &self.links);
         text.labelled(

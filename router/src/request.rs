@@ -2,12 +2,14 @@
 
 mod answer;
 mod choice;
+mod journey;
 
-use std::time::Duration;
+use std::sync::Arc;
 
 use crate::core::frame::Sampling;
 
 pub use answer::{Answer, answer};
+pub use journey::{Goal, Journey, Stages};
 
 /// A checked request: what `http` hands over. One job answers `n` choices of one prompt.
 #[derive(Debug, Clone)]
@@ -36,8 +38,10 @@ pub struct Job {
     pub priority: i8,
     /// Whose request it is; 0 where nobody says.
     pub tenant: u64,
-    /// The first token is wanted within this time from the arrival of the request.
-    pub ttft_deadline: Option<Duration>,
+    /// The HTTP request that it belongs to.
+    pub journey: Arc<Journey>,
+    /// Number of its choice 0 among all choices of that.
+    pub first_choice: u32,
     /// Separates prefix caches.
     pub salt: Vec<u8>,
 }

@@ -3,6 +3,7 @@
 mod answers;
 mod bad_requests;
 mod client;
+mod explain;
 mod failures;
 mod logprobs;
 mod ops;

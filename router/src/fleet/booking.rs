@@ -1,6 +1,7 @@
 //! What a request wants of the fleet, and what it holds of it. All of these give back what they hold when they drop.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -20,6 +21,7 @@ pub(crate) struct Reservation {
     link: Arc<Link>,
     request: RequestId,
     decision: Arc<Decision>,
+    waited: Duration,
     used: bool,
 }
 
@@ -31,7 +33,7 @@ impl Reservation {
         request: RequestId,
         decision: Arc<Decision>,
     ) -> Self {
-        Self { registry, link, request, decision, used: false }
+        Self { registry, link, request, decision, waited: Duration::ZERO, used: false }
     }
 
     /// Which worker.
@@ -56,6 +58,17 @@ impl Reservation {
     #[must_use]
     pub(crate) fn decision(&self) -> &Arc<Decision> {
         &self.decision
+    }
+
+    /// How long it was waited for.
+    #[must_use]
+    pub(crate) fn waited(&self) -> Duration {
+        self.waited
+    }
+
+    pub(super) fn after(mut self, waited: Duration) -> Self {
+        self.waited = waited;
+        self
     }
 
     /// Sends the request there.

@@ -187,9 +187,10 @@ impl Registry {
         };
         let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
         let placed = tokio::time::timeout_at(until, ticket.wait()).await;
-        self.metrics.queue_seconds.observe(ticket.since.elapsed());
+        let waited = ticket.since.elapsed();
+        self.metrics.queue_seconds.observe(waited);
         match placed {
-            Ok(Some(result)) => result,
+            Ok(Some(result)) => result.map(|place| place.after(waited)),
             Ok(None) => Err(RouteError::ShuttingDown),
             Err(_) => {
                 ticket.expire();

@@ -1,5 +1,7 @@
 //! The request of `/v1/chat/completions`: from the body's fields to a `Job`.
 
+use std::sync::Arc;
+
 use serde_json::{Map, Value};
 
 use crate::error::RouteError;
@@ -102,8 +104,9 @@ pub(super) fn check(
         skip_special_tokens: common.skip_special_tokens,
         session: common.session,
         priority: common.priority,
-        tenant: 0,
-        ttft_deadline: None,
+        tenant: 0, // `Call::apply` knows this and the next two
+        journey: Arc::default(),
+        first_choice: 0,
         salt: common.salt,
     };
     Ok(ChatRequest { job, delivery: common.delivery, logprobs: logprobs.is_some() })

@@ -1,5 +1,7 @@
 //! The request of `/v1/completions`: from the body's fields to one `Job` per prompt.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use crate::error::RouteError;
@@ -90,8 +92,9 @@ pub(super) fn check(
             skip_special_tokens: common.skip_special_tokens,
             session: common.session.clone(),
             priority: common.priority,
-            tenant: 0,
-            ttft_deadline: None,
+            tenant: 0, // `Call::apply` knows this and the next two
+            journey: Arc::default(),
+            first_choice: 0,
             salt: common.salt.clone(),
         }
     });

@@ -19,6 +19,7 @@ use futures_util::stream;
 use serde::Serialize;
 
 use crate::http::answers::Answers;
+use crate::http::call::Ending;
 use crate::http::params::Delivery;
 use crate::http::reject::Reject;
 use crate::http::reply::{FINGERPRINT, Head, UsageBody};
@@ -109,6 +110,7 @@ struct Stream<S> {
     answers: Option<Answers>,
     shape: S,
     envelope: Envelope,
+    ending: Ending,
     buffer: BytesMut,
 }
 
@@ -130,14 +132,20 @@ impl<S: Events> Stream<S> {
                 }
                 Some(Err(error)) => {
                     tracing::warn!(%error, "an answer failed after its first byte");
+                    self.ending.failed(&error);
                     self.buffer.extend_from_slice(b"event: error\ndata: ");
                     json(&mut self.buffer, &Reject::from(error).body());
                     self.buffer.extend_from_slice(b"\n\n");
                     self.answers = None; // and no [DONE]: the answer is not whole
                 }
                 None => {
+                    self.ending.answered(answers.usage());
                     if self.envelope.delivery.include_usage {
                         self.envelope.usage(answers.usage(), &mut self.buffer);
+                    }
+                    if let Some(decisions) = self.ending.comment() {
+                        write!(self.buffer, ": headrace-decision {decisions}\n\n")
+                            .expect("writing to memory cannot fail");
                     }
                     self.buffer.extend_from_slice(b"data: [DONE]\n\n");
                     self.answers = None;
@@ -154,11 +162,12 @@ pub(super) fn response<S: Events>(
     answers: Answers,
     shape: S,
     delivery: Delivery,
+    ending: Ending,
 ) -> Response {
     let envelope = shape.envelope(delivery);
     let buffer = BytesMut::with_capacity(4096);
-    let stream =
-        Box::new(Stream { first: Some(first), answers: Some(answers), shape, envelope, buffer });
+    let (first, answers) = (Some(first), Some(answers));
+    let stream = Box::new(Stream { first, answers, shape, envelope, ending, buffer });
     let body = stream::unfold(stream, |mut stream| async move {
         let piece = stream.next().await?;
         Some((Ok::<_, Infallible>(piece), stream))

@@ -3,19 +3,20 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::response::Response;
+use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
 use crate::http::body::{self, BodyLimits, Share};
+use crate::http::call::Call;
 use crate::http::chat_reply::ChatReply;
 use crate::http::completion_reply::CompletionReply;
 use crate::http::fields::Fields;
 use crate::http::params::{self, ModelFacts};
 use crate::http::reject::Reject;
 use crate::http::reply::{self, Head};
-use crate::http::{chat, completions, headers, json};
+use crate::http::{chat, completions, json};
 use crate::prompt::PromptEngine;
 use crate::request::Prompt;
 
@@ -23,32 +24,44 @@ use crate::request::Prompt;
 const LARGE_BODY_BYTES: usize = 256 << 10;
 
 /// Answers a chat.
-pub(super) async fn chat(
-    State(surface): State<Surface>,
-    request: Request,
-) -> Result<Response, Reject> {
-    let session = headers::session(request.headers());
-    let (mut fields, _memory) = fields(&surface, request).await?;
+pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Response {
+    match Call::of(&surface.app, &request) {
+        Ok(call) => call.finish(answer_chat(&surface, request, &call).await),
+        Err(error) => Reject::from(error).into_response(),
+    }
+}
+
+async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
+    let (mut fields, _memory) = fields(surface, request).await?;
     let model = params::model_name(&mut fields)?;
     let engine = engine(&surface.app, &model)?;
     let mut request = chat::check(fields, model, &facts(&engine))?;
-    request.job.session = session.or(request.job.session);
+    call.apply(&mut request.job, 0);
     let shape = ChatReply::new(Head::of(&request.job), request.job.n, request.logprobs);
-    reply::send(&surface.app, vec![request.job], shape, request.delivery).await
+    reply::send(&surface.app, call, vec![request.job], shape, request.delivery).await
 }
 
 /// Continues one or several texts.
-pub(super) async fn completions(
-    State(surface): State<Surface>,
+pub(super) async fn completions(State(surface): State<Surface>, request: Request) -> Response {
+    match Call::of(&surface.app, &request) {
+        Ok(call) => call.finish(answer_completions(&surface, request, &call).await),
+        Err(error) => Reject::from(error).into_response(),
+    }
+}
+
+async fn answer_completions(
+    surface: &Surface,
     request: Request,
+    call: &Call,
 ) -> Result<Response, Reject> {
-    let session = headers::session(request.headers());
-    let (mut fields, _memory) = fields(&surface, request).await?;
+    let (mut fields, _memory) = fields(surface, request).await?;
     let model = params::model_name(&mut fields)?;
     let engine = engine(&surface.app, &model)?;
     let mut request = completions::check(fields, &model, &facts(&engine))?;
+    let mut first_choice = 0;
     for job in &mut request.jobs {
-        job.session = session.clone().or(job.session.take());
+        call.apply(job, first_choice);
+        first_choice += job.n;
     }
     let echo = request
         .echo
@@ -61,7 +74,7 @@ pub(super) async fn completions(
         request.logprobs.is_some(),
         echo,
     );
-    reply::send(&surface.app, request.jobs, shape, request.delivery).await
+    reply::send(&surface.app, call, request.jobs, shape, request.delivery).await
 }
 
 fn echo_text(engine: &PromptEngine, prompt: &Prompt) -> String {

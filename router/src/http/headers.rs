@@ -20,7 +20,11 @@ const MAX_REQUEST_ID: usize = 128;
 const SESSION: [&str; 3] = ["x-session-id", "x-session-affinity", "x-correlation-id"];
 
 /// Gives every answer its `X-Request-ID`, the client's own or a new one, and counts it.
-pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+pub(super) async fn observe(
+    State(app): State<Arc<App>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let began = Instant::now();
     let id = request.headers().get(&REQUEST_ID).filter(|id| is_request_id(id)).cloned();
     let id = id.unwrap_or_else(|| {
@@ -29,6 +33,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     let matched = request.extensions().get::<MatchedPath>().cloned();
     let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let trace = request.headers().get("traceparent").cloned(); // for the log only
+    request.extensions_mut().insert(RequestId(id.clone()));
     let mut left = Left { app: &app, route, answered: false };
     let mut response = next.run(request).await;
     left.answered = true;
@@ -38,6 +43,17 @@ pub(super) async fn observe(State(app): State<Arc<App>>, request: Request, next:
     tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
     response.headers_mut().insert(REQUEST_ID, id);
     response
+}
+
+/// Name of a request, left on it for its handler.
+#[derive(Debug, Clone)]
+struct RequestId(HeaderValue);
+
+/// Name of a request that [`observe`] has seen.
+pub(super) fn request_id(request: &Request) -> String {
+    let id = request.extensions().get::<RequestId>();
+    let text = id.and_then(|id| id.0.to_str().ok());
+    text.unwrap_or_default().to_owned()
 }
 
 /// Counts a request that was dropped before its answer began: its client left, or its connection was cut.
@@ -60,6 +76,41 @@ fn is_request_id(value: &HeaderValue) -> bool {
     (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
 }
 
+/// The value of a header that may come once.
+///
+/// # Errors
+/// `BadRequest` where it comes more often, or is not text.
+pub(super) fn single<'a>(
+    headers: &'a HeaderMap,
+    name: &'static str,
+) -> Result<Option<&'a str>, RouteError> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(bad_header(name, "came more than once; send it once"));
+    }
+    let text = value.to_str().map_err(|_| bad_header(name, "is not plain text"))?;
+    Ok(Some(text.trim()))
+}
+
+/// `BadRequest` about a header.
+pub(super) fn bad_header(name: &'static str, problem: &str) -> RouteError {
+    RouteError::BadRequest {
+        param: Some(name.to_owned()),
+        message: format!("the header {name} {problem}"),
+    }
+}
+
+/// Digest of the API key that was sent; the same for each way to write it.
+pub(super) fn key_digest(headers: &HeaderMap) -> blake3::Hash {
+    let value = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
+    let key = value
+        .split_at_checked(7)
+        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "))
+        .map_or(&b""[..], |(_, key)| key.trim_ascii());
+    blake3::hash(key)
+}
+
 /// The session that the headers name.
 pub(super) fn session(headers: &HeaderMap) -> Option<String> {
     let mut named = SESSION.iter().filter_map(|name| headers.get(*name)?.to_str().ok());
@@ -79,14 +130,11 @@ impl ApiKeys {
         if self.0.is_empty() {
             return Ok(());
         }
-        let value = headers.get(header::AUTHORIZATION);
-        let value = value.ok_or(Reject::Unauthorized("this server asks for an API key"))?;
-        let key = value
-            .as_bytes()
-            .split_at_checked(7)
-            .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "));
+        if !headers.contains_key(header::AUTHORIZATION) {
+            return Err(Reject::Unauthorized("this server asks for an API key"));
+        }
         // Digests compare in constant time, and all of them are compared.
-        let sent = blake3::hash(key.map_or(&b""[..], |(_, key)| key.trim_ascii()));
+        let sent = key_digest(headers);
         let known = self.0.iter().fold(false, |known, key| known | (*key == sent));
         known.then_some(()).ok_or(Reject::Unauthorized("this API key is not known"))
     }

@@ -7,7 +7,7 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use crate::error::RouteError;
+use crate::error::{BAD_SAMPLING, RouteError};
 
 /// Why a request was turned away: by the HTTP surface itself, or on its way further in.
 #[derive(Debug, thiserror::Error)]
@@ -36,6 +36,12 @@ pub(super) enum Reject {
     /// `Content-Encoding` is something else.
     #[error("the content encoding must be identity, not {got}")]
     ContentEncoding { got: String },
+    /// Nothing is known of this request.
+    #[error(
+        "no decision about the request {request} is remembered: only requests that got a worker have one, and only \
+         the last {remembered} or fewer are kept; --decision-log keeps more"
+    )]
+    NoDecision { request: String, remembered: usize },
     /// What happens to well-formed requests.
     #[error(transparent)]
     Route(#[from] RouteError),
@@ -87,8 +93,6 @@ impl Verdict {
 
 /// nginx's name for a client that left; nobody reads it but our own metrics.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
-/// `Failed.kind` of a worker to which a parameter is out of range; also the `code` of the answer.
-const BAD_SAMPLING: &str = "bad_sampling";
 /// Where the error itself does not know: another worker or a restarted router is seconds away.
 const SOON: Duration = Duration::from_secs(1);
 
@@ -110,6 +114,7 @@ impl Reject {
             Self::ContentEncoding { .. } => {
                 Verdict::wrong(S::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_content_encoding"))
             }
+            Self::NoDecision { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_request")),
             Self::Route(error) => route_verdict(error),
         }
     }

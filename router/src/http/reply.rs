@@ -9,6 +9,7 @@ use serde::Serialize;
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::answers::Answers;
+use crate::http::call::Call;
 use crate::http::events::{self, Events};
 use crate::http::params::Delivery;
 use crate::http::{ids, reject::Reject};
@@ -53,6 +54,7 @@ pub(super) trait Whole {
 /// Why there is no answer.
 pub(super) async fn send<S: Whole + Events>(
     app: &Arc<App>,
+    call: &Call,
     jobs: Vec<Job>,
     shape: S,
     delivery: Delivery,
@@ -61,7 +63,7 @@ pub(super) async fn send<S: Whole + Events>(
     let mut answers = Answers::place(app, jobs).await?;
     if delivery.stream {
         let first = answers.next().await.ok_or_else(nothing)??;
-        return Ok(events::response(first, answers, shape, delivery));
+        return Ok(events::response(first, answers, shape, delivery, call.ending(num_choices)));
     }
     let mut choices: Vec<Choice> = Vec::new();
     choices.resize_with(num_choices, Choice::default);
@@ -71,6 +73,7 @@ pub(super) async fn send<S: Whole + Events>(
     if choices.iter().any(|choice| choice.finish.is_none()) {
         return Err(nothing().into());
     }
+    call.answered(answers.usage(), num_choices);
     let body = shape.whole(choices, answers.usage());
     let body = body.map_err(|error| RouteError::Internal(error.to_string()))?;
     let json = HeaderValue::from_static("application/json");

@@ -9,7 +9,6 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::choice::{Choice, Common, EncodedPrompt};
 use super::{Delta, Job, Prompt, Usage};
 use crate::app::App;
-use crate::core::decision::Decision;
 use crate::error::RouteError;
 use crate::fleet::booking::StreamPermit;
 
@@ -61,11 +60,13 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         })??
         .into();
     app.metrics.encode_seconds.observe(begin.elapsed());
+    job.journey.tokenised(job.first_choice, begin.elapsed());
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
     app.metrics.prompt_tokens.add(ids.len() as u64);
+    let hashing = Instant::now();
     let keys = app.fleet.registry.block_keys(&model, &ids, &job.salt).await?;
-    let prompt = EncodedPrompt { ids, keys, goes_on };
+    let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
     let common = Arc::new(Common::new(Arc::clone(app), engine, job, prompt, max_tokens, begin));
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
     let mut answer = Answer {
@@ -111,11 +112,6 @@ impl Answer {
             completion_tokens: self.choices.iter().map(Choice::completion_tokens).sum(),
             cached_tokens: self.cached_tokens,
         }
-    }
-
-    /// How the choices that run came to their workers.
-    pub fn decisions(&self) -> impl Iterator<Item = &Arc<Decision>> {
-        self.choices.iter().filter_map(Choice::decision)
     }
 
     /// The prompt as the workers get it.

@@ -12,7 +12,6 @@ use tokio::time::Instant;
 use super::{Delta, FinishReason, Job, TokenText};
 use crate::app::App;
 use crate::core::candidate::WorkerId;
-use crate::core::decision::Decision;
 use crate::core::frame::{Finish, Ranked, Sampling, Submit, TokenLogprob};
 use crate::error::RouteError;
 use crate::fleet::booking::Wanted;
@@ -41,6 +40,8 @@ pub(super) struct EncodedPrompt {
     pub(super) ids: Arc<[u32]>,
     /// Keys of its full blocks.
     pub(super) keys: Arc<[u64]>,
+    /// What hashing them took.
+    pub(super) hash_time: Duration,
     /// The answer goes on the text of the prompt, rather than being a message of its own.
     pub(super) goes_on: bool,
 }
@@ -65,6 +66,11 @@ impl Common {
         Self { app, engine, job, prompt, max_tokens, begin, deadline, stop_ids, stop }
     }
 
+    /// Number of a choice among all of the HTTP request.
+    fn choice(&self, index: u32) -> u32 {
+        self.job.first_choice + index
+    }
+
     fn token(&self, id: u32, logprob: Option<f64>, top: &[Ranked]) -> TokenText {
         let (text, bytes) = self.engine.token_text(id);
         let top = top.iter().map(|Ranked(id, logprob)| self.token(*id, Some(*logprob), &[]));
@@ -83,6 +89,8 @@ pub(super) struct Choice {
     excluded: Vec<WorkerId>,
     /// The client has a part of it.
     delivered: bool,
+    /// From its worker of now.
+    first_token: Option<Instant>,
     completion_tokens: u32,
     cached_tokens: u32,
 }
@@ -112,7 +120,6 @@ impl fmt::Debug for State {
 struct Leg {
     stream: TokenStream,
     worker: WorkerId,
-    decision: Arc<Decision>,
     submitted: Instant,
 }
 
@@ -127,16 +134,9 @@ impl Choice {
             state,
             excluded: Vec::new(),
             delivered: false,
+            first_token: None,
             completion_tokens: 0,
             cached_tokens: 0,
-        }
-    }
-
-    /// How it came to its worker; `None` while it has none.
-    pub(super) fn decision(&self) -> Option<&Arc<Decision>> {
-        match &self.state {
-            State::Running(leg) => Some(&leg.decision),
-            State::Placing(_) | State::Empty | State::Ended => None,
         }
     }
 
@@ -230,7 +230,7 @@ impl Choice {
                 }
                 State::Placing(_) | State::Ended => return Poll::Ready(None),
             };
-            let worker = leg.worker;
+            let (worker, submitted) = (leg.worker, leg.submitted);
             let delta = match std::task::ready!(leg.stream.poll_next(context)) {
                 Ok(chunk) => self.delta(chunk),
                 Err(error) => match self.again(error, Some(worker)) {
@@ -240,7 +240,7 @@ impl Choice {
             };
             match delta {
                 Ok(Some(delta)) => {
-                    self.delivered = true;
+                    self.note_progress(submitted, delta.finish.is_some());
                     if delta.finish.is_some() {
                         self.state = State::Ended; // after a stop string this cancels the worker
                     }
@@ -267,8 +267,23 @@ impl Choice {
         self.decoder = decoder(&self.common);
         self.completion_tokens = 0;
         self.cached_tokens = 0;
+        self.first_token = None;
         self.state = place_again(&self.common, self.index, self.excluded.clone(), error);
         Ok(())
+    }
+
+    /// The client is about to get a part of it.
+    fn note_progress(&mut self, submitted: Instant, is_last: bool) {
+        let (journey, choice) = (&self.common.job.journey, self.common.choice(self.index));
+        if let Some(first) = self.first_token.filter(|_| !self.delivered) {
+            journey.first_token(choice, first, first.saturating_duration_since(submitted));
+        }
+        self.delivered = true;
+        if let State::Running(leg) = &self.state
+            && let Some(last) = leg.stream.last_arrival().filter(|_| is_last)
+        {
+            journey.last_token(last);
+        }
     }
 
     /// What a chunk is to the client; `None` if nothing is certain yet.
@@ -276,6 +291,9 @@ impl Choice {
         let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish } = chunk;
         self.cached_tokens = cached_tokens.unwrap_or(self.cached_tokens);
         let generated = ids.len();
+        if generated > 0 {
+            self.first_token.get_or_insert_with(Instant::now);
+        }
         if finish == Some(Finish::Stop)
             && ids.last().is_some_and(|last| self.common.stop_ids.contains(last))
         {
@@ -358,7 +376,7 @@ async fn place_and_submit(
 ) -> Result<Leg, (RouteError, Option<WorkerId>)> {
     let (job, registry) = (&common.job, &common.app.fleet.registry);
     let wanted = Wanted {
-        name: job.name.clone(),
+        name: job.journey.request_id().to_owned(),
         model: job.model.clone(),
         engine: Arc::clone(&common.engine),
         prompt_tokens: u32::try_from(common.prompt.ids.len()).unwrap_or(u32::MAX),
@@ -367,10 +385,21 @@ async fn place_and_submit(
         session: job.session.clone(),
         tenant: job.tenant,
         priority: job.priority,
-        first_token_by: job.ttft_deadline.map(|deadline| common.begin + deadline),
+        first_token_by: job.journey.first_token_by(),
         excluded,
     };
-    let place = registry.place(&wanted, common.deadline).await.map_err(|error| (error, None))?;
+    let (choice, asked) = (common.choice(index), Instant::now());
+    let place = match registry.place(&wanted, common.deadline).await {
+        Ok(place) => place,
+        Err(error) => {
+            job.journey.waited(choice, asked.elapsed());
+            return Err((error, None));
+        }
+    };
+    let route = common.prompt.hash_time + asked.elapsed().saturating_sub(place.waited());
+    job.journey.waited(choice, place.waited());
+    job.journey.placed(choice, place.worker_name(), route, place.decision());
+    common.app.decisions.note(place.decision());
     let worker = place.worker();
     let sampling = &job.sampling;
     let seed = sampling.seed.wrapping_add(index.into());
@@ -395,9 +424,8 @@ async fn place_and_submit(
         worker = place.worker_name(),
         "submit"
     );
-    let decision = Arc::clone(place.decision());
     let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
-    Ok(Leg { stream, worker, decision, submitted: Instant::now() })
+    Ok(Leg { stream, worker, submitted: Instant::now() })
 }
 
 fn little_endian(ids: &[u32]) -> Vec<u8> {

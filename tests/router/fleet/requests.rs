@@ -6,7 +6,7 @@ use std::time::Duration;
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
-use headrace_router::request::{Answer, Delta, FinishReason, Job, Prompt, answer};
+use headrace_router::request::{Answer, Delta, FinishReason, Job, Journey, Prompt, answer};
 use tokio::time::sleep;
 
 use crate::fake_worker::*;
@@ -25,7 +25,8 @@ pub(super) fn job() -> Job {
         session: None,
         priority: 0,
         tenant: 0,
-        ttft_deadline: None,
+        journey: Journey::new("test".into(), None),
+        first_choice: 0,
         salt: Vec::new(),
     }
 }

@@ -1,0 +1,63 @@
+//! Decisions that were made: the latest ones in memory, all of them in the log, if there is one.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::core::decision::Decision;
+use crate::decision_log::DecisionLog;
+
+/// Decisions that are remembered.
+pub(crate) const REMEMBERED: usize = 4_096;
+/// Their candidates together: some 20 MB.
+const CANDIDATES: usize = 65_536;
+
+/// Where a decision is noted.
+#[derive(Debug, Default)]
+pub(crate) struct Decisions {
+    recent: Mutex<Recent>,
+    log: Option<DecisionLog<Decision>>,
+}
+
+#[derive(Debug, Default)]
+struct Recent {
+    /// The oldest first.
+    decisions: VecDeque<Arc<Decision>>,
+    candidates: usize,
+}
+
+impl Decisions {
+    pub(crate) fn new(log: Option<DecisionLog<Decision>>) -> Self {
+        Self { recent: Mutex::default(), log }
+    }
+
+    /// Remembers a decision.
+    pub(crate) fn note(&self, decision: &Arc<Decision>) {
+        if let Some(log) = &self.log {
+            log.write(decision);
+        }
+        self.recent().push(Arc::clone(decision));
+    }
+
+    /// Those about a request, the oldest first.
+    pub(crate) fn about(&self, request: &str) -> Vec<Arc<Decision>> {
+        let recent = self.recent();
+        recent.decisions.iter().filter(|one| one.request == request).map(Arc::clone).collect()
+    }
+
+    fn recent(&self) -> MutexGuard<'_, Recent> {
+        self.recent.lock().expect("no holder panics")
+    }
+}
+
+impl Recent {
+    fn push(&mut self, decision: Arc<Decision>) {
+        self.candidates += decision.candidates.len();
+        self.decisions.push_back(decision);
+        while self.decisions.len() > REMEMBERED
+            || (self.candidates > CANDIDATES && self.decisions.len() > 1)
+        {
+            let oldest = self.decisions.pop_front().expect("there is more than one");
+            self.candidates -= oldest.candidates.len();
+        }
+    }
+}

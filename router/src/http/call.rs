@@ -1,0 +1,268 @@
+//! What the headers of a generation ask for, and what the headers of its answer say.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::Request;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::{IntoResponse as _, Response};
+
+use crate::app::App;
+use crate::error::RouteError;
+use crate::http::headers::{bad_header, key_digest, request_id, session, single};
+use crate::http::{explain, reject::Reject};
+use crate::request::{Goal, Job, Journey, Stages, Usage};
+
+const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
+const EXPLAIN: &str = "X-Headrace-Explain";
+const TENANT: &str = "X-Headrace-Tenant";
+/// Longest wish for a first token: a day.
+const MAX_DEADLINE_MS: u64 = 86_400_000;
+/// Longest name of a tenant, in bytes.
+const MAX_TENANT: usize = 128;
+
+const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+const WORKER: HeaderName = HeaderName::from_static("x-headrace-worker");
+
+/// One request for a generation, from its headers to those of its answer.
+#[derive(Debug)]
+pub(super) struct Call {
+    journey: Arc<Journey>,
+    session: Option<String>,
+    tenant: u64,
+    explain: bool,
+}
+
+impl Call {
+    /// Reads the headers. The request counts from now on.
+    ///
+    /// # Errors
+    /// `BadRequest` names the header that is wrong.
+    pub(super) fn of(app: &App, request: &Request) -> Result<Self, RouteError> {
+        let headers = request.headers();
+        let routing = &app.config.routing;
+        let first_token = deadline(headers)?.unwrap_or(routing.ttft_deadline);
+        let goal = first_token.map(|first_token| Goal {
+            first_token,
+            tpot_ms: routing.slo_tpot_ms,
+            metrics: Arc::clone(&app.metrics),
+        });
+        Ok(Self {
+            explain: wants_explanation(headers)?,
+            session: session(headers),
+            tenant: tenant(headers, !app.config.http.api_keys.is_empty())?,
+            journey: Journey::new(request_id(request), goal),
+        })
+    }
+
+    /// Says whose job it is. `first_choice`: number of its choice 0 among all choices of the request.
+    pub(super) fn apply(&self, job: &mut Job, first_choice: u32) {
+        job.session = self.session.clone().or(job.session.take());
+        job.tenant = self.tenant;
+        job.journey = Arc::clone(&self.journey);
+        job.first_choice = first_choice;
+    }
+
+    /// Takes note that all choices came to their end.
+    pub(super) fn answered(&self, usage: Usage, choices: usize) {
+        self.journey.answered(usage, choices);
+    }
+
+    /// What a stream needs to say at its end.
+    pub(super) fn ending(&self, choices: usize) -> Ending {
+        // what fits a header is said there
+        let explain = self.explain && explain::header(&self.journey.decisions()).is_none();
+        Ending { journey: Arc::clone(&self.journey), choices, explain }
+    }
+
+    /// The answer with its headers.
+    pub(super) fn finish(&self, answer: Result<Response, Reject>) -> Response {
+        let mut response = answer.unwrap_or_else(|reject| {
+            if let Reject::Route(error) = &reject {
+                self.journey.failed(error);
+            } else {
+                self.journey.refused();
+            }
+            reject.into_response()
+        });
+        let headers = response.headers_mut();
+        if let Some(value) = server_timing(&self.journey.stages()) {
+            headers.insert(SERVER_TIMING, value);
+        }
+        if let Some(worker) = self.journey.worker() {
+            headers.insert(WORKER, printable(&worker));
+        }
+        let decisions = self.journey.decisions();
+        if self.explain && !decisions.is_empty() {
+            match explain::header(&decisions) {
+                Some(value) => headers.insert(explain::DECISION, value),
+                None => {
+                    headers.insert(explain::LOCATION, explain::location(self.journey.request_id()))
+                }
+            };
+        }
+        response
+    }
+}
+
+/// What is to be done and said when a stream ends.
+#[derive(Debug)]
+pub(super) struct Ending {
+    journey: Arc<Journey>,
+    choices: usize,
+    explain: bool,
+}
+
+impl Ending {
+    /// It came to its end.
+    pub(super) fn answered(&self, usage: Usage) {
+        self.journey.answered(usage, self.choices);
+    }
+
+    /// It broke off.
+    pub(super) fn failed(&self, error: &RouteError) {
+        self.journey.failed(error);
+    }
+
+    /// The last comment of the stream, where one was asked for.
+    pub(super) fn comment(&self) -> Option<String> {
+        self.explain.then(|| explain::ascii_json(&self.journey.decisions()))
+    }
+}
+
+/// `Some(None)`: this request wants no deadline.
+fn deadline(headers: &HeaderMap) -> Result<Option<Option<Duration>>, RouteError> {
+    let Some(text) = single(headers, DEADLINE)? else { return Ok(None) };
+    let ms = text.parse().ok().filter(|ms| *ms <= MAX_DEADLINE_MS).ok_or_else(|| {
+        let problem =
+            format!("must be a whole number of ms up to {MAX_DEADLINE_MS}, or 0 for no deadline");
+        bad_header(DEADLINE, &problem)
+    })?;
+    Ok(Some((ms > 0).then(|| Duration::from_millis(ms))))
+}
+
+fn wants_explanation(headers: &HeaderMap) -> Result<bool, RouteError> {
+    match single(headers, EXPLAIN)? {
+        None | Some("0" | "false") => Ok(false),
+        Some("1" | "true") => Ok(true),
+        Some(_) => Err(bad_header(EXPLAIN, "must be 1 or 0")),
+    }
+}
+
+/// Whose request it is: who has a key is known by it, and others by what they say.
+fn tenant(headers: &HeaderMap, has_keys: bool) -> Result<u64, RouteError> {
+    let digest = if has_keys {
+        key_digest(headers)
+    } else {
+        let Some(name) = single(headers, TENANT)? else { return Ok(0) };
+        if name.is_empty() || name.len() > MAX_TENANT {
+            let problem = format!("must be 1 to {MAX_TENANT} bytes long");
+            return Err(bad_header(TENANT, &problem));
+        }
+        blake3::hash(name.as_bytes())
+    };
+    Ok(u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes")))
+}
+
+/// The stages that are known, as W3C Server Timing has it.
+fn server_timing(stages: &Stages) -> Option<HeaderValue> {
+    let known = [
+        ("tokenise", stages.tokenise),
+        ("queue", stages.queue),
+        ("route", stages.route),
+        ("prefill", stages.prefill),
+        ("first-token", stages.first_token),
+    ];
+    let known = known
+        .into_iter()
+        .filter_map(|(name, took)| Some(format!("{name};dur={:.3}", took?.as_secs_f64() * 1e3)));
+    let text = known.collect::<Vec<_>>().join(", ");
+    (!text.is_empty()).then(|| HeaderValue::try_from(text).expect("names and numbers"))
+}
+
+/// A name as a header can say it.
+fn printable(name: &str) -> HeaderValue {
+    let text: String =
+        name.chars().map(|c| if c.is_ascii_graphic() || c == ' ' { c } else { '?' }).collect();
+    HeaderValue::try_from(text).expect("printable ASCII")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &'static str)]) -> HeaderMap {
+        let mut headers = HeaderMap::new();
+        for (name, value) in pairs {
+            headers.append(*name, HeaderValue::from_static(value));
+        }
+        headers
+    }
+
+    fn param<T: std::fmt::Debug>(result: Result<T, RouteError>) -> String {
+        match result {
+            Err(RouteError::BadRequest { param: Some(param), message }) => {
+                assert!(message.contains(&param), "{message}");
+                param
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_deadline_is_whole_ms_and_0_is_none() {
+        let read = |value| deadline(&headers(&[("x-headrace-ttft-deadline-ms", value)]));
+        assert_eq!(deadline(&HeaderMap::new()).unwrap(), None);
+        assert_eq!(read("0").unwrap(), Some(None));
+        assert_eq!(read(" 250 ").unwrap(), Some(Some(Duration::from_millis(250))));
+        for wrong in ["", "-1", "1.5", "1e3", "soon", "86400001", "99999999999999999999"] {
+            assert_eq!(param(read(wrong)), DEADLINE, "{wrong}");
+        }
+        let name = "x-headrace-ttft-deadline-ms";
+        assert_eq!(param(deadline(&headers(&[(name, "1"), (name, "2")]))), DEADLINE);
+    }
+
+    #[test]
+    fn explaining_is_on_or_off() {
+        let read = |value| wants_explanation(&headers(&[("x-headrace-explain", value)]));
+        assert!(read("1").unwrap() && read("true").unwrap() && !read("0").unwrap());
+        assert!(!wants_explanation(&HeaderMap::new()).unwrap());
+        assert_eq!(param(read("yes")), EXPLAIN);
+    }
+
+    #[test]
+    fn a_tenant_is_its_key_or_else_what_it_says() {
+        let none = HeaderMap::new();
+        assert_eq!(tenant(&none, false).unwrap(), 0);
+        let a = tenant(&headers(&[("x-headrace-tenant", "a")]), false).unwrap();
+        let b = tenant(&headers(&[("x-headrace-tenant", "b")]), false).unwrap();
+        assert!(a != b && a != 0);
+        let keyed = |name| {
+            let pairs = [("authorization", "Bearer k"), ("x-headrace-tenant", name)];
+            tenant(&headers(&pairs), true).unwrap()
+        };
+        assert_eq!(keyed("a"), keyed("b"));
+        assert_ne!(keyed("a"), a);
+        for wrong in [
+            "",
+            "0123456789012345678901234567890123456789012345678901234567890123456789\
+            01234567890123456789012345678901234567890123456789012345678",
+        ] {
+            assert_eq!(param(tenant(&headers(&[("x-headrace-tenant", wrong)]), false)), TENANT);
+        }
+    }
+
+    #[test]
+    fn stages_are_said_as_far_as_they_are_known() {
+        assert_eq!(server_timing(&Stages::default()), None);
+        let ms = |n| Some(Duration::from_micros(n));
+        let stages = Stages { tokenise: ms(1_500), queue: ms(0), ..Stages::default() };
+        assert_eq!(server_timing(&stages).unwrap(), "tokenise;dur=1.500, queue;dur=0.000");
+    }
+
+    #[test]
+    fn any_name_of_a_worker_can_be_said() {
+        assert_eq!(printable("w-1 a"), "w-1 a");
+        assert_eq!(printable("w\u{e9}\n\u{1f600}"), "w???");
+    }
+}

@@ -1,0 +1,171 @@
+//! Decisions for people: in a header, in a comment at the end of a stream, and at `/decisions/ID`.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Path, State};
+use axum::http::{HeaderName, HeaderValue};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::core::candidate::{Candidate, Exclusion};
+use crate::core::cost::Estimate;
+use crate::core::decision::Decision;
+use crate::core::policy::PolicyName;
+use crate::decisions::REMEMBERED;
+use crate::http::fields::clip;
+use crate::http::reject::Reject;
+
+/// The decision itself, where it is short.
+pub(super) const DECISION: HeaderName = HeaderName::from_static("x-headrace-decision");
+/// Where it is to be found, otherwise.
+pub(super) const LOCATION: HeaderName = HeaderName::from_static("x-headrace-decision-location");
+/// Proxies refuse answers with longer headers; 4 to 8 KiB for all of them together is common.
+const MAX_HEADER: usize = 4 << 10;
+
+/// A decision with the names and figures that say why.
+#[derive(Debug, Serialize)]
+struct Explanation<'a> {
+    request: &'a str,
+    at_ms: f64,
+    policy: PolicyName,
+    prompt_tokens: u32,
+    max_tokens: u32,
+    /// As long as the answer is expected to be.
+    output_tokens: f64,
+    deadline_ms: Option<f64>,
+    winner: Option<&'a str>,
+    candidates: Vec<CandidateView<'a>>,
+    shadow: Option<ShadowView<'a>>,
+}
+
+#[derive(Debug, Serialize)]
+struct CandidateView<'a> {
+    worker: &'a str,
+    cached_tokens: u32,
+    queue_ms: f64,
+    prefill_ms: f64,
+    transfer_ms: f64,
+    decode_ms: f64,
+    harm_ms: f64,
+    barrier_ms: f64,
+    total_ms: f64,
+    excluded: Option<Exclusion>,
+}
+
+#[derive(Debug, Serialize)]
+struct ShadowView<'a> {
+    policy: PolicyName,
+    winner: &'a str,
+    regret_ms: f64,
+}
+
+impl<'a> Explanation<'a> {
+    fn of(decision: &'a Decision) -> Self {
+        let name = |id| {
+            let named = decision.candidates.iter().find(|candidate| candidate.id == id);
+            named.map(|candidate| &*candidate.name)
+        };
+        let candidates = decision.candidates.iter().zip(&decision.estimates);
+        Self {
+            request: &decision.request,
+            at_ms: rounded(decision.at_ms),
+            policy: decision.chooser.policy.name(),
+            prompt_tokens: decision.ask.prompt_tokens,
+            max_tokens: decision.ask.max_tokens,
+            output_tokens: rounded(decision.ask.output_tokens),
+            deadline_ms: decision.ask.deadline_ms.map(rounded),
+            winner: decision.winner.and_then(name),
+            candidates: candidates.map(|(one, estimate)| candidate(one, estimate)).collect(),
+            shadow: decision.shadow.as_ref().and_then(|shadow| {
+                let (policy, winner) = (shadow.chooser.policy.name(), name(shadow.winner)?);
+                Some(ShadowView { policy, winner, regret_ms: rounded(shadow.regret_ms) })
+            }),
+        }
+    }
+}
+
+fn candidate<'a>(candidate: &'a Candidate, estimate: &Estimate) -> CandidateView<'a> {
+    CandidateView {
+        worker: &candidate.name,
+        cached_tokens: candidate.cached_tokens,
+        queue_ms: rounded(estimate.queue_ms),
+        prefill_ms: rounded(estimate.prefill_ms),
+        transfer_ms: rounded(estimate.transfer_ms),
+        decode_ms: rounded(estimate.decode_ms),
+        harm_ms: rounded(estimate.harm_ms),
+        barrier_ms: rounded(estimate.barrier_ms),
+        total_ms: rounded(estimate.total_ms()),
+        excluded: candidate.excluded,
+    }
+}
+
+/// To the microsecond.
+fn rounded(ms: f64) -> f64 {
+    (ms * 1e3).round() / 1e3
+}
+
+/// One decision as an object, several as an array; ASCII only.
+pub(super) fn ascii_json(decisions: &[Arc<Decision>]) -> String {
+    let all: Vec<Explanation<'_>> = decisions.iter().map(|one| Explanation::of(one)).collect();
+    let json = match &*all {
+        [one] => serde_json::to_string(one),
+        all => serde_json::to_string(all),
+    };
+    let json = json.expect("plain data");
+    if json.is_ascii() {
+        return json;
+    }
+    let mut ascii = String::with_capacity(json.len());
+    for c in json.chars() {
+        if c.is_ascii() {
+            ascii.push(c);
+        } else {
+            // outside strings JSON is ASCII, and in strings this means the same
+            for unit in c.encode_utf16(&mut [0; 2]) {
+                write!(ascii, "\\u{unit:04x}").expect("writing to memory cannot fail");
+            }
+        }
+    }
+    ascii
+}
+
+/// The same for a header; `None` if it is too long for one.
+pub(super) fn header(decisions: &[Arc<Decision>]) -> Option<HeaderValue> {
+    let json = ascii_json(decisions);
+    (json.len() <= MAX_HEADER).then(|| HeaderValue::try_from(json).ok())?
+}
+
+/// Where the decisions about a request are.
+pub(super) fn location(request_id: &str) -> HeaderValue {
+    let mut path = "/decisions/".to_owned();
+    for byte in request_id.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            path.push(char::from(byte));
+        } else {
+            write!(path, "%{byte:02X}").expect("writing to memory cannot fail");
+        }
+    }
+    HeaderValue::try_from(path).expect("ASCII")
+}
+
+/// All decisions about a request that are remembered, the oldest first: as explanations, and as they can be replayed.
+pub(super) async fn decisions(
+    State(app): State<Arc<App>>,
+    Path(request): Path<String>,
+) -> Result<Json<Value>, Reject> {
+    let decisions = app.decisions.about(&request);
+    if decisions.is_empty() {
+        return Err(Reject::NoDecision { request: clip(&request), remembered: REMEMBERED });
+    }
+    let described: Vec<Value> = decisions.iter().map(|one| describe(one)).collect();
+    Ok(Json(json!({ "request": request, "decisions": described })))
+}
+
+fn describe(decision: &Decision) -> Value {
+    let mut described = json!(Explanation::of(decision));
+    described["inputs"] = json!(decision);
+    described
+}

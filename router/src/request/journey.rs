@@ -1,0 +1,256 @@
+//! What is known of the way of one HTTP request so far: its stages fill it in; headers, explanations and goodput are made
+//! of it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::Usage;
+use crate::core::decision::Decision;
+use crate::error::{BAD_SAMPLING, RouteError};
+use crate::metrics::Metrics;
+
+/// The way of one HTTP request, which may have several choices.
+#[derive(Debug)]
+pub struct Journey {
+    request_id: String,
+    arrived: Instant,
+    goal: Option<Goal>,
+    known: Mutex<Known>,
+}
+
+/// What a request with a deadline for its first token is measured by.
+#[derive(Debug)]
+pub struct Goal {
+    /// From the arrival on.
+    pub first_token: Duration,
+    /// For each further token.
+    pub tpot_ms: Option<f64>,
+    /// Where the result is counted.
+    pub metrics: Arc<Metrics>,
+}
+
+/// How long the stages of choice 0 took, as far as it has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Stages {
+    /// Chat template and tokenisation.
+    pub tokenise: Option<Duration>,
+    /// Waiting for a worker with room.
+    pub queue: Option<Duration>,
+    /// Hashing the prompt and choosing the worker.
+    pub route: Option<Duration>,
+    /// Submitted to first token.
+    pub prefill: Option<Duration>,
+    /// Arrival of the request to the first token of any choice.
+    pub first_token: Option<Duration>,
+}
+
+#[derive(Debug, Default)]
+struct Known {
+    stages: Stages,
+    /// Of choice 0.
+    worker: Option<String>,
+    /// The latest of each choice.
+    decisions: BTreeMap<u32, Arc<Decision>>,
+    first_token: Option<Instant>,
+    last_token: Option<Instant>,
+    /// The goal was counted, or does not count.
+    over: bool,
+}
+
+/// What became of a request with a goal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Met,
+    LateFirstToken,
+    SlowTokens,
+    /// Told to come back later.
+    Rejected,
+    Failed,
+}
+
+impl Outcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Met => "met",
+            Self::LateFirstToken => "late_first_token",
+            Self::SlowTokens => "slow_tokens",
+            Self::Rejected => "rejected",
+            Self::Failed => "failed",
+        }
+    }
+
+    /// `None` if it says nothing about the service: the request was wrong, or nobody waited for its answer.
+    fn of(error: &RouteError) -> Option<Self> {
+        match error {
+            RouteError::NoWorker { .. }
+            | RouteError::Overloaded { .. }
+            | RouteError::TooLate { .. }
+            | RouteError::ShuttingDown => Some(Self::Rejected),
+            RouteError::WorkerFailed { kind, retryable: false, .. } if kind == BAD_SAMPLING => None,
+            RouteError::DeadlineExceeded { .. }
+            | RouteError::WorkerLost { .. }
+            | RouteError::WorkerFailed { .. }
+            | RouteError::Internal(_) => Some(Self::Failed),
+            RouteError::BadRequest { .. }
+            | RouteError::ContextLength { .. }
+            | RouteError::UnknownModel { .. }
+            | RouteError::ClientGone => None,
+        }
+    }
+}
+
+impl Default for Journey {
+    /// One without a name or a goal, that begins now.
+    fn default() -> Self {
+        let known = Mutex::default();
+        Self { request_id: String::new(), arrived: Instant::now(), goal: None, known }
+    }
+}
+
+impl Journey {
+    /// It begins now. `request_id` is the `X-Request-ID` of its answer.
+    #[must_use]
+    pub fn new(request_id: String, goal: Option<Goal>) -> Arc<Self> {
+        let (arrived, known) = (Instant::now(), Mutex::default());
+        Arc::new(Self { request_id, arrived, goal, known })
+    }
+
+    /// `X-Request-ID` of its answer.
+    #[must_use]
+    pub fn request_id(&self) -> &str {
+        &self.request_id
+    }
+
+    /// When the first token is too late.
+    #[must_use]
+    pub fn first_token_by(&self) -> Option<Instant> {
+        Some(self.arrived + self.goal.as_ref()?.first_token)
+    }
+
+    /// The stages of choice 0.
+    #[must_use]
+    pub fn stages(&self) -> Stages {
+        self.known().stages
+    }
+
+    /// The worker of choice 0.
+    #[must_use]
+    pub fn worker(&self) -> Option<String> {
+        self.known().worker.clone()
+    }
+
+    /// The latest decision about each choice, in their order.
+    #[must_use]
+    pub fn decisions(&self) -> Vec<Arc<Decision>> {
+        self.known().decisions.values().map(Arc::clone).collect()
+    }
+
+    /// The prompt of a choice was tokenised.
+    pub(super) fn tokenised(&self, choice: u32, took: Duration) {
+        if choice == 0 {
+            self.known().stages.tokenise = Some(took);
+        }
+    }
+
+    /// A choice waited for a worker, in vain or not. It may have to wait again.
+    pub(super) fn waited(&self, choice: u32, queue: Duration) {
+        if choice == 0 {
+            let mut known = self.known();
+            known.stages.queue = Some(known.stages.queue.unwrap_or_default() + queue);
+        }
+    }
+
+    /// A choice got a worker.
+    pub(super) fn placed(&self, choice: u32, worker: &str, route: Duration, why: &Arc<Decision>) {
+        let mut known = self.known();
+        known.decisions.insert(choice, Arc::clone(why));
+        if choice == 0 {
+            known.stages.route = Some(known.stages.route.unwrap_or_default() + route);
+            known.worker = Some(worker.to_owned());
+        }
+    }
+
+    /// A choice got its first token, so long after it was submitted.
+    pub(super) fn first_token(&self, choice: u32, at: Instant, prefill: Duration) {
+        let mut known = self.known();
+        let first = known.first_token.map_or(at, |first| first.min(at));
+        known.first_token = Some(first);
+        known.stages.first_token = Some(first.saturating_duration_since(self.arrived));
+        if choice == 0 {
+            known.stages.prefill = Some(prefill);
+        }
+    }
+
+    /// A choice got its last token.
+    pub(super) fn last_token(&self, at: Instant) {
+        let mut known = self.known();
+        known.last_token = known.last_token.max(Some(at));
+    }
+
+    /// All choices came to their end.
+    pub(crate) fn answered(&self, usage: Usage, choices: usize) {
+        let Some(goal) = &self.goal else { return };
+        let mut known = self.known();
+        let first = known.first_token.unwrap_or_else(Instant::now); // an answer may have no token
+        let outcome = if first > self.arrived + goal.first_token {
+            Outcome::LateFirstToken
+        } else if known.is_slow(first, goal.tpot_ms, usage, choices) {
+            Outcome::SlowTokens
+        } else {
+            Outcome::Met
+        };
+        known.count(goal, Some(outcome));
+    }
+
+    /// It ended with an error.
+    pub(crate) fn failed(&self, error: &RouteError) {
+        if let Some(goal) = &self.goal {
+            self.known().count(goal, Outcome::of(error));
+        }
+    }
+
+    /// It was turned away by the HTTP surface: the request was wrong.
+    pub(crate) fn refused(&self) {
+        self.known().over = true;
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().expect("no holder panics")
+    }
+}
+
+impl Known {
+    /// The tokens after the first took longer than `tpot_ms` each, on average over all choices.
+    fn is_slow(&self, first: Instant, tpot_ms: Option<f64>, usage: Usage, choices: usize) -> bool {
+        let (Some(limit_ms), Some(last)) = (tpot_ms, self.last_token) else { return false };
+        let choices = f64::from(u32::try_from(choices).unwrap_or(u32::MAX).max(1));
+        let further = f64::from(usage.completion_tokens) / choices - 1.0;
+        let took_ms = last.saturating_duration_since(first).as_secs_f64() * 1e3;
+        further > 0.0 && took_ms > further * limit_ms
+    }
+
+    fn count(&mut self, goal: &Goal, outcome: Option<Outcome>) {
+        if !std::mem::replace(&mut self.over, true)
+            && let Some(outcome) = outcome
+        {
+            goal.metrics.slo_request(outcome.as_str());
+        }
+    }
+}
+
+impl Drop for Journey {
+    /// The client hung up. That is a miss if the first token was late by then; otherwise nobody can say.
+    fn drop(&mut self) {
+        let Some(goal) = &self.goal else { return };
+        let known = self.known.get_mut().expect("no holder panics");
+        let first = known.first_token.unwrap_or_else(Instant::now);
+        let is_late = first > self.arrived + goal.first_token;
+        known.count(goal, is_late.then_some(Outcome::LateFirstToken));
+    }
+}
+
+#[cfg(test)]
+mod tests;
