@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinSet;
 
 use crate::client::{Client, Request};
+use crate::mock::clock::Clock;
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::sample::Sample;
@@ -60,19 +61,24 @@ pub(crate) fn arrival_times(
 }
 
 /// Sends request `i` at `times[i]`, which are in order. No answer is waited for.
+///
+/// # Errors
+/// There can be no thread for the clock.
 pub(crate) async fn open_loop(
     client: &Arc<Client>,
     times: &[Duration],
     request: impl Fn(usize) -> Request,
     progress: &Arc<Progress>,
-) -> Run {
-    timed(async |begin| {
+) -> std::io::Result<Run> {
+    // The runtime's timer has ticks of a millisecond; with --mock-speed 30 that is 30.
+    let clock = Clock::start()?;
+    let run = timed(async |begin| {
         let mut under_way = JoinSet::new();
         let mut samples = Vec::with_capacity(times.len());
         for (i, time) in times.iter().enumerate() {
             let request = request(i); // made before its time comes
             let due = begin + *time;
-            tokio::time::sleep_until(due.into()).await;
+            let _ = clock.at(due).await; // it outlives the loop, so it rings
             let (client, progress) = (Arc::clone(client), Arc::clone(progress));
             progress.sent();
             under_way.spawn(async move {
@@ -86,8 +92,8 @@ pub(crate) async fn open_loop(
         }
         samples.extend(under_way.join_all().await);
         samples
-    })
-    .await
+    });
+    Ok(run.await)
 }
 
 /// `clients` senders, each with one request at a time; `number` gives the request for each number from 0 on, until it

@@ -26,6 +26,7 @@ mod sim;
 mod sse;
 mod stats;
 mod trace;
+mod trace_stats;
 mod worker;
 
 /// Exit statuses; clap gives 2 as well.
@@ -48,6 +49,8 @@ enum Command {
     Load(Box<load::LoadArgs>),
     /// The requests of a trace, at their times.
     Replay(Box<replay::ReplayArgs>),
+    /// What a trace holds.
+    Trace(trace_stats::TraceArgs),
     /// Two reports side by side, and what got worse.
     Compare(compare::CompareArgs),
     /// A worker without a model; runs until its router closes the link.
@@ -92,6 +95,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Load(args) => one_thread()?.block_on(load::run(*args))?,
         Command::Replay(args) => one_thread()?.block_on(replay::run(*args))?,
+        Command::Trace(args) => print_json(&serde_json::to_value(trace_stats::run(&args)?)?),
         Command::Compare(args) => match compare::run(&args)? {
             0 => {}
             worse => anyhow::bail!("{worse} measures got worse"),

@@ -118,7 +118,7 @@ pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
     let cpu = || args.pids.iter().map(|&pid| cpu_seconds(pid)).collect::<Result<Vec<_>, _>>();
     let before = cpu()?;
     let run = match args.rate {
-        Some(rate) => open(&args, rate, &client, request).await,
+        Some(rate) => open(&args, rate, &client, request).await?,
         None => closed(&args, &client, request).await,
     };
     let after = cpu()?;
@@ -139,7 +139,7 @@ async fn open(
     rate: f64,
     client: &Arc<Client>,
     request: impl Fn(u64) -> crate::client::Request,
-) -> Run {
+) -> std::io::Result<Run> {
     let until = args.duration.map_or(Duration::MAX, |ms| Duration::from_secs_f64(ms / 1e3));
     let default = args.duration.map_or(DEFAULT_REQUESTS, |_| u64::MAX);
     let count = usize::try_from(args.requests.unwrap_or(default)).unwrap_or(usize::MAX);

@@ -20,7 +20,7 @@ use self::preset::ModelArgs;
 use self::worker::{Fleet, Worker};
 use crate::BadInput;
 
-mod clock;
+pub(crate) mod clock;
 pub(crate) mod engine;
 pub(crate) mod fault;
 mod model;

@@ -13,7 +13,7 @@ use crate::load::{at_least_one, positive, vocab};
 use crate::progress::Progress;
 use crate::random::Random;
 use crate::report::{Output, Report, Setting};
-use crate::sample::Slo;
+use crate::sample::{Answer, Slo};
 use crate::trace::{Conversation, Requests, Scale, Slice, Trace, name_of, read};
 
 /// A trace against an endpoint.
@@ -46,6 +46,10 @@ pub(crate) struct ReplayArgs {
     /// Make answers N times shorter.
     #[arg(long, value_name = "N", default_value_t = 1, help_heading = "What")]
     output_scale: u32,
+    /// The fleet is `headrace mock --accepted 1/N`, where a token of an answer takes as long as N: times per token are
+    /// those of one of the N.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..), help_heading = "What")]
+    mock_tokens: u32,
     /// Tokens of the trace's blocks [default: what fits the rows].
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "What")]
     block_tokens: Option<u32>,
@@ -80,9 +84,9 @@ pub(crate) async fn run(args: ReplayArgs) -> anyhow::Result<()> {
     let plan = Plan::new(&args, trace)?;
     let model = client.model(args.client.model.as_deref()).await?;
     let asker = Asker { model, priority: args.client.priority, unary: false };
-    let (run, setting) = match plan {
+    let (mut run, setting) = match plan {
         Plan::Requests(requests, scale) => {
-            let run = send(&args, &client, &asker, &requests, scale).await;
+            let run = send(&args, &client, &asker, &requests, scale).await?;
             let cache = args.workers.zip(args.blocks).map(|(workers, blocks)| workers * blocks);
             let span_s = requests.rows.last().map_or(0.0, |row| row.at_ms / args.speed / 1e3);
             let setting = Setting {
@@ -98,6 +102,11 @@ pub(crate) async fn run(args: ReplayArgs) -> anyhow::Result<()> {
             (run, Setting { trace: Some(name_of(&args.trace)), ..Setting::default() })
         }
     };
+    for sample in &mut run.samples {
+        if let Ok(answer) = &mut sample.result {
+            of_one_token(answer, args.mock_tokens);
+        }
+    }
     let setting = Setting {
         mode: "live",
         policy: args.policy.clone(),
@@ -108,6 +117,15 @@ pub(crate) async fn run(args: ReplayArgs) -> anyhow::Result<()> {
         ..setting
     };
     args.output.write(&Report::new(setting, &run.samples))
+}
+
+/// Makes the times after the first token those of tokens of which `stands_for` went into one.
+fn of_one_token(answer: &mut Answer, stands_for: u32) {
+    let share = 1.0 / f64::from(stands_for);
+    answer.last_ms = answer.ttft_ms + (answer.last_ms - answer.ttft_ms) * share;
+    for gap_ms in &mut answer.gaps_ms {
+        *gap_ms *= share as f32;
+    }
 }
 
 /// What is sent, checked against the arguments.
@@ -140,7 +158,7 @@ async fn send(
     asker: &Asker,
     requests: &Requests,
     scale: Scale,
-) -> Run {
+) -> std::io::Result<Run> {
     let times: Vec<Duration> = requests.rows.iter().map(|row| args.real_time(row.at_ms)).collect();
     let request = |i: usize| {
         let row = &requests.rows[i];
@@ -176,5 +194,24 @@ impl ReplayArgs {
     /// On this machine's clock.
     fn real_time(&self, trace_ms: f64) -> Duration {
         Duration::from_secs_f64(trace_ms / 1e3 / self.speed / self.mock_speed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_that_stand_for_several_count_as_these() {
+        let mut answer = Answer {
+            ttft_ms: 100.0,
+            last_ms: 420.0,
+            gaps_ms: vec![160.0, 160.0],
+            completion_tokens: 3,
+            ..Answer::default()
+        };
+        of_one_token(&mut answer, 32);
+        assert_eq!((answer.ttft_ms, answer.tpot_ms()), (100.0, Some(5.0)));
+        assert_eq!(answer.gaps_ms, [5.0, 5.0]);
     }
 }

@@ -124,7 +124,6 @@ pub(crate) fn read(path: &Path, block_tokens: Option<u32>) -> Result<Trace, BadI
 ///
 /// # Errors
 /// As for [`read`], or the trace is one of text.
-#[allow(dead_code, reason = "sim will use it")]
 pub(crate) fn read_requests(path: &Path, block_tokens: Option<u32>) -> Result<Requests, BadInput> {
     match read(path, block_tokens)? {
         Trace::Requests(requests) => Ok(requests),
