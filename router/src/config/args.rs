@@ -23,9 +23,9 @@ pub struct RouterArgs {
     /// A second policy that chooses nothing: each decision notes what it would have chosen, and at what cost.
     #[arg(long, value_name = "POLICY", help_heading = "Routing")]
     pub shadow: Option<String>,
-    /// Under `kv`, a worker with more ms of prompts ahead of it gets no further one; the request waits in the router, where
-    /// class, fairness and deadlines still count.
-    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Routing")]
+    /// Under `kv`, a request waits in the router, where class, fairness and deadlines still count, while every worker has
+    /// more ms of prompts ahead than this.
+    #[arg(long, value_name = "MS", default_value_t = 5_000, help_heading = "Routing")]
     pub worker_queue_ms: u64,
     /// The first token is wanted within this time from the arrival of the request, in ms; whoever cannot get it is turned
     /// away at once. The header X-Headrace-TTFT-Deadline-Ms of a request wins over it. 0 is no deadline.

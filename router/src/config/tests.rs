@@ -16,7 +16,7 @@ fn the_defaults_are_right() {
     assert!(config.tokenizer.threads >= 1);
     let routing = config.routing;
     assert_eq!(routing.queue.floors, [0.05, 0.2, 0.5]); // lowest class first
-    assert_eq!((routing.queue.ageing_ms, routing.worker_queue_ms), (10_000.0, 10_000.0));
+    assert_eq!((routing.queue.ageing_ms, routing.worker_queue_ms), (10_000.0, 5_000.0));
     assert!(routing.ttft_deadline.is_none() && routing.slo_tpot_ms.is_none());
     assert!(routing.shadow.is_none() && routing.decision_log.is_none());
 }

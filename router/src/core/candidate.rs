@@ -22,7 +22,7 @@ pub enum Exclusion {
     Failed,
     /// Batch and queue are taken.
     Full,
-    /// Its queue is longer than `--worker-queue-ms`.
+    /// Like all others, it has more ms of prompts ahead than `--worker-queue-ms`.
     Backlog,
 }
 

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId, digest};
-use crate::core::cost::{Standing, StepFit, estimate};
+use crate::core::cost::{StepFit, estimate};
 use crate::core::decision::{Chooser, Decision, decide};
 use crate::core::frame::{Capacity, Load, RequestId, Step, StepCost};
 use crate::core::policy::{Policy, PolicyName};
@@ -34,8 +34,8 @@ pub struct Rules {
     pub policy: PolicyName,
     /// Whose opinion is noted beside it.
     pub shadow: Option<PolicyName>,
-    /// Under `kv` a worker with more ms of prompts ahead gets no further one; the request waits in the router, where order,
-    /// fairness and deadlines still apply to it. The other policies know nothing of ms.
+    /// Under `kv`, a request waits in the router, where order, fairness and deadlines still apply to it, while every worker
+    /// has more ms of prompts ahead than this. The other policies know nothing of ms.
     pub worker_queue_ms: f64,
     /// Of the random choices.
     pub seed: u64,
@@ -434,7 +434,7 @@ impl Scheduler {
             candidates.push(Candidate {
                 id: worker.id,
                 name: Arc::clone(&worker.name),
-                excluded: self.exclusion(worker, &standing, want, ask),
+                excluded: self.exclusion(worker, want),
                 occupied: worker.occupied(),
                 sequences: worker.capacity.sequences,
                 booked_tokens: worker.booked_tokens,
@@ -444,6 +444,7 @@ impl Scheduler {
                 standing,
             });
         }
+        self.hold_back(&mut candidates, ask);
         candidates
     }
 
@@ -457,27 +458,31 @@ impl Scheduler {
         })
     }
 
-    fn exclusion(
-        &self,
-        worker: &Worker,
-        standing: &Standing,
-        want: &Want,
-        ask: &Ask,
-    ) -> Option<Exclusion> {
-        let queue_ms = || estimate(standing, &ask.demand(0)).queue_ms;
+    fn exclusion(&self, worker: &Worker, want: &Want) -> Option<Exclusion> {
         if !worker.open {
             Some(Exclusion::Closed)
         } else if want.excluded.contains(&worker.id) {
             Some(Exclusion::Failed)
         } else if worker.occupied() >= worker.places_for_requests() {
             Some(Exclusion::Full)
-        } else if self.rules.policy == PolicyName::Kv
-            && standing.backlog_tokens > 0.0
-            && queue_ms() > self.rules.worker_queue_ms
-        {
-            Some(Exclusion::Backlog)
         } else {
             None
+        }
+    }
+
+    /// Where every worker has a long queue, one more request is better kept here, where the order may still change.
+    fn hold_back(&self, candidates: &mut [Candidate], ask: &Ask) {
+        let limit_ms = self.rules.worker_queue_ms;
+        if self.rules.policy != PolicyName::Kv {
+            return; // the baselines know nothing of ms
+        }
+        let queue_ms = |c: &Candidate| estimate(&c.standing, &ask.demand(0)).queue_ms;
+        let open = |c: &&Candidate| c.excluded.is_none();
+        let long = |c: &Candidate| c.standing.backlog_tokens > 0.0 && queue_ms(c) > limit_ms;
+        if candidates.iter().filter(open).all(long) {
+            for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
+                candidate.excluded = Some(Exclusion::Backlog);
+            }
         }
     }
 
