@@ -1,6 +1,6 @@
 """What the router costs: time to first token over the bare worker link, CPU a request and a streamed token.
 
-Workers are `headrace-bench worker` (no model, real protocol); clients are `headrace-bench load`. Build both first:
+Workers are `headrace-bench mock` (no model, real protocol); clients are `headrace-bench load`. Build both first:
 
     cargo build --release -p headrace-router -p headrace-bench
     .venv/bin/python bench/router/overhead.py --out bench/results/router_overhead.json
@@ -30,6 +30,17 @@ from report import ROOT, write
 START_LIMIT_S = 30
 
 
+def mock_worker(
+    bin_dir: Path, socket: Path, doc: Path, name: str, step_ms: float
+) -> list[str | Path]:
+    """The command of one worker whose steps all take `step_ms`, with room for everybody."""
+    room = ["--sequences", "8192", "--batched-tokens", "65536", "--waiting", "65536"]
+    pool = ["--block-tokens", "16", "--blocks", "1048576"]
+    time = ["--cost", f"{step_ms},0,0,0,0", "--noise", "0"]
+    link = ["--router", f"unix:{socket}", "--once", "--name", name, "--doc", doc]
+    return [bin_dir / "headrace-bench", "mock", "--workers", "1", *link, *time, *room, *pool]
+
+
 class Stack:
     """A router and its workers without a model."""
 
@@ -49,12 +60,12 @@ class Stack:
         self.address = line.strip().rsplit("http://", 1)[-1].split()[0].rstrip("/")
         self.workers = [
             subprocess.Popen(
-                [bin_dir / "headrace-bench", "worker", "--router", f"unix:{socket}", "--doc", doc,
-                 "--name", f"mock-{i}", "--step-ms", str(step_ms)],
+                mock_worker(bin_dir, socket, doc, f"mock-{i}-", step_ms),
                 stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
             )
             for i in range(workers)
-        ]  # fmt: skip
+        ]
         self._wait_until_ready()
 
     def _wait_until_ready(self) -> None:
@@ -108,7 +119,9 @@ def bare_link(bin_dir: Path, doc: Path, folder: Path, requests: int) -> dict[str
     while not socket.exists():
         time.sleep(0.01)
     worker = subprocess.Popen(
-        [bench, "worker", "--router", f"unix:{socket}", "--doc", doc], stdout=subprocess.DEVNULL
+        mock_worker(bin_dir, socket, doc, "mock", 0.0),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     output, _ = link.communicate(timeout=120)
     worker.wait(timeout=10)

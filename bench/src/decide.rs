@@ -223,8 +223,7 @@ impl Bench {
                     let _ = self.scheduler.stored(WorkerId(id), Tier::Device, &keys);
                 }
             }
-            let rest: Vec<u64> =
-                (held..self.args.blocks as usize).map(|_| random.next()).collect();
+            let rest: Vec<u64> = (held..self.args.blocks as usize).map(|_| random.next()).collect();
             let _ = self.scheduler.stored(WorkerId(id), Tier::Device, &rest);
         }
     }

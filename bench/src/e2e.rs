@@ -7,7 +7,7 @@ use headrace_router::config::{Config, RouterArgs};
 use headrace_router::shutdown::{Server, Stopper};
 use serde_json::{Value, json};
 
-use crate::{BadInput, Cli, Command, load, replay, worker};
+use crate::{BadInput, Cli, Command, load, mock, replay};
 
 const TOKENIZER: &str = include_str!("../../tests/data/tokenizer_byte_level.json");
 const VOCAB: &str = "570";
@@ -37,12 +37,13 @@ impl Stack {
         let workers = server.worker_address().to_string();
         let stopper = server.stopper();
         tokio::spawn(server.serve());
-        for name in ["a", "b"] {
-            let doc = folder.join("doc.json").display().to_string();
-            let args = ["worker", "--router", &workers, "--doc", &doc, "--name", name];
-            let Command::Worker(args) = parse(&args) else { panic!("that is a worker") };
-            tokio::spawn(async move { worker::run(&args).await });
-        }
+        let doc = folder.join("doc.json").display().to_string();
+        let args = ["mock", "--router", &workers, "--workers", "2", "--doc", &doc, "--once"];
+        let as_fast_as_it_goes = ["--cost", "0,0,0,0,0", "--block-tokens", "16"];
+        let Command::Mock(args) = parse(&[&args[..], &as_fast_as_it_goes].concat()) else {
+            panic!("those are workers")
+        };
+        tokio::spawn(async move { mock::run(&args).await });
         let stack = Self { folder, address, stopper };
         stack.wait_for_workers().await;
         stack

@@ -27,7 +27,6 @@ mod sse;
 mod stats;
 mod trace;
 mod trace_stats;
-mod worker;
 
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;
@@ -53,8 +52,6 @@ enum Command {
     Trace(trace_stats::TraceArgs),
     /// Two reports side by side, and what got worse.
     Compare(compare::CompareArgs),
-    /// A worker without a model; runs until its router closes the link.
-    Worker(worker::WorkerArgs),
     /// Workers without a model, by the hundred: the real protocol, measured step times, deterministic tokens.
     Mock(Box<mock::MockArgs>),
     /// The router's scheduler over a trace, in virtual time.
@@ -100,10 +97,6 @@ fn run(command: Command) -> anyhow::Result<()> {
             0 => {}
             worse => anyhow::bail!("{worse} measures got worse"),
         },
-        Command::Worker(args) => {
-            one_thread()?.block_on(worker::run(&args))?;
-            print_json(&serde_json::json!({"worker": "the router closed the link"}));
-        }
         Command::Mock(args) => print_json(&one_thread()?.block_on(mock::run(&args))?),
         Command::Decide(args) => print_json(&serde_json::to_value(decide::run(&args)?)?),
         Command::Index(args) => print_json(&serde_json::to_value(index_bench::run(&args)?)?),
