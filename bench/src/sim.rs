@@ -52,12 +52,12 @@ pub(crate) struct SimArgs {
     /// A second policy that chooses nothing: decisions note what it would have chosen.
     #[arg(long, value_name = "POLICY", help_heading = "Router")]
     shadow: Option<String>,
-    /// As for `headrace router`.
-    #[arg(long, value_name = "MS", default_value_t = 5_000, help_heading = "Router")]
-    worker_queue_ms: u64,
-    /// Longest wait for a worker with room, in ms.
-    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Router")]
-    queue_timeout_ms: u64,
+    /// A worker with more ms of prompts ahead of it gets no further one; as for `headrace router`.
+    #[arg(long, value_name = "MS", help_heading = "Router")]
+    worker_queue_ms: Option<u64>,
+    /// Longest wait for a worker with room, in ms; as for `headrace router`.
+    #[arg(long, value_name = "MS", help_heading = "Router")]
+    queue_timeout_ms: Option<u64>,
     /// Write every decision to this file, one JSON object a line.
     #[arg(long, value_name = "FILE", help_heading = "Router")]
     decisions: Option<PathBuf>,
@@ -135,14 +135,15 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
 
 /// The router's own flags and defaults.
 fn router(args: &SimArgs) -> anyhow::Result<Config> {
+    let usual = RouterArgs::default();
     let flags = RouterArgs {
         policy: args.policy.clone(),
         shadow: args.shadow.clone(),
-        worker_queue_ms: args.worker_queue_ms,
-        queue_timeout_ms: args.queue_timeout_ms,
+        worker_queue_ms: args.worker_queue_ms.unwrap_or(usual.worker_queue_ms),
+        queue_timeout_ms: args.queue_timeout_ms.unwrap_or(usual.queue_timeout_ms),
         secret: None,
         api_key: Vec::new(),
-        ..RouterArgs::default()
+        ..usual
     };
     Ok(Config::try_from(flags).map_err(|error| BadInput(error.to_string()))?)
 }

@@ -63,7 +63,7 @@ impl Pace {
             resyncs: self.resyncs,
             steps: self.steps,
             asked_s: self.asked_ms / 1e3,
-            rate: (taken_ms > 0.0).then(|| self.asked_ms / taken_ms),
+            rate: (self.asked_ms > 0.0).then(|| self.asked_ms / taken_ms),
             late_mean_ms: stepped.then(|| self.late_ms / self.steps as f64),
             late_max_ms: self.latest_ms,
             cpu_s,
