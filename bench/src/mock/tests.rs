@@ -189,6 +189,55 @@ async fn a_frozen_worker_is_silent_and_then_goes_on() {
     until("its return", || stack.ready() == 2).await;
 }
 
+/// Serves the same `prompts` again and again until `is_so`.
+async fn serve_until(stack: &Stack, prompts: u32, what: &str, mut is_so: impl FnMut() -> bool) {
+    let serve = async {
+        for number in 0.. {
+            if is_so() {
+                return;
+            }
+            let first = 1_000 + 100 * (number % prompts);
+            let prompt: Vec<u32> = (first..first + 100).collect();
+            stack.complete(&json!({"model": "mock", "prompt": prompt, "max_tokens": 1})).await;
+        }
+    };
+    timeout(IN_TIME, serve).await.unwrap_or_else(|_| panic!("{what} did not come in time"));
+}
+
+/// One worker with this fault, which the router asks for its snapshot again while all requests are served.
+async fn asked_again(fault: &str) -> (Stack, Running) {
+    let stack = router(None).await;
+    let fleet = fleet(&stack.workers, &format!("{FAST} --workers 1 --fault {fault}"));
+    until("the worker", || stack.ready() == 1).await;
+    let resyncs = || fleet.fleet.pace.lock().unwrap().resyncs;
+    serve_until(&stack, 5, "a request for the snapshot", || resyncs() > 0).await;
+    (stack, fleet)
+}
+
+#[tokio::test]
+async fn a_gap_heals() {
+    let (stack, _fleet) = asked_again("gap").await;
+    until("belief", || stack.worker("w0")["credit_withdrawn"].is_null()).await;
+    let worker = stack.worker("w0");
+    assert_eq!(worker["blocks_indexed"], worker["blocks_cached"]);
+}
+
+#[tokio::test]
+async fn lost_events_heal() {
+    asked_again("drop-events=0.5").await;
+}
+
+#[tokio::test]
+async fn who_claims_more_than_its_pool_is_not_believed() {
+    let (stack, _fleet) = asked_again("overclaim").await;
+    assert!(stack.worker("w0")["blocks_indexed"].as_u64().unwrap() <= 256);
+}
+
+#[tokio::test]
+async fn who_loses_what_it_stored_is_found_out() {
+    asked_again("forget=1").await;
+}
+
 /// A router of which the test writes every frame.
 struct ByHand {
     reader: FrameReader<OwnedReadHalf>,
