@@ -4,27 +4,30 @@
 //! Workers say what they hold and how long their steps take; the caller passes that on, asks for placements, and says
 //! what became of them. Time comes in as `now_ms`. Nothing else is read, so the same calls give the same decisions.
 
+mod candidates;
 mod credit;
 mod holdings;
 mod legs;
 mod pressure;
+mod view;
 mod worker;
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId, digest};
-use crate::core::cost::{StepFit, estimate};
+use crate::core::candidate::{Candidate, Exclusion, Random, WorkerId};
+use crate::core::cost::StepFit;
 use crate::core::decision::{Chooser, Decision, decide};
-use crate::core::frame::{Capacity, Load, RequestId, Step, StepCost};
+use crate::core::frame::{Capacity, RequestId, Step, StepCost};
 use crate::core::policy::{Policy, PolicyName};
 
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
-use self::holdings::{Found, Holdings, Overlaps};
+use self::holdings::{Holdings, Overlaps};
 use self::legs::Leg;
 pub use self::legs::{Begun, Ended};
 use self::pressure::Pressure;
+pub use self::view::WorkerView;
 use self::worker::Worker;
 
 /// How to choose.
@@ -399,130 +402,6 @@ impl Scheduler {
         if rate > 0.0 { 1.0 / rate } else { 0.0 }
     }
 
-    fn ask(&self, want: &Want, now_ms: f64) -> Ask {
-        Ask {
-            prompt_tokens: want.prompt_tokens,
-            max_tokens: want.max_tokens,
-            output_tokens: self.output_tokens.min(want.max_tokens.into()),
-            block_tokens: self.block_tokens,
-            session: want.session.as_deref().map(digest),
-            deadline_ms: want.deadline_ms.map(|deadline| deadline - now_ms),
-        }
-    }
-
-    fn candidates(&mut self, want: &Want, ask: &Ask, now_ms: f64) -> Vec<Candidate> {
-        // the block that holds the last prompt token is always computed
-        let usable = want.prompt_tokens.saturating_sub(1) / self.block_tokens;
-        let usable = want.keys.len().min(usable as usize);
-        self.holdings.overlaps(&want.keys[..usable], &mut self.overlaps);
-        let open = self.workers.iter().filter(|worker| worker.open).count();
-        let pressure = self.pressure.at(open, now_ms);
-        let grouped = self.workers.iter().any(|worker| worker.group.is_some());
-        let mut candidates = Vec::with_capacity(self.workers.len());
-        for worker in &self.workers {
-            let found = if worker.credit.given() {
-                self.overlaps.of(&worker.places)
-            } else {
-                Found::default()
-            };
-            let mut standing = worker.standing(self.block_tokens, now_ms);
-            standing.pressure = pressure;
-            if grouped {
-                (standing.group_ms, standing.group_rows) = self.rest_of_group(worker);
-            }
-            let tokens = |blocks: u32| blocks * self.block_tokens;
-            candidates.push(Candidate {
-                id: worker.id,
-                name: Arc::clone(&worker.name),
-                excluded: self.exclusion(worker, want),
-                occupied: worker.occupied(),
-                sequences: worker.capacity.sequences,
-                booked_tokens: worker.booked_tokens,
-                held_tokens: tokens(found.held),
-                cached_tokens: tokens(found.held.max(found.booked)),
-                lower_tier_tokens: tokens(found.lower),
-                standing,
-            });
-        }
-        self.hold_back(&mut candidates, ask);
-        candidates
-    }
-
-    /// Longest step and all rows of the other ranks.
-    fn rest_of_group(&self, worker: &Worker) -> (f64, f64) {
-        let Some(group) = &worker.group else { return (0.0, 0.0) };
-        let others =
-            self.workers.iter().filter(|w| w.id != worker.id && w.group.as_ref() == Some(group));
-        others.fold((0.0, 0.0), |(ms, rows), other| {
-            (other.running_ms().max(ms), rows + f64::from(other.load.running))
-        })
-    }
-
-    fn exclusion(&self, worker: &Worker, want: &Want) -> Option<Exclusion> {
-        if !worker.open {
-            Some(Exclusion::Closed)
-        } else if want.excluded.contains(&worker.id) {
-            Some(Exclusion::Failed)
-        } else if worker.occupied() >= worker.places_for_requests() {
-            Some(Exclusion::Full)
-        } else {
-            None
-        }
-    }
-
-    /// Where every worker has a long queue, one more request is better kept here, where the order may still change.
-    fn hold_back(&self, candidates: &mut [Candidate], ask: &Ask) {
-        let limit_ms = self.rules.worker_queue_ms;
-        if self.rules.policy != PolicyName::Kv {
-            return; // the baselines know nothing of ms
-        }
-        let queue_ms = |c: &Candidate| estimate(&c.standing, &ask.demand(0)).queue_ms;
-        let open = |c: &&Candidate| c.excluded.is_none();
-        let long = |c: &Candidate| c.standing.backlog_tokens > 0.0 && queue_ms(c) > limit_ms;
-        if candidates.iter().filter(open).all(long) {
-            for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
-                candidate.excluded = Some(Exclusion::Backlog);
-            }
-        }
-    }
-
-    // ---- views ----
-
-    /// What is known of one worker.
-    #[must_use]
-    pub fn view(&self, id: WorkerId) -> Option<WorkerView> {
-        let worker = &self.workers[self.find(id)?];
-        Some(WorkerView {
-            load: worker.load,
-            booked_requests: worker.booked_requests,
-            booked_tokens: worker.booked_tokens,
-            backlog_tokens: worker.backlog_tokens,
-            held_blocks: self.holdings.held(&worker.places),
-            withdrawn: worker.credit.withdrawn(),
-            cost: worker.fit.cost(),
-            steps_learnt: worker.fit.steps(),
-            accepted: worker.accepted,
-        })
-    }
-
-    /// A worker takes new work.
-    #[must_use]
-    pub fn some_open(&self) -> bool {
-        self.workers.iter().any(|worker| worker.open)
-    }
-
-    /// Legs that are booked.
-    #[must_use]
-    pub fn legs(&self) -> usize {
-        self.legs.len()
-    }
-
-    /// Pairs of block and holder that the index keeps, and its memory in bytes, predictions included.
-    #[must_use]
-    pub fn index_size(&self) -> (usize, usize) {
-        self.holdings.size()
-    }
-
     fn find(&self, id: WorkerId) -> Option<usize> {
         self.workers.binary_search_by_key(&id, |worker| worker.id).ok()
     }
@@ -531,29 +410,6 @@ impl Scheduler {
         let i = self.find(id)?;
         Some(&mut self.workers[i])
     }
-}
-
-/// What is known of one worker, for people and metrics.
-#[derive(Debug, Clone, Copy)]
-pub struct WorkerView {
-    /// Its own last report.
-    pub load: Load,
-    /// Legs of this router.
-    pub booked_requests: u32,
-    /// Their prompts and longest answers.
-    pub booked_tokens: u64,
-    /// Prompt tokens of them that are still to be computed, as far as is known.
-    pub backlog_tokens: u64,
-    /// Blocks that it said it holds on its device.
-    pub held_blocks: u32,
-    /// Why it gets no credit for them.
-    pub withdrawn: Option<Withdrawal>,
-    /// Of its steps.
-    pub cost: StepCost,
-    /// Steps that this was learnt from.
-    pub steps_learnt: u64,
-    /// Tokens that a row gets from a step.
-    pub accepted: f64,
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::decision::NoPlace;
+use crate::core::frame::Load;
 
 const BLOCK: u32 = 16;
 const COST: StepCost =

@@ -1,0 +1,66 @@
+//! What people and metrics see of the scheduler.
+
+use super::Scheduler;
+use super::credit::Withdrawal;
+use crate::core::candidate::WorkerId;
+use crate::core::frame::{Load, StepCost};
+
+/// What is known of one worker, for people and metrics.
+#[derive(Debug, Clone, Copy)]
+pub struct WorkerView {
+    /// Its own last report.
+    pub load: Load,
+    /// Legs of this router.
+    pub booked_requests: u32,
+    /// Their prompts and longest answers.
+    pub booked_tokens: u64,
+    /// Prompt tokens of them that are still to be computed, as far as is known.
+    pub backlog_tokens: u64,
+    /// Blocks that it said it holds on its device.
+    pub held_blocks: u32,
+    /// Why it gets no credit for them.
+    pub withdrawn: Option<Withdrawal>,
+    /// Of its steps.
+    pub cost: StepCost,
+    /// Steps that this was learnt from.
+    pub steps_learnt: u64,
+    /// Tokens that a row gets from a step.
+    pub accepted: f64,
+}
+
+impl Scheduler {
+    /// What is known of one worker.
+    #[must_use]
+    pub fn view(&self, id: WorkerId) -> Option<WorkerView> {
+        let worker = &self.workers[self.find(id)?];
+        Some(WorkerView {
+            load: worker.load,
+            booked_requests: worker.booked_requests,
+            booked_tokens: worker.booked_tokens,
+            backlog_tokens: worker.backlog_tokens,
+            held_blocks: self.holdings.held(&worker.places),
+            withdrawn: worker.credit.withdrawn(),
+            cost: worker.fit.cost(),
+            steps_learnt: worker.fit.steps(),
+            accepted: worker.accepted,
+        })
+    }
+
+    /// A worker takes new work.
+    #[must_use]
+    pub fn some_open(&self) -> bool {
+        self.workers.iter().any(|worker| worker.open)
+    }
+
+    /// Legs that are booked.
+    #[must_use]
+    pub fn legs(&self) -> usize {
+        self.legs.len()
+    }
+
+    /// Pairs of block and holder that the index keeps, and its memory in bytes, predictions included.
+    #[must_use]
+    pub fn index_size(&self) -> (usize, usize) {
+        self.holdings.size()
+    }
+}

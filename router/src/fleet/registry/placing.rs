@@ -1,0 +1,280 @@
+//! A request at the registry: what its model is, a place for it or a wait, and what it gives back.
+
+use std::collections::HashMap;
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::{Registry, State};
+use crate::core::blocks::{BlockHash, hash_blocks};
+use crate::core::candidate::WorkerId;
+use crate::core::dispatch::{Refusal, Submitted};
+use crate::core::frame::RequestId;
+use crate::core::scheduler::{Placement, Want};
+use crate::error::RouteError;
+use crate::fleet::booking::{Reservation, Wanted};
+use crate::fleet::link::Link;
+use crate::fleet::pool::Pool;
+use crate::fleet::queue::{Ticket, Waiting};
+use crate::prompt::PromptEngine;
+
+/// Prompts of more tokens are hashed away from the threads that serve the sockets; a guess, some 20 us of hashing.
+const HASHED_INLINE: usize = 8_192;
+
+/// A model that can be asked for.
+#[derive(Debug, Clone)]
+pub(crate) struct Model {
+    /// Its tokenizer and template.
+    pub(crate) engine: Arc<PromptEngine>,
+    /// Longest sequence that all its workers take.
+    pub(crate) context_tokens: u32,
+    /// Tokens in a block.
+    pub(crate) block_tokens: u32,
+}
+
+enum Placed {
+    Now(Reservation),
+    Waits(Ticket),
+}
+
+impl Registry {
+    /// A model that can be asked for.
+    ///
+    /// # Errors
+    /// `UnknownModel`; `NoWorker` if it is known and no worker is there, or nothing is known at all.
+    pub(crate) fn find(&self, model: &str) -> Result<Model, RouteError> {
+        let state = self.state();
+        match state.pools.get(model) {
+            Some(pool) => match (&pool.engine, pool.context_tokens()) {
+                (Some(engine), Some(context_tokens)) => Ok(Model {
+                    engine: Arc::clone(engine),
+                    context_tokens,
+                    block_tokens: pool.dispatch.scheduler.block_tokens(),
+                }),
+                _ => Err(no_worker()),
+            },
+            None if state.pools.is_empty() => Err(no_worker()),
+            None => {
+                let served: Vec<&str> = state.pools.keys().map(String::as_str).collect();
+                let (model, served) = (model.to_owned(), served.join(", "));
+                Err(RouteError::UnknownModel { model, served })
+            }
+        }
+    }
+
+    /// Keys of the full blocks of a prompt.
+    ///
+    /// # Errors
+    /// `Overloaded`, `ShuttingDown`: long prompts are hashed by the threads of the tokeniser.
+    pub(crate) async fn block_keys(
+        &self,
+        model: &Model,
+        ids: &Arc<[u32]>,
+        salt: &[u8],
+    ) -> Result<Arc<[u64]>, RouteError> {
+        let (key, block_tokens) = (self.setup.hash_key, model.block_tokens as usize);
+        let Some(block_tokens) = NonZeroUsize::new(block_tokens) else { return Ok([].into()) };
+        let (root, ids) = (BlockHash::root(&key, salt), Arc::clone(ids));
+        let long = ids.len() > HASHED_INLINE;
+        let hash = move || -> Arc<[u64]> {
+            let hashes = hash_blocks(&key, root, &ids, block_tokens);
+            hashes.into_iter().map(|hash| hash.key().0).collect()
+        };
+        if long { self.setup.tokenize_pool.run(hash).await } else { Ok(hash()) }
+    }
+
+    /// Books a place on a worker, at once if one has room and nobody waits.
+    ///
+    /// # Errors
+    /// `NoWorker`, `Overloaded`, `ShuttingDown`.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves the queue.
+    pub(crate) async fn place(
+        self: &Arc<Self>,
+        wanted: &Wanted,
+        deadline: Instant,
+    ) -> Result<Reservation, RouteError> {
+        let mut ticket = match self.try_place(wanted)? {
+            Placed::Now(reservation) => {
+                self.metrics.queue_seconds.observe(Duration::ZERO);
+                return Ok(reservation);
+            }
+            Placed::Waits(ticket) => ticket,
+        };
+        let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
+        let placed = tokio::time::timeout_at(until, ticket.wait()).await;
+        let waited = ticket.since.elapsed();
+        self.metrics.queue_seconds.observe(waited);
+        match placed {
+            Ok(Some(result)) => result.map(|place| place.after(waited)),
+            Ok(None) => Err(RouteError::ShuttingDown),
+            Err(_) => {
+                ticket.expire();
+                Err(self.why_none(&wanted.model))
+            }
+        }
+    }
+
+    fn try_place(self: &Arc<Self>, wanted: &Wanted) -> Result<Placed, RouteError> {
+        let mut state = self.state();
+        let State { pools, next_request, next_ticket, .. } = &mut *state;
+        let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
+        if !pool.understands(&wanted.engine) {
+            return Err(no_worker());
+        }
+        *next_request += 1;
+        *next_ticket += 1;
+        let (waiting, answer) = Waiting::new(Arc::clone(&wanted.engine));
+        let want = self.want(wanted, RequestId(*next_request));
+        let bytes = size_of::<Want>() + want.name.len() + 8 * want.keys.len();
+        let bytes = (bytes + 4 * wanted.prompt_tokens as usize) as u64; // the prompt itself waits, too
+        let may_open = pool.some_may_open();
+        let now_ms = self.clock_ms();
+        match pool.dispatch.submit(want, *next_ticket, bytes, waiting, may_open, now_ms) {
+            Submitted::Placed(placement, _) => {
+                Ok(Placed::Now(self.reservation(pool, &placement).ok_or_else(no_worker)?))
+            }
+            Submitted::Waits => {
+                let model = wanted.model.clone();
+                Ok(Placed::Waits(Ticket::new(Arc::clone(self), *next_ticket, model, answer)))
+            }
+            Submitted::Refused(refusal, _) => Err(self.refused(&refusal)),
+        }
+    }
+
+    fn want(&self, wanted: &Wanted, request: RequestId) -> Want {
+        Want {
+            request,
+            name: wanted.name.clone(),
+            prompt_tokens: wanted.prompt_tokens,
+            max_tokens: wanted.max_tokens,
+            keys: Arc::clone(&wanted.keys),
+            session: wanted.session.clone(),
+            tenant: wanted.tenant,
+            priority: wanted.priority,
+            deadline_ms: wanted.first_token_by.map(|by| self.at_ms(by)),
+            excluded: wanted.excluded.clone(),
+        }
+    }
+
+    fn reservation(self: &Arc<Self>, pool: &Pool, placement: &Placement) -> Option<Reservation> {
+        let link = pool.link(placement.worker)?;
+        let decision = Arc::clone(&placement.decision);
+        self.metrics.placed(&decision);
+        Some(Reservation::new(Arc::clone(self), link, placement.request, decision))
+    }
+
+    /// Gives those who wait what room there is.
+    pub(super) fn pump(self: &Arc<Self>, state: &mut State, model: &str) {
+        let Some(pool) = state.pools.get_mut(model) else { return };
+        if pool.dispatch.queue().is_empty() {
+            return;
+        }
+        let may_open = pool.some_may_open();
+        let engine = pool.engine.clone();
+        let links: HashMap<WorkerId, Arc<Link>> =
+            pool.links().map(|link| (link.id, link)).collect();
+        pool.dispatch.pump(may_open, self.clock_ms(), |waiting, placed| {
+            let understood = engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.engine));
+            let answer = match placed {
+                Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
+                Ok(placement) => match links.get(&placement.worker) {
+                    Some(link) => {
+                        let decision = Arc::clone(&placement.decision);
+                        self.metrics.placed(&decision);
+                        let (registry, link) = (Arc::clone(self), Arc::clone(link));
+                        Ok(Reservation::new(registry, link, placement.request, decision))
+                    }
+                    None => Err(no_worker()),
+                },
+                Err(refusal) => Err(self.refused(&refusal)),
+            };
+            let placed = answer.is_ok();
+            match waiting.answer(answer) {
+                Ok(()) => placed,
+                Err(answer) => {
+                    if let Ok(reservation) = answer {
+                        reservation.forget(); // its drop would lock again; the dispatch gives it back
+                    }
+                    false
+                }
+            }
+        });
+    }
+
+    fn refused(&self, refusal: &Refusal) -> RouteError {
+        let after = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        match *refusal {
+            Refusal::NoneOpen | Refusal::AllExcluded => no_worker(),
+            Refusal::QueueFull { what, retry_after_ms } => {
+                self.metrics.refused(what.as_str());
+                let retry_after = after(retry_after_ms);
+                RouteError::Overloaded { what: what.as_str(), retry_after }
+            }
+            Refusal::TooLate { predicted_ms, deadline_ms, retry_after_ms } => {
+                self.metrics.refused("deadline");
+                RouteError::TooLate {
+                    predicted: after(predicted_ms),
+                    deadline: after(deadline_ms.max(0.0)),
+                    retry_after: after(retry_after_ms),
+                }
+            }
+        }
+    }
+
+    pub(in crate::fleet) fn leave_queue(&self, model: &str, ticket: u64) {
+        if let Some(pool) = self.state().pools.get_mut(model) {
+            pool.dispatch.leave(ticket);
+        }
+    }
+
+    fn why_none(&self, model: &str) -> RouteError {
+        let open = self.state().pools.get(model).is_some_and(Pool::some_open);
+        if open {
+            let retry_after = Duration::from_secs(1);
+            RouteError::Overloaded { what: "all workers are full", retry_after }
+        } else {
+            no_worker()
+        }
+    }
+
+    /// Legs ended, or never started; with the tokens of their answers where they came to their own end.
+    pub(in crate::fleet) fn ended(
+        self: &Arc<Self>,
+        id: WorkerId,
+        legs: &[(RequestId, Option<u32>)],
+    ) {
+        if legs.is_empty() {
+            return;
+        }
+        let now_ms = self.clock_ms();
+        self.change(id, |pool| {
+            for (request, output_tokens) in legs {
+                pool.dispatch.end(*request, *output_tokens, now_ms);
+            }
+        });
+    }
+
+    /// Changes a pool, and then gives those who wait what room there is.
+    pub(super) fn change<T>(
+        self: &Arc<Self>,
+        id: WorkerId,
+        change: impl FnOnce(&mut Pool) -> T,
+    ) -> Option<T> {
+        let mut state = self.state();
+        let pool = state.pool(id)?;
+        let changed = change(pool);
+        if !pool.dispatch.queue().is_empty() {
+            let model = pool.model.clone();
+            self.pump(&mut state, &model);
+        }
+        Some(changed)
+    }
+}
+
+fn no_worker() -> RouteError {
+    RouteError::NoWorker { retry_after: Duration::from_secs(2) }
+}
