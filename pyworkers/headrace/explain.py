@@ -52,6 +52,7 @@ def _describe_one(decision: dict[str, Any]) -> str:
         wanted,
         _chosen(decision),
         "",
+        "tokens of the prompt in its cache, and what it was predicted to cost in ms:",
         *_table(decision["candidates"], decision["winner"]),
     ]
     if shadow := decision["shadow"]:

@@ -116,10 +116,6 @@ pub struct Deadlines {
 pub struct Bounds {
     /// Answers under way.
     pub streams: usize,
-    /// Answers that wait for a worker.
-    pub queue_requests: usize,
-    /// Their prompt tokens.
-    pub queue_tokens: usize,
     /// Tries on another worker.
     pub retries: u32,
 }
@@ -239,8 +235,6 @@ impl TryFrom<RouterArgs> for Config {
         };
         let bounds = Bounds {
             streams: at_least_one("max-streams", args.max_streams)?,
-            queue_requests: args.queue_requests,
-            queue_tokens: args.queue_tokens,
             retries: args.retries,
         };
         let threads = match args.tokenizer_threads {

@@ -44,8 +44,8 @@ def test_candidates_are_listed_by_cost_and_those_excluded_come_last() -> None:
         "4,096 prompt tokens, about 100 of at most 256 to generate; 12.346 s"
     )
     assert lines[3] == "kv chose w1"
-    assert lines[5].split() == ["worker", "cached", *explain.TIMES]
-    rows = [line.split() for line in lines[6:9]]
+    assert lines[6].split() == ["worker", "cached", *explain.TIMES]
+    rows = [line.split() for line in lines[7:10]]
     assert rows[0][:4] == ["->", "w1", "1,024", "2.5"] and rows[0][-1] == "50.2"
     assert [row[0] for row in rows[1:]] == ["w2", "w0"] and rows[2][-1] == "full"
     assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"

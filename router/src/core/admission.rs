@@ -9,6 +9,7 @@
 //!
 //! `lanes` holds the order, `floors` the shares, `pick` walks through the order without changing it.
 
+mod arrival;
 mod floors;
 mod lanes;
 mod pick;
@@ -16,6 +17,7 @@ mod pick;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use arrival::{Aged, Arrival, Total};
 use floors::Floors;
 use lanes::Lanes;
 use pick::Picker;
@@ -367,67 +369,6 @@ impl<T> Admission<T> {
         if ratio.is_finite() && ratio > 0.0 { ratio } else { 1.0 }
     }
 }
-
-/// When one came; the ticket decides between two that came at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-struct Arrival {
-    since: Total,
-    ticket: u64,
-}
-
-/// Where one of `ages` waits.
-#[derive(Debug, Clone, Copy)]
-struct Aged {
-    class: usize,
-    tenant: u64,
-    tokens: u64,
-}
-
-impl Arrival {
-    fn of(entry: &Entry) -> Self {
-        Self { since: Total(entry.since_ms), ticket: entry.ticket }
-    }
-
-    /// The class that it has climbed to.
-    fn level(self, class: usize, now_ms: f64, ageing_ms: f64) -> usize {
-        let climbed = |level: &usize| self.climbs_ms(level - class, ageing_ms) <= now_ms;
-        (class + 1..CLASSES).take_while(climbed).last().unwrap_or(class)
-    }
-
-    /// When it has climbed `classes`, which is not 0.
-    fn climbs_ms(self, classes: usize, ageing_ms: f64) -> f64 {
-        self.since.0 + as_f64(classes as u64) * ageing_ms
-    }
-
-    /// It has waited as long as it takes to climb through all classes.
-    fn is_overdue(self, now_ms: f64, ageing_ms: f64) -> bool {
-        self.climbs_ms(CLASSES, ageing_ms) <= now_ms
-    }
-}
-
-/// A number with a total order.
-#[derive(Debug, Clone, Copy)]
-struct Total(f64);
-
-impl Ord for Total {
-    fn cmp(&self, other: &Self) -> Ordering {
-        self.0.total_cmp(&other.0)
-    }
-}
-
-impl PartialOrd for Total {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl PartialEq for Total {
-    fn eq(&self, other: &Self) -> bool {
-        self.cmp(other) == Ordering::Equal
-    }
-}
-
-impl Eq for Total {}
 
 /// One more was dispatched before the oldest. Even one without tokens counts, or they could go on for ever.
 fn passed(before: u64, tokens: u64) -> u64 {

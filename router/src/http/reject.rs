@@ -38,7 +38,7 @@ pub(super) enum Reject {
     ContentEncoding { got: String },
     /// Nothing is known of this request.
     #[error(
-        "no decision about the request {request} is remembered: only requests that got a worker have one, and only \
+        "no decision about the request `{request}` is remembered: only requests that got a worker have one, and only \
          the last {remembered} or fewer are kept; --decision-log keeps more"
     )]
     NoDecision { request: String, remembered: usize },
