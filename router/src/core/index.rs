@@ -6,7 +6,7 @@
 //! comparison of two integers.
 //!
 //! **Holders shrink along a chain.** A worker evicts the leaves of its prefix tree first, so who holds block `i` of a
-//! prompt holds all blocks before it. `overlaps` rests on that: it reads every 16th block and looks between two of them
+//! prompt holds all blocks before it. `overlaps` rests on that: it reads every 64th block and looks between two of them
 //! only where the sets differ. A worker that evicts out of order (a block in the middle, its followers kept) is credited
 //! with blocks it lacks, up to the end of its chain. That is a wrong estimate, never a wrong answer: the worker computes
 //! what it lacks, and the scheduler's audit of predicted against actual cached tokens takes credit from a worker that
@@ -60,10 +60,14 @@ const RUN: usize = 64;
 const SLOTS_PER_KEY: usize = 16;
 /// Slots that a `join` sweeps, so that joining and leaving alone reaches the end, too.
 const SLOTS_PER_JOIN: usize = 4096;
-/// Distance of the blocks of a prompt that `overlaps` reads first. A larger one reads fewer blocks where holders stay the
-/// same and more where they change. `headrace-bench index` (EPYC 25/17, 32 workers, 768 blocks), p50 with 8, 16, 32: one
-/// holder 4.3, 2.2, 1.0 us; 32 holders of different parts 3.4, 5.0, 7.5 us.
-const STRIDE: usize = 16;
+/// Distance of the blocks of a prompt that `overlaps` reads first. A block missing between two of them is not seen, so not
+/// larger than it needs to be: with 32, 64, 128 a prompt of 768 blocks that one worker holds takes 1.4, 0.9, 0.7 us, one
+/// that 32 workers hold different parts of 2.5, 2.5, 2.4 us (p50 of `headrace-bench index`, EPYC 25/17).
+const FAR: usize = 64;
+/// How many of these are read at the same time.
+const BATCH: usize = 16;
+/// Where two differ, what is between them is cut in so many parts, again and again; their ends are read at the same time.
+const PARTS: usize = 4;
 
 impl BlockIndex {
     /// An index without places.
@@ -97,7 +101,7 @@ impl BlockIndex {
         let held_before = self.places.held(place.0);
         for run in keys.chunks(RUN) {
             self.tidy(run.len() * SLOTS_PER_KEY, run.len());
-            self.map.read_ahead(run.iter().copied());
+            self.map.read_ahead_far(run);
             let mut change = self.sets.change(Change::Add, place.0);
             for &key in run {
                 let table = self.map.table_mut(key);
@@ -126,7 +130,7 @@ impl BlockIndex {
         let held_before = self.places.held(place.0);
         for run in keys.chunks(RUN) {
             self.tidy(run.len() * SLOTS_PER_KEY, 0);
-            self.map.read_ahead(run.iter().copied());
+            self.map.read_ahead_far(run);
             let mut change = self.sets.change(Change::Remove, place.0);
             for &key in run {
                 let table = self.map.table_mut(key);
@@ -164,37 +168,47 @@ impl BlockIndex {
         }
     }
 
-    /// Reads what is needed of the blocks after the first.
+    /// Reads what is needed of the blocks after the first: every `FAR`th, and between two only where they differ.
     fn walk(&self, prompt: &[u64], walk: &mut Walk<'_>) {
         let last = prompt.len() - 1;
-        for (start, far) in (0..).step_by(STRIDE * STRIDE).zip(prompt.chunks(STRIDE * STRIDE)) {
-            self.map.read_ahead(far.iter().copied().step_by(STRIDE));
-            for low in (start..start + far.len()).step_by(STRIDE) {
-                let high = (low + STRIDE).min(last);
-                let end = self.map.get(prompt[high]);
-                if end == walk.set {
-                    continue; // the same holders at both ends, so also between
-                }
-                let between = &prompt[low + 1..=high];
-                self.map.read_ahead(between.iter().copied());
-                for (at, &key) in (low + 1..).zip(between) {
-                    let set = self.map.get(key);
-                    if set != walk.set && !walk.turn(at, set) {
-                        return;
-                    }
-                    if set == end {
-                        break; // the rest is the same, too
-                    }
-                }
+        for low in (0..last).step_by(FAR) {
+            if low.is_multiple_of(FAR * BATCH) {
+                let ends = prompt[low..].iter().skip(FAR).step_by(FAR).take(BATCH);
+                self.map.read_ahead(ends.copied());
+            }
+            if !self.search(prompt, walk, low, (low + FAR).min(last)) {
+                return;
             }
         }
         walk.turn(prompt.len(), EMPTY);
     }
 
+    /// Finds the changes after block `low`, whose holders are `walk.set`, up to `high`. False where `overlaps` is done.
+    fn search(&self, prompt: &[u64], walk: &mut Walk<'_>, low: usize, high: usize) -> bool {
+        let end = self.map.get(prompt[high]);
+        if end == walk.set {
+            return true; // the same holders at both ends, so also between
+        }
+        if high == low + 1 {
+            return walk.turn(high, end);
+        }
+        let part = (high - low).div_ceil(PARTS);
+        self.map.read_ahead(prompt[low..high].iter().skip(part).step_by(part).copied());
+        for low in (low..high).step_by(part) {
+            if !self.search(prompt, walk, low, (low + part).min(high)) {
+                return false;
+            }
+            if walk.set == end {
+                break; // the rest is the same, too
+            }
+        }
+        true
+    }
+
     /// True if `place` holds this block.
     #[must_use]
     pub fn holds(&self, place: Place, key: u64) -> bool {
-        !self.places.is_leaving(place.0)
+        self.places.capacity(place.0).is_some()
             && self.sets.members(self.map.get(key)).binary_search(&place.0).is_ok()
     }
 

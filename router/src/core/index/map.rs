@@ -62,10 +62,16 @@ impl Map {
         table.find(key).map_or(EMPTY, |at| table.set(at))
     }
 
-    /// Brings the slots of several keys into the cache, all at the same time.
+    /// Brings the slots of keys to look up into the cache, all at the same time.
     #[inline]
     pub(super) fn read_ahead(&self, keys: impl Iterator<Item = u64>) {
         keys.for_each(|key| self.table(key).read_ahead(key));
+    }
+
+    /// The same for keys to store or remove.
+    #[inline]
+    pub(super) fn read_ahead_far(&self, keys: &[u64]) {
+        keys.iter().for_each(|&key| self.table(key).read_ahead_far(key));
     }
 
     pub(super) fn is_moving(&self) -> bool {

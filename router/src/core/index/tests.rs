@@ -112,7 +112,7 @@ enum Event {
 }
 
 const CHAINS: u64 = 5;
-const DEPTH: u64 = 90;
+const DEPTH: u64 = 200;
 
 fn any_event() -> impl Strategy<Value = Event> {
     let chain = || (any::<usize>(), 0..CHAINS, 0..DEPTH);
@@ -182,6 +182,9 @@ fn compare(index: &BlockIndex, model: &Model) {
     }
     for &place in model.places.keys() {
         assert_eq!(index.held(Place(place)), model.held(place));
+        for key in keys(1, 0..DEPTH) {
+            assert_eq!(index.holds(Place(place), key), model.holds(place, key));
+        }
     }
 }
 
@@ -234,7 +237,7 @@ fn overlaps_of_all_places_are_answered_at_once() {
     assert_eq!(found, depths.iter().map(|&depth| depth as u32).collect::<Vec<_>>());
     assert_eq!(overlaps(&index, &[]), vec![0; 40]);
     assert_eq!(overlaps(&index, &keys(2, 0..768)), vec![0; 40]);
-    for length in 1..80 {
+    for length in 1..300 {
         let found = overlaps(&index, &prompt[..length]);
         assert!(found.iter().zip(&depths).all(|(&f, &d)| u64::from(f) == d.min(length as u64)));
     }
@@ -270,12 +273,13 @@ fn duplicates_and_unknown_blocks_show_in_the_counts_and_harm_nothing() {
     let never = Place(9);
     assert_eq!(index.store(never, &[1]), Err(StoreError::NotJoined));
     assert_eq!((index.remove(never, &[1]), index.held(never)), (0, 0));
+    assert!(!index.holds(never, 7));
     index.leave(never);
     assert_eq!(index.remove(a, &keys(1, 0..15)), 15);
     assert!(index.is_empty());
 }
 
-/// The price of reading every 16th block only, as the module says.
+/// The price of reading every 64th block only, as the module says.
 #[test]
 fn an_eviction_out_of_order_is_credited_to_the_end_of_its_chain() {
     let mut index = BlockIndex::new();
@@ -284,8 +288,8 @@ fn an_eviction_out_of_order_is_credited_to_the_end_of_its_chain() {
     index.store(place, &prompt).unwrap();
     index.remove(place, &prompt[40..41]);
     assert_eq!(overlaps(&index, &prompt), [100], "60 too many: nobody looked at block 40");
-    index.remove(place, &prompt[48..49]);
-    assert_eq!(overlaps(&index, &prompt), [40], "block 48 is one of those read first");
+    index.remove(place, &prompt[64..65]);
+    assert_eq!(overlaps(&index, &prompt), [64], "block 64 is one of those read first");
     index.remove(place, &prompt[41..]);
     assert_eq!(overlaps(&index, &prompt), [40], "leaves first, it is exact");
 }
