@@ -1,8 +1,10 @@
 """The block index: lookups against Dynamo's `RadixTree` in one run, and its own figures from Rust.
 
-32 workers hold 80,000 blocks each; a prompt has 768. Both indexes get the same blocks and the same prompts, in turns,
-each through its Python binding and as a list of ints; ours also as bytes, which is how a worker has its keys. They must
-agree on every answer. Build first:
+32 workers hold 80,000 blocks each; a prompt has 768. Both indexes get the same events and the same prompts, in turns,
+each through its Python binding; the peer takes a list of ints, ours also bytes, which is how frames carry keys. They
+must agree on the answers. A worker stores a conversation in runs of 1 to 64 blocks, as steps and chunks of prefill make
+them; `whole` is the same with one event for each conversation, the peer's best case, since its tree keeps the blocks of
+one event in one node. Build first:
 
     make setup && cargo build --release -p headrace-bench
     .venv/bin/pip install ai-dynamo-runtime    # optional: without it the peer is left out, and the result says so
@@ -19,7 +21,7 @@ import subprocess
 import sys
 import time
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ WORKERS = 32
 BLOCKS = 80_000
 PROMPT = 768
 CHAIN = 800  # blocks of one conversation
+LONGEST_RUN = 64  # blocks that one event stores
 SHARED = 8  # prompts of which every worker holds another length
 QUERIES = 1_000  # of each kind
 
@@ -40,7 +43,8 @@ QUERIES = 1_000  # of each kind
 class Fleet:
     """Which worker holds which chains of blocks: `(worker, chain, blocks from its beginning)`."""
 
-    def __init__(self) -> None:
+    def __init__(self, in_runs: bool) -> None:
+        self.in_runs = in_runs
         rng = random.Random(1)
 
         def chain() -> list[int]:
@@ -65,6 +69,17 @@ class Fleet:
         rng.shuffle(self.own)
         self.held.sort(key=lambda _: rng.random())
 
+    def events(self) -> Generator[tuple[int, int | None, list[int]]]:
+        """`(worker, block before, blocks)`, in the order in which they are stored."""
+        rng = random.Random(2)
+        for worker, chain, depth in self.held:
+            at = 0
+            while at < depth:
+                run = rng.randint(1, LONGEST_RUN) if self.in_runs else CHAIN
+                end = min(at + run, depth)
+                yield worker, chain[at - 1] if at else None, chain[at:end]
+                at = end
+
     def prompts(self) -> dict[str, list[list[int]]]:
         """Prompts by who holds them."""
         own = [chain[:PROMPT] for chain in self.own[:QUERIES]]
@@ -79,8 +94,8 @@ class Ours:
         self.index = BlockIndex()
         places = [self.index.join(BLOCKS) for _ in range(WORKERS)]
         assert places == list(range(WORKERS))
-        for worker, chain, depth in fleet.held:
-            self.index.store(worker, array("Q", chain[:depth]))
+        for worker, _, keys in fleet.events():
+            self.index.store(worker, array("Q", keys))
 
     def answer(self, prompt: list[int]) -> dict[int, int]:
         """Overlap by worker, without zeros."""
@@ -94,9 +109,9 @@ class Peer:
 
     def __init__(self, fleet: Fleet) -> None:
         self.tree = importlib.import_module("dynamo.llm").RadixTree()
-        for number, (worker, chain, depth) in enumerate(fleet.held):
-            blocks = [{"block_hash": key, "tokens_hash": key} for key in chain[:depth]]
-            data = {"stored": {"parent_hash": None, "blocks": blocks}}
+        for number, (worker, parent, keys) in enumerate(fleet.events()):
+            blocks = [{"block_hash": key, "tokens_hash": key} for key in keys]
+            data = {"stored": {"parent_hash": parent, "blocks": blocks}}
             event = {"event_id": number, "dp_rank": 0, "data": data}
             self.tree.apply_event(worker, json.dumps(event).encode())
 
@@ -120,25 +135,23 @@ def timed(call: Callable[[Any], Any], prompt: Any, samples_ns: list[int]) -> Non
 
 
 def compare(fleet: Fleet, ours: Ours, peer: Peer | None) -> dict[str, Any]:
-    """Latency of a lookup by who holds the prompt; both answer each prompt, one after the other."""
+    """Latency of a lookup by who holds the prompt. Ours takes each prompt in two forms; the peer answers in between."""
     results: dict[str, Any] = {}
     for kind, prompts in fleet.prompts().items():
-        calls: dict[str, Callable[[Any], Any]] = {
-            "headrace_list": ours.index.overlaps,
-            "headrace_bytes": ours.index.overlaps,
-        }
+        samples: dict[str, list[int]] = {"headrace_list": [], "headrace_bytes": []}
         if peer is not None:
             for prompt in prompts[:100]:
                 assert ours.answer(prompt) == peer.answer(prompt), kind
-            calls["dynamo_list"] = peer.tree.find_matches
-        samples: dict[str, list[int]] = {name: [] for name in calls}
-        for prompt in prompts:
-            as_bytes = array("Q", prompt).tobytes()
-            for name, call in calls.items():
-                timed(call, as_bytes if name.endswith("bytes") else prompt, samples[name])
+            samples["dynamo_list"] = []
+        for form in ("headrace_list", "headrace_bytes"):
+            for prompt in prompts:
+                same = array("Q", prompt).tobytes() if form == "headrace_bytes" else prompt
+                timed(ours.index.overlaps, same, samples[form])
+                if peer is not None:
+                    timed(peer.tree.find_matches, prompt, samples["dynamo_list"])
         results[kind] = {name: quantiles(times) for name, times in samples.items()}
         if peer is not None:
-            p50 = {name: results[kind][name]["p50_us"] for name in calls}
+            p50 = {name: results[kind][name]["p50_us"] for name in samples}
             results[kind]["times_faster_p50"] = {
                 name: round(p50["dynamo_list"] / p50[name], 1)
                 for name in ("headrace_list", "headrace_bytes")
@@ -165,12 +178,14 @@ def main() -> None:
     rust = subprocess.run(
         [args.bin / "headrace-bench", "index"], capture_output=True, text=True, check=True
     )
-    fleet = Fleet()
     version = peer_version()
     skipped = f"{PEER} is not installed (pip install {PEER}): the comparison was left out"
     if version is None:
         print(f"index.py: {skipped}", file=sys.stderr)
-    lookups = compare(fleet, Ours(fleet), Peer(fleet) if version else None)
+    lookups: dict[str, Any] = {}
+    for name, in_runs in (("runs", True), ("whole", False)):
+        fleet = Fleet(in_runs)
+        lookups[name] = compare(fleet, Ours(fleet), Peer(fleet) if version else None)
     write(
         args.out,
         {

@@ -6,19 +6,31 @@ use headrace_router::core::index::{self, Place};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyList};
 
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct BlockIndex(Mutex<index::BlockIndex>);
 
-/// Block keys as Python has them: an array of uint64 (numpy, `array`), bytes with 8 for each key as in the frames, or a
+/// Block keys as Python has them: bytes with 8 for each key as in the frames, an array of uint64 (numpy, `array`), or a
 /// sequence of ints.
 fn keys_of(object: &Bound<'_, PyAny>) -> PyResult<Vec<u64>> {
     let py = object.py();
+    if let Ok(bytes) = object.cast::<PyBytes>() {
+        return from_le_bytes(bytes.as_bytes());
+    }
+    if let Ok(list) = object.cast::<PyList>() {
+        return list.iter().map(|key| key.extract()).collect();
+    }
     if let Ok(array) = PyBuffer::<u64>::get(object) {
         return array.to_vec(py);
     }
-    let Ok(bytes) = PyBuffer::<u8>::get(object) else { return object.extract() };
-    let bytes = bytes.to_vec(py)?;
+    match PyBuffer::<u8>::get(object) {
+        Ok(bytes) => from_le_bytes(&bytes.to_vec(py)?),
+        Err(_) => object.extract(),
+    }
+}
+
+fn from_le_bytes(bytes: &[u8]) -> PyResult<Vec<u64>> {
     let (keys, rest) = bytes.as_chunks();
     if !rest.is_empty() {
         let text = format!("keys have 8 bytes each, {} is no multiple", bytes.len());
