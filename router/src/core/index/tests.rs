@@ -182,7 +182,7 @@ fn compare(index: &BlockIndex, model: &Model) {
     }
     for &place in model.places.keys() {
         assert_eq!(index.held(Place(place)), model.held(place));
-        for key in keys(1, 0..DEPTH) {
+        for key in keys(1, 0..DEPTH).into_iter().step_by(9) {
             assert_eq!(index.holds(Place(place), key), model.holds(place, key));
         }
     }
