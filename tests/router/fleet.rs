@@ -3,6 +3,7 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "a test names what it waits for, not all else")]
 
 mod block_events;
+mod caching;
 mod handshake;
 mod links;
 mod requests;

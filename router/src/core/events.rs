@@ -19,7 +19,8 @@ pub struct BlockEvents {
     /// Which tiers the worker announced blocks for.
     tiers: [bool; 3],
     state: State,
-    blocks: u64,
+    /// By tier.
+    blocks: [u64; 3],
     /// Why a new snapshot is needed; `None` while none is missing and while the first is still to come.
     lost: Option<Gap>,
     /// No request for a snapshot before this.
@@ -130,14 +131,15 @@ pub enum Gap {
         got: u64,
     },
     /// More blocks than the worker announced. Only the holder of the blocks can tell, see [`BlockEvents::lose`].
-    #[error("more than the announced {capacity} blocks")]
-    Capacity {
-        /// Blocks announced.
-        capacity: u32,
-    },
+    #[error("more blocks than the announced capacity")]
+    Capacity,
     /// It does not find in its cache what it said is there. Only the audit can tell, see [`BlockEvents::lose`].
     #[error("cached tokens are not what the events promise")]
     Audit,
+    /// It computes prompts whose blocks it does not announce. Only who sees the prompts can tell, see
+    /// [`BlockEvents::lose`].
+    #[error("prompts were computed and no blocks announced")]
+    Silent,
 }
 
 impl Gap {
@@ -147,8 +149,9 @@ impl Gap {
         match self {
             Self::Sequence { .. } => "sequence",
             Self::Part { .. } => "part",
-            Self::Capacity { .. } => "capacity",
+            Self::Capacity => "capacity",
             Self::Audit => "audit",
+            Self::Silent => "silent",
         }
     }
 }
@@ -171,7 +174,7 @@ impl BlockEvents {
             epoch: hello.epoch,
             tiers: [true, hello.capacity.host_blocks > 0, hello.capacity.disk_blocks > 0],
             state: State::Waiting,
-            blocks: 0,
+            blocks: [0; 3],
             lost: None,
             ask_at_ms: 0.0,
             pause_ms: 0.0,
@@ -190,10 +193,10 @@ impl BlockEvents {
         matches!(self.state, State::Live { .. })
     }
 
-    /// Blocks that the worker said it holds, by their number alone.
+    /// Blocks that the worker said it holds, in all tiers, by their number alone.
     #[must_use]
     pub fn blocks(&self) -> u64 {
-        self.blocks
+        self.blocks.iter().sum()
     }
 
     /// What to do with a part of a snapshot. The first part replaces all before, whether it was asked for or not.
@@ -220,9 +223,9 @@ impl BlockEvents {
             }
         };
         if first {
-            self.blocks = 0;
+            self.blocks = [0; 3];
         }
-        self.blocks += count;
+        self.blocks[0] += count;
         self.state = if part.last {
             self.lost = None;
             State::Live { sequence: part.sequence, since_ms: now_ms }
@@ -261,13 +264,12 @@ impl BlockEvents {
             return Ok(self.break_off(gap, now_ms));
         }
         *last = got;
-        if self.tiers.get(usize::from(delta.tier)) != Some(&true) {
+        let tier = usize::from(delta.tier);
+        if self.tiers.get(tier) != Some(&true) {
             return Ok(Verdict::Ignore(Ignored::Tier));
         }
-        if delta.cleared {
-            self.blocks = 0;
-        }
-        self.blocks = self.blocks.saturating_sub(removed) + stored;
+        let before = if delta.cleared { 0 } else { self.blocks[tier] };
+        self.blocks[tier] = before.saturating_sub(removed) + stored;
         Ok(Verdict::Apply(Change::Delta {
             tier: delta.tier,
             cleared: delta.cleared,
@@ -310,7 +312,7 @@ impl BlockEvents {
             self.ask_at_ms = now_ms;
         }
         self.state = State::Lost;
-        self.blocks = 0;
+        self.blocks = [0; 3];
         self.lost = Some(gap);
         Verdict::Lost(gap)
     }

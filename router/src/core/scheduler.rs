@@ -21,6 +21,7 @@ use crate::core::decision::{Chooser, Decision, decide};
 use crate::core::frame::{Capacity, RequestId, Step, StepCost};
 use crate::core::policy::{Policy, PolicyName};
 
+use self::candidates::usable_blocks;
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
@@ -192,7 +193,11 @@ impl Scheduler {
         let sets_the_pace = self.sets_the_pace(i, step);
         let worker = &mut self.workers[i];
         self.pressure.computed(worker.report(step, sets_the_pace, now_ms), now_ms);
-        worker.credit.computed(step.prefill_tokens, self.block_tokens)
+        let silent = worker.credit.silent();
+        if silent.is_some() {
+            self.forget_blocks(i);
+        }
+        silent
     }
 
     /// In an expert-parallel group the slowest rank makes the step as long as it is; what the others report says nothing
@@ -211,9 +216,8 @@ impl Scheduler {
     /// A new snapshot begins: what was known of the worker's blocks counts for nothing.
     pub fn snapshot_begins(&mut self, id: WorkerId) {
         let Some(i) = self.find(id) else { return };
-        let worker = &mut self.workers[i];
-        worker.credit.withdraw(Withdrawal::Unknown);
-        self.holdings.clear(&mut worker.places, &worker.capacity);
+        self.workers[i].credit.withdraw(Withdrawal::Unknown);
+        self.forget_blocks(i);
     }
 
     /// The snapshot is whole: from here on the worker gets credit.
@@ -226,9 +230,24 @@ impl Scheduler {
     /// Its events are not to be believed any more; it gets no credit until the next snapshot.
     pub fn withdraw(&mut self, id: WorkerId, why: Withdrawal) {
         let Some(i) = self.find(id) else { return };
+        self.workers[i].credit.withdraw(why);
+        self.forget_blocks(i);
+    }
+
+    /// Nothing that a worker said of its blocks counts any more: neither for placements nor against the worker, when
+    /// those who wait there find less than it had said.
+    fn forget_blocks(&mut self, i: usize) {
         let worker = &mut self.workers[i];
-        worker.credit.withdraw(why);
         self.holdings.clear(&mut worker.places, &worker.capacity);
+        self.forget_promises(i);
+    }
+
+    fn forget_promises(&mut self, i: usize) {
+        for prefill in &self.workers[i].prefills {
+            if let Some(leg) = self.legs.get_mut(&prefill.request) {
+                leg.held_blocks = 0;
+            }
+        }
     }
 
     /// A worker stored blocks.
@@ -267,13 +286,8 @@ impl Scheduler {
         let worker = &mut self.workers[i];
         worker.credit.heard();
         self.holdings.clear_tier(&mut worker.places, tier, &worker.capacity);
-        if tier != Tier::Device {
-            return;
-        }
-        for prefill in &worker.prefills {
-            if let Some(leg) = self.legs.get_mut(&prefill.request) {
-                leg.held_blocks = 0;
-            }
+        if tier == Tier::Device {
+            self.forget_promises(i);
         }
     }
 
@@ -339,17 +353,22 @@ impl Scheduler {
         worker.prefilled(request);
         let held_tokens = leg.held_blocks * self.block_tokens;
         let withdrawn = worker.credit.audit(held_tokens, cached_tokens, self.block_tokens);
-        if withdrawn.is_some() {
-            self.holdings.clear(&mut worker.places, &worker.capacity);
-        }
-        Some(Begun {
+        // what a step stores is announced before the step, so all but the last block is known by now
+        let full = usable_blocks(leg.prompt_tokens, &leg.keys, self.block_tokens);
+        let announced = self.holdings.still_held(&worker.places, &leg.keys, full);
+        worker.credit.computed(full - announced);
+        let begun = Begun {
             worker: leg.worker,
             held_tokens,
             cached_tokens,
             predicted_ttft_ms: leg.predicted_ttft_ms,
             ttft_ms: now_ms - leg.placed_ms,
             withdrawn,
-        })
+        };
+        if withdrawn.is_some() {
+            self.forget_blocks(i);
+        }
+        Some(begun)
     }
 
     /// A leg ended, or never started: everything booked for it is given back. `output_tokens` if it came to its own end.

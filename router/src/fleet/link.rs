@@ -460,7 +460,12 @@ impl Link {
         let reason = why.as_str();
         tracing::warn!(worker = self.worker, reason, "no credit for its cache");
         self.registry.metrics.blocks_lost(reason);
-        events.lose(Gap::Audit, self.registry.clock_ms());
+        let gap = match why {
+            Withdrawal::OverCapacity => Gap::Capacity,
+            Withdrawal::Silent => Gap::Silent,
+            Withdrawal::Unknown | Withdrawal::Lost | Withdrawal::Overclaimed => Gap::Audit,
+        };
+        events.lose(gap, self.registry.clock_ms());
     }
 
     /// The hot path: one look-up, one lock and one wake for each output, one lock of the registry for all.
@@ -478,7 +483,9 @@ impl Link {
                 // an output that crosses a cancel is of no use any more
                 let LegState::Sent(mailbox) = &leg.state else { continue };
                 metrics.completion_tokens.add(output.ids.len() as u64);
-                if let Some(cached_tokens) = output.cached_tokens {
+                // a worker that does not say what its cache gave is held to have got nothing from it
+                let first = leg.generated == 0 && !output.ids.is_empty();
+                if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
                     begun.push((request, cached_tokens));
                 }
                 leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);

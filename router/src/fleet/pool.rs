@@ -238,7 +238,10 @@ impl Pool {
                 outcome.unknown_removed = scheduler.removed(id, tier, &removed);
                 for run in *stored {
                     let keys: Vec<u64> = keys_le(&run.hashes).collect();
-                    outcome.withdrawn = outcome.withdrawn.or(scheduler.stored(id, tier, &keys));
+                    outcome.withdrawn = scheduler.stored(id, tier, &keys);
+                    if outcome.withdrawn.is_some() {
+                        break; // the rest is not believed either
+                    }
                 }
             }
         }

@@ -215,7 +215,10 @@ impl Registry {
         verdict: &Verdict<'_>,
         events: &BlockEvents,
     ) -> Option<Withdrawal> {
-        let outcome = self.change(id, |pool| pool.blocks(id, verdict, events))?;
+        let Some(outcome) = self.change(id, |pool| pool.blocks(id, verdict, events)) else {
+            self.metrics.block_event_ignored("unknown_worker"); // its link is about to close
+            return None;
+        };
         self.metrics.blocks_removed_unknown.add(outcome.unknown_removed.into());
         outcome.withdrawn
     }

@@ -235,9 +235,9 @@ fn odd_keys_are_malformed_and_change_nothing() {
 #[test]
 fn the_caller_can_withdraw_what_it_does_not_believe() {
     let mut events = live(10);
-    events.lose(Gap::Capacity { capacity: 100 }, 0.0);
+    events.lose(Gap::Capacity, 0.0);
     assert!(!events.live());
-    assert_eq!(events.ask(0.0).unwrap().reason, "more than the announced 100 blocks");
+    assert_eq!(events.ask(0.0).unwrap().reason, "more blocks than the announced capacity");
     events.lose(Gap::Audit, 0.0);
     assert!(is_applied(&events.snapshot(&part(11, 0..1, true), 1.0)), "still what was asked for");
     assert!(events.live());
@@ -295,8 +295,9 @@ fn reasons_are_different_words() {
     let gaps = [
         Gap::Sequence { last: 0, got: 0 }.as_str(),
         Gap::Part { snapshot: 0, got: 0 }.as_str(),
-        Gap::Capacity { capacity: 0 }.as_str(),
+        Gap::Capacity.as_str(),
         Gap::Audit.as_str(),
+        Gap::Silent.as_str(),
     ];
     let words: HashSet<_> = Ignored::ALL.map(Ignored::as_str).into_iter().chain(gaps).collect();
     assert_eq!(words.len(), Ignored::ALL.len() + gaps.len());

@@ -22,10 +22,8 @@ impl Scheduler {
     }
 
     pub(super) fn candidates(&mut self, want: &Want, ask: &Ask, now_ms: f64) -> Vec<Candidate> {
-        // the block that holds the last prompt token is always computed
-        let usable = want.prompt_tokens.saturating_sub(1) / self.block_tokens;
-        let usable = want.keys.len().min(usable as usize);
-        self.holdings.overlaps(&want.keys[..usable], &mut self.overlaps);
+        let usable = usable_blocks(want.prompt_tokens, &want.keys, self.block_tokens);
+        self.holdings.overlaps(&want.keys[..usable as usize], &mut self.overlaps);
         let open = self.workers.iter().filter(|worker| worker.open).count();
         let pressure = self.pressure.at(open, now_ms);
         let grouped = self.workers.iter().any(|worker| worker.group.is_some());
@@ -96,4 +94,10 @@ impl Scheduler {
             }
         }
     }
+}
+
+/// Leading blocks of a prompt that a cache can give: the one that holds the last token is always computed.
+pub(super) fn usable_blocks(prompt_tokens: u32, keys: &[u64], block_tokens: u32) -> u32 {
+    let full = prompt_tokens.saturating_sub(1) / block_tokens;
+    full.min(u32::try_from(keys.len()).unwrap_or(u32::MAX))
 }

@@ -36,8 +36,9 @@ const MISSING: f64 = 0.25;
 const SAMPLES: f64 = 4.0;
 /// Weight that older requests keep when a new one is counted.
 const FADE: f64 = 0.9;
-/// A worker that computed prompts in so many steps, and so many blocks' worth of them, without a word of any block.
-const SILENT_STEPS: u32 = 8;
+/// A worker that computed so many prompts, and so many new blocks of them, without a word of any block. Guesses: few
+/// enough to matter soon, and more than the prompts that one frame may bring to an end.
+const SILENT_PROMPTS: u32 = 8;
 const SILENT_BLOCKS: u64 = 64;
 
 /// The standing of one worker's word.
@@ -48,9 +49,9 @@ pub(super) struct Credit {
     promised: f64,
     missing: f64,
     samples: f64,
-    /// Prompt tokens computed since the last event, and the steps that did.
-    unheard_tokens: u64,
-    unheard_steps: u32,
+    /// Blocks of computed prompts that were not announced, since the last event, and the prompts with such blocks.
+    unheard_blocks: u64,
+    unheard_prompts: u32,
 }
 
 impl Default for Credit {
@@ -60,8 +61,8 @@ impl Default for Credit {
             promised: 0.0,
             missing: 0.0,
             samples: 0.0,
-            unheard_tokens: 0,
-            unheard_steps: 0,
+            unheard_blocks: 0,
+            unheard_prompts: 0,
         }
     }
 }
@@ -86,15 +87,19 @@ impl Credit {
 
     /// A block event came.
     pub(super) fn heard(&mut self) {
-        (self.unheard_tokens, self.unheard_steps) = (0, 0);
+        (self.unheard_blocks, self.unheard_prompts) = (0, 0);
     }
 
-    /// A step computed prompt tokens.
-    pub(super) fn computed(&mut self, tokens: u32, block_tokens: u32) -> Option<Withdrawal> {
-        self.unheard_tokens += u64::from(tokens);
-        self.unheard_steps += u32::from(tokens > 0);
-        let silent = self.unheard_steps > SILENT_STEPS
-            && self.unheard_tokens > SILENT_BLOCKS * u64::from(block_tokens);
+    /// A prompt was computed, and so many of its full blocks were not announced by then. Blocks, not tokens: a prompt that
+    /// was cached up to its last block makes no new one, and there is nothing to announce.
+    pub(super) fn computed(&mut self, unannounced: u32) {
+        self.unheard_blocks += u64::from(unannounced);
+        self.unheard_prompts += u32::from(unannounced > 0);
+    }
+
+    /// Whether it has been silent for too long.
+    pub(super) fn silent(&mut self) -> Option<Withdrawal> {
+        let silent = self.unheard_prompts > SILENT_PROMPTS && self.unheard_blocks > SILENT_BLOCKS;
         (silent && self.given()).then(|| {
             self.withdraw(Withdrawal::Silent);
             Withdrawal::Silent

@@ -205,13 +205,49 @@ fn more_blocks_than_announced_and_prompts_without_a_word_cost_the_credit() {
     let over = scheduler.stored(WorkerId(0), Tier::Device, &too_many);
     assert_eq!(over, Some(Withdrawal::OverCapacity));
     assert_eq!(scheduler.view(WorkerId(0)).unwrap().held_blocks, 0);
-    let mut silent = None;
     for n in 1..10 {
-        silent = silent.or(scheduler.step(WorkerId(1), &report(n, 200, Load::default()), 0.0));
+        let mut want = want(n, &keys(n, 12, 0));
+        want.excluded = vec![WorkerId(0)];
+        scheduler.place(&want, 0.0).unwrap();
+        scheduler.begun(RequestId(n), 0, 1.0).unwrap();
     }
+    let silent = scheduler.step(WorkerId(1), &report(1, 200, Load::default()), 1.0);
     assert_eq!(silent, Some(Withdrawal::Silent));
     // both still serve
-    assert!(scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).is_ok());
+    assert!(scheduler.place(&want(10, &keys(10, 4, 0)), 0.0).is_ok());
+}
+
+#[test]
+fn prompts_that_are_announced_are_not_met_with_silence_however_many_come_at_once() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 40, 0);
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);
+    for n in 0..100 {
+        // the same prompt again and again: computed each time, as if side by side, and announced once
+        let mut leg = want(n, &keys);
+        leg.max_tokens = 1;
+        scheduler.place(&leg, 0.0).unwrap();
+        scheduler.begun(RequestId(n), 640, 1.0).unwrap();
+        assert_eq!(scheduler.step(WorkerId(0), &report(n + 1, 640, Load::default()), 1.0), None);
+        scheduler.end(RequestId(n), Some(1), 2.0);
+    }
+    assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, None);
+}
+
+#[test]
+fn what_was_promised_is_void_once_the_snapshot_begins_anew() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 40, 0);
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);
+    for n in 0..10 {
+        scheduler.place(&want(n, &keys), 0.0).unwrap();
+    }
+    scheduler.snapshot_begins(WorkerId(0));
+    scheduler.snapshot_complete(WorkerId(0));
+    for n in 0..10 {
+        let begun = scheduler.begun(RequestId(n), 0, 1.0).unwrap();
+        assert_eq!((begun.held_tokens, begun.withdrawn), (0, None));
+    }
 }
 
 #[test]
