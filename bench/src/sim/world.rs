@@ -17,6 +17,7 @@ use super::events::{Event, Events};
 use super::worker::SimWorker;
 use crate::mock::engine::{EngineConfig, Leg};
 use crate::mock::fault::{Fault, Health};
+use crate::random::Random;
 use crate::sample::Sample;
 
 /// Workers as they are asked for.
@@ -29,6 +30,7 @@ pub(super) struct Fleet {
 /// See the head of this file.
 pub(super) struct World {
     now_ms: f64,
+    seed: u64,
     events: Events,
     dispatch: Dispatch<usize>,
     workers: Vec<SimWorker>,
@@ -72,6 +74,7 @@ impl World {
         };
         Ok(Self {
             now_ms: 0.0,
+            seed: fleet.engine.seed,
             events: Events::default(),
             dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
             workers: workers.map(|n| SimWorker::new(n, &fleet.engine, &fleet.faults)).collect(),
@@ -98,8 +101,12 @@ impl World {
         for worker in 0..self.workers.len() {
             self.change(worker);
         }
-        for (request, arrival) in self.arrivals.iter().enumerate() {
-            self.events.at(arrival.due_ms, Event::Arrives(request));
+        // those of one moment race each other through the router's front
+        let race = |request: &usize| Random::new(self.seed ^ *request as u64).next();
+        let mut order: Vec<usize> = (0..self.arrivals.len()).collect();
+        order.sort_by_key(race);
+        for request in order {
+            self.events.at(self.arrivals[request].due_ms, Event::Arrives(request));
         }
         self.events.at(self.heartbeat_ms / 2.0, Event::Sweep);
         while self.open > 0 {
