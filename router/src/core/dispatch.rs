@@ -31,6 +31,9 @@ pub enum Submitted<T> {
     Refused(Refusal, T),
 }
 
+/// One who need not wait any longer, and why.
+type Next<T> = (Entry, T, Result<Placement, Refusal>);
+
 /// Why a request was not taken.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Refusal {
@@ -126,43 +129,48 @@ impl<T> Dispatch<T> {
             };
             deliver(item, Err(refusal));
         }
-        while !self.queue.is_empty() {
-            let order = self.queue.order(now_ms, TRIED);
-            let placed = order.into_iter().any(|ticket| {
-                let Some((_, (want, _))) = self.queue.get(ticket) else { return false };
-                let result = match self.scheduler.place(want, now_ms) {
-                    Ok(placement) => Ok(placement),
-                    Err(decision) => match decision.no_place() {
-                        NoPlace::AllExcluded => Err(Refusal::AllExcluded),
-                        NoPlace::NoneOpen if !may_open => Err(Refusal::NoneOpen),
-                        NoPlace::NoneOpen | NoPlace::AllFull => return false,
-                    },
-                };
-                let taken = match &result {
-                    Ok(_) => self.queue.take(ticket),
-                    Err(_) => self.queue.leave(ticket),
-                };
-                let (entry, (_, item)) = taken.expect("it was there a moment ago");
-                match result {
-                    Ok(placement) => {
-                        let (request, charge) =
-                            (placement.request, placement.expected_block_seconds);
-                        self.queue.charge(entry.tenant, charge);
-                        if !deliver(item, Ok(placement)) {
-                            self.queue.charge(entry.tenant, -charge);
-                            self.scheduler.end(request, None, now_ms);
-                        }
-                    }
-                    Err(refusal) => {
-                        deliver(item, Err(refusal));
+        while let Some((entry, item, result)) = self.next(may_open, now_ms) {
+            match result {
+                Ok(placement) => {
+                    let (request, charge) = (placement.request, placement.expected_block_seconds);
+                    self.queue.charge(entry.tenant, charge);
+                    if !deliver(item, Ok(placement)) {
+                        self.queue.charge(entry.tenant, -charge);
+                        self.scheduler.end(request, None, now_ms);
                     }
                 }
-                true
-            });
-            if !placed {
-                return;
+                Err(refusal) => {
+                    deliver(item, Err(refusal));
+                }
             }
         }
+    }
+
+    /// The next one of the queue for whom something can be done now.
+    fn next(&mut self, may_open: bool, now_ms: f64) -> Option<Next<T>> {
+        if self.queue.is_empty() {
+            return None;
+        }
+        for ticket in self.queue.order(now_ms, TRIED) {
+            let (_, (want, _)) = self.queue.get(ticket)?;
+            let result = match self.scheduler.place(want, now_ms) {
+                Ok(placement) => Ok(placement),
+                Err(decision) => match decision.no_place() {
+                    NoPlace::AllExcluded => Err(Refusal::AllExcluded),
+                    NoPlace::NoneOpen if !may_open => Err(Refusal::NoneOpen),
+                    // others may go where this one may not; where it is only a matter of room, they may not either
+                    NoPlace::AllFull if !want.excluded.is_empty() => continue,
+                    NoPlace::NoneOpen | NoPlace::AllFull => return None,
+                },
+            };
+            let taken = match &result {
+                Ok(_) => self.queue.take(ticket),
+                Err(_) => self.queue.leave(ticket),
+            };
+            let (entry, (_, item)) = taken?;
+            return Some((entry, item, result));
+        }
+        None
     }
 
     /// A leg ended, or never started. Its tenant pays for what it took.

@@ -96,7 +96,8 @@ impl Worker {
             return 0.0; // a heartbeat
         }
         self.step = step.step;
-        if teaches {
+        let worked = step.prefill_tokens > 0 || step.decode_rows > 0;
+        if teaches && worked {
             self.fit.observe(&StepFeatures::of(step), step.ms);
         }
         self.kv_tokens = step.kv_tokens;
