@@ -14,9 +14,11 @@ const NONE: u32 = u32::MAX;
 /// Blocks numbered from 0. Every operation costs O(1) for each block that it names.
 #[derive(Debug)]
 pub(crate) struct BlockPool {
+    size: u32,
+    /// Those that were ever used: a fleet of hundreds would else fill the memory with blocks that it never needs.
     blocks: Vec<Block>,
     by_key: HashMap<u64, u32>,
-    /// A stack: low numbers go first.
+    /// Of `blocks`.
     free: Vec<u32>,
     /// Ends of the list of cached blocks, by last use.
     oldest: u32,
@@ -73,11 +75,11 @@ impl BlockPool {
     /// `blocks` free blocks.
     pub(crate) fn new(blocks: u32) -> Self {
         assert!((1..NONE).contains(&blocks), "a pool has blocks");
-        let empty = Block { references: 0, key: None, stored: 0, older: NONE, newer: NONE };
         Self {
-            blocks: vec![empty; blocks as usize],
+            size: blocks,
+            blocks: Vec::new(),
             by_key: HashMap::new(),
-            free: (0..blocks).rev().collect(),
+            free: Vec::new(),
             oldest: NONE,
             newest: NONE,
             cached: 0,
@@ -87,7 +89,8 @@ impl BlockPool {
     }
 
     pub(crate) fn free(&self) -> u32 {
-        u32::try_from(self.free.len()).expect("at most as many as blocks")
+        let held = self.blocks.len() - self.free.len();
+        self.size - u32::try_from(held).expect("at most as many as blocks")
     }
 
     pub(crate) fn cached(&self) -> u32 {
@@ -95,7 +98,7 @@ impl BlockPool {
     }
 
     pub(crate) fn used(&self) -> u32 {
-        u32::try_from(self.blocks.len()).expect("checked in new") - self.available()
+        self.size - self.available()
     }
 
     /// Blocks that `allocate` can hand out: the free ones, then the cached ones.
@@ -125,11 +128,18 @@ impl BlockPool {
     pub(crate) fn allocate(&mut self) -> Option<u32> {
         let block = match self.free.pop() {
             Some(block) => block,
+            None if self.blocks.len() < self.size as usize => self.touch(),
             None if self.oldest == NONE => return None,
             None => self.evict(self.oldest),
         };
         self.blocks[block as usize].references = 1;
         Some(block)
+    }
+
+    /// A block that was never used.
+    fn touch(&mut self) -> u32 {
+        self.blocks.push(Block { references: 0, key: None, stored: 0, older: NONE, newer: NONE });
+        u32::try_from(self.blocks.len() - 1).expect("below the size")
     }
 
     fn evict(&mut self, block: u32) -> u32 {
@@ -261,7 +271,8 @@ impl BlockPool {
             assert_eq!(known.map(|known| known as usize), keyed.then_some(number));
         }
         let count = |state| states.iter().filter(|states| **states == [state]).count() as u32;
-        let counts = (count("free"), count("cached"), count("used"));
+        let untouched = self.size - self.blocks.len() as u32;
+        let counts = (untouched + count("free"), count("cached"), count("used"));
         assert_eq!(counts, (self.free(), self.cached(), self.used()));
         assert_eq!(self.by_key.len(), self.blocks.iter().filter(|b| b.key.is_some()).count());
     }
