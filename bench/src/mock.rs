@@ -38,13 +38,16 @@ const FAULTS_WAITING: usize = 256;
 /// `headrace mock`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "\
-FAULT is [WORKERS:]KIND[=VALUE][@FROM[-UNTIL]], such as w3:die@10s, w0-w3:slow=3x@5s-20s or drop-events=0.1. Kinds:
+FAULT is [WORKERS:]KIND[=VALUE][@FROM[-UNTIL]], such as w3:die@10s or w0-w3:slow=3x@5s-20s. Kinds:
   die, freeze          it is gone, or stands still; with UNTIL it comes back
   slow=3x              steps take three times longer
   drop-events=0.1      each block event is lost with this probability; stop-events loses all
-  lie=+50%             says that half of each prompt more was cached; forget=0.5 loses half of what it stored, silently
+  lie=+50%             says that half of each prompt more was cached than there was
+  forget=0.5           loses half of what it stored, at once and without a word
   overclaim            stores more and more blocks that do not exist
-  gap, wrong-epoch     misnumbers one event; duplicate-stores and unknown-removes say what makes no sense")]
+  gap, wrong-epoch     numbers its events with a hole, or puts another epoch on one
+  duplicate-stores     says again what it stored
+  unknown-removes      removes what it never had")]
 pub(crate) struct MockArgs {
     /// The router's address for workers: HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDRESS")]
