@@ -14,6 +14,12 @@ MODEL ?=
 ARGS ?=
 # Extra arguments for pytest, such as TESTS="tests/workers -k sampler".
 TESTS ?=
+# Of bench-routing: files, names with commas, numbers, a file; what is left out is its default.
+TRACES ?=
+POLICIES ?=
+WORKERS ?=
+BLOCKS ?=
+OUT ?=
 
 RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/src -name '*.rs' 2>/dev/null) \
 	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
@@ -34,7 +40,7 @@ export PIP_NO_INPUT := 1
 help: ## list the targets
 	@awk 'BEGIN {FS = ":.*## "} \
 		/^##@/ {printf "\n%s\n", substr($$0, 5)} \
-		/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' Makefile
+		/^[a-z-]+:.*## / {printf "  make %-13s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo '  make serve PORT=8000 MODEL=HuggingFaceTB/SmolLM2-135M-Instruct ARGS="--workers 2"'
 
@@ -93,6 +99,12 @@ bench: setup ## measure the router and the engine (minutes); figures go to targe
 	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
 	@$(PY) bench/router/overhead.py --runs 1 --out target/bench/router_overhead.json
 	@OMP_NUM_THREADS=1 $(PY) bench/engine/forward.py --rounds 1 --out target/bench/engine_forward.json
+
+.PHONY: bench-routing
+bench-routing: setup ## routing policies on traces, live and simulated (TRACES, POLICIES, WORKERS, BLOCKS, OUT)
+	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+	@$(PY) bench/routing/run.py $(TRACES) $(if $(POLICIES),--policies $(POLICIES)) \
+		$(if $(WORKERS),--workers $(WORKERS)) $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 .PHONY: clean
 clean: ## remove everything that was built
