@@ -312,7 +312,8 @@ impl Scheduler {
         let Some((chosen, estimate)) = decision.chosen() else { return Err(decision) };
         let i = self.find(chosen.id).expect("it was a candidate");
         let worker = &mut self.workers[i];
-        let news = chosen.cached_tokens + self.block_tokens < want.prompt_tokens;
+        // also what another leg has booked: that one may be given up first
+        let news = chosen.held_tokens + self.block_tokens < want.prompt_tokens;
         let booked = news && self.holdings.book(&worker.places, &want.keys);
         worker.book(want, chosen.cached_tokens, now_ms);
         let held_blocks = chosen.held_tokens / self.block_tokens;

@@ -138,6 +138,19 @@ fn a_prediction_ends_with_its_leg_and_what_the_worker_announced_stays() {
 }
 
 #[test]
+fn a_prediction_lasts_as_long_as_one_of_its_legs() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 20, 0);
+    let mut cached = |give_up: Option<u64>, request| {
+        give_up.map(|leg| scheduler.end(RequestId(leg), None, 0.0).unwrap());
+        chosen(&scheduler.place(&want(request, &keys), 0.0).unwrap()).cached_tokens
+    };
+    assert_eq!([cached(None, 1), cached(None, 2)], [0, 320]);
+    assert_eq!(cached(Some(1), 3), 320, "the second one computes it now");
+    assert_eq!([cached(Some(2), 4), cached(Some(3), 5)], [320, 320]);
+}
+
+#[test]
 fn a_lease_runs_out_when_the_first_token_is_overdue() {
     let mut scheduler = scheduler(1);
     let keys = keys(1, 20, 0);
