@@ -107,7 +107,7 @@ impl<T> Dispatch<T> {
         match self.queue.join(entry, (want, item)) {
             Ok(()) => Submitted::Waits,
             Err((what, (_, item))) => {
-                let retry_after_ms = clamp(self.queue_ms());
+                let retry_after_ms = self.retry_after_ms();
                 Submitted::Refused(Refusal::QueueFull { what, retry_after_ms }, item)
             }
         }
@@ -125,7 +125,7 @@ impl<T> Dispatch<T> {
             let refusal = Refusal::TooLate {
                 predicted_ms: now_ms - entry.since_ms + self.soonest_ms(&want, now_ms),
                 deadline_ms: entry.deadline_ms - entry.since_ms,
-                retry_after_ms: clamp(self.queue_ms()),
+                retry_after_ms: self.retry_after_ms(),
             };
             deliver(item, Err(refusal));
         }
@@ -222,6 +222,12 @@ impl<T> Dispatch<T> {
 
     fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> f64 {
         self.scheduler.soonest_ms(want, now_ms).unwrap_or(0.0)
+    }
+
+    /// Ms after which there is likely to be room.
+    #[must_use]
+    pub fn retry_after_ms(&self) -> f64 {
+        clamp(self.queue_ms())
     }
 
     /// Ms until what waits now is computed, roughly: all workers together, nothing cached.

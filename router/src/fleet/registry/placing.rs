@@ -232,12 +232,12 @@ impl Registry {
     }
 
     fn why_none(&self, model: &str) -> RouteError {
-        let open = self.state().pools.get(model).is_some_and(Pool::some_open);
-        if open {
-            let retry_after = Duration::from_secs(1);
-            RouteError::Overloaded { what: "all workers are full", retry_after }
-        } else {
-            no_worker()
+        match self.state().pools.get(model) {
+            Some(pool) if pool.some_open() => {
+                let retry_after = Duration::from_secs_f64(pool.dispatch.retry_after_ms() / 1e3);
+                RouteError::Overloaded { what: "all workers are full", retry_after }
+            }
+            Some(_) | None => no_worker(),
         }
     }
 
