@@ -6,5 +6,7 @@ mod block_events;
 mod caching;
 mod handshake;
 mod links;
+mod many_workers;
 mod requests;
+mod routing;
 mod shutdown;

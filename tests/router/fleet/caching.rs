@@ -17,6 +17,10 @@ use crate::fake_worker::*;
 /// Tokens in a block of the fake model.
 pub(super) const BLOCK: u32 = 16;
 
+/// What steps cost: 0.2 ms for each token of a prompt is most of it.
+const COST: StepCost =
+    StepCost { fixed_ms: 1.0, prefill_ms: 0.2, context_ms: 0.0, row_ms: 0.1, kv_ms: 1e-5 };
+
 /// A prompt of so many full blocks and three tokens more. Other numbers share no block.
 pub(super) fn prompt(number: u32, blocks: u32) -> Vec<u32> {
     let token = |i| 3 + (number * 101 + i * (2 * number + 7)) % 500;
@@ -58,8 +62,9 @@ impl Caching {
         Self::ready_as(app, Behaviour::new(name)).await
     }
 
-    /// The same, for a worker with a behaviour of its own.
-    pub(super) async fn ready_as(app: &App, behaviour: Behaviour) -> Self {
+    /// The same, for a worker with a behaviour of its own. All are equally fast.
+    pub(super) async fn ready_as(app: &App, mut behaviour: Behaviour) -> Self {
+        behaviour.hello.step_prior = Some(COST);
         let (name, epoch) = (behaviour.hello.worker.clone(), behaviour.hello.epoch);
         Self { link: behaviour.ready(app).await, name, epoch, sequence: 0 }
     }

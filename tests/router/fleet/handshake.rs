@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::{AuthKey, Side};
 use tokio::time::timeout;
@@ -61,17 +62,21 @@ async fn workers_of_one_model_must_agree() {
     let app = start_router(|_| {}).await;
     let first = Behaviour::new("w1").ready(&app).await;
     type Change = fn(&mut Fingerprints);
-    let cases: [(&str, Change); 5] = [
-        ("weights", |f| f.weights = "other".into()),
-        ("tokenizer", |f| f.tokenizer = "other".into()),
-        ("chat_template", |f| f.chat_template = "other".into()),
-        ("kv_layout", |f| f.kv_layout = "other".into()),
-        ("block_tokens", |f| f.block_tokens = 32),
+    let cases: [(&str, &str, &str, Change); 6] = [
+        ("weights", "weights-1", "other", |f| f.weights = "other".into()),
+        ("tokenizer", "tokenizer-1", "other", |f| f.tokenizer = "other".into()),
+        ("chat_template", "template-1", "other", |f| f.chat_template = "other".into()),
+        ("kv_layout", "layout-1", "other", |f| f.kv_layout = "other".into()),
+        ("hash_scheme", HASH_SCHEME, "sha256-chain", |f| f.hash_scheme = "sha256-chain".into()),
+        ("block_tokens", "16", "32", |f| f.block_tokens = 32),
     ];
-    for (field, change) in cases {
+    for (field, expected, got, change) in cases {
         let refuse = refused(&app, |hello| change(&mut hello.fingerprints)).await;
         assert_eq!(refuse.field, format!("fingerprints.{field}"));
-        assert_ne!(refuse.expected, refuse.got);
+        assert_eq!((refuse.expected.as_str(), refuse.got.as_str()), (expected, got));
+        let reason = format!("\"refused_fingerprints_{field}\"");
+        until(&reason, || metric(&app, "headrace_link_errors_total", &reason) == 1.0).await;
+        assert_eq!(state_of(&app, "w1"), "ready");
     }
     // another name is another model
     let mut other = Behaviour::new("w2");
