@@ -4,10 +4,9 @@ use std::sync::Arc;
 
 use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::candidate::WorkerId;
-use headrace_router::core::events::Gap;
-use headrace_router::core::events::{BlockEvents, Change, Verdict, keys_le};
+use headrace_router::core::events::{BlockEvents, Gap, Verdict};
 use headrace_router::core::frame::{Blocks, Fingerprints, Hello, PROTOCOL, Role, Snapshot, Step};
-use headrace_router::core::scheduler::{Joining, Scheduler, Tier, Withdrawal};
+use headrace_router::core::scheduler::{Joining, Scheduler, Withdrawal};
 
 use crate::mock::engine::{Engine, EngineConfig, StepResult};
 use crate::mock::fault::{Fault, Health, Mischief};
@@ -176,44 +175,8 @@ impl SimWorker {
 
 impl Link {
     fn take_in(&mut self, verdict: &Verdict<'_>, scheduler: &mut Scheduler, now_ms: f64) {
-        if apply(self.id, verdict, scheduler).is_some() {
+        if scheduler.apply(self.id, verdict).withdrawn.is_some() {
             self.events.lose(Gap::Audit, now_ms);
-        }
-    }
-}
-
-/// Applies a block event as far as it may be believed; `Some` if the worker is not believed any more.
-fn apply(id: WorkerId, verdict: &Verdict<'_>, scheduler: &mut Scheduler) -> Option<Withdrawal> {
-    match verdict {
-        Verdict::Ignore(_) => None,
-        Verdict::Lost(_) => {
-            scheduler.withdraw(id, Withdrawal::Lost);
-            None
-        }
-        Verdict::Apply(Change::Snapshot { first, keys, last }) => {
-            if *first {
-                scheduler.snapshot_begins(id);
-            }
-            let keys: Vec<u64> = keys_le(keys).collect();
-            let withdrawn = scheduler.stored(id, Tier::Device, &keys);
-            if *last && withdrawn.is_none() {
-                scheduler.snapshot_complete(id);
-            }
-            withdrawn
-        }
-        Verdict::Apply(Change::Delta { tier, cleared, removed, stored }) => {
-            let tier = Tier::from_wire(*tier)?;
-            if *cleared {
-                scheduler.cleared(id, tier);
-            }
-            let removed: Vec<u64> = keys_le(removed).collect();
-            scheduler.removed(id, tier, &removed);
-            let mut withdrawn = None;
-            for run in *stored {
-                let keys: Vec<u64> = keys_le(&run.hashes).collect();
-                withdrawn = withdrawn.or(scheduler.stored(id, tier, &keys));
-            }
-            withdrawn
         }
     }
 }

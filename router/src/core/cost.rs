@@ -345,6 +345,13 @@ pub fn estimate(standing: &Standing, demand: &Demand) -> Estimate {
     let too_many = (occupied + 1.0 - standing.slots).max(0.0);
     let slot_ms = too_many * output * tpot_ms / standing.slots.max(1.0);
 
+    // No room for the prompt's blocks: it comes as running requests end, each with its share of the pool; on average they are
+    // half way through.
+    let used = standing.blocks_used;
+    let needed = demand.prompt_tokens / demand.block_tokens.max(1.0);
+    let missing = (used + needed - standing.blocks).clamp(0.0, used);
+    let room_ms = if missing > 0.0 { missing / used * output * tpot_ms / 2.0 } else { 0.0 };
+
     let prefill_ms = (steps_in_all - steps_ahead) * around_ms + own_ms;
     let decode_ms = (output - 1.0) * tpot_ms;
     let others = occupied + standing.group_rows;
@@ -354,7 +361,7 @@ pub fn estimate(standing: &Standing, demand: &Demand) -> Estimate {
     let fill = ((standing.blocks_used + blocks) / standing.blocks.max(1.0)).min(FULL);
     let barrier_ms = (prefill_ms + decode_ms) * fill.powi(BARRIER_EXPONENT) / (1.0 - fill);
     Estimate {
-        queue_ms: waiting_ms + slot_ms,
+        queue_ms: waiting_ms + slot_ms.max(room_ms),
         prefill_ms,
         transfer_ms: 0.0,
         decode_ms,

@@ -4,6 +4,7 @@
 //! Workers say what they hold and how long their steps take; the caller passes that on, asks for placements, and says
 //! what became of them. Time comes in as `now_ms`. Nothing else is read, so the same calls give the same decisions.
 
+mod apply;
 mod candidates;
 mod credit;
 mod holdings;
@@ -21,6 +22,7 @@ use crate::core::decision::{Chooser, Decision, decide};
 use crate::core::frame::{Capacity, RequestId, Step, StepCost};
 use crate::core::policy::{Policy, PolicyName};
 
+pub use self::apply::Applied;
 use self::candidates::usable_blocks;
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;

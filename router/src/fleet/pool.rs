@@ -11,9 +11,9 @@ use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::WorkerId;
 use crate::core::dispatch::Dispatch;
-use crate::core::events::{BlockEvents, Change, Verdict, keys_le};
+use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Fingerprints, Hello, Step};
-use crate::core::scheduler::{Joining, Rules, Scheduler, Tier, Withdrawal, WorkerView};
+use crate::core::scheduler::{Applied, Joining, Rules, Scheduler, Withdrawal, WorkerView};
 use crate::prompt::PromptEngine;
 
 /// How a worker stands.
@@ -60,15 +60,6 @@ pub(super) struct Worker {
     /// It takes new work, as the scheduler was told.
     open: bool,
     last: Option<Step>,
-}
-
-/// What applying a block event showed.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct BlocksOutcome {
-    /// The worker is not believed any more.
-    pub(super) withdrawn: Option<Withdrawal>,
-    /// Blocks that it removed without having had them.
-    pub(super) unknown_removed: u32,
 }
 
 impl Worker {
@@ -211,43 +202,13 @@ impl Pool {
         id: WorkerId,
         verdict: &Verdict<'_>,
         events: &BlockEvents,
-    ) -> BlocksOutcome {
-        let mut outcome = BlocksOutcome::default();
-        let Some(i) = self.find(id) else { return outcome };
-        let scheduler = &mut self.dispatch.scheduler;
-        match verdict {
-            Verdict::Ignore(_) => {}
-            Verdict::Lost(_) => scheduler.withdraw(id, Withdrawal::Lost),
-            Verdict::Apply(Change::Snapshot { first, keys, last }) => {
-                if *first {
-                    scheduler.snapshot_begins(id);
-                }
-                let keys: Vec<u64> = keys_le(keys).collect();
-                outcome.withdrawn = scheduler.stored(id, Tier::Device, &keys);
-                if *last && outcome.withdrawn.is_none() {
-                    scheduler.snapshot_complete(id);
-                }
-                self.workers[i].snapshot |= *last;
-            }
-            Verdict::Apply(Change::Delta { tier, cleared, removed, stored }) => {
-                let Some(tier) = Tier::from_wire(*tier) else { return outcome };
-                if *cleared {
-                    scheduler.cleared(id, tier);
-                }
-                let removed: Vec<u64> = keys_le(removed).collect();
-                outcome.unknown_removed = scheduler.removed(id, tier, &removed);
-                for run in *stored {
-                    let keys: Vec<u64> = keys_le(&run.hashes).collect();
-                    outcome.withdrawn = scheduler.stored(id, tier, &keys);
-                    if outcome.withdrawn.is_some() {
-                        break; // the rest is not believed either
-                    }
-                }
-            }
-        }
+    ) -> Applied {
+        let Some(i) = self.find(id) else { return Applied::default() };
+        let applied = self.dispatch.scheduler.apply(id, verdict);
+        self.workers[i].snapshot |= events.live();
         self.workers[i].blocks_known = events.blocks();
         self.refresh(i);
-        outcome
+        applied
     }
 
     pub(super) fn set_draining(&mut self, id: WorkerId) {
