@@ -202,8 +202,12 @@ impl<T> Dispatch<T> {
         &self.queue
     }
 
-    /// A worker left: what was on it counts for nothing.
+    /// A worker left: what was on it counts for nothing, and is charged to nobody. Where it is tried again, it is charged
+    /// there.
     pub fn worker_left(&mut self, id: WorkerId) {
+        for (tenant, expected_block_seconds) in self.scheduler.expected_on(id) {
+            self.queue.charge(tenant, -expected_block_seconds);
+        }
         self.scheduler.leave(id);
     }
 

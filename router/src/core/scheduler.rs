@@ -155,6 +155,14 @@ impl Scheduler {
         debug_assert!(self.workers.is_sorted_by_key(|worker| worker.id), "ids grow");
     }
 
+    /// Tenant and predicted block-seconds of all legs on a worker, in the order of the legs.
+    #[must_use]
+    pub fn expected_on(&self, id: WorkerId) -> Vec<(u64, f64)> {
+        let mut legs: Vec<_> = self.legs.iter().filter(|(_, leg)| leg.worker == id).collect();
+        legs.sort_unstable_by_key(|(request, _)| **request);
+        legs.into_iter().map(|(_, leg)| (leg.tenant, leg.expected_block_seconds)).collect()
+    }
+
     /// Forgets a worker and all legs on it.
     pub fn leave(&mut self, id: WorkerId) {
         let Some(i) = self.find(id) else { return };

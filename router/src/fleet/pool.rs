@@ -141,7 +141,7 @@ impl Pool {
 
     pub(super) fn leave(&mut self, id: WorkerId) -> Option<Worker> {
         let i = self.find(id)?;
-        self.dispatch.scheduler.leave(id);
+        self.dispatch.worker_left(id);
         Some(self.workers.remove(i))
     }
 

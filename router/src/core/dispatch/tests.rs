@@ -89,6 +89,24 @@ fn a_full_fleet_lets_requests_wait_and_an_end_lets_one_go_on() {
 }
 
 #[test]
+fn what_a_lost_worker_had_is_charged_to_nobody() {
+    let mut dispatch = dispatch(2, 4, 10);
+    let placed = |submitted| match submitted {
+        Submitted::Placed(placement, _) => placement,
+        other @ (Submitted::Waits | Submitted::Refused(..)) => panic!("{other:?}"),
+    };
+    let of = |tenant, n| Want { tenant, ..want(n) };
+    let lost = placed(submit(&mut dispatch, of(7, 1), 0.0));
+    let kept = placed(submit(&mut dispatch, of(7, 2), 0.0));
+    assert_ne!(lost.worker, kept.worker);
+    let both = lost.expected_block_seconds + kept.expected_block_seconds;
+    assert_eq!(dispatch.queue().served(7), Some(both));
+    dispatch.worker_left(lost.worker);
+    assert_eq!(dispatch.queue().served(7), Some(both - lost.expected_block_seconds));
+    assert!(dispatch.end(RequestId(1), None, 5.0).is_none(), "it is over");
+}
+
+#[test]
 fn one_who_is_gone_takes_no_place() {
     let mut dispatch = dispatch(1, 1, 10);
     assert!(matches!(submit(&mut dispatch, want(1), 0.0), Submitted::Placed(..)));
