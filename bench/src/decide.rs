@@ -10,7 +10,7 @@ use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::frame::{Capacity, Load, RequestId, Step, StepCost};
 use headrace_router::core::policy::PolicyName;
-use headrace_router::core::scheduler::{Joining, Rules, Scheduler, Tier, Want};
+use headrace_router::core::scheduler::{Joining, Output, Rules, Scheduler, Tier, Want};
 use headrace_router::core::secret::HashKey;
 use serde::Serialize;
 
@@ -260,6 +260,7 @@ impl Bench {
             prompt_tokens: u32::try_from(tokens)?,
             max_tokens: 256,
             keys,
+            reuses: true,
             session: None,
             tenant: 0,
             priority: 0,
@@ -290,7 +291,7 @@ impl Bench {
             && let Some(leg) = self.legs.pop_front()
         {
             self.begun -= 1;
-            self.scheduler.end(leg.request, Some(200), now_ms);
+            self.scheduler.end(leg.request, Output { tokens: 200, complete: true }, now_ms);
             let own = leg.cached_tokens as usize / self.args.block_tokens;
             self.scheduler.removed(leg.worker, Tier::Device, &leg.keys[own..]);
         }

@@ -10,7 +10,7 @@ use headrace_router::config::Config;
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::dispatch::{Dispatch, Refusal, Submitted};
 use headrace_router::core::frame::{Failed, RequestId};
-use headrace_router::core::scheduler::{Placement, Rules, Scheduler, Want};
+use headrace_router::core::scheduler::{Output, Placement, Rules, Scheduler, Want};
 
 use super::arrival::{Arrival, State};
 use super::events::{Event, Events};
@@ -152,6 +152,7 @@ impl World {
             prompt_tokens: arrival.prompt_tokens,
             max_tokens: arrival.max_tokens,
             keys: Arc::clone(&arrival.keys),
+            reuses: true,
             session: Some(arrival.session.clone()),
             tenant: 0,
             priority: 0,
@@ -196,7 +197,7 @@ impl World {
     }
 
     fn failed(&mut self, request: usize, placement: &Placement, failed: &Failed) {
-        self.dispatch.end(placement.request, None, self.now_ms);
+        self.dispatch.end(placement.request, Output::default(), self.now_ms);
         if failed.retryable {
             self.try_again(request, placement.worker, &failed.message);
         } else {
@@ -313,7 +314,7 @@ impl World {
         for output in result.step.outputs.iter().filter(|output| output.finish.is_some()) {
             let request = self.legs[output.request.0 as usize];
             let tokens = self.arrivals[request].completion_tokens();
-            self.dispatch.end(output.request, Some(tokens), now_ms);
+            self.dispatch.end(output.request, Output { tokens, complete: true }, now_ms);
             self.end(request, |arrival| arrival.state = State::Done);
         }
         self.workers[place].resync(&mut self.dispatch.scheduler, now_ms);
@@ -390,7 +391,7 @@ impl World {
     /// The router loses a worker and all that it was to answer.
     fn leave(&mut self, place: usize, why: &str) {
         let Some(link) = self.workers[place].link.take() else { return };
-        self.dispatch.worker_left(link.id);
+        self.dispatch.worker_left(link.id, self.now_ms);
         for request in 0..self.arrivals.len() {
             if matches!(self.arrivals[request].state, State::Placed(on) if on == place) {
                 self.try_again(request, link.id, why);

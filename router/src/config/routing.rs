@@ -15,7 +15,7 @@ const LEAST_LOG_BYTES: u64 = 64 << 10;
 pub struct RoutingConfig {
     /// The policy whose opinion is noted beside the real one.
     pub shadow: Option<PolicyName>,
-    /// A worker with more ms of prompts ahead of it gets no further one.
+    /// Requests wait in the router while every worker has more ms of prompts ahead than this.
     pub worker_queue_ms: f64,
     /// The queue of each model.
     pub queue: Rules,

@@ -5,10 +5,10 @@ use crate::core::admission::{Admission, Class, Entry, Full, Rules as QueueRules}
 use crate::core::candidate::WorkerId;
 use crate::core::decision::NoPlace;
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Ended, Placement, Scheduler, Want};
+use crate::core::scheduler::{Ended, Output, Placement, Scheduler, Want};
 
 /// Requests of the queue that are tried when room appears. More than one, because the first may not go where others may.
-const TRIED: usize = 16;
+const TRIED: usize = 64;
 /// Nobody is told to come back sooner or later than this.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<f64> = 1_000.0..=600_000.0;
 
@@ -136,7 +136,7 @@ impl<T> Dispatch<T> {
                     self.queue.charge(entry.tenant, charge);
                     if !deliver(item, Ok(placement)) {
                         self.queue.charge(entry.tenant, -charge);
-                        self.scheduler.end(request, None, now_ms);
+                        self.scheduler.end(request, Output::default(), now_ms);
                     }
                 }
                 Err(refusal) => {
@@ -174,14 +174,9 @@ impl<T> Dispatch<T> {
     }
 
     /// A leg ended, or never started. Its tenant pays for what it took.
-    pub fn end(
-        &mut self,
-        request: RequestId,
-        output_tokens: Option<u32>,
-        now_ms: f64,
-    ) -> Option<Ended> {
-        let ended = self.scheduler.end(request, output_tokens, now_ms)?;
-        self.queue.charge(ended.tenant, ended.block_seconds - ended.expected_block_seconds);
+    pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {
+        let ended = self.scheduler.end(request, output, now_ms)?;
+        self.settle(&ended);
         Some(ended)
     }
 
@@ -202,20 +197,22 @@ impl<T> Dispatch<T> {
         &self.queue
     }
 
-    /// A worker left: what was on it counts for nothing, and is charged to nobody. Where it is tried again, it is charged
-    /// there.
-    pub fn worker_left(&mut self, id: WorkerId) {
-        for (tenant, expected_block_seconds) in self.scheduler.expected_on(id) {
-            self.queue.charge(tenant, -expected_block_seconds);
+    /// A worker left, and the legs on it with it. Their tenants pay for what they got, not for what was foreseen.
+    pub fn worker_left(&mut self, id: WorkerId, now_ms: f64) {
+        for ended in self.scheduler.leave(id, now_ms) {
+            self.settle(&ended);
         }
-        self.scheduler.leave(id);
+    }
+
+    fn settle(&mut self, ended: &Ended) {
+        self.queue.charge(ended.tenant, ended.block_seconds - ended.expected_block_seconds);
     }
 
     /// Set if the first token is predicted to come after the deadline, wherever the request goes.
     fn too_late(&mut self, want: &Want, now_ms: f64) -> Option<Refusal> {
         let deadline_ms = want.deadline_ms? - now_ms;
         let soonest = self.scheduler.soonest_ms(want, now_ms)?;
-        let waits = if self.queue.is_empty() { 0.0 } else { self.queue_ms() };
+        let waits = self.queue_ms(Class::of(want.priority));
         let predicted_ms = soonest + waits;
         (predicted_ms > deadline_ms).then(|| Refusal::TooLate {
             predicted_ms,
@@ -231,12 +228,13 @@ impl<T> Dispatch<T> {
     /// Ms after which there is likely to be room.
     #[must_use]
     pub fn retry_after_ms(&self) -> f64 {
-        clamp(self.queue_ms())
+        clamp(self.queue_ms(Class::Low))
     }
 
-    /// Ms until what waits now is computed, roughly: all workers together, nothing cached.
-    fn queue_ms(&self) -> f64 {
-        self.queue.tokens() as f64 * self.scheduler.prefill_ms_per_token()
+    /// Ms until what goes before one more of this class is computed, roughly: floors and ageing left out.
+    fn queue_ms(&self, class: Class) -> f64 {
+        let ahead = [Class::Low, Class::Normal, Class::High].into_iter().filter(|c| *c >= class);
+        self.scheduler.prefill_ms(ahead.map(|class| self.queue.of_class(class).tokens).sum())
     }
 }
 

@@ -17,7 +17,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::core::candidate::{Candidate, Exclusion, Random, WorkerId};
-use crate::core::cost::StepFit;
+use crate::core::cost::{Demand, Standing, StepFit, estimate};
 use crate::core::decision::{Chooser, Decision, decide};
 use crate::core::frame::{Capacity, RequestId, Step, StepCost};
 use crate::core::policy::{Policy, PolicyName};
@@ -28,7 +28,7 @@ pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
 use self::legs::Leg;
-pub use self::legs::{Begun, Ended};
+pub use self::legs::{Begun, Ended, Output};
 use self::pressure::Pressure;
 pub use self::view::WorkerView;
 use self::worker::Worker;
@@ -75,6 +75,8 @@ pub struct Want {
     pub max_tokens: u32,
     /// Keys of all full blocks of the prompt.
     pub keys: Arc<[u64]>,
+    /// It can use what is cached. One that wants its prompt's log-probabilities has to compute the prompt.
+    pub reuses: bool,
     /// What names the session.
     pub session: Option<String>,
     /// Whose request it is.
@@ -114,6 +116,8 @@ pub struct Scheduler {
     shadow: Option<Chooser>,
     /// Tokens of an answer, of late.
     output_tokens: f64,
+    /// Share of prompt tokens that had to be computed, of late.
+    uncached_share: f64,
     pressure: Pressure,
 }
 
@@ -137,6 +141,7 @@ impl Scheduler {
             chooser: chooser(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| chooser(policy, rules.seed ^ 1)),
             output_tokens: FIRST_OUTPUT_TOKENS,
+            uncached_share: 1.0,
             pressure: Pressure::default(),
             rules,
         }
@@ -151,30 +156,29 @@ impl Scheduler {
         let peers = peers.map(|worker| worker.fit.cost());
         let fit = StepFit::new(joining.step_prior, peers);
         let places = self.holdings.join(&joining.capacity);
+        // the ranks of a group share one name, so that they are told by its address
+        let mut joining = joining;
+        let known = self.workers.iter().find(|w| w.group.is_some() && w.group == joining.group);
+        joining.group = known.map_or(joining.group, |worker| worker.group.clone());
         self.workers.push(Worker::new(joining, fit, places));
         debug_assert!(self.workers.is_sorted_by_key(|worker| worker.id), "ids grow");
     }
 
-    /// Tenant and predicted block-seconds of all legs on a worker, in the order of the legs.
-    #[must_use]
-    pub fn expected_on(&self, id: WorkerId) -> Vec<(u64, f64)> {
-        let mut legs: Vec<_> = self.legs.iter().filter(|(_, leg)| leg.worker == id).collect();
-        legs.sort_unstable_by_key(|(request, _)| **request);
-        legs.into_iter().map(|(_, leg)| (leg.tenant, leg.expected_block_seconds)).collect()
-    }
-
-    /// Forgets a worker and all legs on it.
-    pub fn leave(&mut self, id: WorkerId) {
-        let Some(i) = self.find(id) else { return };
+    /// Forgets a worker and all legs on it; these are returned.
+    pub fn leave(&mut self, id: WorkerId, now_ms: f64) -> Vec<Ended> {
+        let Some(i) = self.find(id) else { return Vec::new() };
         let worker = self.workers.remove(i);
-        self.legs.retain(|_, leg| {
-            let stays = leg.worker != id;
-            if !stays && leg.booked {
+        let block_tokens = self.block_tokens;
+        let lost = self.legs.extract_if(|_, leg| leg.worker == id);
+        let ended = lost.map(|(_, leg)| {
+            if leg.booked {
                 self.holdings.unbook(&worker.places, &leg.keys);
             }
-            stays
+            leg.ended(0, block_tokens, now_ms)
         });
+        let ended = ended.collect();
         self.holdings.leave(worker.places);
+        ended
     }
 
     /// The block size of the model changed with its first worker; only while no worker is there.
@@ -214,10 +218,11 @@ impl Scheduler {
     /// of them.
     fn sets_the_pace(&self, i: usize, step: &Step) -> bool {
         let worker = &self.workers[i];
-        let Some(group) = &worker.group else { return true };
+        if worker.group.is_none() {
+            return true;
+        }
         let own_ms = worker.predicted_ms(step);
-        let others =
-            self.workers.iter().filter(|w| w.id != worker.id && w.group.as_ref() == Some(group));
+        let others = self.workers.iter().filter(|other| other.steps_with(worker));
         others.map(Worker::running_ms).all(|ms| ms <= own_ms)
     }
 
@@ -232,9 +237,9 @@ impl Scheduler {
 
     /// The snapshot is whole: from here on the worker gets credit.
     pub fn snapshot_complete(&mut self, id: WorkerId) {
-        if let Some(worker) = self.worker(id) {
-            worker.credit.restore();
-        }
+        let Some(i) = self.find(id) else { return };
+        let worker = &mut self.workers[i];
+        worker.credit.restore(self.holdings.held(&worker.places));
     }
 
     /// Its events are not to be believed any more; it gets no credit until the next snapshot.
@@ -278,6 +283,9 @@ impl Scheduler {
         let Some(i) = self.find(id) else { return 0 };
         let worker = &mut self.workers[i];
         worker.credit.heard();
+        if keys.is_empty() {
+            return 0;
+        }
         let unknown = self.holdings.remove(&worker.places, tier, keys);
         if tier == Tier::Device {
             // what was promised to those who wait may be gone: then its absence is no lie
@@ -309,7 +317,7 @@ impl Scheduler {
     /// Nothing is booked; [`Decision::no_place`] says why.
     pub fn place(&mut self, want: &Want, now_ms: f64) -> Result<Placement, Arc<Decision>> {
         let ask = self.ask(want, now_ms);
-        let candidates = self.candidates(want, &ask, now_ms);
+        let candidates = self.candidates(want, now_ms);
         let decision = decide(
             want.name.clone(),
             now_ms,
@@ -341,7 +349,7 @@ impl Scheduler {
     #[must_use]
     pub fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> Option<f64> {
         let ask = self.ask(want, now_ms);
-        let candidates = self.candidates(want, &ask, now_ms);
+        let candidates = self.candidates(want, now_ms);
         let usable =
             |c: &&Candidate| !matches!(c.excluded, Some(Exclusion::Closed | Exclusion::Failed));
         let soonest = candidates.iter().filter(usable).map(|c| c.estimate(&ask).ttft_ms());
@@ -362,6 +370,8 @@ impl Scheduler {
             self.holdings.unbook(&worker.places, &leg.keys);
         }
         worker.prefilled(request);
+        let uncached = 1.0 - f64::from(cached_tokens) / f64::from(leg.prompt_tokens.max(1));
+        self.uncached_share += OUTPUT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
         let held_tokens = leg.held_blocks * self.block_tokens;
         let withdrawn = worker.credit.audit(held_tokens, cached_tokens, self.block_tokens);
         // what a step stores is announced before the step, so all but the last block is known by now
@@ -382,13 +392,8 @@ impl Scheduler {
         Some(begun)
     }
 
-    /// A leg ended, or never started: everything booked for it is given back. `output_tokens` if it came to its own end.
-    pub fn end(
-        &mut self,
-        request: RequestId,
-        output_tokens: Option<u32>,
-        now_ms: f64,
-    ) -> Option<Ended> {
+    /// A leg ended, or never started: everything booked for it is given back.
+    pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {
         let leg = self.legs.remove(&request)?;
         if let Some(i) = self.find(leg.worker) {
             let worker = &mut self.workers[i];
@@ -397,15 +402,10 @@ impl Scheduler {
             }
             worker.release(request, leg.tokens, leg.reports);
         }
-        if let Some(tokens) = output_tokens {
-            self.output_tokens += OUTPUT_WEIGHT * (f64::from(tokens) - self.output_tokens);
+        if output.complete {
+            self.output_tokens += OUTPUT_WEIGHT * (f64::from(output.tokens) - self.output_tokens);
         }
-        let tokens = f64::from(leg.prompt_tokens) + f64::from(output_tokens.unwrap_or(0)) / 2.0;
-        let seconds = (now_ms - leg.placed_ms).max(0.0) / 1e3;
-        let block_seconds = tokens / f64::from(self.block_tokens) * seconds;
-        let expected_block_seconds = leg.expected_block_seconds;
-        let tenant = leg.tenant;
-        Some(Ended { worker: leg.worker, tenant, block_seconds, expected_block_seconds })
+        Some(leg.ended(output.tokens, self.block_tokens, now_ms))
     }
 
     /// Takes back the predictions of legs whose first token is overdue. How many legs these were.
@@ -424,12 +424,33 @@ impl Scheduler {
         expired
     }
 
-    /// Ms that one prompt token costs, over the workers that take work; for how long a queue is.
+    /// Ms until the workers that take work have computed so many waiting prompt tokens, together, with as many found in
+    /// caches as of late.
     #[must_use]
-    pub fn prefill_ms_per_token(&self) -> f64 {
-        let rate: f64 =
-            self.workers.iter().filter(|w| w.open).map(Worker::prefill_tokens_per_ms).sum();
-        if rate > 0.0 { 1.0 / rate } else { 0.0 }
+    pub fn prefill_ms(&self, waiting_tokens: u64) -> f64 {
+        let open = self.workers.iter().filter(|worker| worker.open);
+        let rate: f64 = open.map(Worker::prefill_tokens_per_ms).sum();
+        if rate > 0.0 { waiting_tokens as f64 * self.uncached_share / rate } else { 0.0 }
+    }
+
+    /// One more request could go to this worker now, as far as it depends on the worker.
+    #[must_use]
+    pub fn has_room(&self, id: WorkerId, now_ms: f64) -> bool {
+        let Some(worker) = self.find(id).map(|i| &self.workers[i]) else { return false };
+        let free = worker.open && worker.occupied() < worker.places_for_requests();
+        free && (self.rules.policy != PolicyName::Kv
+            || !self.has_long_queue(&worker.standing(self.block_tokens, now_ms)))
+    }
+
+    fn has_long_queue(&self, standing: &Standing) -> bool {
+        let demand = Demand {
+            prompt_tokens: 1.0,
+            cached_tokens: 0.0,
+            output_tokens: self.output_tokens,
+            block_tokens: self.block_tokens.into(),
+        };
+        standing.backlog_tokens > 0.0
+            && estimate(standing, &demand).queue_ms > self.rules.worker_queue_ms
     }
 
     fn find(&self, id: WorkerId) -> Option<usize> {

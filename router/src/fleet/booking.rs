@@ -10,6 +10,7 @@ use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::decision::Decision;
 use crate::core::frame::{RequestId, Submit};
+use crate::core::scheduler::Output;
 use crate::error::RouteError;
 use crate::prompt::PromptEngine;
 use crate::stream::TokenStream;
@@ -92,7 +93,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if !self.used {
-            self.registry.ended(self.link.id, &[(self.request, None)]);
+            self.registry.ended(self.link.id, &[(self.request, Output::default())]);
         }
     }
 }
@@ -110,6 +111,8 @@ pub(crate) struct Wanted {
     pub(crate) prompt_tokens: u32,
     /// Keys of its full blocks.
     pub(crate) keys: Arc<[u64]>,
+    /// It can use what is cached.
+    pub(crate) reuses: bool,
     /// Longest answer.
     pub(crate) max_tokens: u32,
     /// Key for `session-hash`, a hint for `kv`.

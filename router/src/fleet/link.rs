@@ -20,9 +20,9 @@ use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::events::{BlockEvents, Gap, Verdict};
 use crate::core::frame::{
-    Cancel, Describe, Drain, Failed, Frame, ModelPart, Ping, RequestId, Step, Submit,
+    Cancel, Describe, Drain, Failed, Finish, Frame, ModelPart, Ping, RequestId, Step, Submit,
 };
-use crate::core::scheduler::Withdrawal;
+use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
 use crate::stream::{Appended, Mailbox, TokenStream};
 
@@ -63,6 +63,12 @@ struct Leg {
     state: LegState,
     /// Tokens that came.
     generated: u32,
+}
+
+impl Leg {
+    fn output(&self, complete: bool) -> Output {
+        Output { tokens: self.generated, complete }
+    }
 }
 
 #[derive(Debug)]
@@ -160,7 +166,7 @@ impl Link {
             let mut legs = self.legs();
             if legs.closed {
                 drop(legs);
-                self.registry.ended(self.id, &[(request, None)]);
+                self.registry.ended(self.id, &[(request, Output::default())]);
                 return Err(self.lost("its link closed"));
             }
             let state = LegState::Queued(Arc::clone(&mailbox));
@@ -237,7 +243,7 @@ impl Link {
                         "cancelled, never freed"
                     );
                     self.registry.metrics.leg_ended("never_freed");
-                    released.push((*request, None));
+                    released.push((*request, leg.output(false)));
                     false
                 }
                 LegState::Sent(mailbox) => {
@@ -285,7 +291,7 @@ impl Link {
             // the writer sends no submit whose leg is gone
             legs.by_request.remove(&request);
             drop(legs);
-            self.registry.ended(self.id, &[(request, None)]);
+            self.registry.ended(self.id, &[(request, Output::default())]);
         } else {
             leg.state = LegState::Cancelled(Instant::now());
             legs.urgent.push(Frame::Cancel(Cancel { request }));
@@ -479,6 +485,7 @@ impl Link {
             let mut legs = self.legs();
             for output in outputs {
                 let (request, finished) = (output.request, output.finish.is_some());
+                let complete = matches!(output.finish, Some(Finish::Stop | Finish::Length));
                 let Some(leg) = legs.by_request.get_mut(&request) else { continue };
                 // an output that crosses a cancel is of no use any more
                 let LegState::Sent(mailbox) = &leg.state else { continue };
@@ -499,7 +506,7 @@ impl Link {
                 }
                 if finished {
                     metrics.leg_ended("finished");
-                    ended.push((request, Some(leg.generated)));
+                    ended.push((request, leg.output(complete)));
                     legs.by_request.remove(&request);
                 }
             }
@@ -523,14 +530,15 @@ impl Link {
         let LegState::Cancelled(since) = leg.state else { return };
         self.registry.metrics.cancel_to_freed_seconds.observe(since.elapsed());
         self.registry.metrics.leg_ended("cancelled");
+        let output = leg.output(false);
         legs.by_request.remove(&request);
         drop(legs);
-        self.registry.freed(self.id, request);
+        self.registry.freed(self.id, request, output);
     }
 
     fn failed(&self, failed: Failed) {
         let Some(leg) = self.legs().by_request.remove(&failed.request) else { return };
-        self.registry.ended(self.id, &[(failed.request, None)]);
+        self.registry.ended(self.id, &[(failed.request, leg.output(false))]);
         match leg.state {
             LegState::Queued(mailbox) | LegState::Sent(mailbox) => {
                 self.registry.metrics.leg_ended("worker_failed");

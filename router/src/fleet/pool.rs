@@ -10,10 +10,12 @@ use super::link::Link;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::WorkerId;
-use crate::core::dispatch::Dispatch;
+use crate::core::dispatch::{Dispatch, Refusal};
 use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Fingerprints, Hello, Step};
-use crate::core::scheduler::{Applied, Joining, Rules, Scheduler, Withdrawal, WorkerView};
+use crate::core::scheduler::{
+    Applied, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
+};
 use crate::prompt::PromptEngine;
 
 /// How a worker stands.
@@ -139,9 +141,9 @@ impl Pool {
         self.workers.push(worker);
     }
 
-    pub(super) fn leave(&mut self, id: WorkerId) -> Option<Worker> {
+    pub(super) fn leave(&mut self, id: WorkerId, now_ms: f64) -> Option<Worker> {
         let i = self.find(id)?;
-        self.dispatch.worker_left(id);
+        self.dispatch.worker_left(id, now_ms);
         Some(self.workers.remove(i))
     }
 
@@ -169,6 +171,24 @@ impl Pool {
 
     pub(super) fn link(&self, id: WorkerId) -> Option<Arc<Link>> {
         self.find(id).map(|i| Arc::clone(&self.workers[i].link))
+    }
+
+    /// Gives those who wait what room there is; `deliver` as for [`Dispatch::pump`].
+    pub(super) fn pump(
+        &mut self,
+        now_ms: f64,
+        mut deliver: impl FnMut(Waiting, Result<(Placement, Arc<Link>), Refusal>) -> bool,
+    ) {
+        let may_open = self.some_may_open();
+        let Self { dispatch, workers, .. } = self;
+        dispatch.pump(may_open, now_ms, |waiting, placed| {
+            let placed = placed.map(|placement| {
+                let place = workers.binary_search_by_key(&placement.worker, |w| w.link.id);
+                let worker = &workers[place.expect("the scheduler knows the same workers")];
+                (placement, Arc::clone(&worker.link))
+            });
+            deliver(waiting, placed)
+        });
     }
 
     /// A worker takes new work.

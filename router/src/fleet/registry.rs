@@ -18,7 +18,7 @@ use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit};
-use crate::core::scheduler::Withdrawal;
+use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
 use crate::metrics::Metrics;
 use crate::prompt::{ModelDoc, PromptEngine, PromptError};
@@ -137,7 +137,7 @@ impl Registry {
         if let Some(old) = state.named(&hello.worker) {
             let id = old.link.id;
             old.link.close(LinkError::Replaced);
-            asked_again = state.remove(id);
+            asked_again = state.remove(id, self.clock_ms());
         }
         state.next_worker += 1;
         let id = WorkerId(state.next_worker);
@@ -170,7 +170,7 @@ impl Registry {
     pub(super) fn leave(self: &Arc<Self>, id: WorkerId) {
         let mut state = self.state();
         let model = state.models.get(&id).cloned();
-        let asked_again = state.remove(id);
+        let asked_again = state.remove(id, self.clock_ms());
         if let Some(model) = model {
             self.pump(&mut state, &model);
         }
@@ -187,7 +187,7 @@ impl Registry {
         id: WorkerId,
         step: &Step,
         begun: &[(RequestId, u32)],
-        ended: &[(RequestId, Option<u32>)],
+        ended: &[(RequestId, Output)],
     ) -> Option<Withdrawal> {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
@@ -200,8 +200,8 @@ impl Registry {
                     withdrawn = withdrawn.or(begun.withdrawn);
                 }
             }
-            for (request, output_tokens) in ended {
-                pool.dispatch.end(*request, *output_tokens, now_ms);
+            for (request, output) in ended {
+                pool.dispatch.end(*request, *output, now_ms);
             }
             withdrawn
         })
@@ -229,10 +229,10 @@ impl Registry {
     }
 
     /// A worker gave the blocks of a cancelled request back.
-    pub(super) fn freed(self: &Arc<Self>, id: WorkerId, request: RequestId) {
+    pub(super) fn freed(self: &Arc<Self>, id: WorkerId, request: RequestId, output: Output) {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
-            pool.dispatch.end(request, None, now_ms);
+            pool.dispatch.end(request, output, now_ms);
             pool.unstuck(id);
         });
     }
@@ -401,10 +401,10 @@ impl State {
     }
 
     /// Removes a worker. If it was to describe its model, another one is to do that now.
-    fn remove(&mut self, id: WorkerId) -> Option<(Arc<Link>, String)> {
+    fn remove(&mut self, id: WorkerId, now_ms: f64) -> Option<(Arc<Link>, String)> {
         let model = self.models.remove(&id)?;
         let pool = self.pools.get_mut(&model)?;
-        let gone = pool.leave(id)?;
+        let gone = pool.leave(id, now_ms)?;
         if !gone.asked || pool.engine.is_some() {
             return None;
         }

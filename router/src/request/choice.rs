@@ -381,6 +381,7 @@ async fn place_and_submit(
         engine: Arc::clone(&common.engine),
         prompt_tokens: u32::try_from(common.prompt.ids.len()).unwrap_or(u32::MAX),
         keys: Arc::clone(&common.prompt.keys),
+        reuses: job.sampling.prompt_logprobs.is_none(),
         max_tokens: common.max_tokens,
         session: job.session.clone(),
         tenant: job.tenant,

@@ -354,7 +354,7 @@ async fn a_deadline_that_cannot_be_met_is_refused_at_once_and_nothing_is_sent() 
         worker.submitted().await;
         retries.push(too_late(answer(&app, impossible(ask(&prompt(2, 2)))).await));
     }
-    assert!(retries.is_sorted() && retries[7] > retries[0] + Duration::from_secs(2), "{retries:?}");
+    assert!(retries[7] > retries[0] + Duration::from_secs(2), "{retries:?}");
     assert_eq!(metric(&app, "headrace_refused_total", "\"deadline\""), 9.0);
     assert_eq!(metric(&app, "headrace_booked_legs", ""), 8.0);
     // one that can be met is served

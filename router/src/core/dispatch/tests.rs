@@ -51,6 +51,7 @@ fn want(request: u64) -> Want {
         prompt_tokens: 1000,
         max_tokens: 50,
         keys: Arc::from([]),
+        reuses: true,
         session: None,
         tenant: 0,
         priority: 0,
@@ -81,7 +82,7 @@ fn a_full_fleet_lets_requests_wait_and_an_end_lets_one_go_on() {
     assert!(matches!(submit(&mut dispatch, want(3), 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
     assert!(pump(&mut dispatch, 1.0).is_empty());
-    let ended = dispatch.end(RequestId(2), Some(50), 2_000.0).unwrap();
+    let ended = dispatch.end(RequestId(2), Output { tokens: 50, complete: true }, 2_000.0).unwrap();
     assert!(ended.block_seconds > 0.0);
     let told = pump(&mut dispatch, 2_000.0);
     assert_eq!(told, [(3, Ok(ended.worker))]);
@@ -101,9 +102,9 @@ fn what_a_lost_worker_had_is_charged_to_nobody() {
     assert_ne!(lost.worker, kept.worker);
     let both = lost.expected_block_seconds + kept.expected_block_seconds;
     assert_eq!(dispatch.queue().served(7), Some(both));
-    dispatch.worker_left(lost.worker);
+    dispatch.worker_left(lost.worker, 0.0);
     assert_eq!(dispatch.queue().served(7), Some(both - lost.expected_block_seconds));
-    assert!(dispatch.end(RequestId(1), None, 5.0).is_none(), "it is over");
+    assert!(dispatch.end(RequestId(1), Output::default(), 5.0).is_none(), "it is over");
 }
 
 #[test]
@@ -115,7 +116,7 @@ fn one_who_is_gone_takes_no_place() {
     }
     assert_eq!(dispatch.leave(3), Some(3));
     assert_eq!(dispatch.leave(3), None);
-    dispatch.end(RequestId(1), None, 1.0);
+    dispatch.end(RequestId(1), Output::default(), 1.0);
     let mut told = Vec::new();
     dispatch.pump(true, 1.0, |item, _| {
         told.push(item);
@@ -189,7 +190,9 @@ fn one_that_every_worker_failed_does_not_hold_up_the_others() {
     assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
     let on_first = [1, 2].into_iter().find(|n| {
-        dispatch.end(RequestId(*n), None, 1.0).is_some_and(|ended| ended.worker == WorkerId(0))
+        dispatch
+            .end(RequestId(*n), Output::default(), 1.0)
+            .is_some_and(|ended| ended.worker == WorkerId(0))
     });
     assert!(on_first.is_some());
     let told = pump(&mut dispatch, 1.0);
@@ -243,7 +246,7 @@ proptest! {
                 }
                 Event::End(i) if !running.is_empty() => {
                     let item = running.swap_remove(i % running.len());
-                    dispatch.end(RequestId(item), Some(3), now_ms);
+                    dispatch.end(RequestId(item), Output { tokens: 3, complete: true }, now_ms);
                 }
                 Event::End(_) => {}
                 Event::Leave(ticket) => {
@@ -267,7 +270,7 @@ proptest! {
                     };
                     let _ = dispatch.scheduler.step(WorkerId(id), &step, now_ms);
                 }
-                Event::WorkerLeaves(id) => dispatch.worker_left(WorkerId(id)),
+                Event::WorkerLeaves(id) => dispatch.worker_left(WorkerId(id), now_ms),
             }
             for (item, placed) in pump(&mut dispatch, now_ms) {
                 let what = if placed.is_ok() { "placed" } else { "refused" };

@@ -5,8 +5,7 @@ use std::sync::Arc;
 use super::holdings::Found;
 use super::worker::Worker;
 use super::{Scheduler, Want};
-use crate::core::candidate::{Ask, Candidate, Exclusion, digest};
-use crate::core::cost::estimate;
+use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId, digest};
 use crate::core::policy::PolicyName;
 
 impl Scheduler {
@@ -21,12 +20,16 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn candidates(&mut self, want: &Want, ask: &Ask, now_ms: f64) -> Vec<Candidate> {
-        let usable = usable_blocks(want.prompt_tokens, &want.keys, self.block_tokens);
+    pub(super) fn candidates(&mut self, want: &Want, now_ms: f64) -> Vec<Candidate> {
+        let usable = if want.reuses {
+            usable_blocks(want.prompt_tokens, &want.keys, self.block_tokens)
+        } else {
+            0
+        };
         self.holdings.overlaps(&want.keys[..usable as usize], &mut self.overlaps);
         let open = self.workers.iter().filter(|worker| worker.open).count();
         let pressure = self.pressure.at(open, now_ms);
-        let grouped = self.workers.iter().any(|worker| worker.group.is_some());
+        let groups = self.groups();
         let mut candidates = Vec::with_capacity(self.workers.len());
         for worker in &self.workers {
             let found = if worker.credit.given() {
@@ -36,8 +39,8 @@ impl Scheduler {
             };
             let mut standing = worker.standing(self.block_tokens, now_ms);
             standing.pressure = pressure;
-            if grouped {
-                (standing.group_ms, standing.group_rows) = self.rest_of_group(worker);
+            if let Some(group) = groups.iter().find(|group| worker.is_in(group.name)) {
+                (standing.group_ms, standing.group_rows) = group.rest(worker);
             }
             let tokens = |blocks: u32| blocks * self.block_tokens;
             candidates.push(Candidate {
@@ -53,18 +56,22 @@ impl Scheduler {
                 standing,
             });
         }
-        self.hold_back(&mut candidates, ask);
+        self.hold_back(&mut candidates);
         candidates
     }
 
-    /// Longest step and all rows of the other ranks.
-    fn rest_of_group(&self, worker: &Worker) -> (f64, f64) {
-        let Some(group) = &worker.group else { return (0.0, 0.0) };
-        let others =
-            self.workers.iter().filter(|w| w.id != worker.id && w.group.as_ref() == Some(group));
-        others.fold((0.0, 0.0), |(ms, rows), other| {
-            (other.running_ms().max(ms), rows + f64::from(other.load.running))
-        })
+    /// What the ranks of each group do at the moment, in one pass.
+    fn groups(&self) -> Vec<Group<'_>> {
+        let mut groups: Vec<Group<'_>> = Vec::new();
+        for worker in &self.workers {
+            let Some(name) = &worker.group else { continue };
+            let (ms, rows) = (worker.running_ms(), f64::from(worker.load.running));
+            match groups.iter_mut().find(|group| Arc::ptr_eq(group.name, name)) {
+                Some(group) => group.add(worker, ms, rows),
+                None => groups.push(Group { name, slowest: worker.id, ms, next_ms: 0.0, rows }),
+            }
+        }
+        groups
     }
 
     fn exclusion(&self, worker: &Worker, want: &Want) -> Option<Exclusion> {
@@ -80,14 +87,12 @@ impl Scheduler {
     }
 
     /// Where every worker has a long queue, one more request is better kept here, where the order may still change.
-    fn hold_back(&self, candidates: &mut [Candidate], ask: &Ask) {
-        let limit_ms = self.rules.worker_queue_ms;
+    fn hold_back(&self, candidates: &mut [Candidate]) {
         if self.rules.policy != PolicyName::Kv {
             return; // the baselines know nothing of ms
         }
-        let queue_ms = |c: &Candidate| estimate(&c.standing, &ask.demand(0)).queue_ms;
         let open = |c: &&Candidate| c.excluded.is_none();
-        let long = |c: &Candidate| c.standing.backlog_tokens > 0.0 && queue_ms(c) > limit_ms;
+        let long = |c: &Candidate| self.has_long_queue(&c.standing);
         if candidates.iter().filter(open).all(long) {
             for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
                 candidate.excluded = Some(Exclusion::Backlog);
@@ -100,4 +105,31 @@ impl Scheduler {
 pub(super) fn usable_blocks(prompt_tokens: u32, keys: &[u64], block_tokens: u32) -> u32 {
     let full = prompt_tokens.saturating_sub(1) / block_tokens;
     full.min(u32::try_from(keys.len()).unwrap_or(u32::MAX))
+}
+
+/// Ranks that step together.
+struct Group<'a> {
+    name: &'a Arc<str>,
+    /// The rank with the longest step, that step, and the longest of the others.
+    slowest: WorkerId,
+    ms: f64,
+    next_ms: f64,
+    rows: f64,
+}
+
+impl Group<'_> {
+    fn add(&mut self, worker: &Worker, ms: f64, rows: f64) {
+        self.rows += rows;
+        if ms > self.ms {
+            (self.slowest, self.next_ms, self.ms) = (worker.id, self.ms, ms);
+        } else {
+            self.next_ms = self.next_ms.max(ms);
+        }
+    }
+
+    /// Longest step and all rows of the others.
+    fn rest(&self, worker: &Worker) -> (f64, f64) {
+        let ms = if self.slowest == worker.id { self.next_ms } else { self.ms };
+        (ms, self.rows - f64::from(worker.load.running))
+    }
 }

@@ -33,7 +33,7 @@ impl Withdrawal {
 /// eviction takes between two frames is missing.
 const MISSING: f64 = 0.25;
 /// Requests with a promise before anybody is judged.
-const SAMPLES: f64 = 4.0;
+const SAMPLES: f64 = 6.0;
 /// Weight that older requests keep when a new one is counted.
 const FADE: f64 = 0.9;
 /// A worker that computed so many prompts, and so many new blocks of them, without a word of any block. Guesses: few
@@ -52,6 +52,9 @@ pub(super) struct Credit {
     /// Blocks of computed prompts that were not announced, since the last event, and the prompts with such blocks.
     unheard_blocks: u64,
     unheard_prompts: u32,
+    /// Its silence cost it the credit, and the snapshot that it then sent was empty: a worker without a prefix cache. It
+    /// is left alone until it speaks of a block.
+    mute: bool,
 }
 
 impl Default for Credit {
@@ -63,6 +66,7 @@ impl Default for Credit {
             samples: 0.0,
             unheard_blocks: 0,
             unheard_prompts: 0,
+            mute: false,
         }
     }
 }
@@ -77,17 +81,23 @@ impl Credit {
     }
 
     pub(super) fn withdraw(&mut self, why: Withdrawal) {
-        *self = Self { withdrawn: Some(why), ..Self::default() };
+        // a snapshot that begins does not make the silence before it forgotten
+        let mute = self.mute || self.withdrawn == Some(Withdrawal::Silent);
+        *self = Self { withdrawn: Some(why), mute, ..Self::default() };
     }
 
-    /// A fresh snapshot is there.
-    pub(super) fn restore(&mut self) {
-        *self = Self { withdrawn: None, ..Self::default() };
+    /// A fresh snapshot is there, of so many blocks.
+    pub(super) fn restore(&mut self, blocks: u32) {
+        let mute = blocks == 0 && (self.mute || self.withdrawn == Some(Withdrawal::Silent));
+        *self = Self { withdrawn: mute.then_some(Withdrawal::Silent), mute, ..Self::default() };
     }
 
     /// A block event came.
     pub(super) fn heard(&mut self) {
         (self.unheard_blocks, self.unheard_prompts) = (0, 0);
+        if self.mute && self.withdrawn == Some(Withdrawal::Silent) {
+            (self.mute, self.withdrawn) = (false, None); // its snapshot was empty, and nothing was missed since
+        }
     }
 
     /// A prompt was computed, and so many of its full blocks were not announced by then. Blocks, not tokens: a prompt that

@@ -34,6 +34,20 @@ pub(super) struct Leg {
 }
 
 impl Leg {
+    /// What its tenant pays for, if it ends now.
+    pub(super) fn ended(&self, output_tokens: u32, block_tokens: u32, now_ms: f64) -> Ended {
+        let tokens = f64::from(self.prompt_tokens) + f64::from(output_tokens) / 2.0;
+        let seconds = (now_ms - self.placed_ms).max(0.0) / 1e3;
+        Ended {
+            worker: self.worker,
+            tenant: self.tenant,
+            block_seconds: tokens / f64::from(block_tokens) * seconds,
+            expected_block_seconds: self.expected_block_seconds,
+        }
+    }
+}
+
+impl Leg {
     pub(super) fn new(
         want: &Want,
         worker: WorkerId,
@@ -75,6 +89,15 @@ pub struct Begun {
     pub ttft_ms: f64,
     /// Set if the worker is not believed any more: ask it for a snapshot.
     pub withdrawn: Option<Withdrawal>,
+}
+
+/// What a leg gave.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Output {
+    /// Tokens that came.
+    pub tokens: u32,
+    /// It came to its own end: these tokens tell how long answers are.
+    pub complete: bool,
 }
 
 /// A leg ended.

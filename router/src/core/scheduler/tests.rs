@@ -61,6 +61,7 @@ fn want(request: u64, keys: &Arc<[u64]>) -> Want {
         prompt_tokens: u32::try_from(keys.len()).unwrap() * BLOCK + 3,
         max_tokens: 50,
         keys: Arc::clone(keys),
+        reuses: true,
         session: None,
         tenant: 0,
         priority: 0,
@@ -122,17 +123,17 @@ fn a_prediction_ends_with_its_leg_and_what_the_worker_announced_stays() {
     let worker = scheduler.place(&want(1, &keys), 0.0).unwrap().worker;
     let cached = |scheduler: &mut Scheduler, request| {
         let placement = scheduler.place(&want(request, &keys), 0.0).unwrap();
-        scheduler.end(placement.request, None, 0.0).unwrap();
+        scheduler.end(placement.request, Output::default(), 0.0).unwrap();
         let candidates = &placement.decision.candidates;
         candidates.iter().find(|c| c.id == worker).unwrap().cached_tokens
     };
     assert_eq!(cached(&mut scheduler, 2), 320);
-    scheduler.end(RequestId(1), None, 1.0).unwrap();
+    scheduler.end(RequestId(1), Output::default(), 1.0).unwrap();
     assert_eq!(cached(&mut scheduler, 3), 0, "rolled back");
     let worker_now = scheduler.place(&want(4, &keys), 0.0).unwrap().worker;
     assert_eq!(scheduler.stored(worker_now, Tier::Device, &keys), None);
     assert!(scheduler.begun(RequestId(4), 0, 9.0).is_some());
-    scheduler.end(RequestId(4), Some(7), 10.0).unwrap();
+    scheduler.end(RequestId(4), Output { tokens: 7, complete: true }, 10.0).unwrap();
     let placement = scheduler.place(&want(5, &keys), 11.0).unwrap();
     assert_eq!((placement.worker, chosen(&placement).held_tokens), (worker_now, 320));
 }
@@ -142,7 +143,7 @@ fn a_prediction_lasts_as_long_as_one_of_its_legs() {
     let mut scheduler = scheduler(1);
     let keys = keys(1, 20, 0);
     let mut cached = |give_up: Option<u64>, request| {
-        give_up.map(|leg| scheduler.end(RequestId(leg), None, 0.0).unwrap());
+        give_up.map(|leg| scheduler.end(RequestId(leg), Output::default(), 0.0).unwrap());
         chosen(&scheduler.place(&want(request, &keys), 0.0).unwrap()).cached_tokens
     };
     assert_eq!([cached(None, 1), cached(None, 2)], [0, 320]);
@@ -160,7 +161,7 @@ fn a_lease_runs_out_when_the_first_token_is_overdue() {
     assert_eq!(scheduler.expire_leases(20_000.0), 0, "once");
     let again = scheduler.place(&want(2, &keys), 20_000.0).unwrap();
     assert_eq!(chosen(&again).cached_tokens, 0);
-    scheduler.end(placement.request, None, 20_001.0).unwrap();
+    scheduler.end(placement.request, Output::default(), 20_001.0).unwrap();
     let third = scheduler.place(&want(3, &keys), 20_002.0).unwrap();
     assert_eq!(chosen(&third).cached_tokens, 320, "the second leg's own prediction is untouched");
 }
@@ -181,7 +182,7 @@ fn an_overclaiming_worker_loses_its_credit_alone_and_a_snapshot_brings_it_back()
             break;
         }
         withdrawn = scheduler.begun(placement.request, 0, 1.0).unwrap().withdrawn.or(withdrawn);
-        scheduler.end(placement.request, Some(1), 1.0);
+        scheduler.end(placement.request, Output { tokens: 1, complete: true }, 1.0);
     }
     assert_eq!(withdrawn, Some(Withdrawal::Overclaimed));
     assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, Some(Withdrawal::Overclaimed));
@@ -206,7 +207,7 @@ fn blocks_evicted_while_a_request_waits_are_no_lie() {
         assert_eq!(scheduler.removed(WorkerId(0), Tier::Device, &keys[10..]), 0);
         let begun = scheduler.begun(placement.request, 160, 1.0).unwrap();
         assert_eq!((begun.held_tokens, begun.withdrawn), (160, None));
-        scheduler.end(placement.request, Some(1), 1.0);
+        scheduler.end(placement.request, Output { tokens: 1, complete: true }, 1.0);
         assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys[10..]), None);
     }
 }
@@ -242,7 +243,7 @@ fn prompts_that_are_announced_are_not_met_with_silence_however_many_come_at_once
         scheduler.place(&leg, 0.0).unwrap();
         scheduler.begun(RequestId(n), 640, 1.0).unwrap();
         assert_eq!(scheduler.step(WorkerId(0), &report(n + 1, 640, Load::default()), 1.0), None);
-        scheduler.end(RequestId(n), Some(1), 2.0);
+        scheduler.end(RequestId(n), Output { tokens: 1, complete: true }, 2.0);
     }
     assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, None);
 }
@@ -295,7 +296,7 @@ fn a_backlog_shrinks_with_the_steps_and_ends_with_the_first_token() {
     assert_eq!(backlog(&scheduler), 2 * 1603 - 1000);
     scheduler.begun(RequestId(1), 0, 160.0).unwrap();
     assert_eq!(backlog(&scheduler), 1603);
-    scheduler.end(RequestId(2), None, 170.0).unwrap();
+    scheduler.end(RequestId(2), Output::default(), 170.0).unwrap();
     assert_eq!(backlog(&scheduler), 0);
 }
 
@@ -358,7 +359,7 @@ fn answers_teach_how_long_answers_are() {
             let expected = placement.decision.ask.output_tokens;
             assert!((expected - 40.0).abs() < 1.0, "{expected}");
         }
-        scheduler.end(RequestId(n), Some(40), 1.0);
+        scheduler.end(RequestId(n), Output { tokens: 40, complete: true }, 1.0);
     }
 }
 
@@ -372,7 +373,7 @@ fn ten_thousand_workers_come_and_go_and_leave_nothing() {
         assert_eq!(scheduler.stored(WorkerId(id), Tier::Device, &keys), None);
         scheduler.place(&want(id.into(), &keys), 0.0).unwrap();
         if id >= 20 {
-            scheduler.leave(WorkerId(id - 20));
+            scheduler.leave(WorkerId(id - 20), 0.0);
         }
         sizes.push(scheduler.index_size().1);
     }
@@ -395,9 +396,9 @@ fn calls_about_nobody_change_nothing() {
     assert_eq!(scheduler.removed(nobody, Tier::Device, &keys), 0);
     assert_eq!(scheduler.step(nobody, &report(1, 10, Load::default()), 0.0), None);
     scheduler.cleared(nobody, Tier::Device);
-    scheduler.leave(nobody);
+    assert!(scheduler.leave(nobody, 0.0).is_empty());
     assert!(scheduler.begun(RequestId(9), 0, 0.0).is_none());
-    assert!(scheduler.end(RequestId(9), None, 0.0).is_none());
+    assert!(scheduler.end(RequestId(9), Output::default(), 0.0).is_none());
     assert_eq!(
         scheduler.removed(WorkerId(0), Tier::Device, &keys),
         3,
@@ -451,8 +452,8 @@ proptest! {
                 }
                 Event::End(i) if !open.is_empty() => {
                     let request = open.swap_remove(i % open.len());
-                    scheduler.end(request, Some(5), now_ms);
-                    prop_assert!(scheduler.end(request, Some(5), now_ms).is_none(), "twice");
+                    scheduler.end(request, Output { tokens: 5, complete: true }, now_ms);
+                    prop_assert!(scheduler.end(request, Output { tokens: 5, complete: true }, now_ms).is_none(), "twice");
                 }
                 Event::Begin(_) | Event::End(_) => {}
                 Event::Store(worker, n) => {
@@ -461,7 +462,9 @@ proptest! {
                 Event::Remove(worker, n) => {
                     scheduler.removed(WorkerId(worker), Tier::Device, &keys(n, 25, 3)[10..]);
                 }
-                Event::Leave(worker) => scheduler.leave(WorkerId(worker)),
+                Event::Leave(worker) => {
+                    scheduler.leave(WorkerId(worker), now_ms);
+                }
                 Event::Resync(worker) => {
                     scheduler.withdraw(WorkerId(worker), Withdrawal::Lost);
                     scheduler.snapshot_begins(WorkerId(worker));
@@ -473,7 +476,7 @@ proptest! {
             }
         }
         for request in open {
-            scheduler.end(request, None, now_ms);
+            scheduler.end(request, Output::default(), now_ms);
         }
         prop_assert_eq!(scheduler.legs(), 0);
         for worker in &scheduler.workers {
@@ -496,4 +499,70 @@ fn a_busy_fleet_holds_work_dearer_than_an_idle_one() {
     assert!((pressure.at(2, now_ms) - 1.0).abs() < 0.05, "{}", pressure.at(2, now_ms));
     assert!(pressure.at(1, now_ms) >= 8.9, "bounded");
     assert!(pressure.at(2, now_ms + 300_000.0) < 0.01, "it is forgotten");
+}
+
+#[test]
+fn a_prompt_that_has_to_be_computed_is_promised_nothing() {
+    let mut scheduler = scheduler(2);
+    let keys = keys(1, 40, 0);
+    assert_eq!(scheduler.stored(WorkerId(1), Tier::Device, &keys), None);
+    for n in 0..10 {
+        let placed = scheduler.place(&Want { reuses: false, ..want(n, &keys) }, 0.0).unwrap();
+        assert_eq!((chosen(&placed).held_tokens, chosen(&placed).cached_tokens), (0, 0));
+        assert_eq!(scheduler.begun(RequestId(n), 0, 1.0).unwrap().withdrawn, None);
+        scheduler.end(RequestId(n), Output::default(), 1.0);
+    }
+}
+
+#[test]
+fn counters_that_ran_backwards_make_no_absurd_time() {
+    let mut scheduler = scheduler(1);
+    let load = Load { running: u32::MAX, waiting: u32::MAX, ..Load::default() };
+    let broken = Step { waiting_tokens: u64::MAX, kv_tokens: u64::MAX, ..report(1, 0, load) };
+    let _ = scheduler.step(WorkerId(0), &broken, 0.0);
+    let soonest = scheduler.soonest_ms(&want(1, &keys(1, 4, 0)), 0.0);
+    assert!(soonest.is_none_or(f64::is_finite), "{soonest:?}");
+}
+
+#[test]
+fn an_idle_worker_is_not_held_to_what_it_read_last() {
+    let mut scheduler = scheduler(2);
+    let running = Load { running: 64, ..Load::default() };
+    let heavy = Step { kv_tokens: 900_000, decode_rows: 64, ms: 20.0, ..report(1, 0, running) };
+    let _ = scheduler.step(WorkerId(0), &heavy, 0.0);
+    let _ = scheduler.step(WorkerId(0), &Step { load: Load::default(), ..heavy }, 1.0);
+    let placed = scheduler.place(&want(1, &keys(1, 4, 0)), 2.0).unwrap();
+    let kv_tokens = placed.decision.candidates.iter().map(|c| c.standing.kv_tokens);
+    assert_eq!(kv_tokens.collect::<Vec<_>>(), [0.0, 0.0]);
+}
+
+#[test]
+fn a_worker_without_a_prefix_cache_is_asked_once_and_then_left_alone() {
+    let mut credit = credit::Credit::default();
+    credit.restore(0);
+    let silent = |credit: &mut credit::Credit| {
+        (0..100).find_map(|_| {
+            credit.computed(10);
+            credit.silent()
+        })
+    };
+    assert_eq!(silent(&mut credit), Some(Withdrawal::Silent));
+    credit.withdraw(Withdrawal::Unknown); // its snapshot begins
+    credit.restore(0);
+    assert_eq!(credit.withdrawn(), Some(Withdrawal::Silent));
+    assert_eq!(silent(&mut credit), None);
+    credit.heard();
+    assert!(credit.given(), "it speaks");
+    assert_eq!(silent(&mut credit), Some(Withdrawal::Silent), "and is listened to again");
+}
+
+#[test]
+fn a_lost_worker_returns_its_legs_with_what_they_got() {
+    let mut scheduler = scheduler(1);
+    scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    let ended = scheduler.leave(WorkerId(0), 0.0);
+    assert_eq!(ended.len(), 1);
+    assert_eq!(ended[0].block_seconds, 0.0);
+    assert!(ended[0].expected_block_seconds > 0.0);
+    assert_eq!(scheduler.legs(), 0);
 }

@@ -13,6 +13,9 @@ use crate::core::frame::{Capacity, Load, RequestId, Step};
 /// Weight of a step in the mean number of tokens that a row gets from one. A guess: some twenty steps count.
 const ACCEPTED_WEIGHT: f64 = 0.05;
 
+/// No worker has as many tokens; one that says so miscounts.
+const ABSURD_TOKENS: u64 = 1 << 36;
+
 /// One worker.
 #[derive(Debug)]
 pub(super) struct Worker {
@@ -91,7 +94,7 @@ impl Worker {
         self.load = step.load;
         self.reports += 1;
         self.unreported = 0;
-        self.waiting_tokens = step.waiting_tokens;
+        self.waiting_tokens = step.waiting_tokens.min(ABSURD_TOKENS);
         if step.step == self.step {
             return 0.0; // a heartbeat
         }
@@ -100,7 +103,7 @@ impl Worker {
         if teaches && worked {
             self.fit.observe(&StepFeatures::of(step), step.ms);
         }
-        self.kv_tokens = step.kv_tokens;
+        self.kv_tokens = step.kv_tokens.min(ABSURD_TOKENS);
         if step.decode_rows > 0 {
             let gained = 1.0 + f64::from(step.accepted) / f64::from(step.decode_rows);
             self.accepted += ACCEPTED_WEIGHT * (gained - self.accepted);
@@ -192,7 +195,7 @@ impl Worker {
             slots: self.capacity.sequences.into(),
             occupied: occupied.into(),
             rows: f64::from(occupied) - self.prefills.len().min(occupied as usize) as f64,
-            kv_tokens: self.kv_tokens as f64,
+            kv_tokens: self.kv_tokens(),
             backlog_tokens,
             backlog_context,
             elapsed_ms,
@@ -209,7 +212,7 @@ impl Worker {
     /// Prompt tokens ahead: of this router's legs as it keeps count of them, and of other routers' as the worker says.
     fn backlog(&self) -> (f64, f64) {
         let own = self.backlog_tokens as f64;
-        let reported = self.load.running + self.load.waiting;
+        let reported = self.load.running.saturating_add(self.load.waiting);
         let foreign = reported.saturating_sub(self.booked_requests);
         if foreign == 0 {
             return (own, self.backlog_context);
@@ -219,11 +222,26 @@ impl Worker {
         (own + theirs, self.backlog_context + context(0.0, theirs) / f64::from(foreign))
     }
 
+    /// It is a rank of this group.
+    pub(super) fn is_in(&self, group: &Arc<str>) -> bool {
+        self.group.as_ref().is_some_and(|own| Arc::ptr_eq(own, group))
+    }
+
+    /// It is another rank of the same group.
+    pub(super) fn steps_with(&self, other: &Self) -> bool {
+        self.id != other.id && other.group.as_ref().is_some_and(|group| self.is_in(group))
+    }
+
+    /// KV tokens that a step reads now: those of the last one, unless nothing runs any more.
+    fn kv_tokens(&self) -> f64 {
+        if self.load.running == 0 { 0.0 } else { self.kv_tokens as f64 }
+    }
+
     /// Duration of a step with what runs now.
     pub(super) fn running_ms(&self) -> f64 {
         self.fit.cost().step_ms(&StepFeatures {
             rows: self.load.running.into(),
-            kv_tokens: self.kv_tokens as f64,
+            kv_tokens: self.kv_tokens(),
             ..StepFeatures::default()
         })
     }

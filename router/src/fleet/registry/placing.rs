@@ -1,6 +1,5 @@
 //! A request at the registry: what its model is, a place for it or a wait, and what it gives back.
 
-use std::collections::HashMap;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +11,9 @@ use crate::core::blocks::{BlockHash, hash_blocks};
 use crate::core::candidate::WorkerId;
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Placement, Want};
+use crate::core::scheduler::{Output, Placement, Want};
 use crate::error::RouteError;
 use crate::fleet::booking::{Reservation, Wanted};
-use crate::fleet::link::Link;
 use crate::fleet::pool::Pool;
 use crate::fleet::queue::{Ticket, Waiting};
 use crate::prompt::PromptEngine;
@@ -139,23 +137,32 @@ impl Registry {
             }
             Submitted::Waits => {
                 let model = wanted.model.clone();
-                Ok(Placed::Waits(Ticket::new(Arc::clone(self), *next_ticket, model, answer)))
+                let ticket = Ticket::new(Arc::clone(self), *next_ticket, model, answer);
+                // those before it may wait for a worker that failed nobody else
+                self.pump(&mut state, &wanted.model);
+                Ok(Placed::Waits(ticket))
             }
             Submitted::Refused(refusal, _) => Err(self.refused(&refusal)),
         }
     }
 
     fn want(&self, wanted: &Wanted, request: RequestId) -> Want {
+        let first_try = wanted.excluded.is_empty();
         Want {
             request,
             name: wanted.name.clone(),
             prompt_tokens: wanted.prompt_tokens,
             max_tokens: wanted.max_tokens,
             keys: Arc::clone(&wanted.keys),
+            reuses: wanted.reuses,
             session: wanted.session.clone(),
             tenant: wanted.tenant,
             priority: wanted.priority,
-            deadline_ms: wanted.first_token_by.map(|by| self.at_ms(by)),
+            // on its way already: late is better than not at all, and it counts as late
+            deadline_ms: first_try
+                .then_some(wanted.first_token_by)
+                .flatten()
+                .map(|by| self.at_ms(by)),
             excluded: wanted.excluded.clone(),
         }
     }
@@ -173,23 +180,16 @@ impl Registry {
         if pool.dispatch.queue().is_empty() {
             return;
         }
-        let may_open = pool.some_may_open();
         let engine = pool.engine.clone();
-        let links: HashMap<WorkerId, Arc<Link>> =
-            pool.links().map(|link| (link.id, link)).collect();
-        pool.dispatch.pump(may_open, self.clock_ms(), |waiting, placed| {
+        pool.pump(self.clock_ms(), |waiting, placed| {
             let understood = engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.engine));
             let answer = match placed {
                 Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
-                Ok(placement) => match links.get(&placement.worker) {
-                    Some(link) => {
-                        let decision = Arc::clone(&placement.decision);
-                        self.metrics.placed(&decision);
-                        let (registry, link) = (Arc::clone(self), Arc::clone(link));
-                        Ok(Reservation::new(registry, link, placement.request, decision))
-                    }
-                    None => Err(no_worker()),
-                },
+                Ok((placement, link)) => {
+                    let Placement { request, decision, .. } = placement;
+                    self.metrics.placed(&decision);
+                    Ok(Reservation::new(Arc::clone(self), link, request, decision))
+                }
                 Err(refusal) => Err(self.refused(&refusal)),
             };
             let placed = answer.is_ok();
@@ -206,7 +206,8 @@ impl Registry {
     }
 
     fn refused(&self, refusal: &Refusal) -> RouteError {
-        let after = |ms: f64| Duration::from_secs_f64(ms / 1e3);
+        // a worker that miscounts its tokens can make any prediction absurd
+        let after = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX);
         match *refusal {
             Refusal::NoneOpen | Refusal::AllExcluded => no_worker(),
             Refusal::QueueFull { what, retry_after_ms } => {
@@ -241,24 +242,20 @@ impl Registry {
         }
     }
 
-    /// Legs ended, or never started; with the tokens of their answers where they came to their own end.
-    pub(in crate::fleet) fn ended(
-        self: &Arc<Self>,
-        id: WorkerId,
-        legs: &[(RequestId, Option<u32>)],
-    ) {
+    /// Legs ended, or never started, with what they gave.
+    pub(in crate::fleet) fn ended(self: &Arc<Self>, id: WorkerId, legs: &[(RequestId, Output)]) {
         if legs.is_empty() {
             return;
         }
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
-            for (request, output_tokens) in legs {
-                pool.dispatch.end(*request, *output_tokens, now_ms);
+            for (request, output) in legs {
+                pool.dispatch.end(*request, *output, now_ms);
             }
         });
     }
 
-    /// Changes a pool, and then gives those who wait what room there is.
+    /// Changes what is known of a worker, and then gives those who wait the room that this made.
     pub(super) fn change<T>(
         self: &Arc<Self>,
         id: WorkerId,
@@ -267,7 +264,8 @@ impl Registry {
         let mut state = self.state();
         let pool = state.pool(id)?;
         let changed = change(pool);
-        if !pool.dispatch.queue().is_empty() {
+        let may_help = || pool.dispatch.scheduler.has_room(id, self.clock_ms());
+        if !pool.dispatch.queue().is_empty() && (may_help() || !pool.some_may_open()) {
             let model = pool.model.clone();
             self.pump(&mut state, &model);
         }
