@@ -113,7 +113,7 @@ def draw(reports: Sequence[Report], out: Path) -> list[Path]:
         for i, (_, paint) in enumerate(chosen):
             paint(figure.add_subplot(rows, columns, i + 1))
         file.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(file, dpi=110)
+        figure.savefig(file, dpi=80)
         return file
 
     if out.suffix == ".png":
