@@ -280,7 +280,7 @@ impl Metrics {
         );
         text.labelled(
             "headrace_refused_total",
-            "Requests that were not let wait, by the bound or deadline that stood against it.",
+            "Requests turned away on arrival or out of the queue, by the bound or deadline that stood against them.",
             ["reason"],
             &self.refused,
         );

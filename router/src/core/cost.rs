@@ -1,7 +1,8 @@
 //! What a step costs, learnt from the steps that ran, and what a placement would cost: all in milliseconds.
 //!
-//! Nothing here is tuned by hand for a model or a device: the five coefficients of a worker's step time come from its own
-//! Step frames, and every term of a placement follows from them.
+//! Nothing here is tuned for a model or a device: the five coefficients of a worker's step time come from its own Step
+//! frames, and every term of a placement follows from them. Two numbers of the shape were chosen and say so below: the
+//! share of harm that counts, by simulation, and the exponent of the barrier, by guess.
 
 use serde::{Deserialize, Serialize};
 
