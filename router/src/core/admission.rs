@@ -285,6 +285,11 @@ impl<T> Admission<T> {
         }
     }
 
+    /// One was dispatched that did not have to wait. It counts for what a token costs, not for the floors.
+    pub fn passed_by(&mut self, tokens: u64) {
+        self.dispatched += as_f64(tokens);
+    }
+
     /// One that waits.
     #[must_use]
     pub fn get(&self, ticket: u64) -> Option<(&Entry, &T)> {

@@ -84,6 +84,7 @@ impl<T> Dispatch<T> {
         if self.queue.is_empty() {
             match self.scheduler.place(&want, now_ms) {
                 Ok(placement) => {
+                    self.queue.passed_by(want.prompt_tokens.into());
                     self.queue.charge(want.tenant, placement.expected_block_seconds);
                     return Submitted::Placed(placement, item);
                 }

@@ -275,3 +275,19 @@ fn priorities_are_classes() {
     assert_eq!(classes, [Class::Low, Class::Low, Class::Normal, Class::High, Class::High]);
     assert_eq!(Class::ALL.map(Class::as_str), ["low", "normal", "high"]);
 }
+
+#[test]
+fn what_did_not_have_to_wait_counts_for_what_a_token_costs() {
+    let mut queue = Queue::new(rules());
+    queue.join(Class::Normal, 9, 1);
+    queue.dispatch();
+    for _ in 0..1_000 {
+        queue.admission.passed_by(1_000);
+        queue.admission.charge(9, 1_000.0);
+    }
+    let ahead = [queue.join(Class::Normal, 1, 1), queue.join(Class::Normal, 1, 1)];
+    let behind = [queue.join(Class::Normal, 2, 1), queue.join(Class::Normal, 2, 1)];
+    queue.admission.charge(1, 10.0);
+    // one token more does not put the second tenant before the first
+    assert_eq!(queue.order(), [behind, ahead].concat());
+}
