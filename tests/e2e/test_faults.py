@@ -26,7 +26,10 @@ def long_chat(server: Server, tokens: int, content: str = "hello") -> dict[str, 
 
 @pytest.fixture(scope="module")
 def two_workers(tiny_folder: Path) -> Generator[Server]:
-    with serving(str(tiny_folder), "--workers", "2") as server:
+    # under kv equal prompts go where they are cached, and here every worker is to get some
+    with serving(
+        str(tiny_folder), "--workers", "2", "--router-args", "--policy round-robin"
+    ) as server:
         yield server
 
 
