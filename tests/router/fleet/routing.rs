@@ -346,17 +346,17 @@ async fn a_deadline_that_cannot_be_met_is_refused_at_once_and_nothing_is_sent() 
     };
     // idle: it would take too long anywhere
     too_late(answer(&app, impossible(ask(&prompt(1, 240)))).await);
-    // short enough, but behind more and more others
+    // short enough, but behind more and more others; few enough that the router holds none of them back
     let mut running = Vec::new();
     let mut retries = Vec::new();
-    for n in 0..8 {
+    for n in 0..7 {
         running.push(answer(&app, ask(&prompt(10 + n, 240))).await.unwrap());
         worker.submitted().await;
         retries.push(too_late(answer(&app, impossible(ask(&prompt(2, 2)))).await));
     }
-    assert!(retries[7] > retries[0] + Duration::from_secs(2), "{retries:?}");
-    assert_eq!(metric(&app, "headrace_refused_total", "\"deadline\""), 9.0);
-    assert_eq!(metric(&app, "headrace_booked_legs", ""), 8.0);
+    assert!(retries.is_sorted() && retries[6] > retries[0] + Duration::from_secs(2), "{retries:?}");
+    assert_eq!(metric(&app, "headrace_refused_total", "\"deadline\""), 8.0);
+    assert_eq!(metric(&app, "headrace_booked_legs", ""), 7.0);
     // one that can be met is served
     let patient = wanted_within(&app, Duration::from_secs(3600), ask(&prompt(3, 2)));
     running.push(answer(&app, patient).await.unwrap());
