@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context as _;
 use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::WorkerId;
-use headrace_router::core::frame::{Capacity, Load, RequestId, Step, StepCost};
+use headrace_router::core::frame::{Capacity, Load, RequestId, Role, Step, StepCost};
 use headrace_router::core::policy::PolicyName;
 use headrace_router::core::scheduler::{Joining, Output, Rules, Scheduler, Tier, Want};
 use headrace_router::core::secret::HashKey;
@@ -182,6 +182,8 @@ impl Bench {
             scheduler.join(Joining {
                 id,
                 name: format!("worker-{}", id.0).into(),
+                role: Role::Both,
+                kv_block_bytes: 0,
                 capacity: Capacity {
                     blocks: args.blocks * 2,
                     sequences: 4096,
@@ -256,6 +258,7 @@ impl Bench {
     ) -> anyhow::Result<()> {
         let want = Want {
             request: RequestId(n),
+            prefill_request: RequestId(n | 1 << 63),
             name: String::new(),
             prompt_tokens: u32::try_from(tokens)?,
             max_tokens: 256,
@@ -266,6 +269,7 @@ impl Bench {
             priority: 0,
             deadline_ms: None,
             excluded: Vec::new(),
+            patient: false,
         };
         let placed = self.scheduler.place(&want, now.as_secs_f64() * 1e3);
         let placement = placed.map_err(|_| anyhow::anyhow!("no worker was chosen"))?;

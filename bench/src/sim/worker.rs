@@ -93,6 +93,8 @@ impl SimWorker {
         scheduler.join(Joining {
             id,
             name: Arc::clone(&self.name),
+            role: hello.role,
+            kv_block_bytes: 0,
             capacity: hello.capacity.clone(),
             group: None,
             step_prior: hello.step_prior,

@@ -148,6 +148,7 @@ impl World {
         let arrival = &self.arrivals[request];
         let want = Want {
             request: leg,
+            prefill_request: RequestId(u64::MAX - leg.0),
             name: request.to_string(),
             prompt_tokens: arrival.prompt_tokens,
             max_tokens: arrival.max_tokens,
@@ -158,6 +159,7 @@ impl World {
             priority: 0,
             deadline_ms: None,
             excluded: arrival.excluded.clone(),
+            patient: false,
         };
         let bytes =
             (size_of::<Want>() + 8 * want.keys.len()) as u64 + 4 * u64::from(arrival.prompt_tokens);

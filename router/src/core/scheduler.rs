@@ -19,7 +19,7 @@ use std::sync::Arc;
 use crate::core::candidate::{Candidate, Exclusion, Random, WorkerId};
 use crate::core::cost::{Demand, Standing, StepFit, estimate};
 use crate::core::decision::{Chooser, Decision, decide};
-use crate::core::frame::{Capacity, RequestId, Step, StepCost};
+use crate::core::frame::{Capacity, RequestId, Role, Step, StepCost};
 use crate::core::policy::{Policy, PolicyName};
 
 pub use self::apply::Applied;
@@ -54,6 +54,10 @@ pub struct Joining {
     pub id: WorkerId,
     /// Its name.
     pub name: Arc<str>,
+    /// What it does. Those that only compute prompts get prefill legs, the others whole requests and decode legs.
+    pub role: Role,
+    /// Bytes of one KV block; 0 if its KV cannot be moved.
+    pub kv_block_bytes: u64,
     /// Its bounds.
     pub capacity: Capacity,
     /// Name of its expert-parallel group.
@@ -67,6 +71,8 @@ pub struct Joining {
 pub struct Want {
     /// Name on the links; unique.
     pub request: RequestId,
+    /// Name of its prefill leg, if it comes to a split; unique, too.
+    pub prefill_request: RequestId,
     /// Name that its client knows.
     pub name: String,
     /// Tokens of the prompt.
@@ -87,6 +93,9 @@ pub struct Want {
     pub deadline_ms: Option<f64>,
     /// Workers that failed it before.
     pub excluded: Vec<WorkerId>,
+    /// It began before: it is never refused for want of a worker but waits, and where only workers that failed it take
+    /// work, one of them is taken.
+    pub patient: bool,
 }
 
 /// Where a leg goes; booked.
@@ -94,12 +103,23 @@ pub struct Want {
 pub struct Placement {
     /// Which leg.
     pub request: RequestId,
-    /// Where.
+    /// Where; in a split, the worker that decodes.
     pub worker: WorkerId,
+    /// Who computes the prompt, where that is another worker.
+    pub prefill: Option<PrefillLeg>,
     /// KV blocks that it is likely to hold, times the seconds.
     pub expected_block_seconds: f64,
     /// How that came about.
     pub decision: Arc<Decision>,
+}
+
+/// The other half of a split request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PrefillLeg {
+    /// Which leg: [`Want::prefill_request`].
+    pub request: RequestId,
+    /// Where.
+    pub worker: WorkerId,
 }
 
 /// See the head of this file.
@@ -342,7 +362,13 @@ impl Scheduler {
         leg.expected_block_seconds = tokens / f64::from(self.block_tokens) * seconds;
         let expected_block_seconds = leg.expected_block_seconds;
         self.legs.insert(want.request, leg);
-        Ok(Placement { request: want.request, worker: chosen.id, expected_block_seconds, decision })
+        Ok(Placement {
+            request: want.request,
+            worker: chosen.id,
+            prefill: None,
+            expected_block_seconds,
+            decision,
+        })
     }
 
     /// What a placement would be predicted to take to the first token, wherever it is soonest; `None` without workers.
@@ -391,6 +417,18 @@ impl Scheduler {
         }
         Some(begun)
     }
+
+    /// The prefill leg of a split request is lost: `request`, its decode leg, computes the prompt itself. Nothing happens
+    /// to a leg that is whole or has begun.
+    pub fn alone(&mut self, _request: RequestId, _now_ms: f64) {}
+
+    /// A pull of so many bytes by worker `to` from the worker named `from` took so many ms, waiting for `from` to compute
+    /// them left out.
+    pub fn transferred(&mut self, _to: WorkerId, _from: &str, _bytes: u64, _ms: f64, _now_ms: f64) {
+    }
+
+    /// A pull failed by the fault of the way or of its source; one that was cancelled did not.
+    pub fn transfer_failed(&mut self, _to: WorkerId, _from: &str, _now_ms: f64) {}
 
     /// A leg ended, or never started: everything booked for it is given back.
     pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {

@@ -134,6 +134,8 @@ impl Pool {
         self.dispatch.scheduler.join(Joining {
             id: worker.link.id,
             name: hello.worker.as_str().into(),
+            role: hello.role,
+            kv_block_bytes: 0,
             capacity: hello.capacity.clone(),
             group: hello.group.as_ref().map(|group| group.id.as_str().into()),
             step_prior: hello.step_prior,

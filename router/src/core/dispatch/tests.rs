@@ -6,7 +6,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::frame::{Capacity, Load, Step, StepCost};
+use crate::core::frame::{Capacity, Load, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
 use crate::core::scheduler::{Joining, Rules};
 
@@ -21,6 +21,8 @@ fn dispatch(workers: u32, slots: u32, queue: usize) -> Dispatch<u64> {
         scheduler.join(Joining {
             id: WorkerId(id),
             name: format!("w{id}").into(),
+            role: Role::Both,
+            kv_block_bytes: 0,
             capacity: Capacity {
                 blocks: 10_000,
                 sequences: slots,
@@ -47,6 +49,7 @@ fn dispatch(workers: u32, slots: u32, queue: usize) -> Dispatch<u64> {
 fn want(request: u64) -> Want {
     Want {
         request: RequestId(request),
+        prefill_request: RequestId(u64::MAX - request),
         name: format!("request-{request}"),
         prompt_tokens: 1000,
         max_tokens: 50,
@@ -57,6 +60,7 @@ fn want(request: u64) -> Want {
         priority: 0,
         deadline_ms: None,
         excluded: Vec::new(),
+        patient: false,
     }
 }
 

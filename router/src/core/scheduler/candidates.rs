@@ -6,6 +6,7 @@ use super::holdings::Found;
 use super::worker::Worker;
 use super::{Scheduler, Want};
 use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId, digest};
+use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 
 impl Scheduler {
@@ -31,7 +32,7 @@ impl Scheduler {
         let pressure = self.pressure.at(open, now_ms);
         let groups = self.groups();
         let mut candidates = Vec::with_capacity(self.workers.len());
-        for worker in &self.workers {
+        for worker in self.workers.iter().filter(|worker| worker.role != Role::Prefill) {
             let found = if worker.credit.given() {
                 self.overlaps.of(&worker.places)
             } else {

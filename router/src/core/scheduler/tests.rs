@@ -39,6 +39,8 @@ fn join(scheduler: &mut Scheduler, id: u32) {
     scheduler.join(Joining {
         id: WorkerId(id),
         name: format!("w{id}").into(),
+        role: Role::Both,
+        kv_block_bytes: 0,
         capacity: capacity(),
         group: None,
         step_prior: Some(COST),
@@ -57,6 +59,7 @@ fn keys(n: u64, blocks: u32, shared: u32) -> Arc<[u64]> {
 fn want(request: u64, keys: &Arc<[u64]>) -> Want {
     Want {
         request: RequestId(request),
+        prefill_request: RequestId(u64::MAX - request),
         name: format!("request-{request}"),
         prompt_tokens: u32::try_from(keys.len()).unwrap() * BLOCK + 3,
         max_tokens: 50,
@@ -67,6 +70,7 @@ fn want(request: u64, keys: &Arc<[u64]>) -> Want {
         priority: 0,
         deadline_ms: None,
         excluded: Vec::new(),
+        patient: false,
     }
 }
 
@@ -320,6 +324,8 @@ fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
         scheduler.join(Joining {
             id: WorkerId(id),
             name: format!("w{id}").into(),
+            role: Role::Both,
+            kv_block_bytes: 0,
             capacity: capacity(),
             group: (id < 2).then(|| "ep".into()),
             step_prior: Some(COST),

@@ -8,7 +8,7 @@ use super::holdings::Places;
 use super::{Joining, Want};
 use crate::core::candidate::WorkerId;
 use crate::core::cost::{Standing, StepFeatures, StepFit, context};
-use crate::core::frame::{Capacity, Load, RequestId, Step};
+use crate::core::frame::{Capacity, Load, RequestId, Role, Step};
 
 /// Weight of a step in the mean number of tokens that a row gets from one. A guess: some twenty steps count.
 const ACCEPTED_WEIGHT: f64 = 0.05;
@@ -21,6 +21,7 @@ const ABSURD_TOKENS: u64 = 1 << 36;
 pub(super) struct Worker {
     pub(super) id: WorkerId,
     pub(super) name: Arc<str>,
+    pub(super) role: Role,
     pub(super) open: bool,
     pub(super) capacity: Capacity,
     pub(super) group: Option<Arc<str>>,
@@ -65,6 +66,7 @@ impl Worker {
         Self {
             id: joining.id,
             name: joining.name,
+            role: joining.role,
             open: false,
             capacity: joining.capacity,
             group: joining.group,

@@ -123,7 +123,7 @@ impl Registry {
         if !pool.understands(&wanted.engine) {
             return Err(no_worker());
         }
-        *next_request += 1;
+        *next_request += 2; // one for each leg, if it comes to a split
         *next_ticket += 1;
         let (waiting, answer) = Waiting::new(Arc::clone(&wanted.engine));
         let want = self.want(wanted, RequestId(*next_request));
@@ -150,6 +150,7 @@ impl Registry {
         let first_try = wanted.excluded.is_empty();
         Want {
             request,
+            prefill_request: RequestId(request.0 - 1),
             name: wanted.name.clone(),
             prompt_tokens: wanted.prompt_tokens,
             max_tokens: wanted.max_tokens,
@@ -164,6 +165,7 @@ impl Registry {
                 .flatten()
                 .map(|by| self.at_ms(by)),
             excluded: wanted.excluded.clone(),
+            patient: false,
         }
     }
 
