@@ -118,7 +118,7 @@ impl Fleet {
         let (tasks, end) = (TaskTracker::new(), registry.end.clone());
         let accepting = accept_workers(listener, tls, Arc::clone(&registry), tasks.clone());
         tasks.spawn(end.clone().run_until_cancelled_owned(accepting));
-        let sweeping = sweep(Arc::clone(&registry), heartbeat / 2);
+        let sweeping = sweep(Arc::clone(&registry), sweep_interval(heartbeat));
         tasks.spawn(end.run_until_cancelled_owned(sweeping));
         Ok(Self { address, registry, tasks })
     }
@@ -184,12 +184,21 @@ impl Drop for Fleet {
     }
 }
 
+/// Often enough that a silent worker is noticed within its third missed heartbeat.
+fn sweep_interval(heartbeat: Duration) -> Duration {
+    (heartbeat / 8).max(Duration::from_millis(1))
+}
+
 async fn sweep(registry: Arc<Registry>, every: Duration) {
-    let mut ticks = interval(every.max(Duration::from_millis(1)));
+    let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last = Instant::now();
     loop {
         ticks.tick().await;
-        registry.sweep(Instant::now());
+        let now = Instant::now();
+        // all the time in which no task ran counts for nothing
+        registry.sweep(now, now - last > 4 * every);
+        last = now;
     }
 }
 

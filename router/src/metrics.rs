@@ -63,8 +63,12 @@ pub struct Metrics {
     pub body_bytes: Gauge,
     /// Links that completed the handshake.
     pub links: Counter,
-    /// Legs placed again after a worker was lost or failed.
+    /// Times that a worker missed three heartbeats.
+    pub suspects: Counter,
+    /// Legs placed again after a worker was lost or failed, before and after their first token.
     pub retries: Counter,
+    /// See above.
+    pub resumes: Counter,
     /// Legs cancelled because their client took nothing.
     pub stalls: Counter,
     /// Decisions that the log had no room for, and that could not be written.
@@ -89,6 +93,8 @@ pub struct Metrics {
     pub itl_seconds: Histogram,
     /// Arrival to the end of the last choice.
     pub request_seconds: Histogram,
+    /// A worker lost to the next token of another one.
+    pub resume_seconds: Histogram,
     /// Cancel sent to blocks free.
     pub cancel_to_freed_seconds: Histogram,
 }
@@ -197,8 +203,13 @@ impl Metrics {
         );
         text.counter(
             "headrace_retries_total",
-            "Legs placed again after their worker was lost or failed.",
+            "Legs placed again after their worker was lost or failed before their first token.",
             &self.retries,
+        );
+        text.counter(
+            "headrace_resumes_total",
+            "Answers under way that went on with another worker.",
+            &self.resumes,
         );
         text.counter(
             "headrace_stalls_total",
@@ -222,6 +233,11 @@ impl Metrics {
             &self.decision_log_errors,
         );
         text.counter("headrace_links_total", "Workers that joined.", &self.links);
+        text.counter(
+            "headrace_suspects_total",
+            "Workers that missed three heartbeats: their requests went on elsewhere.",
+            &self.suspects,
+        );
         text.labelled(
             "headrace_link_errors_total",
             "Links that were refused or broke, by reason.",
@@ -257,6 +273,11 @@ impl Metrics {
                 "headrace_request_seconds",
                 "Arrival of a request to the end of its last choice.",
                 &self.request_seconds,
+            ),
+            (
+                "headrace_resume_seconds",
+                "From the loss of a worker to the next token of an answer that went on with another one.",
+                &self.resume_seconds,
             ),
             (
                 "headrace_cancel_to_freed_seconds",

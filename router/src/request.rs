@@ -1,6 +1,7 @@
 //! The life of one request, from checked input to the last token.
 
 mod answer;
+mod attempt;
 mod choice;
 mod journey;
 

@@ -234,6 +234,8 @@ enum Command {
     SendRaw(Vec<u8>),
     /// Neither read nor write, keep the link open.
     Freeze,
+    /// Go on.
+    Thaw,
 }
 
 /// A worker that joined. Dropping it closes its link, as death does.
@@ -304,6 +306,11 @@ impl FakeWorker {
     pub(crate) fn freeze(&self) {
         let _ = self.commands.send(Command::Freeze);
     }
+
+    /// Goes on after [`Self::freeze`].
+    pub(crate) fn thaw(&self) {
+        let _ = self.commands.send(Command::Thaw);
+    }
 }
 
 async fn serve(
@@ -334,10 +341,14 @@ async fn serve(
                 Some(Command::SendRaw(bytes)) => {
                     let _ = writer.raw(&bytes).await;
                 }
-                Some(Command::Freeze) => {
-                    while commands.recv().await.is_some() {}
-                    return;
-                }
+                Some(Command::Freeze) => loop {
+                    match commands.recv().await {
+                        None => return,
+                        Some(Command::Thaw) => break,
+                        Some(_) => {}
+                    }
+                },
+                Some(Command::Thaw) => {}
             },
             () = sleep_until(beat), if behaviour.lives => {
                 beat = Instant::now() + heartbeat;

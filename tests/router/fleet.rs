@@ -8,5 +8,6 @@ mod handshake;
 mod links;
 mod many_workers;
 mod requests;
+mod resume;
 mod routing;
 mod shutdown;

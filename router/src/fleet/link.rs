@@ -299,6 +299,42 @@ impl Link {
         }
     }
 
+    /// The worker is silent: its requests go on elsewhere, and it is told so in case that it hears again.
+    pub(super) fn give_up_legs(&self, silent: Duration) {
+        let (mut given_up, mut never_sent) = (Vec::new(), Vec::new());
+        {
+            let mut legs = self.legs();
+            let Legs { by_request, urgent, .. } = &mut *legs;
+            by_request.retain(|request, leg| match &leg.state {
+                LegState::Queued(mailbox) => {
+                    given_up.push(Arc::clone(mailbox));
+                    never_sent.push((*request, Output::default()));
+                    false
+                }
+                LegState::Sent(mailbox) => {
+                    given_up.push(Arc::clone(mailbox));
+                    leg.state = LegState::Cancelled(Instant::now());
+                    urgent.push(Frame::Cancel(Cancel { request: *request }));
+                    true
+                }
+                LegState::Cancelled(_) => true,
+            });
+            self.urgent.notify_one();
+        }
+        if !given_up.is_empty() {
+            tracing::warn!(
+                worker = self.worker,
+                legs = given_up.len(),
+                "silent: they go on elsewhere"
+            );
+        }
+        self.registry.ended(self.id, &never_sent);
+        for mailbox in given_up {
+            self.registry.metrics.leg_ended("worker_silent");
+            mailbox.fail(self.lost(&format!("nothing was heard of it for {silent:?}")));
+        }
+    }
+
     fn fail_all(&self, error: &LinkError) {
         let legs = {
             let mut legs = self.legs();

@@ -253,13 +253,19 @@ impl Pool {
         self.refresh(i);
     }
 
-    pub(super) fn check_silence(&mut self, now_ms: u64, limit: Duration) {
+    /// Workers that have just become silent: nothing came from them for longer than `limit`.
+    pub(super) fn check_silence(&mut self, now_ms: u64, limit: Duration) -> Vec<Arc<Link>> {
+        let mut fell_silent = Vec::new();
         for i in 0..self.workers.len() {
             let worker = &mut self.workers[i];
             let silent = Duration::from_millis(now_ms.saturating_sub(worker.link.heard_ms()));
-            worker.silent = silent > limit;
+            let before = std::mem::replace(&mut worker.silent, silent > limit);
+            if worker.silent && !before {
+                fell_silent.push(Arc::clone(&worker.link));
+            }
             self.refresh(i);
         }
+        fell_silent
     }
 
     fn refresh(&mut self, i: usize) {

@@ -279,17 +279,20 @@ impl Registry {
         }
     }
 
-    /// Looks after everything that no frame looks after: called again and again.
-    pub(super) fn sweep(self: &Arc<Self>, now: Instant) {
-        let FleetConfig { heartbeat, heartbeat_timeout, describe_timeout, .. } =
-            self.setup.config.fleet;
+    /// Looks after everything that no frame looks after: called again and again. `late`: the router itself was held up, so
+    /// that its links may hold frames that nobody has read yet, and nobody's silence means anything.
+    pub(super) fn sweep(self: &Arc<Self>, now: Instant, late: bool) {
+        let FleetConfig { heartbeat_timeout, describe_timeout, .. } = self.setup.config.fleet;
         let now_ms = self.now_ms();
-        let (mut links, mut without_snapshot) = (Vec::new(), Vec::new());
+        let limit = self.silence_limit();
+        let (mut links, mut without_snapshot, mut fell_silent) = (vec![], vec![], vec![]);
         {
             let mut state = self.state();
             let models: Vec<String> = state.pools.keys().cloned().collect();
             for pool in state.pools.values_mut() {
-                pool.check_silence(now_ms, 3 * heartbeat);
+                if !late {
+                    fell_silent.extend(pool.check_silence(now_ms, limit));
+                }
                 let expired = pool.dispatch.scheduler.expire_leases(self.clock_ms());
                 self.metrics.leases_expired.add(expired as u64);
                 links.extend(pool.links());
@@ -302,15 +305,25 @@ impl Registry {
         for link in without_snapshot {
             link.close(LinkError::NoSnapshot(describe_timeout));
         }
+        for link in fell_silent {
+            self.metrics.suspects.inc();
+            link.give_up_legs(limit);
+        }
         for link in links {
             let silent = Duration::from_millis(now_ms.saturating_sub(link.heard_ms()));
-            if silent > heartbeat_timeout {
+            if silent > heartbeat_timeout && !late {
                 link.close(LinkError::Silent(silent));
-            } else if silent > 3 * heartbeat {
+            } else if silent > limit {
                 link.ping();
             }
             link.sweep(now, self.setup.config.deadlines.stall, describe_timeout);
         }
+    }
+
+    /// Three heartbeats, less the time between two sweeps: noticed before the third one is over.
+    fn silence_limit(&self) -> Duration {
+        let heartbeat = self.setup.config.fleet.heartbeat;
+        3 * heartbeat - super::sweep_interval(heartbeat)
     }
 
     /// Tells a worker to finish what it has and leave; false if there is none of this name.

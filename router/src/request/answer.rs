@@ -65,9 +65,12 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
     app.metrics.prompt_tokens.add(ids.len() as u64);
     let hashing = Instant::now();
-    let keys = app.fleet.registry.block_keys(&model, &ids, &job.salt).await?;
+    let keys = app.fleet.registry.block_keys(model.block_tokens, &ids, &job.salt).await?;
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
-    let common = Arc::new(Common::new(Arc::clone(app), engine, job, prompt, max_tokens, begin));
+    let block_tokens = model.block_tokens;
+    let app = Arc::clone(app);
+    let common = Common::new(app, engine, job, prompt, max_tokens, block_tokens, begin);
+    let common = Arc::new(common);
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
     let mut answer = Answer {
         common,
@@ -160,10 +163,15 @@ impl Answer {
             }
             // nothing there: wait for the first of tokens and deadlines
             let now = Instant::now();
-            let overdue = self.choices.iter().find_map(|choice| choice.overdue(now));
-            if let Some(error) = overdue {
-                self.end();
-                return Poll::Ready(Some(Err(error)));
+            match self.choices.iter_mut().try_fold(false, |moved, choice| {
+                choice.check_deadline(now).map(|this_moved| moved || this_moved)
+            }) {
+                Ok(false) => {}
+                Ok(true) => continue,
+                Err(error) => {
+                    self.end();
+                    return Poll::Ready(Some(Err(error)));
+                }
             }
             let nearest = self.choices.iter().filter_map(Choice::deadline).min();
             let nearest = nearest.unwrap_or(self.common.deadline).min(self.common.deadline);

@@ -1,5 +1,6 @@
-//! One choice of an answer: placed, submitted, its tokens turned into deltas; tried again elsewhere as long as the client
-//! has seen nothing of it.
+//! One choice of an answer: placed, submitted, its tokens turned into deltas. Where its worker is lost it goes on with
+//! another one, from all the tokens that came so far; text, stop strings and log-probabilities go on where they were, since
+//! they live here and not in the worker.
 
 use std::fmt;
 use std::pin::Pin;
@@ -9,14 +10,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::attempt::{Attempt, Leg};
 use super::{Delta, FinishReason, Job, TokenText};
 use crate::app::App;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Finish, Ranked, Sampling, Submit, TokenLogprob};
+use crate::core::frame::{Finish, Ranked, TokenLogprob};
 use crate::error::RouteError;
-use crate::fleet::booking::Wanted;
 use crate::prompt::{Decoder, PromptEngine, StopStrings};
-use crate::stream::{Chunk, TokenStream};
+use crate::stream::Chunk;
 
 /// What all choices of a job share.
 #[derive(Debug)]
@@ -28,8 +29,10 @@ pub(super) struct Common {
     pub(super) max_tokens: u32,
     pub(super) begin: Instant,
     pub(super) deadline: Instant,
+    /// Tokens in a block of the model's workers.
+    pub(super) block_tokens: u32,
     /// The job's, and the model's own unless they are to be ignored.
-    stop_ids: Vec<u32>,
+    pub(super) stop_ids: Vec<u32>,
     stop: StopStrings,
 }
 
@@ -53,6 +56,7 @@ impl Common {
         job: Job,
         prompt: EncodedPrompt,
         max_tokens: u32,
+        block_tokens: u32,
         begin: Instant,
     ) -> Self {
         let deadline = begin + app.config.deadlines.request;
@@ -63,11 +67,11 @@ impl Common {
         stop_ids.sort_unstable();
         stop_ids.dedup();
         let stop = StopStrings::new(&job.stop);
-        Self { app, engine, job, prompt, max_tokens, begin, deadline, stop_ids, stop }
+        Self { app, engine, job, prompt, max_tokens, begin, deadline, block_tokens, stop_ids, stop }
     }
 
     /// Number of a choice among all of the HTTP request.
-    fn choice(&self, index: u32) -> u32 {
+    pub(super) fn choice(&self, index: u32) -> u32 {
         self.job.first_choice + index
     }
 
@@ -85,14 +89,18 @@ pub(super) struct Choice {
     index: u32,
     decoder: Decoder,
     state: State,
-    /// Workers that lost or failed it.
+    /// All tokens that came, whoever made them: what the next worker goes on from.
+    generated: Vec<u32>,
+    /// Workers that lost or failed it since its last token.
     excluded: Vec<WorkerId>,
+    /// Since when it has been without a worker that gives it tokens, after it had one.
+    lost: Option<Instant>,
     /// The client has a part of it.
     delivered: bool,
-    /// From its worker of now.
     first_token: Option<Instant>,
     completion_tokens: u32,
-    cached_tokens: u32,
+    /// As its first worker said.
+    cached_tokens: Option<u32>,
 }
 
 type Placing = Pin<Box<dyn Future<Output = Result<Leg, (RouteError, Option<WorkerId>)>> + Send>>;
@@ -116,27 +124,23 @@ impl fmt::Debug for State {
     }
 }
 
-/// A choice on its worker.
-struct Leg {
-    stream: TokenStream,
-    worker: WorkerId,
-    submitted: Instant,
-}
-
 impl Choice {
     pub(super) fn new(common: &Arc<Common>, index: u32) -> Self {
         let nothing = common.max_tokens == 0 && common.job.sampling.prompt_logprobs.is_none();
-        let state = if nothing { State::Empty } else { place(common, index, Vec::new()) };
+        let first = Attempt::default();
+        let state = if nothing { State::Empty } else { place(common, index, first) };
         Self {
             common: Arc::clone(common),
             index,
             decoder: decoder(common),
             state,
+            generated: Vec::new(),
             excluded: Vec::new(),
+            lost: None,
             delivered: false,
             first_token: None,
             completion_tokens: 0,
-            cached_tokens: 0,
+            cached_tokens: None,
         }
     }
 
@@ -145,7 +149,7 @@ impl Choice {
     }
 
     pub(super) fn cached_tokens(&self) -> u32 {
-        self.cached_tokens
+        self.cached_tokens.unwrap_or(0)
     }
 
     pub(super) fn has_begun(&self) -> bool {
@@ -171,27 +175,28 @@ impl Choice {
         })
     }
 
-    /// A deadline has passed.
-    pub(super) fn overdue(&self, now: Instant) -> Option<RouteError> {
+    /// Ends it if its time is over, and moves it elsewhere if its worker holds it and is silent about it. True if it moved.
+    ///
+    /// # Errors
+    /// It is over.
+    pub(super) fn check_deadline(&mut self, now: Instant) -> Result<bool, RouteError> {
         if now >= self.common.deadline && !self.ended() {
             let state = "for its last token";
-            return Some(RouteError::DeadlineExceeded { state, waited: now - self.common.begin });
+            return Err(RouteError::DeadlineExceeded { state, waited: now - self.common.begin });
         }
-        let State::Running(leg) = &self.state else { return None };
-        if now < self.deadline()? {
-            return None;
+        let State::Running(leg) = &self.state else { return Ok(false) };
+        if self.deadline().is_none_or(|deadline| now < deadline) {
+            return Ok(false);
         }
-        // the worker holds the request and is silent about it
-        self.common.app.fleet.registry.stuck(leg.worker);
-        Some(match leg.stream.last_arrival() {
-            Some(last) => {
-                RouteError::DeadlineExceeded { state: "for the next token", waited: now - last }
-            }
-            None => RouteError::DeadlineExceeded {
-                state: "for the first token",
-                waited: now - leg.submitted,
-            },
-        })
+        let (state, since) = match leg.stream.last_arrival() {
+            Some(last) => ("for the next token", last),
+            None => ("for the first token", leg.submitted),
+        };
+        let worker = leg.worker;
+        self.common.app.fleet.registry.stuck(worker);
+        let error = RouteError::DeadlineExceeded { state, waited: now - since };
+        self.go_elsewhere(error, worker)?;
+        Ok(true)
     }
 
     /// Done when it is with a worker.
@@ -252,24 +257,47 @@ impl Choice {
         }
     }
 
-    /// Places it anew, unless the client has a part of it, or `error` would only come again.
+    /// Goes on elsewhere, unless `error` would only come again there.
     fn again(&mut self, error: RouteError, worker: Option<WorkerId>) -> Result<(), RouteError> {
-        let tries = self.excluded.len();
+        match worker {
+            Some(worker) if error.retryable() => self.go_elsewhere(error, worker),
+            Some(_) | None => Err(error),
+        }
+    }
+
+    /// Places it anew, with all tokens that came so far. Gives up after `--retries` workers that gave no token.
+    fn go_elsewhere(&mut self, error: RouteError, worker: WorkerId) -> Result<(), RouteError> {
         let retries = self.common.app.config.bounds.retries as usize;
-        let Some(worker) =
-            worker.filter(|_| error.retryable() && !self.delivered && tries < retries)
-        else {
+        if self.excluded.len() >= retries {
             return Err(error);
-        };
-        tracing::info!(request = self.common.job.name, %error, "trying another worker");
-        self.common.app.metrics.retries.inc();
+        }
+        let (request, tokens) = (&self.common.job.name, self.generated.len());
+        tracing::info!(request, %error, tokens, "going on with another worker");
+        let metrics = &self.common.app.metrics;
+        let begun = !self.generated.is_empty();
+        (if begun { &metrics.resumes } else { &metrics.retries }).inc();
+        self.lost.get_or_insert_with(Instant::now);
         self.excluded.push(worker);
-        self.decoder = decoder(&self.common);
-        self.completion_tokens = 0;
-        self.cached_tokens = 0;
-        self.first_token = None;
-        self.state = place_again(&self.common, self.index, self.excluded.clone(), error);
+        let attempt = Attempt {
+            generated: self.generated.clone(),
+            excluded: self.excluded.clone(),
+            before: Some(error),
+        };
+        self.state = place(&self.common, self.index, attempt);
         Ok(())
+    }
+
+    /// Tokens came: whoever failed it before may have it again.
+    fn note_tokens(&mut self, ids: &[u32]) {
+        if ids.is_empty() {
+            return;
+        }
+        self.generated.extend_from_slice(ids);
+        self.excluded.clear();
+        self.first_token.get_or_insert_with(Instant::now);
+        if let Some(lost) = self.lost.take() {
+            self.common.app.metrics.resume_seconds.observe(lost.elapsed());
+        }
     }
 
     /// The client is about to get a part of it.
@@ -289,11 +317,9 @@ impl Choice {
     /// What a chunk is to the client; `None` if nothing is certain yet.
     fn delta(&mut self, chunk: Chunk) -> Result<Option<Delta>, RouteError> {
         let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish } = chunk;
-        self.cached_tokens = cached_tokens.unwrap_or(self.cached_tokens);
+        self.cached_tokens = self.cached_tokens.or(cached_tokens);
         let generated = ids.len();
-        if generated > 0 {
-            self.first_token.get_or_insert_with(Instant::now);
-        }
+        self.note_tokens(&ids);
         if finish == Some(Finish::Stop)
             && ids.last().is_some_and(|last| self.common.stop_ids.contains(last))
         {
@@ -349,94 +375,6 @@ fn decoder(common: &Common) -> Decoder {
     if common.prompt.goes_on { decoder.going_on() } else { decoder }
 }
 
-fn place(common: &Arc<Common>, index: u32, excluded: Vec<WorkerId>) -> State {
-    State::Placing(Box::pin(place_and_submit(Arc::clone(common), index, excluded)))
-}
-
-/// Like [`place`], but where no other worker is left, the error of the one before says more.
-fn place_again(
-    common: &Arc<Common>,
-    index: u32,
-    excluded: Vec<WorkerId>,
-    before: RouteError,
-) -> State {
-    let placing = place_and_submit(Arc::clone(common), index, excluded);
-    State::Placing(Box::pin(async move {
-        placing.await.map_err(|(error, worker)| {
-            let nowhere = matches!(error, RouteError::NoWorker { .. });
-            if nowhere { (before, None) } else { (error, worker) }
-        })
-    }))
-}
-
-async fn place_and_submit(
-    common: Arc<Common>,
-    index: u32,
-    excluded: Vec<WorkerId>,
-) -> Result<Leg, (RouteError, Option<WorkerId>)> {
-    let (job, registry) = (&common.job, &common.app.fleet.registry);
-    let wanted = Wanted {
-        name: job.journey.request_id().to_owned(),
-        model: job.model.clone(),
-        engine: Arc::clone(&common.engine),
-        prompt_tokens: u32::try_from(common.prompt.ids.len()).unwrap_or(u32::MAX),
-        keys: Arc::clone(&common.prompt.keys),
-        reuses: job.sampling.prompt_logprobs.is_none(),
-        max_tokens: common.max_tokens,
-        session: job.session.clone(),
-        tenant: job.tenant,
-        priority: job.priority,
-        first_token_by: job.journey.first_token_by(),
-        excluded,
-    };
-    let (choice, asked) = (common.choice(index), Instant::now());
-    let place = match registry.place(&wanted, common.deadline).await {
-        Ok(place) => place,
-        Err(error) => {
-            job.journey.waited(choice, asked.elapsed());
-            return Err((error, None));
-        }
-    };
-    let route = common.prompt.hash_time + asked.elapsed().saturating_sub(place.waited());
-    job.journey.waited(choice, place.waited());
-    job.journey.placed(choice, place.worker_name(), route, place.decision());
-    common.app.decisions.note(place.decision());
-    let worker = place.worker();
-    let sampling = &job.sampling;
-    let seed = sampling.seed.wrapping_add(index.into());
-    // to a worker it means all of `stop_ids`, of which only the client's own are left
-    let ignore_eos = sampling.ignore_eos && common.stop_ids.is_empty();
-    let left = common.deadline.saturating_duration_since(Instant::now());
-    let submit = Submit {
-        request: place.request(),
-        tokens: little_endian(&common.prompt.ids),
-        sampling: Sampling { seed, ignore_eos, ..sampling.clone() },
-        stop_ids: common.stop_ids.clone(),
-        max_tokens: common.max_tokens,
-        deadline_ms: Some(millis(left)),
-        priority: job.priority,
-        salt: job.salt.clone(),
-        kv_from: None,
-        resume: None,
-    };
-    tracing::debug!(
-        request = job.name,
-        leg = place.request().0,
-        worker = place.worker_name(),
-        "submit"
-    );
-    let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
-    Ok(Leg { stream, worker, submitted: Instant::now() })
-}
-
-fn little_endian(ids: &[u32]) -> Vec<u8> {
-    let mut bytes = Vec::with_capacity(4 * ids.len());
-    for id in ids {
-        bytes.extend_from_slice(&id.to_le_bytes());
-    }
-    bytes
-}
-
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+fn place(common: &Arc<Common>, index: u32, attempt: Attempt) -> State {
+    State::Placing(Box::pin(attempt.run(Arc::clone(common), index)))
 }

@@ -68,12 +68,14 @@ impl Registry {
     /// `Overloaded`, `ShuttingDown`: long prompts are hashed by the threads of the tokeniser.
     pub(crate) async fn block_keys(
         &self,
-        model: &Model,
+        block_tokens: u32,
         ids: &Arc<[u32]>,
         salt: &[u8],
     ) -> Result<Arc<[u64]>, RouteError> {
-        let (key, block_tokens) = (self.setup.hash_key, model.block_tokens as usize);
-        let Some(block_tokens) = NonZeroUsize::new(block_tokens) else { return Ok([].into()) };
+        let key = self.setup.hash_key;
+        let Some(block_tokens) = NonZeroUsize::new(block_tokens as usize) else {
+            return Ok([].into());
+        };
         let (root, ids) = (BlockHash::root(&key, salt), Arc::clone(ids));
         let long = ids.len() > HASHED_INLINE;
         let hash = move || -> Arc<[u64]> {
@@ -147,7 +149,6 @@ impl Registry {
     }
 
     fn want(&self, wanted: &Wanted, request: RequestId) -> Want {
-        let first_try = wanted.excluded.is_empty();
         Want {
             request,
             prefill_request: RequestId(request.0 - 1),
@@ -159,11 +160,7 @@ impl Registry {
             session: wanted.session.clone(),
             tenant: wanted.tenant,
             priority: wanted.priority,
-            // on its way already: late is better than not at all, and it counts as late
-            deadline_ms: first_try
-                .then_some(wanted.first_token_by)
-                .flatten()
-                .map(|by| self.at_ms(by)),
+            deadline_ms: wanted.first_token_by.map(|by| self.at_ms(by)),
             excluded: wanted.excluded.clone(),
             patient: false,
         }

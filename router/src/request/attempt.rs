@@ -1,0 +1,140 @@
+//! One attempt at a choice: a place for it, and its submission there, with what earlier attempts have generated.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::choice::Common;
+use crate::core::candidate::WorkerId;
+use crate::core::frame::{RequestId, Resume, Sampling, Submit};
+use crate::error::RouteError;
+use crate::fleet::booking::Wanted;
+use crate::stream::TokenStream;
+
+/// A choice on its worker.
+#[derive(Debug)]
+pub(super) struct Leg {
+    pub(super) stream: TokenStream,
+    pub(super) worker: WorkerId,
+    pub(super) submitted: Instant,
+}
+
+/// What the attempts before left behind; the default is the first attempt.
+#[derive(Debug, Default)]
+pub(super) struct Attempt {
+    /// Tokens of the answer that exist already.
+    pub(super) generated: Vec<u32>,
+    /// Workers to stay away from.
+    pub(super) excluded: Vec<WorkerId>,
+    /// Why the one before ended.
+    pub(super) before: Option<RouteError>,
+}
+
+impl Attempt {
+    /// Gives the choice to a worker. An error comes with the worker that it is about, where there is one.
+    pub(super) async fn run(
+        self,
+        common: Arc<Common>,
+        index: u32,
+    ) -> Result<Leg, (RouteError, Option<WorkerId>)> {
+        let (job, registry) = (&common.job, &common.app.fleet.registry);
+        let hashing = Instant::now();
+        let wanted = match self.wanted(&common).await {
+            Ok(wanted) => wanted,
+            Err(error) => return Err((error, None)),
+        };
+        let hash_time = common.prompt.hash_time + hashing.elapsed();
+        let (choice, asked) = (common.choice(index), Instant::now());
+        let place = match registry.place(&wanted, common.deadline).await {
+            Ok(place) => place,
+            Err(error) => {
+                job.journey.waited(choice, asked.elapsed());
+                // where no other worker is left, the error of the one before says more
+                let nowhere = matches!(error, RouteError::NoWorker { .. });
+                return Err((self.before.filter(|_| nowhere).unwrap_or(error), None));
+            }
+        };
+        let route = hash_time + asked.elapsed().saturating_sub(place.waited());
+        job.journey.waited(choice, place.waited());
+        job.journey.placed(choice, place.worker_name(), route, place.decision());
+        common.app.decisions.note(place.decision());
+        let worker = place.worker();
+        let submit = self.submit(&common, index, place.request(), wanted.priority);
+        tracing::debug!(
+            request = job.name,
+            leg = place.request().0,
+            worker = place.worker_name(),
+            resumed = self.generated.len(),
+            "submit"
+        );
+        let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
+        Ok(Leg { stream, worker, submitted: Instant::now() })
+    }
+
+    async fn wanted(&self, common: &Common) -> Result<Wanted, RouteError> {
+        let (job, prompt) = (&common.job, &common.prompt);
+        let begun = !self.generated.is_empty();
+        let keys = if begun {
+            let ids: Arc<[u32]> = prompt.ids.iter().chain(&self.generated).copied().collect();
+            let registry = &common.app.fleet.registry;
+            registry.block_keys(common.block_tokens, &ids, &job.salt).await?
+        } else {
+            Arc::clone(&prompt.keys)
+        };
+        let generated = u32::try_from(self.generated.len()).unwrap_or(u32::MAX);
+        let prompt_tokens = u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
+        Ok(Wanted {
+            name: job.journey.request_id().to_owned(),
+            model: job.model.clone(),
+            engine: Arc::clone(&common.engine),
+            prompt_tokens: prompt_tokens.saturating_add(generated),
+            keys,
+            reuses: job.sampling.prompt_logprobs.is_none() || begun,
+            max_tokens: common.max_tokens.saturating_sub(generated),
+            session: job.session.clone(),
+            tenant: job.tenant,
+            // whoever reads an answer already goes before those who wait for theirs
+            priority: if begun { i8::MAX } else { job.priority },
+            // on its way already: late is better than not at all, and it counts as late
+            first_token_by: job.journey.first_token_by().filter(|_| self.before.is_none()),
+            excluded: self.excluded.clone(),
+        })
+    }
+
+    fn submit(&self, common: &Common, index: u32, request: RequestId, priority: i8) -> Submit {
+        let sampling = &common.job.sampling;
+        let seed = sampling.seed.wrapping_add(index.into());
+        // to a worker it means all of `stop_ids`, of which only the client's own are left
+        let ignore_eos = sampling.ignore_eos && common.stop_ids.is_empty();
+        let left = common.deadline.saturating_duration_since(Instant::now());
+        let resume = (!self.generated.is_empty()).then(|| Resume {
+            generated: little_endian(&self.generated),
+            rng_counter: self.generated.len() as u64,
+        });
+        Submit {
+            request,
+            tokens: little_endian(&common.prompt.ids),
+            sampling: Sampling { seed, ignore_eos, ..sampling.clone() },
+            stop_ids: common.stop_ids.clone(),
+            max_tokens: common.max_tokens,
+            deadline_ms: Some(millis(left)),
+            priority,
+            salt: common.job.salt.clone(),
+            kv_from: None,
+            resume,
+        }
+    }
+}
+
+fn little_endian(ids: &[u32]) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(4 * ids.len());
+    for id in ids {
+        bytes.extend_from_slice(&id.to_le_bytes());
+    }
+    bytes
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
