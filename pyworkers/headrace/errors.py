@@ -93,6 +93,29 @@ class Refused(LinkError):
         )
 
 
+class HeldOff(LinkError):
+    """The router does not take this worker now: it came and went too often. Later it will."""
+
+    def __init__(self, retry_after_s: float, message: str) -> None:
+        super().__init__(retry_after_s, message)
+        self.retry_after_s = retry_after_s
+        self.message = message
+
+    def __str__(self) -> str:
+        return f"the router holds this worker off for {self.retry_after_s:.1f} s: {self.message}"
+
+
+class AlreadyJoined(LinkError):
+    """This address leads to a router that has a link to this worker."""
+
+    def __init__(self, router: str) -> None:
+        super().__init__(router)
+        self.router = router
+
+    def __str__(self) -> str:
+        return f"a second way to {self.router}; one link is enough"
+
+
 class RouterNotTrusted(LinkError):
     """The router did not prove that it knows the deployment secret, or wants one that we lack."""
 

@@ -21,6 +21,7 @@ import asyncio
 import dataclasses
 import hmac
 import logging
+import math
 import random
 import secrets
 import socket
@@ -34,7 +35,10 @@ from typing import Any, Self, cast
 
 from headrace import _core, frames
 from headrace.errors import (
+    AlreadyJoined,
     FrameTooLong,
+    HeldOff,
+    LinkError,
     LinkLost,
     MalformedFrame,
     Refused,
@@ -58,6 +62,7 @@ class LinkConfig:
     address: str  # HOST:PORT, [IPV6]:PORT or unix:PATH
     secret: str | None = field(default=None, repr=False)
     tls: ssl.SSLContext | None = None
+    tls_name: str | None = None  # whom the certificate must name, where that is not the host
     handshake_timeout_s: float = 10.0  # from the dial to the Welcome
     write_timeout_s: float = 10.0  # the router took nothing of what waits for it
     dead_after_s: float = 10.0  # TCP: nothing of what was sent is acknowledged
@@ -113,8 +118,10 @@ class Link:
         config: LinkConfig,
         hello: Callable[[], Hello],
         rng: random.Random | None = None,
+        joined: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self.config = config
+        self._joined = joined  # whether the router of this name has a link to us
         self._address = parse_address(config.address)
         self._hello = hello
         self._backoff = Backoff(
@@ -127,7 +134,8 @@ class Link:
     async def connect(self) -> Session:
         """Dial until a handshake succeeds. A session that lived for a while resets the delay.
 
-        Raises Refused or RouterNotTrusted where dialling again cannot help.
+        Raises Refused or RouterNotTrusted where dialling again cannot help, HeldOff where it can later, AlreadyJoined
+        where there is a link to this router.
         """
         loop = asyncio.get_running_loop()
         if self._opened_at is not None and (
@@ -177,7 +185,10 @@ class Link:
             )
         else:
             host, port = self._address
-            _, connection = await loop.create_connection(make, host, port, ssl=tls)
+            name = (self.config.tls_name or host) if tls else None
+            _, connection = await loop.create_connection(
+                make, host, port, ssl=tls, server_hostname=name
+            )
         return connection
 
     async def _shake_hands(self, connection: _Connection) -> Session:
@@ -195,6 +206,8 @@ class Link:
                 got=str(frames.PROTOCOL),
                 message="router and worker must be of the same release",
             )
+        if self._joined(answer.router):  # to be taken twice would cost the link that works
+            raise AlreadyJoined(answer.router)
         hash_key = _check_router(answer, nonce, self.config.secret)
         if answer.challenge:
             assert self.config.secret is not None  # _check_router saw to it
@@ -283,8 +296,22 @@ def _wanted(frame: FromRouter) -> FromRouter:
     return frame
 
 
-def _refused(frame: Refuse) -> Refused:
+def _refused(frame: Refuse) -> LinkError:
+    """The two refusals that are none for good have names of their own: see `Refuse` in the schema of frames."""
+    if frame.field == "circuit":
+        return HeldOff(_seconds(frame.expected), frame.message)
+    if frame.field == "link":
+        return AlreadyJoined(frame.expected)
     return Refused(frame.field, frame.expected, frame.got, frame.message)
+
+
+def _seconds(text: str) -> float:
+    """Of a router that may send anything."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        return 1.0
+    return seconds if 0.0 <= seconds < math.inf else 1.0
 
 
 class _Connection(asyncio.Protocol):

@@ -27,7 +27,9 @@ class WorkerSettings:
 
     model: str | None  # a folder, a .gguf file, a hub id; None is the default model
     name: str
-    routers: tuple[str, ...]  # host:port or unix:PATH
+    routers: tuple[
+        str, ...
+    ]  # HOST:PORT, unix:PATH, dns:NAME:PORT, etcd:HOST:PORT[,HOST:PORT]/PREFIX
     served_model_name: str | None
     device: str
     dtype: str
@@ -186,8 +188,9 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--router",
         default="127.0.0.1:8001",
-        metavar="ADDRESS[,ADDRESS]",
-        help="HOST:PORT or unix:PATH of one or more routers (default: %(default)s)",
+        metavar="ROUTER[,ROUTER]",
+        help="HOST:PORT or unix:PATH of a router; dns:NAME:PORT for all addresses of a name; "
+        "etcd:HOST:PORT[,HOST:PORT]/PREFIX for all that register there (default: %(default)s)",
     )
     group.add_argument(
         "--name", metavar="NAME", help="unique in the fleet (default: host name and process id)"
@@ -217,7 +220,7 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
 def worker_settings(args: argparse.Namespace) -> WorkerSettings:
     """Checked settings of `headrace worker`. Raises SettingsError."""
     check_model_arguments(args)
-    routers = tuple(address.strip() for address in args.router.split(",") if address.strip())
+    routers = split_routers(args.router)
     if not routers:
         raise SettingsError("--router names no address")
     return WorkerSettings(
@@ -239,6 +242,17 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         router_tls=args.router_tls or args.router_ca is not None,
         log_level=args.log_level,
     )
+
+
+def split_routers(text: str) -> tuple[str, ...]:
+    """Split at commas, but not between the endpoints of an etcd: these end with their `/PREFIX`."""
+    specs: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if specs and specs[-1].startswith("etcd:") and "/" not in specs[-1]:
+            specs[-1] += f",{part}"
+        elif part:
+            specs.append(part)
+    return tuple(specs)
 
 
 def _secret(path: Path | None) -> str | None:

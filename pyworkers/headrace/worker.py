@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from headrace._core import HASH_SCHEME
+from headrace.discovery import Address, parse_sources
 from headrace.engine.block_log import BlockLog, CacheView
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine, StepResult
@@ -30,7 +31,7 @@ from headrace.engine.memory import kv_blocks
 from headrace.engine.names import KeyedNamer
 from headrace.engine.outbox import Outbox
 from headrace.engine.sequence import Key
-from headrace.errors import LinkLost, Refused, RouterNotTrusted
+from headrace.errors import LinkError, LinkLost, Refused, RouterNotTrusted
 from headrace.frames import (
     PROTOCOL,
     Bye,
@@ -45,7 +46,8 @@ from headrace.frames import (
     Resync,
     Submit,
 )
-from headrace.link import Link, LinkConfig, Session, parse_address, tls_context
+from headrace.link import Link, LinkConfig, Session, tls_context
+from headrace.links import Links, first
 from headrace.supervise import EXIT_CONFIG
 
 if TYPE_CHECKING:
@@ -91,7 +93,7 @@ class Arrival:
 class Worker:
     """An engine and its links. `serve` runs it until it is drained."""
 
-    def __init__(self, engine: Engine, links: list[Link], *, hello: Hello, document: bytes) -> None:
+    def __init__(self, engine: Engine, links: Links, *, hello: Hello, document: bytes) -> None:
         self.engine = engine
         self._links = links
         self._hello = hello
@@ -101,26 +103,20 @@ class Worker:
         self._numbers = count()
         self._view = CacheView()
         self._hash_key: bytes | None = None
-        self._dialling: set[asyncio.Task[None]] = set()
-        self._refused = 0  # links whose router does not want this worker
         self._drain_until_s: float | None = None  # set once the worker leaves
         self._stopped = asyncio.Event()  # nothing runs any more: senders send the rest and end
 
     async def serve(self) -> None:
         """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers."""
         async with asyncio.TaskGroup() as tasks:
-            links = [
-                tasks.create_task(self._keep(link), name=f"link {link.config.address}")
-                for link in self._links
-            ]
+            links = tasks.create_task(self._links.run(self._talk), name="links")
             await self.generate()
             self._stopped.set()
-            for task in self._dialling:
-                task.cancel()
+            self._links.stop()
             for peer in self._peers.values():
                 peer.wake.set()
             discarding = tasks.create_task(self._discard(), name="discard")
-            await asyncio.wait(links)
+            await asyncio.wait([links])
             discarding.cancel()
 
     async def generate(self) -> None:
@@ -188,7 +184,7 @@ class Worker:
         if key != self._hash_key:
             if self._hash_key is not None:
                 log.warning(
-                    "router %s brought a new hash key: the prefix cache is cleared",
+                    "router %s brought a new hash key: the prefix cache is cleared (several routers need one secret)",
                     peer.session.router,
                 )
             self._hash_key = key
@@ -228,39 +224,21 @@ class Worker:
         with contextlib.suppress(asyncio.QueueFull):  # then the loop is awake
             self._inbox.put_nowait(None)
 
-    async def _keep(self, link: Link) -> None:
-        """One link, until its router refuses the worker. Raises that where no other router is left."""
+    async def _talk(self, session: Session) -> None:
+        """One session with a router, to its end."""
+        peer = Peer(next(self._numbers), session)
         try:
-            await self._dial_again_and_again(link)
-        except* (Refused, RouterNotTrusted) as group:
-            self._refused += 1
-            if self._refused == len(self._links):
-                raise
-            log.error(  # noqa: TRY400
-                "router %s: %s; going on with the others", link.config.address, first(group)
-            )
-
-    async def _dial_again_and_again(self, link: Link) -> None:
-        """One link, from session to session."""
-        task = asyncio.current_task()
-        assert task is not None
-        while not self._stopped.is_set():
-            self._dialling.add(task)  # in vain, once the worker has stopped
-            session = await link.connect()
-            peer = Peer(next(self._numbers), session)
-            try:
-                async with session, asyncio.TaskGroup() as tasks:
-                    await self._put(peer, Joined())
-                    self._dialling.discard(task)
-                    receiving = tasks.create_task(self._receive(peer), name="receive")
-                    await self._send(peer)
-                    receiving.cancel()
-            except* LinkLost as lost:
-                log.warning("router %s: %s", session.router, lost.exceptions[0])
-            except* (Refused, RouterNotTrusted):
-                await self._put(peer, Left())
-                raise
+            async with session, asyncio.TaskGroup() as tasks:
+                await self._put(peer, Joined())
+                receiving = tasks.create_task(self._receive(peer), name="receive")
+                await self._send(peer)
+                receiving.cancel()
+        except* LinkLost as lost:
+            log.warning("router %s: %s", session.router, lost.exceptions[0])
+        except* LinkError:
             await self._put(peer, Left())
+            raise
+        await self._put(peer, Left())
 
     async def _put(self, peer: Peer, what: Joined | Left | Submit | Cancel | Drain) -> None:
         await self._inbox.put(Arrival(peer, what, asyncio.get_running_loop().time()))
@@ -402,24 +380,23 @@ def capacity(config: EngineConfig) -> Capacity:
     )
 
 
-def link_configs(settings: WorkerSettings) -> list[LinkConfig]:
-    """Raises `ValueError` for what is no address: better before a model is loaded than after."""
-    for address in settings.routers:
-        parse_address(address)
+def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
+    """Raises `ValueError` for what names no router: better before a model is loaded than after."""
+    sources = parse_sources(settings.routers)
     tls = tls_context(settings.router_ca) if settings.router_tls else None
-    return [
-        LinkConfig(address=address, secret=settings.secret, tls=tls) for address in settings.routers
-    ]
+
+    def dial(address: Address, joined: Callable[[str], bool]) -> Link:
+        config = LinkConfig(
+            address=address.text, secret=settings.secret, tls=tls, tls_name=address.tls_name
+        )
+        return Link(config, hello, joined=joined)
+
+    return Links(sources, dial)
 
 
-async def serve(loaded: Loaded, links: list[LinkConfig]) -> None:
+async def serve(loaded: Loaded, links: Links) -> None:
     """Serve the routers until one of them or a signal drains the worker; a second signal stops it."""
-    worker = Worker(
-        loaded.engine,
-        [Link(config, lambda: loaded.hello) for config in links],
-        hello=loaded.hello,
-        document=loaded.document,
-    )
+    worker = Worker(loaded.engine, links, hello=loaded.hello, document=loaded.document)
     loop = asyncio.get_running_loop()
     signals = 0
 
@@ -441,25 +418,19 @@ def run(settings: WorkerSettings) -> int:
     )
     torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
     try:
-        links = link_configs(settings)
+        # the links first, for a wrong address is noticed sooner than a model is loaded
+        ways = links(settings, lambda: loaded.hello)
         loaded = load(settings)
     except (ValueError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400  a setting is wrong, not the program
         return EXIT_CONFIG
     status = 0
     try:
-        _event_loop_run()(serve(loaded, links))
+        _event_loop_run()(serve(loaded, ways))
     except* (Refused, RouterNotTrusted) as group:
         log.error("%s", first(group))  # noqa: TRY400
         status = EXIT_CONFIG
     return status
-
-
-def first(error: BaseException) -> BaseException:
-    """What a group of groups is about: each task group on the way put one around it."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
 
 
 def _event_loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:

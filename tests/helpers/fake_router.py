@@ -165,18 +165,25 @@ class FakeRouter:
     async def __aexit__(self, *_: object) -> None:
         assert self._server is not None
         self._server.close()
-        for conversation in self._conversations:
-            conversation.hang_up()
+        self.hang_up_all()
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         conversation = Conversation(reader, writer)
         self._conversations.append(conversation)
         self._accepted.put_nowait(conversation)
 
+    def hang_up_all(self) -> None:
+        for conversation in self._conversations:
+            conversation.hang_up()
+
+    async def accepted(self) -> Conversation:
+        """The next worker that dials in, without an answer yet."""
+        async with asyncio.timeout(TIMEOUT_S):
+            return await self._accepted.get()
+
     async def worker(self, *, hash_key: bytes | None = None) -> Conversation:
         """The next worker that dials in, welcomed."""
-        async with asyncio.timeout(TIMEOUT_S):
-            conversation = await self._accepted.get()
+        conversation = await self.accepted()
         hello = await conversation.receive()
         assert isinstance(hello, Hello)
         self.hello = hello

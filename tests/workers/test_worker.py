@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from headrace import _core
+from headrace.discovery import Fixed
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.names import KeyedNamer
@@ -37,6 +38,7 @@ from headrace.frames import (
     Step,
 )
 from headrace.link import Link, LinkConfig
+from headrace.links import Links
 from headrace.worker import Worker, capacity
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter, keys
 from helpers.toy import ToyModel, digest, make_submit, pack, toy_logits
@@ -84,10 +86,14 @@ class Scene:
             capacity=capacity(config),
             context_tokens=self.engine.context_tokens,
         )
-        links = [
-            Link(LinkConfig(address=r.address, first_backoff_s=0.01), lambda: hello)
-            for r in routers
-        ]
+        links = Links(
+            [Fixed(r.address for r in routers)],
+            lambda address, joined: Link(
+                LinkConfig(address=address.text, first_backoff_s=0.01),
+                lambda: hello,
+                joined=joined,
+            ),
+        )
         self.worker = Worker(self.engine, links, hello=hello, document=document)
         self.task = asyncio.create_task(self.worker.serve())
 

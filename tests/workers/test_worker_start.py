@@ -17,7 +17,6 @@ from headrace import worker
 from headrace.engine.memory import available_bytes, kv_blocks
 from headrace.errors import Refused
 from headrace.frames import PROTOCOL, Bye
-from headrace.link import LinkConfig
 from headrace.settings import WorkerSettings
 from headrace.supervise import EXIT_CONFIG
 from headrace.worker import Loaded
@@ -125,7 +124,9 @@ def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
 
 
 async def started(loaded: Loaded, router: FakeRouter) -> tuple[asyncio.Task[None], Conversation]:
-    task = asyncio.create_task(worker.serve(loaded, [LinkConfig(address=router.address)]))
+    at = replace(SETTINGS, routers=(router.address,))
+    links = worker.links(at, lambda: loaded.hello)
+    task = asyncio.create_task(worker.serve(loaded, links))
     return task, await router.worker()
 
 
