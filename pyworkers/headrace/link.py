@@ -33,7 +33,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from headrace import _core, frames
+from headrace import _core, codec
 from headrace.errors import (
     AlreadyJoined,
     FrameTooLong,
@@ -45,7 +45,16 @@ from headrace.errors import (
     RouterNotTrusted,
     WireError,
 )
-from headrace.frames import FromRouter, FromWorker, Hello, Prove, Refuse, Welcome
+from headrace.frames import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
+    FromRouter,
+    FromWorker,
+    Hello,
+    Prove,
+    Refuse,
+    Welcome,
+)
 
 log = logging.getLogger(__name__)
 
@@ -199,11 +208,11 @@ class Link:
             raise _refused(answer)
         if not isinstance(answer, Welcome):
             raise MalformedFrame("frame", "welcome or refuse", type(answer).__name__.lower())
-        if answer.protocol != frames.PROTOCOL:
+        if answer.protocol != PROTOCOL:
             raise Refused(
                 "protocol",
                 expected=str(answer.protocol),
-                got=str(frames.PROTOCOL),
+                got=str(PROTOCOL),
                 message="router and worker must be of the same release",
             )
         if self._joined(answer.router):  # to be taken twice would cost the link that works
@@ -286,7 +295,7 @@ class Session:
 
 
 def _pack(message: FromWorker) -> bytes:
-    body = frames.encode(message)
+    body = codec.encode(message)
     return len(body).to_bytes(HEADER_BYTES, "little") + body
 
 
@@ -372,7 +381,7 @@ class _Connection(asyncio.Protocol):
     def trust(self) -> None:
         """The handshake is done: frames of any kind, and many of them, may come."""
         self._trusted = True
-        self._max_frame_bytes = frames.MAX_FRAME_BYTES
+        self._max_frame_bytes = MAX_FRAME_BYTES
         self._max_unread = self._config.max_unread_frames
         self._parse()
 
@@ -425,7 +434,7 @@ class _Connection(asyncio.Protocol):
                     raise FrameTooLong(size, self._max_frame_bytes)
                 if len(self._buffer) < body + size:
                     break
-                frame = frames.decode(bytes(self._buffer[body : body + size]))
+                frame = codec.decode(bytes(self._buffer[body : body + size]))
                 if not isinstance(frame, FromRouter):
                     raise MalformedFrame("frame", "one of a router", type(frame).__name__)
                 self._inbox.append(frame)

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import _core, errors, frames
+from headrace import _core, codec, errors
 from headrace.frames import Frame
 from helpers.frames import any_frame, as_json
 
@@ -100,7 +100,7 @@ def without_bytes(value: Any) -> Any:
 
 @given(any_frame())
 def test_rust_and_python_write_and_read_the_same_bytes(frame: Frame) -> None:
-    body = frames.encode(frame)
+    body = codec.encode(frame)
     as_dict = _core.decode_frame(body)
     assert without_bytes(as_dict) == {name_of(frame): as_json(frame)}
     assert _core.encode_frame(as_dict) == body
@@ -116,10 +116,10 @@ def is_frame(decode: Any, body: bytes) -> bool:
 
 @given(any_frame(), st.data())
 def test_rust_and_python_refuse_the_same_bytes(frame: Frame, data: st.DataObject) -> None:
-    body = bytearray(frames.encode(frame))
+    body = bytearray(codec.encode(frame))
     for at in data.draw(st.lists(st.integers(0, len(body) - 1), max_size=3)):
         body[at] = data.draw(st.integers(0, 255))
-    assert is_frame(_core.decode_frame, bytes(body)) == is_frame(frames.decode, bytes(body))
+    assert is_frame(_core.decode_frame, bytes(body)) == is_frame(codec.decode, bytes(body))
 
 
 @pytest.mark.parametrize("case", json.loads((GOLDEN / "invalid.json").read_text(encoding="utf-8")))
@@ -128,7 +128,7 @@ def test_rust_and_python_raise_the_same_exception(case: dict[str, str]) -> None:
     with pytest.raises(errors.WireError) as rust:
         _core.decode_frame(body)
     with pytest.raises(errors.WireError) as python:
-        frames.decode(body)
+        codec.decode(body)
     assert type(rust.value) is type(python.value)
     if case["at"]:
         assert getattr(rust.value, "at", "") == case["at"]

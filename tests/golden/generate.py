@@ -10,24 +10,28 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace import frames
+from headrace import codec
 from headrace.frames import (
     Blocks,
     Bye,
     Cancel,
     Capacity,
+    Continue,
     Describe,
     Drain,
     Failed,
+    Fetch,
     Fingerprints,
     Frame,
     Freed,
     Group,
+    HandOff,
     Hello,
     KvFrom,
     KvReady,
     Load,
     ModelPart,
+    Offer,
     Output,
     Ping,
     Prove,
@@ -41,7 +45,9 @@ from headrace.frames import (
     StepCost,
     StoredRun,
     Submit,
+    Ticket,
     TokenLogprob,
+    Transferred,
     Welcome,
 )
 from helpers.frames import as_json
@@ -74,12 +80,13 @@ FRAMES: dict[str, dict[str, Frame]] = {
             HELLO,
             role="prefill",
             group=Group("ep-0", 3, 8),
-            transfer=[f"tcp://[::1]:{port}" for port in range(16)],
+            transfer=[f"tcp:[::1]:{port}" for port in range(16)],
+            kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
             U16, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32), [""], b"",
-            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625),
+            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64,
         ),
         "with lower tiers and a prior": dataclasses.replace(
             HELLO,
@@ -124,13 +131,25 @@ FRAMES: dict[str, dict[str, Frame]] = {
         "first part": ModelPart("t-02/c-03", 0, False, b'{"tokenizer": "'),
         "last part": ModelPart("", U32, True, BYTES_256),
     },
-    "kv_ready": {"usual": KvReady(7, b"ticket", 30_000), "extreme": KvReady(U64, b"", U32)},
+    "kv_ready": {"usual": KvReady(7, b"ticket", 30_000), "extreme": KvReady(U64, BYTES_256, U32)},
     "freed": {"usual": Freed(7, 12), "extreme": Freed(U64, 0)},
     "failed": {
         "usual": Failed(7, "queue_full", "256 requests wait", True),
         "text": Failed(0, "", UNICODE * 9, False),
     },
     "bye": {"usual": Bye("drained"), **{f"{n} bytes": Bye("b" * n) for n in (0, 31, 32, 255, 256)}},
+    "transferred": {
+        "whole": Transferred(8, "prefill-0", "shm", 12, 12 << 20, 3.5, None),
+        "not at all": Transferred(U64, UNICODE, "", 0, 0, 0.0, "revoked"),
+        "extreme": Transferred(0, "", "x" * 32, U32, U64, 1e300, ""),
+    },
+    "offer": {
+        "usual": Offer(b"ticket", BYTES_256[:48], [-1, 0, 0], [9, U32, 0], 30_000),
+        "nothing": Offer(b"", b"", [], [], 0),
+        "200 blocks": Offer(
+            BYTES_256, bytes(200 * 16), [n - 1 for n in range(200)], list(range(200)), U32
+        ),
+    },
     "welcome": {
         "without a secret": Welcome(1, "router-1", 1000, b"", b"", BYTES_256[:32]),
         "with a secret": Welcome(1, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
@@ -146,26 +165,53 @@ FRAMES: dict[str, dict[str, Frame]] = {
                 0.75, 40, 0.9375, 0.0625, 1.25, -2.0, 2.0, U64, 0, 20, [Ranked(0, -100.0), Ranked(U32, 100.0)],
                 True, U32,
             ), list(range(120, 137)), U32, U64, -128, UNICODE.encode(),
-            KvFrom("prefill-0", ["tcp://10.0.0.1:9000", ""]), Resume(b"\x05\0\0\0", 2**63),
+            KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32), Resume(b"\x05\0\0\0", 2**63), HandOff(U32),
         ),
+        "prefill leg": dataclasses.replace(SUBMIT, hand_off=HandOff(30_000)),
+        "decode leg": dataclasses.replace(SUBMIT, kv_from=KvFrom("prefill-0", ["shm:1", "tcp:127.0.0.1:9000"], 2000)),
         **{f"priority {n}": dataclasses.replace(SUBMIT, priority=n) for n in (127, -1, -32, -33)},
     },
     "describe": {"usual": Describe("t-02/c-03")},
     "cancel": {"usual": Cancel(7), "extreme": Cancel(U64)},
-    "drain": {"usual": Drain(30_000), "extreme": Drain(0)},
+    "drain": {"usual": Drain(30_000), "extreme": Drain(0, U32), "with a hand-over": Drain(U64, 4096)},
     "ping": {name: Ping(n) for name, n in INTEGERS.items()},
     "resync": {"usual": Resync("block events 7 after 5"), "text": Resync(UNICODE)},
+    "ticket": {"usual": Ticket(8, b"ticket"), "longest": Ticket(U64, BYTES_256), "empty": Ticket(0, b"")},
+    "continue": {
+        "one token": Continue(8, b"\x05\0\0\0"),
+        "alone": Continue(U64, b""),
+        "many tokens": Continue(0, BYTES_256),
+    },
+    "fetch": {
+        "usual": Fetch(
+            9, KvFrom("decode-0", ["tcp:127.0.0.1:9000"], 5000), b"ticket", BYTES_256[:32], [-1, 0], [0, 7]
+        ),
+        "nothing": Fetch(U64, KvFrom("", [], 0), b"", b"", [], []),
+    },
 }  # fmt: skip
 
 
 def invalid() -> list[dict[str, str]]:
     """Bodies that are no frame: name, hex, kind of error, and the place where it must be found."""
-    hello, step, submit = (frames.encode(frame) for frame in (HELLO, STEP, SUBMIT))
+    hello, step, submit = (codec.encode(frame) for frame in (HELLO, STEP, SUBMIT))
+
+    fetch = codec.encode(FRAMES["fetch"]["usual"])
+
+    kv_from = fetch[3 : fetch.index(b"\xc4\x06ticket")]
 
     def swap(body: bytes, old: bytes, new: bytes) -> bytes:
         assert body.count(old) == 1, (body, old)
         return body.replace(old, new)
 
+    def offer(
+        ticket: bytes = b"\xc4\x00",
+        names: bytes = bytes(32),
+        parents: bytes = b"\x92\xff\x00",
+        hits: bytes = b"\x92\x01\x02",
+    ) -> bytes:
+        return b"\x96\x0c" + ticket + bytes([0xC4, len(names)]) + names + parents + hits + b"\x05"
+
+    assert isinstance(codec.decode(offer()), Offer)
     bodies = [
         ("no bytes", b"", "truncated", ""),
         ("no array", b"\x05", "malformed", "frame"),
@@ -174,7 +220,7 @@ def invalid() -> list[dict[str, str]]:
         ("type is text", b"\x92\xa4ping\x01", "malformed", "frame"),
         ("type is negative", b"\x92\xff\x01", "malformed", "frame"),
         ("type is a bool", b"\x92\xc3\x01", "malformed", "frame"),
-        ("unknown type", b"\x92\x28\x01", "unknown", ""),
+        ("unknown type", b"\x92\x2b\x01", "unknown", ""),
         ("type 0", b"\x92\x00\x01", "unknown", ""),
         ("huge type", b"\x92\xcf" + b"\xff" * 8 + b"\x01", "unknown", ""),
         ("field missing", b"\x91\x26", "malformed", "ping"),
@@ -226,6 +272,33 @@ def invalid() -> list[dict[str, str]]:
             "step.outputs[0].finish",
         ),
         ("priority beyond 8 bits", swap(submit, b"\xc0\x00\xc4", b"\xc0\xcc\x80\xc4"), "malformed", "submit.priority"),
+        ("ticket over 256 bytes", b"\x94\x07\x07\xc5\x01\x01" + bytes(257) + b"\x05", "malformed", "kv_ready.ticket"),
+        ("ticket to pass on over 256 bytes", b"\x93\x28\x07\xc5\x01\x01" + bytes(257), "malformed", "ticket.ticket"),
+        ("ticket of 4 GB", b"\x93\x28\x07\xc6\xff\xff\xff\xff", "truncated", ""),
+        ("ticket as text", b"\x93\x28\x07\xa1x", "malformed", "ticket.ticket"),
+        ("half a token generated", b"\x93\x29\x07\xc4\x06\0\0\0\0\0\0", "malformed", "continue.generated"),
+        ("tokens as numbers", b"\x93\x29\x07\x91\x05", "malformed", "continue.generated"),
+        ("transferred without its error", b"\x97\x0b\x07\xa0\xa0\x00\x00\xcb" + bytes(8), "malformed", "transferred"),
+        ("error by number", b"\x98\x0b\x07\xa0\xa0\x00\x00\xcb" + bytes(8) + b"\x01", "malformed", "transferred.error"),
+        ("offer of half a name", offer(names=bytes(24), parents=b"\x91\xff"), "malformed", "offer.names"),
+        ("offer with a parent too few", offer(parents=b"\x91\xff"), "malformed", "offer.parents"),
+        ("offer with a parent after its child", offer(parents=b"\x92\x01\xff"), "malformed", "offer.parents[0]"),
+        ("offer with a block as its own parent", offer(parents=b"\x92\xff\x01"), "malformed", "offer.parents[1]"),
+        ("offer with a parent below the root", offer(parents=b"\x92\xff\xfe"), "malformed", "offer.parents[1]"),
+        (
+            "offer with a parent beyond 32 bits",
+            offer(parents=b"\x92\xff\xce\x80\0\0\0"),
+            "malformed",
+            "offer.parents[1]",
+        ),
+        ("offer with hits too many", offer(hits=b"\x93\x01\x02\x03"), "malformed", "offer.hits"),
+        ("offer with a long ticket", offer(ticket=b"\xc5\x01\x01" + bytes(257)), "malformed", "offer.ticket"),
+        ("fetch without offsets", swap(fetch, b"\x92\x00\x07", b"\x90"), "malformed", "fetch.offset"),
+        ("fetch of a name and a byte", swap(fetch, b"\xc4\x20", b"\xc4\x21\x00"), "malformed", "fetch.names"),
+        ("fetch from nobody", swap(fetch, kv_from, b"\xc0"), "malformed", "fetch.kv_from"),
+        ("hand-off by number", submit[:-1] + b"\x05", "malformed", "submit.hand_off"),
+        ("hand-off without its lease", submit[:-1] + b"\x90", "malformed", "submit.hand_off"),
+        ("drain of the version before", b"\x92\x25\x05", "malformed", "drain"),
     ]  # fmt: skip
     return [
         {"name": name, "hex": body.hex(), "error": error, "at": at}
@@ -238,7 +311,7 @@ def main() -> None:
     (HERE / "frames").mkdir(exist_ok=True)
     for frame, cases in FRAMES.items():
         rows = [
-            {"name": name, "hex": frames.encode(value).hex(), "fields": as_json(value)}
+            {"name": name, "hex": codec.encode(value).hex(), "fields": as_json(value)}
             for name, value in cases.items()
         ]
         _write(HERE / "frames" / f"{frame}.json", rows)

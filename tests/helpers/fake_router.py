@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
-from headrace import frames
+from headrace import codec
 from headrace.frames import (
+    PROTOCOL,
     Blocks,
     Failed,
     Frame,
@@ -55,7 +56,7 @@ class Conversation:
 
     def send(self, *messages: FromRouter) -> None:
         for message in messages:
-            body = frames.encode(message)
+            body = codec.encode(message)
             self._writer.write(len(body).to_bytes(4, "little") + body)
 
     def send_garbage(self, data: bytes) -> None:
@@ -66,7 +67,7 @@ class Conversation:
         async with asyncio.timeout(TIMEOUT_S):
             try:
                 size = int.from_bytes(await self._reader.readexactly(4), "little")
-                frame = frames.decode(await self._reader.readexactly(size))
+                frame = codec.decode(await self._reader.readexactly(size))
             except (asyncio.IncompleteReadError, ConnectionError) as error:
                 raise EOFError from error
         self._note(frame)
@@ -146,7 +147,7 @@ class FakeRouter:
         self.path = path
         self.address = f"unix:{path}"
         self._welcome = Welcome(
-            protocol=frames.PROTOCOL,
+            protocol=PROTOCOL,
             router=name,
             heartbeat_ms=heartbeat_ms,
             challenge=b"",

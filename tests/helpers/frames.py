@@ -6,7 +6,21 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from hypothesis import strategies as st
 
-from headrace.frames import Frame, FromRouter, FromWorker
+from headrace.frames import (
+    MAX_TICKET_BYTES,
+    NAME_BYTES,
+    U32,
+    U64,
+    Continue,
+    Fetch,
+    Frame,
+    FromRouter,
+    FromWorker,
+    KvFrom,
+    KvReady,
+    Offer,
+    Ticket,
+)
 
 # Where integers and lengths change their width on the wire.
 _EDGES = [0, 1, 31, 32, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**31, 2**32 - 1, 2**32, 2**63]
@@ -14,7 +28,40 @@ _EDGES = [0, 1, 31, 32, 127, 128, 255, 256, 2**16 - 1, 2**16, 2**31, 2**32 - 1, 
 
 def any_frame() -> st.SearchStrategy[Frame]:
     """Every frame, with no NaN in it, so that frames can be compared."""
-    return st.one_of([_values(kind) for kind in get_args(FromWorker) + get_args(FromRouter)])
+    return st.one_of([_frames(kind) for kind in get_args(FromWorker) + get_args(FromRouter)])
+
+
+def _frames(kind: Any) -> st.SearchStrategy[Any]:
+    """Frames of this kind, also where lengths have to fit each other."""
+    ticket = st.binary(max_size=MAX_TICKET_BYTES)
+    number = _values(U32)
+    if kind in {KvReady, Ticket}:
+        return _values(kind).flatmap(
+            lambda frame: st.builds(dataclasses.replace, st.just(frame), ticket=ticket)
+        )
+    if kind is Continue:
+        ids = st.lists(number, max_size=9)
+        generated = ids.map(lambda ids: b"".join(token.to_bytes(4, "little") for token in ids))
+        return st.builds(Continue, _values(U64), generated)
+    if kind is Offer:
+        return _trees().flatmap(lambda tree: st.builds(Offer, ticket, *map(st.just, tree), number))
+    if kind is Fetch:
+        return _trees().flatmap(
+            lambda tree: st.builds(
+                Fetch, _values(U64), _values(KvFrom), ticket, *map(st.just, tree)
+            )
+        )
+    return _values(kind)
+
+
+@st.composite
+def _trees(draw: st.DrawFn) -> tuple[bytes, list[int], list[int]]:
+    """Names of blocks, the places of their parents, and a number for each."""
+    blocks = draw(st.integers(0, 20))
+    parents = [draw(st.integers(-1, place - 1)) for place in range(blocks)]
+    numbers = [draw(_values(U32)) for _ in range(blocks)]
+    size = blocks * NAME_BYTES
+    return draw(st.binary(min_size=size, max_size=size)), parents, numbers
 
 
 def _values(hint: Any) -> st.SearchStrategy[Any]:

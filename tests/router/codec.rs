@@ -74,6 +74,8 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Freed(it) => body(8, it),
         Frame::Failed(it) => body(9, it),
         Frame::Bye(it) => body(10, it),
+        Frame::Transferred(it) => body(11, it),
+        Frame::Offer(it) => body(12, it),
         Frame::Welcome(it) => body(32, it),
         Frame::Refuse(it) => body(33, it),
         Frame::Submit(it) => body(34, it),
@@ -82,6 +84,9 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Drain(it) => body(37, it),
         Frame::Ping(it) => body(38, it),
         Frame::Resync(it) => body(39, it),
+        Frame::Ticket(it) => body(40, it),
+        Frame::Continue(it) => body(41, it),
+        Frame::Fetch(it) => body(42, it),
     }
 }
 
@@ -265,6 +270,7 @@ fn hello() -> Hello {
         transfer: Vec::new(),
         nonce: Vec::new(),
         step_prior: None,
+        kv_block_bytes: 0,
     }
 }
 

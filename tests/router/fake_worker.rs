@@ -103,6 +103,7 @@ pub(crate) fn hello(worker: &str) -> Hello {
         transfer: Vec::new(),
         nonce: vec![7; 16],
         step_prior: None,
+        kv_block_bytes: 0,
     }
 }
 
@@ -394,7 +395,7 @@ fn receive_one(behaviour: &Behaviour, frame: Frame, out: &mut Vec<Frame>) -> Eve
             }
             Event::Describe(fingerprint)
         }
-        Frame::Drain(Drain { budget_ms }) => Event::Drain(budget_ms),
+        Frame::Drain(Drain { budget_ms, hand_over: _ }) => Event::Drain(budget_ms),
         Frame::Ping(_) => {
             if behaviour.lives {
                 out.push(Frame::Step(step(vec![])));

@@ -18,7 +18,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
 }
 
 /// File and variant of each frame.
-const FRAMES: [(&str, &str); 18] = [
+const FRAMES: [(&str, &str); 23] = [
     ("hello", "Hello"),
     ("prove", "Prove"),
     ("snapshot", "Snapshot"),
@@ -29,6 +29,8 @@ const FRAMES: [(&str, &str); 18] = [
     ("freed", "Freed"),
     ("failed", "Failed"),
     ("bye", "Bye"),
+    ("transferred", "Transferred"),
+    ("offer", "Offer"),
     ("welcome", "Welcome"),
     ("refuse", "Refuse"),
     ("submit", "Submit"),
@@ -37,6 +39,9 @@ const FRAMES: [(&str, &str); 18] = [
     ("drain", "Drain"),
     ("ping", "Ping"),
     ("resync", "Resync"),
+    ("ticket", "Ticket"),
+    ("continue", "Continue"),
+    ("fetch", "Fetch"),
 ];
 
 #[test]

@@ -13,7 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import frames
+from headrace import codec
+from headrace.codec import decode, encode
 from headrace.errors import (
     FrameTooLong,
     FrameTruncated,
@@ -25,17 +26,20 @@ from headrace.errors import (
 from headrace.frames import (
     MAX_FRAME_BYTES,
     Bye,
+    Continue,
+    Fetch,
     Frame,
+    KvFrom,
     Load,
     ModelPart,
+    Offer,
     Output,
     Ping,
     Ranked,
     Sampling,
     Step,
+    Ticket,
     TokenLogprob,
-    decode,
-    encode,
 )
 from helpers.frames import any_frame, as_json
 
@@ -68,7 +72,7 @@ def test_golden_frames_are_read_and_written_byte_for_byte(path: Path) -> None:
 
 def test_every_frame_has_golden_cases() -> None:
     frames_with_cases = {path.stem for path in (GOLDEN / "frames").glob("*.json")}
-    assert frames_with_cases == {name for name, _ in frames._NUMBERS.values()}
+    assert frames_with_cases == {name for name, _ in codec._NUMBERS.values()}
 
 
 @pytest.mark.parametrize("case", golden("invalid.json"), ids=lambda case: case["name"])
@@ -144,6 +148,20 @@ def test_bytes_after_a_frame_are_refused(frame: Frame, tail: bytes) -> None:
         (a_step(load=Sampling()), "step.load: expected Load, got Sampling"),
         (Bye("\ud800"), "bye: expected UTF-8, got surrogates not allowed"),
         (Load(), "frame: expected a frame, got Load"),
+        (Ticket(1, bytes(257)), "ticket.ticket: expected at most 256 bytes, got 257"),
+        (Continue(1, bytes(3)), "continue.generated: expected a multiple of 4 bytes, got 3"),
+        (
+            Offer(b"", bytes(32), [-1, 1], [0, 0], 0),
+            "offer.parents[1]: expected -1 or a place before 1, got 1",
+        ),
+        (
+            Fetch(1, KvFrom("w", [], 1), b"", bytes(16), [-1], [-1]),
+            "fetch.offset[0]: expected an integer of 32 bits, got -1",
+        ),
+        (
+            Fetch(1, KvFrom("w", [], 1), b"", bytes(16), [-1], [1, 2]),
+            "fetch.offset: expected 1 items, got 2",
+        ),
     ],
 )
 def test_a_wrong_field_is_named_where_it_is_written(frame: Any, message: str) -> None:
@@ -200,7 +218,7 @@ def test_floats_are_written_with_64_bits_and_read_with_32_too() -> None:
     assert decode(body.replace(double, single)) == a_step(ms=0.5)
 
 
-def test_importing_frames_loads_nothing_heavy() -> None:
-    code = "import sys, headrace, headrace.frames, headrace.link; print(*sys.modules)"
+def test_importing_the_codec_loads_nothing_heavy() -> None:
+    code = "import sys, headrace, headrace.codec, headrace.link; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "triton", "transformers"} & set(done.stdout.split())

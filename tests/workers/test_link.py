@@ -16,9 +16,11 @@ from typing import Any
 import pytest
 import uvloop
 
-from headrace import _core, frames
+from headrace import _core, codec
 from headrace.errors import FrameTooLong, LinkLost, Refused, RouterNotTrusted, UnknownFrameType
 from headrace.frames import (
+    MAX_FRAME_BYTES,
+    PROTOCOL,
     Bye,
     Capacity,
     Fingerprints,
@@ -37,7 +39,7 @@ from headrace.frames import (
 from headrace.link import Backoff, Link, LinkConfig, Session, parse_address, tls_context
 
 HELLO = Hello(
-    frames.PROTOCOL,
+    PROTOCOL,
     "worker-0",
     1,
     "both",
@@ -46,14 +48,14 @@ HELLO = Hello(
     Capacity(1, 1, 1, 1),
     128,
 )
-WELCOME = Welcome(frames.PROTOCOL, "router-0", 250, b"", b"", bytes(range(32)))
+WELCOME = Welcome(PROTOCOL, "router-0", 250, b"", b"", bytes(range(32)))
 HEARTBEAT = Step(0, 0.0, 0, 0, 0, 0, 0, 0, 0, Load(), [])
 SECRET = "open sesame"
 IN_TIME_S = 20.0
 
 
 def packed(*messages: Frame) -> bytes:
-    bodies = [frames.encode(message) for message in messages]
+    bodies = [codec.encode(message) for message in messages]
     return b"".join(len(body).to_bytes(4, "little") + body for body in bodies)
 
 
@@ -66,7 +68,7 @@ class Peer:
 
     async def read(self) -> Frame:
         size = int.from_bytes(await self.reader.readexactly(4), "little")
-        return frames.decode(await self.reader.readexactly(size))
+        return codec.decode(await self.reader.readexactly(size))
 
     async def hello(self) -> Hello:
         hello = await self.read()
@@ -249,7 +251,7 @@ def guarded(secret: str, got: list[Frame] | None = None) -> Script:
     async def script(peer: Peer) -> None:
         hello = await peer.hello()
         proof = _core.auth_proof(secret.encode(), "router", hello.nonce)
-        await peer.write(packed(Welcome(frames.PROTOCOL, "router-0", 250, b"c" * 16, proof, b"")))
+        await peer.write(packed(Welcome(PROTOCOL, "router-0", 250, b"c" * 16, proof, b"")))
         try:
             prove = await peer.read()
         except asyncio.IncompleteReadError:
@@ -368,7 +370,7 @@ async def is_a_worker(peer: Peer) -> None:
 
 async def forgets_the_key(peer: Peer) -> None:
     await peer.hello()
-    await peer.write(packed(Welcome(frames.PROTOCOL, "router-0", 250, b"", b"", b"")))
+    await peer.write(packed(Welcome(PROTOCOL, "router-0", 250, b"", b"", b"")))
     await peer.gone()
 
 
@@ -434,7 +436,7 @@ async def lost(session: Session) -> LinkLost:
         (packed(Ping(1))[:3], "closed the link inside a frame", None),
         (packed(Ping(1))[:5], "closed the link inside a frame", None),
         (b"\x02\0\0\0\x91\x63", "garbage: unknown frame type 99", UnknownFrameType),
-        ((frames.MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "garbage: frame of", FrameTooLong),
+        ((MAX_FRAME_BYTES + 1).to_bytes(4, "little"), "garbage: frame of", FrameTooLong),
     ],
 )
 async def test_a_lost_link_says_why(

@@ -280,8 +280,13 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             | Frame::Freed(_)
             | Frame::Failed(_)
             | Frame::Bye(_)
+            | Frame::Transferred(_)
+            | Frame::Offer(_)
             | Frame::Welcome(_)
-            | Frame::Refuse(_)) => bail!("a router does not send {} now", other.name()),
+            | Frame::Refuse(_)
+            | Frame::Ticket(_) // no mock pulls KV
+            | Frame::Continue(_)
+            | Frame::Fetch(_)) => bail!("a router does not send {} now", other.name()),
         }
         Ok(())
     }

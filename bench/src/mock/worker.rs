@@ -174,6 +174,7 @@ impl Worker {
             transfer: Vec::new(),
             nonce: nonce.iter().flat_map(|half| half.to_le_bytes()).collect(),
             step_prior: Some(prior),
+            kv_block_bytes: 0,
         }
     }
 

@@ -94,7 +94,7 @@ impl SimWorker {
             id,
             name: Arc::clone(&self.name),
             role: hello.role,
-            kv_block_bytes: 0,
+            kv_block_bytes: hello.kv_block_bytes,
             capacity: hello.capacity.clone(),
             group: None,
             step_prior: hello.step_prior,
@@ -126,6 +126,7 @@ impl SimWorker {
             transfer: Vec::new(),
             nonce: Vec::new(),
             step_prior: Some(self.engine.cost()),
+            kv_block_bytes: 0,
         }
     }
 

@@ -3,7 +3,14 @@
 //! On the wire a frame is the msgpack array `[type, fields...]`, fields in the order in which they stand here; nested
 //! structs are arrays too. `tests/golden/` holds frames that Rust and Python both read and write byte for byte.
 
+mod handover;
+
 use serde::{Deserialize, Serialize};
+
+pub use self::handover::{
+    Continue, Fetch, HandOff, KvFrom, KvReady, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
+    Transferred,
+};
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers.
 pub const PROTOCOL: u16 = 1;
@@ -39,6 +46,10 @@ pub enum Frame {
     Failed(Failed),
     /// 10, worker -> router: no new work please, this worker leaves.
     Bye(Bye),
+    /// 11, worker -> router: a pull of KV ended, well or not.
+    Transferred(Transferred),
+    /// 12, worker -> router: the hottest blocks of a worker that leaves, for others to pull.
+    Offer(Offer),
     /// 32, router -> worker: the Hello was accepted.
     Welcome(Welcome),
     /// 33, router -> worker: the Hello was not accepted; the link closes.
@@ -55,6 +66,12 @@ pub enum Frame {
     Ping(Ping),
     /// 39, router -> worker: the view of the cached blocks is lost, send the snapshot again.
     Resync(Resync),
+    /// 40, router -> worker: the ticket for the KV that a leg waits for.
+    Ticket(Ticket),
+    /// 41, router -> worker: the first token is known (or will not come), go on from it.
+    Continue(Continue),
+    /// 42, router -> worker: pull these blocks into the prefix cache.
+    Fetch(Fetch),
 }
 
 /// What a worker does for a request.
@@ -158,6 +175,8 @@ pub struct Hello {
     pub nonce: Vec<u8>,
     /// What its steps are expected to cost, until the router has measured them.
     pub step_prior: Option<StepCost>,
+    /// Bytes of one KV block; 0 where its KV cannot be moved.
+    pub kv_block_bytes: u64,
 }
 
 /// Proof that the worker knows the deployment secret.
@@ -313,18 +332,6 @@ pub struct ModelPart {
     pub data: Vec<u8>,
 }
 
-/// Permission to pull a request's KV.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvReady {
-    /// The request.
-    pub request: RequestId,
-    /// Made by the transfer back-end of the prefill worker and read by that of the decode worker.
-    #[serde(with = "serde_bytes")]
-    pub ticket: Vec<u8>,
-    /// The blocks stay pinned this long.
-    pub lease_ms: u32,
-}
-
 /// All blocks of a request are free.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
@@ -439,22 +446,13 @@ impl Default for Sampling {
     }
 }
 
-/// Where the KV of a prompt comes from, when not from this worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct KvFrom {
-    /// The prefill worker.
-    pub worker: String,
-    /// Its transfer endpoints, best first.
-    pub transfer: Vec<String>,
-}
-
 /// State of a request that began on another worker.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Resume {
     /// Tokens generated so far, u32 little-endian; `Submit.max_tokens` counts them too.
     #[serde(with = "serde_bytes")]
     pub generated: Vec<u8>,
-    /// Draws made so far by the request's random generator.
+    /// Draws made so far by the request's random generator: one for each token of `generated`.
     pub rng_counter: u64,
 }
 
@@ -479,10 +477,12 @@ pub struct Submit {
     /// Enters the block hash at the root: requests with other salts share no cache.
     #[serde(with = "serde_bytes")]
     pub salt: Vec<u8>,
-    /// Split serving: pull the prompt's KV.
+    /// Split serving: pull the prompt's KV as soon as its [`Ticket`] is here.
     pub kv_from: Option<KvFrom>,
     /// Migration: go on from here.
     pub resume: Option<Resume>,
+    /// Split serving: compute the prompt and one token, and keep the KV for another worker.
+    pub hand_off: Option<HandOff>,
 }
 
 /// Asks for a model description.
@@ -504,6 +504,8 @@ pub struct Cancel {
 pub struct Drain {
     /// What runs may run this long.
     pub budget_ms: u64,
+    /// Offer at most so many of the hottest cached blocks first ([`Offer`]); 0 offers none.
+    pub hand_over: u32,
 }
 
 /// Asks for a sign of life.

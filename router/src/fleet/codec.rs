@@ -6,15 +6,16 @@
 
 mod io;
 mod msgpack;
+mod rules;
 
 pub use io::{FrameReader, FrameWriter, ReadError};
 
 use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_str, put_uint};
 use crate::core::frame::{
-    Blocks, Bye, Cancel, Capacity, Describe, Drain, Failed, Fingerprints, Finish, Frame, Freed,
-    Group, Hello, KvFrom, KvReady, Load, MAX_FRAME_BYTES, ModelPart, Output, Ping, Prove, Ranked,
-    Refuse, Resume, Resync, Role, Sampling, Snapshot, Step, StepCost, StoredRun, Submit,
-    TokenLogprob, Welcome,
+    Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Finish,
+    Frame, Freed, Group, HandOff, Hello, KvFrom, KvReady, Load, MAX_FRAME_BYTES, ModelPart, Offer,
+    Output, Ping, Prove, Ranked, Refuse, Resume, Resync, Role, Sampling, Snapshot, Step, StepCost,
+    StoredRun, Submit, Ticket, TokenLogprob, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -159,6 +160,8 @@ frames! {
     8 "freed" Freed,
     9 "failed" Failed,
     10 "bye" Bye,
+    11 "transferred" Transferred,
+    12 "offer" Offer,
     32 "welcome" Welcome,
     33 "refuse" Refuse,
     34 "submit" Submit,
@@ -167,6 +170,9 @@ frames! {
     37 "drain" Drain,
     38 "ping" Ping,
     39 "resync" Resync,
+    40 "ticket" Ticket,
+    41 "continue" Continue,
+    42 "fetch" Fetch,
 }
 
 /// A struct as a run of fields, without the array around them.
@@ -176,9 +182,10 @@ trait Fields: Sized {
     fn read_fields(len: usize, reader: &mut Reader<'_>) -> Read<Self>;
 }
 
-/// Fields in wire order, which is the order of declaration in `core::frame` (a test holds the two together).
+/// Fields in wire order, which is the order of declaration in `core::frame` (a test holds the two together), and the rule
+/// that they have to keep.
 macro_rules! structs {
-    ($($name:ident { $($field:tt),* $(,)? })*) => {$(
+    ($($name:ident { $($field:tt),* $(,)? } $(=> $rule:path)?)*) => {$(
         impl Fields for $name {
             fn count(&self) -> usize {
                 const { [$(stringify!($field)),*].len() }
@@ -193,9 +200,11 @@ macro_rules! structs {
                 if len != count {
                     return Err(Fault::malformed(format!("{count} fields"), len));
                 }
-                Ok(Self {
+                let read = Self {
                     $($field: Wire::read(reader).map_err(|fault| fault.inside(stringify!($field)))?,)*
-                })
+                };
+                $($rule(&read)?;)?
+                Ok(read)
             }
         }
 
@@ -220,7 +229,7 @@ macro_rules! structs {
 structs! {
     Hello {
         protocol, worker, epoch, role, model, fingerprints, capacity, context_tokens, group, transfer, nonce,
-        step_prior,
+        step_prior, kv_block_bytes,
     }
     Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
     Capacity { blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks }
@@ -239,26 +248,33 @@ structs! {
     TokenLogprob { logprob, top }
     Ranked { 0, 1 }
     ModelPart { fingerprint, part, last, data }
-    KvReady { request, ticket, lease_ms }
+    KvReady { request, ticket, lease_ms } => rules::kv_ready
     Freed { request, blocks }
     Failed { request, kind, message, retryable }
     Bye { reason }
+    Transferred { request, worker, backend, blocks, bytes, ms, error }
+    Offer { ticket, names, parents, hits, lease_ms } => rules::offer
     Welcome { protocol, router, heartbeat_ms, challenge, proof, hash_key }
     Refuse { field, expected, got, message }
     Submit {
         request, tokens, sampling, stop_ids, max_tokens, deadline_ms, priority, salt, kv_from, resume,
+        hand_off,
     }
     Sampling {
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,
         prompt_logprobs, logit_bias, ignore_eos, min_tokens,
     }
-    KvFrom { worker, transfer }
+    KvFrom { worker, transfer, timeout_ms }
+    HandOff { lease_ms }
     Resume { generated, rng_counter }
     Describe { fingerprint }
     Cancel { request }
-    Drain { budget_ms }
+    Drain { budget_ms, hand_over }
     Ping { nonce }
     Resync { reason }
+    Ticket { request, ticket } => rules::pass_on
+    Continue { request, generated } => rules::go_on
+    Fetch { request, kv_from, ticket, names, parents, offset } => rules::fetch
 }
 
 /// Enums without data, written as their name.

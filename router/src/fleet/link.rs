@@ -216,7 +216,7 @@ impl Link {
     /// Tells the worker to leave.
     pub(super) fn drain(&self, budget: Duration) {
         let budget_ms = u64::try_from(budget.as_millis()).unwrap_or(u64::MAX);
-        self.send(Frame::Drain(Drain { budget_ms }));
+        self.send(Frame::Drain(Drain { budget_ms, hand_over: 0 }));
     }
 
     /// When the last frame came, on the registry's clock.
@@ -470,6 +470,8 @@ impl Link {
             Frame::Hello(_)
             | Frame::Prove(_)
             | Frame::KvReady(_) // only asked for by split serving
+            | Frame::Transferred(_)
+            | Frame::Offer(_)
             | Frame::Welcome(_)
             | Frame::Refuse(_)
             | Frame::Submit(_)
@@ -477,7 +479,10 @@ impl Link {
             | Frame::Cancel(_)
             | Frame::Drain(_)
             | Frame::Ping(_)
-            | Frame::Resync(_) => return Err(LinkError::Unexpected(frame.name())),
+            | Frame::Resync(_)
+            | Frame::Ticket(_)
+            | Frame::Continue(_)
+            | Frame::Fetch(_) => return Err(LinkError::Unexpected(frame.name())),
         }
         Ok(())
     }

@@ -135,7 +135,7 @@ impl Pool {
             id: worker.link.id,
             name: hello.worker.as_str().into(),
             role: hello.role,
-            kv_block_bytes: 0,
+            kv_block_bytes: hello.kv_block_bytes,
             capacity: hello.capacity.clone(),
             group: hello.group.as_ref().map(|group| group.id.as_str().into()),
             step_prior: hello.step_prior,

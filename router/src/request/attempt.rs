@@ -123,6 +123,7 @@ impl Attempt {
             salt: common.job.salt.clone(),
             kv_from: None,
             resume,
+            hand_off: None,
         }
     }
 }

@@ -23,7 +23,7 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
         (text(), int32(), any::<bool>(), bytes()).prop_map(|(fingerprint, part, last, data)| {
             Frame::Model(ModelPart { fingerprint, part, last, data })
         }),
-        (request(), bytes(), int32()).prop_map(|(request, ticket, lease_ms)| {
+        (request(), ticket(), int32()).prop_map(|(request, ticket, lease_ms)| {
             Frame::KvReady(KvReady { request, ticket, lease_ms })
         }),
         (request(), int32()).prop_map(|(request, blocks)| Frame::Freed(Freed { request, blocks })),
@@ -33,6 +33,10 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
             }
         ),
         text().prop_map(|reason| Frame::Bye(Bye { reason })),
+        transferred().prop_map(Frame::Transferred),
+        (ticket(), tree(), int32()).prop_map(|(ticket, (names, parents, hits), lease_ms)| {
+            Frame::Offer(Offer { ticket, names, parents, hits, lease_ms })
+        }),
     ];
     let router_side = prop_oneof![
         (any::<u16>(), text(), int32(), bytes(), bytes(), bytes()).prop_map(
@@ -53,9 +57,20 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
         submit().prop_map(Frame::Submit),
         text().prop_map(|fingerprint| Frame::Describe(Describe { fingerprint })),
         request().prop_map(|request| Frame::Cancel(Cancel { request })),
-        int64().prop_map(|budget_ms| Frame::Drain(Drain { budget_ms })),
+        (int64(), int32())
+            .prop_map(|(budget_ms, hand_over)| { Frame::Drain(Drain { budget_ms, hand_over }) }),
         int64().prop_map(|nonce| Frame::Ping(Ping { nonce })),
         text().prop_map(|reason| Frame::Resync(Resync { reason })),
+        (request(), ticket())
+            .prop_map(|(request, ticket)| { Frame::Ticket(Ticket { request, ticket }) }),
+        (request(), vec(any::<[u8; 4]>(), 0..9)).prop_map(|(request, generated)| {
+            Frame::Continue(Continue { request, generated: generated.concat() })
+        }),
+        (request(), kv_from(), ticket(), tree()).prop_map(
+            |(request, kv_from, ticket, (names, parents, offset))| {
+                Frame::Fetch(Fetch { request, kv_from, ticket, names, parents, offset })
+            }
+        ),
     ];
     prop_oneof![worker_side, router_side].boxed()
 }
@@ -85,6 +100,27 @@ fn text() -> BoxedStrategy<String> {
 
 fn bytes() -> BoxedStrategy<Vec<u8>> {
     prop_oneof![vec(any::<u8>(), 0..40), vec(any::<u8>(), 250..260), Just(vec![7; 70_000])].boxed()
+}
+
+fn ticket() -> BoxedStrategy<Vec<u8>> {
+    vec(any::<u8>(), 0..=MAX_TICKET_BYTES).boxed()
+}
+
+/// Names of blocks, the places of their parents, and a number for each.
+fn tree() -> BoxedStrategy<(Vec<u8>, Vec<i32>, Vec<u32>)> {
+    let block = (any::<[u8; NAME_BYTES]>(), any::<prop::sample::Index>(), int32());
+    vec(block, 0..40)
+        .prop_map(|blocks| {
+            let parents = blocks.iter().enumerate().map(|(place, (_, parent, _))| {
+                i32::try_from(parent.index(place + 1)).expect("at most 40") - 1
+            });
+            (
+                blocks.iter().flat_map(|(name, _, _)| *name).collect(),
+                parents.collect(),
+                blocks.iter().map(|(_, _, number)| *number).collect(),
+            )
+        })
+        .boxed()
 }
 
 fn request() -> BoxedStrategy<RequestId> {
@@ -125,7 +161,7 @@ fn hello() -> BoxedStrategy<Hello> {
         int32(),
         option::of(group),
         vec(text(), 0..3),
-        (bytes(), option::of(step_cost())),
+        (bytes(), option::of(step_cost()), int64()),
     )
         .prop_map(
             |(
@@ -139,7 +175,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 context_tokens,
                 group,
                 transfer,
-                (nonce, step_prior),
+                (nonce, step_prior, kv_block_bytes),
             )| Hello {
                 protocol,
                 worker,
@@ -153,6 +189,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 transfer,
                 nonce,
                 step_prior,
+                kv_block_bytes,
             },
         )
         .boxed()
@@ -286,9 +323,27 @@ fn sampling() -> BoxedStrategy<Sampling> {
         .boxed()
 }
 
+fn kv_from() -> BoxedStrategy<KvFrom> {
+    (text(), vec(text(), 0..3), int32())
+        .prop_map(|(worker, transfer, timeout_ms)| KvFrom { worker, transfer, timeout_ms })
+        .boxed()
+}
+
+fn transferred() -> BoxedStrategy<Transferred> {
+    (request(), text(), text(), int32(), int64(), real(), option::of(text()))
+        .prop_map(|(request, worker, backend, blocks, bytes, ms, error)| Transferred {
+            request,
+            worker,
+            backend,
+            blocks,
+            bytes,
+            ms,
+            error,
+        })
+        .boxed()
+}
+
 fn submit() -> BoxedStrategy<Submit> {
-    let kv_from =
-        (text(), vec(text(), 0..3)).prop_map(|(worker, transfer)| KvFrom { worker, transfer });
     let resume =
         (bytes(), int64()).prop_map(|(generated, rng_counter)| Resume { generated, rng_counter });
     (
@@ -300,8 +355,8 @@ fn submit() -> BoxedStrategy<Submit> {
         option::of(int64()),
         any::<i8>(),
         bytes(),
-        option::of(kv_from),
-        option::of(resume),
+        (option::of(kv_from()), option::of(resume)),
+        option::of(int32().prop_map(|lease_ms| HandOff { lease_ms })),
     )
         .prop_map(
             |(
@@ -313,8 +368,8 @@ fn submit() -> BoxedStrategy<Submit> {
                 deadline_ms,
                 priority,
                 salt,
-                kv_from,
-                resume,
+                (kv_from, resume),
+                hand_off,
             )| Submit {
                 request,
                 tokens,
@@ -326,6 +381,7 @@ fn submit() -> BoxedStrategy<Submit> {
                 salt,
                 kv_from,
                 resume,
+                hand_off,
             },
         )
         .boxed()

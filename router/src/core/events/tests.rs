@@ -37,6 +37,7 @@ fn events() -> BlockEvents {
         transfer: Vec::new(),
         nonce: Vec::new(),
         step_prior: None,
+        kv_block_bytes: 0,
     };
     BlockEvents::new(&hello)
 }

@@ -51,7 +51,8 @@ impl Fault {
         self
     }
 
-    fn at(mut self: Box<Self>, index: usize) -> Box<Self> {
+    /// The same fault, seen from the array around it.
+    pub(super) fn at(mut self: Box<Self>, index: usize) -> Box<Self> {
         self.path.insert_str(0, &format!("[{index}]"));
         self
     }
@@ -69,6 +70,7 @@ pub(super) trait Wire: Sized {
 /// What can stand in an array. Not `u8`, because `Vec<u8>` is a byte string.
 pub(super) trait Item: Wire {}
 
+impl Item for i32 {}
 impl Item for u32 {}
 impl Item for String {}
 
@@ -242,17 +244,23 @@ macro_rules! unsigned {
 
 unsigned! { u8 "an integer of 8 bits" u16 "an integer of 16 bits" u32 "an integer of 32 bits" u64 "an integer of 64 bits" }
 
-impl Wire for i8 {
-    const MIN_BYTES: usize = 1;
+macro_rules! signed {
+    ($($int:ident $expected:literal)*) => {$(
+        impl Wire for $int {
+            const MIN_BYTES: usize = 1;
 
-    fn write(&self, out: &mut Vec<u8>) {
-        sure(encode::write_sint(out, (*self).into()));
-    }
+            fn write(&self, out: &mut Vec<u8>) {
+                sure(encode::write_sint(out, (*self).into()));
+            }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
-        reader.int("a signed integer of 8 bits")
-    }
+            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+                reader.int($expected)
+            }
+        }
+    )*};
 }
+
+signed! { i8 "a signed integer of 8 bits" i32 "a signed integer of 32 bits" }
 
 impl Wire for RequestId {
     const MIN_BYTES: usize = 1;

@@ -1,0 +1,123 @@
+//! Frames by which one worker's KV reaches another: for a request that is split, and for the hot blocks of a worker
+//! that leaves.
+//!
+//! The bytes go from worker to worker over a connection of their own. Here are only the permission, the start and the
+//! result.
+
+use serde::{Deserialize, Serialize};
+
+use super::RequestId;
+
+/// Longest ticket in bytes.
+pub const MAX_TICKET_BYTES: usize = 256;
+
+/// Bytes of a block's full name, of which its key is the first half.
+pub const NAME_BYTES: usize = 16;
+
+/// Makes a leg one that computes the prompt and the first token, and keeps the KV for another worker.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HandOff {
+    /// From the first token on, the blocks stay pinned at most this long.
+    pub lease_ms: u32,
+}
+
+/// Where the KV of a prompt comes from, when not from this worker.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvFrom {
+    /// The worker that has it.
+    pub worker: String,
+    /// Its transfer endpoints, best first.
+    pub transfer: Vec<String>,
+    /// The KV is given up this long after `Continue` (or `Fetch`), and computed here.
+    pub timeout_ms: u32,
+}
+
+/// Permission to pull a request's KV. It comes when the request has its blocks, before they are computed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KvReady {
+    /// The request.
+    pub request: RequestId,
+    /// Made by the transfer back-end of the prefill worker and read by that of the decode worker: at most
+    /// [`MAX_TICKET_BYTES`].
+    #[serde(with = "serde_bytes")]
+    pub ticket: Vec<u8>,
+    /// The blocks stay pinned this long after the first token.
+    pub lease_ms: u32,
+}
+
+/// A pull of KV ended.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Transferred {
+    /// The leg that waited for it, or the request of a `Fetch`.
+    pub request: RequestId,
+    /// The worker that it came from.
+    pub worker: String,
+    /// What moved the bytes, such as `shm` or `tcp`; empty where it did not come to that.
+    pub backend: String,
+    /// Blocks that came whole.
+    pub blocks: u32,
+    /// Bytes that came.
+    pub bytes: u64,
+    /// From dialling to the end.
+    pub ms: f64,
+    /// `None` if all came, otherwise why not: `lost`, `revoked`, `expired`, `checksum`, `timeout`, `refused`, `layout`,
+    /// `no_room` or `cancelled`.
+    pub error: Option<String>,
+}
+
+/// The hottest blocks of the prefix cache, pinned for others to pull.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Offer {
+    /// As in [`KvReady`].
+    #[serde(with = "serde_bytes")]
+    pub ticket: Vec<u8>,
+    /// Full names of the blocks, [`NAME_BYTES`] each, parents before children.
+    #[serde(with = "serde_bytes")]
+    pub names: Vec<u8>,
+    /// For each block the place of the one before it in `names`, -1 at the root.
+    pub parents: Vec<i32>,
+    /// For each block how many requests used it lately.
+    pub hits: Vec<u32>,
+    /// The blocks stay pinned this long.
+    pub lease_ms: u32,
+}
+
+/// Passes a [`KvReady`] on to the leg that waits for it. One for a leg that has ended is ignored: it crossed the end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Ticket {
+    /// The leg with `Submit.kv_from`.
+    pub request: RequestId,
+    /// `KvReady.ticket`.
+    #[serde(with = "serde_bytes")]
+    pub ticket: Vec<u8>,
+}
+
+/// Lets a leg with `Submit.kv_from` generate.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Continue {
+    /// The leg.
+    pub request: RequestId,
+    /// What the prefill worker generated, u32 little-endian, without `Submit.resume`. Empty: nothing comes from there,
+    /// the leg computes all by itself.
+    #[serde(with = "serde_bytes")]
+    pub generated: Vec<u8>,
+}
+
+/// Asks for blocks of an [`Offer`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Fetch {
+    /// Name for `Transferred` and `Cancel`.
+    pub request: RequestId,
+    /// The worker that leaves.
+    pub kv_from: KvFrom,
+    /// `Offer.ticket`.
+    #[serde(with = "serde_bytes")]
+    pub ticket: Vec<u8>,
+    /// Full names, [`NAME_BYTES`] each, parents before children.
+    #[serde(with = "serde_bytes")]
+    pub names: Vec<u8>,
+    /// For each block the place of the one before it in these `names`, -1 at the root.
+    pub parents: Vec<i32>,
+    /// For each block its place in the offer.
+    pub offset: Vec<u32>,
+}

@@ -1,0 +1,65 @@
+//! What the types of a frame cannot say: lengths that have to fit each other. Checked for every frame that is read.
+
+use super::msgpack::{Fault, Read};
+use crate::core::frame::{Continue, Fetch, KvReady, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket};
+
+pub(super) fn kv_ready(frame: &KvReady) -> Read<()> {
+    ticket(&frame.ticket)
+}
+
+pub(super) fn offer(frame: &Offer) -> Read<()> {
+    ticket(&frame.ticket)?;
+    let blocks = tree(&frame.names, &frame.parents)?;
+    one_each("hits", frame.hits.len(), blocks)
+}
+
+pub(super) fn pass_on(frame: &Ticket) -> Read<()> {
+    ticket(&frame.ticket)
+}
+
+pub(super) fn go_on(frame: &Continue) -> Read<()> {
+    units("generated", frame.generated.len(), 4).map(|_| ())
+}
+
+pub(super) fn fetch(frame: &Fetch) -> Read<()> {
+    ticket(&frame.ticket)?;
+    let blocks = tree(&frame.names, &frame.parents)?;
+    one_each("offset", frame.offset.len(), blocks)
+}
+
+fn ticket(ticket: &[u8]) -> Read<()> {
+    if ticket.len() > MAX_TICKET_BYTES {
+        let expected = format!("at most {MAX_TICKET_BYTES} bytes");
+        return Err(Fault::malformed(expected, ticket.len()).inside("ticket"));
+    }
+    Ok(())
+}
+
+/// Blocks with these names, each of whose parents stands before it.
+fn tree(names: &[u8], parents: &[i32]) -> Read<usize> {
+    let blocks = units("names", names.len(), NAME_BYTES)?;
+    one_each("parents", parents.len(), blocks)?;
+    for (place, &parent) in parents.iter().enumerate() {
+        let before = parent == -1 || usize::try_from(parent).is_ok_and(|parent| parent < place);
+        if !before {
+            let expected = format!("-1 or a place before {place}");
+            return Err(Fault::malformed(expected, parent).at(place).inside("parents"));
+        }
+    }
+    Ok(blocks)
+}
+
+fn units(field: &str, len: usize, unit: usize) -> Read<usize> {
+    if !len.is_multiple_of(unit) {
+        let expected = format!("a multiple of {unit} bytes");
+        return Err(Fault::malformed(expected, len).inside(field));
+    }
+    Ok(len / unit)
+}
+
+fn one_each(field: &str, got: usize, blocks: usize) -> Read<()> {
+    if got != blocks {
+        return Err(Fault::malformed(format!("{blocks} items"), got).inside(field));
+    }
+    Ok(())
+}
