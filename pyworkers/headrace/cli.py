@@ -216,7 +216,7 @@ NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
 def _worker(args: argparse.Namespace) -> int:
     checked = settings.worker_settings(args)
     try:
-        from headrace import worker
+        from headrace import start
     except ModuleNotFoundError as error:
         print(
             f"headrace worker: {error.name} is missing; install what workers need: "
@@ -224,7 +224,7 @@ def _worker(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_CONFIG
-    return worker.run(checked)
+    return start.run(checked)
 
 
 def _chat(args: argparse.Namespace) -> int:

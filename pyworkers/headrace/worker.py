@@ -10,55 +10,35 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-import sys
-import time
-from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, cast
 
-import torch
-
-from headrace._core import HASH_SCHEME
-from headrace.discovery import Address, parse_sources
 from headrace.engine.block_log import BlockLog, CacheView
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine, StepResult
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.memory import kv_blocks
 from headrace.engine.names import KeyedNamer
 from headrace.engine.outbox import Outbox
 from headrace.engine.sequence import Key
-from headrace.errors import LinkError, LinkLost, Refused, RouterNotTrusted
+from headrace.errors import LinkError, LinkLost
 from headrace.frames import (
-    PROTOCOL,
     Bye,
     Cancel,
-    Capacity,
     Describe,
     Drain,
-    Fingerprints,
     Hello,
     ModelPart,
     Ping,
     Resync,
     Submit,
 )
-from headrace.link import Link, LinkConfig, Session, tls_context
-from headrace.links import Links, first
-from headrace.supervise import EXIT_CONFIG
-
-if TYPE_CHECKING:
-    from headrace.models import DType
-    from headrace.settings import WorkerSettings
+from headrace.link import Session
+from headrace.links import Links
 
 log = logging.getLogger(__name__)
 
 MODEL_PART_BYTES = 1 << 20
 INBOX_FRAMES = 1024  # between the links and the engine; when full, the sockets push back. A guess
-DRAIN_S = 30.0  # for what runs when the process is told to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,149 +273,3 @@ class Worker:
             await peer.session.send(*peer.outbox.take())
             if last:
                 return
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """A model ready to serve, and what routers are told about it."""
-
-    engine: Engine
-    document: bytes
-    hello: Hello
-
-
-def load(settings: WorkerSettings) -> Loaded:
-    """Read the model and allocate its KV cache. Raises `ValueError` where a setting cannot work."""
-    from headrace.models import load_model
-    from headrace.models.source import resolve
-
-    began = time.monotonic()
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    checkpoint = resolve(settings.model)
-    model = load_model(
-        checkpoint,
-        dtype=cast("DType", settings.dtype),
-        device=device,
-        block_tokens=settings.block_tokens,
-    )
-    context = min(model.context_tokens, settings.context_tokens or model.context_tokens)
-    num_blocks = kv_blocks(
-        settings.kv_memory_bytes,
-        block_bytes=model.kv_block_bytes,
-        most_blocks=-(-context // settings.block_tokens) * settings.max_sequences,
-        device=torch.device(device),
-    )
-    model.allocate_kv(num_blocks)
-    config = EngineConfig(
-        num_blocks=num_blocks,
-        block_tokens=settings.block_tokens,
-        max_sequences=settings.max_sequences,
-        max_batched_tokens=settings.max_batched_tokens,
-        max_waiting=settings.max_waiting,
-        context_tokens=settings.context_tokens,
-        prefix_cache=settings.prefix_cache,
-    )
-    # Until a router brings its key nothing is named: no request comes before its Welcome.
-    engine = Engine(model, config, KeyedNamer(bytes(32), settings.block_tokens))
-    prints = checkpoint.fingerprints()
-    name = settings.served_model_name or checkpoint.name
-    log.info(
-        "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB",
-        name,
-        device,
-        model.dtype_name,
-        time.monotonic() - began,
-        num_blocks,
-        settings.block_tokens,
-        num_blocks * model.kv_block_bytes / 2**20,
-    )
-    hello = Hello(
-        protocol=PROTOCOL,
-        worker=settings.name,
-        epoch=time.time_ns() // 1_000_000,
-        role="both",
-        model=name,
-        fingerprints=Fingerprints(
-            weights=prints.weights,
-            tokenizer=prints.tokenizer,
-            chat_template=prints.chat_template,
-            kv_layout=model.kv_layout,
-            hash_scheme=HASH_SCHEME,
-            block_tokens=settings.block_tokens,
-        ),
-        capacity=capacity(config),
-        context_tokens=engine.context_tokens,
-    )
-    return Loaded(engine, checkpoint.doc(), hello)
-
-
-def capacity(config: EngineConfig) -> Capacity:
-    return Capacity(
-        blocks=config.num_blocks,
-        sequences=config.max_sequences,
-        batched_tokens=config.max_batched_tokens,
-        waiting=config.max_waiting,
-    )
-
-
-def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
-    """Raises `ValueError` for what names no router: better before a model is loaded than after."""
-    sources = parse_sources(settings.routers)
-    tls = tls_context(settings.router_ca) if settings.router_tls else None
-
-    def dial(address: Address, joined: Callable[[str], bool]) -> Link:
-        config = LinkConfig(
-            address=address.text, secret=settings.secret, tls=tls, tls_name=address.tls_name
-        )
-        return Link(config, hello, joined=joined)
-
-    return Links(sources, dial)
-
-
-async def serve(loaded: Loaded, links: Links) -> None:
-    """Serve the routers until one of them or a signal drains the worker; a second signal stops it."""
-    worker = Worker(loaded.engine, links, hello=loaded.hello, document=loaded.document)
-    loop = asyncio.get_running_loop()
-    signals = 0
-
-    def on_signal(number: int) -> None:
-        nonlocal signals
-        signals += 1
-        worker.drain(DRAIN_S if signals == 1 else 0.0, signal.Signals(number).name)
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, on_signal, number)
-    await worker.serve()
-
-
-def run(settings: WorkerSettings) -> int:
-    """`headrace worker`: load, serve, leave; the exit status."""
-    levels = {"error": "ERROR", "warn": "WARNING", "info": "INFO", "debug": "DEBUG"}
-    logging.basicConfig(
-        level=levels[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
-    )
-    torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
-    try:
-        # the links first, for a wrong address is noticed sooner than a model is loaded
-        ways = links(settings, lambda: loaded.hello)
-        loaded = load(settings)
-    except (ValueError, OSError) as error:
-        log.error("%s", error)  # noqa: TRY400  a setting is wrong, not the program
-        return EXIT_CONFIG
-    status = 0
-    try:
-        _event_loop_run()(serve(loaded, ways))
-    except* (Refused, RouterNotTrusted) as group:
-        log.error("%s", first(group))  # noqa: TRY400
-        status = EXIT_CONFIG
-    return status
-
-
-def _event_loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:
-    try:
-        import uvloop
-    except ModuleNotFoundError:
-        return asyncio.run
-    return uvloop.run

@@ -39,7 +39,8 @@ from headrace.frames import (
 )
 from headrace.link import Link, LinkConfig
 from headrace.links import Links
-from headrace.worker import Worker, capacity
+from headrace.load import capacity
+from headrace.worker import Worker
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter, keys
 from helpers.toy import ToyModel, digest, make_submit, pack, toy_logits
 

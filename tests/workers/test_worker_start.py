@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import headrace.models
-from headrace import worker
+from headrace import start
 from headrace.engine.memory import available_bytes, kv_blocks
 from headrace.errors import Refused
 from headrace.frames import PROTOCOL, Bye
+from headrace.load import Loaded, load
 from headrace.settings import WorkerSettings
 from headrace.supervise import EXIT_CONFIG
-from headrace.worker import Loaded
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
 from helpers.tiny_model import tiny_llama
 from helpers.toy import ToyModel, make_submit
@@ -58,7 +58,7 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerSettings:
 
 
 def test_hello_says_what_was_loaded(settings: WorkerSettings) -> None:
-    loaded = worker.load(settings)
+    loaded = load(settings)
     hello = loaded.hello
     assert (hello.protocol, hello.worker, hello.role, hello.model) == (
         PROTOCOL,
@@ -72,11 +72,11 @@ def test_hello_says_what_was_loaded(settings: WorkerSettings) -> None:
     assert hello.fingerprints.block_tokens == 4
     assert hello.fingerprints.kv_layout == "toy"
     assert loaded.document.startswith(b"{")
-    assert worker.load(replace(settings, served_model_name="mine")).hello.model == "mine"
+    assert load(replace(settings, served_model_name="mine")).hello.model == "mine"
 
 
 def test_a_small_pool_shortens_the_context(settings: WorkerSettings) -> None:
-    assert worker.load(replace(settings, kv_memory_bytes=64 * 3)).hello.context_tokens == 12
+    assert load(replace(settings, kv_memory_bytes=64 * 3)).hello.context_tokens == 12
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_small_pool_shortens_the_context(settings: WorkerSettings) -> None:
 def test_settings_that_cannot_work_end_with_their_own_status(
     settings: WorkerSettings, change: dict[str, Any]
 ) -> None:
-    assert worker.run(replace(settings, **change)) == EXIT_CONFIG
+    assert start.run(replace(settings, **change)) == EXIT_CONFIG
 
 
 def test_a_router_that_sends_a_worker_away_says_why(
@@ -109,8 +109,8 @@ def test_a_router_that_sends_a_worker_away_says_why(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keep())
 
-    monkeypatch.setattr(worker, "serve", serve)
-    assert worker.run(settings) == EXIT_CONFIG
+    monkeypatch.setattr(start, "serve", serve)
+    assert start.run(settings) == EXIT_CONFIG
     assert "give each worker its own name" in caplog.text
 
 
@@ -125,13 +125,13 @@ def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
 
 async def started(loaded: Loaded, router: FakeRouter) -> tuple[asyncio.Task[None], Conversation]:
     at = replace(SETTINGS, routers=(router.address,))
-    links = worker.links(at, lambda: loaded.hello)
-    task = asyncio.create_task(worker.serve(loaded, links))
+    links = start.links(at, lambda: loaded.hello)
+    task = asyncio.create_task(start.serve(loaded, links))
     return task, await router.worker()
 
 
 async def test_a_signal_drains(settings: WorkerSettings, tmp_path: Path) -> None:
-    loaded = worker.load(settings)
+    loaded = load(settings)
     async with FakeRouter(tmp_path / "r") as router:
         task, talk = await started(loaded, router)
         talk.send(make_submit(1, [1, 2, 3], max_tokens=20))
@@ -145,7 +145,7 @@ async def test_a_signal_drains(settings: WorkerSettings, tmp_path: Path) -> None
 
 
 async def test_a_second_signal_stops(settings: WorkerSettings, tmp_path: Path) -> None:
-    loaded = worker.load(replace(settings, context_tokens=None, kv_memory_bytes=64 * 64))
+    loaded = load(replace(settings, context_tokens=None, kv_memory_bytes=64 * 64))
     async with FakeRouter(tmp_path / "r") as router:
         task, talk = await started(loaded, router)
         talk.send(make_submit(1, [1, 2, 3], max_tokens=10**6))

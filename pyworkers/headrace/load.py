@@ -1,0 +1,108 @@
+"""From settings to a model in an engine, and what routers are told about it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from headrace._core import HASH_SCHEME
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.memory import kv_blocks
+from headrace.engine.names import KeyedNamer
+from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello
+
+if TYPE_CHECKING:
+    from headrace.models import DType
+    from headrace.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to serve, and what routers are told about it."""
+
+    engine: Engine
+    document: bytes
+    hello: Hello
+
+
+def load(settings: WorkerSettings) -> Loaded:
+    """Read the model and allocate its KV cache. Raises `ValueError` where a setting cannot work."""
+    from headrace.models import load_model
+    from headrace.models.source import resolve
+
+    began = time.monotonic()
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    checkpoint = resolve(settings.model)
+    model = load_model(
+        checkpoint,
+        dtype=cast("DType", settings.dtype),
+        device=device,
+        block_tokens=settings.block_tokens,
+    )
+    context = min(model.context_tokens, settings.context_tokens or model.context_tokens)
+    num_blocks = kv_blocks(
+        settings.kv_memory_bytes,
+        block_bytes=model.kv_block_bytes,
+        most_blocks=-(-context // settings.block_tokens) * settings.max_sequences,
+        device=torch.device(device),
+    )
+    model.allocate_kv(num_blocks)
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        block_tokens=settings.block_tokens,
+        max_sequences=settings.max_sequences,
+        max_batched_tokens=settings.max_batched_tokens,
+        max_waiting=settings.max_waiting,
+        context_tokens=settings.context_tokens,
+        prefix_cache=settings.prefix_cache,
+    )
+    # Until a router brings its key nothing is named: no request comes before its Welcome.
+    engine = Engine(model, config, KeyedNamer(bytes(32), settings.block_tokens))
+    prints = checkpoint.fingerprints()
+    name = settings.served_model_name or checkpoint.name
+    log.info(
+        "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB",
+        name,
+        device,
+        model.dtype_name,
+        time.monotonic() - began,
+        num_blocks,
+        settings.block_tokens,
+        num_blocks * model.kv_block_bytes / 2**20,
+    )
+    hello = Hello(
+        protocol=PROTOCOL,
+        worker=settings.name,
+        epoch=time.time_ns() // 1_000_000,
+        role="both",
+        model=name,
+        fingerprints=Fingerprints(
+            weights=prints.weights,
+            tokenizer=prints.tokenizer,
+            chat_template=prints.chat_template,
+            kv_layout=model.kv_layout,
+            hash_scheme=HASH_SCHEME,
+            block_tokens=settings.block_tokens,
+        ),
+        capacity=capacity(config),
+        context_tokens=engine.context_tokens,
+    )
+    return Loaded(engine, checkpoint.doc(), hello)
+
+
+def capacity(config: EngineConfig) -> Capacity:
+    return Capacity(
+        blocks=config.num_blocks,
+        sequences=config.max_sequences,
+        batched_tokens=config.max_batched_tokens,
+        waiting=config.max_waiting,
+    )
