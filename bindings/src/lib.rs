@@ -2,6 +2,7 @@
 //! back; `pyworkers/headrace/_core.pyi` has the documentation, and stubtest compares the two.
 
 mod bench;
+mod checksum;
 mod errors;
 mod hash;
 mod index;
@@ -16,6 +17,8 @@ mod _core {
     const HASH_SCHEME: &str = headrace_router::core::blocks::HASH_SCHEME;
     #[pymodule_export]
     use crate::bench::bench_main;
+    #[pymodule_export]
+    use crate::checksum::crc32;
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
     #[pymodule_export]

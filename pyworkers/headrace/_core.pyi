@@ -5,6 +5,7 @@ from typing import Any, Final, Literal, final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import Buffer
 
 __all__ = [
     "HASH_SCHEME",
@@ -16,6 +17,7 @@ __all__ = [
     "Weight",
     "auth_proof",
     "bench_main",
+    "crc32",
     "decode_frame",
     "derive_hash_key",
     "encode_frame",
@@ -44,6 +46,9 @@ def derive_hash_key(secret: bytes) -> bytes:
 
 def auth_proof(secret: bytes, side: Literal["worker", "router"], challenge: bytes) -> bytes:
     """Proof (32 bytes) that `side` knows the secret, for the random bytes the other side sent."""
+
+def crc32(buffer: Buffer, value: int = 0) -> int:
+    """CRC-32 (that of zlib) of contiguous bytes, going on from `value`; with the GIL released."""
 
 def encode_frame(frame: dict[str, dict[str, Any]]) -> bytes:
     """The body of a frame given as `{"Ping": {"nonce": 1}}`. Raises WireError."""
