@@ -7,7 +7,9 @@ annotations below.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from headrace.schema import I8, I32, U8, U16, U32, U64
 
 PROTOCOL: Final = 1
 MAX_FRAME_BYTES: Final = 64 << 20
@@ -15,18 +17,6 @@ MAX_TICKET_BYTES: Final = 256
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
 
 
-class _Range(NamedTuple):
-    low: int
-    high: int
-    name: str
-
-
-U8: TypeAlias = Annotated[int, _Range(0, 2**8 - 1, "an integer of 8 bits")]
-U16: TypeAlias = Annotated[int, _Range(0, 2**16 - 1, "an integer of 16 bits")]
-U32: TypeAlias = Annotated[int, _Range(0, 2**32 - 1, "an integer of 32 bits")]
-U64: TypeAlias = Annotated[int, _Range(0, 2**64 - 1, "an integer of 64 bits")]
-I8: TypeAlias = Annotated[int, _Range(-(2**7), 2**7 - 1, "a signed integer of 8 bits")]
-I32: TypeAlias = Annotated[int, _Range(-(2**31), 2**31 - 1, "a signed integer of 32 bits")]
 Role: TypeAlias = Literal["prefill", "decode", "both"]
 Finish: TypeAlias = Literal["stop", "length", "cancelled"]
 
