@@ -70,6 +70,10 @@ pub struct FleetConfig {
     pub heartbeat: Duration,
     /// Silent this long, they are dropped.
     pub heartbeat_timeout: Duration,
+    /// A prefill worker keeps KV for a decode worker this long.
+    pub kv_lease: Duration,
+    /// A decode worker waits for KV this long.
+    pub transfer_timeout: Duration,
     /// From the dial to the end of the handshake.
     pub handshake_timeout: Duration,
     /// From the handshake to the last part of the snapshot, and from `Describe` to the last part of the model.
@@ -193,6 +197,8 @@ impl TryFrom<RouterArgs> for Config {
             tls: tls_files(args.worker_tls_cert, args.worker_tls_key)?,
             heartbeat: millis("heartbeat-ms", args.heartbeat_ms)?,
             heartbeat_timeout: millis("heartbeat-timeout-ms", args.heartbeat_timeout_ms)?,
+            kv_lease: millis("kv-lease-ms", args.kv_lease_ms)?,
+            transfer_timeout: millis("transfer-timeout-ms", args.transfer_timeout_ms)?,
             handshake_timeout: millis("handshake-timeout-ms", args.handshake_timeout_ms)?,
             describe_timeout: millis("describe-timeout-ms", args.describe_timeout_ms)?,
         };

@@ -9,6 +9,7 @@ mod handshake;
 pub(crate) mod link;
 mod listen;
 mod pool;
+mod pulls;
 mod queue;
 pub(crate) mod registry;
 mod views;

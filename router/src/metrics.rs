@@ -95,8 +95,18 @@ pub struct Metrics {
     pub request_seconds: Histogram,
     /// A worker lost to the next token of another one.
     pub resume_seconds: Histogram,
-    /// Cancel sent to blocks free.
+    /// Cancel sent to blocks free, per leg.
     pub cancel_to_freed_seconds: Histogram,
+    /// The first leg of a request told to stop to the last block free, on whichever worker.
+    pub hangup_to_freed_seconds: Histogram,
+    /// Prefill legs that gave no token: their decode workers computed the prompts.
+    pub prefills_lost: Counter,
+    /// Pulls of KV by back-end and outcome.
+    transfers: Labelled<2>,
+    /// Bytes that they moved.
+    transfer_bytes: Counter,
+    /// How long those took that moved something.
+    transfer_seconds: Histogram,
 }
 
 impl Metrics {
@@ -147,6 +157,21 @@ impl Metrics {
     /// A request with a deadline for its first token is over.
     pub fn slo_request(&self, result: &str) {
         self.slo_requests.inc([result]);
+    }
+
+    /// A pull of KV ended, with this error or well.
+    pub(crate) fn transferred(&self, backend: &str, bytes: u64, ms: f64, error: Option<&str>) {
+        self.transfers
+            .inc([known_word(&BACKENDS, backend), known_word(&OUTCOMES, error.unwrap_or("ok"))]);
+        if error.is_none() {
+            self.transfer_bytes.add(bytes);
+            let seconds = (ms / 1e3).clamp(0.0, 1e6); // NaN is no number of seconds, and becomes one
+            self.transfer_seconds.observe(Duration::from_secs_f64(if seconds.is_nan() {
+                0.0
+            } else {
+                seconds
+            }));
+        }
     }
 
     /// A leg ended.
@@ -211,6 +236,18 @@ impl Metrics {
             "Answers under way that went on with another worker.",
             &self.resumes,
         );
+        text.counter(
+            "headrace_prefills_lost_total",
+            "Prefill legs that gave no token: the decode worker computed the prompt.",
+            &self.prefills_lost,
+        );
+        text.labelled(
+            "headrace_transfers_total",
+            "Pulls of KV between workers. Where one failed, the decode worker computed the prompt.",
+            ["backend", "outcome"],
+            &self.transfers,
+        );
+        text.counter("headrace_transfer_bytes_total", "KV that was pulled.", &self.transfer_bytes);
         text.counter(
             "headrace_stalls_total",
             "Legs cancelled because their client took nothing.",
@@ -281,8 +318,18 @@ impl Metrics {
             ),
             (
                 "headrace_cancel_to_freed_seconds",
-                "From a cancel to the worker's word that the blocks are free.",
+                "From the cancel of a leg to its worker's word that the blocks are free.",
                 &self.cancel_to_freed_seconds,
+            ),
+            (
+                "headrace_hangup_to_freed_seconds",
+                "From the first cancel of a request to the last of its blocks free, on all workers.",
+                &self.hangup_to_freed_seconds,
+            ),
+            (
+                "headrace_transfer_seconds",
+                "Pulls of KV between workers that went well.",
+                &self.transfer_seconds,
             ),
         ] {
             text.histogram(name, help, histogram);
@@ -358,6 +405,26 @@ impl Metrics {
             &self.ttft_error_seconds,
         );
     }
+}
+
+/// Words of workers that become labels; any other word becomes `other`, so that nobody can make labels without end.
+pub(crate) const BACKENDS: [&str; 5] = ["shm", "tcp", "nixl", "cuda-ipc", "none"];
+pub(crate) const OUTCOMES: [&str; 10] = [
+    "ok",
+    "lost",
+    "revoked",
+    "expired",
+    "checksum",
+    "timeout",
+    "refused",
+    "layout",
+    "no_room",
+    "cancelled",
+];
+
+/// `word`, if it is one of `words`.
+pub(crate) fn known_word<'a>(words: &[&'a str], word: &str) -> &'a str {
+    words.iter().find(|known| **known == word).copied().unwrap_or("other")
 }
 
 /// A number that grows.

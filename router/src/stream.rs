@@ -1,5 +1,5 @@
-//! The tokens of one leg on their way from its worker's link to its request: a mailbox that gathers what came since the
-//! reader last looked. Nothing is dropped, and it holds no more than the request's own `max_tokens`.
+//! The tokens of a request's legs on their way from the workers' links to the request: a mailbox that gathers what came
+//! since the reader last looked. Nothing is dropped, and it holds no more than the request's own `max_tokens`.
 
 use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, Output, TokenLogprob};
 use crate::error::RouteError;
 use crate::fleet::link::Lease;
@@ -27,7 +28,7 @@ pub struct Chunk {
     pub finish: Option<Finish>,
 }
 
-/// Where a link puts the tokens of one leg.
+/// Where links put the tokens of a request's legs.
 #[derive(Debug)]
 pub(crate) struct Mailbox(Mutex<State>);
 
@@ -36,6 +37,8 @@ struct State {
     chunk: Chunk,
     /// Tokens that may still come.
     allowed: usize,
+    /// Who is to send the next one.
+    from: WorkerId,
     error: Option<RouteError>,
     /// The reader waits.
     waker: Option<Waker>,
@@ -56,11 +59,12 @@ pub(crate) enum Appended {
 }
 
 impl Mailbox {
-    /// Empty, for at most `max_tokens`.
-    pub(crate) fn new(max_tokens: u32) -> Self {
+    /// Empty, for at most `max_tokens`, the first of them by `from`.
+    pub(crate) fn new(max_tokens: u32, from: WorkerId) -> Self {
         Self(Mutex::new(State {
             chunk: Chunk::default(),
             allowed: usize::try_from(max_tokens).unwrap_or(usize::MAX),
+            from,
             error: None,
             waker: None,
             read: false,
@@ -108,6 +112,11 @@ impl Mailbox {
         state.waiting_since.filter(|_| state.read)
     }
 
+    /// The next token is to come from this worker.
+    pub(crate) fn expects(&self, from: WorkerId) {
+        self.lock().from = from;
+    }
+
     /// At least one token came.
     pub(crate) fn has_begun(&self) -> bool {
         self.lock().last_arrival.is_some()
@@ -127,16 +136,17 @@ fn wake(mut state: MutexGuard<'_, State>) {
     }
 }
 
-/// Tokens of one leg. Dropping it cancels the leg on its worker (after the last token, a no-op).
+/// Tokens of a request's legs. Dropping it cancels them on their workers (after the last token, a no-op).
 #[derive(Debug)]
 pub struct TokenStream {
     mailbox: Arc<Mailbox>,
-    _lease: Lease,
+    _decode: Lease,
+    _prefill: Option<Lease>,
 }
 
 impl TokenStream {
-    pub(crate) fn new(mailbox: Arc<Mailbox>, lease: Lease) -> Self {
-        Self { mailbox, _lease: lease }
+    pub(crate) fn new(mailbox: Arc<Mailbox>, decode: Lease, prefill: Option<Lease>) -> Self {
+        Self { mailbox, _decode: decode, _prefill: prefill }
     }
 
     /// All that came since the last call. The last one has `finish`, or is an error; none may follow.
@@ -170,6 +180,11 @@ impl TokenStream {
             None => state.waker = Some(context.waker().clone()),
         }
         Poll::Pending
+    }
+
+    /// Who is to send the next token.
+    pub(crate) fn awaited(&self) -> WorkerId {
+        self.mailbox.lock().from
     }
 
     /// When the last token came.

@@ -123,7 +123,7 @@ pub struct RouterArgs {
     /// Memory of what may wait for a worker with room, in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, help_heading = "Bounds")]
     pub queue_bytes: u64,
-    /// How often an answer of which nothing was sent yet is tried on another worker.
+    /// How many workers in a row may fail an answer without giving a token of it, before it fails; less one.
     #[arg(long, value_name = "N", default_value_t = 3, help_heading = "Bounds")]
     pub retries: u32,
 
@@ -134,12 +134,18 @@ pub struct RouterArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Tokeniser")]
     pub tokenizer_cache_bytes: usize,
 
-    /// A worker gives a sign of life this often, in ms. Three missed, and it gets no new work.
+    /// A worker gives a sign of life this often, in ms. Three missed, and its requests go on elsewhere.
     #[arg(long, value_name = "MS", default_value_t = 1_000, help_heading = "Workers")]
     pub heartbeat_ms: u64,
     /// A worker that is silent this long is dropped, in ms.
     #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
     pub heartbeat_timeout_ms: u64,
+    /// A prefill worker keeps a prompt's KV for its decode worker this long after the first token, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 30_000, help_heading = "Workers")]
+    pub kv_lease_ms: u64,
+    /// A decode worker waits this long after the first token for a prompt's KV, in ms; then it computes the prompt itself.
+    #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Deadlines")]
+    pub transfer_timeout_ms: u64,
     /// A worker that dials must have introduced itself in this time, in ms.
     #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
     pub handshake_timeout_ms: u64,

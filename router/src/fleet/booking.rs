@@ -5,54 +5,71 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::link::Link;
+use super::link::{Hangup, Link, Part, Partner};
 use super::registry::Registry;
+use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::decision::Decision;
-use crate::core::frame::{RequestId, Submit};
+use crate::core::frame::{HandOff, KvFrom, RequestId, Sampling, Submit};
 use crate::core::scheduler::Output;
 use crate::error::RouteError;
 use crate::prompt::PromptEngine;
-use crate::stream::TokenStream;
+use crate::stream::{Mailbox, TokenStream};
 
-/// A place on a worker, booked until this drops or is used.
+/// Places for the legs of a request, booked until this drops or is used.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     registry: Arc<Registry>,
-    link: Arc<Link>,
-    request: RequestId,
+    decode: Place,
+    prefill: Option<PrefillPlace>,
     decision: Arc<Decision>,
     waited: Duration,
     used: bool,
 }
 
+/// A place on one worker.
+#[derive(Debug, Clone)]
+pub(super) struct Place {
+    pub(super) link: Arc<Link>,
+    /// Name of the leg on that link.
+    pub(super) request: RequestId,
+}
+
+/// A place for the prompt on another worker than the one that decodes.
+#[derive(Debug, Clone)]
+pub(super) struct PrefillPlace {
+    pub(super) place: Place,
+    /// Ways to pull KV from there.
+    pub(super) transfer: Vec<String>,
+}
+
 impl Reservation {
-    /// Of a place that is booked already.
+    /// Of places that are booked already.
     pub(super) fn new(
         registry: Arc<Registry>,
-        link: Arc<Link>,
-        request: RequestId,
+        decode: Place,
+        prefill: Option<PrefillPlace>,
         decision: Arc<Decision>,
     ) -> Self {
-        Self { registry, link, request, decision, waited: Duration::ZERO, used: false }
+        Self { registry, decode, prefill, decision, waited: Duration::ZERO, used: false }
     }
 
-    /// Which worker.
+    /// The worker that decodes.
     #[must_use]
     pub(crate) fn worker(&self) -> WorkerId {
-        self.link.id
+        self.decode.link.id
     }
 
     /// Its name.
     #[must_use]
     pub(crate) fn worker_name(&self) -> &str {
-        &self.link.worker
+        &self.decode.link.worker
     }
 
-    /// Name of the request on its link.
+    /// Name of the worker that computes the prompt, where it is another one.
     #[must_use]
-    pub(crate) fn request(&self) -> RequestId {
-        self.request
+    pub(crate) fn prefill_name(&self) -> Option<&str> {
+        self.prefill.as_ref().map(|prefill| prefill.place.link.worker.as_str())
     }
 
     /// How it came about.
@@ -72,16 +89,60 @@ impl Reservation {
         self
     }
 
-    /// Sends the request there.
+    /// Sends the request there; `submit` is that of the whole request, and each leg gets what it needs of it. A prefill
+    /// worker that cannot be reached costs nothing but time: the decode worker does its part, too.
     ///
     /// # Errors
-    /// The link broke, or took nothing within `--submit-timeout-ms`.
+    /// The link of the decode worker broke, or took nothing within `--submit-timeout-ms`.
     ///
     /// # Cancel safety
-    /// A dropped call submits nothing.
+    /// A dropped call submits nothing, or cancels what it submitted.
     pub(crate) async fn submit(mut self, submit: Submit) -> Result<TokenStream, RouteError> {
-        self.used = true; // from here on the link gives it back
-        self.link.submit(submit).await
+        self.used = true; // from here on the links give it back
+        let Place { link, request } = self.decode.clone();
+        let resumed = submit.resume.as_ref().map_or(0, |resume| resume.generated.len() / 4);
+        let resumed = u32::try_from(resumed).unwrap_or(u32::MAX);
+        let first = self.prefill.as_ref().map_or(link.id, |prefill| prefill.place.link.id);
+        let mailbox = Mailbox::new(submit.max_tokens.saturating_sub(resumed), first);
+        let mailbox = Arc::new(mailbox);
+        let hangup = Hangup::new(Arc::clone(&self.registry.metrics));
+        let submit = Submit { request, ..submit };
+        let Some(prefill) = &self.prefill else {
+            let lease = link.submit(submit, Part::Whole, &mailbox, &hangup).await?;
+            return Ok(TokenStream::new(mailbox, lease, None));
+        };
+        let (decode_submit, prefill_submit) = self.legs(submit, prefill);
+        let from = &prefill.place.link;
+        let partner = Partner { link: Arc::clone(&link), request, handed_off: false };
+        // both at once; the decode leg is known first, so that nothing is said of a leg that is not there
+        let (decode, prefill) = tokio::join!(
+            link.submit(decode_submit, Part::decode(), &mailbox, &hangup),
+            from.submit(prefill_submit, Part::Prefill(partner), &mailbox, &hangup),
+        );
+        let decode = decode?;
+        let prefill = prefill.map_err(|error| link.goes_alone(request, &error)).ok();
+        Ok(TokenStream::new(mailbox, decode, prefill))
+    }
+
+    fn legs(&self, submit: Submit, prefill: &PrefillPlace) -> (Submit, Submit) {
+        let FleetConfig { kv_lease, transfer_timeout, .. } = self.registry.setup.config.fleet;
+        let prefill_submit = Submit {
+            request: prefill.place.request,
+            hand_off: Some(HandOff { lease_ms: millis(kv_lease) }),
+            ..submit.clone()
+        };
+        // the prompt's log-probabilities are known to whoever computes the prompt
+        let sampling = Sampling { prompt_logprobs: None, ..submit.sampling.clone() };
+        let decode_submit = Submit {
+            sampling,
+            kv_from: Some(KvFrom {
+                worker: prefill.place.link.worker.clone(),
+                transfer: prefill.transfer.clone(),
+                timeout_ms: millis(transfer_timeout),
+            }),
+            ..submit
+        };
+        (decode_submit, prefill_submit)
     }
 
     /// What it holds was given back by other means.
@@ -92,10 +153,18 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        if !self.used {
-            self.registry.ended(self.link.id, &[(self.request, Output::default())]);
+        if self.used {
+            return;
+        }
+        let prefill = self.prefill.as_ref().map(|prefill| &prefill.place);
+        for Place { link, request } in [Some(&self.decode), prefill].into_iter().flatten() {
+            self.registry.ended(link.id, &[(*request, Output::default())]);
         }
     }
+}
+
+fn millis(duration: Duration) -> u32 {
+    u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
 }
 
 /// What a request needs from a worker.
@@ -123,6 +192,8 @@ pub(crate) struct Wanted {
     pub(crate) priority: i8,
     /// The first token is wanted by then.
     pub(crate) first_token_by: Option<Instant>,
+    /// Its client has a part of the answer: it waits for a worker rather than being refused.
+    pub(crate) begun: bool,
     /// Workers that failed this request.
     pub(crate) excluded: Vec<WorkerId>,
 }

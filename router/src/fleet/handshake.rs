@@ -20,6 +20,10 @@ const NONCE_BYTES: usize = 16;
 const NAME_BYTES: usize = 256;
 /// More of anything than a worker can have.
 const SANE: u32 = 1 << 30;
+/// Ways to pull KV from one worker.
+const TRANSFER_WAYS: usize = 16;
+/// More bytes than a KV block can have.
+const SANE_BLOCK_BYTES: u64 = 1 << 32;
 /// More ms than a token, a row or a step can cost.
 const SANE_MS: f64 = 1e6;
 
@@ -148,13 +152,7 @@ fn check(hello: &Hello) -> Result<(), Refuse> {
         let fine = (1..=NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control);
         require(fine, field, &"1 to 256 bytes of printable text", text, "name it otherwise")?;
     }
-    require(
-        hello.role == Role::Both,
-        "role",
-        &"both",
-        &format!("{:?}", hello.role).to_lowercase(),
-        "this router does not split prefill and decode",
-    )?;
+    check_transfer(hello)?;
     require(
         prints.hash_scheme == HASH_SCHEME,
         "fingerprints.hash_scheme",
@@ -191,6 +189,37 @@ fn check(hello: &Hello) -> Result<(), Refuse> {
     let got = format!("{} bytes", hello.nonce.len());
     let fine = hello.nonce.len() == NONCE_BYTES;
     require(fine, "nonce", &"16 bytes", &got, "send 16 random bytes")
+}
+
+/// A prefill worker is of use only to those who can pull from it.
+fn check_transfer(hello: &Hello) -> Result<(), Refuse> {
+    let ways = &hello.transfer;
+    let text = format!("{} ways", ways.len());
+    let fine = |way: &String| {
+        way.len() <= NAME_BYTES && way.contains(':') && !way.chars().any(char::is_control)
+    };
+    require(
+        ways.len() <= TRANSFER_WAYS && ways.iter().all(fine),
+        "transfer",
+        &format!("at most {TRANSFER_WAYS} addresses such as tcp:HOST:PORT"),
+        &text,
+        "check --transfer-host",
+    )?;
+    let moves = !ways.is_empty() && hello.kv_block_bytes > 0;
+    require(
+        hello.role != Role::Prefill || moves,
+        "transfer",
+        &"a way to pull KV from a prefill worker",
+        &text,
+        "start it without --no-transfer, or with --role both",
+    )?;
+    require(
+        hello.kv_block_bytes <= SANE_BLOCK_BYTES,
+        "kv_block_bytes",
+        &format!("0 to {SANE_BLOCK_BYTES}"),
+        &hello.kv_block_bytes,
+        "no block is that large",
+    )
 }
 
 fn require(

@@ -6,13 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 use super::ModelInfo;
+use super::booking::{Place, PrefillPlace};
 use super::link::Link;
+use super::pulls::Pulls;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::WorkerId;
 use crate::core::dispatch::{Dispatch, Refusal};
 use crate::core::events::{BlockEvents, Verdict};
-use crate::core::frame::{Fingerprints, Hello, Step};
+use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
     Applied, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
 };
@@ -62,6 +64,8 @@ pub(super) struct Worker {
     /// It takes new work, as the scheduler was told.
     open: bool,
     last: Option<Step>,
+    /// What it pulled from others.
+    pulls: Pulls,
 }
 
 impl Worker {
@@ -79,6 +83,7 @@ impl Worker {
             draining: false,
             open: false,
             last: None,
+            pulls: Pulls::default(),
         }
     }
 
@@ -171,23 +176,23 @@ impl Pool {
         self.engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, engine))
     }
 
-    pub(super) fn link(&self, id: WorkerId) -> Option<Arc<Link>> {
-        self.find(id).map(|i| Arc::clone(&self.workers[i].link))
+    /// Where a placement is.
+    pub(super) fn places(&self, placement: &Placement) -> Option<Places> {
+        places(&self.workers, placement)
     }
 
     /// Gives those who wait what room there is; `deliver` as for [`Dispatch::pump`].
     pub(super) fn pump(
         &mut self,
         now_ms: f64,
-        mut deliver: impl FnMut(Waiting, Result<(Placement, Arc<Link>), Refusal>) -> bool,
+        mut deliver: impl FnMut(Waiting, Result<(Placement, Places), Refusal>) -> bool,
     ) {
         let may_open = self.some_may_open();
         let Self { dispatch, workers, .. } = self;
         dispatch.pump(may_open, now_ms, |waiting, placed| {
             let placed = placed.map(|placement| {
-                let place = workers.binary_search_by_key(&placement.worker, |w| w.link.id);
-                let worker = &workers[place.expect("the scheduler knows the same workers")];
-                (placement, Arc::clone(&worker.link))
+                let places = places(workers, &placement);
+                (placement, places.expect("the scheduler knows the same workers"))
             });
             deliver(waiting, placed)
         });
@@ -200,7 +205,8 @@ impl Pool {
 
     /// A worker takes new work, or may do so soon.
     pub(super) fn some_may_open(&self) -> bool {
-        self.workers.iter().any(|worker| !worker.draining)
+        let generates = |worker: &Worker| worker.hello.role != Role::Prefill;
+        self.workers.iter().any(|worker| !worker.draining && generates(worker))
     }
 
     // ---- what workers say, and do not say ----
@@ -231,6 +237,12 @@ impl Pool {
         self.workers[i].blocks_known = events.blocks();
         self.refresh(i);
         applied
+    }
+
+    /// A pull of KV by this worker ended.
+    pub(super) fn transferred(&mut self, id: WorkerId, pull: &Transferred) {
+        let Some(i) = self.find(id) else { return };
+        self.workers[i].pulls.note(pull);
     }
 
     pub(super) fn set_draining(&mut self, id: WorkerId) {
@@ -358,6 +370,11 @@ impl Pool {
                     "waiting": hello.capacity.waiting,
                 },
                 "group": hello.group,
+                "transfer": {
+                    "offers": hello.transfer,
+                    "block_bytes": hello.kv_block_bytes,
+                    "pulls": worker.pulls.as_json(),
+                },
                 "step_cost": view.cost,
                 "steps_learnt": view.steps_learnt,
                 "accepted_tokens": view.accepted,
@@ -374,6 +391,26 @@ impl Pool {
             })
         })
     }
+}
+
+/// The place that decodes, and the one that computes the prompt where that is another worker.
+pub(super) type Places = (Place, Option<PrefillPlace>);
+
+fn places(workers: &[Worker], placement: &Placement) -> Option<Places> {
+    let find = |id: WorkerId| {
+        let i = workers.binary_search_by_key(&id, |worker| worker.link.id).ok()?;
+        Some(&workers[i])
+    };
+    let place = |worker: &Worker, request| Place { link: Arc::clone(&worker.link), request };
+    let prefill = match &placement.prefill {
+        None => None,
+        Some(leg) => {
+            let worker = find(leg.worker)?;
+            let transfer = worker.hello.transfer.clone();
+            Some(PrefillPlace { place: place(worker, leg.request), transfer })
+        }
+    };
+    Some((place(find(placement.worker)?, placement.request), prefill))
 }
 
 type WorkerGauge = (&'static str, &'static str, fn(&Worker, &WorkerView, u64) -> f64);

@@ -17,7 +17,7 @@ use super::pool::{Pool, Worker, compare, document};
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::events::{BlockEvents, Verdict};
-use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit};
+use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
 use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
 use crate::metrics::Metrics;
@@ -234,6 +234,27 @@ impl Registry {
         self.change(id, |pool| {
             pool.dispatch.end(request, output, now_ms);
             pool.unstuck(id);
+        });
+    }
+
+    /// A decode leg has lost its prefill worker and computes the prompt itself.
+    pub(super) fn goes_alone(self: &Arc<Self>, id: WorkerId, request: RequestId) {
+        let now_ms = self.clock_ms();
+        self.change(id, |pool| pool.dispatch.scheduler.alone(request, now_ms));
+    }
+
+    /// A worker pulled KV from another one, or tried to.
+    pub(super) fn transferred(self: &Arc<Self>, id: WorkerId, pull: &Transferred) {
+        let now_ms = self.clock_ms();
+        let Transferred { worker: from, backend, bytes, ms, error, .. } = pull;
+        self.metrics.transferred(backend, *bytes, *ms, error.as_deref());
+        self.change(id, |pool| {
+            pool.transferred(id, pull);
+            match error.as_deref() {
+                None => pool.dispatch.scheduler.transferred(id, from, *bytes, *ms, now_ms),
+                Some("cancelled") => {} // neither way nor source is to blame
+                Some(_) => pool.dispatch.scheduler.transfer_failed(id, from, now_ms),
+            }
         });
     }
 

@@ -60,11 +60,11 @@ impl Attempt {
         job.journey.placed(choice, place.worker_name(), route, place.decision());
         common.app.decisions.note(place.decision());
         let worker = place.worker();
-        let submit = self.submit(&common, index, place.request(), wanted.priority);
+        let submit = self.submit(&common, index, wanted.priority);
         tracing::debug!(
             request = job.name,
-            leg = place.request().0,
             worker = place.worker_name(),
+            prefill = place.prefill_name(),
             resumed = self.generated.len(),
             "submit"
         );
@@ -98,11 +98,13 @@ impl Attempt {
             priority: if begun { i8::MAX } else { job.priority },
             // on its way already: late is better than not at all, and it counts as late
             first_token_by: job.journey.first_token_by().filter(|_| self.before.is_none()),
+            begun,
             excluded: self.excluded.clone(),
         })
     }
 
-    fn submit(&self, common: &Common, index: u32, request: RequestId, priority: i8) -> Submit {
+    /// The frame of the whole request, still without a name.
+    fn submit(&self, common: &Common, index: u32, priority: i8) -> Submit {
         let sampling = &common.job.sampling;
         let seed = sampling.seed.wrapping_add(index.into());
         // to a worker it means all of `stop_ids`, of which only the client's own are left
@@ -113,7 +115,7 @@ impl Attempt {
             rng_counter: self.generated.len() as u64,
         });
         Submit {
-            request,
+            request: RequestId(0),
             tokens: little_endian(&common.prompt.ids),
             sampling: Sampling { seed, ignore_eos, ..sampling.clone() },
             stop_ids: common.stop_ids.clone(),

@@ -192,7 +192,7 @@ impl Choice {
             Some(last) => ("for the next token", last),
             None => ("for the first token", leg.submitted),
         };
-        let worker = leg.worker;
+        let worker = leg.stream.awaited();
         self.common.app.fleet.registry.stuck(worker);
         let error = RouteError::DeadlineExceeded { state, waited: now - since };
         self.go_elsewhere(error, worker)?;

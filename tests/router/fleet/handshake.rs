@@ -21,7 +21,7 @@ async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello
 async fn every_wrong_hello_is_refused_by_field_with_both_values() {
     let app = start_router(|_| {}).await;
     type Change = fn(&mut Hello);
-    let cases: [(&str, &str, Change); 19] = [
+    let cases: [(&str, &str, Change); 20] = [
         ("protocol", "9", |h| h.protocol = 9),
         ("worker", "", |h| h.worker = String::new()),
         ("worker", "a\nb", |h| h.worker = "a\nb".into()),
@@ -32,7 +32,8 @@ async fn every_wrong_hello_is_refused_by_field_with_both_values() {
         ("fingerprints.kv_layout", "", |h| h.fingerprints.kv_layout = String::new()),
         ("fingerprints.hash_scheme", "md5", |h| h.fingerprints.hash_scheme = "md5".into()),
         ("fingerprints.block_tokens", "0", |h| h.fingerprints.block_tokens = 0),
-        ("role", "prefill", |h| h.role = Role::Prefill),
+        ("transfer", "0 ways", |h| h.role = Role::Prefill),
+        ("kv_block_bytes", "18446744073709551615", |h| h.kv_block_bytes = u64::MAX),
         ("capacity.blocks", "0", |h| h.capacity.blocks = 0),
         ("capacity.sequences", "4294967295", |h| h.capacity.sequences = u32::MAX),
         ("capacity.batched_tokens", "0", |h| h.capacity.batched_tokens = 0),

@@ -9,12 +9,13 @@ use tokio::time::Instant;
 use super::{Registry, State};
 use crate::core::blocks::{BlockHash, hash_blocks};
 use crate::core::candidate::WorkerId;
+use crate::core::decision::Decision;
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::frame::RequestId;
 use crate::core::scheduler::{Output, Placement, Want};
 use crate::error::RouteError;
 use crate::fleet::booking::{Reservation, Wanted};
-use crate::fleet::pool::Pool;
+use crate::fleet::pool::{Places, Pool};
 use crate::fleet::queue::{Ticket, Waiting};
 use crate::prompt::PromptEngine;
 
@@ -162,15 +163,19 @@ impl Registry {
             priority: wanted.priority,
             deadline_ms: wanted.first_token_by.map(|by| self.at_ms(by)),
             excluded: wanted.excluded.clone(),
-            patient: false,
+            patient: wanted.begun,
         }
     }
 
     fn reservation(self: &Arc<Self>, pool: &Pool, placement: &Placement) -> Option<Reservation> {
-        let link = pool.link(placement.worker)?;
-        let decision = Arc::clone(&placement.decision);
-        self.metrics.placed(&decision);
-        Some(Reservation::new(Arc::clone(self), link, placement.request, decision))
+        let places = pool.places(placement)?;
+        Some(self.reserved(places, &placement.decision))
+    }
+
+    fn reserved(self: &Arc<Self>, places: Places, decision: &Arc<Decision>) -> Reservation {
+        self.metrics.placed(decision);
+        let (decode, prefill) = places;
+        Reservation::new(Arc::clone(self), decode, prefill, Arc::clone(decision))
     }
 
     /// Gives those who wait what room there is.
@@ -184,11 +189,7 @@ impl Registry {
             let understood = engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.engine));
             let answer = match placed {
                 Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
-                Ok((placement, link)) => {
-                    let Placement { request, decision, .. } = placement;
-                    self.metrics.placed(&decision);
-                    Ok(Reservation::new(Arc::clone(self), link, request, decision))
-                }
+                Ok((placement, places)) => Ok(self.reserved(places, &placement.decision)),
                 Err(refusal) => Err(self.refused(&refusal)),
             };
             let placed = answer.is_ok();

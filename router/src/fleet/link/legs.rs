@@ -1,0 +1,496 @@
+//! The legs of one link: what a worker has of this router's requests, from the submit to the last word about each.
+//!
+//! A request that is split has two legs on two links and one mailbox. What the prefill worker says is passed on to the link
+//! of the decode leg from here, and not by the request's task: that one may be waiting for a client that reads slowly.
+
+use std::collections::HashMap;
+use std::sync::{Arc, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::{Instant, timeout};
+
+use super::hangup::Hangup;
+use super::{Lease, Link, LinkError};
+use crate::core::frame::{
+    Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
+};
+use crate::core::scheduler::{Output, Withdrawal};
+use crate::error::RouteError;
+use crate::metrics::Metrics;
+use crate::stream::{Appended, Mailbox};
+
+/// A worker frees the blocks of a cancelled request in this time. A guess: a long prefill step on a CPU fits in.
+const FREED_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// See the head of this file.
+#[derive(Debug, Default)]
+pub(super) struct Legs {
+    pub(super) closed: bool,
+    by_request: HashMap<RequestId, Leg>,
+    /// Frames that overtake submits. At most one cancel for each leg, and a few more.
+    pub(super) urgent: Vec<Frame>,
+    pub(super) pinged: bool,
+}
+
+#[derive(Debug)]
+struct Leg {
+    state: LegState,
+    part: Part,
+    /// Tokens that came from this worker.
+    generated: u32,
+    /// Tokens of the answer that were there before.
+    before: u32,
+    hangup: Arc<Hangup>,
+}
+
+#[derive(Debug)]
+enum LegState {
+    /// Its submit waits for the socket.
+    Queued(Arc<Mailbox>),
+    /// The worker has it.
+    Sent(Arc<Mailbox>),
+    /// The worker was told to stop, and has not said yet that the blocks are free.
+    Cancelled(Instant),
+}
+
+/// What a worker does for a request.
+#[derive(Debug)]
+pub(crate) enum Part {
+    /// All of it.
+    Whole,
+    /// Prompt and first token.
+    Prefill(Partner),
+    /// The rest. What is to be said of the prompt before the submit is sent waits here: at most a ticket and a word to
+    /// go on.
+    Decode { later: Vec<Frame>, goes_on: bool },
+}
+
+impl Part {
+    pub(crate) fn decode() -> Self {
+        Self::Decode { later: Vec::new(), goes_on: false }
+    }
+}
+
+/// The decode leg of a prefill leg.
+#[derive(Debug)]
+pub(crate) struct Partner {
+    pub(crate) link: Arc<Link>,
+    pub(crate) request: RequestId,
+    /// The first token came: from here on only the blocks are left of this leg.
+    pub(crate) handed_off: bool,
+}
+
+impl Leg {
+    fn output(&self, complete: bool) -> Output {
+        Output { tokens: self.before + self.generated, complete }
+    }
+
+    /// The decode leg, if it still depends on this one.
+    fn waiting_partner(&self) -> Option<(Arc<Link>, RequestId)> {
+        match &self.part {
+            Part::Prefill(partner) if !partner.handed_off => {
+                Some((Arc::clone(&partner.link), partner.request))
+            }
+            Part::Prefill(_) | Part::Whole | Part::Decode { .. } => None,
+        }
+    }
+
+    /// It is over: the request's reader is told, or the decode leg, if that one can do without it.
+    fn fail(self, error: RouteError, may_go_on: bool) {
+        let partner = self.waiting_partner();
+        match (self.state, partner) {
+            (LegState::Cancelled(_), _) => {}
+            (LegState::Queued(_) | LegState::Sent(_), Some((link, request))) if may_go_on => {
+                link.goes_alone(request, &error);
+            }
+            (LegState::Queued(mailbox) | LegState::Sent(mailbox), partner) => {
+                let only_blocks_left = partner.is_none() && matches!(self.part, Part::Prefill(_));
+                if !only_blocks_left {
+                    mailbox.fail(error);
+                }
+            }
+        }
+    }
+}
+
+/// What a step is to set off, once the lock is gone.
+#[derive(Default)]
+struct Follows {
+    begun: Vec<(RequestId, u32)>,
+    ended: Vec<(RequestId, Output)>,
+    wrong: Vec<(RequestId, Arc<Mailbox>, &'static str)>,
+    go_on: Vec<(Arc<Link>, RequestId, Vec<u32>)>,
+    needless: Vec<(Arc<Link>, RequestId)>,
+}
+
+impl Legs {
+    /// The leg's submit goes out now, and what waited for that; `None` if it is not wanted any more.
+    pub(super) fn sent(&mut self, submit: &Submit) -> Option<Vec<Frame>> {
+        let leg = self.by_request.get_mut(&submit.request)?;
+        let LegState::Queued(mailbox) = &leg.state else { return None };
+        leg.state = LegState::Sent(Arc::clone(mailbox));
+        Some(match &mut leg.part {
+            Part::Decode { later, .. } => std::mem::take(later),
+            Part::Whole | Part::Prefill(_) => Vec::new(),
+        })
+    }
+
+    /// Tells the worker of a leg something about it, after its submit.
+    fn tell(&mut self, request: RequestId, frame: Frame) -> bool {
+        let Some(leg) = self.by_request.get_mut(&request) else { return false };
+        match (&leg.state, &mut leg.part) {
+            (LegState::Sent(_), _) => self.urgent.push(frame),
+            (LegState::Queued(_), Part::Decode { later, .. }) => later.push(frame),
+            (LegState::Queued(_), Part::Whole | Part::Prefill(_)) | (LegState::Cancelled(_), _) => {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Takes one output in.
+    fn take_in(
+        &mut self,
+        output: crate::core::frame::Output,
+        now: Instant,
+        metrics: &Metrics,
+        follows: &mut Follows,
+    ) {
+        let (request, finished) = (output.request, output.finish.is_some());
+        let complete = matches!(output.finish, Some(Finish::Stop | Finish::Length));
+        let Some(leg) = self.by_request.get_mut(&request) else { return };
+        // an output that crosses a cancel is of no use any more
+        let LegState::Sent(mailbox) = &leg.state else { return };
+        let mut wrong = |what| follows.wrong.push((request, Arc::clone(mailbox), what));
+        match &leg.part {
+            Part::Prefill(partner) if partner.handed_off => {
+                return wrong("tokens after the one that it handed off");
+            }
+            Part::Decode { goes_on: false, .. } => {
+                return wrong("tokens before it was told to go on");
+            }
+            Part::Whole | Part::Prefill(_) | Part::Decode { .. } => {}
+        }
+        metrics.completion_tokens.add(output.ids.len() as u64);
+        // a worker that does not say what its cache gave is held to have got nothing from it
+        let first = leg.generated == 0 && !output.ids.is_empty();
+        if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
+            follows.begun.push((request, cached_tokens));
+        }
+        leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
+        let ids = matches!(leg.part, Part::Prefill(_)).then(|| output.ids.clone());
+        match mailbox.append(output, now) {
+            Appended::Fine(Some(gap)) => metrics.itl_seconds.observe(gap),
+            Appended::Fine(None) => {}
+            Appended::Wrong(what) => return wrong(what),
+        }
+        if let (Part::Prefill(partner), Some(ids)) = (&mut leg.part, ids) {
+            let (link, decode) = (Arc::clone(&partner.link), partner.request);
+            if finished {
+                follows.needless.push((link, decode));
+            } else if !ids.is_empty() {
+                partner.handed_off = true;
+                mailbox.expects(link.id);
+                follows.go_on.push((link, decode, ids));
+            }
+        }
+        if finished {
+            metrics.leg_ended("finished");
+            follows.ended.push((request, leg.output(complete)));
+            self.by_request.remove(&request);
+        }
+    }
+}
+
+impl Link {
+    /// Hands a leg to the worker; what it gives comes in `mailbox`. Dropping the lease cancels it.
+    ///
+    /// # Errors
+    /// The link broke, or took nothing within `--submit-timeout-ms`.
+    ///
+    /// # Cancel safety
+    /// A dropped call submits nothing.
+    pub(in crate::fleet) async fn submit(
+        self: &Arc<Self>,
+        submit: Submit,
+        part: Part,
+        mailbox: &Arc<Mailbox>,
+        hangup: &Arc<Hangup>,
+    ) -> Result<Lease, RouteError> {
+        let request = submit.request;
+        let resumed = submit.resume.as_ref().map_or(0, |resume| resume.generated.len() / 4);
+        let first = u32::from(matches!(part, Part::Decode { .. }));
+        let leg = Leg {
+            state: LegState::Queued(Arc::clone(mailbox)),
+            part,
+            generated: 0,
+            before: u32::try_from(resumed).unwrap_or(u32::MAX).saturating_add(first),
+            hangup: Arc::clone(hangup),
+        };
+        {
+            let mut legs = self.legs();
+            if legs.closed {
+                drop(legs);
+                self.registry.ended(self.id, &[(request, Output::default())]);
+                return Err(self.lost("its link closed"));
+            }
+            legs.by_request.insert(request, leg);
+        }
+        let lease = Lease::new(Arc::clone(self), request);
+        let sent = match self.submits.try_send(submit) {
+            Ok(()) => Ok(()),
+            Err(mpsc::error::TrySendError::Closed(_)) => Err("its link closed"),
+            Err(mpsc::error::TrySendError::Full(submit)) => {
+                match timeout(self.submit_timeout, self.submits.send(submit)).await {
+                    Ok(Ok(())) => Ok(()),
+                    Ok(Err(_)) => Err("its link closed"),
+                    Err(_) => Err("its link is full"),
+                }
+            }
+        };
+        sent.map(|()| lease).map_err(|reason| self.lost(reason))
+    }
+
+    /// Legs that have not ended.
+    pub(in crate::fleet) fn in_flight(&self) -> usize {
+        self.legs().by_request.len()
+    }
+
+    pub(super) fn legs(&self) -> MutexGuard<'_, Legs> {
+        self.legs.lock().expect("no holder panics")
+    }
+
+    fn lost(&self, reason: &str) -> RouteError {
+        RouteError::WorkerLost { worker: self.worker.clone(), reason: reason.to_owned() }
+    }
+
+    // ---- what happens to a leg ----
+
+    /// Ends a leg, whatever its state. After its end a no-op.
+    pub(crate) fn cancel(&self, request: RequestId, fault: Option<&str>) {
+        let mut legs = self.legs();
+        let Legs { by_request, urgent, .. } = &mut *legs;
+        let Some(leg) = by_request.get_mut(&request) else { return };
+        let stage = match &leg.state {
+            LegState::Cancelled(_) => return,
+            LegState::Queued(_) => "submit",
+            LegState::Sent(_) if leg.waiting_partner().is_some() => "prefill",
+            LegState::Sent(_) if matches!(leg.part, Part::Prefill(_)) => "handed_off",
+            LegState::Sent(_) if matches!(leg.part, Part::Decode { goes_on: false, .. }) => {
+                "decode_waits"
+            }
+            LegState::Sent(mailbox) if mailbox.has_begun() => "streaming",
+            LegState::Sent(_) => "first_token",
+        };
+        self.registry.metrics.cancelled(fault.unwrap_or(stage));
+        leg.hangup.begin();
+        if stage == "submit" {
+            // the writer sends no submit whose leg is gone
+            by_request.remove(&request);
+            drop(legs);
+            self.registry.ended(self.id, &[(request, Output::default())]);
+        } else {
+            leg.state = LegState::Cancelled(Instant::now());
+            urgent.push(Frame::Cancel(Cancel { request }));
+            self.urgent.notify_one();
+        }
+    }
+
+    /// The KV of a prompt may be pulled: this passes the word on.
+    pub(super) fn kv_ready(&self, ready: KvReady) {
+        let partner = match self.legs().by_request.get(&ready.request).map(|leg| &leg.part) {
+            Some(Part::Prefill(partner)) => Some((Arc::clone(&partner.link), partner.request)),
+            Some(Part::Whole | Part::Decode { .. }) | None => None,
+        };
+        let Some((link, request)) = partner else { return }; // it crossed a cancel
+        link.tell(request, Frame::Ticket(Ticket { request, ticket: ready.ticket }));
+    }
+
+    fn tell(&self, request: RequestId, frame: Frame) -> bool {
+        let told = self.legs().tell(request, frame);
+        self.urgent.notify_one();
+        told
+    }
+
+    /// A decode leg goes on after the tokens that its prefill worker generated.
+    fn goes_on(&self, request: RequestId, ids: &[u32]) {
+        if let Some(Part::Decode { goes_on, .. }) =
+            self.legs().by_request.get_mut(&request).map(|leg| &mut leg.part)
+        {
+            *goes_on = true;
+        }
+        let generated = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.tell(request, Frame::Continue(Continue { request, generated }));
+    }
+
+    /// A decode leg has lost its prefill worker before the first token: it does all by itself.
+    pub(in crate::fleet) fn goes_alone(&self, request: RequestId, why: &RouteError) {
+        {
+            let mut legs = self.legs();
+            let Some(leg) = legs.by_request.get_mut(&request) else { return };
+            if let Part::Decode { goes_on, .. } = &mut leg.part {
+                *goes_on = true;
+                leg.before = leg.before.saturating_sub(1);
+            }
+            if let LegState::Queued(mailbox) | LegState::Sent(mailbox) = &leg.state {
+                mailbox.expects(self.id);
+            }
+        }
+        tracing::info!(worker = self.worker, leg = request.0, %why, "it computes the prompt itself");
+        self.registry.metrics.prefills_lost.inc();
+        self.registry.goes_alone(self.id, request);
+        self.tell(request, Frame::Continue(Continue { request, generated: Vec::new() }));
+    }
+
+    /// The worker is silent: its requests go on elsewhere, and it is told so in case that it hears again.
+    pub(in crate::fleet) fn give_up_legs(&self, silent: Duration) {
+        let (mut given_up, mut never_sent) = (Vec::new(), Vec::new());
+        {
+            let mut legs = self.legs();
+            let Legs { by_request, urgent, .. } = &mut *legs;
+            by_request.retain(|request, leg| {
+                let (mailbox, sent) = match &leg.state {
+                    LegState::Queued(mailbox) => (Arc::clone(mailbox), false),
+                    LegState::Sent(mailbox) => (Arc::clone(mailbox), true),
+                    LegState::Cancelled(_) => return true,
+                };
+                let part = std::mem::replace(&mut leg.part, Part::Whole);
+                let (state, hangup) = (LegState::Sent(mailbox), Arc::clone(&leg.hangup));
+                given_up.push(Leg { state, part, generated: 0, before: 0, hangup });
+                if sent {
+                    leg.state = LegState::Cancelled(Instant::now());
+                    urgent.push(Frame::Cancel(Cancel { request: *request }));
+                } else {
+                    never_sent.push((*request, Output::default()));
+                }
+                sent
+            });
+            self.urgent.notify_one();
+        }
+        if !given_up.is_empty() {
+            let legs = given_up.len();
+            tracing::warn!(worker = self.worker, legs, "silent: they go on elsewhere");
+        }
+        self.registry.ended(self.id, &never_sent);
+        for leg in given_up {
+            self.registry.metrics.leg_ended("worker_silent");
+            leg.fail(self.lost(&format!("nothing was heard of it for {silent:?}")), true);
+        }
+    }
+
+    /// The link ended, and all legs with it.
+    pub(super) fn fail_all(&self, error: &LinkError) {
+        let legs = {
+            let mut legs = self.legs();
+            legs.closed = true;
+            legs.urgent.clear();
+            std::mem::take(&mut legs.by_request)
+        };
+        for leg in legs.into_values() {
+            leg.hangup.void();
+            let cancelled = matches!(leg.state, LegState::Cancelled(_));
+            self.registry.metrics.leg_ended(if cancelled { "cancelled" } else { "worker_lost" });
+            leg.fail(self.lost(&error.to_string()), true);
+        }
+    }
+
+    /// Ends what takes too long: legs whose reader takes nothing, cancels without an answer.
+    pub(super) fn sweep_legs(&self, now: Instant, stall: Duration) {
+        let mut stalled = Vec::new();
+        let mut released = Vec::new();
+        self.legs().by_request.retain(|request, leg| match &leg.state {
+            LegState::Cancelled(since) if since.elapsed() > FREED_TIMEOUT => {
+                let worker = &self.worker;
+                tracing::warn!(worker, request = request.0, "cancelled, never freed");
+                self.registry.metrics.leg_ended("never_freed");
+                leg.hangup.void();
+                released.push((*request, leg.output(false)));
+                false
+            }
+            LegState::Sent(mailbox) => {
+                if mailbox.unread_since().is_some_and(|since| now - since > stall) {
+                    stalled.push((*request, Arc::clone(mailbox)));
+                }
+                true
+            }
+            LegState::Queued(_) | LegState::Cancelled(_) => true,
+        });
+        for (request, mailbox) in stalled {
+            tracing::info!(worker = self.worker, request = request.0, "the client takes nothing");
+            self.registry.metrics.stalls.inc();
+            self.cancel(request, Some("stalled"));
+            mailbox.fail(RouteError::ClientGone);
+        }
+        self.registry.ended(self.id, &released);
+    }
+
+    // ---- what the worker says of legs ----
+
+    /// The hot path: one look-up, one lock and one wake for each output, one lock of the registry for all.
+    pub(super) fn step(&self, mut step: Step) -> Option<Withdrawal> {
+        let now = Instant::now();
+        let mut follows = Follows::default();
+        let outputs = std::mem::take(&mut step.outputs);
+        if !outputs.is_empty() {
+            let mut legs = self.legs();
+            for output in outputs {
+                legs.take_in(output, now, &self.registry.metrics, &mut follows);
+            }
+        }
+        for (link, request, ids) in follows.go_on {
+            link.goes_on(request, &ids);
+        }
+        for (link, request) in follows.needless {
+            link.cancel(request, Some("prefill_finished"));
+        }
+        for (request, mailbox, what) in follows.wrong {
+            tracing::error!(worker = self.worker, request = request.0, what, "wrong output");
+            self.cancel(request, Some("wrong_output"));
+            mailbox.fail(RouteError::WorkerFailed {
+                worker: self.worker.clone(),
+                kind: "wrong_output".into(),
+                message: format!("it sent {what}"),
+                retryable: true,
+            });
+        }
+        self.registry.step(self.id, &step, &follows.begun, &follows.ended)
+    }
+
+    /// The blocks of a leg are free: of one that was cancelled, or of a prompt that was pulled.
+    pub(super) fn freed(&self, request: RequestId) {
+        let mut legs = self.legs();
+        let Some(leg) = legs.by_request.get(&request) else { return }; // it finished before
+        let metrics = &self.registry.metrics;
+        match (&leg.state, &leg.part) {
+            (LegState::Cancelled(since), _) => {
+                metrics.cancel_to_freed_seconds.observe(since.elapsed());
+                metrics.leg_ended("cancelled");
+            }
+            (LegState::Sent(_), Part::Prefill(partner)) if partner.handed_off => {
+                metrics.leg_ended("handed_off");
+            }
+            (LegState::Sent(_) | LegState::Queued(_), _) => return,
+        }
+        let output = leg.output(false);
+        legs.by_request.remove(&request);
+        drop(legs);
+        self.registry.freed(self.id, request, output);
+    }
+
+    /// The worker cannot do it.
+    pub(super) fn failed(&self, failed: Failed) {
+        let Some(leg) = self.legs().by_request.remove(&failed.request) else { return };
+        self.registry.ended(self.id, &[(failed.request, leg.output(false))]);
+        let cancelled = matches!(leg.state, LegState::Cancelled(_));
+        self.registry.metrics.leg_ended(if cancelled { "cancelled" } else { "worker_failed" });
+        let retryable = failed.retryable;
+        let error = RouteError::WorkerFailed {
+            worker: self.worker.clone(),
+            kind: failed.kind,
+            message: failed.message,
+            retryable,
+        };
+        leg.fail(error, retryable);
+    }
+}

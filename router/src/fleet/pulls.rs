@@ -1,0 +1,51 @@
+//! What one worker pulled from others, for `/workers`.
+
+use serde_json::{Value, json};
+
+use crate::core::frame::Transferred;
+use crate::metrics::{BACKENDS, OUTCOMES, known_word};
+
+/// Counts by back-end.
+#[derive(Debug, Default)]
+pub(super) struct Pulls {
+    /// One for each of `BACKENDS` and one for any other word.
+    done: [Pulled; BACKENDS.len() + 1],
+    failed: u64,
+    last_error: Option<&'static str>,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct Pulled {
+    pulls: u64,
+    blocks: u64,
+    bytes: u64,
+    ms: f64,
+}
+
+impl Pulls {
+    pub(super) fn note(&mut self, pull: &Transferred) {
+        if let Some(error) = &pull.error {
+            self.failed += 1;
+            self.last_error = Some(known_word(&OUTCOMES, error));
+            return;
+        }
+        let place = BACKENDS.iter().position(|name| *name == pull.backend);
+        let sum = &mut self.done[place.unwrap_or(BACKENDS.len())];
+        sum.pulls += 1;
+        sum.blocks += u64::from(pull.blocks);
+        sum.bytes = sum.bytes.saturating_add(pull.bytes);
+        sum.ms += if pull.ms.is_finite() { pull.ms.max(0.0) } else { 0.0 };
+    }
+
+    pub(super) fn as_json(&self) -> Value {
+        let names = BACKENDS.iter().copied().chain(["other"]);
+        let used = names.zip(self.done).filter(|(_, sum)| sum.pulls > 0);
+        let backends: serde_json::Map<String, Value> = used
+            .map(|(name, Pulled { pulls, blocks, bytes, ms })| {
+                let sums = json!({"pulls": pulls, "blocks": blocks, "bytes": bytes, "ms": ms});
+                (name.to_owned(), sums)
+            })
+            .collect();
+        json!({"backends": backends, "failed": self.failed, "last_error": self.last_error})
+    }
+}
