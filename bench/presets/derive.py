@@ -59,6 +59,13 @@ SYSTEMS: dict[str, dict[str, Any]] = {
 }
 PARAMETER_BYTES = {"fp8_block": 1.0, "nvfp4": 0.5625}
 KV_DTYPE = "fp8"
+KV_TOKEN_BYTES = LATENT * LAYERS  # a byte each
+KV_GBPS = 400
+KV_LINKS = {
+    "h200": "ConnectX-7, 400 Gbit/s for each GPU, as in HGX H200 servers",
+    "b200": "ConnectX-7, 400 Gbit/s for each GPU, as in DGX B200",
+    "gb200": "ConnectX-7, 400 Gbit/s for each GPU, as between NVL72 racks; NVLink within one is 18 times as fast",
+}
 EP_SIZE = 8
 DISTRIBUTION = "power_law_1.01_eplb"
 
@@ -156,7 +163,7 @@ def kv_blocks(system: dict[str, Any]) -> int:
     parameter_bytes = PARAMETER_BYTES[system["moe"]]
     weights = EXPERT_PARAMETERS * EXPERT_SLOTS / EP_SIZE * parameter_bytes + OTHER_PARAMETERS
     free = 0.9 * system["bytes"] - weights - 4e9
-    return int(free / (LATENT * LAYERS * BLOCK_TOKENS))
+    return int(free / (KV_TOKEN_BYTES * BLOCK_TOKENS))
 
 
 def preset(tables: dict[str, Rows], name: str) -> dict[str, Any]:
@@ -185,6 +192,9 @@ def preset(tables: dict[str, Rows], name: str) -> dict[str, Any]:
         "blocks": blocks,
         "sequences": SEQUENCES,
         "batched_tokens": BATCHED_TOKENS,
+        "kv_token_bytes": KV_TOKEN_BYTES,
+        "kv_gbps": KV_GBPS,
+        "kv_link": KV_LINKS[name],
         "fit": {
             "steps": len(points),
             "median_error": round(float(np.median(errors)), 4),

@@ -13,24 +13,28 @@ use tokio::task::JoinSet;
 
 use self::clock::Clock;
 use self::engine::EngineConfig;
+use self::exchange::{Exchange, Terms};
 use self::fault::Fault;
 use self::model::Model;
 use self::pace::{Pace, PaceReport};
 use self::preset::ModelArgs;
-use self::worker::{Fleet, Worker};
+use self::worker::{Fleet, Roles, Worker};
 use crate::BadInput;
 
 pub(crate) mod clock;
 pub(crate) mod engine;
+pub(crate) mod exchange;
 pub(crate) mod fault;
+mod greeting;
 mod model;
 mod pace;
 mod pool;
+pub(crate) mod porter;
 pub(crate) mod preset;
 mod session;
 #[cfg(test)]
 mod tests;
-mod worker;
+pub(crate) mod worker;
 
 /// Faults that a worker may not have read yet.
 const FAULTS_WAITING: usize = 256;
@@ -47,14 +51,23 @@ FAULT is [WORKERS:]KIND[=VALUE][@FROM[-UNTIL]], such as w3:die@10s or w0-w3:slow
   overclaim            stores more and more blocks that do not exist
   gap, wrong-epoch     numbers its events with a hole, or puts another epoch on one
   duplicate-stores     says again what it stored
-  unknown-removes      removes what it never had")]
+  unknown-removes      removes what it never had
+  slow-transfer=10x    KV that is pulled from it takes ten times longer
+  fail-transfer=0.5    KV that is pulled from it is lost on the way with this probability
+Workers are numbered from 0: those of --prefill, then those of --decode, then those of --workers.")]
 pub(crate) struct MockArgs {
     /// The router's address for workers: HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDRESS")]
     router: String,
-    /// Workers.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = workers)]
-    workers: usize,
+    /// Workers that compute prompts and generate [default: 8, or 0 beside --prefill and --decode].
+    #[arg(long, value_name = "N", value_parser = workers)]
+    workers: Option<usize>,
+    /// Workers that only compute prompts.
+    #[arg(long, value_name = "N", value_parser = workers)]
+    prefill: Option<usize>,
+    /// Workers that generate; their prompts come from the others.
+    #[arg(long, value_name = "N", value_parser = workers)]
+    decode: Option<usize>,
     #[command(flatten)]
     model_args: ModelArgs,
     /// Everything runs so many times faster.
@@ -94,6 +107,14 @@ fn workers(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| format!("{text} is not from 1 to 10000"))
 }
 
+impl MockArgs {
+    fn roles(&self) -> Roles {
+        let (prefill, decode) = (self.prefill.unwrap_or(0), self.decode.unwrap_or(0));
+        let usual = if prefill + decode > 0 { 0 } else { 8 };
+        Roles { prefill, decode, both: self.workers.unwrap_or(usual) }
+    }
+}
+
 /// Workers that run.
 struct Running {
     fleet: Arc<Fleet>,
@@ -108,9 +129,10 @@ struct Running {
 pub(crate) async fn run(args: &MockArgs) -> anyhow::Result<serde_json::Value> {
     let mut running = start(args)?;
     let EngineConfig { capacity, block_tokens, .. } = &running.fleet.engine;
+    let workers = running.workers;
     note(&format!(
-        "{} workers of {} blocks of {block_tokens} tokens dial {}; Ctrl-C ends them",
-        args.workers, capacity.blocks, args.router
+        "{workers} workers of {} blocks of {block_tokens} tokens dial {}; Ctrl-C ends them",
+        capacity.blocks, args.router
     ));
     if args.control {
         read_faults(running.fleet.faults.clone())?;
@@ -137,11 +159,23 @@ fn start(args: &MockArgs) -> anyhow::Result<Running> {
         None => args.secret.clone().map(String::into_bytes),
     };
     let vocab = model.answer_vocab;
+    let engine = EngineConfig { vocab, ..args.model_args.engine()? };
+    let terms = args.model_args.terms(&engine)?;
+    let terms = Terms {
+        bytes_per_ms: terms.bytes_per_ms * args.speed,
+        latency_ms: terms.latency_ms / args.speed,
+        ..terms
+    };
+    let roles = args.roles();
+    if roles.decode + roles.both == 0 {
+        return Err(BadInput("--prefill alone: nobody would generate".into()).into());
+    }
+    let nonce = crate::random::mix(u64::from(std::process::id())) ^ worker::now_ms_since_1970();
     let fleet = Arc::new(Fleet {
         router: args.router.clone(),
         secret: secret.filter(|secret| !secret.is_empty()),
         model_name: args.model.clone(),
-        engine: EngineConfig { vocab, ..args.model_args.engine()? },
+        engine,
         model,
         names: args.name.clone(),
         speed: args.speed,
@@ -151,12 +185,16 @@ fn start(args: &MockArgs) -> anyhow::Result<Running> {
         started: Instant::now(),
         faults: broadcast::channel(FAULTS_WAITING).0,
         pace: Mutex::new(Pace::default()),
+        roles,
+        kv_block_bytes: terms.block_bytes,
+        exchange: Mutex::new(Exchange::new(terms, roles.all(), nonce)),
+        bells: (0..roles.all()).map(|_| Arc::default()).collect(),
     });
     let mut tasks = JoinSet::new();
-    for number in 0..args.workers {
+    for number in 0..roles.all() {
         tasks.spawn(Worker::new(Arc::clone(&fleet), number, &args.fault).run());
     }
-    Ok(Running { fleet, tasks, workers: args.workers })
+    Ok(Running { fleet, tasks, workers: roles.all() })
 }
 
 impl Running {

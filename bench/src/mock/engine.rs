@@ -8,10 +8,12 @@
 //! A token on the wire may stand for `token_scale` tokens of the modelled machine: a trace of 512-token blocks then
 //! replays with blocks of 16 tokens and costs the same time.
 
+mod contents;
+mod hand_over;
 mod plan;
 mod sequence;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
@@ -20,8 +22,9 @@ use headrace_router::core::frame::{
     Blocks, Capacity, Failed, Finish, Freed, Load, Output, RequestId, Step, StepCost,
 };
 
+pub(crate) use self::hand_over::{Export, Progress, Pull};
 use self::plan::Counts;
-use self::sequence::Sequence;
+use self::sequence::{Sequence, Stage};
 use super::pool::BlockPool;
 use crate::random::Random;
 
@@ -62,6 +65,10 @@ pub(crate) struct Leg {
     pub(crate) seed: u64,
     /// Tokens of the answer that came from another worker; `prompt_tokens` counts them too.
     pub(crate) resumed: u32,
+    /// Only the prompt is wanted and the first token; for so many ms after that the blocks stay for who pulls them.
+    pub(crate) hand_off: Option<u32>,
+    /// The prompt's KV comes from another worker, for which it waits at most so many ms once the answer may go on.
+    pub(crate) arrives: Option<u32>,
 }
 
 /// What came of a step, in the order in which it is to be sent.
@@ -70,6 +77,8 @@ pub(crate) struct StepResult {
     pub(crate) blocks: Option<Blocks>,
     pub(crate) step: Step,
     pub(crate) freed: Vec<Freed>,
+    /// Of prompts that others pull.
+    pub(crate) progress: Vec<Progress>,
 }
 
 /// One worker. A caller begins a step, lets its time pass, and ends it; requests come and go at any time.
@@ -82,6 +91,10 @@ pub(crate) struct Engine {
     /// In order of admission.
     running: Vec<Sequence>,
     waiting: VecDeque<Sequence>,
+    /// Those that are handed over and take no part in steps.
+    parked: Vec<Sequence>,
+    exports: Vec<Export>,
+    pulls: Vec<Pull>,
     known: HashSet<RequestId>,
     /// Keys of blocks that running prompts will publish, and how many of them will.
     computing: HashMap<u64, u32>,
@@ -109,6 +122,9 @@ impl Engine {
             pool: BlockPool::new(config.capacity.blocks),
             running: Vec::new(),
             waiting: VecDeque::new(),
+            parked: Vec::new(),
+            exports: Vec::new(),
+            pulls: Vec::new(),
             known: HashSet::new(),
             computing: HashMap::new(),
             waiting_tokens: 0,
@@ -167,13 +183,19 @@ impl Engine {
             return fail("too_big_for_pool", message, false);
         }
         let limit = self.config.capacity.waiting;
-        if self.waiting.len() >= limit as usize {
-            let message = format!("{} requests wait, the limit is {limit}", self.waiting.len());
+        let waiting = self.waits();
+        if waiting >= limit {
+            let message = format!("{waiting} requests wait, the limit is {limit}");
             return fail("queue_full", message, true);
         }
         self.known.insert(request);
-        self.waiting_tokens += u64::from(leg.prompt_tokens);
-        self.waiting.push_back(Sequence::new(leg, room, self.config.block_tokens));
+        let sequence = Sequence::new(leg, room, self.config.block_tokens);
+        if sequence.stage == Stage::NoTicket {
+            self.parked.push(sequence);
+        } else {
+            self.waiting_tokens += u64::from(sequence.total());
+            self.waiting.push_back(sequence);
+        }
         Ok(())
     }
 
@@ -184,20 +206,31 @@ impl Engine {
         }
         if let Some(place) = self.waiting.iter().position(|s| s.leg.request == request) {
             let sequence = self.waiting.remove(place).expect("just found");
-            self.waiting_tokens -= u64::from(sequence.leg.prompt_tokens);
+            self.no_longer_waiting(&sequence);
             return Some(Freed { request, blocks: 0 });
         }
-        let place = self.running.iter().position(|s| s.leg.request == request);
-        let sequence = self.running.remove(place.expect("a known request waits or runs"));
+        let at = |sequence: &Sequence| sequence.leg.request == request;
+        let sequence = match self.parked.iter().position(at) {
+            Some(place) => self.parked.remove(place),
+            None => {
+                let place = self.running.iter().position(at);
+                self.running.remove(place.expect("a known request waits, runs or is handed over"))
+            }
+        };
+        self.exports.retain(|export| export.request != request);
+        self.pulls.retain(|pull| pull.request != request);
         Some(self.free(&sequence))
     }
 
     /// Stops all requests and the step, and says which they were. The cache stays.
     pub(crate) fn cancel_all(&mut self) -> Vec<RequestId> {
-        for sequence in std::mem::take(&mut self.running) {
+        let parked = std::mem::take(&mut self.parked);
+        for sequence in std::mem::take(&mut self.running).into_iter().chain(parked) {
             self.free(&sequence);
         }
         self.waiting.clear();
+        self.exports.clear();
+        self.pulls.clear();
         self.waiting_tokens = 0;
         self.under_way = None;
         let mut requests: Vec<_> = self.known.drain().collect();
@@ -228,6 +261,9 @@ impl Engine {
             return None;
         }
         let counts = self.plan();
+        if counts.is_nothing() {
+            return None; // all wait for something that no step brings
+        }
         self.under_way = Some(counts);
         self.steps += 1;
         let stretch = 1.0 + self.config.noise * noise(self.config.seed, self.steps);
@@ -239,15 +275,25 @@ impl Engine {
         let counts = self.under_way.take().expect("a step began");
         let mut outputs = Vec::new();
         let mut freed = Vec::new();
+        let mut progress = Vec::new();
         let mut accepted = 0;
-        let mut running = std::mem::take(&mut self.running);
-        running.retain_mut(|sequence| {
-            let Some(work) = sequence.work.take() else { return true };
-            let first = sequence.generated == 0;
+        for mut sequence in std::mem::take(&mut self.running) {
+            let Some(work) = sequence.work.take() else {
+                self.running.push(sequence);
+                continue;
+            };
             let new = sequence.advance(work);
-            self.publish(sequence);
+            self.publish(&mut sequence);
+            let lease_ms = sequence.leg.hand_off;
+            let computed = sequence.computed;
+            if lease_ms.is_some() {
+                let request = sequence.leg.request;
+                let pinned_ms = lease_ms.filter(|_| new > 0);
+                progress.push(Progress { request, computed, pinned_ms });
+            }
             if new == 0 {
-                return true;
+                self.running.push(sequence);
+                continue;
             }
             accepted += new - 1;
             let ids = (sequence.generated - new..sequence.generated)
@@ -259,16 +305,19 @@ impl Engine {
                 ids: ids.collect(),
                 logprobs: None,
                 finish: ended.then_some(Finish::Length),
-                cached_tokens: first.then(|| sequence.claim(self.lie)),
+                cached_tokens: (!sequence.has_spoken).then(|| sequence.claim(self.lie)),
                 prompt_logprobs: None,
             });
+            sequence.has_spoken = true;
             if ended {
                 self.known.remove(&sequence.leg.request);
-                freed.push(self.free(sequence));
+                freed.push(self.free(&sequence));
+            } else if lease_ms.is_some() {
+                self.pin(sequence);
+            } else {
+                self.running.push(sequence);
             }
-            !ended
-        });
-        self.running = running;
+        }
         let blocks = self.take_events();
         let step = Step {
             ms,
@@ -281,12 +330,12 @@ impl Engine {
             outputs,
             ..self.heartbeat()
         };
-        StepResult { blocks, step, freed }
+        StepResult { blocks, step, freed, progress }
     }
 
     /// The load as it is now, without a step.
     pub(crate) fn heartbeat(&self) -> Step {
-        let prompts = self.running.iter().filter(|sequence| sequence.in_prefill());
+        let prompts = self.running.iter().filter(|sequence| sequence.in_prefill);
         let under_way: u64 = prompts.map(|sequence| u64::from(sequence.remaining())).sum();
         Step {
             step: self.steps,
@@ -302,10 +351,16 @@ impl Engine {
                 blocks_used: self.pool.used(),
                 blocks_cached: self.pool.cached(),
                 running: u32::try_from(self.running.len()).unwrap_or(u32::MAX),
-                waiting: u32::try_from(self.waiting.len()).unwrap_or(u32::MAX),
+                waiting: self.waits(),
             },
             outputs: Vec::new(),
         }
+    }
+
+    /// Requests whose turn has not come: for a seat, for room, or for what another worker does first.
+    fn waits(&self) -> u32 {
+        let parked = self.parked.iter().filter(|sequence| sequence.stage != Stage::Pinned);
+        u32::try_from(self.waiting.len() + parked.count()).unwrap_or(u32::MAX)
     }
 
     /// All cached keys, parents before children, and the number of the last event that they contain. Events that were
@@ -318,56 +373,6 @@ impl Engine {
     /// True when no request is here.
     pub(crate) fn is_idle(&self) -> bool {
         self.known.is_empty()
-    }
-
-    fn take_events(&mut self) -> Option<Blocks> {
-        let changes = self.pool.take_changes();
-        if changes.is_empty() {
-            return None;
-        }
-        self.sequence += 1;
-        Some(Blocks {
-            epoch: self.config.epoch,
-            sequence: self.sequence,
-            stored: changes.runs(),
-            removed: changes.removed.iter().flat_map(|key| key.to_le_bytes()).collect(),
-            cleared: false,
-            tier: 0,
-        })
-    }
-
-    /// Names the blocks that became full.
-    fn publish(&mut self, sequence: &mut Sequence) {
-        let full = sequence.computed / self.config.block_tokens;
-        for place in sequence.published..full {
-            let parent = place.checked_sub(1).map(|before| sequence.key(before));
-            let key = sequence.key(place);
-            let block = &mut sequence.blocks[place as usize];
-            *block = self.pool.publish(*block, key, parent);
-            if (place as usize) < sequence.leg.keys.len() {
-                self.no_longer_computing(key);
-            }
-        }
-        sequence.published = full;
-    }
-
-    fn free(&mut self, sequence: &Sequence) -> Freed {
-        for key in sequence.to_publish() {
-            self.no_longer_computing(*key);
-        }
-        for block in sequence.blocks.iter().rev() {
-            self.pool.release(*block);
-        }
-        let blocks = u32::try_from(sequence.blocks.len()).expect("at most the pool");
-        Freed { request: sequence.leg.request, blocks }
-    }
-
-    fn no_longer_computing(&mut self, key: u64) {
-        let left = self.computing.get_mut(&key).expect("it was counted at admission");
-        *left -= 1;
-        if *left == 0 {
-            self.computing.remove(&key);
-        }
     }
 }
 
@@ -387,7 +392,7 @@ fn noise(seed: u64, step: u64) -> f64 {
 }
 
 /// An ordinary token (special ones and single bytes come first in the tokenizers in use), the same for the same seed and position.
-fn token(seed: u64, position: u32, vocab: u32) -> u32 {
+pub(crate) fn token(seed: u64, position: u32, vocab: u32) -> u32 {
     let low = vocab / 8;
     let place = mix(seed ^ mix(u64::from(position))) % u64::from((vocab / 2).max(1));
     low + u32::try_from(place).expect("less than a vocabulary")

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use headrace_router::core::frame::{Blocks, StoredRun};
 
 use super::engine::Engine;
+use super::exchange::Ills;
 use crate::random::Random;
 use crate::sample::time_ms;
 
@@ -51,6 +52,10 @@ pub(crate) enum FaultKind {
     DuplicateStores,
     /// Removes blocks that it never had.
     UnknownRemoves,
+    /// KV that is pulled from it takes so many times longer.
+    SlowTransfer(f64),
+    /// KV that is pulled from it is lost on the way with this probability.
+    FailTransfer(f64),
 }
 
 /// What a worker may do at all.
@@ -112,6 +117,15 @@ impl Mischief {
         self.active(now_ms).map(times).product()
     }
 
+    /// What befalls the next transfer from it.
+    pub(crate) fn ills(&mut self, now_ms: f64) -> Ills {
+        let times = |kind| if let FaultKind::SlowTransfer(times) = kind { times } else { 1.0 };
+        let slow = self.active(now_ms).map(times).product();
+        let odds = |kind| if let FaultKind::FailTransfer(odds) = kind { odds } else { 0.0 };
+        let odds: f64 = self.active(now_ms).map(odds).fold(0.0, f64::max);
+        Ills { slow, fails: odds > 0.0 && self.random.unit() < odds }
+    }
+
     /// Share of each prompt that it says was cached and was not.
     pub(crate) fn lie(&self, now_ms: f64) -> f64 {
         let share = |kind| if let FaultKind::Lie(share) = kind { share } else { 0.0 };
@@ -136,7 +150,12 @@ impl Mischief {
                 continue;
             }
             match fault.kind {
-                FaultKind::Die | FaultKind::Freeze | FaultKind::Slow(_) | FaultKind::Lie(_) => {}
+                FaultKind::Die
+                | FaultKind::Freeze
+                | FaultKind::Slow(_)
+                | FaultKind::Lie(_)
+                | FaultKind::SlowTransfer(_)
+                | FaultKind::FailTransfer(_) => {}
                 FaultKind::DropEvents(probability) => lost |= self.random.unit() < probability,
                 FaultKind::StopEvents => lost = true,
                 FaultKind::Forget(probability) => {
@@ -230,15 +249,15 @@ impl FaultKind {
             let share = share(text)?;
             if share > 0.0 { Ok(share) } else { Err(format!("`{name}`: {text} is not above 0")) }
         };
+        let times = |text: &str| {
+            let times = text.strip_suffix('x').unwrap_or(text).parse::<f64>().ok();
+            let times = times.filter(|times| *times > 0.0 && *times <= 1e6);
+            times.ok_or_else(|| format!("`{name}`: {text} is not `3x`"))
+        };
         let kind = match name {
-            "slow" => {
-                let text = needed()?;
-                let times = text.strip_suffix('x').unwrap_or(text).parse::<f64>().ok();
-                let times = times.filter(|times| *times > 0.0 && *times <= 1e6);
-                return Ok(Self::Slow(
-                    times.ok_or_else(|| format!("`{name}`: {text} is not `3x`"))?,
-                ));
-            }
+            "slow" => return Ok(Self::Slow(times(needed()?)?)),
+            "slow-transfer" => return Ok(Self::SlowTransfer(times(needed()?)?)),
+            "fail-transfer" => return Ok(Self::FailTransfer(probability(needed()?)?)),
             "drop-events" => return Ok(Self::DropEvents(probability(needed()?)?)),
             "lie" => return Ok(Self::Lie(share(needed()?)?)),
             "forget" => return Ok(Self::Forget(probability(needed()?)?)),
@@ -253,7 +272,8 @@ impl FaultKind {
             _ => {
                 return Err(format!(
                     "`{name}` is no fault; there are die, freeze, slow=3x, drop-events=0.1, stop-events, lie=+50%, \
-                     forget=0.5, overclaim, gap, wrong-epoch, duplicate-stores, unknown-removes"
+                     forget=0.5, overclaim, gap, wrong-epoch, duplicate-stores, unknown-removes, slow-transfer=10x, \
+                     fail-transfer=0.5"
                 ));
             }
         };

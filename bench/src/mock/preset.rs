@@ -7,6 +7,7 @@ use headrace_router::core::frame::{Capacity, StepCost};
 use serde::Deserialize;
 
 use super::engine::EngineConfig;
+use super::exchange::Terms;
 use crate::BadInput;
 
 /// DeepSeek-R1, one GPU of an expert-parallel group. `bench/presets/derive.py` made them and says from what.
@@ -21,6 +22,7 @@ const BATCHED_TOKENS: u32 = 8192;
 const BLOCK_TOKENS: u32 = 64;
 const BLOCKS: u32 = 8192;
 const WAITING: u32 = 4096;
+const KV_GBPS: f64 = 400.0;
 
 /// Which worker is modelled. Sizes that are left out come from the preset.
 #[derive(Debug, Clone, clap::Args)]
@@ -57,6 +59,12 @@ pub(crate) struct ModelArgs {
     /// Steps take up to this share longer or shorter than their cost.
     #[arg(long, value_name = "SHARE", default_value_t = 0.02)]
     pub(crate) noise: f64,
+    /// Gbit/s at which a worker sends KV to others; the preset's network card if left out.
+    #[arg(long, value_name = "GBPS")]
+    pub(crate) kv_gbps: Option<f64>,
+    /// From the last byte sent to the KV being of use: messages to and fro, in ms. The default is a guess.
+    #[arg(long, value_name = "MS", default_value_t = 1.0)]
+    pub(crate) kv_latency_ms: f64,
     /// Decides noise, faults and answers.
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) seed: u64,
@@ -80,6 +88,11 @@ struct Preset {
     batched_tokens: Option<u32>,
     #[serde(default)]
     accepted: Option<f64>,
+    /// 0: its KV cannot be moved.
+    #[serde(default)]
+    kv_token_bytes: u64,
+    #[serde(default)]
+    kv_gbps: Option<f64>,
 }
 
 impl ModelArgs {
@@ -118,6 +131,31 @@ impl ModelArgs {
             seed: self.seed,
             vocab: 0,
             epoch: 0,
+        })
+    }
+}
+
+impl ModelArgs {
+    /// What it costs to move KV between such engines.
+    ///
+    /// # Errors
+    /// The preset is unknown or makes no sense.
+    pub(crate) fn terms(&self, engine: &EngineConfig) -> Result<Terms, BadInput> {
+        let preset = Preset::named(&self.preset)?;
+        let gbps = self.kv_gbps.or(preset.kv_gbps).unwrap_or(KV_GBPS);
+        if !(gbps > 0.0 && gbps <= 1e6) {
+            return Err(BadInput(format!("--kv-gbps {gbps}: from above 0 to 1000000")));
+        }
+        let latency_ms = self.kv_latency_ms;
+        if !(0.0..=1e6).contains(&latency_ms) {
+            return Err(BadInput(format!("--kv-latency-ms {latency_ms}: from 0 to 1000000")));
+        }
+        let tokens = u64::from(engine.block_tokens) * u64::from(engine.token_scale);
+        Ok(Terms {
+            bytes_per_ms: gbps * 1e9 / 8.0 / 1e3,
+            latency_ms,
+            block_bytes: preset.kv_token_bytes.saturating_mul(tokens),
+            block_tokens: engine.block_tokens,
         })
     }
 }
@@ -195,6 +233,15 @@ pub(crate) mod tests {
     }
 
     #[test]
+    fn a_prompt_moves_in_milliseconds() {
+        let args = model_args("--preset h200 --block-tokens 16 --token-scale 32");
+        let terms = args.terms(&args.engine().unwrap()).unwrap();
+        assert_eq!(terms.block_bytes, 512 * 576 * 61);
+        let ms = 16.0 * terms.block_bytes as f64 / terms.bytes_per_ms;
+        assert!((5.0..7.0).contains(&ms), "8192 tokens take {ms} ms");
+    }
+
+    #[test]
     fn flags_come_before_the_preset() {
         let flags = "--cost 1,2,3,4,5 --blocks 7 --block-tokens 16 --accepted 2.5";
         let config = model_args(flags).engine().unwrap();
@@ -211,8 +258,11 @@ pub(crate) mod tests {
             ("--preset h100x", "neither one of h200"),
             ("--accepted 0", "--accepted"),
             ("--noise 1.5", "--noise"),
+            ("--kv-gbps 0", "--kv-gbps"),
+            ("--kv-latency-ms nan", "--kv-latency-ms"),
         ] {
-            let error = model_args(flags).engine().unwrap_err().0;
+            let args = model_args(flags);
+            let error = args.engine().and_then(|engine| args.terms(&engine)).unwrap_err().0;
             assert!(error.contains(part), "{error}");
         }
     }

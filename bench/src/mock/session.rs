@@ -1,27 +1,28 @@
 //! One link of a mock worker: shake hands, then requests in and steps out, until one side ends it.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
-use headrace_router::core::blocks::{BlockHash, hash_blocks_le};
+use anyhow::bail;
 use headrace_router::core::frame::{
-    Bye, Failed, Finish, Frame, Freed, Hello, MAX_FRAME_BYTES, ModelPart, Output, Prove, RequestId,
-    Snapshot, Step, Submit,
+    Bye, Failed, Finish, Frame, Freed, MAX_FRAME_BYTES, Offer, RequestId, Snapshot, Step,
 };
-use headrace_router::core::secret::{AuthKey, HashKey, Side};
+use headrace_router::core::secret::HashKey;
 use headrace_router::fleet::codec::{FrameReader, FrameWriter};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 
-use super::engine::Leg;
 use super::fault::Health;
+use super::greeting::{greet, parts};
 use super::worker::Worker;
 
-/// Bytes of one `Model` part.
-const PART_BYTES: usize = 1 << 20;
+mod legs;
+
 /// Keys of one `Snapshot` part, as in `headrace.engine.block_log`.
 const SNAPSHOT_KEYS: usize = 1 << 17;
+
+/// What moves KV between mock workers: nothing but time.
+pub(super) const BACKEND: &str = "mock";
 
 /// How a session ended, when it was not by an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,14 +35,6 @@ pub(super) enum Ended {
     Died,
 }
 
-/// The router does not want this worker: dialling again cannot help.
-#[derive(Debug, thiserror::Error)]
-#[error("{worker} was refused: {text}")]
-pub(super) struct Refused {
-    worker: String,
-    text: String,
-}
-
 /// What only this link knows.
 struct Session<'a, W> {
     worker: &'a mut Worker,
@@ -51,9 +44,13 @@ struct Session<'a, W> {
     deadlines: BTreeMap<(Instant, RequestId), ()>,
     /// Requests whose answer this worker ends before the client's limit.
     shortened: HashSet<RequestId>,
+    /// From which workers the prompts of legs come.
+    sources: HashMap<RequestId, String>,
     drain_until: Option<Instant>,
     /// The step that runs: its time in ms, and when it ends.
     step: Option<(f64, Instant, Alarm)>,
+    /// When the exchange has something for this worker.
+    news: Option<(Instant, Alarm)>,
 }
 
 /// When a step's end is noticed.
@@ -94,54 +91,15 @@ pub(super) async fn serve(
         hash_key,
         deadlines: BTreeMap::new(),
         shortened: HashSet::new(),
+        sources: HashMap::new(),
         drain_until: None,
         step: None,
+        news: None,
     };
     session.push_snapshot()?;
     session.push_heartbeat()?;
     session.writer.flush().await?;
     session.run(&mut reader, heartbeat).await
-}
-
-async fn greet(
-    worker: &Worker,
-    hello: &Hello,
-    reader: &mut FrameReader<impl AsyncRead + Unpin>,
-    writer: &mut FrameWriter<impl AsyncWrite + Unpin>,
-) -> anyhow::Result<(Duration, HashKey)> {
-    writer.push(&Frame::Hello(hello.clone()))?;
-    writer.flush().await?;
-    let refused = |text: String| Refused { worker: hello.worker.clone(), text };
-    let welcome = match reader.next().await? {
-        Some(Frame::Welcome(welcome)) => welcome,
-        Some(Frame::Refuse(refuse)) => {
-            let text = format!(
-                "{} is {}, expected {}: {}",
-                refuse.field, refuse.got, refuse.expected, refuse.message
-            );
-            bail!(refused(text))
-        }
-        Some(other) => bail!("expected Welcome, got {}", other.name()),
-        None => bail!("the router hung up"),
-    };
-    let hash_key = match (worker.secret(), welcome.challenge.is_empty()) {
-        (None, true) => {
-            let key = welcome.hash_key.try_into().ok().context("the hash key is not 32 bytes")?;
-            HashKey(key)
-        }
-        (None, false) => bail!(refused("the router wants a secret: give --secret-file".into())),
-        (Some(_), true) => bail!(refused("the router has no secret: leave it out".into())),
-        (Some(secret), false) => {
-            let key = AuthKey::derive(secret);
-            if !key.verify(Side::Router, &hello.nonce, &welcome.proof) {
-                bail!(refused("the router does not know the secret".into()));
-            }
-            let proof = key.proof(Side::Worker, &welcome.challenge).to_vec();
-            writer.push(&Frame::Prove(Prove { proof }))?;
-            HashKey::derive(secret)
-        }
-    };
-    Ok((Duration::from_millis(u64::from(welcome.heartbeat_ms.max(1))), hash_key))
 }
 
 impl<W: AsyncWrite + Unpin> Session<'_, W> {
@@ -151,19 +109,23 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         heartbeat: Duration,
     ) -> anyhow::Result<Ended> {
         let mut beat = Instant::now() + heartbeat;
-        let mut idle = Alarm::Late; // rings for nobody
+        let (mut idle, mut silence) = (Alarm::Late, Alarm::Late); // ring for nobody
+        let bell = self.worker.bell();
         loop {
             if let Some(ended) = self.suffer().await? {
                 return Ok(ended);
             }
             if self.step.is_none() {
-                self.begin_step(Instant::now());
+                self.begin_step(Instant::now())?;
             }
             if self.drained()? {
                 self.writer.close().await?;
                 return Ok(Ended::Drained);
             }
-            let stepping = self.step.is_some();
+            self.flush(&mut beat, heartbeat).await?;
+            self.expect_news();
+            let (stepping, expecting) = (self.step.is_some(), self.news.is_some());
+            let news = self.news.as_mut().map_or(&mut silence, |(_, alarm)| alarm);
             let alarm = self.step.as_mut().map_or(&mut idle, |(_, _, alarm)| alarm);
             let wake = self.drain_until.map_or(beat, |until| until.min(beat));
             let wake = self.worker.next_wake(wake);
@@ -178,6 +140,8 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                     }
                 }
                 () = alarm.rings(), if stepping => self.end_step()?,
+                () = news.rings(), if expecting => self.hear()?,
+                () = bell.notified() => {}
                 fault = self.worker.faults.recv() => self.worker.add_fault(fault),
                 () = tokio::time::sleep_until(wake.into()) => {
                     if Instant::now() >= beat {
@@ -186,17 +150,44 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                     }
                 }
             }
-            if self.writer.pending() > 0 {
-                beat = Instant::now() + heartbeat;
-                self.writer.flush().await?; // back-pressure: a slow router slows the steps
-            }
         }
+    }
+
+    /// Sends what there is to send.
+    async fn flush(&mut self, beat: &mut Instant, heartbeat: Duration) -> anyhow::Result<()> {
+        if self.writer.pending() > 0 {
+            *beat = Instant::now() + heartbeat;
+            self.writer.flush().await?; // back-pressure: a slow router slows the steps
+        }
+        Ok(())
+    }
+
+    /// Sets the alarm for what comes next from other workers.
+    fn expect_news(&mut self) {
+        let at = self.worker.news_at();
+        if at != self.news.as_ref().map(|(at, _)| *at) {
+            let alarm = |at| (at, self.worker.alarm(at).map_or(Alarm::Late, Alarm::At));
+            self.news = at.map(alarm);
+        }
+    }
+
+    /// Takes in what came from other workers.
+    fn hear(&mut self) -> anyhow::Result<()> {
+        self.news = None;
+        #[expect(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method fits one lifetime only"
+        )]
+        let said = self.worker.porter(Instant::now(), |porter| porter.hear());
+        self.say(said)
     }
 
     /// Waits while the worker is frozen; says so when it died.
     async fn suffer(&mut self) -> anyhow::Result<Option<Ended>> {
         loop {
-            match self.worker.health() {
+            let health = self.worker.health();
+            self.worker.freeze(health == Health::Frozen);
+            match health {
                 Health::Working => return Ok(None),
                 Health::Dead => return Ok(Some(Ended::Died)),
                 Health::Frozen => {
@@ -212,18 +203,21 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
     }
 
     /// Starts the next step, at `start`.
-    fn begin_step(&mut self, start: Instant) {
-        let Some(ms) = self.worker.begin_step() else { return };
+    fn begin_step(&mut self, start: Instant) -> anyhow::Result<()> {
+        let (ms, said) = self.worker.begin_step(start);
+        self.say(said)?;
+        let Some(ms) = ms else { return Ok(()) };
         let end = start + Duration::from_secs_f64(ms / 1e3);
         let alarm = self.worker.alarm(end).map_or(Alarm::Late, Alarm::At);
         self.step = Some((ms, end, alarm));
+        Ok(())
     }
 
     /// Ends the step that runs and starts the next one at the moment when this one should have ended, so that what is
     /// noticed late makes nothing later.
     fn end_step(&mut self) -> anyhow::Result<()> {
         let Some((ms, end, _)) = self.step.take() else { return Ok(()) };
-        let mut result = self.worker.end_step(ms);
+        let mut result = self.worker.end_step(ms, end);
         for output in &mut result.step.outputs {
             if output.finish.is_some() && self.shortened.remove(&output.request) {
                 output.finish = Some(Finish::Stop);
@@ -233,12 +227,16 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             self.writer.push(&Frame::Blocks(blocks))?;
         }
         self.push_step(result.step)?;
+        for pinned in result.progress.iter().filter(|progress| progress.pinned_ms.is_some()) {
+            // from here on it is the lease that ends it
+            self.deadlines.retain(|(_, request), ()| *request != pinned.request);
+        }
         for freed in result.freed {
-            self.writer.push(&Frame::Freed(freed))?;
+            self.push_freed(freed)?;
         }
         let now = Instant::now();
         self.expire(now)?;
-        self.begin_step(end);
+        self.begin_step(end)?;
         let (late, more) = (now.saturating_duration_since(end), self.step.is_some());
         self.worker.note(|pace| pace.step_ended(ms, late, more));
         Ok(())
@@ -248,10 +246,9 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         match frame {
             Frame::Submit(submit) => self.submit(submit)?,
             Frame::Cancel(cancel) => {
-                let request = cancel.request;
-                let nothing = Freed { request, blocks: 0 };
-                let freed = self.worker.engine.cancel(request).unwrap_or(nothing);
-                self.writer.push(&Frame::Freed(freed))?;
+                let nothing = Freed { request: cancel.request, blocks: 0 };
+                let freed = self.cancel(cancel.request)?.unwrap_or(nothing);
+                self.push_freed(freed)?;
             }
             Frame::Describe(describe) => {
                 for part in parts(&describe.fingerprint, self.worker.document()) {
@@ -266,10 +263,16 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             Frame::Drain(drain) => {
                 let until = Instant::now() + Duration::from_millis(drain.budget_ms.min(1 << 32));
                 if self.drain_until.is_none() {
+                    if drain.hand_over > 0 {
+                        self.writer.push(&Frame::Offer(nothing_to_offer()))?;
+                    }
                     self.writer.push(&Frame::Bye(Bye { reason: "draining".into() }))?;
                 }
                 self.drain_until = Some(self.drain_until.map_or(until, |before| before.min(until)));
             }
+            Frame::Ticket(ticket) => self.worker.engine.ticket(ticket.request, ticket.ticket),
+            Frame::Continue(go) => self.go_on(&go)?,
+            Frame::Fetch(fetch) => self.refuse(fetch)?,
             other @ (Frame::Hello(_)
             | Frame::Prove(_)
             | Frame::Snapshot(_)
@@ -283,95 +286,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             | Frame::Transferred(_)
             | Frame::Offer(_)
             | Frame::Welcome(_)
-            | Frame::Refuse(_)
-            | Frame::Ticket(_) // no mock pulls KV
-            | Frame::Continue(_)
-            | Frame::Fetch(_)) => bail!("a router does not send {} now", other.name()),
-        }
-        Ok(())
-    }
-
-    fn submit(&mut self, submit: Submit) -> anyhow::Result<()> {
-        let request = submit.request;
-        let (ignore_eos, deadline) = (submit.sampling.ignore_eos, submit.deadline_ms);
-        match self.take(submit) {
-            Ok(shortened) => {
-                if shortened && !ignore_eos {
-                    self.shortened.insert(request);
-                }
-                if let Some(deadline_ms) = deadline {
-                    let at = Instant::now() + Duration::from_millis(deadline_ms.min(1 << 32));
-                    self.deadlines.insert((at, request), ());
-                }
-            }
-            Err(failed) => self.writer.push(&Frame::Failed(failed))?,
-        }
-        Ok(())
-    }
-
-    /// Gives a request to the engine; true if its answer will end before the client's limit.
-    fn take(&mut self, submit: Submit) -> Result<bool, Failed> {
-        let Submit { request, mut tokens, sampling, max_tokens, salt, kv_from, resume, .. } =
-            submit;
-        let fail = |kind: &str, message: &str, retryable| {
-            Err(Failed { request, kind: kind.into(), message: message.into(), retryable })
-        };
-        if self.drain_until.is_some() {
-            return fail("draining", "this worker leaves", true);
-        }
-        if kv_from.is_some() {
-            return fail("unsupported", "this worker does not pull KV from another one", true);
-        }
-        let resumed = resume.map_or(0, |resume| {
-            tokens.extend_from_slice(&resume.generated);
-            u32::try_from(resume.generated.len() / 4).unwrap_or(u32::MAX)
-        });
-        let vocab = self.worker.vocab_size();
-        let known = |id: &[u8]| u32::from_le_bytes(id.try_into().expect("4 bytes")) < vocab;
-        if tokens.len() % 4 != 0 || !tokens.chunks_exact(4).all(known) {
-            return fail("bad_token", "a token is not in the vocabulary", false);
-        }
-        let prompt_tokens = u32::try_from(tokens.len() / 4).unwrap_or(u32::MAX);
-        let longest = self.worker.longest_answer();
-        let shortened = max_tokens > longest && !sampling.ignore_eos;
-        let max_tokens = if shortened { longest } else { max_tokens };
-        let root = BlockHash::root(&self.hash_key, &salt);
-        let hashes = hash_blocks_le(&self.hash_key, root, &tokens, self.worker.block_tokens());
-        self.worker.engine.submit(Leg {
-            request,
-            keys: hashes.into_iter().map(|hash| hash.key().0).collect(),
-            prompt_tokens,
-            max_tokens: max_tokens.saturating_sub(resumed),
-            seed: sampling.seed,
-            resumed,
-        })?;
-        Ok(shortened)
-    }
-
-    /// Gives up what is too late.
-    fn expire(&mut self, now: Instant) -> anyhow::Result<()> {
-        let mut outputs = Vec::new();
-        let mut freed = Vec::new();
-        while let Some(entry) = self.deadlines.first_entry().filter(|entry| entry.key().0 <= now) {
-            let ((_, request), ()) = entry.remove_entry();
-            if let Some(blocks) = self.worker.engine.cancel(request) {
-                freed.push(blocks);
-                outputs.push(Output {
-                    request,
-                    ids: Vec::new(),
-                    logprobs: None,
-                    finish: Some(Finish::Cancelled),
-                    cached_tokens: None,
-                    prompt_logprobs: None,
-                });
-            }
-        }
-        if outputs.is_empty() {
-            return Ok(());
-        }
-        self.push_step(Step { outputs, ..self.worker.engine.heartbeat() })?;
-        for freed in freed {
-            self.writer.push(&Frame::Freed(freed))?;
+            | Frame::Refuse(_)) => bail!("a router does not send {} now", other.name()),
         }
         Ok(())
     }
@@ -381,7 +296,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         let Some(until) = self.drain_until else { return Ok(false) };
         if Instant::now() >= until {
             self.step = None;
-            for request in self.worker.engine.cancel_all() {
+            for request in self.worker.cancel_all() {
                 let (kind, message) =
                     ("draining".into(), "the worker had no time left to finish it".into());
                 self.writer.push(&Frame::Failed(Failed {
@@ -417,14 +332,8 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
     }
 }
 
-/// A model description in parts.
-fn parts(fingerprint: &str, document: &[u8]) -> Vec<ModelPart> {
-    let chunks: Vec<_> = document.chunks(PART_BYTES).collect();
-    let part = |(number, data): (usize, &&[u8])| ModelPart {
-        fingerprint: fingerprint.to_owned(),
-        part: u32::try_from(number).expect("few parts"),
-        last: number + 1 == chunks.len(),
-        data: data.to_vec(),
-    };
-    chunks.iter().enumerate().map(part).collect()
+/// Its cache holds names only.
+fn nothing_to_offer() -> Offer {
+    let (ticket, names, parents, hits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    Offer { ticket, names, parents, hits, lease_ms: 0 }
 }

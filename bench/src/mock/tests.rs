@@ -19,6 +19,8 @@ use tokio::time::timeout;
 
 use super::*;
 
+mod split;
+
 /// Whatever a test waits for comes in this time, or it fails.
 const IN_TIME: Duration = Duration::from_secs(20);
 

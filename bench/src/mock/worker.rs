@@ -5,18 +5,21 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use headrace_router::core::blocks::HASH_SCHEME;
-use headrace_router::core::frame::{Fingerprints, Hello, PROTOCOL, Role, StepCost};
+use headrace_router::core::frame::{Fingerprints, Hello, PROTOCOL, RequestId, Role, StepCost};
 use headrace_router::core::secret::HashKey;
 use tokio::net::{TcpStream, UnixStream};
-use tokio::sync::{broadcast, oneshot};
+use tokio::sync::{Notify, broadcast, oneshot};
 use tokio::time::sleep;
 
 use super::clock::Clock;
 use super::engine::{Engine, EngineConfig, StepResult};
+use super::exchange::Exchange;
 use super::fault::{Fault, Health, Mischief};
+use super::greeting::Refused;
 use super::model::Model;
 use super::pace::Pace;
-use super::session::{self, Ended, Refused};
+use super::porter::{Porter, Say};
+use super::session::{self, BACKEND, Ended};
 use crate::random::Random;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -43,6 +46,37 @@ pub(super) struct Fleet {
     /// Faults that are asked for while the fleet runs.
     pub(super) faults: broadcast::Sender<Fault>,
     pub(super) pace: Mutex<Pace>,
+    /// How many of each role there are.
+    pub(super) roles: Roles,
+    pub(super) kv_block_bytes: u64,
+    /// Its time is that of the fleet's start, in ms.
+    pub(super) exchange: Mutex<Exchange>,
+    /// Ring when the exchange has something for a worker.
+    pub(super) bells: Vec<Arc<Notify>>,
+}
+
+/// Workers by what they do. Numbers begin with the prefill workers; those that do both are last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Roles {
+    pub(crate) prefill: usize,
+    pub(crate) decode: usize,
+    pub(crate) both: usize,
+}
+
+impl Roles {
+    pub(crate) fn all(self) -> usize {
+        self.prefill + self.decode + self.both
+    }
+
+    pub(crate) fn of(self, number: usize) -> Role {
+        if number < self.prefill {
+            Role::Prefill
+        } else if number < self.prefill + self.decode {
+            Role::Decode
+        } else {
+            Role::Both
+        }
+    }
 }
 
 /// One worker.
@@ -80,7 +114,7 @@ impl Worker {
         loop {
             let dialled = Instant::now();
             let ended = self.session().await;
-            self.engine.cancel_all();
+            self.cancel_all();
             match ended {
                 Ok(Ended::Drained) => return Ok(()),
                 Ok(Ended::Died) => {
@@ -158,7 +192,7 @@ impl Worker {
             protocol: PROTOCOL,
             worker: self.name(),
             epoch: self.epoch,
-            role: Role::Both,
+            role: fleet.roles.of(self.number),
             model: fleet.model_name.clone(),
             fingerprints: Fingerprints {
                 weights: "mock".into(),
@@ -171,10 +205,10 @@ impl Worker {
             capacity: self.engine.capacity(),
             context_tokens,
             group: None,
-            transfer: Vec::new(),
+            transfer: vec![format!("{BACKEND}:{}", std::process::id())],
             nonce: nonce.iter().flat_map(|half| half.to_le_bytes()).collect(),
             step_prior: Some(prior),
-            kv_block_bytes: 0,
+            kv_block_bytes: fleet.kv_block_bytes,
         }
     }
 
@@ -185,16 +219,23 @@ impl Worker {
         }
     }
 
-    /// How long the next step takes, in ms; `None` when there is nothing to do.
-    pub(super) fn begin_step(&mut self) -> Option<f64> {
-        let slowdown = self.mischief.slowdown(self.now_ms());
-        self.engine.begin_step().map(|ms| ms * slowdown / self.fleet.speed)
+    /// How long the step that begins at `start` takes, in ms; `None` when there is nothing to do. And what it makes known.
+    pub(super) fn begin_step(&mut self, start: Instant) -> (Option<f64>, Vec<Say>) {
+        let now_ms = self.now_ms();
+        let slowdown = self.mischief.slowdown(now_ms);
+        let ms = self.engine.begin_step().map(|ms| ms * slowdown / self.fleet.speed);
+        let Self { fleet, engine, number, mischief, .. } = self;
+        let began = |porter: &mut Porter<'_>| porter.began(|| mischief.ills(now_ms));
+        let said = at_exchange(fleet, engine, *number, start, began);
+        (ms, said)
     }
 
-    pub(super) fn end_step(&mut self, ms: f64) -> StepResult {
+    /// Ends the step that took `ms` and should have ended at `end`.
+    pub(super) fn end_step(&mut self, ms: f64, end: Instant) -> StepResult {
         let now_ms = self.now_ms();
         self.engine.claim_more(self.mischief.lie(now_ms));
         let mut result = self.engine.end_step(ms);
+        self.porter(end, |porter| porter.ended(&result));
         let blocks = result.blocks.take();
         result.blocks =
             blocks.and_then(|blocks| self.mischief.blocks(now_ms, blocks, &mut self.engine));
@@ -205,6 +246,36 @@ impl Worker {
             pace.requests += requests;
         });
         result
+    }
+
+    /// Does something at the exchange, as of `at`.
+    pub(super) fn porter<T>(&mut self, at: Instant, act: impl FnOnce(&mut Porter<'_>) -> T) -> T {
+        at_exchange(&self.fleet, &mut self.engine, self.number, at, act)
+    }
+
+    /// When the exchange has something for it.
+    pub(super) fn news_at(&self) -> Option<Instant> {
+        let exchange = self.fleet.exchange.lock().expect("no holder panics");
+        let at_ms = exchange.next_ms(self.number)?;
+        // a lease may be as long as it likes
+        Some(self.fleet.started + Duration::from_secs_f64(at_ms.min(1e12) / 1e3))
+    }
+
+    pub(super) fn bell(&self) -> Arc<Notify> {
+        Arc::clone(&self.fleet.bells[self.number])
+    }
+
+    /// Tells the other workers whether it answers them.
+    pub(super) fn freeze(&mut self, frozen: bool) {
+        let worker = self.number;
+        self.porter(Instant::now(), |porter| porter.exchange.freeze(worker, frozen));
+    }
+
+    /// Stops all requests, and what others had to do with them; which they were.
+    pub(super) fn cancel_all(&mut self) -> Vec<RequestId> {
+        let worker = self.number;
+        self.porter(Instant::now(), |porter| porter.exchange.forget(worker, porter.now_ms));
+        self.engine.cancel_all()
     }
 
     /// Counts something.
@@ -291,7 +362,24 @@ impl Worker {
     }
 }
 
-fn now_ms_since_1970() -> u64 {
+/// What one worker does at the exchange, and the ringing for whom it concerns.
+fn at_exchange<T>(
+    fleet: &Fleet,
+    engine: &mut Engine,
+    worker: usize,
+    at: Instant,
+    act: impl FnOnce(&mut Porter<'_>) -> T,
+) -> T {
+    let now_ms = at.saturating_duration_since(fleet.started).as_secs_f64() * 1e3;
+    let mut exchange = fleet.exchange.lock().expect("no holder panics");
+    let done = act(&mut Porter { engine, exchange: &mut exchange, worker, now_ms });
+    for worker in exchange.take_told() {
+        fleet.bells[worker].notify_one();
+    }
+    done
+}
+
+pub(super) fn now_ms_since_1970() -> u64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }

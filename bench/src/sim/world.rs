@@ -191,6 +191,8 @@ impl World {
             max_tokens: arrival.max_tokens,
             seed: request as u64,
             resumed: 0,
+            hand_off: None,
+            arrives: None,
         };
         match self.workers[place].engine.submit(leg) {
             Ok(()) => self.begin_step(place),

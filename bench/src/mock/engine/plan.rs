@@ -2,8 +2,8 @@
 
 use headrace_router::core::frame::StepCost;
 
-use super::Engine;
-use super::sequence::{Sequence, Work};
+use super::sequence::{Sequence, Stage, Work};
+use super::{Engine, Export, Pull};
 
 /// Waiting sequences passed over in one step because their prefix is being computed; as in
 /// `headrace.engine.schedule`.
@@ -26,6 +26,11 @@ impl Counts {
             + cost.context_ms * self.prefill_context as f64
             + cost.row_ms * f64::from(self.decode_rows)
             + cost.kv_ms * self.kv_tokens as f64
+    }
+
+    /// No sequence takes part.
+    pub(super) fn is_nothing(&self) -> bool {
+        self.prefill_tokens == 0 && self.decode_rows == 0
     }
 
     fn add(&mut self, sequence: &Sequence, drafts: u32) {
@@ -53,7 +58,7 @@ impl Engine {
         let spare = self.config.capacity.batched_tokens.saturating_sub(rows);
         let budget = spare.div_ceil(self.config.token_scale);
         let mut order: Vec<_> = (0..self.running.len()).collect();
-        order.retain(|place| self.running[*place].in_prefill());
+        order.retain(|place| self.running[*place].in_prefill);
         let mut left = budget;
         for (behind, place) in (0..order.len()).rev().zip(&order) {
             let contested = behind > 0 || !self.waiting.is_empty();
@@ -90,7 +95,7 @@ impl Engine {
     fn plan_decodes(&mut self) -> u32 {
         let mut rows = 0;
         for sequence in &mut self.running {
-            if sequence.in_prefill() {
+            if sequence.in_prefill {
                 continue;
             }
             sequence.credit += self.config.accepted;
@@ -108,27 +113,31 @@ impl Engine {
         rows
     }
 
-    /// Lets waiting sequences run while seats, budget and pool last; returns the rest of the budget.
+    /// Lets waiting sequences run while seats, budget and pool last, and gives those their blocks whose prompts come from
+    /// elsewhere; returns the rest of the budget.
     fn admit(&mut self, mut budget: u32) -> u32 {
         let block_tokens = self.config.block_tokens;
-        let mut reserved: u32 =
-            self.running.iter().map(|sequence| to_come(sequence, block_tokens)).sum();
+        let holders = self.running.iter().chain(self.arrivals());
+        let mut reserved: u32 = holders.map(|sequence| to_come(sequence, block_tokens)).sum();
+        let mut seats = self.config.capacity.sequences as usize;
+        seats = seats.saturating_sub(self.running.len() + self.arrivals().count());
         let mut place = 0;
-        while budget > 0
-            && self.running.len() < self.config.capacity.sequences as usize
-            && place < self.waiting.len().min(LOOK_PAST)
-        {
+        while seats > 0 && place < self.waiting.len().min(LOOK_PAST) {
             let sequence = &self.waiting[place];
-            // The block of the last token is computed always: its logits choose the next token.
-            let creditable = ((sequence.leg.prompt_tokens - 1) / block_tokens) as usize;
-            let keys = &sequence.leg.keys[..creditable.min(sequence.leg.keys.len())];
+            let arrives = sequence.stage == Stage::Reserves;
+            if budget == 0 && !arrives {
+                place += 1; // the next step has a budget again
+                continue;
+            }
+            let keys = &sequence.leg.keys[..sequence.creditable(block_tokens)];
             let shared = self.pool.find(keys);
-            if keys.get(shared.len()).is_some_and(|next| self.computing.contains_key(next)) {
+            let next = keys.get(shared.len()).filter(|_| !arrives);
+            if next.is_some_and(|next| self.computing.contains_key(next)) {
                 place += 1; // a running prompt is about to publish the next block: share it then
                 continue;
             }
             let held = u32::try_from(shared.len()).expect("at most the pool");
-            let most = (sequence.limit - 1).div_ceil(block_tokens);
+            let most = sequence.most_computed().div_ceil(block_tokens);
             let needed = most - held + self.pool.unreferenced(&shared);
             if needed + reserved > self.pool.available() {
                 break; // a smaller one behind it must not starve it
@@ -136,6 +145,11 @@ impl Engine {
             let mut sequence = self.waiting.remove(place).expect("place is below its length");
             self.start(&mut sequence, &shared);
             reserved += to_come(&sequence, block_tokens);
+            seats -= 1;
+            if arrives {
+                self.parked.push(sequence);
+                continue;
+            }
             let count = chunk(sequence.remaining(), budget, place < self.waiting.len());
             budget -= count;
             sequence.work = Some(Work::Prefill(count));
@@ -146,7 +160,7 @@ impl Engine {
 
     /// Takes the shared blocks and new ones for the rest of the prompt.
     fn start(&mut self, sequence: &mut Sequence, shared: &[u32]) {
-        self.waiting_tokens -= u64::from(sequence.leg.prompt_tokens);
+        self.no_longer_waiting(sequence);
         for block in shared {
             self.pool.share(*block);
         }
@@ -154,12 +168,22 @@ impl Engine {
         sequence.published = u32::try_from(shared.len()).expect("at most the pool");
         sequence.computed = sequence.published * self.config.block_tokens;
         sequence.cached_tokens = sequence.computed;
-        let prompt = sequence.leg.prompt_tokens.div_ceil(self.config.block_tokens);
-        for _ in sequence.published..prompt {
+        let arrives = sequence.stage == Stage::Reserves;
+        let tokens = if arrives { sequence.leg.prompt_tokens } else { sequence.total() };
+        for _ in sequence.published..tokens.div_ceil(self.config.block_tokens) {
             sequence.blocks.push(self.pool.allocate().expect("the caller counted"));
         }
-        for key in sequence.to_publish() {
-            *self.computing.entry(*key).or_default() += 1;
+        let (request, prompt_tokens) = (sequence.leg.request, sequence.leg.prompt_tokens);
+        if arrives {
+            sequence.stage = Stage::Arrives;
+            let (held, ticket) = (sequence.computed, std::mem::take(&mut sequence.ticket));
+            self.pulls.push(Pull { request, prompt_tokens, held, ticket });
+            return;
+        }
+        self.is_awaited_from_now(sequence);
+        if let Some(lease_ms) = sequence.leg.hand_off {
+            let computed = sequence.computed;
+            self.exports.push(Export { request, prompt_tokens, computed, lease_ms });
         }
     }
 }
@@ -167,7 +191,7 @@ impl Engine {
 /// Blocks that a running sequence may still ask for.
 fn to_come(sequence: &Sequence, block_tokens: u32) -> u32 {
     let held = u32::try_from(sequence.blocks.len()).expect("at most the pool");
-    (sequence.limit - 1).div_ceil(block_tokens).saturating_sub(held)
+    sequence.most_computed().div_ceil(block_tokens).saturating_sub(held)
 }
 
 /// A prompt that does not fit takes at most half of the budget while others wait.

@@ -2,10 +2,11 @@
 
 use super::{Leg, mix};
 
-/// A request that waits or runs. Counts are in wire tokens; `computed <= total()` always holds.
+/// A request that waits, runs or is handed over. Counts are in wire tokens; `computed <= total()` always holds.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) leg: Leg,
+    pub(super) stage: Stage,
     /// It ends with this many tokens, prompt and answer together.
     pub(super) limit: u32,
     /// Held, in sequence order.
@@ -21,8 +22,37 @@ pub(super) struct Sequence {
     pub(super) work: Option<Work>,
     /// Tokens that its row earned and did not give yet; below 1 between steps.
     pub(super) credit: f64,
+    /// Some of its tokens have to be computed before the next one can be chosen.
+    pub(super) in_prefill: bool,
+    /// Its first output was sent.
+    pub(super) has_spoken: bool,
+    /// Those who ask for the same prompt may wait for its blocks.
+    pub(super) is_awaited: bool,
+    /// The other worker's part is over and the answer may go on.
+    pub(super) continues: bool,
+    /// With which its prompt is pulled.
+    pub(super) ticket: Vec<u8>,
     /// Keys of the full blocks that hold tokens of the answer.
     answer_keys: Vec<u64>,
+}
+
+/// Where a request stands that is served by two workers; one that is not is always in the first stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// It waits or runs here.
+    Own,
+    /// Its prompt is computed elsewhere, where it was not admitted yet. Holds nothing.
+    NoTicket,
+    /// It waits for room for its prompt, which will come from elsewhere.
+    Reserves,
+    /// Its prompt is on its way into its blocks.
+    Arrives,
+    /// Its prompt is there.
+    Arrived,
+    /// Its prompt will not come; the blocks are kept.
+    Lost,
+    /// Its first token is out, and its blocks wait to be pulled.
+    Pinned,
 }
 
 /// What a step does for a sequence.
@@ -50,6 +80,7 @@ impl Sequence {
             answer_keys.push(last);
         }
         Self {
+            stage: if leg.arrives.is_some() { Stage::NoTicket } else { Stage::Own },
             leg,
             limit,
             blocks: Vec::new(),
@@ -59,6 +90,11 @@ impl Sequence {
             cached_tokens: 0,
             work: None,
             credit,
+            in_prefill: true,
+            has_spoken: false,
+            is_awaited: false,
+            continues: false,
+            ticket: Vec::new(),
             answer_keys,
         }
     }
@@ -73,9 +109,24 @@ impl Sequence {
         self.total() - self.computed
     }
 
-    /// True until its first token.
-    pub(super) fn in_prefill(&self) -> bool {
-        self.generated == 0
+    /// Leading blocks that the cache may give: where it has to choose a token from its prompt, the block of the last one
+    /// is computed always. One whose prompt arrives chooses nothing from it.
+    pub(super) fn creditable(&self, block_tokens: u32) -> usize {
+        let tokens = match self.stage {
+            Stage::Reserves => self.leg.prompt_tokens,
+            Stage::Own
+            | Stage::NoTicket
+            | Stage::Arrives
+            | Stage::Arrived
+            | Stage::Lost
+            | Stage::Pinned => self.total() - 1,
+        };
+        ((tokens / block_tokens) as usize).min(self.leg.keys.len())
+    }
+
+    /// Tokens whose KV it writes here, at most.
+    pub(super) fn most_computed(&self) -> u32 {
+        if self.leg.hand_off.is_some() { self.leg.prompt_tokens } else { self.limit - 1 }
     }
 
     /// Key of a full block. Those of an answer are made up: nobody else's prompt contains them.
@@ -87,10 +138,10 @@ impl Sequence {
         }
     }
 
-    /// Keys of the prompt's blocks that are not published yet.
+    /// Keys of the prompt's blocks that others wait for.
     pub(super) fn to_publish(&self) -> &[u64] {
         let published = (self.published as usize).min(self.leg.keys.len());
-        if self.blocks.is_empty() { &[] } else { &self.leg.keys[published..] }
+        if self.is_awaited { &self.leg.keys[published..] } else { &[] }
     }
 
     /// The cached tokens that it admits to, `lie` being the share of its prompt that it adds.
@@ -107,7 +158,8 @@ impl Sequence {
         let new = match work {
             Work::Prefill(count) => {
                 self.computed += count;
-                u32::from(self.remaining() == 0)
+                self.in_prefill = self.remaining() > 0;
+                u32::from(!self.in_prefill)
             }
             Work::Decode(count) => {
                 self.computed += count;

@@ -19,7 +19,11 @@ fn faults_are_read_with_workers_value_and_time() {
     assert_eq!(fault("drop-events=10%").kind, FaultKind::DropEvents(0.1));
     assert_eq!(fault("*:lie=+50%@0").kind, FaultKind::Lie(0.5));
     assert_eq!(fault("my-fleet-w12:gap").workers, 12..=12);
+    assert_eq!(fault("w2:slow-transfer=10x").kind, FaultKind::SlowTransfer(10.0));
+    assert_eq!(fault("fail-transfer=0.5").kind, FaultKind::FailTransfer(0.5));
     for bad in [
+        "slow-transfer",
+        "fail-transfer=0",
         "",
         "w3",
         "w3:",
@@ -38,6 +42,18 @@ fn faults_are_read_with_workers_value_and_time() {
     ] {
         assert!(bad.parse::<Fault>().is_err(), "{bad}");
     }
+}
+
+#[test]
+fn transfers_from_a_worker_are_slow_or_fail() {
+    let mut mischief = Mischief::new(0, 0);
+    assert_eq!(mischief.ills(0.0), Ills { slow: 1.0, fails: false });
+    mischief.add(&fault("slow-transfer=10x@1s"));
+    mischief.add(&fault("fail-transfer=0.3@1s"));
+    let ills: Vec<_> = (0..100).map(|_| mischief.ills(2_000.0)).collect();
+    assert!(ills.iter().all(|ills| ills.slow == 10.0));
+    let failed = ills.iter().filter(|ills| ills.fails).count();
+    assert!((15..45).contains(&failed), "{failed}");
 }
 
 #[test]
@@ -70,7 +86,16 @@ fn a_lie_stays_below_the_prompt() {
         let keys = (1..=6).collect();
         let request = RequestId(request);
         engine
-            .submit(Leg { request, keys, prompt_tokens: 100, max_tokens: 1, seed: 1, resumed: 0 })
+            .submit(Leg {
+                request,
+                keys,
+                prompt_tokens: 100,
+                max_tokens: 1,
+                seed: 1,
+                resumed: 0,
+                hand_off: None,
+                arrives: None,
+            })
             .unwrap();
         engine.begin_step().unwrap();
         assert_eq!(engine.end_step(1.0).step.outputs[0].cached_tokens, Some(said));
@@ -80,8 +105,16 @@ fn a_lie_stays_below_the_prompt() {
 /// What an engine that served one prompt of 32 blocks says to the router.
 fn event(engine: &mut Engine) -> Blocks {
     let keys = (1..=32).collect();
-    let leg =
-        Leg { request: RequestId(1), keys, prompt_tokens: 512, max_tokens: 1, seed: 1, resumed: 0 };
+    let leg = Leg {
+        request: RequestId(1),
+        keys,
+        prompt_tokens: 512,
+        max_tokens: 1,
+        seed: 1,
+        resumed: 0,
+        hand_off: None,
+        arrives: None,
+    };
     engine.submit(leg).unwrap();
     engine.begin_step().unwrap();
     engine.end_step(1.0).blocks.unwrap()

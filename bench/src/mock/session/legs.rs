@@ -1,0 +1,162 @@
+//! What a link does with legs: takes them in, lets them go on, gives them up, and says what two workers have to do with
+//! each other.
+
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use headrace_router::core::blocks::{BlockHash, hash_blocks_le};
+use headrace_router::core::frame::{
+    Continue, Failed, Fetch, Finish, Frame, Freed, KvReady, Output, RequestId, Step, Submit,
+    Transferred,
+};
+use tokio::io::AsyncWrite;
+
+use super::{BACKEND, Session};
+use crate::mock::engine::Leg;
+use crate::mock::exchange::Pulled;
+use crate::mock::porter::Say;
+
+impl<W: AsyncWrite + Unpin> Session<'_, W> {
+    /// The other worker's part of an answer is over.
+    pub(super) fn go_on(&mut self, go: &Continue) -> anyhow::Result<()> {
+        let generated = u32::try_from(go.generated.len() / 4).unwrap_or(u32::MAX);
+        if !go.generated.len().is_multiple_of(4) {
+            bail!("{} bytes of tokens in Continue", go.generated.len());
+        }
+        let said = self.worker.porter(Instant::now(), |p| p.go_on(go.request, generated));
+        self.say(said)
+    }
+
+    /// Tells the router what two workers have to do with each other.
+    pub(super) fn say(&mut self, said: Vec<Say>) -> anyhow::Result<()> {
+        for say in said {
+            match say {
+                Say::KvReady { request, ticket, lease_ms } => {
+                    self.writer.push(&Frame::KvReady(KvReady { request, ticket, lease_ms }))?;
+                }
+                Say::Freed(freed) => self.push_freed(freed)?,
+                Say::Failed(failed) => self.writer.push(&Frame::Failed(failed))?,
+                Say::Transferred(pulled) => {
+                    let source = self.sources.remove(&pulled.request).unwrap_or_default();
+                    self.push_transferred(&pulled, source)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn cancel(&mut self, request: RequestId) -> anyhow::Result<Option<Freed>> {
+        let (said, freed) = self.worker.porter(Instant::now(), |porter| porter.cancel(request));
+        self.say(said)?;
+        Ok(freed)
+    }
+
+    pub(super) fn submit(&mut self, submit: Submit) -> anyhow::Result<()> {
+        let request = submit.request;
+        let (ignore_eos, deadline) = (submit.sampling.ignore_eos, submit.deadline_ms);
+        let source = submit.kv_from.as_ref().map(|kv_from| kv_from.worker.clone());
+        match self.take(submit) {
+            Ok(shortened) => {
+                self.sources.extend(source.map(|source| (request, source)));
+                if shortened && !ignore_eos {
+                    self.shortened.insert(request);
+                }
+                if let Some(deadline_ms) = deadline {
+                    let at = Instant::now() + Duration::from_millis(deadline_ms.min(1 << 32));
+                    self.deadlines.insert((at, request), ());
+                }
+            }
+            Err(failed) => self.writer.push(&Frame::Failed(failed))?,
+        }
+        Ok(())
+    }
+
+    /// Gives a request to the engine; true if its answer will end before the client's limit.
+    fn take(&mut self, submit: Submit) -> Result<bool, Failed> {
+        let Submit { request, mut tokens, sampling, max_tokens, salt, resume, .. } = submit;
+        let fail = |kind: &str, message: &str, retryable| {
+            Err(Failed { request, kind: kind.into(), message: message.into(), retryable })
+        };
+        if self.drain_until.is_some() {
+            return fail("draining", "this worker leaves", true);
+        }
+        if submit.hand_off.is_some() && submit.kv_from.is_some() {
+            return fail("unsupported", "a leg is pulled or pulls, not both", false);
+        }
+        let resumed = resume.map_or(0, |resume| {
+            tokens.extend_from_slice(&resume.generated);
+            u32::try_from(resume.generated.len() / 4).unwrap_or(u32::MAX)
+        });
+        let vocab = self.worker.vocab_size();
+        let known = |id: &[u8]| u32::from_le_bytes(id.try_into().expect("4 bytes")) < vocab;
+        if tokens.len() % 4 != 0 || !tokens.chunks_exact(4).all(known) {
+            return fail("bad_token", "a token is not in the vocabulary", false);
+        }
+        let prompt_tokens = u32::try_from(tokens.len() / 4).unwrap_or(u32::MAX);
+        let longest = self.worker.longest_answer();
+        let shortened = max_tokens > longest && !sampling.ignore_eos;
+        let max_tokens = if shortened { longest } else { max_tokens };
+        let root = BlockHash::root(&self.hash_key, &salt);
+        let hashes = hash_blocks_le(&self.hash_key, root, &tokens, self.worker.block_tokens());
+        self.worker.engine.submit(Leg {
+            request,
+            keys: hashes.into_iter().map(|hash| hash.key().0).collect(),
+            prompt_tokens,
+            max_tokens: max_tokens.saturating_sub(resumed),
+            seed: sampling.seed,
+            resumed,
+            hand_off: submit.hand_off.map(|hand_off| hand_off.lease_ms),
+            arrives: submit.kv_from.map(|kv_from| kv_from.timeout_ms),
+        })?;
+        Ok(shortened)
+    }
+
+    /// Gives up what is too late.
+    pub(super) fn expire(&mut self, now: Instant) -> anyhow::Result<()> {
+        let mut outputs = Vec::new();
+        let mut freed = Vec::new();
+        while let Some(entry) = self.deadlines.first_entry().filter(|entry| entry.key().0 <= now) {
+            let ((_, request), ()) = entry.remove_entry();
+            if let Some(blocks) = self.cancel(request)? {
+                freed.push(blocks);
+                outputs.push(Output {
+                    request,
+                    ids: Vec::new(),
+                    logprobs: None,
+                    finish: Some(Finish::Cancelled),
+                    cached_tokens: None,
+                    prompt_logprobs: None,
+                });
+            }
+        }
+        if outputs.is_empty() {
+            return Ok(());
+        }
+        self.push_step(Step { outputs, ..self.worker.engine.heartbeat() })?;
+        for freed in freed {
+            self.push_freed(freed)?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn push_freed(&mut self, freed: Freed) -> anyhow::Result<()> {
+        self.shortened.remove(&freed.request);
+        self.sources.remove(&freed.request);
+        Ok(self.writer.push(&Frame::Freed(freed))?)
+    }
+
+    /// Blocks have no contents here that could be moved into a cache.
+    pub(super) fn refuse(&mut self, fetch: Fetch) -> anyhow::Result<()> {
+        let (request, error) = (fetch.request, Some("refused"));
+        let pulled = Pulled { request, from: None, blocks: 0, bytes: 0, ms: 0.0, error };
+        self.push_transferred(&pulled, fetch.kv_from.worker)
+    }
+
+    fn push_transferred(&mut self, pulled: &Pulled, worker: String) -> anyhow::Result<()> {
+        let Pulled { request, blocks, bytes, ms, error, .. } = *pulled;
+        let backend = if error.is_none() { BACKEND.into() } else { String::new() };
+        let error = error.map(Into::into);
+        let transferred = Transferred { request, worker, backend, blocks, bytes, ms, error };
+        Ok(self.writer.push(&Frame::Transferred(transferred))?)
+    }
+}
