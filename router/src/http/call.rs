@@ -23,6 +23,8 @@ const MAX_TENANT: usize = 128;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
 const WORKER: HeaderName = HeaderName::from_static("x-headrace-worker");
+/// The worker that computes the prompt, where that is another one.
+const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-worker");
 
 /// One request for a generation, from its headers to those of its answer.
 #[derive(Debug)]
@@ -91,6 +93,9 @@ impl Call {
         }
         if let Some(worker) = self.journey.worker() {
             headers.insert(WORKER, printable(&worker));
+        }
+        if let Some(worker) = self.journey.prefill_worker() {
+            headers.insert(PREFILL_WORKER, printable(&worker));
         }
         let decisions = self.journey.decisions();
         if self.explain && !decisions.is_empty() {

@@ -57,7 +57,7 @@ impl Attempt {
         };
         let route = hash_time + asked.elapsed().saturating_sub(place.waited());
         job.journey.waited(choice, place.waited());
-        job.journey.placed(choice, place.worker_name(), route, place.decision());
+        job.journey.placed(choice, &place, route);
         common.app.decisions.note(place.decision());
         let worker = place.worker();
         let submit = self.submit(&common, index, wanted.priority);

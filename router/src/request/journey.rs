@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::Usage;
 use crate::core::decision::Decision;
 use crate::error::{BAD_SAMPLING, RouteError};
+use crate::fleet::booking::Reservation;
 use crate::metrics::Metrics;
 
 /// The way of one HTTP request, which may have several choices.
@@ -52,6 +53,8 @@ struct Known {
     stages: Stages,
     /// Of choice 0.
     worker: Option<String>,
+    /// Of choice 0, where its prompt is computed elsewhere.
+    prefill_worker: Option<String>,
     /// The latest of each choice.
     decisions: BTreeMap<u32, Arc<Decision>>,
     first_token: Option<Instant>,
@@ -142,6 +145,12 @@ impl Journey {
         self.known().worker.clone()
     }
 
+    /// The worker that computes the prompt of choice 0, where that is another one.
+    #[must_use]
+    pub fn prefill_worker(&self) -> Option<String> {
+        self.known().prefill_worker.clone()
+    }
+
     /// The latest decision about each choice, in their order.
     #[must_use]
     pub fn decisions(&self) -> Vec<Arc<Decision>> {
@@ -163,13 +172,14 @@ impl Journey {
         }
     }
 
-    /// A choice got a worker.
-    pub(super) fn placed(&self, choice: u32, worker: &str, route: Duration, why: &Arc<Decision>) {
+    /// A choice got its place, after so long a search.
+    pub(super) fn placed(&self, choice: u32, place: &Reservation, route: Duration) {
         let mut known = self.known();
-        known.decisions.insert(choice, Arc::clone(why));
+        known.decisions.insert(choice, Arc::clone(place.decision()));
         if choice == 0 {
             known.stages.route = Some(known.stages.route.unwrap_or_default() + route);
-            known.worker = Some(worker.to_owned());
+            known.worker = Some(place.worker_name().to_owned());
+            known.prefill_worker = place.prefill_name().map(str::to_owned);
         }
     }
 
