@@ -504,7 +504,7 @@ pub struct Cancel {
 pub struct Drain {
     /// What runs may run this long.
     pub budget_ms: u64,
-    /// Offer at most so many of the hottest cached blocks first ([`Offer`]); 0 offers none.
+    /// Offer at most so many of the hottest cached blocks first ([`Offer`]); 0 offers none, and ends an offer made before.
     pub hand_over: u32,
 }
 

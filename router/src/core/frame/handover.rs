@@ -58,7 +58,8 @@ pub struct Transferred {
     pub blocks: u32,
     /// Bytes that came.
     pub bytes: u64,
-    /// From dialling to the end.
+    /// Spent on moving the bytes, without the time in which the source had yet to compute them. Of a pull that failed,
+    /// from its begin to its end.
     pub ms: f64,
     /// `None` if all came, otherwise why not: `lost`, `revoked`, `expired`, `checksum`, `timeout`, `refused`, `layout`,
     /// `no_room` or `cancelled`.
