@@ -1,5 +1,6 @@
 //! The CPU kernels for Python: packed weights, and a recorded forward pass that runs with the GIL released.
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
@@ -92,7 +93,10 @@ impl Table {
 pub(crate) struct Value(program::Value);
 
 #[pyclass(module = "headrace._core")]
-pub(crate) struct Program(program::Program);
+pub(crate) struct Program {
+    program: program::Program,
+    layers: usize,
+}
 
 #[pymethods]
 impl Program {
@@ -124,59 +128,61 @@ impl Program {
         let kv = KvShape { layers, kv_heads, head_dim, block_tokens };
         let rope = Rope { inv_freq, scale: rope_scale };
         let attention = AttentionConfig { heads, scale, rope, kv };
-        Ok(Self(program::Program::new(level, attention)))
+        let program = program::Program::new(level, attention);
+        Ok(Self { program, layers })
     }
 
     fn embed(&mut self, table: &Table) -> Value {
-        Value(self.0.embed(table.table.clone(), table.width))
+        Value(self.program.embed(table.table.clone(), table.width))
     }
 
     fn rms_norm(&mut self, x: &Value, weight: Vec<f32>, eps: f32) -> Value {
-        Value(self.0.rms_norm(x.0, weight, eps))
+        Value(self.program.rms_norm(x.0, weight, eps))
     }
 
     #[pyo3(signature = (x, weight, residual=None))]
     fn linear(&mut self, x: &Value, weight: &Weight, residual: Option<&Value>) -> Value {
-        Value(self.0.linear(x.0, weight.0.clone(), residual.map(|r| r.0)))
+        Value(self.program.linear(x.0, weight.0.clone(), residual.map(|r| r.0)))
     }
 
     fn rope_and_store_kv(&mut self, qkv: &Value, layer: usize) -> Value {
-        Value(self.0.rope_and_store_kv(qkv.0, layer))
+        Value(self.program.rope_and_store_kv(qkv.0, layer))
     }
 
     fn paged_attention(&mut self, qkv: &Value, layer: usize) -> Value {
-        Value(self.0.paged_attention(qkv.0, layer))
+        Value(self.program.paged_attention(qkv.0, layer))
     }
 
     fn silu_mul(&mut self, gate_up: &Value) -> Value {
-        Value(self.0.silu_mul(gate_up.0))
+        Value(self.program.silu_mul(gate_up.0))
     }
 
     fn wanted_rows(&mut self, x: &Value) -> Value {
-        Value(self.0.wanted_rows(x.0))
+        Value(self.program.wanted_rows(x.0))
     }
 
     fn finish(&mut self) {
-        self.0.finish();
+        self.program.finish();
     }
 
     #[getter]
     fn out_width(&self) -> usize {
-        self.0.out_width()
+        self.program.out_width()
     }
 
     #[getter]
     fn block_bytes(&self) -> usize {
-        self.0.block_bytes()
+        self.program.block_bytes()
     }
 
     #[getter]
     fn simd(&self) -> &'static str {
-        self.0.level().name()
+        self.program.level().name()
     }
 
     #[pyo3(signature = (*, tokens, positions, slots, seq_starts, context_lens, block_tables,
-                        logit_rows, kv, out))]
+                        logit_rows, kv, out, progress=None,
+                        layers_per_group=NonZeroUsize::MIN))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn run(
@@ -191,6 +197,8 @@ impl Program {
         logit_rows: PyReadonlyArray1<'_, i32>,
         mut kv: PyReadwriteArray1<'_, f32>,
         mut out: PyReadwriteArray2<'_, f32>,
+        progress: Option<Py<PyAny>>,
+        layers_per_group: NonZeroUsize,
     ) -> PyResult<()> {
         let step = Step {
             tokens: tokens.as_slice()?,
@@ -202,7 +210,18 @@ impl Program {
             logit_rows: logit_rows.as_slice()?,
         };
         let (kv, out) = (kv.as_slice_mut()?, out.as_slice_mut()?);
-        py.detach(|| self.0.run(&step, kv, out))
-            .map_err(|error| PyValueError::new_err(error.to_string()))
+        let (layers, per_group) = (self.layers, layers_per_group.get());
+        let mut raised = Ok(());
+        let mut stored = |layer: usize| {
+            let done = layer + 1;
+            let Some(progress) = progress.as_ref() else { return };
+            if raised.is_ok() && (done == layers || done.is_multiple_of(per_group)) {
+                let groups = done.div_ceil(per_group);
+                raised = Python::attach(|py| progress.call1(py, (groups,)).map(drop));
+            }
+        };
+        py.detach(|| self.program.run(&step, kv, out, &mut stored))
+            .map_err(|error| PyValueError::new_err(error.to_string()))?;
+        raised
     }
 }

@@ -6,6 +6,7 @@ A description is recorded once; then a step is one call with the GIL released.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +14,21 @@ import torch
 from numpy.typing import NDArray
 
 from headrace import _core
-from headrace_kernels.ops import Attention, Step
+from headrace_kernels.ops import (
+    LAYERS_PER_GROUP,
+    Attention,
+    Compiled,
+    KvPool,
+    KvRegion,
+    Progress,
+    Step,
+    layer_groups,
+)
+from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch
 
-CACHE_LINE = 64  # bytes
 STORED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -36,8 +46,9 @@ class NativeBackend:
         a = attention
         self.kv_layout = (
             f"native-1 float32 layers={a.layers} kv_heads={a.kv_heads} head_dim={a.head_dim} "
-            f"block_tokens={a.block_tokens}"
+            f"block_tokens={a.block_tokens} layers_per_group={LAYERS_PER_GROUP}"
         )
+        self._memory: PoolMemory | None = None
         self._kv: NDArray[np.float32] | None = None
 
     def _program(self) -> _core.Program:
@@ -73,26 +84,47 @@ class NativeBackend:
         return _core.Table(_array(x, stored), stored)
 
     def allocate_kv(self, num_blocks: int) -> None:
-        self._kv = None  # so that old and new never exist together
-        floats = num_blocks * self.kv_block_bytes // 4
-        raw = np.zeros(floats + CACHE_LINE // 4, np.float32)
-        start = -raw.ctypes.data % CACHE_LINE // 4
-        self._kv = raw[start : start + floats]
+        self._kv = self._memory = None  # so that old and new never exist together
+        self._memory = PoolMemory(num_blocks * self.kv_block_bytes)
+        self._kv = np.frombuffer(self._memory.view, np.float32)
 
-    def compile(self, describe: Callable[[Step], Any]) -> Callable[[Batch], torch.Tensor]:
+    def kv_pool(self) -> KvPool:
+        assert self._memory is not None, "allocate_kv comes first"
+        layer_bytes = self.kv_block_bytes // self._attention.layers
+        groups = [
+            [
+                KvRegion(
+                    memory=self._memory.view,
+                    stride=self.kv_block_bytes,
+                    offset=layers.start * layer_bytes,
+                    nbytes=len(layers) * layer_bytes,
+                )
+            ]
+            for layers in layer_groups(self._attention.layers)
+        ]
+        return KvPool(
+            num_blocks=self._memory.view.nbytes // self.kv_block_bytes,
+            block_bytes=self.kv_block_bytes,
+            groups=groups,
+            device="cpu",
+            memfd=self._memory.memfd,
+        )
+
+    def compile(self, describe: Callable[[Step], Any]) -> Compiled:
         program = self._program()
         describe(program)  # its methods are the operations of `Step`
         program.finish()
         width = program.out_width
         out = np.empty((0, width), np.float32)
 
-        def run(batch: Batch) -> torch.Tensor:
+        def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
             nonlocal out
             assert self._kv is not None, "allocate_kv comes first"
             wanted = len(batch.logit_rows)
             if wanted > len(out):
                 out = np.empty((wanted, width), np.float32)
-            program.run(
+            step = partial(
+                program.run,
                 tokens=batch.tokens,
                 positions=batch.positions,
                 slots=batch.slots,
@@ -103,6 +135,10 @@ class NativeBackend:
                 kv=self._kv,
                 out=out[:wanted],
             )
+            if progress is None:
+                step()
+            else:
+                step(progress=progress, layers_per_group=LAYERS_PER_GROUP)
             return torch.from_numpy(out[:wanted])
 
         return run

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from headrace.models.batch import Batch
 
+# Layers whose KV is handed on together while later ones are computed; the last group may have fewer. A guess.
+LAYERS_PER_GROUP = 8
+
 # Opaque: what a backend made, only it can read.
 Value: TypeAlias = Any  # [rows, width]
 Matrix: TypeAlias = Any  # [out, in], with an optional bias
@@ -36,6 +39,50 @@ class Attention:
     scale: float  # of the scores
     inv_freq: Sequence[float]  # radians per position, head_dim / 2 of them
     rope_scale: float  # of sine and cosine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvRegion:
+    """The part of every block that lies in one piece of memory."""
+
+    memory: memoryview | torch.Tensor  # whole and writable: bytes on a CPU, uint8 on a GPU
+    stride: int  # bytes from a block to the next one
+    offset: int  # of block 0, in bytes
+    nbytes: int  # of one block
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KvPool:
+    """Where the blocks of a model's cache are. They stay there until `allocate_kv` is called again."""
+
+    num_blocks: int
+    block_bytes: int  # of all regions
+    groups: list[list[KvRegion]]  # by layer group; a forward pass finishes them in this order
+    device: str  # "cpu" or "cuda"
+    memfd: int | None  # the anonymous file that all regions lie in; others can map it for reading
+
+
+class Fence(Protocol):
+    """A place in a device's queue of work. `torch.cuda.Event` is one. Any thread may ask."""
+
+    def query(self) -> bool:
+        """Whether all work before it is done."""
+        ...
+
+    def synchronize(self) -> None:
+        """Wait until it is."""
+        ...
+
+
+class Progress(Protocol):
+    """Told, on the thread of the forward pass, how far it is."""
+
+    def __call__(self, groups: int, fence: Fence | None = None) -> None:
+        """The KV of the first `groups` layer groups is written for all rows of the batch.
+
+        Where there is a fence: once it is passed, for which the forward pass does not wait.
+        """
+        ...
 
 
 class Step(Protocol):
@@ -87,6 +134,22 @@ class Backend(Protocol):
         """Make the cache hold that many blocks, in place of what it held."""
         ...
 
-    def compile(self, describe: Callable[[Step], Value]) -> Callable[[Batch], torch.Tensor]:
+    def kv_pool(self) -> KvPool:
+        """Where the cache is, after `allocate_kv`."""
+        ...
+
+    def compile(self, describe: Callable[[Step], Value]) -> Compiled:
         """The function that computes `describe` for a batch: float32, valid until its next call."""
         ...
+
+
+class Compiled(Protocol):
+    """A forward pass."""
+
+    def __call__(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor: ...
+
+
+def layer_groups(layers: int) -> list[range]:
+    """The layers of each group."""
+    starts = range(0, layers, LAYERS_PER_GROUP)
+    return [range(start, min(start + LAYERS_PER_GROUP, layers)) for start in starts]

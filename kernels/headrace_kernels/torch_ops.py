@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from headrace_kernels import linear, paged_attention, rms_norm, rope, silu_mul
-from headrace_kernels.ops import Attention, Step
+from headrace_kernels.ops import (
+    LAYERS_PER_GROUP,
+    Attention,
+    Compiled,
+    Fence,
+    KvPool,
+    KvRegion,
+    Progress,
+    Step,
+    layer_groups,
+)
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch
@@ -78,9 +88,11 @@ class TorchBackend:
         self.kv_block_bytes = elements * self.dtype.itemsize
         self.kv_layout = (
             f"torch-1 {dtype} layers={a.layers} kv_heads={a.kv_heads} head_dim={a.head_dim} "
-            f"block_tokens={a.block_tokens}"
+            f"block_tokens={a.block_tokens} layers_per_group={LAYERS_PER_GROUP}"
         )
         self.kv: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each layer
+        # How many groups are whole once a layer is.
+        self.groups_after = {layers[-1]: i + 1 for i, layers in enumerate(layer_groups(a.layers))}
         positions = torch.arange(a.context_tokens, dtype=torch.float32)
         angles = torch.outer(positions, torch.tensor(a.inv_freq, dtype=torch.float32)).double()
         cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * a.rope_scale
@@ -107,19 +119,51 @@ class TorchBackend:
             for _ in range(self.attention.layers)
         ]
 
-    def compile(self, describe: Callable[[Step], Any]) -> Callable[[Batch], torch.Tensor]:
+    def kv_pool(self) -> KvPool:
+        assert self.kv, "allocate_kv comes first"
+        num_blocks = len(self.kv[0][0])
+        return KvPool(
+            num_blocks=num_blocks,
+            block_bytes=self.kv_block_bytes,
+            groups=[
+                [_region(half) for layer in layers for half in self.kv[layer]]
+                for layers in layer_groups(self.attention.layers)
+            ],
+            device=self.device.type,
+            memfd=None,
+        )
+
+    def compile(self, describe: Callable[[Step], Any]) -> Compiled:
         @torch.inference_mode()
-        def run(batch: Batch) -> torch.Tensor:
-            return cast("torch.Tensor", describe(TorchStep(self, batch))).float()
+        def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+            return cast("torch.Tensor", describe(TorchStep(self, batch, progress))).float()
 
         return run
+
+    def fence(self) -> Fence | None:
+        """After all work given to the device so far; on a CPU that is done."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+
+def _region(half: torch.Tensor) -> KvRegion:
+    """Keys or values of one layer."""
+    flat = half.view(-1).view(torch.uint8)
+    nbytes = len(flat) // len(half)
+    on_cpu = half.device.type == "cpu"
+    memory = memoryview(cast("Any", flat.numpy())) if on_cpu else flat
+    return KvRegion(memory=memory, stride=nbytes, offset=0, nbytes=nbytes)
 
 
 class TorchStep:
     """A `Step` that computes at once."""
 
-    def __init__(self, backend: TorchBackend, batch: Batch) -> None:
+    def __init__(self, backend: TorchBackend, batch: Batch, progress: Progress | None) -> None:
         self._backend = backend
+        self._progress = progress
         self._kernels = backend.kernels
         device = backend.device
         self._tokens = torch.from_numpy(batch.tokens).to(device)
@@ -157,6 +201,8 @@ class TorchStep:
         self._kernels.rope_and_store_kv(
             q, k, v, self._backend.cos_sin, self._positions, self._slots, *self._backend.kv[layer]
         )
+        if self._progress is not None and layer in self._backend.groups_after:
+            self._progress(self._backend.groups_after[layer], self._backend.fence())
         return qkv
 
     def paged_attention(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:

@@ -1,6 +1,6 @@
 """The Rust side of Headrace. stubtest compares this file with the build."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Literal, final
 
 import numpy as np
@@ -230,8 +230,13 @@ class Program:
         logit_rows: NDArray[np.int32],
         kv: NDArray[np.float32],
         out: NDArray[np.float32],
+        progress: Callable[[int], object] | None = None,
+        layers_per_group: int = 1,
     ) -> None:
         """Compute one step (`Batch` explains the arrays) with the GIL released.
+
+        Each time that keys and values of `layers_per_group` more layers, or of all, are stored, `progress` is told
+        how many such groups there are now. What it raises comes out here, once the step is computed.
 
         `kv` is whole blocks of `block_bytes`; `out` is `[len(logit_rows), width]`. A step that does not
         fit together, or does not fit the cache, raises ValueError and changes nothing.

@@ -1,7 +1,8 @@
 """A model without weights whose logits depend on every token before, read back through the block table.
 
-Its "KV" is the token and its position in each slot. A wrong slot, a block handed out twice, a row computed twice or a
-stale block changes the logits, so engine mistakes become wrong tokens.
+Its "KV" is the token and its position in each slot, once in each of two layer groups. A wrong slot, a block handed out
+twice, a row computed twice, a stale block or one that was moved only in part changes the logits, so engine mistakes
+become wrong tokens.
 """
 
 from __future__ import annotations
@@ -14,17 +15,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.frames import Resume, Sampling, Submit
+from headrace.frames import HandOff, KvFrom, Resume, Sampling, Submit
+from headrace_kernels.ops import KvPool, KvRegion
+from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch
+    from headrace_kernels.ops import Progress
 
 GARBAGE = 0xDEAD
+GROUPS = 2
 LOGITS = np.random.default_rng(7).normal(size=(1024, 8192)).astype(np.float32) * 2
 
 
 class ToyModel:
-    kv_block_bytes = 64
     kv_layout = "toy"
     dtype_name = "int"
 
@@ -34,33 +38,63 @@ class ToyModel:
         self.config: Any = SimpleNamespace()
         self.vocab_size = vocab_size
         self.block_tokens = block_tokens
+        self.kv_block_bytes = GROUPS * block_tokens * 8
         self.context_tokens = context_tokens
         self.forwards = 0
         self.rows = 0
         self.fail_next: Exception | None = None
-        self.slots = np.zeros(0, dtype=np.int64)
+        self.allocate_kv(1)
 
     def allocate_kv(self, num_blocks: int) -> None:
-        self.slots = np.full(num_blocks * self.block_tokens, GARBAGE, dtype=np.int64)
+        self.memory = PoolMemory(num_blocks * self.kv_block_bytes)
+        cells = np.frombuffer(self.memory.view, np.int64)
+        self.cells = cells.reshape(num_blocks, GROUPS, self.block_tokens)
+        self.cells[:] = GARBAGE
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def kv_pool(self) -> KvPool:
+        nbytes = self.kv_block_bytes // GROUPS
+        return KvPool(
+            num_blocks=len(self.cells),
+            block_bytes=self.kv_block_bytes,
+            groups=[
+                [
+                    KvRegion(
+                        memory=self.memory.view,
+                        stride=self.kv_block_bytes,
+                        offset=group * nbytes,
+                        nbytes=nbytes,
+                    )
+                ]
+                for group in range(GROUPS)
+            ],
+            device="cpu",
+            memfd=self.memory.memfd,
+        )
+
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
         self.forwards += 1
         self.rows += batch.rows
         check_batch(batch, self.block_tokens)
+        blocks, offsets = np.divmod(batch.slots, self.block_tokens)
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
-            self.slots[batch.slots] = GARBAGE
+            self.cells[blocks, :, offsets] = GARBAGE
             raise error
-        self.slots[batch.slots] = batch.tokens.astype(np.int64) * 4096 + batch.positions
+        kv = batch.tokens.astype(np.int64) * 4096 + batch.positions
+        for group in range(GROUPS):
+            self.cells[blocks, group, offsets] = kv ^ group
+            if progress is not None:
+                progress(group + 1)
         wanted = set(batch.logit_rows.tolist())
         states: dict[int, int] = {}
         for seq in range(batch.seqs):
             context = int(batch.context_lens[seq])
             table = batch.block_tables[seq].astype(np.int64)
             places = np.arange(context)
-            kv = self.slots[
-                table[places // self.block_tokens] * self.block_tokens + places % self.block_tokens
-            ]
+            kv, other = self.cells[
+                table[places // self.block_tokens], :, places % self.block_tokens
+            ].T
+            kv = np.where(kv ^ 1 == other, kv, GARBAGE)
             end = int(batch.seq_starts[seq + 1])
             for row in range(int(batch.seq_starts[seq]), end):
                 if row in wanted:
@@ -136,6 +170,8 @@ def make_submit(
     priority: int = 0,
     salt: bytes = b"",
     resumed: list[int] | None = None,
+    lease_ms: int | None = None,
+    kv_from: KvFrom | None = None,
 ) -> Submit:
     return Submit(
         request=request,
@@ -146,6 +182,7 @@ def make_submit(
         deadline_ms=deadline_ms,
         priority=priority,
         salt=salt,
-        kv_from=None,
+        kv_from=kv_from,
         resume=None if resumed is None else Resume(pack(resumed), len(resumed)),
+        hand_off=None if lease_ms is None else HandOff(lease_ms),
     )

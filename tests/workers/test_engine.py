@@ -513,7 +513,7 @@ def test_random_traffic_is_answered_as_if_each_request_were_alone(data: st.DataO
 @pytest.mark.parametrize(("sequences", "limit_ms"), [(32, 2.0), (256, 4.0)])
 def test_a_step_costs_little_beside_the_model(sequences: int, limit_ms: float) -> None:
     class NoModel(ToyModel):
-        def forward(self, batch: object) -> torch.Tensor:  # noqa: ARG002
+        def forward(self, batch: object, progress: object = None) -> torch.Tensor:  # noqa: ARG002
             return logits
 
     logits = torch.randn((sequences, 50), generator=torch.Generator().manual_seed(0))

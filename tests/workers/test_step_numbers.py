@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from headrace.models.batch import Batch
+    from headrace_kernels.ops import Progress
 
 BLOCK = 4
 
@@ -26,9 +27,9 @@ class SeeingModel(ToyModel):
 
     seen: Batch | None = None
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
         self.seen = batch
-        return super().forward(batch)
+        return super().forward(batch, progress)
 
 
 def make_engine(*, blocks: int, sequences: int, batched: int) -> tuple[Engine, SeeingModel]:

@@ -46,6 +46,7 @@ from helpers.toy import ToyModel, digest, make_submit, pack, toy_logits
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch
+    from headrace_kernels.ops import Progress
 
 BLOCK = 4
 
@@ -58,11 +59,11 @@ class GatedModel(ToyModel):
         self.gate: threading.Semaphore | None = None
         self.spans_s: list[tuple[float, float]] = []  # begin and end of each forward
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
         began_s = time.monotonic()
         if self.gate is not None:
             assert self.gate.acquire(timeout=TIMEOUT_S)
-        logits = super().forward(batch)
+        logits = super().forward(batch, progress)
         self.spans_s.append((began_s, time.monotonic()))
         return logits
 

@@ -258,7 +258,8 @@ impl Program {
         self.level
     }
 
-    /// Stores keys and values of all rows in `kv` and writes `[logit_rows, out_width]` to `out`.
+    /// Stores keys and values of all rows in `kv` and writes `[logit_rows, out_width]` to `out`. `stored` is
+    /// told each layer whose keys and values are stored, at once.
     /// # Errors
     /// When the step does not fit together or does not fit the cache.
     pub fn run(
@@ -266,6 +267,7 @@ impl Program {
         step: &Step<'_>,
         kv: &mut [f32],
         out: &mut [f32],
+        stored: &mut dyn FnMut(usize),
     ) -> Result<(), StepError> {
         self.check(step, kv.len(), out.len())?;
         let rows = step.tokens.len();
@@ -298,6 +300,9 @@ impl Program {
                 self.apply(i, step, kv, &mut buffer[..len]);
             }
             self.buffers[place.buffer] = buffer;
+            if let Op::RopeAndStoreKv { layer, .. } = self.ops[i] {
+                stored(layer);
+            }
         }
         Ok(())
     }

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from headrace.models.checkpoint import Checkpoint
     from headrace.models.config import ModelConfig
+    from headrace_kernels.ops import KvPool, Progress
 
 __all__ = ["Batch", "DType", "Model", "UnsupportedModelError", "load_model"]
 
@@ -38,9 +39,15 @@ class Model(Protocol):
         """Make the cache hold `num_blocks` blocks; what it held before is gone."""
         ...
 
-    def forward(self, batch: Batch) -> torch.Tensor:
+    def kv_pool(self) -> KvPool:
+        """Where the blocks are, for those who copy them from worker to worker. After `allocate_kv`."""
+        ...
+
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
         """Store the KV of every row and return the logits of `batch.logit_rows`.
 
+        `progress` is told of each layer group whose KV is written; it costs a little, so it is given
+        only where somebody waits for that.
         The result is float32 `[len(logit_rows), vocab_size]` on the model's device and is valid until the
         next forward. A row's logits do not depend, to the bit, on which other rows are in the batch.
         """

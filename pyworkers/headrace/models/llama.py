@@ -15,7 +15,17 @@ from headrace.models.batch import Batch
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.config import ModelConfig
 from headrace.models.rope import UnsupportedRopeError, rope_of
-from headrace_kernels.ops import Attention, Backend, Matrix, Step, Table, Value, Vector
+from headrace_kernels.ops import (
+    Attention,
+    Backend,
+    KvPool,
+    Matrix,
+    Progress,
+    Step,
+    Table,
+    Value,
+    Vector,
+)
 
 # Measured with SmolLM2-135M (bench/results/engine_forward.json): a third of float32's time for a lone sequence and a
 # quarter of its memory, for 0.4 % more perplexity.
@@ -71,8 +81,11 @@ class Llama:
     def allocate_kv(self, num_blocks: int) -> None:
         self._backend.allocate_kv(num_blocks)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        return self._run(batch)
+    def kv_pool(self) -> KvPool:
+        return self._backend.kv_pool()
+
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+        return self._run(batch, progress)
 
 
 def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int) -> Llama:
