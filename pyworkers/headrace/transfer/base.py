@@ -1,0 +1,175 @@
+"""Moving KV blocks from one worker's pool into another's: what is said, by whom, and what everybody shares.
+
+A decode worker (the client) pulls from a prefill worker (the server). One connection for each pair carries
+
+    client                                     server
+    Hello (version, layout, back-ends)   ->
+                                         <-    Welcome (back-end, what it has to know)   or  Refuse (both values)
+    Pull (number, ticket, places)        ->
+                                         <-    Started (the blocks' numbers over there)
+                                         <-    Ready (group, from, to)     as the source computes them, or, where the
+                                         <-    Data (.., checksum) + bytes     bytes take this way themselves, those
+    Release or Abort                     ->
+                                         <-    Closed (intact?)
+                                         <-    Ended (why)                     at any time instead
+    Alive                               <->    Alive                           every heartbeat
+
+The *back-end* moves the bytes: by copies out of shared memory (`shm.py`, `cuda_ipc.py`), by reads over RDMA or what
+stands in for it (`nixl.py`), or inside this connection (`tcp.py`). Where the client reads by itself it may read blocks
+that the server has just given to somebody else: only `Closed(intact=True)`, said after the last read, makes the bytes
+count. A *segment* is what one block has in one layer group; it is moved once the source has computed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+
+from headrace.errors import HeadraceError
+
+if TYPE_CHECKING:
+    from headrace_kernels.ops import KvPool
+
+VERSION: Final = 1
+TICKET_BYTES: Final = 24  # random: whoever has a ticket may pull what it stands for
+
+ErrorKind: TypeAlias = Literal[
+    "lost",  # the peer is gone, silent, or cannot be reached
+    "revoked",  # the source took its blocks back
+    "expired",  # the lease was over
+    "checksum",
+    "timeout",  # of the pull as a whole
+    "refused",  # unknown or used ticket, another version, not our user
+    "layout",  # the pools differ
+    "no_room",  # the server has as many pulls as it takes
+    "cancelled",  # this client was closed
+]
+Ending: TypeAlias = Literal["revoked", "expired", "refused", "no_room"]  # what a server may say
+
+
+class TransferError(HeadraceError):
+    """A pull failed, and nothing of it counts. Nothing writes to the pool any more."""
+
+    def __init__(self, kind: ErrorKind, message: str, backend: str = "") -> None:
+        super().__init__(kind, message)
+        self.kind: ErrorKind = kind
+        self.message = message
+        self.backend = backend  # empty if it did not come to that
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class LinkBroken(HeadraceError):
+    """The connection between client and server is of no use any more. Stays inside this package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """One pull that counts."""
+
+    backend: str
+    blocks: int
+    bytes: int
+    ms: float  # moving bytes and asking for them, without waiting for the source to compute
+    total_ms: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Bounds of one end. None of them was tuned."""
+
+    heartbeat_s: float = 1.0
+    missed_heartbeats: int = 3  # nothing came, or nothing was taken, for so many: the peer is lost
+    dial_s: float = 2.0  # for each address
+    handshake_s: float = 5.0
+    idle_s: float = 30.0  # the client hangs up when nothing was pulled for so long
+    max_links: int = 256
+    max_pulls: int = 256  # of one link, at a time
+
+
+class Source(Protocol):
+    """Blocks that may be pulled. Attributes are written on any thread and read on the event loop."""
+
+    @property
+    def blocks(self) -> Sequence[int]:
+        """Numbers in the pool, by place. They do not change."""
+        ...
+
+    @property
+    def revoked(self) -> bool:
+        """True before any of the blocks is written to or given away."""
+        ...
+
+    def ready(self, place: int, group: int) -> bool:
+        """Whether that segment has been computed. Once true, always true."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Segments of one group, of the wanted blocks `start` to `stop`."""
+
+    group: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Segments of one group that can be copied now: numbers in the source's pool, numbers in ours."""
+
+    group: int
+    theirs: Sequence[int]
+    ours: Sequence[int]
+
+
+class Stop:
+    """Set on the event loop, read by whatever writes to the pool: not one more segment."""
+
+    __slots__ = ("asked",)
+
+    def __init__(self) -> None:
+        self.asked = False
+
+
+class Exporter(Protocol):
+    """A back-end at the source: lets clients get at the pool."""
+
+    name: str
+    in_band: bool  # the bytes go through the connection itself
+
+    def describe(self) -> tuple[bytes, list[int]]:
+        """What a client's `Mover` has to know, and file descriptors for it (they stay ours)."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Mover(Protocol):
+    """A back-end at the client: copies segments out of one source's pool."""
+
+    num_blocks: int  # of that pool
+
+    async def move(self, moves: list[Move], stop: Stop) -> None:
+        """Copy them all, or fewer if asked to stop. Raises LinkBroken.
+
+        However it ends, also when it is cancelled: nothing writes to the pool any more.
+        """
+        ...
+
+    def close(self) -> None: ...
+
+
+def layout_text(layout: str, pool: KvPool) -> str:
+    """What two pools must agree on: the model's own text, and how many bytes lie where in a block."""
+    runs: list[tuple[str, int]] = []
+    for group in pool.groups:
+        text = "+".join(str(region.nbytes) for region in group)
+        if runs and runs[-1][0] == text:
+            runs[-1] = (text, runs[-1][1] + 1)
+        else:
+            runs.append((text, 1))
+    shape = ",".join(f"{times}x({text})" for text, times in runs)
+    return f"{layout} groups={shape}"

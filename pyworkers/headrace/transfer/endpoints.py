@@ -1,0 +1,128 @@
+"""Where a source is, and what it can do: `shm:NAME`, `cuda-ipc:NAME`, `nixl:HOST:PORT`, `tcp:HOST:PORT`.
+
+`NAME` is of an abstract Unix socket, which exists inside one network namespace only: from another host there is simply
+nobody there. Endpoints with one address are back-ends on one connection; the handshake chooses among them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from headrace.transfer.base import Exporter, Mover
+from headrace.transfer.shm import ShmExporter, ShmMover
+from headrace.transfer.tcp import TcpExporter
+
+if TYPE_CHECKING:
+    from headrace_kernels.ops import KvPool
+
+LOCAL: Final = ("cuda-ipc", "shm")  # through a Unix socket; best first
+REMOTE: Final = ("nixl", "tcp")
+MAX_ENDPOINTS: Final = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to dial, and what may be done there, best first."""
+
+    target: str | tuple[str, int]  # name of an abstract Unix socket, or host and port
+    backends: list[str]
+
+    def __str__(self) -> str:
+        if isinstance(self.target, str):
+            return f"local:{self.target}"
+        return "{}:{}".format(*self.target)
+
+
+@dataclass(slots=True)
+class Exporters:
+    """Back-ends of a source, best first."""
+
+    local: list[Exporter] = field(default_factory=list[Exporter])
+    remote: list[Exporter] = field(default_factory=list[Exporter])
+
+
+def addresses(endpoints: Sequence[str], able: Sequence[str]) -> list[Address]:
+    """Where to dial, best first, and which of the `able` back-ends to offer there. Unknown endpoints are left out."""
+    found: dict[str | tuple[str, int], Address] = {}
+    for endpoint in endpoints[:MAX_ENDPOINTS]:
+        backend, _, rest = endpoint.partition(":")
+        target = _target(backend, rest)
+        if target is not None and backend in able:
+            address = found.setdefault(target, Address(target, []))
+            if backend not in address.backends:
+                address.backends.append(backend)
+    return list(found.values())
+
+
+def _target(backend: str, rest: str) -> str | tuple[str, int] | None:
+    if backend in LOCAL:
+        return rest or None
+    if backend not in REMOTE:
+        return None
+    host, _, port = rest.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        return None
+    return host, int(port)
+
+
+def have_nixl() -> bool:
+    return importlib.util.find_spec("nixl") is not None
+
+
+def exporters_for(pool: KvPool, wanted: Sequence[str] | None) -> Exporters:
+    """What a source of this pool offers: `wanted`, or everything that makes sense for it.
+
+    NIXL is offered by itself for device memory only: between CPUs plain TCP is quicker (bench/results/transfer.json).
+    Raises ValueError for a wanted back-end that cannot be.
+    """
+    device = pool.device != "cpu"
+    if wanted is None:
+        wanted = ["tcp"]
+        if device:
+            wanted += ["cuda-ipc", "nixl"] if have_nixl() else ["cuda-ipc"]
+        elif pool.memfd is not None:
+            wanted += ["shm"]
+    made = Exporters()
+    for name in LOCAL:
+        if name in wanted:
+            made.local.append(_exporter(name, pool))
+    for name in REMOTE:
+        if name in wanted:
+            made.remote.append(_exporter(name, pool))
+    unknown = set(wanted) - {*LOCAL, *REMOTE}
+    if unknown:
+        raise ValueError(f"no such transfer back-end: {', '.join(sorted(unknown))}")
+    return made
+
+
+def _exporter(name: str, pool: KvPool) -> Exporter:
+    if name == "shm":
+        return ShmExporter(pool)
+    if name == "tcp":
+        return TcpExporter()
+    raise ValueError(f"the transfer back-end {name} cannot be had here")
+
+
+def able_backends(pool: KvPool, wanted: Sequence[str] | None) -> list[str]:
+    """What a client with this pool can do: `wanted`, or everything that is installed and fits its memory."""
+    able = ["tcp"]
+    if pool.device == "cpu":
+        able.append("shm")
+    if wanted is None:
+        return able
+    return [name for name in wanted if name in able]
+
+
+def open_mover(
+    name: str, pool: KvPool, about: bytes, fds: list[int], thread: ThreadPoolExecutor
+) -> Mover | None:
+    """The client's end of a back-end; None for one whose bytes come in band. Raises LinkBroken."""
+    if name == "shm":
+        return ShmMover(pool, about, fds, thread)
+    assert name == "tcp", name
+    return None

@@ -1,0 +1,187 @@
+"""The source's end: listens, checks who comes, and knows what may be pulled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+from headrace.transfer.base import Ending, Exporter, Limits, Source, layout_text
+from headrace.transfer.endpoints import exporters_for
+from headrace.transfer.memory import open_memory, segment_bytes
+from headrace.transfer.messages import Refuse
+from headrace.transfer.offers import Offers
+from headrace.transfer.server_link import ServerLink
+from headrace.transfer.stream import Stream
+
+if TYPE_CHECKING:
+    from headrace_kernels.ops import KvPool
+
+log = logging.getLogger(__name__)
+
+BACKLOG: Final = 256
+ACCEPT_PAUSE_S: Final = 0.1  # after a failed accept, such as for want of file descriptors
+
+
+class TransferServer:
+    """Lets other workers pull blocks from `pool`. All methods are for the event loop's thread.
+
+    `host` is where TCP listens and what clients are told to dial; None for clients on this host only.
+    """
+
+    def __init__(
+        self,
+        pool: KvPool,
+        layout: str,
+        *,
+        host: str | None = "127.0.0.1",
+        port: int = 0,
+        backends: Sequence[str] | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._pool = pool
+        self._layout = layout_text(layout, pool)
+        self._host, self._port = host, port
+        self._backends = backends
+        self._limits = limits or Limits()
+        self._offers = Offers(len(pool.groups))
+        self._exporters: list[Exporter] = []
+        self._listening: list[tuple[socket.socket, asyncio.Task[None]]] = []
+        self._serving: dict[asyncio.Task[None], ServerLink] = {}
+        self.endpoints: list[str] = []  # best first, once started
+
+    async def start(self) -> None:
+        """Listen. Raises OSError if the port is taken, ValueError for a back-end that cannot be."""
+        exporters = exporters_for(self._pool, self._backends)
+        self._exporters = [*exporters.local, *exporters.remote]
+        if exporters.local:
+            name = f"headrace-{secrets.token_hex(12)}"
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            self._listen(listener, f"\0{name}", exporters.local)
+            self.endpoints += [f"{exporter.name}:{name}" for exporter in exporters.local]
+        if exporters.remote and self._host is not None:
+            family = socket.AF_INET6 if ":" in self._host else socket.AF_INET
+            listener = socket.socket(family, socket.SOCK_STREAM)
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._listen(listener, (self._host, self._port), exporters.remote)
+            host = f"[{self._host}]" if family == socket.AF_INET6 else self._host
+            port = listener.getsockname()[1]
+            self.endpoints += [f"{exporter.name}:{host}:{port}" for exporter in exporters.remote]
+
+    async def close(self) -> None:
+        """Hang up on everybody. No ticket counts any more."""
+        tasks = [task for _, task in self._listening] + list(self._serving)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for listener, _ in self._listening:
+            listener.close()
+        self._listening.clear()
+        for exporter in self._exporters:
+            exporter.close()
+        self._exporters.clear()
+        self.endpoints.clear()
+
+    def offer(
+        self,
+        source: Source,
+        on_released: Callable[[], None],
+        on_failed: Callable[[], None] | None = None,
+        *,
+        shared: bool = False,
+    ) -> bytes:
+        """A ticket for one pull of `source`, or of any number if it is `shared`.
+
+        `on_released`: a pull has it all and was told that it counts. `on_failed`: the pull that had the ticket ended
+        some other way, and nobody will ever pull it. Neither is called after `withdraw`.
+        """
+        return self._offers.add(source, on_released, on_failed, shared=shared)
+
+    def withdraw(self, ticket: bytes, why: Ending = "revoked") -> None:
+        """Nothing pulled with it counts from now on. A ticket that is done already is left alone."""
+        self._offers.withdraw(ticket, why)
+        self.wake()
+
+    def wake(self) -> None:
+        """The progress of sources changed, or one was revoked."""
+        for link in self._serving.values():
+            link.wake()
+
+    @property
+    def open_tickets(self) -> int:
+        return len(self._offers)
+
+    @property
+    def clients(self) -> int:
+        return len(self._serving)
+
+    # --- inside ---
+
+    def _listen(
+        self,
+        listener: socket.socket,
+        address: str | tuple[str, int],
+        exporters: list[Exporter],
+    ) -> None:
+        try:
+            listener.setblocking(False)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+        except BaseException:
+            listener.close()
+            raise
+        task = asyncio.ensure_future(self._accept(listener, exporters))
+        self._listening.append((listener, task))
+
+    async def _accept(self, listener: socket.socket, exporters: list[Exporter]) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(listener)
+            except OSError as error:
+                log.warning("transfer: a client could not be accepted: %s", error)
+                await asyncio.sleep(ACCEPT_PAUSE_S)
+                continue
+            if len(self._serving) >= 2 * self._limits.max_links:
+                sock.close()  # not even a word
+                continue
+            link = ServerLink(
+                Stream(sock),
+                layout=self._layout,
+                exporters=exporters,
+                memory=partial(open_memory, self._pool),
+                segment_bytes=segment_bytes(self._pool),
+                offers=self._offers,
+                limits=self._limits,
+                refusal=self._refusal(sock),
+            )
+            task = asyncio.ensure_future(link.serve())
+            self._serving[task] = link
+            task.add_done_callback(self._ended)
+
+    def _refusal(self, sock: socket.socket) -> Refuse | None:
+        if len(self._serving) >= self._limits.max_links:
+            return Refuse("links", f"{self._limits.max_links} at most", "one more")
+        user = peer_user(sock)
+        if user is not None and user != os.getuid():
+            return Refuse("user", str(os.getuid()), str(user))
+        return None
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        del self._serving[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("transfer: a connection failed", exc_info=error)
+
+
+def peer_user(sock: socket.socket) -> int | None:
+    """The user at the other end of a Unix socket."""
+    if sock.family != socket.AF_UNIX:
+        return None
+    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    return struct.unpack("3i", credentials)[1]

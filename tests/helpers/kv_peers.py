@@ -1,0 +1,159 @@
+"""Ends of a transfer connection that say what a test tells them to."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from array import array
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Literal, TypeAlias
+
+from headrace import _core
+from headrace.transfer import Limits
+from headrace.transfer.base import VERSION, LinkBroken, layout_text
+from headrace.transfer.memory import HostMemory
+from headrace.transfer.messages import Data, Hello, Pull, Ready, Started, Welcome
+from headrace.transfer.shm import ShmExporter
+from headrace.transfer.stream import Stream
+from headrace_kernels.ops import KvPool
+
+LAYOUT = "test-1 layers_per_group=2"
+QUICK = Limits(heartbeat_s=0.05, dial_s=0.5, handshake_s=0.3)
+Backend: TypeAlias = Literal["shm", "tcp"]
+BACKENDS: tuple[Backend, ...] = ("shm", "tcp")
+
+
+@asynccontextmanager
+async def listening(
+    backend: Backend, serve: Callable[[Stream], Awaitable[None]]
+) -> AsyncGenerator[list[str]]:
+    """Endpoints where each connection is given to `serve`, and closed after it."""
+    loop = asyncio.get_running_loop()
+    if backend == "shm":
+        name = f"test-{secrets.token_hex(8)}"
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"\0{name}")
+        endpoint = f"shm:{name}"
+    else:
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        endpoint = f"tcp:127.0.0.1:{listener.getsockname()[1]}"
+    listener.listen()
+    listener.setblocking(False)
+
+    async def handle(sock: socket.socket) -> None:
+        stream = Stream(sock)
+        try:
+            with suppress(LinkBroken):
+                await serve(stream)
+        finally:
+            stream.close("the test is done with it")
+
+    async def accept() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                sock, _ = await loop.sock_accept(listener)
+                tasks.create_task(handle(sock))
+
+    accepting = asyncio.create_task(accept())
+    try:
+        yield [endpoint]
+    finally:
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
+        listener.close()
+
+
+class SourceScript:
+    """The steps of a source that behaves, one by one."""
+
+    def __init__(self, stream: Stream, pool: KvPool, backend: Backend) -> None:
+        self.stream = stream
+        self.pool = pool
+        self.backend = backend
+
+    async def welcome(self, about: bytes | None = None) -> None:
+        assert isinstance(await self.stream.receive(), Hello)
+        if self.backend == "shm":
+            exporter = ShmExporter(self.pool)
+            described, fds = exporter.describe()
+            welcome = Welcome(VERSION, "shm", described if about is None else about)
+            await self.stream.send_with_fds(welcome, fds)
+            exporter.close()
+        else:
+            await self.stream.send([Welcome(VERSION, "tcp", about or b"")])
+
+    async def pull(self) -> Pull:
+        pull = await self.receive(Pull)
+        assert isinstance(pull, Pull)
+        return pull
+
+    async def receive(self, kind: type) -> object:
+        """The next message of that kind."""
+        while not isinstance(message := await self.stream.receive(), kind):
+            pass
+        return message
+
+    async def start(self, pull: Pull) -> None:
+        """Places are block numbers."""
+        await self.stream.send([Started(pull.pull, pull.places)])
+
+    async def hand_over(self, pull: Pull, group: int, *, crc_off_by: int = 0) -> None:
+        blocks = array("I", pull.places)
+        if self.backend == "shm":
+            await self.stream.send([Ready(pull.pull, group, 0, len(blocks))])
+            return
+        parts = HostMemory(self.pool).outgoing(group, blocks)
+        crc = _core.crc32(b"".join(parts)) ^ crc_off_by
+        await self.stream.send([Data(pull.pull, group, 0, len(blocks), crc)], parts)
+
+
+async def forever(stream: Stream) -> None:
+    """Take everything and say nothing."""
+    while True:
+        await stream.receive()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Let others run until it holds."""
+    async with asyncio.timeout(20):
+        while not condition():  # noqa: ASYNC110  what it waits for has no event
+            await asyncio.sleep(0)
+
+
+@asynccontextmanager
+async def connected(endpoints: list[str], backend: Backend) -> AsyncGenerator[Stream]:
+    """A connection to a server, without a word."""
+    stream = await _connect(endpoints, backend)
+    try:
+        yield stream
+    finally:
+        stream.close("the test is done with it")
+
+
+async def _connect(endpoints: list[str], backend: Backend) -> Stream:
+    rest = next(e for e in endpoints if e.startswith(f"{backend}:")).partition(":")[2]
+    loop = asyncio.get_running_loop()
+    if backend == "shm":
+        sock = socket.socket(socket.AF_UNIX)
+        sock.setblocking(False)
+        await loop.sock_connect(sock, f"\0{rest}")
+    else:
+        sock = socket.socket()
+        sock.setblocking(False)
+        host, port = rest.split(":")
+        await loop.sock_connect(sock, (host, int(port)))
+    return Stream(sock)
+
+
+async def greet(stream: Stream, pool: KvPool, backend: Backend) -> None:
+    """A client's handshake; what came with the Welcome is thrown away."""
+    import os
+
+    await stream.send([Hello(VERSION, layout_text(LAYOUT, pool), [backend])])
+    welcome, fds = await stream.receive_with_fds(1 << 16)
+    for fd in fds:
+        os.close(fd)
+    assert isinstance(welcome, Welcome), welcome
