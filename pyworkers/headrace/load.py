@@ -17,6 +17,7 @@ from headrace.engine.names import KeyedNamer
 from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello
 
 if TYPE_CHECKING:
+    from headrace.frames import Role
     from headrace.models import DType
     from headrace.settings import WorkerSettings
 
@@ -83,7 +84,7 @@ def load(settings: WorkerSettings) -> Loaded:
         protocol=PROTOCOL,
         worker=settings.name,
         epoch=time.time_ns() // 1_000_000,
-        role="both",
+        role=cast("Role", settings.role),
         model=name,
         fingerprints=Fingerprints(
             weights=prints.weights,

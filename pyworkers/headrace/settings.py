@@ -13,6 +13,7 @@ from pathlib import Path
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 DEVICES = ("auto", "cpu", "cuda")
+ROLES = ("prefill", "decode", "both")
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -44,6 +45,7 @@ class WorkerSettings:
     router_ca: Path | None
     router_tls: bool
     log_level: str
+    role: str = "both"
 
 
 def size_bytes(text: str) -> int:
@@ -208,6 +210,14 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="certificates (PEM) to trust instead of the system's; implies --router-tls",
     )
+    group = parser.add_argument_group("Split serving")
+    group.add_argument(
+        "--role",
+        choices=ROLES,
+        default="both",
+        help="prefill computes prompts for others; decode and both take whole requests, and answers whose prompt a "
+        "prefill worker computes (default: %(default)s)",
+    )
     group = parser.add_argument_group("Log")
     group.add_argument(
         "--log-level",
@@ -241,6 +251,7 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         router_ca=args.router_ca,
         router_tls=args.router_tls or args.router_ca is not None,
         log_level=args.log_level,
+        role=args.role,
     )
 
 

@@ -73,6 +73,7 @@ def test_hello_says_what_was_loaded(settings: WorkerSettings) -> None:
     assert hello.fingerprints.kv_layout == "toy"
     assert loaded.document.startswith(b"{")
     assert load(replace(settings, served_model_name="mine")).hello.model == "mine"
+    assert load(replace(settings, role="prefill")).hello.role == "prefill"
 
 
 def test_a_small_pool_shortens_the_context(settings: WorkerSettings) -> None:
