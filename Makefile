@@ -20,6 +20,9 @@ POLICIES ?=
 WORKERS ?=
 BLOCKS ?=
 OUT ?=
+# Of chaos: how long, and which plan.
+SECONDS ?= 600
+SEED ?= 1
 
 RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/src -name '*.rs' 2>/dev/null) \
 	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
@@ -72,6 +75,10 @@ test-rust: tools ## Rust tests alone
 .PHONY: test-python
 test-python: setup ## Python and end-to-end tests alone
 	@$(PY) -m pytest $(TESTS)
+
+.PHONY: chaos
+chaos: setup ## faults by a seeded plan under 200 clients; every stream must be as if undisturbed (SECONDS, SEED, OUT)
+	@PYTHONPATH=tests $(PY) -m chaos --seconds $(SECONDS) --seed $(SEED) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 .PHONY: soak
 soak: tools ## ten million blocks through the block index, with flat memory

@@ -1,0 +1,104 @@
+"""`make chaos`: the whole matrix, as often as the time allows, and the file with what came of it."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from chaos.fleet import ROOT
+from chaos.network import ROUTER_HOST, Place, inside, missing, namespaces
+from chaos.plan import Shape, faults
+from chaos.report import passed, report, summary, table
+from chaos.suite import opened
+
+
+def main() -> int:
+    args = arguments()
+    folder = Path(args.logs or tempfile.mkdtemp(prefix="chaos-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    why = missing()
+    if why is None:
+        workers = shape_of(args, hosts=True).workers
+        with namespaces([ROUTER_HOST, *workers]) as places, inside(places[ROUTER_HOST]):
+            result = asyncio.run(chaos(args, folder, places))
+    else:
+        print(f"no faults of the network: {why}")
+        result = asyncio.run(chaos(args, folder, None))
+    print(table(result["matrix"]))
+    print()
+    print(summary(result))
+    if args.out:
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    print(f"logs: {folder}")
+    return 0 if passed(result) else 1
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
+    parser.add_argument("--seconds", type=float, default=600.0, help="(default: 600)")
+    parser.add_argument("--seed", type=int, default=1, help="of plan and requests (default: 1)")
+    parser.add_argument("--out", help="file for the figures")
+    parser.add_argument("--clients", type=int, default=200, help="(default: 200)")
+    parser.add_argument("--prefill", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--decode", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--both", type=int, default=0, help="(default: 0)")
+    parser.add_argument("--only", help="faults whose row and point contain this, such as 'kill'")
+    parser.add_argument("--logs", help="folder for the logs of all processes")
+    return parser.parse_args()
+
+
+def shape_of(args: argparse.Namespace, *, hosts: bool) -> Shape:
+    return Shape(args.prefill, args.decode, args.both, hosts)
+
+
+async def chaos(
+    args: argparse.Namespace, folder: Path, places: dict[str, Place] | None
+) -> dict[str, Any]:
+    """The whole run; what goes into the file. With `places`, each worker is on a host of its own."""
+    shape = shape_of(args, hosts=places is not None)
+    began = time.monotonic()
+    plan = faults(args.seed, shape)
+    if args.only:
+        plan = (fault for fault in plan if args.only in f"{fault.row} {fault.point}")
+    async with opened(shape, folder, args.seed, args.clients, places) as suite:
+        note(f"fleet and undisturbed run: {time.monotonic() - began:.0f} s")
+        await suite.check()
+        await suite.run(plan, began + args.seconds, note)
+    leaks = {"leaked_blocks": suite.leaks.blocks, "leaked_bookings": suite.leaks.bookings}
+    result = report(suite.crowd.tally, suite.outcomes, leaks, about(args, began))
+    result["examples"] += suite.leaks.found[:20]
+    return result
+
+
+def note(text: str) -> None:
+    print(text, flush=True)
+
+
+def about(args: argparse.Namespace, began_s: float) -> dict[str, Any]:
+    """Where the figures are from."""
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    )
+    return {
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
+        "commit": commit.stdout.strip(),
+        "command": f"make chaos SECONDS={args.seconds:g} SEED={args.seed}",
+        "arguments": " ".join(itertools.islice(sys.argv, 1, None)),
+        "seed": args.seed,
+        "seconds": round(time.monotonic() - began_s, 1),
+        "clients": args.clients,
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,40 @@
+"""A client hangs up, at each point of a request's life: every block and booking is free at once, and it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from chaos.plan import HANG_UPS, Shape
+from chaos.suite import Suite, opened
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+SHAPE = Shape(prefill=0, decode=0, both=2, hosts=False)
+SPLIT_ONLY = ("before ticket", "during transfer", "between legs")
+POINTS = [point for point in HANG_UPS if SHAPE.split or point not in SPLIT_ONLY]
+ON_A_WORKER = {"mid-prefill", "between chunks", "first token", "mid-decode"}
+FREED_MS = 1_000  # 100 ms and a step on a machine that does nothing else
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def suite(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Suite]:
+    async with opened(SHAPE, tmp_path_factory.mktemp("cancel"), 1, 2) as suite:
+        yield suite
+
+
+@pytest.mark.parametrize("point", POINTS)
+async def test_hung_up(suite: Suite, point: str) -> None:
+    fleet = suite.fleet
+    measured = await fleet.metric("headrace_cancel_to_freed_seconds_count")
+    hung_up = await suite.injector.hang_ups.at(point)
+    assert hung_up is not None, "the point was not reached"
+    if hung_up.freed_ms is not None:
+        assert hung_up.freed_ms < FREED_MS
+    await suite.check()
+    assert suite.leaks.found == []
+    if point in ON_A_WORKER:
+        assert hung_up.freed_ms is not None
+        assert await fleet.metric("headrace_cancel_to_freed_seconds_count") > measured
