@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from headrace.engine import block_log
 from headrace.engine.block_log import SHORT_DELTA, BlockLog, CacheView, block_key
 from headrace.engine.block_pool import BlockEvent, BlockPool, Cleared, Removed, Stored
-from headrace.engine.engine import Answers, StepResult
 from headrace.engine.outbox import FRAME_VALUES, Outbox
+from headrace.engine.result import Answers, StepResult
 from headrace.frames import (
     Blocks,
     Failed,

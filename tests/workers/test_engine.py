@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.config import EngineConfig
-from headrace.engine.engine import Engine, StepResult
+from headrace.engine.engine import Engine
 from headrace.engine.errors import RequestError
+from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.toy import ToyModel, ToyNamer, digest, make_submit, toy_logits

@@ -10,9 +10,11 @@ evicted after its children, and what is evicted first is what fewest prompts sha
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from headrace.engine.hot import HotBlock, Uses
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class BlockPool:
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
         self._events: list[BlockEvent] = []
+        self._uses = Uses(fade_after=4 * num_blocks)
 
     @property
     def free(self) -> int:
@@ -109,6 +112,7 @@ class BlockPool:
         assert name is not None, "only named blocks are cached"
         self._name_of[block] = None
         del self._block_of[name]
+        self._uses.removed(name)
         self._events.append(Removed(name))
 
     def publish(self, block: int, name: bytes, parent: bytes | None) -> int:
@@ -128,8 +132,21 @@ class BlockPool:
         assert self._name_of[block] is None, "a block has one contents"
         self._name_of[block] = name
         self._block_of[name] = block
+        self._uses.stored(name, parent)
         self._events.append(Stored(name, parent))
         return block
+
+    def find(self, name: bytes) -> int | None:
+        """The block with the contents `name`."""
+        return self._block_of.get(name)
+
+    def note_use(self, names: Sequence[bytes]) -> None:
+        """A sequence was saved from computing the contents `names`."""
+        self._uses.hit(names)
+
+    def hottest(self, count: int) -> list[HotBlock]:
+        """The most used contents of the cache, at most `count`; each comes after its parent."""
+        return self._uses.hottest(count)
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference to each of `blocks`, which stand in sequence order."""
@@ -150,6 +167,7 @@ class BlockPool:
         for block in self._block_of.values():
             self._name_of[block] = None
         self._block_of.clear()
+        self._uses.clear()
         self._events = [Cleared()]
 
     def names(self) -> list[bytes]:
@@ -161,8 +179,13 @@ class BlockPool:
         events, self._events = self._events, []
         return events
 
-    def check(self) -> None:
-        """Assert that every block is in exactly one state. Costs O(num_blocks): for tests and idle workers."""
+    def check(self, held: Iterable[int] | None = None) -> None:
+        """Assert that every block is in exactly one state, and where `held` lists the blocks of all holders, that
+        there is one reference for each of them. Costs O(num_blocks): for tests and shutdown.
+        """
+        if held is not None:
+            references = {block: count for block, count in enumerate(self._references) if count}
+            assert Counter(held) == references, "references and holders differ"
         free, cached = set(self._free), set(self._cached)
         used = {block for block, count in enumerate(self._references) if count > 0}
         assert len(free) == len(self._free), "a block is free twice"

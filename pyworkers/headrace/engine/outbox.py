@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from headrace.engine.block_log import BlockLog
-from headrace.engine.engine import Answers, StepResult
+from headrace.engine.result import Answers, StepResult
 from headrace.frames import Bye, Failed, Freed, FromWorker, Load, Output, Step, TokenLogprob
 
 FRAME_VALUES = 1 << 20  # ids and log-probabilities in one Step; keeps a frame below its limit

@@ -10,17 +10,22 @@ that fair and steady:
   stay; computing them again yields the same KV, so its answer is the same.
 - A sequence is admitted only if the pool keeps room for what the running ones are still expected to write. The
   expectation is the mean length of the answers so far, so that admission does not lead to preemption.
+
+Sequences whose KV moves between workers have blocks without a seat for a while. One whose KV comes waits for blocks in
+order with the others, then it is parked until all is there, then it is ready for a seat. One whose KV goes is parked
+from its first token on, and nothing takes its blocks before.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 from headrace.engine.block_pool import BlockPool
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import Sequence, Stage
 
 ANSWER_WEIGHT = 1 / 16  # of the newest answer in the mean length; a guess
 LOOK_PAST = 64  # waiting sequences passed over in one step because their prefix is being computed
@@ -37,14 +42,17 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: its work, decoding sequences first, and which of them took a seat just now."""
+    """One step: its work, decoding sequences first, which of them took a seat just now, and which got blocks for KV
+    that comes from elsewhere.
+    """
 
     work: list[Work]
     admitted: list[Sequence]
+    reserved: list[Sequence] = field(default_factory=list[Sequence])
 
 
 class Scheduler:
-    """Running and waiting sequences over one pool. `running` and `waiting` are sorted by `Sequence.order`."""
+    """Sequences over one pool. `running`, `waiting` and `ready` are sorted by `Sequence.order`."""
 
     def __init__(
         self,
@@ -65,7 +73,11 @@ class Scheduler:
         self.prefix_cache = prefix_cache
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
+        self.ready: list[Sequence] = []
+        self.parked: set[Sequence] = set()
         self.preemptions = 0
+        self._stalled = False  # a plan would be empty until something changes
+        self._arriving = 0  # of those who wait, how many wait for blocks only
         self._seats = list(range(max_sequences - 1, -1, -1))
         self._expected_answer = 0.0
         self._computing: Counter[bytes] = (
@@ -74,23 +86,77 @@ class Scheduler:
 
     @property
     def idle(self) -> bool:
-        return not self.running and not self.waiting
+        """There is nothing to compute until something new comes, or parked sequences move on."""
+        return not self.running and (self._stalled or not (self.waiting or self.ready))
+
+    @property
+    def empty(self) -> bool:
+        """No sequence is here."""
+        return not (self.running or self.waiting or self.ready or self.parked)
 
     def add(self, sequence: Sequence) -> None:
         """Let `sequence` wait. Raises `RequestError` when `max_waiting` already do."""
-        if len(self.waiting) >= self.max_waiting:
+        self.check_queue(0)
+        self.wait(sequence)
+
+    def check_queue(self, others: int) -> None:
+        """Raises `RequestError` when `max_waiting` sequences wait, here or as one of `others`."""
+        waiting = len(self.waiting) + others
+        if waiting >= self.max_waiting:
             raise RequestError(
                 FailureKind.QUEUE_FULL,
-                f"{len(self.waiting)} requests wait, the limit is {self.max_waiting}",
+                f"{waiting} requests wait, the limit is {self.max_waiting}",
             )
+
+    def wait(self, sequence: Sequence) -> None:
+        """Let `sequence`, which is outside, wait."""
+        assert sequence.stage is Stage.OUTSIDE
         insort(self.waiting, sequence, key=_order)
+        self._arriving += sequence.arriving is not None
+        sequence.stage = Stage.WAITING
+        self._stalled = False
 
     def remove(self, sequence: Sequence) -> int:
         """Take a sequence out at any stage; returns how many blocks it gave back."""
-        if sequence.seat is None:
-            _take_out(self.waiting, sequence)
-            return 0
-        return self._stop(sequence)
+        self._stalled = False
+        match sequence.stage:
+            case Stage.OUTSIDE:
+                pass
+            case Stage.WAITING:
+                _take_out(self.waiting, sequence)
+                self._arriving -= sequence.arriving is not None
+            case Stage.RUNNING:
+                self._give_up_seat(sequence)
+            case Stage.PARKED:
+                self.parked.remove(sequence)
+            case Stage.READY:
+                _take_out(self.ready, sequence)
+        sequence.stage = Stage.OUTSIDE
+        return self._give_back(sequence)
+
+    def park(self, sequence: Sequence) -> None:
+        """A running sequence leaves the batch and keeps its blocks."""
+        self._give_up_seat(sequence)
+        self.parked.add(sequence)
+        sequence.stage = Stage.PARKED
+
+    def unpark(self, sequence: Sequence) -> None:
+        """A parked sequence has all its KV: it may decode."""
+        assert sequence.stage is Stage.PARKED
+        self.parked.remove(sequence)
+        insort(self.ready, sequence, key=_order)
+        sequence.stage = Stage.READY
+        self._stalled = False
+
+    @property
+    def spoken_for(self) -> int:
+        """Blocks that those who have some are still expected to ask for."""
+        others = (*self.running, *self.ready, *self.parked)
+        return sum(self._blocks_to_come(other) for other in others)
+
+    def changed(self) -> None:
+        """There may be more room than at the last plan."""
+        self._stalled = False
 
     def note_answer(self, tokens: int) -> None:
         """An answer ended after `tokens`; the next ones are expected to be like it."""
@@ -99,7 +165,7 @@ class Scheduler:
     def plan(self) -> Plan:
         """What the next step computes; all blocks for it are allocated.
 
-        There is work as long as something runs or waits.
+        There is work as long as something runs; and as something waits, unless what is parked leaves no room.
         """
         preemptions = self.preemptions
         decodes = self._plan_decodes()
@@ -113,15 +179,19 @@ class Scheduler:
             if count > 0:
                 prompts.append(Work(sequence, count))
         decided = len(prompts)
+        seated: list[Sequence] = []
+        reserved: list[Sequence] = []
         if preemptions == self.preemptions:  # what was just preempted would come straight back
-            budget = self._admit(prompts, budget)
-        admitted = [work.sequence for work in prompts[decided:]]
+            budget = self._admit(prompts, seated, reserved, budget)
+        admitted = seated + [work.sequence for work in prompts[decided:]]
         for place, work in enumerate(prompts):  # what nobody else wanted
             more = self._chunk(work.sequence, work.count + budget, contested=False)
             if more > work.count:
                 budget -= more - work.count
                 prompts[place] = Work(work.sequence, more)
-        return Plan(decodes + prompts, admitted)
+        work = decodes + [Work(sequence, 1) for sequence in seated] + prompts
+        self._stalled = not work and preemptions == self.preemptions
+        return Plan(work, admitted, reserved)
 
     def _plan_decodes(self) -> list[Work]:
         decodes: list[Work] = []
@@ -138,7 +208,8 @@ class Scheduler:
         if len(sequence.blocks) * self.block_tokens > sequence.computed:
             return True
         while (blocks := self.pool.allocate(1)) is None:
-            victim = self.running[-1]
+            # One whose KV goes to another worker keeps it; the sequence that asks is none of those.
+            victim = next(s for s in reversed(self.running) if s.hand_off_ms is None)
             self._preempt(victim)
             if victim is sequence:
                 return False
@@ -146,11 +217,11 @@ class Scheduler:
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self._stop(sequence)
+        self.remove(sequence)
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs = []  # they start again with the prompt
         self.preemptions += 1
-        insort(self.waiting, sequence, key=_order)
+        self.wait(sequence)
 
     def _chunk(self, sequence: Sequence, budget: int, *, contested: bool) -> int:
         wanted = sequence.remaining
@@ -160,82 +231,149 @@ class Scheduler:
             return wanted
         return (budget + 1) // 2 if contested else budget
 
-    def _admit(self, prompts: list[Work], budget: int) -> int:
-        """Let waiting sequences run while seats, budget and pool last; returns the rest of the budget."""
-        reserved: int | None = None
+    def _admit(
+        self, prompts: list[Work], seated: list[Sequence], reserved: list[Sequence], budget: int
+    ) -> int:
+        """Let ready and waiting sequences go on while seats, budget and pool last; returns the rest of the budget."""
+        to_come: int | None = None
+        passed = 0  # blocks of those that only lack a seat: who is passed over loses none by it
         place = 0
-        while budget > 0 and self._seats and place < min(len(self.waiting), LOOK_PAST):
+        while place < min(len(self.waiting), LOOK_PAST):
             sequence = self.waiting[place]
+            if self.ready and self._seats and budget > 0 and _order(self.ready[0]) < sequence.order:
+                if not self._seat_ready(seated):
+                    break
+                budget -= 1
+                continue
+            can_start = budget > 0 and bool(self._seats)
+            if not can_start and not self._arriving:
+                break
             names = self._creditable(sequence)
             shared = self.pool.match(names)
             if len(shared) < len(names) and names[len(shared)] in self._computing:
-                place += 1  # a running prompt is about to publish the next block: share it then
+                place += 1  # its next block is being computed or pulled: share it then
                 continue
-            if reserved is None:
-                reserved = sum(self._blocks_to_come(other) for other in self.running)
-            fresh = self._blocks(sequence.total) - len(shared)
+            if to_come is None:
+                to_come = self.spoken_for
+            tokens = sequence.total if sequence.arriving is None else sequence.arriving.tokens
+            fresh = self._blocks(tokens) - len(shared)
             needed = fresh + self.pool.unreferenced(shared)
-            if needed + (reserved if self.running else 0) > self.pool.available:
+            if needed + to_come + passed > self.pool.available:
                 break  # a smaller one behind it must not starve it
+            if sequence.arriving is None and not can_start:
+                passed += needed
+                place += 1
+                continue
             self.waiting.pop(place)
-            self._start(sequence, shared, fresh)
-            reserved += self._blocks_to_come(sequence)
-            count = self._chunk(sequence, budget, contested=place < len(self.waiting))
-            budget -= count
-            prompts.append(Work(sequence, count))
+            self._take_blocks(sequence, shared, fresh)
+            to_come += self._blocks_to_come(sequence)
+            if sequence.arriving is not None:
+                self._arriving -= 1
+                self.parked.add(sequence)
+                sequence.stage = Stage.PARKED
+                reserved.append(sequence)
+            else:
+                self._take_seat(sequence)
+                count = self._chunk(sequence, budget, contested=place < len(self.waiting))
+                budget -= count
+                prompts.append(Work(sequence, count))
+        while self.ready and self._seats and budget > 0 and self._seat_ready(seated):
+            budget -= 1
         return budget
+
+    def _seat_ready(self, seated: list[Sequence]) -> bool:
+        """Let the first ready sequence run. False when it has to wait for a block."""
+        sequence = self.ready[0]
+        missing = self._blocks(sequence.total) - len(sequence.blocks)
+        while missing > 0:
+            blocks = self.pool.allocate(missing)
+            if blocks is not None:
+                sequence.blocks += blocks
+                break
+            if self.running:
+                return False  # they end, or give way
+            victim = self.ready[-1]
+            self._preempt(victim)
+            if victim is sequence:
+                return False
+        self.ready.pop(0)
+        self._take_seat(sequence)
+        seated.append(sequence)
+        return True
 
     def _creditable(self, sequence: Sequence) -> list[bytes]:
         """Names of the blocks that may come from the cache: never the one of the last token, whose
-        logits choose the next one. With prompt log-probabilities none: every row is wanted.
+        logits choose the next one; unless that is chosen elsewhere, where the KV comes from. With prompt
+        log-probabilities none: every row is wanted.
         """
         if not self.prefix_cache or sequence.prompt_logprobs is not None:
             return []
+        if sequence.arriving is not None:
+            return sequence.names[: sequence.arriving.tokens // self.block_tokens]
         return sequence.names[: (sequence.total - 1) // self.block_tokens]
 
-    def _start(self, sequence: Sequence, shared: list[int], fresh: int) -> None:
+    def _take_blocks(self, sequence: Sequence, shared: list[int], fresh: int) -> None:
         self.pool.share(shared)
+        self.pool.note_use(sequence.names[: len(shared)])
         blocks = self.pool.allocate(fresh)
         assert blocks is not None, "the caller counted"
         sequence.blocks = shared + blocks
         sequence.published = len(shared)
         sequence.computed = len(shared) * self.block_tokens
-        sequence.seat = self._seats.pop()
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
         if self.prefix_cache:
             self._computing.update(sequence.names[sequence.published :])
+
+    def _take_seat(self, sequence: Sequence) -> None:
+        sequence.seat = self._seats.pop()
+        sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
 
-    def _stop(self, sequence: Sequence) -> int:
+    def _give_up_seat(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
         assert sequence.seat is not None
         self._seats.append(sequence.seat)
-        if self.prefix_cache:
+        sequence.seat = None
+
+    def _give_back(self, sequence: Sequence) -> int:
+        if self.prefix_cache and sequence.blocks:
             self._no_longer_computing(sequence.names[sequence.published :])
         released = len(sequence.blocks)
         self.pool.release(sequence.blocks)
+        self.pool.release(sequence.twins)  # after their children
         sequence.blocks = []
-        sequence.seat = None
+        sequence.twins = []
         sequence.computed = sequence.published = 0
         return released
 
     def append_names(self, sequence: Sequence, names: list[bytes]) -> None:
-        """The tokens of a running sequence fill more blocks: these are their names."""
-        assert sequence.seat is not None
+        """The tokens of a sequence with blocks fill more of them: these are their names."""
+        assert sequence.blocks
         sequence.names += names
         self._computing.update(names)
 
     def publish(self, sequence: Sequence) -> bool:
-        """Name the blocks that became full. True when `blocks` changed: another's copy is in use now."""
+        """Name the blocks that became full. True when `blocks` changed: another's copy is in use now.
+
+        One whose KV goes to another worker keeps its copies. It holds the others, too: no block leaves the cache
+        before those that follow it.
+        """
         full = sequence.computed // self.block_tokens
         if not self.prefix_cache or full == sequence.published:
             return False
         replaced = False
         for place in range(sequence.published, full):
+            name, own = sequence.names[place], sequence.blocks[place]
+            known = self.pool.find(name)
+            if sequence.hand_off_ms is not None and known is not None:
+                if known != own:
+                    self.pool.share([known])
+                    sequence.twins.append(known)
+                continue
             parent = sequence.names[place - 1] if place > 0 else None
-            block = self.pool.publish(sequence.blocks[place], sequence.names[place], parent)
-            replaced |= block != sequence.blocks[place]
+            block = self.pool.publish(own, name, parent)
+            replaced |= block != own
             sequence.blocks[place] = block
         self._no_longer_computing(sequence.names[sequence.published : full])
         sequence.published = full
@@ -243,10 +381,9 @@ class Scheduler:
 
     def rename(self, sequence: Sequence, names: list[bytes]) -> None:
         """Use other names for the blocks of `sequence`, after `BlockPool.clear_names`."""
-        if sequence.seat is not None:
+        if self.prefix_cache and sequence.blocks:
             self._no_longer_computing(sequence.names[sequence.published :])
-            if self.prefix_cache:
-                self._computing.update(names)
+            self._computing.update(names)
         sequence.names = names
         sequence.published = 0
 
@@ -262,22 +399,28 @@ class Scheduler:
         return -(-tokens // self.block_tokens)
 
     def _blocks_to_come(self, sequence: Sequence) -> int:
-        """Blocks that a running sequence is expected to ask for; at least one while it may ask at all."""
+        """Blocks that a sequence is expected to ask for; at least one while it may ask at all."""
+        if sequence.hand_off_ms is not None:
+            return 0  # it ends with its first token
         expected = max(int(self._expected_answer), len(sequence.generated) + self.block_tokens)
         length = min(sequence.limit, sequence.prompt_len + expected)
         return max(self._blocks(length) - len(sequence.blocks), 0)
 
-    def check(self) -> None:
-        """Assert what must hold between steps, and that an idle scheduler holds nothing."""
-        self.pool.check()
-        assert self.running == sorted(self.running, key=_order), "running is not in order"
-        assert self.waiting == sorted(self.waiting, key=_order), "waiting is not in order"
+    def check(self, others: Iterable[int] = ()) -> None:
+        """Assert what must hold between steps, and that an idle scheduler holds nothing. `others` are blocks that are
+        held for no sequence, once for each time.
+        """
+        held = [*others]
+        for sequence in (*self.running, *self.ready, *self.parked):
+            held += sequence.blocks + sequence.twins
+        self.pool.check(held)
+        for sequences in (self.running, self.waiting, self.ready):
+            assert sequences == sorted(sequences, key=_order), "sequences are not in order"
         seats = [sequence.seat for sequence in self.running]
         assert len({*seats, *self._seats}) == self.max_sequences, "a seat is taken twice or lost"
-        held = sum(len(sequence.blocks) for sequence in self.running)
-        assert held >= self.pool.used, "a block is held by nobody"
-        if self.idle:
-            assert self.pool.used == 0, "an idle worker holds blocks"
+        arriving = sum(sequence.arriving is not None for sequence in self.waiting)
+        assert arriving == self._arriving, "miscounted who waits for blocks only"
+        if self.empty:
             assert not self._computing, "an idle worker computes blocks"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,26 @@ from numpy.typing import NDArray
 from headrace.engine.penalties import Penalties
 from headrace.frames import Sampling, TokenLogprob
 
+if TYPE_CHECKING:
+    from headrace.engine.arrival import Arriving
+    from headrace.engine.export import Export
+
 
 class Key(NamedTuple):
     """Names a request. Routers number their requests each on their own, so the link is part of the name."""
 
     link: int
     request: int
+
+
+class Stage(Enum):
+    """Where the scheduler has a sequence, and what the sequence has."""
+
+    OUTSIDE = auto()  # nothing; the scheduler does not know it
+    WAITING = auto()  # nothing
+    RUNNING = auto()  # blocks and a seat
+    PARKED = auto()  # blocks, which others read or write; it computes nothing
+    READY = auto()  # blocks with all KV; it decodes as soon as there is a seat
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -40,12 +55,22 @@ class Sequence:
     names: list[bytes]  # chained hashes of the full blocks of prompt + generated known so far
     penalties: Penalties | None = None
     computed: int = 0  # tokens whose KV is in the cache
+    stage: Stage = Stage.OUTSIDE
     blocks: list[int] = field(default_factory=list[int])
+    twins: list[int] = field(
+        default_factory=list[int]
+    )  # named blocks with the same contents, held too
     published: int = 0  # leading blocks whose contents are named in the pool
     seat: int | None = None  # row of the block table and of the sampler, while running
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     answered: bool = False  # the first Output went out
     prompt_logprobs: list[TokenLogprob] | None = None  # collected so far; None when not wanted
+    hand_off_ms: int | None = (
+        None  # lease of its KV, which another worker pulls after the first token
+    )
+    export: Export | None = None  # from the admission on, with `hand_off_ms`
+    lease_end_s: float | None = None  # set once its first token is out
+    arriving: Arriving | None = None  # its KV comes from another worker; None once it runs
 
     @property
     def prompt_len(self) -> int:

@@ -1,0 +1,119 @@
+"""From a `Submit` frame to a sequence, or to the reason why not."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.arrival import Arriving
+from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.penalties import Penalties
+from headrace.engine.sampler import check_sampling, needs_penalties
+from headrace.engine.sequence import Key, Sequence
+from headrace.frames import Submit
+
+
+class Intake:
+    """Checks requests. `model_tokens` is the longest sequence of the model, `context_tokens` that of the engine,
+    whose pool may be smaller.
+    """
+
+    def __init__(self, *, vocab_size: int, model_tokens: int, context_tokens: int) -> None:
+        self._vocab_size = vocab_size
+        self._model_tokens = model_tokens
+        self._context_tokens = context_tokens
+        self._arrivals = 0
+
+    def sequence(self, key: Key, submit: Submit, now_s: float) -> Sequence:
+        """The sequence of a request, without block names yet. Raises `RequestError`."""
+        if submit.kv_from is not None and submit.hand_off is not None:
+            text = "a leg that pulls its KV cannot hand it off as well"
+            raise RequestError(FailureKind.UNSUPPORTED, text)
+        sampling = submit.sampling
+        check_sampling(sampling, self._vocab_size, prompt_tokens=len(submit.tokens) // 4)
+        prompt = self._tokens(submit.tokens, "prompt")
+        if not len(prompt):
+            raise RequestError(FailureKind.EMPTY_PROMPT, "the prompt has no token")
+        resumed = self._tokens(submit.resume.generated, "resume") if submit.resume else prompt[:0]
+        limit = min(len(prompt) + submit.max_tokens, self._context_tokens)
+        self._check_length(len(prompt), len(resumed), limit, submit)
+        stop_ids = frozenset(i for i in submit.stop_ids if i < self._vocab_size)
+        generated = resumed.tolist()
+        arriving = None
+        if submit.kv_from is not None:
+            tokens, timeout_s = len(prompt) + len(generated), submit.kv_from.timeout_ms / 1e3
+            arriving = Arriving(tokens=tokens, timeout_s=timeout_s)
+        # A resumed answer has sent them already; of a prompt that is computed elsewhere they come from there.
+        scores = sampling.prompt_logprobs is not None and not generated and arriving is None
+        self._arrivals += 1
+        return Sequence(
+            key=key,
+            arrival=self._arrivals,
+            priority=submit.priority,
+            prompt=prompt,
+            generated=generated,
+            limit=limit,
+            sampling=sampling,
+            stop_ids=frozenset() if sampling.ignore_eos else stop_ids,
+            salt=submit.salt,
+            deadline_s=None if submit.deadline_ms is None else now_s + submit.deadline_ms / 1e3,
+            names=[],
+            penalties=(
+                Penalties(prompt, generated, with_prompt=sampling.repetition_penalty != 1)
+                if needs_penalties(sampling)
+                else None
+            ),
+            prompt_logprobs=[] if scores else None,
+            hand_off_ms=None if submit.hand_off is None else submit.hand_off.lease_ms,
+            arriving=arriving,
+        )
+
+    def _tokens(self, data: bytes, what: str) -> NDArray[np.int32]:
+        if len(data) % 4:
+            raise RequestError(
+                FailureKind.BAD_TOKEN, f"{what}: {len(data)} bytes are no list of 4-byte tokens"
+            )
+        ids = np.frombuffer(data, dtype="<u4")
+        if len(ids) and (worst := int(ids.max())) >= self._vocab_size:
+            raise RequestError(
+                FailureKind.BAD_TOKEN,
+                f"{what}: token {worst} is not in the vocabulary of {self._vocab_size}",
+            )
+        return ids.astype(np.int32)
+
+    def _check_length(self, prompt: int, resumed: int, limit: int, submit: Submit) -> None:
+        only_prompt = submit.max_tokens == 0
+        if only_prompt and submit.sampling.prompt_logprobs is None:
+            raise RequestError(
+                FailureKind.BAD_SAMPLING, "max_tokens is 0 and no prompt_logprobs are wanted"
+            )
+        shortest = prompt + (0 if only_prompt else 1)
+        if shortest > self._model_tokens:
+            raise RequestError(
+                FailureKind.TOO_LONG,
+                f"the prompt is {prompt} tokens, the context is {self._model_tokens}",
+            )
+        if shortest > self._context_tokens:
+            raise RequestError(
+                FailureKind.TOO_BIG_FOR_POOL,
+                f"the prompt is {prompt} tokens, the KV pool holds {self._context_tokens}",
+            )
+        if resumed and prompt + resumed >= limit:
+            raise RequestError(
+                FailureKind.BAD_RESUME,
+                f"{resumed} tokens are generated, and {limit - prompt} is all there may be",
+            )
+
+    def check_first(self, sequence: Sequence, generated: list[int]) -> None:
+        """Whether an answer may go on after these tokens. Raises `RequestError`."""
+        for token in generated:
+            if not 0 <= token < self._vocab_size:
+                raise RequestError(
+                    FailureKind.BAD_TOKEN,
+                    f"continue: token {token} is not in the vocabulary of {self._vocab_size}",
+                )
+        if generated and sequence.total + len(generated) >= sequence.limit:
+            raise RequestError(
+                FailureKind.BAD_RESUME,
+                f"{len(generated)} more tokens leave nothing to generate",
+            )

@@ -1,0 +1,35 @@
+"""What an engine says after a step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from headrace.frames import Failed, Freed, Output
+
+
+@dataclass(slots=True)
+class Answers:
+    """What one link is to hear about its requests."""
+
+    outputs: list[Output] = field(default_factory=list[Output])
+    failed: list[Failed] = field(default_factory=list[Failed])
+    freed: list[Freed] = field(default_factory=list[Freed])
+
+
+@dataclass(slots=True)
+class StepResult:
+    """What one step did. `step` counts the forwards; it stays where none was needed.
+
+    The counts are those of the cost model in `Hello.step_prior`; `ms` is for the caller to fill in.
+    """
+
+    step: int = 0
+    ms: float = 0.0
+    prefill_tokens: int = 0
+    prefill_context: int = 0
+    decode_rows: int = 0
+    kv_tokens: int = 0
+    answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
+
+    def of(self, link: int) -> Answers:
+        return self.answers.setdefault(link, Answers())
