@@ -74,9 +74,8 @@ async def chaos(
         note(f"fleet and undisturbed run: {time.monotonic() - began:.0f} s")
         await suite.check()
         await suite.run(plan, began + args.seconds, note)
-    leaks = {"leaked_blocks": suite.leaks.blocks, "leaked_bookings": suite.leaks.bookings}
-    result = report(suite.crowd.tally, suite.outcomes, leaks, about(args, began))
-    result["examples"] += suite.leaks.found[:20]
+    result = report(suite.crowd.tally, suite.outcomes, suite.found, about(args, began))
+    result["examples"] += (suite.leaks.found + suite.fleet.crashes)[:20]
     return result
 
 

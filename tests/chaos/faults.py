@@ -269,6 +269,7 @@ class Injector:
         """Another process takes the name while the first is frozen; then the first wakes up."""
         first, starts = worker.pid, worker.starts
         assert first is not None
+        self.fleet.replaced.add(first)
         self.fleet.start(worker)
         await self.fleet.until(
             lambda: worker.pid not in (first, None) and worker.starts > starts,

@@ -146,6 +146,10 @@ class Fleet:
         }
         self.hosts = {worker.host.name: worker.host for worker in self.workers.values()}
         self.listeners: list[Listener] = []
+        self.crashes: list[str] = []  # processes that ended on their own
+        self.replaced: set[int] = (
+            set()
+        )  # those whose name another one took: the router sends them away
         self._model_path = model
         self._listen = f"{listen}:0"
         self._router_flags = [*ROUTER_FLAGS, *router_flags]
@@ -278,6 +282,8 @@ class Fleet:
 
     def _ended(self, event: dict[str, Any]) -> None:
         worker = self.workers[event["name"]]
+        if event["status"] > 0 and event["pid"] not in self.replaced:
+            self.crashes.append(f"{worker.name} ended with status {event['status']}")
         if worker.pid == event["pid"]:
             worker.pid = None
             worker.holds.clear()

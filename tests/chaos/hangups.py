@@ -19,8 +19,8 @@ from chaos.load import CHUNK_TOKENS, FIRST_ID, LAST_ID, SEEDS_APART, Request
 FIRST_SEED = 1 << 30  # above those of the crowd's requests
 REACHED_WITHIN_S = 15.0
 FREED_WITHIN_S = 30.0
-ATTEMPTS = 10  # to catch a request in the router's queue
-BURST = 12
+QUEUED_WITHIN_S = 1.0  # less than three heartbeats: the workers stand still meanwhile
+BURST = 16
 
 # Where a worker is held while the client goes. The first role of these that the fleet has.
 HELD_AT = {
@@ -141,21 +141,24 @@ class HangUps:
         return await self._freed(request, hung_up)
 
     async def _queued(self) -> HungUp | None:
-        """More prompts at once than the workers may have ahead, of the lowest class."""
-        for _ in range(ATTEMPTS):
-            requests = [self._request(12, priority=100) for _ in range(BURST)]
-            before = await self._cancelled_in_queue()
-            streams = [await self.crowd.open(request) for request in requests]
-            with contextlib.suppress(ChaosError):
-                await self.fleet.poll(self._queue, "", 0.2)
-            times = [self._leave(stream) for stream in streams]
-            for stream in streams:
-                await self.crowd.finish(stream)
-            for request, at_s in zip(requests, times, strict=True):
-                await self._freed(request, at_s)
-            if await self._cancelled_in_queue() > before:
-                return HungUp(times[-1], None)
-        return None
+        """More prompts at once than the workers may have ahead, while none of them computes one."""
+        workers = list(self.fleet.workers.values())
+        armed = [await self.fleet.arm(worker, "computing", "hold") for worker in workers]
+        requests = [self._request(12, priority=100) for _ in range(BURST)]
+        before = await self._cancelled_in_queue()
+        streams = [await self.crowd.open(request) for request in requests]
+        with contextlib.suppress(ChaosError):
+            await self.fleet.poll(self._queue, "", QUEUED_WITHIN_S)
+        times = [self._leave(stream) for stream in streams]
+        await self.fleet.get("/health")  # the router had time to notice
+        for worker, (rule, _) in zip(workers, armed, strict=True):
+            self.fleet.disarm(worker, rule)
+        for stream in streams:
+            await self.crowd.finish(stream)
+        for request, at_s in zip(requests, times, strict=True):
+            await self._freed(request, at_s)
+        reached = await self._cancelled_in_queue() > before
+        return HungUp(times[-1], None) if reached else None
 
     async def _queue(self) -> bool:
         return await self.fleet.metric("headrace_queue_requests") > 0

@@ -10,7 +10,7 @@ from typing import Any
 from chaos.crowd import Tally
 from chaos.faults import Outcome
 
-DECIDING = ("mismatched", "failed", "hung", "leaked_blocks", "leaked_bookings")
+DECIDING = ("mismatched", "failed", "hung", "leaked_blocks", "leaked_bookings", "crashed")
 
 
 def percentile(values: Sequence[float], share: float) -> float | None:

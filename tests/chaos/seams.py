@@ -131,6 +131,7 @@ class Seams:
         return rule.point == point and rule.seed in (None, seed)
 
     def _fire(self, rule: Rule, seed: int | None) -> None:
+        hold = self._held.get(rule.id)  # before the harness knows, and may take the rule back
         self.control.send(event="fired", id=rule.id, seed=seed, held=self.requests())
         match rule.do:
             case "kill":
@@ -142,7 +143,8 @@ class Seams:
             case "slow":
                 time.sleep(rule.ms / 1e3)
             case "hold":
-                self._held[rule.id].wait(LONGEST_HOLD_S)
+                assert hold is not None
+                hold.wait(LONGEST_HOLD_S)
             case "cut link":
                 self.cut()
             case "tell":

@@ -116,6 +116,15 @@ class Suite:
         self.outcomes += outcomes
         return outcomes
 
+    @property
+    def found(self) -> dict[str, int]:
+        """What no request tells."""
+        return {
+            "leaked_blocks": self.leaks.blocks,
+            "leaked_bookings": self.leaks.bookings,
+            "crashed": len(self.fleet.crashes),
+        }
+
     async def check(self) -> None:
         """Nothing runs: all blocks and bookings must be free, as router and workers say, and inside the engines."""
         await self.fleet.ready()

@@ -54,9 +54,9 @@ async def test_nobody_notices_what_happens_to_the_network(tmp_path: Path) -> Non
 async def everything_recovers(suite: Suite, faults: Iterable[Fault]) -> None:
     until_s = time.monotonic() + 120  # far more than it takes
     await suite.run(iter(faults), until_s, print)
-    leaks = {"leaked_blocks": suite.leaks.blocks, "leaked_bookings": suite.leaks.bookings}
-    result = report(suite.crowd.tally, suite.outcomes, leaks, {})
-    told = f"{table(result['matrix'])}\n\n{summary(result)}\n{suite.leaks.found}"
+    result = report(suite.crowd.tally, suite.outcomes, suite.found, {})
+    found = suite.leaks.found + suite.fleet.crashes
+    told = f"{table(result['matrix'])}\n\n{summary(result)}\n{found}"
     assert passed(result), told
     assert [outcome.word for outcome in suite.outcomes] == ["ok"] * len(suite.outcomes), told
     assert suite.crowd.tally.equal > 0

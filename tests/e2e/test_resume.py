@@ -122,4 +122,4 @@ async def until_not_ready(fleet: Fleet, worker: Worker) -> None:
 
 async def nothing_is_left(suite: Suite) -> None:
     await suite.check()
-    assert suite.leaks.found == []
+    assert suite.leaks.found + suite.fleet.crashes == []
