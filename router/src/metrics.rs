@@ -119,7 +119,7 @@ impl Metrics {
     pub(crate) fn placed(&self, decision: &Decision) {
         self.placements.inc([decision.chooser.policy.name().as_str()]);
         if let Some(shadow) = &decision.shadow
-            && Some(shadow.winner) != decision.winner
+            && decision.shadow_differs()
         {
             self.shadow_differs.inc();
             self.shadow_regret_us.add((shadow.regret_ms.max(0.0) * 1e3) as u64);

@@ -1,16 +1,75 @@
 //! A worker as one decision sees it: numbers only, copied out of the scheduler's state, so that a decision can be written
 //! down and made again elsewhere.
 
+use std::fmt;
+use std::ops::Deref;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::cost::{Demand, Estimate, Standing, estimate};
+use crate::core::estimate::{DecodeLeg, Demand, Estimate, Source, Standing, estimate, prefill_leg};
+use crate::core::frame::Role;
+use crate::core::transfer::Sources;
 
 /// One link of a worker to this router; a worker that dials again gets a new one. They grow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct WorkerId(pub u32);
+
+/// Name of a worker, with its digest, which every decision about a session needs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Arc<str>", into = "Arc<str>")]
+pub struct WorkerName {
+    text: Arc<str>,
+    digest: u64,
+}
+
+impl WorkerName {
+    /// See [`digest`].
+    #[must_use]
+    pub fn digest(&self) -> u64 {
+        self.digest
+    }
+
+    /// As text that can be kept.
+    #[must_use]
+    pub fn text(&self) -> &Arc<str> {
+        &self.text
+    }
+}
+
+impl From<Arc<str>> for WorkerName {
+    fn from(text: Arc<str>) -> Self {
+        let digest = digest(&text);
+        Self { text, digest }
+    }
+}
+
+impl From<String> for WorkerName {
+    fn from(text: String) -> Self {
+        Arc::<str>::from(text).into()
+    }
+}
+
+impl From<WorkerName> for Arc<str> {
+    fn from(name: WorkerName) -> Self {
+        name.text
+    }
+}
+
+impl Deref for WorkerName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl fmt::Display for WorkerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.text)
+    }
+}
 
 /// Why a worker is not chosen, whatever it would cost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,8 +81,10 @@ pub enum Exclusion {
     Failed,
     /// Batch and queue are taken.
     Full,
-    /// Like all others, it has more ms of prompts ahead than `--worker-queue-ms`.
+    /// Like all others of its kind, it has more ms of prompts ahead than `--worker-queue-ms`.
     Backlog,
+    /// It only computes prompts, and their KV cannot be moved.
+    NoTransfer,
 }
 
 /// A worker, as far as the choice is concerned.
@@ -32,7 +93,10 @@ pub struct Candidate {
     /// Which.
     pub id: WorkerId,
     /// Its name.
-    pub name: Arc<str>,
+    pub name: WorkerName,
+    /// What it does.
+    #[serde(default = "both", skip_serializing_if = "does_both")]
+    pub role: Role,
     /// Set if it cannot be chosen.
     pub excluded: Option<Exclusion>,
     /// Requests that it has, as far as is known.
@@ -43,19 +107,87 @@ pub struct Candidate {
     pub booked_tokens: u64,
     /// Leading tokens of the prompt that it says it holds, as far as it is believed. Never the last one.
     pub held_tokens: u32,
-    /// The same with what is booked there and on its way: what a placement counts on.
+    /// The same with what is booked to be computed there: what whoever computes the prompt there counts on.
     pub cached_tokens: u32,
+    /// Leading tokens that others pull there: with those cached, what a decode leg counts on.
+    #[serde(default, skip_serializing_if = "no_tokens")]
+    pub coming_tokens: u32,
     /// Leading tokens that it holds in a lower tier. Shown, not counted: nothing says yet what fetching them costs.
     pub lower_tier_tokens: u32,
     /// How it stands.
     pub standing: Standing,
+    /// What pulling KV costs it; only where it can, and there are prefill workers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sources: Option<Arc<Sources>>,
+}
+
+fn both() -> Role {
+    Role::Both
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn no_tokens(tokens: &u32) -> bool {
+    *tokens == 0
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn does_both(role: &Role) -> bool {
+    *role == Role::Both
 }
 
 impl Candidate {
-    /// What placing a request here would cost.
+    /// What a worker of its role costs: one that only computes prompts, that of the prompt, any other, that of the whole
+    /// request.
     #[must_use]
     pub fn estimate(&self, ask: &Ask) -> Estimate {
-        estimate(&self.standing, &ask.demand(self.cached_tokens))
+        let demand = ask.demand(self.cached_tokens);
+        match self.role {
+            Role::Prefill => prefill_leg(&self.standing, &demand),
+            Role::Decode | Role::Both => estimate(&self.standing, &demand),
+        }
+    }
+
+    /// It could take the answers of requests, and whole ones.
+    #[must_use]
+    pub fn decodes(&self) -> bool {
+        self.role != Role::Prefill
+    }
+
+    /// What a decode leg counts on.
+    #[must_use]
+    pub fn decode_cached_tokens(&self) -> u32 {
+        self.cached_tokens.max(self.coming_tokens)
+    }
+
+    pub(super) fn source(&self, ask: &Ask, leg: &Estimate) -> Source {
+        Source::new(&self.standing, &ask.demand(self.cached_tokens), leg)
+    }
+
+    pub(super) fn decode_leg(&self, ask: &Ask, alone: &Estimate) -> DecodeLeg {
+        let demand = ask.demand(self.decode_cached_tokens());
+        DecodeLeg::new(&self.standing, &demand, ask.block_bytes as f64, alone)
+    }
+}
+
+#[cfg(test)]
+impl Candidate {
+    /// A worker that stands like this and holds nothing.
+    pub(super) fn with(id: u32, role: Role, standing: Standing) -> Self {
+        Self {
+            id: WorkerId(id),
+            name: format!("worker-{id}").into(),
+            role,
+            excluded: None,
+            occupied: 0,
+            sequences: 64,
+            booked_tokens: 0,
+            held_tokens: 0,
+            cached_tokens: 0,
+            coming_tokens: 0,
+            lower_tier_tokens: 0,
+            standing,
+            sources: None,
+        }
     }
 }
 
@@ -70,10 +202,18 @@ pub struct Ask {
     pub output_tokens: f64,
     /// Tokens in a block.
     pub block_tokens: u32,
+    /// Bytes of a block, where it may have to be moved.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub block_bytes: u64,
     /// Digest of the session: the key of `session-hash`, a hint for `kv`.
     pub session: Option<u64>,
     /// The first token is wanted within this many ms from now.
     pub deadline_ms: Option<f64>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
 }
 
 impl Ask {

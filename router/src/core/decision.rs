@@ -4,16 +4,33 @@
 use serde::{Deserialize, Serialize};
 
 use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId};
-use crate::core::cost::Estimate;
-use crate::core::policy::{Choosable, Policy};
+use crate::core::estimate::Estimate;
+use crate::core::pairs::{Choice, Options};
+use crate::core::policy::{Policy, PolicyName};
 
 /// A policy together with its source of chance.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Chooser {
     /// The policy, as it stood before the choice.
     pub policy: Policy,
+    /// The same for prefill workers, once there were some; `kv` needs none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<Policy>,
     /// The numbers it may draw.
     pub random: Random,
+}
+
+impl Chooser {
+    /// A fresh one.
+    #[must_use]
+    pub fn new(policy: PolicyName, seed: u64) -> Self {
+        Self { policy: Policy::new(policy), prefill: None, random: Random::new(seed) }
+    }
+
+    fn choose(&mut self, options: &Options<'_>) -> Option<Choice> {
+        let some = !options.wholes.is_empty();
+        some.then(|| self.policy.pick(&mut self.prefill, options, &mut self.random))
+    }
 }
 
 /// Another policy's opinion.
@@ -23,8 +40,22 @@ pub struct Shadow {
     pub chooser: Chooser,
     /// What it would have chosen.
     pub winner: WorkerId,
+    /// With whom, if it would have split the request.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<WorkerId>,
     /// Predicted total of its choice, less that of the real one, in ms: what following it would have cost.
     pub regret_ms: f64,
+}
+
+/// A pair of workers, and what it would cost.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Pair {
+    /// Computes the prompt.
+    pub prefill: WorkerId,
+    /// Generates the answer.
+    pub decode: WorkerId,
+    /// Both halves, and what lies between them.
+    pub estimate: Estimate,
 }
 
 /// One choice. Its inputs are `at_ms`, `ask`, `chooser`, the candidates and the shadow's chooser; the rest follows from
@@ -41,10 +72,17 @@ pub struct Decision {
     pub chooser: Chooser,
     /// Among whom, in the order of their ids.
     pub candidates: Vec<Candidate>,
-    /// What each of them would cost.
+    /// What each of them would cost: the whole request; of those that only compute prompts, the prompt.
     pub estimates: Vec<Estimate>,
-    /// Which of them was taken; `None` if none could be.
+    /// Which of them was taken, in a split to decode; `None` if none could be.
     pub winner: Option<WorkerId>,
+    /// Which of them computes the prompt, if it is another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prefill: Option<WorkerId>,
+    /// The pair that was taken; where none was, the best one that could have been. What the winner alone would have cost is
+    /// among the estimates.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pair: Option<Pair>,
     /// The shadow policy, where there is one.
     pub shadow: Option<Shadow>,
 }
@@ -61,22 +99,38 @@ pub enum NoPlace {
 }
 
 impl Decision {
-    /// The candidate that was taken, and what it is predicted to cost.
+    /// The candidate that was taken, in a split to decode, and what all of it is predicted to cost.
     #[must_use]
     pub fn chosen(&self) -> Option<(&Candidate, &Estimate)> {
         let i = self.position(self.winner?)?;
-        Some((&self.candidates[i], &self.estimates[i]))
+        let pair = self.pair.as_ref().filter(|_| self.prefill.is_some());
+        Some((&self.candidates[i], pair.map_or(&self.estimates[i], |pair| &pair.estimate)))
+    }
+
+    /// The candidate that computes the prompt, if it is another one.
+    #[must_use]
+    pub fn chosen_prefill(&self) -> Option<&Candidate> {
+        Some(&self.candidates[self.position(self.prefill?)?])
+    }
+
+    /// The shadow policy would have chosen otherwise.
+    #[must_use]
+    pub fn shadow_differs(&self) -> bool {
+        let own = (self.winner, self.prefill);
+        self.shadow.as_ref().is_some_and(|shadow| (Some(shadow.winner), shadow.prefill) != own)
     }
 
     /// Why none was taken; only if none was.
     #[must_use]
     pub fn no_place(&self) -> NoPlace {
-        let any = |wanted: &[Exclusion]| {
-            self.candidates.iter().any(|c| c.excluded.is_some_and(|why| wanted.contains(&why)))
+        // one that could take it and was not chosen: it is to wait for a worker that computes its prompt
+        let room = |why: &Option<Exclusion>| {
+            matches!(why, None | Some(Exclusion::Full | Exclusion::Backlog))
         };
-        if any(&[Exclusion::Full, Exclusion::Backlog]) {
+        let able = || self.candidates.iter().filter(|c| c.decodes()).map(|c| c.excluded);
+        if able().any(|why| room(&why)) {
             NoPlace::AllFull
-        } else if any(&[Exclusion::Failed]) {
+        } else if able().any(|why| why == Some(Exclusion::Failed)) {
             NoPlace::AllExcluded
         } else {
             NoPlace::NoneOpen
@@ -98,28 +152,64 @@ pub fn decide(
     shadow: Option<&mut Chooser>,
 ) -> Decision {
     let estimates: Vec<Estimate> = candidates.iter().map(|c| c.estimate(&ask)).collect();
-    let open: Vec<Choosable<'_>> = candidates
-        .iter()
-        .zip(&estimates)
-        .filter(|(candidate, _)| candidate.excluded.is_none())
-        .map(|(candidate, estimate)| Choosable { candidate, estimate })
-        .collect();
+    let options = Options::of(&candidates, &estimates, &ask);
     let before = chooser.clone();
-    let pick = |chooser: &mut Chooser| {
-        (!open.is_empty()).then(|| {
-            let chosen = open[chooser.policy.pick(&open, &ask, &mut chooser.random)];
-            (chosen.candidate.id, chosen.estimate.total_ms())
-        })
-    };
-    let chosen = pick(chooser);
+    let choice = chooser.choose(&options);
+    let chosen = choice.and_then(|choice| Chosen::of(&choice, &options));
     let shadow = shadow.and_then(|chooser| {
         let before = chooser.clone();
-        let (winner, total_ms) = pick(chooser)?;
-        let regret_ms = total_ms - chosen?.1;
-        Some(Shadow { chooser: before, winner, regret_ms })
+        let other = Chosen::of(&chooser.choose(&options)?, &options)?;
+        let regret_ms = other.total_ms - chosen?.total_ms;
+        let Chosen { winner, prefill, .. } = other;
+        Some(Shadow { chooser: before, winner, prefill, regret_ms })
     });
-    let winner = chosen.map(|(id, _)| id);
-    Decision { request, at_ms, ask, chooser: before, estimates, winner, shadow, candidates }
+    let pair = choice.and_then(|choice| pair(choice.best_pair?, &options));
+    let winner = chosen.map(|chosen| chosen.winner);
+    let prefill = chosen.and_then(|chosen| chosen.prefill);
+    Decision {
+        request,
+        at_ms,
+        chooser: before,
+        estimates,
+        winner,
+        prefill,
+        pair,
+        shadow,
+        candidates,
+        ask,
+    }
+}
+
+/// A choice that can be carried out.
+#[derive(Clone, Copy)]
+struct Chosen {
+    winner: WorkerId,
+    prefill: Option<WorkerId>,
+    total_ms: f64,
+}
+
+impl Chosen {
+    /// `None` if what is best has to be waited for.
+    fn of(choice: &Choice, options: &Options<'_>) -> Option<Self> {
+        let whole = &options.wholes[choice.whole];
+        let winner = whole.candidate.id;
+        let Some(prefill) = choice.prefill else {
+            return Some(Self { winner, prefill: None, total_ms: whole.estimate.total_ms() });
+        };
+        if options.prefills[prefill].candidate.excluded.is_some() {
+            return None;
+        }
+        let pair = pair((prefill, choice.whole), options)?;
+        Some(Self { winner, prefill: Some(pair.prefill), total_ms: pair.estimate.total_ms() })
+    }
+}
+
+fn pair((prefill, whole): (usize, usize), options: &Options<'_>) -> Option<Pair> {
+    Some(Pair {
+        prefill: options.prefills[prefill].candidate.id,
+        decode: options.wholes[whole].candidate.id,
+        estimate: options.pair(prefill, whole)?,
+    })
 }
 
 /// Makes a decision again from its inputs. Equal to the original unless code or figures changed.

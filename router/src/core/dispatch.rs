@@ -1,6 +1,8 @@
 //! The whole placement of one model's requests: those that find a worker go there, those that do not wait in order, those
 //! that would wait in vain are told so at once. The router and the simulator both drive this.
 
+use std::collections::BTreeMap;
+
 use crate::core::admission::{Admission, Class, Entry, Full, Rules as QueueRules};
 use crate::core::candidate::WorkerId;
 use crate::core::decision::NoPlace;
@@ -18,6 +20,9 @@ pub struct Dispatch<T> {
     /// The workers, and what is known of them.
     pub scheduler: Scheduler,
     queue: Admission<(Want, T)>,
+    /// Those that began before and go on, by ticket, so the first to come first. They are before all others and outside the
+    /// bounds of the queue: each is an answer under way, of which the caller bounds the number.
+    returning: BTreeMap<u64, (Want, T)>,
 }
 
 /// What became of a request that asked for a place.
@@ -63,7 +68,7 @@ impl<T> Dispatch<T> {
     /// With an empty queue.
     #[must_use]
     pub fn new(scheduler: Scheduler, rules: QueueRules) -> Self {
-        Self { scheduler, queue: Admission::new(rules) }
+        Self { scheduler, queue: Admission::new(rules), returning: BTreeMap::new() }
     }
 
     /// Places a request, lets it wait under the number `ticket`, or refuses it. `bytes` is its memory while it waits;
@@ -77,15 +82,17 @@ impl<T> Dispatch<T> {
         may_open: bool,
         now_ms: f64,
     ) -> Submitted<T> {
+        if want.patient {
+            return self.go_on(want, ticket, item, now_ms);
+        }
         if let Some(refusal) = self.too_late(&want, now_ms) {
             return Submitted::Refused(refusal, item);
         }
         let class = Class::of(want.priority);
-        if self.queue.is_empty() {
+        if self.nobody_waits() {
             match self.scheduler.place(&want, now_ms) {
                 Ok(placement) => {
-                    self.queue.passed_by(want.prompt_tokens.into());
-                    self.queue.charge(want.tenant, placement.expected_block_seconds);
+                    self.passed_by(&want, &placement);
                     return Submitted::Placed(placement, item);
                 }
                 Err(decision) => match decision.no_place() {
@@ -130,14 +137,18 @@ impl<T> Dispatch<T> {
             };
             deliver(item, Err(refusal));
         }
+        if !self.pump_returning(now_ms, &mut deliver) && may_open {
+            return;
+        }
         while let Some((entry, item, result)) = self.next(may_open, now_ms) {
             match result {
                 Ok(placement) => {
-                    let (request, charge) = (placement.request, placement.expected_block_seconds);
+                    let charge = placement.expected_block_seconds;
                     self.queue.charge(entry.tenant, charge);
+                    let legs = legs(&placement);
                     if !deliver(item, Ok(placement)) {
                         self.queue.charge(entry.tenant, -charge);
-                        self.scheduler.end(request, Output::default(), now_ms);
+                        self.give_back(legs, now_ms);
                     }
                 }
                 Err(refusal) => {
@@ -174,6 +185,61 @@ impl<T> Dispatch<T> {
         None
     }
 
+    /// One that began before is placed before all others, or waits for whatever becomes of the workers; its caller has a
+    /// deadline for that.
+    fn go_on(&mut self, want: Want, ticket: u64, item: T, now_ms: f64) -> Submitted<T> {
+        match self.scheduler.place(&want, now_ms) {
+            Ok(placement) => {
+                self.passed_by(&want, &placement);
+                Submitted::Placed(placement, item)
+            }
+            Err(_) => {
+                self.returning.insert(ticket, (want, item));
+                Submitted::Waits
+            }
+        }
+    }
+
+    /// False if one of them waits for a room that nobody else may have then.
+    fn pump_returning(
+        &mut self,
+        now_ms: f64,
+        deliver: &mut impl FnMut(T, Result<Placement, Refusal>) -> bool,
+    ) -> bool {
+        let tickets: Vec<u64> = self.returning.keys().copied().take(TRIED).collect();
+        for ticket in tickets {
+            let Some((want, _)) = self.returning.get(&ticket) else { continue };
+            match self.scheduler.place(want, now_ms) {
+                Ok(placement) => {
+                    let Some((want, item)) = self.returning.remove(&ticket) else { continue };
+                    let legs = legs(&placement);
+                    self.passed_by(&want, &placement);
+                    let charge = placement.expected_block_seconds;
+                    if !deliver(item, Ok(placement)) {
+                        self.queue.charge(want.tenant, -charge);
+                        self.give_back(legs, now_ms);
+                    }
+                }
+                // others may go where this one may not
+                Err(_) if !want.excluded.is_empty() => {}
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    fn passed_by(&mut self, want: &Want, placement: &Placement) {
+        self.queue.passed_by(want.prompt_tokens.into());
+        self.queue.charge(want.tenant, placement.expected_block_seconds);
+    }
+
+    /// Nobody took the placement: it costs nobody anything.
+    fn give_back(&mut self, legs: [Option<RequestId>; 2], now_ms: f64) {
+        for request in legs.into_iter().flatten() {
+            self.scheduler.end(request, Output::default(), now_ms);
+        }
+    }
+
     /// A leg ended, or never started. Its tenant pays for what it took.
     pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {
         let ended = self.scheduler.end(request, output, now_ms)?;
@@ -183,16 +249,30 @@ impl<T> Dispatch<T> {
 
     /// One who waited gave up.
     pub fn leave(&mut self, ticket: u64) -> Option<T> {
-        self.queue.leave(ticket).map(|(_, (_, item))| item)
+        let returning = self.returning.remove(&ticket).map(|(_, item)| item);
+        returning.or_else(|| self.queue.leave(ticket).map(|(_, (_, item))| item))
     }
 
     /// All who wait, in no order; the queue is empty then.
     pub fn refuse_all(&mut self) -> Vec<T> {
-        let tickets: Vec<u64> = self.queue.tickets().collect();
+        let tickets = self.returning.keys().copied().chain(self.queue.tickets());
+        let tickets: Vec<u64> = tickets.collect();
         tickets.into_iter().filter_map(|ticket| self.leave(ticket)).collect()
     }
 
-    /// Those who wait.
+    /// Nobody waits for a worker.
+    #[must_use]
+    pub fn nobody_waits(&self) -> bool {
+        self.returning.is_empty() && self.queue.is_empty()
+    }
+
+    /// How many of those that began before wait.
+    #[must_use]
+    pub fn returning(&self) -> usize {
+        self.returning.len()
+    }
+
+    /// Those who wait, but for those that began before.
     #[must_use]
     pub fn queue(&self) -> &Admission<(Want, T)> {
         &self.queue
@@ -237,6 +317,10 @@ impl<T> Dispatch<T> {
         let ahead = [Class::Low, Class::Normal, Class::High].into_iter().filter(|c| *c >= class);
         self.scheduler.prefill_ms(ahead.map(|class| self.queue.of_class(class).tokens).sum())
     }
+}
+
+fn legs(placement: &Placement) -> [Option<RequestId>; 2] {
+    [Some(placement.request), placement.prefill.map(|prefill| prefill.request)]
 }
 
 fn clamp(ms: f64) -> f64 {

@@ -10,8 +10,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::candidate::{Ask, Candidate, Random};
-use crate::core::cost::Estimate;
+use crate::core::candidate::{Candidate, Random};
+use crate::core::estimate::Estimate;
+use crate::core::pairs::{Choice, Options};
 
 pub use kv::Kv;
 pub use least_loaded::LeastLoaded;
@@ -109,14 +110,44 @@ impl Policy {
         }
     }
 
+    /// Chooses among `options`, of which one at least could take the whole request. Only `kv` weighs both halves together;
+    /// the others choose one half after the other by the same rule, with `prefill` for the prompts, and always split where
+    /// they can.
+    pub(super) fn pick(
+        &mut self,
+        prefill: &mut Option<Self>,
+        options: &Options<'_>,
+        random: &mut Random,
+    ) -> Choice {
+        let session = options.ask.session;
+        let whole = match self {
+            Self::Kv(policy) => return policy.pick(options),
+            Self::RoundRobin(_)
+            | Self::LeastLoaded(_)
+            | Self::PowerOfTwo(_)
+            | Self::SessionHash(_) => self.pick_one(&options.wholes, session, random),
+        };
+        if options.prefills.is_empty() || !options.can_pull(whole) {
+            return Choice { whole, prefill: None, best_pair: None };
+        }
+        let rule = prefill.get_or_insert_with(|| Self::new(self.name()));
+        let prefill = rule.pick_one(&options.prefills, session, random);
+        Choice { whole, prefill: Some(prefill), best_pair: Some((prefill, whole)) }
+    }
+
     /// Index into `open`, which is not empty, holds only workers with room, and is in the order of their ids.
-    pub(super) fn pick(&mut self, open: &[Choosable<'_>], ask: &Ask, random: &mut Random) -> usize {
+    fn pick_one(
+        &mut self,
+        open: &[Choosable<'_>],
+        session: Option<u64>,
+        random: &mut Random,
+    ) -> usize {
         match self {
-            Self::Kv(policy) => policy.pick(open, ask),
+            Self::Kv(_) => unreachable!("it weighs both halves together"),
             Self::RoundRobin(policy) => policy.pick(open),
             Self::LeastLoaded(policy) => policy.pick(open),
             Self::PowerOfTwo(policy) => policy.pick(open, random),
-            Self::SessionHash(policy) => policy.pick(open, ask),
+            Self::SessionHash(policy) => policy.pick(open, session),
         }
     }
 }

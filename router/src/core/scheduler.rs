@@ -5,6 +5,7 @@
 //! what became of them. Time comes in as `now_ms`. Nothing else is read, so the same calls give the same decisions.
 
 mod apply;
+mod booking;
 mod candidates;
 mod credit;
 mod holdings;
@@ -16,21 +17,20 @@ mod worker;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::core::candidate::{Candidate, Exclusion, Random, WorkerId};
-use crate::core::cost::{Demand, Standing, StepFit, estimate};
-use crate::core::decision::{Chooser, Decision, decide};
+use crate::core::candidate::WorkerId;
+use crate::core::cost::StepFit;
+use crate::core::decision::{Chooser, Decision};
 use crate::core::frame::{Capacity, RequestId, Role, Step, StepCost};
-use crate::core::policy::{Policy, PolicyName};
+use crate::core::policy::PolicyName;
 
 pub use self::apply::Applied;
-use self::candidates::usable_blocks;
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
 use self::legs::Leg;
 pub use self::legs::{Begun, Ended, Output};
-use self::pressure::Pressure;
-pub use self::view::WorkerView;
+use self::pressure::Pressures;
+pub use self::view::{SourceView, WorkerView};
 use self::worker::Worker;
 
 /// How to choose.
@@ -138,31 +138,27 @@ pub struct Scheduler {
     output_tokens: f64,
     /// Share of prompt tokens that had to be computed, of late.
     uncached_share: f64,
-    pressure: Pressure,
+    pressure: Pressures,
 }
 
 /// Length of answers before any has ended. A guess.
 const FIRST_OUTPUT_TOKENS: f64 = 256.0;
-/// Weight of each answer that ends in the mean of their lengths. A guess: some fifty answers count.
-const OUTPUT_WEIGHT: f64 = 0.02;
 
 impl Scheduler {
     /// Without workers. `block_tokens` is that of the model's KV layout.
     #[must_use]
     pub fn new(rules: Rules, block_tokens: u32) -> Self {
-        let chooser =
-            |policy, seed| Chooser { policy: Policy::new(policy), random: Random::new(seed) };
         Self {
             block_tokens: block_tokens.max(1),
             workers: Vec::new(),
             legs: HashMap::new(),
             holdings: Holdings::default(),
             overlaps: Overlaps::default(),
-            chooser: chooser(rules.policy, rules.seed),
-            shadow: rules.shadow.map(|policy| chooser(policy, rules.seed ^ 1)),
+            chooser: Chooser::new(rules.policy, rules.seed),
+            shadow: rules.shadow.map(|policy| Chooser::new(policy, rules.seed ^ 1)),
             output_tokens: FIRST_OUTPUT_TOKENS,
             uncached_share: 1.0,
-            pressure: Pressure::default(),
+            pressure: Pressures::default(),
             rules,
         }
     }
@@ -184,15 +180,16 @@ impl Scheduler {
         debug_assert!(self.workers.is_sorted_by_key(|worker| worker.id), "ids grow");
     }
 
-    /// Forgets a worker and all legs on it; these are returned.
+    /// Forgets a worker and all legs on it; these are returned. The other half of a split request stays booked.
     pub fn leave(&mut self, id: WorkerId, now_ms: f64) -> Vec<Ended> {
         let Some(i) = self.find(id) else { return Vec::new() };
         let worker = self.workers.remove(i);
+        self.workers.iter_mut().for_each(|other| other.inbound.forget(id));
         let block_tokens = self.block_tokens;
         let lost = self.legs.extract_if(|_, leg| leg.worker == id);
         let ended = lost.map(|(_, leg)| {
             if leg.booked {
-                self.holdings.unbook(&worker.places, &leg.keys);
+                self.holdings.unbook(&worker.places, leg.part, &leg.keys);
             }
             leg.ended(0, block_tokens, now_ms)
         });
@@ -226,7 +223,8 @@ impl Scheduler {
         let i = self.find(id)?;
         let sets_the_pace = self.sets_the_pace(i, step);
         let worker = &mut self.workers[i];
-        self.pressure.computed(worker.report(step, sets_the_pace, now_ms), now_ms);
+        let prompts_ms = worker.report(step, sets_the_pace, now_ms);
+        self.pressure.of(worker.role).computed(prompts_ms, now_ms);
         let silent = worker.credit.silent();
         if silent.is_some() {
             self.forget_blocks(i);
@@ -278,8 +276,8 @@ impl Scheduler {
     }
 
     fn forget_promises(&mut self, i: usize) {
-        for prefill in &self.workers[i].prefills {
-            if let Some(leg) = self.legs.get_mut(&prefill.request) {
+        for request in self.workers[i].unbegun() {
+            if let Some(leg) = self.legs.get_mut(&request) {
                 leg.held_blocks = 0;
             }
         }
@@ -309,8 +307,8 @@ impl Scheduler {
         let unknown = self.holdings.remove(&worker.places, tier, keys);
         if tier == Tier::Device {
             // what was promised to those who wait may be gone: then its absence is no lie
-            for prefill in &worker.prefills {
-                let Some(leg) = self.legs.get_mut(&prefill.request) else { continue };
+            for request in worker.unbegun() {
+                let Some(leg) = self.legs.get_mut(&request) else { continue };
                 leg.held_blocks =
                     self.holdings.still_held(&worker.places, &leg.keys, leg.held_blocks);
             }
@@ -327,168 +325,6 @@ impl Scheduler {
         if tier == Tier::Device {
             self.forget_promises(i);
         }
-    }
-
-    // ---- requests ----
-
-    /// Chooses a worker and books the leg there.
-    ///
-    /// # Errors
-    /// Nothing is booked; [`Decision::no_place`] says why.
-    pub fn place(&mut self, want: &Want, now_ms: f64) -> Result<Placement, Arc<Decision>> {
-        let ask = self.ask(want, now_ms);
-        let candidates = self.candidates(want, now_ms);
-        let decision = decide(
-            want.name.clone(),
-            now_ms,
-            ask,
-            candidates,
-            &mut self.chooser,
-            self.shadow.as_mut(),
-        );
-        let decision = Arc::new(decision);
-        let Some((chosen, estimate)) = decision.chosen() else { return Err(decision) };
-        let i = self.find(chosen.id).expect("it was a candidate");
-        let worker = &mut self.workers[i];
-        // also what another leg has booked: that one may be given up first
-        let news = chosen.held_tokens + self.block_tokens < want.prompt_tokens;
-        let booked = news && self.holdings.book(&worker.places, &want.keys);
-        worker.book(want, chosen.cached_tokens, now_ms);
-        let held_blocks = chosen.held_tokens / self.block_tokens;
-        let mut leg = Leg::new(want, chosen.id, held_blocks, booked, now_ms, estimate.ttft_ms());
-        leg.reports = worker.reports;
-        let seconds = (estimate.ttft_ms() + estimate.decode_ms) / 1e3;
-        let tokens = f64::from(want.prompt_tokens) + decision.ask.output_tokens / 2.0;
-        leg.expected_block_seconds = tokens / f64::from(self.block_tokens) * seconds;
-        let expected_block_seconds = leg.expected_block_seconds;
-        self.legs.insert(want.request, leg);
-        Ok(Placement {
-            request: want.request,
-            worker: chosen.id,
-            prefill: None,
-            expected_block_seconds,
-            decision,
-        })
-    }
-
-    /// What a placement would be predicted to take to the first token, wherever it is soonest; `None` without workers.
-    #[must_use]
-    pub fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> Option<f64> {
-        let ask = self.ask(want, now_ms);
-        let candidates = self.candidates(want, now_ms);
-        let usable =
-            |c: &&Candidate| !matches!(c.excluded, Some(Exclusion::Closed | Exclusion::Failed));
-        let soonest = candidates.iter().filter(usable).map(|c| c.estimate(&ask).ttft_ms());
-        soonest.min_by(f64::total_cmp)
-    }
-
-    /// The first token of a leg came; the worker says how much of its prompt was cached.
-    pub fn begun(&mut self, request: RequestId, cached_tokens: u32, now_ms: f64) -> Option<Begun> {
-        let leg = self.legs.get_mut(&request)?;
-        if leg.begun {
-            return None;
-        }
-        let i = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id).ok()?;
-        let worker = &mut self.workers[i];
-        leg.begun = true;
-        // from here on the worker's own events say what it holds
-        if std::mem::take(&mut leg.booked) {
-            self.holdings.unbook(&worker.places, &leg.keys);
-        }
-        worker.prefilled(request);
-        let uncached = 1.0 - f64::from(cached_tokens) / f64::from(leg.prompt_tokens.max(1));
-        self.uncached_share += OUTPUT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
-        let held_tokens = leg.held_blocks * self.block_tokens;
-        let withdrawn = worker.credit.audit(held_tokens, cached_tokens, self.block_tokens);
-        // what a step stores is announced before the step, so all but the last block is known by now
-        let full = usable_blocks(leg.prompt_tokens, &leg.keys, self.block_tokens);
-        let announced = self.holdings.still_held(&worker.places, &leg.keys, full);
-        worker.credit.computed(full - announced);
-        let begun = Begun {
-            worker: leg.worker,
-            held_tokens,
-            cached_tokens,
-            predicted_ttft_ms: leg.predicted_ttft_ms,
-            ttft_ms: now_ms - leg.placed_ms,
-            withdrawn,
-        };
-        if withdrawn.is_some() {
-            self.forget_blocks(i);
-        }
-        Some(begun)
-    }
-
-    /// The prefill leg of a split request is lost: `request`, its decode leg, computes the prompt itself. Nothing happens
-    /// to a leg that is whole or has begun.
-    pub fn alone(&mut self, _request: RequestId, _now_ms: f64) {}
-
-    /// A pull of so many bytes by worker `to` from the worker named `from` took so many ms, waiting for `from` to compute
-    /// them left out.
-    pub fn transferred(&mut self, _to: WorkerId, _from: &str, _bytes: u64, _ms: f64, _now_ms: f64) {
-    }
-
-    /// A pull failed by the fault of the way or of its source; one that was cancelled did not.
-    pub fn transfer_failed(&mut self, _to: WorkerId, _from: &str, _now_ms: f64) {}
-
-    /// A leg ended, or never started: everything booked for it is given back.
-    pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {
-        let leg = self.legs.remove(&request)?;
-        if let Some(i) = self.find(leg.worker) {
-            let worker = &mut self.workers[i];
-            if leg.booked {
-                self.holdings.unbook(&worker.places, &leg.keys);
-            }
-            worker.release(request, leg.tokens, leg.reports);
-        }
-        if output.complete {
-            self.output_tokens += OUTPUT_WEIGHT * (f64::from(output.tokens) - self.output_tokens);
-        }
-        Some(leg.ended(output.tokens, self.block_tokens, now_ms))
-    }
-
-    /// Takes back the predictions of legs whose first token is overdue. How many legs these were.
-    pub fn expire_leases(&mut self, now_ms: f64) -> usize {
-        let mut expired = 0;
-        for leg in self.legs.values_mut() {
-            if leg.lease_ms > now_ms || !leg.booked {
-                continue;
-            }
-            if let Ok(i) = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id) {
-                self.holdings.unbook(&self.workers[i].places, &leg.keys);
-            }
-            leg.booked = false;
-            expired += 1;
-        }
-        expired
-    }
-
-    /// Ms until the workers that take work have computed so many waiting prompt tokens, together, with as many found in
-    /// caches as of late.
-    #[must_use]
-    pub fn prefill_ms(&self, waiting_tokens: u64) -> f64 {
-        let open = self.workers.iter().filter(|worker| worker.open);
-        let rate: f64 = open.map(Worker::prefill_tokens_per_ms).sum();
-        if rate > 0.0 { waiting_tokens as f64 * self.uncached_share / rate } else { 0.0 }
-    }
-
-    /// One more request could go to this worker now, as far as it depends on the worker.
-    #[must_use]
-    pub fn has_room(&self, id: WorkerId, now_ms: f64) -> bool {
-        let Some(worker) = self.find(id).map(|i| &self.workers[i]) else { return false };
-        let free = worker.open && worker.occupied() < worker.places_for_requests();
-        free && (self.rules.policy != PolicyName::Kv
-            || !self.has_long_queue(&worker.standing(self.block_tokens, now_ms)))
-    }
-
-    fn has_long_queue(&self, standing: &Standing) -> bool {
-        let demand = Demand {
-            prompt_tokens: 1.0,
-            cached_tokens: 0.0,
-            output_tokens: self.output_tokens,
-            block_tokens: self.block_tokens.into(),
-        };
-        standing.backlog_tokens > 0.0
-            && estimate(standing, &demand).queue_ms > self.rules.worker_queue_ms
     }
 
     fn find(&self, id: WorkerId) -> Option<usize> {

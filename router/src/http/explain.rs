@@ -11,8 +11,9 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::core::candidate::{Candidate, Exclusion};
-use crate::core::cost::Estimate;
-use crate::core::decision::Decision;
+use crate::core::decision::{Decision, Pair};
+use crate::core::estimate::Estimate;
+use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 use crate::decisions::REMEMBERED;
 use crate::http::fields::clip;
@@ -36,15 +37,39 @@ struct Explanation<'a> {
     /// As long as the answer is expected to be.
     output_tokens: f64,
     deadline_ms: Option<f64>,
+    /// In a split, the one that decodes.
     winner: Option<&'a str>,
+    /// Computes the prompt, in a split.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill: Option<&'a str>,
     candidates: Vec<CandidateView<'a>>,
+    /// The pair that was taken, or the best one that was not.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pair: Option<PairView<'a>>,
     shadow: Option<ShadowView<'a>>,
 }
 
 #[derive(Debug, Serialize)]
 struct CandidateView<'a> {
     worker: &'a str,
+    role: Role,
     cached_tokens: u32,
+    #[serde(flatten)]
+    parts: Parts,
+    excluded: Option<Exclusion>,
+}
+
+#[derive(Debug, Serialize)]
+struct PairView<'a> {
+    prefill: &'a str,
+    decode: &'a str,
+    #[serde(flatten)]
+    parts: Parts,
+}
+
+/// Of an estimate, to the microsecond.
+#[derive(Debug, Serialize)]
+struct Parts {
     queue_ms: f64,
     prefill_ms: f64,
     transfer_ms: f64,
@@ -52,13 +77,14 @@ struct CandidateView<'a> {
     harm_ms: f64,
     barrier_ms: f64,
     total_ms: f64,
-    excluded: Option<Exclusion>,
 }
 
 #[derive(Debug, Serialize)]
 struct ShadowView<'a> {
     policy: PolicyName,
     winner: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prefill: Option<&'a str>,
     regret_ms: f64,
 }
 
@@ -78,10 +104,16 @@ impl<'a> Explanation<'a> {
             output_tokens: rounded(decision.ask.output_tokens),
             deadline_ms: decision.ask.deadline_ms.map(rounded),
             winner: decision.winner.and_then(name),
+            prefill: decision.prefill.and_then(name),
+            pair: decision.pair.as_ref().and_then(|Pair { prefill, decode, estimate }| {
+                let parts = Parts::of(estimate);
+                Some(PairView { prefill: name(*prefill)?, decode: name(*decode)?, parts })
+            }),
             candidates: candidates.map(|(one, estimate)| candidate(one, estimate)).collect(),
             shadow: decision.shadow.as_ref().and_then(|shadow| {
                 let (policy, winner) = (shadow.chooser.policy.name(), name(shadow.winner)?);
-                Some(ShadowView { policy, winner, regret_ms: rounded(shadow.regret_ms) })
+                let prefill = shadow.prefill.and_then(name);
+                Some(ShadowView { policy, winner, prefill, regret_ms: rounded(shadow.regret_ms) })
             }),
         }
     }
@@ -90,15 +122,24 @@ impl<'a> Explanation<'a> {
 fn candidate<'a>(candidate: &'a Candidate, estimate: &Estimate) -> CandidateView<'a> {
     CandidateView {
         worker: &candidate.name,
+        role: candidate.role,
         cached_tokens: candidate.cached_tokens,
-        queue_ms: rounded(estimate.queue_ms),
-        prefill_ms: rounded(estimate.prefill_ms),
-        transfer_ms: rounded(estimate.transfer_ms),
-        decode_ms: rounded(estimate.decode_ms),
-        harm_ms: rounded(estimate.harm_ms),
-        barrier_ms: rounded(estimate.barrier_ms),
-        total_ms: rounded(estimate.total_ms()),
+        parts: Parts::of(estimate),
         excluded: candidate.excluded,
+    }
+}
+
+impl Parts {
+    fn of(estimate: &Estimate) -> Self {
+        Self {
+            queue_ms: rounded(estimate.queue_ms),
+            prefill_ms: rounded(estimate.prefill_ms),
+            transfer_ms: rounded(estimate.transfer_ms),
+            decode_ms: rounded(estimate.decode_ms),
+            harm_ms: rounded(estimate.harm_ms),
+            barrier_ms: rounded(estimate.barrier_ms),
+            total_ms: rounded(estimate.total_ms()),
+        }
     }
 }
 

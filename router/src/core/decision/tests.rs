@@ -4,8 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::candidate::digest;
-use crate::core::cost::Standing;
-use crate::core::frame::StepCost;
+use crate::core::estimate::Standing;
+use crate::core::frame::{Role, StepCost};
 use crate::core::policy::PolicyName;
 
 fn number() -> impl Strategy<Value = f64> {
@@ -29,6 +29,7 @@ prop_compose! {
             kv_tokens: n[9],
             backlog_tokens: n[10],
             backlog_context: n[11],
+            arriving_tokens: 0.0,
             elapsed_ms: n[12],
             backlog_runs: runs,
             blocks_used: n[13],
@@ -47,16 +48,12 @@ prop_compose! {
     ) -> Vec<Candidate> {
         let candidate = |(id, (standing, cached_tokens, full)): (u32, (Standing, u32, bool))| {
             Candidate {
-                id: WorkerId(id),
-                name: format!("w{id}").into(),
                 excluded: full.then_some(Exclusion::Full),
                 occupied: id,
-                sequences: 64,
                 booked_tokens: u64::from(id) * 10,
                 held_tokens: cached_tokens,
                 cached_tokens,
-                lower_tier_tokens: 0,
-                standing,
+                ..Candidate::with(id, Role::Both, standing)
             }
         };
         (0..).zip(standings).map(candidate).collect()
@@ -74,13 +71,14 @@ proptest! {
         seed in any::<u64>(),
         session in any::<bool>(),
     ) {
-        let chooser = |policy| Chooser { policy: Policy::new(policy), random: Random::new(seed) };
+        let chooser = |policy| Chooser::new(policy, seed);
         let (mut own, mut other) = (chooser(policy), shadow.map(chooser));
         let ask = Ask {
             prompt_tokens: 1000,
             max_tokens: 10_000,
             output_tokens,
             block_tokens: 16,
+            block_bytes: 0,
             session: session.then(|| digest("s")),
             deadline_ms,
         };
@@ -105,48 +103,24 @@ proptest! {
 fn regret_is_what_the_other_choice_would_have_cost_more() {
     let cost =
         StepCost { fixed_ms: 1.0, prefill_ms: 1.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0 };
-    let standing = Standing {
-        cost,
-        step_tokens: 1e9,
-        slots: 64.0,
-        occupied: 0.0,
-        rows: 0.0,
-        kv_tokens: 0.0,
-        backlog_tokens: 0.0,
-        backlog_context: 0.0,
-        elapsed_ms: 0.0,
-        backlog_runs: false,
-        blocks_used: 0.0,
-        blocks: 1e9,
-        accepted: 1.0,
-        group_ms: 0.0,
-        group_rows: 0.0,
-        pressure: 0.0,
-    };
+    let standing = Standing { step_tokens: 1e9, blocks: 1e9, ..Standing::idle(cost) };
     let candidate = |id, cached_tokens| Candidate {
-        id: WorkerId(id),
-        name: format!("w{id}").into(),
-        excluded: None,
-        occupied: 0,
-        sequences: 64,
-        booked_tokens: 0,
         held_tokens: cached_tokens,
         cached_tokens,
-        lower_tier_tokens: 0,
-        standing,
+        ..Candidate::with(id, Role::Both, standing)
     };
-    let chooser = |policy| Chooser { policy: Policy::new(policy), random: Random::new(1) };
-    let mut shadow = chooser(PolicyName::RoundRobin);
+    let mut shadow = Chooser::new(PolicyName::RoundRobin, 1);
     let ask = Ask {
         prompt_tokens: 1000,
         max_tokens: 1,
         output_tokens: 1.0,
         block_tokens: 10,
+        block_bytes: 0,
         session: None,
         deadline_ms: None,
     };
     let workers = vec![candidate(0, 0), candidate(1, 600)];
-    let mut own = chooser(PolicyName::Kv);
+    let mut own = Chooser::new(PolicyName::Kv, 1);
     let decision = decide("r".into(), 0.0, ask, workers, &mut own, Some(&mut shadow));
     assert_eq!(decision.winner, Some(WorkerId(1)));
     let shadow = decision.shadow.unwrap();

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Choosable;
 use super::least_loaded::LeastLoaded;
-use crate::core::candidate::{Ask, Candidate, digest, mix};
+use crate::core::candidate::{Candidate, mix};
 
 /// No worker takes more than this share of the mean load, in percent. 125 is the usual choice (Mirrokni et al. 2018).
 const LOAD_BOUND_PERCENT: u64 = 125;
@@ -20,8 +20,8 @@ pub struct SessionHash {
 }
 
 impl SessionHash {
-    pub(super) fn pick(&mut self, open: &[Choosable<'_>], ask: &Ask) -> usize {
-        let Some(session) = ask.session else {
+    pub(super) fn pick(&mut self, open: &[Choosable<'_>], session: Option<u64>) -> usize {
+        let Some(session) = session else {
             return self.without_session.pick(open);
         };
         let bound = load_bound(open);
@@ -34,7 +34,7 @@ impl SessionHash {
 
 /// A worker's place in the order of a session; the highest is its own.
 pub(super) fn rank(session: u64, worker: &Candidate) -> u64 {
-    mix(session ^ digest(&worker.name))
+    mix(session ^ worker.name.digest())
 }
 
 /// With one request more, no worker may hold more than this many.

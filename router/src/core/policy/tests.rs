@@ -6,47 +6,30 @@ use proptest::prelude::*;
 
 use super::session_hash::load_bound;
 use super::*;
-use crate::core::candidate::{Exclusion, WorkerId, digest};
-use crate::core::cost::Standing;
+use crate::core::candidate::{Ask, Exclusion, WorkerId, digest};
 use crate::core::decision::{Chooser, Decision, NoPlace, decide};
-use crate::core::frame::StepCost;
+use crate::core::estimate::Standing;
+use crate::core::frame::{Role, StepCost};
 
 const COST: StepCost =
     StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 1e-6, row_ms: 0.1, kv_ms: 1e-4 };
 
 fn standing(occupied: u32, sequences: u32) -> Standing {
     Standing {
-        cost: COST,
         step_tokens: 2048.0,
         slots: sequences.into(),
         occupied: occupied.into(),
         rows: occupied.into(),
         kv_tokens: f64::from(occupied) * 1000.0,
-        backlog_tokens: 0.0,
-        backlog_context: 0.0,
-        elapsed_ms: 0.0,
-        backlog_runs: false,
-        blocks_used: 0.0,
-        blocks: 10_000.0,
-        accepted: 1.0,
-        group_ms: 0.0,
-        group_rows: 0.0,
-        pressure: 0.0,
+        ..Standing::idle(COST)
     }
 }
 
 fn worker(id: u32, occupied: u32) -> Candidate {
     Candidate {
-        id: WorkerId(id),
-        name: format!("worker-{id}").into(),
-        excluded: None,
         occupied,
-        sequences: 64,
         booked_tokens: u64::from(occupied) * 100,
-        held_tokens: 0,
-        cached_tokens: 0,
-        lower_tier_tokens: 0,
-        standing: standing(occupied, 64),
+        ..Candidate::with(id, Role::Both, standing(occupied, 64))
     }
 }
 
@@ -60,13 +43,14 @@ fn ask(session: Option<&str>) -> Ask {
         max_tokens: 100,
         output_tokens: 100.0,
         block_tokens: 16,
+        block_bytes: 0,
         session: session.map(digest),
         deadline_ms: None,
     }
 }
 
 fn chooser(policy: PolicyName) -> Chooser {
-    Chooser { policy: Policy::new(policy), random: Random::new(1) }
+    Chooser::new(policy, 1)
 }
 
 fn choose(workers: &[Candidate], ask: Ask, chooser: &mut Chooser) -> Decision {

@@ -6,6 +6,7 @@ use super::holdings::Found;
 use super::worker::Worker;
 use super::{Scheduler, Want};
 use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId, digest};
+use crate::core::estimate::{Demand, Standing, estimate, prefill_leg};
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 
@@ -16,6 +17,7 @@ impl Scheduler {
             max_tokens: want.max_tokens,
             output_tokens: self.output_tokens.min(want.max_tokens.into()),
             block_tokens: self.block_tokens,
+            block_bytes: self.block_bytes(),
             session: want.session.as_deref().map(digest),
             deadline_ms: want.deadline_ms.map(|deadline| deadline - now_ms),
         }
@@ -28,37 +30,61 @@ impl Scheduler {
             0
         };
         self.holdings.overlaps(&want.keys[..usable as usize], &mut self.overlaps);
-        let open = self.workers.iter().filter(|worker| worker.open).count();
-        let pressure = self.pressure.at(open, now_ms);
+        let pressure = [Role::Prefill, Role::Both].map(|role| {
+            let of_kind = |worker: &&Worker| worker.decodes() == (role != Role::Prefill);
+            let open = self.workers.iter().filter(of_kind).filter(|worker| worker.open).count();
+            self.pressure.of(role).at(open, now_ms)
+        });
+        let splits = self.block_bytes() > 0;
+        if splits {
+            self.workers.iter_mut().for_each(|worker| worker.inbound.refresh(now_ms));
+        }
         let groups = self.groups();
+        let hopeless = self.failed_by_all(want);
         let mut candidates = Vec::with_capacity(self.workers.len());
-        for worker in self.workers.iter().filter(|worker| worker.role != Role::Prefill) {
+        for worker in &self.workers {
             let found = if worker.credit.given() {
                 self.overlaps.of(&worker.places)
             } else {
                 Found::default()
             };
             let mut standing = worker.standing(self.block_tokens, now_ms);
-            standing.pressure = pressure;
+            standing.pressure = pressure[usize::from(worker.decodes())];
             if let Some(group) = groups.iter().find(|group| worker.is_in(group.name)) {
                 (standing.group_ms, standing.group_rows) = group.rest(worker);
             }
             let tokens = |blocks: u32| blocks * self.block_tokens;
+            let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
             candidates.push(Candidate {
                 id: worker.id,
-                name: Arc::clone(&worker.name),
-                excluded: self.exclusion(worker, want),
+                name: worker.name.clone(),
+                role: worker.role,
+                excluded: exclusion(worker, want, hopeless),
                 occupied: worker.occupied(),
                 sequences: worker.capacity.sequences,
                 booked_tokens: worker.booked_tokens,
                 held_tokens: tokens(found.held),
                 cached_tokens: tokens(found.held.max(found.booked)),
+                coming_tokens: tokens(found.pulled),
                 lower_tier_tokens: tokens(found.lower),
                 standing,
+                sources: pulls.then(|| Arc::clone(worker.inbound.costs())),
             });
         }
         self.hold_back(&mut candidates);
         candidates
+    }
+
+    /// Of the workers whose KV may have to be moved; one model's workers agree on it.
+    fn block_bytes(&self) -> u64 {
+        let prefills = self.workers.iter().filter(|worker| !worker.decodes());
+        prefills.map(|worker| worker.kv_block_bytes).max().unwrap_or(0)
+    }
+
+    /// It began before, and all workers that could go on with it failed it: then one of them has to do.
+    fn failed_by_all(&self, want: &Want) -> bool {
+        let mut open = self.workers.iter().filter(|worker| worker.open && worker.decodes());
+        want.patient && open.all(|worker| want.excluded.contains(&worker.id))
     }
 
     /// What the ranks of each group do at the moment, in one pass.
@@ -75,30 +101,57 @@ impl Scheduler {
         groups
     }
 
-    fn exclusion(&self, worker: &Worker, want: &Want) -> Option<Exclusion> {
-        if !worker.open {
-            Some(Exclusion::Closed)
-        } else if want.excluded.contains(&worker.id) {
-            Some(Exclusion::Failed)
-        } else if worker.occupied() >= worker.places_for_requests() {
-            Some(Exclusion::Full)
-        } else {
-            None
-        }
+    /// Only `kv` keeps requests here where they would wait anyway; the baselines know nothing of ms.
+    pub(super) fn holds_back(&self) -> bool {
+        self.rules.policy == PolicyName::Kv
     }
 
-    /// Where every worker has a long queue, one more request is better kept here, where the order may still change.
+    /// Where every worker has a long queue, one more request is better kept here, where the order may still change. Where
+    /// only those that do nothing but prompts have, it is kept if one of them is best nevertheless.
     fn hold_back(&self, candidates: &mut [Candidate]) {
-        if self.rules.policy != PolicyName::Kv {
-            return; // the baselines know nothing of ms
+        if !self.holds_back() {
+            return;
         }
-        let open = |c: &&Candidate| c.excluded.is_none();
-        let long = |c: &Candidate| self.has_long_queue(&c.standing);
-        if candidates.iter().filter(open).all(long) {
-            for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
+        let all_long = |prefill: bool| {
+            let of_kind = |c: &&Candidate| c.excluded.is_none() && c.decodes() != prefill;
+            let mut of_kind = candidates.iter().filter(of_kind);
+            of_kind.all(|c| self.has_long_queue(c.role, &c.standing))
+        };
+        let (prefills, others) = (all_long(true), all_long(false));
+        for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
+            if prefills && (others || !candidate.decodes()) {
                 candidate.excluded = Some(Exclusion::Backlog);
             }
         }
+    }
+
+    pub(super) fn has_long_queue(&self, role: Role, standing: &Standing) -> bool {
+        let demand = Demand {
+            prompt_tokens: 1.0,
+            cached_tokens: 0.0,
+            output_tokens: self.output_tokens,
+            block_tokens: self.block_tokens.into(),
+        };
+        let queue_ms = || match role {
+            Role::Prefill => prefill_leg(standing, &demand).queue_ms,
+            Role::Decode | Role::Both => estimate(standing, &demand).queue_ms,
+        };
+        standing.backlog_tokens > 0.0 && queue_ms() > self.rules.worker_queue_ms
+    }
+}
+
+fn exclusion(worker: &Worker, want: &Want, failed_by_all: bool) -> Option<Exclusion> {
+    let forgiven = failed_by_all && worker.decodes();
+    if !worker.open {
+        Some(Exclusion::Closed)
+    } else if want.excluded.contains(&worker.id) && !forgiven {
+        Some(Exclusion::Failed)
+    } else if !worker.decodes() && worker.kv_block_bytes == 0 {
+        Some(Exclusion::NoTransfer)
+    } else if worker.occupied() >= worker.places_for_requests() {
+        Some(Exclusion::Full)
+    } else {
+        None
     }
 }
 

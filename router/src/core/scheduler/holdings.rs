@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
+use super::legs::Part;
 use crate::core::frame::Capacity;
 use crate::core::index::{BlockIndex, Place};
 
@@ -37,8 +38,19 @@ impl Tier {
 pub(super) struct Places {
     tiers: [Option<Place>; 3],
     booked: Option<Place>,
+    pulled: Option<Place>,
     /// A worker cannot be about to store more than its pool holds.
     most_booked: u32,
+}
+
+impl Places {
+    /// What a leg computes here is there for those behind it in the queue; what it pulls comes whenever it comes.
+    fn of(&self, part: Part) -> Option<Place> {
+        match part {
+            Part::Whole | Part::Prefill => self.booked,
+            Part::Decode => self.pulled,
+        }
+    }
 }
 
 /// Everything that is held, by all workers of a model.
@@ -80,8 +92,10 @@ impl Hasher for KeyHasher {
 pub(super) struct Found {
     /// On its device, as it says.
     pub(super) held: u32,
-    /// Booked there.
+    /// Booked there, to be computed.
     pub(super) booked: u32,
+    /// Booked there, to be pulled.
+    pub(super) pulled: u32,
     /// In a lower tier.
     pub(super) lower: u32,
 }
@@ -102,6 +116,7 @@ impl Overlaps {
         Found {
             held: look(&self.announced, device),
             booked: look(&self.booked, places.booked),
+            pulled: look(&self.booked, places.pulled),
             lower: look(&self.announced, host).max(look(&self.announced, disk)),
         }
     }
@@ -113,6 +128,7 @@ impl Holdings {
         Places {
             tiers: tiers.map(|blocks| (blocks > 0).then(|| self.announced.join(blocks)).flatten()),
             booked: self.booked.join(capacity.blocks.max(1)),
+            pulled: self.booked.join(capacity.blocks.max(1)),
             most_booked: capacity.blocks,
         }
     }
@@ -125,7 +141,7 @@ impl Holdings {
         for place in places.tiers.into_iter().flatten() {
             self.announced.leave(place);
         }
-        if let Some(place) = places.booked {
+        for place in [places.booked, places.pulled].into_iter().flatten() {
             self.booked.leave(place);
         }
     }
@@ -183,8 +199,8 @@ impl Holdings {
     }
 
     /// Books all blocks of a prompt. False if they may not fit: then none is booked.
-    pub(super) fn book(&mut self, places: &Places, keys: &[u64]) -> bool {
-        let Some(place) = places.booked else { return false };
+    pub(super) fn book(&mut self, places: &Places, part: Part, keys: &[u64]) -> bool {
+        let Some(place) = places.of(part) else { return false };
         if self.booked.held(place) as usize + keys.len() > places.most_booked as usize {
             return false;
         }
@@ -200,8 +216,8 @@ impl Holdings {
     }
 
     /// Takes back what [`Self::book`] booked.
-    pub(super) fn unbook(&mut self, places: &Places, keys: &[u64]) {
-        let Some(place) = places.booked else { return };
+    pub(super) fn unbook(&mut self, places: &Places, part: Part, keys: &[u64]) {
+        let Some(place) = places.of(part) else { return };
         self.changed.clear();
         for &key in keys {
             let Entry::Occupied(mut entry) = self.bookings.entry((place.0, key)) else { continue };
@@ -233,6 +249,7 @@ impl Holdings {
     /// Blocks that are booked on a worker.
     #[cfg(test)]
     pub(super) fn booked(&self, places: &Places) -> u32 {
-        places.booked.map_or(0, |place| self.booked.held(place))
+        let places = [places.booked, places.pulled].into_iter().flatten();
+        places.map(|place| self.booked.held(place)).sum()
     }
 }

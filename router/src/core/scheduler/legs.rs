@@ -10,17 +10,31 @@ use crate::core::candidate::WorkerId;
 const LEASE_MS: f64 = 10_000.0;
 const LEASE_TTFTS: f64 = 3.0;
 
+/// How much of a request a leg is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Part {
+    /// All of it.
+    Whole,
+    /// Its prompt, with the first token.
+    Prefill,
+    /// The rest; the KV of the prompt comes from elsewhere.
+    Decode,
+}
+
 /// One leg.
 #[derive(Debug)]
 pub(super) struct Leg {
+    pub(super) part: Part,
     pub(super) worker: WorkerId,
     pub(super) tenant: u64,
     pub(super) prompt_tokens: u32,
-    /// Prompt and longest answer.
+    /// Prompt and longest answer, as far as they are its own.
     pub(super) tokens: u64,
     pub(super) keys: Arc<[u64]>,
     /// Leading blocks that the worker said it holds, at the placement and ever since.
     pub(super) held_blocks: u32,
+    /// Leading tokens that its placement counted on.
+    pub(super) cached_tokens: u32,
     /// Its blocks count as there.
     pub(super) booked: bool,
     pub(super) placed_ms: f64,
@@ -34,6 +48,33 @@ pub(super) struct Leg {
 }
 
 impl Leg {
+    pub(super) fn new(
+        want: &Want,
+        part: Part,
+        worker: WorkerId,
+        now_ms: f64,
+        predicted_ttft_ms: f64,
+    ) -> Self {
+        let answer = if part == Part::Prefill { 0 } else { want.max_tokens };
+        Self {
+            part,
+            worker,
+            tenant: want.tenant,
+            prompt_tokens: want.prompt_tokens,
+            tokens: u64::from(want.prompt_tokens) + u64::from(answer),
+            keys: Arc::clone(&want.keys),
+            held_blocks: 0,
+            cached_tokens: 0,
+            booked: false,
+            placed_ms: now_ms,
+            lease_ms: now_ms + LEASE_MS.max(LEASE_TTFTS * predicted_ttft_ms),
+            predicted_ttft_ms,
+            expected_block_seconds: 0.0,
+            reports: 0,
+            begun: false,
+        }
+    }
+
     /// What its tenant pays for, if it ends now.
     pub(super) fn ended(&self, output_tokens: u32, block_tokens: u32, now_ms: f64) -> Ended {
         let tokens = f64::from(self.prompt_tokens) + f64::from(output_tokens) / 2.0;
@@ -47,33 +88,6 @@ impl Leg {
     }
 }
 
-impl Leg {
-    pub(super) fn new(
-        want: &Want,
-        worker: WorkerId,
-        held_blocks: u32,
-        booked: bool,
-        now_ms: f64,
-        predicted_ttft_ms: f64,
-    ) -> Self {
-        Self {
-            worker,
-            tenant: want.tenant,
-            prompt_tokens: want.prompt_tokens,
-            tokens: u64::from(want.prompt_tokens) + u64::from(want.max_tokens),
-            keys: Arc::clone(&want.keys),
-            held_blocks,
-            booked,
-            placed_ms: now_ms,
-            lease_ms: now_ms + LEASE_MS.max(LEASE_TTFTS * predicted_ttft_ms),
-            predicted_ttft_ms,
-            expected_block_seconds: 0.0,
-            reports: 0,
-            begun: false,
-        }
-    }
-}
-
 /// A leg got its first token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Begun {
@@ -81,9 +95,9 @@ pub struct Begun {
     pub worker: WorkerId,
     /// Prompt tokens that the worker had said it holds.
     pub held_tokens: u32,
-    /// Those that it took from its cache.
+    /// Those that were in its own cache.
     pub cached_tokens: u32,
-    /// Placement to first token, as predicted.
+    /// Placement to the first token of this leg, as predicted; in a split the second one's is that of its decode leg.
     pub predicted_ttft_ms: f64,
     /// As it was.
     pub ttft_ms: f64,

@@ -1,9 +1,27 @@
 //! What work that is done now costs those who come later.
 
+use crate::core::frame::Role;
+
 /// Time over which the load is looked at. A guess: long against a prompt, short against the hours of a day.
 const WINDOW_MS: f64 = 30_000.0;
 /// A fleet is never taken for busier than this share of its time.
 const MOST: f64 = 0.9;
+
+/// That of the workers that only compute prompts, and that of the others: who comes later waits for his own kind.
+#[derive(Debug, Default)]
+pub(super) struct Pressures {
+    prefill: Pressure,
+    others: Pressure,
+}
+
+impl Pressures {
+    pub(super) fn of(&mut self, role: Role) -> &mut Pressure {
+        match role {
+            Role::Prefill => &mut self.prefill,
+            Role::Decode | Role::Both => &mut self.others,
+        }
+    }
+}
 
 /// The share of its time that a fleet spends on prompts. In a queue with utilisation `u`, each ms of work makes those who
 /// come later wait `u / (1 - u)` ms in all (M/G/1): nothing on an idle fleet, as much again at one half, nine times at 90 %.

@@ -1,8 +1,11 @@
 //! The scheduler's book-keeping: what is booked is given back, what is promised is checked, what is announced is counted.
 
+mod split;
+
 use proptest::prelude::*;
 
 use super::*;
+use crate::core::candidate::{Candidate, Exclusion};
 use crate::core::decision::NoPlace;
 use crate::core::frame::Load;
 
@@ -36,12 +39,20 @@ fn scheduler(workers: u32) -> Scheduler {
 }
 
 fn join(scheduler: &mut Scheduler, id: u32) {
+    join_as(scheduler, id, Role::Both);
+}
+
+fn join_as(scheduler: &mut Scheduler, id: u32, role: Role) {
+    join_with(scheduler, id, role, capacity());
+}
+
+fn join_with(scheduler: &mut Scheduler, id: u32, role: Role, capacity: Capacity) {
     scheduler.join(Joining {
         id: WorkerId(id),
         name: format!("w{id}").into(),
-        role: Role::Both,
-        kv_block_bytes: 0,
-        capacity: capacity(),
+        role,
+        kv_block_bytes: 4 << 20,
+        capacity,
         group: None,
         step_prior: Some(COST),
     });
@@ -415,6 +426,8 @@ fn calls_about_nobody_change_nothing() {
 #[derive(Debug, Clone)]
 enum Event {
     Place(u64, u32),
+    Alone(usize),
+    Transferred(u32, u32, bool),
     Begin(usize),
     End(usize),
     Store(u32, u64),
@@ -428,6 +441,8 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         4 => (0..6u64, 1..30u32).prop_map(|(n, blocks)| Event::Place(n, blocks)),
         3 => (0..100usize).prop_map(Event::Begin),
+        1 => (0..100usize).prop_map(Event::Alone),
+        1 => (0..5u32, 0..5u32, any::<bool>()).prop_map(|(to, from, well)| Event::Transferred(to, from, well)),
         3 => (0..100usize).prop_map(Event::End),
         2 => (0..4u32, 0..6u64).prop_map(|(w, n)| Event::Store(w, n)),
         2 => (0..4u32, 0..6u64).prop_map(|(w, n)| Event::Remove(w, n)),
@@ -441,8 +456,12 @@ proptest! {
     /// Whatever happens in whatever order: once all legs ended, nothing is booked anywhere, and what counts as held is what
     /// was announced.
     #[test]
-    fn nothing_stays_booked(events in proptest::collection::vec(event(), 1..120)) {
-        let mut scheduler = scheduler(4);
+    fn nothing_stays_booked(
+        events in proptest::collection::vec(event(), 1..120),
+        roles in proptest::collection::vec(split::role(), 4),
+        policy in proptest::sample::select(PolicyName::ALL.to_vec()),
+    ) {
+        let mut scheduler = split::scheduler_of(policy, &roles);
         let (mut open, mut now_ms, mut next) = (Vec::new(), 0.0, 0);
         for event in events {
             now_ms += 700.0;
@@ -451,7 +470,15 @@ proptest! {
                     next += 1;
                     if let Ok(placement) = scheduler.place(&want(next, &keys(n, blocks, 3)), now_ms) {
                         open.push(placement.request);
+                        open.extend(placement.prefill.map(|prefill| prefill.request));
                     }
+                }
+                Event::Alone(i) if !open.is_empty() => scheduler.alone(open[i % open.len()], now_ms),
+                Event::Transferred(to, from, true) => {
+                    scheduler.transferred(WorkerId(to), &format!("w{from}"), 1 << 20, 5.0, now_ms);
+                }
+                Event::Transferred(to, from, false) => {
+                    scheduler.transfer_failed(WorkerId(to), &format!("w{from}"), now_ms);
                 }
                 Event::Begin(i) if !open.is_empty() => {
                     let _ = scheduler.begun(open[i % open.len()], 0, now_ms);
@@ -461,7 +488,7 @@ proptest! {
                     scheduler.end(request, Output { tokens: 5, complete: true }, now_ms);
                     prop_assert!(scheduler.end(request, Output { tokens: 5, complete: true }, now_ms).is_none(), "twice");
                 }
-                Event::Begin(_) | Event::End(_) => {}
+                Event::Begin(_) | Event::End(_) | Event::Alone(_) => {}
                 Event::Store(worker, n) => {
                     let _ = scheduler.stored(WorkerId(worker), Tier::Device, &keys(n, 25, 3));
                 }
@@ -487,7 +514,8 @@ proptest! {
         prop_assert_eq!(scheduler.legs(), 0);
         for worker in &scheduler.workers {
             prop_assert_eq!((worker.booked_requests, worker.booked_tokens), (0, 0));
-            prop_assert_eq!(worker.backlog_tokens, 0);
+            prop_assert_eq!((worker.backlog_tokens, worker.arriving_tokens, worker.pinned), (0, 0, 0));
+            prop_assert_eq!(worker.standing(BLOCK, now_ms).blocks_used, 0.0);
             prop_assert_eq!(scheduler.holdings.booked(&worker.places), 0);
         }
     }
@@ -495,7 +523,7 @@ proptest! {
 
 #[test]
 fn a_busy_fleet_holds_work_dearer_than_an_idle_one() {
-    let mut pressure = Pressure::default();
+    let mut pressure = pressure::Pressure::default();
     assert_eq!(pressure.at(2, 0.0), 0.0);
     let mut now_ms = 0.0;
     while now_ms < 300_000.0 {

@@ -1,9 +1,21 @@
 //! What people and metrics see of the scheduler.
 
+use std::sync::Arc;
+
 use super::Scheduler;
 use super::credit::Withdrawal;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Load, StepCost};
+use crate::core::transfer::TransferCost;
+
+/// What is known of pulling from one worker.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SourceView {
+    /// The source.
+    pub worker: Arc<str>,
+    /// What a pull from it costs.
+    pub cost: TransferCost,
+}
 
 /// What is known of one worker, for people and metrics.
 #[derive(Debug, Clone, Copy)]
@@ -26,6 +38,12 @@ pub struct WorkerView {
     pub steps_learnt: u64,
     /// Tokens that a row gets from a step.
     pub accepted: f64,
+    /// Prompt tokens whose KV is on its way to it.
+    pub arriving_tokens: u64,
+    /// Prefill legs that are done, whose KV waits to be fetched.
+    pub pinned_requests: u32,
+    /// What pulling KV costs it, from a source of which nothing is known.
+    pub pull_cost: TransferCost,
 }
 
 impl Scheduler {
@@ -43,13 +61,28 @@ impl Scheduler {
             cost: worker.fit.cost(),
             steps_learnt: worker.fit.steps(),
             accepted: worker.accepted,
+            arriving_tokens: worker.arriving_tokens,
+            pinned_requests: worker.pinned,
+            pull_cost: worker.inbound.costs().any,
         })
     }
 
-    /// A worker takes new work.
+    /// What pulling costs a worker, by source; only of those that it has pulled from.
+    #[must_use]
+    pub fn sources(&self, id: WorkerId) -> Vec<SourceView> {
+        let Some(i) = self.find(id) else { return Vec::new() };
+        let known = self.workers[i].inbound.costs().known.iter();
+        let view = |(from, cost): &(WorkerId, TransferCost)| {
+            let worker = Arc::clone(self.workers[self.find(*from)?].name.text());
+            Some(SourceView { worker, cost: *cost })
+        };
+        known.filter_map(view).collect()
+    }
+
+    /// A worker takes new requests.
     #[must_use]
     pub fn some_open(&self) -> bool {
-        self.workers.iter().any(|worker| worker.open)
+        self.workers.iter().any(|worker| worker.open && worker.decodes())
     }
 
     /// Legs that are booked.

@@ -3,12 +3,15 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::Joining;
 use super::credit::Credit;
 use super::holdings::Places;
-use super::{Joining, Want};
-use crate::core::candidate::WorkerId;
-use crate::core::cost::{Standing, StepFeatures, StepFit, context};
+use super::legs::{Leg, Part};
+use crate::core::candidate::{WorkerId, WorkerName};
+use crate::core::cost::{StepFeatures, StepFit, context};
+use crate::core::estimate::Standing;
 use crate::core::frame::{Capacity, Load, RequestId, Role, Step};
+use crate::core::transfer::Inbound;
 
 /// Weight of a step in the mean number of tokens that a row gets from one. A guess: some twenty steps count.
 const ACCEPTED_WEIGHT: f64 = 0.05;
@@ -20,8 +23,11 @@ const ABSURD_TOKENS: u64 = 1 << 36;
 #[derive(Debug)]
 pub(super) struct Worker {
     pub(super) id: WorkerId,
-    pub(super) name: Arc<str>,
+    pub(super) name: WorkerName,
     pub(super) role: Role,
+    pub(super) kv_block_bytes: u64,
+    /// What it learnt of its pulls.
+    pub(super) inbound: Inbound,
     pub(super) open: bool,
     pub(super) capacity: Capacity,
     pub(super) group: Option<Arc<str>>,
@@ -41,8 +47,15 @@ pub(super) struct Worker {
     pub(super) reports: u64,
     /// Legs booked since the last report, which it may not have counted yet.
     unreported: u32,
-    /// Legs without a first token, in the order in which it computes them.
-    pub(super) prefills: VecDeque<Prefill>,
+    /// Legs whose prompts it is to compute, without a first token, in the order in which it computes them.
+    prefills: VecDeque<Prefill>,
+    /// Legs whose KV is on its way to it.
+    arrivals: Vec<Arriving>,
+    pub(super) arriving_tokens: u64,
+    /// Tokens of theirs that will need blocks.
+    arriving_new: f64,
+    /// Prefill legs that are done, whose KV waits to be fetched.
+    pub(super) pinned: u32,
     /// What is left of them.
     pub(super) backlog_tokens: u64,
     backlog_context: f64,
@@ -54,19 +67,30 @@ pub(super) struct Worker {
 
 /// A prompt on its way through a worker.
 #[derive(Debug)]
-pub(super) struct Prefill {
-    pub(super) request: RequestId,
+struct Prefill {
+    request: RequestId,
     prompt_tokens: u32,
     /// Tokens still to be computed.
     left: u32,
+}
+
+/// A prompt on its way to a worker.
+#[derive(Debug)]
+struct Arriving {
+    request: RequestId,
+    prompt_tokens: u32,
+    /// Tokens, of the answer too, that will need blocks.
+    new_tokens: f64,
 }
 
 impl Worker {
     pub(super) fn new(joining: Joining, fit: StepFit, places: Places) -> Self {
         Self {
             id: joining.id,
-            name: joining.name,
+            name: joining.name.into(),
             role: joining.role,
+            kv_block_bytes: joining.kv_block_bytes,
+            inbound: Inbound::default(),
             open: false,
             capacity: joining.capacity,
             group: joining.group,
@@ -83,6 +107,10 @@ impl Worker {
             reports: 0,
             unreported: 0,
             prefills: VecDeque::new(),
+            arrivals: Vec::new(),
+            arriving_tokens: 0,
+            arriving_new: 0.0,
+            pinned: 0,
             backlog_tokens: 0,
             backlog_context: 0.0,
             step_began_ms: 0.0,
@@ -131,36 +159,77 @@ impl Worker {
         self.count_backlog();
     }
 
-    pub(super) fn book(&mut self, want: &Want, cached_tokens: u32, now_ms: f64) {
+    pub(super) fn book(&mut self, request: RequestId, leg: &Leg, output_tokens: f64, now_ms: f64) {
+        if leg.part == Part::Decode {
+            let prompt_tokens = leg.prompt_tokens;
+            let lacks = prompt_tokens.saturating_sub(leg.cached_tokens);
+            let new_tokens = f64::from(lacks) + output_tokens;
+            self.arrivals.push(Arriving { request, prompt_tokens, new_tokens });
+            self.count_arrivals();
+        } else {
+            self.compute(request, leg, now_ms);
+        }
+        self.booked_requests += 1;
+        self.booked_tokens += leg.tokens;
+        self.unreported += 1;
+    }
+
+    fn compute(&mut self, request: RequestId, leg: &Leg, now_ms: f64) {
         if self.occupied() == 0 {
             self.step_began_ms = now_ms;
             self.backlog_runs = true;
         }
-        self.booked_requests += 1;
-        self.booked_tokens += u64::from(want.prompt_tokens) + u64::from(want.max_tokens);
-        self.unreported += 1;
-        let prompt_tokens = want.prompt_tokens;
-        let left = prompt_tokens - cached_tokens.min(prompt_tokens);
-        self.prefills.push_back(Prefill { request: want.request, prompt_tokens, left });
+        let prompt_tokens = leg.prompt_tokens;
+        let left = prompt_tokens.saturating_sub(leg.cached_tokens);
+        self.prefills.push_back(Prefill { request, prompt_tokens, left });
         self.count_backlog();
     }
 
-    /// `reports`: those that had come when it was booked.
-    pub(super) fn release(&mut self, request: RequestId, tokens: u64, reports: u64) {
-        if reports == self.reports {
+    /// The KV of this leg will not come.
+    pub(super) fn alone(&mut self, request: RequestId, leg: &Leg, now_ms: f64) {
+        self.settled(request);
+        self.compute(request, leg, now_ms);
+    }
+
+    /// The leg got its first token.
+    pub(super) fn begun(&mut self, request: RequestId, part: Part) {
+        self.settled(request);
+        self.pinned += u32::from(part == Part::Prefill);
+    }
+
+    pub(super) fn release(&mut self, request: RequestId, leg: &Leg) {
+        if leg.reports == self.reports {
             self.unreported = self.unreported.saturating_sub(1);
         }
         self.booked_requests = self.booked_requests.saturating_sub(1);
-        self.booked_tokens = self.booked_tokens.saturating_sub(tokens);
-        self.prefilled(request);
+        self.booked_tokens = self.booked_tokens.saturating_sub(leg.tokens);
+        let pinned = leg.begun && leg.part == Part::Prefill;
+        self.pinned = self.pinned.saturating_sub(u32::from(pinned));
+        self.settled(request);
     }
 
-    /// The prompt of this leg is computed, or will not be.
-    pub(super) fn prefilled(&mut self, request: RequestId) {
+    /// The prompt of this leg is computed or has come, or neither will happen.
+    fn settled(&mut self, request: RequestId) {
         if let Some(i) = self.prefills.iter().position(|prefill| prefill.request == request) {
             self.prefills.remove(i);
             self.count_backlog();
         }
+        if let Some(i) = self.arrivals.iter().position(|arriving| arriving.request == request) {
+            self.arrivals.swap_remove(i);
+            self.count_arrivals();
+        }
+    }
+
+    /// Legs without a first token.
+    pub(super) fn unbegun(&self) -> impl Iterator<Item = RequestId> {
+        let prefills = self.prefills.iter().map(|prefill| prefill.request);
+        prefills.chain(self.arrivals.iter().map(|arriving| arriving.request))
+    }
+
+    fn count_arrivals(&mut self) {
+        let prompts = self.arrivals.iter().map(|arriving| u64::from(arriving.prompt_tokens));
+        self.arriving_tokens = prompts.sum();
+        self.arriving_new = self.arrivals.iter().map(|arriving| arriving.new_tokens).sum();
     }
 
     fn count_backlog(&mut self) {
@@ -174,10 +243,16 @@ impl Worker {
     }
 
     /// Requests that it has, as far as is known: its own report (which counts the work of other routers too) and what
-    /// was sent since, but at least what this router has on it.
+    /// was sent since, but at least what this router has on it. Who only waits to be fetched takes no place.
     pub(super) fn occupied(&self) -> u32 {
         let reported = self.load.running.saturating_add(self.load.waiting);
-        reported.saturating_add(self.unreported).max(self.booked_requests)
+        let booked = self.booked_requests.saturating_sub(self.pinned);
+        reported.saturating_add(self.unreported).max(booked)
+    }
+
+    /// It takes answers, and whole requests.
+    pub(super) fn decodes(&self) -> bool {
+        self.role != Role::Prefill
     }
 
     /// Requests that it can hold, in the batch and in its queue.
@@ -190,16 +265,18 @@ impl Worker {
         let (backlog_tokens, backlog_context) = self.backlog();
         let occupied = self.occupied();
         let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
-        let to_come = self.backlog_tokens as f64 / f64::from(block_tokens);
+        let to_come = (self.backlog_tokens as f64 + self.arriving_new) / f64::from(block_tokens);
+        let no_rows = (self.prefills.len() + self.arrivals.len()) as f64;
         Standing {
             cost: self.fit.cost(),
             step_tokens: self.capacity.batched_tokens.into(),
             slots: self.capacity.sequences.into(),
             occupied: occupied.into(),
-            rows: f64::from(occupied) - self.prefills.len().min(occupied as usize) as f64,
+            rows: if self.decodes() { (f64::from(occupied) - no_rows).max(0.0) } else { 0.0 },
             kv_tokens: self.kv_tokens(),
             backlog_tokens,
             backlog_context,
+            arriving_tokens: self.arriving_tokens as f64,
             elapsed_ms,
             backlog_runs: self.backlog_runs,
             blocks_used: f64::from(self.load.blocks_used) + to_come,

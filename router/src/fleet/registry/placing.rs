@@ -181,7 +181,7 @@ impl Registry {
     /// Gives those who wait what room there is.
     pub(super) fn pump(self: &Arc<Self>, state: &mut State, model: &str) {
         let Some(pool) = state.pools.get_mut(model) else { return };
-        if pool.dispatch.queue().is_empty() {
+        if pool.dispatch.nobody_waits() {
             return;
         }
         let engine = pool.engine.clone();
@@ -265,7 +265,7 @@ impl Registry {
         let pool = state.pool(id)?;
         let changed = change(pool);
         let may_help = || pool.dispatch.scheduler.has_room(id, self.clock_ms());
-        if !pool.dispatch.queue().is_empty() && (may_help() || !pool.some_may_open()) {
+        if !pool.dispatch.nobody_waits() && (may_help() || !pool.some_may_open()) {
             let model = pool.model.clone();
             self.pump(&mut state, &model);
         }

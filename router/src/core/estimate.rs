@@ -1,0 +1,347 @@
+//! What a placement would cost, in milliseconds: of a whole request on one worker, and of the two halves of a split one.
+//!
+//! Every term follows from what the workers measured. Two numbers of the shape were chosen and say so below: the share of
+//! harm that counts, by simulation, and the exponent of the barrier, by guess.
+
+use serde::{Deserialize, Serialize};
+
+use crate::core::frame::StepCost;
+use crate::core::transfer::TransferCost;
+
+/// How a worker stands at the moment of a decision. Counts are real numbers, as predictions may be.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Standing {
+    /// Of its steps.
+    pub cost: StepCost,
+    /// Tokens that one step may take.
+    pub step_tokens: f64,
+    /// Sequences that may run at once.
+    pub slots: f64,
+    /// Requests that it has, running or waiting.
+    pub occupied: f64,
+    /// Sequences that decode.
+    pub rows: f64,
+    /// KV tokens that they read.
+    pub kv_tokens: f64,
+    /// Prompt tokens ahead of a new request.
+    pub backlog_tokens: f64,
+    /// Their positions, summed up.
+    pub backlog_context: f64,
+    /// Prompt tokens of requests whose KV is on its way to it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub arriving_tokens: f64,
+    /// Of the step that runs, ms that are over; 0 when idle.
+    pub elapsed_ms: f64,
+    /// The step that runs works on the backlog.
+    pub backlog_runs: bool,
+    /// Blocks that requests hold, or are booked to.
+    pub blocks_used: f64,
+    /// Blocks of the pool.
+    pub blocks: f64,
+    /// Tokens that a row gets from a step: 1, more with multi-token prediction.
+    pub accepted: f64,
+    /// The longest step among the other ranks of its expert-parallel group, which step in time with it; 0 without.
+    pub group_ms: f64,
+    /// Rows of the other ranks.
+    pub group_rows: f64,
+    /// Ms that later requests wait for each ms of prompt that is computed now, at the present load of workers of its role.
+    pub pressure: f64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for it")]
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
+}
+
+/// What a request asks of a worker.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Demand {
+    /// Tokens of the prompt.
+    pub prompt_tokens: f64,
+    /// Those of them that the worker has already.
+    pub cached_tokens: f64,
+    /// Tokens of the answer, as far as one can tell.
+    pub output_tokens: f64,
+    /// Tokens in a block.
+    pub block_tokens: f64,
+}
+
+/// What a placement is predicted to cost, in ms.
+#[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
+pub struct Estimate {
+    /// Until its own prefill begins.
+    pub queue_ms: f64,
+    /// Its own prefill.
+    pub prefill_ms: f64,
+    /// From the first token until decoding can go on elsewhere: what is left of moving the KV then. 0 where one worker does
+    /// both.
+    pub transfer_ms: f64,
+    /// All tokens after the first.
+    pub decode_ms: f64,
+    /// Delay of the rows that are there already, summed over them, and of the requests that are still to come.
+    pub harm_ms: f64,
+    /// For pools that fill: convex, nothing at first, much at the end.
+    pub barrier_ms: f64,
+}
+
+impl Estimate {
+    /// Placement to first token, which never waits for a transfer.
+    #[must_use]
+    pub fn ttft_ms(&self) -> f64 {
+        self.queue_ms + self.prefill_ms
+    }
+
+    /// What is compared.
+    #[must_use]
+    pub fn total_ms(&self) -> f64 {
+        self.ttft_ms() + self.transfer_ms + self.decode_ms + self.harm_ms + self.barrier_ms
+    }
+}
+
+/// The barrier is `service * fill^8 / (1 - fill)`: under 1 % of the service time up to half a pool, 0.8 of it at 80 %, 4 of
+/// it at 90 %. The shape is M/M/1's; the exponent is a guess that keeps it out of the way of a pool with room.
+const BARRIER_EXPONENT: i32 = 8;
+/// A pool is never taken for fuller than this, so that full ones can still be told apart by their other terms.
+const FULL: f64 = 0.99;
+
+/// Share of a row's delay that counts. Prompts have to be computed somewhere, and where there are few rows now there may be
+/// more when it comes to that. Simulated on the Mooncake conversation trace at 60 % load: 1 makes the mean time to the first
+/// token 13 % longer than 0.1 at the same time per token, and 0 lets both grow at 85 %.
+const HARM: f64 = 0.1;
+
+/// Predicts what placing all of `demand` on a worker that stands like this would cost.
+#[must_use]
+pub fn estimate(standing: &Standing, demand: &Demand) -> Estimate {
+    let prompt = Prompt::of(standing, demand);
+    let answer = Answer::of(standing, demand);
+    let others = standing.occupied + standing.group_rows;
+    let delay_ms = HARM * others * (prompt.own_ms + answer.row_ms);
+    let blocks = (prompt.uncached + answer.tokens) / demand.block_tokens.max(1.0);
+    Estimate {
+        queue_ms: prompt.wait_ms + answer.wait_ms,
+        prefill_ms: prompt.ms,
+        transfer_ms: 0.0,
+        decode_ms: answer.ms,
+        harm_ms: delay_ms + standing.pressure * prompt.own_ms,
+        barrier_ms: barrier_ms(standing, blocks, prompt.ms + answer.ms),
+    }
+}
+
+/// Predicts what computing the prompt of `demand` on a worker that does nothing else would cost: the prefill leg of a split
+/// request, up to its first token. The harm is to the other ranks of its group, and to the prompts that come later.
+#[must_use]
+pub fn prefill_leg(standing: &Standing, demand: &Demand) -> Estimate {
+    let prompt = Prompt::of(standing, demand);
+    // no room: it comes as other prompts are done and fetched, each after about as long as this one takes
+    let room_ms = missing_share(standing, demand) * prompt.ms;
+    let blocks = prompt.uncached / demand.block_tokens.max(1.0);
+    Estimate {
+        queue_ms: prompt.wait_ms + room_ms,
+        prefill_ms: prompt.ms,
+        transfer_ms: 0.0,
+        decode_ms: 0.0,
+        harm_ms: (HARM * standing.group_rows + standing.pressure) * prompt.own_ms,
+        barrier_ms: barrier_ms(standing, blocks, prompt.ms),
+    }
+}
+
+/// The decode leg of a split request, as far as it does not depend on who computes the prompt.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct DecodeLeg {
+    /// Until it has room for the KV.
+    wait_ms: f64,
+    decode_ms: f64,
+    harm_ms: f64,
+    barrier_ms: f64,
+    /// What it lacks of the prompt's KV, in tokens and MiB.
+    lacks_tokens: f64,
+    lacks_mib: f64,
+    /// If nothing comes: what computing the prompt itself would take.
+    alone_ms: f64,
+}
+
+impl DecodeLeg {
+    /// `alone`: what the whole request would cost there.
+    pub(super) fn new(
+        standing: &Standing,
+        demand: &Demand,
+        block_bytes: f64,
+        alone: &Estimate,
+    ) -> Self {
+        let answer = Answer::of(standing, demand);
+        let block_tokens = demand.block_tokens.max(1.0);
+        let lacks_tokens = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
+        let blocks = (lacks_tokens + answer.tokens) / block_tokens;
+        Self {
+            wait_ms: answer.wait_ms,
+            decode_ms: answer.ms,
+            harm_ms: HARM * (standing.occupied + standing.group_rows) * answer.row_ms,
+            barrier_ms: barrier_ms(standing, blocks, answer.ms),
+            lacks_tokens,
+            lacks_mib: (lacks_tokens / block_tokens).ceil() * block_bytes / f64::from(1 << 20),
+            alone_ms: alone.ttft_ms(),
+        }
+    }
+
+    /// What it costs whoever computes the prompt.
+    pub(super) fn base_ms(&self) -> f64 {
+        self.decode_ms + self.harm_ms + self.barrier_ms
+    }
+
+    /// From the first token until decoding goes on, if the KV comes from there at such a cost. Blocks move as they are
+    /// computed, once both sides have room, so that only what is left after the prompt's end is waited for: at least what
+    /// the last step brings, at most everything. A pull that fails is made up for by computing the prompt here.
+    pub(super) fn transfer_ms(&self, source: &Source, cost: &TransferCost) -> f64 {
+        let last_mib = self.lacks_mib * (source.last_tokens / self.lacks_tokens).min(1.0);
+        let begins_ms = source.queue_ms.max(self.wait_ms);
+        let behind_ms = begins_ms + cost.mib_ms * self.lacks_mib - source.ttft_ms;
+        cost.latency_ms + behind_ms.max(cost.mib_ms * last_mib) + cost.failing * self.alone_ms
+    }
+
+    /// The whole pair.
+    pub(super) fn with(&self, prefill: &Estimate, transfer_ms: f64) -> Estimate {
+        Estimate {
+            queue_ms: prefill.queue_ms,
+            prefill_ms: prefill.prefill_ms,
+            transfer_ms,
+            decode_ms: self.decode_ms,
+            harm_ms: prefill.harm_ms + self.harm_ms,
+            barrier_ms: prefill.barrier_ms + self.barrier_ms,
+        }
+    }
+}
+
+/// The prefill leg of a split request, as far as a transfer depends on it.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Source {
+    queue_ms: f64,
+    ttft_ms: f64,
+    /// Tokens of the prompt that its last step computes.
+    last_tokens: f64,
+}
+
+impl Source {
+    pub(super) fn new(standing: &Standing, demand: &Demand, leg: &Estimate) -> Self {
+        let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
+        Self {
+            queue_ms: leg.queue_ms,
+            ttft_ms: leg.ttft_ms(),
+            last_tokens: uncached.min(standing.step_tokens.max(1.0)),
+        }
+    }
+}
+
+/// A prompt on a worker.
+struct Prompt {
+    uncached: f64,
+    /// Until it begins.
+    wait_ms: f64,
+    /// Its steps, with the rows that they carry.
+    ms: f64,
+    /// What it alone adds to them.
+    own_ms: f64,
+}
+
+impl Prompt {
+    fn of(standing: &Standing, demand: &Demand) -> Self {
+        let Standing { cost, rows, kv_tokens, backlog_tokens, .. } = *standing;
+        let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
+        let own_ms = cost.prompt_ms(demand.cached_tokens, uncached);
+        // Every step that carries a piece of a prompt also carries the rows that decode.
+        let around_ms =
+            (cost.fixed_ms + cost.row_ms * rows + cost.kv_ms * kv_tokens).max(standing.group_ms);
+        let per_step = (standing.step_tokens - rows).max(1.0);
+        let steps_ahead = backlog_tokens / per_step;
+        let steps_in_all = ((backlog_tokens + uncached) / per_step).ceil();
+        let ahead_ms = steps_ahead * around_ms
+            + cost.prefill_ms * backlog_tokens
+            + cost.context_ms * standing.backlog_context;
+        let busy = standing.occupied > 0.0;
+        let rest_ms = if busy { (around_ms - standing.elapsed_ms).max(0.0) } else { 0.0 };
+        let wait_ms = if backlog_tokens > 0.0 && standing.backlog_runs {
+            (ahead_ms - standing.elapsed_ms).max(0.0)
+        } else {
+            rest_ms + ahead_ms
+        };
+        Self { uncached, wait_ms, ms: (steps_in_all - steps_ahead) * around_ms + own_ms, own_ms }
+    }
+}
+
+/// An answer on a worker.
+struct Answer {
+    tokens: f64,
+    /// Until there is a slot, and room for the prompt's blocks.
+    wait_ms: f64,
+    /// All its tokens after the first.
+    ms: f64,
+    /// What its row adds to the steps that it is in.
+    row_ms: f64,
+}
+
+impl Answer {
+    fn of(standing: &Standing, demand: &Demand) -> Self {
+        let Standing { cost, occupied, slots, .. } = *standing;
+        // With a row more, and with those that are rows once the backlog is done and what is on its way has come.
+        let rows_then = (occupied + 1.0).min(slots);
+        let to_come = standing.backlog_tokens + standing.arriving_tokens;
+        let kv_then = standing.kv_tokens + to_come + demand.prompt_tokens;
+        let step_then = cost.fixed_ms + cost.row_ms * rows_then + cost.kv_ms * kv_then;
+        let tpot_ms = step_then.max(standing.group_ms) / standing.accepted.max(1.0);
+        let tokens = demand.output_tokens.max(1.0);
+        // All slots taken: one becomes free each time that one of them ends.
+        let too_many = (occupied + 1.0 - slots).max(0.0);
+        let slot_ms = too_many * tokens * tpot_ms / slots.max(1.0);
+        // No room: it comes as running requests end, each with its share of the pool; on average they are half way through.
+        let room_ms = missing_share(standing, demand) * tokens * tpot_ms / 2.0;
+        let more_ms = cost.row_ms + cost.kv_ms * demand.prompt_tokens;
+        Self {
+            tokens,
+            wait_ms: slot_ms.max(room_ms),
+            ms: (tokens - 1.0) * tpot_ms,
+            row_ms: more_ms * tokens / standing.accepted,
+        }
+    }
+}
+
+/// Of the blocks in use, the share that has to become free before the prompt has room.
+fn missing_share(standing: &Standing, demand: &Demand) -> f64 {
+    let used = standing.blocks_used;
+    let needed = demand.prompt_tokens / demand.block_tokens.max(1.0);
+    let missing = (used + needed - standing.blocks).clamp(0.0, used);
+    if missing > 0.0 { missing / used } else { 0.0 }
+}
+
+/// See [`BARRIER_EXPONENT`].
+fn barrier_ms(standing: &Standing, blocks: f64, service_ms: f64) -> f64 {
+    let fill = ((standing.blocks_used + blocks) / standing.blocks.max(1.0)).min(FULL);
+    service_ms * fill.powi(BARRIER_EXPONENT) / (1.0 - fill)
+}
+
+#[cfg(test)]
+impl Standing {
+    /// A worker with room and nothing to do.
+    pub(super) fn idle(cost: StepCost) -> Self {
+        Self {
+            cost,
+            step_tokens: 4096.0,
+            slots: 64.0,
+            occupied: 0.0,
+            rows: 0.0,
+            kv_tokens: 0.0,
+            backlog_tokens: 0.0,
+            backlog_context: 0.0,
+            arriving_tokens: 0.0,
+            elapsed_ms: 0.0,
+            backlog_runs: false,
+            blocks_used: 0.0,
+            blocks: 10_000.0,
+            accepted: 1.0,
+            group_ms: 0.0,
+            group_rows: 0.0,
+            pressure: 0.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

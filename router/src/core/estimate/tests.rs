@@ -1,0 +1,85 @@
+//! Estimates mean what their names say.
+
+use super::*;
+use crate::core::cost::context;
+
+const TRUE: StepCost =
+    StepCost { fixed_ms: 12.0, prefill_ms: 0.05, context_ms: 2e-6, row_ms: 0.08, kv_ms: 3e-5 };
+
+fn idle() -> Standing {
+    Standing::idle(TRUE)
+}
+
+fn demand(prompt_tokens: f64, cached_tokens: f64) -> Demand {
+    Demand { prompt_tokens, cached_tokens, output_tokens: 100.0, block_tokens: 16.0 }
+}
+
+#[test]
+fn an_idle_worker_takes_its_prefill_in_whole_steps() {
+    let estimate = estimate(&idle(), &demand(6000.0, 0.0));
+    assert_eq!(estimate.queue_ms, 0.0);
+    let expected = 2.0 * TRUE.fixed_ms + TRUE.prompt_ms(0.0, 6000.0);
+    assert!((estimate.prefill_ms - expected).abs() < 1e-9);
+    assert_eq!((estimate.transfer_ms, estimate.harm_ms), (0.0, 0.0));
+}
+
+#[test]
+fn what_is_cached_is_not_computed_but_still_attended_to() {
+    let warm = estimate(&idle(), &demand(6000.0, 5000.0)).prefill_ms;
+    assert!((warm - (TRUE.fixed_ms + TRUE.prompt_ms(5000.0, 1000.0))).abs() < 1e-9);
+    assert!(warm > estimate(&idle(), &demand(1000.0, 0.0)).prefill_ms);
+}
+
+#[test]
+fn time_that_is_over_is_not_waited_for_again() {
+    let busy = Standing {
+        occupied: 2.0,
+        rows: 1.0,
+        backlog_tokens: 4000.0,
+        backlog_context: context(0.0, 4000.0),
+        backlog_runs: true,
+        ..idle()
+    };
+    let later = Standing { elapsed_ms: 50.0, ..busy };
+    let (now, then) = (estimate(&busy, &demand(100.0, 0.0)), estimate(&later, &demand(100.0, 0.0)));
+    assert!((now.queue_ms - then.queue_ms - 50.0).abs() < 1e-9);
+    let overdue = Standing { elapsed_ms: 1e9, ..busy };
+    assert_eq!(estimate(&overdue, &demand(100.0, 0.0)).queue_ms, 0.0);
+}
+
+#[test]
+fn accepted_drafts_shorten_decoding_and_a_slow_rank_lengthens_it() {
+    let plain = estimate(&idle(), &demand(1000.0, 0.0)).decode_ms;
+    let drafting = Standing { accepted: 2.0, ..idle() };
+    assert!((estimate(&drafting, &demand(1000.0, 0.0)).decode_ms - plain / 2.0).abs() < 1e-9);
+    let grouped = Standing { group_ms: 100.0, group_rows: 8.0, ..idle() };
+    let grouped = estimate(&grouped, &demand(1000.0, 0.0));
+    assert!((grouped.decode_ms - 99.0 * 100.0).abs() < 1e-9);
+    assert!(grouped.harm_ms > 0.0, "the other ranks wait for this prefill, too");
+}
+
+#[test]
+fn the_barrier_is_convex_and_out_of_the_way_of_a_pool_with_room() {
+    let barrier = |used: f64| {
+        estimate(&Standing { blocks_used: used, ..idle() }, &demand(160.0, 0.0)).barrier_ms
+    };
+    let service = {
+        let estimate = estimate(&idle(), &demand(160.0, 0.0));
+        estimate.prefill_ms + estimate.decode_ms
+    };
+    assert!(barrier(4_900.0) < 0.01 * service);
+    assert!(barrier(9_500.0) > 2.0 * barrier(9_000.0));
+    assert!(barrier(20_000.0).is_finite());
+    let slopes: Vec<f64> = (50..95)
+        .map(|i| barrier(f64::from(i + 1) * 100.0) - barrier(f64::from(i) * 100.0))
+        .collect();
+    assert!(slopes.is_sorted_by(|a, b| a <= b));
+}
+
+#[test]
+fn a_worker_without_a_slot_makes_a_request_wait_for_one() {
+    let full = Standing { occupied: 64.0, rows: 64.0, ..idle() };
+    let nearly = Standing { occupied: 63.0, rows: 63.0, ..idle() };
+    let wait = |standing| estimate(&standing, &demand(100.0, 0.0)).queue_ms;
+    assert!(wait(full) > wait(nearly) + 10.0);
+}

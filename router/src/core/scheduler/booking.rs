@@ -1,0 +1,242 @@
+//! The life of a leg, from its placement to its end: what is booked for it, and what it teaches.
+
+use std::sync::Arc;
+
+use super::candidates::usable_blocks;
+use super::legs::{Leg, Part};
+use super::worker::Worker;
+use super::{Begun, Ended, Output, Placement, PrefillLeg, Scheduler, Want};
+use crate::core::candidate::{Candidate, Exclusion, WorkerId};
+use crate::core::decision::{Decision, decide};
+use crate::core::estimate::Estimate;
+use crate::core::frame::{RequestId, Role};
+
+/// Weight of each answer that ends in the mean of their lengths. A guess: some fifty answers count.
+const OUTPUT_WEIGHT: f64 = 0.02;
+
+/// A half of a placement, or all of it.
+struct Half<'a> {
+    request: RequestId,
+    part: Part,
+    on: &'a Candidate,
+    /// To its own first token.
+    first_ms: f64,
+    /// Tokens that it holds on average, and how long.
+    tokens: f64,
+    ms: f64,
+}
+
+impl Scheduler {
+    /// Chooses a worker, or one for each half of the request, and books what goes there.
+    ///
+    /// # Errors
+    /// Nothing is booked; [`Decision::no_place`] says why.
+    pub fn place(&mut self, want: &Want, now_ms: f64) -> Result<Placement, Arc<Decision>> {
+        let ask = self.ask(want, now_ms);
+        let candidates = self.candidates(want, now_ms);
+        let decision = decide(
+            want.name.clone(),
+            now_ms,
+            ask,
+            candidates,
+            &mut self.chooser,
+            self.shadow.as_mut(),
+        );
+        let decision = Arc::new(decision);
+        let Some((chosen, estimate)) = decision.chosen() else { return Err(decision) };
+        let Estimate { transfer_ms, decode_ms, .. } = *estimate;
+        let (ttft_ms, output) = (estimate.ttft_ms(), decision.ask.output_tokens);
+        let tokens = f64::from(want.prompt_tokens);
+        let pair = decision.chosen_prefill();
+        let mut answer = Half {
+            request: want.request,
+            part: if pair.is_some() { Part::Decode } else { Part::Whole },
+            on: chosen,
+            first_ms: ttft_ms,
+            tokens: tokens + output / 2.0,
+            ms: ttft_ms + transfer_ms + decode_ms,
+        };
+        if pair.is_some() {
+            answer.first_ms += transfer_ms + decode_ms / (output - 1.0).max(1.0);
+        }
+        let mut expected_block_seconds = self.book(want, &answer, output, now_ms);
+        let prefill = pair.map(|on| {
+            let (request, ms) = (want.prefill_request, ttft_ms + transfer_ms);
+            let half = Half { request, part: Part::Prefill, on, first_ms: ttft_ms, tokens, ms };
+            expected_block_seconds += self.book(want, &half, output, now_ms);
+            PrefillLeg { request, worker: on.id }
+        });
+        let (request, worker) = (want.request, chosen.id);
+        Ok(Placement { request, worker, prefill, expected_block_seconds, decision })
+    }
+
+    /// Block-seconds that it is likely to take.
+    fn book(&mut self, want: &Want, half: &Half<'_>, output_tokens: f64, now_ms: f64) -> f64 {
+        let i = self.find(half.on.id).expect("it was a candidate");
+        let worker = &mut self.workers[i];
+        // also what another leg has booked: that one may be given up first
+        let news = half.on.held_tokens + self.block_tokens < want.prompt_tokens;
+        let booked = news && self.holdings.book(&worker.places, half.part, &want.keys);
+        let mut leg = Leg::new(want, half.part, half.on.id, now_ms, half.first_ms);
+        leg.booked = booked;
+        leg.held_blocks = half.on.held_tokens / self.block_tokens;
+        leg.cached_tokens = match half.part {
+            Part::Whole | Part::Prefill => half.on.cached_tokens,
+            Part::Decode => half.on.decode_cached_tokens(),
+        };
+        leg.reports = worker.reports;
+        leg.expected_block_seconds =
+            half.tokens / f64::from(self.block_tokens) * half.ms.max(0.0) / 1e3;
+        worker.book(half.request, &leg, output_tokens, now_ms);
+        let expected_block_seconds = leg.expected_block_seconds;
+        self.legs.insert(half.request, leg);
+        expected_block_seconds
+    }
+
+    /// What a placement would be predicted to take to the first token, wherever it is soonest; `None` without workers.
+    #[must_use]
+    pub fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> Option<f64> {
+        let ask = self.ask(want, now_ms);
+        let candidates = self.candidates(want, now_ms);
+        let usable = |c: &&Candidate| match c.excluded {
+            None | Some(Exclusion::Full | Exclusion::Backlog) => true,
+            Some(Exclusion::Closed | Exclusion::Failed | Exclusion::NoTransfer) => false,
+        };
+        let usable = || candidates.iter().filter(usable);
+        let can_pull = usable().any(|c| c.sources.is_some());
+        let soonest = usable().filter(|c| can_pull || c.decodes()).map(|c| c.estimate(&ask));
+        soonest.map(|estimate| estimate.ttft_ms()).min_by(f64::total_cmp)
+    }
+
+    /// The first token of a leg came; the worker says how much of its prompt was in its own cache. A prefill leg has done
+    /// its work then, and only its KV stays until it ends.
+    pub fn begun(&mut self, request: RequestId, cached_tokens: u32, now_ms: f64) -> Option<Begun> {
+        let leg = self.legs.get_mut(&request)?;
+        if leg.begun {
+            return None;
+        }
+        let i = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id).ok()?;
+        let worker = &mut self.workers[i];
+        leg.begun = true;
+        // from here on the worker's own events say what it holds
+        if std::mem::take(&mut leg.booked) {
+            self.holdings.unbook(&worker.places, leg.part, &leg.keys);
+        }
+        worker.begun(request, leg.part);
+        if leg.part != Part::Decode {
+            let uncached = 1.0 - f64::from(cached_tokens) / f64::from(leg.prompt_tokens.max(1));
+            self.uncached_share += OUTPUT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
+        }
+        let held_tokens = leg.held_blocks * self.block_tokens;
+        let withdrawn = worker.credit.audit(held_tokens, cached_tokens, self.block_tokens);
+        // what a step stores is announced before the step, so all but the last block is known by now
+        let full = usable_blocks(leg.prompt_tokens, &leg.keys, self.block_tokens);
+        let announced = self.holdings.still_held(&worker.places, &leg.keys, full);
+        worker.credit.computed(full - announced);
+        let begun = Begun {
+            worker: leg.worker,
+            held_tokens,
+            cached_tokens,
+            predicted_ttft_ms: leg.predicted_ttft_ms,
+            ttft_ms: now_ms - leg.placed_ms,
+            withdrawn,
+        };
+        if withdrawn.is_some() {
+            self.forget_blocks(i);
+        }
+        Some(begun)
+    }
+
+    /// The prefill leg of a split request is lost: `request`, its decode leg, computes the prompt itself. Nothing happens
+    /// to a leg that is whole or has begun.
+    pub fn alone(&mut self, request: RequestId, now_ms: f64) {
+        let Some(leg) = self.legs.get_mut(&request) else { return };
+        if leg.part != Part::Decode || leg.begun {
+            return;
+        }
+        let i = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id);
+        let worker = &mut self.workers[i.expect("its legs leave with a worker")];
+        if leg.booked {
+            self.holdings.unbook(&worker.places, leg.part, &leg.keys);
+            leg.booked = self.holdings.book(&worker.places, Part::Whole, &leg.keys);
+        }
+        leg.part = Part::Whole;
+        leg.cached_tokens = leg.held_blocks * self.block_tokens; // what was to come for others may not come either
+        worker.alone(request, leg, now_ms);
+    }
+
+    /// A leg ended, or never started: everything booked for it is given back.
+    pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {
+        let leg = self.legs.remove(&request)?;
+        if let Some(i) = self.find(leg.worker) {
+            let worker = &mut self.workers[i];
+            if leg.booked {
+                self.holdings.unbook(&worker.places, leg.part, &leg.keys);
+            }
+            worker.release(request, &leg);
+        }
+        if output.complete {
+            self.output_tokens += OUTPUT_WEIGHT * (f64::from(output.tokens) - self.output_tokens);
+        }
+        Some(leg.ended(output.tokens, self.block_tokens, now_ms))
+    }
+
+    /// Takes back the predictions of legs whose first token is overdue. How many legs these were.
+    pub fn expire_leases(&mut self, now_ms: f64) -> usize {
+        let mut expired = 0;
+        for leg in self.legs.values_mut() {
+            if leg.lease_ms > now_ms || !leg.booked {
+                continue;
+            }
+            if let Ok(i) = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id) {
+                self.holdings.unbook(&self.workers[i].places, leg.part, &leg.keys);
+            }
+            leg.booked = false;
+            expired += 1;
+        }
+        expired
+    }
+
+    /// A pull of so many bytes by worker `to` from the worker named `from` took so many ms, those of waiting for `from` to
+    /// compute them left out.
+    pub fn transferred(&mut self, to: WorkerId, from: &str, bytes: u64, ms: f64, now_ms: f64) {
+        let mib = bytes as f64 / f64::from(1 << 20);
+        self.pulled(to, from, Some((mib, ms)), now_ms);
+    }
+
+    /// A pull failed by the fault of the way or of its source; one that was cancelled did not.
+    pub fn transfer_failed(&mut self, to: WorkerId, from: &str, now_ms: f64) {
+        self.pulled(to, from, None, now_ms);
+    }
+
+    fn pulled(&mut self, to: WorkerId, from: &str, moved: Option<(f64, f64)>, now_ms: f64) {
+        // a worker that dialled again has two links for a while: the later one counts
+        let source = self.workers.iter().rev().find(|worker| *worker.name == *from);
+        let source = source.map(|worker| worker.id);
+        if let Some(worker) = self.worker(to) {
+            worker.inbound.ended(source, moved, now_ms);
+        }
+    }
+
+    /// Ms until the workers that take work have computed so many waiting prompt tokens, together, with as many found in
+    /// caches as of late. Where some do nothing else, those that only generate are left out.
+    #[must_use]
+    pub fn prefill_ms(&self, waiting_tokens: u64) -> f64 {
+        let rate = |computes: fn(&Worker) -> bool| -> f64 {
+            let open = self.workers.iter().filter(|worker| worker.open && computes(worker));
+            open.map(Worker::prefill_tokens_per_ms).sum()
+        };
+        let of_those_meant_for_it = rate(|worker| worker.role != Role::Decode);
+        let rate = if of_those_meant_for_it > 0.0 { of_those_meant_for_it } else { rate(|_| true) };
+        if rate > 0.0 { waiting_tokens as f64 * self.uncached_share / rate } else { 0.0 }
+    }
+
+    /// One more leg could go to this worker now, as far as it depends on the worker.
+    #[must_use]
+    pub fn has_room(&self, id: WorkerId, now_ms: f64) -> bool {
+        let Some(worker) = self.find(id).map(|i| &self.workers[i]) else { return false };
+        let free = worker.open && worker.occupied() < worker.places_for_requests();
+        let standing = || worker.standing(self.block_tokens, now_ms);
+        free && (!self.holds_back() || !self.has_long_queue(worker.role, &standing()))
+    }
+}
