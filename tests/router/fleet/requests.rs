@@ -307,7 +307,8 @@ async fn a_failure_that_would_only_come_again_is_not_tried_elsewhere() {
 
 #[tokio::test]
 async fn a_worker_that_sends_more_than_asked_for_is_stopped() {
-    let (app, mut worker) = by_hand().await;
+    let app = start_router(|args| args.retries = 0).await;
+    let mut worker = Behaviour::new("w1").ready(&app).await;
     let mut answer = answer(&app, Job { max_tokens: Some(2), ..job() }).await.unwrap();
     let request = worker.submitted().await.request;
     worker.gives(request, &letters("a"), None);

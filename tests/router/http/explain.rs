@@ -216,7 +216,8 @@ fn counted(router: &TestRouter, result: &str) -> f64 {
 
 #[tokio::test]
 async fn goodput_is_counted_where_there_is_a_deadline() {
-    let args = RouterArgs { ttft_deadline_ms: 60_000, slo_tpot_ms: 60_000.0, ..args() };
+    let mut args = RouterArgs { ttft_deadline_ms: 60_000, slo_tpot_ms: 60_000.0, ..args() };
+    args.queue_timeout_ms = 300; // so long an answer that broke off waits for another worker
     let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
     for stream in [false, true] {
         let mut connection = router.connect().await;

@@ -20,7 +20,8 @@ fn chat(extra: &Value) -> Vec<u8> {
 
 /// A router with one worker that leaves the answers to the test, and a request that it holds.
 async fn under_way(stream: bool) -> (TestRouter, FakeWorker, Connection, RequestId) {
-    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    let args = RouterArgs { queue_timeout_ms: 300, ..args() }; // one that broke off waits so long for another worker
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
     let mut connection = router.connect().await;
     connection.request(CHAT, &chat(&json!({ "stream": stream }))).await;
     let request = worker.submitted().await.request;
