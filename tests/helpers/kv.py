@@ -7,11 +7,12 @@ import os
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, cast
-
-import torch
+from typing import TYPE_CHECKING, Literal, cast
 
 from headrace_kernels.ops import KvPool, KvRegion
+
+if TYPE_CHECKING:
+    import torch
 
 Shape = Literal["block-major", "layer-major", "tensor"]
 SHAPES: tuple[Shape, ...] = ("block-major", "layer-major", "tensor")
@@ -33,6 +34,8 @@ def make_pool(
     size = num_blocks * block_bytes
     memfd = None
     if shape == "tensor":
+        import torch
+
         memory: memoryview | torch.Tensor = torch.zeros(size, dtype=torch.uint8)
         plain = memory.numpy().data
     else:

@@ -151,6 +151,7 @@ class Mover(Protocol):
     """A back-end at the client: copies segments out of one source's pool."""
 
     num_blocks: int  # of that pool
+    broken: str | None  # why it can move nothing more
 
     async def move(self, moves: list[Move], stop: Stop) -> None:
         """Copy them all, or fewer if asked to stop. Raises LinkBroken.
@@ -159,7 +160,9 @@ class Mover(Protocol):
         """
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let go of the source's pool, after the move under way."""
+        ...
 
 
 def layout_text(layout: str, pool: KvPool) -> str:

@@ -140,6 +140,7 @@ class TransferClient:
                 reasons.append(f"{address}: no answer")
             except (OSError, LinkBroken) as error:
                 reasons.append(f"{address}: {error}")
+            log.info("transfer: %s", reasons[-1])
         if not reasons:
             raise TransferError("refused", f"no back-end in common: {', '.join(endpoints)}")
         raise TransferError("lost", "; ".join(reasons))

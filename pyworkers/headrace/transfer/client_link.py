@@ -123,6 +123,8 @@ class ClientLink:
             self._broken = str(error)
         finally:
             self._end(self._broken or "the connection was closed", "lost")
+            if not isinstance(self._moving, Receiver):
+                self._moving.close()
 
     def hang_up(self, why: str, kind: ErrorKind = "lost") -> None:
         """End the connection and all that pulls over it."""
@@ -162,6 +164,8 @@ class ClientLink:
             raise
         finally:
             self._pulls.pop(pulling.number, None)
+            if not isinstance(self._moving, Receiver) and self._moving.broken is not None:
+                self.hang_up(self._moving.broken)
             if not self._pulls:
                 self.idle_since_s = loop.time()
         ended_s = loop.time()
@@ -196,6 +200,8 @@ class ClientLink:
 
     async def _advance(self, pulling: Pulling) -> None:
         """Move what is ready, or wait for more."""
+        if pulling.error is not None:
+            raise pulling.error
         if isinstance(self._moving, Receiver) or not pulling.ready:
             await pulling.change()
             return

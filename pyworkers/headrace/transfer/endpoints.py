@@ -6,13 +6,14 @@ nobody there. Endpoints with one address are back-ends on one connection; the ha
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from headrace.transfer.base import Exporter, Mover
+from headrace.transfer.cuda_ipc import CudaIpcExporter, CudaIpcMover
+from headrace.transfer.nixl import NixlExporter, NixlMover, find_nixl
 from headrace.transfer.shm import ShmExporter, ShmMover
 from headrace.transfer.tcp import TcpExporter
 
@@ -51,6 +52,8 @@ def addresses(endpoints: Sequence[str], able: Sequence[str]) -> list[Address]:
     for endpoint in endpoints[:MAX_ENDPOINTS]:
         backend, _, rest = endpoint.partition(":")
         target = _target(backend, rest)
+        if backend == "nixl" and backend in able and find_nixl() is None:
+            continue  # then the same address by TCP
         if target is not None and backend in able:
             address = found.setdefault(target, Address(target, []))
             if backend not in address.backends:
@@ -70,52 +73,44 @@ def _target(backend: str, rest: str) -> str | tuple[str, int] | None:
     return host, int(port)
 
 
-def have_nixl() -> bool:
-    return importlib.util.find_spec("nixl") is not None
-
-
 def exporters_for(pool: KvPool, wanted: Sequence[str] | None) -> Exporters:
     """What a source of this pool offers: `wanted`, or everything that makes sense for it.
 
     NIXL is offered by itself for device memory only: between CPUs plain TCP is quicker (bench/results/transfer.json).
     Raises ValueError for a wanted back-end that cannot be.
     """
-    device = pool.device != "cpu"
     if wanted is None:
         wanted = ["tcp"]
-        if device:
-            wanted += ["cuda-ipc", "nixl"] if have_nixl() else ["cuda-ipc"]
+        if pool.device != "cpu":
+            wanted += ["cuda-ipc"] if find_nixl() is None else ["cuda-ipc", "nixl"]
         elif pool.memfd is not None:
             wanted += ["shm"]
-    made = Exporters()
-    for name in LOCAL:
-        if name in wanted:
-            made.local.append(_exporter(name, pool))
-    for name in REMOTE:
-        if name in wanted:
-            made.remote.append(_exporter(name, pool))
     unknown = set(wanted) - {*LOCAL, *REMOTE}
     if unknown:
         raise ValueError(f"no such transfer back-end: {', '.join(sorted(unknown))}")
-    return made
+    return Exporters(
+        local=[_exporter(name, pool) for name in LOCAL if name in wanted],
+        remote=[_exporter(name, pool) for name in REMOTE if name in wanted],
+    )
 
 
 def _exporter(name: str, pool: KvPool) -> Exporter:
     if name == "shm":
         return ShmExporter(pool)
-    if name == "tcp":
-        return TcpExporter()
-    raise ValueError(f"the transfer back-end {name} cannot be had here")
+    if name == "cuda-ipc":
+        return CudaIpcExporter(pool)
+    if name == "nixl":
+        nixl = find_nixl()
+        if nixl is None:
+            raise ValueError('NIXL is not installed: pip install "headrace[nixl]"')
+        return NixlExporter(nixl, pool)
+    return TcpExporter()
 
 
 def able_backends(pool: KvPool, wanted: Sequence[str] | None) -> list[str]:
-    """What a client with this pool can do: `wanted`, or everything that is installed and fits its memory."""
-    able = ["tcp"]
-    if pool.device == "cpu":
-        able.append("shm")
-    if wanted is None:
-        return able
-    return [name for name in wanted if name in able]
+    """What a client with this pool can do: `wanted`, or everything that fits its memory."""
+    able = ["cuda-ipc" if pool.device != "cpu" else "shm", *REMOTE]
+    return able if wanted is None else [name for name in wanted if name in able]
 
 
 def open_mover(
@@ -124,5 +119,8 @@ def open_mover(
     """The client's end of a back-end; None for one whose bytes come in band. Raises LinkBroken."""
     if name == "shm":
         return ShmMover(pool, about, fds, thread)
-    assert name == "tcp", name
+    if name == "cuda-ipc":
+        return CudaIpcMover(pool, about, thread)
+    if name == "nixl":
+        return NixlMover(find_nixl(), pool, about)
     return None

@@ -89,6 +89,7 @@ class ShmMover:
         self._mapped = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
         memory = np.frombuffer(self._mapped, np.uint8)
         self.num_blocks = theirs.num_blocks
+        self.broken: str | None = None
         self._theirs = [[_rows(memory, p, theirs.num_blocks) for p in g] for g in theirs.groups]
         self._ours = [[_region(r, pool.num_blocks) for r in group] for group in pool.groups]
 
@@ -109,7 +110,6 @@ class ShmMover:
 
     def close(self) -> None:
         """The mapping goes with the last array on it."""
-        self._theirs.clear()
 
 
 def _copy_blocks(
