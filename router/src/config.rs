@@ -1,8 +1,10 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
-//! `args` is what was typed. Each part of it is checked here or, where it is about choosing workers, in `routing`.
+//! `args` is what was typed. Each part of it is checked here or in `registration` (about being found) and `routing` (about
+//! choosing workers).
 
 mod args;
+mod registration;
 mod routing;
 
 use std::fmt;
@@ -13,6 +15,7 @@ use std::time::Duration;
 use crate::core::policy::PolicyName;
 
 pub use args::RouterArgs;
+pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
 
 /// Checked configuration of a router.
@@ -78,6 +81,8 @@ pub struct FleetConfig {
     pub handshake_timeout: Duration,
     /// From the handshake to the last part of the snapshot, and from `Describe` to the last part of the model.
     pub describe_timeout: Duration,
+    /// Where it makes itself known to them.
+    pub registration: Option<Registration>,
 }
 
 /// Where workers dial in.
@@ -191,8 +196,10 @@ impl TryFrom<RouterArgs> for Config {
 
     fn try_from(args: RouterArgs) -> Result<Self, ConfigError> {
         let routing = RoutingConfig::check(&args)?;
+        let listen = worker_listen(&args.worker_listen)?;
         let fleet = FleetConfig {
-            listen: worker_listen(&args.worker_listen)?,
+            registration: Registration::check(&args, &listen)?,
+            listen,
             secret: secret(args.secret, args.secret_file.as_deref())?,
             tls: tls_files(args.worker_tls_cert, args.worker_tls_key)?,
             heartbeat: millis("heartbeat-ms", args.heartbeat_ms)?,

@@ -1,10 +1,13 @@
 //! The workers: their links, what they said of themselves, and their load.
 //!
-//! A worker dials ([`listen`]), introduces itself ([`handshake`]) and joins the [`registry`]; from then on its [`link`]
-//! carries frames. The registry places requests in the [`pool`] of their model, or lets them wait in its [`queue`].
+//! A worker finds the router ([`discovery`] makes it known), dials ([`listen`]), introduces itself ([`handshake`]) and
+//! joins the [`registry`]; from then on its [`link`] carries frames. The registry places requests in the [`pool`] of their
+//! model, or lets them wait in its [`queue`].
 
 pub(crate) mod booking;
 pub mod codec;
+mod discovery;
+mod etcd;
 mod handshake;
 pub(crate) mod link;
 mod listen;
@@ -18,8 +21,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use self::discovery::{Entry, stay_registered};
 use self::listen::{Listener, accept_workers, tls_acceptor};
 use self::registry::Registry;
 use crate::config::{Config, WorkerListen};
@@ -39,6 +44,8 @@ pub struct Fleet {
     address: WorkerListen,
     pub(crate) registry: Arc<Registry>,
     tasks: TaskTracker,
+    /// Workers are to look for other routers from now on.
+    leave: CancellationToken,
 }
 
 /// What stays as it was at the start.
@@ -117,11 +124,18 @@ impl Fleet {
         let heartbeat = config.fleet.heartbeat;
         let registry = Registry::new(setup, metrics, u64::from_le_bytes(random_bytes()));
         let (tasks, end) = (TaskTracker::new(), registry.end.clone());
+        let leave = end.child_token();
+        if let Some(registration) = config.fleet.registration.clone() {
+            let router = registry.setup.name.clone();
+            let address = registration.advertise.clone().unwrap_or_else(|| address.to_string());
+            let (entry, metrics) = (Entry { router, address }, Arc::clone(&registry.metrics));
+            tasks.spawn(stay_registered(registration, entry, metrics, leave.clone()));
+        }
         let accepting = accept_workers(listener, tls, Arc::clone(&registry), tasks.clone());
         tasks.spawn(end.clone().run_until_cancelled_owned(accepting));
         let sweeping = sweep(Arc::clone(&registry), sweep_interval(heartbeat));
         tasks.spawn(end.run_until_cancelled_owned(sweeping));
-        Ok(Self { address, registry, tasks })
+        Ok(Self { address, registry, tasks, leave })
     }
 
     /// Where workers dial in, with the port that was taken.
@@ -162,6 +176,7 @@ impl Fleet {
 
     /// From now on no new request is taken. What runs goes on.
     pub fn shut_down(&self) {
+        self.leave.cancel();
         self.registry.shut_down();
     }
 

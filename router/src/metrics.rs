@@ -61,6 +61,10 @@ pub struct Metrics {
     pub connections_stalled: Counter,
     /// Bytes of the bodies of requests under way.
     pub body_bytes: Gauge,
+    /// 1 while this router's entry stands in etcd.
+    pub registered: Gauge,
+    /// What went wrong in being found by workers, by reason.
+    discovery_errors: Labelled<1>,
     /// Links that completed the handshake.
     pub links: Counter,
     /// Times that a worker missed three heartbeats.
@@ -152,6 +156,11 @@ impl Metrics {
     /// A link was closed, or refused, for this reason.
     pub fn link_error(&self, reason: &str) {
         self.link_errors.inc([reason]);
+    }
+
+    /// Etcd did not do what it was asked for, or forgot this router.
+    pub(crate) fn discovery_error(&self, reason: &str) {
+        self.discovery_errors.inc([reason]);
     }
 
     /// A request with a deadline for its first token is over.
@@ -280,6 +289,17 @@ impl Metrics {
             "Links that were refused or broke, by reason.",
             ["reason"],
             &self.link_errors,
+        );
+        text.gauge(
+            "headrace_discovery_registered",
+            "1 while etcd is known to hold this router's entry (--register).",
+            &self.registered,
+        );
+        text.labelled(
+            "headrace_discovery_errors_total",
+            "Failures to be registered in etcd, by reason.",
+            ["reason"],
+            &self.discovery_errors,
         );
         self.render_scheduling(&mut text);
         text.counter("headrace_prompt_tokens_total", "Tokens of prompts.", &self.prompt_tokens);

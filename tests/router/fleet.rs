@@ -4,6 +4,7 @@
 
 mod block_events;
 mod caching;
+mod discovery;
 mod handshake;
 mod links;
 mod many_workers;

@@ -154,6 +154,16 @@ pub struct RouterArgs {
     #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Workers")]
     pub describe_timeout_ms: u64,
 
+    /// Make this router known to workers (`headrace worker --router etcd:...`): etcd:HOST:PORT[,HOST:PORT]/PREFIX.
+    #[arg(long, value_name = "ETCD", help_heading = "Workers")]
+    pub register: Option<String>,
+    /// Under which HOST:PORT workers reach it; needed where --worker-listen is no address to dial.
+    #[arg(long, value_name = "HOST:PORT", help_heading = "Workers")]
+    pub advertise: Option<String>,
+    /// A router that vanishes is forgotten by etcd after this time, in seconds.
+    #[arg(long, value_name = "S", default_value_t = 10, help_heading = "Workers")]
+    pub register_ttl_s: u32,
+
     /// What is logged: error, warn, info, debug, trace, or a filter such as `info,headrace_router::fleet=debug`.
     #[arg(long, env = "HEADRACE_LOG", default_value = "info", help_heading = "Log")]
     pub log_level: String,
