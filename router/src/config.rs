@@ -81,6 +81,8 @@ pub struct FleetConfig {
     pub handshake_timeout: Duration,
     /// From the handshake to the last part of the snapshot, and from `Describe` to the last part of the model.
     pub describe_timeout: Duration,
+    /// Links of one worker that may break within a minute before its dials are refused for a while; 0 refuses none.
+    pub circuit_breaks: u32,
     /// Where it makes itself known to them.
     pub registration: Option<Registration>,
 }
@@ -200,6 +202,7 @@ impl TryFrom<RouterArgs> for Config {
         let fleet = FleetConfig {
             registration: Registration::check(&args, &listen)?,
             listen,
+            circuit_breaks: args.circuit_breaks,
             secret: secret(args.secret, args.secret_file.as_deref())?,
             tls: tls_files(args.worker_tls_cert, args.worker_tls_key)?,
             heartbeat: millis("heartbeat-ms", args.heartbeat_ms)?,

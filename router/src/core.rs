@@ -4,12 +4,14 @@
 pub mod admission;
 pub mod blocks;
 pub mod candidate;
+pub mod circuit;
 pub mod cost;
 pub mod decision;
 pub mod dispatch;
 pub mod estimate;
 pub mod events;
 pub mod frame;
+pub mod hand_over;
 pub mod index;
 mod pairs;
 pub mod policy;

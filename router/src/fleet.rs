@@ -7,6 +7,7 @@
 pub(crate) mod booking;
 pub mod codec;
 mod discovery;
+pub(crate) mod drain;
 mod etcd;
 mod handshake;
 pub(crate) mod link;
@@ -25,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use self::discovery::{Entry, stay_registered};
+pub use self::drain::{DrainError, DrainOrder};
 use self::listen::{Listener, accept_workers, tls_acceptor};
 use self::registry::Registry;
 use crate::config::{Config, WorkerListen};
@@ -168,10 +170,19 @@ impl Fleet {
         self.registry.ready()
     }
 
-    /// Tells a worker to finish what it has within `budget` and leave; false if there is none of this name.
+    /// Tells a worker to hand its hottest blocks over, to finish what it has, and to leave; how that stands, as in
+    /// [`Self::drain_state`].
+    ///
+    /// # Errors
+    /// There is none of this name, or it leaves already.
+    pub fn drain(&self, worker: &str, order: DrainOrder) -> Result<serde_json::Value, DrainError> {
+        self.registry.drain(worker, order)
+    }
+
+    /// The body of `/workers/NAME/drain`; `None` if this worker was never drained.
     #[must_use]
-    pub fn drain(&self, worker: &str, budget: Duration) -> bool {
-        self.registry.drain(worker, budget)
+    pub fn drain_state(&self, worker: &str) -> Option<serde_json::Value> {
+        self.registry.drain_state(worker)
     }
 
     /// From now on no new request is taken. What runs goes on.

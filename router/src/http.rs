@@ -13,6 +13,7 @@ mod chat;
 mod chat_reply;
 mod completion_reply;
 mod completions;
+mod drain;
 mod events;
 mod explain;
 mod fields;
@@ -57,6 +58,7 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route("/workers", get(ops::workers))
+        .route("/workers/{worker}/drain", get(drain::state).post(drain::begin))
         .route("/decisions/{*request}", get(explain::decisions))
         .route_layer(from_fn_with_state(keys, headers::require_key));
     Router::new()

@@ -61,6 +61,12 @@ pub struct Metrics {
     pub connections_stalled: Counter,
     /// Bytes of the bodies of requests under way.
     pub body_bytes: Gauge,
+    /// Workers that were told to leave, by whether they did in time.
+    drains: Labelled<1>,
+    /// Blocks that others pulled from workers that leave.
+    handed_over_blocks: Counter,
+    /// Times that a worker's circuit opened: it came and went too often.
+    pub circuits_opened: Counter,
     /// 1 while this router's entry stands in etcd.
     pub registered: Gauge,
     /// What went wrong in being found by workers, by reason.
@@ -156,6 +162,16 @@ impl Metrics {
     /// A link was closed, or refused, for this reason.
     pub fn link_error(&self, reason: &str) {
         self.link_errors.inc([reason]);
+    }
+
+    /// A drain is over.
+    pub(crate) fn drained(&self, outcome: &str) {
+        self.drains.inc([outcome]);
+    }
+
+    /// Blocks of a leaving worker went to others.
+    pub(crate) fn handed_over(&self, blocks: usize) {
+        self.handed_over_blocks.add(blocks as u64);
     }
 
     /// Etcd did not do what it was asked for, or forgot this router.
@@ -289,6 +305,22 @@ impl Metrics {
             "Links that were refused or broke, by reason.",
             ["reason"],
             &self.link_errors,
+        );
+        text.labelled(
+            "headrace_drains_total",
+            "Workers that were drained, by whether they left in time.",
+            ["outcome"],
+            &self.drains,
+        );
+        text.counter(
+            "headrace_drain_blocks_handed_over_total",
+            "Cached blocks that others pulled from workers that leave.",
+            &self.handed_over_blocks,
+        );
+        text.counter(
+            "headrace_circuits_opened_total",
+            "Times that a worker's dials began to be refused because it came and went too often.",
+            &self.circuits_opened,
         );
         text.gauge(
             "headrace_discovery_registered",

@@ -223,7 +223,8 @@ pub(crate) enum Event {
     Submit(Submit),
     Cancel(RequestId),
     Describe(String),
-    Drain(u64),
+    Drain(Drain),
+    Fetch(Fetch),
     Ping,
     Resync(String),
     /// The router closed the link.
@@ -395,7 +396,8 @@ fn receive_one(behaviour: &Behaviour, frame: Frame, out: &mut Vec<Frame>) -> Eve
             }
             Event::Describe(fingerprint)
         }
-        Frame::Drain(Drain { budget_ms, hand_over: _ }) => Event::Drain(budget_ms),
+        Frame::Drain(drain) => Event::Drain(drain),
+        Frame::Fetch(fetch) => Event::Fetch(fetch),
         Frame::Ping(_) => {
             if behaviour.lives {
                 out.push(Frame::Step(step(vec![])));

@@ -5,6 +5,7 @@
 mod block_events;
 mod caching;
 mod discovery;
+mod drain;
 mod handshake;
 mod links;
 mod many_workers;

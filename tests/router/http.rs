@@ -3,6 +3,7 @@
 mod answers;
 mod bad_requests;
 mod client;
+mod drain;
 mod explain;
 mod failures;
 mod logprobs;

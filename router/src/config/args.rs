@@ -154,6 +154,9 @@ pub struct RouterArgs {
     #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Workers")]
     pub describe_timeout_ms: u64,
 
+    /// A worker whose links break more often than this within a minute is held off for a growing time; 0 holds nobody off.
+    #[arg(long, value_name = "N", default_value_t = 10, help_heading = "Workers")]
+    pub circuit_breaks: u32,
     /// Make this router known to workers (`headrace worker --router etcd:...`): etcd:HOST:PORT[,HOST:PORT]/PREFIX.
     #[arg(long, value_name = "ETCD", help_heading = "Workers")]
     pub register: Option<String>,

@@ -5,7 +5,7 @@ mod error;
 mod hangup;
 mod legs;
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use super::codec::{CodecError, FrameReader, FrameWriter};
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::events::{BlockEvents, Gap, Verdict};
-use crate::core::frame::{Describe, Drain, Frame, ModelPart, Ping, RequestId, Submit};
+use crate::core::frame::{Describe, Frame, ModelPart, Ping, RequestId, Submit};
 use crate::core::scheduler::Withdrawal;
 
 /// Submits that may wait for the socket. Few: a worker's queue is the place to wait.
@@ -43,6 +43,8 @@ pub(crate) struct Link {
     urgent: Notify,
     asked: Mutex<Option<Description>>,
     heard_ms: AtomicU64,
+    /// It said that it leaves, or was told to: its end is no fault.
+    leaves: AtomicBool,
     close: CancellationToken,
     closing: Mutex<Option<LinkError>>,
 }
@@ -84,6 +86,7 @@ impl Link {
             submits,
             urgent: Notify::new(),
             asked: Mutex::new(None),
+            leaves: AtomicBool::new(false),
             close: CancellationToken::new(),
             closing: Mutex::new(None),
         };
@@ -109,6 +112,7 @@ impl Link {
                 self.closing.lock().expect("no holder panics").take().unwrap_or(LinkError::Closed)
             }
         };
+        self.registry.drains.left(self.id, self.in_flight());
         // first out of the registry, so that no leg that is tried again comes back here
         self.registry.leave(self.id);
         self.fail_all(&error);
@@ -147,10 +151,14 @@ impl Link {
         self.send(Frame::Describe(Describe { fingerprint }));
     }
 
-    /// Tells the worker to leave.
-    pub(super) fn drain(&self, budget: Duration) {
-        let budget_ms = u64::try_from(budget.as_millis()).unwrap_or(u64::MAX);
-        self.send(Frame::Drain(Drain { budget_ms, hand_over: 0 }));
+    /// Takes note that the worker leaves.
+    pub(super) fn will_leave(&self) {
+        self.leaves.store(true, Relaxed);
+    }
+
+    /// It said that it leaves, or was told to.
+    pub(super) fn leaves(&self) -> bool {
+        self.leaves.load(Relaxed)
     }
 
     /// When the last frame came, on the registry's clock.
@@ -272,14 +280,22 @@ impl Link {
             Frame::KvReady(ready) => self.kv_ready(ready),
             Frame::Transferred(pull) => self.registry.transferred(self.id, &pull),
             Frame::Freed(freed) => self.freed(freed.request),
-            Frame::Failed(failed) => self.failed(failed),
+            Frame::Offer(offer) => {
+                if !self.registry.drains.offered(self.id, offer) {
+                    return Err(LinkError::Unexpected("offer"));
+                }
+            }
+            Frame::Failed(failed) => {
+                self.registry.drains.moved(self.id, &failed.kind);
+                self.failed(failed);
+            }
             Frame::Bye(bye) => {
                 tracing::info!(worker = self.worker, reason = bye.reason, "worker leaves");
+                self.will_leave();
                 self.registry.draining(self.id);
             }
             Frame::Hello(_)
             | Frame::Prove(_)
-            | Frame::Offer(_)
             | Frame::Welcome(_)
             | Frame::Refuse(_)
             | Frame::Submit(_)

@@ -220,6 +220,7 @@ async fn serve_worker(
         link.close(LinkError::Shutdown); // it joined while all others were told
     }
     let error = link.run(reader, writer, submits, events).await;
+    registry.link_ended(&worker, link.id, link.leaves() || matches!(error, LinkError::Shutdown));
     tracing::warn!(worker, peer, %error, "worker left");
     registry.metrics.link_error(error.reason());
 }

@@ -87,6 +87,11 @@ impl Worker {
         }
     }
 
+    /// It takes nothing new, for good.
+    pub(super) fn leaves(&self) -> bool {
+        self.draining
+    }
+
     fn status(&self, described: bool) -> Status {
         if self.draining {
             Status::Draining
@@ -306,6 +311,11 @@ impl Pool {
     pub(super) fn members(&self) -> impl Iterator<Item = (&Worker, WorkerView)> {
         let scheduler = &self.dispatch.scheduler;
         self.workers.iter().filter_map(|worker| Some((worker, scheduler.view(worker.link.id)?)))
+    }
+
+    /// Workers that take new work, and go on to.
+    pub(super) fn stay(&self) -> impl Iterator<Item = (&Worker, WorkerView)> {
+        self.members().filter(|(worker, _)| worker.open)
     }
 
     pub(super) fn links(&self) -> impl Iterator<Item = Arc<Link>> {

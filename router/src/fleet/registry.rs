@@ -1,6 +1,7 @@
 //! All workers and the queue for them, under one short lock that is never held across an await. A mutex rather than a
 //! task, so that a request is placed without a hop between tasks.
 
+mod coming;
 mod placing;
 
 use std::collections::{BTreeMap, HashMap};
@@ -12,10 +13,12 @@ use tokio_util::sync::CancellationToken;
 
 use super::Setup;
 use super::booking::StreamPermit;
+use super::drain::Drains;
 use super::link::{Link, LinkError};
 use super::pool::{Pool, Worker, compare, document};
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
+use crate::core::circuit::{CircuitRule, Circuits};
 use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
 use crate::core::scheduler::{Output, Withdrawal};
@@ -33,6 +36,7 @@ pub(crate) struct Registry {
     pub(super) setup: Setup,
     /// The fleet closes.
     pub(super) end: CancellationToken,
+    pub(super) drains: Drains,
     begin: Instant,
     state: Mutex<State>,
 }
@@ -48,11 +52,19 @@ pub(super) struct State {
     seed: u64,
     streams: usize,
     pub(super) shutting_down: bool,
+    /// Workers that come and go too often.
+    pub(super) circuits: Circuits,
 }
 
 impl State {
     fn pool(&mut self, id: WorkerId) -> Option<&mut Pool> {
         self.pools.get_mut(self.models.get(&id)?)
+    }
+
+    /// A name for what is no leg, such as a `Fetch`.
+    pub(super) fn new_request(&mut self) -> RequestId {
+        self.next_request += 2; // as for legs
+        RequestId(self.next_request)
     }
 }
 
@@ -67,9 +79,11 @@ impl Registry {
             seed,
             streams: 0,
             shutting_down: false,
+            circuits: Circuits::new(CircuitRule::new(setup.config.fleet.circuit_breaks)),
         };
-        let end = CancellationToken::new();
-        Arc::new(Self { metrics, setup, end, begin: Instant::now(), state: Mutex::new(state) })
+        let (end, drains) = (CancellationToken::new(), Drains::default());
+        let state = Mutex::new(state);
+        Arc::new(Self { metrics, setup, end, drains, begin: Instant::now(), state })
     }
 
     /// Ms since the start.
@@ -114,14 +128,6 @@ impl Registry {
         self.metrics.streams.set(state.streams);
     }
 
-    /// True if a worker with this Hello may join as things stand.
-    ///
-    /// # Errors
-    /// What differs.
-    pub(super) fn may_join(&self, hello: &Hello) -> Result<(), Refuse> {
-        self.state().may_join(hello)
-    }
-
     /// Takes a worker in. An older link of the same worker is closed.
     ///
     /// # Errors
@@ -132,7 +138,7 @@ impl Registry {
         address: String,
     ) -> Result<(Arc<Link>, tokio::sync::mpsc::Receiver<Submit>), Refuse> {
         let mut state = self.state();
-        state.may_join(&hello)?;
+        self.may_come(&state, &hello)?;
         let mut asked_again = None;
         if let Some(old) = state.named(&hello.worker) {
             let id = old.link.id;
@@ -148,6 +154,7 @@ impl Registry {
         let unasked = engine.is_none() && !state.somebody_describes(&fingerprint);
         let model = hello.model.clone();
         state.models.insert(id, model.clone());
+        state.circuits.joined(&hello.worker, id.0, self.clock_ms());
         let (config, seed) = (&self.setup.config, state.seed);
         let pool = state
             .pools
@@ -248,6 +255,7 @@ impl Registry {
         let now_ms = self.clock_ms();
         let Transferred { worker: from, backend, bytes, ms, error, .. } = pull;
         self.metrics.transferred(backend, *bytes, *ms, error.as_deref());
+        self.drains.transferred(id, pull);
         self.change(id, |pool| {
             pool.transferred(id, pull);
             match error.as_deref() {
@@ -347,16 +355,6 @@ impl Registry {
         3 * heartbeat - super::sweep_interval(heartbeat)
     }
 
-    /// Tells a worker to finish what it has and leave; false if there is none of this name.
-    pub(crate) fn drain(self: &Arc<Self>, worker: &str, budget: Duration) -> bool {
-        let Some(link) = self.state().named(worker).map(|worker| Arc::clone(&worker.link)) else {
-            return false;
-        };
-        self.draining(link.id);
-        link.drain(budget);
-        true
-    }
-
     /// From now on nothing new is taken.
     pub(crate) fn shut_down(&self) {
         self.state().shutting_down = true;
@@ -415,7 +413,7 @@ impl State {
         Ok(())
     }
 
-    fn named(&self, name: &str) -> Option<&Worker> {
+    pub(super) fn named(&self, name: &str) -> Option<&Worker> {
         let mut workers = self.pools.values().flat_map(Pool::workers);
         workers.find(|worker| worker.hello.worker == name)
     }

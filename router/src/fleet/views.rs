@@ -50,6 +50,13 @@ impl Registry {
             let n = pools().flat_map(Pool::statuses).filter(|other| *other == status).count();
             text.sample("", &[("state", &status.as_str())], n);
         }
+        let held_off = state.circuits.open(self.clock_ms());
+        text.single(
+            "headrace_circuits_open",
+            "gauge",
+            "Workers held off, or on probation.",
+            held_off,
+        );
         for (name, help, value) in WORKER_GAUGES {
             text.family(name, "gauge", help);
             for pool in pools() {

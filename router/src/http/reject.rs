@@ -42,6 +42,15 @@ pub(super) enum Reject {
          the last {remembered} or fewer are kept; --decision-log keeps more"
     )]
     NoDecision { request: String, remembered: usize },
+    /// No worker has this name.
+    #[error("no worker here is called `{worker}`; GET /workers lists them")]
+    NoSuchWorker { worker: String },
+    /// The worker was told to leave before, or leaves by itself.
+    #[error("the worker `{worker}` leaves already; GET this path for how that goes")]
+    LeavesAlready { worker: String },
+    /// This worker was never drained.
+    #[error("no drain of a worker `{worker}` is remembered; POST begins one")]
+    NoDrain { worker: String },
     /// What happens to well-formed requests.
     #[error(transparent)]
     Route(#[from] RouteError),
@@ -115,6 +124,9 @@ impl Reject {
                 Verdict::wrong(S::UNSUPPORTED_MEDIA_TYPE, Some("unsupported_content_encoding"))
             }
             Self::NoDecision { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_request")),
+            Self::NoSuchWorker { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_worker")),
+            Self::LeavesAlready { .. } => Verdict::wrong(S::CONFLICT, Some("already_draining")),
+            Self::NoDrain { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_drain")),
             Self::Route(error) => route_verdict(error),
         }
     }

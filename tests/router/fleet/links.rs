@@ -88,16 +88,84 @@ async fn a_worker_that_says_bye_or_is_drained_gets_nothing_new() {
     one.send(Frame::Bye(Bye { reason: "spot instance".into() }));
     until("w1 drains", || state_of(&app, "w1") == "draining").await;
     assert!(!app.fleet.ready());
-    let mut two = Behaviour::new("w2").ready(&app).await;
-    assert!(app.fleet.drain("w2", Duration::from_millis(1500)));
-    assert!(matches!(two.event().await, Event::Drain(1500)));
-    assert_eq!(state_of(&app, "w2"), "draining");
-    assert!(!app.fleet.drain("nobody", Duration::ZERO));
+}
+
+#[tokio::test]
+async fn a_worker_that_dials_again_and_again_is_held_off_and_let_in_again() {
+    let app = start_router(|args| args.circuit_breaks = 3).await;
+    let other = Behaviour::new("calm").ready(&app).await;
+    for _ in 0..4 {
+        drop(Behaviour::new("w1").join(&app).await.unwrap());
+        until("w1 is gone", || state_of(&app, "w1").is_empty()).await;
+    }
+    until("it is open", || metric(&app, "headrace_circuits_open", "") == 1.0).await;
+    assert_eq!(metric(&app, "headrace_circuits_opened_total", ""), 1.0);
+    for _ in 0..50 {
+        let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
+        assert_eq!(refuse.field, "circuit");
+        let wait_s: f64 = refuse.expected.parse().unwrap();
+        assert!(wait_s > 0.0 && wait_s <= 1.0, "{refuse:?}");
+    }
+    assert_eq!(metric(&app, "headrace_link_errors_total", "refused_circuit"), 50.0);
+    assert_eq!((state_of(&app, "w1").as_str(), state_of(&app, "calm").as_str()), ("", "ready"));
+    // one probe is let in after the pause; if it breaks as well, the pause is longer
+    let probe = async || {
+        loop {
+            match Behaviour::new("w1").join(&app).await {
+                Ok(worker) => return worker,
+                Err(refuse) => {
+                    sleep(Duration::from_secs_f64(refuse.expected.parse().unwrap())).await;
+                }
+            }
+        }
+    };
+    drop(in_time("the probe", probe()).await);
+    until("it is open", || metric(&app, "headrace_circuits_opened_total", "") == 2.0).await;
+    let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
+    let wait_s: f64 = refuse.expected.parse().unwrap();
+    assert!(wait_s > 1.0 && wait_s <= 2.0, "{refuse:?}");
+    drop(other);
+}
+
+#[tokio::test]
+async fn workers_that_leave_in_good_order_may_come_back_at_once() {
+    let app = start_router(|args| args.circuit_breaks = 1).await;
+    for _ in 0..20 {
+        let worker = Behaviour::new("w1").ready(&app).await;
+        worker.send(Frame::Bye(Bye { reason: "a new version".into() }));
+        until("w1 drains", || state_of(&app, "w1") == "draining").await;
+        drop(worker);
+        until("w1 is gone", || state_of(&app, "w1").is_empty()).await;
+    }
+    assert_eq!(metric(&app, "headrace_circuits_opened_total", ""), 0.0);
+}
+
+#[tokio::test]
+async fn a_second_link_of_the_same_start_is_refused_while_the_first_one_lives() {
+    let app = start_router(|_| {}).await;
+    let behaviour = Behaviour::new("w1");
+    let mut first = behaviour.clone().ready(&app).await;
+    let refuse = behaviour.clone().join(&app).await.unwrap_err();
+    assert_eq!((refuse.field.as_str(), &refuse.expected), ("link", &first.welcome.router));
+    assert!(!first.so_far().iter().any(|event| matches!(event, Event::Closed)), "it goes on");
+    // a restart of the worker is another start
+    let _second = Behaviour::new("w1").join(&app).await.unwrap();
+    first.closed().await;
+}
+
+#[tokio::test]
+async fn a_second_link_replaces_one_that_has_gone_silent() {
+    let app = start_router(|args| args.heartbeat_ms = 10).await;
+    let behaviour = Behaviour { lives: false, ..Behaviour::new("w1") };
+    let mut first = behaviour.clone().ready(&app).await;
+    until("it is suspect", || state_of(&app, "w1") == "suspect").await;
+    let _second = behaviour.join(&app).await.unwrap();
+    first.closed().await;
 }
 
 #[tokio::test]
 async fn a_reconnect_storm_leaves_one_worker_and_nothing_else() {
-    let app = start_router(|_| {}).await;
+    let app = start_router(|args| args.circuit_breaks = 0).await;
     let mut last = Behaviour::new("w1").ready(&app).await;
     for _ in 0..100 {
         last = Behaviour::new("w1").join(&app).await.unwrap();

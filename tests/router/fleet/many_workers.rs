@@ -6,6 +6,7 @@ use std::time::Duration;
 use futures_util::future::join_all;
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
+use headrace_router::fleet::DrainOrder;
 use headrace_router::request::answer;
 
 use super::caching::*;
@@ -45,7 +46,8 @@ async fn wave(app: &Arc<App>, n: u32) -> (f64, f64) {
     let seen = (metric(app, "headrace_index_blocks", ""), metric(app, "headrace_index_bytes", ""));
     for i in (0..WAVE).step_by(3) {
         workers.push(Caching::ready(app, &name(i)).await);
-        assert!(app.fleet.drain(&name((i + 1) % WAVE), Duration::from_secs(1)));
+        let order = DrainOrder { budget: Duration::from_secs(1), hand_over: 0 };
+        app.fleet.drain(&name((i + 1) % WAVE), order).unwrap();
     }
     drop(answers);
     drop(workers);
@@ -87,7 +89,7 @@ async fn hundreds_of_workers_come_and_go_and_neither_memory_nor_metrics_grow() {
 
 #[tokio::test]
 async fn names_of_models_are_bounded() {
-    let app = start_router(|_| {}).await;
+    let app = start_router(|args| args.circuit_breaks = 0).await;
     let mut refused = 0;
     for n in 0..300 {
         let mut behaviour = Behaviour::new("w");

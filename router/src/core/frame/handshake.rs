@@ -135,7 +135,8 @@ pub struct Welcome {
     pub hash_key: Vec<u8>,
 }
 
-/// Why a worker may not join.
+/// Why a worker may not join. Two fields are no refusal for good: `circuit` (it came and went too often; `expected` is the
+/// number of seconds after which it may dial again) and `link` (the router named in `expected` has a link to it).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refuse {
     /// What differs, such as `protocol`, `secret`, `fingerprints.tokenizer`.

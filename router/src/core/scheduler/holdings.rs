@@ -178,6 +178,11 @@ impl Holdings {
         u32::try_from(keys.len()).unwrap_or(u32::MAX).saturating_sub(known)
     }
 
+    pub(super) fn holds(&self, places: &Places, key: u64) -> bool {
+        let place = places.tiers[Tier::Device as usize];
+        place.is_some_and(|place| self.announced.holds(place, key))
+    }
+
     /// Of the leading `blocks` that it held, those that it still holds. Leaves go first, so one look at the last one is
     /// nearly always enough.
     pub(super) fn still_held(&self, places: &Places, keys: &[u64], blocks: u32) -> u32 {

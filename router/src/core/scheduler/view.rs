@@ -79,6 +79,12 @@ impl Scheduler {
         known.filter_map(view).collect()
     }
 
+    /// A worker said that it holds this block on its device.
+    #[must_use]
+    pub fn holds(&self, id: WorkerId, key: u64) -> bool {
+        self.find(id).is_some_and(|i| self.holdings.holds(&self.workers[i].places, key))
+    }
+
     /// A worker takes new requests.
     #[must_use]
     pub fn some_open(&self) -> bool {

@@ -38,6 +38,9 @@ pub(crate) enum LinkError {
     /// Silence.
     #[error("no sign of life for {0:?}")]
     Silent(Duration),
+    /// It was to leave, and did not.
+    #[error("the worker was to leave within {0:?} and did not")]
+    DrainLate(Duration),
     /// A newer link of the same worker.
     #[error("the worker dialled again")]
     Replaced,
@@ -67,6 +70,7 @@ impl LinkError {
             Self::NoSnapshot(_) => "no_snapshot",
             Self::Model(_) => "model",
             Self::Silent(_) => "silent",
+            Self::DrainLate(_) => "drain_late",
             Self::Replaced => "replaced",
             Self::Shutdown => "shutdown",
         }

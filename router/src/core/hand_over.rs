@@ -1,0 +1,250 @@
+//! Who gets which of the blocks that a leaving worker offers. Pure: a tree of blocks, their hits, and the heirs' room.
+
+use std::cmp::Reverse;
+
+/// A worker that may take blocks over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heir {
+    /// Blocks that it may take.
+    pub room: u32,
+    /// Blocks that its requests hold: of two with equal shares the one with fewer goes first.
+    pub used: u32,
+}
+
+/// Blocks for one heir: places in the offer, ascending, so that parents stand before children.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Share {
+    /// Place in the list of heirs.
+    pub heir: usize,
+    /// Places in the offer.
+    pub blocks: Vec<u32>,
+}
+
+/// Splits the offered tree among the heirs so that hits are spread evenly. A block never goes without all blocks before it
+/// (it would be of no use), so what is common to two shares goes to both. Without room, the least hit blocks are left out.
+///
+/// `parents[i]` is the place of the block before block `i`, and less than `i`; -1 at a root.
+///
+/// # Panics
+/// A parent does not stand before its child, or `hits` has another length.
+#[must_use]
+pub fn share_out(parents: &[i32], hits: &[u32], heirs: &[Heir]) -> Vec<Share> {
+    assert_eq!(parents.len(), hits.len());
+    if heirs.is_empty() {
+        return Vec::new();
+    }
+    let tree = Tree::new(parents, hits);
+    let mut estates: Vec<Estate> = heirs
+        .iter()
+        .map(|heir| Estate { heir, given: vec![false; hits.len()], blocks: 0, hits: 0 })
+        .collect();
+    for unit in tree.units(heirs.len()) {
+        // most even first; whoever has no room for all of it, after all who have
+        let mut order: Vec<usize> = (0..estates.len()).collect();
+        order.sort_by_key(|&i| (estates[i].hits, estates[i].heir.used, i));
+        let fits = order.iter().copied().find(|&i| {
+            let lacks = tree.with_ancestors(&unit.blocks).filter(|&b| !estates[i].given[b]).count();
+            lacks <= estates[i].room()
+        });
+        let roomiest = || order.iter().copied().max_by_key(|&i| (estates[i].room(), Reverse(i)));
+        let Some(chosen) = fits.or_else(roomiest) else { continue };
+        let blocks: Vec<usize> = tree.with_ancestors(&unit.blocks).collect();
+        estates[chosen].take(&blocks, unit.hits);
+    }
+    let shares = estates.into_iter().enumerate().map(|(heir, estate)| Share {
+        heir,
+        blocks: (0..).zip(estate.given).filter_map(|(i, given)| given.then_some(i)).collect(),
+    });
+    shares.filter(|share| !share.blocks.is_empty()).collect()
+}
+
+struct Tree<'a> {
+    parents: &'a [i32],
+    /// Hits of each block and of all below it.
+    below: Vec<u64>,
+    children: Vec<Vec<usize>>,
+    roots: Vec<usize>,
+}
+
+/// A subtree that goes to one heir.
+struct Unit {
+    /// Ascending; the first one is its root.
+    blocks: Vec<usize>,
+    hits: u64,
+}
+
+impl<'a> Tree<'a> {
+    fn new(parents: &'a [i32], hits: &[u32]) -> Self {
+        let mut below: Vec<u64> = hits.iter().map(|&n| n.into()).collect();
+        let (mut children, mut roots) = (vec![Vec::new(); parents.len()], Vec::new());
+        for block in (0..parents.len()).rev() {
+            match usize::try_from(parents[block]) {
+                Ok(parent) => {
+                    assert!(parent < block, "parents stand before children");
+                    below[parent] += below[block];
+                    children[parent].push(block);
+                }
+                Err(_) => roots.push(block),
+            }
+        }
+        Self { parents, below, children, roots }
+    }
+
+    /// Subtrees of about equal weight, the most hit first: one with more than an even share is split where it
+    /// forks.
+    fn units(&self, heirs: usize) -> Vec<Unit> {
+        let total: u64 = self.roots.iter().map(|&root| self.below[root]).sum();
+        let even = total.div_ceil(heirs as u64);
+        let (mut pending, mut tops) = (self.roots.clone(), Vec::new());
+        while let Some(block) = pending.pop() {
+            match self.branches(block) {
+                Some(branches) if self.below[block] > even => pending.extend(branches),
+                Some(_) | None => tops.push(block),
+            }
+        }
+        tops.sort_by_key(|&top| (Reverse(self.below[top]), top));
+        let mut units: Vec<Unit> =
+            tops.iter().map(|&top| Unit { blocks: Vec::new(), hits: self.below[top] }).collect();
+        let mut unit_of: Vec<Option<usize>> = vec![None; self.parents.len()];
+        for (unit, &top) in tops.iter().enumerate() {
+            unit_of[top] = Some(unit);
+        }
+        for block in 0..self.parents.len() {
+            let parent = usize::try_from(self.parents[block]).ok();
+            unit_of[block] = unit_of[block].or_else(|| unit_of[parent?]);
+            if let Some(unit) = unit_of[block] {
+                units[unit].blocks.push(block);
+            }
+        }
+        units
+    }
+
+    /// Where the chain that begins with a block forks for the first time; `None` if it never does.
+    fn branches(&self, mut block: usize) -> Option<&[usize]> {
+        loop {
+            match self.children[block].as_slice() {
+                [] => return None,
+                [only] => block = *only,
+                several => return Some(several),
+            }
+        }
+    }
+
+    /// The blocks before a subtree, then the subtree; ascending.
+    fn with_ancestors<'b>(&'b self, blocks: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
+        let parent = |block: &usize| usize::try_from(self.parents[*block]).ok();
+        let first = blocks.first().and_then(parent);
+        let mut ancestors: Vec<usize> = std::iter::successors(first, parent).collect();
+        ancestors.reverse();
+        ancestors.into_iter().chain(blocks.iter().copied())
+    }
+}
+
+/// What one heir gets.
+struct Estate<'a> {
+    heir: &'a Heir,
+    given: Vec<bool>,
+    blocks: usize,
+    hits: u64,
+}
+
+impl Estate<'_> {
+    fn room(&self) -> usize {
+        (self.heir.room as usize).saturating_sub(self.blocks)
+    }
+
+    /// Takes blocks that it lacks, in order, as long as there is room: what is left out has nothing below it that is in.
+    fn take(&mut self, blocks: &[usize], hits: u64) {
+        for &block in blocks {
+            if !self.given[block] {
+                if self.room() == 0 {
+                    return;
+                }
+                self.given[block] = true;
+                self.blocks += 1;
+            }
+        }
+        self.hits += hits;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn heirs(rooms: &[u32]) -> Vec<Heir> {
+        rooms.iter().map(|&room| Heir { room, used: 0 }).collect()
+    }
+
+    #[test]
+    fn two_chains_go_to_two_heirs() {
+        let shares = share_out(&[-1, 0, -1, 2], &[5, 5, 4, 4], &heirs(&[10, 10]));
+        let blocks: Vec<_> = shares.iter().map(|share| share.blocks.clone()).collect();
+        assert_eq!(blocks, [vec![0, 1], vec![2, 3]]);
+    }
+
+    #[test]
+    fn a_common_prefix_goes_to_both() {
+        // 0 - 1 - 2
+        //      \- 3
+        let shares = share_out(&[-1, 0, 1, 1], &[9, 9, 5, 4], &heirs(&[10, 10]));
+        let blocks: Vec<_> = shares.iter().map(|share| share.blocks.clone()).collect();
+        assert_eq!(blocks, [vec![0, 1, 2], vec![0, 1, 3]]);
+    }
+
+    #[test]
+    fn without_room_the_hottest_go_first_and_parents_before_children() {
+        let shares = share_out(&[-1, -1, 1], &[1, 7, 7], &heirs(&[1]));
+        assert_eq!(shares, [Share { heir: 0, blocks: vec![1] }]);
+        assert!(share_out(&[-1], &[1], &heirs(&[0])).is_empty());
+        assert!(share_out(&[-1], &[1], &[]).is_empty());
+        assert!(share_out(&[], &[], &heirs(&[5])).is_empty());
+    }
+
+    #[test]
+    fn of_equal_heirs_the_one_with_less_to_do_goes_first() {
+        let heirs = [Heir { room: 9, used: 5 }, Heir { room: 9, used: 1 }];
+        assert_eq!(share_out(&[-1], &[1], &heirs), [Share { heir: 1, blocks: vec![0] }]);
+    }
+
+    fn offers() -> impl Strategy<Value = (Vec<i32>, Vec<u32>)> {
+        prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), 0_u32..100), 0..60)
+            .prop_map(|blocks| {
+                let parent = |(i, (index, root, _)): (usize, &(prop::sample::Index, bool, u32))| {
+                    if *root || i == 0 { -1 } else { i32::try_from(index.index(i)).unwrap() }
+                };
+                (
+                    blocks.iter().enumerate().map(parent).collect(),
+                    blocks.iter().map(|b| b.2).collect(),
+                )
+            })
+    }
+
+    proptest! {
+        #[test]
+        fn no_block_goes_without_its_parent_and_nobody_gets_more_than_fits(
+            (parents, hits) in offers(), rooms in prop::collection::vec(0_u32..80, 0..5)
+        ) {
+            let shares = share_out(&parents, &hits, &heirs(&rooms));
+            for share in &shares {
+                prop_assert!(share.blocks.len() <= rooms[share.heir] as usize);
+                prop_assert!(share.blocks.is_sorted_by(|a, b| a < b));
+                for &block in &share.blocks {
+                    let parent = parents[block as usize];
+                    prop_assert!(parent < 0 || share.blocks.contains(&u32::try_from(parent).unwrap()));
+                }
+            }
+            prop_assert!(shares.is_sorted_by_key(|share| share.heir));
+        }
+
+        #[test]
+        fn with_room_every_block_finds_an_heir((parents, hits) in offers(), heirs_n in 1_usize..5) {
+            let shares = share_out(&parents, &hits, &heirs(&vec![1000; heirs_n]));
+            for block in 0..u32::try_from(parents.len()).unwrap() {
+                prop_assert!(shares.iter().any(|share| share.blocks.contains(&block)));
+            }
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! A worker is asked to leave: what its cache holds that is hot goes to others first, then what it runs may end.
+//!
+//! The router asks it for its hottest blocks ([`Drain::offered`]), shares them out (`core::hand_over`) and has each heir
+//! pull its share. What the heirs hold in the end is read off the block index, not believed from what was sent. Requests go
+//! on meanwhile; what is not done when the budget is over goes on elsewhere, like the requests of any worker that is lost.
+
+mod orders;
+mod progress;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::{Instant, sleep};
+
+use self::orders::Orders;
+use self::progress::{Drain, HandOver, Outcome, Phase};
+use super::link::{Link, LinkError};
+use super::pool::Pool;
+use super::registry::Registry;
+use crate::core::candidate::WorkerId;
+use crate::core::frame::{self, Cancel, Frame, Offer, Transferred};
+
+/// For a worker to say what it offers.
+const OFFER: Duration = Duration::from_secs(3);
+/// After the budget, for the last words of a worker.
+const GRACE: Duration = Duration::from_secs(5);
+/// Between the end of a pull and the heir's word that it holds the blocks: looked for so often, so far apart.
+const ANNOUNCED_LOOKS: u32 = 20;
+const ANNOUNCED_PAUSE: Duration = Duration::from_millis(25);
+/// Drains that are remembered, one for each name of a worker.
+const REMEMBERED: usize = 256;
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct DrainOrder {
+    /// For what runs to end.
+    pub budget: Duration,
+    /// Blocks to hand over at most.
+    pub hand_over: u32,
+}
+
+/// Why a worker is not drained.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DrainError {
+    /// No worker has this name.
+    #[error("there is no such worker")]
+    Unknown,
+    /// It leaves already.
+    #[error("the worker leaves already")]
+    Already,
+}
+
+/// The drains under way, and the last one of each worker.
+#[derive(Debug, Default)]
+pub(super) struct Drains(Mutex<BTreeMap<String, Arc<Drain>>>);
+
+impl Drains {
+    fn all(&self) -> Vec<Arc<Drain>> {
+        self.0.lock().expect("no holder panics").values().cloned().collect()
+    }
+
+    fn named(&self, worker: &str) -> Option<Arc<Drain>> {
+        self.0.lock().expect("no holder panics").get(worker).cloned()
+    }
+
+    fn remember(&self, drain: &Arc<Drain>) {
+        let mut drains = self.0.lock().expect("no holder panics");
+        if drains.len() >= REMEMBERED && !drains.contains_key(&drain.worker) {
+            let over =
+                drains.iter().find(|(_, other)| other.is_over()).map(|(name, _)| name.clone());
+            // all under way at once: the one that is forgotten goes on all the same
+            let name = over.or_else(|| drains.keys().next().cloned());
+            drains.remove(&name.expect("there are many"));
+        }
+        drains.insert(drain.worker.clone(), Arc::clone(drain));
+    }
+
+    fn of(&self, id: WorkerId) -> Option<Arc<Drain>> {
+        self.all().into_iter().find(|drain| drain.id == id)
+    }
+
+    /// A leaving worker offers blocks. False if nobody asked it to.
+    pub(super) fn offered(&self, id: WorkerId, offer: Offer) -> bool {
+        self.of(id).is_some_and(|drain| drain.offered(offer))
+    }
+
+    /// A pull ended, perhaps one of an heir.
+    pub(super) fn transferred(&self, id: WorkerId, pull: &Transferred) {
+        for drain in self.all() {
+            drain.pulled(id, pull);
+        }
+    }
+
+    /// A leaving worker did not finish a request, which goes on elsewhere.
+    pub(super) fn moved(&self, id: WorkerId, kind: &str) {
+        if kind == "draining"
+            && let Some(drain) = self.of(id)
+        {
+            drain.moved(1);
+        }
+    }
+
+    /// A worker's link ended, with so many legs on it: of one that leaves, or of an heir.
+    pub(super) fn left(&self, id: WorkerId, legs: usize) {
+        for drain in self.all() {
+            drain.left(id, legs);
+        }
+    }
+}
+
+impl Registry {
+    /// Begins to drain a worker; the answer says how it stands.
+    ///
+    /// # Errors
+    /// There is none of this name, or it leaves already.
+    pub(crate) fn drain(
+        self: &Arc<Self>,
+        worker: &str,
+        order: DrainOrder,
+    ) -> Result<Value, DrainError> {
+        let (link, source) = {
+            let state = self.state();
+            let found = state.named(worker).ok_or(DrainError::Unknown)?;
+            if found.leaves() {
+                return Err(DrainError::Already);
+            }
+            (Arc::clone(&found.link), found.hello.clone())
+        };
+        let moves = source.kv_block_bytes > 0 && !source.transfer.is_empty();
+        let asked = if moves { order.hand_over } else { 0 };
+        let drain = Arc::new(Drain::new(&source, link.id, order.budget, asked, link.in_flight()));
+        self.drains.remember(&drain);
+        self.draining(link.id);
+        link.will_leave();
+        tracing::info!(worker, budget = ?order.budget, blocks = asked, "draining");
+        link.send(drain_frame(order.budget, asked));
+        let (registry, followed) = (Arc::clone(self), Arc::clone(&drain));
+        tokio::spawn(async move {
+            let end = registry.end.clone();
+            end.run_until_cancelled(registry.follow_drain(&followed, &link, order, asked)).await;
+        });
+        Ok(drain.as_json())
+    }
+
+    /// How the last drain of a worker stands; `None` without one.
+    pub(crate) fn drain_state(&self, worker: &str) -> Option<Value> {
+        self.drains.named(worker).map(|drain| drain.as_json())
+    }
+
+    /// From the order to the end of the link.
+    async fn follow_drain(
+        self: &Arc<Self>,
+        drain: &Arc<Drain>,
+        link: &Arc<Link>,
+        order: DrainOrder,
+        asked: u32,
+    ) {
+        let deadline = drain.began + order.budget;
+        if asked > 0 {
+            let outcome = self.hand_over(drain, order).await;
+            drain.hand_over_ended(outcome);
+            // the pins go, and the worker may leave when it has nothing to do
+            let left = deadline.saturating_duration_since(Instant::now());
+            link.send(drain_frame(left, 0));
+        } else {
+            let why = if order.hand_over > 0 { Outcome::CannotMove } else { Outcome::NotAsked };
+            drain.hand_over_ended(why);
+        }
+        let in_time = drain.wait(deadline + GRACE, |state| state.has_left.then_some(())).await;
+        if in_time.is_none() {
+            tracing::warn!(worker = drain.worker, "it has not left in time: its link is closed");
+            link.close(LinkError::DrainLate(order.budget));
+            let soon = Instant::now() + GRACE;
+            drain.wait(soon, |state| state.has_left.then_some(())).await;
+        }
+        let summary = drain.end(in_time.is_some());
+        self.metrics.drained(if in_time.is_some() { "left" } else { "late" });
+        tracing::info!(worker = drain.worker, %summary, "drained");
+    }
+
+    async fn hand_over(self: &Arc<Self>, drain: &Arc<Drain>, order: DrainOrder) -> Outcome {
+        let until = drain.began + order.budget.min(OFFER);
+        let offer = drain.wait(until, |state| match state.offer.take() {
+            Some(offer) => Some(Some(offer)),
+            None => state.has_left.then_some(None),
+        });
+        let offer = match offer.await {
+            Some(Some(offer)) => offer,
+            Some(None) => return Outcome::WorkerLost,
+            None => return Outcome::NoOffer,
+        };
+        if offer.hits.is_empty() {
+            return Outcome::NothingCached;
+        }
+        // half of the budget is the requests' alone; later than the lease nothing is there any more
+        let lease = Duration::from_millis(offer.lease_ms.into());
+        let limit = (order.budget / 2).min(lease);
+        let orders = Orders::new(self, drain, &offer, limit);
+        drain.begin_hand_over(&offer, orders.parts());
+        if orders.is_empty() {
+            drain.hand_over_is(self.kept(drain, &offer));
+            return Outcome::NoSuccessor;
+        }
+        for (link, fetch) in orders.into_fetches() {
+            link.send(Frame::Fetch(fetch));
+        }
+        let until = Instant::now() + limit;
+        let pulled = drain.wait(until, |state| state.all_pulled().then_some(())).await;
+        for (heir, request) in drain.give_up_pulls() {
+            let links: Vec<Arc<Link>> = self.state().pools.values().flat_map(Pool::links).collect();
+            if let Some(link) = links.iter().find(|link| link.id == heir) {
+                link.send(Frame::Cancel(Cancel { request }));
+            }
+        }
+        self.until_announced(drain, &offer).await;
+        self.metrics.handed_over(drain.blocks_pulled());
+        if pulled.is_some() { Outcome::Done } else { Outcome::Late }
+    }
+
+    /// Waits for the heirs' own word of what they hold now, shortly, and takes note of it.
+    async fn until_announced(&self, drain: &Drain, offer: &Offer) {
+        for _ in 0..ANNOUNCED_LOOKS {
+            let kept = self.kept(drain, offer);
+            drain.hand_over_is(kept);
+            if kept.blocks >= drain.blocks_pulled() {
+                return;
+            }
+            sleep(ANNOUNCED_PAUSE).await;
+        }
+    }
+
+    /// What of the offer is held by workers that stay, as the index has it: also what they had before.
+    fn kept(&self, drain: &Drain, offer: &Offer) -> HandOver {
+        let state = self.state();
+        let mut kept = HandOver::default();
+        let Some(pool) = state.pools.get(&drain.model) else { return kept };
+        let stay: Vec<WorkerId> = pool.stay().map(|(worker, _)| worker.link.id).collect();
+        for (name, hits) in offer.names.chunks_exact(frame::NAME_BYTES).zip(&offer.hits) {
+            let key = u64::from_le_bytes(name[..8].try_into().expect("8 of 16 bytes"));
+            if stay.iter().any(|&id| pool.dispatch.scheduler.holds(id, key)) {
+                kept.blocks += 1;
+                kept.hits += u64::from(*hits);
+            }
+        }
+        kept
+    }
+}
+
+fn drain_frame(budget: Duration, hand_over: u32) -> Frame {
+    let budget_ms = u64::try_from(budget.as_millis()).unwrap_or(u64::MAX);
+    Frame::Drain(frame::Drain { budget_ms, hand_over })
+}
+
+/// How a phase is called in answers.
+impl Phase {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Offering => "offering",
+            Self::HandingOver => "handing_over",
+            Self::Finishing => "finishing",
+            Self::Done => "done",
+        }
+    }
+}

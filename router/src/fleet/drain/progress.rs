@@ -1,0 +1,331 @@
+//! How a drain stands: told by the links of the leaving worker and of the heirs, read by who asked for it.
+
+use std::sync::{Mutex, MutexGuard};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+use tokio::time::{Instant, timeout_at};
+
+use crate::core::candidate::WorkerId;
+use crate::core::frame::{Hello, Offer, RequestId, Role, Transferred};
+use crate::metrics::{BACKENDS, OUTCOMES, known_word};
+
+/// One drain. What stays as it was is public; the rest is behind a short lock.
+#[derive(Debug)]
+pub(super) struct Drain {
+    pub(super) worker: String,
+    pub(super) id: WorkerId,
+    pub(super) model: String,
+    pub(super) role: Role,
+    pub(super) transfer: Vec<String>,
+    pub(super) kv_block_bytes: u64,
+    pub(super) began: Instant,
+    budget: Duration,
+    running: usize,
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+/// What changes.
+#[derive(Debug)]
+pub(super) struct State {
+    pub(super) phase: Phase,
+    pub(super) offer: Option<Offer>,
+    /// Whether an offer is wanted, or came.
+    asked: bool,
+    pub(super) has_left: bool,
+    in_time: Option<bool>,
+    pulls: Vec<Pull>,
+    offered: HandOver,
+    kept: HandOver,
+    outcome: Outcome,
+    moved: usize,
+    took: Option<Duration>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Offering,
+    HandingOver,
+    Finishing,
+    Done,
+}
+
+/// How the hand-over ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    UnderWay,
+    Done,
+    Late,
+    NotAsked,
+    CannotMove,
+    NoOffer,
+    NothingCached,
+    NoSuccessor,
+    WorkerLost,
+}
+
+impl Outcome {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::UnderWay => "under_way",
+            Self::Done => "done",
+            Self::Late => "late",
+            Self::NotAsked => "not_asked",
+            Self::CannotMove => "cannot_move",
+            Self::NoOffer => "no_offer",
+            Self::NothingCached => "nothing_cached",
+            Self::NoSuccessor => "no_successor",
+            Self::WorkerLost => "worker_lost",
+        }
+    }
+}
+
+/// Blocks, and how often they were hit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct HandOver {
+    pub(super) blocks: usize,
+    pub(super) hits: u64,
+}
+
+/// What one heir pulls.
+#[derive(Debug)]
+pub(super) struct Pull {
+    heir: WorkerId,
+    worker: String,
+    request: RequestId,
+    blocks: usize,
+    ended: Option<Ended>,
+}
+
+#[derive(Debug)]
+struct Ended {
+    backend: &'static str,
+    blocks: u32,
+    bytes: u64,
+    ms: f64,
+    error: Option<&'static str>,
+}
+
+impl Ended {
+    fn failed(error: &'static str) -> Self {
+        Self { backend: "", blocks: 0, bytes: 0, ms: 0.0, error: Some(error) }
+    }
+}
+
+impl Pull {
+    pub(super) fn new(heir: WorkerId, worker: String, request: RequestId, blocks: usize) -> Self {
+        Self { heir, worker, request, blocks, ended: None }
+    }
+}
+
+impl State {
+    pub(super) fn all_pulled(&self) -> bool {
+        self.pulls.iter().all(|pull| pull.ended.is_some())
+    }
+}
+
+impl Drain {
+    /// `running`: legs on the worker at this moment.
+    pub(super) fn new(
+        hello: &Hello,
+        id: WorkerId,
+        budget: Duration,
+        asked: u32,
+        running: usize,
+    ) -> Self {
+        let state = State {
+            phase: Phase::Offering,
+            offer: None,
+            asked: asked > 0,
+            has_left: false,
+            in_time: None,
+            pulls: Vec::new(),
+            offered: HandOver::default(),
+            kept: HandOver::default(),
+            outcome: Outcome::UnderWay,
+            moved: 0,
+            took: None,
+        };
+        Self {
+            worker: hello.worker.clone(),
+            id,
+            model: hello.model.clone(),
+            role: hello.role,
+            transfer: hello.transfer.clone(),
+            kv_block_bytes: hello.kv_block_bytes,
+            began: Instant::now(),
+            budget,
+            running,
+            state: Mutex::new(state),
+            changed: Notify::new(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().expect("no holder panics")
+    }
+
+    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state());
+        self.changed.notify_waiters();
+        result
+    }
+
+    /// What `ready` gives as soon as it gives something; `None` once `until` is over.
+    pub(super) async fn wait<T>(
+        &self,
+        until: Instant,
+        mut ready: impl FnMut(&mut State) -> Option<T>,
+    ) -> Option<T> {
+        loop {
+            let changed = self.changed.notified(); // from here on no change is missed
+            if let Some(result) = ready(&mut self.state()) {
+                return Some(result);
+            }
+            timeout_at(until, changed).await.ok()?;
+        }
+    }
+
+    // ---- what links tell ----
+
+    /// False if this worker was not asked for an offer. A second or late one is of no use any more.
+    pub(super) fn offered(&self, offer: Offer) -> bool {
+        self.change(|state| {
+            if state.asked && state.phase == Phase::Offering {
+                state.offer.get_or_insert(offer);
+            }
+            state.asked
+        })
+    }
+
+    pub(super) fn pulled(&self, heir: WorkerId, pull: &Transferred) {
+        self.change(|state| {
+            let wanted = |own: &&mut Pull| own.request == pull.request && own.heir == heir;
+            let Some(own) = state.pulls.iter_mut().find(wanted) else { return };
+            own.ended.get_or_insert(Ended {
+                backend: known_word(&BACKENDS, &pull.backend),
+                blocks: pull.blocks.min(u32::try_from(own.blocks).unwrap_or(u32::MAX)),
+                bytes: pull.bytes,
+                ms: if pull.ms.is_finite() { pull.ms.max(0.0) } else { 0.0 },
+                error: pull.error.as_deref().map(|error| known_word(&OUTCOMES, error)),
+            });
+        });
+    }
+
+    pub(super) fn moved(&self, legs: usize) {
+        self.change(|state| state.moved += legs);
+    }
+
+    pub(super) fn left(&self, id: WorkerId, legs: usize) {
+        self.change(|state| {
+            if id == self.id && !state.has_left {
+                state.has_left = true;
+                state.moved += legs;
+            }
+            for pull in state.pulls.iter_mut().filter(|pull| pull.heir == id) {
+                pull.ended.get_or_insert(Ended::failed("lost"));
+            }
+        });
+    }
+
+    // ---- what the one who follows it notes ----
+
+    pub(super) fn begin_hand_over(&self, offer: &Offer, pulls: Vec<Pull>) {
+        self.change(|state| {
+            state.phase = Phase::HandingOver;
+            let hits = offer.hits.iter().map(|&hits| u64::from(hits)).sum();
+            state.offered = HandOver { blocks: offer.hits.len(), hits };
+            state.pulls = pulls;
+        });
+    }
+
+    /// Pulls that have not ended are given up; whose they are.
+    pub(super) fn give_up_pulls(&self) -> Vec<(WorkerId, RequestId)> {
+        self.change(|state| {
+            let open = state.pulls.iter_mut().filter(|pull| pull.ended.is_none());
+            open.map(|pull| {
+                pull.ended = Some(Ended::failed("timeout"));
+                (pull.heir, pull.request)
+            })
+            .collect()
+        })
+    }
+
+    pub(super) fn blocks_pulled(&self) -> usize {
+        let state = self.state();
+        state.pulls.iter().filter_map(|p| p.ended.as_ref()).map(|end| end.blocks as usize).sum()
+    }
+
+    /// What of the offer those who stay hold now.
+    pub(super) fn hand_over_is(&self, kept: HandOver) {
+        self.change(|state| state.kept = kept);
+    }
+
+    pub(super) fn hand_over_ended(&self, outcome: Outcome) {
+        self.change(|state| {
+            state.outcome = outcome;
+            state.phase = Phase::Finishing;
+        });
+    }
+
+    /// It is over; what there is to say of it.
+    pub(super) fn end(&self, in_time: bool) -> Value {
+        self.change(|state| {
+            state.phase = Phase::Done;
+            state.in_time = Some(in_time);
+            state.took = Some(self.began.elapsed());
+        });
+        self.as_json()
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.state().phase == Phase::Done
+    }
+
+    pub(super) fn as_json(&self) -> Value {
+        let state = self.state();
+        let State { offered, kept, .. } = *state;
+        let rate = (offered.hits > 0).then(|| kept.hits as f64 / offered.hits as f64);
+        let moved = state.moved.min(self.running);
+        let done = state.phase == Phase::Done;
+        json!({
+            "worker": self.worker,
+            "phase": state.phase.as_str(),
+            "budget_ms": u64::try_from(self.budget.as_millis()).unwrap_or(u64::MAX),
+            "seconds": state.took.unwrap_or_else(|| self.began.elapsed()).as_secs_f64(),
+            "left_in_time": state.in_time,
+            "hand_over": {
+                "outcome": state.outcome.as_str(),
+                "blocks_offered": offered.blocks,
+                "blocks_handed_over": state.pulls.iter().filter_map(|pull| pull.ended.as_ref()).map(|end| end.blocks).sum::<u32>(),
+                "blocks_kept": kept.blocks,
+                "hits_offered": offered.hits,
+                "hits_kept": kept.hits,
+                "hit_rate_kept": rate,
+                "successors": state.pulls.iter().map(Pull::as_json).collect::<Vec<_>>(),
+            },
+            "requests": {
+                "running": self.running,
+                "finished": done.then(|| self.running - moved),
+                "moved": moved,
+            },
+        })
+    }
+}
+
+impl Pull {
+    fn as_json(&self) -> Value {
+        let ended = self.ended.as_ref();
+        json!({
+            "worker": self.worker,
+            "blocks": self.blocks,
+            "pulled": ended.map(|end| end.blocks),
+            "bytes": ended.map(|end| end.bytes),
+            "ms": ended.map(|end| end.ms),
+            "backend": ended.map(|end| end.backend),
+            "error": ended.and_then(|end| end.error),
+        })
+    }
+}
