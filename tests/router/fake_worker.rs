@@ -158,6 +158,15 @@ impl Behaviour {
         }
     }
 
+    /// One of this role.
+    pub(crate) fn of_role(worker: &str, role: Role) -> Self {
+        let mut behaviour = Self::new(worker);
+        behaviour.hello.role = role;
+        behaviour.hello.transfer = vec![format!("tcp:{worker}:1")];
+        behaviour.hello.kv_block_bytes = 1 << 16;
+        behaviour
+    }
+
     /// A good worker that always says the same.
     pub(crate) fn says(worker: &str, text: &str) -> Self {
         let script = Script::says(text);
@@ -225,6 +234,8 @@ pub(crate) enum Event {
     Describe(String),
     Drain(Drain),
     Fetch(Fetch),
+    Ticket(Ticket),
+    Continue(Continue),
     Ping,
     Resync(String),
     /// The router closed the link.
@@ -265,6 +276,32 @@ impl FakeWorker {
             match self.event().await {
                 Event::Submit(submit) => return submit,
                 Event::Closed => panic!("the link closed before a submit"),
+                _ => {}
+            }
+        }
+    }
+
+    /// The next ticket; other events before it are skipped.
+    pub(crate) async fn ticket(&mut self) -> Ticket {
+        loop {
+            match self.event().await {
+                Event::Ticket(ticket) => return ticket,
+                Event::Closed => panic!("the link closed before a ticket"),
+                _ => {}
+            }
+        }
+    }
+
+    /// The tokens after which it is to go on; other events before are skipped.
+    pub(crate) async fn told_to_go_on(&mut self) -> (RequestId, Vec<u32>) {
+        loop {
+            match self.event().await {
+                Event::Continue(Continue { request, generated }) => {
+                    let ids = generated.chunks_exact(4);
+                    let ids = ids.map(|id| u32::from_le_bytes(id.try_into().unwrap()));
+                    return (request, ids.collect());
+                }
+                Event::Closed => panic!("the link closed before it was told to go on"),
                 _ => {}
             }
         }
@@ -398,6 +435,8 @@ fn receive_one(behaviour: &Behaviour, frame: Frame, out: &mut Vec<Frame>) -> Eve
         }
         Frame::Drain(drain) => Event::Drain(drain),
         Frame::Fetch(fetch) => Event::Fetch(fetch),
+        Frame::Ticket(ticket) => Event::Ticket(ticket),
+        Frame::Continue(go_on) => Event::Continue(go_on),
         Frame::Ping(_) => {
             if behaviour.lives {
                 out.push(Frame::Step(step(vec![])));

@@ -13,3 +13,4 @@ mod requests;
 mod resume;
 mod routing;
 mod shutdown;
+mod split;

@@ -198,3 +198,24 @@ async fn workers_that_give_no_token_are_tried_only_so_often() {
     assert!(matches!(error, Some(Err(RouteError::WorkerFailed { .. }))), "{error:?}");
     assert_eq!(tried, 3, "once, and two retries");
 }
+#[tokio::test]
+async fn an_answer_waits_for_a_worker_that_comes_back() {
+    let app = start_router(|_| {}).await;
+    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let mut answer = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("a"), None);
+    assert_eq!(next(&mut answer).await.unwrap().unwrap().text, "a");
+    drop(worker);
+    let mut again = while_waiting(&mut answer, async {
+        until("it is gone", || app.fleet.workers()["workers"].as_array().unwrap().is_empty()).await;
+        let mut back = Behaviour::new("w1");
+        back.hello.epoch += 1;
+        back.ready(&app).await
+    })
+    .await;
+    let submit = while_waiting(&mut answer, again.submitted()).await;
+    assert_eq!(resumed(&submit), letters("a"));
+    again.gives(submit.request, &letters("b"), Some(Finish::Length));
+    assert_eq!(whole(answer).await.0, [("b".into(), Some(FinishReason::Length))]);
+}
