@@ -36,7 +36,7 @@ class Server:
     api_key: str | None = None
 
     def request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
-        """The response, with status 200. Raises ChatError."""
+        """The response, with status 200 or 202. Raises ChatError."""
         parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
         kind = (
             http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
@@ -55,7 +55,7 @@ class Server:
             response = connection.getresponse()
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ChatError(f"cannot reach {self.url}: {error}") from error
-        if response.status != 200:
+        if response.status not in {200, 202}:
             raise ChatError(_message(response.read()) or f"status {response.status}")
         return response
 

@@ -18,6 +18,7 @@ SERVE_EXAMPLES = """\
 examples:
   headrace serve                                the default model, on http://127.0.0.1:8000
   headrace serve ./Llama-3.2-1B --workers 2     a Hugging Face folder, two workers
+  headrace serve --prefill 1 --decode 2         prompts on one worker, answers on two others
   headrace serve model.gguf --dtype int8        a GGUF file, int8 weights
   headrace serve --router-args "--policy session-hash --log-level debug"
 
@@ -35,6 +36,12 @@ examples:
   headrace chat
   headrace chat --url http://10.0.0.1:8000 --system "Answer in one sentence." --stats
   echo "What is the capital of France?" | headrace chat
+"""
+
+DRAIN_EXAMPLES = """\
+examples:
+  headrace drain worker-0 --budget 30s
+  headrace drain decode-1 --hand-over 0 --url http://10.0.0.1:8000 --json
 """
 
 EXPLAIN_EXAMPLES = """\
@@ -90,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_chat_arguments(chat)
     explain = command("explain", _explain, "why a request went where it went", EXPLAIN_EXAMPLES)
     _add_explain_arguments(explain)
+    drain = command("drain", _drain, "ask a worker to leave in good order", DRAIN_EXAMPLES)
+    _add_drain_arguments(drain)
     fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
     fetch.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
     command("bench", _version_command, "load, trace replay, comparison and plots")
@@ -128,9 +137,20 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--workers",
         type=settings.positive,
-        default=1,
         metavar="N",
-        help="worker processes, each with a copy of the model (default: %(default)s)",
+        help="worker processes, each with a copy of the model (default: 1)",
+    )
+    group.add_argument(
+        "--prefill",
+        type=settings.positive,
+        metavar="N",
+        help="instead of --workers, with --decode: workers that compute prompts",
+    )
+    group.add_argument(
+        "--decode",
+        type=settings.positive,
+        metavar="N",
+        help="workers that generate what follows a prompt of those, or do it all where that is quicker",
     )
     group.add_argument(
         "--drain-timeout",
@@ -173,6 +193,31 @@ def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--api-key", metavar="KEY", help="(or set HEADRACE_API_KEY)")
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
+
+
+def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("worker", metavar="WORKER", help="its name, as GET /workers lists it")
+    parser.add_argument(
+        "--budget",
+        type=settings.duration,
+        default=30.0,
+        metavar="TIME",
+        help="for what it runs to end, such as 30s, 2m or 500ms; the rest goes on elsewhere (default: 30s)",
+    )
+    parser.add_argument(
+        "--hand-over",
+        type=settings.count,
+        default=4096,
+        metavar="BLOCKS",
+        help="cached blocks that others take over at most, the hottest first; 0 is none (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--url",
+        default="http://127.0.0.1:8000",
+        help="where the server is (default: %(default)s)",
+    )
+    parser.add_argument("--api-key", metavar="KEY", help="(or set HEADRACE_API_KEY)")
+    parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
 def _serve(args: argparse.Namespace) -> int:
@@ -237,6 +282,12 @@ def _explain(args: argparse.Namespace) -> int:
     from headrace import explain
 
     return explain.run(args)
+
+
+def _drain(args: argparse.Namespace) -> int:
+    from headrace import drain
+
+    return drain.run(args)
 
 
 def _fetch(args: argparse.Namespace) -> int:

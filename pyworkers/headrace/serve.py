@@ -46,12 +46,18 @@ class ServeSettings:
 
     host: str
     port: int
-    workers: int
+    roles: tuple[str, ...]  # of each worker; a name is its role's with a number
     model: str | None
     worker_argv: list[str]
     router_argv: list[str]
     drain_timeout_s: float
     api_key: str | None  # one that the router accepts, if it asks for one
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers: worker-0, or prefill-0 and decode-0, each kind counted from 0."""
+        kinds = ["worker" if role == "both" else role for role in self.roles]
+        return [f"{kind}-{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
 
     @property
     def reach(self) -> str:
@@ -67,6 +73,7 @@ class ServeSettings:
 def run(args: argparse.Namespace) -> int:
     """Serve until told to stop. Raises SettingsError before anything was started."""
     settings.check_model_arguments(args)
+    roles = worker_roles(args.workers, args.prefill, args.decode)
     if importlib.util.find_spec("torch") is None:
         raise settings.SettingsError("workers need more: pip install 'headrace[worker]'")
     try:
@@ -76,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
     checked = ServeSettings(
         host=args.host,
         port=free_port(args.host, args.port),
-        workers=args.workers,
+        roles=roles,
         model=args.model,
         worker_argv=settings.model_argv(args),
         router_argv=router_argv,
@@ -84,6 +91,20 @@ def run(args: argparse.Namespace) -> int:
         api_key=first_api_key(router_argv),
     )
     return asyncio.run(serve(checked))
+
+
+def worker_roles(workers: int | None, prefill: int | None, decode: int | None) -> tuple[str, ...]:
+    """The role of each worker. Raises SettingsError for numbers that make no service."""
+    if prefill is None and decode is None:
+        return ("both",) * (workers or 1)
+    if workers is not None:
+        raise settings.SettingsError(
+            "--workers N serves whole requests, --prefill N --decode N splits them: take one or the other"
+        )
+    if prefill is None or decode is None:
+        given, lacks = ("--decode", "--prefill") if prefill is None else ("--prefill", "--decode")
+        raise settings.SettingsError(f"{given} needs {lacks}: neither kind serves alone")
+    return ("prefill",) * prefill + ("decode",) * decode
 
 
 def fetch(model: str | None) -> int:
@@ -106,15 +127,16 @@ async def serve(config: ServeSettings) -> int:
     """Start everything, keep it running, and stop it in order; the exit status."""
     began = time.monotonic()
     stop = Stop()
-    log = Printer(["headrace", "router", *(f"worker-{i}" for i in range(config.workers))])
+    log = Printer(["headrace", "router", *config.names])
     if (status := await fetch_model(config.model, stop, log)) is not None:
         return status
     with private_folder() as folder:
         router = Keeper(router_command(config, folder), log)
         workers = [
-            Keeper(worker_command(config, folder, index), log) for index in range(config.workers)
+            Keeper(worker_command(config, folder, name, role), log)
+            for name, role in zip(config.names, config.roles, strict=True)
         ]
-        log("headrace", f"starting the router and {config.workers} worker(s)")
+        log("headrace", f"starting the router, {', '.join(config.names)}")
         running = {asyncio.create_task(k.run(), name=k.command.name): k for k in (router, *workers)}
         watcher = asyncio.create_task(announce(config, workers, log, began))
         try:
@@ -334,13 +356,14 @@ def router_command(config: ServeSettings, folder: Path) -> Command:
     )
 
 
-def worker_command(config: ServeSettings, folder: Path, index: int) -> Command:
+def worker_command(config: ServeSettings, folder: Path, name: str, role: str) -> Command:
     return Command(
-        name=f"worker-{index}",
+        name=name,
         argv=[
             *(sys.executable, "-m", "headrace", "worker"),
             *config.worker_argv,
-            f"--name=worker-{index}",
+            f"--name={name}",
+            f"--role={role}",
             f"--router=unix:{folder / 'router.sock'}",
             f"--secret-file={folder / 'secret'}",
         ],

@@ -79,6 +79,24 @@ def seconds(text: str) -> float:
     return value
 
 
+def duration(text: str) -> float:
+    """Seconds of `30s`, `2m`, `500ms` or plain seconds, at most an hour."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip(), re.ASCII)
+    if match is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 30s, 2m or 500ms")
+    value = float(match[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2] or "s"]
+    if value > 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is more than an hour")
+    return value
+
+
+def count(text: str) -> int:
+    """A whole number, 0 or more."""
+    if not text.isascii() or not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
+    return int(text)
+
+
 def port_number(text: str) -> int:
     """0 (take a free one) to 65535."""
     if not text.isascii() or not text.isdigit() or int(text) > 65_535:

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,13 +18,14 @@ import pytest
 
 from headrace import serve
 from headrace.serve import Printer, ServeSettings, Stop
+from headrace.settings import SettingsError
 from headrace.supervise import Keeper
 from helpers.processes import until_gone
 
 SETTINGS = ServeSettings(
     host="127.0.0.1",
     port=1,
-    workers=2,
+    roles=("both", "both"),
     model=None,
     worker_argv=[],
     router_argv=[],
@@ -159,3 +160,47 @@ async def test_nohup_keeps_it_from_stopping_with_the_terminal() -> None:
         assert stop.last_signal == signal.SIGTERM
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.parametrize(
+    ("workers", "prefill", "decode", "roles", "names"),
+    [
+        (None, None, None, ("both",), ["worker-0"]),
+        (2, None, None, ("both", "both"), ["worker-0", "worker-1"]),
+        (None, 2, 1, ("prefill", "prefill", "decode"), ["prefill-0", "prefill-1", "decode-0"]),
+    ],
+)
+def test_each_worker_has_a_role_and_a_name_for_it(
+    workers: int | None,
+    prefill: int | None,
+    decode: int | None,
+    roles: tuple[str, ...],
+    names: list[str],
+) -> None:
+    assert serve.worker_roles(workers, prefill, decode) == roles
+    config = replace(SETTINGS, roles=roles)
+    assert config.names == names
+    commands = [
+        serve.worker_command(config, Path("/f"), name, role)
+        for name, role in zip(config.names, roles, strict=True)
+    ]
+    for command, name, role in zip(commands, names, roles, strict=True):
+        assert command.name == name
+        assert f"--name={name}" in command.argv
+        assert f"--role={role}" in command.argv
+
+
+@pytest.mark.parametrize(
+    ("workers", "prefill", "decode", "says"),
+    [
+        (2, 1, 1, "one or the other"),
+        (1, None, 1, "one or the other"),
+        (None, 1, None, "--prefill needs --decode"),
+        (None, None, 3, "--decode needs --prefill"),
+    ],
+)
+def test_numbers_of_workers_that_make_no_service_are_refused(
+    workers: int | None, prefill: int | None, decode: int | None, says: str
+) -> None:
+    with pytest.raises(SettingsError, match=says):
+        serve.worker_roles(workers, prefill, decode)

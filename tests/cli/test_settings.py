@@ -169,7 +169,7 @@ def test_the_url_is_one_that_works_from_here(host: str, url: str) -> None:
     config = serve.ServeSettings(
         host=host,
         port=8000,
-        workers=1,
+        roles=("both",),
         model=None,
         worker_argv=[],
         router_argv=[],
