@@ -373,7 +373,7 @@ def test_cancel_frees_at_every_stage() -> None:
     for _ in range(8):
         heard.hear(engine.step())
     assert heard.ids[0]
-    assert engine.cancel(Key(0, 0)) > 5  # decoding
+    assert (engine.cancel(Key(0, 0)) or 0) > 5  # decoding
     assert engine.cancel(Key(0, 0)) == 0  # unknown by now
     assert engine.idle
     engine.check()
