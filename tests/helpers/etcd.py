@@ -1,0 +1,154 @@
+"""A real etcd for tests: the one that is installed, or Debian's package, unpacked into target/ and not installed."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CACHE = Path(__file__).parents[2] / "target" / "etcd"
+START_S = 60.0
+
+
+def etcd_binary() -> Path:
+    """Where an etcd is. Skips the test, saying why, where there is none and none can be had."""
+    if found := shutil.which("etcd"):
+        return Path(found)
+    cached = CACHE / "usr/bin/etcd"
+    if cached.is_file():
+        return cached
+    apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg-deb")
+    if apt is None or dpkg is None:
+        pytest.skip("no etcd: neither an etcd nor apt-get is on this machine")
+    CACHE.mkdir(parents=True, exist_ok=True)
+    try:
+        subprocess.run(
+            [apt, "download", "etcd-server"],
+            cwd=CACHE,
+            check=True,
+            capture_output=True,
+            timeout=120,
+        )
+        package = max(CACHE.glob("etcd-server_*.deb"))
+        # unpacked beside its place and moved, so that two test runs do not see half of it
+        unpacked = CACHE / f"unpacked-{os.getpid()}"
+        subprocess.run([dpkg, "-x", package, unpacked], check=True, capture_output=True, timeout=60)
+    except (subprocess.SubprocessError, OSError, ValueError) as error:
+        detail = getattr(error, "stderr", b"") or str(error).encode()
+        pytest.skip(f"no etcd: Debian's package cannot be had: {detail.decode()[-200:].strip()}")
+    with suppress(OSError):
+        (unpacked / "usr").rename(CACHE / "usr")
+    shutil.rmtree(unpacked, ignore_errors=True)
+    return cached
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [sock.getsockname()[1] for sock in sockets]
+    for sock in sockets:
+        sock.close()
+    return ports
+
+
+class EtcdServer:
+    """One member, its data in `folder`. It may be killed and started again."""
+
+    def __init__(self, binary: Path, folder: Path) -> None:
+        self._binary = binary
+        self._folder = folder
+        self.port, self._peer_port = free_ports(2)
+        self.endpoint = f"127.0.0.1:{self.port}"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        with (self._folder.parent / f"{self._folder.name}.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [
+                    self._binary,
+                    *("--data-dir", self._folder, "--name", "one"),
+                    *("--listen-client-urls", client, "--advertise-client-urls", client),
+                    *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
+                    *("--initial-cluster", f"one={peer}"),
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        give_up_at = time.monotonic() + START_S
+        pause = threading.Event()
+        while True:
+            try:
+                self.call("/v3/kv/range", {"key": _b64(b"x")})
+                return
+            except OSError:
+                assert self._process.poll() is None, "etcd ended; its log is beside its data"
+                assert time.monotonic() < give_up_at, "etcd does not answer"
+                pause.wait(0.05)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def wipe(self) -> None:
+        """Lose all that it knew. Only while it is not running."""
+        assert self._process is None
+        shutil.rmtree(self._folder)
+
+    def freeze(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGCONT)
+
+    def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        try:
+            connection.request("POST", path, json.dumps(body))
+            answer = connection.getresponse()
+            data = answer.read()
+            if answer.status != 200:
+                raise OSError(f"status {answer.status}: {data[:200]!r}")
+            return json.loads(data)
+        except http.client.HTTPException as error:
+            raise OSError(str(error)) from error
+        finally:
+            connection.close()
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.call("/v3/kv/put", {"key": _b64(key), "value": _b64(value)})
+
+    def delete(self, key: bytes) -> None:
+        self.call("/v3/kv/deleterange", {"key": _b64(key)})
+
+    def keys(self, prefix: bytes) -> dict[bytes, bytes]:
+        end = prefix[:-1] + bytes([prefix[-1] + 1])
+        answer = self.call("/v3/kv/range", {"key": _b64(prefix), "range_end": _b64(end)})
+        found = answer.get("kvs", [])
+        return {base64.b64decode(kv["key"]): base64.b64decode(kv.get("value", "")) for kv in found}
+
+    def compact(self) -> None:
+        """Forget all history up to now."""
+        revision = self.call("/v3/kv/range", {"key": _b64(b"x")})["header"]["revision"]
+        self.call("/v3/kv/compaction", {"revision": revision, "physical": True})
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
