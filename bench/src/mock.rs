@@ -59,15 +59,8 @@ pub(crate) struct MockArgs {
     /// The router's address for workers: HOST:PORT or unix:PATH.
     #[arg(long, value_name = "ADDRESS")]
     router: String,
-    /// Workers that compute prompts and generate [default: 8, or 0 beside --prefill and --decode].
-    #[arg(long, value_name = "N", value_parser = workers)]
-    workers: Option<usize>,
-    /// Workers that only compute prompts.
-    #[arg(long, value_name = "N", value_parser = workers)]
-    prefill: Option<usize>,
-    /// Workers that generate; their prompts come from the others.
-    #[arg(long, value_name = "N", value_parser = workers)]
-    decode: Option<usize>,
+    #[command(flatten)]
+    roles: RoleArgs,
     #[command(flatten)]
     model_args: ModelArgs,
     /// Everything runs so many times faster.
@@ -107,11 +100,31 @@ fn workers(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| format!("{text} is not from 1 to 10000"))
 }
 
-impl MockArgs {
-    fn roles(&self) -> Roles {
+/// How many workers there are. Numbers begin with those of `--prefill`, then come those of `--decode`.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct RoleArgs {
+    /// Workers that compute prompts and generate [default: 8, or 0 beside --prefill and --decode].
+    #[arg(long, value_name = "N", value_parser = workers)]
+    workers: Option<usize>,
+    /// Workers that only compute prompts.
+    #[arg(long, value_name = "N", value_parser = workers)]
+    prefill: Option<usize>,
+    /// Workers that generate; their prompts come from the others.
+    #[arg(long, value_name = "N", value_parser = workers)]
+    decode: Option<usize>,
+}
+
+impl RoleArgs {
+    /// # Errors
+    /// Nobody would generate.
+    pub(crate) fn roles(&self) -> Result<Roles, BadInput> {
         let (prefill, decode) = (self.prefill.unwrap_or(0), self.decode.unwrap_or(0));
         let usual = if prefill + decode > 0 { 0 } else { 8 };
-        Roles { prefill, decode, both: self.workers.unwrap_or(usual) }
+        let roles = Roles { prefill, decode, both: self.workers.unwrap_or(usual) };
+        if roles.decode + roles.both == 0 {
+            return Err(BadInput("--prefill alone: nobody would generate".into()));
+        }
+        Ok(roles)
     }
 }
 
@@ -166,10 +179,7 @@ fn start(args: &MockArgs) -> anyhow::Result<Running> {
         latency_ms: terms.latency_ms / args.speed,
         ..terms
     };
-    let roles = args.roles();
-    if roles.decode + roles.both == 0 {
-        return Err(BadInput("--prefill alone: nobody would generate".into()).into());
-    }
+    let roles = args.roles.roles()?;
     let nonce = crate::random::mix(u64::from(std::process::id())) ^ worker::now_ms_since_1970();
     let fleet = Arc::new(Fleet {
         router: args.router.clone(),

@@ -47,6 +47,21 @@ pub(crate) struct Setting {
     pub(crate) run_s: Option<f64>,
     /// Of each first token: how far its prediction was off, over what it took from the placement on.
     pub(crate) ttft_prediction_error: Option<Quantiles>,
+    /// Where there are prefill workers.
+    pub(crate) split: Option<Split>,
+}
+
+/// What became of requests on two workers.
+#[derive(Debug, Clone, Copy, Default, Serialize)]
+pub(crate) struct Split {
+    /// Placed on a pair, each try counted.
+    pub(crate) requests: u64,
+    /// Of those, left to the decode worker because the prefill worker was lost.
+    pub(crate) alone: u64,
+    /// Transfers that came whole, their bytes, and those that failed.
+    pub(crate) pulls: u64,
+    pub(crate) bytes: u64,
+    pub(crate) failed: u64,
 }
 
 /// Result of a run. Times are in ms of the trace's clock.
@@ -81,6 +96,8 @@ pub(crate) struct Report {
     goodput: Option<Goodput>,
     /// Greatest over mean, over workers, of the prompt tokens that were computed.
     imbalance: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    split: Option<Split>,
     uncached_tokens_by_worker: BTreeMap<String, u64>,
     chunks: u64,
     client_lag_ms: Option<Quantiles>,
@@ -162,6 +179,7 @@ impl Report {
             e2e_ms: Quantiles::of_ms(answers.iter().map(|a| a.e2e_ms)),
             goodput: setting.slo.map(|slo| Goodput::of(slo, &answers, samples.len(), wall_s)),
             imbalance: imbalance(&by_worker, setting.workers),
+            split: setting.split,
             uncached_tokens_by_worker: by_worker,
             client_lag_ms: Quantiles::of_ms(samples.iter().map(|s| s.lag_ms)),
             client_cpu_s: setting.client_cpu.map(|(cpu_s, _)| cpu_s),

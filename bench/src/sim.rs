@@ -10,7 +10,8 @@ use headrace_router::core::frame::StepCost;
 use self::world::{Fleet, World};
 use crate::BadInput;
 use crate::bound::bound_hit_rate;
-use crate::load::{at_least_one, positive};
+use crate::load::positive;
+use crate::mock::RoleArgs;
 use crate::mock::engine::{Engine, EngineConfig};
 use crate::mock::fault::Fault;
 use crate::mock::preset::ModelArgs;
@@ -39,9 +40,8 @@ pub(crate) struct SimArgs {
 
     #[command(flatten, next_help_heading = "Fleet")]
     model: ModelArgs,
-    /// Workers.
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = at_least_one, help_heading = "Fleet")]
-    workers: usize,
+    #[command(flatten, next_help_heading = "Fleet")]
+    roles: RoleArgs,
     /// What goes wrong, as for `headrace mock`; times are the simulation's. w8:die@0-60s joins after a minute.
     #[arg(long, value_name = "FAULT", help_heading = "Fleet")]
     fault: Vec<Fault>,
@@ -104,14 +104,15 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
     let scale = Scale::new(requests, args.scale, args.output_scale)?;
     let (block_tokens, token_scale) = (scale.block_tokens, args.scale);
     let engine = EngineConfig { block_tokens, token_scale, ..args.model.engine()? };
-    let config = router(args)?;
+    let (config, roles) = (router(args)?, args.roles.roles()?);
     let speed = match args.util {
-        Some(util) => speed_for(util, args.workers, &engine, requests, scale)?,
+        Some(util) => speed_for(util, roles.all(), &engine, requests, scale)?,
         None => args.speed,
     };
     let blocks = engine.capacity.blocks as usize;
     let began = Instant::now();
-    let fleet = Fleet { workers: args.workers, engine, faults: args.fault.clone() };
+    let terms = args.model.terms(&engine)?;
+    let fleet = Fleet { roles, engine, terms, faults: args.fault.clone() };
     let arrivals = arrival::arrivals(requests, scale, speed);
     let mut world = World::new(&config, &fleet, arrivals, args.decisions.as_deref())?;
     let wall_s = world.run()? / 1e3;
@@ -120,14 +121,15 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
         trace: Some(requests.name.clone()),
         policy: Some(args.policy.clone()),
         mode: "sim",
-        workers: Some(args.workers),
-        bound_hit_rate: Some(bound_hit_rate(requests, args.workers * blocks)),
+        workers: Some(roles.all()),
+        bound_hit_rate: Some(bound_hit_rate(requests, roles.all() * blocks)),
         slo: args.slo,
         wall_s,
         offered_per_s: Some(requests.rows.len() as f64 / span_s).filter(|rate| rate.is_finite()),
         speed: Some(speed),
         ttft_prediction_error: Quantiles::of_ms(world.prediction_errors().iter().copied()),
         run_s: Some(began.elapsed().as_secs_f64()),
+        split: (roles.prefill > 0).then(|| world.split()),
         ..Setting::default()
     };
     Ok(Report::new(setting, &world.samples()))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headrace_router::core::candidate::WorkerId;
 
-use crate::random::Random;
+use crate::random::{Random, mix};
 use crate::sample::{Answer, Failure, Sample};
 use crate::trace::{Requests, Row, Scale};
 
@@ -21,6 +21,8 @@ pub(super) struct Arrival {
     /// Times that it was tried again.
     pub(super) retries: u32,
     pub(super) excluded: Vec<WorkerId>,
+    /// It got tokens since it was tried last.
+    pub(super) got_on: bool,
     answer: Answer,
     last_ms: f64,
 }
@@ -32,8 +34,8 @@ pub(super) enum State {
     Nowhere,
     /// In the router's queue, under this number.
     Waits(u64),
-    /// On this worker.
-    Placed(usize),
+    /// On its workers.
+    Placed,
     Done,
     Failed(Failure),
 }
@@ -57,6 +59,7 @@ impl Arrival {
             state: State::Nowhere,
             retries: 0,
             excluded: Vec::new(),
+            got_on: false,
             answer: Answer { prompt_tokens, ..Answer::default() },
             last_ms: 0.0,
         }
@@ -71,7 +74,9 @@ impl Arrival {
         now_ms: f64,
     ) {
         let since_ms = now_ms - self.due_ms;
-        if let Some(cached) = cached {
+        self.got_on = true;
+        if !self.begun() {
+            let cached = cached.unwrap_or(0);
             self.answer.ttft_ms = since_ms;
             self.answer.cached_tokens = Some(cached);
             self.answer.worker = Some(Arc::clone(worker));
@@ -81,6 +86,20 @@ impl Arrival {
         self.answer.completion_tokens += count;
         (self.answer.last_ms, self.answer.e2e_ms) = (since_ms, since_ms);
         self.last_ms = now_ms;
+    }
+
+    /// Keys of the full blocks of prompt and answer so far; those of the answer are made up.
+    pub(super) fn keys_now(&self, block_tokens: u32) -> Arc<[u64]> {
+        let full = ((self.prompt_tokens + self.answer.completion_tokens) / block_tokens) as usize;
+        if full == self.keys.len() {
+            return Arc::clone(&self.keys);
+        }
+        let mut keys = self.keys.to_vec();
+        for place in self.keys.len()..full {
+            let last = keys.last().copied().unwrap_or_default();
+            keys.push(mix(last ^ mix(self.due_ms.to_bits() ^ place as u64)));
+        }
+        keys.into()
     }
 
     /// A client has seen part of the answer.
@@ -100,7 +119,7 @@ impl Arrival {
         let result = match &self.state {
             State::Done => Ok(self.answer.clone()),
             State::Failed(failure) => Err(failure.clone()),
-            State::Nowhere | State::Waits(_) | State::Placed(_) => {
+            State::Nowhere | State::Waits(_) | State::Placed => {
                 Err(Failure { kind: "cut".into(), text: "the simulation ended first".into() })
             }
         };

@@ -29,6 +29,8 @@ pub(super) enum Event {
         worker: usize,
         life: u64,
     },
+    /// Something that other workers did is due on a worker.
+    News(usize),
     /// The router looks after everything that no frame looks after; idle workers give a sign of life.
     Sweep,
 }

@@ -8,8 +8,9 @@ use headrace_router::core::events::{BlockEvents, Gap, Verdict};
 use headrace_router::core::frame::{Blocks, Fingerprints, Hello, PROTOCOL, Role, Snapshot, Step};
 use headrace_router::core::scheduler::{Joining, Scheduler, Withdrawal};
 
+use super::world::Fleet;
 use crate::mock::engine::{Engine, EngineConfig, StepResult};
-use crate::mock::fault::{Fault, Health, Mischief};
+use crate::mock::fault::Mischief;
 use crate::random::Random;
 
 /// See the head of this file.
@@ -19,6 +20,8 @@ pub(super) struct SimWorker {
     pub(super) engine: Engine,
     pub(super) mischief: Mischief,
     config: EngineConfig,
+    role: Role,
+    kv_block_bytes: u64,
     /// Its link, while it has one.
     pub(super) link: Option<Link>,
     /// Of the step that runs: its ms.
@@ -29,6 +32,8 @@ pub(super) struct SimWorker {
     pub(super) life: u64,
     /// Since when it has been frozen.
     pub(super) frozen_ms: Option<f64>,
+    /// When it will next look for what others did.
+    pub(super) rings_ms: f64,
 }
 
 /// The router's side of it.
@@ -39,29 +44,30 @@ pub(super) struct Link {
 }
 
 impl SimWorker {
-    pub(super) fn new(number: usize, config: &EngineConfig, faults: &[Fault]) -> Self {
+    pub(super) fn new(number: usize, fleet: &Fleet) -> Self {
+        let config = &fleet.engine;
         let seed = Random::new(config.seed ^ (number as u64) << 32).next();
         let config = EngineConfig { seed, epoch: 1, ..config.clone() };
         let mut mischief = Mischief::new(number, config.seed);
-        faults.iter().for_each(|fault| mischief.add(fault));
+        fleet.faults.iter().for_each(|fault| mischief.add(fault));
         Self {
             name: format!("w{number}").into(),
             engine: Engine::new(config.clone()),
             mischief,
             config,
+            role: fleet.roles.of(number),
+            kv_block_bytes: fleet.terms.block_bytes,
             link: None,
             step_ms: None,
             step_ends_ms: 0.0,
             life: 0,
             frozen_ms: None,
+            rings_ms: f64::INFINITY,
         }
     }
 
-    /// Starts a step if there is work and it can; says when it ends.
+    /// Starts a step if there is work; says when it ends.
     pub(super) fn begin_step(&mut self, now_ms: f64) -> Option<f64> {
-        if self.step_ms.is_some() || self.mischief.health(now_ms) != Health::Working {
-            return None;
-        }
         let ms = self.engine.begin_step()? * self.mischief.slowdown(now_ms);
         self.step_ms = Some(ms);
         self.step_ends_ms = now_ms + ms;
@@ -110,7 +116,7 @@ impl SimWorker {
             protocol: PROTOCOL,
             worker: self.name.to_string(),
             epoch: self.config.epoch,
-            role: Role::Both,
+            role: self.role,
             model: "sim".into(),
             fingerprints: Fingerprints {
                 weights: "sim".into(),
@@ -126,7 +132,7 @@ impl SimWorker {
             transfer: Vec::new(),
             nonce: Vec::new(),
             step_prior: Some(self.engine.cost()),
-            kv_block_bytes: 0,
+            kv_block_bytes: self.kv_block_bytes,
         }
     }
 

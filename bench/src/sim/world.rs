@@ -1,29 +1,38 @@
 //! Clients, router and workers, and the clock that takes them from one event to the next.
 
+use std::collections::BTreeMap;
 use std::io::{BufWriter, Write as _};
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
 use headrace_router::config::Config;
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::dispatch::{Dispatch, Refusal, Submitted};
-use headrace_router::core::frame::{Failed, RequestId};
-use headrace_router::core::scheduler::{Output, Placement, Rules, Scheduler, Want};
+use headrace_router::core::frame::RequestId;
+use headrace_router::core::scheduler::{Placement, Rules, Scheduler, Want};
 
+use self::legs::SimLeg;
 use super::arrival::{Arrival, State};
 use super::events::{Event, Events};
 use super::worker::SimWorker;
-use crate::mock::engine::{EngineConfig, Leg};
-use crate::mock::fault::{Fault, Health};
+use crate::mock::engine::EngineConfig;
+use crate::mock::exchange::{Exchange, Terms};
+use crate::mock::fault::Fault;
+use crate::mock::worker::Roles;
 use crate::random::Random;
+use crate::report::Split;
 use crate::sample::Sample;
+
+mod legs;
+mod workers;
 
 /// Workers as they are asked for.
 pub(super) struct Fleet {
-    pub(super) workers: usize,
+    pub(super) roles: Roles,
     pub(super) engine: EngineConfig,
+    /// What moving KV costs.
+    pub(super) terms: Terms,
     pub(super) faults: Vec<Fault>,
 }
 
@@ -33,19 +42,24 @@ pub(super) struct World {
     seed: u64,
     events: Events,
     dispatch: Dispatch<usize>,
+    exchange: Exchange,
     workers: Vec<SimWorker>,
     arrivals: Vec<Arrival>,
-    /// Request of each leg, by its name.
-    legs: Vec<usize>,
+    /// Legs that have not ended, by their names: those of a request's first try, then those of later ones.
+    legs: BTreeMap<RequestId, SimLeg>,
     /// Requests that are neither answered nor failed.
     open: usize,
     last_worker: u32,
-    last_ticket: u64,
+    last_try: u64,
     retries: u32,
+    block_tokens: u32,
     heartbeat_ms: f64,
     heartbeat_timeout_ms: f64,
     queue_timeout_ms: f64,
+    kv_lease_ms: u32,
+    transfer_timeout_ms: u32,
     prediction_errors: Vec<f64>,
+    split: Split,
     decisions: Option<BufWriter<std::fs::File>>,
     log_error: Option<std::io::Error>,
 }
@@ -67,7 +81,8 @@ impl World {
             seed: fleet.engine.seed,
         };
         let scheduler = Scheduler::new(rules, fleet.engine.block_tokens);
-        let workers = 0..fleet.workers;
+        let workers = 0..fleet.roles.all();
+        let whole_ms = |duration: Duration| u32::try_from(duration.as_millis()).unwrap_or(u32::MAX);
         let log = |path: &Path| {
             let file = std::fs::File::create(path).with_context(|| path.display().to_string());
             file.map(BufWriter::new)
@@ -77,17 +92,22 @@ impl World {
             seed: fleet.engine.seed,
             events: Events::default(),
             dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
-            workers: workers.map(|n| SimWorker::new(n, &fleet.engine, &fleet.faults)).collect(),
+            exchange: Exchange::new(fleet.terms, fleet.roles.all(), 0),
+            workers: workers.map(|n| SimWorker::new(n, fleet)).collect(),
             open: arrivals.len(),
             arrivals,
-            legs: Vec::new(),
+            legs: BTreeMap::new(),
             last_worker: 0,
-            last_ticket: 0,
+            last_try: 0,
             retries: config.bounds.retries,
             heartbeat_ms: ms(config.fleet.heartbeat),
             heartbeat_timeout_ms: ms(config.fleet.heartbeat_timeout),
+            block_tokens: fleet.engine.block_tokens,
             queue_timeout_ms: ms(config.deadlines.queue),
+            kv_lease_ms: whole_ms(config.fleet.kv_lease),
+            transfer_timeout_ms: whole_ms(config.fleet.transfer_timeout),
             prediction_errors: Vec::new(),
+            split: Split::default(),
             decisions: decisions.map(log).transpose()?,
             log_error: None,
         })
@@ -119,6 +139,7 @@ impl World {
                 Event::Changes(worker) => self.change(worker),
                 Event::Silent { worker, life } => self.silent(worker, life),
                 Event::Lost { worker, life } => self.lost(worker, life),
+                Event::News(worker) => self.hear(worker),
                 Event::Sweep => self.sweep(),
             }
         }
@@ -137,29 +158,33 @@ impl World {
         &self.prediction_errors
     }
 
+    /// What became of requests on two workers.
+    pub(super) fn split(&self) -> Split {
+        self.split
+    }
+
     // ---- requests ----
 
     /// The router gets a request, the first time or again.
     fn submit(&mut self, request: usize) {
-        let leg = RequestId(self.legs.len() as u64);
-        self.legs.push(request);
-        self.last_ticket += 1;
-        let ticket = self.last_ticket;
+        self.last_try += 1;
+        let ticket = self.last_try;
         let arrival = &self.arrivals[request];
+        let generated = arrival.completion_tokens();
         let want = Want {
-            request: leg,
-            prefill_request: RequestId(u64::MAX - leg.0),
+            request: RequestId(2 * ticket),
+            prefill_request: RequestId(2 * ticket + 1),
             name: request.to_string(),
-            prompt_tokens: arrival.prompt_tokens,
-            max_tokens: arrival.max_tokens,
-            keys: Arc::clone(&arrival.keys),
+            prompt_tokens: arrival.prompt_tokens + generated,
+            max_tokens: arrival.max_tokens - generated,
+            keys: arrival.keys_now(self.block_tokens),
             reuses: true,
             session: Some(arrival.session.clone()),
             tenant: 0,
-            priority: 0,
+            priority: if arrival.begun() { i8::MAX } else { 0 },
             deadline_ms: None,
             excluded: arrival.excluded.clone(),
-            patient: false,
+            patient: arrival.begun(),
         };
         let bytes =
             (size_of::<Want>() + 8 * want.keys.len()) as u64 + 4 * u64::from(arrival.prompt_tokens);
@@ -175,47 +200,16 @@ impl World {
         }
     }
 
-    /// A leg reaches its worker.
-    fn deliver(&mut self, request: usize, placement: &Placement) {
-        self.log(placement);
-        let place = self.workers.iter().position(|worker| {
-            worker.link.as_ref().is_some_and(|link| link.id == placement.worker)
-        });
-        let place = place.expect("a worker without a link gets nothing");
-        let arrival = &mut self.arrivals[request];
-        arrival.state = State::Placed(place);
-        let leg = Leg {
-            request: placement.request,
-            keys: Arc::clone(&arrival.keys),
-            prompt_tokens: arrival.prompt_tokens,
-            max_tokens: arrival.max_tokens,
-            seed: request as u64,
-            resumed: 0,
-            hand_off: None,
-            arrives: None,
-        };
-        match self.workers[place].engine.submit(leg) {
-            Ok(()) => self.begin_step(place),
-            Err(failed) => self.failed(request, placement, &failed),
-        }
-    }
-
-    fn failed(&mut self, request: usize, placement: &Placement, failed: &Failed) {
-        self.dispatch.end(placement.request, Output::default(), self.now_ms);
-        if failed.retryable {
-            self.try_again(request, placement.worker, &failed.message);
-        } else {
-            self.end(request, |arrival| arrival.fail("400", failed.message.clone()));
-        }
-    }
-
-    /// Elsewhere, if nothing of the answer was sent yet.
+    /// Elsewhere, from where the answer is. A worker that failed it may have it again once a token came in between.
     fn try_again(&mut self, request: usize, failed: WorkerId, why: &str) {
         let arrival = &mut self.arrivals[request];
-        if arrival.begun() {
-            self.end(request, |arrival| arrival.fail("stream_error", why));
-        } else if arrival.retries >= self.retries {
-            self.end(request, |arrival| arrival.fail("502", why));
+        if std::mem::take(&mut arrival.got_on) {
+            arrival.retries = 0;
+            arrival.excluded.clear();
+        }
+        if arrival.retries >= self.retries {
+            let kind = if arrival.begun() { "stream_error" } else { "502" };
+            self.end(request, |arrival| arrival.fail(kind, why));
         } else {
             arrival.retries += 1;
             arrival.excluded.push(failed);
@@ -247,7 +241,7 @@ impl World {
     /// Gives those who wait what room there is.
     fn pump(&mut self) {
         // a request that fails on arrival may make room at once
-        while !self.dispatch.queue().is_empty() {
+        while !self.dispatch.nobody_waits() {
             let mut delivered = Vec::new();
             let may_open = self.may_open();
             self.dispatch.pump(may_open, self.now_ms, |request, placed| {
@@ -274,151 +268,5 @@ impl World {
             self.log_error = Some(error);
             self.decisions = None;
         }
-    }
-
-    // ---- workers ----
-
-    fn begin_step(&mut self, place: usize) {
-        let worker = &mut self.workers[place];
-        if let Some(ends_ms) = worker.begin_step(self.now_ms) {
-            let life = worker.life;
-            self.events.at(ends_ms, Event::StepEnds { worker: place, life });
-        }
-    }
-
-    /// A step's frames reach the router. The next step begins before the router can answer.
-    fn step_ends(&mut self, place: usize, life: u64) {
-        let now_ms = self.now_ms;
-        let worker = &mut self.workers[place];
-        if worker.life != life {
-            return;
-        }
-        let Some(result) = worker.end_step(now_ms) else { return };
-        self.begin_step(place);
-        let (worker, scheduler) = (&mut self.workers[place], &mut self.dispatch.scheduler);
-        if let Some(blocks) = &result.blocks {
-            worker.send_blocks(blocks, scheduler, now_ms);
-        }
-        worker.send_step(&result.step, scheduler, now_ms);
-        for output in &result.step.outputs {
-            let worker = &mut self.workers[place];
-            let request = self.legs[output.request.0 as usize];
-            let arrival = &mut self.arrivals[request];
-            let tokens = u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
-            arrival.tokens(tokens, output.cached_tokens, &worker.name, now_ms);
-            if let Some(cached) = output.cached_tokens {
-                let begun = self.dispatch.scheduler.begun(output.request, cached, now_ms);
-                if let Some(begun) = begun {
-                    let off_ms = (begun.predicted_ttft_ms - begun.ttft_ms).abs();
-                    self.prediction_errors.push(off_ms / begun.ttft_ms.max(1e-3));
-                    worker.disbelieve(begun.withdrawn, now_ms);
-                }
-            }
-        }
-        for output in result.step.outputs.iter().filter(|output| output.finish.is_some()) {
-            let request = self.legs[output.request.0 as usize];
-            let tokens = self.arrivals[request].completion_tokens();
-            self.dispatch.end(output.request, Output { tokens, complete: true }, now_ms);
-            self.end(request, |arrival| arrival.state = State::Done);
-        }
-        self.workers[place].resync(&mut self.dispatch.scheduler, now_ms);
-        self.pump();
-    }
-
-    /// A fault begins or ends, or the simulation does.
-    fn change(&mut self, place: usize) {
-        let now_ms = self.now_ms;
-        let worker = &mut self.workers[place];
-        let next_ms = worker.mischief.next_change_ms(now_ms);
-        if next_ms.is_finite() {
-            self.events.at(next_ms, Event::Changes(place));
-        }
-        match worker.mischief.health(now_ms) {
-            Health::Dead => {
-                worker.die();
-                self.leave(place, "its worker died");
-            }
-            Health::Frozen if worker.frozen_ms.is_none() => {
-                worker.frozen_ms = Some(now_ms);
-                worker.life += 1;
-                let life = worker.life;
-                let silent_ms = now_ms + 3.0 * self.heartbeat_ms;
-                self.events.at(silent_ms, Event::Silent { worker: place, life });
-                let lost_ms = now_ms + self.heartbeat_timeout_ms;
-                self.events.at(lost_ms, Event::Lost { worker: place, life });
-            }
-            Health::Frozen => {}
-            Health::Working => self.wake(place),
-        }
-        self.pump();
-    }
-
-    /// A worker that can work does: it joins, or goes on where it was frozen.
-    fn wake(&mut self, place: usize) {
-        let now_ms = self.now_ms;
-        let worker = &mut self.workers[place];
-        if let Some(since_ms) = worker.frozen_ms.take() {
-            worker.life += 1;
-            if worker.step_ms.is_some() {
-                worker.step_ends_ms += now_ms - since_ms; // its time stood still
-                let life = worker.life;
-                self.events.at(worker.step_ends_ms, Event::StepEnds { worker: place, life });
-            }
-        }
-        let scheduler = &mut self.dispatch.scheduler;
-        if let Some(link) = &worker.link {
-            scheduler.set_open(link.id, true);
-        } else {
-            self.last_worker += 1;
-            worker.join(WorkerId(self.last_worker), scheduler, now_ms);
-        }
-        self.begin_step(place);
-    }
-
-    fn silent(&mut self, place: usize, life: u64) {
-        let worker = &self.workers[place];
-        if let Some(link) = worker.link.as_ref().filter(|_| worker.life == life) {
-            self.dispatch.scheduler.set_open(link.id, false);
-        }
-    }
-
-    fn lost(&mut self, place: usize, life: u64) {
-        if self.workers[place].life == life {
-            let worker = &mut self.workers[place];
-            worker.engine.cancel_all();
-            worker.step_ms = None;
-            self.leave(place, "its worker is silent");
-            self.pump();
-        }
-    }
-
-    /// The router loses a worker and all that it was to answer.
-    fn leave(&mut self, place: usize, why: &str) {
-        let Some(link) = self.workers[place].link.take() else { return };
-        self.dispatch.worker_left(link.id, self.now_ms);
-        for request in 0..self.arrivals.len() {
-            if matches!(self.arrivals[request].state, State::Placed(on) if on == place) {
-                self.try_again(request, link.id, why);
-            }
-        }
-    }
-
-    fn sweep(&mut self) {
-        let now_ms = self.now_ms;
-        let scheduler = &mut self.dispatch.scheduler;
-        scheduler.expire_leases(now_ms);
-        for worker in &mut self.workers {
-            if worker.step_ms.is_none() && worker.mischief.health(now_ms) == Health::Working {
-                let heartbeat = worker.engine.heartbeat();
-                worker.send_step(&heartbeat, scheduler, now_ms);
-                worker.resync(scheduler, now_ms);
-            }
-        }
-        self.events.at(now_ms + self.heartbeat_ms / 2.0, Event::Sweep);
-        self.pump();
-    }
-
-    fn may_open(&self) -> bool {
-        self.workers.iter().any(|worker| worker.link.is_some())
     }
 }

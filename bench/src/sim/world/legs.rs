@@ -1,0 +1,289 @@
+//! The legs of requests: what is sent to workers and what comes back, as the router's `fleet::link::legs` does it.
+
+use headrace_router::core::candidate::WorkerId;
+use headrace_router::core::frame::{Finish, Output as StepOutput, RequestId};
+use headrace_router::core::scheduler::{Output, Placement, PrefillLeg};
+
+use super::World;
+use crate::mock::engine::Leg;
+use crate::mock::exchange::Pulled;
+use crate::mock::porter::{Porter, Say};
+use crate::sim::arrival::State;
+use crate::sim::events::Event;
+
+/// What a worker has of a request.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SimLeg {
+    request: usize,
+    /// Number of the worker.
+    place: usize,
+    part: Part,
+    /// Tokens of the answer when it began here, and those that came from here.
+    before: u32,
+    generated: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+enum Part {
+    Whole,
+    /// Prompt and first token, until the latter comes; then only the blocks are left of it.
+    Prefill {
+        decode: RequestId,
+        handed_off: bool,
+    },
+    /// The rest.
+    Decode {
+        prefill: RequestId,
+    },
+}
+
+impl World {
+    /// The legs of a request reach their workers.
+    pub(super) fn deliver(&mut self, request: usize, placement: &Placement) {
+        self.log(placement);
+        let (decode, place) = (placement.request, self.place_of(placement.worker));
+        let arrival = &mut self.arrivals[request];
+        arrival.state = State::Placed;
+        let before = arrival.completion_tokens();
+        let whole = Leg {
+            request: decode,
+            keys: arrival.keys_now(self.block_tokens),
+            prompt_tokens: arrival.prompt_tokens + before,
+            max_tokens: arrival.max_tokens - before,
+            seed: request as u64,
+            resumed: before,
+            hand_off: None,
+            arrives: None,
+        };
+        let leg = SimLeg { request, place, part: Part::Whole, before, generated: 0 };
+        let Some(PrefillLeg { request: prefill, worker }) = placement.prefill else {
+            self.send(leg, whole);
+            return;
+        };
+        self.split.requests += 1;
+        let arrives = Some(self.transfer_timeout_ms);
+        let of_decode = SimLeg { part: Part::Decode { prefill }, ..leg };
+        if !self.send(of_decode, Leg { arrives, ..whole.clone() }) {
+            self.dispatch.end(prefill, Output::default(), self.now_ms);
+            return;
+        }
+        let place = self.place_of(worker);
+        let part = Part::Prefill { decode, handed_off: false };
+        let hand_off = Some(self.kv_lease_ms);
+        let leg = SimLeg { place, part, ..leg };
+        self.send(leg, Leg { request: prefill, hand_off, ..whole });
+    }
+
+    fn place_of(&self, id: WorkerId) -> usize {
+        let mut workers = self.workers.iter();
+        let place = workers.position(|worker| worker.link.as_ref().is_some_and(|l| l.id == id));
+        place.expect("a worker without a link gets nothing")
+    }
+
+    /// False if the worker does not take it.
+    fn send(&mut self, leg: SimLeg, what: Leg) -> bool {
+        let (name, place) = (what.request, leg.place);
+        match self.workers[place].engine.submit(what) {
+            Ok(()) => {
+                self.legs.insert(name, leg);
+                self.begin_step(place);
+                true
+            }
+            Err(failed) => {
+                self.dispatch.end(name, Output::default(), self.now_ms);
+                match leg.part {
+                    Part::Prefill { decode, .. } if failed.retryable => self.alone(decode),
+                    Part::Prefill { decode, .. } => {
+                        self.cancel(decode);
+                        self.end(leg.request, |arrival| arrival.fail("400", failed.message));
+                    }
+                    Part::Whole | Part::Decode { .. } if failed.retryable => {
+                        let id = self.workers[place].link.as_ref().map(|link| link.id);
+                        let id = id.expect("it was placed there");
+                        self.try_again(leg.request, id, &failed.message);
+                    }
+                    Part::Whole | Part::Decode { .. } => {
+                        self.end(leg.request, |arrival| arrival.fail("400", failed.message));
+                    }
+                }
+                false
+            }
+        }
+    }
+
+    /// Tokens come from a worker.
+    pub(super) fn take_in(&mut self, place: usize, output: &StepOutput) {
+        let (name, now_ms) = (output.request, self.now_ms);
+        let Some(leg) = self.legs.get_mut(&name) else { return };
+        let tokens = u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
+        leg.generated += tokens;
+        let leg = *leg;
+        let worker = &mut self.workers[place];
+        self.arrivals[leg.request].tokens(tokens, output.cached_tokens, &worker.name, now_ms);
+        if let Some(cached) = output.cached_tokens
+            && let Some(begun) = self.dispatch.scheduler.begun(name, cached, now_ms)
+        {
+            if !matches!(leg.part, Part::Decode { .. }) {
+                let off_ms = (begun.predicted_ttft_ms - begun.ttft_ms).abs();
+                self.prediction_errors.push(off_ms / begun.ttft_ms.max(1e-3));
+            }
+            worker.disbelieve(begun.withdrawn, now_ms);
+        }
+        let complete = matches!(output.finish, Some(Finish::Stop | Finish::Length));
+        if output.finish.is_some() {
+            self.leg_ends(name, complete);
+            self.end(leg.request, |arrival| arrival.state = State::Done);
+        }
+        match leg.part {
+            Part::Whole | Part::Decode { .. } => {}
+            Part::Prefill { decode, .. } if output.finish.is_some() => self.cancel(decode),
+            Part::Prefill { decode, .. } => {
+                let part = Part::Prefill { decode, handed_off: true };
+                self.legs.insert(name, SimLeg { part, ..leg });
+                self.go_on(decode, 1);
+            }
+        }
+    }
+
+    /// The workers of a request have to do with each other.
+    pub(super) fn said(&mut self, place: usize, said: Vec<Say>) {
+        for say in said {
+            match say {
+                Say::KvReady { request, ticket, .. } => {
+                    let leg = self.legs.get(&request).map(|leg| leg.part);
+                    if let Some(Part::Prefill { decode, .. }) = leg
+                        && let Some(leg) = self.legs.get(&decode)
+                    {
+                        let place = leg.place;
+                        self.workers[place].engine.ticket(decode, ticket);
+                        self.begin_step(place);
+                    }
+                }
+                Say::Freed(freed) => {
+                    self.leg_ends(freed.request, false);
+                    self.begin_step(place);
+                }
+                Say::Failed(failed) => unreachable!("the router keeps count: {failed:?}"),
+                Say::Transferred(pulled) => self.transferred(place, &pulled),
+            }
+        }
+        self.ring();
+    }
+
+    /// What others did is due on a worker.
+    pub(super) fn hear(&mut self, place: usize) {
+        self.workers[place].rings_ms = f64::INFINITY;
+        if self.workers[place].frozen_ms.is_some() {
+            return; // it hears when it wakes
+        }
+        #[expect(
+            clippy::redundant_closure_for_method_calls,
+            reason = "the method fits one lifetime only"
+        )]
+        let said = self.porter(place, |porter| porter.hear());
+        self.said(place, said);
+        self.ring_for(place);
+        self.begin_step(place);
+        self.pump();
+    }
+
+    /// Sees to it that workers are told in time what others did.
+    pub(super) fn ring(&mut self) {
+        for place in self.exchange.take_told() {
+            self.ring_for(place);
+        }
+    }
+
+    fn ring_for(&mut self, place: usize) {
+        let Some(at_ms) = self.exchange.next_ms(place) else { return };
+        let at_ms = at_ms.max(self.now_ms);
+        let rings_ms = &mut self.workers[place].rings_ms;
+        if at_ms < *rings_ms {
+            *rings_ms = at_ms;
+            self.events.at(at_ms, Event::News(place));
+        }
+    }
+
+    pub(super) fn porter<T>(&mut self, place: usize, act: impl FnOnce(&mut Porter<'_>) -> T) -> T {
+        let engine = &mut self.workers[place].engine;
+        let (exchange, now_ms) = (&mut self.exchange, self.now_ms);
+        let done = act(&mut Porter { engine, exchange, worker: place, now_ms });
+        self.ring();
+        done
+    }
+
+    fn transferred(&mut self, place: usize, pulled: &Pulled) {
+        let Some(link) = &self.workers[place].link else { return };
+        let from = pulled.from.map(|from| &*self.workers[from].name).unwrap_or_default();
+        let scheduler = &mut self.dispatch.scheduler;
+        match pulled.error {
+            None => {
+                self.split.pulls += 1;
+                self.split.bytes += pulled.bytes;
+                scheduler.transferred(link.id, from, pulled.bytes, pulled.ms, self.now_ms);
+            }
+            Some("cancelled") => {}
+            Some(_) => {
+                self.split.failed += 1;
+                scheduler.transfer_failed(link.id, from, self.now_ms);
+            }
+        }
+    }
+
+    /// The decode leg goes on after so many tokens; with none, it does all by itself.
+    fn go_on(&mut self, decode: RequestId, generated: u32) {
+        let Some(leg) = self.legs.get_mut(&decode) else { return };
+        leg.before += generated;
+        let place = leg.place;
+        let said = self.porter(place, |porter| porter.go_on(decode, generated));
+        self.said(place, said);
+        self.begin_step(place);
+    }
+
+    /// A decode leg has lost its prefill worker before the first token.
+    fn alone(&mut self, decode: RequestId) {
+        self.split.alone += 1;
+        self.dispatch.scheduler.alone(decode, self.now_ms);
+        self.go_on(decode, 0);
+    }
+
+    /// A leg is of no use any more. Its worker hears of it at once, even a frozen one: that computes nothing anyway.
+    fn cancel(&mut self, name: RequestId) {
+        let Some(leg) = self.legs.get(&name) else { return };
+        let place = leg.place;
+        let (said, _) = self.porter(place, |porter| porter.cancel(name));
+        self.said(place, said);
+        self.leg_ends(name, false);
+        self.begin_step(place);
+    }
+
+    fn leg_ends(&mut self, name: RequestId, complete: bool) {
+        if let Some(leg) = self.legs.remove(&name) {
+            let output = Output { tokens: leg.before + leg.generated, complete };
+            self.dispatch.end(name, output, self.now_ms);
+        }
+    }
+
+    /// All legs on a worker go on elsewhere; `told`: it can be told so.
+    pub(super) fn give_up_legs(&mut self, place: usize, id: WorkerId, why: &str, told: bool) {
+        let here = |(_, leg): &(&RequestId, &SimLeg)| leg.place == place;
+        let names: Vec<_> = self.legs.iter().filter(here).map(|(name, _)| *name).collect();
+        for name in names {
+            let Some(leg) = self.legs.get(&name).copied() else { continue };
+            if told {
+                self.cancel(name);
+            } else {
+                self.legs.remove(&name);
+            }
+            match leg.part {
+                Part::Prefill { handed_off: true, .. } => {}
+                Part::Prefill { decode, .. } => self.alone(decode),
+                Part::Decode { prefill } => {
+                    self.cancel(prefill);
+                    self.try_again(leg.request, id, why);
+                }
+                Part::Whole => self.try_again(leg.request, id, why),
+            }
+        }
+    }
+}

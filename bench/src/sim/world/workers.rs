@@ -1,0 +1,153 @@
+//! What happens to workers: steps, faults, silence; and what the router makes of it.
+
+use headrace_router::core::candidate::WorkerId;
+
+use super::World;
+use crate::mock::fault::Health;
+use crate::mock::porter::Porter;
+use crate::sim::events::Event;
+use crate::sim::worker::SimWorker;
+
+impl World {
+    pub(super) fn begin_step(&mut self, place: usize) {
+        let now_ms = self.now_ms;
+        let worker = &mut self.workers[place];
+        if worker.step_ms.is_some() || worker.mischief.health(now_ms) != Health::Working {
+            return;
+        }
+        if let Some(ends_ms) = worker.begin_step(now_ms) {
+            let life = worker.life;
+            self.events.at(ends_ms, Event::StepEnds { worker: place, life });
+        }
+        let SimWorker { engine, mischief, .. } = &mut self.workers[place];
+        let mut porter = Porter { engine, exchange: &mut self.exchange, worker: place, now_ms };
+        let said = porter.began(|| mischief.ills(now_ms));
+        self.said(place, said);
+    }
+
+    /// A step's frames reach the router. The next step begins before the router can answer.
+    pub(super) fn step_ends(&mut self, place: usize, life: u64) {
+        let now_ms = self.now_ms;
+        let worker = &mut self.workers[place];
+        if worker.life != life {
+            return;
+        }
+        let Some(mut result) = worker.end_step(now_ms) else { return };
+        self.porter(place, |porter| porter.ended(&result));
+        self.begin_step(place);
+        let (worker, scheduler) = (&mut self.workers[place], &mut self.dispatch.scheduler);
+        if let Some(blocks) = &result.blocks {
+            worker.send_blocks(blocks, scheduler, now_ms);
+        }
+        worker.send_step(&result.step, scheduler, now_ms);
+        for output in std::mem::take(&mut result.step.outputs) {
+            self.take_in(place, &output);
+        }
+        self.workers[place].resync(&mut self.dispatch.scheduler, now_ms);
+        self.pump();
+    }
+
+    /// A fault begins or ends, or the simulation does.
+    pub(super) fn change(&mut self, place: usize) {
+        let now_ms = self.now_ms;
+        let worker = &mut self.workers[place];
+        let next_ms = worker.mischief.next_change_ms(now_ms);
+        if next_ms.is_finite() {
+            self.events.at(next_ms, Event::Changes(place));
+        }
+        match worker.mischief.health(now_ms) {
+            Health::Dead => {
+                worker.die();
+                self.exchange.forget(place, now_ms);
+                self.leave(place, "its worker died");
+            }
+            Health::Frozen if worker.frozen_ms.is_none() => {
+                worker.frozen_ms = Some(now_ms);
+                worker.life += 1;
+                self.exchange.freeze(place, true);
+                let life = worker.life;
+                let silent_ms = now_ms + 3.0 * self.heartbeat_ms;
+                self.events.at(silent_ms, Event::Silent { worker: place, life });
+                let lost_ms = now_ms + self.heartbeat_timeout_ms;
+                self.events.at(lost_ms, Event::Lost { worker: place, life });
+            }
+            Health::Frozen => {}
+            Health::Working => self.wake(place),
+        }
+        self.pump();
+    }
+
+    /// A worker that can work does: it joins, or goes on where it was frozen.
+    fn wake(&mut self, place: usize) {
+        let now_ms = self.now_ms;
+        let worker = &mut self.workers[place];
+        if let Some(since_ms) = worker.frozen_ms.take() {
+            worker.life += 1;
+            self.exchange.freeze(place, false);
+            self.events.at(now_ms, Event::News(place));
+            if worker.step_ms.is_some() {
+                worker.step_ends_ms += now_ms - since_ms; // its time stood still
+                let life = worker.life;
+                self.events.at(worker.step_ends_ms, Event::StepEnds { worker: place, life });
+            }
+        }
+        let scheduler = &mut self.dispatch.scheduler;
+        if let Some(link) = &worker.link {
+            scheduler.set_open(link.id, true);
+        } else {
+            self.last_worker += 1;
+            worker.join(WorkerId(self.last_worker), scheduler, now_ms);
+        }
+        self.begin_step(place);
+    }
+
+    /// It gets no new work, and what it had goes on elsewhere.
+    pub(super) fn silent(&mut self, place: usize, life: u64) {
+        let worker = &self.workers[place];
+        if let Some(link) = worker.link.as_ref().filter(|_| worker.life == life) {
+            let id = link.id;
+            self.dispatch.scheduler.set_open(id, false);
+            self.give_up_legs(place, id, "its worker is silent", true);
+            self.pump();
+        }
+    }
+
+    pub(super) fn lost(&mut self, place: usize, life: u64) {
+        if self.workers[place].life == life {
+            self.exchange.forget(place, self.now_ms);
+            let worker = &mut self.workers[place];
+            worker.engine.cancel_all();
+            worker.step_ms = None;
+            self.leave(place, "its worker is silent");
+            self.pump();
+        }
+    }
+
+    /// The router loses a worker and all that it was to answer.
+    fn leave(&mut self, place: usize, why: &str) {
+        if let Some(link) = self.workers[place].link.take() {
+            self.dispatch.worker_left(link.id, self.now_ms);
+            self.give_up_legs(place, link.id, why, false);
+        }
+        self.ring();
+    }
+
+    pub(super) fn sweep(&mut self) {
+        let now_ms = self.now_ms;
+        let scheduler = &mut self.dispatch.scheduler;
+        scheduler.expire_leases(now_ms);
+        for worker in &mut self.workers {
+            if worker.step_ms.is_none() && worker.mischief.health(now_ms) == Health::Working {
+                let heartbeat = worker.engine.heartbeat();
+                worker.send_step(&heartbeat, scheduler, now_ms);
+                worker.resync(scheduler, now_ms);
+            }
+        }
+        self.events.at(now_ms + self.heartbeat_ms / 2.0, Event::Sweep);
+        self.pump();
+    }
+
+    pub(super) fn may_open(&self) -> bool {
+        self.workers.iter().any(|worker| worker.link.is_some())
+    }
+}
