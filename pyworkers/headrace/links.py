@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 LONGEST_HOLD_S = 120.0  # that a router may keep a worker waiting
 SECOND_WAY_S = 30.0  # until a second address of a router is tried again, if nothing ends before
+LOST_WAY_S = (
+    1.0  # the same where this side knows of no first one: the router has not noticed its end yet
+)
 
 Joined = Callable[[str], bool]
 """Whether there is a session with the router of this name."""
@@ -103,7 +106,10 @@ class Links:
                 await self._session(way, link)
             except* AlreadyJoined as group:
                 log.info("router %s: %s", way.address.text, first(group))
-                await self._wait_for_an_end()
+                already = first(group)
+                assert isinstance(already, AlreadyJoined)
+                known = already.router in self.routers
+                await self._wait_for_an_end(SECOND_WAY_S if known else LOST_WAY_S)
             except* HeldOff as group:
                 held = first(group)
                 assert isinstance(held, HeldOff)
@@ -134,11 +140,11 @@ class Links:
             self._session_ended.set()
             self._session_ended = asyncio.Event()
 
-    async def _wait_for_an_end(self) -> None:
+    async def _wait_for_an_end(self, longest_s: float) -> None:
         """The session through the other address may be the next to break."""
         ended = self._session_ended
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SECOND_WAY_S):
+            async with asyncio.timeout(longest_s):
                 await ended.wait()
 
 

@@ -155,6 +155,14 @@ async def test_the_certificate_is_for_the_name_that_was_looked_up() -> None:
     assert change.added == (Address("10.0.0.1:8001", tls_name="routers.test"),)
 
 
+async def test_the_systems_resolver_knows_this_machine() -> None:
+    found = await discovery.resolve("localhost", 8001)
+    assert "127.0.0.1" in found or "::1" in found
+    assert len(found) == len(set(found))
+    with pytest.raises(OSError):  # noqa: PT011
+        await discovery.resolve("no-such-name.invalid", 8001)
+
+
 def test_sources_are_read_from_one_argument() -> None:
     specs = split_routers(
         "a:1, unix:/run/r ,dns:n.test:8001,etcd:e1:2379,[::1]:2379/head/race/,b:2"

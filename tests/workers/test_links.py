@@ -180,10 +180,10 @@ async def test_held_off_after_the_welcome_is_no_end_either(tmp_path: Path) -> No
         assert await scene.joined() == "a"
 
 
-async def test_a_router_that_knows_the_worker_by_another_way_is_left_until_that_ends(
+async def test_a_router_that_has_not_noticed_the_end_of_a_link_is_dialled_again_soon(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(links, "SECOND_WAY_S", 0.01)
+    monkeypatch.setattr(links, "LOST_WAY_S", 0.01)
     async with FakeRouter(tmp_path / "a", name="a") as one, running() as scene:
         await scene.names(one)
         await refused(one, Refuse("link", "router-1", "127.0.0.1:1", "one is enough"))

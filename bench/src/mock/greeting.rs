@@ -41,7 +41,10 @@ pub(super) async fn greet(
                 "{} is {}, expected {}: {}",
                 refuse.field, refuse.got, refuse.expected, refuse.message
             );
-            bail!(refused(text))
+            match refuse.field.as_str() {
+                "circuit" | "link" => bail!(text), // for now, not for good
+                _ => bail!(refused(text)),
+            }
         }
         Some(other) => bail!("expected Welcome, got {}", other.name()),
         None => bail!("the router hung up"),
