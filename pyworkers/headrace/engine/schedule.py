@@ -376,6 +376,7 @@ class Scheduler:
             replaced |= block != own
             sequence.blocks[place] = block
         self._no_longer_computing(sequence.names[sequence.published : full])
+        self._stalled = False  # somebody may wait for these very blocks
         sequence.published = full
         return replaced
 
