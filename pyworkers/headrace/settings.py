@@ -46,6 +46,8 @@ class WorkerSettings:
     router_tls: bool
     log_level: str
     role: str = "both"
+    transfer: bool = True  # KV may come from other workers and go to them
+    transfer_host: str | None = None  # where those reach this one; None is the router link's own
 
 
 def size_bytes(text: str) -> int:
@@ -236,6 +238,16 @@ def add_link_arguments(parser: argparse.ArgumentParser) -> None:
         help="prefill computes prompts for others; decode and both take whole requests, and answers whose prompt a "
         "prefill worker computes (default: %(default)s)",
     )
+    group.add_argument(
+        "--transfer-host",
+        metavar="HOST",
+        help="address of this machine where other workers fetch KV (default: the one from which the router is dialled)",
+    )
+    group.add_argument(
+        "--no-transfer",
+        action="store_true",
+        help="neither give KV to other workers nor take it from them",
+    )
     group = parser.add_argument_group("Log")
     group.add_argument(
         "--log-level",
@@ -251,6 +263,8 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
     routers = split_routers(args.router)
     if not routers:
         raise SettingsError("--router names no address")
+    if args.no_transfer and args.role == "prefill":
+        raise SettingsError("--no-transfer leaves --role prefill nothing to do")
     return WorkerSettings(
         model=args.model,
         name=args.name or f"{socket.gethostname()}-{os.getpid()}",
@@ -270,6 +284,8 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         router_tls=args.router_tls or args.router_ca is not None,
         log_level=args.log_level,
         role=args.role,
+        transfer=not args.no_transfer,
+        transfer_host=args.transfer_host,
     )
 
 

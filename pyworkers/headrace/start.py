@@ -7,6 +7,7 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,10 +15,13 @@ import torch
 from headrace.discovery import Address, parse_sources
 from headrace.errors import Refused, RouterNotTrusted
 from headrace.frames import Hello
-from headrace.link import Link, LinkConfig, tls_context
+from headrace.handoff.desk import Transfer
+from headrace.link import Link, LinkConfig, parse_address, tls_context
 from headrace.links import Links, first
 from headrace.load import Loaded, load
 from headrace.supervise import EXIT_CONFIG
+from headrace.transfer.client import TransferClient
+from headrace.transfer.server import TransferServer
 from headrace.worker import Worker
 
 if TYPE_CHECKING:
@@ -29,7 +33,7 @@ DRAIN_S = 30.0  # for what runs when the process is told to stop
 
 
 def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
-    """Raises `ValueError` for what names no router: better before a model is loaded than after."""
+    """Raises `ValueError` for what names no router."""
     sources = parse_sources(settings.routers)
     tls = tls_context(settings.router_ca) if settings.router_tls else None
 
@@ -42,9 +46,21 @@ def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
     return Links(sources, dial)
 
 
-async def serve(loaded: Loaded, links: Links) -> None:
-    """Serve the routers until one of them or a signal drains the worker; a second signal stops it."""
-    worker = Worker(loaded.engine, links, hello=loaded.hello, document=loaded.document)
+async def serve(loaded: Loaded, settings: WorkerSettings) -> None:
+    """Serve the routers until one of them or a signal drains the worker; a second signal stops it.
+
+    Raises OSError where the transfer endpoint cannot listen.
+    """
+    transfer = await open_transfer(loaded, settings) if settings.transfer else None
+    endpoints = [] if transfer is None else transfer.server.endpoints
+    hello = replace(loaded.hello, transfer=list(endpoints))
+    worker = Worker(
+        loaded.engine,
+        links(settings, lambda: hello),
+        hello=hello,
+        document=loaded.document,
+        transfer=transfer,
+    )
     loop = asyncio.get_running_loop()
     signals = 0
 
@@ -58,6 +74,33 @@ async def serve(loaded: Loaded, links: Links) -> None:
     await worker.serve()
 
 
+async def open_transfer(loaded: Loaded, settings: WorkerSettings) -> Transfer:
+    """Listen for workers that want KV from here."""
+    pool = loaded.engine.model.kv_pool()
+    layout = loaded.hello.fingerprints.kv_layout
+    server = TransferServer(pool, layout, host=transfer_host(settings))
+    await server.start()
+    log.info("KV can be pulled from %s", ", ".join(server.endpoints))
+    return Transfer(server, TransferClient(pool, layout))
+
+
+def transfer_host(settings: WorkerSettings) -> str:
+    """Where to listen for other workers: unasked, on all addresses, or on none but this machine's own if no router is
+    elsewhere. `Link` tells each router the address that it is dialled from.
+    """
+    if settings.transfer_host is not None:
+        return settings.transfer_host
+    if any(router.startswith(("dns:", "etcd:")) for router in settings.routers):
+        return "0.0.0.0"
+    addresses = [parse_address(router) for router in settings.routers]
+    hosts = [address[0] for address in addresses if isinstance(address, tuple)]
+    if all(host == "localhost" or host.startswith("127.") for host in hosts):
+        return "127.0.0.1"
+    if all(host == "::1" for host in hosts):
+        return "::1"
+    return "::" if any(":" in host for host in hosts) else "0.0.0.0"
+
+
 def run(settings: WorkerSettings) -> int:
     """`headrace worker`: load, serve, leave; the exit status."""
     levels = {"error": "ERROR", "warn": "WARNING", "info": "INFO", "debug": "DEBUG"}
@@ -66,16 +109,15 @@ def run(settings: WorkerSettings) -> int:
     )
     torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
     try:
-        # the links first, for a wrong address is noticed sooner than a model is loaded
-        ways = links(settings, lambda: loaded.hello)
+        parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
         loaded = load(settings)
     except (ValueError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400  a setting is wrong, not the program
         return EXIT_CONFIG
     status = 0
     try:
-        _event_loop_run()(serve(loaded, ways))
-    except* (Refused, RouterNotTrusted) as group:
+        _event_loop_run()(serve(loaded, settings))
+    except* (Refused, RouterNotTrusted, OSError) as group:
         log.error("%s", first(group))  # noqa: TRY400
         status = EXIT_CONFIG
     return status

@@ -10,28 +10,37 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
+from typing import TypeAlias
 
 from headrace.engine.block_log import BlockLog, CacheView
-from headrace.engine.engine import Engine, StepResult
+from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.names import KeyedNamer
 from headrace.engine.outbox import Outbox
+from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.errors import LinkError, LinkLost
 from headrace.frames import (
     Bye,
     Cancel,
+    Continue,
     Describe,
     Drain,
+    Fetch,
     Hello,
     ModelPart,
     Ping,
     Resync,
     Submit,
+    Ticket,
 )
+from headrace.handoff.desk import Desk, Transfer
+from headrace.handoff.exports import News
 from headrace.link import Session
 from headrace.links import Links
 
@@ -39,6 +48,9 @@ log = logging.getLogger(__name__)
 
 MODEL_PART_BYTES = 1 << 20
 INBOX_FRAMES = 1024  # between the links and the engine; when full, the sockets push back. A guess
+
+ForEngine: TypeAlias = Submit | Cancel | Drain | Ticket | Continue | Fetch
+"""Frames that are taken in between two steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +78,24 @@ class Arrival:
     """Something for the engine loop to take in between two steps."""
 
     peer: Peer
-    what: Joined | Left | Submit | Cancel | Drain
+    what: Joined | Left | ForEngine
     at_s: float
 
 
 class Worker:
     """An engine and its links. `serve` runs it until it is drained."""
 
-    def __init__(self, engine: Engine, links: Links, *, hello: Hello, document: bytes) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        links: Links,
+        *,
+        hello: Hello,
+        document: bytes,
+        transfer: Transfer | None = None,
+    ) -> None:
         self.engine = engine
+        self._desk = None if transfer is None else Desk(engine, transfer, self._tell, self._wake)
         self._links = links
         self._hello = hello
         self._document = document
@@ -88,7 +109,7 @@ class Worker:
 
     async def serve(self) -> None:
         """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers."""
-        async with asyncio.TaskGroup() as tasks:
+        async with asyncio.TaskGroup() as tasks, self._closing():
             links = tasks.create_task(self._links.run(self._talk), name="links")
             await self.generate()
             self._stopped.set()
@@ -106,20 +127,13 @@ class Worker:
         this loop that requests wait for, not only the model.
         """
         loop = asyncio.get_running_loop()
+        self._watch_progress(loop)
         began_s = loop.time()
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-            while True:
-                if self.engine.idle and self._drain_until_s is None:
-                    self.engine.check_idle()
-                    arrival = await self._inbox.get()
-                    began_s = loop.time()
-                    self._take_in(arrival)
+            while not self._gone:
                 while not self._inbox.empty():
                     self._take_in(self._inbox.get_nowait())
-                self._note_changes()
-                if self._drain_until_s is not None and loop.time() >= self._drain_until_s:
-                    text = "the worker had no time left to finish it"
-                    self._hand_out(self.engine.abandon(FailureKind.DRAINING, text))
+                self._settle(loop.time())
                 if not self.engine.idle:
                     step = loop.run_in_executor(thread, self.engine.step, loop.time())
                     result = await step
@@ -127,18 +141,73 @@ class Worker:
                     result.ms = (ended_s - began_s) * 1e3
                     began_s = ended_s
                     self._hand_out(result)  # it leaves while the next step runs
-                elif self._drain_until_s is not None:
-                    return
+                elif not self._gone:
+                    await self._something()
+                    began_s = loop.time()
+
+    async def _something(self) -> None:
+        """Wait for an arrival, or for the next thing that is due."""
+        self.engine.check_idle()
+        due_s = self.engine.next_deadline_s
+        until_s = min(
+            math.inf if due_s is None else due_s,
+            math.inf if self._desk is None else self._desk.next_deadline_s,
+            math.inf if self._drain_until_s is None else self._drain_until_s,
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(None if until_s == math.inf else until_s):
+                self._take_in(await self._inbox.get())
+
+    @property
+    def _at_rest(self) -> bool:
+        return self.engine.empty and (self._desk is None or self._desk.idle)
+
+    @property
+    def _gone(self) -> bool:
+        return self._drain_until_s is not None and self._at_rest
+
+    def _settle(self, now_s: float) -> None:
+        """All that is due between two steps."""
+        due_s = self.engine.next_deadline_s
+        if self.engine.idle and due_s is not None and due_s <= now_s:  # otherwise a step sees to it
+            self._hand_out(self.engine.expire(now_s))
+        if self._desk is not None:
+            self._desk.settle(now_s)
+        if self._drain_until_s is not None and now_s >= self._drain_until_s:
+            if self._desk is not None:
+                self._desk.give_up()
+            text = "the worker had no time left to finish it"
+            self._hand_out(self.engine.abandon(FailureKind.DRAINING, text))
+        self._note_changes()
+
+    def _watch_progress(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have those who pull from here hear of each group of layers, while the step goes on."""
+        desk = self._desk
+        if desk is None:
+            return
+
+        def ring() -> None:
+            loop.call_soon_threadsafe(desk.progressed)
+
+        self.engine.alarm.call = ring
+
+    @contextlib.asynccontextmanager
+    async def _closing(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            if self._desk is not None:
+                await self._desk.close()
 
     def _take_in(self, arrival: Arrival | None) -> None:
         if arrival is None:  # only to wake up
             return
         peer = arrival.peer
-        match arrival.what:
+        match what := arrival.what:
             case Joined():
                 self._join(peer)
             case Left():
-                cancelled = self.engine.cancel_link(peer.number)
+                cancelled = (self._desk or self.engine).cancel_link(peer.number)
                 self._peers.pop(peer.number, None)
                 log.info("router %s left with %d requests", peer.session.router, cancelled)
             case Submit() as submit:
@@ -149,15 +218,43 @@ class Worker:
                 else:
                     return  # the next step says the rest
             case Cancel(request):
-                peer.outbox.cancelled(request, self.engine.cancel(Key(peer.number, request)))
-            case Drain(budget_ms):
-                self.drain(budget_ms / 1e3, f"router {peer.session.router} asked for it")
+                blocks = (self._desk or self.engine).cancel(Key(peer.number, request))
+                peer.outbox.cancelled(request, blocks)
+            case Drain():
+                self._drain(what, peer, arrival.at_s)
+            case Ticket() | Continue() | Fetch() as frame:
+                self._take_in_news(frame, peer, arrival.at_s)
         peer.wake.set()  # it sends once this turn of the loop has noted all changes
 
     def _admit(self, submit: Submit, peer: Peer, at_s: float) -> None:
         if self._drain_until_s is not None:
             raise RequestError(FailureKind.DRAINING, "this worker leaves")
+        if self._desk is None and (submit.kv_from is not None or submit.hand_off is not None):
+            raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
         self.engine.submit(submit, link=peer.number, now_s=at_s)
+        if self._desk is not None:
+            self._desk.submitted(Key(peer.number, submit.request), submit)
+
+    def _drain(self, drain: Drain, peer: Peer, now_s: float) -> None:
+        """Offer what is hot first. A later Drain that wants no offer ends the one there is."""
+        budget_s = drain.budget_ms / 1e3
+        if self._desk is not None:
+            if drain.hand_over:
+                peer.outbox.tell(self._desk.offer(drain.hand_over, budget_s, now_s))
+            else:
+                self._desk.end_offer()
+        self.drain(budget_s, f"router {peer.session.router} asked for it")
+
+    def _take_in_news(self, frame: Ticket | Continue | Fetch, peer: Peer, at_s: float) -> None:
+        """Of KV that is to come. Whoever moves none has refused the request already."""
+        if self._desk is None:
+            return
+        try:
+            self._desk.take_in(peer.number, frame, at_s)
+        except RequestError as error:  # tokens that cannot be
+            blocks = self._desk.cancel(Key(peer.number, frame.request))
+            peer.outbox.cancelled(frame.request, blocks)
+            peer.outbox.failed(error.frame(frame.request))
 
     def _join(self, peer: Peer) -> None:
         key = peer.session.hash_key
@@ -177,6 +274,9 @@ class Worker:
 
     def _hand_out(self, result: StepResult) -> None:
         for number, answers in result.answers.items():
+            if self._desk is not None:
+                for request in answers.ended:
+                    self._desk.ended(Key(number, request))
             if number in self._peers:
                 self._peers[number].outbox.answer(answers)
         for peer in self._peers.values():
@@ -201,8 +301,19 @@ class Worker:
                 peer.outbox.bye = Bye(reason)
                 peer.wake.set()
         self._drain_until_s = min(until_s, self._drain_until_s or until_s)
-        with contextlib.suppress(asyncio.QueueFull):  # then the loop is awake
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have the loop look around, if it waits."""
+        with contextlib.suppress(asyncio.QueueFull):  # then it does not
             self._inbox.put_nowait(None)
+
+    def _tell(self, link: int, news: News) -> None:
+        """To a router, if it is still there."""
+        peer = self._peers.get(link)
+        if peer is not None:
+            peer.outbox.tell(news)
+            peer.wake.set()
 
     async def _talk(self, session: Session) -> None:
         """One session with a router, to its end."""
@@ -220,7 +331,7 @@ class Worker:
             raise
         await self._put(peer, Left())
 
-    async def _put(self, peer: Peer, what: Joined | Left | Submit | Cancel | Drain) -> None:
+    async def _put(self, peer: Peer, what: Joined | Left | ForEngine) -> None:
         await self._inbox.put(Arrival(peer, what, asyncio.get_running_loop().time()))
 
     async def _discard(self) -> None:
@@ -231,7 +342,7 @@ class Worker:
     async def _receive(self, peer: Peer) -> None:
         async for frame in peer.session:
             match frame:
-                case Submit() | Cancel() | Drain():
+                case Submit() | Cancel() | Drain() | Ticket() | Continue() | Fetch():
                     await self._put(peer, frame)
                 case Ping():
                     peer.wake.set()

@@ -239,8 +239,9 @@ def install(seams: Seams) -> None:
 
 
 def _install_links(seams: Seams) -> None:
+    from headrace.connection import Connection
     from headrace.frames import Step
-    from headrace.link import Session, _Connection
+    from headrace.link import Session
 
     connections: list[tuple[Any, asyncio.AbstractEventLoop]] = []
 
@@ -262,7 +263,7 @@ def _install_links(seams: Seams) -> None:
                     seams.reach("first token sent", None)
 
     seams.cut = cut
-    wrap(_Connection, "connection_made", made)
+    wrap(Connection, "connection_made", made)
     wrap(Session, "send", send)
 
 

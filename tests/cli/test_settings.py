@@ -193,3 +193,16 @@ def test_the_private_folder_is_private_and_goes() -> None:
         assert len(str(folder / "router.sock")) < 100
         assert len((folder / "secret").read_text()) == 64
     assert not folder.exists()
+
+
+def test_what_a_worker_does_for_split_requests(capsys: pytest.CaptureFixture[str]) -> None:
+    parser = argparse.ArgumentParser()
+    settings.add_model_arguments(parser)
+    settings.add_link_arguments(parser)
+    usual = settings.worker_settings(parser.parse_args([]))
+    assert (usual.role, usual.transfer, usual.transfer_host) == ("both", True, None)
+    flags = ["--role", "decode", "--no-transfer", "--transfer-host", "10.0.0.1"]
+    told = settings.worker_settings(parser.parse_args(flags))
+    assert (told.role, told.transfer, told.transfer_host) == ("decode", False, "10.0.0.1")
+    assert cli.main(["worker", "--role", "prefill", "--no-transfer"]) == cli.EXIT_USAGE
+    assert "nothing to do" in capsys.readouterr().err

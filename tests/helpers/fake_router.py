@@ -19,8 +19,11 @@ from headrace.frames import (
     Freed,
     FromRouter,
     Hello,
+    KvReady,
     Snapshot,
     Step,
+    TokenLogprob,
+    Transferred,
     Welcome,
 )
 
@@ -36,7 +39,10 @@ class Answer:
     finish: str | None = None
     cached_tokens: int | None = None
     failed: Failed | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list[TokenLogprob])
     freed: int | None = None
+    ready: KvReady | None = None
+    transferred: list[Transferred] = field(default_factory=list[Transferred])
 
 
 class Conversation:
@@ -50,6 +56,7 @@ class Conversation:
         self.sequence: int | None = None
         self.seen: deque[Frame] = deque(maxlen=1000)
         self.steps: list[Step] = []
+        self.hello: Hello | None = None
 
     def answer(self, request: int) -> Answer:
         return self.answers.setdefault(request, Answer())
@@ -83,6 +90,7 @@ class Conversation:
                     assert answer.finish is None, "an output after the last one"
                     assert answer.freed is None, "an output after Freed"
                     answer.ids += output.ids
+                    answer.logprobs += output.logprobs or []
                     answer.finish = output.finish
                     if output.cached_tokens is not None:
                         answer.cached_tokens = output.cached_tokens
@@ -106,6 +114,13 @@ class Conversation:
                 for run in frame.stored:
                     assert run.parent is None or run.parent in self.cache, "a child came first"
                     self.cache |= keys(run.hashes)
+            case KvReady():
+                answer = self.answer(frame.request)
+                assert answer.ready is None, "a second ticket"
+                assert answer.freed is None, "a ticket after Freed"
+                answer.ready = frame
+            case Transferred():
+                self.answer(frame.request).transferred.append(frame)
             case _:
                 pass
 
@@ -187,7 +202,7 @@ class FakeRouter:
         conversation = await self.accepted()
         hello = await conversation.receive()
         assert isinstance(hello, Hello)
-        self.hello = hello
+        self.hello = conversation.hello = hello
         welcome = self._welcome
         if hash_key is not None:
             welcome = Welcome(

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import threading
 import time
-from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import numpy as np
 import pytest
-import torch
 
 from headrace import _core
-from headrace.discovery import Fixed
-from headrace.engine.config import EngineConfig
-from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
 from headrace.errors import Refused
 from headrace.frames import (
-    PROTOCOL,
     Bye,
     Cancel,
     Describe,
     Drain,
-    Fingerprints,
-    Hello,
     ModelPart,
     Ping,
     Refuse,
@@ -37,109 +25,9 @@ from headrace.frames import (
     Snapshot,
     Step,
 )
-from headrace.link import Link, LinkConfig
-from headrace.links import Links
-from headrace.load import capacity
-from headrace.worker import Worker
-from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter, keys
-from helpers.toy import ToyModel, digest, make_submit, pack, toy_logits
-
-if TYPE_CHECKING:
-    from headrace.models.batch import Batch
-    from headrace_kernels.ops import Progress
-
-BLOCK = 4
-
-
-class GatedModel(ToyModel):
-    """With `gate`, every forward waits for the test to let it through."""
-
-    def __init__(self) -> None:
-        super().__init__(block_tokens=BLOCK)
-        self.gate: threading.Semaphore | None = None
-        self.spans_s: list[tuple[float, float]] = []  # begin and end of each forward
-
-    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
-        began_s = time.monotonic()
-        if self.gate is not None:
-            assert self.gate.acquire(timeout=TIMEOUT_S)
-        logits = super().forward(batch, progress)
-        self.spans_s.append((began_s, time.monotonic()))
-        return logits
-
-
-class Scene:
-    """A worker that runs, and what it is made of."""
-
-    def __init__(self, *routers: FakeRouter, sequences: int, document: bytes) -> None:
-        self.model = GatedModel()
-        self.model.allocate_kv(64)
-        config = EngineConfig(
-            num_blocks=64, block_tokens=BLOCK, max_sequences=sequences, max_batched_tokens=16
-        )
-        self.engine = Engine(self.model, config, KeyedNamer(bytes(32), BLOCK))
-        hello = Hello(
-            protocol=PROTOCOL,
-            worker="w",
-            epoch=7,
-            role="both",
-            model="toy",
-            fingerprints=Fingerprints("w", "t", "c", "kv", _core.HASH_SCHEME, BLOCK),
-            capacity=capacity(config),
-            context_tokens=self.engine.context_tokens,
-        )
-        links = Links(
-            [Fixed(r.address for r in routers)],
-            lambda address, joined: Link(
-                LinkConfig(address=address.text, first_backoff_s=0.01),
-                lambda: hello,
-                joined=joined,
-            ),
-        )
-        self.worker = Worker(self.engine, links, hello=hello, document=document)
-        self.task = asyncio.create_task(self.worker.serve())
-
-    async def ended(self) -> None:
-        async with asyncio.timeout(TIMEOUT_S):
-            await self.task
-
-    def check(self) -> None:
-        self.engine.check()
-        self.engine.check_idle()
-
-
-@contextlib.asynccontextmanager
-async def running(
-    *routers: FakeRouter, sequences: int = 4, document: bytes = b"{}"
-) -> AsyncGenerator[Scene]:
-    scene = Scene(*routers, sequences=sequences, document=document)
-    try:
-        yield scene
-    finally:
-        scene.model.gate = None
-        scene.task.cancel()
-        with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
-            await scene.task
-
-
-def true_greedy(prompt: list[int], count: int) -> list[int]:
-    tokens = list(prompt)
-    for _ in range(count):
-        kv = np.array([t * 4096 + i for i, t in enumerate(tokens)], dtype=np.int64)
-        tokens.append(int(toy_logits(digest(kv), 50).argmax()))
-    return tokens[len(prompt) :]
-
-
-async def joined(router: FakeRouter, *, hash_key: bytes | None = None) -> Conversation:
-    """A worker's link after its snapshot."""
-    talk = await router.worker(hash_key=hash_key)
-    await talk.until(lambda: any(isinstance(f, Snapshot) and f.last for f in talk.seen))
-    return talk
-
-
-async def stepped(talk: Conversation, number: int) -> None:
-    """Receives until the engine's step of that number is told."""
-    await talk.until(lambda: bool(talk.steps) and talk.steps[-1].step == number)
+from helpers.fake_router import FakeRouter, keys
+from helpers.toy import make_submit, pack
+from helpers.worker_scene import BLOCK, joined, running, stepped, true_greedy
 
 
 async def test_hello_snapshot_then_a_streamed_answer(tmp_path: Path) -> None:

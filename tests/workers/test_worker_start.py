@@ -115,6 +115,23 @@ def test_a_router_that_sends_a_worker_away_says_why(
     assert "give each worker its own name" in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("routers", "host"),
+    [
+        (("unix:/run/r",), "127.0.0.1"),
+        (("127.0.0.1:8001", "localhost:8002"), "127.0.0.1"),
+        (("[::1]:8001",), "::1"),
+        (("127.0.0.1:8001", "10.0.0.1:8001"), "0.0.0.0"),
+        (("[fe80::1]:8001",), "::"),
+        (("dns:localhost:8001",), "0.0.0.0"),
+        (("etcd:127.0.0.1:2379/routers",), "0.0.0.0"),
+    ],
+)
+def test_a_worker_listens_where_others_can_be(routers: tuple[str, ...], host: str) -> None:
+    assert start.transfer_host(replace(SETTINGS, routers=routers)) == host
+    assert start.transfer_host(replace(SETTINGS, routers=routers, transfer_host="h")) == "h"
+
+
 def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
     block = 1 << 20
     cpu = torch.device("cpu")
@@ -126,8 +143,7 @@ def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
 
 async def started(loaded: Loaded, router: FakeRouter) -> tuple[asyncio.Task[None], Conversation]:
     at = replace(SETTINGS, routers=(router.address,))
-    links = start.links(at, lambda: loaded.hello)
-    task = asyncio.create_task(start.serve(loaded, links))
+    task = asyncio.create_task(start.serve(loaded, at))
     return task, await router.worker()
 
 

@@ -6,13 +6,30 @@ lost, and nothing grows beyond what the running requests may generate.
 
 from __future__ import annotations
 
+import logging
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import replace
 
 from headrace.engine.block_log import BlockLog
 from headrace.engine.result import Answers, StepResult
-from headrace.frames import Bye, Failed, Freed, FromWorker, Load, Output, Step, TokenLogprob
+from headrace.frames import (
+    Bye,
+    Failed,
+    Freed,
+    FromWorker,
+    KvReady,
+    Load,
+    Offer,
+    Output,
+    Step,
+    TokenLogprob,
+    Transferred,
+)
 
+log = logging.getLogger(__name__)
+
+MOST_REPORTS = 1024  # of ended pulls, for a router that takes nothing. A guess
 FRAME_VALUES = 1 << 20  # ids and log-probabilities in one Step; keeps a frame below its limit
 
 
@@ -30,6 +47,9 @@ class Outbox:
         self._outputs: dict[int, Output] = {}
         self._failed: list[Failed] = []
         self._freed: list[Freed] = []
+        self._ready: dict[int, KvReady] = {}
+        self._reports: deque[Transferred] = deque()
+        self._offer: Offer | None = None
 
     def stepped(self, result: StepResult) -> None:
         """`result` is the last step now; its answers for this link go to `answer`."""
@@ -51,23 +71,50 @@ class Outbox:
         """A request was refused; it held no blocks."""
         self._failed.append(failed)
 
-    def cancelled(self, request: int, blocks: int) -> None:
-        """The router gave `request` up and its blocks are free: nothing but that is of interest any more."""
+    def cancelled(self, request: int, blocks: int | None) -> None:
+        """The router gave `request` up: nothing but its blocks is of interest any more. None: they are not free yet."""
         self._outputs.pop(request, None)
         self._failed = [failed for failed in self._failed if failed.request != request]
         self._freed = [freed for freed in self._freed if freed.request != request]
-        self._freed.append(Freed(request, blocks))
+        self._ready.pop(request, None)
+        if blocks is not None:
+            self._freed.append(Freed(request, blocks))
+
+    def tell(self, frame: KvReady | Transferred | Offer | Freed) -> None:
+        """News of KV on its way. Bounded: a ticket for each running request, the last offer, so many reports."""
+        match frame:
+            case KvReady():
+                self._ready[frame.request] = frame
+            case Offer():
+                self._offer = frame
+            case Freed():
+                self._ready.pop(frame.request, None)
+                self._freed.append(frame)
+            case Transferred():
+                self._reports.append(frame)
+                if len(self._reports) > MOST_REPORTS:
+                    dropped = self._reports.popleft()
+                    log.warning("handoff report_dropped: of request %d", dropped.request)
 
     def take(self) -> list[FromWorker]:
-        """All frames that are due: cache events, one Step (a heartbeat, when nothing else), ends of requests."""
+        """All frames that are due: cache events, tickets, one Step (a heartbeat, when nothing else), ends of pulls and
+        of requests.
+        """
         frames: list[FromWorker] = [] if self.log is None else [*self.log.take()]
+        frames += self._ready.values()
         frames += [self._step(part) for part in _parts(self._outputs.values())]
+        frames += self._reports
         frames += self._failed
         frames += self._freed
+        if self._offer is not None:
+            frames.append(self._offer)
+            self._offer = None
         if self.bye is not None:
             frames.append(self.bye)
             self.bye = None
+        self._ready.clear()
         self._outputs.clear()
+        self._reports.clear()
         self._failed = []
         self._freed = []
         return frames

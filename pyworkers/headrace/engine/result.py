@@ -15,6 +15,12 @@ class Answers:
     failed: list[Failed] = field(default_factory=list[Failed])
     freed: list[Freed] = field(default_factory=list[Freed])
 
+    @property
+    def ended(self) -> list[int]:
+        """Requests that get no more outputs; their blocks may be free later."""
+        finished = [output.request for output in self.outputs if output.finish is not None]
+        return finished + [failed.request for failed in self.failed]
+
 
 @dataclass(slots=True)
 class StepResult:

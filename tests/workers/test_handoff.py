@@ -1,0 +1,203 @@
+"""Pulls in their order and to their end; news for a router."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, cast
+
+import pytest
+
+from headrace.engine.outbox import MOST_REPORTS, Outbox
+from headrace.engine.sequence import Key
+from headrace.frames import Freed, KvFrom, KvReady, Offer, Step, Transferred
+from headrace.handoff.puller import MAX_PULLS, Job, Puller
+from headrace.link import reachable
+from headrace.transfer.base import Pulled, TransferError
+from helpers.fake_router import TIMEOUT_S
+
+SOURCE = KvFrom("p", ["tcp:127.0.0.1:1"], 1000)
+
+
+class FakeClient:
+    """Pulls end when the test says so; one that is cancelled needs a while to stop."""
+
+    def __init__(self) -> None:
+        self.started: list[bytes] = []  # tickets
+        self.ends: dict[bytes, asyncio.Future[Pulled]] = {}
+        self.writing: set[bytes] = set()
+        self.another = asyncio.Event()
+        self.stops = asyncio.Event()
+
+    async def pull(
+        self,
+        _: Sequence[str],
+        ticket: bytes,
+        wanted: Sequence[tuple[int, int]],
+        *,
+        timeout_s: float,
+    ) -> Pulled:
+        assert timeout_s > 0
+        assert wanted
+        self.started.append(ticket)
+        self.another.set()
+        self.writing.add(ticket)
+        self.ends[ticket] = asyncio.get_running_loop().create_future()
+        try:
+            return await self.ends[ticket]
+        except asyncio.CancelledError:
+            await self.stops.wait()
+            raise
+        finally:
+            self.writing.discard(ticket)
+
+
+class Bench:
+    """A puller and what became of its jobs."""
+
+    def __init__(self) -> None:
+        self.client = FakeClient()
+        self.woken = asyncio.Event()
+        self.puller = Puller(cast("Any", self.client), self.woken.set)
+        self.settled: list[Job] = []
+
+    def start(self, number: int) -> Job:
+        job = Job(Key(0, number), SOURCE, str(number).encode(), [(0, 0)], self._settle)
+        self.puller.start(job)
+        return job
+
+    def _settle(self, job: Job) -> None:
+        assert job.ticket not in self.client.writing, "something may still write to its blocks"
+        self.settled.append(job)
+
+    async def until_settled(self, count: int) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.settled) < count:
+                await self.woken.wait()
+                self.woken.clear()
+                self.puller.settle()
+
+    async def until_started(self, count: int) -> None:
+        async with asyncio.timeout(TIMEOUT_S):
+            while len(self.client.started) < count:
+                await self.client.another.wait()
+                self.client.another.clear()
+
+
+DONE = Pulled(backend="shm", blocks=1, bytes=64, ms=0.5, total_ms=1.0)
+
+
+async def test_a_pull_that_is_done_is_settled_once_with_its_report() -> None:
+    bench = Bench()
+    bench.start(1)
+    await bench.until_started(1)
+    assert not bench.puller.idle
+    bench.client.ends[b"1"].set_result(DONE)
+    await bench.until_settled(1)
+    bench.puller.settle()
+    (job,) = bench.settled
+    assert job.report == Transferred(1, "p", "shm", 1, 64, 0.5, None)
+    assert bench.puller.idle
+
+
+async def test_only_so_many_pull_at_a_time_and_the_rest_in_order() -> None:
+    bench = Bench()
+    jobs = [bench.start(number) for number in range(MAX_PULLS + 3)]
+    await bench.until_started(MAX_PULLS)
+    bench.puller.stop(jobs[MAX_PULLS], "timeout")  # its turn has not come
+    await bench.until_settled(1)
+    assert bench.settled[0].report.error == "timeout"
+    bench.client.ends[b"5"].set_result(DONE)
+    await bench.until_started(MAX_PULLS + 1)
+    assert bench.client.started[-1] == str(MAX_PULLS + 1).encode()
+    bench.client.stops.set()
+    bench.puller.stop_all("cancelled")
+    await bench.until_settled(MAX_PULLS + 3)
+    assert len(bench.settled) == len(set(map(id, bench.settled)))
+    assert bench.puller.idle
+
+
+async def test_a_pull_that_is_stopped_ends_when_nothing_writes_any_more() -> None:
+    bench = Bench()
+    job = bench.start(1)
+    await bench.until_started(1)
+    bench.puller.stop(job, "timeout")
+    bench.puller.stop(job, "cancelled")  # the first word counts
+    for _ in range(10):
+        await asyncio.sleep(0)
+    bench.puller.settle()
+    assert not bench.settled
+    bench.client.stops.set()
+    await bench.until_settled(1)
+    assert job.report.error == "timeout"
+
+
+async def test_a_pull_stopped_before_its_task_began_ends_too() -> None:
+    bench = Bench()
+    job = bench.start(1)
+    bench.puller.stop(job, "cancelled")
+    await bench.until_settled(1)
+    assert job.report.error == "cancelled"
+    assert bench.client.started == []
+    bench.puller.stop(job, "timeout")
+    assert bench.puller.idle
+
+
+async def test_failures_are_reported_by_name_even_those_nobody_thought_of() -> None:
+    bench = Bench()
+    bench.start(1)
+    bench.start(2)
+    await bench.until_started(2)
+    bench.client.ends[b"1"].set_exception(TransferError("checksum", "bits fell over", "tcp"))
+    bench.client.ends[b"2"].set_exception(RuntimeError("a bug"))
+    await bench.until_settled(2)
+    reports = {job.key.request: job.report for job in bench.settled}
+    assert (reports[1].error, reports[1].backend) == ("checksum", "tcp")
+    assert reports[2].error == "lost"
+    assert all(report.blocks == report.bytes == 0 for report in reports.values())
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "host", "told"),
+    [
+        ("tcp:0.0.0.0:9000", "10.1.2.3", "tcp:10.1.2.3:9000"),
+        ("nixl:[::]:9000", "fe80::1", "nixl:[fe80::1]:9000"),
+        ("tcp:[::]:9000", "10.1.2.3", "tcp:10.1.2.3:9000"),
+        ("tcp:127.0.0.1:9000", "10.1.2.3", "tcp:127.0.0.1:9000"),
+        ("shm:headrace-00", "10.1.2.3", "shm:headrace-00"),
+        ("", "10.1.2.3", ""),
+    ],
+)
+def test_an_address_of_all_is_told_as_the_one_that_dials(
+    endpoint: str, host: str, told: str
+) -> None:
+    assert reachable(endpoint, host) == told
+
+
+def test_news_leave_in_order_and_no_ticket_outlives_its_request() -> None:
+    outbox = Outbox()
+    outbox.tell(KvReady(1, b"t", 5))
+    outbox.tell(KvReady(2, b"u", 5))
+    outbox.cancelled(2, 3)
+    outbox.tell(Transferred(3, "p", "shm", 1, 2, 3.0, None))
+    outbox.tell(Freed(3, 4))
+    outbox.tell(Offer(b"", b"", [], [], 0))
+    kinds = [type(frame) for frame in outbox.take()]
+    assert kinds == [KvReady, Step, Transferred, Freed, Freed, Offer]
+    assert [type(frame) for frame in outbox.take()] == [Step]
+
+
+def test_a_cancelled_request_whose_blocks_are_written_to_is_freed_later() -> None:
+    outbox = Outbox()
+    outbox.cancelled(1, None)
+    assert [type(frame) for frame in outbox.take()] == [Step]
+    outbox.tell(Freed(1, 7))
+    assert Freed(1, 7) in outbox.take()
+
+
+def test_reports_for_a_router_that_takes_nothing_are_bounded() -> None:
+    outbox = Outbox()
+    for request in range(MOST_REPORTS + 5):
+        outbox.tell(Transferred(request, "p", "shm", 1, 2, 3.0, None))
+    reports = [frame for frame in outbox.take() if isinstance(frame, Transferred)]
+    assert [report.request for report in reports] == list(range(5, MOST_REPORTS + 5))
