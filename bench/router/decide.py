@@ -17,6 +17,7 @@ from report import ROOT, write
 RUNS = {
     "64 workers": [],
     "256 workers": ["--workers", "256"],
+    "32 prefill and 32 decode workers": ["--prefill", "32"],
     "64 workers, 16 tokens a block": ["--block-tokens", "16"],
     "64 workers, least-loaded": ["--policy", "least-loaded"],
 }

@@ -29,6 +29,9 @@ pub(crate) struct DecideArgs {
     /// Workers to choose from.
     #[arg(long, default_value_t = 64)]
     workers: u32,
+    /// Of them, those that only compute prompts.
+    #[arg(long, default_value_t = 0)]
+    prefill: u32,
     /// Blocks that each worker holds.
     #[arg(long, default_value_t = 20_000)]
     blocks: u32,
@@ -57,6 +60,7 @@ pub(crate) struct DecideArgs {
 pub(crate) struct Report {
     policy: &'static str,
     workers: u32,
+    prefill_workers: u32,
     blocks_per_worker: u32,
     prompt_tokens: usize,
     block_tokens: usize,
@@ -73,6 +77,8 @@ pub(crate) struct Report {
     /// Share of a core that everything together took, the making of prompts left out.
     core_share: f64,
     hit_rate: f64,
+    /// Share of the decisions that split the request.
+    split_rate: f64,
     index_bytes: usize,
 }
 
@@ -136,6 +142,7 @@ pub(crate) fn run(args: &DecideArgs) -> anyhow::Result<Report> {
     Ok(Report {
         policy: policy.as_str(),
         workers: args.workers,
+        prefill_workers: args.prefill,
         blocks_per_worker: args.blocks,
         prompt_tokens: args.tokens,
         block_tokens: args.block_tokens.get(),
@@ -147,6 +154,7 @@ pub(crate) fn run(args: &DecideArgs) -> anyhow::Result<Report> {
         step_us: Micros::of(&step)?,
         core_share: (cpu_seconds(own)? - cpu_before - making) / wall,
         hit_rate: bench.cached as f64 / bench.asked.max(1) as f64,
+        split_rate: bench.split as f64 / total.max(1) as f64,
         index_bytes: bench.scheduler.index_size().1,
     })
 }
@@ -155,22 +163,40 @@ struct Bench {
     args: DecideArgs,
     key: HashKey,
     scheduler: Scheduler,
-    /// Legs in the order of their placement, with what they hold.
-    legs: VecDeque<Leg>,
+    /// Requests in the order of their placement, with what their legs hold.
+    placed: VecDeque<Placed>,
     begun: usize,
     asked: u64,
     cached: u64,
+    split: u64,
+}
+
+struct Placed {
+    keys: Arc<[u64]>,
+    /// Of the prefill worker first, in a split.
+    legs: Vec<Leg>,
 }
 
 struct Leg {
     request: RequestId,
     worker: WorkerId,
-    keys: Arc<[u64]>,
     cached_tokens: u32,
 }
 
 const COST: StepCost =
     StepCost { fixed_ms: 8.0, prefill_ms: 0.06, context_ms: 1e-6, row_ms: 0.05, kv_ms: 2e-5 };
+
+/// Of a block of 64 tokens: that of a model with compressed KV (DeepSeek), 70 KB for each token.
+const KV_BLOCK_BYTES: u64 = 64 * 70_272;
+
+/// Every second one computes prompts, until there are enough.
+fn role(args: &DecideArgs, id: WorkerId) -> Role {
+    match (args.prefill, id.0 % 2) {
+        (0, _) => Role::Both,
+        (n, 0) if id.0 / 2 < n => Role::Prefill,
+        (_, _) => Role::Decode,
+    }
+}
 
 impl Bench {
     fn new(args: &DecideArgs, policy: PolicyName) -> Self {
@@ -182,8 +208,8 @@ impl Bench {
             scheduler.join(Joining {
                 id,
                 name: format!("worker-{}", id.0).into(),
-                role: Role::Both,
-                kv_block_bytes: 0,
+                role: role(args, id),
+                kv_block_bytes: KV_BLOCK_BYTES,
                 capacity: Capacity {
                     blocks: args.blocks * 2,
                     sequences: 4096,
@@ -204,10 +230,11 @@ impl Bench {
             args,
             key: HashKey([7; 32]),
             scheduler,
-            legs: VecDeque::new(),
+            placed: VecDeque::new(),
             begun: 0,
             asked: 0,
             cached: 0,
+            split: 0,
         };
         bench.fill();
         bench
@@ -274,30 +301,45 @@ impl Bench {
         let placed = self.scheduler.place(&want, now.as_secs_f64() * 1e3);
         let placement = placed.map_err(|_| anyhow::anyhow!("no worker was chosen"))?;
         let (chosen, _) = placement.decision.chosen().context("a placement has a winner")?;
-        let cached_tokens = chosen.cached_tokens;
-        self.asked += tokens as u64;
-        self.cached += u64::from(cached_tokens);
         let (request, worker) = (placement.request, placement.worker);
-        self.legs.push_back(Leg { request, worker, keys: want.keys, cached_tokens });
+        let mut legs = vec![Leg { request, worker, cached_tokens: chosen.cached_tokens }];
+        if let (Some(leg), Some(chosen)) = (placement.prefill, placement.decision.chosen_prefill())
+        {
+            let (request, worker) = (leg.request, leg.worker);
+            legs.insert(0, Leg { request, worker, cached_tokens: chosen.cached_tokens });
+            self.split += 1;
+        }
+        self.asked += tokens as u64;
+        self.cached += u64::from(legs[0].cached_tokens);
+        self.placed.push_back(Placed { keys: want.keys, legs });
         Ok(())
     }
 
     /// What workers would say of earlier legs: first token and stored blocks, later the end and the eviction.
     fn settle(&mut self, now: Duration) {
         let now_ms = now.as_secs_f64() * 1e3;
-        if self.legs.len() - self.begun > BEGUN_AFTER {
-            let leg = &self.legs[self.begun];
-            let _ = self.scheduler.stored(leg.worker, Tier::Device, &leg.keys);
-            self.scheduler.begun(leg.request, leg.cached_tokens, now_ms);
+        if self.placed.len() - self.begun > BEGUN_AFTER {
+            let Placed { keys, legs } = &self.placed[self.begun];
+            for leg in legs {
+                let _ = self.scheduler.stored(leg.worker, Tier::Device, keys);
+                self.scheduler.begun(leg.request, leg.cached_tokens, now_ms);
+            }
+            if let [from, to] = &**legs {
+                let bytes = KV_BLOCK_BYTES * keys.len() as u64;
+                let from = format!("worker-{}", from.worker.0);
+                self.scheduler.transferred(to.worker, &from, bytes, bytes as f64 / 25e6, now_ms);
+            }
             self.begun += 1;
         }
-        if self.legs.len() > ENDED_AFTER
-            && let Some(leg) = self.legs.pop_front()
+        if self.placed.len() > ENDED_AFTER
+            && let Some(Placed { keys, legs }) = self.placed.pop_front()
         {
             self.begun -= 1;
-            self.scheduler.end(leg.request, Output { tokens: 200, complete: true }, now_ms);
-            let own = leg.cached_tokens as usize / self.args.block_tokens;
-            self.scheduler.removed(leg.worker, Tier::Device, &leg.keys[own..]);
+            for leg in legs {
+                self.scheduler.end(leg.request, Output { tokens: 200, complete: true }, now_ms);
+                let own = leg.cached_tokens as usize / self.args.block_tokens;
+                self.scheduler.removed(leg.worker, Tier::Device, &keys[own..]);
+            }
         }
     }
 

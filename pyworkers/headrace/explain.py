@@ -48,32 +48,56 @@ def _describe_one(decision: dict[str, Any]) -> str:
         f"most {decision['max_tokens']:,} to generate; "
         f"{decision['at_ms'] / 1e3:,.3f} s after the router's start"
     )
+    candidates: list[dict[str, Any]] = decision["candidates"]
+    prefills = [one for one in candidates if one.get("role") == "prefill"]
+    wholes = [one for one in candidates if one.get("role") != "prefill"]
+    pair = decision.get("pair")
+    if pair is not None:
+        name = f"{pair['prefill']} + {pair['decode']}"
+        [computes] = [one for one in prefills if one["worker"] == pair["prefill"]]
+        cached_tokens = computes["cached_tokens"]
+        wholes.append({**pair, "worker": name, "cached_tokens": cached_tokens, "excluded": None})
     lines = [
         wanted,
-        _chosen(decision),
+        f"{decision['policy']} chose {_who(decision) or _why_nobody(decision)}",
         "",
         "tokens of the prompt in its cache, and what it was predicted to cost in ms:",
-        *_table(decision["candidates"], decision["winner"]),
+        *_table(wholes, _row(decision)),
     ]
+    if prefills:
+        lines += ["", "of the prompt alone, with the workers that do nothing else:"]
+        lines += _table(prefills, decision.get("prefill"))
     if shadow := decision["shadow"]:
-        lines += ["", _shadow(shadow, decision["winner"])]
+        lines += ["", _shadow(shadow, decision)]
     return "\n".join(lines)
 
 
-def _chosen(decision: dict[str, Any]) -> str:
-    winner = decision["winner"]
-    return f"{decision['policy']} chose " + (
-        "no worker: none could take it" if winner is None else winner
-    )
+def _row(choice: dict[str, Any]) -> str | None:
+    """The name of what was chosen in the table."""
+    prefill = choice.get("prefill")
+    return choice["winner"] if prefill is None else f"{prefill} + {choice['winner']}"
 
 
-def _shadow(shadow: dict[str, Any], winner: str | None) -> str:
-    if shadow["winner"] == winner:
+def _who(choice: dict[str, Any]) -> str | None:
+    prefill = choice.get("prefill")
+    if prefill is None:
+        return choice["winner"]
+    return f"{prefill} for the prompt and {choice['winner']} for the answer"
+
+
+def _why_nobody(decision: dict[str, Any]) -> str:
+    if pair := decision.get("pair"):
+        return f"to wait: {pair['prefill']} and its like have long queues, and it is worth it"
+    return "no worker: none could take it"
+
+
+def _shadow(shadow: dict[str, Any], decision: dict[str, Any]) -> str:
+    if _row(shadow) == _row(decision):
         return f"{shadow['policy']} would have chosen the same"
     regret_ms = shadow["regret_ms"]
     kind = "longer" if regret_ms >= 0 else "shorter"
     return (
-        f"{shadow['policy']} would have chosen {shadow['winner']}: "
+        f"{shadow['policy']} would have chosen {_who(shadow)}: "
         f"predicted {abs(regret_ms):,.1f} ms {kind}"
     )
 

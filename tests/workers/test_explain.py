@@ -60,6 +60,34 @@ def test_no_winner_an_agreeing_shadow_and_several_placements_are_said() -> None:
     assert "round-robin would have chosen the same" in text
 
 
+def split_decision(**changes: Any) -> dict[str, Any]:
+    prefill = {**candidate("p0", 30.0), "role": "prefill", "cached_tokens": 512}
+    whole = {**candidate("w1", 90.0), "role": "decode"}
+    pair = {**candidate("", 50.25), "prefill": "p0", "decode": "w1"}
+    changes = {"candidates": [prefill, whole], "prefill": "p0", "pair": pair} | changes
+    return decision(**changes)
+
+
+def test_a_pair_stands_beside_those_that_would_have_done_it_alone() -> None:
+    text = explain.describe({"request": "req-1", "decisions": [split_decision()]})
+    lines = text.splitlines()
+    assert lines[3] == "kv chose p0 for the prompt and w1 for the answer"
+    assert lines[7].split()[:5] == ["->", "p0", "+", "w1", "512"]
+    assert lines[8].split()[0] == "w1"
+    assert lines[-3].split()[:3] == ["->", "p0", "512"]
+    assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
+
+    alone = split_decision(prefill=None, shadow={**decision()["shadow"], "prefill": "p0"})
+    lines = explain.describe({"request": "req-1", "decisions": [alone]}).splitlines()
+    assert lines[3] == "kv chose w1"
+    assert lines[7].split()[0] == "p0" and lines[8].split()[:2] == ["->", "w1"]
+    assert "would have chosen p0 for the prompt and w2 for the answer" in lines[-1]
+
+    waits = split_decision(prefill=None, winner=None, shadow=None)
+    text = explain.describe({"request": "req-1", "decisions": [waits]})
+    assert "kv chose to wait: p0 and its like have long queues" in text
+
+
 @contextmanager
 def server(status: int, document: object) -> Generator[tuple[str, list[str]]]:
     """A server with one answer; its URL, and `PATH KEY` of each request."""

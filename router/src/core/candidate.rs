@@ -172,7 +172,7 @@ impl Candidate {
 #[cfg(test)]
 impl Candidate {
     /// A worker that stands like this and holds nothing.
-    pub(super) fn with(id: u32, role: Role, standing: Standing) -> Self {
+    pub(crate) fn with(id: u32, role: Role, standing: Standing) -> Self {
         Self {
             id: WorkerId(id),
             name: format!("worker-{id}").into(),

@@ -320,7 +320,7 @@ fn barrier_ms(standing: &Standing, blocks: f64, service_ms: f64) -> f64 {
 #[cfg(test)]
 impl Standing {
     /// A worker with room and nothing to do.
-    pub(super) fn idle(cost: StepCost) -> Self {
+    pub(crate) fn idle(cost: StepCost) -> Self {
         Self {
             cost,
             step_tokens: 4096.0,

@@ -210,3 +210,6 @@ fn describe(decision: &Decision) -> Value {
     described["inputs"] = json!(decision);
     described
 }
+
+#[cfg(test)]
+mod tests;

@@ -203,9 +203,63 @@ fn one_that_every_worker_failed_does_not_hold_up_the_others() {
     assert!(told.contains(&(4, Ok(WorkerId(0)))), "{told:?}");
 }
 
+fn patient(n: u64) -> Want {
+    Want { patient: true, ..want(n) }
+}
+
+#[test]
+fn one_that_began_before_waits_for_whoever_comes_and_goes_before_all_others() {
+    let mut dispatch = dispatch(1, 1, 0); // a queue that takes nobody
+    assert!(matches!(submit(&mut dispatch, want(1), 0.0), Submitted::Placed(..)));
+    assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Refused(..)));
+    let hopeless = Want { deadline_ms: Some(1.0), excluded: vec![WorkerId(0)], ..patient(3) };
+    assert!(matches!(submit(&mut dispatch, hopeless, 0.0), Submitted::Waits));
+    assert!(matches!(submit(&mut dispatch, patient(4), 0.0), Submitted::Waits));
+    assert!(!dispatch.nobody_waits() && dispatch.returning() == 2);
+    dispatch.end(RequestId(1), Output::default(), 10.0);
+    let other = submit(&mut dispatch, want(5), 10.0);
+    assert!(matches!(other, Submitted::Refused(..)), "{other:?}: it is not its turn");
+    assert_eq!(
+        pump(&mut dispatch, 10.0),
+        [(3, Ok(WorkerId(0)))],
+        "who failed it is better than none"
+    );
+    dispatch.scheduler.set_open(WorkerId(0), false);
+    dispatch.end(RequestId(3), Output::default(), 20.0);
+    let mut told = 0;
+    dispatch.pump(false, 20.0, |_, _| {
+        told += 1;
+        true
+    });
+    assert_eq!((told, dispatch.leave(4), dispatch.nobody_waits()), (0, Some(4), true));
+    submit(&mut dispatch, patient(6), 20.0);
+    assert_eq!(dispatch.refuse_all(), [6]);
+}
+
+#[test]
+fn one_that_waits_for_another_worker_than_that_which_failed_it_holds_nobody_up() {
+    let mut dispatch = dispatch(2, 1, 8);
+    let placed: Vec<_> = (1..3).map(|n| submit(&mut dispatch, want(n), 0.0)).collect();
+    assert!(placed.iter().all(|one| matches!(one, Submitted::Placed(..))));
+    let picky = Want { excluded: vec![WorkerId(0)], ..patient(3) };
+    assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
+    assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
+    dispatch.end(RequestId(1), Output::default(), 1.0);
+    assert_eq!(pump(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
+    dispatch.end(RequestId(2), Output::default(), 2.0);
+    let mut gone = Vec::new();
+    let served = dispatch.queue().served(0);
+    dispatch.pump(true, 2.0, |item, _| {
+        gone.push(item);
+        false // it hung up
+    });
+    assert_eq!((gone, dispatch.scheduler.legs()), (vec![3], 1));
+    assert_eq!(dispatch.queue().served(0), served);
+}
+
 #[derive(Debug, Clone)]
 enum Event {
-    Submit { priority: i8, tenant: u64, deadline: bool },
+    Submit { priority: i8, tenant: u64, deadline: bool, patient: bool },
     End(usize),
     Leave(u64),
     Step(u32),
@@ -214,8 +268,9 @@ enum Event {
 
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
-        5 => (-1..2i8, 0..3u64, any::<bool>())
-            .prop_map(|(priority, tenant, deadline)| Event::Submit { priority, tenant, deadline }),
+        5 => (-1..2i8, 0..3u64, any::<bool>(), proptest::bool::weighted(0.2)).prop_map(
+            |(priority, tenant, deadline, patient)| Event::Submit { priority, tenant, deadline, patient }
+        ),
         3 => (0..50usize).prop_map(Event::End),
         1 => (0..80u64).prop_map(Event::Leave),
         2 => (0..3u32).prop_map(Event::Step),
@@ -232,10 +287,10 @@ proptest! {
         for event in events {
             now_ms += 300.0;
             match event {
-                Event::Submit { priority, tenant, deadline } => {
+                Event::Submit { priority, tenant, deadline, patient } => {
                     next += 1;
                     let deadline_ms = deadline.then_some(now_ms + 900.0);
-                    let want = Want { priority, tenant, deadline_ms, ..want(next) };
+                    let want = Want { priority, tenant, deadline_ms, patient, ..want(next) };
                     match submit(&mut dispatch, want, now_ms) {
                         Submitted::Placed(placement, item) => {
                             prop_assert_eq!(placement.request.0, item);
@@ -286,6 +341,6 @@ proptest! {
         }
         let left = dispatch.refuse_all().len();
         prop_assert_eq!(fate.len() + left, usize::try_from(next).unwrap());
-        prop_assert!(dispatch.queue().is_empty());
+        prop_assert!(dispatch.nobody_waits());
     }
 }

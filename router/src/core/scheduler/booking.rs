@@ -161,6 +161,7 @@ impl Scheduler {
             leg.booked = self.holdings.book(&worker.places, Part::Whole, &leg.keys);
         }
         leg.part = Part::Whole;
+        leg.reports = worker.reports;
         leg.cached_tokens = leg.held_blocks * self.block_tokens; // what was to come for others may not come either
         worker.alone(request, leg, now_ms);
     }

@@ -171,7 +171,6 @@ impl Worker {
         }
         self.booked_requests += 1;
         self.booked_tokens += leg.tokens;
-        self.unreported += 1;
     }
 
     fn compute(&mut self, request: RequestId, leg: &Leg, now_ms: f64) {
@@ -182,6 +181,7 @@ impl Worker {
         let prompt_tokens = leg.prompt_tokens;
         let left = prompt_tokens.saturating_sub(leg.cached_tokens);
         self.prefills.push_back(Prefill { request, prompt_tokens, left });
+        self.unreported += 1;
         self.count_backlog();
     }
 
@@ -198,7 +198,7 @@ impl Worker {
     }
 
     pub(super) fn release(&mut self, request: RequestId, leg: &Leg) {
-        if leg.reports == self.reports {
+        if leg.part != Part::Decode && leg.reports == self.reports {
             self.unreported = self.unreported.saturating_sub(1);
         }
         self.booked_requests = self.booked_requests.saturating_sub(1);
@@ -243,11 +243,24 @@ impl Worker {
     }
 
     /// Requests that it has, as far as is known: its own report (which counts the work of other routers too) and what
-    /// was sent since, but at least what this router has on it. Who only waits to be fetched takes no place.
+    /// was sent since, but at least what this router has on it; and those whose KV is on its way, which it does not report.
+    /// Who only waits to be fetched takes no place.
     pub(super) fn occupied(&self) -> u32 {
-        let reported = self.load.running.saturating_add(self.load.waiting);
-        let booked = self.booked_requests.saturating_sub(self.pinned);
-        reported.saturating_add(self.unreported).max(booked)
+        let known = self.reported().saturating_add(self.unreported).max(self.booked_at_work());
+        known.saturating_add(self.arriving())
+    }
+
+    fn reported(&self) -> u32 {
+        self.load.running.saturating_add(self.load.waiting)
+    }
+
+    /// Legs of this router that it reports among its own.
+    fn booked_at_work(&self) -> u32 {
+        self.booked_requests.saturating_sub(self.pinned).saturating_sub(self.arriving())
+    }
+
+    fn arriving(&self) -> u32 {
+        u32::try_from(self.arrivals.len()).unwrap_or(u32::MAX)
     }
 
     /// It takes answers, and whole requests.
@@ -291,8 +304,8 @@ impl Worker {
     /// Prompt tokens ahead: of this router's legs as it keeps count of them, and of other routers' as the worker says.
     fn backlog(&self) -> (f64, f64) {
         let own = self.backlog_tokens as f64;
-        let reported = self.load.running.saturating_add(self.load.waiting);
-        let foreign = reported.saturating_sub(self.booked_requests);
+        let reported = self.reported();
+        let foreign = reported.saturating_sub(self.booked_at_work());
         if foreign == 0 {
             return (own, self.backlog_context);
         }
