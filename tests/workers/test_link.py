@@ -636,6 +636,9 @@ async def test_tls_is_checked_against_the_ca(certificate: tuple[Path, Path]) -> 
             await session.send(HEARTBEAT)
         with pytest.raises(ssl.SSLCertVerificationError):
             await link_to(at, tls=tls_context())._open()
+        # an address that came from a name is checked against the name
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await link_to(at, tls=tls_context(cert), tls_name="other.test")._open()
 
 
 # --- the same on the loop that workers use ---
