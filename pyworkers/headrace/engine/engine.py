@@ -12,31 +12,27 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from headrace.engine.arrival import Arrivals, Pull
-from headrace.engine.batch_builder import BatchBuilder, Prepared
 from headrace.engine.block_pool import BlockEvent, BlockPool
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.export import Alarm, Export
+from headrace.engine.export import Export, Exports
+from headrace.engine.forward import Forward
 from headrace.engine.hand_over import Adoption, HandOver
 from headrace.engine.hot import HotBlock
 from headrace.engine.intake import Intake
 from headrace.engine.names import BlockNamer
 from headrace.engine.result import StepResult
-from headrace.engine.sampler import Sampler, token_logprobs
-from headrace.engine.schedule import Plan, Scheduler, Work
+from headrace.engine.schedule import Plan, Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
 from headrace.frames import Finish, Freed, Load, Output, Submit, TokenLogprob
 
 if TYPE_CHECKING:
     from headrace.models import Model
-    from headrace_kernels.ops import Fence, Progress
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +56,11 @@ class Engine:
             prefix_cache=config.prefix_cache,
         )
         self._namer = namer
-        self._sampler = Sampler(model.vocab_size, config.max_sequences)
-        self._builder = BatchBuilder(
-            block_tokens=config.block_tokens,
+        self._exports = Exports(config.block_tokens)
+        self.alarm = self._exports.alarm  # rings when an export has begun or moved on
+        self._forward = Forward(
+            model,
+            self._exports,
             max_sequences=config.max_sequences,
             max_blocks=-(-self.context_tokens // config.block_tokens),
         )
@@ -73,8 +71,6 @@ class Engine:
         )
         self._arrivals = Arrivals(self.scheduler, self._publish)
         self._hand_over = HandOver(self.pool)
-        self._exports: deque[Export] = deque()  # not taken yet
-        self.alarm = Alarm()  # rings when an export has begun or moved on
         self._sequences: dict[Key, Sequence] = {}
         self._leaving: dict[Key, Sequence] = {}  # they ended, and a mover may still write
         self._timed: dict[Sequence, None] = {}  # those with any time limit
@@ -232,12 +228,7 @@ class Engine:
 
         `alarm.call` tells of them, and of each part that became whole, on the thread of the step.
         """
-        exports: list[Export] = []
-        while self._exports:
-            export = self._exports.popleft()
-            if not export.revoked:
-                exports.append(export)
-        return exports
+        return self._exports.take()
 
     def released(self, key: Key) -> int | None:
         """The puller has all of an export. Returns how many blocks it gave back (`Freed` is due).
@@ -314,7 +305,7 @@ class Engine:
         self._arrivals.reserved(plan.reserved)
         if plan.work:
             self._steps += 1
-            self._count(plan.work, result)
+            result.count(plan.work)
             self._compute(plan, result)
             self._begin_leases(now_s + time.monotonic() - began_s)
         result.step = self._steps
@@ -343,30 +334,9 @@ class Engine:
             self._time(sequence)
         self._pinned.clear()
 
-    def _count(self, work: list[Work], result: StepResult) -> None:
-        for item in work:
-            start, count = item.sequence.computed, item.count
-            if item.sequence.decodes:
-                result.decode_rows += 1
-            else:
-                result.prefill_tokens += count
-                result.prefill_context += count * start + count * (count - 1) // 2
-            result.kv_tokens += start + count
-
     def _compute(self, plan: Plan, result: StepResult) -> None:
         try:
-            for sequence in plan.admitted:
-                self._builder.seat(sequence)
-                self._sampler.seat(sequence)
-            exports = self._begin_exports(plan)
-            step = self._builder.build(plan.work)
-            with torch.inference_mode():
-                if exports:
-                    logits = self.model.forward(step.batch, self._progress_of(exports))
-                else:
-                    logits = self.model.forward(step.batch)
-                prompt_logprobs = self._prompt_logprobs(step, logits)
-                sampled = self._sampler.sample(logits[: len(step.sampled)], step.sampled)
+            computed = self._forward.compute(plan)
         except Exception as error:
             # Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on.
             log.exception("a step of %d sequences failed", len(plan.work))
@@ -377,11 +347,8 @@ class Engine:
         for item in plan.work:
             item.sequence.computed += item.count
             self._publish(item.sequence)
-        if exports:
-            for export in exports:
-                export.commit()
-            self.alarm.ring()
-        for sequence, entries in prompt_logprobs:
+        self._exports.commit(plan.work)
+        for sequence, entries in computed.prompt_logprobs:
             assert sequence.prompt_logprobs is not None
             sequence.prompt_logprobs += entries
             if sequence.limit == sequence.prompt_len == sequence.computed:
@@ -389,56 +356,11 @@ class Engine:
                     self._fail(sequence, _not_finite(), result)
                 else:
                     self._answer(sequence, [], None, "length", result)
-        for sequence, token, logprob in zip(
-            step.sampled, sampled.ids, sampled.logprobs, strict=True
-        ):
+        for sequence, token, logprob in computed.tokens:
             if token is None:
                 self._fail(sequence, _not_finite(), result)
             else:
                 self._accept(sequence, token, logprob, result)
-
-    def _begin_exports(self, plan: Plan) -> list[Export]:
-        """The exports of this step; those of newly admitted sequences begin with it."""
-        for sequence in plan.admitted:
-            if sequence.hand_off_ms is not None:
-                sequence.export = export = Export(
-                    sequence.key,
-                    blocks=tuple(sequence.blocks),
-                    tokens=sequence.total,
-                    computed=sequence.computed,
-                    block_tokens=self.config.block_tokens,
-                    lease_ms=sequence.hand_off_ms,
-                )
-                self._exports.append(export)
-        exports: list[Export] = []
-        for item in plan.work:
-            if item.sequence.export is not None:
-                item.sequence.export.begin(item.sequence.computed, item.count)
-                exports.append(item.sequence.export)
-        if exports:
-            self.alarm.ring()
-        return exports
-
-    def _progress_of(self, exports: list[Export]) -> Progress:
-        def progress(groups: int, fence: Fence | None = None) -> None:
-            for export in exports:
-                export.advance(groups, fence)
-            self.alarm.ring(fence)
-
-        return progress
-
-    def _prompt_logprobs(
-        self, step: Prepared, logits: torch.Tensor
-    ) -> list[tuple[Sequence, list[TokenLogprob]]]:
-        found: list[tuple[Sequence, list[TokenLogprob]]] = []
-        row = len(step.sampled)
-        for sequence, targets in step.prompt_rows:
-            rows = logits[row : row + len(targets)]
-            row += len(targets)
-            top = sequence.sampling.prompt_logprobs or 0
-            entries = token_logprobs(rows, targets.astype(np.int64), [top] * len(targets))
-            found.append((sequence, entries))
-        return found
 
     def _publish(self, sequence: Sequence) -> None:
         block_tokens = self.config.block_tokens
@@ -452,7 +374,7 @@ class Engine:
             names = self._namer.follow(parent, tokens, sequence.salt)
             self.scheduler.append_names(sequence, names)
         if self.scheduler.publish(sequence) and sequence.seat is not None:
-            self._builder.seat(sequence)
+            self._forward.blocks_changed(sequence)
 
     def _accept(
         self, sequence: Sequence, token: int, logprob: TokenLogprob | None, result: StepResult

@@ -8,6 +8,7 @@ read before somebody saw `revoked` unset is good.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ from typing import TYPE_CHECKING
 from headrace.engine.sequence import Key
 
 if TYPE_CHECKING:
-    from headrace_kernels.ops import Fence
+    from headrace.engine.schedule import Plan, Work
+    from headrace_kernels.ops import Fence, Progress
 
 
 class Export:
@@ -105,3 +107,61 @@ class Alarm:
         fence.synchronize()
         if self.call is not None:
             self.call()
+
+
+class Exports:
+    """Begins exports and keeps them up to date."""
+
+    def __init__(self, block_tokens: int) -> None:
+        self.alarm = Alarm()
+        self._block_tokens = block_tokens
+        self._new: deque[Export] = deque()
+
+    def take(self) -> list[Export]:
+        """Those that began since the last call, in order, but for the revoked ones. For any thread, at any time."""
+        exports: list[Export] = []
+        while self._new:
+            export = self._new.popleft()
+            if not export.revoked:
+                exports.append(export)
+        return exports
+
+    def begin(self, plan: Plan) -> list[Export]:
+        """A step begins; its exports, those of newly admitted sequences too."""
+        for sequence in plan.admitted:
+            if sequence.hand_off_ms is not None:
+                sequence.export = Export(
+                    sequence.key,
+                    blocks=tuple(sequence.blocks),
+                    tokens=sequence.total,
+                    computed=sequence.computed,
+                    block_tokens=self._block_tokens,
+                    lease_ms=sequence.hand_off_ms,
+                )
+                self._new.append(sequence.export)
+        exports: list[Export] = []
+        for item in plan.work:
+            if item.sequence.export is not None:
+                item.sequence.export.begin(item.sequence.computed, item.count)
+                exports.append(item.sequence.export)
+        if exports:
+            self.alarm.ring()
+        return exports
+
+    def progress_of(self, exports: list[Export]) -> Progress:
+        """For the forward pass that computes a chunk of each of `exports`."""
+
+        def progress(groups: int, fence: Fence | None = None) -> None:
+            for export in exports:
+                export.advance(groups, fence)
+            self.alarm.ring(fence)
+
+        return progress
+
+    def commit(self, work: list[Work]) -> None:
+        """The step ended well."""
+        exports = [item.sequence.export for item in work if item.sequence.export is not None]
+        for export in exports:
+            export.commit()
+        if exports:
+            self.alarm.ring()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from headrace.engine.schedule import Work
 from headrace.frames import Failed, Freed, Output
 
 
@@ -36,6 +37,17 @@ class StepResult:
     decode_rows: int = 0
     kv_tokens: int = 0
     answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
+
+    def count(self, work: list[Work]) -> None:
+        """What is about to be computed."""
+        for item in work:
+            start, count = item.sequence.computed, item.count
+            if item.sequence.decodes:
+                self.decode_rows += 1
+            else:
+                self.prefill_tokens += count
+                self.prefill_context += count * start + count * (count - 1) // 2
+            self.kv_tokens += start + count
 
     def of(self, link: int) -> Answers:
         return self.answers.setdefault(link, Answers())
