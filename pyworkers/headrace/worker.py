@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import logging
 import math
+import time
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -128,7 +129,9 @@ class Worker:
         """
         loop = asyncio.get_running_loop()
         self._watch_progress(loop)
-        began_s = loop.time()
+        began_s = (
+            time.perf_counter()
+        )  # finer than the loop's clock, which may count whole milliseconds
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
             while not self._gone:
                 while not self._inbox.empty():
@@ -137,13 +140,13 @@ class Worker:
                 if not self.engine.idle:
                     step = loop.run_in_executor(thread, self.engine.step, loop.time())
                     result = await step
-                    ended_s = loop.time()
+                    ended_s = time.perf_counter()
                     result.ms = (ended_s - began_s) * 1e3
                     began_s = ended_s
                     self._hand_out(result)  # it leaves while the next step runs
                 elif not self._gone:
                     await self._something()
-                    began_s = loop.time()
+                    began_s = time.perf_counter()
 
     async def _something(self) -> None:
         """Wait for an arrival, or for the next thing that is due."""

@@ -52,8 +52,9 @@ class Outbox:
         self._offer: Offer | None = None
 
     def stepped(self, result: StepResult) -> None:
-        """`result` is the last step now; its answers for this link go to `answer`."""
-        self._last = result
+        """`result` is the last step now, if it computed anything; its answers for this link go to `answer`."""
+        if result.step != self._last.step:
+            self._last = result
 
     def loaded(self, load: Load, waiting_tokens: int) -> None:
         """As it is now, which may be later than the last step."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
+import time
 from array import array
 from collections import deque
 from collections.abc import Sequence
@@ -143,15 +144,14 @@ class ClientLink:
 
         However it ends, also when it is cancelled: nothing writes to the pool any more.
         """
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = time.perf_counter()
         ordered = sorted(wanted)
         pulling = self._open(ticket, ordered)
         try:
             await pulling.change()  # started
             while pulling.missing or pulling.ready:
                 await self._advance(pulling)
-            released_s = loop.time()
+            released_s = time.perf_counter()
             self._say(Release(pulling.number))
             while pulling.closed is None:
                 await pulling.change()
@@ -167,8 +167,8 @@ class ClientLink:
             if not isinstance(self._moving, Receiver) and self._moving.broken is not None:
                 self.hang_up(self._moving.broken)
             if not self._pulls:
-                self.idle_since_s = loop.time()
-        ended_s = loop.time()
+                self.idle_since_s = asyncio.get_running_loop().time()
+        ended_s = time.perf_counter()
         pulling.moving_s += ended_s - released_s
         return Pulled(
             backend=self.backend,
@@ -190,7 +190,7 @@ class ClientLink:
             number,
             targets=[block for _, block in ordered],
             cursors=[0] * groups,
-            asked_s=asyncio.get_running_loop().time(),
+            asked_s=time.perf_counter(),
             missing=groups * len(ordered),
         )
         self._pulls[number] = pulling
@@ -210,12 +210,12 @@ class ClientLink:
             move = pulling.ready.popleft()
             moves.append(move)
             size += len(move.ours) * self._segment_bytes[move.group]
-        began_s = asyncio.get_running_loop().time()
+        began_s = time.perf_counter()
         try:
             await self._moving.move(moves, pulling.stop)
         except LinkBroken as error:
             raise TransferError("lost", str(error), self.backend) from error
-        pulling.moving_s += asyncio.get_running_loop().time() - began_s
+        pulling.moving_s += time.perf_counter() - began_s
         if pulling.error is not None:
             raise pulling.error
 
@@ -273,7 +273,7 @@ class ClientLink:
                 f"{len(blocks)} bytes of block numbers for {len(pulling.targets)} blocks"
             )
         pulling.sources = array("I", blocks)
-        pulling.moving_s += asyncio.get_running_loop().time() - pulling.asked_s
+        pulling.moving_s += time.perf_counter() - pulling.asked_s
         moving = self._moving
         if not isinstance(moving, Receiver) and any(
             b >= moving.num_blocks for b in pulling.sources
@@ -296,8 +296,7 @@ class ClientLink:
     async def _data(self, data: Data) -> None:
         if not isinstance(self._moving, Receiver) or data.group >= len(self._segment_bytes):
             raise LinkBroken("a Data that has no place")
-        loop = asyncio.get_running_loop()
-        began_s = loop.time()
+        began_s = time.perf_counter()
         pulling = self._pulls.get(data.pull)
         if pulling is None:
             await self._moving.receive(data, None)
@@ -309,6 +308,6 @@ class ClientLink:
             self._say(Abort(data.pull))
             error.backend = self.backend
             pulling.fail(error)
-        pulling.moving_s += loop.time() - began_s
+        pulling.moving_s += time.perf_counter() - began_s
         pulling.changed.set()
         await asyncio.sleep(0)  # a quick source does not keep others from their turn
