@@ -2,12 +2,12 @@
 //! back; `pyworkers/headrace/_core.pyi` has the documentation, and stubtest compares the two.
 
 mod bench;
-mod checksum;
 mod errors;
 mod hash;
 mod index;
 mod kernels;
 mod router;
+mod segments;
 mod wire;
 
 /// The module lists all that Python sees.
@@ -18,8 +18,6 @@ mod _core {
     #[pymodule_export]
     use crate::bench::bench_main;
     #[pymodule_export]
-    use crate::checksum::crc32;
-    #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
     #[pymodule_export]
     use crate::index::BlockIndex;
@@ -27,6 +25,8 @@ mod _core {
     use crate::kernels::{Program, Table, Value, Weight};
     #[pymodule_export]
     use crate::router::{Router, router_main};
+    #[pymodule_export]
+    use crate::segments::{copy_segments, crc32};
     #[pymodule_export]
     use crate::wire::{decode_frame, encode_frame};
 }

@@ -1,7 +1,7 @@
 """The Rust side of Headrace. stubtest compares this file with the build."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, final
+from typing import Any, Final, Literal, TypeAlias, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,7 @@ __all__ = [
     "Weight",
     "auth_proof",
     "bench_main",
+    "copy_segments",
     "crc32",
     "decode_frame",
     "derive_hash_key",
@@ -24,6 +25,8 @@ __all__ = [
     "hash_blocks",
     "router_main",
 ]
+
+_Bytes: TypeAlias = Buffer | NDArray[np.uint8]
 
 HASH_SCHEME: Final = "blake3-chain-v2"
 """Name of the block hash, for `Fingerprints.hash_scheme`."""
@@ -47,8 +50,23 @@ def derive_hash_key(secret: bytes) -> bytes:
 def auth_proof(secret: bytes, side: Literal["worker", "router"], challenge: bytes) -> bytes:
     """Proof (32 bytes) that `side` knows the secret, for the random bytes the other side sent."""
 
-def crc32(buffer: Buffer, value: int = 0) -> int:
-    """CRC-32 (that of zlib) of contiguous bytes, going on from `value`; with the GIL released."""
+def crc32(parts: Sequence[_Bytes], value: int = 0) -> int:
+    """CRC-32 (that of zlib) of all these contiguous bytes, one part after the other; with the GIL released.
+
+    Goes on from `value`, the sum of what came before.
+    """
+
+def copy_segments(
+    source: _Bytes,
+    source_starts: NDArray[np.uint64],
+    target: _Bytes,
+    target_starts: NDArray[np.uint64],
+    nbytes: int,
+) -> None:
+    """Copy `nbytes` from each start in the source to that in the target; with the GIL released once for all.
+
+    Raises ValueError, before a byte is copied, for a segment that does not lie inside its memory.
+    """
 
 def encode_frame(frame: dict[str, dict[str, Any]]) -> bytes:
     """The body of a frame given as `{"Ping": {"nonce": 1}}`. Raises WireError."""

@@ -106,7 +106,7 @@ class SourceScript:
             await self.stream.send([Ready(pull.pull, group, 0, len(blocks))])
             return
         parts = HostMemory(self.pool).outgoing(group, blocks)
-        crc = _core.crc32(b"".join(parts)) ^ crc_off_by
+        crc = _core.crc32(parts) ^ crc_off_by
         await self.stream.send([Data(pull.pull, group, 0, len(blocks), crc)], parts)
 
 

@@ -10,6 +10,7 @@ import pytest
 from headrace.transfer import Limits, TransferClient, TransferError
 from headrace.transfer.base import VERSION, LinkBroken
 from headrace.transfer.messages import Closed, Data, Ready, Refuse, Release, Started, Welcome
+from headrace.transfer.shm import SCHEMA, Part, Pool
 from headrace.transfer.stream import Stream
 from headrace_kernels.ops import KvPool
 from helpers.kv import all_bytes, make_pool, overwrite
@@ -287,12 +288,20 @@ async def test_a_pool_that_is_no_description_is_not_mapped(about: bytes) -> None
 
 
 async def test_a_pool_larger_than_its_memory_is_not_read_from() -> None:
-    from headrace.transfer.shm import SCHEMA, Part, Pool
 
     about = SCHEMA.encode(Pool(16, [[Part(1 << 40, 0, 192)]] * 3))
     error = await pull_from("shm", lambda script: script.welcome(about))
     assert error.kind == "lost"
     assert "larger than its memory" in error.message
+
+
+@pytest.mark.parametrize("groups", [[], [[192]], [[193]] * 3, [[96, 96]] * 3])
+async def test_a_pool_of_other_regions_than_ours_is_not_read_from(groups: list[list[int]]) -> None:
+    """More bytes in a block than we have, and they would be written into the next one."""
+
+    about = SCHEMA.encode(Pool(1, [[Part(0, 0, size) for size in group] for group in groups]))
+    error = await pull_from("shm", lambda script: script.welcome(about))
+    assert (error.kind, "other regions" in error.message) == ("lost", True)
 
 
 @pytest.mark.parametrize(

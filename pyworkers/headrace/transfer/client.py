@@ -76,6 +76,8 @@ class TransferClient:
         try:
             async with asyncio.timeout(timeout_s):
                 link = await self._link(tuple(endpoints))
+                while not link.usable:  # it ended while we waited for our turn
+                    link = await self._link(tuple(endpoints))
                 backend = link.backend
                 return await link.pull(ticket, wanted)
         except TimeoutError:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 from headrace.errors import WireError
 from headrace.schema import U32, U64, Schema
 from headrace.transfer.base import LinkBroken, Move, Stop
-from headrace.transfer.memory import blocks_of, runs
+from headrace.transfer.memory import blocks_of, check_sizes, runs
 from headrace.transfer.messages import MAX_HELLO_BYTES
 from headrace.transfer.shm import settled
 
@@ -107,6 +107,7 @@ class CudaIpcMover:
             theirs: Pool = SCHEMA.decode(about)
         except WireError as error:
             raise LinkBroken(f"its pool: {error}") from error
+        check_sizes([[part.nbytes for part in group] for group in theirs.groups], pool)
         self.num_blocks = theirs.num_blocks
         self.broken: str | None = None
         try:

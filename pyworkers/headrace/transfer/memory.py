@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeAlias, cast
 
+from headrace.transfer.base import LinkBroken
+
 if TYPE_CHECKING:
     import torch
 
@@ -53,6 +55,12 @@ def runs(*columns: Sequence[int]) -> Iterator[tuple[int, int]]:
 def segment_bytes(pool: KvPool) -> list[int]:
     """Of one block, by group."""
     return [sum(region.nbytes for region in group) for group in pool.groups]
+
+
+def check_sizes(theirs: Sequence[Sequence[int]], pool: KvPool) -> None:
+    """Raises LinkBroken unless a source's regions, by group, have as many bytes of a block as ours."""
+    if theirs != [[region.nbytes for region in group] for group in pool.groups]:
+        raise LinkBroken("its pool has other regions than its layout says")
 
 
 class HostMemory:

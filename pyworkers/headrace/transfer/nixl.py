@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from headrace.errors import WireError
 from headrace.schema import U32, U64, Schema
 from headrace.transfer.base import LinkBroken, Move, Stop
-from headrace.transfer.memory import runs
+from headrace.transfer.memory import check_sizes, runs
 from headrace.transfer.messages import MAX_HELLO_BYTES
 from headrace.transfer.shm import settled
 
@@ -120,6 +120,7 @@ class NixlMover:
             theirs: Pool = SCHEMA.decode(about)
         except WireError as error:
             raise LinkBroken(f"its pool: {error}") from error
+        check_sizes([[part.nbytes for part in group] for group in theirs.groups], pool)
         self.num_blocks = theirs.num_blocks
         self._theirs = theirs
         self._kind, self._device, self._ours = _where(pool)

@@ -40,7 +40,7 @@ from headrace.transfer.watch import watch
 
 log = logging.getLogger(__name__)
 
-FRAME_BYTES: Final = 1 << 20  # of segments in one `Data`, unless one segment has more. A guess
+FRAME_BYTES: Final = 1 << 21  # of segments in one `Data`, unless one segment has more. A guess
 UNSENT_MESSAGES: Final = 4096  # a client that asks and never listens is dropped
 UNBOUNDED: Final = sys.maxsize
 """Blocks in one `Ready`: it costs no memory."""
@@ -237,9 +237,7 @@ class ServerLink:
                 for place in serving.places[extent.start : extent.stop]
             ]
             parts = memory.outgoing(extent.group, blocks)
-            crc = 0
-            for part in parts:
-                crc = _core.crc32(part, crc)
+            crc = _core.crc32(parts)
             data = Data(serving.number, extent.group, extent.start, extent.stop, crc)
             await self._stream.send([data], parts)
             return True

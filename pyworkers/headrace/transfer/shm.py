@@ -9,25 +9,25 @@ from __future__ import annotations
 import asyncio
 import mmap
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
+from headrace import _core
 from headrace.errors import WireError
 from headrace.schema import U32, U64, Schema
 from headrace.transfer.base import LinkBroken, Move, Stop
-from headrace.transfer.memory import runs
+from headrace.transfer.memory import check_sizes, segment_bytes
 from headrace.transfer.messages import MAX_HELLO_BYTES
 
 if TYPE_CHECKING:
-    from headrace_kernels.ops import KvPool, KvRegion
+    from headrace_kernels.ops import KvPool
 
 NAME: Final = "shm"
 PIECE_BYTES: Final = 1 << 20  # between two looks at whether to go on: a tenth of a millisecond
+INLINE_BYTES: Final = 128 << 10  # so few are copied sooner than a thread is woken
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,15 +85,22 @@ class ShmMover:
             theirs: Pool = SCHEMA.decode(about)
         except WireError as error:
             raise LinkBroken(f"its pool: {error}") from error
+        check_sizes([[part.nbytes for part in group] for group in theirs.groups], pool)
         size = os.fstat(fds[0]).st_size
-        self._mapped = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
-        memory = np.frombuffer(self._mapped, np.uint8)
+        try:
+            self._memory = mmap.mmap(fds[0], size, prot=mmap.PROT_READ)
+        except (OSError, ValueError) as error:
+            raise LinkBroken(f"its memory cannot be mapped: {error}") from error
+        self._theirs = [[_checked(p, theirs.num_blocks, size) for p in g] for g in theirs.groups]
         self.num_blocks = theirs.num_blocks
         self.broken: str | None = None
-        self._theirs = [[_rows(memory, p, theirs.num_blocks) for p in g] for g in theirs.groups]
-        self._ours = [[_region(r, pool.num_blocks) for r in group] for group in pool.groups]
+        self._ours = pool.groups
+        self._segment_bytes = segment_bytes(pool)
 
     async def move(self, moves: list[Move], stop: Stop) -> None:
+        if sum(len(move.ours) * self._segment_bytes[move.group] for move in moves) <= INLINE_BYTES:
+            self._copy(moves, stop)
+            return
         loop = asyncio.get_running_loop()
         copying = loop.run_in_executor(self._thread, self._copy, moves, stop)
         try:
@@ -105,43 +112,28 @@ class ShmMover:
 
     def _copy(self, moves: list[Move], stop: Stop) -> None:
         for move in moves:
-            for theirs, ours in zip(self._theirs[move.group], self._ours[move.group], strict=True):
-                _copy_blocks(theirs, ours, move.theirs, move.ours, stop)
+            theirs, ours = np.array(move.theirs, np.uint64), np.array(move.ours, np.uint64)
+            for part, region in zip(self._theirs[move.group], self._ours[move.group], strict=True):
+                most = max(1, PIECE_BYTES // part.nbytes)
+                reads = np.uint64(part.offset) + theirs * np.uint64(part.stride)
+                writes = np.uint64(region.offset) + ours * np.uint64(region.stride)
+                memory = cast(memoryview, region.memory)
+                for at in range(0, len(reads), most):
+                    if stop.asked:
+                        return
+                    piece = slice(at, at + most)
+                    _core.copy_segments(
+                        self._memory, reads[piece], memory, writes[piece], part.nbytes
+                    )
 
     def close(self) -> None:
         """The mapping goes with the last array on it."""
 
 
-def _copy_blocks(
-    theirs: NDArray[np.uint8],
-    ours: NDArray[np.uint8],
-    sources: Sequence[int],
-    targets: Sequence[int],
-    stop: Stop,
-) -> None:
-    most = max(1, PIECE_BYTES // theirs.shape[1])
-    for first, count in runs(sources, targets):
-        for at in range(first, first + count, most):
-            if stop.asked:
-                return
-            blocks = min(most, first + count - at)
-            source, target = sources[at], targets[at]
-            # releases the GIL
-            np.copyto(ours[target : target + blocks], theirs[source : source + blocks])
-
-
-def _rows(memory: NDArray[np.uint8], part: Part, num_blocks: int) -> NDArray[np.uint8]:
-    """A region as [num_blocks, nbytes], after a look at whether it lies inside `memory`."""
-    if num_blocks == 0 or part.offset + (num_blocks - 1) * part.stride + part.nbytes > len(memory):
+def _checked(part: Part, num_blocks: int, size: int) -> Part:
+    if num_blocks == 0 or part.offset + (num_blocks - 1) * part.stride + part.nbytes > size:
         raise LinkBroken("its pool is larger than its memory")
-    return np.lib.stride_tricks.as_strided(
-        memory[part.offset :], (num_blocks, part.nbytes), (part.stride, 1)
-    )
-
-
-def _region(region: KvRegion, num_blocks: int) -> NDArray[np.uint8]:
-    memory = np.frombuffer(cast(memoryview, region.memory), np.uint8)
-    return _rows(memory, Part(region.stride, region.offset, region.nbytes), num_blocks)
+    return part
 
 
 async def settled(future: asyncio.Future[Any]) -> None:

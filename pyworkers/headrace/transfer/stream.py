@@ -28,7 +28,9 @@ class Stream:
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setblocking(False)
-        if sock.family != socket.AF_UNIX:
+        self._tcp = sock.family != socket.AF_UNIX
+        self._least = 1  # bytes that wake us
+        if self._tcp:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._loop = asyncio.get_running_loop()
@@ -101,8 +103,12 @@ class Stream:
         self.heard = True
         return got
 
-    async def readable(self) -> None:
-        """Wait until there is something to take."""
+    async def readable(self, least: int = 1) -> None:
+        """Wait until there is something to take: over TCP `least` bytes, of which so many must be still to come."""
+        if self._tcp and least != self._least:
+            self._check()
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, least)
+            self._least = least
         await self._ready(self._loop.add_reader, self._loop.remove_reader)
 
     async def _exactly(self, size: int) -> bytearray:

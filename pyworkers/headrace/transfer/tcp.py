@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 NAME: Final = "tcp"
+# A reader that is quicker than the network would be woken for every packet. A guess.
+WAKE_BYTES: Final = 256 << 10
 SCRATCH_BYTES: Final = 256 << 10
 
 
@@ -64,16 +66,18 @@ class Receiver:
         if wanting is not None:
             blocks = wanting.targets[data.start : data.stop]
             views = self._memory.incoming(data.group, blocks)
-            whole = list(views)
+            crc = 0
             while rest and not wanting.stop.asked:
                 got = self._stream.take_into(views)
                 rest -= got
                 if got:
-                    _advance(views, got)
+                    crc = _core.crc32(_taken(views, got), crc)  # while the cache has them
                 else:
-                    await self._stream.readable()
+                    await self._stream.readable(min(rest, WAKE_BYTES))
             if not wanting.stop.asked:
-                self._check(data, whole)
+                if crc != data.crc32:
+                    text = f"group {data.group} of blocks {data.start} to {data.stop}"
+                    raise TransferError("checksum", f"the bytes of {text} are not those sent")
                 self._memory.landed(data.group, blocks)
         while rest:
             got = self._stream.take_into([self._scratch[:rest]])
@@ -81,21 +85,16 @@ class Receiver:
             if not got:
                 await self._stream.readable()
 
-    def _check(self, data: Data, views: list[memoryview]) -> None:
-        crc = 0
-        for view in views:
-            crc = _core.crc32(view, crc)
-        if crc != data.crc32:
-            text = f"group {data.group} of blocks {data.start} to {data.stop}"
-            raise TransferError("checksum", f"the bytes of {text} are not those that were sent")
 
-
-def _advance(views: list[memoryview], got: int) -> None:
-    """Take `got` bytes off the front."""
+def _taken(views: list[memoryview], size: int) -> list[memoryview]:
+    """Take that many bytes off the front."""
     full = 0
-    while full < len(views) and got >= len(views[full]):
-        got -= len(views[full])
+    while full < len(views) and size >= len(views[full]):
+        size -= len(views[full])
         full += 1
+    taken = views[:full]
     del views[:full]
-    if got:
-        views[0] = views[0][got:]
+    if size:
+        taken.append(views[0][:size])
+        views[0] = views[0][size:]
+    return taken

@@ -1,0 +1,263 @@
+"""How fast KV blocks move between two processes of this machine, beside memcpy and a plain Python socket.
+
+    python bench/transfer/bandwidth.py --out bench/results/transfer.json
+
+A source process has a pool and computed blocks in it; this process pulls them into its own pool, in an order in which
+blocks lie as in a pool that has been used for a while. Rounds are interleaved: each measures every way once, so that a
+busy machine is busy for all; what is reported is the best round. `memcpy` copies as many bytes between two such pools
+inside this process. `socket` sends them over loopback TCP with `sendall`, receives with `recv_into`, in pieces as large
+as ours, from one buffer into another, without checksum or protocol. CPU seconds are those of both processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import mmap
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import uvloop
+
+from headrace.transfer import TransferClient, TransferServer
+from headrace.transfer.nixl import find_nixl
+from headrace.transfer.server_link import FRAME_BYTES
+from headrace_kernels.ops import KvPool, KvRegion
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from report import write
+
+MIB = 1 << 20
+POOL_BYTES = 320 * MIB
+GROUPS = 4
+LAYOUT = "bench-1"
+CASES = [(size, block) for size in (1, 16, 256) for block in (64 << 10, 1 << 20)]  # MiB, bytes
+SMALL_BLOCK = 64 << 10
+SMALL_PULLS = 50
+
+
+def make_pool(block_bytes: int, fill: int) -> KvPool:
+    """Blocks one after the other, all of whose memory has been touched."""
+    memfd = os.memfd_create("bench-pool")
+    os.ftruncate(memfd, POOL_BYTES)
+    memory = memoryview(mmap.mmap(memfd, POOL_BYTES))
+    np.frombuffer(memory, np.uint8)[:] = fill
+    part = block_bytes // GROUPS
+    return KvPool(
+        num_blocks=POOL_BYTES // block_bytes,
+        block_bytes=block_bytes,
+        groups=[
+            [KvRegion(memory=memory, stride=block_bytes, offset=group * part, nbytes=part)]
+            for group in range(GROUPS)
+        ],
+        device="cpu",
+        memfd=memfd,
+    )
+
+
+def memory_of(pool: KvPool) -> memoryview:
+    return cast(memoryview, pool.groups[0][0].memory)
+
+
+def shuffled(num_blocks: int, seed: int) -> list[int]:
+    blocks = list(range(num_blocks))
+    random.Random(seed).shuffle(blocks)
+    return blocks
+
+
+# --- the source process ---
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """Blocks that are ready."""
+
+    blocks: list[int]
+    revoked: bool = False
+
+    def ready(self, place: int, group: int) -> bool:  # noqa: ARG002
+        return True
+
+
+def send_plain(listener: socket.socket, memory: memoryview) -> None:
+    """As many bytes as it is asked for, again and again."""
+    sock, _ = listener.accept()
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    while request := sock.recv(8):
+        size = int.from_bytes(request, "little")
+        for start in range(0, size, FRAME_BYTES):
+            sock.sendall(memory[start : min(size, start + FRAME_BYTES)])
+
+
+async def source(block_bytes: int, backends: list[str]) -> None:
+    """Answers each line on its input, a number of blocks, with a ticket for as many."""
+    pool = make_pool(block_bytes, fill=7)
+    servers = [TransferServer(pool, LAYOUT, backends=[backend]) for backend in backends]
+    for server in servers:
+        await server.start()
+    listener = socket.create_server(("127.0.0.1", 0))
+    memory = memory_of(pool)
+    threading.Thread(target=send_plain, args=(listener, memory), daemon=True).start()
+    print(listener.getsockname()[1], *(server.endpoints[0] for server in servers), flush=True)
+    blocks = shuffled(pool.num_blocks, seed=1)
+    loop = asyncio.get_running_loop()
+    while text := await loop.run_in_executor(None, sys.stdin.readline):
+        which, count = map(int, text.split())
+        ticket = servers[which].offer(Computed(blocks[:count]), lambda: None)
+        print(ticket.hex(), flush=True)
+    for server in servers:
+        await server.close()
+
+
+# --- the measuring process ---
+
+
+class Ways:
+    """Every way to move bytes, and what a run of it takes."""
+
+    def __init__(self, block_bytes: int, backends: list[str]) -> None:
+        self.block_bytes = block_bytes
+        self.backends = backends
+        self.pool = make_pool(block_bytes, fill=1)
+        self.other = make_pool(block_bytes, fill=2)
+        self.targets = shuffled(self.pool.num_blocks, seed=2)
+        self.client = TransferClient(self.pool, LAYOUT)
+        command = [sys.executable, __file__, "--source", str(block_bytes), *backends]
+        self.child = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        port, *self.endpoints = self._answer().split()
+        self.plain = socket.create_connection(("127.0.0.1", int(port)))
+
+    def _answer(self) -> str:
+        assert self.child.stdout is not None
+        return self.child.stdout.readline()
+
+    async def close(self) -> None:
+        await self.client.close()
+        self.plain.close()
+        assert self.child.stdin is not None
+        self.child.stdin.close()
+        self.child.wait()
+
+    def ticket(self, backend: str, count: int) -> bytes:
+        assert self.child.stdin is not None
+        self.child.stdin.write(f"{self.backends.index(backend)} {count}\n")
+        self.child.stdin.flush()
+        return bytes.fromhex(self._answer())
+
+    def cpu_s(self) -> float:
+        """Of both processes; Linux has a clock for each."""
+        return time.process_time() + time.clock_gettime((~self.child.pid << 3) | 2)
+
+    async def timed(self, move: Callable[[], Awaitable[None] | None]) -> tuple[float, float]:
+        """Seconds, and CPU seconds."""
+        cpu_s, began_s = self.cpu_s(), time.perf_counter()
+        done = move()
+        if done is not None:
+            await done
+        return time.perf_counter() - began_s, self.cpu_s() - cpu_s
+
+    async def run(self, way: str, size: int) -> tuple[float, float]:
+        if way == "memcpy":
+            theirs, ours = (np.frombuffer(memory_of(p), np.uint8) for p in (self.other, self.pool))
+            return await self.timed(lambda: np.copyto(ours[:size], theirs[:size]))
+        if way == "socket":
+            return await self.timed(lambda: self._receive_plain(size))
+        count = size // self.block_bytes
+        ticket = self.ticket(way, count)
+        wanted = list(enumerate(self.targets[:count]))
+        endpoint = self.endpoints[self.backends.index(way)]
+
+        async def pull() -> None:
+            pulled = await self.client.pull([endpoint], ticket, wanted, timeout_s=60)
+            assert (pulled.backend, pulled.bytes) == (way, size)
+
+        return await self.timed(pull)
+
+    def _receive_plain(self, size: int) -> None:
+        memory = memory_of(self.pool)
+        self.plain.sendall(size.to_bytes(8, "little"))
+        rest = memory[:size]
+        while rest:
+            rest = rest[self.plain.recv_into(rest[:FRAME_BYTES]) :]
+
+
+def best(way: str, runs: list[tuple[float, float]], size: int) -> dict[str, Any]:
+    seconds = min(seconds for seconds, _ in runs)
+    cpu_s = min(cpu_s for _, cpu_s in runs)
+    return {
+        "way": way,
+        "gb_per_s": round(size / seconds / 1e9, 3),
+        "ms": round(seconds * 1e3, 3),
+        "median_ms": round(statistics.median(seconds for seconds, _ in runs) * 1e3, 3),
+        "cpu_s_per_gb": round(cpu_s / size * 1e9, 3),
+    }
+
+
+async def measure(rounds: int, backends: list[str]) -> dict[str, Any]:
+    ways = ["memcpy", "socket", *backends]
+    cases: list[dict[str, Any]] = []
+    small: list[dict[str, Any]] = []
+    for block_bytes in sorted({block for _, block in CASES}):
+        bench = Ways(block_bytes, backends)
+        sizes = [size * MIB for size, block in CASES if block == block_bytes]
+        runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
+        for turn in range(rounds + 1):  # the first connects and touches, and does not count
+            for size in sizes:
+                for way in ways:
+                    took = await bench.run(way, size)
+                    if turn:
+                        runs.setdefault((way, size), []).append(took)
+        for size in sizes:
+            figures = [best(way, runs[way, size], size) for way in ways]
+            speed = {figure["way"]: figure["gb_per_s"] for figure in figures}
+            for figure in figures:
+                figure["of_memcpy"] = round(figure["gb_per_s"] / speed["memcpy"], 3)
+                figure["of_socket"] = round(figure["gb_per_s"] / speed["socket"], 3)
+            cases.append({"mib": size // MIB, "block_kib": block_bytes >> 10, "ways": figures})
+        if block_bytes == SMALL_BLOCK:
+            for way in ("socket", *backends):
+                pulls = sorted([(await bench.run(way, SMALL_BLOCK))[0] for _ in range(SMALL_PULLS)])
+                small.append(
+                    {
+                        "way": way,
+                        "best_us": round(pulls[0] * 1e6, 1),
+                        "median_us": round(pulls[SMALL_PULLS // 2] * 1e6, 1),
+                    }
+                )
+        await bench.close()
+    return {"rounds": rounds, "groups": GROUPS, "cases": cases, "one_block_of_64_kib": small}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--source", nargs="+", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.source:
+        uvloop.run(source(int(args.source[0]), args.source[1:]))
+        return
+    backends = ["shm", "tcp"]
+    if find_nixl() is None:
+        print("NIXL is not installed: its rows are left out", file=sys.stderr)
+    else:
+        backends.append("nixl")
+    figures = uvloop.run(measure(args.rounds, backends))
+    write(args.out, figures)
+
+
+if __name__ == "__main__":
+    main()
