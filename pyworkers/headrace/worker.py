@@ -106,6 +106,7 @@ class Worker:
         self._view = CacheView()
         self._hash_key: bytes | None = None
         self._drain_until_s: float | None = None  # set once the worker leaves
+        self._gave_up = False  # all that still ran
         self._stopped = asyncio.Event()  # nothing runs any more: senders send the rest and end
 
     async def serve(self) -> None:
@@ -155,7 +156,7 @@ class Worker:
         until_s = min(
             math.inf if due_s is None else due_s,
             math.inf if self._desk is None else self._desk.next_deadline_s,
-            math.inf if self._drain_until_s is None else self._drain_until_s,
+            self._give_up_s,
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(None if until_s == math.inf else until_s):
@@ -164,6 +165,13 @@ class Worker:
     @property
     def _at_rest(self) -> bool:
         return self.engine.empty and (self._desk is None or self._desk.idle)
+
+    @property
+    def _give_up_s(self) -> float:
+        """When the time of a draining worker is up; infinite where it is not, or was."""
+        if self._drain_until_s is None or self._gave_up:
+            return math.inf
+        return self._drain_until_s
 
     @property
     def _gone(self) -> bool:
@@ -176,7 +184,8 @@ class Worker:
             self._hand_out(self.engine.expire(now_s))
         if self._desk is not None:
             self._desk.settle(now_s)
-        if self._drain_until_s is not None and now_s >= self._drain_until_s:
+        if now_s >= self._give_up_s:
+            self._gave_up = True  # once: what is left are movers that have yet to stop
             if self._desk is not None:
                 self._desk.give_up()
             text = "the worker had no time left to finish it"
