@@ -18,6 +18,7 @@ use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
     Applied, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
 };
+use crate::core::transfer::TransferCost;
 use crate::prompt::PromptEngine;
 
 /// How a worker stands.
@@ -348,6 +349,12 @@ impl Pool {
         Some(ModelInfo { name: self.model.clone(), context_tokens, created: self.created })
     }
 
+    /// What pulling KV costs a worker, by source.
+    fn sources(&self, id: WorkerId) -> serde_json::Map<String, serde_json::Value> {
+        let sources = self.dispatch.scheduler.sources(id).into_iter();
+        sources.map(|source| (source.worker.to_string(), cost_json(&source.cost))).collect()
+    }
+
     pub(super) fn describe_workers(&self, now_ms: u64) -> impl Iterator<Item = serde_json::Value> {
         let described = self.engine.is_some();
         self.members().map(move |(worker, view)| {
@@ -370,6 +377,8 @@ impl Pool {
                 "booked_requests": view.booked_requests,
                 "booked_tokens": view.booked_tokens,
                 "backlog_tokens": view.backlog_tokens,
+                "arriving_tokens": view.arriving_tokens,
+                "pinned_requests": view.pinned_requests,
                 "in_flight": worker.link.in_flight(),
                 "heartbeat_age_ms": now_ms.saturating_sub(worker.link.heard_ms()),
                 "block_tokens": hello.fingerprints.block_tokens,
@@ -384,6 +393,8 @@ impl Pool {
                     "offers": hello.transfer,
                     "block_bytes": hello.kv_block_bytes,
                     "pulls": worker.pulls.as_json(),
+                    "expected": cost_json(&view.pull_cost),
+                    "sources": self.sources(worker.link.id),
                 },
                 "step_cost": view.cost,
                 "steps_learnt": view.steps_learnt,
@@ -401,6 +412,14 @@ impl Pool {
             })
         })
     }
+}
+
+fn cost_json(cost: &TransferCost) -> serde_json::Value {
+    serde_json::json!({
+        "latency_ms": cost.latency_ms,
+        "mib_per_s": 1e3 / cost.mib_ms.max(1e-9),
+        "failing": cost.failing,
+    })
 }
 
 /// The place that decodes, and the one that computes the prompt where that is another worker.
@@ -426,7 +445,7 @@ fn places(workers: &[Worker], placement: &Placement) -> Option<Places> {
 type WorkerGauge = (&'static str, &'static str, fn(&Worker, &WorkerView, u64) -> f64);
 
 /// One sample for each worker.
-pub(super) const WORKER_GAUGES: [WorkerGauge; 12] = [
+pub(super) const WORKER_GAUGES: [WorkerGauge; 14] = [
     ("headrace_worker_blocks_indexed", "Blocks that placements may count on.", |_, view, _| {
         view.held_blocks.into()
     }),
@@ -435,6 +454,14 @@ pub(super) const WORKER_GAUGES: [WorkerGauge; 12] = [
     }),
     ("headrace_worker_backlog_tokens", "Prompt tokens that are still to come.", |_, view, _| {
         view.backlog_tokens as f64
+    }),
+    (
+        "headrace_worker_arriving_tokens",
+        "Prompt tokens whose KV comes from others.",
+        |_, view, _| view.arriving_tokens as f64,
+    ),
+    ("headrace_worker_pinned_requests", "Prompts kept for others to pull.", |_, view, _| {
+        view.pinned_requests.into()
     }),
     ("headrace_worker_blocks", "KV blocks in the pool.", |worker, _, _| {
         worker.hello.capacity.blocks.into()

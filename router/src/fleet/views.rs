@@ -78,6 +78,9 @@ impl Registry {
         let queues = || pools().map(|pool| pool.dispatch.queue());
         let queued = queues().map(Admission::len).sum::<usize>();
         text.single("headrace_queue_requests", "gauge", "Legs that wait for a worker.", queued);
+        let returning = pools().map(|pool| pool.dispatch.returning()).sum::<usize>();
+        let help = "Answers under way that wait for a worker to go on with.";
+        text.single("headrace_returning_requests", "gauge", help, returning);
         let tokens = queues().map(Admission::tokens).sum::<u64>();
         text.single("headrace_queue_tokens", "gauge", "Their prompt tokens.", tokens);
         let bytes = queues().map(Admission::bytes).sum::<u64>();
