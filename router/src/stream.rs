@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, Output, TokenLogprob};
 use crate::error::RouteError;
-use crate::fleet::link::Lease;
+use crate::fleet::link::{Hangup, Lease};
 
 /// What came since the last look.
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ struct State {
     allowed: usize,
     /// Who is to send the next one.
     from: WorkerId,
-    error: Option<RouteError>,
+    error: Option<(RouteError, WorkerId)>,
     /// The reader waits.
     waker: Option<Waker>,
     /// The reader has looked at least once: from then on it can stall.
@@ -99,10 +99,10 @@ impl Mailbox {
         Appended::Fine(gap)
     }
 
-    /// The leg is over: the reader gets this after what has come already.
-    pub(crate) fn fail(&self, error: RouteError) {
+    /// It is over because of this worker: the reader gets this after what has come already.
+    pub(crate) fn fail(&self, error: RouteError, worker: WorkerId) {
         let mut state = self.lock();
-        state.error.get_or_insert(error);
+        state.error.get_or_insert((error, worker));
         wake(state);
     }
 
@@ -140,13 +140,24 @@ fn wake(mut state: MutexGuard<'_, State>) {
 #[derive(Debug)]
 pub struct TokenStream {
     mailbox: Arc<Mailbox>,
+    hangup: Arc<Hangup>,
     _decode: Lease,
     _prefill: Option<Lease>,
 }
 
 impl TokenStream {
-    pub(crate) fn new(mailbox: Arc<Mailbox>, decode: Lease, prefill: Option<Lease>) -> Self {
-        Self { mailbox, _decode: decode, _prefill: prefill }
+    pub(crate) fn new(
+        mailbox: Arc<Mailbox>,
+        hangup: Arc<Hangup>,
+        decode: Lease,
+        prefill: Option<Lease>,
+    ) -> Self {
+        Self { mailbox, hangup, _decode: decode, _prefill: prefill }
+    }
+
+    /// Nobody will read on: from here to the last free block the time is taken.
+    pub(crate) fn hung_up(&self) {
+        self.hangup.begin();
     }
 
     /// All that came since the last call. The last one has `finish`, or is an error; none may follow.
@@ -157,10 +168,14 @@ impl TokenStream {
     /// # Errors
     /// The leg is over.
     pub async fn next(&mut self) -> Result<Chunk, RouteError> {
-        std::future::poll_fn(|context| self.poll_next(context)).await
+        std::future::poll_fn(|context| self.poll_next(context)).await.map_err(|(error, _)| error)
     }
 
-    pub(crate) fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<Chunk, RouteError>> {
+    /// As [`Self::next`]; an error comes with the worker that it is about.
+    pub(crate) fn poll_next(
+        &self,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<Chunk, (RouteError, WorkerId)>> {
         let mut state = self.mailbox.lock();
         if !state.read {
             // what came before the first look counts from now

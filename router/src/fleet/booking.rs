@@ -10,7 +10,7 @@ use super::registry::Registry;
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::decision::Decision;
-use crate::core::frame::{HandOff, KvFrom, RequestId, Sampling, Submit};
+use crate::core::frame::{HandOff, KvFrom, RequestId, Submit};
 use crate::core::scheduler::Output;
 use crate::error::RouteError;
 use crate::prompt::PromptEngine;
@@ -109,11 +109,12 @@ impl Reservation {
         let submit = Submit { request, ..submit };
         let Some(prefill) = &self.prefill else {
             let lease = link.submit(submit, Part::Whole, &mailbox, &hangup).await?;
-            return Ok(TokenStream::new(mailbox, lease, None));
+            return Ok(TokenStream::new(mailbox, hangup, lease, None));
         };
         let (decode_submit, prefill_submit) = self.legs(submit, prefill);
         let from = &prefill.place.link;
-        let partner = Partner { link: Arc::clone(&link), request, handed_off: false };
+        let partner =
+            Partner { link: Arc::clone(&link), request, handed_off: false, ticketed: false };
         // both at once; the decode leg is known first, so that nothing is said of a leg that is not there
         let (decode, prefill) = tokio::join!(
             link.submit(decode_submit, Part::decode(), &mailbox, &hangup),
@@ -121,7 +122,7 @@ impl Reservation {
         );
         let decode = decode?;
         let prefill = prefill.map_err(|error| link.goes_alone(request, &error)).ok();
-        Ok(TokenStream::new(mailbox, decode, prefill))
+        Ok(TokenStream::new(mailbox, hangup, decode, prefill))
     }
 
     fn legs(&self, submit: Submit, prefill: &PrefillPlace) -> (Submit, Submit) {
@@ -131,10 +132,7 @@ impl Reservation {
             hand_off: Some(HandOff { lease_ms: millis(kv_lease) }),
             ..submit.clone()
         };
-        // the prompt's log-probabilities are known to whoever computes the prompt
-        let sampling = Sampling { prompt_logprobs: None, ..submit.sampling.clone() };
         let decode_submit = Submit {
-            sampling,
             kv_from: Some(KvFrom {
                 worker: prefill.place.link.worker.clone(),
                 transfer: prefill.transfer.clone(),

@@ -8,8 +8,8 @@
 //! No comments are sent to keep idle connections alive: before the first token there is no status yet to send them
 //! under, and after it the deadline for the next token is no longer than what proxies wait.
 
-use std::convert::Infallible;
 use std::fmt::Write as _;
+use std::io;
 
 use axum::body::Body;
 use axum::http::{HeaderValue, header};
@@ -18,6 +18,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
 use serde::Serialize;
 
+use crate::error::RouteError;
 use crate::http::answers::Answers;
 use crate::http::call::Ending;
 use crate::http::params::Delivery;
@@ -112,11 +113,16 @@ struct Stream<S> {
     envelope: Envelope,
     ending: Ending,
     buffer: BytesMut,
+    /// The client was cut off for taking nothing. Should it read on, it finds its connection closed.
+    cut_off: bool,
 }
 
 impl<S: Events> Stream<S> {
     /// The next piece of the body.
-    async fn next(&mut self) -> Option<Bytes> {
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        if std::mem::take(&mut self.cut_off) {
+            return Some(Err(io::Error::other("the client took nothing")));
+        }
         let answers = self.answers.as_mut()?;
         loop {
             let delta = match self.first.take() {
@@ -133,6 +139,7 @@ impl<S: Events> Stream<S> {
                 Some(Err(error)) => {
                     tracing::warn!(%error, "an answer failed after its first byte");
                     self.ending.failed(&error);
+                    self.cut_off = matches!(error, RouteError::ClientGone);
                     self.buffer.extend_from_slice(b"event: error\ndata: ");
                     json(&mut self.buffer, &Reject::from(error).body());
                     self.buffer.extend_from_slice(b"\n\n");
@@ -151,7 +158,7 @@ impl<S: Events> Stream<S> {
                     self.answers = None;
                 }
             }
-            return Some(self.buffer.split().freeze());
+            return Some(Ok(self.buffer.split().freeze()));
         }
     }
 }
@@ -167,10 +174,11 @@ pub(super) fn response<S: Events>(
     let envelope = shape.envelope(delivery);
     let buffer = BytesMut::with_capacity(4096);
     let (first, answers) = (Some(first), Some(answers));
-    let stream = Box::new(Stream { first, answers, shape, envelope, ending, buffer });
+    let stream =
+        Box::new(Stream { first, answers, shape, envelope, ending, buffer, cut_off: false });
     let body = stream::unfold(stream, |mut stream| async move {
         let piece = stream.next().await?;
-        Some((Ok::<_, Infallible>(piece), stream))
+        Some((piece, stream))
     });
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),

@@ -205,6 +205,14 @@ impl Answer {
     }
 }
 
+impl Drop for Answer {
+    fn drop(&mut self) {
+        if !self.over {
+            self.choices.iter().for_each(Choice::hung_up);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -16,7 +16,6 @@ use crate::stream::TokenStream;
 #[derive(Debug)]
 pub(super) struct Leg {
     pub(super) stream: TokenStream,
-    pub(super) worker: WorkerId,
     pub(super) submitted: Instant,
 }
 
@@ -40,10 +39,7 @@ impl Attempt {
     ) -> Result<Leg, (RouteError, Option<WorkerId>)> {
         let (job, registry) = (&common.job, &common.app.fleet.registry);
         let hashing = Instant::now();
-        let wanted = match self.wanted(&common).await {
-            Ok(wanted) => wanted,
-            Err(error) => return Err((error, None)),
-        };
+        let wanted = self.wanted(&common);
         let hash_time = common.prompt.hash_time + hashing.elapsed();
         let (choice, asked) = (common.choice(index), Instant::now());
         let place = match registry.place(&wanted, common.deadline).await {
@@ -69,22 +65,22 @@ impl Attempt {
             "submit"
         );
         let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
-        Ok(Leg { stream, worker, submitted: Instant::now() })
+        Ok(Leg { stream, submitted: Instant::now() })
     }
 
-    async fn wanted(&self, common: &Common) -> Result<Wanted, RouteError> {
+    fn wanted(&self, common: &Common) -> Wanted {
         let (job, prompt) = (&common.job, &common.prompt);
         let begun = !self.generated.is_empty();
         let keys = if begun {
-            let ids: Arc<[u32]> = prompt.ids.iter().chain(&self.generated).copied().collect();
-            let registry = &common.app.fleet.registry;
-            registry.block_keys(common.block_tokens, &ids, &job.salt).await?
+            // here and now, long or not: an answer that has begun does not fail for want of a thread
+            let ids: Vec<u32> = prompt.ids.iter().chain(&self.generated).copied().collect();
+            common.app.fleet.registry.block_keys_now(common.block_tokens, &ids, &job.salt)
         } else {
             Arc::clone(&prompt.keys)
         };
         let generated = u32::try_from(self.generated.len()).unwrap_or(u32::MAX);
         let prompt_tokens = u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
-        Ok(Wanted {
+        Wanted {
             name: job.journey.request_id().to_owned(),
             model: job.model.clone(),
             engine: Arc::clone(&common.engine),
@@ -100,7 +96,7 @@ impl Attempt {
             first_token_by: job.journey.first_token_by().filter(|_| self.before.is_none()),
             begun,
             excluded: self.excluded.clone(),
-        })
+        }
     }
 
     /// The frame of the whole request, still without a name.

@@ -160,6 +160,13 @@ impl Choice {
         matches!(self.state, State::Ended)
     }
 
+    /// The client is gone.
+    pub(super) fn hung_up(&self) {
+        if let State::Running(leg) = &self.state {
+            leg.stream.hung_up();
+        }
+    }
+
     /// Cancels it if it still runs.
     pub(super) fn end(&mut self) {
         self.state = State::Ended;
@@ -235,10 +242,10 @@ impl Choice {
                 }
                 State::Placing(_) | State::Ended => return Poll::Ready(None),
             };
-            let (worker, submitted) = (leg.worker, leg.submitted);
+            let submitted = leg.submitted;
             let delta = match std::task::ready!(leg.stream.poll_next(context)) {
                 Ok(chunk) => self.delta(chunk),
-                Err(error) => match self.again(error, Some(worker)) {
+                Err((error, worker)) => match self.again(error, Some(worker)) {
                     Ok(()) => continue,
                     Err(error) => return Poll::Ready(Some(Err(error))),
                 },

@@ -1,4 +1,5 @@
-//! The clock of a cancel: it runs from the first leg of a request that is told to stop to the last block that is free again.
+//! The clock of a hang-up: it runs from the moment when nobody reads an answer any more to the last of its blocks that is
+//! free again, on whichever worker.
 
 use std::sync::{Arc, OnceLock};
 
@@ -20,8 +21,8 @@ impl Hangup {
         Arc::new(Self { metrics, since: OnceLock::new(), void: OnceLock::new() })
     }
 
-    /// A leg is told to stop.
-    pub(super) fn begin(&self) {
+    /// Nobody reads the answer any more.
+    pub(crate) fn begin(&self) {
         self.since.get_or_init(Instant::now);
     }
 

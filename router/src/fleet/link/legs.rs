@@ -12,6 +12,7 @@ use tokio::time::{Instant, timeout};
 
 use super::hangup::Hangup;
 use super::{Lease, Link, LinkError};
+use crate::core::candidate::WorkerId;
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
 };
@@ -79,6 +80,8 @@ pub(crate) struct Partner {
     pub(crate) request: RequestId,
     /// The first token came: from here on only the blocks are left of this leg.
     pub(crate) handed_off: bool,
+    /// It was told where to pull from; once is enough.
+    pub(crate) ticketed: bool,
 }
 
 impl Leg {
@@ -97,7 +100,7 @@ impl Leg {
     }
 
     /// It is over: the request's reader is told, or the decode leg, if that one can do without it.
-    fn fail(self, error: RouteError, may_go_on: bool) {
+    fn fail(self, error: RouteError, worker: WorkerId, may_go_on: bool) {
         let partner = self.waiting_partner();
         match (self.state, partner) {
             (LegState::Cancelled(_), _) => {}
@@ -107,7 +110,7 @@ impl Leg {
             (LegState::Queued(mailbox) | LegState::Sent(mailbox), partner) => {
                 let only_blocks_left = partner.is_none() && matches!(self.part, Part::Prefill(_));
                 if !only_blocks_left {
-                    mailbox.fail(error);
+                    mailbox.fail(error, worker);
                 }
             }
         }
@@ -167,7 +170,8 @@ impl Legs {
             Part::Prefill(partner) if partner.handed_off => {
                 return wrong("tokens after the one that it handed off");
             }
-            Part::Decode { goes_on: false, .. } => {
+            // that its deadline passed it may say at any time
+            Part::Decode { goes_on: false, .. } if output.finish != Some(Finish::Cancelled) => {
                 return wrong("tokens before it was told to go on");
             }
             Part::Whole | Part::Prefill(_) | Part::Decode { .. } => {}
@@ -284,7 +288,6 @@ impl Link {
             LegState::Sent(_) => "first_token",
         };
         self.registry.metrics.cancelled(fault.unwrap_or(stage));
-        leg.hangup.begin();
         if stage == "submit" {
             // the writer sends no submit whose leg is gone
             by_request.remove(&request);
@@ -299,9 +302,13 @@ impl Link {
 
     /// The KV of a prompt may be pulled: this passes the word on.
     pub(super) fn kv_ready(&self, ready: KvReady) {
-        let partner = match self.legs().by_request.get(&ready.request).map(|leg| &leg.part) {
-            Some(Part::Prefill(partner)) => Some((Arc::clone(&partner.link), partner.request)),
-            Some(Part::Whole | Part::Decode { .. }) | None => None,
+        let partner = match self.legs().by_request.get_mut(&ready.request).map(|leg| &mut leg.part)
+        {
+            Some(Part::Prefill(partner)) if !partner.ticketed => {
+                partner.ticketed = true;
+                Some((Arc::clone(&partner.link), partner.request))
+            }
+            Some(Part::Prefill(_) | Part::Whole | Part::Decode { .. }) | None => None,
         };
         let Some((link, request)) = partner else { return }; // it crossed a cancel
         link.tell(request, Frame::Ticket(Ticket { request, ticket: ready.ticket }));
@@ -329,13 +336,13 @@ impl Link {
         {
             let mut legs = self.legs();
             let Some(leg) = legs.by_request.get_mut(&request) else { return };
-            if let Part::Decode { goes_on, .. } = &mut leg.part {
-                *goes_on = true;
-                leg.before = leg.before.saturating_sub(1);
+            let (LegState::Queued(mailbox) | LegState::Sent(mailbox)) = &leg.state else { return };
+            let Part::Decode { goes_on, .. } = &mut leg.part else { return };
+            if std::mem::replace(goes_on, true) {
+                return; // it has been told already
             }
-            if let LegState::Queued(mailbox) | LegState::Sent(mailbox) = &leg.state {
-                mailbox.expects(self.id);
-            }
+            leg.before = leg.before.saturating_sub(1);
+            mailbox.expects(self.id);
         }
         tracing::info!(worker = self.worker, leg = request.0, %why, "it computes the prompt itself");
         self.registry.metrics.prefills_lost.inc();
@@ -375,7 +382,7 @@ impl Link {
         self.registry.ended(self.id, &never_sent);
         for leg in given_up {
             self.registry.metrics.leg_ended("worker_silent");
-            leg.fail(self.lost(&format!("nothing was heard of it for {silent:?}")), true);
+            leg.fail(self.lost(&format!("nothing was heard of it for {silent:?}")), self.id, true);
         }
     }
 
@@ -391,7 +398,7 @@ impl Link {
             leg.hangup.void();
             let cancelled = matches!(leg.state, LegState::Cancelled(_));
             self.registry.metrics.leg_ended(if cancelled { "cancelled" } else { "worker_lost" });
-            leg.fail(self.lost(&error.to_string()), true);
+            leg.fail(self.lost(&error.to_string()), self.id, true);
         }
     }
 
@@ -408,19 +415,20 @@ impl Link {
                 released.push((*request, leg.output(false)));
                 false
             }
-            LegState::Sent(mailbox) => {
+            // of two legs with one mailbox, the decode leg is looked at
+            LegState::Sent(mailbox) if !matches!(leg.part, Part::Prefill(_)) => {
                 if mailbox.unread_since().is_some_and(|since| now - since > stall) {
                     stalled.push((*request, Arc::clone(mailbox)));
                 }
                 true
             }
-            LegState::Queued(_) | LegState::Cancelled(_) => true,
+            LegState::Queued(_) | LegState::Sent(_) | LegState::Cancelled(_) => true,
         });
         for (request, mailbox) in stalled {
             tracing::info!(worker = self.worker, request = request.0, "the client takes nothing");
             self.registry.metrics.stalls.inc();
             self.cancel(request, Some("stalled"));
-            mailbox.fail(RouteError::ClientGone);
+            mailbox.fail(RouteError::ClientGone, self.id);
         }
         self.registry.ended(self.id, &released);
     }
@@ -447,12 +455,13 @@ impl Link {
         for (request, mailbox, what) in follows.wrong {
             tracing::error!(worker = self.worker, request = request.0, what, "wrong output");
             self.cancel(request, Some("wrong_output"));
-            mailbox.fail(RouteError::WorkerFailed {
+            let error = RouteError::WorkerFailed {
                 worker: self.worker.clone(),
                 kind: "wrong_output".into(),
                 message: format!("it sent {what}"),
                 retryable: true,
-            });
+            };
+            mailbox.fail(error, self.id);
         }
         self.registry.step(self.id, &step, &follows.begun, &follows.ended)
     }
@@ -468,7 +477,7 @@ impl Link {
                 metrics.leg_ended("cancelled");
             }
             (LegState::Sent(_), Part::Prefill(partner)) if partner.handed_off => {
-                metrics.leg_ended("handed_off");
+                metrics.leg_ended("let_go"); // pulled, or in vain
             }
             (LegState::Sent(_) | LegState::Queued(_), _) => return,
         }
@@ -491,6 +500,6 @@ impl Link {
             message: failed.message,
             retryable,
         };
-        leg.fail(error, retryable);
+        leg.fail(error, self.id, retryable);
     }
 }

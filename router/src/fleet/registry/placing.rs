@@ -13,6 +13,7 @@ use crate::core::decision::Decision;
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::frame::RequestId;
 use crate::core::scheduler::{Output, Placement, Want};
+use crate::core::secret::HashKey;
 use crate::error::RouteError;
 use crate::fleet::booking::{Reservation, Wanted};
 use crate::fleet::pool::{Places, Pool};
@@ -73,17 +74,17 @@ impl Registry {
         ids: &Arc<[u32]>,
         salt: &[u8],
     ) -> Result<Arc<[u64]>, RouteError> {
-        let key = self.setup.hash_key;
-        let Some(block_tokens) = NonZeroUsize::new(block_tokens as usize) else {
-            return Ok([].into());
-        };
-        let (root, ids) = (BlockHash::root(&key, salt), Arc::clone(ids));
-        let long = ids.len() > HASHED_INLINE;
-        let hash = move || -> Arc<[u64]> {
-            let hashes = hash_blocks(&key, root, &ids, block_tokens);
-            hashes.into_iter().map(|hash| hash.key().0).collect()
-        };
-        if long { self.setup.tokenize_pool.run(hash).await } else { Ok(hash()) }
+        if ids.len() <= HASHED_INLINE {
+            return Ok(self.block_keys_now(block_tokens, ids, salt));
+        }
+        let (key, ids, salt) = (self.setup.hash_key, Arc::clone(ids), salt.to_vec());
+        let hash = move || block_keys(&key, block_tokens, &ids, &salt);
+        self.setup.tokenize_pool.run(hash).await
+    }
+
+    /// The same on this thread, however long it is.
+    pub(crate) fn block_keys_now(&self, block_tokens: u32, ids: &[u32], salt: &[u8]) -> Arc<[u64]> {
+        block_keys(&self.setup.hash_key, block_tokens, ids, salt)
     }
 
     /// Books a place on a worker, at once if one has room and nobody waits.
@@ -271,6 +272,12 @@ impl Registry {
         }
         Some(changed)
     }
+}
+
+fn block_keys(key: &HashKey, block_tokens: u32, ids: &[u32], salt: &[u8]) -> Arc<[u64]> {
+    let Some(block_tokens) = NonZeroUsize::new(block_tokens as usize) else { return [].into() };
+    let hashes = hash_blocks(key, BlockHash::root(key, salt), ids, block_tokens);
+    hashes.into_iter().map(|hash| hash.key().0).collect()
 }
 
 fn no_worker() -> RouteError {
