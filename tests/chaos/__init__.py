@@ -2,8 +2,8 @@
 
     make chaos SECONDS=600 SEED=1 OUT=chaos.json
 
-Reading order: `load` (what is asked), `plan` (what goes wrong and when), `fleet` (router, workers), `worker` and
-`seams` (a real worker that can be told to die at a given step), `clients` and `crowd` (streams, compared), `faults`
+Reading order: `load` (what is asked), `plan` (what goes wrong and when), `fleet` (router, workers), `worker`, `seams`
+and `steps` (a real worker that can be told to die at a given step), `clients` and `crowd` (streams, compared), `faults`
 (one fault from its trigger to the recovery), `hangups`, `network` (hosts as network namespaces), `suite` (rounds and
 leak checks), `report`.
 """

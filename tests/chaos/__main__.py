@@ -12,9 +12,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from chaos.clients import Answer
+from chaos.crowd import Tally
+from chaos.faults import Outcome
 from chaos.fleet import ROOT
 from chaos.network import ROUTER_HOST, Place, inside, missing, namespaces
 from chaos.plan import Shape, faults
@@ -52,6 +56,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--prefill", type=int, default=2, help="(default: 2)")
     parser.add_argument("--decode", type=int, default=2, help="(default: 2)")
     parser.add_argument("--both", type=int, default=0, help="(default: 0)")
+    parser.add_argument(
+        "--policies",
+        default="round-robin,kv",
+        help="of the router, each for a part of the time; all but kv split every request "
+        "(default: %(default)s)",
+    )
     parser.add_argument("--only", help="faults whose row and point contain this, such as 'kill'")
     parser.add_argument("--logs", help="folder for the logs of all processes")
     return parser.parse_args()
@@ -64,18 +74,30 @@ def shape_of(args: argparse.Namespace, *, hosts: bool) -> Shape:
 async def chaos(
     args: argparse.Namespace, folder: Path, places: dict[str, Place] | None
 ) -> dict[str, Any]:
-    """The whole run; what goes into the file. With `places`, each worker is on a host of its own."""
+    """The whole run, a part for each policy; what goes into the file. With `places`, each worker has its own host."""
     shape = shape_of(args, hosts=places is not None)
     began = time.monotonic()
-    plan = faults(args.seed, shape)
-    if args.only:
-        plan = (fault for fault in plan if args.only in f"{fault.row} {fault.point}")
-    async with opened(shape, folder, args.seed, args.clients, places) as suite:
-        note(f"fleet and undisturbed run: {time.monotonic() - began:.0f} s")
-        await suite.check()
-        await suite.run(plan, began + args.seconds, note)
-    result = report(suite.crowd.tally, suite.outcomes, suite.found, about(args, began))
-    result["examples"] += (suite.leaks.found + suite.fleet.crashes)[:20]
+    policies: list[str] = args.policies.split(",")
+    tally, outcomes, found, notes = Tally(), list[Outcome](), Counter[str](), list[str]()
+    answers: dict[int, Answer] = {}
+    for i, policy in enumerate(policies):
+        until_s = began + args.seconds * (i + 1) / len(policies)
+        plan = faults(args.seed + i, shape)
+        if args.only:
+            plan = (fault for fault in plan if args.only in f"{fault.row} {fault.point}")
+        (folder / policy).mkdir(exist_ok=True)
+        opening = opened(shape, folder / policy, args.seed, args.clients, places, policy)
+        async with opening as suite:
+            suite.crowd.compare_with(answers)  # an answer is the same whatever the way
+            note(f"{policy}: fleet and undisturbed run after {time.monotonic() - began:.0f} s")
+            await suite.check()
+            await suite.run(plan, until_s, note)
+        tally.add(suite.crowd.tally)
+        outcomes += suite.outcomes
+        found.update(suite.found)
+        notes += suite.leaks.found + suite.fleet.crashes
+    result = report(tally, outcomes, dict(found), about(args, began))
+    result["examples"] += notes[:20]
     return result
 
 

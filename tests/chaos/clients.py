@@ -173,15 +173,19 @@ async def send(
     return stream
 
 
-async def get(port: int, path: str) -> bytes:
-    """The body of a GET of the router."""
+async def call(port: int, method: str, path: str, body: bytes = b"") -> bytes:
+    """The body of the router's answer."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
-        writer.write(f"GET {path} HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\n\r\n".encode())
-        head = await reader.readuntil(b"\r\n\r\n")
+        head = (
+            f"{method} {path} HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\n"
+            f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        answer = await reader.readuntil(b"\r\n\r\n")
         length = next(
             int(line.split(b":")[1])
-            for line in head.lower().split(b"\r\n")
+            for line in answer.lower().split(b"\r\n")
             if line.startswith(b"content-length:")
         )
         return await reader.readexactly(length)

@@ -24,6 +24,19 @@ class Tally:
     failed: list[str] = field(default_factory=list[str])
     hung: list[str] = field(default_factory=list[str])
 
+    def add(self, other: Tally) -> None:
+        """Count what another crowd saw, too."""
+        self.requests += other.requests
+        self.equal += other.equal
+        self.hung_up += other.hung_up
+        self.mismatched += other.mismatched
+        self.failed += other.failed
+        self.hung += other.hung
+
+    @property
+    def wrong(self) -> int:
+        return len(self.mismatched) + len(self.failed) + len(self.hung)
+
 
 class Crowd:
     """The clients, and all streams under way by the seed of their request."""
@@ -53,6 +66,15 @@ class Crowd:
                 self.requests[i] = request if text is None else request.stopping_at(text)
         self.expected = await self._record(self.requests, clients)
         self._order = endless(self.requests, self._rng.randrange(1 << 30))
+
+    def compare_with(self, answers: dict[int, Answer]) -> None:
+        """Those of another undisturbed run must be the same; where there are none yet, these are they."""
+        for request in self.requests:
+            answer = self.expected[request.seed]
+            before = answers.setdefault(request.seed, answer)
+            if before != answer:
+                told = f"{request.kind} {request.seed}, undisturbed: {difference(before, answer)}"
+                self.tally.mismatched.append(told)
 
     async def _record(self, requests: list[Request], clients: int) -> dict[int, Answer]:
         answers: dict[int, Answer] = {}

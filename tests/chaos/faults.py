@@ -18,7 +18,7 @@ from chaos.load import of_seed
 from chaos.network import ROUTER_HOST, Network
 from chaos.plan import ON_NETWORK, Fault
 
-REACHED_WITHIN_S = 15.0  # among 200 clients every step is reached sooner, if it is reached at all
+REACHED_WITHIN_S = 8.0  # among 200 clients every step is reached sooner, if it is reached at all
 RECOVERED_WITHIN_S = 60.0
 WEATHER_ANSWERS = 150  # requests that meet a slow or lossy network, before it is fine again
 SLOW_MS, SLOW_TIMES = 60.0, 12
@@ -44,14 +44,17 @@ class Outcome:
     at_s: float = 0.0
     reached: bool = False
     error: str = ""
+    wrong: int = 0  # requests that failed, hung or differed meanwhile
     recoveries: list[Recovery] = field(default_factory=list[Recovery])
     noticed_ms: float | None = None  # until the router gave the worker no more work
     cancel_to_free_ms: float | None = None
 
     @property
     def word(self) -> str:
-        if not self.reached:
+        if not self.reached and not self.error:
             return "not reached"
+        if self.wrong:
+            return self.error or f"{self.wrong} requests went wrong"
         return self.error or "ok"
 
 
@@ -71,7 +74,7 @@ class Injector:
 
     def _heard(self, _worker: Worker, event: dict[str, Any]) -> None:
         match event["event"]:
-            case "leg" if event["resumed"]:
+            case "leg" if event["resumed"] and event["seed"] not in self._resumed:
                 self._resumed[event["seed"]] = (event["at"], None)
             case "began" if event["seed"] in self._resumed:
                 since = self._resumed[event["seed"]][0]
@@ -83,6 +86,7 @@ class Injector:
         """Inject `fault` and wait until everything has recovered from it."""
         outcome = Outcome(fault)
         self._resumed.clear()
+        wrong = self.crowd.tally.wrong
         try:
             if fault.role == "client":
                 await self._hang_up(fault, outcome)
@@ -96,12 +100,17 @@ class Injector:
             if worker is None or fired is None:
                 return outcome
             outcome.reached, outcome.at_s = True, fired.at_s
-            waiting = self._affected(fired)
+            under_way = (
+                fault.token is not None
+            )  # it was in the middle of a step, which may have gone out yet
+            waiting = self._affected(fired, 1 if under_way else 0)
             await self._follow(fault, worker, outcome)
             await self._recovered(waiting, fired, outcome)
             await self.fleet.ready()
         except (ChaosError, TimeoutError) as error:
             outcome.error = str(error) or "it took too long"
+        finally:
+            outcome.wrong = self.crowd.tally.wrong - wrong
         return outcome
 
     async def _hang_up(self, fault: Fault, outcome: Outcome) -> None:
@@ -114,13 +123,16 @@ class Injector:
 
     async def _at_step(self, fault: Fault) -> tuple[Worker | None, Fired | None]:
         """A worker of the role, when something comes to the step on it."""
-        worker = self.rng.choice(self._workers(fault))
-        rule, future = await self._arm(worker, fault.point, fault)
-        try:
-            return worker, await asyncio.wait_for(future, REACHED_WITHIN_S)
-        except TimeoutError:
-            self.fleet.disarm(worker, rule)
-            return None, None
+        workers = self._workers(fault)
+        for worker in self.rng.sample(
+            workers, len(workers)
+        ):  # to one nothing of that kind may come
+            rule, future = await self._arm(worker, fault.point, fault)
+            try:
+                return worker, await asyncio.wait_for(future, REACHED_WITHIN_S)
+            except TimeoutError:
+                self.fleet.disarm(worker, rule)
+        return None, None
 
     async def _at_resumption(self, fault: Fault) -> tuple[Worker | None, Fired | None]:
         """A worker that was just given what another one lost; it is struck once that one is back, for one must be."""
@@ -166,7 +178,7 @@ class Injector:
                 do = "freeze"
             case "slow":
                 more = {"ms": SLOW_MS, "times": SLOW_TIMES}
-            case kind if kind in ON_NETWORK:
+            case kind if kind == "leave" or kind in ON_NETWORK:
                 do = "tell"
             case _:
                 pass
@@ -177,11 +189,11 @@ class Injector:
 
     # --- after the deed ---
 
-    def _affected(self, fired: Fired) -> list[tuple[int, asyncio.Future[float]]]:
+    def _affected(self, fired: Fired, more: int) -> list[tuple[int, asyncio.Future[float]]]:
         """Streams that had tokens from the worker, and when they get their next ones."""
         found: list[tuple[int, asyncio.Future[float]]] = []
         for seed, generated in fired.held.items():
-            if generated and (future := self.crowd.next_token(seed, generated)):
+            if generated and (future := self.crowd.next_token(seed, generated + more)):
                 found.append((seed, future))
         return found
 
@@ -198,16 +210,22 @@ class Injector:
             case "replace":
                 await self._replaced(worker)
             case "kill" | "drain":
-                starts = worker.starts
-                await self.fleet.until(
-                    lambda: worker.starts > starts or worker.pid is None,
-                    f"{worker.name} does not end",
-                    RECOVERED_WITHIN_S,
-                )
+                await self._ended(worker)
+            case "leave":
+                await self.fleet.order_to_leave(worker)
+                await self._ended(worker)
             case kind if kind in ON_NETWORK:
                 await self._bad_weather(kind, worker, outcome)
             case _:
                 pass
+
+    async def _ended(self, worker: Worker) -> None:
+        pid = worker.pid
+        await self.fleet.until(
+            lambda: worker.pid != pid or pid is None,
+            f"{worker.name} does not end",
+            RECOVERED_WITHIN_S,
+        )
 
     async def _bad_weather(self, kind: str, worker: Worker, outcome: Outcome) -> None:
         """Something is wrong between the worker's host and the router's, or the other workers', for a while."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from chaos.clients import get
+from chaos.clients import call
 from chaos.load import BLOCK_TOKENS, CHUNK_TOKENS
 from chaos.plan import Shape
 
@@ -31,7 +31,9 @@ ROUTER_FLAGS = (
     f"--heartbeat-timeout-ms={REMOVED_MS}",
     "--first-token-timeout-ms=20000",
     "--token-timeout-ms=10000",
-    "--worker-queue-ms=20",  # so that requests wait in the router, too
+    "--worker-queue-ms=400",  # so that requests can be made to wait in the router, too
+    "--circuit-breaks=0",  # deaths are what this is about
+    "--retries=20",  # of those without a first token: workers die faster here than 200 prompts are computed
 )
 WORKER_FLAGS = (
     f"--block-tokens={BLOCK_TOKENS}",
@@ -376,7 +378,12 @@ class Fleet:
         return [worker for worker in self.workers.values() if seed in worker.holds]
 
     async def get(self, path: str) -> bytes:
-        return await get(self.port, path)
+        return await call(self.port, "GET", path)
+
+    async def order_to_leave(self, worker: Worker) -> None:
+        """Let the router drain it, its hottest blocks first: too quickly for its answers to end there."""
+        body = json.dumps({"budget_ms": 150, "hand_over": 256}).encode()
+        await call(self.port, "POST", f"/workers/{worker.name}/drain", body)
 
     async def metric(self, name: str, labels: str = "") -> float:
         """The value of one sample of `/metrics`; 0 where it is not there."""

@@ -13,23 +13,24 @@ from typing import Any
 
 from chaos.clients import Stream
 from chaos.crowd import Crowd
-from chaos.fleet import ChaosError, Fired, Fleet, Worker
+from chaos.fleet import ChaosError, Fleet, Worker
 from chaos.load import CHUNK_TOKENS, FIRST_ID, LAST_ID, SEEDS_APART, Request
 
 FIRST_SEED = 1 << 30  # above those of the crowd's requests
 REACHED_WITHIN_S = 15.0
 FREED_WITHIN_S = 30.0
-QUEUED_WITHIN_S = 1.0  # less than three heartbeats: the workers stand still meanwhile
-BURST = 16
+ATTEMPTS = 5
+QUEUED_WITHIN_S = 5.0
+BURST = 96
 
-# Where a worker is held while the client goes. The first role of these that the fleet has.
+# Where a worker is held while the client goes.
 HELD_AT = {
-    "mid-prefill": (("prefill", "both"), "computing"),
-    "between chunks": (("prefill", "both"), "chunk"),
-    "before ticket": (("prefill",), "before ticket"),
-    "during transfer": (("decode",), "segment"),
-    "between legs": (("decode",), "continue"),
-    "in the last step": (("decode", "both"), "last step"),
+    "mid-prefill": "computing",
+    "between chunks": "chunk",
+    "before ticket": "before ticket",
+    "during transfer": "segment",
+    "between legs": "continue",
+    "in the last step": "last step",
 }
 AFTER_EVENT: dict[str, Callable[[Stream], bool]] = {
     "first token": lambda stream: stream.tokens >= 1,
@@ -64,7 +65,7 @@ class HangUps:
     async def at(self, point: str) -> HungUp | None:
         """One hang-up at `point`; None if the point was not reached. Raises ChaosError for blocks that stay."""
         if point in HELD_AT:
-            return await self._held(*HELD_AT[point])
+            return await self._held(HELD_AT[point])
         if condition := AFTER_EVENT.get(point):
             return await self._after(condition)
         match point:
@@ -96,25 +97,36 @@ class HangUps:
 
     # --- points ---
 
-    async def _held(self, roles: tuple[str, ...], point: str) -> HungUp | None:
+    async def _held(self, point: str) -> HungUp | None:
         """A worker stops at the step, the client goes, the worker goes on."""
-        role = next(role for role in roles if role in self.fleet.shape.workers.values())
+        for _ in range(
+            ATTEMPTS
+        ):  # one that is placed on a single worker comes to no step of a transfer
+            if hung_up := await self._held_once(point):
+                return hung_up
+        return None
+
+    async def _held_once(self, point: str) -> HungUp | None:
         request = self._request()
-        workers = [w for w in self.fleet.workers.values() if w.role == role]
+        workers = list(self.fleet.workers.values())
         armed = [await self.fleet.arm(w, point, "hold", seed=request.seed) for w in workers]
         stream = await self.crowd.open(request)
         try:
-            futures: list[asyncio.Future[Fired]] = [future for _, future in armed]
-            done, _ = await asyncio.wait(
-                futures, timeout=REACHED_WITHIN_S, return_when=asyncio.FIRST_COMPLETED
+            futures: list[asyncio.Future[Any]] = [future for _, future in armed]
+            await asyncio.wait(
+                [*futures, stream.ended],
+                timeout=REACHED_WITHIN_S,
+                return_when=asyncio.FIRST_COMPLETED,
             )
-            hung_up = self._leave(stream)
+            reached = any(future.done() for future in futures)
+            at_s = self._leave(stream)
             await self.fleet.get("/health")  # the router had time to notice
         finally:
             for worker, (rule, _) in zip(workers, armed, strict=True):
                 self.fleet.disarm(worker, rule)
         await self.crowd.finish(stream)
-        return await self._freed(request, hung_up) if done else None
+        hung_up = await self._freed(request, at_s)
+        return hung_up if reached else None
 
     async def _after(self, condition: Callable[[Stream], bool]) -> HungUp | None:
         request = self._request()

@@ -35,6 +35,7 @@ PREFILL = (
 DECODE = (
     "submit",
     "ticket",
+    "admitted",
     "pull",
     "segment",
     "pulled",
@@ -48,7 +49,7 @@ DECODE = (
 )
 
 # What happens to a worker that reaches a step.
-ON_WORKER = ("kill", "freeze", "freeze briefly", "slow", "cut link", "drain", "replace")
+ON_WORKER = ("kill", "freeze", "freeze briefly", "slow", "cut link", "drain", "leave", "replace")
 ON_NETWORK = (
     "partition",
     "half-open from worker",
@@ -71,6 +72,9 @@ HANG_UPS = (
     "in the last step",
     "after the last token",
 )
+
+
+KINDS = (*ON_WORKER, *ON_NETWORK, "hang up")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,14 @@ class Shape:
     @property
     def decoders(self) -> str:
         return "decode" if self.split else "both"
+
+
+def place(point: str) -> tuple[int, str]:
+    """Where a point stands in a list of them: as in the protocol, then token by token."""
+    for i, known in enumerate((*PREFILL, *DECODE, *WHOLE, *HANG_UPS)):
+        if point == known:
+            return i, ""
+    return 1_000, f"{point.rpartition(' ')[2]:>6}"
 
 
 def matrix(shape: Shape) -> list[Fault]:

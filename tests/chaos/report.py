@@ -9,6 +9,7 @@ from typing import Any
 
 from chaos.crowd import Tally
 from chaos.faults import Outcome
+from chaos.plan import KINDS, place
 
 DECIDING = ("mismatched", "failed", "hung", "leaked_blocks", "leaked_bookings", "crashed")
 
@@ -57,6 +58,17 @@ def report(
         "freeze_noticed_ms": spread(noticed),
         "cancel_to_free_ms": spread(cancels),
         "matrix": cells(outcomes),
+        "injected": [
+            {
+                "at_s": round(outcome.at_s - outcomes[0].at_s, 2),
+                "role": outcome.fault.role,
+                "fault": outcome.fault.kind,
+                "point": outcome.fault.point,
+                "outcome": outcome.word,
+            }
+            for outcome in outcomes
+            if outcome.reached
+        ],
         "examples": (tally.mismatched + tally.failed + tally.hung)[:20],
     }
 
@@ -67,18 +79,20 @@ def passed(result: dict[str, Any]) -> bool:
 
 def cells(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
     """One entry for each fault at each point, in the order in which they came first."""
-    grouped: dict[tuple[str, str], list[Outcome]] = defaultdict(list)
+    grouped: dict[tuple[str, str, str], list[Outcome]] = defaultdict(list)
     for outcome in outcomes:
-        grouped[outcome.fault.row, outcome.fault.point].append(outcome)
+        fault = outcome.fault
+        grouped[fault.role, fault.kind, fault.point].append(outcome)
     found: list[dict[str, Any]] = []
-    for (fault, point), group in grouped.items():
+    for (role, kind, point), group in grouped.items():
         times = [r.ms for outcome in group for r in outcome.recoveries]
         times += [o.cancel_to_free_ms for o in group if o.cancel_to_free_ms is not None]
         words = [outcome.word for outcome in group]
         bad = [word for word in words if word not in ("ok", "not reached")]
         found.append(
             {
-                "fault": fault,
+                "role": role,
+                "fault": kind,
                 "point": point,
                 "injected": sum(outcome.reached for outcome in group),
                 "outcome": bad[0] if bad else "ok" if "ok" in words else "not reached",
@@ -89,11 +103,16 @@ def cells(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
 
 
 def table(matrix: list[dict[str, Any]]) -> str:
-    """Points down, faults across; in each cell how often it was injected, and the median ms to recover."""
-    faults = list(dict.fromkeys(cell["fault"] for cell in matrix))
-    points = list(dict.fromkeys(cell["point"] for cell in matrix))
+    """For each role points down, faults across: how often it was injected, and the median ms to recover."""
+    roles = sorted({cell["role"] for cell in matrix})
+    return "\n\n".join(_table(role, [c for c in matrix if c["role"] == role]) for role in roles)
+
+
+def _table(role: str, matrix: list[dict[str, Any]]) -> str:
+    faults = [kind for kind in KINDS if any(cell["fault"] == kind for cell in matrix)]
+    points = sorted({cell["point"] for cell in matrix}, key=place)
     found = {(cell["fault"], cell["point"]): cell for cell in matrix}
-    rows = [["", *faults]]
+    rows = [[role, *faults]]
     rows += [[point, *(_cell(found.get((fault, point))) for fault in faults)] for point in points]
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join(
@@ -126,7 +145,7 @@ def summary(result: dict[str, Any]) -> str:
         values = result[name]
         lines.append(f"{name}: p50 {values['p50']}, p99 {values['p99']} ({values['count']} seen)")
     lines += [
-        f"{cell['fault']} at {cell['point']}: {cell['outcome']}"
+        f"{cell['role']}, {cell['fault']} at {cell['point']}: {cell['outcome']}"
         for cell in result["matrix"]
         if cell["outcome"] not in ("ok", "not reached")
     ]

@@ -1,18 +1,11 @@
-"""Named steps in the life of a request inside a real worker, at which the harness may strike.
-
-The product has no hooks: its functions are wrapped here, from outside, before the worker starts. A function that is not
-there any more stops the worker at once with its name.
-"""
+"""What the harness may do to a real worker when something in it comes to a named step; `steps` says where these are."""
 
 from __future__ import annotations
 
-import asyncio
-import functools
 import json
 import os
 import signal
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -68,6 +61,9 @@ class Seams:
         self.control = control
         self.engine: Any = None
         self.cut: Callable[[], None] = lambda: None  # resets the links to the routers
+        self.to_begin: set[int] = (
+            set()
+        )  # seeds of those resumed here whose next token is still to come
         self._rules: list[Rule] = []
         self._lock = threading.Lock()
         self._held: dict[int, threading.Event] = {}
@@ -158,121 +154,3 @@ class Seams:
             return []
         sequences = list(self.engine._sequences.values())
         return [(sequence.sampling.seed, len(sequence.generated)) for sequence in sequences]
-
-
-def wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
-    """Replace `owner.name` by `around(original, self, ...)`."""
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        return around(original, *args, **kwargs)
-
-    setattr(owner, name, wrapped)
-
-
-def install(seams: Seams) -> None:
-    """Wrap engine and links. Before the worker is made."""
-    from headrace.engine.engine import Engine
-    from headrace.engine.schedule import Scheduler
-
-    reach, tell = seams.reach, seams.control.send
-    to_begin: set[int] = set()  # resumed, and the next token is still to come
-
-    def init(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
-        original(engine, *args, **kwargs)
-        seams.engine = engine
-
-    def submit(original: Any, engine: Any, submit: Any, **kwargs: Any) -> None:
-        seed = submit.sampling.seed
-        resumed = 0 if submit.resume is None else len(submit.resume.generated) // 4
-        reach("submit", seed)
-        if resumed:
-            reach("resumed", seed)
-        original(engine, submit, **kwargs)
-        tell(event="leg", seed=seed, resumed=resumed)
-        if resumed:
-            to_begin.add(seed)
-
-    def start(original: Any, scheduler: Any, sequence: Any, *args: Any) -> Any:
-        result = original(scheduler, sequence, *args)
-        reach("admitted", sequence.sampling.seed)
-        return result
-
-    def compute(original: Any, engine: Any, plan: Any, result: Any) -> None:
-        for sequence in (work.sequence for work in plan.work):
-            if not sequence.decodes:
-                reach("computing", _seed(sequence))
-            elif len(sequence.generated) == 1:
-                reach("first decode step", _seed(sequence))
-            else:
-                reach("decode", _seed(sequence))
-        original(engine, plan, result)
-        for work in plan.work:
-            if work.sequence.remaining > 1:
-                reach("chunk", _seed(work.sequence))
-
-    def accept(original: Any, engine: Any, sequence: Any, *args: Any) -> None:
-        if sequence.total + 1 >= sequence.limit:
-            reach("last step", _seed(sequence))
-        original(engine, sequence, *args)
-        generated = len(sequence.generated)
-        if _seed(sequence) in to_begin:
-            to_begin.discard(_seed(sequence))
-            tell(event="began", seed=_seed(sequence))
-        if generated == 1:
-            reach("first token", _seed(sequence))
-        reach(f"token {generated}", _seed(sequence))
-
-    def end(original: Any, engine: Any, sequence: Any) -> Any:
-        blocks = original(engine, sequence)
-        tell(event="end", seed=_seed(sequence), generated=len(sequence.generated))
-        return blocks
-
-    wrap(Engine, "__init__", init)
-    wrap(Engine, "submit", submit)
-    wrap(Scheduler, "_start", start)
-    wrap(Engine, "_compute", compute)
-    wrap(Engine, "_accept", accept)
-    wrap(Engine, "_end", end)
-    _install_links(seams)
-
-
-def _install_links(seams: Seams) -> None:
-    from headrace.connection import Connection
-    from headrace.frames import Step
-    from headrace.link import Session
-
-    connections: list[tuple[Any, asyncio.AbstractEventLoop]] = []
-
-    def made(original: Any, connection: Any, transport: Any) -> None:
-        original(connection, transport)
-        open_ones = [pair for pair in connections if not pair[0].is_closing()]
-        connections[:] = [*open_ones, (transport, asyncio.get_running_loop())]
-
-    def cut() -> None:
-        for transport, loop in connections:
-            loop.call_soon_threadsafe(_reset, transport)
-
-    async def send(original: Any, session: Any, *frames: Any) -> None:
-        await original(session, *frames)
-        for frame in frames:
-            if isinstance(frame, Step) and frame.outputs:
-                seams.reach("token sent", None)
-                if any(output.cached_tokens is not None for output in frame.outputs):
-                    seams.reach("first token sent", None)
-
-    seams.cut = cut
-    wrap(Connection, "connection_made", made)
-    wrap(Session, "send", send)
-
-
-def _reset(transport: Any) -> None:
-    if not transport.is_closing():
-        linger = struct.pack("ii", 1, 0)  # an abort is a reset then
-        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
-        transport.abort()
-
-
-def _seed(sequence: Any) -> int:
-    return sequence.sampling.seed

@@ -14,7 +14,7 @@ from chaos.clients import Answer, Failed, Stream
 from chaos.crowd import Tally, difference
 from chaos.faults import Outcome, Recovery
 from chaos.load import KINDS, SEEDS_APART, Request, of_seed, requests, stop_text
-from chaos.plan import ON_WORKER, TOKEN_POSITIONS, Fault, Shape, faults, matrix
+from chaos.plan import ON_WORKER, TOKEN_POSITIONS, Fault, Shape, faults, matrix, place
 from chaos.report import cells, passed, percentile, report, table
 from chaos.suite import Leaks
 
@@ -60,6 +60,11 @@ def test_a_stop_text_ends_the_answer_where_it_was_found(answer: str) -> None:
     if text is not None:
         assert text in answer
         assert answer.find(text) >= len(answer) // 2
+
+
+def test_points_are_listed_in_the_order_of_the_protocol() -> None:
+    points = ["token 10", "released", "ticket", "token 2", "first token"]
+    assert sorted(points, key=place) == ["first token", "ticket", "released", "token 2", "token 10"]
 
 
 def test_a_token_position_is_a_point_and_other_points_are_none() -> None:

@@ -21,7 +21,8 @@ import threading
 import traceback
 from typing import Any
 
-from chaos.seams import Control, Seams, install
+from chaos.seams import Control, Seams
+from chaos.steps import install
 
 PR_SET_PDEATHSIG = 1
 PRELOADED = (

@@ -15,39 +15,53 @@ from chaos.suite import Suite, opened
 
 SEED = 1
 CLIENTS = 24
-SHAPE = Shape(prefill=0, decode=0, both=2, hosts=False)
-FAULTS = (
+TOGETHER = Shape(prefill=0, decode=0, both=2, hosts=False)
+SPLIT = Shape(prefill=2, decode=2, both=0, hosts=False)
+ON_WHOLE_REQUESTS = (
     Fault("kill", "both", "chunk"),
-    Fault("kill", "both", "token 3"),
     Fault("hang up", "client", "mid-prefill"),
     Fault("cut link", "both", "first token sent"),
-    Fault("kill", "both", "last step"),
-    Fault("drain", "both", "decode"),
-    Fault("freeze", "both", "first decode step"),
-    Fault("hang up", "client", "mid-decode"),
+    Fault("leave", "both", "decode"),
     Fault("kill", "both", "resumed"),
     Fault("slow", "both", "admitted"),
     Fault("replace", "both", "submit"),
     Fault("hang up", "client", "in the last step"),
 )
+ON_TWO_LEGS = (
+    Fault("kill", "decode", "segment"),
+    Fault("kill", "prefill", "chunk"),
+    Fault("kill", "decode", "token 3"),
+    Fault("hang up", "client", "between legs"),
+    Fault("cut link", "prefill", "before ticket"),
+    Fault("freeze", "decode", "pulled"),
+    Fault("hang up", "client", "during transfer"),
+    Fault("drain", "prefill", "segment served"),
+    Fault("kill", "decode", "resumed"),
+    Fault("freeze briefly", "prefill", "first token"),
+    Fault("kill", "decode", "last step"),
+)
 WEATHER = (
-    Fault("half-open from worker", "both", "decode"),
-    Fault("loss", "both", "submit"),
-    Fault("partition", "both", "decode"),
+    Fault("half-open from worker", "decode", "segment"),
+    Fault("no way between workers", "decode", "segment"),
 )
 
 
-async def test_nobody_notices_what_happens_to_the_workers(tmp_path: Path) -> None:
-    async with opened(SHAPE, tmp_path, SEED, CLIENTS) as suite:
-        await everything_recovers(suite, FAULTS)
+@pytest.mark.parametrize(
+    ("shape", "faults"), [(TOGETHER, ON_WHOLE_REQUESTS), (SPLIT, ON_TWO_LEGS)], ids=["one", "two"]
+)
+async def test_nobody_notices_what_happens_to_the_workers(
+    tmp_path: Path, shape: Shape, faults: tuple[Fault, ...]
+) -> None:
+    async with opened(shape, tmp_path, SEED, CLIENTS) as suite:
+        await everything_recovers(suite, faults)
 
 
 async def test_nobody_notices_what_happens_to_the_network(tmp_path: Path) -> None:
     if why := missing():
         pytest.skip(why)
-    names = [ROUTER_HOST, *SHAPE.workers]
+    names = [ROUTER_HOST, *SPLIT.workers]
     with namespaces(names) as places, inside(places[ROUTER_HOST]):
-        async with opened(SHAPE, tmp_path, SEED, CLIENTS, places) as suite:
+        async with opened(SPLIT, tmp_path, SEED, CLIENTS, places) as suite:
             await everything_recovers(suite, WEATHER)
 
 

@@ -35,10 +35,18 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def suite(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Suite]:
-    shape = Shape(prefill=0, decode=0, both=2, hosts=False)
-    async with opened(shape, tmp_path_factory.mktemp("resume"), 1, 2) as suite:
+FLEETS = {
+    "one leg": Shape(prefill=0, decode=0, both=2, hosts=False),
+    "two legs": Shape(prefill=1, decode=2, both=0, hosts=False),
+}
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module", params=FLEETS)
+async def suite(
+    tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest
+) -> AsyncGenerator[Suite]:
+    folder = tmp_path_factory.mktemp("resume")
+    async with opened(FLEETS[request.param], folder, 1, 2) as suite:
         yield suite
 
 

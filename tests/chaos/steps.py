@@ -1,0 +1,247 @@
+"""The named steps in the life of a request inside a real worker.
+
+The product has no hooks: its functions are wrapped here, from outside, before the worker starts. A function that is not
+there any more stops the worker at once with its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import socket
+import struct
+from collections.abc import Callable
+from typing import Any
+
+from chaos.seams import Seams
+
+
+def install(seams: Seams) -> None:
+    """Wrap engine, links and transfer. Before the worker is made."""
+    _install_intake(seams)
+    _install_compute(seams)
+    _install_links(seams)
+    _install_prefill(seams)
+    _install_decode(seams)
+
+
+def wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
+    """Replace `owner.name` by `around(original, self, ...)`."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        return around(original, *args, **kwargs)
+
+    setattr(owner, name, wrapped)
+
+
+def _install_intake(seams: Seams) -> None:
+    """A request comes, gets its blocks, and gives them back."""
+    from headrace.engine.engine import Engine
+    from headrace.engine.schedule import Scheduler
+
+    reach, tell = seams.reach, seams.control.send
+
+    def init(original: Any, engine: Any, *args: Any, **kwargs: Any) -> None:
+        original(engine, *args, **kwargs)
+        seams.engine = engine
+
+    def submit(original: Any, engine: Any, submit: Any, **kwargs: Any) -> None:
+        seed = submit.sampling.seed
+        resumed = 0 if submit.resume is None else len(submit.resume.generated) // 4
+        reach("submit", seed)
+        if resumed:
+            reach("resumed", seed)
+        original(engine, submit, **kwargs)
+        tell(event="leg", seed=seed, resumed=resumed)
+        if resumed:
+            seams.to_begin.add(seed)
+
+    def take_blocks(original: Any, scheduler: Any, sequence: Any, *args: Any) -> Any:
+        result = original(scheduler, sequence, *args)
+        reach("admitted", _seed(sequence))
+        return result
+
+    def ended(sequence: Any) -> None:
+        tell(event="end", seed=_seed(sequence), generated=len(sequence.generated))
+
+    def end(original: Any, engine: Any, sequence: Any) -> Any:
+        blocks = original(engine, sequence)
+        if blocks is not None:
+            ended(sequence)
+        return blocks
+
+    def moved(original: Any, engine: Any, key: Any) -> Any:
+        """The mover has stopped: only now blocks of a request that ended are free."""
+        leaving = engine._leaving.get(key)
+        if leaving is None and key in engine._sequences:
+            reach("released", _seed(engine._sequences[key]))
+        blocks = original(engine, key)
+        if leaving is not None:
+            ended(leaving)
+        return blocks
+
+    wrap(Engine, "__init__", init)
+    wrap(Engine, "submit", submit)
+    wrap(Scheduler, "_take_blocks", take_blocks)
+    wrap(Engine, "_end", end)
+    wrap(Engine, "pulled", moved)
+    wrap(Engine, "pull_failed", moved)
+
+
+def _install_compute(seams: Seams) -> None:
+    """Prompts are computed chunk by chunk, tokens one by one."""
+    from headrace.engine.engine import Engine
+
+    reach = seams.reach
+
+    def compute(original: Any, engine: Any, plan: Any, result: Any) -> None:
+        for sequence in (work.sequence for work in plan.work):
+            if not sequence.decodes:
+                reach("computing", _seed(sequence))
+            elif len(sequence.generated) == 1:
+                reach("first decode step", _seed(sequence))
+            else:
+                reach("decode", _seed(sequence))
+        original(engine, plan, result)
+        for work in plan.work:
+            if work.sequence.remaining > 1:
+                reach("chunk", _seed(work.sequence))
+
+    def accept(original: Any, engine: Any, sequence: Any, *args: Any) -> None:
+        seed = _seed(sequence)
+        if sequence.total + 1 >= sequence.limit:
+            reach("last step", seed)
+        original(engine, sequence, *args)
+        if seed in seams.to_begin:
+            seams.to_begin.discard(seed)
+            seams.control.send(event="began", seed=seed)
+        generated = len(sequence.generated)
+        if generated == 1:
+            reach("first token", seed)
+        reach(f"token {generated}", seed)
+
+    wrap(Engine, "_compute", compute)
+    wrap(Engine, "_accept", accept)
+
+
+def _install_links(seams: Seams) -> None:
+    """What goes to the routers, and the connections there."""
+    from headrace.connection import Connection
+    from headrace.frames import Step
+    from headrace.link import Session
+
+    connections: list[tuple[Any, asyncio.AbstractEventLoop]] = []
+
+    def made(original: Any, connection: Any, transport: Any) -> None:
+        original(connection, transport)
+        open_ones = [pair for pair in connections if not pair[0].is_closing()]
+        connections[:] = [*open_ones, (transport, asyncio.get_running_loop())]
+
+    def cut() -> None:
+        for transport, loop in connections:
+            loop.call_soon_threadsafe(_reset, transport)
+
+    async def send(original: Any, session: Any, *frames: Any) -> None:
+        await original(session, *frames)
+        for frame in frames:
+            if isinstance(frame, Step) and frame.outputs:
+                seams.reach("token sent", None)
+                if any(output.cached_tokens is not None for output in frame.outputs):
+                    seams.reach("first token sent", None)
+
+    seams.cut = cut
+    wrap(Connection, "connection_made", made)
+    wrap(Session, "send", send)
+
+
+def _install_prefill(seams: Seams) -> None:
+    """KV that others pull from here."""
+    from headrace.engine.engine import Engine
+    from headrace.transfer.offers import Serving
+    from headrace.transfer.server import TransferServer
+
+    def offer(original: Any, server: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
+        if (seed := _seed_of(seams, getattr(source, "key", None))) is not None:
+            seams.reach("before ticket", seed)
+        return original(server, source, *args, **kwargs)
+
+    def next_extent(original: Any, serving: Any, *args: Any) -> Any:
+        extent = original(serving, *args)
+        if extent is not None:
+            seams.reach(
+                "segment served", _seed_of(seams, getattr(serving.offer.source, "key", None))
+            )
+        return extent
+
+    def released(original: Any, engine: Any, key: Any) -> Any:
+        if (seed := _seed_of(seams, key)) is not None:
+            seams.reach("before freed", seed)
+        return original(engine, key)
+
+    wrap(TransferServer, "offer", offer)
+    wrap(Serving, "next_extent", next_extent)
+    wrap(Engine, "released", released)
+
+
+def _install_decode(seams: Seams) -> None:
+    """KV that comes from elsewhere, and the first token."""
+    from headrace.engine.engine import Engine
+    from headrace.transfer.client_link import ClientLink, Pulling
+    from headrace.transfer.messages import Release
+
+    def ticket(original: Any, engine: Any, key: Any) -> None:
+        seams.reach("ticket", _seed_of(seams, key))
+        original(engine, key)
+
+    def take_pulls(original: Any, engine: Any) -> Any:
+        pulls = original(engine)
+        for pull in pulls:
+            seams.reach("pull", _seed_of(seams, pull.key))
+        return pulls
+
+    def announce(original: Any, pulling: Any, message: Any) -> None:
+        original(pulling, message)
+        seams.reach("segment", _seed_of_blocks(seams, pulling.targets))
+
+    def say(original: Any, link: Any, message: Any) -> None:
+        if isinstance(message, Release) and (pulling := link._pulls.get(message.pull)):
+            seams.reach("pulled", _seed_of_blocks(seams, pulling.targets))
+        original(link, message)
+
+    def go_on(original: Any, engine: Any, key: Any, *args: Any, **kwargs: Any) -> None:
+        seams.reach("continue", _seed_of(seams, key))
+        original(engine, key, *args, **kwargs)
+
+    wrap(Engine, "ticket", ticket)
+    wrap(Engine, "take_pulls", take_pulls)
+    wrap(Pulling, "announce", announce)
+    wrap(ClientLink, "_say", say)
+    wrap(Engine, "go_on", go_on)
+
+
+def _reset(transport: Any) -> None:
+    if not transport.is_closing():
+        linger = struct.pack("ii", 1, 0)  # an abort is a reset then
+        transport.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        transport.abort()
+
+
+def _seed(sequence: Any) -> int:
+    return sequence.sampling.seed
+
+
+def _seed_of(seams: Seams, key: Any) -> int | None:
+    """Of a request by its key; None if it has ended."""
+    sequence = seams.engine._sequences.get(key)
+    return None if sequence is None else _seed(sequence)
+
+
+def _seed_of_blocks(seams: Seams, blocks: Any) -> int | None:
+    """Of the request whose blocks these are."""
+    wanted = set(blocks[:1])
+    for sequence in seams.engine._sequences.values():
+        if wanted & set(sequence.blocks):
+            return _seed(sequence)
+    return None
