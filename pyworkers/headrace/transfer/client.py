@@ -71,7 +71,7 @@ class TransferClient:
         """
         if len(ticket) != TICKET_BYTES:
             raise TransferError("refused", f"a ticket of {len(ticket)} bytes")
-        assert all(0 <= block < self._pool.num_blocks for _, block in wanted)
+        assert max((block for _, block in wanted), default=0) < self._pool.num_blocks
         backend = ""
         try:
             async with asyncio.timeout(timeout_s):

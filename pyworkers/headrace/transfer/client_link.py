@@ -275,10 +275,9 @@ class ClientLink:
         pulling.sources = array("I", blocks)
         pulling.moving_s += time.perf_counter() - pulling.asked_s
         moving = self._moving
-        if not isinstance(moving, Receiver) and any(
-            b >= moving.num_blocks for b in pulling.sources
-        ):
-            raise LinkBroken(f"block {max(pulling.sources)} of a pool of {moving.num_blocks}")
+        highest = max(pulling.sources, default=-1)
+        if not isinstance(moving, Receiver) and highest >= moving.num_blocks:
+            raise LinkBroken(f"block {highest} of a pool of {moving.num_blocks}")
         pulling.changed.set()
 
     def _ready(self, message: Ready) -> None:

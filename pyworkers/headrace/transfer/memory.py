@@ -87,9 +87,8 @@ class HostMemory:
                     start = region.offset + blocks[at] * region.stride
                     views.append(memory[start : start + count * region.nbytes])
             else:
-                for block in blocks:
-                    start = region.offset + block * region.stride
-                    views.append(memory[start : start + region.nbytes])
+                starts = [region.offset + block * region.stride for block in blocks]
+                views += [memory[start : start + region.nbytes] for start in starts]
         return views
 
 

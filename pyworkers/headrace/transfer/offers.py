@@ -126,8 +126,8 @@ class Offers:
             raise Denied("revoked", "the source took its blocks back")
         wanted = array("I", places)
         total = len(offer.source.blocks)
-        if any(place >= total for place in wanted):
-            raise Denied("refused", f"place {max(wanted)} of {total}")
+        if (last := max(wanted, default=-1)) >= total:
+            raise Denied("refused", f"place {last} of {total}")
         offer.used = True
         return Serving(number, offer, wanted, [0] * self._num_groups)
 

@@ -17,9 +17,9 @@ from typing import Any, Final
 from headrace.errors import WireError
 from headrace.transfer.base import LinkBroken
 from headrace.transfer.messages import MAX_MESSAGE_BYTES, SCHEMA
+from headrace.transfer.spans import Spans
 
 HEADER_BYTES: Final = 4
-IOV_MAX: Final = 1024  # of Linux
 MAX_FDS: Final = 4
 
 
@@ -90,10 +90,13 @@ class Stream:
             return first, list(fds)
 
     def take_into(self, views: list[memoryview]) -> int:
-        """Fill `views`, in order, with what is there: bytes written, 0 if there are none yet. Waits for nothing."""
+        """Fill `views`, in order, with what is there: bytes written, 0 if there are none yet. Waits for nothing.
+
+        There are at most IOV_MAX views, and some of them is not empty.
+        """
         self._check()
         try:
-            got = self._sock.recvmsg_into(views[:IOV_MAX])[0]
+            got = self._sock.recvmsg_into(views)[0]
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
@@ -148,23 +151,18 @@ class Stream:
         await self._send_all([memoryview(data)[sent:]])
 
     async def _send_all(self, parts: list[memoryview]) -> None:
-        first = 0  # the first part that is not sent whole
-        while first < len(parts):
+        spans = Spans(parts)
+        while spans.at < spans.size:
             self._check()
             try:
-                sent = self._sock.sendmsg(parts[first : first + IOV_MAX])
+                spans.at += self._sock.sendmsg(spans.rest())
             except (BlockingIOError, InterruptedError):
                 self.blocked = True
                 await self._ready(self._loop.add_writer, self._loop.remove_writer)
-                continue
             except OSError as error:
                 raise self._lost(error) from error
-            self.blocked, self.taken = False, True
-            while first < len(parts) and sent >= len(parts[first]):
-                sent -= len(parts[first])
-                first += 1
-            if sent:
-                parts[first] = parts[first][sent:]
+            else:
+                self.blocked, self.taken = False, True
 
     # --- the end ---
 

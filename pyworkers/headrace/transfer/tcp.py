@@ -13,6 +13,7 @@ from headrace import _core
 from headrace.transfer.base import Stop, TransferError
 from headrace.transfer.memory import Memory
 from headrace.transfer.messages import Data
+from headrace.transfer.spans import Spans
 from headrace.transfer.stream import Stream
 
 if TYPE_CHECKING:
@@ -65,13 +66,14 @@ class Receiver:
         rest = (data.stop - data.start) * self._segment_bytes[data.group]
         if wanting is not None:
             blocks = wanting.targets[data.start : data.stop]
-            views = self._memory.incoming(data.group, blocks)
+            spans = Spans(self._memory.incoming(data.group, blocks))
             crc = 0
             while rest and not wanting.stop.asked:
-                got = self._stream.take_into(views)
+                got = self._stream.take_into(spans.rest())
                 rest -= got
-                if got:
-                    crc = _core.crc32(_taken(views, got), crc)  # while the cache has them
+                if got:  # sum it while the cache has it
+                    crc = _core.crc32(spans.between(spans.at, spans.at + got), crc)
+                    spans.at += got
                 else:
                     await self._stream.readable(min(rest, WAKE_BYTES))
             if not wanting.stop.asked:
@@ -84,17 +86,3 @@ class Receiver:
             rest -= got
             if not got:
                 await self._stream.readable()
-
-
-def _taken(views: list[memoryview], size: int) -> list[memoryview]:
-    """Take that many bytes off the front."""
-    full = 0
-    while full < len(views) and size >= len(views[full]):
-        size -= len(views[full])
-        full += 1
-    taken = views[:full]
-    del views[:full]
-    if size:
-        taken.append(views[0][:size])
-        views[0] = views[0][size:]
-    return taken
