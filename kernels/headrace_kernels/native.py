@@ -110,6 +110,9 @@ class NativeBackend:
             memfd=self._memory.memfd,
         )
 
+    def fence(self) -> None:
+        """A step is done when it returns."""
+
     def compile(self, describe: Callable[[Step], Any]) -> Compiled:
         program = self._program()
         describe(program)  # its methods are the operations of `Step`

@@ -142,6 +142,10 @@ class Backend(Protocol):
         """The function that computes `describe` for a batch: float32, valid until its next call."""
         ...
 
+    def fence(self) -> Fence | None:
+        """After all work given to the device so far; `None` where that is done."""
+        ...
+
 
 class Compiled(Protocol):
     """A forward pass."""

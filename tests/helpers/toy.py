@@ -21,7 +21,7 @@ from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch
-    from headrace_kernels.ops import Progress
+    from headrace_kernels.ops import Fence, Progress
 
 GARBAGE = 0xDEAD
 GROUPS = 2
@@ -103,6 +103,9 @@ class ToyModel:
         return torch.from_numpy(
             np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
         )
+
+    def fence(self) -> Fence | None:
+        return None
 
 
 def digest(kv: NDArray[np.int64]) -> int:

@@ -172,17 +172,20 @@ def test_parts_of_an_export_are_ready_group_by_group_while_a_step_runs() -> None
     assert seen == [[0, 0], [2, 0], [2, 2], [2, 2], [2, 2], [3, 2], [3, 3], [3, 3]]
 
 
+class Slow:
+    """A fence that is passed when somebody waits for it."""
+
+    def __init__(self) -> None:
+        self.passed = False
+
+    def query(self) -> bool:
+        return self.passed
+
+    def synchronize(self) -> None:
+        self.passed = True
+
+
 def test_where_the_device_runs_behind_a_part_is_ready_once_its_fence_is_passed() -> None:
-    class Slow:
-        def __init__(self) -> None:
-            self.passed = False
-
-        def query(self) -> bool:
-            return self.passed
-
-        def synchronize(self) -> None:
-            self.passed = True
-
     fences: list[Slow] = []
     states: list[tuple[bool, bool]] = []
 
@@ -207,6 +210,88 @@ def test_where_the_device_runs_behind_a_part_is_ready_once_its_fence_is_passed()
     engine.submit(legs()[0])
     engine.step()
     assert states == [(False, False), (True, False), (True, True)]
+
+
+class LateModel(ToyModel):
+    """Its device writes nothing before somebody waits for it."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        super().__init__(block_tokens=BLOCK)
+        self.allocate_kv(16)
+        self.fails = fails
+        self.queued: list[Batch] = []
+        self.waits = 0
+        self.before_wait = lambda: None
+
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+        if len(batch.logit_rows) == 0 or self.fails:
+            self.queued.append(batch)
+        if progress is not None:
+            for group in (1, 2):
+                progress(group, Slow())
+        if self.fails:
+            raise RuntimeError("in the middle")
+        if self.queued:
+            return torch.zeros((0, self.vocab_size))
+        return super().forward(batch)
+
+    def fence(self) -> Fence:
+        return self
+
+    def query(self) -> bool:
+        return not self.queued
+
+    def synchronize(self) -> None:
+        self.waits += 1
+        self.before_wait()
+        for batch in self.queued:
+            super().forward(batch)
+        self.queued = []
+
+
+def late_engine(model: LateModel) -> Engine:
+    config = EngineConfig(num_blocks=16, block_tokens=BLOCK, max_sequences=4, max_batched_tokens=8)
+    return Engine(model, config, ToyNamer(BLOCK))
+
+
+def test_a_chunk_that_chooses_no_token_counts_once_the_device_has_written_it() -> None:
+    model = LateModel()
+    engine = late_engine(model)
+    exports: list[Export] = []
+
+    def whole() -> list[bool]:
+        return [export.ready(place, g) for export in exports for place in (0, 1) for g in (0, 1)]
+
+    def look() -> None:
+        exports.extend(engine.take_exports())
+        assert whole() == [False] * 4
+        assert engine.pool.names() == []
+
+    model.before_wait = look
+    engine.submit(legs()[0])
+    engine.step()
+    assert whole() == [True] * 4
+    assert len(engine.pool.names()) == 2
+    assert (model.query(), model.waits) == (True, 1)
+    assert engine.cancel(P) == 3  # nobody writes to these any more
+
+
+def test_a_chunk_that_chooses_a_token_waits_for_the_device_no_second_time() -> None:
+    model = LateModel()
+    engine = late_engine(model)
+    engine.submit(make_submit(1, PROMPT, max_tokens=4))
+    assert run(engine, 1).ids == truth()[:4]
+    assert model.waits == 1
+
+
+def test_blocks_of_a_failed_step_are_freed_once_the_device_is_done_with_them() -> None:
+    model = LateModel(fails=True)
+    engine = late_engine(model)
+    engine.submit(legs()[0])
+    heard = Heard()
+    heard.hear(engine.step(), P.request)
+    assert heard.failed is not None and heard.freed == 3
+    assert (model.query(), model.waits) == (True, 1)
 
 
 def test_exports_keep_their_own_copy_of_what_is_cached() -> None:

@@ -82,7 +82,7 @@ class Export:
         self.step = (start, stop, groups)
 
     def commit(self) -> None:
-        """The chunk under way is computed."""
+        """The chunk under way is computed, and the device has written it: `ready` asks no fence of it any more."""
         self.computed = self.step[1]
 
 
@@ -159,7 +159,7 @@ class Exports:
         return progress
 
     def commit(self, work: list[Work]) -> None:
-        """The step ended well."""
+        """The step ended well, on the device too."""
         exports = [item.sequence.export for item in work if item.sequence.export is not None]
         for export in exports:
             export.commit()

@@ -45,20 +45,32 @@ class Forward:
         self._builder.seat(sequence)
 
     def compute(self, plan: Plan) -> Computed:
-        """Raises whatever the model raises."""
+        """Raises whatever the model raises. Either way the device writes to no block any more then: what is computed
+        can be read by others, and what is freed can be another's.
+        """
         for sequence in plan.admitted:
             self._builder.seat(sequence)
             self._sampler.seat(sequence)
         step = self._builder.build(plan.work)
-        with torch.inference_mode():
-            if exports := self._exports.begin(plan):
-                logits = self._model.forward(step.batch, self._exports.progress_of(exports))
-            else:
-                logits = self._model.forward(step.batch)
-            prompt_logprobs = _prompt_logprobs(step, logits)
-            sampled = self._sampler.sample(logits[: len(step.sampled)], step.sampled)
+        try:
+            with torch.inference_mode():
+                if exports := self._exports.begin(plan):
+                    logits = self._model.forward(step.batch, self._exports.progress_of(exports))
+                else:
+                    logits = self._model.forward(step.batch)
+                prompt_logprobs = _prompt_logprobs(step, logits)
+                sampled = self._sampler.sample(logits[: len(step.sampled)], step.sampled)
+        except Exception:
+            self._wait_for_device()
+            raise
+        if len(logits) == 0:  # otherwise the rows that were read came after all KV
+            self._wait_for_device()
         tokens = zip(step.sampled, sampled.ids, sampled.logprobs, strict=True)
         return Computed(list(tokens), prompt_logprobs)
+
+    def _wait_for_device(self) -> None:
+        if fence := self._model.fence():
+            fence.synchronize()
 
 
 def _prompt_logprobs(

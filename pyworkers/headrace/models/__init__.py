@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from headrace.models.checkpoint import Checkpoint
     from headrace.models.config import ModelConfig
-    from headrace_kernels.ops import KvPool, Progress
+    from headrace_kernels.ops import Fence, KvPool, Progress
 
 __all__ = ["Batch", "DType", "Model", "UnsupportedModelError", "load_model"]
 
@@ -50,7 +50,12 @@ class Model(Protocol):
         only where somebody waits for that.
         The result is float32 `[len(logit_rows), vocab_size]` on the model's device and is valid until the
         next forward. A row's logits do not depend, to the bit, on which other rows are in the batch.
+        It may return, or raise, while the device still computes.
         """
+        ...
+
+    def fence(self) -> Fence | None:
+        """Passed when the device has done all that it was given so far; `None` where it has already."""
         ...
 
 

@@ -18,6 +18,7 @@ from headrace.models.rope import UnsupportedRopeError, rope_of
 from headrace_kernels.ops import (
     Attention,
     Backend,
+    Fence,
     KvPool,
     Matrix,
     Progress,
@@ -86,6 +87,9 @@ class Llama:
 
     def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
         return self._run(batch, progress)
+
+    def fence(self) -> Fence | None:
+        return self._backend.fence()
 
 
 def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int) -> Llama:
