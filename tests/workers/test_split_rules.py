@@ -436,30 +436,55 @@ def test_what_arrives_is_cached_for_others() -> None:
     assert first is not None and first.cached_tokens == 8
 
 
-def test_the_same_prefix_is_pulled_once() -> None:
+def test_nobody_waits_for_the_pull_of_another() -> None:
+    """Its source may take long yet, and their first tokens may be with their clients."""
     prefill, decode = make_engine(), make_engine()
     export, heard = exported(prefill)
-    for request in (D.request, 3):
-        decode.submit(replace(make_submit(request, PROMPT), kv_from=KV_FROM))
-        decode.ticket(Key(0, request))
-    decode.submit(make_submit(4, PROMPT))  # nor computed meanwhile
+    keys = [Key(0, request) for request in (D.request, 3, 5)]
+    for key in keys:
+        decode.submit(replace(make_submit(key.request, PROMPT), kv_from=KV_FROM))
+    for key in keys[:2]:
+        decode.ticket(key)
     decode.step()
-    [pull] = decode.take_pulls()
-    assert decode.idle
-    move(prefill, export, decode, pull)
-    decode.pulled(D)
-    assert not decode.idle
-    result = decode.step()
-    assert result.prefill_tokens == 3
-    [second] = decode.take_pulls()
-    assert [place for place, _ in second.wanted] == [2]
-    move(prefill, export, decode, second)
-    decode.pulled(Key(0, 3))
-    for key in (D, Key(0, 3)):
-        decode.go_on(key, heard.ids)
-    later = Heard()
-    later.hear(result, 4)
-    assert run(decode, 4, later).ids == truth()
+    slow, quick = decode.take_pulls()
+    assert (slow.key, quick.key) == (keys[0], keys[1])
+    assert len(quick.wanted) == 3
+    decode.go_on(keys[2], heard.ids)  # it gets no ticket in time
+    decode.expire(1.0)
+    decode.submit(make_submit(4, PROMPT))
+    alone, late = Heard(), Heard()
+    while not decode.idle:
+        result = decode.step()
+        alone.hear(result, 4)
+        late.hear(result, keys[2].request)
+        decode.check()
+    assert (alone.ids, heard.ids + late.ids) == (truth(), truth())
+    move(prefill, export, decode, quick)
+    decode.pulled(keys[1])
+    decode.go_on(keys[1], heard.ids)
+    assert heard.ids + run(decode, 3).ids == truth()
+    move(prefill, export, decode, slow)
+    decode.pulled(keys[0])
+    decode.go_on(keys[0], heard.ids)
+    assert decode.pool.used == 3  # the others' two blocks and its own last one
+    assert heard.ids + run(decode).ids == truth()
+    decode.check_idle()
+
+
+def test_what_is_computed_here_is_not_pulled_before_the_first_token_is_there() -> None:
+    engine = make_engine(sequences=4, batched=4)
+    prompt = list(range(16))
+    engine.submit(make_submit(7, prompt))
+    engine.submit(legs(make_submit(0, prompt))[1])
+    engine.ticket(D)
+    engine.step()
+    engine.step()
+    assert engine.take_pulls() == []
+    engine.go_on(D, [1])
+    engine.step()
+    [pull] = engine.take_pulls()
+    assert [place for place, _ in pull.wanted] == [2, 3]
+    engine.check()
 
 
 @pytest.mark.parametrize("when", ["before the ticket", "before the blocks", "in the pull", "after"])
@@ -611,6 +636,18 @@ def test_another_hash_key_in_the_middle_of_a_pull_changes_no_answer() -> None:
     for engine in (prefill, decode):
         engine.check_idle()
     assert decode.pool.cached > 0
+
+
+def test_another_hash_key_wakes_those_that_wait() -> None:
+    engine = make_engine(blocks=4)
+    reserved(engine)
+    engine.submit(make_submit(9, [1] * 8, max_tokens=1))
+    engine.step()
+    assert engine.idle  # no room
+    engine.use_namer(ToyNamer(BLOCK, b"other"))
+    assert not engine.idle
+    engine.step()
+    assert engine.idle
 
 
 def test_one_that_only_lacks_a_seat_loses_no_blocks_to_those_that_need_none() -> None:

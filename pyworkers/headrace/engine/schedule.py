@@ -82,7 +82,7 @@ class Scheduler:
         self._expected_answer = 0.0
         self._computing: Counter[bytes] = (
             Counter()
-        )  # names of blocks that running prompts will publish
+        )  # names of blocks that running sequences will publish; a pull may last, nobody waits for it
 
     @property
     def idle(self) -> bool:
@@ -250,8 +250,9 @@ class Scheduler:
                 break
             names = self._creditable(sequence)
             shared = self.pool.match(names)
-            if len(shared) < len(names) and names[len(shared)] in self._computing:
-                place += 1  # its next block is being computed or pulled: share it then
+            late = sequence.arriving is not None and sequence.arriving.going
+            if len(shared) < len(names) and names[len(shared)] in self._computing and not late:
+                place += 1  # its next block is being computed: share it then
                 continue
             if to_come is None:
                 to_come = self.spoken_for
@@ -322,23 +323,21 @@ class Scheduler:
         sequence.computed = len(shared) * self.block_tokens
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
-        if self.prefix_cache:
-            self._computing.update(sequence.names[sequence.published :])
 
     def _take_seat(self, sequence: Sequence) -> None:
         sequence.seat = self._seats.pop()
         sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
+        self._computing.update(sequence.names[sequence.published :])
 
     def _give_up_seat(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
+        self._no_longer_computing(sequence.names[sequence.published :])
         assert sequence.seat is not None
         self._seats.append(sequence.seat)
         sequence.seat = None
 
     def _give_back(self, sequence: Sequence) -> int:
-        if self.prefix_cache and sequence.blocks:
-            self._no_longer_computing(sequence.names[sequence.published :])
         released = len(sequence.blocks)
         self.pool.release(sequence.blocks)
         self.pool.release(sequence.twins)  # after their children
@@ -351,7 +350,8 @@ class Scheduler:
         """The tokens of a sequence with blocks fill more of them: these are their names."""
         assert sequence.blocks
         sequence.names += names
-        self._computing.update(names)
+        if sequence.stage is Stage.RUNNING:
+            self._computing.update(names)
 
     def publish(self, sequence: Sequence) -> bool:
         """Name the blocks that became full. True when `blocks` changed: another's copy is in use now.
@@ -375,16 +375,18 @@ class Scheduler:
             block = self.pool.publish(own, name, parent)
             replaced |= block != own
             sequence.blocks[place] = block
-        self._no_longer_computing(sequence.names[sequence.published : full])
-        self._stalled = False  # somebody may wait for these very blocks
+        if sequence.stage is Stage.RUNNING:
+            self._no_longer_computing(sequence.names[sequence.published : full])
+        self._stalled = False  # they may be what somebody lacks
         sequence.published = full
         return replaced
 
     def rename(self, sequence: Sequence, names: list[bytes]) -> None:
         """Use other names for the blocks of `sequence`, after `BlockPool.clear_names`."""
-        if self.prefix_cache and sequence.blocks:
+        if sequence.stage is Stage.RUNNING:
             self._no_longer_computing(sequence.names[sequence.published :])
             self._computing.update(names)
+        self._stalled = False  # what somebody waits for may have another name now
         sequence.names = names
         sequence.published = 0
 
@@ -421,8 +423,8 @@ class Scheduler:
         assert len({*seats, *self._seats}) == self.max_sequences, "a seat is taken twice or lost"
         arriving = sum(sequence.arriving is not None for sequence in self.waiting)
         assert arriving == self._arriving, "miscounted who waits for blocks only"
-        if self.empty:
-            assert not self._computing, "an idle worker computes blocks"
+        computing = Counter(n for s in self.running for n in s.names[s.published :])
+        assert computing == self._computing, "miscounted what is being computed"
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
