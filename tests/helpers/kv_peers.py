@@ -152,7 +152,7 @@ async def greet(stream: Stream, pool: KvPool, backend: Backend) -> None:
     """A client's handshake; what came with the Welcome is thrown away."""
     import os
 
-    await stream.send([Hello(VERSION, layout_text(LAYOUT, pool), [backend])])
+    await stream.send([Hello(VERSION, layout_text(LAYOUT, pool), [backend], b"")])
     welcome, fds = await stream.receive_with_fds(1 << 16)
     for fd in fds:
         os.close(fd)

@@ -214,14 +214,14 @@ async def test_layouts_must_be_equal_and_both_are_said(backend: Backend) -> None
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_another_version_is_refused(backend: Backend) -> None:
     async with serving() as server, connected(server.endpoints, backend) as stream:
-        hello = Hello(VERSION + 1, layout_text(LAYOUT, POOL), [backend])
+        hello = Hello(VERSION + 1, layout_text(LAYOUT, POOL), [backend], b"")
         await stream.send([hello])
         assert await stream.receive() == Refuse("version", str(VERSION), str(VERSION + 1))
 
 
 async def test_no_back_end_in_common() -> None:
     async with serving() as server, connected(server.endpoints, "tcp") as stream:
-        await stream.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["shm", "pigeon"])])
+        await stream.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["shm", "pigeon"], b"")])
         assert await stream.receive() == Refuse("backends", "tcp", "shm, pigeon")
 
 
@@ -229,7 +229,7 @@ async def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     async with serving() as server:
         monkeypatch.setattr(server_module, "peer_user", lambda _: 12345)
         async with connected(server.endpoints, "shm") as stream:
-            await stream.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["shm"])])
+            await stream.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["shm"], b"")])
             refuse = await stream.receive()
             assert isinstance(refuse, Refuse)
             assert (refuse.field, refuse.yours) == ("user", "12345")
@@ -242,7 +242,7 @@ async def test_one_client_too_many_is_refused() -> None:
         connected(server.endpoints, "tcp") as second,
     ):
         await greet(first, POOL, "tcp")
-        await second.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["tcp"])])
+        await second.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["tcp"], b"")])
         refuse = await second.receive()
         assert isinstance(refuse, Refuse)
         assert refuse.field == "links"

@@ -139,6 +139,9 @@ class Exporter(Protocol):
 
     name: str
     in_band: bool  # the bytes go through the connection itself
+    far_reaching: (
+        bool  # who is let in can read the whole pool, from another host, without further asking
+    )
 
     def describe(self) -> tuple[bytes, list[int]]:
         """What a client's `Mover` has to know, and file descriptors for it (they stay ours)."""

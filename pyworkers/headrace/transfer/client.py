@@ -75,9 +75,9 @@ class TransferClient:
         backend = ""
         try:
             async with asyncio.timeout(timeout_s):
-                link = await self._link(tuple(endpoints))
+                link = await self._link(tuple(endpoints), ticket)
                 while not link.usable:  # it ended while we waited for our turn
-                    link = await self._link(tuple(endpoints))
+                    link = await self._link(tuple(endpoints), ticket)
                 backend = link.backend
                 return await link.pull(ticket, wanted)
         except TimeoutError:
@@ -96,7 +96,7 @@ class TransferClient:
 
     # --- connections ---
 
-    async def _link(self, endpoints: tuple[str, ...]) -> ClientLink:
+    async def _link(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
         """The connection to a source, dialled by whoever needs it first."""
         if self._closed:
             raise TransferError("cancelled", "this worker closes its transfers")
@@ -105,7 +105,7 @@ class TransferClient:
             dialling = None
         if dialling is None:
             self._make_room()
-            dialling = asyncio.ensure_future(self._dial(endpoints))
+            dialling = asyncio.ensure_future(self._dial(endpoints, ticket))
             # whoever waited for it may be gone by then
             dialling.add_done_callback(lambda task: task.cancelled() or task.exception())
             self._links[endpoints] = dialling
@@ -128,7 +128,7 @@ class TransferClient:
         if len(self._links) >= MAX_SOURCES:
             raise TransferError("no_room", f"{MAX_SOURCES} sources are pulled from")
 
-    async def _dial(self, endpoints: tuple[str, ...]) -> ClientLink:
+    async def _dial(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
         """The first address that answers and has a back-end in common with us. Raises TransferError."""
         reasons: list[str] = []
         for address in addresses(endpoints, self._able):
@@ -137,7 +137,7 @@ class TransferClient:
                 async with asyncio.timeout(self._limits.dial_s):
                     sock = await _connect(address)
                 async with asyncio.timeout(self._limits.handshake_s):
-                    return await self._shake_hands(sock, address)
+                    return await self._shake_hands(sock, address, ticket)
             except TimeoutError:
                 reasons.append(f"{address}: no answer")
             except (OSError, LinkBroken) as error:
@@ -147,13 +147,15 @@ class TransferClient:
             raise TransferError("refused", f"no back-end in common: {', '.join(endpoints)}")
         raise TransferError("lost", "; ".join(reasons))
 
-    async def _shake_hands(self, sock: socket.socket, address: Address) -> ClientLink:
+    async def _shake_hands(
+        self, sock: socket.socket, address: Address, ticket: bytes
+    ) -> ClientLink:
         stream = Stream(sock)
         try:
             user = peer_user(sock)
             if user is not None and user != os.getuid():
                 raise LinkBroken(f"belongs to user {user}")
-            await stream.send([Hello(VERSION, self._layout, address.backends)])
+            await stream.send([Hello(VERSION, self._layout, address.backends, ticket)])
             welcome, fds = await stream.receive_with_fds(MAX_HELLO_BYTES)
             try:
                 return self._welcomed(stream, welcome, fds, address)

@@ -55,7 +55,7 @@ class Pulling:
     stop: Stop = field(default_factory=Stop)
     sources: Sequence[int] | None = None  # the source's blocks, once started
     ready: deque[Move] = field(default_factory=deque[Move])  # announced, not taken up yet
-    missing: int = 0  # segments that have not been announced
+    missing: int = 0  # segments that are neither here nor in `ready`
     closed: bool | None = None  # the answer to Release: whether it counts
     error: TransferError | None = None
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,7 +75,7 @@ class Pulling:
             raise self.error
 
     def announce(self, message: Ready | Data) -> None:
-        """Raises LinkBroken for segments that cannot be."""
+        """They may be read, or are about to come. Raises LinkBroken for segments that cannot be."""
         group, start, stop = message.group, message.start, message.stop
         if (
             self.sources is None
@@ -85,7 +85,6 @@ class Pulling:
         ):
             raise LinkBroken(f"blocks {start} to {stop} of group {group} have no place")
         self.cursors[group] = stop
-        self.missing -= stop - start
 
 
 class ClientLink:
@@ -224,7 +223,9 @@ class ClientLink:
     def _beat(self) -> None:
         idle_s = asyncio.get_running_loop().time() - (self.idle_since_s or math.inf)
         if idle_s > self._limits.idle_s:
-            raise LinkBroken("nothing was pulled for a while")
+            # said before anybody else runs: a pull that begins now needs another connection
+            self._broken = "nothing was pulled for a while"
+            raise LinkBroken(self._broken)
         self._say(Alive())
 
     def _say(self, message: FromClient) -> None:
@@ -290,6 +291,7 @@ class ClientLink:
         assert pulling.sources is not None  # announce saw to it
         span = slice(message.start, message.stop)
         pulling.ready.append(Move(message.group, pulling.sources[span], pulling.targets[span]))
+        pulling.missing -= message.stop - message.start
         pulling.changed.set()
 
     async def _data(self, data: Data) -> None:
@@ -307,6 +309,8 @@ class ClientLink:
             self._say(Abort(data.pull))
             error.backend = self.backend
             pulling.fail(error)
+        else:  # only now: what is still on its way must not be released
+            pulling.missing -= data.stop - data.start
         pulling.moving_s += time.perf_counter() - began_s
         pulling.changed.set()
         await asyncio.sleep(0)  # a quick source does not keep others from their turn

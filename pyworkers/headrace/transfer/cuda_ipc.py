@@ -67,6 +67,7 @@ class CudaIpcExporter:
 
     name = NAME
     in_band = False
+    far_reaching = False
 
     def __init__(self, pool: KvPool) -> None:
         """Raises ValueError for a pool that does not lie in tensors."""

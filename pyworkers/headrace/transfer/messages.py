@@ -21,11 +21,15 @@ MAX_HELLO_BYTES: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message. `layout` is what `layout_text` says, `backends` are those the client can do, best first."""
+    """First message. `layout` is what `layout_text` says, `backends` are those the client can do, best first.
+
+    The `ticket` of the pull to come shows that a router sent the client here.
+    """
 
     version: U16
     layout: str
     backends: list[str]
+    ticket: bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,7 @@ class NixlExporter:
 
     name = NAME
     in_band = False
+    far_reaching = True
 
     def __init__(self, nixl: Any, pool: KvPool) -> None:
         kind, device, _ = _where(pool)

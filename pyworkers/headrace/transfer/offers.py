@@ -113,6 +113,10 @@ class Offers:
             if len(self._withdrawn) > REMEMBERED:
                 self._withdrawn.popitem(last=False)
 
+    def knows(self, ticket: bytes) -> bool:
+        """It was given out here, of late."""
+        return ticket in self._open or ticket in self._withdrawn
+
     def begin(self, number: int, ticket: bytes, places: bytes) -> Serving:
         """A pull uses its ticket. Raises Denied."""
         if ticket in self._withdrawn:

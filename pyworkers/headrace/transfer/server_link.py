@@ -107,9 +107,10 @@ class ServerLink:
             await self._refuse(Refuse("version", str(VERSION), str(hello.version)))
         if hello.layout != self._layout:
             await self._refuse(Refuse("layout", self._layout, hello.layout))
+        invited = self._offers.knows(hello.ticket)
         for name in hello.backends:
             for exporter in self._exporters:
-                if exporter.name == name:
+                if exporter.name == name and (invited or not exporter.far_reaching):
                     about, fds = exporter.describe()
                     welcome = Welcome(VERSION, name, about)
                     if fds:

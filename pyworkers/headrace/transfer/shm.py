@@ -55,6 +55,7 @@ class ShmExporter:
 
     name = NAME
     in_band = False
+    far_reaching = False
 
     def __init__(self, pool: KvPool) -> None:
         """Raises ValueError if the pool does not lie in one."""
