@@ -76,9 +76,12 @@ class Injector:
         match event["event"]:
             case "leg" if event["resumed"] and event["seed"] not in self._resumed:
                 self._resumed[event["seed"]] = (event["at"], None)
-            case "began" if event["seed"] in self._resumed:
-                since = self._resumed[event["seed"]][0]
-                self._resumed[event["seed"]] = (since, event["at"])
+            case "began":
+                since, began = self._resumed.get(event["seed"], (None, None))
+                if (
+                    since is not None and began is None
+                ):  # the next leg begins later, and is no recomputing
+                    self._resumed[event["seed"]] = (since, event["at"])
             case _:
                 pass
 
