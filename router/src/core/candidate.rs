@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::core::estimate::{DecodeLeg, Demand, Estimate, Source, Standing, estimate, prefill_leg};
+use crate::core::estimate::{
+    DecodeLeg, Demand, Estimate, Source, Standing, alone, estimate, prefill_leg,
+};
 use crate::core::frame::Role;
 use crate::core::transfer::Sources;
 
@@ -143,7 +145,8 @@ impl Candidate {
         let demand = ask.demand(self.cached_tokens);
         match self.role {
             Role::Prefill => prefill_leg(&self.standing, &demand),
-            Role::Decode | Role::Both => estimate(&self.standing, &demand),
+            Role::Decode => alone(&self.standing, &demand),
+            Role::Both => estimate(&self.standing, &demand),
         }
     }
 

@@ -127,6 +127,16 @@ pub fn estimate(standing: &Standing, demand: &Demand) -> Estimate {
     }
 }
 
+/// The same for a worker that is there to generate: its rows need not wait for a prompt, since others are there to compute it,
+/// so their delay counts in full.
+#[must_use]
+pub fn alone(standing: &Standing, demand: &Demand) -> Estimate {
+    let own_ms = Prompt::of(standing, demand).own_ms;
+    let others = standing.occupied + standing.group_rows;
+    let whole = estimate(standing, demand);
+    Estimate { harm_ms: whole.harm_ms + (1.0 - HARM) * others * own_ms, ..whole }
+}
+
 /// Predicts what computing the prompt of `demand` on a worker that does nothing else would cost: the prefill leg of a split
 /// request, up to its first token. The harm is to the other ranks of its group, and to the prompts that come later.
 #[must_use]

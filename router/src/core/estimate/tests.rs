@@ -48,6 +48,18 @@ fn time_that_is_over_is_not_waited_for_again() {
 }
 
 #[test]
+fn a_prompt_among_the_rows_of_a_worker_that_generates_delays_each_of_them_in_full() {
+    let busy = Standing { occupied: 10.0, rows: 10.0, ..idle() };
+    let (both, decode) =
+        (estimate(&busy, &demand(6000.0, 0.0)), alone(&busy, &demand(6000.0, 0.0)));
+    let delay_ms = 10.0 * TRUE.prompt_ms(0.0, 6000.0);
+    assert!((decode.harm_ms - both.harm_ms - (1.0 - HARM) * delay_ms).abs() < 1e-6);
+    assert_eq!((decode.ttft_ms(), decode.decode_ms), (both.ttft_ms(), both.decode_ms));
+    let nobody = (estimate(&idle(), &demand(6000.0, 0.0)), alone(&idle(), &demand(6000.0, 0.0)));
+    assert_eq!(nobody.0, nobody.1, "where nobody is delayed it is the same");
+}
+
+#[test]
 fn accepted_drafts_shorten_decoding_and_a_slow_rank_lengthens_it() {
     let plain = estimate(&idle(), &demand(1000.0, 0.0)).decode_ms;
     let drafting = Standing { accepted: 2.0, ..idle() };
