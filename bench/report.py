@@ -43,6 +43,15 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
+def rounded(value: Any) -> Any:
+    """The value with its numbers cut to what they can mean, six digits."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {name: rounded(part) for name, part in value.items()}
+    return [rounded(part) for part in value] if isinstance(value, list) else value
+
+
 def write(path: Path | None, figures: dict[str, Any]) -> None:
     """Print the figures with their origin, and keep them in `path`."""
     # The command as a reader would repeat it: from the root of the repository.

@@ -25,14 +25,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from headrace import plot
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from fleet import ProcessDiedError, fleet
-from report import ROOT, commit, machine
+from report import ROOT, commit, machine, rounded
 from table import Report, table
 
 POLICIES = ["round-robin", "least-loaded", "power-of-two", "session-hash", "kv"]
@@ -181,15 +180,6 @@ def of_one_token(report: Report, stands_for: int) -> Report:
     report["tpot_curve_ms"] = [ms / stands_for for ms in report["tpot_curve_ms"]]
     report["tpot_ms"] = report["tpot_ms"] and report["tpot_ms"] / stands_for
     return report
-
-
-def rounded(value: Any) -> Any:
-    """The value with its numbers cut to what they can mean, six digits."""
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {name: rounded(part) for name, part in value.items()}
-    return [rounded(part) for part in value] if isinstance(value, list) else value
 
 
 def write(reports: Sequence[Report], out: Path) -> list[Path]:

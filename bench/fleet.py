@@ -58,17 +58,21 @@ class Fleet:
     """A router with all its workers there."""
 
     def __init__(
-        self, router: Sequence[str | Path], mock: Sequence[str | Path], workers: int, folder: Path
+        self,
+        router: Sequence[str | Path],
+        mock: Sequence[str | Path],
+        workers: int,
+        folder: Path,
+        roles: Sequence[str] = (),
     ) -> None:
-        """`router` and `mock` are commands without addresses."""
+        """`router` and `mock` are commands without addresses; `roles` are flags for so many workers of roles."""
         self.processes: list[Process] = []
         listen = ["--port", "0", "--worker-listen", "127.0.0.1:0", "--log-level", "warn"]
         try:
             self.router = self._start("router", [*router, *listen], folder)
             self.address, worker_address = self._addresses()
-            self._start(
-                "mock", [*mock, "--router", worker_address, "--workers", str(workers)], folder
-            )
+            roles = roles or ["--workers", str(workers)]
+            self._start("mock", [*mock, "--router", worker_address, *roles], folder)
             self._wait_for(workers)
         except BaseException:
             self.stop()
@@ -135,12 +139,15 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(
-    router: Sequence[str | Path], mock: Sequence[str | Path], workers: int
+    router: Sequence[str | Path],
+    mock: Sequence[str | Path],
+    workers: int,
+    roles: Sequence[str] = (),
 ) -> Generator[tuple[Fleet, Path]]:
     """A fleet and a folder for files; both end with the block."""
     with tempfile.TemporaryDirectory(prefix="headrace-routing-") as name:
         folder = Path(name)
-        running = Fleet(router, mock, workers, folder)
+        running = Fleet(router, mock, workers, folder, roles)
         try:
             yield running, folder
         finally:
