@@ -80,6 +80,7 @@ async def chaos(
     policies: list[str] = args.policies.split(",")
     tally, outcomes, found, notes = Tally(), list[Outcome](), Counter[str](), list[str]()
     answers: dict[int, Answer] = {}
+    transfers = Counter[str]()
     for i, policy in enumerate(policies):
         until_s = began + args.seconds * (i + 1) / len(policies)
         plan = faults(args.seed + i, shape)
@@ -92,12 +93,14 @@ async def chaos(
             note(f"{policy}: fleet and undisturbed run after {time.monotonic() - began:.0f} s")
             await suite.check()
             await suite.run(plan, until_s, note)
+            transfers.update(await suite.fleet.transfers())
         tally.add(suite.crowd.tally)
         outcomes += suite.outcomes
         found.update(suite.found)
         notes += suite.leaks.found + suite.fleet.crashes
     result = report(tally, outcomes, dict(found), about(args, began))
     result["examples"] += notes[:20]
+    result["transfers"] = dict(transfers)  # where one failed, the decode worker computed the prompt
     return result
 
 

@@ -391,6 +391,13 @@ class Fleet:
         found = re.search(rf"^{re.escape(name + labels)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 
+    async def transfers(self) -> dict[str, int]:
+        """Pulls of KV between workers so far, by backend and outcome."""
+        text = (await self.get("/metrics")).decode()
+        pattern = r'^headrace_transfers_total\{backend="(\w*)",outcome="(\w*)"\} (\d+)$'
+        found = re.findall(pattern, text, re.MULTILINE)
+        return {f"{backend or 'none'} {outcome}": int(count) for backend, outcome, count in found}
+
     async def listed(self) -> dict[str, dict[str, Any]]:
         """`/workers`, by name; of two with one name the newer."""
         workers = json.loads(await self.get("/workers"))["workers"]

@@ -159,10 +159,15 @@ def matrix(shape: Shape) -> list[Fault]:
 
 
 def faults(seed: int, shape: Shape) -> Iterator[Fault]:
-    """Endless: the whole matrix, in another order each time; after the first time at later occurrences."""
+    """Endless: the whole matrix, in another order each time; after the first time at later occurrences.
+
+    Every other fault is one more hang-up: they cost next to nothing, and many are needed to say how long they take.
+    """
     rng = random.Random(f"faults {seed}")
     whole = matrix(shape)
+    hang_ups = [f for f in whole if f.role == "client" and f.point != "queued"]
     for turn in itertools.count():
         for fault in rng.sample(whole, len(whole)):
             later = 1 if turn == 0 or fault.token else rng.randint(1, 12)
             yield Fault(fault.kind, fault.role, fault.point, later)
+            yield rng.choice(hang_ups)

@@ -19,7 +19,7 @@ from chaos.network import ROUTER_HOST, Network, Place
 from chaos.plan import Fault, Shape
 from helpers.tiny_model import tiny_llama
 
-FAULTS_PER_ROUND = 12
+FAULTS_PER_ROUND = 24
 IDLE_WITHIN_S = 20.0
 BOOKINGS = ("booked_requests", "in_flight", "running", "waiting")
 GAUGES = ("headrace_booked_legs", "headrace_streams", "headrace_queue_requests")

@@ -25,8 +25,9 @@ TOGETHER = Shape(prefill=0, decode=0, both=2, hosts=False)
 @pytest.mark.parametrize("shape", [SPLIT, TOGETHER])
 def test_the_first_turn_is_the_whole_matrix(shape: Shape) -> None:
     whole = matrix(shape)
-    first = list(itertools.islice(faults(7, shape), len(whole)))
-    assert sorted(first, key=repr) == sorted(whole, key=repr)
+    first = list(itertools.islice(faults(7, shape), 2 * len(whole)))
+    assert sorted(first[::2], key=repr) == sorted(whole, key=repr)
+    assert {fault.role for fault in first[1::2]} == {"client"}
     assert len({(fault.row, fault.point) for fault in whole}) == len(whole)
 
 

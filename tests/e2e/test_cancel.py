@@ -27,7 +27,7 @@ async def suite(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Suit
 @pytest.mark.parametrize("point", [point for point in HANG_UPS if point != "queued"])
 async def test_hung_up(suite: Suite, point: str) -> None:
     fleet = suite.fleet
-    measured = await fleet.metric("headrace_cancel_to_freed_seconds_count")
+    measured = await fleet.metric("headrace_hangup_to_freed_seconds_count")
     hung_up = await suite.injector.hang_ups.at(point)
     assert hung_up is not None, "the point was not reached"
     if hung_up.freed_ms is not None:
@@ -37,7 +37,7 @@ async def test_hung_up(suite: Suite, point: str) -> None:
     if point not in BEFORE_ANY_WORKER:
         assert hung_up.freed_ms is not None
     if point not in {*BEFORE_ANY_WORKER, "in the last step", "after the last token"}:
-        assert await fleet.metric("headrace_cancel_to_freed_seconds_count") > measured
+        assert await fleet.metric("headrace_hangup_to_freed_seconds_count") > measured
 
 
 async def test_hung_up_in_the_queue(tmp_path: Path) -> None:
