@@ -3,8 +3,8 @@
     python bench/transfer/bandwidth.py --out bench/results/transfer.json
 
 A source process has a pool and computed blocks in it; this process pulls them into its own pool, in an order in which
-blocks lie as in a pool that has been used for a while. Rounds are interleaved: each measures every way once, so that a
-busy machine is busy for all; what is reported is the best round. `memcpy` copies as many bytes between two such pools
+blocks lie as in a pool that has been used for a while. Ways take turns, so that a busy machine is busy for all; what is
+reported is the best turn. `memcpy` copies as many bytes between two such pools
 inside this process. `socket` sends them over loopback TCP with `sendall`, receives with `recv_into`, in pieces as large
 as ours, from one buffer into another, without checksum or protocol. CPU seconds are those of both processes.
 """
@@ -42,7 +42,8 @@ MIB = 1 << 20
 POOL_BYTES = 320 * MIB
 GROUPS = 4
 LAYOUT = "bench-1"
-CASES = [(size, block) for size in (1, 16, 256) for block in (64 << 10, 1 << 20)]  # MiB, bytes
+TURNS = {1: 10, 16: 6, 256: 1}  # MiB: in one round, so that each size has about as much time
+CASES = [(size, block) for size in TURNS for block in (64 << 10, 1 << 20)]  # MiB, bytes
 SMALL_BLOCK = 64 << 10
 SMALL_PULLS = 50
 
@@ -206,20 +207,42 @@ def best(way: str, runs: list[tuple[float, float]], size: int) -> dict[str, Any]
     }
 
 
-async def measure(rounds: int, backends: list[str]) -> dict[str, Any]:
-    ways = ["memcpy", "socket", *backends]
+async def take_turns(
+    bench: Ways, ways: list[str], sizes: list[int], rounds: int
+) -> dict[tuple[str, int], list[tuple[float, float]]]:
+    runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
+    for number in range(rounds + 1):  # the first connects and touches, and does not count
+        for size in sizes:
+            for _ in range(TURNS[size // MIB]):
+                for way in ways:
+                    took = await bench.run(way, size)
+                    if number:
+                        runs.setdefault((way, size), []).append(took)
+    return runs
+
+
+async def take_small_turns(bench: Ways, way: str) -> dict[str, Any]:
+    pulls = sorted([(await bench.run(way, SMALL_BLOCK))[0] for _ in range(SMALL_PULLS)])
+    best_us, median_us = pulls[0] * 1e6, pulls[SMALL_PULLS // 2] * 1e6
+    return {"way": way, "best_us": round(best_us, 1), "median_us": round(median_us, 1)}
+
+
+async def measure(rounds: int, with_nixl: bool) -> dict[str, Any]:
+    """NIXL comes after the others, in processes of its own: its threads poll, and would cost the others a core."""
+    phases = [["shm", "tcp"], ["nixl"]] if with_nixl else [["shm", "tcp"]]
+    ways = ["memcpy", "socket", *(way for phase in phases for way in phase)]
     cases: list[dict[str, Any]] = []
     small: list[dict[str, Any]] = []
     for block_bytes in sorted({block for _, block in CASES}):
-        bench = Ways(block_bytes, backends)
         sizes = [size * MIB for size, block in CASES if block == block_bytes]
         runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
-        for turn in range(rounds + 1):  # the first connects and touches, and does not count
-            for size in sizes:
-                for way in ways:
-                    took = await bench.run(way, size)
-                    if turn:
-                        runs.setdefault((way, size), []).append(took)
+        for phase in phases:
+            bench = Ways(block_bytes, phase)
+            beside = ["memcpy", "socket"] if phase is phases[0] else []
+            runs |= await take_turns(bench, [*beside, *phase], sizes, rounds)
+            if block_bytes == SMALL_BLOCK:
+                small += [await take_small_turns(bench, way) for way in [*beside[1:], *phase]]
+            await bench.close()
         for size in sizes:
             figures = [best(way, runs[way, size], size) for way in ways]
             speed = {figure["way"]: figure["gb_per_s"] for figure in figures}
@@ -227,17 +250,6 @@ async def measure(rounds: int, backends: list[str]) -> dict[str, Any]:
                 figure["of_memcpy"] = round(figure["gb_per_s"] / speed["memcpy"], 3)
                 figure["of_socket"] = round(figure["gb_per_s"] / speed["socket"], 3)
             cases.append({"mib": size // MIB, "block_kib": block_bytes >> 10, "ways": figures})
-        if block_bytes == SMALL_BLOCK:
-            for way in ("socket", *backends):
-                pulls = sorted([(await bench.run(way, SMALL_BLOCK))[0] for _ in range(SMALL_PULLS)])
-                small.append(
-                    {
-                        "way": way,
-                        "best_us": round(pulls[0] * 1e6, 1),
-                        "median_us": round(pulls[SMALL_PULLS // 2] * 1e6, 1),
-                    }
-                )
-        await bench.close()
     return {"rounds": rounds, "groups": GROUPS, "cases": cases, "one_block_of_64_kib": small}
 
 
@@ -250,12 +262,10 @@ def main() -> None:
     if args.source:
         uvloop.run(source(int(args.source[0]), args.source[1:]))
         return
-    backends = ["shm", "tcp"]
-    if find_nixl() is None:
+    with_nixl = find_nixl() is not None
+    if not with_nixl:
         print("NIXL is not installed: its rows are left out", file=sys.stderr)
-    else:
-        backends.append("nixl")
-    figures = uvloop.run(measure(args.rounds, backends))
+    figures = uvloop.run(measure(args.rounds, with_nixl))
     write(args.out, figures)
 
 
