@@ -40,7 +40,9 @@ from headrace.transfer.watch import watch
 
 log = logging.getLogger(__name__)
 
-FRAME_BYTES: Final = 2 << 20  # of segments in one `Data`, unless one segment has more; 1 to 8 MiB are as good
+FRAME_BYTES: Final = (
+    2 << 20
+)  # of segments in one `Data`, unless one segment has more; 1 to 8 MiB are as good
 UNSENT_MESSAGES: Final = 4096  # a client that asks and never listens is dropped
 UNBOUNDED: Final = sys.maxsize
 """Blocks in one `Ready`: it costs no memory."""
