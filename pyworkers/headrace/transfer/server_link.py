@@ -40,12 +40,10 @@ from headrace.transfer.watch import watch
 
 log = logging.getLogger(__name__)
 
-FRAME_BYTES: Final = (
-    2 << 20
-)  # of segments in one `Data`, unless one segment has more; 1 to 8 MiB are as good
+# Of segments in one `Data`, unless one segment has more. 1 to 8 MiB are as good.
+FRAME_BYTES: Final = 2 << 20
 UNSENT_MESSAGES: Final = 4096  # a client that asks and never listens is dropped
-UNBOUNDED: Final = sys.maxsize
-"""Blocks in one `Ready`: it costs no memory."""
+UNBOUNDED: Final = sys.maxsize  # blocks in one `Ready`: it costs no memory
 
 
 class ServerLink:
