@@ -11,7 +11,7 @@ import pytest
 from headrace.engine.outbox import MOST_REPORTS, Outbox
 from headrace.engine.sequence import Key
 from headrace.frames import Freed, KvFrom, KvReady, Offer, Step, Transferred
-from headrace.handoff.puller import MAX_PULLS, Job, Puller
+from headrace.handoff.puller import MAX_PULLS, MAX_PULLS_OF_SOURCE, Job, Puller
 from headrace.link import reachable
 from headrace.transfer.base import Pulled, TransferError
 from helpers.fake_router import TIMEOUT_S
@@ -61,8 +61,8 @@ class Bench:
         self.puller = Puller(cast("Any", self.client), self.woken.set)
         self.settled: list[Job] = []
 
-    def start(self, number: int) -> Job:
-        job = Job(Key(0, number), SOURCE, str(number).encode(), [(0, 0)], self._settle)
+    def start(self, number: int, source: KvFrom = SOURCE) -> Job:
+        job = Job(Key(0, number), source, str(number).encode(), [(0, 0)], self._settle)
         self.puller.start(job)
         return job
 
@@ -100,20 +100,50 @@ async def test_a_pull_that_is_done_is_settled_once_with_its_report() -> None:
     assert bench.puller.idle
 
 
-async def test_only_so_many_pull_at_a_time_and_the_rest_in_order() -> None:
+async def test_only_so_many_pull_from_a_source_at_a_time_and_the_rest_in_order() -> None:
     bench = Bench()
-    jobs = [bench.start(number) for number in range(MAX_PULLS + 3)]
-    await bench.until_started(MAX_PULLS)
-    bench.puller.stop(jobs[MAX_PULLS], "timeout")  # its turn has not come
+    most = MAX_PULLS_OF_SOURCE
+    jobs = [bench.start(number) for number in range(most + 3)]
+    await bench.until_started(most)
+    bench.puller.stop(jobs[most], "timeout")  # its turn has not come
     await bench.until_settled(1)
-    assert bench.settled[0].report.error == "timeout"
+    assert bench.settled[0].report.error == "no_room", "its source is not to blame"
     bench.client.ends[b"5"].set_result(DONE)
-    await bench.until_started(MAX_PULLS + 1)
-    assert bench.client.started[-1] == str(MAX_PULLS + 1).encode()
+    await bench.until_started(most + 1)
+    assert bench.client.started[-1] == str(most + 1).encode()
     bench.client.stops.set()
     bench.puller.stop_all("cancelled")
-    await bench.until_settled(MAX_PULLS + 3)
+    await bench.until_settled(most + 3)
     assert len(bench.settled) == len(set(map(id, bench.settled)))
+    assert bench.puller.idle
+
+
+async def test_a_source_that_gives_nothing_does_not_hold_back_another_one() -> None:
+    bench = Bench()
+    for number in range(3 * MAX_PULLS_OF_SOURCE):
+        bench.start(number)
+    bench.start(1000, KvFrom("q", ["tcp:127.0.0.1:2"], 1000))
+    await bench.until_started(MAX_PULLS_OF_SOURCE + 1)
+    bench.client.ends[b"1000"].set_result(DONE)
+    await bench.until_settled(1)
+    assert bench.settled[0].report == Transferred(1000, "q", "shm", 1, 64, 0.5, None)
+    bench.client.stops.set()
+    bench.puller.stop_all("cancelled")
+    await bench.until_settled(3 * MAX_PULLS_OF_SOURCE + 1)
+    assert bench.puller.idle
+
+
+async def test_only_so_many_pull_at_a_time_from_all_sources() -> None:
+    bench = Bench()
+    for number in range(MAX_PULLS + 2):
+        bench.start(number, KvFrom("p", [f"tcp:127.0.0.1:{number % 100}"], 1000))
+    await bench.until_started(MAX_PULLS)
+    bench.client.ends[b"5"].set_result(DONE)
+    await bench.until_started(MAX_PULLS + 1)
+    assert bench.client.started[-1] == str(MAX_PULLS).encode()
+    bench.client.stops.set()
+    bench.puller.stop_all("cancelled")
+    await bench.until_settled(MAX_PULLS + 2)
     assert bench.puller.idle
 
 

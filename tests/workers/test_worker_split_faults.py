@@ -178,6 +178,27 @@ async def test_a_decode_worker_without_room_waits_and_then_pulls(tmp_path: Path)
         two.check()
 
 
+async def test_a_decode_worker_without_room_in_time_does_not_blame_the_source(
+    tmp_path: Path,
+) -> None:
+    async with pair(tmp_path, decode_blocks=16) as two:
+        gate = two.decode.model.gate = threading.Semaphore(0)
+        two.d.send(make_submit(1, [1] * 40, max_tokens=20))
+        gate.release(4)  # its prompt: it has its blocks, and goes no further
+        await two.d.until(lambda: bool(two.d.answer(1).ids))
+        two.submit(2, LONG, max_tokens=5, timeout_ms=0)
+        await two.pass_on(2)
+        assert await two.go_on(2)
+        gate.release(1000)
+        await two.d.until_freed(2)
+        assert two.joined(2).ids == true_greedy(LONG, 5)
+        assert two.pull_outcomes(2) == ["no_room"]
+        two.p.send(Cancel(PREFILL + 2))
+        await two.freed(2)
+        await two.d.until_freed(1)
+        two.check()
+
+
 async def test_the_router_of_both_is_lost(two: Pair) -> None:
     gate = two.prefill.model.gate = threading.Semaphore(0)
     two.submit(1, LONG)

@@ -109,9 +109,13 @@ class Arrivals:
             return
         del self._waiting[key]
         if why == "timeout":  # otherwise there never was anything to report
+            if (
+                arrival.ticket is not None
+            ):  # it waited for blocks of ours, so the source is not to blame
+                why = "no_room"
             log.warning(
-                "handoff transfer_late: request %d got no KV from %s within %d ms",
-                *(key.request, arrival.kv_from.worker, arrival.kv_from.timeout_ms),
+                "handoff transfer_late: request %d got no KV from %s within %d ms: %s",
+                *(key.request, arrival.kv_from.worker, arrival.kv_from.timeout_ms, why),
             )
             late_ms = float(arrival.kv_from.timeout_ms)
             report = Transferred(key.request, arrival.kv_from.worker, "", 0, 0, late_ms, why)

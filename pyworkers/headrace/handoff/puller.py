@@ -1,10 +1,12 @@
-"""Pulls under way: so many at a time, the rest in order; each ends once, when nothing writes to the pool any more."""
+"""Pulls under way: so many of each source at a time, the rest in order. Each ends once, when nothing writes to the pool
+any more.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_PULLS = 64  # at a time; most of them wait for a source to compute. A guess
+# At a time. Most of them wait for a source to compute: one that gives nothing must not hold back the others. Guesses
+MAX_PULLS_OF_SOURCE = 64
+MAX_PULLS = 1024
 LONGEST_PULL_S = (
     3600.0  # for one that nobody sets a shorter limit for: its source computes a very long prompt
 )
@@ -41,6 +45,11 @@ class Job:
     error: ErrorKind | None = None
     backend: str = ""
     ended_s: float = field(default=0.0)
+
+    @property
+    def source(self) -> tuple[str, ...]:
+        """What the connection that it shares with others is known by."""
+        return tuple(self.kv_from.transfer)
 
     @property
     def report(self) -> Transferred:
@@ -70,6 +79,7 @@ class Puller:
         self._wake = wake
         self._queue: deque[Job] = deque()  # their turn is still to come
         self._running: set[Job] = set()
+        self._of_source: Counter[tuple[str, ...]] = Counter()  # of those that run
         self._ended: list[Job] = []
 
     @property
@@ -78,11 +88,16 @@ class Puller:
 
     def start(self, job: Job) -> None:
         """At once, or when one of those before has ended."""
-        self._queue.append(job)
-        self._next()
+        if self._may_run(job):  # then nothing of its source is in the queue
+            self._run_now(job)
+        else:
+            self._queue.append(job)
 
     def stop(self, job: Job, why: ErrorKind) -> None:
-        """End `job`; it is among the ended as soon as nothing writes to the pool. A second call changes nothing."""
+        """End `job`; it is among the ended as soon as nothing writes to the pool. A second call changes nothing.
+
+        One that never had its turn was late for want of room here, whatever its source did.
+        """
         if job.stopped is not None or job.ended_s:
             return
         job.stopped = why
@@ -92,7 +107,7 @@ class Puller:
         else:
             self._queue.remove(job)
             job.began_s = asyncio.get_running_loop().time()
-            self._end(job, why)
+            self._end(job, "no_room" if why == "timeout" else why)
 
     def stop_all(self, why: ErrorKind) -> None:
         for job in [*self._queue, *self._running]:
@@ -104,13 +119,23 @@ class Puller:
         for job in ended:
             job.settle(job)
 
+    def _may_run(self, job: Job) -> bool:
+        own = self._of_source[job.source]
+        return len(self._running) < MAX_PULLS and own < MAX_PULLS_OF_SOURCE
+
+    def _run_now(self, job: Job) -> None:
+        self._running.add(job)
+        self._of_source[job.source] += 1
+        job.began_s = asyncio.get_running_loop().time()
+        job.task = asyncio.create_task(self._run(job), name=f"pull {job.key.request}")
+        job.task.add_done_callback(lambda _, job=job: self._over(job))
+
     def _next(self) -> None:
-        while self._queue and len(self._running) < MAX_PULLS:
-            job = self._queue.popleft()
-            self._running.add(job)
-            job.began_s = asyncio.get_running_loop().time()
-            job.task = asyncio.create_task(self._run(job), name=f"pull {job.key.request}")
-            job.task.add_done_callback(lambda _, job=job: self._over(job))
+        """One ended: the first in the queue that may run now, if any."""
+        job = next(filter(self._may_run, self._queue), None)
+        if job is not None:
+            self._queue.remove(job)
+            self._run_now(job)
 
     async def _run(self, job: Job) -> None:
         try:
@@ -128,6 +153,7 @@ class Puller:
         """Its task is done, whatever became of it: cancelled before its first line, too."""
         assert job.task is not None
         self._running.discard(job)
+        self._of_source -= Counter([job.source])  # drops what is at 0
         failure = None if job.task.cancelled() else job.task.exception()
         if failure is not None:
             log.error("handoff transfer_broken: request %d", job.key.request, exc_info=failure)

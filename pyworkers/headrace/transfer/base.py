@@ -42,7 +42,7 @@ ErrorKind: TypeAlias = Literal[
     "timeout",  # of the pull as a whole
     "refused",  # unknown or used ticket, another version, not our user
     "layout",  # the pools differ
-    "no_room",  # the server has as many pulls as it takes
+    "no_room",  # one end has as much under way as it takes; neither way nor source is to blame
     "cancelled",  # this client was closed
 ]
 Ending: TypeAlias = Literal["revoked", "expired", "refused", "no_room"]  # what a server may say
