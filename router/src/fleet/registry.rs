@@ -57,7 +57,7 @@ pub(super) struct State {
 }
 
 impl State {
-    fn pool(&mut self, id: WorkerId) -> Option<&mut Pool> {
+    pub(super) fn pool(&mut self, id: WorkerId) -> Option<&mut Pool> {
         self.pools.get_mut(self.models.get(&id)?)
     }
 
@@ -260,7 +260,7 @@ impl Registry {
             pool.transferred(id, pull);
             match error.as_deref() {
                 None => pool.dispatch.scheduler.transferred(id, from, *bytes, *ms, now_ms),
-                Some("cancelled") => {} // neither way nor source is to blame
+                Some("cancelled" | "no_room") => {} // neither way nor source is to blame
                 Some(_) => pool.dispatch.scheduler.transfer_failed(id, from, now_ms),
             }
         });

@@ -288,6 +288,21 @@ async fn words_about_legs_that_are_gone_change_nothing() {
 }
 
 #[tokio::test]
+async fn want_of_room_at_the_puller_is_not_held_against_the_source() {
+    let split = Split::begun(job()).await;
+    for error in ["no_room", "cancelled", "no_room", "timeout"] {
+        split.pulled(Some(error));
+    }
+    let labels = r#"{backend="tcp",outcome="timeout"}"#;
+    until("the last report", || metric(&split.app, "headrace_transfers_total", labels) == 1.0)
+        .await;
+    let _next = answer(&split.app, job()).await.unwrap(); // what pulls cost is looked at anew
+    let failing = || of_worker(&split.app, "d1")["transfer"]["sources"]["p1"]["failing"].as_f64();
+    until("what is known of the source", || failing().is_some_and(|share| share > 0.0)).await;
+    assert!(failing().unwrap() <= 0.5, "one failure, and the one that is always assumed");
+}
+
+#[tokio::test]
 async fn tokens_out_of_turn_are_stopped() {
     // before it was told to go on
     let mut split = Split::of(job()).await;

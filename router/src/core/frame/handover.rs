@@ -62,7 +62,7 @@ pub struct Transferred {
     /// from its begin to its end.
     pub ms: f64,
     /// `None` if all came, otherwise why not: `lost`, `revoked`, `expired`, `checksum`, `timeout`, `refused`, `layout`,
-    /// `no_room` or `cancelled`.
+    /// `no_room` or `cancelled`. For the last two neither way nor source is to blame.
     pub error: Option<String>,
 }
 
