@@ -22,6 +22,7 @@ pub struct Share {
 
 /// Splits the offered tree among the heirs so that hits are spread evenly. A block never goes without all blocks before it
 /// (it would be of no use), so what is common to two shares goes to both. Without room, the least hit blocks are left out.
+/// Takes about as long as there are blocks times heirs, however long the chains are.
 ///
 /// `parents[i]` is the place of the block before block `i`, and less than `i`; -1 at a root.
 ///
@@ -43,12 +44,11 @@ pub fn share_out(parents: &[i32], hits: &[u32], heirs: &[Heir]) -> Vec<Share> {
         let mut order: Vec<usize> = (0..estates.len()).collect();
         order.sort_by_key(|&i| (estates[i].hits, estates[i].heir.used, i));
         let fits = order.iter().copied().find(|&i| {
-            let lacks = tree.with_ancestors(&unit.blocks).filter(|&b| !estates[i].given[b]).count();
-            lacks <= estates[i].room()
+            tree.lacking_before(&unit, &estates[i].given) + unit.blocks.len() <= estates[i].room()
         });
         let roomiest = || order.iter().copied().max_by_key(|&i| (estates[i].room(), Reverse(i)));
         let Some(chosen) = fits.or_else(roomiest) else { continue };
-        let blocks: Vec<usize> = tree.with_ancestors(&unit.blocks).collect();
+        let blocks = tree.with_lacking(&unit, &estates[chosen].given);
         estates[chosen].take(&blocks, unit.hits);
     }
     let shares = estates.into_iter().enumerate().map(|(heir, estate)| Share {
@@ -64,6 +64,11 @@ struct Tree<'a> {
     below: Vec<u64>,
     children: Vec<Vec<usize>>,
     roots: Vec<usize>,
+    /// Blocks before each.
+    depth: Vec<usize>,
+    /// An earlier block on the way to the root of each, so far away that from any block few of these ways lead to any other
+    /// before it; itself at a root.
+    jump: Vec<usize>,
 }
 
 /// A subtree that goes to one heir.
@@ -87,7 +92,19 @@ impl<'a> Tree<'a> {
                 Err(_) => roots.push(block),
             }
         }
-        Self { parents, below, children, roots }
+        let (mut depth, mut jump) = (vec![0; parents.len()], Vec::with_capacity(parents.len()));
+        for (block, &parent) in parents.iter().enumerate() {
+            let Ok(parent) = usize::try_from(parent) else {
+                jump.push(block);
+                continue;
+            };
+            depth[block] = depth[parent] + 1;
+            // two equal jumps become one of twice the length (Myers 1983: skew-binary numbers)
+            let (once, twice) = (jump[parent], jump[jump[parent]]);
+            let equal = depth[parent] - depth[once] == depth[once] - depth[twice];
+            jump.push(if equal { twice } else { parent });
+        }
+        Self { parents, below, children, roots, depth, jump }
     }
 
     /// Subtrees of about equal weight, the most hit first: one with more than an even share is split where it
@@ -130,13 +147,32 @@ impl<'a> Tree<'a> {
         }
     }
 
-    /// The blocks before a subtree, then the subtree; ascending.
-    fn with_ancestors<'b>(&'b self, blocks: &'b [usize]) -> impl Iterator<Item = usize> + 'b {
-        let parent = |block: &usize| usize::try_from(self.parents[*block]).ok();
-        let first = blocks.first().and_then(parent);
-        let mut ancestors: Vec<usize> = std::iter::successors(first, parent).collect();
-        ancestors.reverse();
-        ancestors.into_iter().chain(blocks.iter().copied())
+    fn parent(&self, block: usize) -> Option<usize> {
+        usize::try_from(self.parents[block]).ok()
+    }
+
+    /// How many blocks before a unit are not among the given ones, which hold all blocks before each of them.
+    fn lacking_before(&self, unit: &Unit, given: &[bool]) -> usize {
+        let Some(last) = self.parent(unit.blocks[0]) else { return 0 };
+        let mut block = last;
+        while !given[block] {
+            let jump = self.jump[block];
+            match self.parent(block) {
+                None => return self.depth[last] + 1,
+                Some(parent) => block = if given[jump] { parent } else { jump },
+            }
+        }
+        self.depth[last] - self.depth[block]
+    }
+
+    /// The blocks before a unit that are not among the given ones, then the unit; ascending.
+    fn with_lacking(&self, unit: &Unit, given: &[bool]) -> Vec<usize> {
+        let before =
+            std::iter::successors(self.parent(unit.blocks[0]), |&block| self.parent(block));
+        let mut blocks: Vec<usize> = before.take_while(|&block| !given[block]).collect();
+        blocks.reverse();
+        blocks.extend(&unit.blocks);
+        blocks
     }
 }
 
@@ -209,6 +245,21 @@ mod tests {
         assert_eq!(share_out(&[-1], &[1], &heirs), [Share { heir: 1, blocks: vec![0] }]);
     }
 
+    /// A chain with a leaf at each of its blocks, shared out to heirs some of whom never have room for another leaf.
+    #[test]
+    fn long_chains_with_many_forks_are_no_longer_work_than_short_ones() {
+        let half = 30_000;
+        let parents: Vec<i32> = (-1..half - 1).chain(0..half).collect();
+        let hits = vec![1; parents.len()];
+        let mut rooms = vec![20_000; 15];
+        rooms.push(60_000);
+        let begin = std::time::Instant::now();
+        let shares = share_out(&parents, &hits, &heirs(&rooms));
+        assert!(!shares.is_empty());
+        // walking each way to the root takes more than a minute
+        assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
+    }
+
     fn offers() -> impl Strategy<Value = (Vec<i32>, Vec<u32>)> {
         prop::collection::vec((any::<prop::sample::Index>(), any::<bool>(), 0_u32..100), 0..60)
             .prop_map(|blocks| {
@@ -223,6 +274,22 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn what_is_lacking_before_a_unit_is_counted_as_if_walked(
+            (parents, hits) in offers(), most in 0_usize..60, heirs_n in 1_usize..6
+        ) {
+            let tree = Tree::new(&parents, &hits);
+            let heir = Heir { room: u32::try_from(most).unwrap(), used: 0 };
+            let given = vec![false; hits.len()];
+            let mut estate = Estate { heir: &heir, given, blocks: 0, hits: 0 };
+            for unit in tree.units(heirs_n) {
+                let lacking = tree.with_lacking(&unit, &estate.given);
+                let before = tree.lacking_before(&unit, &estate.given);
+                prop_assert_eq!(before + unit.blocks.len(), lacking.len());
+                estate.take(&lacking, unit.hits);
+            }
+        }
+
         #[test]
         fn no_block_goes_without_its_parent_and_nobody_gets_more_than_fits(
             (parents, hits) in offers(), rooms in prop::collection::vec(0_u32..80, 0..5)
