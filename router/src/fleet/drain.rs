@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde_json::Value;
+use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use self::orders::Orders;
@@ -26,9 +27,11 @@ use crate::core::frame::{self, Cancel, Frame, Offer, Transferred};
 const OFFER: Duration = Duration::from_secs(3);
 /// After the budget, for the last words of a worker.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between the end of a pull and the heir's word that it holds the blocks: looked for so often, so far apart.
-const ANNOUNCED_LOOKS: u32 = 20;
+/// Between the end of a pull and the heir's word that it holds the blocks: looked for so long, so far apart.
+const ANNOUNCED: Duration = Duration::from_millis(500);
 const ANNOUNCED_PAUSE: Duration = Duration::from_millis(25);
+/// Look-ups in the index for which the whole router waits at a time: well below a ms.
+const LOOKS_AT_ONCE: usize = 2_048;
 /// Drains that are remembered, one for each name of a worker.
 const REMEMBERED: usize = 256;
 
@@ -120,19 +123,8 @@ impl Registry {
         worker: &str,
         order: DrainOrder,
     ) -> Result<Value, DrainError> {
-        let (link, source) = {
-            let state = self.state();
-            let found = state.named(worker).ok_or(DrainError::Unknown)?;
-            if found.leaves() {
-                return Err(DrainError::Already);
-            }
-            (Arc::clone(&found.link), found.hello.clone())
-        };
-        let moves = source.kv_block_bytes > 0 && !source.transfer.is_empty();
-        let asked = if moves { order.hand_over } else { 0 };
-        let drain = Arc::new(Drain::new(&source, link.id, order.budget, asked, link.in_flight()));
-        self.drains.remember(&drain);
-        self.draining(link.id);
+        let (drain, link, asked) = self.begin_drain(worker, order)?;
+        self.draining(link.id); // those who wait may get other places, or none
         link.will_leave();
         tracing::info!(worker, budget = ?order.budget, blocks = asked, "draining");
         link.send(drain_frame(order.budget, asked));
@@ -142,6 +134,27 @@ impl Registry {
             end.run_until_cancelled(registry.follow_drain(&followed, &link, order, asked)).await;
         });
         Ok(drain.as_json())
+    }
+
+    /// Of several orders at once only one finds a worker that does not leave yet. And its drain is known before its link can
+    /// end, so that it hears of that.
+    fn begin_drain(
+        &self,
+        worker: &str,
+        order: DrainOrder,
+    ) -> Result<(Arc<Drain>, Arc<Link>, u32), DrainError> {
+        let mut state = self.state();
+        let found = state.named(worker).ok_or(DrainError::Unknown)?;
+        if found.leaves() {
+            return Err(DrainError::Already);
+        }
+        let (link, source) = (Arc::clone(&found.link), &found.hello);
+        let moves = source.kv_block_bytes > 0 && !source.transfer.is_empty();
+        let asked = if moves { order.hand_over } else { 0 };
+        let drain = Arc::new(Drain::new(source, link.id, order.budget, asked, link.in_flight()));
+        self.drains.remember(&drain);
+        state.pool(link.id).expect("it was found").set_draining(link.id);
+        Ok((drain, link, asked))
     }
 
     /// How the last drain of a worker stands; `None` without one.
@@ -197,10 +210,11 @@ impl Registry {
         // half of the budget is the requests' alone; later than the lease nothing is there any more
         let lease = Duration::from_millis(offer.lease_ms.into());
         let limit = (order.budget / 2).min(lease);
-        let orders = Orders::new(self, drain, &offer, limit);
+        let orders = Orders::new(self, drain, &offer, limit).await;
         drain.begin_hand_over(&offer, orders.parts());
         if orders.is_empty() {
-            drain.hand_over_is(self.kept(drain, &offer));
+            let (kept, _) = self.kept(drain, &offer, every(&offer)).await;
+            drain.hand_over_is(kept);
             return Outcome::NoSuccessor;
         }
         for (link, fetch) in orders.into_fetches() {
@@ -221,31 +235,57 @@ impl Registry {
 
     /// Waits for the heirs' own word of what they hold now, shortly, and takes note of it.
     async fn until_announced(&self, drain: &Drain, offer: &Offer) {
-        for _ in 0..ANNOUNCED_LOOKS {
-            let kept = self.kept(drain, offer);
+        let until = Instant::now() + ANNOUNCED;
+        let (mut kept, mut missing) = self.kept(drain, offer, every(offer)).await;
+        while kept.blocks < drain.blocks_pulled() && Instant::now() < until {
             drain.hand_over_is(kept);
-            if kept.blocks >= drain.blocks_pulled() {
-                return;
-            }
             sleep(ANNOUNCED_PAUSE).await;
+            let (more, still_missing) = self.kept(drain, offer, missing).await;
+            kept = HandOver { blocks: kept.blocks + more.blocks, hits: kept.hits + more.hits };
+            missing = still_missing;
         }
+        drain.hand_over_is(kept);
     }
 
-    /// What of the offer is held by workers that stay, as the index has it: also what they had before.
-    fn kept(&self, drain: &Drain, offer: &Offer) -> HandOver {
-        let state = self.state();
-        let mut kept = HandOver::default();
-        let Some(pool) = state.pools.get(&drain.model) else { return kept };
-        let stay: Vec<WorkerId> = pool.stay().map(|(worker, _)| worker.link.id).collect();
-        for (name, hits) in offer.names.chunks_exact(frame::NAME_BYTES).zip(&offer.hits) {
-            let key = u64::from_le_bytes(name[..8].try_into().expect("8 of 16 bytes"));
-            if stay.iter().any(|&id| pool.dispatch.scheduler.holds(id, key)) {
-                kept.blocks += 1;
-                kept.hits += u64::from(*hits);
+    /// What of these places of the offer is held by workers that stay, as the index has it: also what they had before. And
+    /// the places of the rest. It looks at a few at a time, for all who use the index wait meanwhile.
+    async fn kept(
+        &self,
+        drain: &Drain,
+        offer: &Offer,
+        places: Vec<usize>,
+    ) -> (HandOver, Vec<usize>) {
+        let (mut kept, mut missing) = (HandOver::default(), Vec::new());
+        let stay: Vec<WorkerId> = match self.state().pools.get(&drain.model) {
+            Some(pool) => pool.stay().map(|(worker, _)| worker.link.id).collect(),
+            None => return (kept, places),
+        };
+        for some in places.chunks((LOOKS_AT_ONCE / stay.len().max(1)).max(1)) {
+            {
+                let state = self.state();
+                let pool = state.pools.get(&drain.model);
+                let holds =
+                    |id, key| pool.is_some_and(|pool| pool.dispatch.scheduler.holds(id, key));
+                for &place in some {
+                    let name = &offer.names[place * frame::NAME_BYTES..];
+                    let key = u64::from_le_bytes(name[..8].try_into().expect("8 of 16 bytes"));
+                    if stay.iter().any(|&id| holds(id, key)) {
+                        kept.blocks += 1;
+                        kept.hits += u64::from(offer.hits[place]);
+                    } else {
+                        missing.push(place);
+                    }
+                }
             }
+            yield_now().await;
         }
-        kept
+        (kept, missing)
     }
+}
+
+/// All places of an offer.
+fn every(offer: &Offer) -> Vec<usize> {
+    (0..offer.hits.len()).collect()
 }
 
 fn drain_frame(budget: Duration, hand_over: u32) -> Frame {

@@ -112,9 +112,9 @@ impl Link {
                 self.closing.lock().expect("no holder panics").take().unwrap_or(LinkError::Closed)
             }
         };
-        self.registry.drains.left(self.id, self.in_flight());
-        // first out of the registry, so that no leg that is tried again comes back here
+        // first out of the registry, so that no leg that is tried again comes back here, and no drain begins any more
         self.registry.leave(self.id);
+        self.registry.drains.left(self.id, self.in_flight());
         self.fail_all(&error);
         error
     }

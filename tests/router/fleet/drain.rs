@@ -243,6 +243,30 @@ async fn no_offer_is_waited_for_for_long_and_a_late_one_harms_nobody() {
     over(&app, "w1").await;
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn of_orders_that_come_at_once_one_begins_a_drain() {
+    let app = start_router(|_| {}).await;
+    for round in 0..20 {
+        let name = format!("w{round}");
+        let worker = movable(&name).ready(&app).await;
+        let together = std::sync::Arc::new(std::sync::Barrier::new(4));
+        let orders = [(); 4].map(|()| {
+            let (app, name, together) = (app.clone(), name.clone(), together.clone());
+            tokio::task::spawn_blocking(move || {
+                together.wait();
+                app.fleet.drain(&name, order(5_000, 0)).is_ok()
+            })
+        });
+        let mut begun = 0;
+        for order in orders {
+            begun += u32::from(order.await.unwrap());
+        }
+        assert_eq!(begun, 1);
+        drop(worker);
+        over(&app, &name).await;
+    }
+}
+
 #[tokio::test]
 async fn an_offer_that_nobody_asked_for_closes_the_link() {
     let app = start_router(|_| {}).await;

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::task::spawn_blocking;
+
 use super::super::link::Link;
 use super::super::registry::Registry;
 use super::progress::{Drain, Pull};
@@ -17,28 +19,21 @@ pub(super) struct Orders(Vec<(Arc<Link>, Fetch)>);
 
 impl Orders {
     /// Heirs are workers of the same model that stay, can pull and have room; if there are any of the same role, these.
-    pub(super) fn new(registry: &Registry, drain: &Drain, offer: &Offer, limit: Duration) -> Self {
-        let mut state = registry.state();
-        let mut found: Vec<(Arc<Link>, Role, Heir)> = Vec::new();
-        if let Some(pool) = state.pools.get(&drain.model) {
-            for (worker, view) in pool.stay() {
-                let (hello, used) = (&worker.hello, view.load.blocks_used);
-                // half of what requests leave: its own hot blocks are worth as much
-                let room = hello.capacity.blocks.saturating_sub(used) / 2;
-                if hello.kv_block_bytes == drain.kv_block_bytes && room > 0 {
-                    found.push((Arc::clone(&worker.link), hello.role, Heir { room, used }));
-                }
-            }
-        }
-        if found.iter().any(|(_, role, _)| *role == drain.role) {
-            found.retain(|(_, role, _)| *role == drain.role);
-        }
-        found.sort_by_key(|(_, _, heir)| heir.used);
-        found.truncate(HEIRS);
-        let heirs: Vec<Heir> = found.iter().map(|(_, _, heir)| *heir).collect();
-        let orders = share_out(&offer.parents, &offer.hits, &heirs).into_iter().map(|share| {
-            let request = state.new_request();
-            (Arc::clone(&found[share.heir].0), fetch(request, drain, offer, &share, limit))
+    pub(super) async fn new(
+        registry: &Registry,
+        drain: &Drain,
+        offer: &Offer,
+        limit: Duration,
+    ) -> Self {
+        let (links, heirs): (Vec<Arc<Link>>, Vec<Heir>) =
+            heirs(registry, drain).into_iter().unzip();
+        let (parents, hits) = (offer.parents.clone(), offer.hits.clone());
+        // for a big offer this takes some 100 ms
+        let shares = spawn_blocking(move || share_out(&parents, &hits, &heirs)).await;
+        let shares = shares.expect("parents were checked when the offer came");
+        let orders = shares.into_iter().map(|share| {
+            let request = registry.state().new_request();
+            (Arc::clone(&links[share.heir]), fetch(request, drain, offer, &share, limit))
         });
         Self(orders.collect())
     }
@@ -58,6 +53,27 @@ impl Orders {
     pub(super) fn into_fetches(self) -> Vec<(Arc<Link>, Fetch)> {
         self.0
     }
+}
+
+/// Who may take blocks, the least busy first.
+fn heirs(registry: &Registry, drain: &Drain) -> Vec<(Arc<Link>, Heir)> {
+    let mut found: Vec<(Arc<Link>, Role, Heir)> = Vec::new();
+    if let Some(pool) = registry.state().pools.get(&drain.model) {
+        for (worker, view) in pool.stay() {
+            let (hello, used) = (&worker.hello, view.load.blocks_used);
+            // half of what requests leave: its own hot blocks are worth as much
+            let room = hello.capacity.blocks.saturating_sub(used) / 2;
+            if hello.kv_block_bytes == drain.kv_block_bytes && room > 0 {
+                found.push((Arc::clone(&worker.link), hello.role, Heir { room, used }));
+            }
+        }
+    }
+    if found.iter().any(|(_, role, _)| *role == drain.role) {
+        found.retain(|(_, role, _)| *role == drain.role);
+    }
+    found.sort_by_key(|(_, _, heir)| heir.used);
+    found.truncate(HEIRS);
+    found.into_iter().map(|(link, _, heir)| (link, heir)).collect()
 }
 
 fn fetch(
