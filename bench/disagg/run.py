@@ -88,7 +88,7 @@ WORKLOADS = [
         requests=500,
     ),
     Workload(
-        name="Mooncake conversation", ttft_ms=30_000, tpot_ms=(40, 80),
+        name="Mooncake conversation", ttft_ms=60_000, tpot_ms=(40, 80),
         trace="mooncake_conversation_0-40min", requests=1000,
     ),
     Workload(
