@@ -1,6 +1,5 @@
 //! The CPU kernels for Python: packed weights, and a recorded forward pass that runs with the GIL released.
 
-use std::num::NonZeroUsize;
 use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
@@ -182,7 +181,7 @@ impl Program {
 
     #[pyo3(signature = (*, tokens, positions, slots, seq_starts, context_lens, block_tables,
                         logit_rows, kv, out, progress=None,
-                        layers_per_group=NonZeroUsize::MIN))]
+                        layers_per_group=1))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn run(
@@ -198,7 +197,7 @@ impl Program {
         mut kv: PyReadwriteArray1<'_, f32>,
         mut out: PyReadwriteArray2<'_, f32>,
         progress: Option<Py<PyAny>>,
-        layers_per_group: NonZeroUsize,
+        layers_per_group: usize,
     ) -> PyResult<()> {
         let step = Step {
             tokens: tokens.as_slice()?,
@@ -210,7 +209,10 @@ impl Program {
             logit_rows: logit_rows.as_slice()?,
         };
         let (kv, out) = (kv.as_slice_mut()?, out.as_slice_mut()?);
-        let (layers, per_group) = (self.layers, layers_per_group.get());
+        if layers_per_group == 0 {
+            return Err(PyValueError::new_err("layers_per_group is 0; it is at least 1"));
+        }
+        let (layers, per_group) = (self.layers, layers_per_group);
         let mut raised = Ok(());
         let mut stored = |layer: usize| {
             let done = layer + 1;
