@@ -2,8 +2,8 @@
 
     .venv/bin/python bench/disagg/ttft_model.py --out bench/results/split_ttft_model.json
 
-Two servers stand side by side, one worker that does both and a pair that always splits; each prompt goes to one after the
-other, who goes first changes from prompt to prompt, and nobody else asks. No prompt is sent twice to a server.
+Two servers stand side by side, one worker that does both and a pair that always splits; each prompt goes to one after
+the other, who goes first changes from prompt to prompt, and nobody else asks. No prompt is sent twice to a server.
 """
 
 import argparse
