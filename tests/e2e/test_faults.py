@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import json
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,14 @@ def long_chat(server: Server, tokens: int, content: str = "hello") -> dict[str, 
         "messages": [{"role": "user", "content": content}],
         "max_tokens": tokens,
     }
+
+
+def text_of(events: Iterable[str]) -> str:
+    """What a whole stream said; it must have come to its end."""
+    *chunks, done = events
+    assert done == "[DONE]"
+    deltas = [json.loads(chunk)["choices"][0]["delta"] for chunk in chunks]
+    return "".join(delta.get("content") or "" for delta in deltas)
 
 
 @pytest.fixture(scope="module")
@@ -82,18 +90,32 @@ def test_a_worker_that_dies_before_the_first_byte_is_replaced(two_workers: Serve
     server.wait_line(r"worker-0 \| ready", times=starts + 1)
 
 
-def test_a_worker_that_dies_mid_stream_ends_it_with_an_error(tiny_folder: Path) -> None:
+def test_a_lone_worker_that_dies_mid_stream_goes_on_with_it_when_it_is_back(
+    tiny_folder: Path,
+) -> None:
     with serving(str(tiny_folder)) as server:
+        body = long_chat(server, 600)
+        with server.stream("/v1/chat/completions", body) as events:
+            undisturbed = text_of(events)
+        with server.stream("/v1/chat/completions", body) as events:
+            first = next(events)
+            with server.frozen("worker-0") as worker:
+                worker.kill()
+            assert text_of([first, *events]) == undisturbed
+        server.wait_line(r"worker-0 +\| was killed by SIGKILL.*starting again")
+
+
+def test_a_worker_that_does_not_come_back_in_time_ends_its_stream_with_an_error(
+    tiny_folder: Path,
+) -> None:
+    with serving(str(tiny_folder), "--router-args", "--queue-timeout-ms 50") as server:
         with server.stream("/v1/chat/completions", long_chat(server, 6_000)) as events:
             next(events)
             with server.frozen("worker-0") as worker:
                 worker.kill()
             rest = list(events)
-        assert "error" in json.loads(rest[-1])
         assert "[DONE]" not in rest
         assert json.loads(rest[-1])["error"]["message"]
-
-        server.wait_line(r"worker-0 +\| was killed by SIGKILL.*starting again")
         server.wait_line(r"worker-0 +\| ready", times=2)
         assert server.post("/v1/chat/completions", long_chat(server, 4)).status == 200
 
