@@ -32,7 +32,7 @@ MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release -
 # What `pip install .[dev]` would install, without building the package first.
 DEPENDENCIES := import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
 	e = p['optional-dependencies']; \
-	print(*p['dependencies'], *(d for name in ('worker', 'hub', 'bench', 'dev') \
+	print(*p['dependencies'], *(d for name in ('worker', 'hub', 'bench', 'nixl', 'dev') \
 	for d in e[name] if not d.startswith('headrace[')), sep='\n')
 
 export PIP_NO_INPUT := 1
