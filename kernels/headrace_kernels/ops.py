@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-    from headrace.models.batch import Batch
+    from headrace.models.batch import Batch, DraftBatch
 
 # Layers whose KV is handed on together while later ones are computed; the last group may have fewer. A guess.
 LAYERS_PER_GROUP = 8
@@ -24,6 +24,8 @@ Value: TypeAlias = Any  # [rows, width]
 Matrix: TypeAlias = Any  # [out, in], with an optional bias
 Table: TypeAlias = Any  # [vocab, hidden]
 Vector: TypeAlias = Any  # [width]
+HeadMatrices: TypeAlias = Any  # [heads, nope_dim + v_dim, kv_lora_rank]
+Experts: TypeAlias = Any  # router and experts of one layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,49 @@ class Attention:
     scale: float  # of the scores
     inv_freq: Sequence[float]  # radians per position, head_dim / 2 of them
     rope_scale: float  # of sine and cosine
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MlaAttention:
+    """The other kind of attention: all heads share one latent and one turned key of each position.
+
+    The cache holds, for each token and layer, the normed latent `[kv_lora_rank]` and the turned rope key
+    `[rope_dim]`. With `mtp` its last layer is that of the drafting module, and each block ends with a
+    *hidden tail* `[hidden_size]`: what the main pass kept of the newest row that was written into it.
+    """
+
+    layers: int  # of the cache, the drafting layer included
+    heads: int
+    kv_lora_rank: int
+    nope_dim: int  # 0 where keys are turned as a whole
+    rope_dim: int
+    v_dim: int
+    block_tokens: int
+    context_tokens: int
+    scale: float  # of the scores
+    inv_freq: Sequence[float]  # radians per position, rope_dim / 2 of them
+    rope_scale: float  # of sine and cosine
+    rope_interleave: (
+        bool  # True: elements 2p and 2p + 1 turn together; False: i and i + rope_dim / 2
+    )
+    hidden_size: int  # of the tail
+    mtp: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Routing:
+    """How rows choose experts (`noaux_tc`), in float32 whatever the weights are.
+
+    Scores are sigmoids. A bias is added to choose: the groups whose two best experts have the greatest sums, then
+    the best experts among them, the lower number where two are equal. Weights are the scores without the bias.
+    """
+
+    experts: int
+    top_k: int
+    groups: int
+    top_groups: int
+    normalise: bool  # weights of a row sum to `scale`
+    scale: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,6 +160,47 @@ class Step(Protocol):
         ...
 
 
+class MlaStep(Step, Protocol):
+    """A forward pass with latent attention and experts, or a pass of the module that drafts."""
+
+    def columns(self, x: Value, start: int, stop: int) -> Value:
+        """A copy of `x[:, start:stop]`."""
+        ...
+
+    def concat(self, a: Value, b: Value) -> Value:
+        """`[a | b]`."""
+        ...
+
+    def mla_store(self, q: Value, latent: Value, norm: Vector, eps: float, layer: int) -> Value:
+        """Turn queries and the shared key by their positions, norm the latent, and store latent and key.
+
+        `q` is `[rows, heads * (nope_dim + rope_dim)]`, in each head nope first; it is spent, the turned
+        queries are the result. `latent` is `[rows, kv_lora_rank + rope_dim]`.
+        """
+        ...
+
+    def mla_attention(self, q: Value, kv_b: HeadMatrices, layer: int) -> Value:
+        """Causal attention of the turned queries over the cache, `[rows, heads * v_dim]`.
+
+        A row sees the positions from 0 to its own; in a draft pass, from its sequence's `first_keys` on.
+        """
+        ...
+
+    def moe(self, x: Value, experts: Experts, residual: Value) -> Value:
+        """`residual + sum_k weight_k * expert_k(x)`, added in ascending order of experts."""
+        ...
+
+    def keep_hidden(self, x: Value) -> None:
+        """What draft passes may read of this pass: in the main pass until the next one, in a draft pass by the next
+        chained one. The main pass also writes the hidden tails of the blocks from it.
+        """
+        ...
+
+    def hidden(self) -> Value:
+        """In a draft pass: the rows that `DraftBatch.hidden_from` names, `[rows, hidden_size]`."""
+        ...
+
+
 class Backend(Protocol):
     """Keeps weights and cache on one device in one dtype, and runs what families describe."""
 
@@ -147,10 +233,46 @@ class Backend(Protocol):
         ...
 
 
+class MlaBackend(Backend, Protocol):
+    """A backend that was made with `MlaAttention`."""
+
+    def head_matrices(self, kv_b: torch.Tensor) -> HeadMatrices:
+        """`[heads, nope_dim + v_dim, kv_lora_rank]`: of each head what makes keys, then what makes values."""
+        ...
+
+    def experts(
+        self,
+        gate: torch.Tensor,
+        bias: torch.Tensor,
+        gate_up: Sequence[torch.Tensor],
+        down: Sequence[torch.Tensor],
+        routing: Routing,
+    ) -> Experts:
+        """Router `[experts, hidden]` with its bias `[experts]`, and each expert's `[2 * width, hidden]` and
+        `[hidden, width]`.
+        """
+        ...
+
+    def compile(self, describe: Callable[[MlaStep], Value]) -> Compiled: ...
+
+    def compile_draft(self, describe: Callable[[MlaStep], Value]) -> CompiledDraft:
+        """Like `compile`, for the module that drafts: it shares the cache and reads kept hidden rows."""
+        ...
+
+
 class Compiled(Protocol):
-    """A forward pass."""
+    """A forward pass.
+
+    Where blocks have a drafting layer, the last layer group is not whole before the draft pass, and is not told of.
+    """
 
     def __call__(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor: ...
+
+
+class CompiledDraft(Protocol):
+    """A draft pass."""
+
+    def __call__(self, batch: DraftBatch) -> torch.Tensor: ...
 
 
 def layer_groups(layers: int) -> list[range]:

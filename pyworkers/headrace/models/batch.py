@@ -35,3 +35,17 @@ class Batch:
     @property
     def seqs(self) -> int:
         return len(self.context_lens)
+
+
+@dataclass(slots=True, kw_only=True)
+class DraftBatch(Batch):
+    """Rows of the module that drafts. The row of position j takes token j and the main hidden of position j - 1.
+
+    Its KV goes into slot j of the drafting layer. Position 0 has no such row.
+    """
+
+    # [rows]; r >= 0: row r of the last main forward, or, `chained`, of the last draft pass;
+    # -(b + 1): the hidden tail of block b
+    hidden_from: NDArray[np.int32]
+    first_keys: NDArray[np.int32]  # [seqs], the first position whose key there is, at least 1
+    chained: bool
