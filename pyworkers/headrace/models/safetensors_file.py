@@ -11,7 +11,7 @@ import json
 import math
 import mmap
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
@@ -82,7 +82,7 @@ class SafetensorsFile:
         try:
             with path.open("rb") as file:
                 size = path.stat().st_size
-                self.entries = _read_header(file, path, size)
+                self.entries, self.metadata = _read_header(file, path, size)
                 # Copy-on-write, so that torch gets a writable buffer and the file can never change.
                 self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except OSError as error:
@@ -111,7 +111,8 @@ class SafetensorsFile:
         return self._map[entry.start : entry.start + head] + self._map[end - head : end]
 
 
-def _read_header(file: BinaryIO, path: Path, size: int) -> dict[str, Entry]:
+def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The tensors, and what else the writer noted; the format wants that to be strings."""
     if size < 8:
         raise SafetensorsError(
             f"{path}: truncated: {size} bytes, a safetensors file has at least 8"
@@ -133,13 +134,12 @@ def _read_header(file: BinaryIO, path: Path, size: int) -> dict[str, Entry]:
     if not isinstance(header, dict):
         raise SafetensorsError(f"{path}: the header is not a JSON object")
     data_start = 8 + length
-    entries = {
-        name: _entry(path, name, value, data_start, size)
-        for name, value in cast("dict[str, Any]", header).items()
-        if name != "__metadata__"
-    }
+    fields = cast("dict[str, Any]", header)
+    noted = fields.pop("__metadata__", None)
+    entries = {name: _entry(path, name, value, data_start, size) for name, value in fields.items()}
     _check_layout(path, entries, data_start, size)
-    return entries
+    metadata = cast("dict[str, Any]", noted) if isinstance(noted, dict) else {}
+    return entries, {key: value for key, value in metadata.items() if isinstance(value, str)}
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -203,9 +203,12 @@ def _check_layout(path: Path, entries: Mapping[str, Entry], data_start: int, siz
 def write_safetensors(
     path: Path,
     shapes: Mapping[str, tuple[int, ...]],
-    tensors: Iterable[tuple[str, NDArray[np.float32]]],
+    tensors: Iterable[tuple[str, NDArray[np.float32] | NDArray[np.int32]]],
+    *,
+    integers: Collection[str] = (),
 ) -> None:
-    """Write float32 tensors one at a time: `tensors` yields them in the order of `shapes`.
+    """Write tensors one at a time: `tensors` yields them in the order of `shapes`, in float32, or in int32 where
+    the name is one of `integers`.
 
     Only one tensor is in memory at a time, which `safetensors.save_file` does not offer.
     """
@@ -213,12 +216,14 @@ def write_safetensors(
     at = 0
     for name, shape in shapes.items():
         end = at + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [at, end]}
+        dtype = "I32" if name in integers else "F32"
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
         at = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)  # data starts aligned
     with path.open("wb") as file:
         file.write(struct.pack("<Q", len(text)) + text)
         for (name, shape), (given, tensor) in zip(shapes.items(), tensors, strict=True):
-            assert name == given and shape == tensor.shape and tensor.dtype == np.float32
+            assert name == given and shape == tensor.shape
+            assert tensor.dtype == (np.int32 if name in integers else np.float32)
             file.write(np.ascontiguousarray(tensor).data)
