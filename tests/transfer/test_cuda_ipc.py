@@ -15,6 +15,7 @@ from headrace.transfer import TransferClient, TransferServer, cuda_ipc
 from headrace.transfer.base import LinkBroken
 from headrace.transfer.cuda_ipc import CudaIpcExporter, Handle
 from headrace.transfer.endpoints import able_backends, exporters_for
+from headrace.transfer.nixl import find_nixl
 from headrace_kernels.ops import KvPool
 from helpers.kv import FakeSource, block_of, make_pool
 from helpers.kv_peers import LAYOUT, QUICK
@@ -99,6 +100,19 @@ def test_what_is_offered_fits_the_memory() -> None:
         exporters_for(make_pool(), ["cuda-ipc"])
     with pytest.raises(ValueError, match="only a pool in a memfd"):
         exporters_for(make_pool("tensor"), ["shm"])
+
+
+def test_nixl_that_cannot_register_the_memory_leaves_tcp_and_says_so(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Such as its UCX without CUDA: here it is asked to take memory that lies on no device."""
+    if find_nixl() is None:
+        pytest.skip("NIXL is not installed")
+    offered = exporters_for(device_pool(), None)
+    assert [exporter.name for exporter in offered.remote] == ["tcp"]
+    assert "only TCP is offered to other hosts: NIXL cannot register VRAM" in caplog.text
+    with pytest.raises(ValueError, match="NIXL cannot register VRAM memory"):
+        exporters_for(device_pool(), ["nixl"])
 
 
 @pytest.mark.usefixtures("storages")

@@ -6,6 +6,7 @@ nobody there. Endpoints with one address are back-ends on one connection; the ha
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -19,6 +20,8 @@ from headrace.transfer.tcp import TcpExporter
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
+
+log = logging.getLogger(__name__)
 
 LOCAL: Final = ("cuda-ipc", "shm")  # through a Unix socket; best first
 REMOTE: Final = ("nixl", "tcp")
@@ -77,14 +80,19 @@ def exporters_for(pool: KvPool, wanted: Sequence[str] | None) -> Exporters:
     """What a source of this pool offers: `wanted`, or everything that makes sense for it.
 
     NIXL is offered by itself for device memory only: between CPUs plain TCP is quicker (bench/results/transfer.json).
-    Raises ValueError for a wanted back-end that cannot be.
+    It is left out, with a warning, where it is installed and cannot register that memory: its UCX may be built without
+    CUDA. Raises ValueError for a wanted back-end that cannot be.
     """
     if wanted is None:
-        wanted = ["tcp"]
         if pool.device != "cpu":
-            wanted += ["cuda-ipc"] if find_nixl() is None else ["cuda-ipc", "nixl"]
-        elif pool.memfd is not None:
-            wanted += ["shm"]
+            offered = exporters_for(pool, ["cuda-ipc", "tcp"])
+            if find_nixl() is not None:
+                try:
+                    offered.remote.insert(0, _exporter("nixl", pool))
+                except ValueError as error:
+                    log.warning("transfer: only TCP is offered to other hosts: %s", error)
+            return offered
+        wanted = ["tcp"] if pool.memfd is None else ["shm", "tcp"]
     unknown = set(wanted) - {*LOCAL, *REMOTE}
     if unknown:
         raise ValueError(f"no such transfer back-end: {', '.join(sorted(unknown))}")

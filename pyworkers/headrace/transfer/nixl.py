@@ -95,9 +95,13 @@ class NixlExporter:
     far_reaching = True
 
     def __init__(self, nixl: Any, pool: KvPool) -> None:
+        """Raises ValueError where NIXL cannot work with this memory."""
         kind, device, _ = _where(pool)
-        self._agent = _agent(nixl)
-        self._registered = _register(self._agent, pool)
+        try:
+            self._agent = _agent(nixl)
+            self._registered = _register(self._agent, pool)
+        except Exception as error:  # NIXL's own have no closer base
+            raise ValueError(f"NIXL cannot register {kind} memory here: {error}") from error
         groups = [
             [Part(_address(r) + r.offset, r.stride, r.nbytes) for r in group]
             for group in pool.groups
