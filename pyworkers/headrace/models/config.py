@@ -6,12 +6,13 @@ and are read with the same named errors through `Fields`.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+
+from headrace.models.config_fields import ConfigError, Fields, ModelFileError, read_json_object
 
 __all__ = [
     "ROPE_TYPES",
@@ -25,80 +26,6 @@ __all__ = [
     "read_config",
     "read_json_object",
 ]
-
-
-class ModelFileError(ValueError):
-    """A file of a model is missing, broken, or asks for something unknown; the text names file and key."""
-
-
-class ConfigError(ModelFileError):
-    """A field of config.json or generation_config.json is missing, mistyped, contradictory or unknown."""
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """A JSON object whose fields are read with errors that say file, key, expected and found."""
-
-    where: str
-    raw: Mapping[str, Any]
-
-    def fail(self, key: str, expected: str) -> ConfigError:
-        found = f"found {_show(self.raw[key])}" if key in self.raw else "the field is missing"
-        return ConfigError(f"{self.where}: {key}: expected {expected}, {found}")
-
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
-        """An integer of at least `low`. A missing or null field is `default`, if there is one."""
-        value = self.raw.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value < 2**63:
-            raise self.fail(key, f"an integer of at least {low}")
-        return value
-
-    def number(self, key: str, default: float | None = None, *, above: float = 0.0) -> float:
-        """A finite number greater than `above`. A missing or null field is `default`, if there is one."""
-        value = self.raw.get(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.fail(key, f"a number above {above:g}")
-        if not math.isfinite(value) or value <= above:
-            raise self.fail(key, f"a finite number above {above:g}")
-        return float(value)
-
-    def flag(self, key: str, default: bool) -> bool:
-        value = self.raw.get(key)
-        if value is None:
-            return default
-        if not isinstance(value, bool):
-            raise self.fail(key, "true or false")
-        return value
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.raw.get(key)
-        if value is None and default is not None:
-            return default
-        if not isinstance(value, str):
-            raise self.fail(key, "a string")
-        return value
-
-    def table(self, key: str) -> Mapping[str, Any] | None:
-        """A JSON object, or None where the field is missing or null."""
-        value = self.raw.get(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.fail(key, "an object")
-        return cast("Mapping[str, Any] | None", value)
-
-    def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...] | None:
-        """One token id or a list of them; None where the field is missing or null."""
-        value = self.raw.get(key)
-        if value is None:
-            return None
-        ids = cast("list[Any]", value) if isinstance(value, list) else [value]
-        for token in ids:
-            if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
-                raise self.fail(key, f"token ids from 0 to {vocab_size - 1}")
-        return tuple(dict.fromkeys(cast("list[int]", ids)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,19 +83,6 @@ class ModelConfig:
     def fields(self) -> Fields:
         """The raw fields, to be read with named errors."""
         return Fields("config.json", self.raw)
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, or a `ConfigError` that says where it stops being one."""
-    try:
-        value: object = json.loads(path.read_bytes())
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, found {_show(value)}")
-    return cast("dict[str, Any]", value)
 
 
 def read_config(directory: Path) -> ModelConfig:
@@ -374,8 +288,3 @@ def _generation(fields: Fields) -> GenerationDefaults:
         top_k=None if fields.raw.get("top_k") is None else fields.integer("top_k", low=0),
         repetition_penalty=optional("repetition_penalty"),
     )
-
-
-def _show(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= 80 else f"{text[:77]}..."
