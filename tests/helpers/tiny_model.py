@@ -43,7 +43,6 @@ def tiny_llama(path: Path, seed: int = 0, **config: Any) -> Path:
     It answers with random tokens, greedy ones being repeatable; the tokenizer is byte-level, so any text
     goes in and out.
     """
-    path.mkdir(parents=True, exist_ok=True)
     tokenizer = tiny_tokenizer()
     raw: dict[str, Any] = {
         "architectures": ["LlamaForCausalLM"],
@@ -64,9 +63,18 @@ def tiny_llama(path: Path, seed: int = 0, **config: Any) -> Path:
         "pad_token_id": 2,
         "torch_dtype": "float32",
     } | config
+    write_json_files(path, raw)
+    shapes = llama_shapes(raw)
+    write_safetensors(path / "model.safetensors", shapes, _random(shapes, seed))
+    return path
+
+
+def write_json_files(path: Path, raw: Mapping[str, Any]) -> None:
+    """Make the directory, with its config.json and the tokenizer that all tiny models share."""
+    path.mkdir(parents=True, exist_ok=True)
     _write_json(path / "config.json", raw)
     _write_json(path / "generation_config.json", {"bos_token_id": 1, "eos_token_id": [2]})
-    _write_json(path / "tokenizer.json", tokenizer)
+    _write_json(path / "tokenizer.json", tiny_tokenizer())
     _write_json(
         path / "tokenizer_config.json",
         {
@@ -78,9 +86,6 @@ def tiny_llama(path: Path, seed: int = 0, **config: Any) -> Path:
             "chat_template": CHAT_TEMPLATE,
         },
     )
-    shapes = llama_shapes(raw)
-    write_safetensors(path / "model.safetensors", shapes, _random(shapes, seed))
-    return path
 
 
 def llama_shapes(raw: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

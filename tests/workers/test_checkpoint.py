@@ -109,6 +109,35 @@ def test_progress_ends_at_all_bytes(tmp_path: Path) -> None:
     assert seen[-1] == (checkpoint.nbytes, checkpoint.nbytes)
 
 
+def test_only_the_asked_part_of_a_tensor_is_read(tmp_path: Path) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(tmp_path / "tiny"))
+    seen: list[int] = []
+    checkpoint.progress = lambda done, _: seen.append(done)
+    name = "model.layers.0.mlp.up_proj.weight"
+    whole = checkpoint.tensor(name, (128, 64))
+    rows = checkpoint.tensor(name, (128, 64), rows=range(32, 48))
+    corner = checkpoint.tensor(name, (128, 64), rows=range(4), columns=range(8, 24))
+    assert torch.equal(rows, whole[32:48])
+    assert torch.equal(corner, whole[:4, 8:24])
+    # Views of the file: what is beside them is never touched.
+    assert rows.data_ptr() == whole.data_ptr() + 32 * 64 * 4
+    assert seen == [4 * 128 * 64, 4 * (128 + 16) * 64, 4 * (128 + 16) * 64 + 4 * 4 * 16]
+    checkpoint.finished()
+    assert seen[-1] == checkpoint.nbytes
+
+
+def test_integers_are_read_where_they_are_expected(tmp_path: Path) -> None:
+    folder = tiny_llama(tmp_path / "tiny")
+    tensors = load_file(folder / "model.safetensors")
+    save_file(tensors | {"ids": torch.arange(4, dtype=torch.int32)}, folder / "model.safetensors")
+    checkpoint = SafetensorsCheckpoint(folder)
+    assert checkpoint.integers("ids", (4,)).tolist() == [0, 1, 2, 3]
+    with pytest.raises(CheckpointError, match=r"ids: expected shape \[5\], found \[4\]"):
+        checkpoint.integers("ids", (5,))
+    with pytest.raises(CheckpointError, match=r"norm.weight: expected int32, found float32"):
+        checkpoint.integers("model.norm.weight", (64,))
+
+
 def test_writing_through_a_tensor_does_not_change_the_file(tmp_path: Path) -> None:
     path = tiny_llama(tmp_path / "tiny") / "model.safetensors"
     before = path.read_bytes()

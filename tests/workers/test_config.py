@@ -69,7 +69,7 @@ def test_eos_ids_of_the_generation_config_win() -> None:
         ({"num_attention_heads": 5}, "num_attention_heads 5 is not a multiple of num_key_value"),
         ({"num_attention_heads": 6}, "hidden_size 64 is not a multiple of num_attention_heads 6"),
         ({"head_dim": 15}, "head_dim 15 is odd"),
-        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known: llama"),
+        ({"model_type": "mamba"}, "model_type 'mamba' is not known; known: deepseek_v3, llama"),
         ({"model_type": 3}, "model_type: expected a string, found 3"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not known"),
         ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected a finite number"),

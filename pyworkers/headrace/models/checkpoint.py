@@ -20,6 +20,8 @@ from headrace.models.safetensors_file import DTYPES, SafetensorsFile
 if TYPE_CHECKING:
     import torch
 
+    from headrace.models.fp8 import Scaled
+
 __all__ = [
     "Checkpoint",
     "CheckpointError",
@@ -40,7 +42,7 @@ class CheckpointError(ModelFileError):
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """What is known of a tensor before it is read. `dtype` is the torch name of what `tensor` returns."""
+    """What is known of a tensor before it is read. `dtype` is the torch name of what `tensor` returns, or FP8."""
 
     file: str
     dtype: str
@@ -99,11 +101,77 @@ class Checkpoint(ABC):
             )
         return info
 
-    def tensor(self, name: str, shape: Iterable[int] | None = None) -> torch.Tensor:
-        """The tensor `name`, on the CPU, in its stored dtype (dequantised where it was quantised).
+    def tensor(
+        self,
+        name: str,
+        shape: Iterable[int] | None = None,
+        *,
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> torch.Tensor:
+        """The tensor `name`, on the CPU, in its stored dtype; in float32 where it was quantised.
 
         With `shape` it is a weight: another stored shape, or integers, raise `CheckpointError` before it is read.
+        `rows` are a part of its first dimension, `columns` of its last: only these are read from a mapped file.
         """
+        from headrace.models import fp8
+
+        info = self._check(name, shape)
+        if not info.dtype.startswith("float8"):
+            return self._read(name, rows, columns)
+        scaled = self.scaled(name, shape, rows=rows, columns=columns)
+        first_row = rows.start if rows is not None and len(info.shape) == 2 else 0
+        return fp8.dequantise(scaled, first_row, 0 if columns is None else columns.start)
+
+    def scaled(
+        self,
+        name: str,
+        shape: Iterable[int] | None = None,
+        *,
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> Scaled:
+        """The FP8 weight `name` as it is stored, with its scales, for a backend that computes with it.
+
+        Where the first dimension is not one of the matrix, `rows` are a part of the scales too.
+        """
+        from headrace.models import fp8
+
+        info = self._check(name, shape)
+        scale_name = name + fp8.SCALE_SUFFIX
+        if info.dtype != "float8_e4m3fn" or len(info.shape) < 2:
+            raise CheckpointError(
+                f"{info.file}: {name}: expected a matrix of float8_e4m3fn to go with {scale_name}, "
+                f"found {info.dtype} {list(info.shape)}"
+            )
+        if scale_name not in self:
+            raise CheckpointError(
+                f"{info.file}: {name}: expected its scales as {scale_name}, which is missing"
+            )
+        expected, scale = fp8.scale_shape(info.shape), self.info(scale_name)
+        if scale.shape != expected or scale.dtype != "float32":
+            raise CheckpointError(
+                f"{scale.file}: {scale_name}: expected float32 {list(expected)} for {name} "
+                f"{list(info.shape)}, found {scale.dtype} {list(scale.shape)}"
+            )
+        leading = rows if len(info.shape) > 2 else None
+        return fp8.Scaled(self._read(name, rows, columns), self._read(scale_name, leading))
+
+    def integers(self, name: str, shape: Iterable[int]) -> torch.Tensor:
+        """The tensor `name`, which must be int32 or int64 of this shape."""
+        info, expected = self.info(name), tuple(shape)
+        if info.shape != expected:
+            raise CheckpointError(_shape_text(info, name, expected))
+        if info.dtype not in ("int32", "int64"):
+            raise CheckpointError(f"{info.file}: {name}: expected int32, found {info.dtype}")
+        return self._read(name)
+
+    def finished(self) -> None:
+        """Say that all is read that will be: a rank needs a part, and some tensors only one kind of worker."""
+        if self.progress is not None:
+            self.progress(self.nbytes, self.nbytes)
+
+    def _check(self, name: str, shape: Iterable[int] | None) -> TensorInfo:
         info = self.info(name)
         if shape is not None and info.shape != tuple(shape):
             raise CheckpointError(_shape_text(info, name, tuple(shape)))
@@ -111,9 +179,22 @@ class Checkpoint(ABC):
             raise CheckpointError(
                 f"{info.file}: {name}: expected a floating-point dtype, found {info.dtype}"
             )
-        tensor = self._load(self._stored_name(name))
+        return info
+
+    def _read(
+        self, name: str, rows: range | None = None, columns: range | None = None
+    ) -> torch.Tensor:
+        stored = self._stored_name(name)
+        tensor = whole = self._load(stored)
+        if rows is not None:
+            assert rows.step == 1 and 0 <= rows.start <= rows.stop <= whole.shape[0]
+            tensor = tensor[rows.start : rows.stop]
+        if columns is not None:
+            assert columns.step == 1 and 0 <= columns.start <= columns.stop <= whole.shape[-1]
+            tensor = tensor[..., columns.start : columns.stop]
         if self.progress is not None:
-            self._read_bytes += info.nbytes
+            stored_bytes = self.infos[stored].nbytes
+            self._read_bytes += stored_bytes * tensor.numel() // max(whole.numel(), 1)
             self.progress(min(self._read_bytes, self.nbytes), self.nbytes)
         return tensor
 

@@ -1,7 +1,6 @@
 """What a model is: Hugging Face `config.json`, checked field by field into one frozen `ModelConfig`.
 
-Nothing past this file sees an unchecked value. Fields that only one family has stay in `ModelConfig.raw`
-and are read with the same named errors through `Fields`.
+Nothing past this file sees an unchecked value. What only one family has is read in a file of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from headrace.models.config_deepseek import DeepseekConfig, read_deepseek
 from headrace.models.config_fields import ConfigError, Fields, ModelFileError, read_json_object
 
 __all__ = [
@@ -77,6 +77,7 @@ class ModelConfig:
     pad_token_id: int | None
     eos_token_ids: tuple[int, ...]
     generation: GenerationDefaults
+    deepseek: DeepseekConfig | None = None  # where `model_type` is deepseek_v3
     raw: Mapping[str, Any]  # config.json as it is, for what only one family has
 
     @property
@@ -130,25 +131,52 @@ def _llama(config: Fields, generation: Fields) -> ModelConfig:
         raise ConfigError(
             f"{config.where}: head_dim {head_dim} is odd; rotary positions need pairs"
         )
+    _refuse_quantisation(config)
+    return _model_config(
+        config, generation, num_kv_heads=num_kv_heads, head_dim=head_dim, context_tokens=None
+    )
+
+
+def _deepseek_v3(config: Fields, generation: Fields) -> ModelConfig:
+    deepseek = read_deepseek(config)
+    return _model_config(
+        config,
+        generation,
+        num_kv_heads=config.integer("num_attention_heads"),
+        head_dim=deepseek.rope_dim,
+        context_tokens=4096,
+        deepseek=deepseek,
+    )
+
+
+def _model_config(
+    config: Fields,
+    generation: Fields,
+    *,
+    num_kv_heads: int,
+    head_dim: int,
+    context_tokens: int | None,
+    deepseek: DeepseekConfig | None = None,
+) -> ModelConfig:
+    """What all families have; `context_tokens` is a family's default."""
+    model_type = config.text("model_type")
     hidden_act = config.text("hidden_act", "silu")
     if hidden_act not in ("silu", "swish"):
         raise ConfigError(
-            f"{config.where}: hidden_act {hidden_act!r} is not known to llama; known: silu"
+            f"{config.where}: hidden_act {hidden_act!r} is not known to {model_type}; known: silu"
         )
-    _refuse_quantisation(config)
     vocab_size = config.integer("vocab_size")
-    context_tokens = config.integer("max_position_embeddings")
     eos = generation.token_ids("eos_token_id", vocab_size)
     if eos is None:
         eos = config.token_ids("eos_token_id", vocab_size) or ()
     return ModelConfig(
-        model_type="llama",
+        model_type=model_type,
         architectures=_architectures(config),
         vocab_size=vocab_size,
-        hidden_size=hidden_size,
+        hidden_size=config.integer("hidden_size"),
         intermediate_size=config.integer("intermediate_size"),
         num_layers=config.integer("num_hidden_layers"),
-        num_heads=num_heads,
+        num_heads=config.integer("num_attention_heads"),
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         rms_norm_eps=config.number("rms_norm_eps", 1e-6),
@@ -157,19 +185,23 @@ def _llama(config: Fields, generation: Fields) -> ModelConfig:
         mlp_bias=config.flag("mlp_bias", False),
         tie_word_embeddings=config.flag("tie_word_embeddings", False),
         sliding_window=_optional(config, "sliding_window"),
-        rope=_rope(config),
-        context_tokens=context_tokens,
+        rope=_rope(config, head_dim),
+        context_tokens=config.integer("max_position_embeddings", context_tokens),
         dtype=_dtype(config),
         bos_token_id=_one_id(config, "bos_token_id", vocab_size),
         pad_token_id=_one_id(config, "pad_token_id", vocab_size),
         eos_token_ids=eos,
         generation=_generation(generation),
+        deepseek=deepseek,
         raw=config.raw,
     )
 
 
-# One reader per model_type; a family that is added writes its own beside `_llama`.
-_FAMILIES: dict[str, Callable[[Fields, Fields], ModelConfig]] = {"llama": _llama}
+# One reader per model_type.
+_FAMILIES: dict[str, Callable[[Fields, Fields], ModelConfig]] = {
+    "deepseek_v3": _deepseek_v3,
+    "llama": _llama,
+}
 
 # What each rope type must bring; "factor" and the like are then known to be there.
 ROPE_TYPES: dict[str, tuple[str, ...]] = {
@@ -187,7 +219,7 @@ ROPE_TYPES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _rope(config: Fields) -> RopeConfig:
+def _rope(config: Fields, dim: int) -> RopeConfig:
     """Rope from `rope_parameters` (transformers 5) or `rope_theta` + `rope_scaling` (before)."""
     new, old = config.table("rope_parameters"), config.table("rope_scaling")
     key = "rope_parameters" if new is not None else "rope_scaling"
@@ -203,7 +235,7 @@ def _rope(config: Fields) -> RopeConfig:
         )
     for parameter in ROPE_TYPES[rope_type]:
         if parameter.endswith("_factor") and rope_type == "longrope":
-            _check_factors(rope, parameter)
+            _check_factors(rope, parameter, dim // 2)
         elif parameter == "original_max_position_embeddings":
             rope.integer(parameter)
         else:
@@ -226,13 +258,18 @@ def _rope(config: Fields) -> RopeConfig:
     return RopeConfig(rope_type=rope_type, theta=theta, raw=raw)
 
 
-def _check_factors(rope: Fields, key: str) -> None:
+def _check_factors(rope: Fields, key: str, count: int) -> None:
     factors = rope.raw.get(key)
     numbers = cast("list[Any]", factors) if isinstance(factors, list) else []
     if not numbers or any(
-        isinstance(n, bool) or not isinstance(n, (int, float)) or not n > 0 for n in numbers
+        isinstance(n, bool) or not isinstance(n, (int, float)) or not 0 < n < math.inf
+        for n in numbers
     ):
         raise rope.fail(key, "a list of numbers above 0")
+    if len(numbers) != count:
+        raise ConfigError(
+            f"{rope.where}: {key}: expected {count} numbers, one a frequency, found {len(numbers)}"
+        )
 
 
 def _refuse_quantisation(config: Fields) -> None:

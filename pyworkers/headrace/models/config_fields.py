@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -65,6 +65,13 @@ class Fields:
             return default
         if not isinstance(value, str):
             raise self.fail(key, "a string")
+        return value
+
+    def choice(self, key: str, known: Sequence[str], default: str | None = None) -> str:
+        """One of `known`. A missing or null field is `default`, or the first of them."""
+        value = self.text(key, known[0] if default is None else default)
+        if value not in known:
+            raise self.fail(key, " or ".join(json.dumps(name) for name in known))
         return value
 
     def table(self, key: str) -> Mapping[str, Any] | None:

@@ -41,6 +41,8 @@ def rope_of(config: ModelConfig) -> Rope:
             return Rope(_llama3(base, config).astype(np.float32))
         case "yarn":
             return _yarn(base, config)
+        case "longrope":
+            return _longrope(base, config)
         case other:
             raise UnsupportedRopeError(f"rope_type {other!r} is not supported by this model family")
 
@@ -75,13 +77,52 @@ def _yarn(base: Frequencies, config: ModelConfig) -> Rope:
     slowed = np.clip((np.arange(dim // 2) - first) / (last - first), 0.0, 1.0)
     inv_freq = slowed * base / factor + (1 - slowed) * base
 
-    def temperature(scale: float) -> float:
-        return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0
-
     if fields.raw.get("attention_factor") is not None:
         scale = fields.number("attention_factor")
     elif fields.raw.get("mscale") and fields.raw.get("mscale_all_dim"):
-        scale = temperature(fields.number("mscale")) / temperature(fields.number("mscale_all_dim"))
+        above, below = fields.number("mscale"), fields.number("mscale_all_dim")
+        scale = _temperature(factor, above) / _temperature(factor, below)
     else:
-        scale = temperature(1.0)
+        scale = _temperature(factor, 1.0)
     return Rope(inv_freq.astype(np.float32), scale)
+
+
+def _longrope(base: Frequencies, config: ModelConfig) -> Rope:
+    """Each frequency is divided by a factor of its own: a short one up to the original context, a long one past it.
+
+    Where both are one, or no sequence can pass the original context, they do not depend on the length.
+    """
+    fields, context = config.rope.fields, config.context_tokens
+    short, long = fields.raw["short_factor"], fields.raw["long_factor"]
+    key = "original_max_position_embeddings"
+    original = fields.integer(key, config.fields.integer(key, context))
+    if short != long and original < context:
+        raise UnsupportedRopeError(
+            f"longrope with another long_factor than short_factor past {key} {original} changes with the length of "
+            f"the sequence, which is not supported; max_position_embeddings is {context}"
+        )
+    factor = fields.number("factor", context / original)
+    if fields.raw.get("attention_factor") is not None:
+        scale = fields.number("attention_factor")
+    elif factor > 1 and original > 1:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original))
+    else:
+        scale = 1.0
+    return Rope((base / np.array(short, np.float64)).astype(np.float32), scale)
+
+
+def attention_scale(config: ModelConfig, dim: int) -> float:
+    """What the scores of queries and keys of `dim` elements are multiplied by in DeepSeek models.
+
+    Rope types that stretch the context may ask for sharper scores with `mscale_all_dim`.
+    """
+    rope, scale = config.rope, dim**-0.5
+    if rope.rope_type == "default" or not rope.raw.get("mscale_all_dim"):
+        return scale
+    factor = rope.fields.number("factor")
+    return scale * _temperature(factor, rope.fields.number("mscale_all_dim")) ** 2
+
+
+def _temperature(factor: float, scale: float) -> float:
+    """Of attention over a context that was stretched by `factor`."""
+    return 0.1 * scale * math.log(factor) + 1.0 if factor > 1 else 1.0

@@ -1,0 +1,39 @@
+"""FP8 weights of DeepSeek: e4m3 values in blocks of 128 x 128, each block with one float32 scale.
+
+`w = value * scale_inv` of its block; despite its name the stored number is the multiplier. The last block of a row or
+column may be partial. Leading dimensions, such as that of the experts, have scales of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+__all__ = ["BLOCK", "SCALE_SUFFIX", "Scaled", "dequantise", "scale_shape"]
+
+BLOCK = 128
+SCALE_SUFFIX = "_scale_inv"  # after the name of the weight
+
+
+@dataclass(frozen=True, slots=True)
+class Scaled:
+    """A quantised weight as it is stored: e4m3 `[..., out, in]` and float32 `[..., out / 128, in / 128]`."""
+
+    weight: torch.Tensor
+    scale_inv: torch.Tensor
+
+
+def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Of the scales of a weight of this shape."""
+    *leading, rows, columns = shape
+    return (*leading, -(-rows // BLOCK), -(-columns // BLOCK))
+
+
+def dequantise(scaled: Scaled, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
+    """The weight in float32. `weight` may be a part of what the scales are for, from that row and column on."""
+    rows, columns = scaled.weight.shape[-2:]
+    row_blocks = torch.arange(first_row, first_row + rows) // BLOCK
+    column_blocks = torch.arange(first_column, first_column + columns) // BLOCK
+    scales = scaled.scale_inv[..., row_blocks, :][..., column_blocks]
+    return scaled.weight.to(torch.float32).mul_(scales)
