@@ -165,6 +165,8 @@ class Output:
     finish: Finish | None = None
     cached_tokens: U32 | None = None
     prompt_logprobs: list[TokenLogprob] | None = None
+    drafted: U32 = 0
+    accepted: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

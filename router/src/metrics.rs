@@ -93,6 +93,10 @@ pub struct Metrics {
     pub completion_tokens: Counter,
     /// See above.
     pub cached_tokens: Counter,
+    /// Tokens that workers drafted and checked, and those of them that became part of an answer.
+    pub drafted_tokens: Counter,
+    /// See above.
+    pub accepted_tokens: Counter,
     /// Wait for a worker.
     pub queue_seconds: Histogram,
     /// Chat template and tokenisation.
@@ -344,6 +348,16 @@ impl Metrics {
             "headrace_cached_tokens_total",
             "Tokens of prompts that workers took from their prefix caches.",
             &self.cached_tokens,
+        );
+        text.counter(
+            "headrace_drafted_tokens_total",
+            "Tokens that workers drafted (--mtp) and checked.",
+            &self.drafted_tokens,
+        );
+        text.counter(
+            "headrace_accepted_tokens_total",
+            "Drafted tokens that became part of an answer.",
+            &self.accepted_tokens,
         );
         for (name, help, histogram) in [
             ("headrace_queue_seconds", "Wait for a worker with room.", &self.queue_seconds),

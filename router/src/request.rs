@@ -122,4 +122,8 @@ pub struct Usage {
     pub completion_tokens: u32,
     /// Prompt tokens that the worker took from its cache (of choice 0).
     pub cached_tokens: u32,
+    /// Those of `completion_tokens` that a worker had drafted.
+    pub accepted_drafts: u32,
+    /// Drafted tokens that are no part of the answer.
+    pub rejected_drafts: u32,
 }

@@ -26,6 +26,10 @@ pub struct Chunk {
     pub cached_tokens: Option<u32>,
     /// In the last chunk.
     pub finish: Option<Finish>,
+    /// Drafts that were checked.
+    pub drafted: u32,
+    /// How many of `ids` were drafts.
+    pub accepted: u32,
 }
 
 /// Where links put the tokens of a request's legs.
@@ -54,7 +58,7 @@ struct State {
 pub(crate) enum Appended {
     /// It will be read. `Some`: time since the output before.
     Fine(Option<Duration>),
-    /// More tokens than asked for, or not one log-probability for each.
+    /// More tokens than asked for, not one log-probability for each, or drafts that cannot be.
     Wrong(&'static str),
 }
 
@@ -82,6 +86,10 @@ impl Mailbox {
         if output.logprobs.as_ref().is_some_and(|all| all.len() != output.ids.len()) {
             return Appended::Wrong("not one log-probability for each token");
         }
+        let accepted = usize::try_from(output.accepted).unwrap_or(usize::MAX);
+        if accepted > output.ids.len() || output.accepted > output.drafted {
+            return Appended::Wrong("more accepted drafts than tokens or drafts");
+        }
         state.allowed -= output.ids.len();
         let chunk = &mut state.chunk;
         if chunk.ids.is_empty() {
@@ -93,6 +101,8 @@ impl Mailbox {
         chunk.prompt_logprobs = chunk.prompt_logprobs.take().or(output.prompt_logprobs);
         chunk.cached_tokens = chunk.cached_tokens.or(output.cached_tokens);
         chunk.finish = output.finish;
+        chunk.drafted = chunk.drafted.saturating_add(output.drafted);
+        chunk.accepted = chunk.accepted.saturating_add(output.accepted);
         state.waiting_since.get_or_insert(now);
         let gap = state.last_arrival.replace(now).map(|last| now - last);
         wake(state);

@@ -117,6 +117,17 @@ FRAMES: dict[str, dict[str, Frame]] = {
                 Output(3, [2], None, "stop", 0),
             ],
         ),
+        "drafts": dataclasses.replace(
+            STEP,
+            decode_rows=3,
+            drafted=7,
+            accepted=3,
+            outputs=[
+                Output(1, [5, 6, 7], drafted=3, accepted=2),
+                Output(2, [5, 6], [LOGPROBS[1]] * 2, "stop", drafted=3, accepted=1),
+                Output(3, [9], drafted=1),
+            ],
+        ),
         "log-probabilities": dataclasses.replace(
             STEP, outputs=[Output(1, [11, 12], LOGPROBS, None, 0, LOGPROBS), Output(2, [5], [], None, None, [])]
         ),
@@ -124,7 +135,8 @@ FRAMES: dict[str, dict[str, Frame]] = {
             STEP, decode_rows=40, outputs=[Output(n, [n * 1000]) for n in range(40)]
         ),
         "extreme": Step(
-            U64, 1e-300, U32, 2**63, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127), [Output(0, list(range(20)))]
+            U64, 1e-300, U32, 2**63, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127),
+            [Output(0, list(range(20)), drafted=U32, accepted=U32)],
         ),
     },
     "model": {
@@ -261,15 +273,27 @@ def invalid() -> list[dict[str, str]]:
         ("map for outputs", step[:-1] + b"\x80", "malformed", ""),
         (
             "bool among ids",
-            step[:-1] + b"\x91\x96\x01\x92\x05\xc2\xc0\xc0\xc0\xc0",
+            step[:-1] + b"\x91\x98\x01\x92\x05\xc2\xc0\xc0\xc0\xc0\x00\x00",
             "malformed",
             "step.outputs[0].ids[1]",
         ),
         (
             "unknown finish",
-            step[:-1] + b"\x91\x96\x01\x90\xc0\xa4done\xc0\xc0",
+            step[:-1] + b"\x91\x98\x01\x90\xc0\xa4done\xc0\xc0\x00\x00",
             "malformed",
             "step.outputs[0].finish",
+        ),
+        (
+            "output of the version before",
+            step[:-1] + b"\x91\x96\x01\x92\x05\x06\xc0\xc0\xc0\xc0",
+            "malformed",
+            "step.outputs[0]",
+        ),
+        (
+            "accepted by text",
+            step[:-1] + b"\x91\x98\x01\x90\xc0\xc0\xc0\xc0\x00\xa11",
+            "malformed",
+            "step.outputs[0].accepted",
         ),
         ("priority beyond 8 bits", swap(submit, b"\xc0\x00\xc4", b"\xc0\xcc\x80\xc4"), "malformed", "submit.priority"),
         ("ticket over 256 bytes", b"\x94\x07\x07\xc5\x01\x01" + bytes(257) + b"\x05", "malformed", "kv_ready.ticket"),

@@ -39,6 +39,8 @@ fn step() -> Frame {
         finish: Some(Finish::Stop),
         cached_tokens: Some(16),
         prompt_logprobs: None,
+        drafted: 2,
+        accepted: 1,
     };
     Frame::Step(Step {
         step: 1,
@@ -225,7 +227,7 @@ fn errors_name_the_place_inside_nested_fields() {
         with(ids + 8, b'x'),
         "step.outputs[0].finish: expected stop, length or cancelled, got \"xtop\""
     );
-    assert_eq!(with(ids - 2, 0x95), "step.outputs[0]: expected 6 fields, got 5");
+    assert_eq!(with(ids - 2, 0x95), "step.outputs[0]: expected 8 fields, got 5");
 }
 
 #[test]

@@ -492,7 +492,16 @@ pub(crate) fn step(outputs: Vec<Output>) -> Step {
 
 /// Tokens for a request.
 pub(crate) fn output(request: RequestId, ids: Vec<u32>, finish: Option<Finish>) -> Output {
-    Output { request, ids, logprobs: None, finish, cached_tokens: None, prompt_logprobs: None }
+    Output {
+        request,
+        ids,
+        logprobs: None,
+        finish,
+        cached_tokens: None,
+        prompt_logprobs: None,
+        drafted: 0,
+        accepted: 0,
+    }
 }
 
 type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;

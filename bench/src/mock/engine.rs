@@ -24,7 +24,7 @@ use headrace_router::core::frame::{
 
 pub(crate) use self::hand_over::{Export, Progress, Pull};
 use self::plan::Counts;
-use self::sequence::{Sequence, Stage};
+use self::sequence::{Sequence, Stage, Work};
 use super::pool::BlockPool;
 use crate::random::Random;
 
@@ -282,6 +282,7 @@ impl Engine {
                 self.running.push(sequence);
                 continue;
             };
+            let decodes = matches!(work, Work::Decode(_));
             let new = sequence.advance(work);
             self.publish(&mut sequence);
             let lease_ms = sequence.leg.hand_off;
@@ -307,6 +308,8 @@ impl Engine {
                 finish: ended.then_some(Finish::Length),
                 cached_tokens: (!sequence.has_spoken).then(|| sequence.claim(self.lie)),
                 prompt_logprobs: None,
+                drafted: if decodes { self.drafts().max(new - 1) } else { 0 },
+                accepted: new - 1,
             });
             sequence.has_spoken = true;
             if ended {

@@ -130,8 +130,8 @@ class Outbox:
             decode_rows=last.decode_rows,
             kv_tokens=last.kv_tokens,
             waiting_tokens=self._waiting_tokens,
-            drafted=0,
-            accepted=0,
+            drafted=last.drafted,
+            accepted=last.accepted,
             load=self._load,
             outputs=outputs,
         )
@@ -141,7 +141,14 @@ def _merged(before: Output, after: Output) -> Output:
     logprobs: list[TokenLogprob] | None = before.logprobs
     if after.logprobs is not None:
         logprobs = [*(logprobs or []), *after.logprobs]
-    return replace(before, ids=before.ids + after.ids, logprobs=logprobs, finish=after.finish)
+    return replace(
+        before,
+        ids=before.ids + after.ids,
+        logprobs=logprobs,
+        finish=after.finish,
+        drafted=before.drafted + after.drafted,
+        accepted=before.accepted + after.accepted,
+    )
 
 
 def _parts(outputs: Iterable[Output]) -> list[list[Output]]:

@@ -36,6 +36,8 @@ class StepResult:
     prefill_context: int = 0
     decode_rows: int = 0
     kv_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
 
     def count(self, work: list[Work]) -> None:

@@ -178,6 +178,10 @@ pub struct Output {
     pub cached_tokens: Option<u32>,
     /// For the prompt's tokens from the second on, when asked for; set on the first output.
     pub prompt_logprobs: Option<Vec<TokenLogprob>>,
+    /// Draft tokens that were proposed for this sequence and checked.
+    pub drafted: u32,
+    /// How many of `ids` were drafts: at most `drafted`.
+    pub accepted: u32,
 }
 
 /// One engine step. A frame with `outputs` empty and the `step` of before is a heartbeat.
@@ -199,7 +203,7 @@ pub struct Step {
     /// Prompt tokens still to be computed, of requests that wait and of those whose prompt is under way. What the prefix
     /// cache gives is left out from a request's start on. As `load`, it is as of this frame.
     pub waiting_tokens: u64,
-    /// Draft tokens proposed.
+    /// Draft tokens checked, of all sequences.
     pub drafted: u32,
     /// Draft tokens accepted.
     pub accepted: u32,

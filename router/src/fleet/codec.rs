@@ -244,7 +244,7 @@ structs! {
         outputs,
     }
     Load { blocks_used, blocks_cached, running, waiting }
-    Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs }
+    Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs, drafted, accepted }
     TokenLogprob { logprob, top }
     Ranked { 0, 1 }
     ModelPart { fingerprint, part, last, data }

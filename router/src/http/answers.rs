@@ -90,5 +90,7 @@ fn sum(a: Usage, b: Usage) -> Usage {
         prompt_tokens: a.prompt_tokens + b.prompt_tokens,
         completion_tokens: a.completion_tokens + b.completion_tokens,
         cached_tokens: a.cached_tokens + b.cached_tokens,
+        accepted_drafts: a.accepted_drafts.saturating_add(b.accepted_drafts),
+        rejected_drafts: a.rejected_drafts.saturating_add(b.rejected_drafts),
     }
 }

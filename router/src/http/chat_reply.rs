@@ -129,7 +129,13 @@ mod tests {
         let mut reply = ChatReply::new(head, 2, false);
         let envelope = reply.envelope(delivery);
         let mut out = BytesMut::new();
-        let usage = Usage { prompt_tokens: 3, completion_tokens: 1, cached_tokens: 2 };
+        let usage = Usage {
+            prompt_tokens: 3,
+            completion_tokens: 1,
+            cached_tokens: 2,
+            accepted_drafts: 1,
+            rejected_drafts: 4,
+        };
         for delta in deltas {
             reply.delta(delta, usage, &envelope, &mut out);
         }
@@ -171,7 +177,7 @@ mod tests {
             2
         );
         let running = Delivery { running_usage: true, ..with_usage };
-        let want = r#"],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4,"prompt_tokens_details":{"cached_tokens":2}}}"#;
+        let want = r#"],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4,"prompt_tokens_details":{"cached_tokens":2},"completion_tokens_details":{"accepted_prediction_tokens":1,"rejected_prediction_tokens":4}}}"#;
         assert_eq!(events(&[delta(0, "a", None)], running).matches(want).count(), 2);
     }
 }

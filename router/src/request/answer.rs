@@ -114,6 +114,8 @@ impl Answer {
             prompt_tokens: u32::try_from(self.common.prompt.ids.len()).unwrap_or(u32::MAX),
             completion_tokens: self.choices.iter().map(Choice::completion_tokens).sum(),
             cached_tokens: self.cached_tokens,
+            accepted_drafts: self.choices.iter().map(Choice::accepted_drafts).sum(),
+            rejected_drafts: self.choices.iter().map(Choice::rejected_drafts).sum(),
         }
     }
 

@@ -99,6 +99,10 @@ pub(super) struct Choice {
     delivered: bool,
     first_token: Option<Instant>,
     completion_tokens: u32,
+    /// Drafts of its workers that are part of `completion_tokens`.
+    accepted_drafts: u32,
+    /// Drafts that came to nothing.
+    rejected_drafts: u32,
     /// As its first worker said.
     cached_tokens: Option<u32>,
 }
@@ -140,12 +144,22 @@ impl Choice {
             delivered: false,
             first_token: None,
             completion_tokens: 0,
+            accepted_drafts: 0,
+            rejected_drafts: 0,
             cached_tokens: None,
         }
     }
 
     pub(super) fn completion_tokens(&self) -> u32 {
         self.completion_tokens
+    }
+
+    pub(super) fn accepted_drafts(&self) -> u32 {
+        self.accepted_drafts
+    }
+
+    pub(super) fn rejected_drafts(&self) -> u32 {
+        self.rejected_drafts
     }
 
     pub(super) fn cached_tokens(&self) -> u32 {
@@ -307,6 +321,14 @@ impl Choice {
         }
     }
 
+    fn note_drafts(&mut self, drafted: u32, accepted: u32) {
+        self.accepted_drafts = self.accepted_drafts.saturating_add(accepted);
+        self.rejected_drafts = self.rejected_drafts.saturating_add(drafted - accepted);
+        let metrics = &self.common.app.metrics;
+        metrics.drafted_tokens.add(drafted.into());
+        metrics.accepted_tokens.add(accepted.into());
+    }
+
     /// The client is about to get a part of it.
     fn note_progress(&mut self, submitted: Instant, is_last: bool) {
         let (journey, choice) = (&self.common.job.journey, self.common.choice(self.index));
@@ -323,7 +345,8 @@ impl Choice {
 
     /// What a chunk is to the client; `None` if nothing is certain yet.
     fn delta(&mut self, chunk: Chunk) -> Result<Option<Delta>, RouteError> {
-        let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish } = chunk;
+        let Chunk { mut ids, logprobs, prompt_logprobs, cached_tokens, finish, drafted, accepted } =
+            chunk;
         self.cached_tokens = self.cached_tokens.or(cached_tokens);
         let generated = ids.len();
         self.note_tokens(&ids);
@@ -356,7 +379,9 @@ impl Choice {
             delta.finish = Some(FinishReason::Stop);
             ids.truncate(decoded.consumed);
         }
-        self.completion_tokens += u32::try_from(used).unwrap_or(u32::MAX);
+        let used = u32::try_from(used).unwrap_or(u32::MAX);
+        self.completion_tokens += used;
+        self.note_drafts(drafted, accepted.min(used));
         let with_logprobs = ids.iter().zip(&logprobs);
         delta.tokens = with_logprobs
             .map(|(id, at)| self.common.token(*id, Some(at.logprob), &at.top))

@@ -230,14 +230,19 @@ fn output() -> BoxedStrategy<Output> {
         option::of(finish),
         option::of(int32()),
         option::of(logprobs()),
+        (int32(), int32()),
     )
-        .prop_map(|(request, ids, logprobs, finish, cached_tokens, prompt_logprobs)| Output {
-            request,
-            ids,
-            logprobs,
-            finish,
-            cached_tokens,
-            prompt_logprobs,
+        .prop_map(|(request, ids, logprobs, finish, cached_tokens, prompt_logprobs, drafts)| {
+            Output {
+                request,
+                ids,
+                logprobs,
+                finish,
+                cached_tokens,
+                prompt_logprobs,
+                drafted: drafts.0,
+                accepted: drafts.1,
+            }
         })
         .boxed()
 }

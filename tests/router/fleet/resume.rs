@@ -63,6 +63,37 @@ async fn an_answer_goes_on_where_it_was_when_its_worker_dies() {
 }
 
 #[tokio::test]
+async fn drafts_count_across_workers_and_not_beyond_a_stop_string() {
+    let wanted = Job { stop: vec!["STOP".into()], ..job() };
+    let (_app, first, mut second, before, mut answer) = begun(wanted, "x").await;
+    let drafts = |request, text: &str, drafted, accepted| {
+        let output = output(request, letters(text), None);
+        Frame::Step(step(vec![Output { drafted, accepted, ..output }]))
+    };
+    first.send(drafts(before.request, "yz", 3, 1));
+    while answer.usage().completion_tokens < 3 {
+        next(&mut answer).await.unwrap().unwrap();
+    }
+    drop(first);
+    let after = while_waiting(&mut answer, second.submitted()).await;
+    second.send(drafts(after.request, "STOPqrst", 8, 7));
+    let (_, answer) = whole(answer).await;
+    let usage = answer.usage();
+    assert_eq!((usage.completion_tokens, usage.accepted_drafts, usage.rejected_drafts), (7, 5, 6));
+}
+
+#[tokio::test]
+async fn more_accepted_drafts_than_tokens_or_drafts_are_a_mistake_of_the_worker() {
+    for (drafted, accepted) in [(3, 2), (0, 1), (u32::MAX, u32::MAX)] {
+        let (_app, first, mut second, before, mut answer) = begun(job(), "a").await;
+        let output = output(before.request, letters("b"), None);
+        first.send(Frame::Step(step(vec![Output { drafted, accepted, ..output }])));
+        let after = while_waiting(&mut answer, second.submitted()).await;
+        assert_eq!(resumed(&after), letters("a"));
+    }
+}
+
+#[tokio::test]
 async fn a_stop_string_that_began_on_one_worker_ends_on_the_next() {
     let wanted = Job { stop: vec!["STOP".into()], ..job() };
     let (_app, first, mut second, before, mut answer) = begun(wanted, "x").await;

@@ -1,10 +1,10 @@
 //! What good requests get: whole and streamed, one choice and many, chat and plain, stopped and counted.
 
-use headrace_router::core::frame::{Finish, Submit};
+use headrace_router::core::frame::{Finish, Frame, Output, Submit};
 use serde_json::{Value, json};
 
 use super::client::{TestRouter, args, chunks};
-use crate::fake_worker::{Behaviour, CONTEXT_TOKENS, EOS, MODEL, Script, letters};
+use crate::fake_worker::{Behaviour, CONTEXT_TOKENS, EOS, MODEL, Script, letters, output, step};
 
 fn with(mut body: Value, extra: &Value) -> String {
     body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
@@ -56,6 +56,10 @@ async fn a_whole_chat_answer_is_that_of_openai() {
             "completion_tokens": 7,
             "total_tokens": prompt_tokens + 7,
             "prompt_tokens_details": {"cached_tokens": 0},
+            "completion_tokens_details": {
+                "accepted_prediction_tokens": 0,
+                "rejected_prediction_tokens": 0,
+            },
         },
         "service_tier": "default",
     });
@@ -86,7 +90,7 @@ async fn a_stream_is_role_text_end_usage_done() {
 
 > {"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"usage":null}
 
-> ],"usage":{"prompt_tokens":PROMPT,"completion_tokens":3,"total_tokens":TOTAL,"prompt_tokens_details":{"cached_tokens":0}}}
+> ],"usage":{"prompt_tokens":PROMPT,"completion_tokens":3,"total_tokens":TOTAL,"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}
 
 data: [DONE]
 
@@ -228,6 +232,49 @@ async fn running_usage_stands_in_every_event() {
     let counts = chunks.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap());
     let counts: Vec<u64> = counts.collect();
     assert!(counts.is_sorted() && counts.last() == Some(&4), "{counts:?}");
+}
+
+#[tokio::test]
+async fn usage_says_what_became_of_drafts_over_all_choices() {
+    for path in ["/v1/chat/completions", "/v1/completions"] {
+        for stream in [false, true] {
+            let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+            let mut connection = router.connect().await;
+            let prompt = if path.contains("chat") { chat } else { plain };
+            let mut more = json!({"n": 2, "stream": stream});
+            if stream {
+                more["stream_options"] = json!({"include_usage": true});
+            }
+            let head = format!("POST {path} HTTP/1.1\r\nContent-Type: application/json");
+            connection.request(&head, prompt(&more).as_bytes()).await;
+            for finish in [Finish::Length, Finish::Stop] {
+                let request = worker.submitted().await.request;
+                let first = Output { drafted: 0, ..output(request, letters("a"), None) };
+                let next =
+                    Output { drafted: 3, accepted: 1, ..output(request, letters("bc"), None) };
+                let last = Output {
+                    drafted: 3,
+                    accepted: 2,
+                    ..output(request, [letters("de"), vec![EOS]].concat(), Some(finish))
+                };
+                worker.send(Frame::Step(step(vec![first, next])));
+                worker.send(Frame::Step(step(vec![last])));
+            }
+            let reply = connection.reply().await;
+            let usage = if stream {
+                chunks(reply.text()).last().unwrap()["usage"].clone()
+            } else {
+                reply.json()["usage"].clone()
+            };
+            assert_eq!(usage["completion_tokens"], 12, "{usage}");
+            let want = json!({"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 6});
+            assert_eq!(usage["completion_tokens_details"], want);
+            let metrics = router.get("/metrics").await;
+            for line in ["headrace_drafted_tokens_total 12", "headrace_accepted_tokens_total 6"] {
+                assert!(metrics.text().lines().any(|is| is == line), "{line}");
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -88,7 +88,7 @@ impl Engine {
     }
 
     /// Tokens that a row drafts in a step.
-    fn drafts(&self) -> u32 {
+    pub(super) fn drafts(&self) -> u32 {
         (self.config.accepted.ceil() as u32).saturating_sub(1)
     }
 

@@ -126,6 +126,8 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                     finish: Some(Finish::Cancelled),
                     cached_tokens: None,
                     prompt_logprobs: None,
+                    drafted: 0,
+                    accepted: 0,
                 });
             }
         }
