@@ -130,8 +130,8 @@ class Progress(Protocol):
         ...
 
 
-class Step(Protocol):
-    """One forward pass. Each operation returns a new value; only the cache is changed."""
+class RowStep(Protocol):
+    """What every forward pass can do with rows by themselves. Each operation returns a new value."""
 
     def embed(self, table: Table) -> Value:
         """The embeddings of the batch's tokens."""
@@ -143,14 +143,6 @@ class Step(Protocol):
         """`x @ weight.T (+ bias) (+ residual)`."""
         ...
 
-    def rope_and_store_kv(self, qkv: Value, layer: int) -> Value:
-        """Turn queries and keys by their positions, and store keys and values; `qkv` is spent."""
-        ...
-
-    def paged_attention(self, qkv: Value, layer: int) -> Value:
-        """Causal attention of the turned queries over the cache, `[rows, heads * head_dim]`."""
-        ...
-
     def silu_mul(self, gate_up: Value) -> Value:
         """`silu(gate) * up` of rows `[gate | up]`."""
         ...
@@ -160,7 +152,19 @@ class Step(Protocol):
         ...
 
 
-class MlaStep(Step, Protocol):
+class Step(RowStep, Protocol):
+    """One forward pass. Each operation returns a new value; only the cache is changed."""
+
+    def rope_and_store_kv(self, qkv: Value, layer: int) -> Value:
+        """Turn queries and keys by their positions, and store keys and values; `qkv` is spent."""
+        ...
+
+    def paged_attention(self, qkv: Value, layer: int) -> Value:
+        """Causal attention of the turned queries over the cache, `[rows, heads * head_dim]`."""
+        ...
+
+
+class MlaStep(RowStep, Protocol):
     """A forward pass with latent attention and experts, or a pass of the module that drafts."""
 
     def columns(self, x: Value, start: int, stop: int) -> Value:
@@ -201,8 +205,8 @@ class MlaStep(Step, Protocol):
         ...
 
 
-class Backend(Protocol):
-    """Keeps weights and cache on one device in one dtype, and runs what families describe."""
+class Store(Protocol):
+    """Keeps weights and cache on one device in one dtype."""
 
     kv_block_bytes: int
     kv_layout: str
@@ -224,16 +228,20 @@ class Backend(Protocol):
         """Where the cache is, after `allocate_kv`."""
         ...
 
-    def compile(self, describe: Callable[[Step], Value]) -> Compiled:
-        """The function that computes `describe` for a batch: float32, valid until its next call."""
-        ...
-
     def fence(self) -> Fence | None:
         """After all work given to the device so far; `None` where that is done."""
         ...
 
 
-class MlaBackend(Backend, Protocol):
+class Backend(Store, Protocol):
+    """Runs what families describe."""
+
+    def compile(self, describe: Callable[[Step], Value]) -> Compiled:
+        """The function that computes `describe` for a batch: float32, valid until its next call."""
+        ...
+
+
+class MlaBackend(Store, Protocol):
     """A backend that was made with `MlaAttention`."""
 
     def head_matrices(self, kv_b: torch.Tensor) -> HeadMatrices:
@@ -253,7 +261,9 @@ class MlaBackend(Backend, Protocol):
         """
         ...
 
-    def compile(self, describe: Callable[[MlaStep], Value]) -> Compiled: ...
+    def compile(self, describe: Callable[[MlaStep], Value]) -> Compiled:
+        """The main pass, as that of `Backend`."""
+        ...
 
     def compile_draft(self, describe: Callable[[MlaStep], Value]) -> CompiledDraft:
         """Like `compile`, for the module that drafts: it shares the cache and reads kept hidden rows."""

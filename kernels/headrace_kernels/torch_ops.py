@@ -20,6 +20,7 @@ from headrace_kernels.ops import (
     Fence,
     KvPool,
     KvRegion,
+    MlaAttention,
     Progress,
     Step,
     layer_groups,
@@ -73,30 +74,13 @@ class Matrix:
     bias: torch.Tensor | None
 
 
-class TorchBackend:
-    """Weights, values and cache in `dtype` ("float32", "bfloat16", "float16") on `device`."""
+class TorchWeights:
+    """What all torch backends share: weights and values in `dtype` on `device`, and the work queue of that."""
 
-    def __init__(self, attention: Attention, *, dtype: str, device: str, kernels: Kernels) -> None:
-        self.attention = attention
-        self.kernels = kernels
+    def __init__(self, *, dtype: str, device: str) -> None:
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.dtype_name = dtype
-        a = attention
-        self._kv_shape = (a.block_tokens, a.kv_heads, a.head_dim)
-        elements = 2 * a.layers * a.block_tokens * a.kv_heads * a.head_dim
-        self.kv_block_bytes = elements * self.dtype.itemsize
-        self.kv_layout = (
-            f"torch-1 {dtype} layers={a.layers} kv_heads={a.kv_heads} head_dim={a.head_dim} "
-            f"block_tokens={a.block_tokens} layers_per_group={LAYERS_PER_GROUP}"
-        )
-        self.kv: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each layer
-        # How many groups are whole once a layer is.
-        self.groups_after = {layers[-1]: i + 1 for i, layers in enumerate(layer_groups(a.layers))}
-        positions = torch.arange(a.context_tokens, dtype=torch.float32)
-        angles = torch.outer(positions, torch.tensor(a.inv_freq, dtype=torch.float32)).double()
-        cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * a.rope_scale
-        self.cos_sin = cos_sin.float().to(self.device)  # [context_tokens, head_dim]
 
     def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Matrix:
         stacked = torch.cat([part.to(self.device, self.dtype) for part in parts])
@@ -107,6 +91,42 @@ class TorchBackend:
 
     def table(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype)
+
+    def fence(self) -> Fence | None:
+        """After all work given to the device so far; on a CPU that is done."""
+        if self.device.type != "cuda":
+            return None
+        event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def turns(self, attention: Attention | MlaAttention) -> torch.Tensor:
+        """Cosines, then sines, of the angles of each position, `[context_tokens, 2 * frequencies]` in float32."""
+        positions = torch.arange(attention.context_tokens, dtype=torch.float32)
+        inv_freq = torch.tensor(attention.inv_freq, dtype=torch.float32)
+        angles = torch.outer(positions, inv_freq).double()
+        cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1) * attention.rope_scale
+        return cos_sin.float().to(self.device)
+
+
+class TorchBackend(TorchWeights):
+    """Weights, values and cache in `dtype` ("float32", "bfloat16", "float16") on `device`."""
+
+    def __init__(self, attention: Attention, *, dtype: str, device: str, kernels: Kernels) -> None:
+        super().__init__(dtype=dtype, device=device)
+        self.attention = attention
+        self.kernels = kernels
+        a = attention
+        self._kv_shape = (a.block_tokens, a.kv_heads, a.head_dim)
+        elements = 2 * a.layers * a.block_tokens * a.kv_heads * a.head_dim
+        self.kv_block_bytes = elements * self.dtype.itemsize
+        self.kv_layout = (
+            f"torch-1 {dtype} layers={a.layers} kv_heads={a.kv_heads} head_dim={a.head_dim} "
+            f"block_tokens={a.block_tokens} layers_per_group={LAYERS_PER_GROUP}"
+        )
+        self.kv: list[tuple[torch.Tensor, torch.Tensor]] = []  # of each layer
+        self.groups_after = groups_after(a.layers)
+        self.cos_sin = self.turns(a)  # [context_tokens, head_dim]
 
     def allocate_kv(self, num_blocks: int) -> None:
         self.kv = []  # so that old and new never exist together
@@ -126,7 +146,7 @@ class TorchBackend:
             num_blocks=num_blocks,
             block_bytes=self.kv_block_bytes,
             groups=[
-                [_region(half) for layer in layers for half in self.kv[layer]]
+                [region(half) for layer in layers for half in self.kv[layer]]
                 for layers in layer_groups(self.attention.layers)
             ],
             device=self.device.type,
@@ -140,43 +160,28 @@ class TorchBackend:
 
         return run
 
-    def fence(self) -> Fence | None:
-        """After all work given to the device so far; on a CPU that is done."""
-        if self.device.type != "cuda":
-            return None
-        event = torch.cuda.Event(blocking=True)  # who waits for it sleeps
-        event.record(torch.cuda.current_stream(self.device))
-        return event
+
+def groups_after(layers: int) -> dict[int, int]:
+    """How many layer groups are whole once a layer is, for each layer that ends one."""
+    return {group[-1]: i + 1 for i, group in enumerate(layer_groups(layers))}
 
 
-def _region(half: torch.Tensor) -> KvRegion:
-    """Keys or values of one layer."""
-    flat = half.view(-1).view(torch.uint8)
-    nbytes = len(flat) // len(half)
-    on_cpu = half.device.type == "cpu"
+def region(part: torch.Tensor) -> KvRegion:
+    """A part of every block, one block after the other."""
+    flat = part.view(-1).view(torch.uint8)
+    nbytes = len(flat) // len(part)
+    on_cpu = part.device.type == "cpu"
     memory = memoryview(cast("Any", flat.numpy())) if on_cpu else flat
     return KvRegion(memory=memory, stride=nbytes, offset=0, nbytes=nbytes)
 
 
-class TorchStep:
-    """A `Step` that computes at once."""
+class TorchValues:
+    """The operations of a `Step` that need no cache, computed at once."""
 
-    def __init__(self, backend: TorchBackend, batch: Batch, progress: Progress | None) -> None:
-        self._backend = backend
-        self._progress = progress
-        self._kernels = backend.kernels
-        device = backend.device
+    def __init__(self, batch: Batch, device: torch.device, kernels: Kernels) -> None:
+        self._kernels = kernels
         self._tokens = torch.from_numpy(batch.tokens).to(device)
-        self._positions = torch.from_numpy(batch.positions).to(device)
-        self._slots = torch.from_numpy(batch.slots).to(device)
         self._logit_rows = torch.from_numpy(batch.logit_rows).to(device)
-        self._sequences = [
-            torch.from_numpy(array).to(device)
-            for array in (batch.block_tables, batch.seq_starts, batch.context_lens)
-        ]
-        self._max_context = int(batch.context_lens.max(initial=0))
-        seqs, rows = paged_attention.row_tiles(batch.seq_starts.tolist())
-        self._tiles = (seqs.to(device), rows.to(device))
 
     def embed(self, table: torch.Tensor) -> torch.Tensor:
         return table[self._tokens]
@@ -193,6 +198,31 @@ class TorchStep:
         if residual is not None:
             y += residual
         return y
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        return self._kernels.silu_mul(gate_up)
+
+    def wanted_rows(self, x: torch.Tensor) -> torch.Tensor:
+        return x[self._logit_rows]
+
+
+class TorchStep(TorchValues):
+    """A `Step` that computes at once."""
+
+    def __init__(self, backend: TorchBackend, batch: Batch, progress: Progress | None) -> None:
+        super().__init__(batch, backend.device, backend.kernels)
+        self._backend = backend
+        self._progress = progress
+        device = backend.device
+        self._positions = torch.from_numpy(batch.positions).to(device)
+        self._slots = torch.from_numpy(batch.slots).to(device)
+        self._sequences = [
+            torch.from_numpy(array).to(device)
+            for array in (batch.block_tables, batch.seq_starts, batch.context_lens)
+        ]
+        self._max_context = int(batch.context_lens.max(initial=0))
+        seqs, rows = paged_attention.row_tiles(batch.seq_starts.tolist())
+        self._tiles = (seqs.to(device), rows.to(device))
 
     def rope_and_store_kv(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
         a = self._backend.attention
@@ -217,9 +247,3 @@ class TorchStep:
             tiles=self._tiles,
         )
         return out.view(len(qkv), -1)
-
-    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        return self._kernels.silu_mul(gate_up)
-
-    def wanted_rows(self, x: torch.Tensor) -> torch.Tensor:
-        return x[self._logit_rows]

@@ -20,7 +20,7 @@ from headrace_kernels.ops import KvPool, KvRegion
 from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch
+    from headrace.models.batch import Batch, DraftBatch
     from headrace_kernels.ops import Fence, Progress
 
 GARBAGE = 0xDEAD
@@ -40,6 +40,8 @@ class ToyModel:
         self.block_tokens = block_tokens
         self.kv_block_bytes = GROUPS * block_tokens * 8
         self.context_tokens = context_tokens
+        self.drafts = False
+        self.draft_token_ids: NDArray[np.int32] | None = None
         self.forwards = 0
         self.rows = 0
         self.fail_next: Exception | None = None
@@ -103,6 +105,9 @@ class ToyModel:
         return torch.from_numpy(
             np.stack(rows) if rows else np.zeros((0, self.vocab_size), np.float32)
         )
+
+    def draft(self, batch: DraftBatch) -> torch.Tensor:  # noqa: ARG002
+        raise AssertionError("a toy does not draft")
 
     def fence(self) -> Fence | None:
         return None

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from headrace.models.batch import Batch
+from headrace.models.batch import Batch, DraftBatch
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from headrace.models.checkpoint import Checkpoint
     from headrace.models.config import ModelConfig
     from headrace_kernels.ops import Fence, KvPool, Progress
 
-__all__ = ["Batch", "DType", "Model", "UnsupportedModelError", "load_model"]
+__all__ = ["Batch", "DType", "DraftBatch", "Model", "UnsupportedModelError", "load_model"]
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
 
@@ -34,6 +36,8 @@ class Model(Protocol):
         str  # names the bytes of a block: equal strings mean that blocks can be copied across
     )
     dtype_name: str  # what "auto" became
+    drafts: bool  # whether `draft` can be called
+    draft_token_ids: NDArray[np.int32] | None  # of the columns of draft logits; None: all tokens
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Make the cache hold `num_blocks` blocks; what it held before is gone."""
@@ -54,19 +58,42 @@ class Model(Protocol):
         """
         ...
 
+    def draft(self, batch: DraftBatch) -> torch.Tensor:
+        """Store the drafting layer's KV of every row, and guess the token after each of `batch.logit_rows`.
+
+        The result is float32 `[len(logit_rows), draft tokens]`, valid until the next forward or draft. The rows stay
+        readable for a chained pass. A guess costs nothing but time where it is wrong.
+        """
+        ...
+
     def fence(self) -> Fence | None:
         """Passed when the device has done all that it was given so far; `None` where it has already."""
         ...
 
 
-def load_model(checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int) -> Model:
-    """Load the weights of `checkpoint` for `device` ("cpu", "cuda", "cuda:1").
+def load_model(
+    checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int, mtp: bool = False
+) -> Model:
+    """Load the weights of `checkpoint` for `device` ("cpu", "cuda", "cuda:1"); with `mtp` the layer that drafts too.
 
-    Raises `UnsupportedModelError` for an architecture or an option of it that is not implemented.
+    Raises `UnsupportedModelError` for an architecture or an option of it that is not implemented, and
+    `ModelFileError` where the checkpoint is broken or lacks what is asked for.
     """
     model_type = checkpoint.config.model_type
     if model_type == "llama":
         from headrace.models.llama import load_llama
 
+        if mtp:
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: a llama has no layer for multi-token prediction; serve it without"
+            )
         return load_llama(checkpoint, dtype=dtype, device=device, block_tokens=block_tokens)
-    raise UnsupportedModelError(f"model_type {model_type!r} is not supported; supported: llama")
+    if model_type == "deepseek_v3":
+        from headrace.models.deepseek import load_deepseek
+
+        return load_deepseek(
+            checkpoint, dtype=dtype, device=device, block_tokens=block_tokens, mtp=mtp
+        )
+    raise UnsupportedModelError(
+        f"model_type {model_type!r} is not supported; supported: deepseek_v3, llama"
+    )

@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.models import DType, UnsupportedModelError
-from headrace.models.batch import Batch
+from headrace.models.batch import Batch, DraftBatch
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.config import ModelConfig
 from headrace.models.rope import UnsupportedRopeError, rope_of
@@ -76,6 +78,8 @@ class Llama:
         self.kv_block_bytes = backend.kv_block_bytes
         self.kv_layout = backend.kv_layout
         self.dtype_name = backend.dtype_name
+        self.drafts = False
+        self.draft_token_ids: NDArray[np.int32] | None = None
         self._backend = backend
         self._run = backend.compile(partial(forward, weights=weights, eps=config.rms_norm_eps))
 
@@ -87,6 +91,9 @@ class Llama:
 
     def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
         return self._run(batch, progress)
+
+    def draft(self, batch: DraftBatch) -> torch.Tensor:  # noqa: ARG002 - for no batch at all
+        raise UnsupportedModelError("a llama has no layer for multi-token prediction")
 
     def fence(self) -> Fence | None:
         return self._backend.fence()

@@ -1,0 +1,377 @@
+"""The torch backend of latent attention, experts and drafting: Triton kernels on a GPU, or their torch references.
+
+All rows attend absorbed, so that a row's bits are the same however its prompt was cut. Where a batch says which rows
+are prompt (`Batch.prompt_lens`), those expand keys and values first, which a GPU does in a third of the time: then
+prompt and answer have each their own arithmetic, again whatever the cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+
+from headrace_kernels import fp8_linear, mla_attention, mla_prefill, mla_store, moe, torch_ops
+from headrace_kernels.fp8_grouped_linear import fp8_experts
+from headrace_kernels.fp8_linear import Fp8Matrix, fp8_matrix
+from headrace_kernels.ops import (
+    LAYERS_PER_GROUP,
+    Compiled,
+    CompiledDraft,
+    KvPool,
+    MlaAttention,
+    MlaStep,
+    Progress,
+    Routing,
+    layer_groups,
+)
+from headrace_kernels.torch_ops import (
+    Kernels,
+    Matrix,
+    TorchValues,
+    TorchWeights,
+    groups_after,
+    region,
+)
+
+if TYPE_CHECKING:
+    from headrace.models.batch import Batch, DraftBatch
+
+
+@dataclass(frozen=True, slots=True)
+class MlaKernels:
+    """The functions that come in two kinds, beside those of every model."""
+
+    base: Kernels
+    mla_store: Callable[..., torch.Tensor]
+    mla_attention: Callable[..., torch.Tensor]
+    mla_prefill: Callable[..., torch.Tensor]
+    moe: Callable[..., torch.Tensor]
+    fp8_linear: Callable[..., torch.Tensor]
+
+
+REFERENCE = MlaKernels(
+    torch_ops.REFERENCE,
+    mla_store.mla_store_ref,
+    mla_attention.mla_attention_ref,
+    mla_prefill.mla_prefill_ref,
+    moe.moe_ref,
+    fp8_linear.fp8_linear_ref,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledMatrix:
+    """An FP8 weight `[out, in]` and its bias."""
+
+    weight: Fp8Matrix
+    bias: torch.Tensor | None
+
+
+class TorchMlaBackend(TorchWeights):
+    """Weights and values in `dtype` on `device`; the cache too, or in FP8 with the scale 1 ("float8_e4m3fn")."""
+
+    def __init__(
+        self,
+        attention: MlaAttention,
+        *,
+        dtype: str,
+        device: str,
+        kernels: MlaKernels,
+        kv_dtype: str | None = None,
+    ) -> None:
+        super().__init__(dtype=dtype, device=device)
+        self.attention = attention
+        self.kernels = kernels
+        self.kv_dtype: torch.dtype = getattr(torch, kv_dtype or dtype)
+        a = attention
+        self.entry_width = a.kv_lora_rank + a.rope_dim  # of a token in a layer
+        elements = a.layers * a.block_tokens * self.entry_width
+        tail_bytes = a.hidden_size * self.dtype.itemsize if a.mtp else 0
+        self.kv_block_bytes = elements * self.kv_dtype.itemsize + tail_bytes
+        self.kv_layout = (
+            f"torch-mla-1 {kv_dtype or dtype} layers={a.layers} latent={a.kv_lora_rank} "
+            f"rope={a.rope_dim} block_tokens={a.block_tokens} layers_per_group={LAYERS_PER_GROUP}"
+        ) + (f" mtp hidden={a.hidden_size} {dtype}" if a.mtp else "")
+        self.kv: list[torch.Tensor] = []  # of each layer, [blocks, block_tokens, entry_width]
+        self.tails: torch.Tensor | None = (
+            None  # [blocks, hidden_size], the hidden tail of each block
+        )
+        # Rows that draft passes may read: of the main pass, and of the last draft pass.
+        self.kept: dict[bool, torch.Tensor] = {}
+        self.groups_after = groups_after(a.layers)
+        self.cos_sin = self.turns(a)  # [context_tokens, rope_dim]
+
+    def fp8_matrix(
+        self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], bias: torch.Tensor | None = None
+    ) -> ScaledMatrix:
+        """FP8 matrices `[out_i, in]` with their scales as one, stacked, which stays in FP8."""
+        here = [(weight.to(self.device), scale.to(self.device)) for weight, scale in parts]
+        return ScaledMatrix(fp8_matrix(here), None if bias is None else self.vector(bias))
+
+    def head_matrices(self, kv_b: torch.Tensor) -> torch.Tensor:
+        return kv_b.to(self.device, self.dtype).contiguous()
+
+    def experts(
+        self,
+        gate: torch.Tensor,
+        bias: torch.Tensor,
+        gate_up: Sequence[torch.Tensor],
+        down: Sequence[torch.Tensor],
+        routing: Routing,
+    ) -> moe.Experts:
+        def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
+            whole = torch.empty(len(parts), *parts[0].shape, dtype=self.dtype, device=self.device)
+            for i in range(len(parts)):  # one at a time: each may be read when it is asked for
+                whole[i] = parts[i]
+            return whole
+
+        return self._experts(gate, bias, stacked(gate_up), stacked(down), routing)
+
+    def fp8_experts(
+        self,
+        gate: torch.Tensor,
+        bias: torch.Tensor,
+        gate_up: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
+        down: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
+        routing: Routing,
+    ) -> moe.Experts:
+        """Like `experts`, with each matrix as stacked FP8 parts and their scales, which stays in FP8."""
+
+        def stacked(
+            experts: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
+        ) -> moe.Fp8Experts:
+            return fp8_experts([self.fp8_matrix(experts[i]).weight for i in range(len(experts))])
+
+        return self._experts(gate, bias, stacked(gate_up), stacked(down), routing)
+
+    def _experts(
+        self, gate: torch.Tensor, bias: torch.Tensor, gate_up: Any, down: Any, routing: Routing
+    ) -> moe.Experts:
+        return moe.Experts(
+            gate=gate.to(self.device, torch.float32),
+            bias=bias.to(self.device, torch.float32),
+            gate_up=gate_up,
+            down=down,
+            routing=routing,
+            dispatch=moe.SingleRank(),
+        )
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        self.kv, self.tails, self.kept = [], None, {}  # so that old and new never exist together
+        a = self.attention
+        shape = (num_blocks, a.block_tokens, self.entry_width * self.kv_dtype.itemsize)
+        empty = partial(torch.zeros, dtype=torch.uint8, device=self.device)
+        self.kv = [empty(shape).view(self.kv_dtype) for _ in range(a.layers)]
+        if a.mtp:
+            self.tails = torch.zeros(
+                num_blocks, a.hidden_size, dtype=self.dtype, device=self.device
+            )
+
+    def kv_pool(self) -> KvPool:
+        assert self.kv, "allocate_kv comes first"
+        groups = [
+            [region(self.kv[layer]) for layer in layers]
+            for layers in layer_groups(self.attention.layers)
+        ]
+        if self.tails is not None:
+            groups[-1].append(region(self.tails))
+        return KvPool(
+            num_blocks=len(self.kv[0]),
+            block_bytes=self.kv_block_bytes,
+            groups=groups,
+            device=self.device.type,
+            memfd=None,
+        )
+
+    def compile(self, describe: Callable[[MlaStep], Any]) -> Compiled:
+        @torch.inference_mode()
+        def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+            step = TorchMlaStep(self, batch, progress)
+            return cast("torch.Tensor", describe(step)).float()
+
+        return run
+
+    def compile_draft(self, describe: Callable[[MlaStep], Any]) -> CompiledDraft:
+        @torch.inference_mode()
+        def run(batch: DraftBatch) -> torch.Tensor:
+            return cast("torch.Tensor", describe(TorchDraftStep(self, batch))).float()
+
+        return run
+
+
+class TorchMlaStep(TorchValues):
+    """The main pass."""
+
+    def __init__(
+        self, backend: TorchMlaBackend, batch: Batch, progress: Progress | None = None
+    ) -> None:
+        super().__init__(batch, backend.device, backend.kernels.base)
+        self._backend = backend
+        self._progress = progress
+        self._tables = self._here(batch.block_tables)
+        self._positions = self._here(batch.positions)
+        self._slots = self._here(batch.slots)
+        self._row_seqs = self._here(_row_seqs(batch))
+        self._first_keys = torch.zeros(batch.seqs, dtype=torch.int32, device=backend.device)
+        self._max_context = int(batch.context_lens.max(initial=0))
+        self._prompt = None if batch.prompt_lens is None else _Prompt(batch, backend.device)
+        # The newest row of each block that is written into.
+        offsets = batch.slots % backend.attention.block_tokens
+        newest = offsets == backend.attention.block_tokens - 1
+        newest[batch.seq_starts[1:][np.diff(batch.seq_starts) > 0] - 1] = True
+        self._newest = self._here(np.flatnonzero(newest))
+
+    def _here(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._backend.device)
+
+    def linear(
+        self,
+        x: torch.Tensor,
+        weight: Matrix | ScaledMatrix,
+        residual: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        if isinstance(weight, Matrix):
+            return super().linear(x, weight, residual)
+        y = self._backend.kernels.fp8_linear(x, weight.weight)
+        if weight.bias is not None:
+            y += weight.bias
+        if residual is not None:
+            y += residual
+        return y
+
+    def columns(self, x: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+        return x[:, start:stop].contiguous()
+
+    def concat(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.cat((a, b), dim=1)
+
+    def mla_store(
+        self, q: torch.Tensor, latent: torch.Tensor, norm: torch.Tensor, eps: float, layer: int
+    ) -> torch.Tensor:
+        backend = self._backend
+        backend.kernels.mla_store(
+            q.view(len(q), backend.attention.heads, -1),
+            latent,
+            norm,
+            eps,
+            backend.cos_sin,
+            self._positions,
+            self._slots,
+            backend.kv[layer],
+            rope_interleave=backend.attention.rope_interleave,
+        )
+        if self._progress is not None and layer in backend.groups_after:
+            self._progress(backend.groups_after[layer], backend.fence())
+        return q
+
+    def mla_attention(self, q: torch.Tensor, kv_b: torch.Tensor, layer: int) -> torch.Tensor:
+        heads = q.view(len(q), self._backend.attention.heads, -1)
+        if self._prompt is None:
+            out = self._absorbed(heads, kv_b, layer, self._row_seqs, self._positions)
+        else:
+            out = self._apart(heads, kv_b, layer, self._prompt)
+        return out.view(len(q), -1)
+
+    def _absorbed(
+        self,
+        q: torch.Tensor,
+        kv_b: torch.Tensor,
+        layer: int,
+        row_seqs: torch.Tensor,
+        positions: torch.Tensor,
+    ) -> torch.Tensor:
+        return self._backend.kernels.mla_attention(
+            q,
+            kv_b,
+            self._backend.kv[layer],
+            self._tables,
+            row_seqs,
+            positions,
+            self._first_keys,
+            scale=self._backend.attention.scale,
+            max_context=self._max_context,
+        )
+
+    def _apart(
+        self, q: torch.Tensor, kv_b: torch.Tensor, layer: int, prompt: _Prompt
+    ) -> torch.Tensor:
+        """Prompt rows with expanded keys and values, the others absorbed."""
+        out = q.new_empty(*q.shape[:2], self._backend.attention.v_dim)
+        if len(prompt.rows):
+            out[prompt.rows] = self._backend.kernels.mla_prefill(
+                q[prompt.rows],
+                kv_b,
+                self._backend.kv[layer],
+                self._tables[prompt.seqs],
+                self._first_keys[prompt.seqs],
+                prompt.plan,
+                scale=self._backend.attention.scale,
+            )
+        if len(prompt.others):
+            row_seqs, positions = self._row_seqs[prompt.others], self._positions[prompt.others]
+            out[prompt.others] = self._absorbed(q[prompt.others], kv_b, layer, row_seqs, positions)
+        return out
+
+    def moe(self, x: torch.Tensor, experts: moe.Experts, residual: torch.Tensor) -> torch.Tensor:
+        return self._backend.kernels.moe(x, experts, residual)
+
+    def keep_hidden(self, x: torch.Tensor) -> None:
+        backend = self._backend
+        assert backend.tails is not None, "made for a model that drafts"
+        backend.kept = {False: x}
+        blocks = self._slots[self._newest] // backend.attention.block_tokens
+        backend.tails[blocks] = x[self._newest]
+
+    def hidden(self) -> torch.Tensor:
+        raise AssertionError("only a draft pass reads kept rows")
+
+
+class TorchDraftStep(TorchMlaStep):
+    """A pass of the layer that drafts."""
+
+    def __init__(self, backend: TorchMlaBackend, batch: DraftBatch) -> None:
+        super().__init__(backend, batch)
+        self._first_keys = self._here(batch.first_keys)
+        self._hidden_from = self._here(batch.hidden_from).long()
+        self._chained = batch.chained
+
+    def keep_hidden(self, x: torch.Tensor) -> None:
+        self._backend.kept[True] = x
+
+    def hidden(self) -> torch.Tensor:
+        source, tails = self._hidden_from, self._backend.tails
+        assert tails is not None, "made for a model that drafts"
+        kept = self._backend.kept.get(self._chained, tails[:1])  # tails alone where nothing is kept
+        of_tail = tails[(-source - 1).clamp(min=0)]
+        return torch.where(source[:, None] < 0, of_tail, kept[source.clamp(min=0)])
+
+
+class _Prompt:
+    """Which rows of a batch are prompt: in each sequence the first ones."""
+
+    def __init__(self, batch: Batch, device: torch.device) -> None:
+        assert batch.prompt_lens is not None
+        starts = batch.seq_starts
+        counts = np.diff(starts)
+        # Rows of a sequence follow one another, so its first position says which of them are prompt.
+        first = batch.context_lens - counts
+        rows = np.clip(batch.prompt_lens - first, 0, counts)
+        seqs = np.flatnonzero(rows)
+        row_seqs = _row_seqs(batch)
+        is_prompt = batch.positions < batch.prompt_lens[row_seqs]
+        self.rows = torch.from_numpy(np.flatnonzero(is_prompt)).to(device)
+        self.others = torch.from_numpy(np.flatnonzero(~is_prompt)).to(device)
+        self.seqs = torch.from_numpy(seqs).to(device)
+        seq_starts = [0, *np.cumsum(rows[seqs]).tolist()]
+        contexts = (first + rows)[seqs].tolist()
+        self.plan = mla_prefill.prefill_plan(seq_starts, contexts, device)
+
+
+def _row_seqs(batch: Batch) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The sequence of each row."""
+    return np.repeat(np.arange(batch.seqs, dtype=np.int32), np.diff(batch.seq_starts))

@@ -1,0 +1,169 @@
+"""The DeepSeek-V3 family: latent attention, a mixture of experts, and a module that drafts tokens.
+
+All heads attend over one compressed latent and one rotated key a token, which are what the cache holds. Most layers
+have many small experts, of which a row uses a few, and a shared one. The module that drafts (multi-token prediction)
+is one more layer: from token j and the main model's hidden state of position j - 1 it guesses token j + 1.
+Weights go by their Hugging Face names.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.models import DType, UnsupportedModelError
+from headrace.models.batch import Batch, DraftBatch
+from headrace.models.checkpoint import Checkpoint
+from headrace.models.config import ModelConfig
+from headrace.models.config_deepseek import DeepseekConfig
+from headrace.models.deepseek_weights import Layer, Weights, find_mtp, load_weights
+from headrace.models.rope import UnsupportedRopeError, attention_scale, rope_of
+from headrace_kernels.ops import Fence, KvPool, MlaAttention, MlaBackend, MlaStep, Progress, Value
+
+# As llama's, and for its reason.
+AUTO_CPU: DType = "int8"
+
+# Of the norms inside of attention, whatever rms_norm_eps is.
+LATENT_EPS = 1e-6
+
+
+def forward(step: MlaStep, weights: Weights, config: ModelConfig) -> Value:
+    """Logits of the wanted rows."""
+    eps = config.rms_norm_eps
+    x = step.embed(weights.embedding)
+    for i, layer in enumerate(weights.layers):
+        x = decoder_layer(step, x, layer, i, config)
+    if weights.mtp is not None and deepseek_of(config).mtp_hidden_state == "normed":
+        x = step.rms_norm(x, weights.norm, eps)
+        step.keep_hidden(x)
+        return step.linear(step.wanted_rows(x), weights.head)
+    if weights.mtp is not None:
+        step.keep_hidden(x)
+    return step.linear(step.rms_norm(step.wanted_rows(x), weights.norm, eps), weights.head)
+
+
+def draft(step: MlaStep, weights: Weights, config: ModelConfig) -> Value:
+    """Draft logits of the wanted rows, over the tokens of the draft head."""
+    mtp, eps = weights.mtp, config.rms_norm_eps
+    assert mtp is not None
+    token = step.rms_norm(step.embed(weights.embedding), mtp.token_norm, eps)
+    hidden = step.rms_norm(step.hidden(), mtp.hidden_norm, eps)
+    x = step.linear(step.concat(token, hidden), mtp.join)
+    x = decoder_layer(step, x, mtp.layer, config.num_layers, config)
+    if deepseek_of(config).mtp_chain_hidden_state == "normed":
+        x = step.rms_norm(x, mtp.norm, eps)
+        step.keep_hidden(x)
+        return step.linear(step.wanted_rows(x), mtp.head)
+    step.keep_hidden(x)
+    return step.linear(step.rms_norm(step.wanted_rows(x), mtp.norm, eps), mtp.head)
+
+
+def decoder_layer(step: MlaStep, x: Value, layer: Layer, index: int, config: ModelConfig) -> Value:
+    """Attention, then the experts or the MLP; `index` is that of its cache."""
+    eps = config.rms_norm_eps
+    h = step.rms_norm(x, layer.attention_norm, eps)
+    qkv = step.linear(h, layer.qkv_a)
+    q = step.columns(qkv, 0, layer.q_width)
+    latent = step.columns(qkv, layer.q_width, layer.q_width + layer.latent_width)
+    if layer.low_rank is not None:
+        q = step.linear(step.rms_norm(q, layer.low_rank.norm, LATENT_EPS), layer.low_rank.q_b)
+    q = step.mla_store(q, latent, layer.latent_norm, LATENT_EPS, index)
+    x = step.linear(step.mla_attention(q, layer.kv_b, index), layer.out, residual=x)
+    h = step.rms_norm(x, layer.mlp_norm, eps)
+    if layer.mlp is not None:  # the only one, or the expert that all rows share
+        gate_up = step.linear(h, layer.mlp.gate_up)
+        x = step.linear(step.silu_mul(gate_up), layer.mlp.down, residual=x)
+    return x if layer.experts is None else step.moe(h, layer.experts, x)
+
+
+class Deepseek:
+    """A `Model`: weights and cache on one backend."""
+
+    def __init__(
+        self, config: ModelConfig, weights: Weights, backend: MlaBackend, block_tokens: int
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.block_tokens = block_tokens
+        self.kv_block_bytes = backend.kv_block_bytes
+        self.kv_layout = backend.kv_layout
+        self.dtype_name = backend.dtype_name
+        self.drafts = weights.mtp is not None
+        self.draft_token_ids: NDArray[np.int32] | None = None
+        self._backend = backend
+        self._run = backend.compile(partial(forward, weights=weights, config=config))
+        if weights.mtp is not None:
+            self.draft_token_ids = weights.mtp.token_ids
+            self._draft = backend.compile_draft(partial(draft, weights=weights, config=config))
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        self._backend.allocate_kv(num_blocks)
+
+    def kv_pool(self) -> KvPool:
+        return self._backend.kv_pool()
+
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+        return self._run(batch, progress)
+
+    def draft(self, batch: DraftBatch) -> torch.Tensor:
+        assert self.drafts, "load_model(mtp=True) comes first"
+        return self._draft(batch)
+
+    def fence(self) -> Fence | None:
+        return self._backend.fence()
+
+
+def load_deepseek(
+    checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int, mtp: bool
+) -> Deepseek:
+    """The model of `checkpoint` on the backend of `device`. Raises `UnsupportedModelError`, and `CheckpointError`."""
+    config = checkpoint.config
+    attention = attention_of(config, block_tokens, mtp=mtp)
+    if mtp:
+        find_mtp(checkpoint)  # before anything large is read
+    if torch.device(device).type == "cpu":
+        from headrace_kernels.native import NativeBackend
+
+        name = AUTO_CPU if dtype == "auto" else dtype
+        backend = cast("MlaBackend", NativeBackend(cast("Any", attention), dtype=name))
+    else:
+        raise UnsupportedModelError(
+            f"deepseek_v3 on {device} is not supported yet; on the CPU it is"
+        )
+    weights = load_weights(checkpoint, backend, mtp=mtp)
+    return Deepseek(config, weights, backend, block_tokens)
+
+
+def attention_of(config: ModelConfig, block_tokens: int, *, mtp: bool) -> MlaAttention:
+    """Raises `UnsupportedModelError` for rope types that are not implemented."""
+    deepseek = deepseek_of(config)
+    try:
+        rope = rope_of(config)
+    except UnsupportedRopeError as error:
+        raise UnsupportedModelError(str(error)) from error
+    return MlaAttention(
+        layers=config.num_layers + mtp,
+        heads=config.num_heads,
+        kv_lora_rank=deepseek.kv_lora_rank,
+        nope_dim=deepseek.nope_dim,
+        rope_dim=deepseek.rope_dim,
+        v_dim=deepseek.v_dim,
+        block_tokens=block_tokens,
+        context_tokens=config.context_tokens,
+        scale=attention_scale(config, deepseek.nope_dim + deepseek.rope_dim),
+        inv_freq=rope.inv_freq.tolist(),
+        rope_scale=rope.scale,
+        rope_interleave=deepseek.rope_interleave,
+        hidden_size=config.hidden_size,
+        mtp=mtp,
+    )
+
+
+def deepseek_of(config: ModelConfig) -> DeepseekConfig:
+    assert config.deepseek is not None, "of a deepseek_v3 config.json"
+    return config.deepseek
