@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+QUIET_S = 3.0  # a model that loads sooner shows no bar
+
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
@@ -36,6 +38,7 @@ class Loaded:
 def load(settings: WorkerSettings) -> Loaded:
     """Read the model and allocate its KV cache. Raises `ValueError` where a setting cannot work."""
     from headrace.models import load_model
+    from headrace.models.progress import ProgressBar
     from headrace.models.source import resolve
 
     began = time.monotonic()
@@ -43,12 +46,16 @@ def load(settings: WorkerSettings) -> Loaded:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     checkpoint = resolve(settings.model)
-    model = load_model(
-        checkpoint,
-        dtype=cast("DType", settings.dtype),
-        device=device,
-        block_tokens=settings.block_tokens,
-    )
+    checkpoint.progress = bar = ProgressBar(f"loading {checkpoint.name}", quiet_s=QUIET_S)
+    try:
+        model = load_model(
+            checkpoint,
+            dtype=cast("DType", settings.dtype),
+            device=device,
+            block_tokens=settings.block_tokens,
+        )
+    finally:
+        bar.close()
     context = min(model.context_tokens, settings.context_tokens or model.context_tokens)
     num_blocks = kv_blocks(
         settings.kv_memory_bytes,

@@ -13,17 +13,23 @@ MIN_INTERVAL_S = 0.1  # between two drawings
 
 
 class ProgressBar:
-    """Call it with (bytes done, bytes in all), as `Checkpoint.progress` wants it; then `close` it."""
+    """Call it with (bytes done, bytes in all), as `Checkpoint.progress` wants it; then `close` it.
 
-    def __init__(self, label: str, stream: TextIO | None = None) -> None:
+    It says nothing in its first `quiet_s` seconds, so that what is quick stays silent.
+    """
+
+    def __init__(self, label: str, stream: TextIO | None = None, *, quiet_s: float = 0.0) -> None:
         self.label = label
         self._stream = sys.stderr if stream is None else stream
         self._tty = self._stream.isatty()
         self._drawn_at = -MIN_INTERVAL_S
+        self._speaks_at = time.monotonic() + quiet_s
         self._quarter = 0
         self._open_line = False
 
     def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() < self._speaks_at:
+            return
         share = min(done / total, 1.0) if total else 1.0
         if self._tty:
             now = time.monotonic()
