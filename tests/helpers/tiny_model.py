@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors.numpy import save_file
 
 from headrace.models.safetensors_file import write_safetensors
 
@@ -111,6 +112,48 @@ def llama_shapes(raw: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     if not raw["tie_word_embeddings"]:
         shapes["lm_head.weight"] = (vocab, hidden)
     return shapes
+
+
+def tiny_mtp_head(
+    path: Path,
+    model: Path,
+    *,
+    ffn: int,
+    hidden_size: int | None = None,
+    draft_ids: Sequence[int] | None = None,
+    choices: Mapping[str, str] | None = None,
+    drop: str = "",
+    integer: str = "",
+) -> Path:
+    """Write a head with random weights for the llama in `model` to `path`, in float16, and return it.
+
+    `hidden_size` is that of another model; the tensor `drop` is left out, `integer` is stored as integers.
+    """
+    raw = json.loads((model / "config.json").read_bytes())
+    raw |= {
+        "num_hidden_layers": 1,
+        "intermediate_size": ffn,
+        "hidden_size": hidden_size or raw["hidden_size"],
+    }
+    hidden = int(raw["hidden_size"])
+    layer = "model.layers.0."
+    shapes = {
+        name.removeprefix(layer): shape
+        for name, shape in llama_shapes(raw).items()
+        if name.startswith(layer)
+    }
+    shapes |= {f"{name}.weight": (hidden,) for name in ("enorm", "hnorm", "norm")}
+    shapes["eh_proj.weight"] = (hidden, 2 * hidden)
+    tensors: dict[str, NDArray[Any]] = {
+        name: tensor.astype(np.int32 if name == integer else np.float16)
+        for name, tensor in _random(shapes, seed=9)
+        if name != drop
+    }
+    if draft_ids is not None:
+        tensors["draft_token_ids"] = np.array(draft_ids, np.int32)
+    noted = {"mtp_hidden_state": "raw", "mtp_chain_hidden_state": "normed"} | dict(choices or {})
+    save_file(tensors, path, metadata=noted)
+    return path
 
 
 def tiny_tokenizer() -> dict[str, Any]:
