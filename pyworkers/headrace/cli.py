@@ -19,6 +19,7 @@ examples:
   headrace serve                                the default model, on http://127.0.0.1:8000
   headrace serve ./Llama-3.2-1B --workers 2     a Hugging Face folder, two workers
   headrace serve --prefill 1 --decode 2         prompts on one worker, answers on two others
+  headrace serve smollm2-r1                     the default model on the code path of DeepSeek-R1
   headrace serve model.gguf --dtype int8        a GGUF file, int8 weights
   headrace serve --router-args "--policy session-hash --log-level debug"
 
@@ -42,6 +43,14 @@ DRAIN_EXAMPLES = """\
 examples:
   headrace drain worker-0 --budget 30s
   headrace drain decode-1 --hand-over 0 --url http://10.0.0.1:8000 --json
+"""
+
+CONVERT_EXAMPLES = """\
+examples:
+  headrace convert smollm2 --as deepseek_v3 --mtp --out ./smollm2-dsv3
+  headrace convert ./Llama-3.2-1B --as deepseek_v3 --paired --out ./llama-dsv3
+
+The answers stay the same: every weight goes, unchanged, to a place of the other family.
 """
 
 EXPLAIN_EXAMPLES = """\
@@ -101,6 +110,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_drain_arguments(drain)
     fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
     fetch.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
+    convert = command(
+        "convert", _convert, "re-express a llama model as another family", CONVERT_EXAMPLES
+    )
+    _add_convert_arguments(convert)
     command("bench", _version_command, "load, trace replay, comparison and plots")
     command("mock", _version_command, "workers without a model, by the hundred")
     command("sim", _version_command, "the scheduler over a trace, in virtual time")
@@ -220,6 +233,32 @@ def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
+def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        metavar="MODEL",
+        help="a llama: a folder, a .gguf file, a hub id; smollm2 is the default model",
+    )
+    parser.add_argument(
+        "--as", dest="family", required=True, choices=("deepseek_v3",), help="the other family"
+    )
+    parser.add_argument(
+        "--paired",
+        action="store_true",
+        help="store each routed expert twice and let a router choose by the token: more like a real mixture",
+    )
+    head = parser.add_mutually_exclusive_group()
+    head.add_argument(
+        "--mtp",
+        action="store_true",
+        help="add the multi-token-prediction head that comes with headrace; for smollm2",
+    )
+    head.add_argument(
+        "--mtp-head", metavar="FILE", help="add a head trained by `python -m headrace.train_mtp`"
+    )
+    parser.add_argument("--out", required=True, metavar="DIR", help="a folder that is made")
+
+
 def _serve(args: argparse.Namespace) -> int:
     from headrace import serve
 
@@ -294,6 +333,12 @@ def _fetch(args: argparse.Namespace) -> int:
     from headrace import serve
 
     return serve.fetch(args.model)
+
+
+def _convert(args: argparse.Namespace) -> int:
+    from headrace import convert
+
+    return convert.run(args)
 
 
 def _version_command(_args: argparse.Namespace) -> int:

@@ -128,7 +128,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         metavar="MODEL",
         help="a folder with config.json and safetensors, a .gguf file, or a hub id; left out: "
-        "the default model, SmolLM2-135M-Instruct",
+        "the default model, SmolLM2-135M-Instruct; smollm2-r1 and smollm2-r1-paired are that one as DeepSeek-V3",
     )
     group = parser.add_argument_group("Model")
     group.add_argument(

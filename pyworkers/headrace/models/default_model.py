@@ -26,7 +26,7 @@ from headrace.models.config import GenerationDefaults, ModelFileError
 from headrace.models.hf_folder import write_texts
 from headrace.models.progress import ProgressBar
 
-__all__ = ["DEFAULT_MODEL", "DefaultModelError", "Package", "ensure_default_model"]
+__all__ = ["DEFAULT_MODEL", "NAMES", "DefaultModelError", "Package", "ensure_default_model"]
 
 CHUNK_BYTES = 1 << 20
 FORMAT = 2  # of the converted directory; raise it when `_convert` writes something else
@@ -64,6 +64,8 @@ DEFAULT_MODEL = Package(
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
     disk_bytes=750_000_000,
 )
+
+NAMES = ("smollm2", DEFAULT_MODEL.name)  # by which it may be asked for on a command line
 
 # What SmolLM2's authors recommend, for requests that do not say: at temperature 1 so small a model rambles.
 SAMPLING = GenerationDefaults(temperature=0.2, top_p=0.9)

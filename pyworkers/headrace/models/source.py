@@ -1,4 +1,7 @@
-"""From what the user named to a `Checkpoint`: nothing (the default model), a directory, a GGUF file, a hub id."""
+"""From what the user named to a `Checkpoint`: nothing (the default model), a directory, a GGUF file, a hub id.
+
+Names of the default model and of its forms come before directories of that name, which are then named ./smollm2.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,8 @@ from typing import Any
 
 from headrace.models.checkpoint import Checkpoint, SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
-from headrace.models.default_model import DEFAULT_MODEL, ensure_default_model
+from headrace.models.default_model import DEFAULT_MODEL, NAMES, ensure_default_model
+from headrace.models.smollm2_r1 import R1_FORMS, ensure_smollm2_r1
 
 __all__ = ["SourceError", "resolve"]
 
@@ -23,8 +27,10 @@ class SourceError(ModelFileError):
 
 def resolve(model: str | None) -> Checkpoint:
     """Open the checkpoint of `model`; fetches it first where that is needed. Raises `ModelFileError`."""
-    if model is None or model == DEFAULT_MODEL.name:
+    if model is None or model in NAMES:
         return SafetensorsCheckpoint(ensure_default_model(), DEFAULT_MODEL.name)
+    if model in R1_FORMS:
+        return SafetensorsCheckpoint(ensure_smollm2_r1(model), model)
     path = Path(model).expanduser()
     if path.is_dir():
         return SafetensorsCheckpoint(path)
