@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace_kernels.interpret import INTERPRET
+from headrace_kernels.interpret import INTERPRET, narrow
 
 # One plan for every row count; guesses that suit Hopper's shared memory, not tuned yet.
 ROWS_TILE = 64
@@ -45,9 +45,10 @@ def _linear_kernel(
             w = w.to(tl.float32)
         acc = tl.dot(x, w, acc, input_precision="ieee")
     tl.store(
-        y_ptr + row[:, None] * n_out + out[None, :], acc,
+        y_ptr + row[:, None] * n_out + out[None, :],
+        narrow(acc, y_ptr.dtype.element_ty, INTERPRET),
         mask=(row[:, None] < rows) & (out[None, :] < n_out),
-    )  # fmt: skip
+    )
 
 
 def linear(

@@ -8,13 +8,150 @@ row_seqs      [rows]  int32  which sequence each row is of
 positions     [rows]  int32  a row sees the keys first_keys[seq] .. position
 first_keys    [seqs]  int32
 out           [rows, heads, v_dim]
-Source: DeepSeek-V2 2024, section 2.1.3 (absorption).
+Cost: 2 * heads * (2 * kv_lora + rope_dim) flops for a row and key; reads each sequence's cache. With the 128 heads of
+DeepSeek-R1 the tensor cores are the bound, with few heads memory bandwidth is.
+Source: DeepSeek-V2 2024, section 2.1.3 (absorption). Compiled for compute capability 9.0, not run on a GPU yet.
 
 The key projection goes into the query and the value projection behind the sum, so that all heads attend over one key
 of kv_lora + rope_dim values, of which the first kv_lora are also the value. Any subset of a step's rows may be given.
+An e4m3 cache is widened to the queries' type before it is multiplied.
+
+Batch invariance: a program owns one row. Keys are cut at fixed absolute positions into spans of SPAN tokens, each is
+summed in tiles of KV_TILE tokens, and the spans are merged in order (merge_spans.py).
 """
 
 import torch
+import triton
+import triton.language as tl
+
+from headrace_kernels.head_linear import head_linear
+from headrace_kernels.interpret import INTERPRET
+from headrace_kernels.merge_spans import merge_spans
+
+HEADS_TILE = 64  # at most; these share the keys that a program reads. A guess, not tuned yet
+KV_TILE = 32  # tokens; a guess, not tuned yet
+SPAN = 1024  # tokens of one program, so that a long context fills the device; a guess
+LAUNCH = {"num_warps": 8, "num_stages": 2}  # a guess, not tuned yet
+PART_BYTES = 1 << 29  # of spans that wait to be merged; more rows take turns
+
+
+@triton.jit
+def _attend_latent_kernel(
+    latent_ptr, q_ptr, cache_ptr, tables_ptr, seqs_ptr, positions_ptr, first_keys_ptr, part_ptr, lse_ptr,
+    scale, max_blocks, row_start, q_row,
+    HEADS: tl.constexpr, NOPE: tl.constexpr, KV_LORA: tl.constexpr, ROPE: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, HEADS_TILE: tl.constexpr, LATENT_TILE: tl.constexpr, ROPE_TILE: tl.constexpr,
+    KV_TILE: tl.constexpr, SPAN: tl.constexpr, INTERPRET: tl.constexpr,
+):  # fmt: skip
+    here = tl.program_id(0)  # row of this launch, which starts with `row_start`
+    span = tl.program_id(2)
+    row = (row_start + here).to(tl.int64)
+    head = tl.program_id(1) * HEADS_TILE + tl.arange(0, HEADS_TILE)
+    i = tl.arange(0, LATENT_TILE)
+    d = tl.arange(0, ROPE_TILE)
+    wide = tl.float32 if INTERPRET else q_ptr.dtype.element_ty  # of operands
+    width: tl.constexpr = KV_LORA + ROPE
+    seq = tl.load(seqs_ptr + row).to(tl.int64)
+    position = tl.load(positions_ptr + row)
+    first_key = tl.load(first_keys_ptr + seq)
+    q_rope = tl.load(
+        q_ptr + row * q_row + head[:, None] * (NOPE + ROPE) + NOPE + d[None, :],
+        mask=(head[:, None] < HEADS) & (d[None, :] < ROPE), other=0.0,
+    )  # fmt: skip
+    q_rope = q_rope.to(wide)
+    q_latent = q_rope  # not used where there is no NOPE
+    if NOPE > 0:
+        q_latent = tl.load(
+            latent_ptr + (row * HEADS + head[:, None]) * KV_LORA + i[None, :],
+            mask=(head[:, None] < HEADS) & (i[None, :] < KV_LORA), other=0.0,
+        )  # fmt: skip
+        q_latent = q_latent.to(wide)
+
+    best = tl.full((HEADS_TILE,), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((HEADS_TILE,), dtype=tl.float32)
+    acc = tl.zeros((HEADS_TILE, LATENT_TILE), dtype=tl.float32)
+    for start in range(span * SPAN, tl.minimum((span + 1) * SPAN, position + 1), KV_TILE):
+        token = start + tl.arange(0, KV_TILE)
+        seen = (token <= position) & (token >= first_key)
+        block = tl.load(
+            tables_ptr + seq * max_blocks + token // BLOCK_TOKENS, mask=seen, other=0
+        ).to(tl.int64)
+        at = (block * BLOCK_TOKENS + token % BLOCK_TOKENS) * width
+        c = tl.load(
+            cache_ptr + at[:, None] + i[None, :],
+            mask=seen[:, None] & (i[None, :] < KV_LORA), other=0.0,
+        )  # fmt: skip
+        c = c.to(wide)
+        key = tl.load(
+            cache_ptr + at[None, :] + KV_LORA + d[:, None],
+            mask=seen[None, :] & (d[:, None] < ROPE), other=0.0,
+        )  # fmt: skip
+        scores = tl.dot(q_rope, key.to(wide), input_precision="ieee")
+        if NOPE > 0:
+            scores = tl.dot(q_latent, tl.trans(c), scores, input_precision="ieee")
+        scores = tl.where(seen[None, :], scores * scale, -float("inf"))
+        new_best = tl.maximum(best, tl.max(scores, axis=1))
+        # Where nothing is seen yet the best stays -inf; exp(-inf - 0) is then 0, not NaN.
+        pivot = tl.where(new_best == -float("inf"), 0.0, new_best)
+        p = tl.exp(scores - pivot[:, None])
+        fade = tl.exp(best - pivot)
+        total = total * fade + tl.sum(p, axis=1)
+        acc = acc * fade[:, None] + tl.dot(p.to(c.dtype), c, input_precision="ieee")
+        best = new_best
+
+    any_seen = total > 0.0
+    result = acc / tl.where(any_seen, total, 1.0)[:, None]
+    lse = tl.where(any_seen, best + tl.log(tl.where(any_seen, total, 1.0)), -float("inf"))
+    place = (span.to(tl.int64) * tl.num_programs(0) + here) * HEADS + head
+    tl.store(
+        part_ptr + place[:, None] * KV_LORA + i[None, :], result,
+        mask=(head[:, None] < HEADS) & (i[None, :] < KV_LORA),
+    )  # fmt: skip
+    tl.store(lse_ptr + place, lse, mask=head < HEADS)
+
+
+def mla_attention(
+    q: torch.Tensor,
+    kv_b: torch.Tensor,
+    cache: torch.Tensor,
+    block_tables: torch.Tensor,
+    row_seqs: torch.Tensor,
+    positions: torch.Tensor,
+    first_keys: torch.Tensor,
+    *,
+    scale: float,
+    max_context: int,
+) -> torch.Tensor:
+    """Attention of every row over the keys that it sees; zeros where there are none.
+
+    `max_context` is above all of `positions`, and known on the host, so the launch needs no copy from the device.
+    """
+    rows, heads, q_dim = q.shape
+    kv_lora = kv_b.shape[2]
+    rope_dim = cache.shape[2] - kv_lora
+    nope_dim = q_dim - rope_dim
+    assert rope_dim > 0 and nope_dim >= 0 and kv_b.shape[0] == heads and kv_b.shape[1] > nope_dim
+    assert q.is_contiguous() and cache.is_contiguous() and block_tables.is_contiguous()
+    assert row_seqs.shape == positions.shape == (rows,)
+    q_latent = head_linear(q[..., :nope_dim], kv_b[:, :nope_dim])  # [rows, heads, kv_lora]
+    summed = torch.empty_like(q_latent)
+    spans = max(1, triton.cdiv(max_context, SPAN))
+    rows_at_once = max(1, PART_BYTES // (4 * spans * heads * kv_lora))
+    heads_tile = min(HEADS_TILE, max(16, triton.next_power_of_2(heads)))
+    for start in range(0, rows, rows_at_once):
+        n = min(rows_at_once, rows - start)
+        part = torch.empty(spans, n * heads, kv_lora, dtype=torch.float32, device=q.device)
+        lse = torch.empty(spans, n * heads, dtype=torch.float32, device=q.device)
+        _attend_latent_kernel[(n, triton.cdiv(heads, heads_tile), spans)](
+            q_latent, q, cache, block_tables, row_seqs, positions, first_keys, part, lse,
+            scale, block_tables.shape[1], start, q.stride(0),
+            HEADS=heads, NOPE=nope_dim, KV_LORA=kv_lora, ROPE=rope_dim, BLOCK_TOKENS=cache.shape[1],
+            HEADS_TILE=heads_tile, LATENT_TILE=max(16, triton.next_power_of_2(kv_lora)),
+            ROPE_TILE=max(16, triton.next_power_of_2(rope_dim)), KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
+            **LAUNCH,
+        )  # fmt: skip
+        merge_spans(part, lse, summed[start : start + n].flatten(0, 1))
+    return head_linear(summed, kv_b[:, nope_dim:].transpose(1, 2))
 
 
 def mla_attention_ref(
@@ -50,3 +187,36 @@ def mla_attention_ref(
         summed = weights @ keys[:, :kv_lora]  # [rows, heads, kv_lora]
         out[rows] = torch.einsum("rhl,hvl->rhv", summed, w_v).to(out.dtype)
     return out
+
+
+def mla_attention_bytes(
+    context_sum: int,
+    rows: int,
+    heads: int,
+    *,
+    kv_lora: int,
+    rope_dim: int,
+    nope_dim: int,
+    v_dim: int,
+    element_bytes: int,
+    cache_bytes: int,
+) -> int:
+    """Bytes that must move when each row's cache is read once: it, q, kv_b, out. `cache_bytes` is of one value."""
+    cache = cache_bytes * context_sum * (kv_lora + rope_dim)
+    ends = element_bytes * rows * heads * (nope_dim + rope_dim + v_dim)
+    return cache + ends + element_bytes * heads * (nope_dim + v_dim) * kv_lora
+
+
+def mla_attention_flops(
+    context_sum: int,
+    rows: int,
+    heads: int,
+    *,
+    kv_lora: int,
+    rope_dim: int,
+    nope_dim: int,
+    v_dim: int,
+) -> int:
+    """Multiplications and additions; `context_sum` is the number of keys that all rows see together."""
+    attend = 2 * heads * context_sum * (2 * kv_lora + rope_dim)
+    return attend + 2 * rows * heads * kv_lora * (nope_dim + v_dim)

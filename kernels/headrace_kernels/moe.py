@@ -17,13 +17,17 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
 
-from headrace_kernels.fp8_grouped_linear import Fp8Experts, fp8_grouped_linear_ref
-from headrace_kernels.linear import linear_ref
-from headrace_kernels.moe_combine import combine_ref
-from headrace_kernels.moe_grouped_linear import grouped_linear_ref
-from headrace_kernels.moe_permute import Permutation, permute_ref
-from headrace_kernels.moe_route import route_ref
-from headrace_kernels.silu_mul import silu_mul_ref
+from headrace_kernels.fp8_grouped_linear import (
+    Fp8Experts,
+    fp8_grouped_linear,
+    fp8_grouped_linear_ref,
+)
+from headrace_kernels.linear import linear, linear_ref
+from headrace_kernels.moe_combine import combine, combine_ref
+from headrace_kernels.moe_grouped_linear import grouped_linear, grouped_linear_ref
+from headrace_kernels.moe_permute import Permutation, permute, permute_ref
+from headrace_kernels.moe_route import route, route_ref
+from headrace_kernels.silu_mul import silu_mul, silu_mul_ref
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import Routing
@@ -90,6 +94,7 @@ class MoeKernels:
     combine: Callable[..., torch.Tensor]
 
 
+TRITON = MoeKernels(linear, route, permute, grouped_linear, fp8_grouped_linear, silu_mul, combine)
 REFERENCE = MoeKernels(
     linear_ref,
     route_ref,
@@ -99,6 +104,11 @@ REFERENCE = MoeKernels(
     silu_mul_ref,
     combine_ref,
 )
+
+
+def moe(x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> torch.Tensor:
+    """`residual` with what the experts of each row make of `x`."""
+    return _moe(x, experts, residual, TRITON)
 
 
 def moe_ref(x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> torch.Tensor:

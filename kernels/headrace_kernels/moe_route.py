@@ -4,7 +4,9 @@ logits   [rows, experts]  float32
 bias     [experts]        float32; steers the choice only, never the weights
 ids      [rows, top_k]    int32, ascending
 weights  [rows, top_k]    float32, of the expert in the same place
-Source: DeepSeek-V3 2024, section 2.1.2; the group limit as in DeepSeek-V2 2024, section 2.2.2.
+Cost: reads the logits, writes a few numbers; launch time is the bound for some hundred rows.
+Source: DeepSeek-V3 2024, section 2.1.2; the group limit as in DeepSeek-V2 2024, section 2.2.2. Compiled for compute
+capability 9.0, not run on a GPU yet.
 
 Scores are sigmoids. A group's worth is the sum of its two best biased scores; experts outside of the best groups are
 never chosen, however low the others score. Equal scores go to the lowest id.
@@ -15,9 +17,83 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+import triton
+import triton.language as tl
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import Routing
+
+LAUNCH = {"num_warps": 1}  # so that reductions stay in one warp; a guess, not tuned yet
+
+
+@triton.jit
+def _route_kernel(
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scale,
+    EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
+    NORMALISE: tl.constexpr, GROUP_TILE: tl.constexpr, MEMBER_TILE: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    members: tl.constexpr = EXPERTS // GROUPS
+    tile: tl.constexpr = GROUP_TILE * MEMBER_TILE
+    g = tl.arange(0, GROUP_TILE)
+    m = tl.arange(0, MEMBER_TILE)
+    expert = g[:, None] * members + m[None, :]
+    real = (g[:, None] < GROUPS) & (m[None, :] < members)
+    logits = tl.load(logits_ptr + row * EXPERTS + expert, mask=real, other=0.0)
+    scores = 1.0 / (1.0 + tl.exp(-logits))
+    choice = scores + tl.load(bias_ptr + expert, mask=real, other=0.0)
+    # What is no number is never better than a number; every row still gets TOP_K experts.
+    choice = tl.where(real & (choice == choice), choice, -float("inf"))
+
+    worth = tl.max(choice, axis=1)  # [groups]
+    if members > 1:
+        best = tl.reshape(tl.argmax(choice, axis=1), (GROUP_TILE, 1))  # the first of equals
+        second = tl.max(tl.where(m[None, :] == best, -float("inf"), choice), axis=1)
+        worth = tl.add(worth, second)
+    # A group's rank is the number of groups that go before it: better ones, and equal ones with a lower index.
+    other = tl.reshape(worth, (1, GROUP_TILE))
+    mine = tl.reshape(worth, (GROUP_TILE, 1))
+    before = (other > mine) | ((other == mine) & (g[None, :] < g[:, None]))
+    before = before & (g[None, :] < GROUPS)
+    kept = tl.sum(before.to(tl.int32), axis=1) < TOP_GROUPS
+    choice = tl.where(kept[:, None], choice, -float("inf"))
+
+    flat = tl.reshape(choice, (tile,))
+    flat_id = tl.reshape(tl.where(real, expert, EXPERTS), (tile,))
+    open_ = flat_id < EXPERTS
+    chosen = flat_id < 0
+    for _ in range(TOP_K):
+        top = tl.max(tl.where(open_, flat, -float("inf")), axis=0)
+        pick = tl.min(tl.where(open_ & (flat == top), flat_id, EXPERTS), axis=0)
+        chosen = chosen | (flat_id == pick)
+        open_ = open_ & (flat_id != pick)
+
+    weights = tl.where(chosen, tl.reshape(scores, (tile,)), 0.0)
+    if NORMALISE:
+        weights = weights / (tl.sum(weights, axis=0) + 1e-20)
+    k = tl.cumsum(chosen.to(tl.int32), axis=0) - 1  # ids ascend along the tile
+    tl.store(ids_ptr + row * TOP_K + k, flat_id, mask=chosen)
+    tl.store(weights_ptr + row * TOP_K + k, weights * scale, mask=chosen)
+
+
+def route(
+    logits: torch.Tensor, bias: torch.Tensor, routing: Routing
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The experts of each row and their weights."""
+    rows, experts = logits.shape
+    assert experts == routing.experts == bias.numel() and experts % routing.groups == 0
+    assert routing.top_k <= experts and routing.top_groups <= routing.groups
+    assert logits.dtype == bias.dtype == torch.float32 and logits.is_contiguous()
+    ids = torch.empty(rows, routing.top_k, dtype=torch.int32, device=logits.device)
+    weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=logits.device)
+    if rows:
+        _route_kernel[(rows,)](
+            logits, bias, ids, weights, routing.scale,
+            EXPERTS=experts, TOP_K=routing.top_k, GROUPS=routing.groups, TOP_GROUPS=routing.top_groups,
+            NORMALISE=routing.normalise, GROUP_TILE=triton.next_power_of_2(routing.groups),
+            MEMBER_TILE=triton.next_power_of_2(experts // routing.groups), **LAUNCH,
+        )  # fmt: skip
+    return ids, weights
 
 
 def route_ref(
@@ -41,3 +117,8 @@ def route_ref(
 def _first_best(x: torch.Tensor, count: int) -> torch.Tensor:
     """Indices of the `count` largest of each row; of equals the first. `topk` promises no order of them."""
     return x.sort(dim=-1, descending=True, stable=True).indices[..., :count]
+
+
+def route_bytes(rows: int, experts: int, top_k: int) -> int:
+    """Bytes that must move: logits in, ids and weights out; the bias stays in cache."""
+    return 4 * rows * (experts + 2 * top_k)

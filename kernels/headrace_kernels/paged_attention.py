@@ -22,6 +22,7 @@ import triton
 import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET
+from headrace_kernels.merge_spans import merge_spans
 
 ROWS_TILE = 16  # query rows in one program; with the heads of a group they are the M of `tl.dot`
 KV_TILE = 64  # tokens; a guess, not tuned yet
@@ -109,25 +110,6 @@ def _attend_span_kernel(
     tl.store(lse_ptr + place, lse, mask=valid)
 
 
-@triton.jit
-def _merge_spans_kernel(
-    part_ptr, lse_ptr, out_ptr, spans, rows_heads, DIM: tl.constexpr, DIM_TILE: tl.constexpr
-):
-    place = tl.program_id(0).to(tl.int64)
-    d = tl.arange(0, DIM_TILE)
-    best = -float("inf")
-    for span in range(spans):
-        best = tl.maximum(best, tl.load(lse_ptr + span * rows_heads + place))
-    acc = tl.zeros((DIM_TILE,), dtype=tl.float32)
-    total = 0.0
-    for span in range(spans):  # in order; an empty span adds exact zeros
-        weight = tl.exp(tl.load(lse_ptr + span * rows_heads + place) - best)
-        part = tl.load(part_ptr + (span * rows_heads + place) * DIM + d, mask=d < DIM, other=0.0)
-        acc += weight * part
-        total += weight
-    tl.store(out_ptr + place * DIM + d, acc / total, mask=d < DIM)
-
-
 def paged_attention(
     q: torch.Tensor,
     k_cache: torch.Tensor,
@@ -164,9 +146,7 @@ def paged_attention(
         GROUP_TILE=triton.next_power_of_2(heads // kv_heads),
         ROWS_TILE=ROWS_TILE, KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
     )  # fmt: skip
-    _merge_spans_kernel[(rows * heads,)](
-        part, lse, out, spans, rows * heads, DIM=dim, DIM_TILE=dim_tile
-    )
+    merge_spans(part.flatten(1, 2), lse.flatten(1), out.flatten(0, 1))
     return out
 
 

@@ -14,6 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
+from headrace_kernels.interpret import INTERPRET, narrow
+
 
 @triton.jit
 def _rms_norm_kernel(
@@ -25,6 +27,7 @@ def _rms_norm_kernel(
     eps,
     HAS_RESIDUAL: tl.constexpr,
     TILE: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)  # before the multiply: row * hidden passes 2**31
     col = tl.arange(0, TILE)
@@ -32,10 +35,12 @@ def _rms_norm_kernel(
     x = tl.load(x_ptr + row * hidden + col, mask=inside, other=0.0).to(tl.float32)
     if HAS_RESIDUAL:
         x += tl.load(residual_ptr + row * hidden + col, mask=inside, other=0.0).to(tl.float32)
-        tl.store(residual_ptr + row * hidden + col, x, mask=inside)
+        added = narrow(x, residual_ptr.dtype.element_ty, INTERPRET)
+        tl.store(residual_ptr + row * hidden + col, added, mask=inside)
     scale = 1.0 / tl.sqrt(tl.sum(x * x, axis=0) / hidden + eps)
     weight = tl.load(weight_ptr + col, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * hidden + col, x * scale * weight, mask=inside)
+    out = narrow(x * scale * weight, out_ptr.dtype.element_ty, INTERPRET)
+    tl.store(out_ptr + row * hidden + col, out, mask=inside)
 
 
 def rms_norm(
@@ -55,6 +60,7 @@ def rms_norm(
             eps,
             HAS_RESIDUAL=residual is not None,
             TILE=triton.next_power_of_2(x.shape[1]),
+            INTERPRET=INTERPRET,
         )
     return out
 

@@ -10,17 +10,20 @@ import torch
 import triton
 import triton.language as tl
 
+from headrace_kernels.interpret import INTERPRET, narrow
+
 TILE = 1024  # values; a guess, not tuned yet
 
 
 @triton.jit
-def _silu_mul_kernel(gate_up_ptr, out_ptr, width, TILE: tl.constexpr):
+def _silu_mul_kernel(gate_up_ptr, out_ptr, width, TILE: tl.constexpr, INTERPRET: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * TILE + tl.arange(0, TILE)
     inside = col < width
     gate = tl.load(gate_up_ptr + row * 2 * width + col, mask=inside, other=0.0).to(tl.float32)
     up = tl.load(gate_up_ptr + row * 2 * width + width + col, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_ptr + row * width + col, gate / (1.0 + tl.exp(-gate)) * up, mask=inside)
+    out = narrow(gate / (1.0 + tl.exp(-gate)) * up, out_ptr.dtype.element_ty, INTERPRET)
+    tl.store(out_ptr + row * width + col, out, mask=inside)
 
 
 def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
@@ -29,7 +32,9 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
     rows, width = gate_up.shape[0], gate_up.shape[1] // 2
     out = gate_up.new_empty(rows, width)
     if rows:
-        _silu_mul_kernel[(rows, triton.cdiv(width, TILE))](gate_up, out, width, TILE=TILE)
+        _silu_mul_kernel[(rows, triton.cdiv(width, TILE))](
+            gate_up, out, width, TILE=TILE, INTERPRET=INTERPRET
+        )
     return out
 
 
