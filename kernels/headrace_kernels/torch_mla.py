@@ -255,7 +255,7 @@ class TorchMlaStep(TorchValues):
     ) -> torch.Tensor:
         backend = self._backend
         backend.kernels.mla_store(
-            q.view(len(q), backend.attention.heads, -1),
+            self._heads(q),
             latent,
             norm,
             eps,
@@ -270,12 +270,15 @@ class TorchMlaStep(TorchValues):
         return q
 
     def mla_attention(self, q: torch.Tensor, kv_b: torch.Tensor, layer: int) -> torch.Tensor:
-        heads = q.view(len(q), self._backend.attention.heads, -1)
+        heads = self._heads(q)
         if self._prompt is None:
             out = self._absorbed(heads, kv_b, layer, self._row_seqs, self._positions)
         else:
             out = self._apart(heads, kv_b, layer, self._prompt)
-        return out.view(len(q), -1)
+        return out.flatten(1)
+
+    def _heads(self, q: torch.Tensor) -> torch.Tensor:
+        return q.unflatten(1, (self._backend.attention.heads, -1))
 
     def _absorbed(
         self,

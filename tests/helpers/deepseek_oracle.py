@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import math
+import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+from transformers.modeling_layers import MtpLayer
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+    DeepseekV3DecoderLayer,
+    DeepseekV3RMSNorm,
+)
 
 from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek, attention_of
@@ -112,6 +120,64 @@ def build(path: Path, **changes: Any) -> DeepseekV3ForCausalLM:
     randomise(oracle)
     oracle.save_pretrained(path)
     return oracle
+
+
+def build_mtp(
+    path: Path, index: int = 0, *, renamed: bool = False, **changes: Any
+) -> tuple[DeepseekV3ForCausalLM, MtpLayer]:
+    """A tiny model with a layer that drafts, counted `index` layers past the first possible one.
+
+    `renamed` gives it the names of transformers instead of DeepSeek's.
+    """
+    oracle = build(path, num_mtp_layers=1, **changes)
+    config = oracle.config
+    kinds: Any = (DeepseekV3DecoderLayer, DeepseekV3RMSNorm)
+    layer = MtpLayer(config, *kinds, layer_idx=config.num_hidden_layers).eval()
+    randomise(layer)
+    prefix = f"model.layers.{config.num_hidden_layers + index}."
+    tensors = load_file(path / "model.safetensors")
+    for name, tensor in layer.state_dict().items():
+        own = name if renamed else name.replace("mtp_block.", "")
+        own = own if renamed else re.sub(r"^post_norm", "shared_head.norm", own)
+        tensors[prefix + own] = tensor
+    save_file(tensors, path / "model.safetensors")
+    return oracle, layer
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Of the main model, for all positions `[tokens, hidden]`: before and after the final norm."""
+
+    raw: torch.Tensor
+    normed: torch.Tensor
+
+
+@torch.inference_mode()
+def hidden_states(oracle: DeepseekV3ForCausalLM, tokens: list[int]) -> Hidden:
+    seen: list[Any] = []
+    hook = oracle.model.norm.register_forward_hook(
+        lambda _, given, made: seen.extend((given[0], made))
+    )
+    oracle.model(torch.tensor([tokens]))
+    hook.remove()
+    return Hidden(seen[0][0], seen[1][0])
+
+
+@torch.inference_mode()
+def mtp_rows(
+    oracle: DeepseekV3ForCausalLM, layer: MtpLayer, tokens: list[int], hidden: torch.Tensor
+) -> torch.Tensor:
+    """The drafting layer up to its norm, written out: each token but the first, with the hidden state before it."""
+    embeds = oracle.model.embed_tokens(torch.tensor([tokens[1:]]))
+    x = layer.eh_proj(torch.cat((layer.enorm(embeds), layer.hnorm(hidden[None])), dim=-1))
+    positions = torch.arange(1, len(tokens))[None]
+    turns = oracle.model.rotary_emb(embeds, position_ids=positions)
+    return layer.mtp_block(x, position_embeddings=turns, attention_mask=None)[0]
+
+
+@torch.inference_mode()
+def mtp_logits(oracle: DeepseekV3ForCausalLM, layer: MtpLayer, rows: torch.Tensor) -> torch.Tensor:
+    return oracle.lm_head(cast("Any", layer).post_norm(rows))
 
 
 def randomise(module: torch.nn.Module) -> None:

@@ -19,6 +19,7 @@ class Stream:
     tokens: Sequence[int]
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
+    drafted: int = 1  # positions below it have their row in the drafting layer; position 0 has none
 
 
 class Stepper:
@@ -40,6 +41,11 @@ class Stepper:
             stream.blocks = shared.blocks[: cached // self.block_tokens]
         return stream
 
+    def reserve(self, stream: Stream, tokens: int) -> None:
+        """Give the stream blocks for so many tokens."""
+        while len(stream.blocks) * self.block_tokens < tokens:
+            stream.blocks.append(self._free.pop())
+
     def step(self, work: Sequence[tuple[Stream, int]]) -> list[torch.Tensor]:
         """Compute the next `n` tokens of each stream; the logits of those rows, one tensor a stream."""
         size = self.block_tokens
@@ -48,8 +54,7 @@ class Stepper:
         slots: list[int] = []
         for stream, n in work:
             end = stream.computed + n
-            while len(stream.blocks) * size < end:
-                stream.blocks.append(self._free.pop())
+            self.reserve(stream, end)
             tokens += stream.tokens[stream.computed : end]
             positions += range(stream.computed, end)
             slots += [

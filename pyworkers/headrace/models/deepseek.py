@@ -20,7 +20,8 @@ from headrace.models.batch import Batch, DraftBatch
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
-from headrace.models.deepseek_weights import Layer, Weights, find_mtp, load_weights
+from headrace.models.deepseek_mtp import find_mtp
+from headrace.models.deepseek_weights import Layer, Weights, load_weights
 from headrace.models.rope import UnsupportedRopeError, attention_scale, rope_of
 from headrace_kernels.ops import Fence, KvPool, MlaAttention, MlaBackend, MlaStep, Progress, Value
 

@@ -6,17 +6,35 @@ the model's own layers, under DeepSeek's names or those of transformers. A `Shar
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from typing import Generic, Protocol, TypeVar, overload
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.models.checkpoint import EMBEDDING, HEAD, Checkpoint, CheckpointError
+from headrace.models.checkpoint import EMBEDDING, HEAD, Checkpoint
+from headrace.models.deepseek_mtp import MtpKeys, draft_token_ids, find_mtp
+from headrace.models.fp8 import Scaled
 from headrace_kernels.ops import Experts, HeadMatrices, Matrix, MlaBackend, Routing, Table, Vector
+
+T = TypeVar("T")
+
+
+class Fp8Backend(Protocol):
+    """A backend that also computes with FP8 weights as they are stored. Matrices come as parts to be stacked."""
+
+    def fp8_matrix(self, parts: Sequence[Scaled], bias: torch.Tensor | None = None) -> Matrix: ...
+
+    def fp8_experts(
+        self,
+        gate: torch.Tensor,
+        bias: torch.Tensor,
+        gate_up: Sequence[Sequence[Scaled]],
+        down: Sequence[Sequence[Scaled]],
+        routing: Routing,
+    ) -> Experts: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,11 +99,19 @@ class Share:
 
 
 def load_weights(
-    checkpoint: Checkpoint, backend: MlaBackend, *, mtp: bool = False, share: Share | None = None
+    checkpoint: Checkpoint,
+    backend: MlaBackend,
+    *,
+    mtp: bool = False,
+    share: Share | None = None,
+    fp8: Fp8Backend | None = None,
 ) -> Weights:
-    """Read what `share` (by default everything) needs. With `mtp` also the layer that drafts."""
+    """Read what `share` (by default everything) needs. With `mtp` also the layer that drafts.
+
+    `fp8` is the same backend where FP8 weights are to stay what they are; otherwise they are dequantised.
+    """
     config = checkpoint.config
-    loader = _Loader(checkpoint, backend, share)
+    loader = _Loader(checkpoint, backend, share, fp8)
     size = (config.vocab_size, config.hidden_size)
     embedding = checkpoint.tensor(EMBEDDING, size)
     head = embedding if config.tie_word_embeddings else checkpoint.tensor(HEAD, size)
@@ -101,44 +127,6 @@ def load_weights(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MtpKeys:
-    """Under which names a checkpoint has the layer that drafts."""
-
-    index: int  # of its layer, counting on from the model's
-    own: str  # prefix of what only it has
-    layer: str  # prefix of the decoder layer in it
-    norm: str
-
-
-_MTP_NAME = re.compile(r"((?:model\.layers|(?:model\.)?mtp\.layers)\.(\d+))\.eh_proj\.weight")
-
-
-def find_mtp(checkpoint: Checkpoint) -> MtpKeys:
-    """The first of them. Raises `CheckpointError` where there is none."""
-    layers = checkpoint.config.num_layers
-    found: dict[int, str] = {}
-    for name in checkpoint.names():
-        if match := _MTP_NAME.fullmatch(name):
-            own_count = match[1].startswith(("mtp.", "model.mtp."))  # they count from 0
-            found[int(match[2]) + (layers if own_count else 0)] = match[1]
-    index = min((index for index in found if index >= layers), default=None)
-    if index is None:
-        raise CheckpointError(
-            f"{checkpoint.path}: model.layers.{layers}.eh_proj.weight is missing, and under every later layer too: "
-            f"this checkpoint has no layer for multi-token prediction"
-        )
-    own = found[index]
-    nested = f"{own}.mtp_block.input_layernorm.weight" in checkpoint  # as transformers has it
-    renamed = f"{own}.post_norm.weight" in checkpoint
-    return MtpKeys(
-        index=index,
-        own=own,
-        layer=f"{own}.mtp_block" if nested else own,
-        norm=f"{own}.post_norm" if renamed else f"{own}.shared_head.norm",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
     """A projection that becomes some rows of a matrix: those of `rows`, or all of its `outputs`."""
 
@@ -148,10 +136,23 @@ class _Part:
     rows: range | None = None
 
 
+# What the two halves of an expert are stacked of.
+_FUSED = {"gate_up": ("gate_up_proj",), "down": ("down_proj",)}
+_SINGLE = {"gate_up": ("gate_proj", "up_proj"), "down": ("down_proj",)}
+
+
 class _Loader:
-    def __init__(self, checkpoint: Checkpoint, backend: MlaBackend, share: Share | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        backend: MlaBackend,
+        share: Share | None,
+        fp8: Fp8Backend | None,
+    ) -> None:
         config = checkpoint.config
         assert config.deepseek is not None
+        assert fp8 is None or share is None, "a share may cut through blocks of one scale"
+        self._fp8 = fp8
         self._checkpoint, self._backend = checkpoint, backend
         self._config, self._deepseek = config, config.deepseek
         self._share = share or Share(
@@ -198,7 +199,7 @@ class _Loader:
 
     def mtp(self, keys: MtpKeys, head: torch.Tensor) -> Mtp:
         hidden, own = self._config.hidden_size, keys.own
-        ids = self._draft_token_ids(own)
+        ids = draft_token_ids(self._checkpoint, own)
         return Mtp(
             token_norm=self.vector(f"{own}.enorm", hidden),
             hidden_norm=self.vector(f"{own}.hnorm", hidden),
@@ -214,21 +215,35 @@ class _Loader:
         return range(self._share.heads.start * width, self._share.heads.stop * width)
 
     def _matrix(self, parts: Sequence[_Part], inputs: int, columns: range | None = None) -> Matrix:
+        if self._fp8 is not None and all(self._is_fp8(f"{part.name}.weight") for part in parts):
+            shapes = [(part.outputs, inputs) for part in parts]
+            scaled = [
+                self._checkpoint.scaled(f"{part.name}.weight", shape)
+                for part, shape in zip(parts, shapes, strict=True)
+            ]
+            return self._fp8.fp8_matrix(scaled, self._bias(parts, [n for n, _ in shapes]))
         weights = [
             self._checkpoint.tensor(
                 f"{part.name}.weight", (part.outputs, inputs), rows=part.rows, columns=columns
             )
             for part in parts
         ]
+        return self._backend.matrix(weights, self._bias(parts, [len(w) for w in weights]))
+
+    def _bias(self, parts: Sequence[_Part], rows: Sequence[int]) -> torch.Tensor | None:
+        """Of stacked parts, of which some may have none."""
         if not any(part.bias for part in parts):
-            return self._backend.matrix(weights)
+            return None
         biases = [
             self._checkpoint.tensor(f"{part.name}.bias", (part.outputs,)).float()
             if part.bias
-            else torch.zeros(len(weight))
-            for part, weight in zip(parts, weights, strict=True)
+            else torch.zeros(n)
+            for part, n in zip(parts, rows, strict=True)
         ]
-        return self._backend.matrix(weights, torch.cat(biases))
+        return torch.cat(biases)
+
+    def _is_fp8(self, name: str) -> bool:
+        return self._checkpoint.info(name).dtype.startswith("float8")
 
     def _kv_b(self, attention: str) -> HeadMatrices:
         deepseek = self._deepseek
@@ -262,76 +277,81 @@ class _Loader:
 
     def _experts(self, prefix: str) -> Experts:
         checkpoint, deepseek, hidden = self._checkpoint, self._deepseek, self._config.hidden_size
-        mine, width = self._share.experts, deepseek.expert_size
+        fused = f"{prefix}.experts.gate_up_proj" in checkpoint
+        names = _FUSED if fused else _SINGLE
+        shapes = {
+            "gate_up_proj": (2 * deepseek.expert_size, hidden),
+            "gate_proj": (deepseek.expert_size, hidden),
+            "up_proj": (deepseek.expert_size, hidden),
+            "down_proj": (hidden, deepseek.expert_size),
+        }
 
-        def stacked(name: str, shape: tuple[int, int]) -> _Each:
-            key, whole = f"{prefix}.experts.{name}", (deepseek.experts, *shape)
-            return _Each(
-                mine, lambda e: checkpoint.tensor(key, whole, rows=range(e, e + 1)).squeeze(0)
+        def part(read: Callable[..., T], e: int, name: str) -> T:
+            """One projection of one expert, by `tensor` or `scaled`."""
+            if fused:
+                whole = (deepseek.experts, *shapes[name])
+                return read(f"{prefix}.experts.{name}", whole, rows=range(e, e + 1))
+            return read(f"{prefix}.experts.{e}.{name}.weight", shapes[name])
+
+        def float_of(half: str) -> Callable[[int], torch.Tensor]:
+            return lambda e: _stacked(
+                [_one(part(checkpoint.tensor, e, name)) for name in names[half]]
             )
 
-        def single(e: int, name: str, shape: tuple[int, int]) -> torch.Tensor:
-            return checkpoint.tensor(f"{prefix}.experts.{e}.{name}.weight", shape)
+        def scaled_of(half: str) -> Callable[[int], list[Scaled]]:
+            return lambda e: [
+                Scaled(*map(_one, part(checkpoint.scaled, e, name))) for name in names[half]
+            ]
 
-        def gate_up_of(e: int) -> torch.Tensor:
-            halves = [single(e, name, (width, hidden)) for name in ("gate_proj", "up_proj")]
-            return torch.cat(halves)
-
-        if f"{prefix}.experts.gate_up_proj" in checkpoint:
-            gate_up = stacked("gate_up_proj", (2 * width, hidden))
-            down = stacked("down_proj", (hidden, width))
-        else:
-            gate_up = _Each(mine, gate_up_of)
-            down = _Each(mine, lambda e: single(e, "down_proj", (hidden, width)))
+        mine = self._share.experts
         bias = f"{prefix}.gate.e_score_correction_bias"
-        return self._backend.experts(
+        routers = (
             checkpoint.tensor(f"{prefix}.gate.weight", (deepseek.experts, hidden)),
             checkpoint.tensor(bias, (deepseek.experts,)),
-            gate_up,
-            down,
-            Routing(
-                experts=deepseek.experts,
-                top_k=deepseek.experts_per_token,
-                groups=deepseek.groups,
-                top_groups=deepseek.top_groups,
-                normalise=deepseek.normalise_weights,
-                scale=deepseek.routed_scale,
-            ),
+        )
+        routing = self._routing()
+        first = "gate_up_proj" if fused else f"{mine.start}.down_proj.weight"
+        if self._fp8 is not None and self._is_fp8(f"{prefix}.experts.{first}"):
+            halves = _Each(mine, scaled_of("gate_up")), _Each(mine, scaled_of("down"))
+            return self._fp8.fp8_experts(*routers, *halves, routing)
+        gate_up, down = _Each(mine, float_of("gate_up")), _Each(mine, float_of("down"))
+        return self._backend.experts(*routers, gate_up, down, routing)
+
+    def _routing(self) -> Routing:
+        deepseek = self._deepseek
+        return Routing(
+            experts=deepseek.experts,
+            top_k=deepseek.experts_per_token,
+            groups=deepseek.groups,
+            top_groups=deepseek.top_groups,
+            normalise=deepseek.normalise_weights,
+            scale=deepseek.routed_scale,
         )
 
-    def _draft_token_ids(self, own: str) -> torch.Tensor | None:
-        """Tokens of a reduced draft head, where the checkpoint has one."""
-        checkpoint, name = self._checkpoint, f"{own}.draft_token_ids"
-        size, vocab_size = self._deepseek.mtp_draft_vocab_size, self._config.vocab_size
-        if size is None and name in checkpoint:
-            raise CheckpointError(
-                f"{checkpoint.info(name).file}: {name} is there, but mtp_draft_vocab_size is missing in config.json"
-            )
-        if size is None:
-            return None
-        ids = checkpoint.integers(name, (size,))
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab_size or len(ids.unique()) < size:
-            raise CheckpointError(
-                f"{checkpoint.info(name).file}: {name}: expected different token ids from 0 to {vocab_size - 1}, "
-                f"found {len(ids.unique())} of {size} from {int(ids.min())} to {int(ids.max())}"
-            )
-        return ids
 
-
-class _Each(Sequence[torch.Tensor]):
+class _Each(Sequence[T], Generic[T]):
     """Read when asked for: the experts of a layer need not be in memory together."""
 
-    def __init__(self, experts: range, read: Callable[[int], torch.Tensor]) -> None:
+    def __init__(self, experts: range, read: Callable[[int], T]) -> None:
         self._experts, self._read = experts, read
 
     def __len__(self) -> int:
         return len(self._experts)
 
     @overload
-    def __getitem__(self, index: int) -> torch.Tensor: ...
+    def __getitem__(self, index: int) -> T: ...
     @overload
-    def __getitem__(self, index: slice) -> Sequence[torch.Tensor]: ...
-    def __getitem__(self, index: int | slice) -> torch.Tensor | Sequence[torch.Tensor]:
+    def __getitem__(self, index: slice) -> Sequence[T]: ...
+    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
         if isinstance(index, slice):
             return _Each(self._experts[index], self._read)
         return self._read(self._experts[index])
+
+
+def _one(x: torch.Tensor) -> torch.Tensor:
+    """A matrix, which may be alone in a stack."""
+    return x.squeeze(0) if x.dim() == 3 else x
+
+
+def _stacked(parts: list[torch.Tensor]) -> torch.Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)  # one may stay a view of the file

@@ -6,7 +6,7 @@ column may be partial. Leading dimensions, such as that of the experts, have sca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -16,8 +16,7 @@ BLOCK = 128
 SCALE_SUFFIX = "_scale_inv"  # after the name of the weight
 
 
-@dataclass(frozen=True, slots=True)
-class Scaled:
+class Scaled(NamedTuple):
     """A quantised weight as it is stored: e4m3 `[..., out, in]` and float32 `[..., out / 128, in / 128]`."""
 
     weight: torch.Tensor
