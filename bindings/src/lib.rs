@@ -22,7 +22,7 @@ mod _core {
     #[pymodule_export]
     use crate::index::BlockIndex;
     #[pymodule_export]
-    use crate::kernels::{Program, Table, Value, Weight};
+    use crate::kernels::{Experts, HeadMatrices, Program, Table, Value, Weight};
     #[pymodule_export]
     use crate::router::{Router, router_main};
     #[pymodule_export]

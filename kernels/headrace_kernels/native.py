@@ -18,17 +18,20 @@ from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Attention,
     Compiled,
+    CompiledDraft,
     KvPool,
     KvRegion,
+    MlaAttention,
     Progress,
-    Step,
+    Routing,
     layer_groups,
 )
 from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch
+    from headrace.models.batch import Batch, DraftBatch
 
+Floats = NDArray[np.float32]
 STORED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
 
@@ -38,42 +41,97 @@ class NativeBackend:
     `simd` forces an instruction set, for tests. Raises ValueError when `block_tokens` is not a multiple of 16.
     """
 
-    def __init__(self, attention: Attention, *, dtype: str, simd: str | None = None) -> None:
+    def __init__(
+        self, attention: Attention | MlaAttention, *, dtype: str, simd: str | None = None
+    ) -> None:
         self._attention = attention
         self._simd = simd
         self.dtype_name = dtype
         self.kv_block_bytes = self._program().block_bytes
-        a = attention
-        self.kv_layout = (
-            f"native-1 float32 layers={a.layers} kv_heads={a.kv_heads} head_dim={a.head_dim} "
-            f"block_tokens={a.block_tokens} layers_per_group={LAYERS_PER_GROUP}"
-        )
+        self.kv_layout = _layout(attention)
         self._memory: PoolMemory | None = None
-        self._kv: NDArray[np.float32] | None = None
+        self._kv: Floats | None = None
+        # What the last main pass and the last draft pass kept for draft passes.
+        self._hidden = self._drafted = np.empty((0, _tail(attention)), np.float32)
 
     def _program(self) -> _core.Program:
         a = self._attention
-        return _core.Program(
+        if isinstance(a, Attention):
+            return _core.Program(
+                heads=a.heads,
+                kv_heads=a.kv_heads,
+                head_dim=a.head_dim,
+                layers=a.layers,
+                block_tokens=a.block_tokens,
+                scale=a.scale,
+                inv_freq=list(a.inv_freq),
+                rope_scale=a.rope_scale,
+                simd=self._simd,
+            )
+        return _core.Program.latent(
             heads=a.heads,
-            kv_heads=a.kv_heads,
-            head_dim=a.head_dim,
+            kv_lora_rank=a.kv_lora_rank,
+            nope_dim=a.nope_dim,
+            rope_dim=a.rope_dim,
+            v_dim=a.v_dim,
             layers=a.layers,
             block_tokens=a.block_tokens,
             scale=a.scale,
             inv_freq=list(a.inv_freq),
             rope_scale=a.rope_scale,
+            rope_interleave=a.rope_interleave,
+            hidden_tail=_tail(a),
             simd=self._simd,
         )
 
     def matrix(
         self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
     ) -> _core.Weight:
-        stored = STORED.get(parts[0].dtype, "float32")
-        if any(STORED.get(part.dtype, "float32") != stored for part in parts):
-            stored = "float32"
+        stored = _stored(parts)
         arrays = [_array(part, stored) for part in parts]
         return _core.Weight(
             arrays, stored, self.dtype_name, None if bias is None else bias.float().tolist()
+        )
+
+    def head_matrices(self, kv_b: torch.Tensor) -> _core.HeadMatrices:
+        a = self._attention
+        assert isinstance(a, MlaAttention), "the model's heads have keys of their own"
+        shape = (a.heads, a.nope_dim + a.v_dim, a.kv_lora_rank)
+        if kv_b.shape != shape:
+            raise ValueError(f"kv_b is {tuple(kv_b.shape)}, expected {shape}")
+        stored = _stored([kv_b])
+        return _core.HeadMatrices(
+            _array(kv_b.reshape(-1, a.kv_lora_rank), stored),
+            stored,
+            self.dtype_name,
+            heads=a.heads,
+            nope_dim=a.nope_dim,
+            v_dim=a.v_dim,
+        )
+
+    def experts(
+        self,
+        gate: torch.Tensor,
+        bias: torch.Tensor,
+        gate_up: Sequence[torch.Tensor],
+        down: Sequence[torch.Tensor],
+        routing: Routing,
+    ) -> _core.Experts:
+        if len(gate) != routing.experts:
+            raise ValueError(f"experts: gate has {len(gate)} rows, expected {routing.experts}")
+        stored = _stored([*gate_up, *down])
+        return _core.Experts(
+            _array(gate, "float32"),
+            bias.float().tolist(),
+            [_array(part, stored) for part in gate_up],
+            [_array(part, stored) for part in down],
+            stored,
+            self.dtype_name,
+            top_k=routing.top_k,
+            groups=routing.groups,
+            top_groups=routing.top_groups,
+            normalise=routing.normalise,
+            scale=routing.scale,
         )
 
     def vector(self, x: torch.Tensor) -> list[float]:
@@ -90,14 +148,16 @@ class NativeBackend:
 
     def kv_pool(self) -> KvPool:
         assert self._memory is not None, "allocate_kv comes first"
-        layer_bytes = self.kv_block_bytes // self._attention.layers
+        tail_bytes = 4 * _tail(self._attention)
+        layer_bytes = (self.kv_block_bytes - tail_bytes) // self._attention.layers
         groups = [
             [
                 KvRegion(
                     memory=self._memory.view,
                     stride=self.kv_block_bytes,
                     offset=layers.start * layer_bytes,
-                    nbytes=len(layers) * layer_bytes,
+                    nbytes=len(layers) * layer_bytes
+                    + (tail_bytes if layers.stop == self._attention.layers else 0),
                 )
             ]
             for layers in layer_groups(self._attention.layers)
@@ -113,38 +173,99 @@ class NativeBackend:
     def fence(self) -> None:
         """A step is done when it returns."""
 
-    def compile(self, describe: Callable[[Step], Any]) -> Compiled:
-        program = self._program()
-        describe(program)  # its methods are the operations of `Step`
-        program.finish()
-        width = program.out_width
-        out = np.empty((0, width), np.float32)
+    def compile(self, describe: Callable[[Any], Any]) -> Compiled:
+        recorded = _Recorded(self._program(), describe)
 
         def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
-            nonlocal out
-            assert self._kv is not None, "allocate_kv comes first"
-            wanted = len(batch.logit_rows)
-            if wanted > len(out):
-                out = np.empty((wanted, width), np.float32)
-            step = partial(
-                program.run,
-                tokens=batch.tokens,
-                positions=batch.positions,
-                slots=batch.slots,
-                seq_starts=batch.seq_starts,
-                context_lens=batch.context_lens,
-                block_tables=batch.block_tables,
-                logit_rows=batch.logit_rows,
-                kv=self._kv,
-                out=out[:wanted],
-            )
+            kept = recorded.kept_rows(batch)
+            step = partial(recorded.run, batch, self._kv, kept=kept)
             if progress is None:
-                step()
+                out = step()
             else:
-                step(progress=progress, layers_per_group=LAYERS_PER_GROUP)
-            return torch.from_numpy(out[:wanted])
+                out = step(progress=progress, layers_per_group=LAYERS_PER_GROUP)
+            if kept is not None:
+                self._hidden = kept
+            return out
 
         return run
+
+    def compile_draft(self, describe: Callable[[Any], Any]) -> CompiledDraft:
+        recorded = _Recorded(self._program(), describe)
+
+        def run(batch: DraftBatch) -> torch.Tensor:
+            kept = recorded.kept_rows(batch)
+            out = recorded.run(
+                batch,
+                self._kv,
+                kept=kept,
+                hidden=self._drafted if batch.chained else self._hidden,
+                hidden_from=batch.hidden_from,
+                first_keys=batch.first_keys,
+            )
+            if kept is not None:
+                self._drafted = kept
+            return out
+
+        return run
+
+
+class _Recorded:
+    """A program and the memory of its results."""
+
+    def __init__(self, program: _core.Program, describe: Callable[[Any], Any]) -> None:
+        self._program = program
+        describe(program)  # its methods are the operations of `MlaStep`
+        program.finish()
+        self._out = np.empty((0, program.out_width), np.float32)
+
+    def kept_rows(self, batch: Batch) -> Floats | None:
+        """Room for what a run keeps. A chained pass reads what the one before kept, so each has its own."""
+        width = self._program.kept_width
+        return np.empty((batch.rows, width), np.float32) if width else None
+
+    def run(self, batch: Batch, kv: Floats | None, **others: Any) -> torch.Tensor:
+        assert kv is not None, "allocate_kv comes first"
+        wanted = len(batch.logit_rows)
+        if wanted > len(self._out):
+            self._out = np.empty((wanted, self._program.out_width), np.float32)
+        self._program.run(
+            tokens=batch.tokens,
+            positions=batch.positions,
+            slots=batch.slots,
+            seq_starts=batch.seq_starts,
+            context_lens=batch.context_lens,
+            block_tables=batch.block_tables,
+            logit_rows=batch.logit_rows,
+            kv=kv,
+            out=self._out[:wanted],
+            **others,
+        )
+        return torch.from_numpy(self._out[:wanted])
+
+
+def _tail(a: Attention | MlaAttention) -> int:
+    """Floats of the hidden tail of a block."""
+    return a.hidden_size if isinstance(a, MlaAttention) and a.mtp else 0
+
+
+def _layout(a: Attention | MlaAttention) -> str:
+    """Names all that the bytes of a block depend on."""
+    size = f"block_tokens={a.block_tokens} layers_per_group={LAYERS_PER_GROUP}"
+    if isinstance(a, Attention):
+        heads = f"kv_heads={a.kv_heads} head_dim={a.head_dim}"
+        return f"native-1 float32 layers={a.layers} {heads} {size}"
+    # Where heads have a part that is not turned, the latent is also part of the keys.
+    keys = "latent+rope" if a.nope_dim else "rope"
+    turned = "interleaved" if a.rope_interleave else "halves"
+    parts = f"latent={a.kv_lora_rank} rope={a.rope_dim} {turned} keys={keys}"
+    mtp = f" mtp hidden={a.hidden_size}" if a.mtp else ""
+    return f"native-mla-1 float32 layers={a.layers} {parts} {size}{mtp}"
+
+
+def _stored(parts: Sequence[torch.Tensor]) -> str:
+    """The dtype that all parts have in memory, or can be given without loss."""
+    dtypes = {STORED.get(part.dtype, "float32") for part in parts}
+    return dtypes.pop() if len(dtypes) == 1 else "float32"
 
 
 def _array(x: torch.Tensor, stored: str) -> NDArray[Any]:

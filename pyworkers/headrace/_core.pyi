@@ -10,6 +10,8 @@ from typing_extensions import Buffer
 __all__ = [
     "HASH_SCHEME",
     "BlockIndex",
+    "Experts",
+    "HeadMatrices",
     "Program",
     "Router",
     "Table",
@@ -190,6 +192,54 @@ class Table:
     def __new__(cls, rows: NDArray[np.float32] | NDArray[np.uint16], stored: str) -> Table: ...
 
 @final
+class HeadMatrices:
+    """What makes keys and values of latents: `rows` is `[heads * (nope_dim + v_dim), kv_lora_rank]`.
+
+    See `Weight` for the rest. What does not fit together raises ValueError.
+    """
+
+    def __new__(
+        cls,
+        rows: NDArray[np.float32] | NDArray[np.uint16],
+        stored: str,
+        dtype: str,
+        *,
+        heads: int,
+        nope_dim: int,
+        v_dim: int,
+    ) -> HeadMatrices: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes that one row reads."""
+
+@final
+class Experts:
+    """Router and experts of one layer; `Routing` explains the rest.
+
+    `gate` is `[experts, hidden]`, and stays float32. Of each expert `gate_up` holds `[2 * width, hidden]` and `down`
+    `[hidden, width]`; see `Weight` for `stored` and `dtype`. What does not fit together raises ValueError.
+    """
+
+    def __new__(
+        cls,
+        gate: NDArray[np.float32],
+        bias: Sequence[float],
+        gate_up: Sequence[NDArray[np.float32] | NDArray[np.uint16]],
+        down: Sequence[NDArray[np.float32] | NDArray[np.uint16]],
+        stored: str,
+        dtype: str,
+        *,
+        top_k: int,
+        groups: int,
+        top_groups: int,
+        normalise: bool,
+        scale: float,
+    ) -> Experts: ...
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all experts and the router."""
+
+@final
 class Value:
     """A value `[rows, width]` of a `Program`."""
 
@@ -198,7 +248,8 @@ class Program:
     """A forward pass: recorded once through the methods named as operations, then run for each step.
 
     The last operation is the result. `simd` forces an instruction set ("avx512", "avx2",
-    "portable"); results are the same bits with all. A cache that does not fit raises ValueError.
+    "portable"); results are the same bits with all. A cache or an operand that does not fit raises
+    ValueError.
     """
 
     def __new__(
@@ -214,13 +265,43 @@ class Program:
         rope_scale: float,
         simd: str | None = None,
     ) -> Program: ...
+    @staticmethod
+    def latent(
+        *,
+        heads: int,
+        kv_lora_rank: int,
+        nope_dim: int,
+        rope_dim: int,
+        v_dim: int,
+        layers: int,
+        block_tokens: int,
+        scale: float,
+        inv_freq: Sequence[float],
+        rope_scale: float,
+        rope_interleave: bool,
+        hidden_tail: int,
+        simd: str | None = None,
+    ) -> Program:
+        """Where heads share a latent. `hidden_tail` floats end each block of the cache."""
+
     def embed(self, table: Table) -> Value: ...
     def rms_norm(self, x: Value, weight: Sequence[float], eps: float) -> Value: ...
     def linear(self, x: Value, weight: Weight, residual: Value | None = None) -> Value: ...
     def rope_and_store_kv(self, qkv: Value, layer: int) -> Value: ...
     def paged_attention(self, qkv: Value, layer: int) -> Value: ...
+    def mla_store(
+        self, q: Value, latent: Value, norm: Sequence[float], eps: float, layer: int
+    ) -> Value: ...
+    def mla_attention(self, q: Value, kv_b: HeadMatrices, layer: int) -> Value: ...
     def silu_mul(self, gate_up: Value) -> Value: ...
+    def moe(self, x: Value, experts: Experts, residual: Value) -> Value: ...
+    def columns(self, x: Value, start: int, stop: int) -> Value: ...
+    def concat(self, a: Value, b: Value) -> Value: ...
     def wanted_rows(self, x: Value) -> Value: ...
+    def keep_hidden(self, x: Value) -> None: ...
+    def hidden(self) -> Value:
+        """Rows that another program kept. A program with it is a draft pass."""
+
     def finish(self) -> None:
         """End the recording."""
 
@@ -229,8 +310,12 @@ class Program:
         """Width of the result."""
 
     @property
+    def kept_width(self) -> int:
+        """Floats of each row that `keep_hidden` keeps; 0 where it does not."""
+
+    @property
     def block_bytes(self) -> int:
-        """Bytes of one block of the cache, all layers."""
+        """Bytes of one block of the cache: all layers, and the tail."""
 
     @property
     def simd(self) -> str:
@@ -248,6 +333,10 @@ class Program:
         logit_rows: NDArray[np.int32],
         kv: NDArray[np.float32],
         out: NDArray[np.float32],
+        kept: NDArray[np.float32] | None = None,
+        hidden: NDArray[np.float32] | None = None,
+        hidden_from: NDArray[np.int32] | None = None,
+        first_keys: NDArray[np.int32] | None = None,
         progress: Callable[[int], object] | None = None,
         layers_per_group: int = 1,
     ) -> None:
@@ -256,6 +345,8 @@ class Program:
         Each time that keys and values of `layers_per_group` more layers, or of all, are stored, `progress` is told
         how many such groups there are now. What it raises comes out here, once the step is computed.
 
-        `kv` is whole blocks of `block_bytes`; `out` is `[len(logit_rows), width]`. A step that does not
+        `kv` is whole blocks of `block_bytes`; `out` is `[len(logit_rows), width]`, `kept` is
+        `[len(tokens), kept_width]`, which another array of it can be `hidden` of a draft pass
+        (`DraftBatch` explains its two fields). A step that does not
         fit together, or does not fit the cache, raises ValueError and changes nothing.
         """

@@ -14,47 +14,86 @@ const SPLIT: usize = 64;
 /// Parts of a split that are one vector of positions.
 const PARTS: usize = SPLIT / LANES;
 
-/// What the cache holds. A block is contiguous: for each layer, the keys of each head, then the values.
+/// What the cache holds. A block is contiguous: for each layer, the keys of each head, then the values; then the tail.
 ///
-/// Keys lie as `[block_tokens / 16][head_dim][16 tokens]`, so that lanes are tokens and a score needs no sum
-/// across lanes; values as `[block_tokens][head_dim rounded up to 16]`, so that lanes are outputs.
+/// Keys lie as `[block_tokens / 16][key_dim][16 tokens]`, so that lanes are tokens and a score needs no sum
+/// across lanes; values as `[block_tokens][value_dim rounded up to 16]`, so that lanes are outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
     /// Layers.
     pub layers: usize,
     /// Heads of keys and of values.
     pub kv_heads: usize,
-    /// Elements of a head.
-    pub head_dim: usize,
+    /// Elements of a key.
+    pub key_dim: usize,
+    /// Elements of a value.
+    pub value_dim: usize,
     /// Tokens of a block, a multiple of 16.
     pub block_tokens: usize,
+    /// Floats behind the layers, which attention does not read.
+    pub tail: usize,
 }
 
 impl KvShape {
     /// Floats of a value, with its padding.
     pub fn value_width(&self) -> usize {
-        self.head_dim.next_multiple_of(LANES)
+        self.value_dim.next_multiple_of(LANES)
     }
 
     /// Floats of a block.
     pub fn block_floats(&self) -> usize {
-        self.layers * self.layer_floats()
+        self.layers * self.layer_floats() + self.tail
     }
 
     fn layer_floats(&self) -> usize {
-        self.kv_heads * self.block_tokens * (self.head_dim + self.value_width())
+        self.kv_heads * self.block_tokens * (self.key_dim + self.value_width())
     }
 
     /// Where a head's keys begin.
     pub fn keys_at(&self, block: usize, layer: usize, head: usize) -> usize {
         block * self.block_floats()
             + layer * self.layer_floats()
-            + head * self.block_tokens * self.head_dim
+            + head * self.block_tokens * self.key_dim
     }
 
     /// Where a head's values begin.
     pub fn values_at(&self, block: usize, layer: usize, head: usize) -> usize {
         self.keys_at(block, layer, self.kv_heads) + head * self.block_tokens * self.value_width()
+    }
+
+    /// Where a block's tail begins.
+    pub fn tail_at(&self, block: usize) -> usize {
+        self.keys_at(block, self.layers, 0)
+    }
+
+    /// Puts the key of a row of one head into its place, element by element.
+    pub fn put_key<'a>(
+        &self,
+        kv: &mut [f32],
+        place: RowPlace,
+        layer: usize,
+        head: usize,
+        key: impl Iterator<Item = &'a f32>,
+    ) {
+        let at =
+            self.keys_at(place.block, layer, head) + place.offset / LANES * self.key_dim * LANES;
+        let column = &mut kv[at..at + self.key_dim * LANES];
+        for (to, x) in column[place.offset % LANES..].iter_mut().step_by(LANES).zip(key) {
+            *to = *x;
+        }
+    }
+
+    /// Puts the value of a row of one head into its place.
+    pub fn put_value(
+        &self,
+        kv: &mut [f32],
+        place: RowPlace,
+        layer: usize,
+        head: usize,
+        value: &[f32],
+    ) {
+        let at = self.values_at(place.block, layer, head) + place.offset * self.value_width();
+        kv[at..at + self.value_dim].copy_from_slice(value);
     }
 }
 
@@ -72,8 +111,10 @@ pub struct RowPlace {
 pub struct SequenceRows<'a> {
     /// First row.
     pub start: usize,
-    /// Position of each row. It sees that position and those before.
+    /// Position of each row. It sees that position and those before, down to the first key.
     pub positions: &'a [i32],
+    /// The first position that has a key; not behind any row's.
+    pub first_key: usize,
     /// Blocks of the sequence.
     pub blocks: &'a [i32],
 }
@@ -88,9 +129,9 @@ pub struct Scratch {
 /// Attention of the rows of one sequence in one layer.
 #[derive(Debug)]
 pub struct Attention<'a> {
-    /// `[rows, width]`, query heads first.
-    pub qkv: &'a [f32],
-    /// Floats of a row of `qkv`.
+    /// `[rows, width]`, query heads of `key_dim` first.
+    pub queries: &'a [f32],
+    /// Floats of a row of `queries`.
     pub width: usize,
     /// Query heads.
     pub heads: usize,
@@ -104,7 +145,7 @@ pub struct Attention<'a> {
     pub layer: usize,
     /// The rows.
     pub rows: SequenceRows<'a>,
-    /// `[rows, heads * head_dim]` of the whole step.
+    /// `[rows, heads * value_dim]`, rows as in `queries`.
     pub out: &'a mut [f32],
 }
 
@@ -142,16 +183,16 @@ impl Attention<'_> {
     }
 
     fn run<const M: usize>(&mut self, level: Level, head: usize, start: usize, to: &mut Scratch) {
-        let KvShape { kv_heads, head_dim, .. } = *self.shape;
+        let KvShape { kv_heads, key_dim, value_dim, .. } = *self.shape;
         let group = self.heads / kv_heads;
         let at: [(usize, usize); M] =
             std::array::from_fn(|m| ((start + m) / group, head * group + (start + m) % group));
-        // [head_dim][M], so that a score reads one stream.
-        to.queries.resize((head_dim * M).max(to.queries.len()), 0.0);
-        let (queries, _) = to.queries[..head_dim * M].as_chunks_mut::<M>();
+        // [key_dim][M], so that a score reads one stream.
+        to.queries.resize((key_dim * M).max(to.queries.len()), 0.0);
+        let (queries, _) = to.queries[..key_dim * M].as_chunks_mut::<M>();
         for (m, (row, head)) in at.iter().enumerate() {
-            let from = (self.rows.start + row) * self.width + head * head_dim;
-            for (to, q) in queries.iter_mut().zip(&self.qkv[from..from + head_dim]) {
+            let from = (self.rows.start + row) * self.width + head * key_dim;
+            for (to, q) in queries.iter_mut().zip(&self.queries[from..from + key_dim]) {
                 to[m] = q * self.scale;
             }
         }
@@ -161,10 +202,11 @@ impl Attention<'_> {
         let visible = at.map(|(row, _)| self.rows.positions[row] as usize + 1);
         let sums = to.sums.as_mut_slice();
         let kv = Keys { kv: self.kv, shape: self.shape, layer: self.layer, head };
-        level.run(Softmax { queries, visible, kv, blocks: self.rows.blocks, sums });
+        let SequenceRows { blocks, first_key, .. } = self.rows;
+        level.run(Softmax { queries, first_key, visible, kv, blocks, sums });
         for (sums, (row, head)) in to.sums.chunks_exact(value_width).zip(at) {
-            let to = ((self.rows.start + row) * self.heads + head) * head_dim;
-            self.out[to..to + head_dim].copy_from_slice(&sums[..head_dim]);
+            let to = ((self.rows.start + row) * self.heads + head) * value_dim;
+            self.out[to..to + value_dim].copy_from_slice(&sums[..value_dim]);
         }
     }
 }
@@ -185,10 +227,10 @@ impl<'a> Keys<'a> {
         let shape = self.shape;
         let block = blocks[position / shape.block_tokens] as usize;
         let offset = position % shape.block_tokens;
-        let keys = shape.keys_at(block, self.layer, self.head) + offset * shape.head_dim;
+        let keys = shape.keys_at(block, self.layer, self.head) + offset * shape.key_dim;
         let values = shape.values_at(block, self.layer, self.head) + offset * shape.value_width();
         (
-            self.kv[keys..keys + LANES * shape.head_dim].as_chunks().0,
+            self.kv[keys..keys + LANES * shape.key_dim].as_chunks().0,
             self.kv[values..values + LANES * shape.value_width()].as_chunks().0,
         )
     }
@@ -197,7 +239,9 @@ impl<'a> Keys<'a> {
 /// `M` (row, head) pairs over the keys of one head.
 struct Softmax<'a, const M: usize> {
     queries: &'a [[f32; M]],
-    /// Positions that each sees.
+    /// The first position that they see.
+    first_key: usize,
+    /// Behind the last position that each sees.
     visible: [usize; M],
     kv: Keys<'a>,
     blocks: &'a [i32],
@@ -224,7 +268,8 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
         for visible in self.visible {
             end = end.max(visible);
         }
-        for start in (0..end).step_by(SPLIT) {
+        // Splits begin at multiples of their length, also where there are no keys yet.
+        for start in (self.first_key / SPLIT * SPLIT..end).step_by(SPLIT) {
             let parts = (end - start).div_ceil(LANES).min(PARTS);
             // Scores: lanes are positions.
             let mut scores = [[s.splat(f32::NEG_INFINITY); M]; PARTS];
@@ -261,7 +306,8 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
                 weight[m] = weight[m] * rescale[m] + s.sum(total);
             }
             // Values: lanes are outputs.
-            let split = Split { blocks: self.blocks, start, end: end.min(start + SPLIT) };
+            let (first_key, end) = (self.first_key, end.min(start + SPLIT));
+            let split = Split { blocks: self.blocks, first_key, start, end };
             let (kv, p, rescale) = (self.kv, &p, &rescale);
             let mut column = 0;
             while column < columns {
@@ -317,6 +363,10 @@ impl<const M: usize> Softmax<'_, M> {
                 let left = s.splat(self.visible[m] as f32 - (at + n * LANES) as f32);
                 let hidden = s.splat(f32::NEG_INFINITY);
                 scores[n][m] = s.select_less(lane, left, sums[m][n], hidden);
+                if at + n * LANES < self.first_key {
+                    let missing = s.splat((self.first_key - (at + n * LANES)) as f32);
+                    scores[n][m] = s.select_less(lane, missing, hidden, scores[n][m]);
+                }
             }
         }
         N
@@ -330,10 +380,11 @@ fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
     lanes[0]
 }
 
-/// Positions `start..end` of one split.
+/// Positions `start..end` of one split, less those before `first_key`.
 #[derive(Clone, Copy)]
 struct Split<'a> {
     blocks: &'a [i32],
+    first_key: usize,
     start: usize,
     end: usize,
 }
@@ -359,7 +410,9 @@ fn add_values<S: Simd, const M: usize, const N: usize>(
     for (p, first) in p.chunks(LANES).zip((split.start..split.end).step_by(LANES)) {
         let (_, values) = kv.part(split.blocks, first);
         let count = LANES.min(split.end - first);
-        for (p, values) in p[..count].iter().zip(values.chunks_exact(columns)) {
+        let skip = split.first_key.saturating_sub(first).min(count);
+        let values = values[skip * columns..].chunks_exact(columns);
+        for (p, values) in p[skip..count].iter().zip(values) {
             let values = &values[column..column + N];
             for n in 0..N {
                 let value = s.load(&values[n]);

@@ -10,13 +10,19 @@
 //! our own polynomials, because those of the system differ between machines.
 //!
 //! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the only inner loop), [`weight`] and
-//! [`linear`], [`rows`], [`attention`], then [`program`], which runs a whole model.
+//! [`linear`], [`rows`], [`attention`] and [`mla`], [`routing`] and [`moe`], then [`program`], which records a whole
+//! model, and [`run`], which runs it for a [`step`].
 
 pub mod attention;
 pub mod linear;
 pub mod math;
+pub mod mla;
+pub mod moe;
 pub mod program;
+pub mod routing;
 pub mod rows;
+pub mod run;
 pub mod simd;
+pub mod step;
 pub mod tile;
 pub mod weight;

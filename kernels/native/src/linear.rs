@@ -3,6 +3,8 @@
 //! Each element is `fma(x[k], w[k], sum)` over k = 0, 1, 2, ... from zero. With int8 weights that sum starts
 //! anew in every group of 64, and the groups' sums are added with `fma(sum, scale, total)`.
 
+use std::ops::Range;
+
 use crate::simd::{Kernel, LANES, Level, Simd};
 use crate::tile::{F32x16, Lane, tile};
 use crate::weight::{GROUP, Lanes, PANEL, Weight};
@@ -19,7 +21,7 @@ pub struct Scratch {
     panel: Vec<F32x16>,
 }
 
-/// One product.
+/// One product of whole, dense rows.
 #[derive(Debug)]
 pub struct Linear<'a> {
     /// `[rows, k]`.
@@ -43,24 +45,130 @@ impl Linear<'_> {
             "shape of y"
         );
         assert!(self.residual.is_none_or(|r| r.len() == self.y.len()), "shape of the residual");
+        let product = Product {
+            x: self.x,
+            x_at: RowsAt::dense(k),
+            rows: self.x.len() / k,
+            weight: self.weight,
+            index: 0,
+            y: self.y,
+            y_at: RowsAt::dense(n),
+            finish: Finish::Set { residual: self.residual },
+        };
+        product.compute(level, scratch);
+    }
+}
+
+/// Where the rows of a matrix lie in a slice: row `i` is number `ids[i]`, or `i` itself.
+#[derive(Debug, Clone, Copy)]
+pub struct RowsAt<'a> {
+    /// Where number 0 begins.
+    pub start: usize,
+    /// From a row to the next.
+    pub stride: usize,
+    /// Which rows.
+    pub ids: Option<&'a [u32]>,
+}
+
+impl RowsAt<'_> {
+    /// Rows of `width` without gaps.
+    pub fn dense(width: usize) -> Self {
+        Self { start: 0, stride: width, ids: None }
+    }
+
+    #[inline]
+    fn of(&self, row: usize) -> usize {
+        self.start + self.ids.map_or(row, |ids| ids[row] as usize) * self.stride
+    }
+}
+
+/// What becomes of the sums.
+#[derive(Debug, Clone, Copy)]
+pub enum Finish<'a> {
+    /// They replace `y`, plus the weight's bias, plus the residual, which lies as `y` does.
+    Set {
+        /// Added last.
+        residual: Option<&'a [f32]>,
+    },
+    /// They are added to `y`.
+    Add,
+}
+
+/// One product of rows that lie anywhere with one matrix of a [`Weight`].
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// Holds rows of `k`.
+    pub x: &'a [f32],
+    /// Where they are.
+    pub x_at: RowsAt<'a>,
+    /// How many.
+    pub rows: usize,
+    /// The matrices.
+    pub weight: &'a Weight,
+    /// Which of them.
+    pub index: usize,
+    /// Holds rows of `n`.
+    pub y: &'a mut [f32],
+    /// Where they are.
+    pub y_at: RowsAt<'a>,
+    /// What becomes of the sums.
+    pub finish: Finish<'a>,
+}
+
+impl Product<'_> {
+    /// Computes `y`.
+    /// # Panics
+    /// If a row does not lie in its slice.
+    pub fn compute(self, level: Level, scratch: &mut Scratch) {
+        match &self.weight.lanes {
+            Lanes::F32(lanes) => self.with(level, lanes, None, scratch),
+            Lanes::Bf16(lanes) => self.with(level, lanes, None, scratch),
+            Lanes::F16(lanes) => self.with(level, lanes, None, scratch),
+            Lanes::I8 { lanes, scales } => self.with(level, lanes, Some(scales), scratch),
+        }
+    }
+
+    fn with<L: Lane>(
+        self,
+        level: Level,
+        lanes: &[L],
+        scales: Option<&[F32x16]>,
+        scratch: &mut Scratch,
+    ) {
+        let (n, k) = (self.weight.n(), self.weight.k());
+        let first = self.index * n.div_ceil(PANEL);
+        let panels = Panels {
+            lanes: &lanes[first * k * 2..],
+            scales: scales.map(|scales| &scales[first * k.div_ceil(GROUP) * 2..]),
+            k,
+        };
+        let bias = self.weight.bias.as_deref();
+        let mut edge = Edge { n, at: self.y_at, bias, finish: self.finish, y: self.y };
         // Small enough for the cache, and a multiple of every tile.
         let block = (BLOCK / k / MAX_TILE).max(1) * MAX_TILE;
-        let mut y = self.y;
-        for (i, x) in self.x.chunks(block * k).enumerate() {
-            let rows = x.len() / k;
-            let (out, rest) = y.split_at_mut(rows * n);
-            y = rest;
-            let residual = self.residual.map(|r| &r[i * block * n..][..rows * n]);
-            let edge = Edge { n, bias: self.weight.bias.as_deref(), residual, y: out };
-            match &self.weight.lanes {
-                Lanes::F32(lanes) => block_of(level, x, k, lanes, None, edge, scratch),
-                Lanes::Bf16(lanes) => block_of(level, x, k, lanes, None, edge, scratch),
-                Lanes::F16(lanes) => block_of(level, x, k, lanes, None, edge, scratch),
-                Lanes::I8 { lanes, scales } => {
-                    block_of(level, x, k, lanes, Some(scales), edge, scratch);
-                }
-            }
+        for start in (0..self.rows).step_by(block) {
+            let rows = start..self.rows.min(start + block);
+            block_of(level, self.x, self.x_at, rows, panels, &mut edge, scratch);
         }
+    }
+}
+
+/// Panels of one matrix, and maybe more behind it.
+#[derive(Debug, Clone, Copy)]
+struct Panels<'a, L> {
+    lanes: &'a [L],
+    scales: Option<&'a [F32x16]>,
+    k: usize,
+}
+
+impl<'a, L> Panels<'a, L> {
+    fn lanes(&self, panel: usize) -> &'a [L] {
+        &self.lanes[panel * self.k * 2..(panel + 1) * self.k * 2]
+    }
+
+    fn scales(&self, panel: usize) -> Option<&'a [F32x16]> {
+        let groups = self.k.div_ceil(GROUP);
+        self.scales.map(|s| &s[panel * groups * 2..(panel + 1) * groups * 2])
     }
 }
 
@@ -76,54 +184,61 @@ fn tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
 fn block_of<L: Lane>(
     level: Level,
     x: &[f32],
-    k: usize,
-    lanes: &[L],
-    scales: Option<&[F32x16]>,
-    mut edge: Edge<'_>,
+    x_at: RowsAt<'_>,
+    range: Range<usize>,
+    weight: Panels<'_, L>,
+    edge: &mut Edge<'_>,
     scratch: &mut Scratch,
 ) {
-    let rows = x.len() / k;
+    let (rows, k) = (range.len(), weight.k);
+    let row_of = |row: usize| &x[x_at.of(range.start + row)..][..k];
     let most = level.tile_rows();
     // [tile][k][rows of the tile], so that a tile reads one stream.
     let packed = if rows == 1 {
-        x
+        row_of(0)
     } else {
-        scratch.x.resize(x.len().max(scratch.x.len()), 0.0);
+        scratch.x.resize((rows * k).max(scratch.x.len()), 0.0);
         for (start, height) in tiles(rows, most) {
             let packed = &mut scratch.x[start * k..(start + height) * k];
             for m in 0..height {
-                let row = &x[(start + m) * k..(start + m + 1) * k];
-                for (packed, x) in packed.chunks_exact_mut(height).zip(row) {
+                for (packed, x) in packed.chunks_exact_mut(height).zip(row_of(start + m)) {
                     packed[m] = *x;
                 }
             }
         }
-        &scratch.x[..x.len()]
+        &scratch.x[..rows * k]
     };
-    let groups = k.div_ceil(GROUP);
     let panels = edge.n.div_ceil(PANEL);
-    let lanes_at = |panel: usize| &lanes[panel * k * 2..(panel + 1) * k * 2];
-    let scales_at = |panel: usize| scales.map(|s| &s[panel * groups * 2..(panel + 1) * groups * 2]);
     let widen = rows > most && size_of::<L>() < size_of::<F32x16>();
     let pairs = rows <= level.paired_rows();
     let mut panel = 0;
     while panel < panels {
         let count = if pairs && panel + 1 < panels { 2 } else { 1 };
-        let scale = [scales_at(panel), scales_at(panel + count - 1)];
+        let scale = [weight.scales(panel), weight.scales(panel + count - 1)];
         if widen {
             // Many rows read this panel: widen it once. The values are the same, so are the sums.
             scratch.panel.resize((k * 2).max(scratch.panel.len()), F32x16([0.0; LANES]));
-            level.run(Widen { from: lanes_at(panel), to: &mut scratch.panel[..k * 2] });
+            level.run(Widen { from: weight.lanes(panel), to: &mut scratch.panel[..k * 2] });
             let w = [&scratch.panel[..k * 2]; 2];
             for (start, height) in tiles(rows, most) {
                 let a = &packed[start * k..(start + height) * k];
-                Cell { a, height, w, scale, count }.compute(level, start, panel, &mut edge);
+                Cell { a, height, w, scale, count }.compute(
+                    level,
+                    range.start + start,
+                    panel,
+                    edge,
+                );
             }
         } else {
-            let w = [lanes_at(panel), lanes_at(panel + count - 1)];
+            let w = [weight.lanes(panel), weight.lanes(panel + count - 1)];
             for (start, height) in tiles(rows, most) {
                 let a = &packed[start * k..(start + height) * k];
-                Cell { a, height, w, scale, count }.compute(level, start, panel, &mut edge);
+                Cell { a, height, w, scale, count }.compute(
+                    level,
+                    range.start + start,
+                    panel,
+                    edge,
+                );
             }
         }
         panel += count;
@@ -148,8 +263,9 @@ impl<L: Lane> Kernel for Widen<'_, L> {
 /// Where sums go, and what is added to them on the way.
 struct Edge<'a> {
     n: usize,
+    at: RowsAt<'a>,
     bias: Option<&'a [f32]>,
-    residual: Option<&'a [f32]>,
+    finish: Finish<'a>,
     y: &'a mut [f32],
 }
 
@@ -160,15 +276,22 @@ impl Edge<'_> {
             return;
         }
         let width = (N * LANES).min(self.n - column);
-        let at = row * self.n + column;
+        let at = self.at.of(row) + column;
         let y = &mut self.y[at..at + width];
-        y.copy_from_slice(&sums.as_flattened()[..width]);
+        let sums = &sums.as_flattened()[..width];
+        let Finish::Set { residual } = self.finish else {
+            for (y, sum) in y.iter_mut().zip(sums) {
+                *y += sum;
+            }
+            return;
+        };
+        y.copy_from_slice(sums);
         if let Some(bias) = self.bias {
             for (y, b) in y.iter_mut().zip(&bias[column..column + width]) {
                 *y += b;
             }
         }
-        if let Some(residual) = self.residual {
+        if let Some(residual) = residual {
             for (y, r) in y.iter_mut().zip(&residual[at..at + width]) {
                 *y += r;
             }

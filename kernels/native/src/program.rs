@@ -2,98 +2,77 @@
 
 use std::sync::Arc;
 
-use crate::attention::{self, Attention, KvShape, RowPlace, SequenceRows};
-use crate::linear::{self, Linear};
-use crate::rows::{self, Rope};
+use crate::attention::{KvShape, RowPlace};
+use crate::mla::{self, HeadMatrices, MlaShape};
+use crate::moe::{self, Experts};
+use crate::rows::Rope;
 use crate::simd::Level;
 use crate::weight::{Table, Weight};
-
-/// Rows of one engine step. `Batch` in Python explains the fields.
-#[derive(Debug, Clone, Copy)]
-pub struct Step<'a> {
-    /// `[rows]`.
-    pub tokens: &'a [i32],
-    /// `[rows]`.
-    pub positions: &'a [i32],
-    /// `[rows]`.
-    pub slots: &'a [i64],
-    /// `[sequences + 1]`.
-    pub seq_starts: &'a [i32],
-    /// `[sequences]`.
-    pub context_lens: &'a [i32],
-    /// `[sequences, max_blocks]`.
-    pub block_tables: &'a [i32],
-    /// `[n]`.
-    pub logit_rows: &'a [i32],
-}
-
-/// Why a step was not computed. Nothing was read or written then.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum StepError {
-    /// Two arrays of the step disagree.
-    #[error("{what} has {got} entries, expected {expected}")]
-    Length {
-        /// The array.
-        what: &'static str,
-        /// Its length.
-        got: usize,
-        /// What the others say.
-        expected: usize,
-    },
-    /// An entry is out of range.
-    #[error("{what} holds {got}, which is not below {limit}")]
-    Range {
-        /// The array.
-        what: &'static str,
-        /// The entry.
-        got: i64,
-        /// Its bound.
-        limit: usize,
-    },
-    /// Rows are not in the order of their sequences, or a row is at a position that its sequence lacks.
-    #[error("sequence {sequence}: rows, positions and context_lens disagree")]
-    Sequence {
-        /// Which.
-        sequence: usize,
-    },
-}
+use crate::{attention, linear};
 
 /// A value of the recording: `[rows, width]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Value(usize);
 
+impl Value {
+    pub(crate) fn place(self, places: &[Place]) -> Place {
+        places[self.0]
+    }
+}
+
 #[derive(Debug)]
-enum Op {
+pub(crate) enum Op {
     Embed { table: Arc<Table> },
     RmsNorm { x: Value, weight: Vec<f32>, eps: f32 },
     Linear { x: Value, weight: Arc<Weight>, residual: Option<Value> },
     RopeAndStoreKv { qkv: Value, layer: usize },
     PagedAttention { qkv: Value, layer: usize },
+    MlaStore { q: Value, latent: Value, norm: Vec<f32>, eps: f32, layer: usize },
+    MlaAttention { q: Value, kv_b: Arc<HeadMatrices>, layer: usize },
     SiluMul { x: Value },
+    Moe { x: Value, experts: Arc<Experts>, residual: Value },
+    Columns { x: Value, start: usize },
+    Concat { a: Value, b: Value },
     WantedRows { x: Value },
+    KeepHidden { x: Value },
+    Hidden,
 }
 
 impl Op {
     fn reads(&self) -> [Option<Value>; 2] {
         match self {
-            Self::Embed { .. } => [None, None],
+            Self::Embed { .. } | Self::Hidden => [None, None],
             Self::Linear { x, residual, .. } => [Some(*x), *residual],
-            Self::RmsNorm { x, .. } | Self::SiluMul { x } | Self::WantedRows { x } => {
-                [Some(*x), None]
-            }
-            Self::RopeAndStoreKv { qkv, .. } | Self::PagedAttention { qkv, .. } => {
-                [Some(*qkv), None]
-            }
+            Self::Moe { x: a, residual: b, .. }
+            | Self::Concat { a, b }
+            | Self::MlaStore { q: a, latent: b, .. } => [Some(*a), Some(*b)],
+            Self::RmsNorm { x, .. }
+            | Self::SiluMul { x }
+            | Self::WantedRows { x }
+            | Self::Columns { x, .. }
+            | Self::KeepHidden { x }
+            | Self::RopeAndStoreKv { qkv: x, .. }
+            | Self::PagedAttention { qkv: x, .. }
+            | Self::MlaAttention { q: x, .. } => [Some(*x), None],
+        }
+    }
+
+    /// The value that the result takes the place of.
+    fn spends(&self) -> Option<Value> {
+        if let Self::RopeAndStoreKv { qkv: x, .. } | Self::MlaStore { q: x, .. } = self {
+            Some(*x)
+        } else {
+            None
         }
     }
 }
 
 /// Where a value lies, and its shape. Values that are no longer read give their buffer to later ones.
 #[derive(Debug, Clone, Copy)]
-struct Place {
-    width: usize,
-    wanted_only: bool,
-    buffer: usize,
+pub(crate) struct Place {
+    pub(crate) width: usize,
+    pub(crate) wanted_only: bool,
+    pub(crate) buffer: usize,
 }
 
 /// What attention needs to know of the model.
@@ -105,118 +84,361 @@ pub struct AttentionConfig {
     pub scale: f32,
     /// Positions.
     pub rope: Rope,
-    /// The cache.
+    /// The cache. Its tail is what a pass keeps of a row.
     pub kv: KvShape,
+    /// Where heads share a latent.
+    pub mla: Option<MlaShape>,
 }
 
-/// The recording. Methods named as operations append one and return its value.
+/// Why a program cannot be recorded.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum RecordError {
+    /// The cache does not fit the kernels.
+    #[error("{what} is {got}, must be {must}")]
+    Config {
+        /// A size.
+        what: &'static str,
+        /// Its value.
+        got: usize,
+        /// What it must be.
+        must: &'static str,
+    },
+    /// An operand does not fit the operation.
+    #[error("{op}: {what} is {got} wide, expected {expected}")]
+    Width {
+        /// The operation.
+        op: &'static str,
+        /// Its operand.
+        what: &'static str,
+        /// Its width.
+        got: usize,
+        /// What fits.
+        expected: usize,
+    },
+    /// Some operands are of all rows, some of the wanted ones.
+    #[error("{op}: operands are not of the same rows, or not of all")]
+    Rows {
+        /// The operation.
+        op: &'static str,
+    },
+    /// There is no such layer in the cache.
+    #[error("{op}: layer {layer} of a cache of {layers}")]
+    Layer {
+        /// The operation.
+        op: &'static str,
+        /// Which.
+        layer: usize,
+        /// How many there are.
+        layers: usize,
+    },
+    /// Columns that a value does not have.
+    #[error("columns: {start}..{stop} of {width}")]
+    Columns {
+        /// First.
+        start: usize,
+        /// Behind the last.
+        stop: usize,
+        /// Width of the value.
+        width: usize,
+    },
+    /// The operation is not one of this model.
+    #[error("{op}: {why}")]
+    Not {
+        /// The operation.
+        op: &'static str,
+        /// Why.
+        why: &'static str,
+    },
+}
+
+/// The recording. Methods named as operations append one and return its value, or say why they cannot.
 #[derive(Debug)]
 pub struct Program {
-    level: Level,
-    attention: AttentionConfig,
-    ops: Vec<Op>,
-    places: Vec<Place>,
-    buffers: Vec<Vec<f32>>,
-    angles: Vec<f32>,
-    row_places: Vec<RowPlace>,
-    linear: linear::Scratch,
-    scratch: attention::Scratch,
+    pub(crate) level: Level,
+    pub(crate) attention: AttentionConfig,
+    pub(crate) ops: Vec<Op>,
+    pub(crate) places: Vec<Place>,
+    pub(crate) buffers: Vec<Vec<f32>>,
+    pub(crate) scratch: Scratch,
 }
+
+/// Memory that steps reuse.
+#[derive(Debug, Default)]
+pub(crate) struct Scratch {
+    pub(crate) angles: Vec<f32>,
+    pub(crate) row_places: Vec<RowPlace>,
+    pub(crate) linear: linear::Scratch,
+    pub(crate) attention: attention::Scratch,
+    pub(crate) mla: mla::Scratch,
+    pub(crate) moe: moe::Scratch,
+}
+
+type Recorded = Result<Value, RecordError>;
 
 impl Program {
     /// An empty recording.
-    /// # Panics
+    /// # Errors
     /// If the shape of the cache does not fit the kernels.
-    pub fn new(level: Level, attention: AttentionConfig) -> Self {
-        let KvShape { kv_heads, head_dim, block_tokens, .. } = attention.kv;
-        assert!(kv_heads > 0 && attention.heads.is_multiple_of(kv_heads), "whole groups of heads");
-        assert!(
-            block_tokens > 0 && block_tokens.is_multiple_of(16),
-            "block_tokens: multiple of 16"
-        );
-        assert!(attention.rope.inv_freq.len() * 2 <= head_dim, "rotated part of a head");
-        Self {
-            level,
-            attention,
-            ops: Vec::new(),
-            places: Vec::new(),
-            buffers: Vec::new(),
-            angles: Vec::new(),
-            row_places: Vec::new(),
-            linear: linear::Scratch::default(),
-            scratch: attention::Scratch::default(),
+    pub fn new(level: Level, attention: AttentionConfig) -> Result<Self, RecordError> {
+        let AttentionConfig { heads, rope, kv, .. } = &attention;
+        let must = |is: bool, what, got, must| {
+            if is { Ok(()) } else { Err(RecordError::Config { what, got, must }) }
+        };
+        let KvShape { layers, kv_heads, key_dim, value_dim, block_tokens, .. } = *kv;
+        let turned = rope.inv_freq.len() * 2;
+        must(layers > 0, "layers", layers, "at least 1")?;
+        must(key_dim > 0, "width of a key", key_dim, "at least 1")?;
+        must(value_dim > 0, "width of a value", value_dim, "at least 1")?;
+        let groups = kv_heads > 0 && *heads > 0 && heads.is_multiple_of(kv_heads);
+        must(groups, "heads", *heads, "a multiple of kv_heads")?;
+        let whole = block_tokens > 0 && block_tokens.is_multiple_of(16);
+        must(whole, "block_tokens", block_tokens, "a multiple of 16 on a CPU")?;
+        must(turned > 0, "inv_freq", 0, "not empty")?;
+        if let Some(mla) = &attention.mla {
+            must(turned == mla.rope_dim, "rope_dim", mla.rope_dim, "twice as many as inv_freq")?;
+            must(mla.v_dim > 0, "v_dim", mla.v_dim, "at least 1")?;
+        } else {
+            must(turned <= key_dim, "inv_freq", turned / 2, "at most half a head")?;
         }
+        let (ops, places, buffers) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { level, attention, ops, places, buffers, scratch: Scratch::default() })
     }
 
     fn push(&mut self, op: Op, width: usize, wanted_only: bool) -> Value {
-        for value in op.reads().into_iter().flatten() {
-            let same = self.places[value.0].wanted_only == wanted_only;
-            assert!(same || matches!(op, Op::WantedRows { .. }), "operands of different rows");
-        }
         self.ops.push(op);
         self.places.push(Place { width, wanted_only, buffer: 0 });
         Value(self.places.len() - 1)
     }
 
-    fn width(&self, value: Value) -> usize {
-        self.places[value.0].width
+    /// Where `x` is, which must be `expected` wide if that is given.
+    fn operand(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        x: Value,
+        expected: Option<usize>,
+    ) -> Result<Place, RecordError> {
+        let why = "a value of another program";
+        let place = *self.places.get(x.0).ok_or(RecordError::Not { op, why })?;
+        let (got, expected) = (place.width, expected.unwrap_or(place.width));
+        if got == expected {
+            Ok(place)
+        } else {
+            Err(RecordError::Width { op, what, got, expected })
+        }
     }
 
     /// Rows of `table`, which are `width` wide, by token.
-    pub fn embed(&mut self, table: Arc<Table>, width: usize) -> Value {
-        self.push(Op::Embed { table }, width, false)
+    /// # Errors
+    /// If they have no width.
+    pub fn embed(&mut self, table: Arc<Table>, width: usize) -> Recorded {
+        if width == 0 {
+            return Err(RecordError::Not { op: "embed", why: "the table has no columns" });
+        }
+        Ok(self.push(Op::Embed { table }, width, false))
     }
 
-    /// [`rows::rms_norm`].
-    pub fn rms_norm(&mut self, x: Value, weight: Vec<f32>, eps: f32) -> Value {
-        let Place { width, wanted_only, .. } = self.places[x.0];
-        assert_eq!(width, weight.len(), "width of a norm");
-        self.push(Op::RmsNorm { x, weight, eps }, width, wanted_only)
+    /// [`crate::rows::rms_norm`].
+    /// # Errors
+    /// If the weight is not as wide as `x`.
+    pub fn rms_norm(&mut self, x: Value, weight: Vec<f32>, eps: f32) -> Recorded {
+        let place = self.operand("rms_norm", "x", x, Some(weight.len()))?;
+        Ok(self.push(Op::RmsNorm { x, weight, eps }, place.width, place.wanted_only))
     }
 
     /// `x W^T (+ bias) (+ residual)`.
-    pub fn linear(&mut self, x: Value, weight: Arc<Weight>, residual: Option<Value>) -> Value {
-        let Place { width, wanted_only, .. } = self.places[x.0];
-        let n = weight.n();
-        assert_eq!(width, weight.k(), "width of a product");
-        assert!(residual.is_none_or(|r| self.width(r) == n), "width of a residual");
-        self.push(Op::Linear { x, weight, residual }, n, wanted_only)
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn linear(&mut self, x: Value, weight: Arc<Weight>, residual: Option<Value>) -> Recorded {
+        let (op, n) = ("linear", weight.n());
+        let rows = self.operand(op, "x", x, Some(weight.k()))?.wanted_only;
+        if let Some(residual) = residual
+            && self.operand(op, "residual", residual, Some(n))?.wanted_only != rows
+        {
+            return Err(RecordError::Rows { op });
+        }
+        Ok(self.push(Op::Linear { x, weight, residual }, n, rows))
     }
 
-    /// [`rows::rope_and_store_kv`]. The result takes the place of `qkv`, which is read no more.
-    pub fn rope_and_store_kv(&mut self, qkv: Value, layer: usize) -> Value {
-        let AttentionConfig { heads, kv, .. } = &self.attention;
-        let width = (heads + 2 * kv.kv_heads) * kv.head_dim;
-        assert!(self.width(qkv) == width && layer < kv.layers, "shape of qkv");
-        self.push(Op::RopeAndStoreKv { qkv, layer }, width, false)
+    /// [`crate::rows::rope_and_store_kv`]. The result takes the place of `qkv`, which is read no more.
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn rope_and_store_kv(&mut self, qkv: Value, layer: usize) -> Recorded {
+        let op = "rope_and_store_kv";
+        let width = self.qkv_width(op, layer)?;
+        self.all_rows(op, "qkv", qkv, width)?;
+        Ok(self.push(Op::RopeAndStoreKv { qkv, layer }, width, false))
     }
 
-    /// [`Attention`] of the turned queries.
-    pub fn paged_attention(&mut self, qkv: Value, layer: usize) -> Value {
-        let width = self.attention.heads * self.attention.kv.head_dim;
-        assert!(self.width(qkv) >= width && layer < self.attention.kv.layers, "shape of qkv");
-        self.push(Op::PagedAttention { qkv, layer }, width, false)
+    /// [`attention::Attention`] of the turned queries.
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn paged_attention(&mut self, qkv: Value, layer: usize) -> Recorded {
+        let op = "paged_attention";
+        let width = self.qkv_width(op, layer)?;
+        self.all_rows(op, "qkv", qkv, width)?;
+        let width = self.attention.heads * self.attention.kv.value_dim;
+        Ok(self.push(Op::PagedAttention { qkv, layer }, width, false))
     }
 
-    /// [`rows::silu_mul`].
-    pub fn silu_mul(&mut self, x: Value) -> Value {
-        let Place { width, wanted_only, .. } = self.places[x.0];
-        assert!(width.is_multiple_of(2), "[gate | up]");
-        self.push(Op::SiluMul { x }, width / 2, wanted_only)
+    /// [`mla::store`]. The result takes the place of `q`, which is read no more.
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn mla_store(
+        &mut self,
+        q: Value,
+        latent: Value,
+        norm: Vec<f32>,
+        eps: f32,
+        layer: usize,
+    ) -> Recorded {
+        let op = "mla_store";
+        let MlaShape { heads, kv_lora_rank, rope_dim, .. } = self.mla_shape(op, layer)?;
+        let width = heads * self.mla_shape(op, layer)?.query_dim();
+        self.all_rows(op, "q", q, width)?;
+        self.all_rows(op, "latent", latent, kv_lora_rank + rope_dim)?;
+        if norm.len() != kv_lora_rank {
+            let (got, expected) = (norm.len(), kv_lora_rank);
+            return Err(RecordError::Width { op, what: "norm", got, expected });
+        }
+        Ok(self.push(Op::MlaStore { q, latent, norm, eps, layer }, width, false))
+    }
+
+    /// [`mla::MlaAttention`] of the turned queries.
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn mla_attention(&mut self, q: Value, kv_b: Arc<HeadMatrices>, layer: usize) -> Recorded {
+        let op = "mla_attention";
+        let shape = self.mla_shape(op, layer)?;
+        self.all_rows(op, "q", q, shape.heads * shape.query_dim())?;
+        if !kv_b.fits(&shape) {
+            return Err(RecordError::Not { op, why: "kv_b is of heads of another shape" });
+        }
+        Ok(self.push(Op::MlaAttention { q, kv_b, layer }, shape.heads * shape.v_dim, false))
+    }
+
+    /// [`crate::rows::silu_mul`].
+    /// # Errors
+    /// If `x` is not `[gate | up]`.
+    pub fn silu_mul(&mut self, x: Value) -> Recorded {
+        let op = "silu_mul";
+        let Place { width, wanted_only, .. } = self.operand(op, "x", x, None)?;
+        if !width.is_multiple_of(2) {
+            return Err(RecordError::Width { op, what: "x", got: width, expected: width + 1 });
+        }
+        Ok(self.push(Op::SiluMul { x }, width / 2, wanted_only))
+    }
+
+    /// [`moe::Moe`].
+    /// # Errors
+    /// If shapes do not fit.
+    pub fn moe(&mut self, x: Value, experts: Arc<Experts>, residual: Value) -> Recorded {
+        let (op, width) = ("moe", experts.hidden());
+        let rows = self.operand(op, "x", x, Some(width))?.wanted_only;
+        if self.operand(op, "residual", residual, Some(width))?.wanted_only != rows {
+            return Err(RecordError::Rows { op });
+        }
+        Ok(self.push(Op::Moe { x, experts, residual }, width, rows))
+    }
+
+    /// Columns `start..stop` of `x`.
+    /// # Errors
+    /// If there are none, or `x` does not have them.
+    pub fn columns(&mut self, x: Value, start: usize, stop: usize) -> Recorded {
+        let Place { width, wanted_only, .. } = self.operand("columns", "x", x, None)?;
+        if start >= stop || stop > width {
+            return Err(RecordError::Columns { start, stop, width });
+        }
+        Ok(self.push(Op::Columns { x, start }, stop - start, wanted_only))
+    }
+
+    /// `[a | b]`.
+    /// # Errors
+    /// If they are not of the same rows.
+    pub fn concat(&mut self, a: Value, b: Value) -> Recorded {
+        let op = "concat";
+        let (first, second) = (self.operand(op, "a", a, None)?, self.operand(op, "b", b, None)?);
+        if first.wanted_only != second.wanted_only {
+            return Err(RecordError::Rows { op });
+        }
+        let width = first.width + second.width;
+        Ok(self.push(Op::Concat { a, b }, width, first.wanted_only))
     }
 
     /// The rows whose logits are wanted.
-    pub fn wanted_rows(&mut self, x: Value) -> Value {
-        self.push(Op::WantedRows { x }, self.width(x), true)
+    /// # Errors
+    /// If `x` is not of all rows.
+    pub fn wanted_rows(&mut self, x: Value) -> Recorded {
+        let place = self.operand("wanted_rows", "x", x, None)?;
+        self.all_rows("wanted_rows", "x", x, place.width)?;
+        Ok(self.push(Op::WantedRows { x }, place.width, true))
+    }
+
+    /// Gives `x` to who runs the program; a main pass also writes it into the tails of blocks.
+    /// # Errors
+    /// If it is not as wide as a tail.
+    pub fn keep_hidden(&mut self, x: Value) -> Result<(), RecordError> {
+        let width = self.tail("keep_hidden")?;
+        self.all_rows("keep_hidden", "x", x, width)?;
+        self.push(Op::KeepHidden { x }, 0, false);
+        Ok(())
+    }
+
+    /// What another pass kept. This makes the recording a draft pass.
+    /// # Errors
+    /// If blocks have no tail.
+    pub fn hidden(&mut self) -> Recorded {
+        let width = self.tail("hidden")?;
+        Ok(self.push(Op::Hidden, width, false))
+    }
+
+    fn tail(&self, op: &'static str) -> Result<usize, RecordError> {
+        let why = "the cache was made without a drafting layer";
+        let width = self.attention.kv.tail;
+        if width > 0 { Ok(width) } else { Err(RecordError::Not { op, why }) }
+    }
+
+    fn all_rows(
+        &self,
+        op: &'static str,
+        what: &'static str,
+        x: Value,
+        width: usize,
+    ) -> Result<(), RecordError> {
+        let place = self.operand(op, what, x, Some(width))?;
+        if place.wanted_only { Err(RecordError::Rows { op }) } else { Ok(()) }
+    }
+
+    fn qkv_width(&self, op: &'static str, layer: usize) -> Result<usize, RecordError> {
+        let AttentionConfig { heads, kv, mla, .. } = &self.attention;
+        if mla.is_some() {
+            return Err(RecordError::Not { op, why: "the model's heads share a latent" });
+        }
+        self.layer(op, layer)?;
+        Ok((heads + 2 * kv.kv_heads) * kv.key_dim)
+    }
+
+    fn mla_shape(&self, op: &'static str, layer: usize) -> Result<MlaShape, RecordError> {
+        let why = "the model's heads have keys of their own";
+        let shape = self.attention.mla.ok_or(RecordError::Not { op, why })?;
+        self.layer(op, layer)?;
+        Ok(shape)
+    }
+
+    fn layer(&self, op: &'static str, layer: usize) -> Result<(), RecordError> {
+        let layers = self.attention.kv.layers;
+        if layer < layers { Ok(()) } else { Err(RecordError::Layer { op, layer, layers }) }
     }
 
     /// Ends the recording: gives every value a buffer. The last operation is the result.
-    /// # Panics
+    /// # Errors
     /// If the result is not of the wanted rows.
-    pub fn finish(&mut self) {
-        let wanted = self.places.last().is_some_and(|place| place.wanted_only);
-        assert!(wanted, "the result is of the wanted rows");
-        let mut last_read = vec![0; self.ops.len()];
+    pub fn finish(&mut self) -> Result<(), RecordError> {
+        if !self.places.last().is_some_and(|place| place.wanted_only) {
+            let why = "the last operation, the result, is not of the wanted rows";
+            return Err(RecordError::Not { op: "finish", why });
+        }
+        let mut last_read: Vec<usize> = (0..self.ops.len()).collect();
         for (i, op) in self.ops.iter().enumerate() {
             for value in op.reads().into_iter().flatten() {
                 last_read[value.0] = i;
@@ -225,22 +447,32 @@ impl Program {
         let mut free = Vec::new();
         let mut count = 0;
         for (i, op) in self.ops.iter().enumerate() {
-            let in_place = if let Op::RopeAndStoreKv { qkv, .. } = op {
-                Some(self.places[qkv.0].buffer)
-            } else {
-                None
-            };
+            let spent = op.spends();
+            let in_place = spent.map(|value| self.places[value.0].buffer);
             self.places[i].buffer = in_place.or_else(|| free.pop()).unwrap_or_else(|| {
                 count += 1;
                 count - 1
             });
-            for value in op.reads().into_iter().flatten() {
-                if last_read[value.0] == i && in_place.is_none() {
+            let [a, b] = op.reads();
+            for value in [a, b.filter(|_| a != b), Some(Value(i))].into_iter().flatten() {
+                if last_read[value.0] == i && Some(value) != spent {
                     free.push(self.places[value.0].buffer);
                 }
             }
         }
         self.buffers = vec![Vec::new(); count];
+        Ok(())
+    }
+
+    /// Whether it is a pass of the module that drafts.
+    pub fn is_draft(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Hidden))
+    }
+
+    /// Floats that a run keeps of each row.
+    pub fn kept_width(&self) -> usize {
+        let keeps = self.ops.iter().any(|op| matches!(op, Op::KeepHidden { .. }));
+        if keeps { self.attention.kv.tail } else { 0 }
     }
 
     /// Width of the result.
@@ -253,173 +485,13 @@ impl Program {
         self.attention.kv.block_floats() * size_of::<f32>()
     }
 
+    /// Layers of the cache.
+    pub fn layers(&self) -> usize {
+        self.attention.kv.layers
+    }
+
     /// The level it runs at.
     pub fn level(&self) -> Level {
         self.level
-    }
-
-    /// Stores keys and values of all rows in `kv` and writes `[logit_rows, out_width]` to `out`. `stored` is
-    /// told each layer whose keys and values are stored, at once.
-    /// # Errors
-    /// When the step does not fit together or does not fit the cache.
-    pub fn run(
-        &mut self,
-        step: &Step<'_>,
-        kv: &mut [f32],
-        out: &mut [f32],
-        stored: &mut dyn FnMut(usize),
-    ) -> Result<(), StepError> {
-        self.check(step, kv.len(), out.len())?;
-        let rows = step.tokens.len();
-        self.row_places.clear();
-        let block_tokens = self.attention.kv.block_tokens as i64;
-        self.row_places.extend(step.slots.iter().map(|slot| RowPlace {
-            block: (slot / block_tokens) as usize,
-            offset: (slot % block_tokens) as usize,
-        }));
-        let angles = 2 * self.attention.rope.inv_freq.len();
-        self.angles.resize(rows * angles, 0.0);
-        if rows == 0 {
-            return Ok(());
-        }
-        for (position, out) in step.positions.iter().zip(self.angles.chunks_exact_mut(angles)) {
-            self.attention.rope.angles(*position as usize, out);
-        }
-        let last = self.ops.len() - 1;
-        for i in 0..self.ops.len() {
-            let place = self.places[i];
-            let rows = if place.wanted_only { step.logit_rows.len() } else { rows };
-            let len = rows * place.width;
-            let mut buffer = std::mem::take(&mut self.buffers[place.buffer]);
-            if i == last {
-                self.apply(i, step, kv, &mut out[..len]);
-            } else {
-                if buffer.len() < len {
-                    buffer.resize(len, 0.0);
-                }
-                self.apply(i, step, kv, &mut buffer[..len]);
-            }
-            self.buffers[place.buffer] = buffer;
-            if let Op::RopeAndStoreKv { layer, .. } = self.ops[i] {
-                stored(layer);
-            }
-        }
-        Ok(())
-    }
-
-    fn apply(&mut self, i: usize, step: &Step<'_>, kv: &mut [f32], out: &mut [f32]) {
-        let (level, places, buffers) = (self.level, &self.places, &self.buffers);
-        let rows = step.tokens.len();
-        let read = |value: Value| {
-            let place = places[value.0];
-            let rows = if place.wanted_only { step.logit_rows.len() } else { rows };
-            &buffers[place.buffer][..rows * place.width]
-        };
-        let AttentionConfig { heads, scale, kv: shape, .. } = &self.attention;
-        match &self.ops[i] {
-            Op::Embed { table } => {
-                let width = places[i].width;
-                for (token, out) in step.tokens.iter().zip(out.chunks_exact_mut(width)) {
-                    table.elements().read(*token as usize * width, out);
-                }
-            }
-            Op::RmsNorm { x, weight, eps } => rows::rms_norm(level, read(*x), weight, *eps, out),
-            Op::Linear { x, weight, residual } => {
-                let job = Linear { x: read(*x), weight, residual: residual.map(read), y: out };
-                job.compute(level, &mut self.linear);
-            }
-            Op::RopeAndStoreKv { layer, .. } => {
-                let (angles, places) = (&self.angles, &self.row_places);
-                rows::rope_and_store_kv(out, *heads, angles, places, shape, *layer, kv);
-            }
-            Op::PagedAttention { qkv, layer } => {
-                let max_blocks = step.block_tables.len() / step.context_lens.len();
-                for (s, bounds) in step.seq_starts.windows(2).enumerate() {
-                    let (start, end) = (bounds[0] as usize, bounds[1] as usize);
-                    let attention = Attention {
-                        qkv: read(*qkv),
-                        width: places[qkv.0].width,
-                        heads: *heads,
-                        scale: *scale,
-                        kv,
-                        shape,
-                        layer: *layer,
-                        rows: SequenceRows {
-                            start,
-                            positions: &step.positions[start..end],
-                            blocks: &step.block_tables[s * max_blocks..(s + 1) * max_blocks],
-                        },
-                        out,
-                    };
-                    attention.compute(level, &mut self.scratch);
-                }
-            }
-            Op::SiluMul { x } => rows::silu_mul(level, read(*x), places[i].width, out),
-            Op::WantedRows { x } => {
-                let width = places[i].width;
-                let x = read(*x);
-                for (row, out) in step.logit_rows.iter().zip(out.chunks_exact_mut(width)) {
-                    out.copy_from_slice(&x[*row as usize * width..][..width]);
-                }
-            }
-        }
-    }
-
-    fn check(&self, step: &Step<'_>, kv: usize, out: usize) -> Result<(), StepError> {
-        let (rows, sequences) = (step.tokens.len(), step.context_lens.len());
-        let block_tokens = self.attention.kv.block_tokens;
-        let blocks = kv / self.attention.kv.block_floats();
-        let max_blocks = step.block_tables.len() / sequences.max(1);
-        length("positions", step.positions.len(), rows)?;
-        length("slots", step.slots.len(), rows)?;
-        length("seq_starts", step.seq_starts.len(), sequences + 1)?;
-        length("block_tables", step.block_tables.len(), max_blocks * sequences)?;
-        length("out", out, step.logit_rows.len() * self.out_width())?;
-        for op in &self.ops {
-            if let Op::Embed { table } = op {
-                let vocab = table.elements().len() / self.places[0].width;
-                below("tokens", step.tokens.iter().map(|x| i64::from(*x)), vocab)?;
-            }
-        }
-        below("slots", step.slots.iter().copied(), blocks * block_tokens)?;
-        below("block_tables", step.block_tables.iter().map(|x| i64::from(*x)), blocks)?;
-        below("logit_rows", step.logit_rows.iter().map(|x| i64::from(*x)), rows)?;
-        let mut next = 0;
-        for (sequence, context) in step.context_lens.iter().enumerate() {
-            let wrong = StepError::Sequence { sequence };
-            let (start, end) = (step.seq_starts[sequence], step.seq_starts[sequence + 1]);
-            if start != next || end < start || end as usize > rows || *context < end - start {
-                return Err(wrong);
-            }
-            if *context as usize > max_blocks * block_tokens {
-                let got = i64::from(*context);
-                return Err(StepError::Range {
-                    what: "context_lens",
-                    got,
-                    limit: max_blocks * block_tokens + 1,
-                });
-            }
-            let positions = (context - (end - start))..*context;
-            if !positions.eq(step.positions[start as usize..end as usize].iter().copied()) {
-                return Err(wrong);
-            }
-            next = end;
-        }
-        length("rows of all sequences", next as usize, rows)
-    }
-}
-
-fn length(what: &'static str, got: usize, expected: usize) -> Result<(), StepError> {
-    if got == expected { Ok(()) } else { Err(StepError::Length { what, got, expected }) }
-}
-
-fn below(
-    what: &'static str,
-    mut entries: impl Iterator<Item = i64>,
-    limit: usize,
-) -> Result<(), StepError> {
-    match entries.find(|x| !(0..limit as i64).contains(x)) {
-        Some(got) => Err(StepError::Range { what, got, limit }),
-        None => Ok(()),
     }
 }

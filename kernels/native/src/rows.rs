@@ -95,13 +95,33 @@ pub fn silu_mul(level: Level, gate_up: &[f32], width: usize, out: &mut [f32]) {
     level.run(SiluMul { gate_up, width, out });
 }
 
-/// Rotary position embedding of the Llama kind: element `i` turns with element `i + n`.
+struct Sigmoid<'a>(&'a mut [f32]);
+
+impl Kernel for Sigmoid<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        for x in self.0.chunks_mut(LANES) {
+            let one_more = s.add(s.splat(1.0), math::exp(s, s.sub(s.splat(0.0), load_some(s, x))));
+            store_some(s, s.div(s.splat(1.0), one_more), x);
+        }
+    }
+}
+
+/// `x = 1 / (1 + e^-x)`.
+pub fn sigmoid(level: Level, x: &mut [f32]) {
+    level.run(Sigmoid(x));
+}
+
+/// Rotary position embedding: pairs of elements turn together.
 #[derive(Debug, Clone)]
 pub struct Rope {
-    /// Radians per position, one for each of the `n` pairs; a head's elements after `2 n` stay.
+    /// Radians per position, one for each of the `n` pairs; elements after `2 n` stay.
     pub inv_freq: Vec<f32>,
     /// Factor on sine and cosine (yarn), else 1.
     pub scale: f32,
+    /// Whether elements `2 i` and `2 i + 1` are a pair (DeepSeek), else `i` and `i + n` (Llama).
+    pub interleave: bool,
 }
 
 impl Rope {
@@ -113,48 +133,60 @@ impl Rope {
             (*cosine, *sine) = (cos as f32 * self.scale, sin as f32 * self.scale);
         }
     }
+
+    /// Turns `x` by [`Self::angles`].
+    #[inline]
+    pub fn turn(&self, x: &mut [f32], angles: &[f32]) {
+        let half = self.inv_freq.len();
+        let (cosines, sines) = angles.split_at(half);
+        // Products and sums rounded one by one, the same with any vector width.
+        let turned = |x: f32, y: f32, cos: f32, sin: f32| (x * cos - y * sin, y * cos + x * sin);
+        if self.interleave {
+            for (([x, y], cos), sin) in x.as_chunks_mut().0.iter_mut().zip(cosines).zip(sines) {
+                (*x, *y) = turned(*x, *y, *cos, *sin);
+            }
+            return;
+        }
+        let (first, rest) = x.split_at_mut(half);
+        for (((x, y), cos), sin) in first.iter_mut().zip(rest).zip(cosines).zip(sines) {
+            (*x, *y) = turned(*x, *y, *cos, *sin);
+        }
+    }
 }
 
-#[inline]
-fn rotate(head: &mut [f32], angles: &[f32]) {
-    let half = angles.len() / 2;
-    let (cosines, sines) = angles.split_at(half);
-    let (first, rest) = head.split_at_mut(half);
-    for (((x, y), cos), sin) in first.iter_mut().zip(rest).zip(cosines).zip(sines) {
-        // Products and sums rounded one by one, the same with any vector width.
-        (*x, *y) = (*x * cos - *y * sin, *y * cos + *x * sin);
-    }
+/// Where the keys and values of a step's rows go.
+#[derive(Debug)]
+pub struct Store<'a> {
+    /// Turns keys and queries.
+    pub rope: &'a Rope,
+    /// [`Rope::angles`] of each row.
+    pub angles: &'a [f32],
+    /// Place of each row.
+    pub places: &'a [RowPlace],
+    /// The cache.
+    pub kv: &'a mut [f32],
+    /// Its shape.
+    pub shape: &'a KvShape,
+    /// Which layer of it.
+    pub layer: usize,
 }
 
 /// Turns the queries in place and puts the turned keys, and the values, into the cache.
 ///
-/// A row of `qkv` is `heads` query heads, then the key heads, then the value heads; `angles` holds
-/// [`Rope::angles`] of each row.
-pub fn rope_and_store_kv(
-    qkv: &mut [f32],
-    heads: usize,
-    angles: &[f32],
-    places: &[RowPlace],
-    shape: &KvShape,
-    layer: usize,
-    kv: &mut [f32],
-) {
-    let dim = shape.head_dim;
+/// A row of `qkv` is `heads` query heads, then the key heads, then the value heads, all of one size.
+pub fn rope_and_store_kv(qkv: &mut [f32], heads: usize, to: Store<'_>) {
+    let Store { rope, angles, places, kv, shape, layer } = to;
+    let dim = shape.key_dim;
     let width = (heads + 2 * shape.kv_heads) * dim;
     let rows = qkv.chunks_exact_mut(width).zip(angles.chunks_exact(angles.len() / places.len()));
     for ((row, angles), place) in rows.zip(places) {
         for head in row[..(heads + shape.kv_heads) * dim].chunks_exact_mut(dim) {
-            rotate(head, angles);
+            rope.turn(head, angles);
         }
         let (keys, values) = row[heads * dim..].split_at(shape.kv_heads * dim);
         for (h, (key, value)) in keys.chunks_exact(dim).zip(values.chunks_exact(dim)).enumerate() {
-            let at = shape.keys_at(place.block, layer, h) + place.offset / LANES * dim * LANES;
-            let column = &mut kv[at..at + dim * LANES];
-            for (to, x) in column[place.offset % LANES..].iter_mut().step_by(LANES).zip(key) {
-                *to = *x;
-            }
-            let at = shape.values_at(place.block, layer, h) + place.offset * shape.value_width();
-            kv[at..at + dim].copy_from_slice(value);
+            shape.put_key(kv, *place, layer, h, key.iter());
+            shape.put_value(kv, *place, layer, h, value);
         }
     }
 }

@@ -3,6 +3,8 @@
 //! A *panel* is 32 output columns: for k = 0, 1, 2, ... their 32 elements side by side. A lone row streams
 //! through memory once; a tile of rows finds its panel in the cache.
 
+use std::ops::Range;
+
 use crate::math;
 use crate::simd::LANES;
 use crate::tile::{Bf16x16, F16x16, F32x16, I8x16};
@@ -61,6 +63,17 @@ impl Elements<'_> {
     /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Those in `range`.
+    /// # Panics
+    /// If there are not that many.
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        match self {
+            Self::F32(x) => Self::F32(&x[range]),
+            Self::Bf16(x) => Self::Bf16(&x[range]),
+            Self::F16(x) => Self::F16(&x[range]),
+        }
     }
 
     /// Widens `out.len()` elements from `start` on.
@@ -122,11 +135,13 @@ pub(crate) enum Lanes {
     I8 { lanes: Vec<I8x16>, scales: Vec<F32x16> },
 }
 
-/// A packed `[n, k]` matrix and its optional bias `[n]`, to compute `x W^T + bias`.
+/// A packed `[n, k]` matrix and its optional bias `[n]`, to compute `x W^T + bias`; or several such matrices
+/// without biases one after the other, each of which begins a panel: those of experts, or of heads.
 #[derive(Debug)]
 pub struct Weight {
     pub(crate) lanes: Lanes,
     pub(crate) bias: Option<Vec<f32>>,
+    count: usize,
     n: usize,
     k: usize,
 }
@@ -142,30 +157,32 @@ impl Weight {
         );
         let n = parts.iter().map(|part| part.len() / k).sum::<usize>();
         assert!(bias.as_ref().is_none_or(|bias| bias.len() == n), "one bias per output");
-        let panels = n.div_ceil(PANEL);
-        let mut lanes = match dtype {
-            Dtype::Float32 => Lanes::F32(Vec::with_capacity(panels * k * 2)),
-            Dtype::Bfloat16 => Lanes::Bf16(Vec::with_capacity(panels * k * 2)),
-            Dtype::Float16 => Lanes::F16(Vec::with_capacity(panels * k * 2)),
-            Dtype::Int8 => Lanes::I8 {
-                lanes: Vec::with_capacity(panels * k * 2),
-                scales: Vec::with_capacity(panels * k.div_ceil(GROUP) * 2),
-            },
-        };
-        let mut rows =
-            parts.iter().flat_map(|part| (0..part.len() / k).map(move |row| (part, row)));
-        let mut panel = vec![0.0; PANEL * k]; // [column][k]
-        for _ in 0..panels {
-            panel.fill(0.0);
-            for (column, (part, row)) in panel.chunks_exact_mut(k).zip(rows.by_ref()) {
-                part.read(row * k, column);
-            }
-            lanes.push_panel(&mut panel, k);
-        }
-        Self { lanes, bias, n, k }
+        let mut lanes = Lanes::with_room(n.div_ceil(PANEL), k, dtype);
+        lanes.push_matrix(parts, n, k);
+        Self { lanes, bias, count: 1, n, k }
     }
 
-    /// Output features.
+    /// Packs matrices `[n, k]`, to be used one by one.
+    /// # Panics
+    /// If there is none, or one has another shape.
+    pub fn pack_apart(matrices: &[Elements<'_>], n: usize, k: usize, dtype: Dtype) -> Self {
+        assert!(
+            k > 0 && !matrices.is_empty() && matrices.iter().all(|matrix| matrix.len() == n * k),
+            "matrices of one shape"
+        );
+        let mut lanes = Lanes::with_room(matrices.len() * n.div_ceil(PANEL), k, dtype);
+        for matrix in matrices {
+            lanes.push_matrix(&[*matrix], n, k);
+        }
+        Self { lanes, bias: None, count: matrices.len(), n, k }
+    }
+
+    /// How many matrices.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Output features of each.
     pub fn n(&self) -> usize {
         self.n
     }
@@ -175,7 +192,7 @@ impl Weight {
         self.k
     }
 
-    /// Bytes that a lone row reads.
+    /// Bytes that a lone row reads for all of them.
     pub fn bytes(&self) -> usize {
         match &self.lanes {
             Lanes::F32(lanes) => size_of_val(&lanes[..]),
@@ -187,6 +204,32 @@ impl Weight {
 }
 
 impl Lanes {
+    fn with_room(panels: usize, k: usize, dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::Float32 => Self::F32(Vec::with_capacity(panels * k * 2)),
+            Dtype::Bfloat16 => Self::Bf16(Vec::with_capacity(panels * k * 2)),
+            Dtype::Float16 => Self::F16(Vec::with_capacity(panels * k * 2)),
+            Dtype::Int8 => Self::I8 {
+                lanes: Vec::with_capacity(panels * k * 2),
+                scales: Vec::with_capacity(panels * k.div_ceil(GROUP) * 2),
+            },
+        }
+    }
+
+    /// The panels of `n` rows of `k`, which lie in `parts`; what the last one lacks is zero.
+    fn push_matrix(&mut self, parts: &[Elements<'_>], n: usize, k: usize) {
+        let mut rows =
+            parts.iter().flat_map(|part| (0..part.len() / k).map(move |row| (part, row)));
+        let mut panel = vec![0.0; PANEL * k]; // [column][k]
+        for _ in 0..n.div_ceil(PANEL) {
+            panel.fill(0.0);
+            for (column, (part, row)) in panel.chunks_exact_mut(k).zip(rows.by_ref()) {
+                part.read(row * k, column);
+            }
+            self.push_panel(&mut panel, k);
+        }
+    }
+
     fn push_panel(&mut self, panel: &mut [f32], k: usize) {
         if let Self::I8 { scales, .. } = self {
             quantize(panel, k, scales);

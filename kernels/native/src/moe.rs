@@ -1,0 +1,223 @@
+//! A layer of experts: each row goes through the few that it chooses, and their outputs are added.
+//!
+//! An element is `((residual + y_a) + y_b) + ...` over the row's experts in ascending order, where `y_e` is one sum as
+//! in [`crate::linear`] over the expert's `weight * silu(gate) * up`. So it does not depend on which other rows chose
+//! the same expert, although the products go over all rows of an expert at once.
+
+use crate::linear::{self, Finish, Linear, Product, RowsAt};
+use crate::routing::{self, Routing, RoutingError};
+use crate::rows;
+use crate::simd::Level;
+use crate::weight::{Dtype, Elements, Weight};
+
+/// The router and the experts of one layer.
+#[derive(Debug)]
+pub struct Experts {
+    routing: Routing,
+    gate: Weight,
+    bias: Vec<f32>,
+    gate_up: Weight,
+    down: Weight,
+}
+
+/// Experts as a checkpoint stores them.
+#[derive(Debug)]
+pub struct ExpertParts<'a> {
+    /// `[experts, hidden]`.
+    pub gate: Elements<'a>,
+    /// `[experts]`.
+    pub bias: Vec<f32>,
+    /// `[2 * width, hidden]` of each.
+    pub gate_up: Vec<Elements<'a>>,
+    /// `[hidden, width]` of each.
+    pub down: Vec<Elements<'a>>,
+    /// Width of the rows.
+    pub hidden: usize,
+}
+
+/// Why a layer cannot be made.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum ExpertsError {
+    /// Rows cannot be routed so.
+    #[error(transparent)]
+    Routing(#[from] RoutingError),
+    /// A tensor or a list of them has the wrong size.
+    #[error("experts: {what} has {got} elements, expected {expected}")]
+    Size {
+        /// Which.
+        what: &'static str,
+        /// Its size.
+        got: usize,
+        /// What the routing and the first expert say.
+        expected: usize,
+    },
+}
+
+impl Experts {
+    /// Packs the experts as `dtype`; the router stays `f32`.
+    /// # Errors
+    /// If parts do not fit together.
+    pub fn pack(
+        parts: &ExpertParts<'_>,
+        routing: Routing,
+        dtype: Dtype,
+    ) -> Result<Self, ExpertsError> {
+        routing.check()?;
+        let (count, hidden) = (routing.experts, parts.hidden);
+        let size = |what, got, expected| {
+            if got == expected { Ok(()) } else { Err(ExpertsError::Size { what, got, expected }) }
+        };
+        size("gate", parts.gate.len(), count * hidden)?;
+        size("bias", parts.bias.len(), count)?;
+        size("list of gate_up", parts.gate_up.len(), count)?;
+        size("list of down", parts.down.len(), count)?;
+        let width = (parts.down[0].len() / hidden.max(1)).max(1);
+        for (gate_up, down) in parts.gate_up.iter().zip(&parts.down) {
+            size("gate_up", gate_up.len(), 2 * width * hidden)?;
+            size("down", down.len(), width * hidden)?;
+        }
+        Ok(Self {
+            routing,
+            gate: Weight::pack(&[parts.gate], hidden, None, Dtype::Float32),
+            bias: parts.bias.clone(),
+            gate_up: Weight::pack_apart(&parts.gate_up, 2 * width, hidden, dtype),
+            down: Weight::pack_apart(&parts.down, hidden, width, dtype),
+        })
+    }
+
+    /// Width of the rows.
+    pub fn hidden(&self) -> usize {
+        self.gate.k()
+    }
+
+    /// Bytes of all of it.
+    pub fn bytes(&self) -> usize {
+        self.gate.bytes() + self.gate_up.bytes() + self.down.bytes()
+    }
+}
+
+/// Memory that calls reuse.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    scores: Vec<f32>,
+    routing: routing::Scratch,
+    /// (expert, weight) of each row, `top_k` of them.
+    chosen: Vec<(u32, f32)>,
+    /// Where each expert's rows end.
+    ends: Vec<usize>,
+    /// Rows of each expert, ascending, expert after expert; and their weights.
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+    gate_up: Vec<f32>,
+    middle: Vec<f32>,
+}
+
+impl Scratch {
+    /// Turns `chosen` around: rows by expert.
+    fn sort(&mut self, experts: usize, top_k: usize) {
+        self.ends.clear();
+        self.ends.resize(experts, 0);
+        for (expert, _) in &self.chosen {
+            self.ends[*expert as usize] += 1;
+        }
+        let mut next = 0;
+        for end in &mut self.ends {
+            next += *end;
+            *end = next - *end; // the beginning, until its rows are put in
+        }
+        self.rows.resize(next, 0);
+        self.weights.resize(next, 0.0);
+        for (row, chosen) in (0..).zip(self.chosen.chunks_exact(top_k)) {
+            for (expert, weight) in chosen {
+                let end = &mut self.ends[*expert as usize];
+                (self.rows[*end], self.weights[*end]) = (row, *weight);
+                *end += 1;
+            }
+        }
+    }
+}
+
+/// One layer over some rows.
+#[derive(Debug)]
+pub struct Moe<'a> {
+    /// `[rows, hidden]`.
+    pub x: &'a [f32],
+    /// The layer.
+    pub experts: &'a Experts,
+    /// `[rows, hidden]`, to which the experts are added.
+    pub residual: &'a [f32],
+    /// `[rows, hidden]`.
+    pub y: &'a mut [f32],
+}
+
+impl Moe<'_> {
+    /// Computes `y`.
+    /// # Panics
+    /// If lengths do not fit.
+    pub fn compute(self, level: Level, linear: &mut linear::Scratch, scratch: &mut Scratch) {
+        let Experts { routing, gate, bias, gate_up, down } = self.experts;
+        let (hidden, width) = (down.n(), down.k());
+        assert!(self.x.len().is_multiple_of(hidden), "whole rows");
+        self.y.copy_from_slice(self.residual);
+        let scores_len = self.x.len() / hidden * routing.experts;
+        let scores = reserve(&mut scratch.scores, scores_len);
+        let job = Linear { x: self.x, weight: gate, residual: None, y: &mut *scores };
+        job.compute(level, linear);
+        rows::sigmoid(level, scores);
+        scratch.chosen.clear();
+        for scores in scores.chunks_exact(routing.experts) {
+            let chosen = &mut scratch.chosen;
+            let to = |expert: usize, weight| chosen.push((expert as u32, weight));
+            routing.route(scores, bias, &mut scratch.routing, to);
+        }
+        scratch.sort(routing.experts, routing.top_k);
+        let mut start = 0;
+        for (expert, end) in scratch.ends.iter().enumerate() {
+            let ids = &scratch.rows[start..*end];
+            let weights = &scratch.weights[start..*end];
+            start = *end;
+            if ids.is_empty() {
+                continue;
+            }
+            let at = RowsAt { start: 0, stride: hidden, ids: Some(ids) };
+            let both = reserve(&mut scratch.gate_up, ids.len() * 2 * width);
+            let product = Product {
+                x: self.x,
+                x_at: at,
+                rows: ids.len(),
+                weight: gate_up,
+                index: expert,
+                y: &mut *both,
+                y_at: RowsAt::dense(2 * width),
+                finish: Finish::Set { residual: None },
+            };
+            product.compute(level, linear);
+            let middle = reserve(&mut scratch.middle, ids.len() * width);
+            rows::silu_mul(level, both, width, middle);
+            for (row, weight) in middle.chunks_exact_mut(width).zip(weights) {
+                for x in row {
+                    *x *= weight;
+                }
+            }
+            let product = Product {
+                x: middle,
+                x_at: RowsAt::dense(width),
+                rows: ids.len(),
+                weight: down,
+                index: expert,
+                y: &mut *self.y,
+                y_at: at,
+                finish: Finish::Add,
+            };
+            product.compute(level, linear);
+        }
+    }
+}
+
+/// `len` floats of a buffer that only grows.
+fn reserve(buffer: &mut Vec<f32>, len: usize) -> &mut [f32] {
+    if buffer.len() < len {
+        buffer.resize(len, 0.0);
+    }
+    &mut buffer[..len]
+}
