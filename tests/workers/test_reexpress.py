@@ -13,11 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from headrace.models import load_model
 from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.config import ModelFileError, parse_config
 from headrace.models.deepseek_folder import plan
 from headrace.models.reexpress import Form, ReexpressError, as_deepseek_layer, form_of
 from headrace.models.safetensors_file import SafetensorsFile
+from helpers.deepseek_oracle import load
+from helpers.stepping import Stepper
 from helpers.tiny_model import tiny_llama, tiny_mtp_head
 
 FFN = 17 * 64  # the least that can be cut
@@ -234,3 +237,16 @@ def test_a_head_that_does_not_fit_is_named(
     with pytest.raises(ModelFileError, match=text) as caught:
         plan(SafetensorsCheckpoint(source), head=head)
     assert str(head) in str(caught.value)
+
+
+@pytest.mark.parametrize("paired", [False, True], ids=["exact", "paired"])
+def test_our_own_deepseek_gives_the_logits_of_our_llama(tmp_path: Path, paired: bool) -> None:
+    source = tiny_llama(tmp_path / "llama", intermediate_size=FFN, rope_scaling=LLAMA3)
+    target = converted(tmp_path / "deepseek", source, paired=paired)
+    llama = load_model(
+        SafetensorsCheckpoint(source), dtype="float32", device="cpu", block_tokens=16
+    )
+    deepseek = load(target, "reference", block_tokens=16)
+    tokens = np.random.default_rng(3).integers(0, 285, 300).tolist()
+    found, expected = (Stepper(model, 16).whole(tokens) for model in (deepseek, llama))
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
