@@ -119,12 +119,13 @@ class NativeBackend:
     ) -> _core.Experts:
         if len(gate) != routing.experts:
             raise ValueError(f"experts: gate has {len(gate)} rows, expected {routing.experts}")
-        stored = _stored([*gate_up, *down])
+        first, second = list(gate_up), list(down)  # each may be read when it is asked for: once
+        stored = _stored([*first, *second])
         return _core.Experts(
             _array(gate, "float32"),
             bias.float().tolist(),
-            [_array(part, stored) for part in gate_up],
-            [_array(part, stored) for part in down],
+            [_array(part, stored) for part in first],
+            [_array(part, stored) for part in second],
             stored,
             self.dtype_name,
             top_k=routing.top_k,

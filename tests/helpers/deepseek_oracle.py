@@ -21,6 +21,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
 from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
+from headrace_kernels.ops import MlaBackend
 from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
 
 BackendName = Literal["native", "reference"]
@@ -218,7 +219,7 @@ def load(
     if backend == "native":
         from headrace_kernels.native import NativeBackend
 
-        made: Any = cast("Any", NativeBackend)(attention, dtype=dtype)
+        made: MlaBackend = NativeBackend(attention, dtype=dtype)
     else:
         made = TorchMlaBackend(attention, dtype=dtype, device="cpu", kernels=REFERENCE)
     weights = load_weights(checkpoint, made, mtp=mtp)

@@ -13,7 +13,7 @@ from helpers.stepping import Stepper
 torch.set_num_threads(1)
 
 BLOCK = 16
-BACKENDS: list[BackendName] = ["reference"]
+BACKENDS: list[BackendName] = ["native", "reference"]
 
 
 def assert_close(found: torch.Tensor, wanted: torch.Tensor) -> None:

@@ -29,7 +29,7 @@ from helpers.tiny_model import write_json_files
 torch.set_num_threads(1)
 
 BLOCK = 16
-BACKENDS: list[BackendName] = ["reference"]
+BACKENDS: list[BackendName] = ["native", "reference"]
 FP8 = {
     "quant_method": "fp8",
     "fmt": "e4m3",

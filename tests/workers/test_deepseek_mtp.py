@@ -33,7 +33,7 @@ from helpers.tiny_model import tiny_llama
 torch.set_num_threads(1)
 
 BLOCK = 16
-BACKENDS: list[BackendName] = ["reference"]
+BACKENDS: list[BackendName] = ["native", "reference"]
 CONFIGS: dict[str, dict[str, Any]] = {
     "as R1": {},
     "plain queries": {"q_lora_rank": None, "attention_bias": True, "qk_nope_head_dim": 0},

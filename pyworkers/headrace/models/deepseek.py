@@ -9,7 +9,6 @@ Weights go by their Hugging Face names.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, cast
 
 import numpy as np
 import torch
@@ -131,7 +130,7 @@ def load_deepseek(
         from headrace_kernels.native import NativeBackend
 
         name = AUTO_CPU if dtype == "auto" else dtype
-        backend = cast("MlaBackend", NativeBackend(cast("Any", attention), dtype=name))
+        backend: MlaBackend = NativeBackend(attention, dtype=name)
     else:
         raise UnsupportedModelError(
             f"deepseek_v3 on {device} is not supported yet; on the CPU it is"
