@@ -24,34 +24,13 @@ from headrace.models.default_model import ensure_default_model
 from headrace.models.llama import Llama
 from headrace.models.source import resolve
 from helpers.stepping import Stepper
+from helpers.texts import TEXTS
 from helpers.toy import make_submit
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 
 BLOCK = 16
 ANSWER = 64
-TEXTS = [
-    "The capital of France is",
-    "Once upon a time, in a village by the sea,",
-    "Photosynthesis is the process by which",
-    "def fibonacci(n):\n    ",
-    "The three states of matter are",
-    "In 1969, for the first time,",
-    "To bake bread you need",
-    "The difference between a virus and a bacterium is that",
-    "Dear Sir or Madam,\n\nI am writing to",
-    "A prime number is",
-    "The river rose in the night, and by morning",
-    "Q: What is the boiling point of water?\nA:",
-    "My favourite season is autumn because",
-    "SELECT name, count(*) FROM",
-    "The train left the station at",
-    "Gravity is a force that",
-    "Here are five tips for learning a language:\n1.",
-    "The old clockmaker opened the door and",
-    "In economics, supply and demand",
-    "Les oiseaux chantent dans",
-]
 
 
 @pytest.fixture(scope="module")

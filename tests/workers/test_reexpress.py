@@ -19,7 +19,7 @@ from headrace.models.config import ModelFileError, parse_config
 from headrace.models.deepseek_folder import plan
 from headrace.models.reexpress import Form, ReexpressError, as_deepseek_layer, form_of
 from headrace.models.safetensors_file import SafetensorsFile
-from helpers.deepseek_oracle import load
+from helpers.deepseek_oracle import BackendName, load
 from helpers.stepping import Stepper
 from helpers.tiny_model import tiny_llama, tiny_mtp_head
 
@@ -239,14 +239,17 @@ def test_a_head_that_does_not_fit_is_named(
     assert str(head) in str(caught.value)
 
 
+@pytest.mark.parametrize("backend", ["reference", "native"])
 @pytest.mark.parametrize("paired", [False, True], ids=["exact", "paired"])
-def test_our_own_deepseek_gives_the_logits_of_our_llama(tmp_path: Path, paired: bool) -> None:
+def test_our_own_deepseek_gives_the_logits_of_our_llama(
+    tmp_path: Path, paired: bool, backend: BackendName
+) -> None:
     source = tiny_llama(tmp_path / "llama", intermediate_size=FFN, rope_scaling=LLAMA3)
     target = converted(tmp_path / "deepseek", source, paired=paired)
     llama = load_model(
         SafetensorsCheckpoint(source), dtype="float32", device="cpu", block_tokens=16
     )
-    deepseek = load(target, "reference", block_tokens=16)
+    deepseek = load(target, backend, block_tokens=16)
     tokens = np.random.default_rng(3).integers(0, 285, 300).tolist()
     found, expected = (Stepper(model, 16).whole(tokens) for model in (deepseek, llama))
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)

@@ -1,0 +1,58 @@
+"""The default model by the code of DeepSeek-R1: its own greedy answers, token for token. 25 s of one core."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.names import KeyedNamer
+from headrace.frames import Sampling
+from headrace.models import load_model
+from headrace.models.default_model import ensure_default_model
+from headrace.models.source import resolve
+from helpers.texts import TEXTS
+from helpers.toy import make_submit
+
+pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(600)]
+
+BLOCK = 16
+ANSWER = 64
+
+
+def greedy(name: str) -> list[list[int]]:
+    """The answers of the model `name` to all texts, 20 at once."""
+    torch.set_num_threads(1)
+    tokenizer = Tokenizer.from_file(str(ensure_default_model() / "tokenizer.json"))
+    model = load_model(resolve(name), dtype="float32", device="cpu", block_tokens=BLOCK)
+    model.allocate_kv(256)
+    config = EngineConfig(
+        num_blocks=256, block_tokens=BLOCK, max_sequences=len(TEXTS), max_batched_tokens=128
+    )
+    engine = Engine(model, config, KeyedNamer(bytes(32), BLOCK))
+    for number, text in enumerate(TEXTS):
+        ids: list[int] = tokenizer.encode(text).ids
+        sampling = Sampling(ignore_eos=True)
+        engine.submit(make_submit(number, ids, max_tokens=ANSWER, sampling=sampling))
+    answers: list[list[int]] = [[] for _ in TEXTS]
+    while not engine.idle:
+        for output in engine.step().of(0).outputs:
+            answers[output.request] += output.ids
+    engine.check_idle()
+    return answers
+
+
+@pytest.fixture(scope="module")
+def llama_answers() -> list[list[int]]:
+    answers = greedy("smollm2")
+    assert all(len(answer) == ANSWER for answer in answers)
+    return answers
+
+
+@pytest.mark.parametrize("name", ["smollm2-r1", "smollm2-r1-paired"])
+def test_greedy_answers_are_those_of_the_llama_form(
+    name: str, llama_answers: list[list[int]]
+) -> None:
+    assert greedy(name) == llama_answers
