@@ -54,6 +54,14 @@ class MlaKernels:
     fp8_linear: Callable[..., torch.Tensor]
 
 
+TRITON = MlaKernels(
+    torch_ops.TRITON,
+    mla_store.mla_store,
+    mla_attention.mla_attention,
+    mla_prefill.mla_prefill,
+    moe.moe,
+    fp8_linear.fp8_linear,
+)
 REFERENCE = MlaKernels(
     torch_ops.REFERENCE,
     mla_store.mla_store_ref,

@@ -132,9 +132,12 @@ def load_deepseek(
         name = AUTO_CPU if dtype == "auto" else dtype
         backend: MlaBackend = NativeBackend(attention, dtype=name)
     else:
-        raise UnsupportedModelError(
-            f"deepseek_v3 on {device} is not supported yet; on the CPU it is"
-        )
+        from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
+
+        name = config.dtype if dtype == "auto" else dtype
+        if name == "int8":
+            raise UnsupportedModelError("int8 weights are supported on the CPU only")
+        backend = TorchMlaBackend(attention, dtype=name, device=device, kernels=TRITON)
     weights = load_weights(checkpoint, backend, mtp=mtp)
     return Deepseek(config, weights, backend, block_tokens)
 
