@@ -19,7 +19,9 @@ from headrace.models.config import ModelFileError, parse_config
 from headrace.models.deepseek_folder import plan
 from headrace.models.reexpress import Form, ReexpressError, as_deepseek_layer, form_of
 from headrace.models.safetensors_file import SafetensorsFile
+from headrace.mtp_training.head_file import read_head
 from helpers.deepseek_oracle import BackendName, load
+from helpers.drafting import Drafter
 from helpers.stepping import Stepper
 from helpers.tiny_model import tiny_llama, tiny_mtp_head
 
@@ -253,3 +255,31 @@ def test_our_own_deepseek_gives_the_logits_of_our_llama(
     tokens = np.random.default_rng(3).integers(0, 285, 300).tolist()
     found, expected = (Stepper(model, 16).whole(tokens) for model in (deepseek, llama))
     torch.testing.assert_close(found, expected, rtol=0, atol=2e-4)
+
+
+@pytest.mark.parametrize("paired", [False, True], ids=["exact", "paired"])
+def test_a_re_expressed_head_drafts_what_its_training_saw(tmp_path: Path, paired: bool) -> None:
+    """First and chained drafts of the engine's model are those of the module that is trained, in llama's form."""
+    source = tiny_llama(tmp_path / "llama", intermediate_size=FFN)
+    ids, normed = [7, 50, 3, 200, 284], {"mtp_hidden_state": "normed"}
+    path = tmp_path / "head.safetensors"
+    head_file = tiny_mtp_head(path, source, ffn=640, draft_ids=sorted(ids), choices=normed)
+    target = converted(tmp_path / "deepseek", source, paired=paired, head=head_file)
+    head, kept = read_head(head_file, SafetensorsCheckpoint(source))
+    tokens = np.random.default_rng(3).integers(0, 285, 52).tolist()
+    llama = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        said = llama(torch.tensor([tokens]), output_hidden_states=True)
+        table: Any = llama.get_input_embeddings().weight
+        unrolled = head.unroll(table[tokens[1:]][None], said.hidden_states[-1][:, :-1], 2)
+        first, second = (x[0] @ table[torch.from_numpy(kept).long()].T for x in unrolled)
+
+    model = load(target, "native", block_tokens=16, mtp=True)
+    drafter = Drafter(Stepper(model, 16))
+    stream = drafter.stepper.stream(tokens)
+    found = drafter.step([(stream, 50)])[1][0]  # drafts of positions 1 to 50
+    torch.testing.assert_close(found, first[:50], rtol=0, atol=2e-4)
+    chained = drafter.chain([stream])[0]  # of position 51, which reads what that of 50 said
+    torch.testing.assert_close(chained[0], second[50], rtol=0, atol=2e-4)
+    assert model.draft_token_ids is not None
+    assert model.draft_token_ids.tolist() == sorted(ids)
