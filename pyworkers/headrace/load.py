@@ -18,7 +18,7 @@ from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello
 
 if TYPE_CHECKING:
     from headrace.frames import Role
-    from headrace.models import DType
+    from headrace.models import DType, KvDType
     from headrace.settings import WorkerSettings
 
 log = logging.getLogger(__name__)
@@ -51,6 +51,7 @@ def load(settings: WorkerSettings) -> Loaded:
         model = load_model(
             checkpoint,
             dtype=cast("DType", settings.dtype),
+            kv_dtype=cast("KvDType", settings.kv_dtype),
             device=device,
             block_tokens=settings.block_tokens,
         )

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
+KV_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 ROLES = ("prefill", "decode", "both")
 
@@ -45,6 +46,7 @@ class WorkerSettings:
     router_ca: Path | None
     router_tls: bool
     log_level: str
+    kv_dtype: str = "auto"
     role: str = "both"
     transfer: bool = True  # KV may come from other workers and go to them
     transfer_host: str | None = None  # where those reach this one; None is the router link's own
@@ -153,6 +155,13 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="longest prompt and answer together (default: the model's own limit)",
     )
     group = parser.add_argument_group("Cache and batch")
+    group.add_argument(
+        "--kv-dtype",
+        choices=KV_DTYPES,
+        default="auto",
+        help="of the KV cache: that of the values, or fp8, which takes half of it; fp8 is for DeepSeek models on GPUs "
+        "(default: %(default)s)",
+    )
     group.add_argument(
         "--kv-memory",
         type=size_bytes,
@@ -272,6 +281,7 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         served_model_name=args.served_model_name,
         device=args.device,
         dtype=args.dtype,
+        kv_dtype=args.kv_dtype,
         kv_memory_bytes=args.kv_memory,
         context_tokens=args.context_tokens,
         block_tokens=args.block_tokens,
@@ -316,6 +326,7 @@ def model_argv(args: argparse.Namespace) -> list[str]:
         "served_model_name",
         "device",
         "dtype",
+        "kv_dtype",
         "context_tokens",
         "kv_memory",
         "block_tokens",

@@ -52,6 +52,7 @@ def test_what_serve_was_told_reaches_the_worker(tmp_path: Path) -> None:
     flags = [
         *(str(tmp_path), "--dtype", "int8", "--kv-memory", "1G", "--max-sequences", "5"),
         *("--served-model-name=--odd name", "--no-prefix-cache", "--context-tokens", "99"),
+        "--kv-dtype=fp8",
     ]
     argv = settings.model_argv(served.parse_args(flags))
     worker = argparse.ArgumentParser()
@@ -60,6 +61,7 @@ def test_what_serve_was_told_reaches_the_worker(tmp_path: Path) -> None:
     checked = settings.worker_settings(worker.parse_args(argv))
     assert checked.model == str(tmp_path)
     assert checked.dtype == "int8"
+    assert checked.kv_dtype == "fp8"
     assert checked.kv_memory_bytes == 1 << 30
     assert checked.max_sequences == 5
     assert checked.served_model_name == "--odd name"

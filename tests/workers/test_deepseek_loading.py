@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.models import UnsupportedModelError, load_model
 from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
 from headrace.models.deepseek_weights import Share, load_weights
@@ -24,7 +25,7 @@ from helpers.tiny_deepseek import (
     tiny_deepseek,
     tiny_tensors,
 )
-from helpers.tiny_model import write_json_files
+from helpers.tiny_model import tiny_llama, write_json_files
 
 torch.set_num_threads(1)
 
@@ -242,6 +243,21 @@ def test_a_broken_checkpoint_is_named(change: str, text: str, tmp_path: Path) ->
     path = save(tmp_path, raw, spoil(tiny_tensors(raw), change))
     with pytest.raises(CheckpointError, match=text):
         load(path, "reference", block_tokens=BLOCK)
+
+
+def test_a_cache_in_fp8_is_for_gpus_and_deepseek(tmp_path: Path) -> None:
+    for path, text in (
+        (tiny_deepseek(tmp_path / "deepseek"), "on the CPU it is float32"),
+        (tiny_llama(tmp_path / "llama"), "not supported by llama"),
+    ):
+        with pytest.raises(UnsupportedModelError, match=text):
+            load_model(
+                SafetensorsCheckpoint(path),
+                dtype="auto",
+                device="cpu",
+                block_tokens=BLOCK,
+                kv_dtype="fp8",
+            )
 
 
 def test_a_truncated_shard_is_named(tmp_path: Path) -> None:

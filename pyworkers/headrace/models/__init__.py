@@ -15,9 +15,18 @@ if TYPE_CHECKING:
     from headrace.models.config import ModelConfig
     from headrace_kernels.ops import Fence, KvPool, Progress
 
-__all__ = ["Batch", "DType", "DraftBatch", "Model", "UnsupportedModelError", "load_model"]
+__all__ = [
+    "Batch",
+    "DType",
+    "DraftBatch",
+    "KvDType",
+    "Model",
+    "UnsupportedModelError",
+    "load_model",
+]
 
 DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
+KvDType = Literal["auto", "fp8"]  # of the cache; auto: as the values, "fp8": e4m3 with the scale 1
 
 
 class UnsupportedModelError(ValueError):
@@ -72,7 +81,13 @@ class Model(Protocol):
 
 
 def load_model(
-    checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int, mtp: bool = False
+    checkpoint: Checkpoint,
+    *,
+    dtype: DType,
+    device: str,
+    block_tokens: int,
+    mtp: bool = False,
+    kv_dtype: KvDType = "auto",
 ) -> Model:
     """Load the weights of `checkpoint` for `device` ("cpu", "cuda", "cuda:1"); with `mtp` the layer that drafts too.
 
@@ -87,12 +102,19 @@ def load_model(
             raise UnsupportedModelError(
                 f"{checkpoint.path}: a llama has no layer for multi-token prediction; serve it without"
             )
+        if kv_dtype != "auto":
+            raise UnsupportedModelError(f"a KV cache in {kv_dtype} is not supported by llama")
         return load_llama(checkpoint, dtype=dtype, device=device, block_tokens=block_tokens)
     if model_type == "deepseek_v3":
         from headrace.models.deepseek import load_deepseek
 
         return load_deepseek(
-            checkpoint, dtype=dtype, device=device, block_tokens=block_tokens, mtp=mtp
+            checkpoint,
+            dtype=dtype,
+            device=device,
+            block_tokens=block_tokens,
+            mtp=mtp,
+            kv_dtype=kv_dtype,
         )
     raise UnsupportedModelError(
         f"model_type {model_type!r} is not supported; supported: deepseek_v3, llama"

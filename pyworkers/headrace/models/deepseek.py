@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.models import DType, UnsupportedModelError
+from headrace.models import DType, KvDType, UnsupportedModelError
 from headrace.models.batch import Batch, DraftBatch
 from headrace.models.checkpoint import Checkpoint
 from headrace.models.config import ModelConfig
@@ -26,6 +26,9 @@ from headrace_kernels.ops import Fence, KvPool, MlaAttention, MlaBackend, MlaSte
 
 # As llama's, and for its reason.
 AUTO_CPU: DType = "int8"
+
+# From which on GPUs multiply e4m3: Ada and Hopper.
+FP8_CAPABILITY = (8, 9)
 
 # Of the norms inside of attention, whatever rms_norm_eps is.
 LATENT_EPS = 1e-6
@@ -119,7 +122,13 @@ class Deepseek:
 
 
 def load_deepseek(
-    checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int, mtp: bool
+    checkpoint: Checkpoint,
+    *,
+    dtype: DType,
+    device: str,
+    block_tokens: int,
+    mtp: bool,
+    kv_dtype: KvDType = "auto",
 ) -> Deepseek:
     """The model of `checkpoint` on the backend of `device`. Raises `UnsupportedModelError`, and `CheckpointError`."""
     config = checkpoint.config
@@ -129,16 +138,30 @@ def load_deepseek(
     if torch.device(device).type == "cpu":
         from headrace_kernels.native import NativeBackend
 
-        name = AUTO_CPU if dtype == "auto" else dtype
-        backend: MlaBackend = NativeBackend(attention, dtype=name)
-    else:
-        from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
+        if kv_dtype != "auto":
+            raise UnsupportedModelError(
+                f"a KV cache in {kv_dtype} is for GPUs; on the CPU it is float32"
+            )
+        native = NativeBackend(attention, dtype=AUTO_CPU if dtype == "auto" else dtype)
+        weights = load_weights(checkpoint, native, mtp=mtp)
+        return Deepseek(config, weights, native, block_tokens)
 
-        name = config.dtype if dtype == "auto" else dtype
-        if name == "int8":
-            raise UnsupportedModelError("int8 weights are supported on the CPU only")
-        backend = TorchMlaBackend(attention, dtype=name, device=device, kernels=TRITON)
-    weights = load_weights(checkpoint, backend, mtp=mtp)
+    from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
+
+    name = config.dtype if dtype == "auto" else dtype
+    if name == "int8":
+        raise UnsupportedModelError("int8 weights are supported on the CPU only")
+    backend = TorchMlaBackend(
+        attention,
+        dtype=name,
+        device=device,
+        kernels=TRITON,
+        kv_dtype="float8_e4m3fn" if kv_dtype == "fp8" else None,
+    )
+    # FP8 weights stay as they are where nobody asks for another dtype and the device multiplies them.
+    capability = torch.cuda.get_device_capability(device)
+    fp8 = backend if dtype == "auto" and capability >= FP8_CAPABILITY else None
+    weights = load_weights(checkpoint, backend, mtp=mtp, fp8=fp8)
     return Deepseek(config, weights, backend, block_tokens)
 
 
