@@ -23,6 +23,7 @@ class Heard:
     ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     first: Output | None = None
+    drafts: list[tuple[int, int]] = field(default_factory=list)  # of each output: drafted, accepted
     finish: str | None = None
     failed: Failed | None = None
     freed: int | None = None
@@ -35,6 +36,7 @@ class Heard:
                     self.first = self.first or output
                     self.ids += output.ids
                     self.logprobs += output.logprobs or []
+                    self.drafts.append((output.drafted, output.accepted))
                     self.finish = output.finish
             for failed in answers.failed:
                 if failed.request == request:

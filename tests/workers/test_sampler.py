@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -13,9 +14,9 @@ from headrace.engine import narrow, noise
 from headrace.engine.errors import RequestError
 from headrace.engine.narrow import Draws
 from headrace.engine.penalties import Penalties
-from headrace.engine.sampler import Sampled, Sampler, check_sampling, needs_penalties
+from headrace.engine.sampler import Rows, Sampler, check_sampling, needs_penalties
 from headrace.engine.sequence import Key, Sequence
-from headrace.frames import Ranked, Sampling
+from headrace.frames import Ranked, Sampling, TokenLogprob
 from helpers.toy import make_submit
 
 VOCAB = 64
@@ -64,11 +65,25 @@ def make_sequence(
     )
 
 
+class Sampled(NamedTuple):
+    """One token for each sequence; `None` where the logits were not finite."""
+
+    ids: list[int | None]
+    logprobs: list[TokenLogprob | None]
+
+
+def sample_with(sampler: Sampler, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
+    rows = Rows.one_each(sequences)
+    sampled = sampler.sample(logits, rows)
+    logprobs = sampler.logprobs(sampled, rows, np.ones(len(sequences), np.bool_))
+    return Sampled([token if token >= 0 else None for token in sampled.ids.tolist()], logprobs)
+
+
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
     sampler = Sampler(logits.shape[1], max(s.seat or 0 for s in sequences) + 1)
     for sequence in sequences:
         sampler.seat(sequence)
-    return sampler.sample(logits.clone(), sequences)
+    return sample_with(sampler, logits.clone(), sequences)
 
 
 def frequencies(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.int64]:
@@ -81,7 +96,9 @@ def frequencies(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.i
         for sequence in sequences:
             sampler.seat(sequence)
         rows = torch.from_numpy(np.tile(logits, (batch, 1)))
-        counts += np.bincount(np.array(sampler.sample(rows, sequences).ids), minlength=len(logits))
+        counts += np.bincount(
+            sampler.sample(rows, Rows.one_each(sequences)).ids, minlength=len(logits)
+        )
     return counts
 
 
@@ -148,7 +165,7 @@ def test_draws_at_successive_positions_are_independent() -> None:
         sequence = make_sequence(Sampling(temperature=1.0, seed=5))
         sequence.generated = range(position)  # type: ignore[assignment]  # only its length counts
         sampler.seat(sequence)
-        token = sampler.sample(logits, [sequence]).ids[0]
+        token = sample_with(sampler, logits, [sequence]).ids[0]
         assert token is not None
         counts[before, token] += 1
         before = token
@@ -285,7 +302,7 @@ def test_penalties_are_those_of_the_definition() -> None:
     sampler = Sampler(5, 1)
     sampler.seat(sequence)
     edited = logits.clone()
-    sampler.sample(edited, [sequence])
+    sample_with(sampler, edited, [sequence])
     assert edited[0].tolist() == pytest.approx([1.5, -2.0, 2.9 / 2 - 0.25 - 2 * 0.5, 2.0, 0.5])
 
 

@@ -17,6 +17,7 @@ from headrace.engine.export import Export
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.frames import Sampling, Submit
+from helpers.drafting_toy import DraftingToy
 from helpers.kv_copy import copy_block
 from helpers.pair import Heard, legs_of, unsplit
 from helpers.toy import ToyModel, ToyNamer, make_submit
@@ -24,14 +25,19 @@ from helpers.toy import ToyModel, ToyNamer, make_submit
 BLOCK = 4
 
 
-def make_engine(blocks: int, sequences: int, batched: int) -> tuple[Engine, ToyModel]:
-    model = ToyModel(block_tokens=BLOCK)
+def make_engine(
+    blocks: int, sequences: int, batched: int, drafts: int = 0
+) -> tuple[Engine, ToyModel]:
+    model = (
+        DraftingToy(agreement=0.8, block_tokens=BLOCK) if drafts else ToyModel(block_tokens=BLOCK)
+    )
     model.allocate_kv(blocks)
     config = EngineConfig(
         num_blocks=blocks,
         block_tokens=BLOCK,
         max_sequences=sequences,
         max_batched_tokens=batched,
+        mtp=drafts,
     )
     return Engine(model, config, ToyNamer(BLOCK)), model
 
@@ -63,15 +69,18 @@ class Scene:
     def __init__(self, data: st.DataObject) -> None:
         draw = data.draw
         self.data = data
+        drafts = draw(st.integers(0, 3), "drafts")
         self.prefill, self.prefill_model = make_engine(
             draw(st.integers(12, 30), "p blocks"),
             draw(st.integers(1, 4)),
             draw(st.integers(4, 20)),
+            drafts,
         )
         self.decode, self.decode_model = make_engine(
             draw(st.integers(14, 40), "d blocks"),
             draw(st.integers(1, 4)),
             draw(st.integers(4, 20)),
+            drafts,
         )
         self.requests: list[Request] = []
         self.now_s = 0.0

@@ -114,7 +114,7 @@ class Arrivals:
         if arriving is None or not arriving.written:
             return
         arriving.written = False
-        sequence.computed = arriving.tokens
+        sequence.computed = sequence.keys_to = arriving.tokens
         self._publish(sequence)
         if arriving.alone:
             self.compute(sequence)  # it finds in the cache what was pulled

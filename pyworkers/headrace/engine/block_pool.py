@@ -48,6 +48,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._name_of: list[bytes | None] = [None] * num_blocks
+        self._keyed = [True] * num_blocks  # of the named ones: the layer that drafts has its keys
         self._block_of: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -115,11 +116,11 @@ class BlockPool:
         self._uses.removed(name)
         self._events.append(Removed(name))
 
-    def publish(self, block: int, name: bytes, parent: bytes | None) -> int:
+    def publish(self, block: int, name: bytes, parent: bytes | None, *, keyed: bool = True) -> int:
         """Name the contents of a full block that the caller holds, so that others can share it.
 
         Where the cache has these contents already, the caller's reference moves to that block and its own one goes:
-        use the returned block from now on.
+        use the returned block from now on. `keyed`: the keys of the layer that drafts are there too, if there is one.
         """
         assert self._references[block] > 0, "only a holder knows the contents"
         known = self._block_of.get(name)
@@ -131,10 +132,15 @@ class BlockPool:
             return known
         assert self._name_of[block] is None, "a block has one contents"
         self._name_of[block] = name
+        self._keyed[block] = keyed
         self._block_of[name] = block
         self._uses.stored(name, parent)
         self._events.append(Stored(name, parent))
         return block
+
+    def keyed(self, block: int) -> bool:
+        """What `publish` was told of this block."""
+        return self._keyed[block]
 
     def find(self, name: bytes) -> int | None:
         """The block with the contents `name`."""
@@ -145,8 +151,14 @@ class BlockPool:
         self._uses.hit(names)
 
     def hottest(self, count: int) -> list[HotBlock]:
-        """The most used contents of the cache, at most `count`; each comes after its parent."""
-        return self._uses.hottest(count)
+        """The most used contents of the cache that are complete, at most `count`; each comes after its parent."""
+        chosen: dict[bytes | None, HotBlock] = {}
+        for hot in self._uses.hottest(count):
+            if self._keyed[self._block_of[hot.name]] and (
+                hot.parent is None or hot.parent in chosen
+            ):
+                chosen[hot.name] = hot
+        return list(chosen.values())
 
     def release(self, blocks: Sequence[int]) -> None:
         """Give back one reference to each of `blocks`, which stand in sequence order."""

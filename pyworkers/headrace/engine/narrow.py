@@ -106,11 +106,11 @@ def _sorted_rows(ids: list[NDArray[np.intp]], values: list[NDArray[np.float32]])
 def race(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np.int64]:
     """Draw one token of each row by the exponential race, under top-p and min-p, but not top-k.
 
-    `tokens` are all ids, int32, where the logits are. With v the noise in (0, 1) and w a token's weight, its time is
-    -log(1 - v) / w; the first one wins. `early` is v / w, a bound of the time without a logarithm. No weight is above
-    1, so the v of the token with the least bound is at most that, which bounds its own time too; only tokens with a
-    bound below that can win. Where the winner is not in the top-p set, nothing less probable is, and the race goes on
-    without them: no row is ever sorted.
+    `tokens` are the ids of the columns, ascending, int32, where the logits are; an id is what it returns. With v the
+    noise in (0, 1) and w a token's weight, its time is -log(1 - v) / w; the first one wins. `early` is v / w, a bound
+    of the time without a logarithm. No weight is above 1, so the v of the token with the least bound is at most that,
+    which bounds its own time too; only tokens with a bound below that can win. Where the winner is not in the top-p
+    set, nothing less probable is, and the race goes on without them: no row is ever sorted.
     """
     if logits.device.type != "cpu":
         return race_on_device(logits, draws, tokens)
@@ -136,8 +136,8 @@ def _race_row(row: NDArray[np.float32], draws: Draws, tokens: NDArray[np.uint32]
     early = noise.bits(tokens, draws.key[0], draws.key2[0]).astype(np.float32)
     early += np.float32(0.5)
     early *= np.float32(2.0**-noise.NOISE_BITS)
-    with np.errstate(divide="ignore"):
-        early /= weight  # infinite where the weight is 0
+    with np.errstate(divide="ignore", over="ignore"):
+        early /= weight  # infinite where the weight is 0, or almost
     while True:
         bound = np.float32(_latest(early.min().astype(np.float64)))
         found = np.flatnonzero(early <= bound)
@@ -168,15 +168,18 @@ def race_on_device(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> 
     while True:
         least = early.amin(dim=1).cpu().double().numpy()
         mask = early <= _column(_latest(least), logits)
-        rows, ids = (part.cpu().numpy() for part in mask.nonzero(as_tuple=True))
+        found = mask.nonzero(as_tuple=True)
+        rows, columns = (part.cpu().numpy() for part in found)
+        ids = tokens[found[1]].cpu().numpy()
         times = _times(logits[mask].cpu().numpy(), ids, draws.of(rows))
         order = np.lexsort((ids, times, rows))
-        first = ids[order][np.searchsorted(rows, np.arange(len(logits)))]
+        best = order[np.searchsorted(rows, np.arange(len(logits)))]
+        first = ids[best].astype(np.int64)
         if (mass_limit == np.inf).all():
             return first
-        column = torch.from_numpy(first).to(logits.device)[:, None]
+        column = torch.from_numpy(columns[best]).to(logits.device)[:, None]
         at = logits.gather(1, column)
-        before = (logits > at) | ((logits == at) & (tokens < column))
+        before = (logits > at) | ((logits == at) & (tokens < tokens[column]))
         mass = (weight * before).sum(dim=1, dtype=torch.float64).cpu().numpy()
         winners = np.where((winners < 0) & (mass < mass_limit), first, winners)
         if (winners >= 0).all():

@@ -35,6 +35,18 @@ class Penalties:
     def counts(self) -> NDArray[np.float32]:
         return self._counts[: len(self._place)]
 
+    def after(self, tokens: list[int]) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """`ids` and `counts` as they would be if `tokens` were generated."""
+        if not tokens:
+            return self.ids, self.counts
+        new = list(dict.fromkeys(token for token in tokens if token not in self._place))
+        ids = np.concatenate([self.ids, np.array(new, dtype=np.int64)])
+        counts = np.concatenate([self.counts, np.zeros(len(new), dtype=np.float32)])
+        for token in tokens:
+            place = self._place.get(token)
+            counts[len(self._place) + new.index(token) if place is None else place] += 1
+        return ids, counts
+
     def add(self, token: int) -> None:
         """`token` was generated."""
         place = self._place.setdefault(token, len(self._place))

@@ -49,7 +49,7 @@ class StepResult:
             else:
                 self.prefill_tokens += count
                 self.prefill_context += count * start + count * (count - 1) // 2
-            self.kv_tokens += start + count
+            self.kv_tokens += start + count + item.drafts
 
     def of(self, link: int) -> Answers:
         return self.answers.setdefault(link, Answers())

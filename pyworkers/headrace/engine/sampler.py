@@ -4,6 +4,9 @@ In the order of `Sampling`: logit bias, penalties, `min_tokens`, temperature, to
 then the draw by position-keyed noise (`noise.py`). Greedy takes the most probable token, on a tie the lowest id.
 Log-probabilities are those of the raw logits: before bias, penalties and temperature.
 
+A sequence may have several rows, for successive positions: all but the first stand on drafts of the tokens before
+them, and are treated as if these had been generated (`verify.py` says which of them count).
+
 A row's result is a function of that row alone, bit for bit. `narrow.py` finds the few tokens that can be chosen; here
 they are cut and drawn exactly, in float64 on the host, so that a worker with a GPU and one without differ only as much
 as their logits do.
@@ -20,8 +23,11 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.engine import narrow, noise
+from headrace.engine.draft_head import DraftHead
+from headrace.engine.edits import Context, edit
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.narrow import Draws
+from headrace.engine.rows import spread
 from headrace.engine.sequence import Sequence
 from headrace.frames import Ranked, Sampling, TokenLogprob
 
@@ -75,11 +81,45 @@ def needs_penalties(sampling: Sampling) -> bool:
 
 
 @dataclass(slots=True)
-class Sampled:
-    """`ids[i]` and `logprobs[i]` are for the i-th sequence; an id is `None` where the logits were not finite."""
+class Rows:
+    """Rows of logits: `counts[i]` successive positions of `sequences[i]`, the first one after all its tokens."""
 
-    ids: list[int | None]
-    logprobs: list[TokenLogprob | None]
+    sequences: list[Sequence]
+    counts: NDArray[np.int64]
+    drafts: NDArray[np.int32]  # [rows], the draft before each row; means nothing for a first row
+
+    @staticmethod
+    def one_each(sequences: list[Sequence]) -> Rows:
+        """The next position of each sequence."""
+        count = len(sequences)
+        return Rows(sequences, np.ones(count, np.int64), np.zeros(count, np.int32))
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each sequence."""
+        return np.cumsum(self.counts) - self.counts
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """[rows], whose row it is, as a place in `sequences`."""
+        return np.repeat(np.arange(len(self.counts)), self.counts)
+
+    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[rows] each: the seat, and the position whose token is chosen."""
+        count = len(self.sequences)
+        seats = np.fromiter((s.seat for s in self.sequences), dtype=np.int64, count=count)
+        totals = np.fromiter((s.total for s in self.sequences), dtype=np.int64, count=count)
+        return np.repeat(seats, self.counts), spread(totals, self.counts)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What was chosen for each row; -1 where the logits were not finite."""
+
+    ids: NDArray[np.int64]  # [rows]
+    best: NDArray[np.float32]  # [rows], the highest logit after edits
+    raw: torch.Tensor | None  # logits before edits, of the rows whose `raw_rows` is not -1
+    raw_rows: NDArray[np.int64]  # [rows]
 
 
 class Sampler:
@@ -109,42 +149,90 @@ class Sampler:
         self._edits[seat] = masks or sequence.penalties is not None or len(s.logit_bias) > 0
         self._logprobs[seat] = s.logprobs is not None
 
-    def sample(self, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
-        """Choose the next token of each sequence. `logits` is `[sequences, vocab]` and may be overwritten."""
-        assert logits.shape == (len(sequences), self.vocab_size)
-        seats = np.fromiter((s.seat for s in sequences), dtype=np.int64, count=len(sequences))
-        with_logprobs = np.flatnonzero(self._logprobs[seats])
-        raw = _rows(logits, with_logprobs, copy=True) if len(with_logprobs) else None
-        edited = np.flatnonzero(self._edits[seats])
-        if len(edited):
-            _edit(logits, edited, [sequences[row] for row in edited])
+    def sample(self, logits: torch.Tensor, rows: Rows) -> Sampled:
+        """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten."""
+        seats, positions = rows.places()
+        assert logits.shape == (len(seats), self.vocab_size)
+        raw, raw_rows = None, np.full(len(seats), -1)
+        if len(with_logprobs := np.flatnonzero(self._logprobs[seats])):
+            raw = _rows(logits, with_logprobs, copy=True)
+            raw_rows[with_logprobs] = np.arange(len(with_logprobs))
+        self._edit(logits, rows, seats, None)
         ids, best = narrow.argmax(logits)
         finite = np.isfinite(best)
         drawn = np.flatnonzero((self._temperature[seats] > 0) & finite)
-        for rows in np.array_split(drawn, -(-len(drawn) * self.vocab_size // DRAW_ELEMENTS) or 1):
-            if len(rows):
-                positions = np.fromiter((sequences[r].total for r in rows), np.int64, len(rows))
-                ids[rows] = self._draw(logits, rows, best[rows], seats[rows], positions)
-        sampled = Sampled(ids.tolist(), [None] * len(sequences))
-        for row in np.flatnonzero(~finite):
-            sampled.ids[row] = None
-        if raw is not None:
-            tops = [sequences[row].sampling.logprobs or 0 for row in with_logprobs]
-            entries = token_logprobs(raw, ids[with_logprobs], tops)
-            for row, entry in zip(with_logprobs, entries, strict=True):
-                sampled.logprobs[row] = entry
-        return sampled
+        tokens = self._all_tokens(logits) if len(drawn) else None
+        for some in np.array_split(drawn, -(-len(drawn) * self.vocab_size // DRAW_ELEMENTS) or 1):
+            if tokens is not None and len(some):
+                ids[some] = self._draw(
+                    _rows(logits, some), best[some], seats[some], positions[some], tokens
+                )
+        ids[~finite] = -1
+        return Sampled(ids, best, raw, raw_rows)
 
-    def _draw(
-        self,
-        logits: torch.Tensor,
-        rows: NDArray[np.int64],
-        best: NDArray[np.float32],
-        seats: NDArray[np.int64],
-        positions: NDArray[np.int64],
-    ) -> NDArray[np.int64]:
-        """Tokens for `rows` of `logits`, whose highest logits are `best`, at `positions`."""
-        draws = Draws(
+    def logprobs(
+        self, sampled: Sampled, rows: Rows, wanted: NDArray[np.bool_]
+    ) -> list[TokenLogprob | None]:
+        """Of the chosen tokens of the rows that are `wanted`; `None` for those whose request asked for none."""
+        found: list[TokenLogprob | None] = [None] * len(wanted)
+        if sampled.raw is None:
+            return found
+        some = np.flatnonzero(wanted & (sampled.raw_rows >= 0) & (sampled.ids >= 0))
+        tops = [rows.sequences[owner].sampling.logprobs or 0 for owner in rows.owners[some]]
+        entries = token_logprobs(
+            _rows(sampled.raw, sampled.raw_rows[some]), sampled.ids[some], tops
+        )
+        for row, entry in zip(some, entries, strict=True):
+            found[row] = entry
+        return found
+
+    def draft(self, logits: torch.Tensor, rows: Rows, head: DraftHead) -> NDArray[np.int64]:
+        """Guess what `sample` will choose for the last row of each sequence; `logits` is `[sequences, drafts]`.
+
+        The noise is that of the same position, so that a good guess of the logits is a good guess of the draw.
+        """
+        last = np.cumsum(rows.counts) - 1
+        seats, positions = (part[last] for part in rows.places())
+        self._edit(logits, rows, seats, head)
+        columns, best = narrow.argmax(logits)
+        ids = head.ids[columns]
+        drawn = np.flatnonzero((self._temperature[seats] > 0) & np.isfinite(best))
+        if len(drawn):
+            ids[drawn] = self._draw(
+                _rows(logits, drawn), best[drawn], seats[drawn], positions[drawn], head.on(logits)
+            )
+        return ids
+
+    def _edit(
+        self, logits: torch.Tensor, rows: Rows, seats: NDArray[np.int64], head: DraftHead | None
+    ) -> None:
+        """Change the rows of those who ask for it. With `head`, `logits` are its, for the last row of each sequence."""
+        edited = np.flatnonzero(self._edits[seats])
+        if not len(edited):
+            return
+        first = rows.starts
+        last = first + rows.counts - 1
+        owners = np.arange(len(first)) if head is not None else rows.owners
+        contexts: list[Context] = []
+        for row in edited.tolist():
+            owner = int(owners[row])
+            stop = row if head is None else int(last[owner])
+            drafts = rows.drafts[int(first[owner]) + 1 : stop + 1]
+            contexts.append(Context(rows.sequences[owner], drafts.tolist()))
+        edit(logits, edited, contexts, None if head is None else head.columns)
+
+    def draws_tokens(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether tokens are drawn there, rather than the most probable ones taken."""
+        return self._temperature[seats] > 0
+
+    def seeds(self, seats: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return self._seed[seats]
+
+    def draws(
+        self, best: NDArray[np.float32], seats: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Draws:
+        """How rows with these highest logits are drawn from."""
+        return Draws(
             best,
             self._temperature[seats],
             self._top_k[seats],
@@ -152,19 +240,32 @@ class Sampler:
             self._min_p[seats],
             *noise.keys(self._seed[seats], positions),
         )
-        ids = np.zeros(len(rows), dtype=np.int64)
+
+    def _all_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._tokens is None or self._tokens.device != logits.device:
+            self._tokens = torch.arange(self.vocab_size, dtype=torch.int32, device=logits.device)
+        return self._tokens
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        best: NDArray[np.float32],
+        seats: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        tokens: torch.Tensor,
+    ) -> NDArray[np.int64]:
+        """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids."""
+        draws = self.draws(best, seats, positions)
+        draws.top_k[draws.top_k >= len(tokens)] = 0
+        ids = np.zeros(len(best), dtype=np.int64)
         if (some := np.flatnonzero(draws.top_k)).size:
-            ids[some] = _draw_top_k(_rows(logits, rows[some]), draws.of(some))
+            ids[some] = _draw_top_k(_rows(logits, some), draws.of(some), tokens)
         if (some := np.flatnonzero(draws.top_k == 0)).size:
-            if self._tokens is None or self._tokens.device != logits.device:
-                self._tokens = torch.arange(
-                    self.vocab_size, dtype=torch.int32, device=logits.device
-                )
-            ids[some] = narrow.race(_rows(logits, rows[some]), draws.of(some), self._tokens)
+            ids[some] = narrow.race(_rows(logits, some), draws.of(some), tokens)
         return ids
 
 
-def _draw_top_k(logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
+def _draw_top_k(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np.int64]:
     """Draw among the tokens that top-k, then top-p, then min-p leave."""
     found = narrow.highest(logits, draws.top_k)
     scaled = (found.logits - found.logits[:, :1]) / draws.temperature[:, None]  # [rows, most]
@@ -175,10 +276,11 @@ def _draw_top_k(logits: torch.Tensor, draws: Draws) -> NDArray[np.int64]:
     stays = weights > 0
     stays &= (before < draws.top_p[:, None] * up_to[:, -1:]) | (draws.top_p == 1)[:, None]
     stays &= weights >= draws.min_p[:, None]
-    bits = noise.bits(found.ids.astype(np.uint32), draws.key[:, None], draws.key2[:, None])
+    ids = tokens[torch.from_numpy(found.ids).to(tokens.device)].cpu().numpy()
+    bits = noise.bits(ids.astype(np.uint32), draws.key[:, None], draws.key2[:, None])
     time = np.log(noise.exponential(bits)) - scaled
     winner = np.where(stays, time, np.inf).argmin(axis=1)
-    return found.ids[np.arange(len(winner)), winner]
+    return ids[np.arange(len(winner)), winner].astype(np.int64)
 
 
 def token_logprobs(
@@ -206,58 +308,6 @@ def token_logprobs(
         )
         for row, top in enumerate(tops)
     ]
-
-
-def _edit(logits: torch.Tensor, rows: NDArray[np.int64], sequences: list[Sequence]) -> None:
-    """Add the bias, apply the penalties, mask stop tokens that come too early."""
-    vocab = logits.shape[1]
-    flat = logits.view(-1)
-    places = [row * vocab for row in rows.tolist()]
-
-    def at(indices: list[NDArray[np.int64]]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(indices)).to(logits.device)
-
-    def values(parts: list[NDArray[np.float32]]) -> torch.Tensor:
-        return torch.from_numpy(np.concatenate(parts)).to(logits.device)
-
-    biased = [
-        (place, np.array(s.sampling.logit_bias))
-        for place, s in zip(places, sequences, strict=True)
-        if s.sampling.logit_bias
-    ]
-    if biased:
-        index = at([place + bias[:, 0].astype(np.int64) for place, bias in biased])
-        amount = values([bias[:, 1].astype(np.float32) for _, bias in biased])
-        flat.index_add_(0, index, amount)
-
-    penalised = [
-        (place, s.sampling, s.penalties)
-        for place, s in zip(places, sequences, strict=True)
-        if s.penalties is not None and len(s.penalties.ids)
-    ]
-    if penalised:
-        index = at([place + p.ids for place, _, p in penalised])
-        repetition = values(
-            [np.full(len(p.ids), s.repetition_penalty, np.float32) for _, s, p in penalised]
-        )
-        subtract = values(
-            [
-                np.float32(s.frequency_penalty) * p.counts
-                + np.float32(s.presence_penalty) * (p.counts > 0)
-                for _, s, p in penalised
-            ]
-        )
-        seen = flat[index]
-        seen = torch.where(seen > 0, seen / repetition, seen * repetition)
-        flat[index] = seen - subtract
-
-    masked = [
-        place + np.fromiter(s.stop_ids, np.int64, len(s.stop_ids))
-        for place, s in zip(places, sequences, strict=True)
-        if s.stop_ids and len(s.generated) < s.sampling.min_tokens
-    ]
-    if masked:
-        flat[at(masked)] = -math.inf
 
 
 def _rows(logits: torch.Tensor, rows: NDArray[np.int64], *, copy: bool = False) -> torch.Tensor:

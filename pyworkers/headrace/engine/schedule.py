@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from headrace.engine.ahead import Ahead
 from headrace.engine.block_pool import BlockPool
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Sequence, Stage
@@ -34,10 +35,11 @@ PROMPT_LOGPROBS_CHUNK = 128  # rows of a step whose logits are kept for one prom
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`count` tokens of `sequence`, from `sequence.computed` on."""
+    """`count` tokens of `sequence`, from `sequence.computed` on, and so many of its `drafts`."""
 
     sequence: Sequence
     count: int
+    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,7 @@ class Scheduler:
         max_batched_tokens: int,
         max_waiting: int,
         prefix_cache: bool = True,
+        drafts: int = 0,
     ) -> None:
         assert max_batched_tokens >= max_sequences > 0, "each running sequence decodes in each step"
         self.pool = pool
@@ -76,6 +79,7 @@ class Scheduler:
         self.ready: list[Sequence] = []
         self.parked: set[Sequence] = set()
         self.preemptions = 0
+        self.ahead = Ahead(pool, block_tokens, drafts)
         self._stalled = False  # a plan would be empty until something changes
         self._arriving = 0  # of those who wait, how many wait for blocks only
         self._seats = list(range(max_sequences - 1, -1, -1))
@@ -171,6 +175,10 @@ class Scheduler:
         decodes = self._plan_decodes()
         budget = self.max_batched_tokens - len(decodes)
         prefills = [sequence for sequence in self.running if sequence.remaining > 1]
+        if self.ahead.most > 0:
+            contested = bool(prefills or self.waiting or self.ready)
+            rows = budget // 2 if contested else budget
+            budget -= self.ahead.add(decodes, rows, len(self.running))
         prompts: list[Work] = []
         for place, sequence in enumerate(prefills):
             contested = place + 1 < len(prefills) or bool(self.waiting)
@@ -189,7 +197,10 @@ class Scheduler:
             if more > work.count:
                 budget -= more - work.count
                 prompts[place] = Work(work.sequence, more)
-        work = decodes + [Work(sequence, 1) for sequence in seated] + prompts
+        for work in prompts:
+            if work.count == work.sequence.remaining:
+                self.ahead.after_prompt(work.sequence, len(self.running))
+        work = decodes + self._begin_decoding(seated, budget) + prompts
         self._stalled = not work and preemptions == self.preemptions
         return Plan(work, admitted, reserved)
 
@@ -202,6 +213,14 @@ class Scheduler:
                 decodes.append(Work(sequence, 1))
             place += 1
         return decodes
+
+    def _begin_decoding(self, seated: list[Sequence], budget: int) -> list[Work]:
+        works: list[Work] = []
+        for sequence in seated:
+            drafts = self.ahead.begin(sequence, budget, len(self.running))
+            budget -= drafts
+            works.append(Work(sequence, 1, drafts))
+        return works
 
     def _ensure_block(self, sequence: Sequence) -> bool:
         """Make room for one more token. False when the sequence itself had to go."""
@@ -250,6 +269,8 @@ class Scheduler:
                 break
             names = self._creditable(sequence)
             shared = self.pool.match(names)
+            if sequence.hand_off_ms is not None:
+                shared = self.ahead.whole(shared)
             late = sequence.arriving is not None and sequence.arriving.going
             if len(shared) < len(names) and names[len(shared)] in self._computing and not late:
                 place += 1  # its next block is being computed: share it then
@@ -321,6 +342,7 @@ class Scheduler:
         sequence.blocks = shared + blocks
         sequence.published = len(shared)
         sequence.computed = len(shared) * self.block_tokens
+        self.ahead.found(sequence)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
 
@@ -344,6 +366,7 @@ class Scheduler:
         sequence.blocks = []
         sequence.twins = []
         sequence.computed = sequence.published = 0
+        sequence.drafts = []
         return released
 
     def append_names(self, sequence: Sequence, names: list[bytes]) -> None:
@@ -372,9 +395,12 @@ class Scheduler:
                     sequence.twins.append(known)
                 continue
             parent = sequence.names[place - 1] if place > 0 else None
-            block = self.pool.publish(own, name, parent)
-            replaced |= block != own
-            sequence.blocks[place] = block
+            keyed = self.ahead.has_keys(sequence, place)
+            block = self.pool.publish(own, name, parent, keyed=keyed)
+            if block != own:
+                replaced = True
+                sequence.blocks[place] = block
+                self.ahead.exchanged(sequence, place)
         if sequence.stage is Stage.RUNNING:
             self._no_longer_computing(sequence.names[sequence.published : full])
         self._stalled = False  # they may be what somebody lacks

@@ -55,6 +55,9 @@ class Sequence:
     names: list[bytes]  # chained hashes of the full blocks of prompt + generated known so far
     penalties: Penalties | None = None
     computed: int = 0  # tokens whose KV is in the cache
+    drafts: list[int] = field(default_factory=list[int])  # guesses at the tokens after `total`
+    keys_from: int = 1  # the drafting layer has the keys of positions `keys_from:keys_to`
+    keys_to: int = 1
     stage: Stage = Stage.OUTSIDE
     blocks: list[int] = field(default_factory=list[int])
     twins: list[int] = field(

@@ -1,0 +1,140 @@
+"""How many tokens to draft for each sequence: as many as bring more tokens per ms.
+
+What a draft brings is the chance that it is accepted, and all before it: an average per sequence and depth that fades,
+begun with that of all sequences. What it costs is one more row of the next forward pass, and its share of the drafting
+passes; both are fitted to the engine's own steps. The drafts that are most likely to be right are taken first, up to
+the number at which tokens per ms are highest, which is none at all where a step's time grows with each row.
+
+Now and then a step does otherwise, so that a rate, or a cost, that was wrong or has changed is found out. Tokens never
+depend on any of this.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+RATE = 0.6  # chance of a draft before anything is known; a guess
+RATE_WEIGHT = 1 / 8  # of the newest draft of a sequence in its rate
+PRIOR_WEIGHT = 1 / 64  # of a step in the rate of all sequences
+FADE = 0.97  # of a step's weight in the costs, from step to step
+OUTLIER = 3.0  # times the expected ms: what is above it was something else
+RIDGE = 0.05  # rows squared: how firmly the cost of a row stands where the number of rows hardly changes
+MARGIN = 1.02  # drafting has to be better by this
+PATIENCE = 8  # steps without a draft for which the drafting layer is kept up to date
+PROBE_EVERY = 64  # steps; twice as many after each probe that found nothing
+PROBE_AT_MOST_EVERY = 1024
+PROBED = 16  # sequences at once
+# These are guesses.
+
+
+class RowCost:
+    """`ms = fixed + each * rows`, by least squares over steps that fade."""
+
+    def __init__(self) -> None:
+        self.fixed = 0.0
+        self.each = 0.0
+        self._sums = np.zeros(5)  # of 1, x, y, x * x, x * y
+
+    def note(self, rows: int, ms: float) -> None:
+        """So many rows took so long."""
+        if self._sums[0] == 0:
+            self.each = ms / rows / 2  # until the number of rows has changed: a guess
+        elif self._sums[0] > 4:
+            ms = min(ms, OUTLIER * float(self.at(np.float64(rows))))
+        self._sums *= FADE
+        self._sums += (1, rows, ms, rows * rows, rows * ms)
+        x, y, xx, xy = self._sums[1:] / self._sums[0]
+        spread, together = max(xx - x * x, 0.0), xy - x * y
+        self.each = max((together + RIDGE * self.each) / (spread + RIDGE), 0.0)
+        self.fixed = max(y - self.each * x, 0.0)
+
+    def at(self, rows: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
+        """Expected ms."""
+        return np.asarray(self.fixed + self.each * rows)
+
+
+class Adaptive:
+    """Rates of the running sequences by seat, and what rows cost."""
+
+    def __init__(self, most: int, max_sequences: int) -> None:
+        self.most = most
+        self.forward = RowCost()  # of the rows of a step that only decodes
+        self.passes = RowCost()  # of a drafting pass, by the sequences that it drafts for
+        self._prior = np.full(most, RATE)
+        self._rates = np.full((max_sequences, most), RATE)
+        self._idle = np.zeros(max_sequences, dtype=np.int64)  # steps without a draft
+        self._turn = 0
+        self._gap = PROBE_EVERY
+        self._probe_at = PROBE_EVERY
+
+    def seat(self, seat: int) -> None:
+        """Another sequence has this seat."""
+        self._rates[seat] = self._prior
+        self._idle[seat] = 0
+
+    def checked(
+        self, seats: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
+    ) -> None:
+        """So many drafts of each were looked at, and so many were right."""
+        for depth in range(self.most):
+            looked = np.flatnonzero((drafted > depth) & (accepted >= depth))
+            if len(looked):
+                right = accepted[looked] > depth
+                rates = self._rates[seats[looked], depth]
+                self._rates[seats[looked], depth] = rates + RATE_WEIGHT * (right - rates)
+                self._prior[depth] += PRIOR_WEIGHT * (right.mean() - self._prior[depth])
+
+    def choose(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+        """How many tokens to draft for each, `most` at the utmost."""
+        self._turn += 1
+        most = np.minimum(most, self.most)
+        if self._turn <= 2 * (self.most + 1):  # find out what rows cost
+            drafts = np.minimum(most, self._turn % (self.most + 1))
+        else:
+            drafts = self._best(seats, most)
+            if drafts.any():
+                self._gap = PROBE_EVERY
+            if self._turn >= self._probe_at:
+                drafts = self._probe(seats, drafts, most)
+        self._idle[seats] = np.where(drafts > 0, 0, self._idle[seats] + 1)
+        return drafts
+
+    def keeps_up(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the drafting layer follows these sequences: they draft, or did a while ago."""
+        return self._idle[seats] <= PATIENCE
+
+    def _best(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+        count = len(seats)
+        gains = np.cumprod(self._rates[seats], axis=1)  # [sequences, most]
+        gains[np.arange(self.most) >= most[:, None]] = -1
+        order = np.argsort(-gains, axis=None, kind="stable")[: np.count_nonzero(gains >= 0)]
+        depths = order % self.most
+        tokens = count + np.cumsum(gains.ravel()[order])
+        ms = self.forward.at(count + np.arange(1.0, len(order) + 1))
+        for depth in range(self.most):
+            drafting = np.cumsum(depths == depth)
+            ms = ms + np.where(drafting > 0, self.passes.at(drafting.astype(np.float64)), 0)
+        drafts = np.zeros(count, dtype=np.int64)
+        if not len(order):
+            return drafts
+        speed = tokens / np.maximum(ms, 1e-9)
+        best = int(speed.argmax())
+        without = count / max(float(self.forward.at(np.float64(count))), 1e-9)
+        if speed[best] > MARGIN * without:
+            np.add.at(drafts, order[: best + 1] // self.most, 1)
+        return drafts
+
+    def _probe(
+        self, seats: NDArray[np.int64], drafts: NDArray[np.int64], most: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Something else than `drafts`, for one step: fewer where there are many, one where there was none for long."""
+        if not drafts.any():
+            self._gap = min(self._gap * 2, PROBE_AT_MOST_EVERY)
+        self._probe_at = self._turn + self._gap
+        drafts = np.minimum(drafts, self._turn // PROBE_EVERY % self.most)
+        idle = self._idle[seats]
+        longest = np.argsort(-idle, kind="stable")[:PROBED]
+        longest = longest[idle[longest] > 0]
+        drafts[longest] = np.minimum(most[longest], 1)
+        return drafts

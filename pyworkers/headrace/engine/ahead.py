@@ -1,0 +1,103 @@
+"""What drafts need of the scheduler: rows, blocks for tokens that may never be, and the keys of the layer that drafts.
+
+Drafts are worth less than anything else. They get rows that decoding and half of the prompts leave, and blocks that no
+running sequence needs at once; what they do not get is not drafted, or not checked.
+
+The drafting layer keeps keys in the blocks like any other. Where drafting does not pay, it is not computed, and blocks
+are published without them: the pool knows which. A sequence that shares such a block drafts from the keys behind it
+only; what goes to another worker is never one of them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from headrace.engine.block_pool import BlockPool
+
+if TYPE_CHECKING:
+    from headrace.engine.schedule import Work
+    from headrace.engine.sequence import Sequence
+
+
+class Ahead:
+    """What sequences get for drafts, at most `most` for each; none where `most` is 0."""
+
+    def __init__(self, pool: BlockPool, block_tokens: int, most: int) -> None:
+        self._pool = pool
+        self._block_tokens = block_tokens
+        self.most = most
+        self.first = most  # for a sequence whose KV came from elsewhere
+
+    def add(self, work: list[Work], rows: int, running: int) -> int:
+        """Let `work` of decoding sequences check their drafts, in `rows` at most; returns how many rows it takes.
+
+        `running` sequences may each need one more block.
+        """
+        most = self.most
+        wanted = [len(item.sequence.drafts) for item in work]
+        while most > 0 and sum(min(count, most) for count in wanted) > rows:
+            most -= 1
+        taken = 0
+        for place, item in enumerate(work):
+            drafts = min(wanted[place], most)
+            drafts = self._reserve(item.sequence, drafts, running)
+            if drafts > 0:
+                work[place] = replace(item, drafts=drafts)
+                taken += drafts
+        return taken
+
+    def begin(self, sequence: Sequence, rows: int, running: int) -> int:
+        """Drafts that a sequence which just took its seat, with all its KV, may make and check at once."""
+        if self.most == 0:
+            return 0
+        drafts = min(self.first, rows, sequence.limit - sequence.total - 1)
+        if sequence.keys_to != sequence.computed:
+            drafts = 0  # nothing is known to draft from
+        return self._reserve(sequence, max(drafts, 0), running)
+
+    def after_prompt(self, sequence: Sequence, running: int) -> None:
+        """The step ends the prompt of `sequence`: the first drafts follow."""
+        if self.most > 0:
+            self._reserve(sequence, 0, running)
+
+    def whole(self, blocks: list[int]) -> list[int]:
+        """Leading `blocks` that have the drafting layer's keys."""
+        for place, block in enumerate(blocks):
+            if not self._pool.keyed(block):
+                return blocks[:place]
+        return blocks
+
+    def found(self, sequence: Sequence) -> None:
+        """Its first `published` blocks came from the cache."""
+        sequence.keys_from, sequence.keys_to = 1, max(sequence.computed, 1)
+        for place in range(sequence.published):
+            self.exchanged(sequence, place)
+
+    def exchanged(self, sequence: Sequence, place: int) -> None:
+        """Another one computed its block at `place`."""
+        if not self._pool.keyed(sequence.blocks[place]):
+            sequence.keys_from = max(sequence.keys_from, (place + 1) * self._block_tokens)
+
+    def has_keys(self, sequence: Sequence, place: int) -> bool:
+        """Whether its full block at `place`, which it computed or pulled, has the drafting layer's keys."""
+        start, end = place * self._block_tokens, (place + 1) * self._block_tokens
+        return self.most == 0 or (sequence.keys_from <= max(start, 1) and end <= sequence.keys_to)
+
+    def _reserve(self, sequence: Sequence, drafts: int, running: int) -> int:
+        """Blocks for the tokens of this step, `drafts` of them drafts, and for the drafts after it.
+
+        Returns how many drafts have room.
+        """
+        if sequence.hand_off_ms is not None:
+            return 0  # it ends with its first token, and its blocks are known to others
+        known = sequence.total + drafts  # tokens whose KV this step writes, if it ends the prompt
+        wanted = min(known + self.most, sequence.limit)
+        missing = -(-wanted // self._block_tokens) - len(sequence.blocks)
+        while missing > 0 and self._pool.available > running:
+            blocks = self._pool.allocate(1)
+            assert blocks is not None, "there is one"
+            sequence.blocks += blocks
+            missing -= 1
+        room = len(sequence.blocks) * self._block_tokens - sequence.total
+        return max(min(drafts, room), 0)

@@ -1,0 +1,260 @@
+"""Guesses at the next tokens, by the module that the model has for it.
+
+The row of position j takes token j and the main hidden state of position j - 1, and guesses token j + 1. After each
+forward pass one drafting pass covers the rows of all tokens that it made known, the newest one too; then each further
+pass goes on from the guess of the pass before, one row a sequence. Rows on guesses are written over by the next pass
+over known tokens, and no row sees keys behind its own position, so nothing is ever read that is not true.
+
+The hidden state before a step's first row is in the tail of its block, unless rows of later tokens were in that block.
+Where it is gone, or drafting was off for a while, the keys have a hole: `Sequence.keys_from` moves behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.adaptive import Adaptive
+from headrace.engine.batch_builder import BatchBuilder, Prepared
+from headrace.engine.draft_head import DraftHead
+from headrace.engine.rejection import Rejection
+from headrace.engine.rows import spread
+from headrace.engine.sampler import Rows, Sampler
+from headrace.engine.schedule import Work
+from headrace.engine.sequence import Sequence
+from headrace.models.batch import DraftBatch
+
+if TYPE_CHECKING:
+    from headrace.models import Model
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class _Known:
+    """Rows of known tokens, sequence by sequence, and how many tokens to draft from each one's last row."""
+
+    sequences: list[Sequence]
+    seats: Ints
+    starts: Ints  # the first position
+    stops: Ints  # behind the last one
+    tokens: NDArray[np.int32]  # [rows]
+    hidden_from: NDArray[np.int32]  # [rows]
+    keys_from: Ints
+    drafts: Ints
+
+
+class Drafter:
+    """Drafts for the sequences with a seat. `rejection` is told what drafts were drawn from."""
+
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        builder: BatchBuilder,
+        adaptive: Adaptive | None,
+        rejection: Rejection | None,
+        *,
+        head: DraftHead,
+        most: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._builder = builder
+        self._adaptive = adaptive  # None: as many as possible, always
+        self._rejection = rejection
+        self._head = head
+        self._most = most
+        self._clock = clock
+        self.first = most  # how many a sequence that comes with its KV may draft
+
+    def begin(self, work: list[Work]) -> None:
+        """Draft for sequences that just took their seat with all their KV, from the tails of their blocks."""
+        some = [item for item in work if item.drafts > len(item.sequence.drafts)]
+        if not some:
+            return
+        sequences = [item.sequence for item in some]
+        count = len(some)
+        seats = np.fromiter((s.seat for s in sequences), np.int64, count)
+        starts = np.fromiter((s.computed for s in sequences), np.int64, count)
+        known = _Known(
+            sequences,
+            seats,
+            starts,
+            starts + 1,
+            np.array([sequence.generated[-1] for sequence in sequences], dtype=np.int32),
+            (-1 - self._builder.blocks(seats, starts - 1)).astype(np.int32),
+            np.fromiter((s.keys_from for s in sequences), np.int64, count),
+            np.fromiter((item.drafts for item in some), np.int64, count),
+        )
+        self._draft(known)
+
+    def follow(self, step: Prepared, work: list[Work], ended: set[Sequence]) -> bool:
+        """Cover what a step computed, and draft for the next one. Returns whether the device may still write.
+
+        Tokens and `computed` of all sequences are those after the step.
+        """
+        count = len(work)
+        sequences = [item.sequence for item in work]
+        batch, seats = step.batch, step.seats
+        rows = batch.seq_starts[:-1].astype(np.int64)
+        before = batch.positions[rows].astype(np.int64)
+        after = np.fromiter((s.computed for s in sequences), np.int64, count)
+        totals = np.fromiter((s.total for s in sequences), np.int64, count)
+        live = np.ones(count, dtype=np.bool_)
+        if ended:
+            live = np.fromiter((s not in ended for s in sequences), np.bool_, count)
+        room = self._builder.room(seats)
+        stops = after + (live & (totals > after) & (room > after))
+
+        decodes = live & np.fromiter(
+            (s.decodes and s.hand_off_ms is None for s in sequences), np.bool_, count
+        )
+        limits = np.fromiter((s.limit for s in sequences), np.int64, count)
+        most = np.minimum(np.minimum(limits - totals - 1, room - after), self._most)
+        drafts = np.zeros(count, dtype=np.int64)
+        places = np.flatnonzero(decodes)
+        follows = np.ones(count, dtype=np.bool_)
+        if self._adaptive is None:
+            drafts[places] = np.maximum(most[places], 0)
+        elif len(places):
+            drafts[places] = self._adaptive.choose(seats[places], np.maximum(most[places], 0))
+            follows[places] = self._adaptive.keeps_up(seats[places])
+            self.first = int(np.ceil(drafts[places].mean()))
+
+        keys_from = np.fromiter((s.keys_from for s in sequences), np.int64, count)
+        keys_to = np.fromiter((s.keys_to for s in sequences), np.int64, count)
+        aligned = (keys_to == before) & (before % self._builder.block_tokens == 0) & (before > 0)
+        starts = np.where(aligned, before, before + 1)
+        hole = keys_to < starts
+        keys_from[hole] = starts[hole]
+        chosen = np.flatnonzero(follows & (stops > starts))
+        for sequence in sequences:
+            sequence.drafts = []
+        if not len(chosen):
+            return False
+
+        owners = np.repeat(chosen, (stops - starts)[chosen])
+        positions = spread(starts[chosen], (stops - starts)[chosen])
+        row_of = rows[owners] + positions - before[owners]  # of the same token in the batch
+        tokens = batch.tokens[np.minimum(row_of, batch.rows - 1)]
+        newest = np.flatnonzero(positions == after[owners])
+        tokens[newest] = [_token(sequences[owner], int(after[owner])) for owner in owners[newest]]
+        tails = self._builder.blocks(seats[owners], np.maximum(before[owners] - 1, 0))
+        hidden_from = np.where(positions == before[owners], -1 - tails, row_of - 1)
+        return not self._draft(
+            _Known(
+                [sequences[place] for place in chosen],
+                seats[chosen],
+                starts[chosen],
+                stops[chosen],
+                tokens,
+                hidden_from.astype(np.int32),
+                keys_from[chosen],
+                drafts[chosen],
+            )
+        )
+
+    def _draft(self, known: _Known) -> bool:
+        """All passes. Returns whether the last one's logits were read."""
+        counts = known.stops - known.starts
+        last_rows = np.cumsum(counts) - 1
+        keys_from, stops = known.keys_from.tolist(), known.stops.tolist()
+        for place, sequence in enumerate(known.sequences):
+            sequence.keys_from, sequence.keys_to = keys_from[place], stops[place]
+        drafting = np.flatnonzero(known.drafts)
+        began_s = self._clock()
+        logits = self._model.draft(
+            self._batch(
+                known.seats,
+                spread(known.starts, counts),
+                counts,
+                known.tokens,
+                known.hidden_from,
+                known.keys_from,
+                logit_rows=last_rows[drafting],
+                chained=False,
+            )
+        )
+        guesses = np.zeros((len(drafting), self._most + 1), dtype=np.int64)
+        depth, hidden_from = 1, last_rows[drafting]
+        going = np.arange(len(drafting))  # places in `drafting`
+        prompts = int(counts.max()) > self._most + 1
+        while len(going):
+            some = drafting[going]
+            sequences = [known.sequences[place] for place in some]
+            rows = Rows(
+                sequences,
+                np.full(len(some), depth),
+                guesses[going, :depth].ravel().astype(np.int32),
+            )
+            guesses[going, depth] = self._sampler.draft(logits, rows, self._head)
+            if self._rejection is not None:
+                self._rejection.drafted(logits, rows)
+            now_s = self._clock()
+            if self._adaptive is not None and not (prompts and depth == 1):
+                self._adaptive.passes.note(len(going), (now_s - began_s) * 1e3)
+            more = np.flatnonzero(known.drafts[some] > depth)
+            hidden_from = hidden_from[more] if depth == 1 else more
+            going = going[more]
+            if not len(going):
+                break
+            some = drafting[going]
+            began_s = now_s
+            logits = self._model.draft(
+                self._batch(
+                    known.seats[some],
+                    known.stops[some] + depth - 1,
+                    np.ones(len(some), dtype=np.int64),
+                    guesses[going, depth].astype(np.int32),
+                    hidden_from.astype(np.int32),
+                    known.keys_from[some],
+                    logit_rows=np.arange(len(some)),
+                    chained=True,
+                )
+            )
+            depth += 1
+        lengths = known.drafts[drafting].tolist()
+        for row, place in enumerate(drafting.tolist()):
+            known.sequences[place].drafts = guesses[row, 1 : 1 + lengths[row]].tolist()
+        return len(drafting) > 0
+
+    def _batch(
+        self,
+        seats: Ints,
+        positions: Ints,
+        counts: Ints,
+        tokens: NDArray[np.int32],
+        hidden_from: NDArray[np.int32],
+        keys_from: Ints,
+        *,
+        logit_rows: Ints,
+        chained: bool,
+    ) -> DraftBatch:
+        starts = np.zeros(len(counts) + 1, dtype=np.int32)
+        np.cumsum(counts, out=starts[1:])
+        ends = positions[starts[1:] - 1] + 1
+        return DraftBatch(
+            tokens=tokens,
+            positions=positions.astype(np.int32),
+            slots=self._builder.slots(np.repeat(seats, counts), positions),
+            seq_starts=starts,
+            context_lens=ends.astype(np.int32),
+            block_tables=self._builder.tables(seats, int(ends.max())),
+            logit_rows=logit_rows.astype(np.int32),
+            hidden_from=hidden_from,
+            first_keys=keys_from.astype(np.int32),
+            chained=chained,
+        )
+
+
+def _token(sequence: Sequence, position: int) -> int:
+    """The token at a position that is not computed yet."""
+    if position + 1 == sequence.total and sequence.generated:
+        return sequence.generated[-1]
+    return int(sequence.tokens(position, position + 1)[0])

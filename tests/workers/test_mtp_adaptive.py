@@ -1,0 +1,209 @@
+"""How many tokens are drafted: what is learnt, what follows from it, and that it is found out when it was wrong."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.engine.adaptive import (
+    PATIENCE,
+    PROBE_AT_MOST_EVERY,
+    PROBED,
+    Adaptive,
+    RowCost,
+)
+from helpers.drafting_engine import Heard, assert_same, make_engine, run
+from helpers.toy import make_submit
+
+SEATS = 64
+
+
+class Machine:
+    """Steps of `count` sequences whose drafts are right with a chance, on a machine with these costs in ms."""
+
+    def __init__(
+        self,
+        count: int,
+        *,
+        right: float | list[float],
+        fixed: float,
+        row: float,
+        draft: float,
+        most: int = 3,
+    ) -> None:
+        self.adaptive = Adaptive(most, SEATS)
+        self.seats = np.arange(count)
+        for seat in self.seats.tolist():
+            self.adaptive.seat(seat)
+        self.right = np.broadcast_to(np.array(right), count)
+        self.costs = fixed, row, draft
+        self.random = np.random.default_rng(5)
+        self.tokens = self.ms = 0.0
+
+    def steps(self, steps: int) -> list[int]:
+        """Drafts of each step."""
+        totals: list[int] = []
+        fixed, row, draft = self.costs
+        most = np.full(len(self.seats), self.adaptive.most)
+        for _ in range(steps):
+            drafts = self.adaptive.choose(self.seats, most)
+            totals.append(int(drafts.sum()))
+            ms = 0.0
+            for depth in range(1, self.adaptive.most + 1):
+                if drafting := int((drafts >= depth).sum()):
+                    took = draft * drafting + fixed / 30
+                    self.adaptive.passes.note(drafting, took)
+                    ms += took
+            rows = len(self.seats) + totals[-1]
+            self.adaptive.forward.note(rows, fixed + row * rows)
+            ms += fixed + row * rows
+            hits = self.random.random((len(self.seats), self.adaptive.most)) < self.right[:, None]
+            accepted = np.minimum(np.cumprod(hits, axis=1).sum(axis=1), drafts)
+            self.adaptive.checked(self.seats, drafts, accepted)
+            self.tokens += len(self.seats) + accepted.sum()
+            self.ms += ms
+        return totals
+
+    def speed(self, steps: int) -> float:
+        """Tokens per ms over so many steps."""
+        self.tokens = self.ms = 0.0
+        self.steps(steps)
+        return self.tokens / self.ms
+
+
+def without(count: int, fixed: float, row: float) -> float:
+    return count / (fixed + row * count)
+
+
+def test_the_cost_of_rows_is_found() -> None:
+    cost = RowCost()
+    for rows in [1, 2, 4, 2, 1, 3, 4, 1] * 4:
+        cost.note(rows, 5.0 + 0.5 * rows)
+    assert cost.at(np.array([0.0, 8.0])).tolist() == pytest.approx([5.0, 9.0], rel=0.05)
+
+
+def test_a_cost_stands_while_the_number_of_rows_does_not_change() -> None:
+    cost = RowCost()
+    for rows in [1, 2, 4, 2] * 8:
+        cost.note(rows, 5.0 + 0.5 * rows)
+    for _ in range(1000):
+        cost.note(4, 7.0)
+    assert cost.each == pytest.approx(0.5, rel=0.05)
+    for _ in range(200):
+        cost.note(4, 14.0)  # twice as slow
+    assert cost.at(np.array(4.0)) == pytest.approx(14.0, rel=0.01)
+
+
+def test_an_outlier_counts_little() -> None:
+    cost = RowCost()
+    for rows in [1, 2, 4, 2] * 8:
+        cost.note(rows, 5.0 + 0.5 * rows)
+    cost.note(2, 5000.0)
+    assert float(cost.at(np.array(2.0))) < 7.0
+
+
+def test_a_lone_sequence_drafts_all_where_a_row_costs_nothing() -> None:
+    machine = Machine(1, right=0.7, fixed=10.0, row=0.2, draft=0.3)
+    machine.steps(100)
+    assert np.median(machine.steps(300)) == 3
+    assert machine.speed(500) > 1.5 * without(1, 10.0, 0.2)
+
+
+def test_a_large_batch_drafts_nothing_and_loses_little() -> None:
+    machine = Machine(64, right=0.5, fixed=2.0, row=1.0, draft=0.5)
+    totals = machine.steps(20) and machine.steps(3000)
+    assert np.median(totals) == 0
+    assert sum(total > 0 for total in totals) <= 8, "few probes"
+    assert max(totals) <= PROBED
+    assert machine.speed(3000) > 0.99 * without(64, 2.0, 1.0)
+
+
+def test_costs_between_are_worth_the_likelier_drafts_only() -> None:
+    right = [0.95] * 4 + [0.1] * 4
+    machine = Machine(8, right=right, fixed=10.0, row=1.0, draft=0.1)
+    machine.steps(300)
+    chosen = [machine.adaptive.choose(machine.seats, np.full(8, 3)) for _ in range(64)]
+    drafts = np.mean(chosen, axis=0)
+    assert drafts[:4].mean() > 1.5
+    assert drafts[4:].max() < 0.1
+    assert machine.speed(1000) > 1.1 * without(8, 10.0, 1.0)
+
+
+def test_it_begins_again_when_the_batch_gets_small() -> None:
+    machine = Machine(64, right=0.7, fixed=20.0, row=1.0, draft=0.1)
+    machine.steps(200)
+    machine.seats = machine.seats[:1]
+    machine.right = machine.right[:1]
+    assert np.median(machine.steps(50)[10:]) >= 2
+
+
+def test_a_module_that_becomes_good_is_found_out() -> None:
+    machine = Machine(1, right=0.02, fixed=10.0, row=2.0, draft=1.0)
+    machine.steps(500)
+    assert np.median(machine.steps(200)) == 0
+    machine.right = np.array([0.95])
+    assert machine.speed(12 * PROBE_AT_MOST_EVERY) > 0
+    assert np.median(machine.steps(200)) >= 1
+
+
+def test_the_drafting_layer_follows_for_a_while_only() -> None:
+    adaptive = Adaptive(3, SEATS)
+    seats, none = np.arange(2), np.zeros(2, np.int64)
+    for _ in range(PATIENCE):
+        adaptive.choose(seats, none)
+        assert adaptive.keeps_up(seats).all()
+    adaptive.choose(seats, none)
+    assert not adaptive.keeps_up(seats).any()
+    adaptive.seat(1)
+    assert adaptive.keeps_up(seats).tolist() == [False, True]
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_any_numbers_give_possible_drafts(data: st.DataObject) -> None:
+    draw = data.draw
+    most = draw(st.integers(1, 3))
+    adaptive = Adaptive(most, SEATS)
+    ms = st.floats(0, 1e9, allow_nan=False)
+    for _ in range(draw(st.integers(1, 40))):
+        count = draw(st.integers(0, 8))
+        seats = np.array(draw(st.permutations(range(SEATS))))[:count]
+        bounds = np.array(
+            draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)), np.int64
+        )
+        drafts = adaptive.choose(seats, bounds)
+        assert (drafts >= 0).all()
+        assert (drafts <= np.minimum(bounds, most)).all()
+        adaptive.forward.note(draw(st.integers(1, 999)), draw(ms))
+        adaptive.passes.note(draw(st.integers(1, 99)), draw(ms))
+        adaptive.checked(seats, drafts, drafts // 2)
+
+
+@pytest.mark.parametrize(
+    "costs", [(1.0, 0.001, 0.001), (0.01, 1.0, 1.0), (1.0, 0.1, 0.05)], ids=str
+)
+def test_what_is_drafted_never_shows_in_an_answer(costs: tuple[float, float, float]) -> None:
+    """In the second case it is turned off, and on again by probes, which leave holes behind."""
+    engine, model = make_engine(3, agreement=0.7, fixed=False, blocks=200)
+    model.fixed_ms, model.row_ms, model.draft_ms = costs
+    submits = [make_submit(r, [r, 1, 2], max_tokens=150) for r in range(6)]
+    for submit in submits:
+        engine.submit(submit)
+    heard = run(engine)
+    assert_same(heard, submits)
+    drafted = [result.drafted for result in heard.results]
+    if costs[1] == 1.0:
+        assert np.median(drafted) == 0
+        assert max(drafted[20:]) > 0, "a probe"
+        holes = engine.pool.num_blocks - sum(map(engine.pool.keyed, range(200)))
+        assert holes > 10
+        again = make_submit(9, [0, 1, 2, *heard.ids(0)[:100]], max_tokens=40)
+        engine.submit(again)
+        model.fixed_ms, model.row_ms, model.draft_ms = 1.0, 0.0, 0.0
+        more = run(engine, Heard())
+        assert_same(more, [again])
+        assert more.drafts(9)[1] > 0
+    else:
+        assert np.median(drafted[:40]) > 0

@@ -1,0 +1,210 @@
+"""Drafts do not change how tokens are distributed: two positions of 200,000 answers, by either way to check drafts.
+
+The model says something else after each token, and the drafts are drawn from something else again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from headrace.engine import narrow
+from headrace.engine.draft_head import DraftHead
+from headrace.engine.penalties import Penalties
+from headrace.engine.rejection import Rejection
+from headrace.engine.sampler import Rows, Sampler, needs_penalties
+from headrace.engine.sequence import Key, Sequence
+from headrace.engine.verify import kept
+from headrace.frames import Ranked, Sampling
+
+VOCAB = 12
+ANSWERS = 200_000
+BATCH = 5_000
+PROMPT = np.array([1, 2, 3], dtype=np.int32)
+
+
+@pytest.fixture(autouse=True)
+def all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way that devices draw gives the same tokens (test_sampler.py) and is fast on many small rows."""
+    monkeypatch.setattr(narrow, "race", narrow.race_on_device)
+
+
+def make_sequence(seat: int, sampling: Sampling) -> Sequence:
+    penalties = Penalties(PROMPT, [], with_prompt=True) if needs_penalties(sampling) else None
+    return Sequence(
+        key=Key(0, seat),
+        arrival=seat,
+        priority=0,
+        prompt=PROMPT,
+        generated=[],
+        limit=100,
+        sampling=sampling,
+        stop_ids=frozenset(),
+        salt=b"",
+        deadline_s=None,
+        names=[],
+        penalties=penalties,
+        seat=seat,
+    )
+
+
+def logits_of(seed: int) -> NDArray[np.float32]:
+    """[1 + VOCAB, VOCAB]: of the first position, and of the second after each token."""
+    return np.random.default_rng(seed).normal(size=(1 + VOCAB, VOCAB)).astype(np.float32) * 1.5
+
+
+def two_tokens(
+    sampling: Sampling,
+    *,
+    rejection: bool,
+    most: int = 1,
+    head_ids: NDArray[np.int32] | None = None,
+) -> tuple[NDArray[np.int64], float]:
+    """How often each pair of tokens came where `most` were drafted, and the share of first drafts that counted."""
+    model, module = logits_of(1), logits_of(1) + logits_of(2) / 2
+    head = DraftHead(VOCAB, head_ids)
+    pairs = np.zeros((VOCAB, VOCAB), dtype=np.int64)
+    right = 0
+    sampler = Sampler(VOCAB, BATCH)
+    check = Rejection(sampler, head)
+    sequences = [make_sequence(seat, sampling) for seat in range(BATCH)]
+    for sequence in sequences:
+        sampler.seat(sequence)
+    for start in range(0, ANSWERS, BATCH):
+        sampler._seed[:] = np.arange(start, start + BATCH)
+        drafts = np.zeros((BATCH, 1 + most), dtype=np.int32)
+        for depth in range(1, 1 + most):
+            rows = Rows(sequences, np.full(BATCH, depth), drafts[:, :depth].ravel())
+            after = np.zeros(BATCH, np.int64) if depth == 1 else drafts[:, depth - 1] + 1
+            guess = torch.from_numpy(np.ascontiguousarray(module[after][:, head.ids]))
+            drafts[:, depth] = sampler.draft(guess, rows, head)
+            if rejection:
+                check.drafted(guess, rows)
+        rows = Rows(sequences, np.full(BATCH, 1 + most), drafts.ravel())
+        after = drafts.astype(np.int64) + 1
+        after[:, 0] = 0
+        logits = torch.from_numpy(model[after.ravel()])
+        sampled = sampler.sample(logits, rows)
+        if rejection:
+            check.judge(logits, rows, sampled)
+        counts = kept(rows, sampled.ids)
+        first, second = (sampled.ids[place :: 1 + most].copy() for place in (0, 1))
+        # Where the first draft was wrong, the second token comes with the next step.
+        rest = np.flatnonzero(counts == 1)
+        later = [one_more(sequences[place], int(first[place])) for place in rest]
+        next_logits = torch.from_numpy(model[first[rest] + 1])
+        second[rest] = sampler.sample(next_logits, Rows.one_each(later)).ids
+        np.add.at(pairs, (first, second), 1)
+        right += int((counts > 1).sum())
+    return pairs, right / ANSWERS
+
+
+def one_more(sequence: Sequence, token: int) -> Sequence:
+    """The same one, with a token."""
+    penalties = None
+    if sequence.penalties is not None:
+        penalties = Penalties(PROMPT, [token], with_prompt=True)
+    return replace(sequence, generated=[token], penalties=penalties)
+
+
+def textbook(
+    row: NDArray[np.float32], sampling: Sampling, generated: list[int]
+) -> NDArray[np.float64]:
+    """Edit, scale, sort, cut, normalise."""
+    logits = row.astype(np.float64)
+    for token, bias in sampling.logit_bias:
+        logits[token] += bias
+    for token in {*PROMPT.tolist(), *generated}:
+        factor = sampling.repetition_penalty
+        logits[token] = logits[token] / factor if logits[token] > 0 else logits[token] * factor
+        count = generated.count(token)
+        logits[token] -= sampling.frequency_penalty * count
+        logits[token] -= sampling.presence_penalty * (count > 0)
+    p = np.exp((logits - logits.max()) / sampling.temperature)
+    p /= p.sum()
+    order = np.argsort(-p, kind="stable")
+    mine = p[order]
+    if sampling.top_k:
+        mine[sampling.top_k :] = 0
+    before = np.cumsum(mine) - mine
+    mine[before >= sampling.top_p * mine.sum()] = 0
+    mine[mine < sampling.min_p * mine.max()] = 0
+    p = np.zeros(VOCAB)
+    p[order] = mine / mine.sum()
+    return p
+
+
+def deviations(counts: NDArray[np.int64], p: NDArray[np.float64]) -> float:
+    """Standard deviations by which chi-squared is above its mean; rare pairs are put together."""
+    assert (counts[p == 0] == 0).all(), "a token that was cut came up"
+    common = p * ANSWERS >= 10
+    observed = np.append(counts[common], counts[~common].sum())
+    wanted = np.append(p[common], p[~common].sum()) * ANSWERS
+    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
+    degrees = len(wanted) - 1
+    return float((((observed - wanted) ** 2 / wanted).sum() - degrees) / np.sqrt(2 * degrees))
+
+
+@pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        Sampling(temperature=0.6, top_k=5),
+        Sampling(temperature=1.3, top_p=0.8),
+        Sampling(temperature=1.1, top_k=9, top_p=0.9, min_p=0.05),
+        Sampling(
+            temperature=1.0, repetition_penalty=1.4, frequency_penalty=0.5, presence_penalty=0.3
+        ),
+        Sampling(temperature=0.9, logit_bias=[Ranked(3, 2.0), Ranked(5, -100.0)]),
+    ],
+    ids=lambda sampling: str(sampling).replace("Sampling", ""),
+)
+def test_pairs_of_tokens_follow_the_models_distribution(
+    sampling: Sampling, rejection: bool
+) -> None:
+    counts, right = two_tokens(sampling, rejection=rejection)
+    model = logits_of(1)
+    p = np.stack(
+        [
+            first * textbook(model[token + 1], sampling, [token])
+            for token, first in enumerate(textbook(model[0], sampling, []))
+        ]
+    )
+    z = deviations(counts, p)
+    assert z < 5, f"chi-squared is {z:.1f} deviations above its mean"
+    assert 0.2 < right < 0.99
+
+
+@pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
+def test_a_second_draft_changes_nothing_either(rejection: bool) -> None:
+    counts, _ = two_tokens(Sampling(temperature=0.8), rejection=rejection, most=2)
+    model, sampling = logits_of(1), Sampling(temperature=0.8)
+    p = np.stack([textbook(row, sampling, []) for row in model])
+    assert deviations(counts, p[0][:, None] * p[1:]) < 5
+
+
+@pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
+def test_a_head_for_some_tokens_leaves_the_others_their_share(rejection: bool) -> None:
+    ids = np.array([0, 2, 3, 7, 11], dtype=np.int32)
+    counts, right = two_tokens(Sampling(temperature=1.0), rejection=rejection, head_ids=ids)
+    model = logits_of(1)
+    plain = Sampling(temperature=1.0)
+    p = textbook(model[0], plain, [])[:, None] * np.stack(
+        [textbook(r, plain, []) for r in model[1:]]
+    )
+    assert deviations(counts, p) < 5
+    assert right > 0.1
+
+
+def test_rejection_accepts_more_than_equal_noise() -> None:
+    _, equal = two_tokens(Sampling(temperature=1.0), rejection=False)
+    _, more = two_tokens(Sampling(temperature=1.0), rejection=True)
+    model, module = logits_of(1)[0], (logits_of(1) + logits_of(2) / 2)[0]
+    plain = Sampling(temperature=1.0)
+    overlap = np.minimum(textbook(model, plain, []), textbook(module, plain, [])).sum()
+    assert abs(more - overlap) < 0.005, "the most that is possible"
+    assert equal < more
