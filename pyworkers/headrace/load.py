@@ -17,6 +17,7 @@ from headrace.engine.names import KeyedNamer
 from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello
 
 if TYPE_CHECKING:
+    from headrace.engine.config import Verify
     from headrace.frames import Role
     from headrace.models import DType, KvDType
     from headrace.settings import WorkerSettings
@@ -54,6 +55,7 @@ def load(settings: WorkerSettings) -> Loaded:
             kv_dtype=cast("KvDType", settings.kv_dtype),
             device=device,
             block_tokens=settings.block_tokens,
+            mtp=settings.mtp > 0,
         )
     finally:
         bar.close()
@@ -73,6 +75,8 @@ def load(settings: WorkerSettings) -> Loaded:
         max_waiting=settings.max_waiting,
         context_tokens=settings.context_tokens,
         prefix_cache=settings.prefix_cache,
+        mtp=settings.mtp,
+        mtp_verify=cast("Verify", settings.mtp_verify),
     )
     # Until a router brings its key nothing is named: no request comes before its Welcome.
     engine = Engine(model, config, KeyedNamer(bytes(32), settings.block_tokens))

@@ -15,6 +15,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 KV_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 ROLES = ("prefill", "decode", "both")
+MTP_VERIFY = ("noise", "rejection")
+MOST_MTP = 3
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
@@ -50,6 +52,8 @@ class WorkerSettings:
     role: str = "both"
     transfer: bool = True  # KV may come from other workers and go to them
     transfer_host: str | None = None  # where those reach this one; None is the router link's own
+    mtp: int = 0  # tokens drafted ahead by the model's own layer; 0 is off
+    mtp_verify: str = "noise"
 
 
 def size_bytes(text: str) -> int:
@@ -201,6 +205,22 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-prefix-cache", action="store_true", help="compute every prompt from its beginning"
     )
+    group = parser.add_argument_group("Multi-token prediction")
+    group.add_argument(
+        "--mtp",
+        type=count,
+        default=0,
+        metavar="K",
+        help=f"let the model draft up to K tokens ahead, at most {MOST_MTP}, fewer or none where that does not pay; it "
+        "needs a model with a layer for it (default: 0, off)",
+    )
+    group.add_argument(
+        "--mtp-verify",
+        choices=MTP_VERIFY,
+        default="noise",
+        help="which drafts count: those that equal what is sampled without them, so that text never changes (noise); "
+        "or more of them, such that only the distribution does not change (rejection) (default: %(default)s)",
+    )
 
 
 def check_model_arguments(args: argparse.Namespace) -> None:
@@ -210,6 +230,10 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         raise SettingsError(
             f"--max-batched-tokens {args.max_batched_tokens} is less than --max-sequences "
             f"{args.max_sequences}: each running answer takes one token of every step"
+        )
+    if args.mtp > MOST_MTP:
+        raise SettingsError(
+            f"--mtp {args.mtp} is too many: at most {MOST_MTP} tokens are drafted ahead"
         )
 
 
@@ -296,6 +320,8 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         role=args.role,
         transfer=not args.no_transfer,
         transfer_host=args.transfer_host,
+        mtp=args.mtp,
+        mtp_verify=args.mtp_verify,
     )
 
 
@@ -333,6 +359,8 @@ def model_argv(args: argparse.Namespace) -> list[str]:
         "max_sequences",
         "max_batched_tokens",
         "max_waiting",
+        "mtp",
+        "mtp_verify",
     ):
         value = getattr(args, name)
         if value is not None:

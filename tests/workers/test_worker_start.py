@@ -96,6 +96,15 @@ def test_settings_that_cannot_work_end_with_their_own_status(
     assert start.run(replace(settings, **change)) == EXIT_CONFIG
 
 
+def test_a_model_without_a_drafting_layer_does_not_serve_with_mtp(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    llama = str(tiny_llama(tmp_path / "tiny"))
+    at = replace(SETTINGS, model=llama, kv_memory_bytes=1 << 20, mtp=1)
+    assert start.run(at) == EXIT_CONFIG
+    assert "llama has no layer for multi-token prediction" in caplog.text
+
+
 def test_a_router_that_sends_a_worker_away_says_why(
     settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
