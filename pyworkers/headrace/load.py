@@ -12,7 +12,7 @@ import torch
 from headrace._core import HASH_SCHEME
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.memory import kv_blocks
+from headrace.engine.memory import allocate_kv, kv_blocks
 from headrace.engine.names import KeyedNamer
 from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello
 
@@ -66,7 +66,7 @@ def load(settings: WorkerSettings) -> Loaded:
         most_blocks=-(-context // settings.block_tokens) * settings.max_sequences,
         device=torch.device(device),
     )
-    model.allocate_kv(num_blocks)
+    allocate_kv(model, num_blocks, torch.device(device))
     config = EngineConfig(
         num_blocks=num_blocks,
         block_tokens=settings.block_tokens,

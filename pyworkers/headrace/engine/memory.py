@@ -1,11 +1,15 @@
-"""How much memory the KV cache gets where nobody said."""
+"""How much memory the KV cache gets where nobody said, and what happens where there is too little."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from headrace.models import Model
 
 CPU_SHARE = 0.25  # of the memory that is available at start: other workers run beside this one
 CUDA_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations
@@ -25,6 +29,31 @@ def kv_blocks(
             f"{budget} bytes hold no KV block: one takes {block_bytes} bytes; give --kv-memory more"
         )
     return blocks if memory_bytes is not None else min(blocks, most_blocks)
+
+
+def allocate_kv(model: Model, num_blocks: int, device: torch.device) -> None:
+    """Make the cache. Raises `ValueError` when the device has not so much memory: a CPU would kill the worker later."""
+    nbytes = num_blocks * model.kv_block_bytes
+    wanted = f"a KV cache of {num_blocks} blocks takes {nbytes / 2**30:.1f} GiB"
+    if device.type == "cpu" and nbytes > (there := machine_bytes()):
+        raise ValueError(
+            f"{wanted}, this machine has {there / 2**30:.1f} GiB; give --kv-memory less"
+        )
+    try:
+        model.allocate_kv(num_blocks)
+    except (OSError, torch.OutOfMemoryError) as error:
+        raise ValueError(
+            f"{wanted}, which {device} does not have: {error}; give --kv-memory less"
+        ) from error
+
+
+def machine_bytes() -> int:
+    """Memory of the machine, or what its control group allows of it."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    limit = _lines(Path("/sys/fs/cgroup") / "memory.max")
+    if limit and limit[0].isdigit():
+        limits.append(int(limit[0]))
+    return min(limits)
 
 
 def _free_share_bytes(device: torch.device) -> int:
