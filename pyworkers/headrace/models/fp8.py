@@ -32,7 +32,10 @@ def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
 def dequantise(scaled: Scaled, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
     """The weight in float32. `weight` may be a part of what the scales are for, from that row and column on."""
     rows, columns = scaled.weight.shape[-2:]
-    row_blocks = torch.arange(first_row, first_row + rows) // BLOCK
-    column_blocks = torch.arange(first_column, first_column + columns) // BLOCK
-    scales = scaled.scale_inv[..., row_blocks, :][..., column_blocks]
-    return scaled.weight.to(torch.float32).mul_(scales)
+    scales = scaled.scale_inv[..., torch.arange(first_column, first_column + columns) // BLOCK]
+    result = scaled.weight.to(torch.float32)
+    for block in range(first_row // BLOCK, -(-(first_row + rows) // BLOCK)):
+        start = max(block * BLOCK - first_row, 0)
+        stop = min((block + 1) * BLOCK - first_row, rows)
+        result[..., start:stop, :] *= scales[..., block, None, :]
+    return result
