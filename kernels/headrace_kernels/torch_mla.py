@@ -1,8 +1,7 @@
 """The torch backend of latent attention, experts and drafting: Triton kernels on a GPU, or their torch references.
 
-All rows attend absorbed, so that a row's bits are the same however its prompt was cut. Where a batch says which rows
-are prompt (`Batch.prompt_lens`), those expand keys and values first, which a GPU does in a third of the time: then
-prompt and answer have each their own arithmetic, again whatever the cut.
+Prompt rows, where a batch says which they are (`Batch.prompt_lens`), make keys and values of the latents first, which
+takes a third of the arithmetic; all others attend absorbed. Either kind has the same bits however its step was cut.
 """
 
 from __future__ import annotations

@@ -75,6 +75,7 @@ class BatchBuilder:
         prompt_rows: list[tuple[Sequence, NDArray[np.int32]]] = []
         other_rows: list[NDArray[np.int32]] = []
         seats, computed, counts, tokens = [0] * count, [0] * count, [0] * count, [0] * count
+        prompt_lens = np.fromiter((item.sequence.prompt_len for item in work), np.int32, count)
         chunks: list[tuple[int, NDArray[np.int32]]] = []
         draft_rows: list[int] = []
         drafts: list[int] = []
@@ -128,5 +129,6 @@ class BatchBuilder:
             context_lens=context_lens,
             block_tables=self.tables(seat_of, int(context_lens.max())),
             logit_rows=np.concatenate([logit_rows, *other_rows]),
+            prompt_lens=prompt_lens,
         )
         return Prepared(batch, seat_of, sampled, rows_of, prompt_rows)

@@ -27,8 +27,8 @@ class Batch:
     ]  # [seqs], KV tokens after this step, the step's own rows included
     block_tables: NDArray[np.int32]  # [seqs, max_blocks], unused entries 0
     logit_rows: NDArray[np.int32]  # [n], rows whose logits are wanted
-    # [seqs], tokens of a sequence that are its prompt, which a GPU may compute in another way than the answer; None:
-    # all rows in one way
+    # [seqs], tokens of a sequence that are its prompt, which a GPU computes in another way than the answer; None: all
+    # rows in the way of the answer
     prompt_lens: NDArray[np.int32] | None = None
 
     @property
