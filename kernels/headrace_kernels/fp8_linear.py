@@ -59,7 +59,7 @@ def fp8_matrix(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Fp8Matrix:
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _fp8_linear_kernel(
     x_ptr, x_scale_ptr, weight_ptr, scale_ptr, row_block_ptr, y_ptr, rows, n_out, n_in, in_blocks,
     ROWS_TILE: tl.constexpr, OUT_TILE: tl.constexpr, BLOCK: tl.constexpr, INTERPRET: tl.constexpr,

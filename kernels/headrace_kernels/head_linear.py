@@ -21,7 +21,7 @@ OUT_TILE = 64
 IN_TILE = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _head_linear_kernel(
     x_ptr, weight_ptr, y_ptr, rows, n_in, n_out,
     x_row, x_head, weight_head, weight_in, weight_out,

@@ -22,7 +22,7 @@ OUT_TILE = 64
 IN_TILE = 64
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows"])
 def _linear_kernel(
     x_ptr, weight_ptr, y_ptr, rows, n_out, n_in,
     ROWS_TILE: tl.constexpr, OUT_TILE: tl.constexpr, IN_TILE: tl.constexpr, INTERPRET: tl.constexpr,

@@ -16,7 +16,7 @@ import triton.language as tl
 from headrace_kernels.interpret import INTERPRET, narrow
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["spans", "places"])
 def _merge_spans_kernel(
     part_ptr, lse_ptr, out_ptr, spans, places,
     DIM: tl.constexpr, DIM_TILE: tl.constexpr, INTERPRET: tl.constexpr,

@@ -35,7 +35,7 @@ LAUNCH = {"num_warps": 8, "num_stages": 2}  # a guess, not tuned yet
 PART_BYTES = 1 << 29  # of spans that wait to be merged; more rows take turns
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_blocks", "row_start"])
 def _attend_latent_kernel(
     latent_ptr, q_ptr, cache_ptr, tables_ptr, seqs_ptr, positions_ptr, first_keys_ptr, part_ptr, lse_ptr,
     scale, max_blocks, row_start, q_row,

@@ -105,7 +105,7 @@ def prefill_plan(
     return PrefillPlan(list(seq_starts), list(context_lens), launches, tensor)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["lens_ptr", "pieces_ptr", "ends_ptr", "span", "max_blocks"])
 def _gather_kernel(
     cache_ptr, tables_ptr, lens_ptr, pieces_ptr, ends_ptr, latent_ptr, key_ptr, span, max_blocks,
     KV_LORA: tl.constexpr, ROPE: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
@@ -135,7 +135,16 @@ def _gather_kernel(
     tl.store(key_ptr + target[:, None] * ROPE + d[None, :], key.to(dtype), mask=mask)
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "lens_ptr",
+        "pieces_ptr",
+        "ends_ptr",
+        "tile_pieces_ptr",
+        "tile_rows_ptr",
+        "span",
+    ]
+)
 def _attend_expanded_kernel(
     q_ptr, expanded_ptr, key_ptr, starts_ptr, lens_ptr, first_keys_ptr, pieces_ptr, ends_ptr,
     tile_pieces_ptr, tile_rows_ptr, acc_ptr, lse_ptr, scale, span,

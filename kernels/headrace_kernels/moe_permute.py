@@ -27,7 +27,7 @@ class Permutation(NamedTuple):
     places: torch.Tensor
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def _permute_kernel(
     ids_ptr, offsets_ptr, pairs_ptr, places_ptr, count, EXPERTS: tl.constexpr, TILE: tl.constexpr
 ):

@@ -31,7 +31,7 @@ SPAN = (
 )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "max_blocks"])
 def _attend_span_kernel(
     q_ptr, k_ptr, v_ptr, tables_ptr, starts_ptr, lens_ptr, tile_seq_ptr, tile_row_ptr, part_ptr, lse_ptr,
     scale, rows, max_blocks,
