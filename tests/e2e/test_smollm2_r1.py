@@ -1,0 +1,57 @@
+"""The default model on the R1 path, served: OpenAI clients get the same text with and without drafting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from helpers.serving import Server, serving
+
+pytestmark = pytest.mark.real_model
+
+QUESTIONS = ["What is the capital of France?", "Write two sentences about rivers."]
+
+
+def answers(server: Server) -> list[str | None]:
+    """Greedy and seeded ones, whole and streamed."""
+    assert server.model == "smollm2-r1"
+    texts: list[str | None] = []
+    for question in QUESTIONS:
+        messages: list[Any] = [{"role": "user", "content": question}]
+        for temperature, seed in ((0.0, 0), (0.8, 7)):
+            whole = server.client.chat.completions.create(
+                model=server.model,
+                messages=messages,
+                max_tokens=48,
+                temperature=temperature,
+                seed=seed,
+            )
+            texts.append(whole.choices[0].message.content)
+            stream = server.client.chat.completions.create(
+                model=server.model,
+                messages=messages,
+                max_tokens=48,
+                temperature=temperature,
+                seed=seed,
+                stream=True,
+            )
+            pieces = [chunk.choices[0].delta.content or "" for chunk in stream if chunk.choices]
+            assert "".join(pieces) == texts[-1]
+    return texts
+
+
+def test_the_same_text_with_and_without_drafting() -> None:
+    with serving("smollm2-r1", "--mtp", "0") as server:
+        expected = answers(server)
+    assert "Paris" in str(expected[0])
+    with serving("smollm2-r1", "--mtp", "2") as server:
+        assert answers(server) == expected
+        usage = server.client.chat.completions.create(
+            model=server.model,
+            messages=[{"role": "user", "content": QUESTIONS[1]}],
+            max_tokens=48,
+            temperature=0.0,
+        ).usage
+        assert usage is not None and usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.accepted_prediction_tokens  # it did draft
