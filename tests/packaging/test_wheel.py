@@ -42,6 +42,7 @@ def test_the_wheel_holds_both_packages_and_the_extension(tmp_path: Path) -> None
         "headrace/cli.py",
         "headrace/py.typed",
         "headrace/models/__init__.py",
+        "headrace/models/data/smollm2_mtp.safetensors",
         "headrace_kernels/__init__.py",
         f"{info}/licenses/LICENSE",
     ):
@@ -64,6 +65,7 @@ def test_the_source_archive_can_build_everything(tmp_path: Path) -> None:
         "kernels/native/Cargo.toml",
         "pyproject.toml",
         "pyworkers/headrace/cli.py",
+        "pyworkers/headrace/models/data/smollm2_mtp.safetensors",
         "pyworkers/headrace_kernels/__init__.py",
         "router/Cargo.toml",
     ):

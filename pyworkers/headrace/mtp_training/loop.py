@@ -19,7 +19,7 @@ from headrace.mtp_training.loss import Distill
 from headrace.mtp_training.module import MtpHead
 from headrace.mtp_training.writer import Written
 
-SECOND_PASS_FROM, THIRD_PASS_FROM = 0.5, 0.75  # shares of the steps; guesses
+SECOND_PASS_FROM, THIRD_PASS_FROM = 0.5, 0.8  # shares of the steps; guesses
 POINT_STEPS = 10  # of the curve
 
 
@@ -29,9 +29,9 @@ class StateError(ValueError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    epochs: float = 6.0
+    epochs: float = 3.0
     batch_rows: int = 3072  # padded
-    learning_rate: float = 1e-3
+    learning_rate: float = 5e-4
     warm_up: float = 0.05  # share of all steps
     passes: int = 3  # drafts in a row, at the end; they join one after the other
     pass_weight: float = 0.7  # of a pass, relative to the one before it
@@ -79,7 +79,8 @@ def passes_of(step: int, steps: int, s: TrainSettings) -> int:
 def optimizers_of(head: MtpHead, s: TrainSettings) -> list[torch.optim.Optimizer]:
     """Muon for the matrices, AdamW for the norms.
 
-    Measured on 32 k tokens, 54 steps: 3.1 nats after Muon, 5.8 after AdamW at the same rate, for 60 % more time.
+    Measured on held-out text after 24 steps from the same start, 3.16 nats: Muon at 4e-4 gives 2.83, AdamW at 5e-4
+    3.12; Muon's steps take a quarter longer.
     """
     matrices = [p for p in head.parameters() if p.ndim == 2]
     vectors = [p for p in head.parameters() if p.ndim == 1]

@@ -22,7 +22,6 @@ from headrace.mtp_training.writer import Written
 
 RIDGE = 1e-3  # of the mean square of the inputs; 1e-2 was measured worse
 ROWS = 4096  # of a batch
-SEQUENCES = 512  # that the regressions see; about 100 k tokens for 2 k unknowns a column
 
 Parts = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
@@ -71,7 +70,6 @@ def fit(
     progress: Callable[[int, int], None],
 ) -> None:
     """Set eh_proj, o_proj and down_proj of a fresh head by least squares, one after the other."""
-    sequences = sequences[:: -(-len(sequences) // SEQUENCES)]
     lengths = np.array([len(s.tokens) - 2 for s in sequences], np.int64)
     plan = batch_plan(lengths, ROWS, seed=0)
     device = str(embedding.device)
