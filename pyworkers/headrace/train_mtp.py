@@ -7,6 +7,7 @@ thought is kept, the head learns to foresee it, and acceptance is measured on he
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import re
 import shlex
@@ -103,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
                 ".txt with blank lines between them or .jsonl, .gz or not; may be given several times",
             )
     learning = made.add_argument_group("training").add_argument
+    learning("--start", type=Path, help="a head file to train on, in place of a fresh head")
     learning("--ffn", type=int, default=1024, help="neurons of the head (1024)")
     what = "how many tokens can be drafted, the most frequent ones (8192)"
     learning("--draft-vocabulary", type=int, default=8192, help=what)
@@ -161,7 +163,12 @@ def run(args: argparse.Namespace, command: str) -> None:
         hidden_weight=args.hidden_weight,
         seed=args.seed,
     )
-    head = fresh_head(checkpoint, args.ffn).to(device)
+    data_digest = training.digest
+    if args.start is None:
+        head = fresh_head(checkpoint, args.ffn).to(device)
+    else:
+        head = read_head(args.start, checkpoint)[0].to(device)
+        data_digest += hashlib.sha256(args.start.read_bytes()).hexdigest()[:16]
     embedding, draft_head = frozen(checkpoint, vocabulary, device)
     parameters = sum(p.numel() for p in head.parameters())
     print(
@@ -170,7 +177,7 @@ def run(args: argparse.Namespace, command: str) -> None:
     )
     began_s = time.monotonic()
     state_path = args.out / "state.pt"
-    if not state_path.exists():
+    if args.start is None and not state_path.exists():
         fit(head, embedding, training.sequences, vocabulary, Bar("least squares"))
     curve = train(
         head,
@@ -180,7 +187,7 @@ def run(args: argparse.Namespace, command: str) -> None:
         vocabulary,
         settings,
         state_path,
-        data_digest=training.digest,
+        data_digest=data_digest,
         save_every=SAVE_EVERY,
         progress=Bar("training").step,
     )

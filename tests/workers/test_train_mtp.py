@@ -127,6 +127,24 @@ def test_training_goes_on_to_the_same_bits(
     assert (parts / "mtp.safetensors").read_bytes() == (whole / "mtp.safetensors").read_bytes()
 
 
+def test_a_head_is_trained_on(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(model, out) == 0
+    first = (out / "mtp.safetensors").rename(tmp_path / "first.safetensors")
+    more = ("--start", str(first), "--epochs", "1", "--learning-rate", "1e-3")
+    assert run(model, out, *more) == 1
+    assert "belongs to other settings or data" in capsys.readouterr().err
+    (out / "state.pt").unlink()
+    before = json.loads((out / "mtp.json").read_text())["curve"]
+    assert run(model, out, *more) == 0
+    after = json.loads((out / "mtp.json").read_text())["curve"]
+    assert after[0]["by_pass"][0] < before[0]["by_pass"][0]
+    assert run(model, out, "--start", str(tmp_path / "none.safetensors")) == 1
+    assert "none.safetensors: cannot be read" in capsys.readouterr().err
+
+
 def test_text_does_not_depend_on_where_the_writing_stopped(model: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert run(model, out) == 0
