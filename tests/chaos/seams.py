@@ -152,5 +152,5 @@ class Seams:
         """Seed and generated tokens of each request that the engine has."""
         if self.engine is None:
             return []
-        sequences = list(self.engine._sequences.values())
+        sequences = list(self.engine._requests.here.values())
         return [(sequence.sampling.seed, len(sequence.generated)) for sequence in sequences]

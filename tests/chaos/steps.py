@@ -39,6 +39,7 @@ def wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
 def _install_intake(seams: Seams) -> None:
     """A request comes, gets its blocks, and gives them back."""
     from headrace.engine.engine import Engine
+    from headrace.engine.requests import Requests
     from headrace.engine.schedule import Scheduler
 
     reach, tell = seams.reach, seams.control.send
@@ -66,17 +67,17 @@ def _install_intake(seams: Seams) -> None:
     def ended(sequence: Any) -> None:
         tell(event="end", seed=_seed(sequence), generated=len(sequence.generated))
 
-    def end(original: Any, engine: Any, sequence: Any) -> Any:
-        blocks = original(engine, sequence)
+    def end(original: Any, requests: Any, sequence: Any) -> Any:
+        blocks = original(requests, sequence)
         if blocks is not None:
             ended(sequence)
         return blocks
 
     def moved(original: Any, engine: Any, key: Any) -> Any:
         """The mover has stopped: only now blocks of a request that ended are free."""
-        leaving = engine._leaving.get(key)
-        if leaving is None and key in engine._sequences:
-            reach("released", _seed(engine._sequences[key]))
+        leaving = engine._requests.leaving.get(key)
+        if leaving is None and key in engine._requests.here:
+            reach("released", _seed(engine._requests.here[key]))
         blocks = original(engine, key)
         if leaving is not None:
             ended(leaving)
@@ -85,13 +86,14 @@ def _install_intake(seams: Seams) -> None:
     wrap(Engine, "__init__", init)
     wrap(Engine, "submit", submit)
     wrap(Scheduler, "_take_blocks", take_blocks)
-    wrap(Engine, "_end", end)
+    wrap(Requests, "end", end)
     wrap(Engine, "pulled", moved)
     wrap(Engine, "pull_failed", moved)
 
 
 def _install_compute(seams: Seams) -> None:
-    """Prompts are computed chunk by chunk, tokens one by one."""
+    """Prompts are computed chunk by chunk, tokens one by one, or several where they were drafted."""
+    from headrace.engine.answering import Answering
     from headrace.engine.engine import Engine
 
     reach = seams.reach
@@ -109,21 +111,23 @@ def _install_compute(seams: Seams) -> None:
             if work.sequence.remaining > 1:
                 reach("chunk", _seed(work.sequence))
 
-    def accept(original: Any, engine: Any, sequence: Any, *args: Any) -> None:
+    def tokens(original: Any, answering: Any, chosen: Any, result: Any) -> None:
+        sequence = chosen.sequence
         seed = _seed(sequence)
-        if sequence.total + 1 >= sequence.limit:
+        if sequence.total >= sequence.limit:
             reach("last step", seed)
-        original(engine, sequence, *args)
+        original(answering, chosen, result)
         if seed in seams.to_begin:
             seams.to_begin.discard(seed)
             seams.control.send(event="began", seed=seed)
         generated = len(sequence.generated)
-        if generated == 1:
-            reach("first token", seed)
-        reach(f"token {generated}", seed)
+        for number in range(generated - len(chosen.ids) + 1, generated + 1):
+            if number == 1:
+                reach("first token", seed)
+            reach(f"token {number}", seed)
 
     wrap(Engine, "_compute", compute)
-    wrap(Engine, "_accept", accept)
+    wrap(Answering, "tokens", tokens)
 
 
 def _install_links(seams: Seams) -> None:
@@ -234,14 +238,14 @@ def _seed(sequence: Any) -> int:
 
 def _seed_of(seams: Seams, key: Any) -> int | None:
     """Of a request by its key; None if it has ended."""
-    sequence = seams.engine._sequences.get(key)
+    sequence = seams.engine._requests.get(key)
     return None if sequence is None else _seed(sequence)
 
 
 def _seed_of_blocks(seams: Seams, blocks: Any) -> int | None:
     """Of the request whose blocks these are."""
     wanted = set(blocks[:1])
-    for sequence in seams.engine._sequences.values():
+    for sequence in seams.engine._requests.here.values():
         if wanted & set(sequence.blocks):
             return _seed(sequence)
     return None

@@ -78,13 +78,13 @@ def two_tokens(
         sampler._seed[:] = np.arange(start, start + BATCH)
         drafts = np.zeros((BATCH, 1 + most), dtype=np.int32)
         for depth in range(1, 1 + most):
-            rows = Rows(sequences, np.full(BATCH, depth), drafts[:, :depth].ravel())
+            rows = Rows.of(sequences, np.full(BATCH, depth), drafts[:, :depth].ravel())
             after = np.zeros(BATCH, np.int64) if depth == 1 else drafts[:, depth - 1] + 1
             guess = torch.from_numpy(np.ascontiguousarray(module[after][:, head.ids]))
             drafts[:, depth] = sampler.draft(guess, rows, head)
             if rejection:
                 check.drafted(guess, rows)
-        rows = Rows(sequences, np.full(BATCH, 1 + most), drafts.ravel())
+        rows = Rows.of(sequences, np.full(BATCH, 1 + most), drafts.ravel())
         after = drafts.astype(np.int64) + 1
         after[:, 0] = 0
         logits = torch.from_numpy(model[after.ravel()])

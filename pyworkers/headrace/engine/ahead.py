@@ -10,7 +10,6 @@ only; what goes to another worker is never one of them.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from headrace.engine.block_pool import BlockPool
@@ -36,15 +35,12 @@ class Ahead:
         """
         most = self.most
         wanted = [len(item.sequence.drafts) for item in work]
-        while most > 0 and sum(min(count, most) for count in wanted) > rows:
+        while most > 0 and sum([min(count, most) for count in wanted]) > rows:
             most -= 1
         taken = 0
-        for place, item in enumerate(work):
-            drafts = min(wanted[place], most)
-            drafts = self._reserve(item.sequence, drafts, running)
-            if drafts > 0:
-                work[place] = replace(item, drafts=drafts)
-                taken += drafts
+        for item, drafts in zip(work, wanted, strict=True):
+            item.drafts = self._reserve(item.sequence, min(drafts, most), running)
+            taken += item.drafts
         return taken
 
     def begin(self, sequence: Sequence, rows: int, running: int) -> int:
@@ -92,6 +88,8 @@ class Ahead:
         if sequence.hand_off_ms is not None:
             return 0  # it ends with its first token, and its blocks are known to others
         known = sequence.total + drafts  # tokens whose KV this step writes, if it ends the prompt
+        if known + self.most <= len(sequence.blocks) * self._block_tokens:
+            return drafts
         wanted = min(known + self.most, sequence.limit)
         missing = -(-wanted // self._block_tokens) - len(sequence.blocks)
         while missing > 0 and self._pool.available > running:

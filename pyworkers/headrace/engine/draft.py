@@ -144,7 +144,8 @@ class Drafter:
         row_of = rows[owners] + positions - before[owners]  # of the same token in the batch
         tokens = batch.tokens[np.minimum(row_of, batch.rows - 1)]
         newest = np.flatnonzero(positions == after[owners])
-        tokens[newest] = [_token(sequences[owner], int(after[owner])) for owner in owners[newest]]
+        ends = zip(owners[newest].tolist(), positions[newest].tolist(), strict=True)
+        tokens[newest] = [_token(sequences[owner], end) for owner, end in ends]
         tails = self._builder.blocks(seats[owners], np.maximum(before[owners] - 1, 0))
         hidden_from = np.where(positions == before[owners], -1 - tails, row_of - 1)
         return not self._draft(
@@ -182,14 +183,16 @@ class Drafter:
             )
         )
         guesses = np.zeros((len(drafting), self._most + 1), dtype=np.int64)
+        totals = np.fromiter((known.sequences[p].total for p in drafting), np.int64, len(drafting))
         depth, hidden_from = 1, last_rows[drafting]
         going = np.arange(len(drafting))  # places in `drafting`
         prompts = int(counts.max()) > self._most + 1
         while len(going):
             some = drafting[going]
-            sequences = [known.sequences[place] for place in some]
             rows = Rows(
-                sequences,
+                [known.sequences[place] for place in some.tolist()],
+                known.seats[some],
+                totals[going],
                 np.full(len(some), depth),
                 guesses[going, :depth].ravel().astype(np.int32),
             )

@@ -361,9 +361,9 @@ class Engine:
         ended: set[Sequence] = set()
         for chosen in computed.chosen:
             sequence = chosen.sequence
-            for token in chosen.ids:
-                sequence.generated.append(token)
-                if sequence.penalties is not None:
+            sequence.generated += chosen.ids
+            if sequence.penalties is not None:
+                for token in chosen.ids:
                     sequence.penalties.add(token)
             if len(chosen.ids) > 1:  # the rows of accepted drafts
                 sequence.computed += len(chosen.ids) - 1

@@ -117,14 +117,13 @@ class Forward:
         if not step.sampled:
             return []
         drafts = step.batch.tokens[step.batch.logit_rows[: len(logits)]]
-        rows = Rows(step.sampled, step.sampled_rows, drafts)
+        rows = Rows.of(step.sampled, step.sampled_rows, drafts)
         sampled = self._sampler.sample(logits, rows)
         if self._rejection is not None:
             self._rejection.judge(logits, rows, sampled)
         counts = kept(rows, sampled.ids)
         if self.adaptive is not None:
-            seats = np.fromiter((s.seat for s in step.sampled), np.int64, len(step.sampled))
-            self.adaptive.checked(seats, rows.counts - 1, np.maximum(counts - 1, 0))
+            self.adaptive.checked(rows.seats, rows.counts - 1, np.maximum(counts - 1, 0))
         chosen = choose(rows, sampled.ids, counts)
         return self._with_logprobs(sampled, rows, chosen) if sampled.raw is not None else chosen
 

@@ -32,8 +32,7 @@ class Rejection:
 
     def drafted(self, logits: torch.Tensor, rows: Rows) -> None:
         """Drafts for the last row of each sequence were just drawn from these `logits`."""
-        last = rows.starts + rows.counts - 1
-        seats, positions = (part[last] for part in rows.places())
+        seats, positions = rows.last()
         drawn = np.flatnonzero(self._sampler.draws_tokens(seats))
         for some in _parts(drawn, logits.shape[1]):
             own = _rows(logits, some)

@@ -85,14 +85,23 @@ class Rows:
     """Rows of logits: `counts[i]` successive positions of `sequences[i]`, the first one after all its tokens."""
 
     sequences: list[Sequence]
-    counts: NDArray[np.int64]
+    seats: NDArray[np.int64]  # [sequences]
+    totals: NDArray[np.int64]  # [sequences], tokens so far
+    counts: NDArray[np.int64]  # [sequences]
     drafts: NDArray[np.int32]  # [rows], the draft before each row; means nothing for a first row
+
+    @staticmethod
+    def of(sequences: list[Sequence], counts: NDArray[np.int64], drafts: NDArray[np.int32]) -> Rows:
+        count = len(sequences)
+        seats = np.fromiter((s.seat for s in sequences), dtype=np.int64, count=count)
+        totals = np.fromiter((s.total for s in sequences), dtype=np.int64, count=count)
+        return Rows(sequences, seats, totals, counts, drafts)
 
     @staticmethod
     def one_each(sequences: list[Sequence]) -> Rows:
         """The next position of each sequence."""
         count = len(sequences)
-        return Rows(sequences, np.ones(count, np.int64), np.zeros(count, np.int32))
+        return Rows.of(sequences, np.ones(count, np.int64), np.zeros(count, np.int32))
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -106,10 +115,11 @@ class Rows:
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """[rows] each: the seat, and the position whose token is chosen."""
-        count = len(self.sequences)
-        seats = np.fromiter((s.seat for s in self.sequences), dtype=np.int64, count=count)
-        totals = np.fromiter((s.total for s in self.sequences), dtype=np.int64, count=count)
-        return np.repeat(seats, self.counts), spread(totals, self.counts)
+        return np.repeat(self.seats, self.counts), spread(self.totals, self.counts)
+
+    def last(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of the last row of each sequence."""
+        return self.seats, self.totals + self.counts - 1
 
 
 @dataclass(slots=True)
@@ -191,8 +201,7 @@ class Sampler:
 
         The noise is that of the same position, so that a good guess of the logits is a good guess of the draw.
         """
-        last = np.cumsum(rows.counts) - 1
-        seats, positions = (part[last] for part in rows.places())
+        seats, positions = rows.last()
         self._edit(logits, rows, seats, head)
         columns, best = narrow.argmax(logits)
         ids = head.ids[columns]

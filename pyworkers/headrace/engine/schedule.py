@@ -33,7 +33,7 @@ LOOK_PAST = 64  # waiting sequences passed over in one step because their prefix
 PROMPT_LOGPROBS_CHUNK = 128  # rows of a step whose logits are kept for one prompt; bounds memory
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Work:
     """`count` tokens of `sequence`, from `sequence.computed` on, and so many of its `drafts`."""
 

@@ -74,24 +74,25 @@ class Sequence:
     export: Export | None = None  # from the admission on, with `hand_off_ms`
     lease_end_s: float | None = None  # set once its first token is out
     arriving: Arriving | None = None  # its KV comes from another worker; None once it runs
+    prompt_len: int = field(init=False)
 
-    @property
-    def prompt_len(self) -> int:
-        return len(self.prompt)
+    def __post_init__(self) -> None:
+        self.prompt_len = len(self.prompt)
 
     @property
     def total(self) -> int:
-        return len(self.prompt) + len(self.generated)
+        return self.prompt_len + len(self.generated)
 
     @property
     def remaining(self) -> int:
         """Tokens to compute before the next one can be chosen."""
-        return len(self.prompt) + len(self.generated) - self.computed
+        return self.prompt_len + len(self.generated) - self.computed
 
     @property
     def decodes(self) -> bool:
         """Its newest token is all that is left to compute."""
-        return self.remaining == 1 and bool(self.generated)
+        count = len(self.generated)
+        return count > 0 and self.prompt_len + count - self.computed == 1
 
     @property
     def order(self) -> tuple[int, int]:

@@ -51,7 +51,7 @@ def choose(rows: Rows, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> lis
         start = starts[place]
         tokens = every[start : start + count]
         finish: Finish | None = None
-        if sequence.stop_ids:
+        if sequence.stop_ids and not sequence.stop_ids.isdisjoint(tokens):
             for end, token in enumerate(tokens, 1):
                 if token in sequence.stop_ids:
                     tokens, finish = tokens[:end], "stop"
