@@ -5,6 +5,7 @@ use std::sync::Arc;
 use headrace_kernels::attention::KvShape;
 use headrace_kernels::mla::{self, MlaShape};
 use headrace_kernels::moe::{self, ExpertParts};
+use headrace_kernels::op::{self, RecordError};
 use headrace_kernels::program::{self, AttentionConfig};
 use headrace_kernels::routing::Routing;
 use headrace_kernels::rows::Rope;
@@ -199,7 +200,7 @@ impl Experts {
 }
 
 #[pyclass(frozen, module = "headrace._core")]
-pub(crate) struct Value(program::Value);
+pub(crate) struct Value(op::Value);
 
 #[pyclass(module = "headrace._core")]
 pub(crate) struct Program(program::Program);
@@ -211,7 +212,7 @@ impl Program {
     }
 }
 
-fn recorded(value: Result<program::Value, program::RecordError>) -> PyResult<Value> {
+fn recorded(value: Result<op::Value, RecordError>) -> PyResult<Value> {
     value.map(Value).map_err(value_error)
 }
 

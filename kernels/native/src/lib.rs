@@ -9,15 +9,17 @@
 //! everywhere. The few sums across lanes use a fixed tree over sixteen of them. `exp`, `sin` and `cos` are
 //! our own polynomials, because those of the system differ between machines.
 //!
-//! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the only inner loop), [`weight`] and
-//! [`linear`], [`rows`], [`attention`] and [`mla`], [`routing`] and [`moe`], then [`program`], which records a whole
-//! model, and [`run`], which runs it for a [`step`].
+//! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the only inner loop), [`weight`], [`product`] and
+//! [`linear`], [`rows`], [`attention`] and [`mla`], [`routing`] and [`moe`], then [`program`], which records the [`op`]s
+//! of a whole model, and [`run`], which runs it for a [`step`].
 
 pub mod attention;
 pub mod linear;
 pub mod math;
 pub mod mla;
 pub mod moe;
+pub mod op;
+pub mod product;
 pub mod program;
 pub mod routing;
 pub mod rows;

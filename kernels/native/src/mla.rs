@@ -13,7 +13,7 @@
 use std::ops::Range;
 
 use crate::attention::{self, Attention, KvShape, SequenceRows};
-use crate::linear::{self, Finish, Product, RowsAt};
+use crate::product::{self, Finish, Product, RowsAt};
 use crate::rows::{self, Store};
 use crate::simd::Level;
 use crate::weight::{Dtype, Elements, Weight};
@@ -185,7 +185,7 @@ impl MlaAttention<'_> {
         mut self,
         level: Level,
         sequences: &(impl Iterator<Item = SequenceRows<'s>> + Clone),
-        linear: &mut linear::Scratch,
+        linear: &mut product::Scratch,
         scratch: &mut Scratch,
     ) {
         let width = self.shape.heads * self.shape.query_dim();
@@ -211,7 +211,7 @@ impl MlaAttention<'_> {
         &self,
         level: Level,
         rows: Range<usize>,
-        linear: &mut linear::Scratch,
+        linear: &mut product::Scratch,
         queries: &mut Vec<f32>,
     ) {
         let Some(keys) = &self.kv_b.keys else { return };
@@ -223,6 +223,7 @@ impl MlaAttention<'_> {
                 x: &self.q[rows.start * heads * from..],
                 x_at: RowsAt { start: index * from, stride: heads * from, ids: None },
                 rows: rows.len(),
+                x_packed: false,
                 weight: keys,
                 index,
                 y: &mut *queries,
@@ -264,7 +265,7 @@ impl MlaAttention<'_> {
         &mut self,
         level: Level,
         rows: Range<usize>,
-        linear: &mut linear::Scratch,
+        linear: &mut product::Scratch,
         latents: &[f32],
     ) {
         let MlaShape { heads, kv_lora_rank: rank, v_dim, .. } = *self.shape;
@@ -273,6 +274,7 @@ impl MlaAttention<'_> {
                 x: latents,
                 x_at: RowsAt { start: index * rank, stride: heads * rank, ids: None },
                 rows: rows.len(),
+                x_packed: false,
                 weight: &self.kv_b.values,
                 index,
                 y: &mut self.out[rows.start * heads * v_dim..],

@@ -1,14 +1,20 @@
 //! A layer of experts: each row goes through the few that it chooses, and their outputs are added.
 //!
 //! An element is `((residual + y_a) + y_b) + ...` over the row's experts in ascending order, where `y_e` is one sum as
-//! in [`crate::linear`] over the expert's `weight * silu(gate) * up`. So it does not depend on which other rows chose
+//! in [`crate::product`] over the expert's `weight * silu(gate) * up`. So it does not depend on which other rows chose
 //! the same expert, although the products go over all rows of an expert at once.
 
-use crate::linear::{self, Finish, Linear, Product, RowsAt};
+use std::ops::Range;
+
+use crate::linear::Linear;
+use crate::product::{self, Finish, Product, RowsAt};
 use crate::routing::{self, Routing, RoutingError};
 use crate::rows;
 use crate::simd::Level;
 use crate::weight::{Dtype, Elements, Weight};
+
+/// Floats of `[gate | up]` that are kept at once, so that they stay in a second-level cache.
+const ROOM: usize = 64 * 1024;
 
 /// The router and the experts of one layer.
 #[derive(Debug)]
@@ -135,6 +141,19 @@ impl Scratch {
             }
         }
     }
+
+    /// Where the rows of an expert are in `rows` and `weights`.
+    fn rows_of(&self, expert: usize) -> Range<usize> {
+        let start = if expert == 0 { 0 } else { self.ends[expert - 1] };
+        start..self.ends[expert]
+    }
+
+    /// Experts from `first` on that have no more than `most` rows together; at least one.
+    fn run(&self, first: usize, most: usize) -> Range<usize> {
+        let start = self.rows_of(first).start;
+        let more = self.ends[first + 1..].iter().take_while(|end| **end - start <= most).count();
+        first..first + 1 + more
+    }
 }
 
 /// One layer over some rows.
@@ -154,8 +173,8 @@ impl Moe<'_> {
     /// Computes `y`.
     /// # Panics
     /// If lengths do not fit.
-    pub fn compute(self, level: Level, linear: &mut linear::Scratch, scratch: &mut Scratch) {
-        let Experts { routing, gate, bias, gate_up, down } = self.experts;
+    pub fn compute(mut self, level: Level, linear: &mut product::Scratch, scratch: &mut Scratch) {
+        let Experts { routing, gate, bias, down, .. } = self.experts;
         let (hidden, width) = (down.n(), down.k());
         assert!(self.x.len().is_multiple_of(hidden), "whole rows");
         self.y.copy_from_slice(self.residual);
@@ -171,46 +190,76 @@ impl Moe<'_> {
             routing.route(scores, bias, &mut scratch.routing, to);
         }
         scratch.sort(routing.experts, routing.top_k);
-        let mut start = 0;
-        for (expert, end) in scratch.ends.iter().enumerate() {
-            let ids = &scratch.rows[start..*end];
-            let weights = &scratch.weights[start..*end];
-            start = *end;
+        let mut first = 0;
+        while first < routing.experts {
+            let run = scratch.run(first, ROOM / (2 * width));
+            first = run.end;
+            self.run(level, run, linear, scratch);
+        }
+    }
+
+    /// Adds the outputs of some consecutive experts. All of their `gate_up` comes before all of their `down`: so a lone
+    /// row reads long streams, not a little here and a little there.
+    fn run(
+        &mut self,
+        level: Level,
+        run: Range<usize>,
+        linear: &mut product::Scratch,
+        scratch: &mut Scratch,
+    ) {
+        let Experts { gate_up, down, .. } = self.experts;
+        let (hidden, width) = (down.n(), down.k());
+        let all = scratch.rows_of(run.start).start..scratch.rows_of(run.end - 1).end;
+        if all.is_empty() {
+            return;
+        }
+        let mut both = std::mem::take(&mut scratch.gate_up);
+        let mut middle = std::mem::take(&mut scratch.middle);
+        let gate_ups = reserve(&mut both, all.len() * 2 * width);
+        let mut packed: &[u32] = &[];
+        for expert in run.clone() {
+            let rows = scratch.rows_of(expert);
+            let ids = &scratch.rows[rows.clone()];
             if ids.is_empty() {
                 continue;
             }
-            let at = RowsAt { start: 0, stride: hidden, ids: Some(ids) };
-            let both = reserve(&mut scratch.gate_up, ids.len() * 2 * width);
             let product = Product {
                 x: self.x,
-                x_at: at,
+                x_at: RowsAt { start: 0, stride: hidden, ids: Some(ids) },
                 rows: ids.len(),
+                x_packed: ids == packed,
                 weight: gate_up,
                 index: expert,
-                y: &mut *both,
+                y: &mut gate_ups[(rows.start - all.start) * 2 * width..],
                 y_at: RowsAt::dense(2 * width),
                 finish: Finish::Set { residual: None },
             };
             product.compute(level, linear);
-            let middle = reserve(&mut scratch.middle, ids.len() * width);
-            rows::silu_mul(level, both, width, middle);
-            for (row, weight) in middle.chunks_exact_mut(width).zip(weights) {
-                for x in row {
-                    *x *= weight;
-                }
+            packed = ids;
+        }
+        let middles = reserve(&mut middle, all.len() * width);
+        rows::silu_mul(level, gate_ups, width, middles);
+        for (row, weight) in middles.chunks_exact_mut(width).zip(&scratch.weights[all.clone()]) {
+            for x in row {
+                *x *= weight;
             }
+        }
+        for expert in run {
+            let rows = scratch.rows_of(expert);
             let product = Product {
-                x: middle,
+                x: &middles[(rows.start - all.start) * width..],
                 x_at: RowsAt::dense(width),
-                rows: ids.len(),
+                rows: rows.len(),
+                x_packed: false,
                 weight: down,
                 index: expert,
                 y: &mut *self.y,
-                y_at: at,
+                y_at: RowsAt { start: 0, stride: hidden, ids: Some(&scratch.rows[rows]) },
                 finish: Finish::Add,
             };
             product.compute(level, linear);
         }
+        (scratch.gate_up, scratch.middle) = (both, middle);
     }
 }
 

@@ -5,75 +5,11 @@ use std::sync::Arc;
 use crate::attention::{KvShape, RowPlace};
 use crate::mla::{self, HeadMatrices, MlaShape};
 use crate::moe::{self, Experts};
+use crate::op::{Op, Place, RecordError, Value};
 use crate::rows::Rope;
 use crate::simd::Level;
 use crate::weight::{Table, Weight};
-use crate::{attention, linear};
-
-/// A value of the recording: `[rows, width]`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Value(usize);
-
-impl Value {
-    pub(crate) fn place(self, places: &[Place]) -> Place {
-        places[self.0]
-    }
-}
-
-#[derive(Debug)]
-pub(crate) enum Op {
-    Embed { table: Arc<Table> },
-    RmsNorm { x: Value, weight: Vec<f32>, eps: f32 },
-    Linear { x: Value, weight: Arc<Weight>, residual: Option<Value> },
-    RopeAndStoreKv { qkv: Value, layer: usize },
-    PagedAttention { qkv: Value, layer: usize },
-    MlaStore { q: Value, latent: Value, norm: Vec<f32>, eps: f32, layer: usize },
-    MlaAttention { q: Value, kv_b: Arc<HeadMatrices>, layer: usize },
-    SiluMul { x: Value },
-    Moe { x: Value, experts: Arc<Experts>, residual: Value },
-    Columns { x: Value, start: usize },
-    Concat { a: Value, b: Value },
-    WantedRows { x: Value },
-    KeepHidden { x: Value },
-    Hidden,
-}
-
-impl Op {
-    fn reads(&self) -> [Option<Value>; 2] {
-        match self {
-            Self::Embed { .. } | Self::Hidden => [None, None],
-            Self::Linear { x, residual, .. } => [Some(*x), *residual],
-            Self::Moe { x: a, residual: b, .. }
-            | Self::Concat { a, b }
-            | Self::MlaStore { q: a, latent: b, .. } => [Some(*a), Some(*b)],
-            Self::RmsNorm { x, .. }
-            | Self::SiluMul { x }
-            | Self::WantedRows { x }
-            | Self::Columns { x, .. }
-            | Self::KeepHidden { x }
-            | Self::RopeAndStoreKv { qkv: x, .. }
-            | Self::PagedAttention { qkv: x, .. }
-            | Self::MlaAttention { q: x, .. } => [Some(*x), None],
-        }
-    }
-
-    /// The value that the result takes the place of.
-    fn spends(&self) -> Option<Value> {
-        if let Self::RopeAndStoreKv { qkv: x, .. } | Self::MlaStore { q: x, .. } = self {
-            Some(*x)
-        } else {
-            None
-        }
-    }
-}
-
-/// Where a value lies, and its shape. Values that are no longer read give their buffer to later ones.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Place {
-    pub(crate) width: usize,
-    pub(crate) wanted_only: bool,
-    pub(crate) buffer: usize,
-}
+use crate::{attention, product};
 
 /// What attention needs to know of the model.
 #[derive(Debug, Clone)]
@@ -88,67 +24,6 @@ pub struct AttentionConfig {
     pub kv: KvShape,
     /// Where heads share a latent.
     pub mla: Option<MlaShape>,
-}
-
-/// Why a program cannot be recorded.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum RecordError {
-    /// The cache does not fit the kernels.
-    #[error("{what} is {got}, must be {must}")]
-    Config {
-        /// A size.
-        what: &'static str,
-        /// Its value.
-        got: usize,
-        /// What it must be.
-        must: &'static str,
-    },
-    /// An operand does not fit the operation.
-    #[error("{op}: {what} is {got} wide, expected {expected}")]
-    Width {
-        /// The operation.
-        op: &'static str,
-        /// Its operand.
-        what: &'static str,
-        /// Its width.
-        got: usize,
-        /// What fits.
-        expected: usize,
-    },
-    /// Some operands are of all rows, some of the wanted ones.
-    #[error("{op}: operands are not of the same rows, or not of all")]
-    Rows {
-        /// The operation.
-        op: &'static str,
-    },
-    /// There is no such layer in the cache.
-    #[error("{op}: layer {layer} of a cache of {layers}")]
-    Layer {
-        /// The operation.
-        op: &'static str,
-        /// Which.
-        layer: usize,
-        /// How many there are.
-        layers: usize,
-    },
-    /// Columns that a value does not have.
-    #[error("columns: {start}..{stop} of {width}")]
-    Columns {
-        /// First.
-        start: usize,
-        /// Behind the last.
-        stop: usize,
-        /// Width of the value.
-        width: usize,
-    },
-    /// The operation is not one of this model.
-    #[error("{op}: {why}")]
-    Not {
-        /// The operation.
-        op: &'static str,
-        /// Why.
-        why: &'static str,
-    },
 }
 
 /// The recording. Methods named as operations append one and return its value, or say why they cannot.
@@ -167,7 +42,7 @@ pub struct Program {
 pub(crate) struct Scratch {
     pub(crate) angles: Vec<f32>,
     pub(crate) row_places: Vec<RowPlace>,
-    pub(crate) linear: linear::Scratch,
+    pub(crate) linear: product::Scratch,
     pub(crate) attention: attention::Scratch,
     pub(crate) mla: mla::Scratch,
     pub(crate) moe: moe::Scratch,
