@@ -41,6 +41,8 @@ class NativeBackend:
     `simd` forces an instruction set, for tests. Raises ValueError when `block_tokens` is not a multiple of 16.
     """
 
+    answers_apart = False
+
     def __init__(
         self, attention: Attention | MlaAttention, *, dtype: str, simd: str | None = None
     ) -> None:

@@ -244,6 +244,8 @@ class Backend(Store, Protocol):
 class MlaBackend(Store, Protocol):
     """A backend that was made with `MlaAttention`."""
 
+    answers_apart: bool  # rows that a batch calls prompt have an arithmetic of their own
+
     def head_matrices(self, kv_b: torch.Tensor) -> HeadMatrices:
         """`[heads, nope_dim + v_dim, kv_lora_rank]`: of each head what makes keys, then what makes values."""
         ...

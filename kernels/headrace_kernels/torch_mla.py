@@ -82,6 +82,8 @@ class ScaledMatrix:
 class TorchMlaBackend(TorchWeights):
     """Weights and values in `dtype` on `device`; the cache too, or in FP8 with the scale 1 ("float8_e4m3fn")."""
 
+    answers_apart = True
+
     def __init__(
         self,
         attention: MlaAttention,

@@ -40,6 +40,7 @@ class ToyModel:
         self.block_tokens = block_tokens
         self.kv_block_bytes = GROUPS * block_tokens * 8
         self.context_tokens = context_tokens
+        self.answers_apart = False
         self.drafts = False
         self.draft_token_ids: NDArray[np.int32] | None = None
         self.forwards = 0

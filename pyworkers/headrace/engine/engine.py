@@ -14,8 +14,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from headrace.engine.answering import Answering
 from headrace.engine.arrival import Arrivals, Pull
 from headrace.engine.block_pool import BlockEvent, BlockPool
@@ -140,7 +138,7 @@ class Engine:
         key = Key(link, submit.request)
         self._requests.check_new(key)
         sequence = self._intake.sequence(key, submit, now_s)
-        sequence.names = self._names(sequence.salt, sequence.tokens(0, sequence.total))
+        sequence.names = self._names(sequence)
         self.scheduler.check_queue(self._arrivals.outside)
         if sequence.arriving is not None:
             self._arrivals.expect(sequence)
@@ -148,12 +146,19 @@ class Engine:
             self.scheduler.wait(sequence)
         self._requests.add(sequence)
 
-    def _names(
-        self, salt: bytes, tokens: np.ndarray[tuple[int], np.dtype[np.int32]]
-    ) -> list[bytes]:
+    def _names(self, sequence: Sequence) -> list[bytes]:
         if not self.config.prefix_cache:
             return []
-        return self._namer.follow(None, tokens, salt)
+        tokens = sequence.tokens(0, self._shareable(sequence, sequence.total))
+        return self._namer.follow(None, tokens, sequence.salt)
+
+    def _shareable(self, sequence: Sequence, tokens: int) -> int:
+        """How many of its first `tokens` tokens others may share.
+
+        An answer is computed as an answer; where prompts are computed otherwise, its KV has other bits than that of the
+        same tokens in a prompt, and whoever found it would get another text than without a cache.
+        """
+        return min(tokens, sequence.prompt_len) if self.model.answers_apart else tokens
 
     def cancel(self, key: Key) -> int | None:
         """Stop a request at any stage; returns how many blocks it gave back, 0 if it is unknown.
@@ -276,8 +281,7 @@ class Engine:
         self.pool.clear_names()
         self._hand_over.renamed()
         for sequence in self._requests.here.values():
-            names = self._names(sequence.salt, sequence.tokens(0, sequence.total))
-            self.scheduler.rename(sequence, names)
+            self.scheduler.rename(sequence, self._names(sequence))
         for sequence in self._requests.leaving.values():
             self.scheduler.rename(sequence, [])
         for sequence in self._requests.here.values():
@@ -373,7 +377,7 @@ class Engine:
 
     def _publish(self, sequence: Sequence) -> None:
         block_tokens = self.config.block_tokens
-        full = sequence.computed // block_tokens
+        full = self._shareable(sequence, sequence.computed) // block_tokens
         if full == sequence.published or not self.config.prefix_cache:
             return
         if full > len(sequence.names):

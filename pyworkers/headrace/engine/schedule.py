@@ -382,7 +382,7 @@ class Scheduler:
         One whose KV goes to another worker keeps its copies. It holds the others, too: no block leaves the cache
         before those that follow it.
         """
-        full = sequence.computed // self.block_tokens
+        full = min(sequence.computed // self.block_tokens, len(sequence.names))
         if not self.prefix_cache or full == sequence.published:
             return False
         replaced = False

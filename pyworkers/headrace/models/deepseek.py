@@ -96,6 +96,7 @@ class Deepseek:
         self.kv_block_bytes = backend.kv_block_bytes
         self.kv_layout = backend.kv_layout
         self.dtype_name = backend.dtype_name
+        self.answers_apart = backend.answers_apart
         self.drafts = weights.mtp is not None
         self.draft_token_ids: NDArray[np.int32] | None = None
         self._backend = backend

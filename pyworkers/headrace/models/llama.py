@@ -78,6 +78,7 @@ class Llama:
         self.kv_block_bytes = backend.kv_block_bytes
         self.kv_layout = backend.kv_layout
         self.dtype_name = backend.dtype_name
+        self.answers_apart = False
         self.drafts = False
         self.draft_token_ids: NDArray[np.int32] | None = None
         self._backend = backend
