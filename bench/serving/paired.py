@@ -7,7 +7,7 @@ Start each server first and name it with its address, process and model:
 
 Every server gets the same prompts (greedy, stop tokens ignored); no two runs share a prompt, so no
 cache of an earlier run helps. CPU seconds are those of the process and all its
-descendants. Build the client with `cargo build --release -p headrace-bench`.
+descendants. The client is `headrace bench load`.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import ROOT, write
+from report import write
 
 
 def tree_cpu_s(pid: int) -> float:
@@ -31,15 +31,13 @@ def tree_cpu_s(pid: int) -> float:
     return sum(t.user + t.system for t in times)
 
 
-def one_run(
-    client: Path, server: str, concurrency: int, run: int, args: argparse.Namespace
-) -> dict[str, float]:
+def one_run(server: str, concurrency: int, run: int, args: argparse.Namespace) -> dict[str, float]:
     """One load run against one server."""
     address, pid, model = server.split(",", 2)
     requests = max(args.min_requests, concurrency)
     before = tree_cpu_s(int(pid))
     done = subprocess.run(
-        [client, "load", "--json", "-", "--target", address, "--model", model,
+        [sys.executable, "-m", "headrace", "bench", "load", "--json", "-", "--target", address, "--model", model,
          "-n", str(requests), "-c", str(concurrency),
          "--prompt-words", str(args.prompt_words), "--max-tokens", str(args.max_tokens), "--timeout-s", "300",
          "--first", str((args.seed * 100 + run) * 1_000_000 + concurrency * 1000)],
@@ -75,7 +73,6 @@ def main() -> None:
     parser.add_argument("--min-requests", type=int, default=4)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0, help="other seeds are other prompts")
-    parser.add_argument("--client", type=Path, default=ROOT / "target/release/headrace-bench")
     parser.add_argument(
         "--note", action="append", default=[], help="kept in the result: versions, threads"
     )
@@ -87,7 +84,7 @@ def main() -> None:
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in servers}
         for run in range(args.runs):
             for name, server in servers.items():
-                runs[name].append(one_run(args.client, server, concurrency, run, args))
+                runs[name].append(one_run(server, concurrency, run, args))
         medians = {
             name: {key: round(statistics.median(run[key] for run in kept), 3) for key in kept[0]}
             for name, kept in runs.items()
