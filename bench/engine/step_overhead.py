@@ -51,6 +51,7 @@ class NoModel:
     kv_block_bytes = 1
     kv_layout = "none"
     dtype_name = "none"
+    answers_apart = False
     drafts = True
     draft_token_ids = None
 

@@ -7,8 +7,8 @@ import torch
 
 from headrace.engine.batch_builder import Prepared
 from headrace.engine.engine import Engine
-from headrace.engine.schedule import Work
 from headrace.engine.sequence import Sequence
+from headrace.engine.work import Work
 from headrace.frames import Sampling
 from headrace.models.batch import DraftBatch
 from helpers.drafting_engine import BLOCK, Heard, a_submit, make_engine, plain, run

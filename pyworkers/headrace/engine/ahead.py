@@ -10,13 +10,9 @@ only; what goes to another worker is never one of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from headrace.engine.block_pool import BlockPool
-
-if TYPE_CHECKING:
-    from headrace.engine.schedule import Work
-    from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import Sequence
+from headrace.engine.work import Work
 
 
 class Ahead:
@@ -43,14 +39,17 @@ class Ahead:
             taken += item.drafts
         return taken
 
-    def begin(self, sequence: Sequence, rows: int, running: int) -> int:
-        """Drafts that a sequence which just took its seat, with all its KV, may make and check at once."""
-        if self.most == 0:
-            return 0
-        drafts = min(self.first, rows, sequence.limit - sequence.total - 1)
-        if sequence.keys_to != sequence.computed:
-            drafts = 0  # nothing is known to draft from
-        return self._reserve(sequence, max(drafts, 0), running)
+    def begin(self, seated: list[Sequence], rows: int, running: int) -> list[Work]:
+        """Decoding of sequences that just took their seats with all their KV: they may draft at once."""
+        work = [Work(sequence, 1) for sequence in seated]
+        for item in work if self.most > 0 else []:
+            sequence = item.sequence
+            drafts = min(self.first, rows, sequence.limit - sequence.total - 1)
+            if sequence.keys_to != sequence.computed:
+                drafts = 0  # nothing is known to draft from
+            item.drafts = self._reserve(sequence, max(drafts, 0), running)
+            rows -= item.drafts
+        return work
 
     def after_prompt(self, sequence: Sequence, running: int) -> None:
         """The step ends the prompt of `sequence`: the first drafts follow."""

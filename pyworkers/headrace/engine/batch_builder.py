@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.rows import spread
-from headrace.engine.schedule import Work
 from headrace.engine.sequence import Sequence
+from headrace.engine.work import Work
 from headrace.models.batch import Batch
 
 

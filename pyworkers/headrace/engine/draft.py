@@ -24,8 +24,8 @@ from headrace.engine.draft_head import DraftHead
 from headrace.engine.rejection import Rejection
 from headrace.engine.rows import spread
 from headrace.engine.sampler import Rows, Sampler
-from headrace.engine.schedule import Work
 from headrace.engine.sequence import Sequence
+from headrace.engine.work import Work
 from headrace.models.batch import DraftBatch
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING
 from headrace.engine.sequence import Key
 
 if TYPE_CHECKING:
-    from headrace.engine.schedule import Plan, Work
+    from headrace.engine.schedule import Plan
+    from headrace.engine.work import Work
     from headrace_kernels.ops import Fence, Progress
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.engine.schedule import Work
+from headrace.engine.work import Work
 from headrace.frames import Failed, Freed, Output
 
 

@@ -19,27 +19,19 @@ from its first token on, and nothing takes its blocks before.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from headrace.engine.ahead import Ahead
 from headrace.engine.block_pool import BlockPool
 from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.publishing import Publishing
 from headrace.engine.sequence import Sequence, Stage
+from headrace.engine.work import Work
 
 ANSWER_WEIGHT = 1 / 16  # of the newest answer in the mean length; a guess
 LOOK_PAST = 64  # waiting sequences passed over in one step because their prefix is being computed
 PROMPT_LOGPROBS_CHUNK = 128  # rows of a step whose logits are kept for one prompt; bounds memory
-
-
-@dataclass(slots=True)
-class Work:
-    """`count` tokens of `sequence`, from `sequence.computed` on, and so many of its `drafts`."""
-
-    sequence: Sequence
-    count: int
-    drafts: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +76,7 @@ class Scheduler:
         self._arriving = 0  # of those who wait, how many wait for blocks only
         self._seats = list(range(max_sequences - 1, -1, -1))
         self._expected_answer = 0.0
-        self._computing: Counter[bytes] = (
-            Counter()
-        )  # names of blocks that running sequences will publish; a pull may last, nobody waits for it
+        self._publishing = Publishing(pool, self.ahead)
 
     @property
     def idle(self) -> bool:
@@ -200,7 +190,7 @@ class Scheduler:
         for work in prompts:
             if work.count == work.sequence.remaining:
                 self.ahead.after_prompt(work.sequence, len(self.running))
-        work = decodes + self._begin_decoding(seated, budget) + prompts
+        work = decodes + self.ahead.begin(seated, budget, len(self.running)) + prompts
         self._stalled = not work and preemptions == self.preemptions
         return Plan(work, admitted, reserved)
 
@@ -213,14 +203,6 @@ class Scheduler:
                 decodes.append(Work(sequence, 1))
             place += 1
         return decodes
-
-    def _begin_decoding(self, seated: list[Sequence], budget: int) -> list[Work]:
-        works: list[Work] = []
-        for sequence in seated:
-            drafts = self.ahead.begin(sequence, budget, len(self.running))
-            budget -= drafts
-            works.append(Work(sequence, 1, drafts))
-        return works
 
     def _ensure_block(self, sequence: Sequence) -> bool:
         """Make room for one more token. False when the sequence itself had to go."""
@@ -272,7 +254,7 @@ class Scheduler:
             if sequence.hand_off_ms is not None:
                 shared = self.ahead.whole(shared)
             late = sequence.arriving is not None and sequence.arriving.going
-            if len(shared) < len(names) and names[len(shared)] in self._computing and not late:
+            if len(shared) < len(names) and self._publishing.comes(names[len(shared)]) and not late:
                 place += 1  # its next block is being computed: share it then
                 continue
             if to_come is None:
@@ -350,11 +332,11 @@ class Scheduler:
         sequence.seat = self._seats.pop()
         sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
-        self._computing.update(sequence.names[sequence.published :])
+        self._publishing.begin(sequence.names[sequence.published :])
 
     def _give_up_seat(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
-        self._no_longer_computing(sequence.names[sequence.published :])
+        self._publishing.end(sequence.names[sequence.published :])
         assert sequence.seat is not None
         self._seats.append(sequence.seat)
         sequence.seat = None
@@ -374,55 +356,28 @@ class Scheduler:
         assert sequence.blocks
         sequence.names += names
         if sequence.stage is Stage.RUNNING:
-            self._computing.update(names)
+            self._publishing.begin(names)
 
     def publish(self, sequence: Sequence) -> bool:
-        """Name the blocks that became full. True when `blocks` changed: another's copy is in use now.
-
-        One whose KV goes to another worker keeps its copies. It holds the others, too: no block leaves the cache
-        before those that follow it.
-        """
+        """Name the blocks that became full. True when `blocks` changed: another's copy is in use now."""
+        published = sequence.published
         full = min(sequence.computed // self.block_tokens, len(sequence.names))
-        if not self.prefix_cache or full == sequence.published:
+        if not self.prefix_cache or full == published:
             return False
-        replaced = False
-        for place in range(sequence.published, full):
-            name, own = sequence.names[place], sequence.blocks[place]
-            known = self.pool.find(name)
-            if sequence.hand_off_ms is not None and known is not None:
-                if known != own:
-                    self.pool.share([known])
-                    sequence.twins.append(known)
-                continue
-            parent = sequence.names[place - 1] if place > 0 else None
-            keyed = self.ahead.has_keys(sequence, place)
-            block = self.pool.publish(own, name, parent, keyed=keyed)
-            if block != own:
-                replaced = True
-                sequence.blocks[place] = block
-                self.ahead.exchanged(sequence, place)
+        replaced = self._publishing.publish(sequence, full)
         if sequence.stage is Stage.RUNNING:
-            self._no_longer_computing(sequence.names[sequence.published : full])
+            self._publishing.end(sequence.names[published:full])
         self._stalled = False  # they may be what somebody lacks
-        sequence.published = full
         return replaced
 
     def rename(self, sequence: Sequence, names: list[bytes]) -> None:
         """Use other names for the blocks of `sequence`, after `BlockPool.clear_names`."""
         if sequence.stage is Stage.RUNNING:
-            self._no_longer_computing(sequence.names[sequence.published :])
-            self._computing.update(names)
+            self._publishing.end(sequence.names[sequence.published :])
+            self._publishing.begin(names)
         self._stalled = False  # what somebody waits for may have another name now
         sequence.names = names
         sequence.published = 0
-
-    def _no_longer_computing(self, names: list[bytes]) -> None:
-        for name in names:
-            left = self._computing[name] - 1
-            if left > 0:
-                self._computing[name] = left
-            else:
-                del self._computing[name]
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -449,8 +404,7 @@ class Scheduler:
         assert len({*seats, *self._seats}) == self.max_sequences, "a seat is taken twice or lost"
         arriving = sum(sequence.arriving is not None for sequence in self.waiting)
         assert arriving == self._arriving, "miscounted who waits for blocks only"
-        computing = Counter(n for s in self.running for n in s.names[s.published :])
-        assert computing == self._computing, "miscounted what is being computed"
+        self._publishing.check(self.running)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:
