@@ -37,7 +37,7 @@ class Publishing:
                 del self._computing[name]
 
     def publish(self, sequence: Sequence, full: int) -> bool:
-        """Name its first `full` blocks, as far as they have no name yet. True when `blocks` changed: another's copy is in use now.
+        """Name those of its first `full` blocks that have no name yet. True when another's copy is in use now.
 
         One whose KV goes to another worker keeps its copies. It holds the others, too: no block leaves the cache
         before those that follow it.
