@@ -1,9 +1,11 @@
-//! SmolLM2-135M in both of its forms: CPU time of a token, and what share of it each new operation takes.
+//! SmolLM2-135M in both of its forms: CPU time of a step, by part, and how far that is from what the machine can do.
 //!
-//! `cargo bench -p headrace-kernels` prints ms of one thread. Times are of the processor, not of the clock, so other
+//! `cargo bench -p headrace-kernels` prints ms of one thread, and in brackets the share of it that the roof would take:
+//! all weights and keys once through memory, or all products at the rate of the inner loop in the cache. Times are of the processor, not of the clock, so other
 //! processes disturb them little, but shared caches and memory still do. Weights are noise: nothing depends on them.
 #![expect(clippy::print_stdout, reason = "that is what a benchmark is for")]
 
+use std::hint::black_box;
 use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
@@ -14,8 +16,9 @@ use headrace_kernels::program::{AttentionConfig, Program};
 use headrace_kernels::routing::Routing;
 use headrace_kernels::rows::Rope;
 use headrace_kernels::run::Outputs;
-use headrace_kernels::simd::Level;
+use headrace_kernels::simd::{Kernel, Level, Simd};
 use headrace_kernels::step::Step;
+use headrace_kernels::tile::{F32x16, tile};
 use headrace_kernels::weight::{Dtype, Elements, Table, Weight};
 
 const HIDDEN: usize = 576;
@@ -136,7 +139,7 @@ fn decode_ms(program: &mut Program, rows: usize) -> Result<f64, Box<dyn std::err
     };
     // The system counts a thread's time in ticks of some ms, so runs of steps are timed.
     let (mut best, mut total) = (f64::INFINITY, 0.0);
-    while total < 1_500.0 {
+    while total < 600.0 {
         let start = cpu_ms();
         let mut steps = 0.0;
         let took = loop {
@@ -153,10 +156,104 @@ fn decode_ms(program: &mut Program, rows: usize) -> Result<f64, Box<dyn std::err
     Ok(best)
 }
 
+/// What a layer needs: products of a row, weights, and floats of a token's keys and values.
+#[derive(Clone, Copy)]
+struct Need {
+    products: usize,
+    weights: usize,
+    cached: usize,
+}
+
+impl Need {
+    const GQA: Self = Self::attention(960 * HIDDEN + HIDDEN * HIDDEN, HEADS * 128, 384);
+    const MLA: Self =
+        Self::attention((HEADS * 192 + 448 + HIDDEN) * HIDDEN + HEADS * 64 * 256, HEADS * 448, 448);
+
+    const fn attention(weights: usize, pair: usize, cached: usize) -> Self {
+        Self { products: weights + CONTEXT * pair, weights, cached }
+    }
+
+    const fn dense(self, ffn: usize) -> Self {
+        let more = 3 * ffn * HIDDEN;
+        Self { products: self.products + more, weights: self.weights + more, cached: self.cached }
+    }
+}
+
+/// What this machine does at most.
+struct Roof {
+    bytes_per_ms: f64,
+    products_per_ms: f64,
+}
+
+/// The inner loop on what fits the first-level cache.
+struct Peak<'a> {
+    a: &'a [[f32; 12]],
+    w: &'a [F32x16],
+    times: usize,
+}
+
+impl Kernel for Peak<'_> {
+    type Output = f32;
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> f32 {
+        let mut sums = [[s.splat(0.0); 2]; 12];
+        for _ in 0..self.times {
+            tile::<S, F32x16, 12, 2, 2>(s, self.a, [self.w, &self.w[1..]], &mut sums);
+        }
+        sums.iter().flatten().map(|sum| s.sum(*sum)).sum()
+    }
+}
+
+impl Roof {
+    fn measure(made: &Made) -> Self {
+        let once = |mut work: Box<dyn FnMut() + '_>| {
+            let start = cpu_ms();
+            let mut times = 0.0;
+            loop {
+                work();
+                times += 1.0;
+                let took = cpu_ms() - start;
+                if took > 300.0 {
+                    break took / times;
+                }
+            }
+        };
+        let noise: &[[f32; 16]] = made.noise.as_chunks().0; // 113 MB
+        let read = once(Box::new(|| {
+            let mut sums = [0.0; 16];
+            for lanes in noise {
+                for (sum, x) in sums.iter_mut().zip(lanes) {
+                    *sum += x;
+                }
+            }
+            black_box(sums);
+        }));
+        let (a, w) = (vec![[1.0; 12]; 128], vec![F32x16([1e-9; 16]); 256]);
+        let times = 1000;
+        let multiply = once(Box::new(|| {
+            black_box(Level::detect().run(Peak { a: &a, w: &w, times }));
+        }));
+        Self {
+            bytes_per_ms: size_of_val(noise) as f64 / read,
+            products_per_ms: (12 * 32 * 128 * times) as f64 / multiply,
+        }
+    }
+
+    fn ms(&self, need: Need, rows: usize, bytes_of_weight: f64) -> f64 {
+        let cached = (rows * CONTEXT * need.cached * 4) as f64;
+        let bytes = need.weights as f64 * bytes_of_weight + cached;
+        let products = (rows * need.products) as f64;
+        LAYERS as f64 * (bytes / self.bytes_per_ms).max(products / self.products_per_ms)
+    }
+}
+
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let roof = Roof::measure(&Made::new(Dtype::Float32));
     println!(
-        "{} context {CONTEXT}, ms of CPU for one step of 1, 8, 32 rows",
-        Level::detect().name()
+        "{}, context {CONTEXT}, {:.1} GB/s, {:.1} G products/s; a step of 1, 8, 32 rows:",
+        Level::detect().name(),
+        roof.bytes_per_ms / 1e6,
+        roof.products_per_ms / 1e6
     );
     for dtype in [Dtype::Int8, Dtype::Float32] {
         let made = Made::new(dtype);
@@ -188,26 +285,35 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             Value,
             usize,
         ) -> Result<Value, Box<dyn std::error::Error>>;
-        let mut forms: [(&str, bool, Layer<'_>); 6] = [
-            ("llama: attention", false, &mut |p, x, i| Ok(gqa(p, x, i)?)),
-            ("deepseek: attention", true, &mut |p, x, i| Ok(mla(p, x, i)?)),
-            ("dense 1024", true, &mut |p, x, _| Ok(dense(p, x, FFN - 512)?)),
-            ("experts 16 x 64", true, &mut |p, x, _| Ok(p.moe(x, made.experts()?, x)?)),
-            ("llama", false, &mut |p, x, i| {
+        let none = Need { products: 0, weights: 0, cached: 0 };
+        let mut forms: [(&str, Need, bool, Layer<'_>); 6] = [
+            ("llama: attention", Need::GQA, false, &mut |p, x, i| Ok(gqa(p, x, i)?)),
+            ("deepseek: attention", Need::MLA, true, &mut |p, x, i| Ok(mla(p, x, i)?)),
+            ("dense 1024", none.dense(1024), true, &mut |p, x, _| Ok(dense(p, x, FFN - 512)?)),
+            ("experts 16 x 64", none.dense(1024), true, &mut |p, x, _| {
+                Ok(p.moe(x, made.experts()?, x)?)
+            }),
+            ("llama", Need::GQA.dense(FFN), false, &mut |p, x, i| {
                 let x = gqa(p, x, i)?;
                 Ok(dense(p, x, FFN)?)
             }),
-            ("deepseek", true, &mut |p, x, i| {
+            ("deepseek", Need::MLA.dense(FFN), true, &mut |p, x, i| {
                 let x = mla(p, x, i)?;
                 let shared = dense(p, x, 512)?;
                 Ok(p.moe(x, made.experts()?, shared)?)
             }),
         ];
-        for (name, is_mla, layer) in &mut forms {
+        // A scale in float32 belongs to 64 weights of int8.
+        let bytes_of_weight = if dtype == Dtype::Int8 { 1.0625 } else { 4.0 };
+        for (name, need, is_mla, layer) in &mut forms {
             let mut program = layers(&made, *is_mla, |p, x, i| layer(p, x, i))?;
-            let ms = [1, 8, 32].map(|rows| decode_ms(&mut program, rows));
-            let [one, eight, many] = ms;
-            println!("{dtype:?} {name:20} {:8.2} {:8.2} {:8.2}", one?, eight?, many?);
+            print!("{dtype:?} {name:20}");
+            for rows in [1, 8, 32] {
+                let ms = decode_ms(&mut program, rows)?;
+                let share = roof.ms(*need, rows, bytes_of_weight) / ms;
+                print!("  {ms:7.2} ({:2.0}%)", share * 100.0);
+            }
+            println!();
         }
     }
     Ok(())
