@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -53,7 +54,7 @@ class NoModel:
     dtype_name = "none"
     answers_apart = False
     drafts = True
-    draft_token_ids = None
+    draft_token_ids: NDArray[np.int32] | None = None
 
     def __init__(self, *, right: bool) -> None:
         random = np.random.default_rng(3)

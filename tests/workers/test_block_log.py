@@ -212,6 +212,18 @@ def test_answers_add_up_until_the_link_takes_them() -> None:
     assert (heartbeat.step, heartbeat.outputs) == (2, [])
 
 
+def test_drafts_of_steps_that_a_slow_link_gets_as_one_add_up() -> None:
+    outbox = Outbox()
+    outbox.stepped(StepResult(step=1, drafted=6, accepted=3))
+    outbox.answer(Answers([Output(4, [1, 2], drafted=3, accepted=1)]))
+    outbox.stepped(StepResult(step=2, drafted=3, accepted=2))
+    outbox.answer(Answers([Output(4, [3, 4, 5], drafted=3, accepted=2)]))
+    [step] = outbox.take()
+    assert isinstance(step, Step)
+    assert step.outputs == [Output(4, [1, 2, 3, 4, 5], drafted=6, accepted=3)]
+    assert (step.drafted, step.accepted) == (3, 2), "of the last step, as all its numbers"
+
+
 def test_after_a_cancel_only_freed_is_left() -> None:
     outbox = Outbox()
     outbox.answer(
