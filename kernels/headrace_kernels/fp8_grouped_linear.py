@@ -20,7 +20,7 @@ import triton.language as tl
 from headrace_kernels.fp8_linear import Fp8Matrix, fp8_linear_ref
 from headrace_kernels.fp8_quantise import BLOCK, quantise_rows
 from headrace_kernels.interpret import INTERPRET, narrow
-from headrace_kernels.moe_grouped_linear import most_tiles, tile_of_program
+from headrace_kernels.moe_grouped_linear import by_expert, most_tiles, tile_of_program
 from headrace_kernels.moe_permute import Permutation
 
 # One plan for every row count; guesses, not tuned yet. A step along the columns is one block of scales.
@@ -123,15 +123,13 @@ def fp8_grouped_linear_ref(
     x: torch.Tensor, weight: Fp8Experts, permutation: Permutation, *, gather: bool
 ) -> torch.Tensor:
     """The same in torch, one expert after the other."""
-    offsets, top_k = permutation.offsets.tolist(), permutation.places.shape[1]
-    y = x.new_zeros(len(permutation.pairs), weight.weight.shape[1])
-    for expert in range(len(weight)):
-        start, end = offsets[expert], offsets[expert + 1]
-        if start == end:
-            continue
-        rows = x[permutation.pairs[start:end].long() // top_k] if gather else x[start:end]
-        y[start:end] = fp8_linear_ref(rows, weight[expert])
-    return y
+    return by_expert(
+        x,
+        lambda expert, rows: fp8_linear_ref(rows, weight[expert]),
+        weight.weight.shape[:2],
+        permutation,
+        gather=gather,
+    )
 
 
 def fp8_grouped_linear_bytes(

@@ -11,6 +11,7 @@ its expert from `offsets`; those that are too many return at once.
 Batch invariance: tile shapes and the order of `in` are one plan, whatever the number of rows of an expert.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -111,14 +112,33 @@ def grouped_linear_ref(
     x: torch.Tensor, weight: torch.Tensor, permutation: Permutation, *, gather: bool
 ) -> torch.Tensor:
     """The same in torch, one expert after the other."""
+    return by_expert(
+        x,
+        lambda expert, rows: linear_ref(rows, weight[expert]),
+        weight.shape[:2],
+        permutation,
+        gather=gather,
+    )
+
+
+def by_expert(
+    x: torch.Tensor,
+    product: Callable[[int, torch.Tensor], torch.Tensor],
+    shape: Sequence[int],
+    permutation: Permutation,
+    *,
+    gather: bool,
+) -> torch.Tensor:
+    """`product(expert, rows)` of every expert that has rows; `shape` is (experts, out)."""
+    experts, n_out = shape
     offsets, top_k = permutation.offsets.tolist(), permutation.places.shape[1]
-    y = x.new_zeros(len(permutation.pairs), weight.shape[1])
-    for expert in range(len(weight)):
+    y = x.new_zeros(len(permutation.pairs), n_out)
+    for expert in range(experts):
         start, end = offsets[expert], offsets[expert + 1]
         if start == end:
             continue
         rows = x[permutation.pairs[start:end].long() // top_k] if gather else x[start:end]
-        y[start:end] = linear_ref(rows, weight[expert])
+        y[start:end] = product(expert, rows)
     return y
 
 

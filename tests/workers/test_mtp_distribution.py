@@ -20,6 +20,7 @@ from headrace.engine.sampler import Rows, Sampler, needs_penalties
 from headrace.engine.sequence import Key, Sequence
 from headrace.engine.verify import kept
 from headrace.frames import Ranked, Sampling
+from helpers.distribution import chi_squared, cut
 
 VOCAB = 12
 ANSWERS = 200_000
@@ -126,27 +127,7 @@ def textbook(
         logits[token] -= sampling.presence_penalty * (count > 0)
     p = np.exp((logits - logits.max()) / sampling.temperature)
     p /= p.sum()
-    order = np.argsort(-p, kind="stable")
-    mine = p[order]
-    if sampling.top_k:
-        mine[sampling.top_k :] = 0
-    before = np.cumsum(mine) - mine
-    mine[before >= sampling.top_p * mine.sum()] = 0
-    mine[mine < sampling.min_p * mine.max()] = 0
-    p = np.zeros(VOCAB)
-    p[order] = mine / mine.sum()
-    return p
-
-
-def deviations(counts: NDArray[np.int64], p: NDArray[np.float64]) -> float:
-    """Standard deviations by which chi-squared is above its mean; rare pairs are put together."""
-    assert (counts[p == 0] == 0).all(), "a token that was cut came up"
-    common = p * ANSWERS >= 10
-    observed = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(p[common], p[~common].sum()) * ANSWERS
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    degrees = len(wanted) - 1
-    return float((((observed - wanted) ** 2 / wanted).sum() - degrees) / np.sqrt(2 * degrees))
+    return cut(p, sampling)
 
 
 @pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
@@ -174,7 +155,7 @@ def test_pairs_of_tokens_follow_the_models_distribution(
             for token, first in enumerate(textbook(model[0], sampling, []))
         ]
     )
-    z = deviations(counts, p)
+    z = chi_squared(counts, p, ANSWERS)
     assert z < 5, f"chi-squared is {z:.1f} deviations above its mean"
     assert 0.2 < right < 0.99
 
@@ -184,7 +165,7 @@ def test_a_second_draft_changes_nothing_either(rejection: bool) -> None:
     counts, _ = two_tokens(Sampling(temperature=0.8), rejection=rejection, most=2)
     model, sampling = logits_of(1), Sampling(temperature=0.8)
     p = np.stack([textbook(row, sampling, []) for row in model])
-    assert deviations(counts, p[0][:, None] * p[1:]) < 5
+    assert chi_squared(counts, p[0][:, None] * p[1:], ANSWERS) < 5
 
 
 @pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
@@ -196,7 +177,7 @@ def test_a_head_for_some_tokens_leaves_the_others_their_share(rejection: bool) -
     p = textbook(model[0], plain, [])[:, None] * np.stack(
         [textbook(r, plain, []) for r in model[1:]]
     )
-    assert deviations(counts, p) < 5
+    assert chi_squared(counts, p, ANSWERS) < 5
     assert right > 0.1
 
 

@@ -17,6 +17,7 @@ from headrace.engine.penalties import Penalties
 from headrace.engine.sampler import Rows, Sampler, check_sampling, needs_penalties
 from headrace.engine.sequence import Key, Sequence
 from headrace.frames import Ranked, Sampling, TokenLogprob
+from helpers.distribution import chi_squared, cut
 from helpers.toy import make_submit
 
 VOCAB = 64
@@ -109,30 +110,7 @@ def softmax(logits: NDArray[np.floating]) -> NDArray[np.float64]:
 
 def expected(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.float64]:
     """The textbook: sort, cut, normalise."""
-    p = softmax(logits / sampling.temperature)
-    order = np.argsort(-p, kind="stable")
-    kept = p[order].copy()
-    if sampling.top_k:
-        kept[sampling.top_k :] = 0
-    before = np.cumsum(kept) - kept
-    kept[before >= sampling.top_p * kept.sum()] = 0
-    kept[kept < sampling.min_p * kept.max()] = 0
-    out = np.zeros_like(p)
-    out[order] = kept / kept.sum()
-    return out
-
-
-def chi_squared(counts: NDArray[np.int64], p: NDArray[np.float64]) -> float:
-    """Standard deviations by which chi-squared is above its mean; rare tokens are put together."""
-    assert (counts[p == 0] == 0).all(), "a token that was cut came up"
-    common = p * DRAWS >= 10
-    observed = np.append(counts[common], counts[~common].sum())
-    wanted = np.append(p[common], p[~common].sum()) * DRAWS
-    observed, wanted = observed[wanted > 0], wanted[wanted > 0]
-    if len(wanted) == 1:
-        return 0.0
-    degrees = len(wanted) - 1
-    return (((observed - wanted) ** 2 / wanted).sum() - degrees) / np.sqrt(2 * degrees)
+    return cut(softmax(logits / sampling.temperature), sampling)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +130,7 @@ def chi_squared(counts: NDArray[np.int64], p: NDArray[np.float64]) -> float:
 )
 def test_draws_follow_the_exact_distribution(sampling: Sampling) -> None:
     logits = np.random.default_rng(3).normal(size=VOCAB).astype(np.float32) * 2
-    z = chi_squared(frequencies(logits, sampling), expected(logits, sampling))
+    z = chi_squared(frequencies(logits, sampling), expected(logits, sampling), DRAWS)
     assert z < 5, f"chi-squared is {z:.1f} deviations above its mean"
 
 
@@ -169,7 +147,7 @@ def test_draws_at_successive_positions_are_independent() -> None:
         assert token is not None
         counts[before, token] += 1
         before = token
-    assert chi_squared(counts.ravel(), np.full(64, 1 / 64)) < 5
+    assert chi_squared(counts.ravel(), np.full(64, 1 / 64), DRAWS) < 5
 
 
 def test_greedy_takes_the_lowest_id_on_a_tie() -> None:
