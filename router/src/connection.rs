@@ -83,7 +83,7 @@ pub(crate) async fn serve(stream: TcpStream, routes: Router, app: Arc<App>, stop
     };
     // a client that sent nothing since the last answer only kept the connection for later
     if late && socket.asked.load(Relaxed) {
-        app.metrics.http_request("unknown", 408, "headers_too_slow");
+        app.metrics.http.request("unknown", 408, "headers_too_slow");
         say(&socket, HEADERS_TOO_SLOW).await;
     }
 }
@@ -244,7 +244,7 @@ impl Guarded {
         if stalled.as_mut().poll(context).is_pending() {
             return Poll::Pending;
         }
-        self.app.metrics.connections_stalled.inc();
+        self.app.metrics.http.connections_stalled.inc();
         Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
     }
 }

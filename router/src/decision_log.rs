@@ -50,7 +50,7 @@ impl<T: Serialize + Send + Sync + 'static> DecisionLog<T> {
         match lines.try_send(Arc::clone(line)) {
             Ok(()) => {}
             Err(TrySendError::Full(_) | TrySendError::Disconnected(_)) => {
-                self.metrics.decision_log_dropped.inc();
+                self.metrics.scheduling.log_dropped.inc();
             }
         }
     }
@@ -93,9 +93,9 @@ impl Writer {
     fn note(&mut self, written: Result<(), Lost>) {
         match written {
             Ok(()) => {}
-            Err(Lost::TooLong) => self.metrics.decision_log_dropped.inc(),
+            Err(Lost::TooLong) => self.metrics.scheduling.log_dropped.inc(),
             Err(Lost::Failed { lines, error }) => {
-                self.metrics.decision_log_errors.add(lines);
+                self.metrics.scheduling.log_errors.add(lines);
                 if !self.failing {
                     let path = self.file.path.display();
                     tracing::warn!(

@@ -144,16 +144,16 @@ async fn accept_clients(
             }
         };
         let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-            app.metrics.connections_refused.inc();
+            app.metrics.http.connections_refused.inc();
             connections.spawn(connection::turn_away(stream));
             continue;
         };
         let (app, routes, stopper) = (Arc::clone(app), routes.clone(), stopper.clone());
         connections.spawn(async move {
             let metrics = Arc::clone(&app.metrics);
-            metrics.connections.add(1);
+            metrics.http.connections.add(1);
             connection::serve(stream, routes, app, stopper).await;
-            metrics.connections.add(-1);
+            metrics.http.connections.add(-1);
             drop(permit);
         });
     }

@@ -62,7 +62,7 @@ fn lines_are_written_in_order_and_a_new_start_goes_on() {
         let (log, metrics) = directory.start(1 << 20);
         (start..start + 50).for_each(|n| log.write(&line(n)));
         drop(log);
-        assert_eq!(metrics.decision_log_dropped.get(), 0);
+        assert_eq!(metrics.scheduling.log_dropped.get(), 0);
     }
     assert_eq!(directory.numbers(), (0..100).collect::<Vec<u64>>());
 }
@@ -114,7 +114,7 @@ fn a_line_longer_than_a_file_is_dropped_and_counted() {
     log.write(&Arc::new(Line { n: 0, text: "x".repeat(5_000) }));
     log.write(&line(1));
     drop(log);
-    assert_eq!((metrics.decision_log_dropped.get(), directory.numbers()), (1, vec![1]));
+    assert_eq!((metrics.scheduling.log_dropped.get(), directory.numbers()), (1, vec![1]));
 }
 
 #[test]
@@ -149,7 +149,7 @@ fn what_the_disk_does_not_take_is_counted() {
     (0..3).for_each(|n| lines.send(line(n)).unwrap());
     drop(lines);
     writer.run(&inbox);
-    assert_eq!(metrics.decision_log_errors.get(), 3);
+    assert_eq!(metrics.scheduling.log_errors.get(), 3);
     assert!(writer.failing);
 }
 
@@ -161,7 +161,7 @@ fn a_file_that_cannot_be_put_aside_stays_within_its_bound() {
     (0..1_000).for_each(|n| log.write(&line(n)));
     drop(log);
     let lines = fs::read_to_string(directory.log()).unwrap().lines().count() as u64;
-    assert!(lines < 300 && metrics.decision_log_errors.get() == 1_000 - lines, "{lines}");
+    assert!(lines < 300 && metrics.scheduling.log_errors.get() == 1_000 - lines, "{lines}");
 }
 
 #[test]
@@ -170,5 +170,5 @@ fn a_full_channel_drops_and_counts() {
     let (lines, _inbox) = sync_channel(1);
     let log = DecisionLog { lines: Some(lines), thread: None, metrics: Arc::clone(&metrics) };
     (0..3).for_each(|n| log.write(&line(n)));
-    assert_eq!(metrics.decision_log_dropped.get(), 2);
+    assert_eq!(metrics.scheduling.log_dropped.get(), 2);
 }

@@ -73,7 +73,7 @@ impl Registrar {
         self.lease = Some(lease.clone()); // to be revoked even if the rest fails
         self.etcd.put(&self.key, &self.value, &lease).await?;
         tracing::info!(key = self.key, address = self.address, "registered in etcd");
-        self.metrics.registered.set(1);
+        self.metrics.links.registered.set(1);
         self.pause = FIRST_PAUSE;
         Ok(lease)
     }
@@ -84,18 +84,18 @@ impl Registrar {
         loop {
             match self.etcd.keep_alive(lease).await {
                 Ok(true) => {
-                    self.metrics.registered.set(1);
+                    self.metrics.links.registered.set(1);
                     self.pause = FIRST_PAUSE;
                     sleep(self.ttl / 3).await;
                 }
                 Ok(false) => {
                     tracing::warn!(key = self.key, "discovery lease_lost: registering again");
-                    self.metrics.discovery_error("lease_lost");
-                    self.metrics.registered.set(0);
+                    self.metrics.links.discovery_errors.inc(["lease_lost"]);
+                    self.metrics.links.registered.set(0);
                     return;
                 }
                 Err(error) => {
-                    self.metrics.registered.set(0);
+                    self.metrics.links.registered.set(0);
                     self.failed(&error, "the lease is not kept alive; links go on").await;
                 }
             }
@@ -104,13 +104,13 @@ impl Registrar {
 
     async fn failed(&mut self, error: &EtcdError, consequence: &str) {
         tracing::warn!(%error, "discovery {}: {consequence}", error.reason());
-        self.metrics.discovery_error(error.reason());
+        self.metrics.links.discovery_errors.inc([error.reason()]);
         sleep(self.pause).await;
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }
 
     async fn withdraw(&mut self) {
-        self.metrics.registered.set(0);
+        self.metrics.links.registered.set(0);
         let Some(lease) = self.lease.take() else { return };
         match timeout(WITHDRAW, self.etcd.revoke(&lease)).await {
             Ok(Ok(())) => tracing::info!(key = self.key, "withdrawn from etcd"),

@@ -256,7 +256,7 @@ impl Link {
                 return error;
             }
             if let Some(resync) = events.ask(self.registry.clock_ms()) {
-                self.registry.metrics.resyncs.inc();
+                self.registry.metrics.scheduling.resyncs.inc();
                 self.send(Frame::Resync(resync));
             }
         }
@@ -316,10 +316,12 @@ impl Link {
         let metrics = &self.registry.metrics;
         match verdict {
             Verdict::Apply(_) => {}
-            Verdict::Ignore(ignored) => metrics.block_event_ignored(ignored.as_str()),
+            Verdict::Ignore(ignored) => {
+                metrics.scheduling.block_events_ignored.inc([ignored.as_str()]);
+            }
             Verdict::Lost(gap) => {
                 tracing::warn!(worker = self.worker, %gap, "its cached blocks are not known now");
-                metrics.blocks_lost(gap.as_str());
+                metrics.scheduling.blocks_lost.inc([gap.as_str()]);
             }
         }
         let withdrawn = self.registry.blocks(self.id, verdict, events);
@@ -330,7 +332,7 @@ impl Link {
         let Some(why) = withdrawn else { return };
         let reason = why.as_str();
         tracing::warn!(worker = self.worker, reason, "no credit for its cache");
-        self.registry.metrics.blocks_lost(reason);
+        self.registry.metrics.scheduling.blocks_lost.inc([reason]);
         let gap = match why {
             Withdrawal::OverCapacity => Gap::Capacity,
             Withdrawal::Silent => Gap::Silent,

@@ -160,14 +160,14 @@ pub(super) async fn accept_workers(
             Ok(accepted) => accepted,
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a worker");
-                registry.metrics.link_error("accept");
+                registry.metrics.links.errors.inc(["accept"]);
                 sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         let Ok(permit) = Arc::clone(&handshakes).try_acquire_owned() else {
             tracing::warn!(peer, "worker turned away: too many handshakes under way");
-            registry.metrics.link_error("handshakes_full");
+            registry.metrics.links.errors.inc(["handshakes_full"]);
             continue;
         };
         links.spawn(serve_worker(socket, peer, tls.clone(), Arc::clone(&registry), permit));
@@ -210,7 +210,7 @@ async fn serve_worker(
         Ok(joined) => joined,
         Err(error) => {
             tracing::warn!(peer, %error, "worker did not join");
-            registry.metrics.link_error(&error.reason());
+            registry.metrics.links.errors.inc([&error.reason()]);
             return;
         }
     };
@@ -222,5 +222,5 @@ async fn serve_worker(
     let error = link.run(reader, writer, submits, events).await;
     registry.link_ended(&worker, link.id, link.leaves() || matches!(error, LinkError::Shutdown));
     tracing::warn!(worker, peer, %error, "worker left");
-    registry.metrics.link_error(error.reason());
+    registry.metrics.links.errors.inc([error.reason()]);
 }

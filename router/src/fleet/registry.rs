@@ -118,14 +118,14 @@ impl Registry {
             return Err(RouteError::Overloaded { what: "answers under way", retry_after });
         }
         state.streams += n;
-        self.metrics.streams.set(state.streams);
+        self.metrics.requests.streams.set(state.streams);
         Ok(StreamPermit { registry: Arc::clone(self), n })
     }
 
     pub(super) fn end_streams(&self, n: usize) {
         let mut state = self.state();
         state.streams -= n;
-        self.metrics.streams.set(state.streams);
+        self.metrics.requests.streams.set(state.streams);
     }
 
     /// Takes a worker in. An older link of the same worker is closed.
@@ -169,7 +169,7 @@ impl Registry {
         if let Some((other, fingerprint)) = asked_again {
             other.describe(fingerprint);
         }
-        self.metrics.links.inc();
+        self.metrics.links.joined.inc();
         Ok((link, submits))
     }
 
@@ -203,7 +203,7 @@ impl Registry {
             for (request, cached_tokens) in begun {
                 if let Some(begun) = pool.dispatch.scheduler.begun(*request, *cached_tokens, now_ms)
                 {
-                    self.metrics.begun(&begun);
+                    self.metrics.scheduling.begun(&begun);
                     withdrawn = withdrawn.or(begun.withdrawn);
                 }
             }
@@ -223,10 +223,10 @@ impl Registry {
         events: &BlockEvents,
     ) -> Option<Withdrawal> {
         let Some(outcome) = self.change(id, |pool| pool.blocks(id, verdict, events)) else {
-            self.metrics.block_event_ignored("unknown_worker"); // its link is about to close
+            self.metrics.scheduling.block_events_ignored.inc(["unknown_worker"]); // its link is about to close
             return None;
         };
-        self.metrics.blocks_removed_unknown.add(outcome.unknown_removed.into());
+        self.metrics.scheduling.blocks_removed_unknown.add(outcome.unknown_removed.into());
         outcome.withdrawn
     }
 
@@ -254,7 +254,7 @@ impl Registry {
     pub(super) fn transferred(self: &Arc<Self>, id: WorkerId, pull: &Transferred) {
         let now_ms = self.clock_ms();
         let Transferred { worker: from, backend, bytes, ms, error, .. } = pull;
-        self.metrics.transferred(backend, *bytes, *ms, error.as_deref());
+        self.metrics.transfers.pulled(backend, *bytes, *ms, error.as_deref());
         self.drains.transferred(id, pull);
         self.change(id, |pool| {
             pool.transferred(id, pull);
@@ -323,7 +323,7 @@ impl Registry {
                     fell_silent.extend(pool.check_silence(now_ms, limit));
                 }
                 let expired = pool.dispatch.scheduler.expire_leases(self.clock_ms());
-                self.metrics.leases_expired.add(expired as u64);
+                self.metrics.scheduling.leases_expired.add(expired as u64);
                 links.extend(pool.links());
                 without_snapshot.extend(pool.without_snapshot(now, describe_timeout));
             }
@@ -335,7 +335,7 @@ impl Registry {
             link.close(LinkError::NoSnapshot(describe_timeout));
         }
         for link in fell_silent {
-            self.metrics.suspects.inc();
+            self.metrics.links.suspects.inc();
             link.give_up_legs(limit);
         }
         for link in links {

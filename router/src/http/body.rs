@@ -63,7 +63,7 @@ pub(super) struct Share {
 impl Share {
     fn grow(&mut self, bytes: usize) -> Result<(), RouteError> {
         self.used += bytes;
-        self.memory.metrics.body_bytes.add(signed(bytes));
+        self.memory.metrics.http.body_bytes.add(signed(bytes));
         let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
         let more = self.used.div_ceil(PERMIT_BYTES).saturating_sub(held);
         let more = u32::try_from(more).unwrap_or(u32::MAX);
@@ -82,7 +82,7 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        self.memory.metrics.body_bytes.add(-signed(self.used));
+        self.memory.metrics.http.body_bytes.add(-signed(self.used));
     }
 }
 

@@ -39,7 +39,7 @@ pub(super) async fn observe(
     left.answered = true;
     let status = response.status().as_u16();
     let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
-    app.metrics.http_request(route, status, error);
+    app.metrics.http.request(route, status, error);
     tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
     response.headers_mut().insert(REQUEST_ID, id);
     response
@@ -67,7 +67,7 @@ impl Drop for Left<'_> {
     fn drop(&mut self) {
         if !self.answered {
             let gone = Reject::from(RouteError::ClientGone);
-            self.app.metrics.http_request(self.route, gone.status(), "client_gone");
+            self.app.metrics.http.request(self.route, gone.status(), "client_gone");
         }
     }
 }

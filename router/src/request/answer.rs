@@ -59,11 +59,11 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
             waited: app.config.deadlines.request,
         })??
         .into();
-    app.metrics.encode_seconds.observe(begin.elapsed());
+    app.metrics.requests.encode_seconds.observe(begin.elapsed());
     job.journey.tokenised(job.first_choice, begin.elapsed());
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
-    app.metrics.prompt_tokens.add(ids.len() as u64);
+    app.metrics.requests.prompt_tokens.add(ids.len() as u64);
     let hashing = Instant::now();
     let keys = app.fleet.registry.block_keys(model.block_tokens, &ids, &job.salt).await?;
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
@@ -189,11 +189,11 @@ impl Answer {
     fn note_first_token(&mut self) {
         if self.choices[0].cached_tokens() > self.cached_tokens {
             self.cached_tokens = self.choices[0].cached_tokens();
-            self.common.app.metrics.cached_tokens.add(self.cached_tokens.into());
+            self.common.app.metrics.requests.cached_tokens.add(self.cached_tokens.into());
         }
         if !self.first_token_seen && self.choices.iter().any(Choice::has_begun) {
             self.first_token_seen = true;
-            self.common.app.metrics.ttft_seconds.observe(self.common.begin.elapsed());
+            self.common.app.metrics.requests.ttft_seconds.observe(self.common.begin.elapsed());
         }
     }
 
@@ -202,7 +202,7 @@ impl Answer {
         if !self.over {
             self.over = true;
             self.choices.iter_mut().for_each(Choice::end);
-            self.common.app.metrics.request_seconds.observe(self.common.begin.elapsed());
+            self.common.app.metrics.requests.request_seconds.observe(self.common.begin.elapsed());
         }
     }
 }

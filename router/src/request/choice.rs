@@ -296,7 +296,7 @@ impl Choice {
         tracing::info!(request, %error, tokens, "going on with another worker");
         let metrics = &self.common.app.metrics;
         let begun = !self.generated.is_empty();
-        (if begun { &metrics.resumes } else { &metrics.retries }).inc();
+        (if begun { &metrics.requests.resumes } else { &metrics.requests.retries }).inc();
         self.lost.get_or_insert_with(Instant::now);
         self.excluded.push(worker);
         let attempt = Attempt {
@@ -317,7 +317,7 @@ impl Choice {
         self.excluded.clear();
         self.first_token.get_or_insert_with(Instant::now);
         if let Some(lost) = self.lost.take() {
-            self.common.app.metrics.resume_seconds.observe(lost.elapsed());
+            self.common.app.metrics.requests.resume_seconds.observe(lost.elapsed());
         }
     }
 
@@ -325,8 +325,8 @@ impl Choice {
         self.accepted_drafts = self.accepted_drafts.saturating_add(accepted);
         self.rejected_drafts = self.rejected_drafts.saturating_add(drafted - accepted);
         let metrics = &self.common.app.metrics;
-        metrics.drafted_tokens.add(drafted.into());
-        metrics.accepted_tokens.add(accepted.into());
+        metrics.requests.drafted_tokens.add(drafted.into());
+        metrics.requests.accepted_tokens.add(accepted.into());
     }
 
     /// The client is about to get a part of it.

@@ -246,7 +246,7 @@ impl Known {
         if !std::mem::replace(&mut self.over, true)
             && let Some(outcome) = outcome
         {
-            goal.metrics.slo_request(outcome.as_str());
+            goal.metrics.requests.slo.inc([outcome.as_str()]);
         }
     }
 }

@@ -35,7 +35,7 @@ impl Hangup {
 impl Drop for Hangup {
     fn drop(&mut self) {
         if let (Some(since), None) = (self.since.get(), self.void.get()) {
-            self.metrics.hangup_to_freed_seconds.observe(since.elapsed());
+            self.metrics.legs.hangup_to_freed_seconds.observe(since.elapsed());
         }
     }
 }

@@ -176,7 +176,7 @@ impl Legs {
             }
             Part::Whole | Part::Prefill(_) | Part::Decode { .. } => {}
         }
-        metrics.completion_tokens.add(output.ids.len() as u64);
+        metrics.requests.completion_tokens.add(output.ids.len() as u64);
         // a worker that does not say what its cache gave is held to have got nothing from it
         let first = leg.generated == 0 && !output.ids.is_empty();
         if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
@@ -185,7 +185,7 @@ impl Legs {
         leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
         let ids = matches!(leg.part, Part::Prefill(_)).then(|| output.ids.clone());
         match mailbox.append(output, now) {
-            Appended::Fine(Some(gap)) => metrics.itl_seconds.observe(gap),
+            Appended::Fine(Some(gap)) => metrics.requests.itl_seconds.observe(gap),
             Appended::Fine(None) => {}
             Appended::Wrong(what) => return wrong(what),
         }
@@ -200,7 +200,7 @@ impl Legs {
             }
         }
         if finished {
-            metrics.leg_ended("finished");
+            metrics.legs.ended.inc(["finished"]);
             follows.ended.push((request, leg.output(complete)));
             self.by_request.remove(&request);
         }
@@ -287,7 +287,7 @@ impl Link {
             LegState::Sent(mailbox) if mailbox.has_begun() => "streaming",
             LegState::Sent(_) => "first_token",
         };
-        self.registry.metrics.cancelled(fault.unwrap_or(stage));
+        self.registry.metrics.legs.cancelled.inc([fault.unwrap_or(stage)]);
         if stage == "submit" {
             // the writer sends no submit whose leg is gone
             by_request.remove(&request);
@@ -345,7 +345,7 @@ impl Link {
             mailbox.expects(self.id);
         }
         tracing::info!(worker = self.worker, leg = request.0, %why, "it computes the prompt itself");
-        self.registry.metrics.prefills_lost.inc();
+        self.registry.metrics.legs.prefills_lost.inc();
         self.registry.goes_alone(self.id, request);
         self.tell(request, Frame::Continue(Continue { request, generated: Vec::new() }));
     }
@@ -381,7 +381,7 @@ impl Link {
         }
         self.registry.ended(self.id, &never_sent);
         for leg in given_up {
-            self.registry.metrics.leg_ended("worker_silent");
+            self.registry.metrics.legs.ended.inc(["worker_silent"]);
             leg.fail(self.lost(&format!("nothing was heard of it for {silent:?}")), self.id, true);
         }
     }
@@ -397,7 +397,8 @@ impl Link {
         for leg in legs.into_values() {
             leg.hangup.void();
             let cancelled = matches!(leg.state, LegState::Cancelled(_));
-            self.registry.metrics.leg_ended(if cancelled { "cancelled" } else { "worker_lost" });
+            let outcome = if cancelled { "cancelled" } else { "worker_lost" };
+            self.registry.metrics.legs.ended.inc([outcome]);
             leg.fail(self.lost(&error.to_string()), self.id, true);
         }
     }
@@ -410,7 +411,7 @@ impl Link {
             LegState::Cancelled(since) if since.elapsed() > FREED_TIMEOUT => {
                 let worker = &self.worker;
                 tracing::warn!(worker, request = request.0, "cancelled, never freed");
-                self.registry.metrics.leg_ended("never_freed");
+                self.registry.metrics.legs.ended.inc(["never_freed"]);
                 leg.hangup.void();
                 released.push((*request, leg.output(false)));
                 false
@@ -426,7 +427,7 @@ impl Link {
         });
         for (request, mailbox) in stalled {
             tracing::info!(worker = self.worker, request = request.0, "the client takes nothing");
-            self.registry.metrics.stalls.inc();
+            self.registry.metrics.legs.stalled.inc();
             self.cancel(request, Some("stalled"));
             mailbox.fail(RouteError::ClientGone, self.id);
         }
@@ -473,11 +474,11 @@ impl Link {
         let metrics = &self.registry.metrics;
         match (&leg.state, &leg.part) {
             (LegState::Cancelled(since), _) => {
-                metrics.cancel_to_freed_seconds.observe(since.elapsed());
-                metrics.leg_ended("cancelled");
+                metrics.legs.cancel_to_freed_seconds.observe(since.elapsed());
+                metrics.legs.ended.inc(["cancelled"]);
             }
             (LegState::Sent(_), Part::Prefill(partner)) if partner.handed_off => {
-                metrics.leg_ended("let_go"); // pulled, or in vain
+                metrics.legs.ended.inc(["let_go"]); // pulled, or in vain
             }
             (LegState::Sent(_) | LegState::Queued(_), _) => return,
         }
@@ -492,7 +493,8 @@ impl Link {
         let Some(leg) = self.legs().by_request.remove(&failed.request) else { return };
         self.registry.ended(self.id, &[(failed.request, leg.output(false))]);
         let cancelled = matches!(leg.state, LegState::Cancelled(_));
-        self.registry.metrics.leg_ended(if cancelled { "cancelled" } else { "worker_failed" });
+        let outcome = if cancelled { "cancelled" } else { "worker_failed" };
+        self.registry.metrics.legs.ended.inc([outcome]);
         let retryable = failed.retryable;
         let error = RouteError::WorkerFailed {
             worker: self.worker.clone(),

@@ -55,7 +55,7 @@ impl Registry {
         if let Some(pause_ms) = opened {
             let pause_s = pause_ms / 1e3;
             tracing::warn!(worker, pause_s, "circuit open: it comes and goes, and is held off");
-            self.metrics.circuits_opened.inc();
+            self.metrics.links.circuits_opened.inc();
         }
     }
 }

@@ -101,7 +101,7 @@ impl Registry {
     ) -> Result<Reservation, RouteError> {
         let mut ticket = match self.try_place(wanted)? {
             Placed::Now(reservation) => {
-                self.metrics.queue_seconds.observe(Duration::ZERO);
+                self.metrics.scheduling.queue_seconds.observe(Duration::ZERO);
                 return Ok(reservation);
             }
             Placed::Waits(ticket) => ticket,
@@ -109,7 +109,7 @@ impl Registry {
         let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
         let placed = tokio::time::timeout_at(until, ticket.wait()).await;
         let waited = ticket.since.elapsed();
-        self.metrics.queue_seconds.observe(waited);
+        self.metrics.scheduling.queue_seconds.observe(waited);
         match placed {
             Ok(Some(result)) => result.map(|place| place.after(waited)),
             Ok(None) => Err(RouteError::ShuttingDown),
@@ -174,7 +174,7 @@ impl Registry {
     }
 
     fn reserved(self: &Arc<Self>, places: Places, decision: &Arc<Decision>) -> Reservation {
-        self.metrics.placed(decision);
+        self.metrics.scheduling.placed(decision);
         let (decode, prefill) = places;
         Reservation::new(Arc::clone(self), decode, prefill, Arc::clone(decision))
     }
@@ -212,12 +212,12 @@ impl Registry {
         match *refusal {
             Refusal::NoneOpen | Refusal::AllExcluded => no_worker(),
             Refusal::QueueFull { what, retry_after_ms } => {
-                self.metrics.refused(what.as_str());
+                self.metrics.scheduling.refused.inc([what.as_str()]);
                 let retry_after = after(retry_after_ms);
                 RouteError::Overloaded { what: what.as_str(), retry_after }
             }
             Refusal::TooLate { predicted_ms, deadline_ms, retry_after_ms } => {
-                self.metrics.refused("deadline");
+                self.metrics.scheduling.refused.inc(["deadline"]);
                 RouteError::TooLate {
                     predicted: after(predicted_ms),
                     deadline: after(deadline_ms.max(0.0)),

@@ -1,0 +1,26 @@
+//! What clients and their connections do.
+
+use super::kinds::{Counter, Gauge, Labelled, group};
+
+group! {
+    /// What clients and their connections do.
+    Http {
+        answered: Labelled<3> = "headrace_http_requests_total" ["route", "status", "error"],
+            "HTTP requests answered.";
+        connections: Gauge = "headrace_http_connections",
+            "Open connections of clients.";
+        connections_refused: Counter = "headrace_http_connections_refused_total",
+            "Connections turned away because --max-connections were open.";
+        connections_stalled: Counter = "headrace_http_connections_stalled_total",
+            "Connections cut because the client read nothing for --stall-timeout-ms.";
+        body_bytes: Gauge = "headrace_http_body_bytes",
+            "Bodies of requests that have not begun to be answered.";
+    }
+}
+
+impl Http {
+    /// A request was answered; `error` is the error's kind, empty without one.
+    pub fn request(&self, route: &str, status: u16, error: &str) {
+        self.answered.inc([route, status.to_string().as_str(), error]);
+    }
+}

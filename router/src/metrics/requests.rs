@@ -1,0 +1,37 @@
+//! Requests from their arrival to the end of their answers, and their tokens.
+
+use super::kinds::{Counter, Gauge, Histogram, Labelled, group};
+
+group! {
+    /// Requests from their arrival to the end of their answers, and their tokens.
+    Requests {
+        streams: Gauge = "headrace_streams",
+            "Answers under way, each choice counted.";
+        retries: Counter = "headrace_retries_total",
+            "Legs placed again after their worker was lost or failed before their first token.";
+        resumes: Counter = "headrace_resumes_total",
+            "Answers under way that went on with another worker.";
+        slo: Labelled<1> = "headrace_slo_requests_total" ["result"],
+            "Requests with a deadline for their first token: those that met it and --slo-tpot-ms, and those that did not.";
+        prompt_tokens: Counter = "headrace_prompt_tokens_total",
+            "Tokens of prompts.";
+        completion_tokens: Counter = "headrace_completion_tokens_total",
+            "Tokens generated.";
+        cached_tokens: Counter = "headrace_cached_tokens_total",
+            "Tokens of prompts that workers took from their prefix caches.";
+        drafted_tokens: Counter = "headrace_drafted_tokens_total",
+            "Tokens that workers drafted (--mtp) and checked.";
+        accepted_tokens: Counter = "headrace_accepted_tokens_total",
+            "Drafted tokens that became part of an answer.";
+        encode_seconds: Histogram = "headrace_encode_seconds",
+            "Chat template and tokenisation, waiting for a thread included.";
+        ttft_seconds: Histogram = "headrace_ttft_seconds",
+            "Arrival of a request to its first token.";
+        itl_seconds: Histogram = "headrace_itl_seconds",
+            "From step to step of one leg.";
+        resume_seconds: Histogram = "headrace_resume_seconds",
+            "From the loss of a worker to the next token of an answer that went on with another one.";
+        request_seconds: Histogram = "headrace_request_seconds",
+            "Arrival of a request to the end of its last choice.";
+    }
+}

@@ -1,0 +1,64 @@
+//! Where legs were placed, and whether what the choice relied on was true.
+
+use std::time::Duration;
+
+use super::kinds::{Counter, Histogram, Labelled, group};
+use crate::core::decision::Decision;
+use crate::core::scheduler::Begun;
+
+group! {
+    /// Where legs were placed, and whether what the choice relied on was true.
+    Scheduling {
+        placements: Labelled<1> = "headrace_placements_total" ["policy"],
+            "Legs placed on a worker, by policy.";
+        refused: Labelled<1> = "headrace_refused_total" ["reason"],
+            "Requests turned away on arrival or out of the queue, by the bound or deadline that stood against them.";
+        queue_seconds: Histogram = "headrace_queue_seconds",
+            "Wait for a worker with room.";
+        block_events_ignored: Labelled<1> = "headrace_block_events_ignored_total" ["reason"],
+            "Block events of workers that changed nothing, by reason.";
+        blocks_lost: Labelled<1> = "headrace_blocks_lost_total" ["reason"],
+            "Times that it was not known any more which blocks a worker holds, by reason.";
+        resyncs: Counter = "headrace_resyncs_total",
+            "Snapshots asked for again.";
+        blocks_removed_unknown: Counter = "headrace_blocks_removed_unknown_total",
+            "Blocks that workers removed without having said that they hold them.";
+        leases_expired: Counter = "headrace_leases_expired_total",
+            "Booked blocks of legs whose first token was overdue, taken back.";
+        promised_tokens: Counter = "headrace_promised_tokens_total",
+            "Prompt tokens that the chosen workers had said they hold.";
+        missing_tokens: Counter = "headrace_missing_tokens_total",
+            "Of the promised tokens, those that came from no cache.";
+        ttft_error_seconds: Histogram = "headrace_ttft_prediction_error_seconds",
+            "Distance between predicted and actual time from placement to first token.";
+        shadow_differs: Counter = "headrace_shadow_differs_total",
+            "Placements where the shadow policy would have chosen another worker.";
+        shadow_regret_us: Counter = "headrace_shadow_regret_microseconds_total",
+            "Predicted cost of following the shadow policy there, where it was worse.";
+        log_dropped: Counter = "headrace_decision_log_dropped_total",
+            "Decisions that were not written because the disk was too slow, or they were too long.";
+        log_errors: Counter = "headrace_decision_log_errors_total",
+            "Decisions that could not be written to --decision-log.";
+    }
+}
+
+impl Scheduling {
+    /// A leg was placed.
+    pub(crate) fn placed(&self, decision: &Decision) {
+        self.placements.inc([decision.chooser.policy.name().as_str()]);
+        if let Some(shadow) = &decision.shadow
+            && decision.shadow_differs()
+        {
+            self.shadow_differs.inc();
+            self.shadow_regret_us.add((shadow.regret_ms.max(0.0) * 1e3) as u64);
+        }
+    }
+
+    /// A leg got its first token.
+    pub(crate) fn begun(&self, begun: &Begun) {
+        self.promised_tokens.add(begun.held_tokens.into());
+        self.missing_tokens.add(begun.held_tokens.saturating_sub(begun.cached_tokens).into());
+        let error_ms = (begun.predicted_ttft_ms - begun.ttft_ms).abs();
+        self.ttft_error_seconds.observe(Duration::from_secs_f64((error_ms / 1e3).min(1e6)));
+    }
+}
