@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from headrace.models import DType, KvDType, UnsupportedModelError
-from headrace.models.batch import Batch, DraftBatch
 from headrace.models.checkpoint import Checkpoint
+from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
 from headrace.models.deepseek_mtp import find_mtp
 from headrace.models.deepseek_weights import Layer, Weights, load_weights
-from headrace.models.rope import UnsupportedRopeError, attention_scale, rope_of
-from headrace_kernels.ops import Fence, KvPool, MlaAttention, MlaBackend, MlaStep, Progress, Value
+from headrace.models.rope import attention_scale, rope_of
+from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
 
 # As llama's, and for its reason.
 AUTO_CPU: DType = "int8"
@@ -83,43 +81,22 @@ def decoder_layer(step: MlaStep, x: Value, layer: Layer, index: int, config: Mod
     return x if layer.experts is None else step.moe(h, layer.experts, x)
 
 
-class Deepseek:
-    """A `Model`: weights and cache on one backend."""
+class Deepseek(CompiledModel):
+    """The DeepSeek-V3 family on one backend."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, backend: MlaBackend, block_tokens: int
     ) -> None:
-        self.config = config
-        self.vocab_size = config.vocab_size
-        self.context_tokens = config.context_tokens
-        self.block_tokens = block_tokens
-        self.kv_block_bytes = backend.kv_block_bytes
-        self.kv_layout = backend.kv_layout
-        self.dtype_name = backend.dtype_name
+        run = backend.compile(partial(forward, weights=weights, config=config))
+        mtp = weights.mtp
+        drafting = (
+            None
+            if mtp is None
+            else backend.compile_draft(partial(draft, weights=weights, config=config))
+        )
+        super().__init__(config, backend, run, block_tokens, drafting)
         self.answers_apart = backend.answers_apart
-        self.drafts = weights.mtp is not None
-        self.draft_token_ids: NDArray[np.int32] | None = None
-        self._backend = backend
-        self._run = backend.compile(partial(forward, weights=weights, config=config))
-        if weights.mtp is not None:
-            self.draft_token_ids = weights.mtp.token_ids
-            self._draft = backend.compile_draft(partial(draft, weights=weights, config=config))
-
-    def allocate_kv(self, num_blocks: int) -> None:
-        self._backend.allocate_kv(num_blocks)
-
-    def kv_pool(self) -> KvPool:
-        return self._backend.kv_pool()
-
-    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
-        return self._run(batch, progress)
-
-    def draft(self, batch: DraftBatch) -> torch.Tensor:
-        assert self.drafts, "load_model(mtp=True) comes first"
-        return self._draft(batch)
-
-    def fence(self) -> Fence | None:
-        return self._backend.fence()
+        self.draft_token_ids = None if mtp is None else mtp.token_ids
 
 
 def load_deepseek(
@@ -169,10 +146,7 @@ def load_deepseek(
 def attention_of(config: ModelConfig, block_tokens: int, *, mtp: bool) -> MlaAttention:
     """Raises `UnsupportedModelError` for rope types that are not implemented."""
     deepseek = deepseek_of(config)
-    try:
-        rope = rope_of(config)
-    except UnsupportedRopeError as error:
-        raise UnsupportedModelError(str(error)) from error
+    rope = rope_of(config)
     return MlaAttention(
         layers=config.num_layers + mtp,
         heads=config.num_heads,

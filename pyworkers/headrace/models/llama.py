@@ -8,27 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from headrace.models import DType, UnsupportedModelError
-from headrace.models.batch import Batch, DraftBatch
 from headrace.models.checkpoint import Checkpoint
+from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
-from headrace.models.rope import UnsupportedRopeError, rope_of
-from headrace_kernels.ops import (
-    Attention,
-    Backend,
-    Fence,
-    KvPool,
-    Matrix,
-    Progress,
-    Step,
-    Table,
-    Value,
-    Vector,
-)
+from headrace.models.rope import rope_of
+from headrace_kernels.ops import Attention, Backend, Matrix, Step, Table, Value, Vector
 
 # Measured with SmolLM2-135M (bench/results/engine_forward.json): a third of float32's time for a lone sequence and a
 # quarter of its memory, for 0.4 % more perplexity.
@@ -65,39 +52,14 @@ def forward(step: Step, weights: Weights, eps: float) -> Value:
     return step.linear(step.rms_norm(step.wanted_rows(x), weights.norm, eps), weights.head)
 
 
-class Llama:
-    """A `Model`: weights and cache on one backend."""
+class Llama(CompiledModel):
+    """The llama family on one backend."""
 
     def __init__(
         self, config: ModelConfig, weights: Weights, backend: Backend, block_tokens: int
     ) -> None:
-        self.config = config
-        self.vocab_size = config.vocab_size
-        self.context_tokens = config.context_tokens
-        self.block_tokens = block_tokens
-        self.kv_block_bytes = backend.kv_block_bytes
-        self.kv_layout = backend.kv_layout
-        self.dtype_name = backend.dtype_name
-        self.answers_apart = False
-        self.drafts = False
-        self.draft_token_ids: NDArray[np.int32] | None = None
-        self._backend = backend
-        self._run = backend.compile(partial(forward, weights=weights, eps=config.rms_norm_eps))
-
-    def allocate_kv(self, num_blocks: int) -> None:
-        self._backend.allocate_kv(num_blocks)
-
-    def kv_pool(self) -> KvPool:
-        return self._backend.kv_pool()
-
-    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
-        return self._run(batch, progress)
-
-    def draft(self, batch: DraftBatch) -> torch.Tensor:  # noqa: ARG002 - for no batch at all
-        raise UnsupportedModelError("a llama has no layer for multi-token prediction")
-
-    def fence(self) -> Fence | None:
-        return self._backend.fence()
+        run = backend.compile(partial(forward, weights=weights, eps=config.rms_norm_eps))
+        super().__init__(config, backend, run, block_tokens)
 
 
 def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_tokens: int) -> Llama:
@@ -123,10 +85,7 @@ def attention_of(config: ModelConfig, block_tokens: int) -> Attention:
     """Raises `UnsupportedModelError` for rope types and windows that are not implemented."""
     if config.sliding_window is not None and config.sliding_window < config.context_tokens:
         raise UnsupportedModelError("sliding-window attention is not supported by llama")
-    try:
-        rope = rope_of(config)
-    except UnsupportedRopeError as error:
-        raise UnsupportedModelError(str(error)) from error
+    rope = rope_of(config)
     return Attention(
         layers=config.num_layers,
         heads=config.num_heads,

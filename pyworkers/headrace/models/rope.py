@@ -11,12 +11,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.models import UnsupportedModelError
 from headrace.models.config import ModelConfig
 
 Frequencies = NDArray[np.float64]
 
 
-class UnsupportedRopeError(ValueError):
+class UnsupportedRopeError(UnsupportedModelError):
     """A rope type whose frequencies change with the length of the sequence, or are not implemented."""
 
 

@@ -1,0 +1,56 @@
+"""A model whose forward pass is compiled: what all families share once their weights are on a backend."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.models import UnsupportedModelError
+from headrace.models.batch import Batch, DraftBatch
+from headrace.models.config import ModelConfig
+from headrace_kernels.ops import Compiled, CompiledDraft, Fence, KvPool, Progress, Store
+
+
+class CompiledModel:
+    """A `Model`: compiled passes over weights and a cache that `store` holds. Without `draft` it drafts nothing."""
+
+    answers_apart = False
+    draft_token_ids: NDArray[np.int32] | None = None
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        store: Store,
+        run: Compiled,
+        block_tokens: int,
+        draft: CompiledDraft | None = None,
+    ) -> None:
+        self.config = config
+        self.vocab_size = config.vocab_size
+        self.context_tokens = config.context_tokens
+        self.block_tokens = block_tokens
+        self.kv_block_bytes = store.kv_block_bytes
+        self.kv_layout = store.kv_layout
+        self.dtype_name = store.dtype_name
+        self.drafts = draft is not None
+        self._store = store
+        self._run = run
+        self._draft = draft
+
+    def allocate_kv(self, num_blocks: int) -> None:
+        self._store.allocate_kv(num_blocks)
+
+    def kv_pool(self) -> KvPool:
+        return self._store.kv_pool()
+
+    def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+        return self._run(batch, progress)
+
+    def draft(self, batch: DraftBatch) -> torch.Tensor:
+        if self._draft is None:
+            raise UnsupportedModelError("no layer for multi-token prediction is loaded")
+        return self._draft(batch)
+
+    def fence(self) -> Fence | None:
+        return self._store.fence()
