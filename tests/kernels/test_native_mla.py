@@ -176,7 +176,8 @@ def test_matrices_in_8_bits_are_those_of_the_rounded_ones() -> None:
     w.kv_b /= 1024
     exact = Layer(a, w)(rows, [rows.whole()])
     got = Layer(a, w, "int8")(rows, [rows.whole()])
-    torch.testing.assert_close(got, exact, rtol=0, atol=1e-5)
+    # Rows keep 15 bits of the greatest element of a group: latents are some units, and two matrices add up.
+    torch.testing.assert_close(got, exact, rtol=0, atol=2e-4)
 
 
 def test_more_rows_than_are_worked_on_at_once() -> None:

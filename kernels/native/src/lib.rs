@@ -6,14 +6,16 @@
 //!
 //! How: lanes are always *outputs* (columns, tokens), so a wider vector only computes more of them at
 //! once, and each sums its products one after the other with fused multiply-adds, which round the same way
-//! everywhere. The few sums across lanes use a fixed tree over sixteen of them. `exp`, `sin` and `cos` are
-//! our own polynomials, because those of the system differ between machines.
+//! everywhere. With int8 weights sums are of integers, which are exact in any order. The few sums across
+//! lanes use a fixed tree over sixteen of them. `exp`, `sin` and `cos` are our own polynomials, because
+//! those of the system differ between machines.
 //!
-//! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the only inner loop), [`weight`], [`product`] and
-//! [`linear`], [`rows`], [`attention`] and [`mla`], [`routing`] and [`moe`], then [`program`], which records the [`op`]s
-//! of a whole model, and [`run`], which runs it for a [`step`].
+//! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the inner loop), [`weight`], [`product`] and
+//! [`linear`], `integers` (the same with int8 weights), [`rows`], [`attention`] and [`mla`], [`routing`] and [`moe`], then
+//! [`program`], which records the [`op`]s of a whole model, and [`run`], which runs it for a [`step`].
 
 pub mod attention;
+mod integers;
 pub mod linear;
 pub mod math;
 pub mod mla;

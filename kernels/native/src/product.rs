@@ -1,13 +1,13 @@
 //! Rows that lie anywhere times one of many matrices: what [`crate::linear`], heads and experts are made of.
 //!
-//! Each element is `fma(x[k], w[k], sum)` over k = 0, 1, 2, ... from zero. With int8 weights that sum starts
-//! anew in every group of 64, and the groups' sums are added with `fma(sum, scale, total)`.
+//! Each element is `fma(x[k], w[k], sum)` over k = 0, 1, 2, ... from zero; with int8 weights that of [`crate::integers`].
 
 use std::ops::Range;
 
+use crate::integers::{self, Integers};
 use crate::simd::{Kernel, LANES, Level, Simd};
 use crate::tile::{F32x16, Lane, tile};
-use crate::weight::{GROUP, Lanes, PANEL, Weight};
+use crate::weight::{Lanes, PANEL, Weight};
 
 /// Most rows of a tile on any machine.
 const MAX_TILE: usize = 12;
@@ -15,13 +15,14 @@ const MAX_TILE: usize = 12;
 const BLOCK: usize = 96 * 1024;
 
 /// Shortest panels that are read in pairs. A guess: those of experts are 64, those of whole layers from 256 on.
-const PAIRED_K: usize = 128;
+pub(crate) const PAIRED_K: usize = 128;
 
 /// Memory that calls reuse.
 #[derive(Debug, Default)]
 pub struct Scratch {
     x: Vec<f32>,
     panel: Vec<F32x16>,
+    integers: Integers,
 }
 
 /// Where the rows of a matrix lie in a slice: row `i` is number `ids[i]`, or `i` itself.
@@ -87,29 +88,9 @@ impl Product<'_> {
     /// # Panics
     /// If a row does not lie in its slice.
     pub fn compute(self, level: Level, scratch: &mut Scratch) {
-        match &self.weight.lanes {
-            Lanes::F32(lanes) => self.with(level, lanes, None, scratch),
-            Lanes::Bf16(lanes) => self.with(level, lanes, None, scratch),
-            Lanes::F16(lanes) => self.with(level, lanes, None, scratch),
-            Lanes::I8 { lanes, scales } => self.with(level, lanes, Some(scales), scratch),
-        }
-    }
-
-    fn with<L: Lane>(
-        self,
-        level: Level,
-        lanes: &[L],
-        scales: Option<&[F32x16]>,
-        scratch: &mut Scratch,
-    ) {
-        let (n, k) = (self.weight.n(), self.weight.k());
+        let (n, k, weight) = (self.weight.n(), self.weight.k(), self.weight);
         let first = self.index * n.div_ceil(PANEL);
-        let panels = Panels {
-            lanes: &lanes[first * k * 2..],
-            scales: scales.map(|scales| &scales[first * k.div_ceil(GROUP) * 2..]),
-            k,
-        };
-        let bias = self.weight.bias.as_deref();
+        let bias = weight.bias.as_deref();
         let mut edge = Edge { n, at: self.y_at, bias, finish: self.finish, y: self.y };
         // Small enough for the cache, and a multiple of every tile.
         let block = (BLOCK / k / MAX_TILE).max(1) * MAX_TILE;
@@ -120,32 +101,22 @@ impl Product<'_> {
                 rows: start..self.rows.min(start + block),
                 packed: self.x_packed && self.rows <= block,
             };
-            block_of(level, &x, panels, &mut edge, scratch);
+            let (edge, at) = (&mut edge, first * k * 2);
+            match &weight.lanes {
+                Lanes::F32(lanes) => block_of(level, &x, &lanes[at..], k, edge, scratch),
+                Lanes::Bf16(lanes) => block_of(level, &x, &lanes[at..], k, edge, scratch),
+                Lanes::F16(lanes) => block_of(level, &x, &lanes[at..], k, edge, scratch),
+                Lanes::I8 { pairs, scales } => {
+                    let panels = integers::Panels::from(first, k, pairs, scales);
+                    integers::block_of(level, &x, panels, edge, &mut scratch.integers);
+                }
+            }
         }
     }
 }
 
-/// Panels of one matrix, and maybe more behind it.
-#[derive(Debug, Clone, Copy)]
-struct Panels<'a, L> {
-    lanes: &'a [L],
-    scales: Option<&'a [F32x16]>,
-    k: usize,
-}
-
-impl<'a, L> Panels<'a, L> {
-    fn lanes(&self, panel: usize) -> &'a [L] {
-        &self.lanes[panel * self.k * 2..(panel + 1) * self.k * 2]
-    }
-
-    fn scales(&self, panel: usize) -> Option<&'a [F32x16]> {
-        let groups = self.k.div_ceil(GROUP);
-        self.scales.map(|s| &s[panel * groups * 2..(panel + 1) * groups * 2])
-    }
-}
-
 /// `rows` cut into tiles of nearly equal height, none above `most`.
-fn tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
+pub(crate) fn tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = rows.div_ceil(most);
     (0..count).map(move |i| {
         let start = rows * i / count;
@@ -154,16 +125,16 @@ fn tiles(rows: usize, most: usize) -> impl Iterator<Item = (usize, usize)> {
 }
 
 /// Some rows of `x`.
-struct Source<'a> {
+pub(crate) struct Source<'a> {
     x: &'a [f32],
     at: RowsAt<'a>,
-    rows: Range<usize>,
+    pub(crate) rows: Range<usize>,
     /// Whether the scratch holds them already.
-    packed: bool,
+    pub(crate) packed: bool,
 }
 
 impl<'a> Source<'a> {
-    fn row(&self, row: usize, k: usize) -> &'a [f32] {
+    pub(crate) fn row(&self, row: usize, k: usize) -> &'a [f32] {
         &self.x[self.at.of(self.rows.start + row)..][..k]
     }
 
@@ -188,37 +159,38 @@ impl<'a> Source<'a> {
 fn block_of<L: Lane>(
     level: Level,
     x: &Source<'_>,
-    weight: Panels<'_, L>,
+    lanes: &[L],
+    k: usize,
     edge: &mut Edge<'_>,
     scratch: &mut Scratch,
 ) {
-    let (rows, k) = (x.rows.len(), weight.k);
+    let rows = x.rows.len();
     let most = level.tile_rows();
     let packed = if rows == 1 { x.row(0, k) } else { x.pack(k, most, &mut scratch.x) };
     let panels = edge.n.div_ceil(PANEL);
+    let panel_of = |panel: usize| &lanes[panel * k * 2..(panel + 1) * k * 2];
     let widen = rows > most && size_of::<L>() < size_of::<F32x16>();
     // Two panels are two streams; short ones are read one after the other, in the order they lie in.
     let pairs = rows <= level.paired_rows() && k >= PAIRED_K;
     let mut panel = 0;
     while panel < panels {
         let count = if pairs && panel + 1 < panels { 2 } else { 1 };
-        let scale = [weight.scales(panel), weight.scales(panel + count - 1)];
         if widen {
             // Many rows read this panel: widen it once. The values are the same, so are the sums.
             scratch.panel.resize((k * 2).max(scratch.panel.len()), F32x16([0.0; LANES]));
-            level.run(Widen { from: weight.lanes(panel), to: &mut scratch.panel[..k * 2] });
+            level.run(Widen { from: panel_of(panel), to: &mut scratch.panel[..k * 2] });
             let w = [&scratch.panel[..k * 2]; 2];
             for (start, height) in tiles(rows, most) {
                 let a = &packed[start * k..(start + height) * k];
                 let row = x.rows.start + start;
-                Cell { a, height, w, scale, count }.compute(level, row, panel, edge);
+                at_height(height, &mut Cell { a, w, count, level, row, panel, edge });
             }
         } else {
-            let w = [weight.lanes(panel), weight.lanes(panel + count - 1)];
+            let w = [panel_of(panel), panel_of(panel + count - 1)];
             for (start, height) in tiles(rows, most) {
                 let a = &packed[start * k..(start + height) * k];
                 let row = x.rows.start + start;
-                Cell { a, height, w, scale, count }.compute(level, row, panel, edge);
+                at_height(height, &mut Cell { a, w, count, level, row, panel, edge });
             }
         }
         panel += count;
@@ -241,8 +213,8 @@ impl<L: Lane> Kernel for Widen<'_, L> {
 }
 
 /// Where sums go, and what is added to them on the way.
-struct Edge<'a> {
-    n: usize,
+pub(crate) struct Edge<'a> {
+    pub(crate) n: usize,
     at: RowsAt<'a>,
     bias: Option<&'a [f32]>,
     finish: Finish<'a>,
@@ -277,65 +249,72 @@ impl Edge<'_> {
             }
         }
     }
+
+    /// Finishes the sums of rows `row..`.
+    pub(crate) fn put_all<const M: usize, const N: usize>(
+        &mut self,
+        row: usize,
+        column: usize,
+        sums: &[[[f32; LANES]; N]; M],
+    ) {
+        for (m, sums) in sums.iter().enumerate() {
+            self.put(row + m, column, sums);
+        }
+    }
+}
+
+/// Work on a tile of rows, whose height the compiler knows.
+pub(crate) trait Tile {
+    /// Does it for `M` rows.
+    fn rows<const M: usize>(&mut self);
+}
+
+/// Work on a tile of 1 to 12 rows.
+pub(crate) fn at_height(height: usize, tile: &mut impl Tile) {
+    match height {
+        1 => tile.rows::<1>(),
+        2 => tile.rows::<2>(),
+        3 => tile.rows::<3>(),
+        4 => tile.rows::<4>(),
+        5 => tile.rows::<5>(),
+        6 => tile.rows::<6>(),
+        7 => tile.rows::<7>(),
+        8 => tile.rows::<8>(),
+        9 => tile.rows::<9>(),
+        10 => tile.rows::<10>(),
+        11 => tile.rows::<11>(),
+        12 => tile.rows::<12>(),
+        height => unreachable!("a tile of {height} rows"),
+    }
 }
 
 /// One tile of rows by `count` (one or two) panels.
-struct Cell<'a, L> {
+struct Cell<'a, 'y, L> {
     a: &'a [f32],
-    height: usize,
     w: [&'a [L]; 2],
-    scale: [Option<&'a [F32x16]>; 2],
     count: usize,
+    level: Level,
+    row: usize,
+    panel: usize,
+    edge: &'a mut Edge<'y>,
 }
 
-impl<L: Lane> Cell<'_, L> {
-    fn compute(&self, level: Level, row: usize, panel: usize, edge: &mut Edge<'_>) {
-        match self.height {
-            1 => self.rows::<1>(level, row, panel, edge),
-            2 => self.rows::<2>(level, row, panel, edge),
-            3 => self.rows::<3>(level, row, panel, edge),
-            4 => self.rows::<4>(level, row, panel, edge),
-            5 => self.rows::<5>(level, row, panel, edge),
-            6 => self.rows::<6>(level, row, panel, edge),
-            7 => self.rows::<7>(level, row, panel, edge),
-            8 => self.rows::<8>(level, row, panel, edge),
-            9 => self.rows::<9>(level, row, panel, edge),
-            10 => self.rows::<10>(level, row, panel, edge),
-            11 => self.rows::<11>(level, row, panel, edge),
-            12 => self.rows::<12>(level, row, panel, edge),
-            height => unreachable!("a tile of {height} rows"),
-        }
-    }
-
-    fn rows<const M: usize>(&self, level: Level, row: usize, panel: usize, edge: &mut Edge<'_>) {
+impl<L: Lane> Tile for Cell<'_, '_, L> {
+    fn rows<const M: usize>(&mut self) {
+        let Self { level, row, .. } = *self;
         let (a, _) = self.a.as_chunks::<M>();
-        let column = panel * PANEL;
+        let column = self.panel * PANEL;
         let [w0, w1] = self.w;
         if self.count == 2 {
             let w = [w0, &w0[1..], w1, &w1[1..]];
-            let scale = self.scale[0].zip(self.scale[1]).map(|(a, b)| [a, &a[1..], b, &b[1..]]);
-            self.store::<M, 4>(level.run(Sums { a, w, scale }), row, column, edge);
+            self.edge.put_all(row, column, &level.run(Sums { a, w }));
         } else if level.is_wide() || M <= 3 {
-            let scale = self.scale[0].map(|a| [a, &a[1..]]);
-            self.store::<M, 2>(level.run(Sums { a, w: [w0, &w0[1..]], scale }), row, column, edge);
+            self.edge.put_all(row, column, &level.run(Sums { a, w: [w0, &w0[1..]] }));
         } else {
             for half in 0..2 {
-                let scale = self.scale[0].map(|a| [&a[half..]]);
-                let sums = level.run(Sums { a, w: [&w0[half..]], scale });
-                self.store::<M, 1>(sums, row, column + half * LANES, edge);
+                let sums = level.run(Sums { a, w: [&w0[half..]] });
+                self.edge.put_all(row, column + half * LANES, &sums);
             }
-        }
-    }
-
-    fn store<const M: usize, const N: usize>(
-        &self,
-        sums: [[[f32; LANES]; N]; M],
-        row: usize,
-        column: usize,
-        edge: &mut Edge<'_>,
-    ) {
-        for (m, sums) in sums.iter().enumerate() {
-            edge.put(row + m, column, sums);
         }
     }
 }
@@ -343,7 +322,6 @@ impl<L: Lane> Cell<'_, L> {
 struct Sums<'a, L, const M: usize, const N: usize> {
     a: &'a [[f32; M]],
     w: [&'a [L]; N],
-    scale: Option<[&'a [F32x16]; N]>,
 }
 
 impl<L: Lane, const M: usize, const N: usize> Kernel for Sums<'_, L, M, N> {
@@ -351,24 +329,7 @@ impl<L: Lane, const M: usize, const N: usize> Kernel for Sums<'_, L, M, N> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) -> Self::Output {
         let mut total = [[s.splat(0.0); N]; M];
-        for (g, a) in self.a.chunks(GROUP).enumerate() {
-            let mut w = self.w;
-            for w in &mut w {
-                *w = &w[g * GROUP * 2..];
-            }
-            let Some(scale) = self.scale else {
-                tile::<S, L, M, N, 2>(s, a, w, &mut total);
-                continue;
-            };
-            let mut sums = [[s.splat(0.0); N]; M];
-            tile::<S, L, M, N, 2>(s, a, w, &mut sums);
-            for n in 0..N {
-                let scale = scale[n][g * 2].load(s);
-                for m in 0..M {
-                    total[m][n] = s.fma(sums[m][n], scale, total[m][n]);
-                }
-            }
-        }
+        tile::<S, L, M, N, 2>(s, self.a, self.w, &mut total);
         let mut out = [[[0.0; LANES]; N]; M];
         for (out, total) in out.iter_mut().zip(&total) {
             for (out, total) in out.iter_mut().zip(total) {

@@ -1,4 +1,4 @@
-//! Sixteen `f32` lanes on any machine, and the only `unsafe` code of this crate.
+//! Sixteen lanes on any machine, and the only `unsafe` code of this crate.
 //!
 //! A token type ([`Avx512`], [`Avx2`], [`Portable`]) proves that its instruction set was detected. Kernels
 //! are generic over [`Simd`], written once, and entered through [`Simd::run`], which compiles them for that
@@ -25,6 +25,10 @@ pub trait Kernel {
 pub trait Simd: Copy {
     /// Sixteen lanes.
     type V: Copy;
+    /// Sixteen sums of integers.
+    type Sums: Copy;
+    /// Sixteen pairs of integers of sixteen bits.
+    type Pairs: Copy;
     /// Whether the register file holds a 12 x 32 tile of `f32` (else 6 x 16).
     const WIDE: bool;
 
@@ -38,8 +42,6 @@ pub trait Simd: Copy {
     fn load_bf16(self, x: &[u16; LANES]) -> Self::V;
     /// Reads float16 lanes, exactly.
     fn load_f16(self, x: &[u16; LANES]) -> Self::V;
-    /// Reads integer lanes, exactly.
-    fn load_i8(self, x: &[i8; LANES]) -> Self::V;
     /// Writes lanes.
     fn store(self, v: Self::V, out: &mut [f32; LANES]);
     /// `a * b + c`, rounded once.
@@ -58,6 +60,15 @@ pub trait Simd: Copy {
     fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V;
     /// Adds the low nine bits of `n`'s representation to the exponent field of `v`.
     fn add_exponent(self, v: Self::V, n: Self::V) -> Self::V;
+    /// Sums of zero.
+    fn zero_sums(self) -> Self::Sums;
+    /// Widens pairs that lie side by side.
+    fn load_pairs(self, x: &[i8; 2 * LANES]) -> Self::Pairs;
+    /// Adds the products of one pair (the first in the low half) with the pair of each lane. The caller sees to it
+    /// that sums stay below 2^31.
+    fn add_products(self, sums: Self::Sums, pair: i32, pairs: Self::Pairs) -> Self::Sums;
+    /// The nearest `f32`.
+    fn float(self, sums: Self::Sums) -> Self::V;
     /// Asks for the cache line at `at`, which may lie outside of any object.
     fn prefetch<T>(self, at: *const T);
 
@@ -95,9 +106,12 @@ pub trait Simd: Copy {
 /// The instruction sets that kernels are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Level {
+    /// AVX-512 F/BW/DQ/VL and VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512<true>),
     /// AVX-512 F/BW/DQ/VL.
     #[cfg(target_arch = "x86_64")]
-    Avx512(Avx512),
+    Avx512(Avx512<false>),
     /// AVX2, FMA and F16C.
     #[cfg(target_arch = "x86_64")]
     Avx2(Avx2),
@@ -116,6 +130,7 @@ impl Level {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
+            all.extend(Avx512::detect_vnni().map(Self::Avx512Vnni));
             all.extend(Avx512::detect().map(Self::Avx512));
             all.extend(Avx2::detect().map(Self::Avx2));
         }
@@ -126,6 +141,8 @@ impl Level {
     /// The name that [`Level::named`] takes.
     pub fn name(self) -> &'static str {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(_) => "avx512vnni",
             #[cfg(target_arch = "x86_64")]
             Self::Avx512(_) => "avx512",
             #[cfg(target_arch = "x86_64")]
@@ -144,6 +161,8 @@ impl Level {
     pub fn run<K: Kernel>(self, kernel: K) -> K::Output {
         match self {
             #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(simd) => simd.plain().run(kernel), // what sums no integers is compiled once for both
+            #[cfg(target_arch = "x86_64")]
             Self::Avx512(simd) => simd.run(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(simd) => simd.run(kernel),
@@ -151,11 +170,23 @@ impl Level {
         }
     }
 
+    /// As [`Level::run`], for kernels that sum integers.
+    #[inline]
+    pub fn run_integers<K: Kernel>(self, kernel: K) -> K::Output {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(simd) => simd.run(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) | Self::Avx2(_) => self.run(kernel),
+            Self::Portable(_) => self.run(kernel),
+        }
+    }
+
     /// Whether the register file holds a 12 x 32 tile, as [`Simd::WIDE`].
     pub fn is_wide(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512(_) => Avx512::WIDE,
+            Self::Avx512Vnni(_) | Self::Avx512(_) => Avx512::<false>::WIDE,
             #[cfg(target_arch = "x86_64")]
             Self::Avx2(_) => Avx2::WIDE,
             Self::Portable(_) => Portable::WIDE,
@@ -193,6 +224,8 @@ fn each(f: impl Fn(usize) -> f32) -> Array {
 
 impl Simd for Portable {
     type V = Array;
+    type Sums = [i32; LANES];
+    type Pairs = [i16; 2 * LANES];
     const WIDE: bool = false;
 
     fn run<K: Kernel>(self, kernel: K) -> K::Output {
@@ -213,10 +246,6 @@ impl Simd for Portable {
     #[inline(always)]
     fn load_f16(self, x: &[u16; LANES]) -> Array {
         each(|i| crate::math::f16_to_f32(x[i]))
-    }
-    #[inline(always)]
-    fn load_i8(self, x: &[i8; LANES]) -> Array {
-        each(|i| f32::from(x[i]))
     }
     #[inline(always)]
     fn store(self, v: Array, out: &mut [f32; LANES]) {
@@ -255,6 +284,26 @@ impl Simd for Portable {
         each(|i| f32::from_bits(v.0[i].to_bits().wrapping_add(n.0[i].to_bits() << 23)))
     }
     #[inline(always)]
+    fn zero_sums(self) -> Self::Sums {
+        [0; LANES]
+    }
+    #[inline(always)]
+    fn load_pairs(self, x: &[i8; 2 * LANES]) -> Self::Pairs {
+        x.map(i16::from)
+    }
+    #[inline(always)]
+    fn add_products(self, mut sums: Self::Sums, pair: i32, pairs: Self::Pairs) -> Self::Sums {
+        let (first, second) = (i32::from(pair as i16), pair >> 16);
+        for (sum, [a, b]) in sums.iter_mut().zip(pairs.as_chunks().0) {
+            *sum += first * i32::from(*a) + second * i32::from(*b);
+        }
+        sums
+    }
+    #[inline(always)]
+    fn float(self, sums: Self::Sums) -> Array {
+        each(|i| sums[i] as f32)
+    }
+    #[inline(always)]
     fn prefetch<T>(self, _at: *const T) {}
 }
 
@@ -262,229 +311,4 @@ impl Simd for Portable {
 pub use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
-mod x86 {
-    use std::arch::x86_64::*;
-
-    use super::{Kernel, LANES, Simd};
-
-    /// An expression of intrinsics inside a method of a token.
-    macro_rules! detected {
-        ($e:expr) => {
-            // SAFETY: `self` exists, and its only constructor is `detect`, so the processor has the
-            // instructions. Pointers given to loads and stores come from references to arrays of exactly
-            // the bytes that are read or written; unaligned forms are used throughout.
-            unsafe { $e }
-        };
-    }
-
-    /// Proof that AVX-512 F, BW, DQ and VL (with AVX2, FMA and F16C) are there.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct Avx512(());
-
-    impl Avx512 {
-        /// The proof, if the processor and the system have them.
-        pub fn detect() -> Option<Self> {
-            let found = is_x86_feature_detected!("avx512f")
-                && is_x86_feature_detected!("avx512bw")
-                && is_x86_feature_detected!("avx512dq")
-                && is_x86_feature_detected!("avx512vl");
-            (found && Avx2::detect().is_some()).then_some(Self(()))
-        }
-    }
-
-    impl Simd for Avx512 {
-        type V = __m512;
-        const WIDE: bool = true;
-
-        #[inline]
-        fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
-            fn compiled<K: Kernel>(simd: Avx512, kernel: K) -> K::Output {
-                kernel.run(simd)
-            }
-            detected!(compiled(self, kernel))
-        }
-        #[inline(always)]
-        fn splat(self, x: f32) -> __m512 {
-            detected!(_mm512_set1_ps(x))
-        }
-        #[inline(always)]
-        fn load(self, x: &[f32; LANES]) -> __m512 {
-            detected!(_mm512_loadu_ps(x.as_ptr()))
-        }
-        #[inline(always)]
-        fn load_bf16(self, x: &[u16; LANES]) -> __m512 {
-            detected!({
-                let wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(x.as_ptr().cast()));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(wide))
-            })
-        }
-        #[inline(always)]
-        fn load_f16(self, x: &[u16; LANES]) -> __m512 {
-            detected!(_mm512_cvtph_ps(_mm256_loadu_si256(x.as_ptr().cast())))
-        }
-        #[inline(always)]
-        fn load_i8(self, x: &[i8; LANES]) -> __m512 {
-            detected!(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(x.as_ptr().cast()))))
-        }
-        #[inline(always)]
-        fn store(self, v: __m512, out: &mut [f32; LANES]) {
-            detected!(_mm512_storeu_ps(out.as_mut_ptr(), v));
-        }
-        #[inline(always)]
-        fn fma(self, a: __m512, b: __m512, c: __m512) -> __m512 {
-            detected!(_mm512_fmadd_ps(a, b, c))
-        }
-        #[inline(always)]
-        fn add(self, a: __m512, b: __m512) -> __m512 {
-            detected!(_mm512_add_ps(a, b))
-        }
-        #[inline(always)]
-        fn sub(self, a: __m512, b: __m512) -> __m512 {
-            detected!(_mm512_sub_ps(a, b))
-        }
-        #[inline(always)]
-        fn mul(self, a: __m512, b: __m512) -> __m512 {
-            detected!(_mm512_mul_ps(a, b))
-        }
-        #[inline(always)]
-        fn div(self, a: __m512, b: __m512) -> __m512 {
-            detected!(_mm512_div_ps(a, b))
-        }
-        #[inline(always)]
-        fn max(self, a: __m512, b: __m512) -> __m512 {
-            detected!(_mm512_max_ps(a, b))
-        }
-        #[inline(always)]
-        fn select_less(self, a: __m512, b: __m512, yes: __m512, no: __m512) -> __m512 {
-            detected!(_mm512_mask_blend_ps(_mm512_cmp_ps_mask::<_CMP_LT_OQ>(a, b), no, yes))
-        }
-        #[inline(always)]
-        fn add_exponent(self, v: __m512, n: __m512) -> __m512 {
-            detected!({
-                let n = _mm512_slli_epi32::<23>(_mm512_castps_si512(n));
-                _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(v), n))
-            })
-        }
-        #[inline(always)]
-        fn prefetch<T>(self, at: *const T) {
-            detected!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
-        }
-    }
-
-    /// Proof that AVX2, FMA and F16C are there.
-    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub struct Avx2(());
-
-    impl Avx2 {
-        /// The proof, if the processor and the system have them.
-        pub fn detect() -> Option<Self> {
-            let found = is_x86_feature_detected!("avx2")
-                && is_x86_feature_detected!("fma")
-                && is_x86_feature_detected!("f16c");
-            found.then_some(Self(()))
-        }
-    }
-
-    impl Simd for Avx2 {
-        type V = [__m256; 2];
-        const WIDE: bool = false;
-
-        #[inline]
-        fn run<K: Kernel>(self, kernel: K) -> K::Output {
-            #[target_feature(enable = "avx2,fma,f16c")]
-            fn compiled<K: Kernel>(simd: Avx2, kernel: K) -> K::Output {
-                kernel.run(simd)
-            }
-            detected!(compiled(self, kernel))
-        }
-        #[inline(always)]
-        fn splat(self, x: f32) -> Self::V {
-            detected!([_mm256_set1_ps(x), _mm256_set1_ps(x)])
-        }
-        #[inline(always)]
-        fn load(self, x: &[f32; LANES]) -> Self::V {
-            detected!([_mm256_loadu_ps(x.as_ptr()), _mm256_loadu_ps(x.as_ptr().add(8))])
-        }
-        #[inline(always)]
-        fn load_bf16(self, x: &[u16; LANES]) -> Self::V {
-            detected!({
-                let halves =
-                    [_mm_loadu_si128(x.as_ptr().cast()), _mm_loadu_si128(x.as_ptr().add(8).cast())];
-                [
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[0]))),
-                    _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_cvtepu16_epi32(halves[1]))),
-                ]
-            })
-        }
-        #[inline(always)]
-        fn load_f16(self, x: &[u16; LANES]) -> Self::V {
-            detected!([
-                _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().cast())),
-                _mm256_cvtph_ps(_mm_loadu_si128(x.as_ptr().add(8).cast())),
-            ])
-        }
-        #[inline(always)]
-        fn load_i8(self, x: &[i8; LANES]) -> Self::V {
-            detected!([
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().cast()))),
-                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(x.as_ptr().add(8).cast()))),
-            ])
-        }
-        #[inline(always)]
-        fn store(self, v: Self::V, out: &mut [f32; LANES]) {
-            detected!({
-                _mm256_storeu_ps(out.as_mut_ptr(), v[0]);
-                _mm256_storeu_ps(out.as_mut_ptr().add(8), v[1]);
-            });
-        }
-        #[inline(always)]
-        fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V {
-            detected!([_mm256_fmadd_ps(a[0], b[0], c[0]), _mm256_fmadd_ps(a[1], b[1], c[1])])
-        }
-        #[inline(always)]
-        fn add(self, a: Self::V, b: Self::V) -> Self::V {
-            detected!([_mm256_add_ps(a[0], b[0]), _mm256_add_ps(a[1], b[1])])
-        }
-        #[inline(always)]
-        fn sub(self, a: Self::V, b: Self::V) -> Self::V {
-            detected!([_mm256_sub_ps(a[0], b[0]), _mm256_sub_ps(a[1], b[1])])
-        }
-        #[inline(always)]
-        fn mul(self, a: Self::V, b: Self::V) -> Self::V {
-            detected!([_mm256_mul_ps(a[0], b[0]), _mm256_mul_ps(a[1], b[1])])
-        }
-        #[inline(always)]
-        fn div(self, a: Self::V, b: Self::V) -> Self::V {
-            detected!([_mm256_div_ps(a[0], b[0]), _mm256_div_ps(a[1], b[1])])
-        }
-        #[inline(always)]
-        fn max(self, a: Self::V, b: Self::V) -> Self::V {
-            detected!([_mm256_max_ps(a[0], b[0]), _mm256_max_ps(a[1], b[1])])
-        }
-        #[inline(always)]
-        fn select_less(self, a: Self::V, b: Self::V, yes: Self::V, no: Self::V) -> Self::V {
-            detected!([
-                _mm256_blendv_ps(no[0], yes[0], _mm256_cmp_ps::<_CMP_LT_OQ>(a[0], b[0])),
-                _mm256_blendv_ps(no[1], yes[1], _mm256_cmp_ps::<_CMP_LT_OQ>(a[1], b[1])),
-            ])
-        }
-        #[inline(always)]
-        fn add_exponent(self, v: Self::V, n: Self::V) -> Self::V {
-            detected!({
-                let n = [
-                    _mm256_slli_epi32::<23>(_mm256_castps_si256(n[0])),
-                    _mm256_slli_epi32::<23>(_mm256_castps_si256(n[1])),
-                ];
-                [
-                    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v[0]), n[0])),
-                    _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(v[1]), n[1])),
-                ]
-            })
-        }
-        #[inline(always)]
-        fn prefetch<T>(self, at: *const T) {
-            detected!(_mm_prefetch::<_MM_HINT_T0>(at.cast()));
-        }
-    }
-}
+mod x86;

@@ -7,14 +7,14 @@ use std::ops::Range;
 
 use crate::math;
 use crate::simd::LANES;
-use crate::tile::{Bf16x16, F16x16, F32x16, I8x16};
+use crate::tile::{Bf16x16, F16x16, F32x16};
 
 /// Output columns of a panel.
 pub const PANEL: usize = 2 * LANES;
 /// Consecutive `k` that share one scale per output column in [`Dtype::Int8`].
 pub const GROUP: usize = 64;
 
-/// How elements are stored. Arithmetic is `f32` whatever it is.
+/// How elements are stored. Arithmetic is `f32`, and with int8 that of [`crate::integers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
     /// Four bytes.
@@ -126,13 +126,18 @@ impl Table {
     }
 }
 
-/// Lane `half` of `k` in panel `p` is at `(p * k + k) * 2 + half`; scales likewise, by group.
+/// Pairs of `k` of sixteen columns: those of the first column, then those of the second, and so on.
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(32))]
+pub(crate) struct Pairs(pub(crate) [i8; 2 * LANES]);
+
+/// Lane `half` of `i` in panel `p` is at `(p * k + i) * 2 + half`; pairs and scales likewise, by pair and group.
 #[derive(Debug)]
 pub(crate) enum Lanes {
     F32(Vec<F32x16>),
     Bf16(Vec<Bf16x16>),
     F16(Vec<F16x16>),
-    I8 { lanes: Vec<I8x16>, scales: Vec<F32x16> },
+    I8 { pairs: Vec<Pairs>, scales: Vec<F32x16> },
 }
 
 /// A packed `[n, k]` matrix and its optional bias `[n]`, to compute `x W^T + bias`; or several such matrices
@@ -198,7 +203,7 @@ impl Weight {
             Lanes::F32(lanes) => size_of_val(&lanes[..]),
             Lanes::Bf16(lanes) => size_of_val(&lanes[..]),
             Lanes::F16(lanes) => size_of_val(&lanes[..]),
-            Lanes::I8 { lanes, scales } => size_of_val(&lanes[..]) + size_of_val(&scales[..]),
+            Lanes::I8 { pairs, scales } => size_of_val(&pairs[..]) + size_of_val(&scales[..]),
         }
     }
 }
@@ -210,7 +215,7 @@ impl Lanes {
             Dtype::Bfloat16 => Self::Bf16(Vec::with_capacity(panels * k * 2)),
             Dtype::Float16 => Self::F16(Vec::with_capacity(panels * k * 2)),
             Dtype::Int8 => Self::I8 {
-                lanes: Vec::with_capacity(panels * k * 2),
+                pairs: Vec::with_capacity(panels * k.div_ceil(2) * 2),
                 scales: Vec::with_capacity(panels * k.div_ceil(GROUP) * 2),
             },
         }
@@ -231,8 +236,10 @@ impl Lanes {
     }
 
     fn push_panel(&mut self, panel: &mut [f32], k: usize) {
-        if let Self::I8 { scales, .. } = self {
+        if let Self::I8 { pairs, scales } = self {
             quantize(panel, k, scales);
+            push_pairs(panel, k, pairs);
+            return;
         }
         for i in 0..k {
             for half in 0..2 {
@@ -244,9 +251,22 @@ impl Lanes {
                     Self::F32(lanes) => lanes.push(F32x16(lane)),
                     Self::Bf16(lanes) => lanes.push(Bf16x16(lane.map(math::f32_to_bf16))),
                     Self::F16(lanes) => lanes.push(F16x16(lane.map(math::f32_to_f16))),
-                    Self::I8 { lanes, .. } => lanes.push(I8x16(lane.map(|x| x as i8))),
+                    Self::I8 { .. } => unreachable!("those are pairs"),
                 }
             }
+        }
+    }
+}
+
+/// A panel of integers; where `k` is odd, the last pair ends with zero.
+fn push_pairs(panel: &[f32], k: usize, pairs: &mut Vec<Pairs>) {
+    for i in (0..k).step_by(2) {
+        for half in panel.chunks_exact(LANES * k) {
+            let mut pair = [0; 2 * LANES];
+            for (to, column) in pair.as_chunks_mut::<2>().0.iter_mut().zip(half.chunks_exact(k)) {
+                *to = [column[i] as i8, column.get(i + 1).map_or(0, |x| *x as i8)];
+            }
+            pairs.push(Pairs(pair));
         }
     }
 }

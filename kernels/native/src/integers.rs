@@ -1,0 +1,253 @@
+//! Products with int8 weights: whole numbers inside of a group, so that their order does not matter.
+//!
+//! The 64 elements of a row that meet one group of weights become integers of sixteen bits and a scale: they keep 15
+//! bits of the greatest, where the weights have 7. So each product is below 2^22 and the sum of a group below 2^28: it
+//! is exact, whichever instruction adds how many of them at once. An element is `fma(sum * row scale, column scale,
+//! total)` over the groups in order, from zero.
+
+use crate::product::{Edge, PAIRED_K, Source, Tile, at_height, tiles};
+use crate::simd::{Kernel, LANES, Level, Simd};
+use crate::tile::{AHEAD, F32x16, Lane};
+use crate::weight::{GROUP, PANEL, Pairs};
+
+/// The greatest integer of a row.
+const GREATEST: f32 = 32_767.0;
+/// A group whose greatest element is not above this counts as zeros: the inverse of its scale would be infinite.
+const LEAST: f32 = 1e-30;
+/// Adding it rounds to an integer, ties to even, and leaves that in the low bits.
+const ROUNDER: f32 = 12_582_912.0;
+/// Rows up to which the stream of weights is what takes the time.
+const STREAMING_ROWS: usize = 4;
+
+/// Rows as integers: `[tile][pairs of k][rows of the tile]`, and scales `[tile][groups][rows of the tile]`.
+#[derive(Debug, Default)]
+pub(crate) struct Integers {
+    pairs: Vec<i32>, // the first of a pair in the low half
+    scales: Vec<f32>,
+}
+
+/// Panels of one matrix, and maybe more behind it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Panels<'a> {
+    pairs: &'a [Pairs],
+    scales: &'a [F32x16],
+    k: usize,
+}
+
+impl<'a> Panels<'a> {
+    /// Those of `k` elements a column, from number `first` on.
+    pub(crate) fn from(first: usize, k: usize, pairs: &'a [Pairs], scales: &'a [F32x16]) -> Self {
+        let pairs = &pairs[first * k.div_ceil(2) * 2..];
+        Self { pairs, scales: &scales[first * k.div_ceil(GROUP) * 2..], k }
+    }
+
+    fn pairs(&self, panel: usize) -> &'a [Pairs] {
+        let pairs = self.k.div_ceil(2);
+        &self.pairs[panel * pairs * 2..(panel + 1) * pairs * 2]
+    }
+
+    fn scales(&self, panel: usize) -> &'a [F32x16] {
+        let groups = self.k.div_ceil(GROUP);
+        &self.scales[panel * groups * 2..(panel + 1) * groups * 2]
+    }
+}
+
+/// Computes the rows of `x`.
+pub(crate) fn block_of(
+    level: Level,
+    x: &Source<'_>,
+    weight: Panels<'_>,
+    edge: &mut Edge<'_>,
+    integers: &mut Integers,
+) {
+    let (rows, k) = (x.rows.len(), weight.k);
+    let (pairs, groups) = (k.div_ceil(2), k.div_ceil(GROUP));
+    let most = level.tile_rows();
+    integers.pack(level, x, k, most);
+    let panels = edge.n.div_ceil(PANEL);
+    // As with other weights: two panels are two streams.
+    let paired = rows <= level.paired_rows() && k >= PAIRED_K;
+    let mut panel = 0;
+    while panel < panels {
+        let count = if paired && panel + 1 < panels { 2 } else { 1 };
+        let w = [weight.pairs(panel), weight.pairs(panel + count - 1)];
+        let scale = [weight.scales(panel), weight.scales(panel + count - 1)];
+        for (start, height) in tiles(rows, most) {
+            let a = &integers.pairs[start * pairs..(start + height) * pairs];
+            let a_scale = &integers.scales[start * groups..(start + height) * groups];
+            let row = x.rows.start + start;
+            let mut cell = Cell { a, a_scale, w, scale, count, level, row, panel, edge };
+            at_height(height, &mut cell);
+        }
+        panel += count;
+    }
+}
+
+impl Integers {
+    fn pack(&mut self, level: Level, x: &Source<'_>, k: usize, most: usize) {
+        if x.packed {
+            return;
+        }
+        let (pairs, groups, rows) = (k.div_ceil(2), k.div_ceil(GROUP), x.rows.len());
+        self.pairs.resize((rows * pairs).max(self.pairs.len()), 0);
+        self.scales.resize((rows * groups).max(self.scales.len()), 0.0);
+        for (start, height) in tiles(rows, most) {
+            for m in 0..height {
+                level.run(Quantise {
+                    x: x.row(start + m, k),
+                    pairs: &mut self.pairs[start * pairs..(start + height) * pairs],
+                    scales: &mut self.scales[start * groups..(start + height) * groups],
+                    height,
+                    m,
+                });
+            }
+        }
+    }
+}
+
+/// Row `m` of a tile of `height`.
+struct Quantise<'a> {
+    x: &'a [f32],
+    pairs: &'a mut [i32],
+    scales: &'a mut [f32],
+    height: usize,
+    m: usize,
+}
+
+impl Kernel for Quantise<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, _: S) {
+        let Self { height, m, .. } = self;
+        let groups = self.x.chunks(GROUP).zip(self.pairs.chunks_mut(GROUP / 2 * height));
+        for ((x, pairs), scale) in groups.zip(self.scales[m..].iter_mut().step_by(height)) {
+            let mut group = [0.0; GROUP];
+            group[..x.len()].copy_from_slice(x);
+            let (integers, of_group) = quantised(&group);
+            *scale = of_group;
+            let to = pairs[m..].iter_mut().step_by(height);
+            for (to, [first, second]) in to.zip(integers.as_chunks().0) {
+                *to = i32::from(first.cast_unsigned()) | i32::from(*second) << 16;
+            }
+        }
+    }
+}
+
+/// Integers and their scale, which is NaN where an element is no finite number: then all sums are.
+#[inline(always)]
+fn quantised(group: &[f32; GROUP]) -> ([i16; GROUP], f32) {
+    let mut peak = 0;
+    for x in group {
+        peak = peak.max(x.to_bits() & 0x7fff_ffff); // ordered as the magnitudes are; NaN is above infinity
+    }
+    let peak = f32::from_bits(peak);
+    let mut integers = [0; GROUP];
+    if !peak.is_finite() {
+        return (integers, f32::NAN);
+    }
+    if peak <= LEAST {
+        return (integers, 0.0);
+    }
+    let inverse = GREATEST / peak;
+    for (integer, x) in integers.iter_mut().zip(group) {
+        *integer = (x * inverse + ROUNDER).to_bits() as i16;
+    }
+    (integers, peak / GREATEST)
+}
+
+/// One tile of rows by `count` (one or two) panels.
+struct Cell<'a, 'y> {
+    a: &'a [i32],
+    a_scale: &'a [f32],
+    w: [&'a [Pairs]; 2],
+    scale: [&'a [F32x16]; 2],
+    count: usize,
+    level: Level,
+    row: usize,
+    panel: usize,
+    edge: &'a mut Edge<'y>,
+}
+
+impl Tile for Cell<'_, '_> {
+    fn rows<const M: usize>(&mut self) {
+        let Self { level, row, .. } = *self;
+        let (a, a_scale) = (self.a.as_chunks::<M>().0, self.a_scale.as_chunks::<M>().0);
+        let column = self.panel * PANEL;
+        let ([w0, w1], [s0, s1]) = (self.w, self.scale);
+        if self.count == 2 {
+            let (w, scale) = ([w0, &w0[1..], w1, &w1[1..]], [s0, &s0[1..], s1, &s1[1..]]);
+            let sums = level.run_integers(Sums { a, a_scale, w, scale });
+            self.edge.put_all(row, column, &sums);
+        } else if level.is_wide() || M <= 3 {
+            let (w, scale) = ([w0, &w0[1..]], [s0, &s0[1..]]);
+            let sums = level.run_integers(Sums { a, a_scale, w, scale });
+            self.edge.put_all(row, column, &sums);
+        } else {
+            for half in 0..2 {
+                let (w, scale) = ([&w0[half..]], [&s0[half..]]);
+                let sums = level.run_integers(Sums { a, a_scale, w, scale });
+                self.edge.put_all(row, column + half * LANES, &sums);
+            }
+        }
+    }
+}
+
+/// Every other entry of each of `w` is a column's, and of `scale`.
+struct Sums<'a, const M: usize, const N: usize> {
+    a: &'a [[i32; M]],
+    a_scale: &'a [[f32; M]],
+    w: [&'a [Pairs]; N],
+    scale: [&'a [F32x16]; N],
+}
+
+impl<const M: usize, const N: usize> Kernel for Sums<'_, M, N> {
+    type Output = [[[f32; LANES]; N]; M];
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> Self::Output {
+        let mut total = [[s.splat(0.0); N]; M];
+        for (g, (a, a_scale)) in self.a.chunks(GROUP / 2).zip(self.a_scale).enumerate() {
+            let mut w = self.w;
+            for w in &mut w {
+                *w = &w[g * GROUP..];
+            }
+            let sums = tile(s, a, w);
+            for n in 0..N {
+                let scale = self.scale[n][g * 2].load(s);
+                for m in 0..M {
+                    let sum = s.mul(s.float(sums[m][n]), s.splat(a_scale[m]));
+                    total[m][n] = s.fma(sum, scale, total[m][n]);
+                }
+            }
+        }
+        let mut out = [[[0.0; LANES]; N]; M];
+        for (out, total) in out.iter_mut().zip(&total) {
+            for (out, total) in out.iter_mut().zip(total) {
+                s.store(*total, out);
+            }
+        }
+        out
+    }
+}
+
+/// The sums of one group.
+#[inline(always)]
+fn tile<S: Simd, const M: usize, const N: usize>(
+    s: S,
+    a: &[[i32; M]],
+    w: [&[Pairs]; N],
+) -> [[S::Sums; N]; M] {
+    let mut sums = [[s.zero_sums(); N]; M];
+    for (i, a) in a.iter().enumerate() {
+        for n in 0..N {
+            let pairs = &w[n][i * 2];
+            if M <= STREAMING_ROWS && n % 2 == 0 {
+                s.prefetch(std::ptr::from_ref(pairs).wrapping_byte_add(AHEAD));
+            }
+            let pairs = s.load_pairs(&pairs.0);
+            for m in 0..M {
+                sums[m][n] = s.add_products(sums[m][n], a[m], pairs);
+            }
+        }
+    }
+    sums
+}
