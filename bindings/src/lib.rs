@@ -6,6 +6,7 @@ mod errors;
 mod hash;
 mod index;
 mod kernels;
+mod race;
 mod router;
 mod segments;
 mod wire;
@@ -23,6 +24,8 @@ mod _core {
     use crate::index::BlockIndex;
     #[pymodule_export]
     use crate::kernels::{Experts, HeadMatrices, Program, Table, Value, Weight};
+    #[pymodule_export]
+    use crate::race::race;
     #[pymodule_export]
     use crate::router::{Router, router_main};
     #[pymodule_export]

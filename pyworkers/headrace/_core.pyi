@@ -25,6 +25,7 @@ __all__ = [
     "derive_hash_key",
     "encode_frame",
     "hash_blocks",
+    "race",
     "router_main",
 ]
 
@@ -243,12 +244,29 @@ class Experts:
 class Value:
     """A value `[rows, width]` of a `Program`."""
 
+def race(
+    logits: NDArray[np.float32],
+    tokens: NDArray[np.uint32],
+    *,
+    best: NDArray[np.float32],
+    temperature: NDArray[np.float64],
+    top_p: NDArray[np.float64],
+    min_p: NDArray[np.float64],
+    key: NDArray[np.uint32],
+    key2: NDArray[np.uint32],
+) -> NDArray[np.int64]:
+    """The tokens drawn from rows of logits, `[rows, columns]`, by `narrow.race` on the CPU.
+
+    `tokens` are the ids of the columns; `best` is the greatest logit of each row, and like the others `[rows]`.
+    ValueError where lengths differ.
+    """
+
 @final
 class Program:
     """A forward pass: recorded once through the methods named as operations, then run for each step.
 
-    The last operation is the result. `simd` forces an instruction set ("avx512", "avx2",
-    "portable"); results are the same bits with all. A cache or an operand that does not fit raises
+    The last operation is the result. `simd` forces an instruction set ("avx512vnni", "avx512",
+    "avx2", "portable"); results are the same bits with all. A cache or an operand that does not fit raises
     ValueError.
     """
 

@@ -12,7 +12,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine import narrow
 from headrace.engine.draft_head import DraftHead
 from headrace.engine.penalties import Penalties
 from headrace.engine.rejection import Rejection
@@ -26,12 +25,6 @@ VOCAB = 12
 ANSWERS = 200_000
 BATCH = 5_000
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
-
-
-@pytest.fixture(autouse=True)
-def all_rows_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way that devices draw gives the same tokens (test_sampler.py) and is fast on many small rows."""
-    monkeypatch.setattr(narrow, "race", narrow.race_on_device)
 
 
 def make_sequence(seat: int, sampling: Sampling) -> Sequence:

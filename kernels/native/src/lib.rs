@@ -12,7 +12,8 @@
 //!
 //! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the inner loop), [`weight`], [`product`] and
 //! [`linear`], `integers` (the same with int8 weights), [`rows`], [`attention`] and [`mla`], [`routing`] and [`moe`], then
-//! [`program`], which records the [`op`]s of a whole model, and [`run`], which runs it for a [`step`].
+//! [`program`], which records the [`op`]s of a whole model, and [`run`], which runs it for a [`step`]. [`race`] draws
+//! tokens from what comes out.
 
 pub mod attention;
 mod integers;
@@ -23,6 +24,7 @@ pub mod moe;
 pub mod op;
 pub mod product;
 pub mod program;
+pub mod race;
 pub mod routing;
 pub mod rows;
 pub mod run;

@@ -4,20 +4,26 @@ use crate::attention::{KvShape, RowPlace};
 use crate::math;
 use crate::simd::{Kernel, LANES, Level, Simd};
 
-/// Up to sixteen lanes; those that `x` lacks are zero.
+/// Up to sixteen lanes; those that `x` lacks are `other`.
 #[inline(always)]
-fn load_some<S: Simd>(s: S, x: &[f32]) -> S::V {
+pub(crate) fn load_or<S: Simd>(s: S, other: f32, x: &[f32]) -> S::V {
     if let Ok(full) = x.try_into() {
         return s.load(full);
     }
-    let mut lanes = [0.0; LANES];
+    let mut lanes = [other; LANES];
     lanes[..x.len()].copy_from_slice(x);
     s.load(&lanes)
 }
 
+/// Up to sixteen lanes; those that `x` lacks are zero.
+#[inline(always)]
+fn load_some<S: Simd>(s: S, x: &[f32]) -> S::V {
+    load_or(s, 0.0, x)
+}
+
 /// The lanes that `out` has.
 #[inline(always)]
-fn store_some<S: Simd>(s: S, v: S::V, out: &mut [f32]) {
+pub(crate) fn store_some<S: Simd>(s: S, v: S::V, out: &mut [f32]) {
     if let Ok(full) = (&mut *out).try_into() {
         return s.store(v, full);
     }

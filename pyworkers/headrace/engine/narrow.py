@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace import _core
 from headrace.engine import noise
 
 SLACK = 1e-4  # relative; far above the rounding of float32, far below what would cost time
@@ -107,52 +108,29 @@ def race(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np
     """Draw one token of each row by the exponential race, under top-p and min-p, but not top-k.
 
     `tokens` are the ids of the columns, ascending, int32, where the logits are; an id is what it returns. With v the
-    noise in (0, 1) and w a token's weight, its time is -log(1 - v) / w; the first one wins. `early` is v / w, a bound
-    of the time without a logarithm. No weight is above 1, so the v of the token with the least bound is at most that,
-    which bounds its own time too; only tokens with a bound below that can win. Where the winner is not in the top-p
-    set, nothing less probable is, and the race goes on without them: no row is ever sorted.
+    noise in (0, 1) and w a token's weight, its time is -log(1 - v) / w; the first one wins. Where the winner is not in
+    the top-p set, nothing less probable is, and the race goes on without them: no row is ever sorted.
     """
     if logits.device.type != "cpu":
         return race_on_device(logits, draws, tokens)
-    ids = tokens.numpy().view(np.uint32)
-    rows = enumerate(logits.numpy())  # one by one they stay in the processor's cache
-    return np.array([_race_row(row, draws.of(slice(i, i + 1)), ids) for i, row in rows])
-
-
-def _race_row(row: NDArray[np.float32], draws: Draws, tokens: NDArray[np.uint32]) -> int:
-    weight = row - draws.best
-    weight *= np.float32(1 / draws.temperature[0])
-    np.exp(weight, out=weight)
-    top_p, floor = float(draws.top_p[0]), float(draws.min_p[0])
-    mass_limit = math.inf
-    if top_p < 1:
-        total = float(weight.sum(dtype=np.float64))
-        mass_limit = top_p * total
-        # All tokens below this, put together, are lighter than what top-p leaves out.
-        floor = max(floor, (1 - top_p) * total / len(row) * (1 - SLACK))
-    if floor > 0:
-        alive = np.flatnonzero(weight >= np.float32(floor))
-        row, weight, tokens = row[alive], weight[alive], tokens[alive]
-    early = noise.bits(tokens, draws.key[0], draws.key2[0]).astype(np.float32)
-    early += np.float32(0.5)
-    early *= np.float32(2.0**-noise.NOISE_BITS)
-    with np.errstate(divide="ignore", over="ignore"):
-        early /= weight  # infinite where the weight is 0, or almost
-    while True:
-        bound = np.float32(_latest(early.min().astype(np.float64)))
-        found = np.flatnonzero(early <= bound)
-        first = found[np.argmin(_times(row[found], tokens[found], draws))]
-        at = row[first]
-        before = weight[row > at].sum(dtype=np.float64) if top_p < 1 else 0
-        before += weight[first] * np.count_nonzero(row[:first] == at) if top_p < 1 else 0
-        if before < mass_limit:
-            return int(tokens[first])
-        early[row < at] = np.inf
-        early[first] = np.inf
+    return _core.race(
+        logits.numpy(),
+        tokens.numpy().view(np.uint32),
+        best=draws.best,
+        temperature=draws.temperature,
+        top_p=draws.top_p,
+        min_p=draws.min_p,
+        key=draws.key,
+        key2=draws.key2,
+    )
 
 
 def race_on_device(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np.int64]:
-    """`race` for all rows at once, with torch."""
+    """`race` with torch.
+
+    `early` is v / w, a bound of the time without a logarithm. No weight is above 1, so the v of the token with the
+    least bound is at most that, which bounds its own time too; only tokens with a bound below that can win.
+    """
     weight = logits - _column(draws.best, logits)
     weight *= _column(1 / draws.temperature, logits)
     weight.exp_()
