@@ -2,11 +2,13 @@
 
 What a draft brings is the chance that it is accepted, and all before it: an average per sequence and depth that fades,
 begun with that of all sequences. What it costs is one more row of the next forward pass, and its share of the drafting
-passes; both are fitted to the engine's own steps. The drafts that are most likely to be right are taken first, up to
-the number at which tokens per ms are highest, which is none at all where a step's time grows with each row.
+passes; both are fitted to the engine's own steps, the former for each size of batch by itself, as the first rows come
+almost for free and later ones do not. The drafts that are most likely to be right are taken first, up to the number at
+which tokens per ms are highest, which is none at all where a step's time grows with each row.
 
-Now and then a step does otherwise, so that a rate, or a cost, that was wrong or has changed is found out. Tokens never
-depend on any of this.
+The first steps of a size try each depth, and now and then a step does otherwise, so that a rate, or a cost, that was
+wrong or has changed is found out: for a few of the sequences only, as one more row is enough to learn what a row costs.
+Tokens never depend on any of this.
 """
 
 from __future__ import annotations
@@ -15,31 +17,39 @@ import numpy as np
 from numpy.typing import NDArray
 
 RATE = 0.6  # chance of a draft before anything is known; a guess
-RATE_WEIGHT = 1 / 8  # of the newest draft of a sequence in its rate
-PRIOR_WEIGHT = 1 / 64  # of a step in the rate of all sequences
+RATE_WEIGHT = 1 / 12  # of the newest draft of a sequence in its rate
+PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
+FORWARD_SHARE = (
+    1 / 2
+)  # of the ms of a row that another row takes; no less, or large batches draft at first
+PASS_SHARE = 1 / 8  # of a drafting pass, whose weights are most of it
 FADE = 0.97  # of a step's weight in the costs, from step to step
 OUTLIER = 3.0  # times the expected ms: what is above it was something else
 RIDGE = 0.05  # rows squared: how firmly the cost of a row stands where the number of rows hardly changes
-MARGIN = 1.02  # drafting has to be better by this
+MARGIN = 1.03  # drafting has to be better by this
 PATIENCE = 8  # steps without a draft for which the drafting layer is kept up to date
 PROBE_EVERY = 64  # steps; twice as many after each probe that found nothing
 PROBE_AT_MOST_EVERY = 1024
-PROBED = 16  # sequences at once
+TRIED = 8  # of so many sequences, one drafts in a step that only tries
 # These are guesses.
 
 
 class RowCost:
-    """`ms = fixed + each * rows`, by least squares over steps that fade."""
+    """`ms = fixed + each * rows`, by least squares over steps that fade.
 
-    def __init__(self) -> None:
+    Until the number of rows has changed, `each` is a guess, or that share of a row's part of the first step.
+    """
+
+    def __init__(self, each: float = 0.0, *, share: float = FORWARD_SHARE) -> None:
         self.fixed = 0.0
-        self.each = 0.0
+        self.each = each
+        self._share = share
         self._sums = np.zeros(5)  # of 1, x, y, x * x, x * y
 
     def note(self, rows: int, ms: float) -> None:
         """So many rows took so long."""
         if self._sums[0] == 0:
-            self.each = ms / rows / 2  # until the number of rows has changed: a guess
+            self.each = self.each or ms / rows * self._share
         elif self._sums[0] > 4:
             ms = min(ms, OUTLIER * float(self.at(np.float64(rows))))
         self._sums *= FADE
@@ -54,24 +64,41 @@ class RowCost:
         return np.asarray(self.fixed + self.each * rows)
 
 
+class _Size:
+    """What is known of batches of about one size."""
+
+    def __init__(self, each: float) -> None:
+        self.forward = RowCost(each)
+        self.turns = 0
+        self.gap = PROBE_EVERY
+        self.probe_at = PROBE_EVERY
+        self.drafts = True  # whether the last step of this size drafted, or none was chosen yet
+
+
 class Adaptive:
     """Rates of the running sequences by seat, and what rows cost."""
 
     def __init__(self, most: int, max_sequences: int) -> None:
         self.most = most
-        self.forward = RowCost()  # of the rows of a step that only decodes
-        self.passes = RowCost()  # of a drafting pass, by the sequences that it drafts for
+        self.passes = RowCost(
+            share=PASS_SHARE
+        )  # of a drafting pass, by the sequences that it drafts for
         self._prior = np.full(most, RATE)
         self._rates = np.full((max_sequences, most), RATE)
         self._idle = np.zeros(max_sequences, dtype=np.int64)  # steps without a draft
-        self._turn = 0
-        self._gap = PROBE_EVERY
-        self._probe_at = PROBE_EVERY
+        self._sizes: dict[int, _Size] = {}  # by the bits of the number of sequences
+        self._size = self._of_size(1)
+
+    @property
+    def forward(self) -> RowCost:
+        """Of the rows of a step that only decodes, for those that the last choice was for."""
+        return self._size.forward
 
     def seat(self, seat: int) -> None:
         """Another sequence has this seat."""
         self._rates[seat] = self._prior
-        self._idle[seat] = 0
+        # Where nothing is drafted, its first step decides whether the layer follows it.
+        self._idle[seat] = 0 if self._size.drafts else PATIENCE
 
     def checked(
         self, seats: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
@@ -87,22 +114,38 @@ class Adaptive:
 
     def choose(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many tokens to draft for each, `most` at the utmost."""
-        self._turn += 1
         most = np.minimum(most, self.most)
-        if self._turn <= 2 * (self.most + 1):  # find out what rows cost
-            drafts = np.minimum(most, self._turn % (self.most + 1))
+        self._size = size = self._of_size(len(seats))
+        size.turns += 1
+        if size.turns <= 2 * (self.most + 1):  # find out what rows cost
+            drafts = np.zeros(len(seats), dtype=np.int64)
+            some = self._some(seats)
+            drafts[some] = np.minimum(most[some], size.turns % (self.most + 1))
         else:
             drafts = self._best(seats, most)
             if drafts.any():
-                self._gap = PROBE_EVERY
-            if self._turn >= self._probe_at:
+                size.gap = PROBE_EVERY
+            if size.turns >= size.probe_at:
                 drafts = self._probe(seats, drafts, most)
+        size.drafts = bool(drafts.any())
         self._idle[seats] = np.where(drafts > 0, 0, self._idle[seats] + 1)
         return drafts
 
     def keeps_up(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the drafting layer follows these sequences: they draft, or did a while ago."""
         return self._idle[seats] <= PATIENCE
+
+    def _of_size(self, sequences: int) -> _Size:
+        key = sequences.bit_length()
+        if key not in self._sizes:
+            near = min(self._sizes, key=lambda other: abs(other - key), default=None)
+            each = 0.0 if near is None else self._sizes[near].forward.each
+            self._sizes[key] = _Size(each)
+        return self._sizes[key]
+
+    def _some(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Places of the few that try something: who did not draft for longest."""
+        return np.argsort(-self._idle[seats], kind="stable")[: -(-len(seats) // TRIED)]
 
     def _best(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         count = len(seats)
@@ -129,12 +172,12 @@ class Adaptive:
         self, seats: NDArray[np.int64], drafts: NDArray[np.int64], most: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Something else than `drafts`, for one step: fewer where there are many, one where there was none for long."""
+        size = self._size
         if not drafts.any():
-            self._gap = min(self._gap * 2, PROBE_AT_MOST_EVERY)
-        self._probe_at = self._turn + self._gap
-        drafts = np.minimum(drafts, self._turn // PROBE_EVERY % self.most)
-        idle = self._idle[seats]
-        longest = np.argsort(-idle, kind="stable")[:PROBED]
-        longest = longest[idle[longest] > 0]
-        drafts[longest] = np.minimum(most[longest], 1)
+            size.gap = min(size.gap * 2, PROBE_AT_MOST_EVERY)
+        size.probe_at = size.turns + size.gap
+        drafts = np.minimum(drafts, size.turns // PROBE_EVERY % self.most)
+        some = self._some(seats)
+        some = some[self._idle[seats[some]] > 0]
+        drafts[some] = np.minimum(most[some], 1)
         return drafts
