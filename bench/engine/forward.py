@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import tokenizers
 import torch
-import transformers
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from headrace.models import Batch, DType, Model, load_model
 from headrace.models.checkpoint import Checkpoint
@@ -92,9 +92,7 @@ def cpu_ms(run: Callable[[], object], least_s: float) -> float:
 
 
 def speed(checkpoint: Checkpoint, models: dict[str, Model], rounds: int) -> list[dict[str, Any]]:
-    oracle = transformers.AutoModelForCausalLM.from_pretrained(
-        checkpoint.path, dtype=torch.float32
-    ).eval()
+    oracle = AutoModelForCausalLM.from_pretrained(checkpoint.path, dtype=torch.float32).eval()
     runs = {
         (engine, case, size): ours(model, case, size)
         for engine, model in models.items()

@@ -7,8 +7,8 @@ import itertools
 
 import pytest
 import torch
-from transformers import DeepseekV3Config
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 
 pytest.importorskip("triton")
 

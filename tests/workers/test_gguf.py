@@ -54,7 +54,7 @@ def test_tensors_are_those_of_the_directory(
 
 @pytest.mark.parametrize("kind", [Kind.F16, Kind.Q8_0, Kind.Q4_1])
 def test_tensors_are_bitwise_those_of_transformers(tmp_path: Path, tiny: Path, kind: Kind) -> None:
-    from transformers import AutoModelForCausalLM
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
     path = tiny_gguf(tmp_path / "tiny.gguf", tiny, kind)
     theirs: Any = AutoModelForCausalLM.from_pretrained(

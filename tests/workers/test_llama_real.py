@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer
-from transformers import LlamaForCausalLM
+from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine

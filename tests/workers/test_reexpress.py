@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from headrace.models import load_model
 from headrace.models.checkpoint import SafetensorsCheckpoint

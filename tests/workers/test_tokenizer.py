@@ -87,7 +87,7 @@ def test_each_pre_tokenizer_splits_as_its_model_was_trained(
 
 
 def test_byte_level_ids_equal_those_of_transformers(tmp_path: Path) -> None:
-    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import AutoTokenizer
 
     path = tiny_gguf(tmp_path / "x.gguf", tiny_llama(tmp_path / "tiny"))
     theirs: Any = AutoTokenizer.from_pretrained(tmp_path, gguf_file=path.name)
