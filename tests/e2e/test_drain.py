@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from helpers.serving import Running, Server, eventually, serving
 
@@ -36,58 +39,66 @@ def complete(server: Server, prompt: str) -> dict[str, Any]:
     return reply.json
 
 
-def test_streams_of_a_drained_worker_go_on_unbroken(tiny_folder: Path) -> None:
+@pytest.fixture(scope="module")
+def two_workers(tiny_folder: Path) -> Generator[Server]:
     with serving(str(tiny_folder), "--workers", "2") as server:
-        body = {
-            "model": server.model,
-            "prompt": "Once upon a time",
-            "max_tokens": 4000,
-            "temperature": 0,
-            "ignore_eos": True,
-        }
-        with server.stream("/v1/completions", body) as events:
-            undisturbed = rest(events)
-        with server.stream("/v1/completions", body) as events:
-            begin = json.loads(next(events))["choices"][0]["text"]
-            busy = next(name for name, worker in server.workers().items() if worker["in_flight"])
-            status, report = drain(server, busy, "--budget", "0s", "--hand-over", "0")
-            assert begin + rest(events) == undisturbed
-        assert status == 0, report
-        assert report["left_in_time"] is True
-        assert report["requests"] == {"running": 1, "finished": 0, "moved": 1}
-        assert report["hand_over"]["outcome"] == "not_asked"
-        # the supervisor starts it anew, and nobody holds that against it
-        server.wait_line(rf"{busy} +\| ready, serves", times=2)
-        assert server.workers()[busy]["state"] == "ready"
-        nobody = Running("drain", "nobody", "--url", server.url)
-        nobody.wait_line("no worker here is called `nobody`", timeout=60)
-        assert nobody.wait() == 1
-        nobody.close()
+        yield server
 
 
-def test_the_hottest_blocks_of_a_drained_worker_are_served_by_others(tiny_folder: Path) -> None:
+def test_streams_of_a_drained_worker_go_on_unbroken(two_workers: Server) -> None:
+    server = two_workers
+    body = {
+        "model": server.model,
+        "prompt": "Once upon a time",
+        "max_tokens": 4000,
+        "temperature": 0,
+        "ignore_eos": True,
+    }
+    with server.stream("/v1/completions", body) as events:
+        undisturbed = rest(events)
+    with server.stream("/v1/completions", body) as events:
+        begin = json.loads(next(events))["choices"][0]["text"]
+        busy = next(name for name, worker in server.workers().items() if worker["in_flight"])
+        ready = rf"{busy} +\| ready, serves"
+        starts = sum(re.search(ready, line) is not None for line in server.lines)
+        status, report = drain(server, busy, "--budget", "0s", "--hand-over", "0")
+        assert begin + rest(events) == undisturbed
+    assert status == 0, report
+    assert report["left_in_time"] is True
+    assert report["requests"] == {"running": 1, "finished": 0, "moved": 1}
+    assert report["hand_over"]["outcome"] == "not_asked"
+    # the supervisor starts it anew, and nobody holds that against it
+    server.wait_line(ready, times=starts + 1)
+    assert server.workers()[busy]["state"] == "ready"
+    nobody = Running("drain", "nobody", "--url", server.url)
+    nobody.wait_line("no worker here is called `nobody`", timeout=60)
+    assert nobody.wait() == 1
+    nobody.close()
+
+
+def test_the_hottest_blocks_of_a_drained_worker_are_served_by_others(two_workers: Server) -> None:
+    server = two_workers
     prompts = [f"Story number {n} begins like this, as all of them do. " * 6 for n in range(6)]
-    with serving(str(tiny_folder), "--workers", "2") as server:
-        for _ in range(2):
-            for prompt in prompts:
-                complete(server, prompt)
-        server.wait_idle()
-        cached = {name: worker["blocks_cached"] for name, worker in server.workers().items()}
-        leaving = max(cached, key=lambda name: cached[name])
-        staying = next(name for name in cached if name != leaving)
-        status, report = drain(server, leaving, "--budget", "20s")
-        assert status == 0, report
-        over = report["hand_over"]
-        assert over["outcome"] == "done", report
-        assert over["blocks_offered"] > 0
-        assert over["hit_rate_kept"] == 1.0, report
-        assert [heir["worker"] for heir in over["successors"]] == [staying]
-        assert report["seconds"] < 20, "an idle worker leaves as soon as its blocks are gone"
-        # while the drained one is away or empty, the other one serves all prompts from what it took over
+    for _ in range(2):
         for prompt in prompts:
-            usage = complete(server, prompt)["usage"]
-            cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
-            assert cached_tokens >= usage["prompt_tokens"] - 32, usage
+            complete(server, prompt)
+    server.wait_idle()
+    cached = {name: worker["blocks_cached"] for name, worker in server.workers().items()}
+    leaving = max(cached, key=lambda name: cached[name])
+    staying = next(name for name in cached if name != leaving)
+    status, report = drain(server, leaving, "--budget", "20s")
+    assert status == 0, report
+    over = report["hand_over"]
+    assert over["outcome"] == "done", report
+    assert over["blocks_offered"] > 0
+    assert over["hit_rate_kept"] == 1.0, report
+    assert [heir["worker"] for heir in over["successors"]] == [staying]
+    assert report["seconds"] < 20, "an idle worker leaves as soon as its blocks are gone"
+    # while the drained one is away or empty, the other one serves all prompts from what it took over
+    for prompt in prompts:
+        usage = complete(server, prompt)["usage"]
+        cached_tokens = usage["prompt_tokens_details"]["cached_tokens"]
+        assert cached_tokens >= usage["prompt_tokens"] - 32, usage
 
 
 def test_serve_starts_both_roles(tiny_folder: Path) -> None:

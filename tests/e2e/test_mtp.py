@@ -48,12 +48,20 @@ def metric(server: Server, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + " "))
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["one worker", "split"])
-def test_answers_are_the_same_with_and_without(drafting_folder: Path, split: bool) -> None:
-    flags = ["--prefill", "1", "--decode", "1"] if split else []
-    with serving(str(drafting_folder), *flags) as server:
-        plain = answers(server)
+@pytest.fixture(scope="module")
+def plain(drafting_folder: Path) -> list[Any]:
+    """The answers of one worker that does not draft."""
+    with serving(str(drafting_folder)) as server:
+        found = answers(server)
         assert metric(server, "headrace_drafted_tokens_total") == 0
+    return found
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one worker", "split"])
+def test_answers_are_the_same_with_and_without(
+    drafting_folder: Path, plain: list[Any], split: bool
+) -> None:
+    flags = ["--prefill", "1", "--decode", "1"] if split else []
     with serving(str(drafting_folder), "--mtp", "2", *flags) as server:
         drafted = answers(server)
         for (choices, _), (wanted, _) in zip(drafted, plain, strict=True):
