@@ -4,29 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.engine.config import EngineConfig
-from headrace.engine.engine import Engine
 from headrace.frames import Ranked, Sampling
+from helpers.legs import make_engine
 from helpers.pair import split, unsplit
-from helpers.toy import ToyModel, ToyNamer, make_submit
-
-BLOCK = 4
-
-
-def make_engine(
-    *, blocks: int = 64, sequences: int = 8, batched: int = 16, waiting: int = 100
-) -> Engine:
-    model = ToyModel(block_tokens=BLOCK)
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
-        max_waiting=waiting,
-    )
-    return Engine(model, config, ToyNamer(BLOCK))
-
+from helpers.toy import make_submit
 
 SAMPLINGS = [
     Sampling(),

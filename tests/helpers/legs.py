@@ -1,0 +1,68 @@
+"""The two legs of a request, each on an engine over the toy model."""
+
+from __future__ import annotations
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.export import Export
+from headrace.engine.sequence import Key
+from headrace.frames import Submit
+from helpers.pair import Heard, legs_of, unsplit
+from helpers.toy import ToyModel, ToyNamer, make_submit
+
+BLOCK = 4
+P, D = Key(0, 1), Key(0, 2)
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]  # three blocks, the last one full in part
+
+
+def make_engine(
+    *, blocks: int = 64, sequences: int = 8, batched: int = 16, waiting: int = 100
+) -> Engine:
+    model = ToyModel(block_tokens=BLOCK)
+    model.allocate_kv(blocks)
+    config = EngineConfig(
+        num_blocks=blocks,
+        block_tokens=BLOCK,
+        max_sequences=sequences,
+        max_batched_tokens=batched,
+        max_waiting=waiting,
+    )
+    return Engine(model, config, ToyNamer(BLOCK))
+
+
+def legs(submit: Submit | None = None) -> tuple[Submit, Submit]:
+    return legs_of(submit or make_submit(0, PROMPT), P.request, D.request)
+
+
+def exported(engine: Engine, submit: Submit | None = None) -> tuple[Export, Heard]:
+    """An export whose first token is out."""
+    engine.submit(legs(submit)[0])
+    heard = Heard()
+    while not engine.idle:
+        heard.hear(engine.step(), P.request)
+        engine.check()
+    [export] = engine.take_exports()
+    return export, heard
+
+
+def reserved(engine: Engine, submit: Submit | None = None) -> list[tuple[int, int]]:
+    """An arriving request that has its blocks; what it wants."""
+    engine.submit(legs(submit)[1])
+    engine.ticket(D)
+    engine.step()
+    engine.check()
+    [pull] = engine.take_pulls()
+    assert pull.key == D
+    return pull.wanted
+
+
+def run(engine: Engine, request: int = D.request, heard: Heard | None = None) -> Heard:
+    heard = heard or Heard()
+    while not engine.idle:
+        heard.hear(engine.step(), request)
+        engine.check()
+    return heard
+
+
+def truth(submit: Submit | None = None) -> list[int]:
+    return unsplit(make_engine(), submit or make_submit(0, PROMPT)).ids
