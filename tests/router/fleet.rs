@@ -9,6 +9,7 @@ mod drain;
 mod handshake;
 mod links;
 mod many_workers;
+mod mishaps;
 mod requests;
 mod resume;
 mod routing;
