@@ -12,7 +12,7 @@ CARGO ?= cargo
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
-# Extra arguments for pytest, such as TESTS="tests/workers -k sampler".
+# Extra arguments for pytest, such as TESTS="tests/workers -k sampler", or TESTS="-n 0 --pdb" for one process.
 TESTS ?=
 # Of bench-routing: files, names with commas, numbers, a file; what is left out is its default.
 TRACES ?=
@@ -27,6 +27,8 @@ SEED ?= 1
 RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/src -name '*.rs' 2>/dev/null) \
 	Cargo.lock Cargo.toml router/Cargo.toml bindings/Cargo.toml kernels/native/Cargo.toml \
 	bench/Cargo.toml $(wildcard bench/presets/*)
+# Where make can, what runs side by side prints one after the other.
+SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked
 # What `pip install .[dev]` would install, without building the package first.
@@ -59,9 +61,17 @@ serve: setup ## start router and workers, and print the URL (PORT, MODEL, ARGS)
 
 ##@ Develop
 
+# Clippy and the Rust tests share one build folder, so one follows the other; ruff and pyright run beside them.
 .PHONY: test
-test: setup lint test-rust test-python ## lint, then all Rust, Python and end-to-end tests (TESTS="..." for pytest)
+test: setup ## lint, then all Rust, Python and end-to-end tests (TESTS="..." for pytest)
+	@echo 'make test: clippy and the Rust tests; beside them ruff and pyright'
+	@$(MAKE) -s --no-print-directory -j2 $(SYNC) rust lint-python
+	@$(MAKE) -s --no-print-directory test-python
 	@echo 'make test: everything passed'
+
+.PHONY: rust
+rust: lint-rust
+	@$(MAKE) -s --no-print-directory test-rust
 
 .PHONY: test-rust
 test-rust: tools ## Rust tests alone
@@ -74,7 +84,7 @@ test-rust: tools ## Rust tests alone
 
 .PHONY: test-python
 test-python: setup ## Python and end-to-end tests alone
-	@$(PY) -m pytest $(TESTS)
+	@$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal $(TESTS)
 
 .PHONY: chaos
 chaos: setup ## faults by a seeded plan under 200 clients; every stream must be as if undisturbed (SECONDS, SEED, OUT)
@@ -86,14 +96,20 @@ soak: tools ## ten million blocks through the block index, with flat memory
 	@echo 'make soak: memory stayed flat'
 
 .PHONY: lint
-lint: setup ## formatting, clippy, ruff, pyright; with cargo-deny installed, that too
+lint: lint-rust lint-python ## formatting, clippy, ruff, pyright; with cargo-deny installed, that too
+
+.PHONY: lint-rust
+lint-rust: setup
 	@$(CARGO) fmt --all --check
 	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
+	@if $(CARGO) deny --version >/dev/null 2>&1; then \
+		$(CARGO) deny --log-level error check licenses bans sources; fi
+
+.PHONY: lint-python
+lint-python: setup
 	@$(PY) -m ruff check --quiet .
 	@$(PY) -m ruff format --quiet --check .
 	@$(PY) -m pyright --pythonpath $(PY)
-	@if $(CARGO) deny --version >/dev/null 2>&1; then \
-		$(CARGO) deny --log-level error check licenses bans sources; fi
 
 .PHONY: format
 format: setup ## rewrite Rust and Python in the project's format
