@@ -1,8 +1,8 @@
 """One worker: requests of all its routers on one engine.
 
-The event loop owns the links, one thread runs the engine, and the engine is touched only between two steps: there are
-no locks. A request follows `receive` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that is slow or
-gone costs the others nothing.
+The event loop owns the links and the engine, a thread of its own runs the steps (`lane.py`): there are no locks. A
+request follows `receive` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that is slow or gone costs the
+others nothing.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from headrace.frames import (
 )
 from headrace.handoff.desk import Desk, Transfer
 from headrace.handoff.exports import News
+from headrace.lane import Lane
 from headrace.link import Session
 from headrace.links import Links
 
@@ -51,7 +52,7 @@ MODEL_PART_BYTES = 1 << 20
 INBOX_FRAMES = 1024  # between the links and the engine; when full, the sockets push back. A guess
 
 ForEngine: TypeAlias = Submit | Cancel | Drain | Ticket | Continue | Fetch
-"""Frames that are taken in between two steps."""
+"""Frames that are taken in before a step is planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,7 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """Something for the engine loop to take in between two steps."""
+    """Something for the engine loop to take in."""
 
     peer: Peer
     what: Joined | Left | ForEngine
@@ -94,13 +95,17 @@ class Worker:
         hello: Hello,
         document: bytes,
         transfer: Transfer | None = None,
+        overlap: bool = True,
     ) -> None:
+        """With `overlap` a step is planned while the one before it runs."""
         self.engine = engine
+        self._overlap = overlap
         self._desk = None if transfer is None else Desk(engine, transfer, self._tell, self._wake)
         self._links = links
         self._hello = hello
         self._document = document
         self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue(INBOX_FRAMES)
+        self._postponed: Arrival | None = None  # out of the inbox, and not taken in yet
         self._peers: dict[int, Peer] = {}  # those that joined
         self._numbers = count()
         self._view = CacheView()
@@ -123,44 +128,60 @@ class Worker:
             discarding.cancel()
 
     async def generate(self) -> None:
-        """The main loop: take in what came, compute a step, hand out what it gave.
+        """The main loop: take in what came, compute steps, hand out what they gave.
 
-        A step's `ms` is all the time since the step before, or since the arrival that ended an idle time: the turns of
+        What comes is taken in at once, also while a step runs; the next one is planned shortly before that ends. A
+        step's `ms` is all the time since the step before, or since the arrival that ended an idle time: the turns of
         this loop that requests wait for, not only the model.
         """
-        loop = asyncio.get_running_loop()
-        self._watch_progress(loop)
-        began_s = (
-            time.perf_counter()
-        )  # finer than the loop's clock, which may count whole milliseconds
+        self._watch_progress(asyncio.get_running_loop())
+        began_s = time.perf_counter()
         with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-            while not self._gone:
-                while not self._inbox.empty():
-                    self._take_in(self._inbox.get_nowait())
-                self._settle(loop.time())
-                if not self.engine.idle:
-                    step = loop.run_in_executor(thread, self.engine.step, loop.time())
-                    result = await step
+            lane = Lane(self.engine, thread, self._wake, ahead=self._overlap)
+            while lane.busy or not self._gone:
+                self._take_in_all(lane)
+                self._settle()
+                if lane.done:
+                    result = lane.finish()
                     ended_s = time.perf_counter()
                     result.ms = (ended_s - began_s) * 1e3
                     began_s = ended_s
-                    self._hand_out(result)  # it leaves while the next step runs
-                elif not self._gone:
-                    await self._something()
-                    began_s = time.perf_counter()
+                    self._hand_out(result)
+                    await asyncio.sleep(0)  # senders have it before the next one
+                elif self._postponed is not None:
+                    await lane.ran()
+                elif lane.prepare_s <= time.perf_counter() and lane.begin():
+                    continue
+                elif lane.busy:
+                    await self._something(lane.prepare_s)
+                else:
+                    self._settle()  # the plan may have found blocks for KV that comes
+                    if self.engine.idle and not self._gone:
+                        await self._something(math.inf)
+                        began_s = time.perf_counter()
 
-    async def _something(self) -> None:
-        """Wait for an arrival, or for the next thing that is due."""
+    def _take_in_all(self, lane: Lane) -> None:
+        while self._postponed is not None or not self._inbox.empty():
+            arrival = self._postponed or self._inbox.get_nowait()
+            self._postponed = None
+            if lane.busy and arrival is not None and isinstance(arrival.what, Fetch):
+                self._postponed = arrival  # movers get no block that a step under way may write to
+                break
+            self._take_in(arrival)
+
+    async def _something(self, prepare_s: float) -> None:
+        """Wait for an arrival, the end of a step, the next thing that is due, or `prepare_s`."""
         self.engine.check_idle()
         due_s = self.engine.next_deadline_s
         until_s = min(
             math.inf if due_s is None else due_s,
             math.inf if self._desk is None else self._desk.next_deadline_s,
             self._give_up_s,
+            asyncio.get_running_loop().time() + prepare_s - time.perf_counter(),
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(None if until_s == math.inf else until_s):
-                self._take_in(await self._inbox.get())
+                self._postponed = await self._inbox.get()
 
     @property
     def _at_rest(self) -> bool:
@@ -177,11 +198,12 @@ class Worker:
     def _gone(self) -> bool:
         return self._drain_until_s is not None and self._at_rest
 
-    def _settle(self, now_s: float) -> None:
-        """All that is due between two steps."""
+    def _settle(self) -> None:
+        """All that is due."""
+        now_s = asyncio.get_running_loop().time()
         due_s = self.engine.next_deadline_s
-        if self.engine.idle and due_s is not None and due_s <= now_s:  # otherwise a step sees to it
-            self._hand_out(self.engine.expire(now_s))
+        if due_s is not None and due_s <= now_s:
+            self._answer(self.engine.expire(now_s))
         if self._desk is not None:
             self._desk.settle(now_s)
         if now_s >= self._give_up_s:
@@ -189,7 +211,7 @@ class Worker:
             if self._desk is not None:
                 self._desk.give_up()
             text = "the worker had no time left to finish it"
-            self._hand_out(self.engine.abandon(FailureKind.DRAINING, text))
+            self._answer(self.engine.abandon(FailureKind.DRAINING, text))
         self._note_changes()
 
     def _watch_progress(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -285,19 +307,24 @@ class Worker:
         self._peers[peer.number] = peer
 
     def _hand_out(self, result: StepResult) -> None:
+        """What a step gave."""
+        self._answer(result)
+        for peer in self._peers.values():
+            peer.outbox.stepped(result)
+            peer.wake.set()
+        self._note_changes()
+
+    def _answer(self, result: StepResult) -> None:
         for number, answers in result.answers.items():
             if self._desk is not None:
                 for request in answers.ended:
                     self._desk.ended(Key(number, request))
             if number in self._peers:
                 self._peers[number].outbox.answer(answers)
-        for peer in self._peers.values():
-            peer.outbox.stepped(result)
-            peer.wake.set()
-        self._note_changes()
+                self._peers[number].wake.set()
 
     def _note_changes(self) -> None:
-        """Pass on what changed in cache and load. Between steps only."""
+        """Pass on what changed in cache and load."""
         outboxes = [peer.outbox for peer in self._peers.values()]
         self._view.apply(self.engine.take_events(), [box.log for box in outboxes if box.log])
         load, waiting_tokens = self.engine.load, self.engine.waiting_tokens

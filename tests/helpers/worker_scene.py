@@ -42,10 +42,12 @@ class GatedModel(ToyModel):
     def __init__(self) -> None:
         super().__init__(block_tokens=BLOCK)
         self.gate: threading.Semaphore | None = None
+        self.began = threading.Event()  # a forward did, at any time
         self.spans_s: list[tuple[float, float]] = []  # begin and end of each forward
 
     def forward(self, batch: Batch, progress: Progress | None = None) -> torch.Tensor:
         began_s = time.monotonic()
+        self.began.set()
         if self.gate is not None:
             assert self.gate.acquire(timeout=TIMEOUT_S)
         logits = super().forward(batch, progress)
@@ -64,7 +66,9 @@ class Scene:
         blocks: int = 64,
         name: str = "w",
         role: Role = "both",
+        overlap: bool = True,
     ) -> None:
+        self._overlap = overlap
         self.model = GatedModel()
         self.model.allocate_kv(blocks)
         config = EngineConfig(
@@ -105,9 +109,18 @@ class Scene:
             ),
         )
         self.worker = Worker(
-            self.engine, links, hello=hello, document=self._document, transfer=self.transfer
+            self.engine,
+            links,
+            hello=hello,
+            document=self._document,
+            transfer=self.transfer,
+            overlap=self._overlap,
         )
         self.task = asyncio.create_task(self.worker.serve())
+
+    async def computing(self) -> None:
+        """Until a step runs, or ran."""
+        assert await asyncio.to_thread(self.model.began.wait, TIMEOUT_S)
 
     async def stop(self) -> None:
         """As if the process were killed, as far as one process can do that to itself."""
@@ -136,9 +149,16 @@ async def running(
     name: str = "w",
     role: Role = "both",
     transfer: bool = False,
+    overlap: bool = True,
 ) -> AsyncGenerator[Scene]:
     scene = Scene(
-        *routers, sequences=sequences, document=document, blocks=blocks, name=name, role=role
+        *routers,
+        sequences=sequences,
+        document=document,
+        blocks=blocks,
+        name=name,
+        role=role,
+        overlap=overlap,
     )
     await scene.start(transfer=transfer)
     try:

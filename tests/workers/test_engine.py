@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field, replace
+from itertools import count
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from headrace.engine.errors import RequestError
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
+from helpers.pipeline import Pipeline
 from helpers.toy import ToyModel, ToyNamer, digest, make_submit, toy_logits
 
 BLOCK = 4
@@ -467,6 +469,12 @@ def test_random_traffic_is_answered_as_if_each_request_were_alone(data: st.DataO
         sequences=data.draw(st.integers(1, 6)),
         batched=data.draw(st.integers(6, 24)),
     )
+    one_of = (
+        (lambda count: data.draw(st.integers(0, count - 1), "act"))
+        if data.draw(st.booleans())
+        else None
+    )
+    line = Pipeline(engine, one_of)
     heard = {0: Heard(), 1: Heard()}
     submits: dict[Key, Submit] = {}
     gone: set[Key] = set()
@@ -487,19 +495,22 @@ def test_random_traffic_is_answered_as_if_each_request_were_alone(data: st.DataO
         for _ in range(data.draw(st.integers(0, 5))):
             if data.draw(st.integers(0, 15)) == 0:
                 model.fail_next = RuntimeError("now and then")
-            result = engine.step()
-            for link, one in heard.items():
-                one.hear(result, link)
+            for result in line.turn():
+                for link, one in heard.items():
+                    one.hear(result, link)
             engine.check()
         if data.draw(st.integers(0, 3)) == 0:
             key = data.draw(st.sampled_from(sorted(submits)))
             engine.cancel(key)
             gone.add(key)
     model.fail_next = None
-    while not engine.idle:
-        result = engine.step()
-        for link, one in heard.items():
-            one.hear(result, link)
+    for turn in count():
+        if line.idle:
+            break
+        line.choose = one_of and (lambda possible, turn=turn: turn % possible)
+        for result in line.turn():
+            for link, one in heard.items():
+                one.hear(result, link)
         engine.check()
     engine.check_idle()
     for key, submit in submits.items():

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from headrace.engine.draft_head import DraftHead
 from headrace.engine.penalties import Penalties
 from headrace.engine.rejection import Rejection
-from headrace.engine.sampler import Rows, Sampler, needs_penalties
+from headrace.engine.sampler import Sampler, needs_penalties
 from headrace.engine.sequence import Key, Sequence
 from headrace.engine.verify import kept
 from headrace.frames import Ranked, Sampling
 from helpers.distribution import chi_squared, cut
+from helpers.sampling_rows import one_each, rows_of
 
 VOCAB = 12
 # Enough to see a tenth of a draft's share left in what replaces it: chi-squared is 18 deviations too large then.
@@ -68,18 +69,18 @@ def two_tokens(
     check = Rejection(sampler, head)
     sequences = [make_sequence(seat, sampling) for seat in range(BATCH)]
     for sequence in sequences:
-        sampler.seat(sequence)
+        sampler.seat(sequence, sequence.seat)
     for start in range(0, ANSWERS, BATCH):
         sampler._seed[:] = np.arange(start, start + BATCH)
         drafts = np.zeros((BATCH, 1 + most), dtype=np.int32)
         for depth in range(1, 1 + most):
-            rows = Rows.of(sequences, np.full(BATCH, depth), drafts[:, :depth].ravel())
+            rows = rows_of(sequences, np.full(BATCH, depth), drafts[:, :depth].ravel())
             after = np.zeros(BATCH, np.int64) if depth == 1 else drafts[:, depth - 1] + 1
             guess = torch.from_numpy(np.ascontiguousarray(module[after][:, head.ids]))
             drafts[:, depth] = sampler.draft(guess, rows, head)
             if rejection:
                 check.drafted(guess, rows)
-        rows = Rows.of(sequences, np.full(BATCH, 1 + most), drafts.ravel())
+        rows = rows_of(sequences, np.full(BATCH, 1 + most), drafts.ravel())
         after = drafts.astype(np.int64) + 1
         after[:, 0] = 0
         logits = torch.from_numpy(model[after.ravel()])
@@ -92,7 +93,7 @@ def two_tokens(
         rest = np.flatnonzero(counts == 1)
         later = [one_more(sequences[place], int(first[place])) for place in rest]
         next_logits = torch.from_numpy(model[first[rest] + 1])
-        second[rest] = sampler.sample(next_logits, Rows.one_each(later)).ids
+        second[rest] = sampler.sample(next_logits, one_each(later)).ids
         np.add.at(pairs, (first, second), 1)
         right += int((counts > 1).sum())
     return pairs, right / ANSWERS

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.sequence import Key
 from headrace.frames import Submit
 from helpers.drafting_engine import KINDS, Heard, a_submit, make_engine, plain
+from helpers.pipeline import Pipeline
 from helpers.toy import ToyNamer, make_submit
 
 
@@ -28,6 +31,8 @@ def test_random_traffic_is_answered_as_if_nothing_were_drafted(data: st.DataObje
     model.fixed_ms, model.row_ms, model.draft_ms = draw(
         st.sampled_from([(1.0, 0.01, 0.01), (1.0, 1.0, 0.1), (0.1, 1.0, 1.0)]), "costs"
     )
+    choose = partial(_one_of, data) if draw(st.booleans(), "steps overlap") else None
+    line = Pipeline(engine, choose)
     submits: dict[int, Submit] = {}
     wanted: dict[int, list[int]] = {}
     cancelled: set[int] = set()
@@ -45,14 +50,17 @@ def test_random_traffic_is_answered_as_if_nothing_were_drafted(data: st.DataObje
         elif turn == 5 and draw(st.integers(0, 9)) == 0:
             engine.use_namer(ToyNamer(4, key=bytes([len(submits)])))
         else:
-            heard.hear(engine.step())
+            for result in line.turn():
+                heard.hear(result)
         engine.check()
-    for _ in range(3000):
-        if engine.idle:
+    for turn in range(9000):
+        if line.idle:
             break
-        heard.hear(engine.step())
+        line.choose = choose and (lambda count, turn=turn: turn % count)
+        for result in line.turn():
+            heard.hear(result)
         engine.check()
-    assert engine.idle, "something starves"
+    assert line.idle, "something starves"
     engine.check_idle()
     assert engine.pool.used == 0
     for request in submits:
@@ -61,6 +69,10 @@ def test_random_traffic_is_answered_as_if_nothing_were_drafted(data: st.DataObje
             assert got == wanted[request][: len(got)]
         else:
             assert got == wanted[request]
+
+
+def _one_of(data: st.DataObject, count: int) -> int:
+    return data.draw(st.integers(0, count - 1), "act")
 
 
 def _submit(data: st.DataObject, request: int, wanted: dict[int, list[int]]) -> Submit:

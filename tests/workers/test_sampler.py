@@ -14,10 +14,11 @@ from headrace.engine import narrow, noise
 from headrace.engine.errors import RequestError
 from headrace.engine.narrow import Draws
 from headrace.engine.penalties import Penalties
-from headrace.engine.sampler import Rows, Sampler, check_sampling, needs_penalties
+from headrace.engine.sampler import Sampler, check_sampling, needs_penalties
 from headrace.engine.sequence import Key, Sequence
 from headrace.frames import Ranked, Sampling, TokenLogprob
 from helpers.distribution import chi_squared, cut
+from helpers.sampling_rows import one_each
 from helpers.toy import make_submit
 
 VOCAB = 64
@@ -74,7 +75,7 @@ class Sampled(NamedTuple):
 
 
 def sample_with(sampler: Sampler, logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
-    rows = Rows.one_each(sequences)
+    rows = one_each(sequences)
     sampled = sampler.sample(logits, rows)
     logprobs = sampler.logprobs(sampled, rows, np.ones(len(sequences), np.bool_))
     return Sampled([token if token >= 0 else None for token in sampled.ids.tolist()], logprobs)
@@ -83,7 +84,7 @@ def sample_with(sampler: Sampler, logits: torch.Tensor, sequences: list[Sequence
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
     sampler = Sampler(logits.shape[1], max(s.seat or 0 for s in sequences) + 1)
     for sequence in sequences:
-        sampler.seat(sequence)
+        sampler.seat(sequence, sequence.seat)
     return sample_with(sampler, logits.clone(), sequences)
 
 
@@ -95,11 +96,9 @@ def frequencies(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.i
     for start in range(0, DRAWS, batch):
         sequences = [make_sequence(replace(sampling, seed=start + i), seat=i) for i in range(batch)]
         for sequence in sequences:
-            sampler.seat(sequence)
+            sampler.seat(sequence, sequence.seat)
         rows = torch.from_numpy(np.tile(logits, (batch, 1)))
-        counts += np.bincount(
-            sampler.sample(rows, Rows.one_each(sequences)).ids, minlength=len(logits)
-        )
+        counts += np.bincount(sampler.sample(rows, one_each(sequences)).ids, minlength=len(logits))
     return counts
 
 
@@ -142,7 +141,7 @@ def test_draws_at_successive_positions_are_independent() -> None:
     for position in range(DRAWS):
         sequence = make_sequence(Sampling(temperature=1.0, seed=5))
         sequence.generated = range(position)  # type: ignore[assignment]  # only its length counts
-        sampler.seat(sequence)
+        sampler.seat(sequence, sequence.seat)
         token = sample_with(sampler, logits, [sequence]).ids[0]
         assert token is not None
         counts[before, token] += 1
@@ -278,7 +277,7 @@ def test_penalties_are_those_of_the_definition() -> None:
     )
     sequence = make_sequence(sampling, prompt=[0, 1], generated=[2, 2])
     sampler = Sampler(5, 1)
-    sampler.seat(sequence)
+    sampler.seat(sequence, sequence.seat)
     edited = logits.clone()
     sample_with(sampler, edited, [sequence])
     assert edited[0].tolist() == pytest.approx([1.5, -2.0, 2.9 / 2 - 0.25 - 2 * 0.5, 2.0, 0.5])

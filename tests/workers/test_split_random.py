@@ -20,6 +20,7 @@ from headrace.frames import Sampling, Submit
 from helpers.drafting_toy import DraftingToy
 from helpers.kv_copy import copy_block
 from helpers.pair import Heard, legs_of, unsplit
+from helpers.pipeline import Pipeline
 from helpers.toy import ToyModel, ToyNamer, make_submit
 
 BLOCK = 4
@@ -82,9 +83,15 @@ class Scene:
             draw(st.integers(4, 20)),
             drafts,
         )
+        self.overlap = draw(st.booleans(), "steps overlap")
+        self.prefill_line = Pipeline(self.prefill, self.one_of if self.overlap else None)
+        self.decode_line = Pipeline(self.decode, self.one_of if self.overlap else None)
         self.requests: list[Request] = []
         self.now_s = 0.0
         self.turns = 0
+
+    def one_of(self, count: int) -> int:
+        return self.data.draw(st.integers(0, count - 1), "act")
 
     def chance(self, one_in: int) -> bool:
         return self.data.draw(st.integers(0, one_in - 1)) == 0
@@ -125,27 +132,29 @@ class Scene:
             self.decode.submit(submit, link=0, now_s=self.now_s)
 
     def step_prefill(self) -> None:
-        result = self.prefill.step(self.now_s)
+        results = self.prefill_line.turn(self.now_s)
         self.prefill.check()
         for export in self.prefill.take_exports():
             self.requests[export.key.request].export = export
-        answers = result.of(1)
-        for output in answers.outputs:
-            request = self.requests[output.request]
-            assert not request.prefill_over and not request.told
-            request.heard.ids += output.ids
-            request.heard.finish = output.finish
-            if output.finish is not None:
-                self._cancel_decode(request)
-        for ended in (*answers.failed, *answers.freed):
-            self.requests[ended.request].prefill_over = True
+        for answers in [result.of(1) for result in results]:
+            for output in answers.outputs:
+                request = self.requests[output.request]
+                assert not request.prefill_over and not request.told
+                request.heard.ids += output.ids
+                request.heard.finish = output.finish
+                if output.finish is not None:
+                    self._cancel_decode(request)
+            for ended in (*answers.failed, *answers.freed):
+                self.requests[ended.request].prefill_over = True
 
     def step_decode(self) -> None:
-        result = self.decode.step(self.now_s)
+        results = self.decode_line.turn(self.now_s)
         self.decode.check()
-        for request in self.requests:
-            if not request.cancelled:
-                request.heard.hear(StepResult(answers={0: result.of(0)}), request.submit.request)
+        for result in results:
+            for request in self.requests:
+                answers = StepResult(answers={0: result.of(0)})
+                if not request.cancelled:
+                    request.heard.hear(answers, request.submit.request)
         for pull in self.decode.take_pulls():
             self.requests[pull.key.request].pull = pull
         self.scribble()
@@ -242,9 +251,12 @@ class Scene:
 
         Two sides can wait for each other's blocks, each for the other's request: leases end that.
         """
-        for _ in range(3000):
-            if self.prefill.empty and self.decode.empty:
+        for turn in range(9000):
+            engines = (self.prefill, self.decode)
+            if all(engine.empty and not engine.under_way for engine in engines):
                 return
+            for line in (self.prefill_line, self.decode_line):
+                line.choose = (lambda count, turn=turn: turn % count) if self.overlap else None
             self.now_s += 0.02
             self.step_prefill()
             self.step_decode()

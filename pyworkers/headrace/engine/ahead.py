@@ -30,7 +30,7 @@ class Ahead:
         `running` sequences may each need one more block.
         """
         most = self.most
-        wanted = [len(item.sequence.drafts) for item in work]
+        wanted = [self._wanted(item.sequence) for item in work]
         while most > 0 and sum([min(count, most) for count in wanted]) > rows:
             most -= 1
         taken = 0
@@ -38,6 +38,12 @@ class Ahead:
             item.drafts = self._reserve(item.sequence, min(drafts, most), running)
             taken += item.drafts
         return taken
+
+    def _wanted(self, sequence: Sequence) -> int:
+        """How many drafts there will be; where a step under way is about to make them, one more than there were."""
+        if sequence.coming_rows == 0:
+            return sequence.drafts
+        return max(min(sequence.drafts + 1, sequence.limit - sequence.length - 1), 0)
 
     def begin(self, seated: list[Sequence], rows: int, running: int) -> list[Work]:
         """Decoding of sequences that just took their seats with all their KV: they may draft at once."""
@@ -48,6 +54,7 @@ class Ahead:
             if sequence.keys_to != sequence.computed:
                 drafts = 0  # nothing is known to draft from
             item.drafts = self._reserve(sequence, max(drafts, 0), running)
+            item.begins = item.drafts > 0
             rows -= item.drafts
         return work
 
@@ -86,7 +93,8 @@ class Ahead:
         """
         if sequence.hand_off_ms is not None:
             return 0  # it ends with its first token, and its blocks are known to others
-        known = sequence.total + drafts  # tokens whose KV this step writes, if it ends the prompt
+        before = sequence.length + sequence.coming_drafts
+        known = before + drafts  # tokens whose KV this step writes, if it ends the prompt
         if known + self.most <= len(sequence.blocks) * self._block_tokens:
             return drafts
         wanted = min(known + self.most, sequence.limit)
@@ -96,5 +104,5 @@ class Ahead:
             assert blocks is not None, "there is one"
             sequence.blocks += blocks
             missing -= 1
-        room = len(sequence.blocks) * self._block_tokens - sequence.total
+        room = len(sequence.blocks) * self._block_tokens - before
         return max(min(drafts, room), 0)

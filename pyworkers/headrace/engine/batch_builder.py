@@ -1,4 +1,4 @@
-"""Turns a plan into the arrays that a model reads."""
+"""Turns the work of a step into the arrays that a model reads."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.rows import spread
+from headrace.engine.seats import Seats
 from headrace.engine.sequence import Sequence
 from headrace.engine.work import Work
 from headrace.models.batch import Batch
@@ -21,114 +22,69 @@ class Prepared:
     """
 
     batch: Batch
-    seats: NDArray[np.int64]  # [seqs], whose rows these are
-    sampled: list[Sequence]
+    work: list[Work]
+    seats: NDArray[np.int64]  # [work]
+    known: NDArray[np.int64]  # [work], rows but for drafts
+    sampled: NDArray[np.int64]  # places in `work`
     sampled_rows: NDArray[np.int64]  # [sampled]
-    prompt_rows: list[tuple[Sequence, NDArray[np.int32]]]  # with the token that each row predicts
+    prompt_rows: list[tuple[Work, NDArray[np.int32]]]  # with the token that each row predicts
+
+    @property
+    def answers_only(self) -> bool:
+        """All rows are of answers: the newest token of each sequence, and drafts."""
+        return len(self.sampled) == len(self.work) and bool((self.known == 1).all())
 
 
-class BatchBuilder:
-    """Keeps the block tables of the running sequences by seat, so that a step copies rows and walks no lists."""
+def build(seats: Seats, work: list[Work]) -> Prepared:
+    """For sequences that have not ended."""
+    count = len(work)
+    of = np.fromiter((item.seat for item in work), np.int64, count)
+    known = np.fromiter((item.count for item in work), np.int64, count)
+    most_drafts = np.fromiter((item.drafts for item in work), np.int64, count)
+    first, total = seats.computed[of], seats.total[of]
+    prompt_lens = seats.prompt_len[of]
+    stop = first + known
+    newest = (known == 1) & (stop == total) & (total > prompt_lens)  # its token is in `seats`
+    drafts = np.where(newest, np.minimum(most_drafts, seats.drafted[of]), 0)
+    counts = known + drafts
+    starts = np.zeros(count + 1, dtype=np.int64)
+    np.cumsum(counts, out=starts[1:])
+    owners = np.repeat(np.arange(count), counts)
+    offsets = np.arange(starts[-1]) - starts[owners]
+    seat_rows = of[owners]
+    positions = first[owners] + offsets
 
-    def __init__(self, *, block_tokens: int, max_sequences: int, max_blocks: int) -> None:
-        self.block_tokens = block_tokens
-        self._table = np.zeros((max_sequences, max_blocks), dtype=np.int32)
-        self._filled = [0] * max_sequences
+    tokens = seats.newest[seat_rows]
+    if drafts.any():
+        guessed = np.flatnonzero(newest[owners] & (offsets > 0))
+        tokens[guessed] = seats.drafts[seat_rows[guessed], offsets[guessed] - 1]
+    for place in np.flatnonzero(~newest).tolist():
+        chunk = work[place].sequence.tokens(int(first[place]), int(stop[place]))
+        tokens[starts[place] : starts[place + 1]] = chunk
 
-    def seat(self, sequence: Sequence) -> None:
-        """The sequence took its seat, or its blocks were exchanged."""
-        assert sequence.seat is not None
-        self._table[sequence.seat] = 0
-        self._filled[sequence.seat] = 0
-        self._append(sequence)
+    sampled = np.flatnonzero((stop == total) & (total < seats.limit[of]))
+    sampled_rows = 1 + drafts[sampled]
+    logit_rows = [spread(starts[sampled] + known[sampled] - 1, sampled_rows)]
+    prompt_rows: list[tuple[Work, NDArray[np.int32]]] = []
+    for place, item in enumerate(work):
+        if item.scores:
+            begin, row = int(first[place]), int(starts[place])
+            targets = item.sequence.prompt[begin + 1 : begin + item.count + 1]
+            prompt_rows.append((item, targets))
+            logit_rows.append(np.arange(row, row + len(targets)))
+    context_lens = first + counts
+    batch = Batch(
+        tokens=tokens,
+        positions=positions.astype(np.int32),
+        slots=seats.slots(seat_rows, positions),
+        seq_starts=starts.astype(np.int32),
+        context_lens=context_lens.astype(np.int32),
+        block_tables=seats.tables(of, int(context_lens.max())),
+        logit_rows=np.concatenate(logit_rows).astype(np.int32),
+        prompt_lens=prompt_lens.astype(np.int32),
+    )
+    return Prepared(batch, work, of, known, sampled, sampled_rows, prompt_rows)
 
-    def _append(self, sequence: Sequence) -> None:
-        assert sequence.seat is not None
-        filled, count = self._filled[sequence.seat], len(sequence.blocks)
-        self._table[sequence.seat, filled:count] = sequence.blocks[filled:]
-        self._filled[sequence.seat] = count
 
-    def room(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Tokens that the blocks of these seats hold."""
-        return np.array(self._filled)[seats] * self.block_tokens
-
-    def blocks(self, seats: NDArray[np.int64], positions: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The block of each position of its seat."""
-        return self._table[seats, positions // self.block_tokens].astype(np.int64)
-
-    def slots(self, seats: NDArray[np.int64], positions: NDArray[np.integer]) -> NDArray[np.int64]:
-        """The slot of each position of its seat."""
-        return (
-            self.blocks(seats, positions) * self.block_tokens + positions % self.block_tokens
-        ).astype(np.int64)
-
-    def tables(self, seats: NDArray[np.int64], tokens: int) -> NDArray[np.int32]:
-        """The block tables of these seats, for at most so many tokens each."""
-        width = -(-tokens // self.block_tokens)
-        return np.take(self._table[:, :width], seats, axis=0)
-
-    def build(self, work: list[Work]) -> Prepared:
-        count = len(work)
-        sampled: list[Sequence] = []
-        sampled_first: list[int] = []
-        sampled_rows: list[int] = []
-        prompt_rows: list[tuple[Sequence, NDArray[np.int32]]] = []
-        other_rows: list[NDArray[np.int32]] = []
-        seats, computed, counts, tokens = [0] * count, [0] * count, [0] * count, [0] * count
-        prompt_lens = np.fromiter((item.sequence.prompt_len for item in work), np.int32, count)
-        chunks: list[tuple[int, NDArray[np.int32]]] = []
-        draft_rows: list[int] = []
-        drafts: list[int] = []
-        row = 0
-        for place, item in enumerate(work):
-            sequence = item.sequence
-            seat, start = sequence.seat, sequence.computed
-            assert seat is not None
-            if self._filled[seat] != len(sequence.blocks):
-                self._append(sequence)
-            rows = item.count + item.drafts
-            seats[place], computed[place], counts[place] = seat, start, rows
-            stop = start + item.count
-            total = sequence.total
-            if item.count == 1 and stop == total and sequence.generated:
-                tokens[place] = sequence.generated[-1]
-                if item.drafts:
-                    draft_rows += range(row + 1, row + rows)
-                    drafts += sequence.drafts[: item.drafts]
-            else:
-                chunks.append((row, sequence.tokens(start, stop)))
-            if stop == total and total < sequence.limit:
-                sampled.append(sequence)
-                sampled_first.append(row + item.count - 1)
-                sampled_rows.append(1 + item.drafts)
-            if sequence.prompt_logprobs is not None:
-                targets = sequence.prompt[start + 1 : stop + 1]
-                prompt_rows.append((sequence, targets))
-                other_rows.append(np.arange(row, row + len(targets), dtype=np.int32))
-            row += rows
-
-        seat_of = np.array(seats)
-        counts_of = np.array(counts, dtype=np.int32)
-        starts = np.zeros(count + 1, dtype=np.int32)
-        np.cumsum(counts_of, out=starts[1:])
-        first = np.array(computed, dtype=np.int32)
-        positions = np.repeat(first - starts[:-1], counts_of) + np.arange(row, dtype=np.int32)
-        token_rows = np.repeat(np.array(tokens, dtype=np.int32), counts_of)
-        for begin, chunk in chunks:
-            token_rows[begin : begin + len(chunk)] = chunk
-        if drafts:
-            token_rows[draft_rows] = drafts
-        context_lens = first + counts_of
-        rows_of = np.array(sampled_rows, dtype=np.int64)
-        logit_rows = spread(np.array(sampled_first, dtype=np.int64), rows_of).astype(np.int32)
-        batch = Batch(
-            tokens=token_rows,
-            positions=positions,
-            slots=self.slots(np.repeat(seat_of, counts_of), positions),
-            seq_starts=starts,
-            context_lens=context_lens,
-            block_tables=self.tables(seat_of, int(context_lens.max())),
-            logit_rows=np.concatenate([logit_rows, *other_rows]),
-            prompt_lens=prompt_lens,
-        )
-        return Prepared(batch, seat_of, sampled, rows_of, prompt_rows)
+def sequences_of(work: list[Work], places: NDArray[np.int64]) -> list[Sequence]:
+    return [work[place].sequence for place in places.tolist()]

@@ -6,7 +6,7 @@ pass goes on from the guess of the pass before, one row a sequence. Rows on gues
 over known tokens, and no row sees keys behind its own position, so nothing is ever read that is not true.
 
 The hidden state before a step's first row is in the tail of its block, unless rows of later tokens were in that block.
-Where it is gone, or drafting was off for a while, the keys have a hole: `Sequence.keys_from` moves behind it.
+Where it is gone, or drafting was off for a while, the keys have a hole: `Seats.keys_from` moves behind it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.adaptive import Adaptive
-from headrace.engine.batch_builder import BatchBuilder, Prepared
+from headrace.engine.batch_builder import Prepared, sequences_of
 from headrace.engine.draft_head import DraftHead
 from headrace.engine.rejection import Rejection
 from headrace.engine.rows import spread
 from headrace.engine.sampler import Rows, Sampler
+from headrace.engine.seats import Ints, Seats
 from headrace.engine.sequence import Sequence
 from headrace.engine.work import Work
 from headrace.models.batch import DraftBatch
 
 if TYPE_CHECKING:
     from headrace.models import Model
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -55,7 +54,7 @@ class Drafter:
         self,
         model: Model,
         sampler: Sampler,
-        builder: BatchBuilder,
+        seats: Seats,
         adaptive: Adaptive | None,
         rejection: Rejection | None,
         *,
@@ -65,7 +64,7 @@ class Drafter:
     ) -> None:
         self._model = model
         self._sampler = sampler
-        self._builder = builder
+        self._seats = seats
         self._adaptive = adaptive  # None: as many as possible, always
         self._rejection = rejection
         self._head = head
@@ -75,67 +74,56 @@ class Drafter:
 
     def begin(self, work: list[Work]) -> None:
         """Draft for sequences that just took their seat with all their KV, from the tails of their blocks."""
-        some = [item for item in work if item.drafts > len(item.sequence.drafts)]
+        some = [item for item in work if item.begins]
         if not some:
             return
-        sequences = [item.sequence for item in some]
-        count = len(some)
-        seats = np.fromiter((s.seat for s in sequences), np.int64, count)
-        starts = np.fromiter((s.computed for s in sequences), np.int64, count)
+        seats = self._seats
+        of = np.fromiter((item.seat for item in some), np.int64, len(some))
+        starts = seats.computed[of]
         known = _Known(
-            sequences,
-            seats,
+            [item.sequence for item in some],
+            of,
             starts,
             starts + 1,
-            np.array([sequence.generated[-1] for sequence in sequences], dtype=np.int32),
-            (-1 - self._builder.blocks(seats, starts - 1)).astype(np.int32),
-            np.fromiter((s.keys_from for s in sequences), np.int64, count),
-            np.fromiter((item.drafts for item in some), np.int64, count),
+            seats.newest[of],
+            (-1 - seats.blocks(of, starts - 1)).astype(np.int32),
+            seats.keys_from[of],
+            np.fromiter((item.drafts for item in some), np.int64, len(some)),
         )
         self._draft(known)
 
-    def follow(self, step: Prepared, work: list[Work], ended: set[Sequence]) -> bool:
+    def follow(self, step: Prepared) -> bool:
         """Cover what a step computed, and draft for the next one. Returns whether the device may still write.
 
-        Tokens and `computed` of all sequences are those after the step.
+        What is known of the seats is what the step left.
         """
-        count = len(work)
-        sequences = [item.sequence for item in work]
-        batch, seats = step.batch, step.seats
+        seats, batch, of = self._seats, step.batch, step.seats
         rows = batch.seq_starts[:-1].astype(np.int64)
         before = batch.positions[rows].astype(np.int64)
-        after = np.fromiter((s.computed for s in sequences), np.int64, count)
-        totals = np.fromiter((s.total for s in sequences), np.int64, count)
-        live = np.ones(count, dtype=np.bool_)
-        if ended:
-            live = np.fromiter((s not in ended for s in sequences), np.bool_, count)
-        room = self._builder.room(seats)
+        after, totals = seats.computed[of], seats.total[of]
+        room = seats.room(of)
+        live = ~seats.ended[of]
         stops = after + (live & (totals > after) & (room > after))
 
-        decodes = live & np.fromiter(
-            (s.decodes and s.hand_off_ms is None for s in sequences), np.bool_, count
-        )
-        limits = np.fromiter((s.limit for s in sequences), np.int64, count)
-        most = np.minimum(np.minimum(limits - totals - 1, room - after), self._most)
-        drafts = np.zeros(count, dtype=np.int64)
+        answered = totals > seats.prompt_len[of]
+        decodes = live & seats.answers[of] & answered & (totals - after == 1)
+        most = np.minimum(np.minimum(seats.limit[of] - totals - 1, room - after), self._most)
+        drafts = np.zeros(len(of), dtype=np.int64)
         places = np.flatnonzero(decodes)
-        follows = np.ones(count, dtype=np.bool_)
+        follows = np.ones(len(of), dtype=np.bool_)
         if self._adaptive is None:
             drafts[places] = np.maximum(most[places], 0)
         elif len(places):
-            drafts[places] = self._adaptive.choose(seats[places], np.maximum(most[places], 0))
-            follows[places] = self._adaptive.keeps_up(seats[places])
+            drafts[places] = self._adaptive.choose(of[places], np.maximum(most[places], 0))
+            follows[places] = self._adaptive.keeps_up(of[places])
             self.first = int(np.ceil(drafts[places].mean()))
 
-        keys_from = np.fromiter((s.keys_from for s in sequences), np.int64, count)
-        keys_to = np.fromiter((s.keys_to for s in sequences), np.int64, count)
-        aligned = (keys_to == before) & (before % self._builder.block_tokens == 0) & (before > 0)
+        keys_from, keys_to = seats.keys_from[of], seats.keys_to[of]
+        aligned = (keys_to == before) & (before % seats.block_tokens == 0) & (before > 0)
         starts = np.where(aligned, before, before + 1)
         hole = keys_to < starts
         keys_from[hole] = starts[hole]
         chosen = np.flatnonzero(follows & (stops > starts))
-        for sequence in sequences:
-            sequence.drafts = []
         if not len(chosen):
             return False
 
@@ -143,15 +131,18 @@ class Drafter:
         positions = spread(starts[chosen], (stops - starts)[chosen])
         row_of = rows[owners] + positions - before[owners]  # of the same token in the batch
         tokens = batch.tokens[np.minimum(row_of, batch.rows - 1)]
-        newest = np.flatnonzero(positions == after[owners])
-        ends = zip(owners[newest].tolist(), positions[newest].tolist(), strict=True)
-        tokens[newest] = [_token(sequences[owner], end) for owner, end in ends]
-        tails = self._builder.blocks(seats[owners], np.maximum(before[owners] - 1, 0))
+        unseen = np.flatnonzero(positions == after[owners])  # tokens that the step did not compute
+        tokens[unseen] = seats.newest[of[owners[unseen]]]
+        in_prompt = ~answered | (totals - after > 1)
+        for row in unseen[in_prompt[owners[unseen]]].tolist():
+            place, end = owners[row], int(positions[row])
+            tokens[row] = step.work[place].sequence.tokens(end, end + 1)[0]
+        tails = seats.blocks(of[owners], np.maximum(before[owners] - 1, 0))
         hidden_from = np.where(positions == before[owners], -1 - tails, row_of - 1)
         return not self._draft(
             _Known(
-                [sequences[place] for place in chosen],
-                seats[chosen],
+                sequences_of(step.work, chosen),
+                of[chosen],
                 starts[chosen],
                 stops[chosen],
                 tokens,
@@ -165,9 +156,8 @@ class Drafter:
         """All passes. Returns whether the last one's logits were read."""
         counts = known.stops - known.starts
         last_rows = np.cumsum(counts) - 1
-        keys_from, stops = known.keys_from.tolist(), known.stops.tolist()
-        for place, sequence in enumerate(known.sequences):
-            sequence.keys_from, sequence.keys_to = keys_from[place], stops[place]
+        seats = self._seats
+        seats.keys_from[known.seats], seats.keys_to[known.seats] = known.keys_from, known.stops
         drafting = np.flatnonzero(known.drafts)
         began_s = self._clock()
         logits = self._model.draft(
@@ -183,7 +173,7 @@ class Drafter:
             )
         )
         guesses = np.zeros((len(drafting), self._most + 1), dtype=np.int64)
-        totals = np.fromiter((known.sequences[p].total for p in drafting), np.int64, len(drafting))
+        totals = seats.total[known.seats[drafting]]
         depth, hidden_from = 1, last_rows[drafting]
         going = np.arange(len(drafting))  # places in `drafting`
         prompts = int(counts.max()) > self._most + 1
@@ -222,9 +212,8 @@ class Drafter:
                 )
             )
             depth += 1
-        lengths = known.drafts[drafting].tolist()
-        for row, place in enumerate(drafting.tolist()):
-            known.sequences[place].drafts = guesses[row, 1 : 1 + lengths[row]].tolist()
+        seats.drafts[known.seats[drafting], : self._most] = guesses[:, 1:]
+        seats.drafted[known.seats[drafting]] = known.drafts[drafting]
         return len(drafting) > 0
 
     def _batch(
@@ -245,19 +234,12 @@ class Drafter:
         return DraftBatch(
             tokens=tokens,
             positions=positions.astype(np.int32),
-            slots=self._builder.slots(np.repeat(seats, counts), positions),
+            slots=self._seats.slots(np.repeat(seats, counts), positions),
             seq_starts=starts,
             context_lens=ends.astype(np.int32),
-            block_tables=self._builder.tables(seats, int(ends.max())),
+            block_tables=self._seats.tables(seats, int(ends.max())),
             logit_rows=logit_rows.astype(np.int32),
             hidden_from=hidden_from,
             first_keys=keys_from.astype(np.int32),
             chained=chained,
         )
-
-
-def _token(sequence: Sequence, position: int) -> int:
-    """The token at a position that is not computed yet."""
-    if position + 1 == sequence.total and sequence.generated:
-        return sequence.generated[-1]
-    return int(sequence.tokens(position, position + 1)[0])

@@ -13,9 +13,10 @@ from headrace.engine.sequence import Sequence
 
 
 class Context(NamedTuple):
-    """A sequence, and drafts that count as generated after its tokens."""
+    """A sequence, how many tokens of it are generated, and drafts that count as generated after them."""
 
     sequence: Sequence
+    generated: int
     drafts: list[int]
 
 
@@ -31,12 +32,12 @@ def edit(
     """
     edits = _Edits(logits, columns)
     places = (rows * logits.shape[1]).tolist()
-    for place, (sequence, _) in zip(places, contexts, strict=True):
+    for place, (sequence, _, _) in zip(places, contexts, strict=True):
         if bias := sequence.sampling.logit_bias:
             pairs = np.array(bias)
             edits.find(place, pairs[:, 0].astype(np.int64), pairs[:, 1].astype(np.float32))
     edits.add()
-    for place, (sequence, drafts) in zip(places, contexts, strict=True):
+    for place, (sequence, _, drafts) in zip(places, contexts, strict=True):
         if sequence.penalties is not None:
             ids, counts = sequence.penalties.after(drafts)
             s = sequence.sampling
@@ -46,9 +47,9 @@ def edit(
             repetition = np.full(len(ids), s.repetition_penalty, np.float32)
             edits.find(place, ids, repetition, subtract)
     edits.penalise()
-    for place, (sequence, drafts) in zip(places, contexts, strict=True):
+    for place, (sequence, generated, drafts) in zip(places, contexts, strict=True):
         stops = sequence.stop_ids
-        if stops and len(sequence.generated) + len(drafts) < sequence.sampling.min_tokens:
+        if stops and generated + len(drafts) < sequence.sampling.min_tokens:
             edits.find(place, np.fromiter(stops, np.int64, len(stops)))
     edits.mask()
 

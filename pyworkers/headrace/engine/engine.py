@@ -1,16 +1,22 @@
-"""Continuous batching over one model: requests in, tokens out, one `step` at a time.
+"""Continuous batching over one model: requests in, tokens out, step by step.
 
-Synchronous and without locks: one thread at a time. A step is plan -> batch -> forward -> sample -> draft -> commit.
+`begin` plans a step and orders it; the step runs (batch -> forward -> sample -> draft), on whatever thread; `finish`
+takes in what it gave. `step` does all three. A second step may begin while one is under way: then the model never waits
+for the engine. Everything else may be called at any time between, and by one thread: there are no locks.
 Whatever a request or a model does wrong ends as a named failure of the requests concerned; the engine goes on.
 
+Blocks that are freed while a step writes to them may be another sequence's at once, as steps run one after the other.
+Only movers, which write from elsewhere, get no block before the steps under way are done with it.
+
 A request whose prompt is computed here and answered elsewhere (`hand_off`) is an export; one whose KV comes from
-elsewhere (`kv_from`) is arriving. Only `take_exports` may be called while a step runs.
+elsewhere (`kv_from`) is arriving.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,8 +25,8 @@ from headrace.engine.arrival import Arrivals, Pull
 from headrace.engine.block_pool import BlockEvent, BlockPool
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.export import Export, Exports
-from headrace.engine.forward import Computed, Forward
+from headrace.engine.export import Chunk, Export, Exports
+from headrace.engine.forward import Forward
 from headrace.engine.hand_over import Adoption, HandOver
 from headrace.engine.hot import HotBlock
 from headrace.engine.intake import Intake
@@ -28,7 +34,10 @@ from headrace.engine.names import BlockNamer
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.schedule import Plan, Scheduler
+from headrace.engine.seats import Seated, Table
 from headrace.engine.sequence import Key, Sequence, Stage
+from headrace.engine.step import Computed, Order, Step
+from headrace.engine.work import Work
 from headrace.frames import Load, Submit
 
 if TYPE_CHECKING:
@@ -84,6 +93,7 @@ class Engine:
         self._hand_over = HandOver(self.pool)
         self._requests = Requests(self.scheduler, self._arrivals)
         self._answering = Answering(self.scheduler, self._requests)
+        self._under_way: deque[Step] = deque()  # at most two
         self._steps = 0
 
     @property
@@ -115,14 +125,14 @@ class Engine:
         waiting = self.scheduler.waiting
         tokens = sum(sequence.total for sequence in waiting if sequence.arriving is None)
         for sequence in self.scheduler.running:
-            remaining = sequence.remaining
+            remaining = sequence.total - sequence.computed
             if remaining > 1 or not sequence.generated:  # it does not decode
                 tokens += remaining
         return tokens
 
     @property
     def steps(self) -> int:
-        """Steps so far that computed something."""
+        """Steps finished so far."""
         return self._steps
 
     @property
@@ -266,8 +276,10 @@ class Engine:
     def adopt(self, names: list[bytes], parents: list[int]) -> Adoption:
         """Reserve blocks for `names` as far as running requests leave room: pull its `wanted`, then call `adopted`.
 
-        `parents` are places in `names`, -1 at the root. Raises `ValueError` where a parent is not before its child.
+        Only where no step is under way. `parents` are places in `names`, -1 at the root. Raises `ValueError` where a
+        parent is not before its child.
         """
+        assert not self._under_way, "a step may still write to blocks that are free"
         return self._hand_over.adopt(names, parents, keep_free=self.scheduler.spoken_for)
 
     def adopted(self, adoption: Adoption, *, arrived: bool) -> None:
@@ -305,15 +317,79 @@ class Engine:
         """Compute one step. Never raises for what a request or the model did."""
         began_s = time.monotonic()
         result = self.expire(now_s)
+        if (step := self.begin(result)) is None:
+            return result
+        step.run()
+        return self.finish(step, now_s + time.monotonic() - began_s)
+
+    @property
+    def under_way(self) -> int:
+        """Steps that began and are not finished."""
+        return len(self._under_way)
+
+    @property
+    def may_begin(self) -> bool:
+        """A step can be planned now: none is under way, or one whose end it need not know."""
+        return not self._under_way or (len(self._under_way) == 1 and not self._exporting)
+
+    @property
+    def _exporting(self) -> bool:
+        """A chunk of an export counts once its step is finished; until then no other one begins."""
+        return any(step.order.chunks for step in self._under_way)
+
+    def begin(self, result: StepResult | None = None) -> Step | None:
+        """Plan a step: run it, after those that began before, then `finish` it. `None` where nothing can be computed.
+
+        Its result is `result`, if there is one.
+        """
+        assert self.may_begin, "finish what is under way"
         plan = self.scheduler.plan()
-        self._arrivals.reserved(plan.reserved)
-        if plan.work:
-            self._steps += 1
-            result.count(plan.work)
-            self._compute(plan, result)
-            self._begin_leases(now_s + time.monotonic() - began_s)
-        result.step = self._steps
-        return result
+        if self._under_way:
+            self._under_way[-1].reserved += plan.reserved
+        else:
+            self._arrivals.reserved(plan.reserved)
+        if not plan.work:
+            return None
+        self._exports.admit(plan.admitted)
+        result = result or StepResult()
+        result.count(plan.work)
+        step = Step(self._order(plan), self._forward.compute, result)
+        for item in plan.work:
+            item.sequence.coming_rows += item.count
+            item.sequence.coming_tokens += item.chooses
+            item.sequence.coming_drafts += item.drafts
+        self._under_way.append(step)
+        return step
+
+    def _order(self, plan: Plan) -> Order:
+        tables: list[Table] = []
+        chunks: list[Chunk] = []
+        for item in plan.work:
+            sequence = item.sequence
+            if len(sequence.blocks) > sequence.tabled:
+                new = sequence.blocks[sequence.tabled :]
+                tables.append(Table(item.seat, sequence.tabled, new, sequence.keys_from))
+                sequence.tabled = len(sequence.blocks)
+            if sequence.export is not None:
+                chunks.append(Chunk(sequence.export, item.start, item.count))
+        seated = [Seated.of(sequence) for sequence in plan.admitted]
+        return Order(plan.work, seated, tables, chunks)
+
+    def finish(self, step: Step, now_s: float = 0.0) -> StepResult:
+        """Take in a step that ran, the first of those under way. Never raises for what a request or the model did."""
+        assert self._under_way and step is self._under_way[0], (
+            "steps end in the order of their beginning"
+        )
+        self._under_way.popleft()
+        self._steps += 1
+        step.result.step = self._steps
+        self._arrivals.reserved(step.reserved)
+        if step.computed is not None:
+            self._take_in(step, step.computed)
+        else:
+            self._fail(step)
+        self._begin_leases(now_s)
+        return step.result
 
     def expire(self, now_s: float) -> StepResult:
         """End what is due by now. Part of every step; for an idle engine it is enough."""
@@ -336,44 +412,53 @@ class Engine:
             self._requests.time(sequence)
         self._answering.pinned.clear()
 
-    def _compute(self, plan: Plan, result: StepResult) -> None:
-        try:
-            computed = self._forward.compute(plan)
-            ended = self._advance(plan, computed)
-            self._forward.draft(plan, computed, ended)
-        except Exception as error:
-            # Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on.
-            log.exception("a step of %d sequences failed", len(plan.work))
-            text = f"the step failed: {type(error).__name__}: {error}"
-            for item in plan.work:
-                self._answering.fail(item.sequence, RequestError(FailureKind.ENGINE, text), result)
-            return
-        if self._forward.drafter is not None:
-            self.scheduler.ahead.first = self._forward.drafter.first
-        for item in plan.work:
-            self._publish(item.sequence)
-        self._exports.commit(plan.work)
-        for sequence, entries in computed.prompt_logprobs:
-            self._answering.scored(sequence, entries, result)
-        for chosen in computed.chosen:
-            self._answering.tokens(chosen, result)
+    def _fail(self, step: Step) -> None:
+        """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
+        error = step.error
+        log.error("a step of %d sequences failed", len(step.order.work), exc_info=error)
+        text = f"the step failed: {type(error).__name__}: {error}"
+        for item in step.order.work:
+            if self._concerns(item):
+                failure = RequestError(FailureKind.ENGINE, text)
+                self._answering.fail(item.sequence, failure, step.result)
 
-    def _advance(self, plan: Plan, computed: Computed) -> set[Sequence]:
-        """All sequences have their new tokens, and the KV of all but the newest; returns those that end with them."""
-        for item in plan.work:
-            item.sequence.computed += item.count
-        ended: set[Sequence] = set()
-        for chosen in computed.chosen:
-            sequence = chosen.sequence
-            sequence.generated += chosen.ids
-            if sequence.penalties is not None:
-                for token in chosen.ids:
-                    sequence.penalties.add(token)
-            if len(chosen.ids) > 1:  # the rows of accepted drafts
-                sequence.computed += len(chosen.ids) - 1
-            if chosen.finish is not None or not chosen.ids:
-                ended.add(sequence)
-        return ended
+    def _take_in(self, step: Step, computed: Computed) -> None:
+        """What became of the sequences that are still here; one that lost its seat meanwhile keeps its tokens."""
+        self.scheduler.ahead.first = computed.first_drafts
+        here = [chosen for chosen in computed.chosen if self._is_here(chosen.sequence)]
+        for chosen in here:
+            chosen.sequence.generated += chosen.ids
+        places = zip(
+            computed.work,
+            computed.computed.tolist(),
+            computed.drafts.tolist(),
+            computed.keys_from.tolist(),
+            computed.keys_to.tolist(),
+            strict=True,
+        )
+        for item, tokens, drafts, keys_from, keys_to in places:
+            if item.sits:
+                sequence = item.sequence
+                sequence.computed, sequence.drafts = tokens, drafts
+                sequence.coming_rows -= item.count
+                sequence.coming_tokens -= item.chooses
+                sequence.coming_drafts -= item.drafts
+                sequence.keys_from = max(sequence.keys_from, keys_from)
+                sequence.keys_to = keys_to
+                self._publish(sequence)
+        self._exports.commit(step.order.chunks)
+        for item, entries in computed.prompt_logprobs:
+            if self._concerns(item):
+                self._answering.scored(item.sequence, entries, step.result)
+        for chosen in here:
+            self._answering.tokens(chosen, step.result)
+
+    def _concerns(self, item: Work) -> bool:
+        """It has the seat that it had, or lost that since and keeps what it was given."""
+        return item.sits or (item.chooses and self._is_here(item.sequence))
+
+    def _is_here(self, sequence: Sequence) -> bool:
+        return self._requests.get(sequence.key) is sequence
 
     def _publish(self, sequence: Sequence) -> None:
         block_tokens = self.config.block_tokens
@@ -386,8 +471,7 @@ class Engine:
             tokens = sequence.tokens(named * block_tokens, full * block_tokens)
             names = self._namer.follow(parent, tokens, sequence.salt)
             self.scheduler.append_names(sequence, names)
-        if self.scheduler.publish(sequence) and sequence.seat is not None:
-            self._forward.blocks_changed(sequence)
+        self.scheduler.publish(sequence)
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""

@@ -11,18 +11,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from headrace.engine.sequence import Key
+from headrace.engine.sequence import Key, Sequence
 
 if TYPE_CHECKING:
-    from headrace.engine.schedule import Plan
-    from headrace.engine.work import Work
     from headrace_kernels.ops import Fence, Progress
 
 
 class Export:
-    """Plain attributes, written by the engine's thread only; any thread may read them, also during a step."""
+    """Plain attributes; any thread may read them at any time.
+
+    The thread of the step writes `step` and `fences`, that of the engine all others.
+    """
 
     __slots__ = (
         "block_tokens",
@@ -110,6 +111,14 @@ class Alarm:
             self.call()
 
 
+class Chunk(NamedTuple):
+    """Part of a prompt, computed by one step."""
+
+    export: Export
+    start: int
+    count: int
+
+
 class Exports:
     """Begins exports and keeps them up to date."""
 
@@ -127,9 +136,9 @@ class Exports:
                 exports.append(export)
         return exports
 
-    def begin(self, plan: Plan) -> list[Export]:
-        """A step begins; its exports, those of newly admitted sequences too."""
-        for sequence in plan.admitted:
+    def admit(self, admitted: list[Sequence]) -> None:
+        """Those of them that others will pull begin."""
+        for sequence in admitted:
             if sequence.hand_off_ms is not None:
                 sequence.export = Export(
                     sequence.key,
@@ -140,29 +149,23 @@ class Exports:
                     lease_ms=sequence.hand_off_ms,
                 )
                 self._new.append(sequence.export)
-        exports: list[Export] = []
-        for item in plan.work:
-            if item.sequence.export is not None:
-                item.sequence.export.begin(item.sequence.computed, item.count)
-                exports.append(item.sequence.export)
-        if exports:
-            self.alarm.ring()
-        return exports
 
-    def progress_of(self, exports: list[Export]) -> Progress:
-        """For the forward pass that computes a chunk of each of `exports`."""
+    def progress_of(self, chunks: list[Chunk]) -> Progress:
+        """For the forward pass that is about to compute `chunks`."""
+        for export, start, count in chunks:
+            export.begin(start, count)
+        self.alarm.ring()
 
         def progress(groups: int, fence: Fence | None = None) -> None:
-            for export in exports:
+            for export, _, _ in chunks:
                 export.advance(groups, fence)
             self.alarm.ring(fence)
 
         return progress
 
-    def commit(self, work: list[Work]) -> None:
+    def commit(self, chunks: list[Chunk]) -> None:
         """The step ended well, on the device too."""
-        exports = [item.sequence.export for item in work if item.sequence.export is not None]
-        for export in exports:
+        for export, _, _ in chunks:
             export.commit()
-        if exports:
+        if chunks:
             self.alarm.ring()

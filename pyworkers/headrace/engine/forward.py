@@ -1,42 +1,37 @@
-"""One plan through the model: batch, forward pass, sampled tokens, drafts for the next plan."""
+"""One order through the model: batch, forward pass, sampled tokens, drafts for the next step."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from headrace.engine.adaptive import Adaptive
-from headrace.engine.batch_builder import BatchBuilder, Prepared
+from headrace.engine.batch_builder import Prepared, build, sequences_of
 from headrace.engine.config import EngineConfig
 from headrace.engine.draft import Drafter
 from headrace.engine.draft_head import DraftHead
 from headrace.engine.export import Exports
 from headrace.engine.rejection import Rejection
 from headrace.engine.sampler import Rows, Sampled, Sampler, token_logprobs
-from headrace.engine.schedule import Plan
-from headrace.engine.sequence import Sequence
+from headrace.engine.seats import Seats
+from headrace.engine.step import Computed, Order
 from headrace.engine.verify import Chosen, choose, kept
+from headrace.engine.work import Work
 from headrace.frames import TokenLogprob
 
 if TYPE_CHECKING:
     from headrace.models import Model
 
 
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """What the model said."""
-
-    step: Prepared
-    chosen: list[Chosen]
-    prompt_logprobs: list[tuple[Sequence, list[TokenLogprob]]]
-
-
 class Forward:
-    """The model with what it needs to know of those who have a seat. `clock` counts seconds."""
+    """The model with what it needs to know of those who have a seat. `clock` counts seconds.
+
+    One thread at a time, and step after step in the order of the engine. Of a sequence it reads only what does not
+    change while it has its seat; its penalties are this class's own.
+    """
 
     def __init__(
         self,
@@ -51,10 +46,11 @@ class Forward:
         self._exports = exports
         self._clock = clock
         self._sampler = Sampler(model.vocab_size, config.max_sequences)
-        self._builder = BatchBuilder(
+        self._seats = Seats(
             block_tokens=model.block_tokens,
             max_sequences=config.max_sequences,
             max_blocks=-(-context_tokens // config.block_tokens),
+            drafts=config.mtp,
         )
         self.adaptive: Adaptive | None = None
         self._rejection: Rejection | None = None
@@ -68,7 +64,7 @@ class Forward:
             self.drafter = Drafter(
                 model,
                 self._sampler,
-                self._builder,
+                self._seats,
                 self.adaptive,
                 self._rejection,
                 head=head,
@@ -76,48 +72,90 @@ class Forward:
                 clock=clock,
             )
 
-    def blocks_changed(self, sequence: Sequence) -> None:
-        """Blocks of a sequence with a seat were exchanged."""
-        self._builder.seat(sequence)
+    def compute(self, order: Order) -> Computed:
+        """Raises whatever the model raises.
 
-    def compute(self, plan: Plan) -> Computed:
-        """Raises whatever the model raises. Either way the device writes to no block any more then: what is computed
-        can be read by others, and what is freed can be another's.
+        Either way the device writes to no block any more: what is computed can be read by others, and what is freed can
+        be another's.
         """
-        for sequence in plan.admitted:
-            self._builder.seat(sequence)
-            self._sampler.seat(sequence)
-            if self.adaptive is not None and sequence.seat is not None:
-                self.adaptive.seat(sequence.seat)
+        self._seat(order)
+        work = [item for item in order.work if not self._seats.ended[item.seat]]
         try:
             with torch.inference_mode():
-                if self.drafter is not None:
-                    self.drafter.begin(plan.work)
-                began_s = self._clock()
-                step = self._builder.build(plan.work)
-                if exports := self._exports.begin(plan):
-                    logits = self._model.forward(step.batch, self._exports.progress_of(exports))
-                else:
-                    logits = self._model.forward(step.batch)
-                prompt_logprobs = _prompt_logprobs(step, logits)
-                chosen = self._choose(step, logits[: int(step.sampled_rows.sum())])
+                return self._compute(order, work)
         except Exception:
             self._wait_for_device()
             raise
-        if len(logits) == 0:  # otherwise the rows that were read came after all KV
-            self._wait_for_device()
-        if self.adaptive is not None and len(step.sampled) == len(plan.work):
-            rows = step.batch.rows
-            if rows == step.sampled_rows.sum():  # no prompts
-                self.adaptive.forward.note(rows, (self._clock() - began_s) * 1e3)
-        return Computed(step, chosen, prompt_logprobs)
+
+    def _seat(self, order: Order) -> None:
+        for seated in order.seated:
+            self._seats.take(seated)
+            self._sampler.seat(seated.sequence, seated.seat)
+            if self.adaptive is not None:
+                self.adaptive.seat(seated.seat)
+        for table in order.tables:
+            self._seats.table(table)
+
+    def _compute(self, order: Order, work: list[Work]) -> Computed:
+        seats = self._seats
+        chosen: list[Chosen] = []
+        prompt_logprobs: list[tuple[Work, list[TokenLogprob]]] = []
+        if work:
+            if self.drafter is not None:
+                self.drafter.begin(work)
+            began_s = self._clock()
+            step = build(seats, work)
+            if order.chunks:
+                logits = self._model.forward(step.batch, self._exports.progress_of(order.chunks))
+            else:
+                logits = self._model.forward(step.batch)
+            prompt_logprobs = _prompt_logprobs(step, logits)
+            chosen = self._choose(step, logits[: int(step.sampled_rows.sum())])
+            if len(logits) == 0:  # otherwise the rows that were read came after all KV
+                self._wait_for_device()
+            if self.adaptive is not None and step.batch.rows == step.sampled_rows.sum():
+                self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
+            self._advance(step, chosen)
+            if self.drafter is not None and self.drafter.follow(step):
+                self._wait_for_device()
+        of = np.fromiter((item.seat for item in work), np.int64, len(work))
+        return Computed(
+            work,
+            seats.computed[of],
+            seats.drafted[of],
+            seats.keys_from[of],
+            seats.keys_to[of],
+            chosen,
+            prompt_logprobs,
+            0 if self.drafter is None else self.drafter.first,
+        )
+
+    def _advance(self, step: Prepared, chosen: list[Chosen]) -> None:
+        """All sequences have their new tokens, and the KV of all but the newest."""
+        seats = self._seats
+        seats.computed[step.seats] += step.known
+        seats.drafted[step.seats] = 0
+        if not chosen:
+            return
+        of = step.seats[step.sampled]
+        counts = np.fromiter((len(item.ids) for item in chosen), np.int64, len(chosen))
+        seats.total[of] += counts
+        seats.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
+        seats.newest[of] = [item.ids[-1] if item.ids else 0 for item in chosen]
+        seats.ended[of] = [item.finish is not None or not item.ids for item in chosen]
+        for item in chosen:
+            if item.sequence.penalties is not None:
+                for token in item.ids:
+                    item.sequence.penalties.add(token)
 
     def _choose(self, step: Prepared, logits: torch.Tensor) -> list[Chosen]:
         """Tokens for all sequences that are sampled, as many as their drafts allow."""
-        if not step.sampled:
+        if not len(step.sampled):
             return []
+        of = step.seats[step.sampled]
         drafts = step.batch.tokens[step.batch.logit_rows[: len(logits)]]
-        rows = Rows.of(step.sampled, step.sampled_rows, drafts)
+        sequences = sequences_of(step.work, step.sampled)
+        rows = Rows(sequences, of, self._seats.total[of], step.sampled_rows, drafts)
         sampled = self._sampler.sample(logits, rows)
         if self._rejection is not None:
             self._rejection.judge(logits, rows, sampled)
@@ -139,33 +177,18 @@ class Forward:
             found.append(item._replace(logprobs=own) if wanted else item)
         return found
 
-    def draft(self, plan: Plan, computed: Computed, ended: set[Sequence]) -> None:
-        """Draft for the next step. The tokens of this one are in the sequences; raises as `compute`."""
-        if self.drafter is None:
-            return
-        try:
-            with torch.inference_mode():
-                behind = self.drafter.follow(computed.step, plan.work, ended)
-        except Exception:
-            self._wait_for_device()
-            raise
-        if behind:
-            self._wait_for_device()
-
     def _wait_for_device(self) -> None:
         if fence := self._model.fence():
             fence.synchronize()
 
 
-def _prompt_logprobs(
-    step: Prepared, logits: torch.Tensor
-) -> list[tuple[Sequence, list[TokenLogprob]]]:
-    found: list[tuple[Sequence, list[TokenLogprob]]] = []
-    row = len(step.sampled)
-    for sequence, targets in step.prompt_rows:
+def _prompt_logprobs(step: Prepared, logits: torch.Tensor) -> list[tuple[Work, list[TokenLogprob]]]:
+    found: list[tuple[Work, list[TokenLogprob]]] = []
+    row = int(step.sampled_rows.sum())
+    for item, targets in step.prompt_rows:
         rows = logits[row : row + len(targets)]
         row += len(targets)
-        top = sequence.sampling.prompt_logprobs or 0
+        top = item.sequence.sampling.prompt_logprobs or 0
         entries = token_logprobs(rows, targets.astype(np.int64), [top] * len(targets))
-        found.append((sequence, entries))
+        found.append((item, entries))
     return found

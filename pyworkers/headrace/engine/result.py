@@ -43,7 +43,7 @@ class StepResult:
     def count(self, work: list[Work]) -> None:
         """What is about to be computed."""
         for item in work:
-            start, count = item.sequence.computed, item.count
+            start, count = item.start, item.count
             if item.sequence.decodes:
                 self.decode_rows += 1
             else:

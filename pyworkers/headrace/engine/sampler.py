@@ -90,19 +90,6 @@ class Rows:
     counts: NDArray[np.int64]  # [sequences]
     drafts: NDArray[np.int32]  # [rows], the draft before each row; means nothing for a first row
 
-    @staticmethod
-    def of(sequences: list[Sequence], counts: NDArray[np.int64], drafts: NDArray[np.int32]) -> Rows:
-        count = len(sequences)
-        seats = np.fromiter((s.seat for s in sequences), dtype=np.int64, count=count)
-        totals = np.fromiter((s.total for s in sequences), dtype=np.int64, count=count)
-        return Rows(sequences, seats, totals, counts, drafts)
-
-    @staticmethod
-    def one_each(sequences: list[Sequence]) -> Rows:
-        """The next position of each sequence."""
-        count = len(sequences)
-        return Rows.of(sequences, np.ones(count, np.int64), np.zeros(count, np.int32))
-
     @property
     def starts(self) -> NDArray[np.int64]:
         """The first row of each sequence."""
@@ -146,10 +133,9 @@ class Sampler:
         self._logprobs = np.zeros(max_sequences, dtype=np.bool_)
         self._tokens: torch.Tensor | None = None  # all ids, where the logits are
 
-    def seat(self, sequence: Sequence) -> None:
-        """`sequence` took its seat: `sample` may meet it from now on."""
-        s, seat = sequence.sampling, sequence.seat
-        assert seat is not None
+    def seat(self, sequence: Sequence, seat: int) -> None:
+        """`sequence` took this seat: `sample` may meet it from now on."""
+        s = sequence.sampling
         self._temperature[seat] = s.temperature if s.temperature >= GREEDY_BELOW else 0
         self._top_k[seat] = s.top_k if s.top_k < self.vocab_size else 0
         self._top_p[seat] = s.top_p
@@ -227,7 +213,9 @@ class Sampler:
             owner = int(owners[row])
             stop = row if head is None else int(last[owner])
             drafts = rows.drafts[int(first[owner]) + 1 : stop + 1]
-            contexts.append(Context(rows.sequences[owner], drafts.tolist()))
+            sequence = rows.sequences[owner]
+            generated = int(rows.totals[owner]) - sequence.prompt_len
+            contexts.append(Context(sequence, generated, drafts.tolist()))
         edit(logits, edited, contexts, None if head is None else head.columns)
 
     def draws_tokens(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -199,28 +199,29 @@ class Scheduler:
         place = 0
         while place < len(self.running):  # preemption shortens it from the end
             sequence = self.running[place]
-            if sequence.remaining == 1 and self._ensure_block(sequence):
+            if sequence.remaining == 1 and not sequence.ends and self._ensure_block(sequence):
                 decodes.append(Work(sequence, 1))
             place += 1
         return decodes
 
     def _ensure_block(self, sequence: Sequence) -> bool:
-        """Make room for one more token. False when the sequence itself had to go."""
-        if len(sequence.blocks) * self.block_tokens > sequence.computed:
-            return True
-        while (blocks := self.pool.allocate(1)) is None:
+        """Make room for one more token, wherever it comes to stand. False when the sequence itself had to go."""
+        last = min(sequence.reached + sequence.coming_drafts, sequence.limit - 1)
+        while len(sequence.blocks) * self.block_tokens <= last:
+            if (blocks := self.pool.allocate(1)) is not None:
+                sequence.blocks += blocks
+                continue
             # One whose KV goes to another worker keeps it; the sequence that asks is none of those.
             victim = next(s for s in reversed(self.running) if s.hand_off_ms is None)
             self._preempt(victim)
             if victim is sequence:
                 return False
-        sequence.blocks += blocks
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
-        self.remove(sequence)
-        if sequence.prompt_logprobs is not None:
+        if sequence.prompt_logprobs is not None and not sequence.coming_tokens:
             sequence.prompt_logprobs = []  # they start again with the prompt
+        self.remove(sequence)
         self.preemptions += 1
         self.wait(sequence)
 
@@ -330,6 +331,8 @@ class Scheduler:
 
     def _take_seat(self, sequence: Sequence) -> None:
         sequence.seat = self._seats.pop()
+        sequence.sitting += 1
+        sequence.tabled = 0
         sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
         self._publishing.begin(sequence.names[sequence.published :])
@@ -347,8 +350,8 @@ class Scheduler:
         self.pool.release(sequence.twins)  # after their children
         sequence.blocks = []
         sequence.twins = []
-        sequence.computed = sequence.published = 0
-        sequence.drafts = []
+        sequence.computed = sequence.published = sequence.drafts = 0
+        sequence.coming_rows = sequence.coming_tokens = sequence.coming_drafts = 0
         return released
 
     def append_names(self, sequence: Sequence, names: list[bytes]) -> None:
@@ -358,17 +361,17 @@ class Scheduler:
         if sequence.stage is Stage.RUNNING:
             self._publishing.begin(names)
 
-    def publish(self, sequence: Sequence) -> bool:
-        """Name the blocks that became full. True when `blocks` changed: another's copy is in use now."""
+    def publish(self, sequence: Sequence) -> None:
+        """Name the blocks that became full; where others have them already, theirs are in use from now on."""
         published = sequence.published
         full = min(sequence.computed // self.block_tokens, len(sequence.names))
         if not self.prefix_cache or full == published:
-            return False
-        replaced = self._publishing.publish(sequence, full)
+            return
+        if self._publishing.publish(sequence, full):
+            sequence.tabled = min(sequence.tabled, published)
         if sequence.stage is Stage.RUNNING:
             self._publishing.end(sequence.names[published:full])
         self._stalled = False  # they may be what somebody lacks
-        return replaced
 
     def rename(self, sequence: Sequence, names: list[bytes]) -> None:
         """Use other names for the blocks of `sequence`, after `BlockPool.clear_names`."""

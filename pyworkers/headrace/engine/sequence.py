@@ -40,6 +40,8 @@ class Sequence:
 
     A waiting sequence has no blocks and `computed == 0`, also after a preemption: its tokens stay,
     their KV is computed again.
+
+    Steps under way change nothing of it before they are finished; `coming_*` say what they will bring.
     """
 
     key: Key
@@ -55,7 +57,10 @@ class Sequence:
     names: list[bytes]  # chained hashes of the full blocks of prompt + generated known so far
     penalties: Penalties | None = None
     computed: int = 0  # tokens whose KV is in the cache
-    drafts: list[int] = field(default_factory=list[int])  # guesses at the tokens after `total`
+    coming_rows: int = 0  # tokens whose KV the steps under way compute, but for drafts
+    coming_tokens: int = 0  # that they choose, but for accepted drafts
+    coming_drafts: int = 0  # that they check: so many tokens more may come
+    drafts: int = 0  # guesses at the tokens after `total` that there are
     keys_from: int = 1  # the drafting layer has the keys of positions `keys_from:keys_to`
     keys_to: int = 1
     stage: Stage = Stage.OUTSIDE
@@ -65,6 +70,8 @@ class Sequence:
     )  # named blocks with the same contents, held too
     published: int = 0  # leading blocks whose contents are named in the pool
     seat: int | None = None  # row of the block table and of the sampler, while running
+    sitting: int = 0  # counts the seats that it took
+    tabled: int = 0  # leading blocks that the seat's row of the block table has
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     answered: bool = False  # the first Output went out
     prompt_logprobs: list[TokenLogprob] | None = None  # collected so far; None when not wanted
@@ -84,15 +91,29 @@ class Sequence:
         return self.prompt_len + len(self.generated)
 
     @property
+    def length(self) -> int:
+        """`total` after the steps under way, at least."""
+        return self.prompt_len + len(self.generated) + self.coming_tokens
+
+    @property
+    def reached(self) -> int:
+        """`computed` after the steps under way, at least."""
+        return self.computed + self.coming_rows
+
+    @property
     def remaining(self) -> int:
-        """Tokens to compute before the next one can be chosen."""
-        return self.prompt_len + len(self.generated) - self.computed
+        """Tokens to compute, after the steps under way, before the next one can be chosen."""
+        return self.length - self.reached
 
     @property
     def decodes(self) -> bool:
         """Its newest token is all that is left to compute."""
-        count = len(self.generated)
-        return count > 0 and self.prompt_len + count - self.computed == 1
+        return self.length > self.prompt_len and self.remaining == 1
+
+    @property
+    def ends(self) -> bool:
+        """The steps under way choose its last token for sure."""
+        return self.coming_tokens > 0 and self.length >= self.limit
 
     @property
     def order(self) -> tuple[int, int]:

@@ -47,6 +47,7 @@ def choose(rows: Rows, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> lis
     chosen: list[Chosen] = []
     every = ids.tolist()
     starts, drafted = rows.starts.tolist(), (rows.counts - 1).tolist()
+    totals = rows.totals.tolist()
     for place, (sequence, count) in enumerate(zip(rows.sequences, counts.tolist(), strict=True)):
         start = starts[place]
         tokens = every[start : start + count]
@@ -56,7 +57,7 @@ def choose(rows: Rows, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> lis
                 if token in sequence.stop_ids:
                     tokens, finish = tokens[:end], "stop"
                     break
-        if finish is None and sequence.total + len(tokens) >= sequence.limit:
+        if finish is None and totals[place] + len(tokens) >= sequence.limit:
             finish = "length"
         accepted = min(max(count - 1, 0), len(tokens))
         chosen.append(Chosen(sequence, tokens, None, finish, drafted[place], accepted))

@@ -34,7 +34,7 @@ class Arrival:
 
 
 class Arrivals:
-    """Requests of one engine that wait for KV. All methods are for between two steps."""
+    """Requests of one engine that wait for KV. All methods are for the event loop."""
 
     def __init__(self, engine: Engine, puller: Puller, tell: Tell) -> None:
         self._engine = engine

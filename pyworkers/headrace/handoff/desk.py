@@ -30,7 +30,7 @@ class Transfer:
 
 
 class Desk:
-    """All methods but `progressed` and `close` are for between two steps of the engine."""
+    """All methods but `progressed` and `close` are for the event loop, as the engine is."""
 
     def __init__(
         self, engine: Engine, transfer: Transfer, tell: Tell, wake: Callable[[], None]

@@ -34,7 +34,7 @@ class Open:
 
 
 class Exports:
-    """Tickets for the exports of one engine. All methods but `offer` are for between two steps."""
+    """Tickets for the exports of one engine. All methods are for the event loop."""
 
     def __init__(
         self, engine: Engine, server: TransferServer, tell: Tell, wake: Callable[[], None]

@@ -38,7 +38,7 @@ class Pinned:
 
 
 class HandOver:
-    """At most one offer, to the router that asked for it last. All methods are for between two steps."""
+    """At most one offer, to the router that asked for it last. All methods are for the event loop."""
 
     def __init__(self, engine: Engine, server: TransferServer) -> None:
         self._engine = engine
@@ -90,7 +90,7 @@ class Fetching:
 
 
 class Fetches:
-    """Hot blocks on their way into the prefix cache. All methods are for between two steps."""
+    """Hot blocks on their way into the prefix cache. All methods are for the event loop."""
 
     def __init__(self, engine: Engine, puller: Puller, tell: Tell) -> None:
         self._engine = engine

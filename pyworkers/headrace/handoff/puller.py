@@ -31,7 +31,7 @@ LONGEST_PULL_S = (
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """One pull. `key` is the request that waits for it; `settle` is called between two steps, once it has ended."""
+    """One pull. `key` is the request that waits for it; `settle` is called on the event loop, once it has ended."""
 
     key: Key
     kv_from: KvFrom

@@ -1,0 +1,116 @@
+"""What steps know of the sequences with a seat: arrays by seat, so that a step walks no lists.
+
+Steps run one after the other, while the engine does other things with the sequences. What it did reaches a step with
+its order (`Seated`, `Table`); what steps did is here at once for the next one, and for the engine once a step is
+finished. So a step can be prepared before the one ahead of it has chosen its tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.sequence import Sequence
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """A sequence took a seat, with what it was then."""
+
+    sequence: Sequence
+    seat: int
+    computed: int
+    total: int
+    newest: int
+    keys_from: int
+    keys_to: int
+
+    @staticmethod
+    def of(sequence: Sequence) -> Seated:
+        assert sequence.seat is not None
+        return Seated(
+            sequence,
+            sequence.seat,
+            sequence.computed,
+            sequence.total,
+            sequence.generated[-1] if sequence.generated else 0,
+            sequence.keys_from,
+            sequence.keys_to,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The blocks of a seat from `place` on are `blocks`: more of them, or others with the same contents."""
+
+    seat: int
+    place: int
+    blocks: list[int]
+    keys_from: int  # of those; see `Seats`
+
+
+class Seats:
+    """Counts are in tokens, as in `Sequence`. A step reads and writes the seats of its own work only."""
+
+    def __init__(
+        self, *, block_tokens: int, max_sequences: int, max_blocks: int, drafts: int
+    ) -> None:
+        def zeros() -> Ints:
+            return np.zeros(max_sequences, dtype=np.int64)
+
+        self.block_tokens = block_tokens
+        self.prompt_len, self.limit = zeros(), zeros()
+        self.computed, self.total = zeros(), zeros()
+        self.newest = np.zeros(
+            max_sequences, dtype=np.int32
+        )  # the last token, if it is an answer's
+        self.answers = np.zeros(max_sequences, dtype=np.bool_)  # here, and not on another worker
+        self.ended = np.zeros(max_sequences, dtype=np.bool_)  # it has its last token, or failed
+        self.drafts = np.zeros((max_sequences, max(drafts, 1)), dtype=np.int32)
+        self.drafted = zeros()  # how many of them there are
+        self.keys_from, self.keys_to = zeros(), zeros()  # positions with keys in the drafting layer
+        self._blocks = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+        self._filled = zeros()
+
+    def take(self, seated: Seated) -> None:
+        """Another sequence has this seat; its table follows."""
+        sequence, seat = seated.sequence, seated.seat
+        self.prompt_len[seat], self.limit[seat] = sequence.prompt_len, sequence.limit
+        self.computed[seat], self.total[seat] = seated.computed, seated.total
+        self.newest[seat] = seated.newest
+        self.answers[seat] = sequence.hand_off_ms is None
+        self.ended[seat] = False
+        self.drafted[seat] = 0
+        self.keys_from[seat], self.keys_to[seat] = seated.keys_from, seated.keys_to
+        self._blocks[seat] = 0
+        self._filled[seat] = 0
+
+    def table(self, table: Table) -> None:
+        """The blocks of a seat changed."""
+        seat, stop = table.seat, table.place + len(table.blocks)
+        self._blocks[seat, table.place : stop] = table.blocks
+        self._filled[seat] = stop
+        self.keys_from[seat] = max(self.keys_from[seat], table.keys_from)
+
+    def room(self, seats: Ints) -> Ints:
+        """Tokens that the blocks of these seats hold."""
+        return self._filled[seats] * self.block_tokens
+
+    def blocks(self, seats: Ints, positions: NDArray[np.integer]) -> Ints:
+        """The block of each position of its seat."""
+        return self._blocks[seats, positions // self.block_tokens].astype(np.int64)
+
+    def slots(self, seats: Ints, positions: NDArray[np.integer]) -> Ints:
+        """The slot of each position of its seat."""
+        return (
+            self.blocks(seats, positions) * self.block_tokens + positions % self.block_tokens
+        ).astype(np.int64)
+
+    def tables(self, seats: Ints, tokens: int) -> NDArray[np.int32]:
+        """The block tables of these seats, for at most so many tokens each."""
+        width = -(-tokens // self.block_tokens)
+        return np.take(self._blocks[:, :width], seats, axis=0)

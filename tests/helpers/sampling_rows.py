@@ -1,0 +1,24 @@
+"""Rows of logits for sequences that no step has."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.sampler import Rows
+from headrace.engine.sequence import Sequence
+
+
+def rows_of(
+    sequences: list[Sequence], counts: NDArray[np.int64], drafts: NDArray[np.int32]
+) -> Rows:
+    """`counts[i]` rows of `sequences[i]`, which has a seat, all but the first on `drafts`."""
+    seats = np.array([sequence.seat for sequence in sequences])
+    totals = np.array([sequence.total for sequence in sequences])
+    return Rows(sequences, seats, totals, counts, drafts)
+
+
+def one_each(sequences: list[Sequence]) -> Rows:
+    """The next position of each sequence."""
+    count = len(sequences)
+    return rows_of(sequences, np.ones(count, np.int64), np.zeros(count, np.int32))

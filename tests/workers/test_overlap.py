@@ -1,0 +1,297 @@
+"""A step that begins while another one is under way: what it may not know, and what it must not break."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.errors import FailureKind
+from headrace.engine.sequence import Key
+from headrace.frames import Sampling, Submit
+from helpers.drafting_engine import Heard, kind, make_engine, plain
+from helpers.drafting_engine import run as finish_all
+from helpers.pair import KV_FROM
+from helpers.toy import ToyModel, ToyNamer, make_submit
+
+BLOCK = 4
+
+
+def toy_engine(
+    *, blocks: int = 64, sequences: int = 8, batched: int = 32, prefix_cache: bool = True
+) -> tuple[Engine, ToyModel]:
+    model = ToyModel(block_tokens=BLOCK)
+    model.allocate_kv(blocks)
+    config = EngineConfig(
+        num_blocks=blocks,
+        block_tokens=BLOCK,
+        max_sequences=sequences,
+        max_batched_tokens=batched,
+        prefix_cache=prefix_cache,
+    )
+    return Engine(model, config, ToyNamer(BLOCK)), model
+
+
+def run_ahead(engine: Engine, heard: Heard | None = None) -> tuple[Heard, int]:
+    """Always with the next step begun before the one under way has run, where it can be; how often it could."""
+    heard, ahead = heard or Heard(), 0
+    step = engine.begin()
+    while step is not None:
+        following = engine.begin() if engine.may_begin and not engine.idle else None
+        ahead += following is not None
+        step.run()
+        heard.hear(engine.finish(step))
+        engine.check()
+        step = following or (None if engine.idle else engine.begin())
+    assert engine.idle
+    engine.check_idle()
+    return heard, ahead
+
+
+def submits() -> list[Submit]:
+    return [
+        make_submit(
+            request,
+            [7] * (request % 3) + [(request * 5 + i) % 50 for i in range(9)],
+            max_tokens=20,
+            sampling=kind(request),
+            stop_ids=[5, 11, 31],
+        )
+        for request in range(10)
+    ]
+
+
+@pytest.mark.parametrize("k", [0, 1, 3])
+def test_answers_are_those_of_steps_one_by_one(k: int) -> None:
+    """Greedy and drawn, with penalties, log-probabilities and stop tokens; more requests than seats."""
+    engine, model = make_engine(k, agreement=0.7) if k else toy_engine()
+    for submit in submits():
+        engine.submit(submit)
+    heard, ahead = run_ahead(engine)
+    for submit in submits():
+        request = submit.request
+        found = heard.ids(request), heard.logprobs(request), heard.finish(request)
+        assert found == plain(submit)
+    assert ahead > 0.8 * model.forwards
+
+
+def test_drafts_are_checked_and_accepted_as_in_steps_one_by_one() -> None:
+    submit = make_submit(0, [1] * 9, max_tokens=30, sampling=Sampling(ignore_eos=True))
+    one_by_one, _ = make_engine(2, agreement=1.0)
+    one_by_one.submit(submit)
+    ahead, _ = make_engine(2, agreement=1.0)
+    ahead.submit(submit)
+    wanted = finish_all(one_by_one)
+    heard, _ = run_ahead(ahead)
+    assert heard.ids(0) == wanted.ids(0)
+    # The second step knows of no drafts yet; from there on there is one more allowed each time.
+    assert heard.drafts(0)[1] >= wanted.drafts(0)[1] - 6
+
+
+def test_no_step_begins_for_an_answer_whose_length_is_reached() -> None:
+    engine, model = toy_engine()
+    engine.submit(make_submit(0, [1, 2, 3], max_tokens=5))
+    run_ahead(engine)
+    assert engine.steps == model.forwards == model.rows - 2 == 5
+
+
+def test_an_answer_that_stopped_takes_no_row_of_the_next_step() -> None:
+    engine, model = toy_engine()
+    whole = plain(make_submit(0, [1, 2, 3], max_tokens=5))[0]
+    engine.submit(make_submit(0, [1, 2, 3], max_tokens=50, stop_ids=[whole[2]]))
+    engine.submit(make_submit(1, [4, 5], max_tokens=9))
+    heard, _ = run_ahead(engine)
+    assert heard.finish(0) == "stop"
+    stopped = whole.index(whole[2]) + 1
+    assert model.rows == 3 + 2 + (stopped - 1) + 8
+
+
+def test_what_is_cancelled_under_way_is_not_heard_of_and_its_blocks_are_free_at_once() -> None:
+    engine, _ = toy_engine(blocks=8)
+    heard = Heard()
+    engine.submit(make_submit(0, [1] * 20, max_tokens=9))
+    heard.hear(engine.step())
+    step = engine.begin()
+    assert step is not None
+    assert engine.cancel(Key(0, 0)) == 6
+    assert engine.pool.used == 0
+    engine.submit(make_submit(1, [2] * 25, max_tokens=6))
+    following = engine.begin()  # in the seat and in the blocks of the other
+    assert following is not None
+    step.run()
+    following.run()
+    heard.hear(engine.finish(step))
+    heard.hear(engine.finish(following))
+    finish_all(engine, heard)
+    assert len(heard.ids(0)) == 1
+    assert heard.ids(1) == plain(make_submit(1, [2] * 25, max_tokens=6))[0]
+
+
+def test_a_mover_gets_no_block_that_a_step_under_way_writes_to() -> None:
+    engine, model = toy_engine(blocks=8)
+    engine.submit(make_submit(0, [1] * 20, max_tokens=9))
+    engine.step()
+    arriving = replace(make_submit(1, [2] * 25, max_tokens=6), kv_from=KV_FROM)
+    engine.submit(arriving)
+    engine.ticket(Key(0, 1))
+    step = engine.begin()
+    assert step is not None
+    engine.cancel(Key(0, 0))
+    assert engine.begin() is None  # it reserves, and has nothing to compute
+    assert engine.take_pulls() == []
+    step.run()
+    engine.finish(step)
+    [pull] = engine.take_pulls()
+    assert [place for place, _ in pull.wanted] == list(range(7))
+    written = {block for _, block in pull.wanted}
+    assert (model.cells[sorted(written)] != 0xDEAD).any(), "the step did write to some of them"
+    assert engine.pull_failed(Key(0, 1)) is None
+    engine.go_on(Key(0, 1), [])
+    assert finish_all(engine).ids(1) == plain(make_submit(1, [2] * 25, max_tokens=6))[0]
+
+
+def test_blocks_are_adopted_only_where_no_step_is_under_way() -> None:
+    engine, _ = toy_engine()
+    engine.submit(make_submit(0, [1] * 20, max_tokens=9))
+    step = engine.begin()
+    assert step is not None
+    with pytest.raises(AssertionError, match="may still write"):
+        engine.adopt([b"x" * 16], [-1])
+    step.run()
+    engine.finish(step)
+    assert len(engine.adopt([b"x" * 16], [-1]).wanted) == 1
+
+
+def test_a_failed_step_fails_its_own_and_not_those_that_the_next_one_began() -> None:
+    engine, model = toy_engine()
+    engine.submit(make_submit(0, [1] * 5, max_tokens=9))
+    engine.step()
+    step = engine.begin()
+    engine.submit(make_submit(1, [2] * 5, max_tokens=4))
+    following = engine.begin()
+    assert step is not None and following is not None
+    model.fail_next = RuntimeError("now")
+    step.run()
+    following.run()
+    result = engine.finish(step)
+    assert [failed.request for failed in result.of(0).failed] == [0]
+    assert "RuntimeError: now" in result.of(0).failed[0].message
+    after = engine.finish(following)
+    assert [output.request for output in after.of(0).outputs] == [1]
+    assert after.of(0).failed == []
+    heard = Heard()
+    heard.hear(after)
+    finish_all(engine, heard)
+    assert heard.ids(1) == plain(make_submit(1, [2] * 5, max_tokens=4))[0]
+
+
+def test_a_second_failure_finds_nobody_left_to_fail() -> None:
+    engine, model = toy_engine()
+    engine.submit(make_submit(0, [1] * 5, max_tokens=9))
+    engine.step()
+    step, following = engine.begin(), engine.begin()
+    assert step is not None and following is not None
+    model.fail_next = RuntimeError("now")
+    step.run()
+    following.run()
+    assert len(engine.finish(step).of(0).failed) == 1
+    assert engine.finish(following).of(0).failed == []
+    assert engine.pool.used == 0
+
+
+@pytest.mark.parametrize("scores", [None, 1])
+def test_one_preempted_under_way_keeps_the_token_that_was_coming(scores: int | None) -> None:
+    """The pool is full while the newest of them ends its prompt."""
+    engine, _ = toy_engine(blocks=6, batched=10, prefix_cache=False)
+    first = make_submit(0, [1] * 6, max_tokens=8)
+    second = make_submit(1, [2] * 12, max_tokens=6, sampling=Sampling(prompt_logprobs=scores))
+    heard = Heard()
+    engine.submit(first)
+    heard.hear(engine.step())
+    engine.submit(second)
+    preempted_under_way = False
+    step = engine.begin()
+    while step is not None:
+        before = engine.scheduler.preemptions
+        following = engine.begin() if engine.may_begin and not engine.idle else None
+        preempted_under_way |= engine.scheduler.preemptions > before
+        step.run()
+        heard.hear(engine.finish(step))
+        engine.check()
+        step = following or (None if engine.idle else engine.begin())
+    assert preempted_under_way
+    for submit in (first, second):
+        assert heard.ids(submit.request) == plain(replace(submit, sampling=Sampling()))[0]
+    entries = heard.outputs[1][0].prompt_logprobs
+    assert (entries is None) == (scores is None)
+    assert entries is None or len(entries) == 11
+
+
+def test_the_step_after_a_chunk_that_others_pull_waits_for_its_end() -> None:
+    engine, _ = toy_engine(batched=8)
+    engine.submit(make_submit(0, [1] * 20, max_tokens=9, lease_ms=1000))
+    step = engine.begin()
+    assert step is not None
+    assert not engine.may_begin
+    step.run()
+    engine.finish(step)
+    assert engine.may_begin
+
+
+def test_steps_end_in_the_order_of_their_beginning() -> None:
+    engine, _ = toy_engine()
+    engine.submit(make_submit(0, [1] * 5, max_tokens=9))
+    step, following = engine.begin(), engine.begin()
+    assert step is not None and following is not None
+    assert not engine.may_begin, "two are enough"
+    with pytest.raises(AssertionError, match="in the order"):
+        engine.finish(following)
+
+
+def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
+    engine, _ = toy_engine()
+    engine.submit(make_submit(0, [1] * 13, max_tokens=20))
+    heard = Heard()
+    for number in range(4):
+        step, following = engine.begin(), engine.begin()
+        assert step is not None
+        engine.use_namer(ToyNamer(BLOCK, key=bytes([number])))
+        for it in (step, following):
+            if it is not None:
+                it.run()
+                heard.hear(engine.finish(it))
+                engine.check()
+    finish_all(engine, heard)
+    assert heard.ids(0) == plain(make_submit(0, [1] * 13, max_tokens=20))[0]
+    held = {bytes(name) for name in engine.pool.names()}
+    tokens = np.array([1] * 13 + heard.ids(0)[:-1], np.int32)
+    assert held == set(ToyNamer(BLOCK, key=bytes([3])).follow(None, tokens, b""))
+
+
+def test_abandoned_under_way_they_fail_and_what_the_step_gives_is_dropped() -> None:
+    engine, _ = toy_engine()
+    engine.submit(make_submit(0, [1] * 5, max_tokens=9))
+    step = engine.begin()
+    assert step is not None
+    gone = engine.abandon(FailureKind.DRAINING, "no time")
+    assert len(gone.of(0).failed) == 1
+    step.run()
+    assert engine.finish(step).answers == {}
+    assert engine.empty and engine.pool.used == 0
+
+
+def test_a_deadline_that_passes_under_way_ends_with_what_there_was() -> None:
+    engine, _ = toy_engine()
+    engine.submit(make_submit(0, [1] * 5, max_tokens=9, deadline_ms=1000))
+    heard = Heard()
+    heard.hear(engine.step(0.1))
+    step = engine.begin()
+    assert step is not None
+    heard.hear(engine.expire(5.0))
+    step.run()
+    heard.hear(engine.finish(step, 5.1))
+    assert (len(heard.ids(0)), heard.finish(0)) == (1, "cancelled")
+    assert engine.empty

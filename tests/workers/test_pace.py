@@ -1,0 +1,50 @@
+"""When the next step is prepared: from how long steps took."""
+
+from __future__ import annotations
+
+import pytest
+
+from headrace.engine.result import StepResult
+from headrace.pace import CERTAIN, LEAST_LEAD_S, Pace
+
+ANSWERS = StepResult(decode_rows=8)
+PROMPT = StepResult(prefill_tokens=100)
+BOTH = StepResult(decode_rows=8, prefill_tokens=100)
+
+
+def test_where_nothing_is_known_it_is_prepared_at_once() -> None:
+    for step in (ANSWERS, PROMPT, BOTH):
+        assert Pace().prepare_after_s(step) == 0
+
+
+def test_it_is_prepared_shortly_before_the_end() -> None:
+    pace = Pace()
+    for _ in range(3):
+        pace.ended(ANSWERS, 0.040)
+        pace.ended(PROMPT, 0.200)
+    assert pace.prepare_after_s(ANSWERS) == pytest.approx(CERTAIN * 0.040 - LEAST_LEAD_S)
+    assert pace.prepare_after_s(PROMPT) == pytest.approx(CERTAIN * 0.200 - LEAST_LEAD_S)
+    assert pace.prepare_after_s(BOTH) == pytest.approx(CERTAIN * 0.240 - LEAST_LEAD_S)
+    pace.prepared(0.008)
+    assert pace.prepare_after_s(ANSWERS) == pytest.approx(CERTAIN * 0.040 - LEAST_LEAD_S - 0.002)
+
+
+def test_steps_too_short_to_wait_for_are_followed_at_once() -> None:
+    pace = Pace()
+    pace.ended(ANSWERS, 0.001)
+    assert pace.prepare_after_s(ANSWERS) == 0
+
+
+def test_it_follows_steps_that_become_longer() -> None:
+    pace = Pace()
+    pace.ended(ANSWERS, 0.010)
+    for _ in range(60):
+        pace.ended(ANSWERS, 0.030)
+    assert pace.prepare_after_s(ANSWERS) == pytest.approx(CERTAIN * 0.030 - LEAST_LEAD_S, rel=0.01)
+
+
+def test_a_mixed_step_shorter_than_one_of_answers_only_makes_prompts_free() -> None:
+    pace = Pace()
+    pace.ended(ANSWERS, 0.050)
+    pace.ended(BOTH, 0.040)
+    assert pace.prepare_after_s(PROMPT) == 0
