@@ -53,6 +53,7 @@ class NoModel:
     kv_layout = "none"
     dtype_name = "none"
     answers_apart = False
+    ahead_on: torch.device | None = None
     drafts = True
     draft_token_ids: NDArray[np.int32] | None = None
 

@@ -22,12 +22,14 @@ a row that comes again must come by the same path.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET
 from headrace_kernels.linear import linear
+from headrace_kernels.upload import upload
 
 ROWS_TILE = 64  # query rows in one program; a guess, not tuned yet
 KV_TILE = 64  # tokens; a guess, not tuned yet
@@ -101,7 +103,7 @@ def prefill_plan(
                     keep([row for _, row in tiles]),
                 )
             )
-    tensor = torch.tensor(table, dtype=torch.int32).to(device)
+    tensor = upload(np.array(table, dtype=np.int32), device)
     return PrefillPlan(list(seq_starts), list(context_lens), launches, tensor)
 
 

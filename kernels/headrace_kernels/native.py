@@ -42,6 +42,7 @@ class NativeBackend:
     """
 
     answers_apart = False
+    ahead_on = None
 
     def __init__(
         self, attention: Attention | MlaAttention, *, dtype: str, simd: str | None = None

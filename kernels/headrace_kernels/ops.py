@@ -212,6 +212,11 @@ class Store(Protocol):
     kv_layout: str
     dtype_name: str
 
+    @property
+    def ahead_on(self) -> torch.device | None:
+        """The device that still computes when a pass returns; `None` where none does."""
+        ...
+
     def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Matrix:
         """Matrices `[out_i, in]` as one, stacked."""
         ...

@@ -36,6 +36,7 @@ from headrace_kernels.torch_ops import (
     groups_after,
     region,
 )
+from headrace_kernels.upload import upload
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch, DraftBatch
@@ -236,7 +237,7 @@ class TorchMlaStep(TorchValues):
         self._newest = self._here(np.flatnonzero(newest))
 
     def _here(self, array: np.ndarray[Any, Any]) -> torch.Tensor:
-        return torch.from_numpy(array).to(self._backend.device)
+        return upload(array, self._backend.device)
 
     def linear(
         self,
@@ -376,9 +377,9 @@ class _Prompt:
         seqs = np.flatnonzero(rows)
         row_seqs = _row_seqs(batch)
         is_prompt = batch.positions < batch.prompt_lens[row_seqs]
-        self.rows = torch.from_numpy(np.flatnonzero(is_prompt)).to(device)
-        self.others = torch.from_numpy(np.flatnonzero(~is_prompt)).to(device)
-        self.seqs = torch.from_numpy(seqs).to(device)
+        self.rows = upload(np.flatnonzero(is_prompt), device)
+        self.others = upload(np.flatnonzero(~is_prompt), device)
+        self.seqs = upload(seqs, device)
         seq_starts = [0, *np.cumsum(rows[seqs]).tolist()]
         contexts = (first + rows)[seqs].tolist()
         self.plan = mla_prefill.prefill_plan(seq_starts, contexts, device)

@@ -25,6 +25,7 @@ from headrace_kernels.ops import (
     Step,
     layer_groups,
 )
+from headrace_kernels.upload import upload
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch
@@ -91,6 +92,10 @@ class TorchWeights:
 
     def table(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype)
+
+    @property
+    def ahead_on(self) -> torch.device | None:
+        return self.device if self.device.type == "cuda" else None
 
     def fence(self) -> Fence | None:
         """After all work given to the device so far; on a CPU that is done."""
@@ -180,8 +185,11 @@ class TorchValues:
 
     def __init__(self, batch: Batch, device: torch.device, kernels: Kernels) -> None:
         self._kernels = kernels
-        self._tokens = torch.from_numpy(batch.tokens).to(device)
-        self._logit_rows = torch.from_numpy(batch.logit_rows).to(device)
+        self._tokens = upload(batch.tokens, device)
+        if batch.newest is not None:
+            of_seat = batch.newest[(-1 - self._tokens).clamp(min=0)]
+            self._tokens = torch.where(self._tokens < 0, of_seat, self._tokens)
+        self._logit_rows = upload(batch.logit_rows, device)
 
     def embed(self, table: torch.Tensor) -> torch.Tensor:
         return table[self._tokens]
@@ -214,15 +222,15 @@ class TorchStep(TorchValues):
         self._backend = backend
         self._progress = progress
         device = backend.device
-        self._positions = torch.from_numpy(batch.positions).to(device)
-        self._slots = torch.from_numpy(batch.slots).to(device)
+        self._positions = upload(batch.positions, device)
+        self._slots = upload(batch.slots, device)
         self._sequences = [
-            torch.from_numpy(array).to(device)
+            upload(array, device)
             for array in (batch.block_tables, batch.seq_starts, batch.context_lens)
         ]
         self._max_context = int(batch.context_lens.max(initial=0))
         seqs, rows = paged_attention.row_tiles(batch.seq_starts.tolist())
-        self._tiles = (seqs.to(device), rows.to(device))
+        self._tiles = (upload(seqs.numpy(), device), upload(rows.numpy(), device))
 
     def rope_and_store_kv(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
         a = self._backend.attention

@@ -1,7 +1,8 @@
-"""The thread that runs an engine's steps, one after the other, and which of them are under way.
+"""The threads that run an engine's steps, one after the other, and which of them are under way.
 
 While one runs, the next one is prepared and queued behind it: the thread goes from one to the other without waiting for
-the event loop, which takes in what the first one gave while the second one runs.
+the event loop, which takes in what the first one gave while the second one runs. Where a device still computes when a
+step has run, a second thread waits for that, so that the next step is on the device before it is done with the first.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Self
 
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
@@ -38,18 +40,26 @@ class Lane:
     def __init__(
         self,
         engine: Engine,
-        thread: ThreadPoolExecutor,
         wake: Callable[[], None],
         *,
         ahead: bool = True,
     ) -> None:
         self._engine = engine
-        self._thread = thread
+        self._runner = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine reader")
         self._wake = wake
         self._ahead = ahead
         self._pace = Pace()
         self._running: deque[Running] = deque()
         self._prepare_s = math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Wait for what runs."""
+        self._runner.shutdown()
+        self._reader.shutdown()
 
     @property
     def busy(self) -> bool:
@@ -79,7 +89,10 @@ class Lane:
             return False
         began_s = time.perf_counter()
         self._pace.prepared(began_s - planning_s)
-        done = asyncio.get_running_loop().run_in_executor(self._thread, step.run)
+        ran = self._runner.submit(step.run)
+        if self._engine.reads_late:
+            ran = self._reader.submit(_read, ran, step)
+        done = asyncio.wrap_future(ran)
         done.add_done_callback(lambda _: self._wake())
         self._running.append(Running(step, done, began_s))
         if len(self._running) == 1:
@@ -97,6 +110,7 @@ class Lane:
         """Take in what the first step under way gave, which has run."""
         first = self._running.popleft()
         first.done.result()
+        first.step.read()
         ended_s = time.perf_counter()
         result = self._engine.finish(first.step, asyncio.get_running_loop().time())
         self._pace.ended(result, ended_s - first.began_s)
@@ -104,3 +118,8 @@ class Lane:
             self._running[0].began_s = ended_s
             self._look_ahead()
         return result
+
+
+def _read(ran: Future[None], step: Step) -> None:
+    ran.result()
+    step.read()

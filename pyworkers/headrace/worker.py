@@ -13,7 +13,6 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
@@ -136,8 +135,7 @@ class Worker:
         """
         self._watch_progress(asyncio.get_running_loop())
         began_s = time.perf_counter()
-        with ThreadPoolExecutor(1, thread_name_prefix="engine") as thread:
-            lane = Lane(self.engine, thread, self._wake, ahead=self._overlap)
+        with Lane(self.engine, self._wake, ahead=self._overlap) as lane:
             while lane.busy or not self._gone:
                 self._take_in_all(lane)
                 self._settle()

@@ -33,7 +33,7 @@ class Pipeline:
         results = [self.engine.expire(now_s)]
         possible: list[Callable[[], StepResult | None]] = []
         if self._ran:
-            possible.append(lambda: self.engine.finish(self._ran.popleft(), now_s))
+            possible.append(lambda: self._finish(now_s))
         if self._to_run:
             possible.append(self._run)
         if self.engine.may_begin and not self.engine.idle and self.choose is not None:
@@ -43,6 +43,11 @@ class Pipeline:
             if result := act():
                 results.append(result)
         return results
+
+    def _finish(self, now_s: float) -> StepResult:
+        step = self._ran.popleft()
+        step.read()
+        return self.engine.finish(step, now_s)
 
     def _begin(self) -> None:
         if step := self.engine.begin():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.sampler import Rows
+from headrace.engine.sampler import Rows, Sampler
 from headrace.engine.sequence import Sequence
 
 
@@ -22,3 +22,8 @@ def one_each(sequences: list[Sequence]) -> Rows:
     """The next position of each sequence."""
     count = len(sequences)
     return rows_of(sequences, np.ones(count, np.int64), np.zeros(count, np.int32))
+
+
+def take_seat(sampler: Sampler, sequence: Sequence) -> None:
+    assert sequence.seat is not None
+    sampler.seat(sequence, sequence.seat)

@@ -41,6 +41,7 @@ class ToyModel:
         self.kv_block_bytes = GROUPS * block_tokens * 8
         self.context_tokens = context_tokens
         self.answers_apart = False
+        self.ahead_on: torch.device | None = None
         self.drafts = False
         self.draft_token_ids: NDArray[np.int32] | None = None
         self.forwards = 0
@@ -83,7 +84,10 @@ class ToyModel:
             error, self.fail_next = self.fail_next, None
             self.cells[blocks, :, offsets] = GARBAGE
             raise error
-        kv = batch.tokens.astype(np.int64) * 4096 + batch.positions
+        tokens = batch.tokens
+        if batch.newest is not None:
+            tokens = np.where(tokens < 0, batch.newest.numpy()[-1 - np.minimum(tokens, -1)], tokens)
+        kv = tokens.astype(np.int64) * 4096 + batch.positions
         for group in range(GROUPS):
             self.cells[blocks, group, offsets] = kv ^ group
             if progress is not None:

@@ -32,8 +32,10 @@ def make_engine(
     waiting: int = 100,
     prefix_cache: bool = True,
     context: int = 256,
+    reads_late: bool = False,
 ) -> tuple[Engine, ToyModel]:
     model = ToyModel(block_tokens=BLOCK, context_tokens=context)
+    model.ahead_on = torch.device("cpu") if reads_late else None
     model.allocate_kv(blocks)
     config = EngineConfig(
         num_blocks=blocks,
@@ -468,6 +470,7 @@ def test_random_traffic_is_answered_as_if_each_request_were_alone(data: st.DataO
         blocks=data.draw(st.integers(16, 40)),
         sequences=data.draw(st.integers(1, 6)),
         batched=data.draw(st.integers(6, 24)),
+        reads_late=data.draw(st.booleans(), "reads late"),
     )
     one_of = (
         (lambda count: data.draw(st.integers(0, count - 1), "act"))

@@ -20,7 +20,7 @@ from headrace.engine.sequence import Key, Sequence
 from headrace.engine.verify import kept
 from headrace.frames import Ranked, Sampling
 from helpers.distribution import chi_squared, cut
-from helpers.sampling_rows import one_each, rows_of
+from helpers.sampling_rows import one_each, rows_of, take_seat
 
 VOCAB = 12
 # Enough to see a tenth of a draft's share left in what replaces it: chi-squared is 18 deviations too large then.
@@ -69,7 +69,7 @@ def two_tokens(
     check = Rejection(sampler, head)
     sequences = [make_sequence(seat, sampling) for seat in range(BATCH)]
     for sequence in sequences:
-        sampler.seat(sequence, sequence.seat)
+        take_seat(sampler, sequence)
     for start in range(0, ANSWERS, BATCH):
         sampler._seed[:] = np.arange(start, start + BATCH)
         drafts = np.zeros((BATCH, 1 + most), dtype=np.int32)

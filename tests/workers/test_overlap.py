@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+import torch
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -17,13 +19,23 @@ from helpers.drafting_engine import run as finish_all
 from helpers.pair import KV_FROM
 from helpers.toy import ToyModel, ToyNamer, make_submit
 
+if TYPE_CHECKING:
+    from headrace.models.batch import Batch
+    from headrace_kernels.ops import Progress
+
 BLOCK = 4
 
 
 def toy_engine(
-    *, blocks: int = 64, sequences: int = 8, batched: int = 32, prefix_cache: bool = True
+    *,
+    blocks: int = 64,
+    sequences: int = 8,
+    batched: int = 32,
+    prefix_cache: bool = True,
+    reads_late: bool = False,
 ) -> tuple[Engine, ToyModel]:
     model = ToyModel(block_tokens=BLOCK)
+    model.ahead_on = torch.device("cpu") if reads_late else None
     model.allocate_kv(blocks)
     config = EngineConfig(
         num_blocks=blocks,
@@ -36,16 +48,26 @@ def toy_engine(
 
 
 def run_ahead(engine: Engine, heard: Heard | None = None) -> tuple[Heard, int]:
-    """Always with the next step begun before the one under way has run, where it can be; how often it could."""
+    """Always with the next step begun before the one under way has run, where it can be; how often it could.
+
+    Where steps are read late, the next one runs before that.
+    """
     heard, ahead = heard or Heard(), 0
-    step = engine.begin()
+    step, ran = engine.begin(), False
     while step is not None:
         following = engine.begin() if engine.may_begin and not engine.idle else None
         ahead += following is not None
-        step.run()
+        if not ran:
+            step.run()
+        ran = following is not None and engine.reads_late
+        if ran and following is not None:
+            following.run()
+        step.read()
         heard.hear(engine.finish(step))
         engine.check()
-        step = following or (None if engine.idle else engine.begin())
+        if following is None and not engine.idle:
+            following = engine.begin()
+        step = following
     assert engine.idle
     engine.check_idle()
     return heard, ahead
@@ -64,10 +86,12 @@ def submits() -> list[Submit]:
     ]
 
 
+@pytest.mark.parametrize("reads_late", [False, True])
 @pytest.mark.parametrize("k", [0, 1, 3])
-def test_answers_are_those_of_steps_one_by_one(k: int) -> None:
+def test_answers_are_those_of_steps_one_by_one(k: int, reads_late: bool) -> None:
     """Greedy and drawn, with penalties, log-probabilities and stop tokens; more requests than seats."""
-    engine, model = make_engine(k, agreement=0.7) if k else toy_engine()
+    engine, model = make_engine(k, agreement=0.7) if k else toy_engine(reads_late=reads_late)
+    assert engine.reads_late == (reads_late and k == 0)
     for submit in submits():
         engine.submit(submit)
     heard, ahead = run_ahead(engine)
@@ -109,6 +133,43 @@ def test_an_answer_that_stopped_takes_no_row_of_the_next_step() -> None:
     assert model.rows == 3 + 2 + (stopped - 1) + 8
 
 
+def test_greedy_answers_stay_on_the_device_until_they_are_read() -> None:
+    """One row is computed for nothing: that of the step which ran before the stop token was read."""
+    engine, model = toy_engine(reads_late=True)
+    whole = plain(make_submit(0, [1, 2, 3], max_tokens=9))[0]
+    place = next(i for i in range(2, 9) if whole[i] not in whole[:i])
+    engine.submit(make_submit(0, [1, 2, 3], max_tokens=50, stop_ids=[whole[place]]))
+    heard, ahead = run_ahead(engine)
+    assert heard.ids(0) == whole[: place + 1]
+    assert heard.finish(0) == "stop"
+    assert ahead == place + 1
+    assert model.rows == 3 + place + 1
+
+
+def test_logits_that_are_not_finite_fail_the_request_when_they_are_read() -> None:
+    engine, model = toy_engine(reads_late=True)
+    forward = model.forward
+
+    def broken(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
+        return forward(batch, progress) * float("nan")
+
+    engine.submit(make_submit(0, [1, 2, 3], max_tokens=9))
+    step = engine.begin()
+    assert step is not None
+    model.forward = broken  # type: ignore[method-assign]
+    step.run()
+    model.forward = forward  # type: ignore[method-assign]
+    following = engine.begin()
+    assert following is not None
+    following.run()
+    for it in (step, following):
+        it.read()
+    [failed] = engine.finish(step).of(0).failed
+    assert "not finite" in failed.message
+    assert engine.finish(following).answers == {}
+    assert engine.empty and engine.pool.used == 0
+
+
 def test_what_is_cancelled_under_way_is_not_heard_of_and_its_blocks_are_free_at_once() -> None:
     engine, _ = toy_engine(blocks=8)
     heard = Heard()
@@ -121,8 +182,9 @@ def test_what_is_cancelled_under_way_is_not_heard_of_and_its_blocks_are_free_at_
     engine.submit(make_submit(1, [2] * 25, max_tokens=6))
     following = engine.begin()  # in the seat and in the blocks of the other
     assert following is not None
-    step.run()
-    following.run()
+    for it in (step, following):
+        it.run()
+        it.read()
     heard.hear(engine.finish(step))
     heard.hear(engine.finish(following))
     finish_all(engine, heard)
@@ -143,6 +205,7 @@ def test_a_mover_gets_no_block_that_a_step_under_way_writes_to() -> None:
     assert engine.begin() is None  # it reserves, and has nothing to compute
     assert engine.take_pulls() == []
     step.run()
+    step.read()
     engine.finish(step)
     [pull] = engine.take_pulls()
     assert [place for place, _ in pull.wanted] == list(range(7))
@@ -161,6 +224,7 @@ def test_blocks_are_adopted_only_where_no_step_is_under_way() -> None:
     with pytest.raises(AssertionError, match="may still write"):
         engine.adopt([b"x" * 16], [-1])
     step.run()
+    step.read()
     engine.finish(step)
     assert len(engine.adopt([b"x" * 16], [-1]).wanted) == 1
 
@@ -174,8 +238,9 @@ def test_a_failed_step_fails_its_own_and_not_those_that_the_next_one_began() -> 
     following = engine.begin()
     assert step is not None and following is not None
     model.fail_next = RuntimeError("now")
-    step.run()
-    following.run()
+    for it in (step, following):
+        it.run()
+        it.read()
     result = engine.finish(step)
     assert [failed.request for failed in result.of(0).failed] == [0]
     assert "RuntimeError: now" in result.of(0).failed[0].message
@@ -195,8 +260,9 @@ def test_a_second_failure_finds_nobody_left_to_fail() -> None:
     step, following = engine.begin(), engine.begin()
     assert step is not None and following is not None
     model.fail_next = RuntimeError("now")
-    step.run()
-    following.run()
+    for it in (step, following):
+        it.run()
+        it.read()
     assert len(engine.finish(step).of(0).failed) == 1
     assert engine.finish(following).of(0).failed == []
     assert engine.pool.used == 0
@@ -219,6 +285,7 @@ def test_one_preempted_under_way_keeps_the_token_that_was_coming(scores: int | N
         following = engine.begin() if engine.may_begin and not engine.idle else None
         preempted_under_way |= engine.scheduler.preemptions > before
         step.run()
+        step.read()
         heard.hear(engine.finish(step))
         engine.check()
         step = following or (None if engine.idle else engine.begin())
@@ -237,6 +304,7 @@ def test_the_step_after_a_chunk_that_others_pull_waits_for_its_end() -> None:
     assert step is not None
     assert not engine.may_begin
     step.run()
+    step.read()
     engine.finish(step)
     assert engine.may_begin
 
@@ -247,7 +315,7 @@ def test_steps_end_in_the_order_of_their_beginning() -> None:
     step, following = engine.begin(), engine.begin()
     assert step is not None and following is not None
     assert not engine.may_begin, "two are enough"
-    with pytest.raises(AssertionError, match="in the order"):
+    with pytest.raises(AssertionError, match="in their order"):
         engine.finish(following)
 
 
@@ -262,6 +330,7 @@ def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
         for it in (step, following):
             if it is not None:
                 it.run()
+                it.read()
                 heard.hear(engine.finish(it))
                 engine.check()
     finish_all(engine, heard)
@@ -279,6 +348,7 @@ def test_abandoned_under_way_they_fail_and_what_the_step_gives_is_dropped() -> N
     gone = engine.abandon(FailureKind.DRAINING, "no time")
     assert len(gone.of(0).failed) == 1
     step.run()
+    step.read()
     assert engine.finish(step).answers == {}
     assert engine.empty and engine.pool.used == 0
 
@@ -292,6 +362,7 @@ def test_a_deadline_that_passes_under_way_ends_with_what_there_was() -> None:
     assert step is not None
     heard.hear(engine.expire(5.0))
     step.run()
+    step.read()
     heard.hear(engine.finish(step, 5.1))
     assert (len(heard.ids(0)), heard.finish(0)) == (1, "cancelled")
     assert engine.empty

@@ -18,7 +18,7 @@ from headrace.engine.sampler import Sampler, check_sampling, needs_penalties
 from headrace.engine.sequence import Key, Sequence
 from headrace.frames import Ranked, Sampling, TokenLogprob
 from helpers.distribution import chi_squared, cut
-from helpers.sampling_rows import one_each
+from helpers.sampling_rows import one_each, take_seat
 from helpers.toy import make_submit
 
 VOCAB = 64
@@ -84,7 +84,7 @@ def sample_with(sampler: Sampler, logits: torch.Tensor, sequences: list[Sequence
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
     sampler = Sampler(logits.shape[1], max(s.seat or 0 for s in sequences) + 1)
     for sequence in sequences:
-        sampler.seat(sequence, sequence.seat)
+        take_seat(sampler, sequence)
     return sample_with(sampler, logits.clone(), sequences)
 
 
@@ -96,7 +96,7 @@ def frequencies(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.i
     for start in range(0, DRAWS, batch):
         sequences = [make_sequence(replace(sampling, seed=start + i), seat=i) for i in range(batch)]
         for sequence in sequences:
-            sampler.seat(sequence, sequence.seat)
+            take_seat(sampler, sequence)
         rows = torch.from_numpy(np.tile(logits, (batch, 1)))
         counts += np.bincount(sampler.sample(rows, one_each(sequences)).ids, minlength=len(logits))
     return counts
@@ -141,7 +141,7 @@ def test_draws_at_successive_positions_are_independent() -> None:
     for position in range(DRAWS):
         sequence = make_sequence(Sampling(temperature=1.0, seed=5))
         sequence.generated = range(position)  # type: ignore[assignment]  # only its length counts
-        sampler.seat(sequence, sequence.seat)
+        take_seat(sampler, sequence)
         token = sample_with(sampler, logits, [sequence]).ids[0]
         assert token is not None
         counts[before, token] += 1
@@ -277,7 +277,7 @@ def test_penalties_are_those_of_the_definition() -> None:
     )
     sequence = make_sequence(sampling, prompt=[0, 1], generated=[2, 2])
     sampler = Sampler(5, 1)
-    sampler.seat(sequence, sequence.seat)
+    take_seat(sampler, sequence)
     edited = logits.clone()
     sample_with(sampler, edited, [sequence])
     assert edited[0].tolist() == pytest.approx([1.5, -2.0, 2.9 / 2 - 0.25 - 2 * 0.5, 2.0, 0.5])

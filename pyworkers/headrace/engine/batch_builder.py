@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.engine.rows import spread
@@ -29,14 +30,9 @@ class Prepared:
     sampled_rows: NDArray[np.int64]  # [sampled]
     prompt_rows: list[tuple[Work, NDArray[np.int32]]]  # with the token that each row predicts
 
-    @property
-    def answers_only(self) -> bool:
-        """All rows are of answers: the newest token of each sequence, and drafts."""
-        return len(self.sampled) == len(self.work) and bool((self.known == 1).all())
 
-
-def build(seats: Seats, work: list[Work]) -> Prepared:
-    """For sequences that have not ended."""
+def build(seats: Seats, work: list[Work], newest_of: torch.Tensor | None = None) -> Prepared:
+    """For sequences that have not ended. With `newest_of` their newest tokens are there, by seat."""
     count = len(work)
     of = np.fromiter((item.seat for item in work), np.int64, count)
     known = np.fromiter((item.count for item in work), np.int64, count)
@@ -55,6 +51,8 @@ def build(seats: Seats, work: list[Work]) -> Prepared:
     positions = first[owners] + offsets
 
     tokens = seats.newest[seat_rows]
+    if newest_of is not None:
+        tokens = np.where(newest[owners], -1 - seat_rows, tokens).astype(np.int32)
     if drafts.any():
         guessed = np.flatnonzero(newest[owners] & (offsets > 0))
         tokens[guessed] = seats.drafts[seat_rows[guessed], offsets[guessed] - 1]
@@ -82,6 +80,7 @@ def build(seats: Seats, work: list[Work]) -> Prepared:
         block_tables=seats.tables(of, int(context_lens.max())),
         logit_rows=np.concatenate(logit_rows).astype(np.int32),
         prompt_lens=prompt_lens.astype(np.int32),
+        newest=newest_of,
     )
     return Prepared(batch, work, of, known, sampled, sampled_rows, prompt_rows)
 

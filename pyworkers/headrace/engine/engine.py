@@ -1,8 +1,8 @@
 """Continuous batching over one model: requests in, tokens out, step by step.
 
-`begin` plans a step and orders it; the step runs (batch -> forward -> sample -> draft), on whatever thread; `finish`
-takes in what it gave. `step` does all three. A second step may begin while one is under way: then the model never waits
-for the engine. Everything else may be called at any time between, and by one thread: there are no locks.
+`begin` plans a step and orders it; the step runs (batch -> forward -> sample -> draft) and is read, on whatever thread;
+`finish` takes in what it gave. `step` does it all. A second step may begin while one is under way: then the model never
+waits for the engine. Everything else may be called at any time between, and by one thread: there are no locks.
 Whatever a request or a model does wrong ends as a named failure of the requests concerned; the engine goes on.
 
 Blocks that are freed while a step writes to them may be another sequence's at once, as steps run one after the other.
@@ -320,12 +320,18 @@ class Engine:
         if (step := self.begin(result)) is None:
             return result
         step.run()
+        step.read()
         return self.finish(step, now_s + time.monotonic() - began_s)
 
     @property
     def under_way(self) -> int:
         """Steps that began and are not finished."""
         return len(self._under_way)
+
+    @property
+    def reads_late(self) -> bool:
+        """A step that ran may still be computed: reading it takes time, and the next one can run meanwhile."""
+        return self._forward.returns_early
 
     @property
     def may_begin(self) -> bool:
@@ -353,7 +359,7 @@ class Engine:
         self._exports.admit(plan.admitted)
         result = result or StepResult()
         result.count(plan.work)
-        step = Step(self._order(plan), self._forward.compute, result)
+        step = Step(self._order(plan), self._forward.launch, result)
         for item in plan.work:
             item.sequence.coming_rows += item.count
             item.sequence.coming_tokens += item.chooses
@@ -376,10 +382,11 @@ class Engine:
         return Order(plan.work, seated, tables, chunks)
 
     def finish(self, step: Step, now_s: float = 0.0) -> StepResult:
-        """Take in a step that ran, the first of those under way. Never raises for what a request or the model did."""
-        assert self._under_way and step is self._under_way[0], (
-            "steps end in the order of their beginning"
-        )
+        """Take in the first of the steps under way, once it was read.
+
+        Never raises for what a request or the model did.
+        """
+        assert self._under_way and step is self._under_way[0], "steps end in their order"
         self._under_way.popleft()
         self._steps += 1
         step.result.step = self._steps
@@ -387,7 +394,8 @@ class Engine:
         if step.computed is not None:
             self._take_in(step, step.computed)
         else:
-            self._fail(step)
+            assert step.error is not None, "run it, and read it"
+            self._fail(step, step.error)
         self._begin_leases(now_s)
         return step.result
 
@@ -412,9 +420,8 @@ class Engine:
             self._requests.time(sequence)
         self._answering.pinned.clear()
 
-    def _fail(self, step: Step) -> None:
+    def _fail(self, step: Step, error: Exception) -> None:
         """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
-        error = step.error
         log.error("a step of %d sequences failed", len(step.order.work), exc_info=error)
         text = f"the step failed: {type(error).__name__}: {error}"
         for item in step.order.work:
@@ -430,10 +437,10 @@ class Engine:
             chosen.sequence.generated += chosen.ids
         places = zip(
             computed.work,
-            computed.computed.tolist(),
-            computed.drafts.tolist(),
-            computed.keys_from.tolist(),
-            computed.keys_to.tolist(),
+            computed.after.computed.tolist(),
+            computed.after.drafts.tolist(),
+            computed.after.keys_from.tolist(),
+            computed.after.keys_to.tolist(),
             strict=True,
         )
         for item, tokens, drafts, keys_from, keys_to in places:

@@ -116,7 +116,7 @@ class Chunk(NamedTuple):
 
     export: Export
     start: int
-    count: int
+    tokens: int
 
 
 class Exports:
@@ -152,8 +152,8 @@ class Exports:
 
     def progress_of(self, chunks: list[Chunk]) -> Progress:
         """For the forward pass that is about to compute `chunks`."""
-        for export, start, count in chunks:
-            export.begin(start, count)
+        for export, start, tokens in chunks:
+            export.begin(start, tokens)
         self.alarm.ring()
 
         def progress(groups: int, fence: Fence | None = None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,7 +18,8 @@ from headrace.engine.export import Exports
 from headrace.engine.rejection import Rejection
 from headrace.engine.sampler import Rows, Sampled, Sampler, token_logprobs
 from headrace.engine.seats import Seats
-from headrace.engine.step import Computed, Order
+from headrace.engine.step import Computed, Order, Read, Snapshot
+from headrace.engine.token_pool import TokenPool
 from headrace.engine.verify import Chosen, choose, kept
 from headrace.engine.work import Work
 from headrace.frames import TokenLogprob
@@ -52,6 +54,10 @@ class Forward:
             max_blocks=-(-context_tokens // config.block_tokens),
             drafts=config.mtp,
         )
+        # Where a step's end says how far it came, as with drafts, the next one has to wait for that.
+        self._pool: TokenPool | None = None
+        if model.ahead_on is not None and config.mtp == 0:
+            self._pool = TokenPool(config.max_sequences, model.ahead_on, model.fence)
         self.adaptive: Adaptive | None = None
         self._rejection: Rejection | None = None
         self.drafter: Drafter | None = None
@@ -72,17 +78,22 @@ class Forward:
                 clock=clock,
             )
 
-    def compute(self, order: Order) -> Computed:
-        """Raises whatever the model raises.
+    @property
+    def returns_early(self) -> bool:
+        """What `launch` returns may take its time, on any thread."""
+        return self._pool is not None
 
-        Either way the device writes to no block any more: what is computed can be read by others, and what is freed can
-        be another's.
+    def launch(self, order: Order) -> Read:
+        """Give a step to the model; what this returns waits for the end of it. Both raise whatever the model raises.
+
+        When it is read, or has failed, the device writes to no block any more: what is computed can be read by others,
+        and what is freed can be another's.
         """
         self._seat(order)
         work = [item for item in order.work if not self._seats.ended[item.seat]]
         try:
             with torch.inference_mode():
-                return self._compute(order, work)
+                return self._launch(order, work)
         except Exception:
             self._wait_for_device()
             raise
@@ -93,42 +104,77 @@ class Forward:
             self._sampler.seat(seated.sequence, seated.seat)
             if self.adaptive is not None:
                 self.adaptive.seat(seated.seat)
+        if self._pool is not None and order.seated:
+            some = [seated.seat for seated in order.seated]
+            self._pool.put(some, [seated.newest for seated in order.seated])
         for table in order.tables:
             self._seats.table(table)
 
-    def _compute(self, order: Order, work: list[Work]) -> Computed:
-        seats = self._seats
-        chosen: list[Chosen] = []
-        prompt_logprobs: list[tuple[Work, list[TokenLogprob]]] = []
-        if work:
-            if self.drafter is not None:
-                self.drafter.begin(work)
-            began_s = self._clock()
-            step = build(seats, work)
-            if order.chunks:
-                logits = self._model.forward(step.batch, self._exports.progress_of(order.chunks))
-            else:
-                logits = self._model.forward(step.batch)
-            prompt_logprobs = _prompt_logprobs(step, logits)
-            chosen = self._choose(step, logits[: int(step.sampled_rows.sum())])
-            if len(logits) == 0:  # otherwise the rows that were read came after all KV
-                self._wait_for_device()
-            if self.adaptive is not None and step.batch.rows == step.sampled_rows.sum():
-                self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
-            self._advance(step, chosen)
-            if self.drafter is not None and self.drafter.follow(step):
-                self._wait_for_device()
-        of = np.fromiter((item.seat for item in work), np.int64, len(work))
-        return Computed(
-            work,
-            seats.computed[of],
-            seats.drafted[of],
-            seats.keys_from[of],
-            seats.keys_to[of],
-            chosen,
-            prompt_logprobs,
-            0 if self.drafter is None else self.drafter.first,
+    def _launch(self, order: Order, work: list[Work]) -> Read:
+        if not work:
+            return partial(self._computed, work, self._snapshot(work), [], [])
+        if self.drafter is not None:
+            self.drafter.begin(work)
+        began_s = self._clock()
+        step = build(self._seats, work, None if self._pool is None else self._pool.newest)
+        if order.chunks:
+            logits = self._model.forward(step.batch, self._exports.progress_of(order.chunks))
+        else:
+            logits = self._model.forward(step.batch)
+        if self._pool is not None and self._stays(step):
+            return self._leave(step, logits, self._pool)
+        prompt_logprobs = _prompt_logprobs(step, logits)
+        chosen = self._choose(step, logits[: int(step.sampled_rows.sum())])
+        if len(logits) == 0:  # otherwise the rows that were read came after all KV
+            self._wait_for_device()
+        if self.adaptive is not None and step.batch.rows == step.sampled_rows.sum():
+            self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
+        self._advance(step, chosen)
+        if self.drafter is not None and self.drafter.follow(step):
+            self._wait_for_device()
+        return partial(self._computed, work, self._snapshot(work), chosen, prompt_logprobs)
+
+    def _stays(self, step: Prepared) -> bool:
+        """The host need not see the logits."""
+        return not step.prompt_rows and self._sampler.takes_best(step.seats[step.sampled])
+
+    def _leave(self, step: Prepared, logits: torch.Tensor, pool: TokenPool) -> Read:
+        """Its tokens are there for the next step; here they are known when they are read."""
+        seats, of = self._seats, step.seats[step.sampled]
+        rows = Rows(
+            sequences_of(step.work, step.sampled),
+            of,
+            seats.total[of],
+            step.sampled_rows,
+            np.zeros(len(of), dtype=np.int32),
         )
+        coming = pool.choose(logits, of)
+        seats.computed[step.seats] += step.known
+        seats.total[of] += 1
+        snapshot = self._snapshot(step.work)
+
+        def read() -> Computed:
+            ids = coming.read()
+            chosen = choose(rows, ids, (ids >= 0).astype(np.int64))
+            return self._computed(step.work, snapshot, chosen, [])
+
+        return read
+
+    def _snapshot(self, work: list[Work]) -> Snapshot:
+        seats, of = self._seats, np.fromiter((item.seat for item in work), np.int64, len(work))
+        return Snapshot(
+            seats.computed[of], seats.drafted[of], seats.keys_from[of], seats.keys_to[of]
+        )
+
+    def _computed(
+        self,
+        work: list[Work],
+        after: Snapshot,
+        chosen: list[Chosen],
+        prompt_logprobs: list[tuple[Work, list[TokenLogprob]]],
+    ) -> Computed:
+        first = 0 if self.drafter is None else self.drafter.first
+        return Computed(work, after, chosen, prompt_logprobs, first)
 
     def _advance(self, step: Prepared, chosen: list[Chosen]) -> None:
         """All sequences have their new tokens, and the KV of all but the newest."""
@@ -143,6 +189,8 @@ class Forward:
         seats.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
         seats.newest[of] = [item.ids[-1] if item.ids else 0 for item in chosen]
         seats.ended[of] = [item.finish is not None or not item.ids for item in chosen]
+        if self._pool is not None:
+            self._pool.put(of, seats.newest[of].tolist())
         for item in chosen:
             if item.sequence.penalties is not None:
                 for token in item.ids:

@@ -218,6 +218,11 @@ class Sampler:
             contexts.append(Context(sequence, generated, drafts.tolist()))
         edit(logits, edited, contexts, None if head is None else head.columns)
 
+    def takes_best(self, seats: NDArray[np.int64]) -> bool:
+        """Whether all tokens there are simply the most probable ones, and nothing more is asked of them."""
+        otherwise = (self._temperature > 0) | self._edits | self._logprobs
+        return not otherwise[seats].any()
+
     def draws_tokens(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether tokens are drawn there, rather than the most probable ones taken."""
         return self._temperature[seats] > 0

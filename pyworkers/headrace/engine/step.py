@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,35 +29,54 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Where a step leaves its sequences. All are `[work]`."""
+
+    computed: NDArray[np.int64]  # tokens whose KV is in the cache
+    drafts: NDArray[np.int64]  # that there are for the next step
+    keys_from: NDArray[np.int64]
+    keys_to: NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class Computed:
-    """What the model said, and where that leaves the sequences of `work`: those of the order that had not ended."""
+    """What the model said of `work`: that of the order without those who had ended."""
 
     work: list[Work]
-    computed: NDArray[np.int64]  # [work], tokens whose KV is in the cache now
-    drafts: NDArray[np.int64]  # [work], that there are for the next step
-    keys_from: NDArray[np.int64]  # [work]
-    keys_to: NDArray[np.int64]  # [work]
+    after: Snapshot
     chosen: list[Chosen]
     prompt_logprobs: list[tuple[Work, list[TokenLogprob]]]
     first_drafts: int  # for a sequence that comes with its KV
 
 
-class Step:
-    """`run` it once, on any thread, after the step before it; then the engine finishes it."""
+Read: TypeAlias = Callable[[], Computed]
 
-    def __init__(
-        self, order: Order, compute: Callable[[Order], Computed], result: StepResult
-    ) -> None:
+
+class Step:
+    """`run` it once, after the step before it, then `read` it; each on any thread. Then the engine finishes it."""
+
+    def __init__(self, order: Order, launch: Callable[[Order], Read], result: StepResult) -> None:
         self.order = order
         self.result = result
-        self.computed: Computed | None = None  # once it ran well
+        self.computed: Computed | None = None  # once it was read and went well
         self.error: Exception | None = None  # once it did not
         self.reserved: list[Sequence] = []  # got blocks that this step may still write to
-        self._compute = compute
+        self._launch = launch
+        self._read: Read | None = None
 
     def run(self) -> None:
-        """Never raises for what the model did."""
+        """Give it to the model. Never raises for what that did."""
         try:
-            self.computed = self._compute(self.order)
+            self._read = self._launch(self.order)
         except Exception as error:
             self.error = error
+
+    def read(self) -> None:
+        """Wait for the model's end of it. Never raises for what that did."""
+        if self._read is None:
+            return
+        try:
+            self.computed = self._read()
+        except Exception as error:
+            self.error = error
+        self._read = None

@@ -45,6 +45,7 @@ class Model(Protocol):
         str  # names the bytes of a block: equal strings mean that blocks can be copied across
     )
     dtype_name: str  # what "auto" became
+    ahead_on: torch.device | None  # where passes go on after they returned; None: they return done
     answers_apart: bool  # rows of an answer are computed by other arithmetic than those of a prompt
     drafts: bool  # whether `draft` can be called
     draft_token_ids: NDArray[np.int32] | None  # of the columns of draft logits; None: all tokens

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,6 +34,9 @@ class Batch:
     # [seqs], tokens of a sequence that are its prompt, which a GPU computes in another way than the answer; None: all
     # rows in the way of the answer
     prompt_lens: NDArray[np.int32] | None = None
+    # [seats], on the model's device, int32: a token below 0 is that of seat -1 - token, which the host does not know
+    # yet. Only for models that run ahead of the host
+    newest: torch.Tensor | None = None
 
     @property
     def rows(self) -> int:

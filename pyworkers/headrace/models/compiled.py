@@ -33,6 +33,7 @@ class CompiledModel:
         self.kv_block_bytes = store.kv_block_bytes
         self.kv_layout = store.kv_layout
         self.dtype_name = store.dtype_name
+        self.ahead_on = store.ahead_on
         self.drafts = draft is not None
         self._store = store
         self._run = run
