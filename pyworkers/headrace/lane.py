@@ -28,6 +28,7 @@ class Running:
 
     step: Step
     done: asyncio.Future[None]
+    prepare_s: list[float]  # what it took to plan it, and to launch it where it is read late
     began_s: float  # when the thread came to it, as far as is known here
 
 
@@ -88,13 +89,15 @@ class Lane:
         if step is None:
             return False
         began_s = time.perf_counter()
-        self._pace.prepared(began_s - planning_s)
-        ran = self._runner.submit(step.run)
+        prepare_s = [began_s - planning_s]
         if self._engine.reads_late:
-            ran = self._reader.submit(_read, ran, step)
+            launched = self._runner.submit(_launch, step, prepare_s)
+            ran = self._reader.submit(_read, step, launched)
+        else:
+            ran = self._runner.submit(step.run)
         done = asyncio.wrap_future(ran)
         done.add_done_callback(lambda _: self._wake())
-        self._running.append(Running(step, done, began_s))
+        self._running.append(Running(step, done, prepare_s, began_s))
         if len(self._running) == 1:
             self._look_ahead()
         return True
@@ -113,6 +116,7 @@ class Lane:
         first.step.read()
         ended_s = time.perf_counter()
         result = self._engine.finish(first.step, asyncio.get_running_loop().time())
+        self._pace.prepared(sum(first.prepare_s))
         self._pace.ended(result, ended_s - first.began_s)
         if self._running:
             self._running[0].began_s = ended_s
@@ -120,6 +124,12 @@ class Lane:
         return result
 
 
-def _read(ran: Future[None], step: Step) -> None:
-    ran.result()
+def _launch(step: Step, prepare_s: list[float]) -> None:
+    began_s = time.perf_counter()
+    step.run()
+    prepare_s.append(time.perf_counter() - began_s)
+
+
+def _read(step: Step, launched: Future[None]) -> None:
+    launched.result()
     step.read()

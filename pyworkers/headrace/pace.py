@@ -25,7 +25,7 @@ class Pace:
         return max(CERTAIN * expected_s - 2 * self._prepare_s - LEAST_LEAD_S, 0.0)
 
     def prepared(self, took_s: float) -> None:
-        """A step is planned."""
+        """It took so long to have a step ready for the model."""
         self._prepare_s += WEIGHT * (took_s - self._prepare_s)
 
     def ended(self, step: StepResult, took_s: float) -> None:

@@ -54,6 +54,7 @@ class WorkerSettings:
     transfer_host: str | None = None  # where those reach this one; None is the router link's own
     mtp: int = 0  # tokens drafted ahead by the model's own layer; 0 is off
     mtp_verify: str = "noise"
+    overlap: bool = True  # a step is planned while the one before it runs
 
 
 def size_bytes(text: str) -> int:
@@ -205,6 +206,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--no-prefix-cache", action="store_true", help="compute every prompt from its beginning"
     )
+    group.add_argument(
+        "--no-overlap",
+        action="store_true",
+        help="plan each step when the one before it has ended, not shortly before that",
+    )
     group = parser.add_argument_group("Multi-token prediction")
     group.add_argument(
         "--mtp",
@@ -322,6 +328,7 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         transfer_host=args.transfer_host,
         mtp=args.mtp,
         mtp_verify=args.mtp_verify,
+        overlap=not args.no_overlap,
     )
 
 
@@ -367,4 +374,6 @@ def model_argv(args: argparse.Namespace) -> list[str]:
             argv.append(f"--{name.replace('_', '-')}={value}")
     if args.no_prefix_cache:
         argv.append("--no-prefix-cache")
+    if args.no_overlap:
+        argv.append("--no-overlap")
     return argv

@@ -60,6 +60,7 @@ async def serve(loaded: Loaded, settings: WorkerSettings) -> None:
         hello=hello,
         document=loaded.document,
         transfer=transfer,
+        overlap=settings.overlap,
     )
     loop = asyncio.get_running_loop()
     signals = 0

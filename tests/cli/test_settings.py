@@ -53,7 +53,7 @@ def test_what_serve_was_told_reaches_the_worker(tmp_path: Path) -> None:
         *(str(tmp_path), "--dtype", "int8", "--kv-memory", "1G", "--max-sequences", "5"),
         *("--served-model-name=--odd name", "--no-prefix-cache", "--context-tokens", "99"),
         "--kv-dtype=fp8",
-        *("--mtp", "2", "--mtp-verify", "rejection"),
+        *("--mtp", "2", "--mtp-verify", "rejection", "--no-overlap"),
     ]
     argv = settings.model_argv(served.parse_args(flags))
     worker = argparse.ArgumentParser()
@@ -69,6 +69,7 @@ def test_what_serve_was_told_reaches_the_worker(tmp_path: Path) -> None:
     assert checked.context_tokens == 99
     assert not checked.prefix_cache
     assert (checked.mtp, checked.mtp_verify) == (2, "rejection")
+    assert not checked.overlap
 
 
 def test_mtp_is_bounded_and_off_unless_asked_for(tmp_path: Path) -> None:
