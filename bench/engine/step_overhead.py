@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.engine import forward as forward_pass
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.names import KeyedNamer
@@ -93,6 +94,7 @@ class Parts:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._watched: list[tuple[Any, str, Any]] = []
 
     def watch(self, owner: Any, method: str, name: str) -> None:
         """Count the time of `owner.method` as that of `name`."""
@@ -105,6 +107,12 @@ class Parts:
             return result
 
         setattr(owner, method, timed)
+        self._watched.append((owner, method, inner))
+
+    def restore(self) -> None:
+        """Nothing is watched any more."""
+        for owner, method, inner in self._watched:
+            setattr(owner, method, inner)
 
 
 def measure(sequences: int, sampling: Sampling, mtp: int, *, right: bool) -> dict[str, float]:
@@ -133,11 +141,13 @@ def measure(sequences: int, sampling: Sampling, mtp: int, *, right: bool) -> dic
     parts = Parts()
     forward = engine._forward  # type: ignore[reportPrivateUsage]
     parts.watch(engine.scheduler, "plan", "plan")
-    parts.watch(forward._builder, "build", "batch")  # type: ignore[reportPrivateUsage]
+    parts.watch(forward_pass, "build", "batch")
     parts.watch(forward._sampler, "sample", "sample")  # type: ignore[reportPrivateUsage]
-    parts.watch(forward, "draft", "draft")
+    if forward.drafter is not None:
+        parts.watch(forward.drafter, "follow", "draft")
     for _ in range(50):
         engine.step()
+    parts.restore()
     engine.check()
     return found | {f"{name}_ms": 1e3 * s / 50 for name, s in parts.seconds.items()}
 
