@@ -29,6 +29,8 @@ RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/sr
 	bench/Cargo.toml $(wildcard bench/presets/*)
 # Where make can, what runs side by side prints one after the other.
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync)
+# A make that runs jobs side by side already shares them with those that it starts.
+TWO_JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked
 # What `pip install .[dev]` would install, without building the package first.
@@ -52,7 +54,7 @@ help: ## list the targets
 .PHONY: setup
 setup: tools ## build and install everything into .venv (a second run is quick)
 	@$(MAKE) -s --no-print-directory $(VENV)/.maturin
-	@$(MAKE) -s --no-print-directory -j2 $(VENV)/.dependencies $(VENV)/.core
+	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(VENV)/.dependencies $(VENV)/.core
 	@$(MAKE) -s --no-print-directory $(VENV)/.installed
 
 .PHONY: serve
@@ -65,7 +67,7 @@ serve: setup ## start router and workers, and print the URL (PORT, MODEL, ARGS)
 .PHONY: test
 test: setup ## lint, then all Rust, Python and end-to-end tests (TESTS="..." for pytest)
 	@echo 'make test: clippy and the Rust tests; beside them ruff and pyright'
-	@$(MAKE) -s --no-print-directory -j2 $(SYNC) rust lint-python
+	@$(MAKE) -s --no-print-directory $(TWO_JOBS) $(SYNC) rust lint-python
 	@$(MAKE) -s --no-print-directory test-python
 	@echo 'make test: everything passed'
 
