@@ -1,7 +1,13 @@
-"""What all tests share: one thread for numerics, the CPU unless the machine has more, Ctrl-C as a terminal has it."""
+"""What all tests share: one thread for numerics, no hub, Ctrl-C as a terminal has it, and a real etcd."""
 
 import os
 import signal
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from helpers.etcd import EtcdServer, etcd_binary
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # before anything imports torch or numpy
@@ -11,3 +17,13 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests reach no hub
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell that runs us in the background makes us, and every process that a test starts, deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def etcd(tmp_path: Path) -> Generator[EtcdServer]:
+    server = EtcdServer(etcd_binary(), tmp_path / "etcd")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.kill()

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.etcd import EtcdServer, etcd_binary
+from helpers.etcd import EtcdServer
 from helpers.serving import Running, Server, eventually
 
 SECRET = {"HEADRACE_SECRET": "a secret of these tests"}
@@ -45,16 +45,6 @@ class Fleet:
 def fleet(tiny_folder: Path) -> Generator[Fleet]:
     with ExitStack() as stack:
         yield Fleet(tiny_folder, stack)
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Generator[EtcdServer]:
-    server = EtcdServer(etcd_binary(), tmp_path / "etcd")
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 def ready(router: Server) -> None:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator, Generator
-from pathlib import Path
+from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -14,7 +13,7 @@ from headrace import discovery
 from headrace.discovery import EtcdPrefix, parse_sources
 from headrace.etcd import Etcd, EtcdError
 from headrace.link import parse_address
-from helpers.etcd import EtcdServer, etcd_binary, free_ports
+from helpers.etcd import EtcdServer, free_ports
 
 TIMEOUT_S = 30.0
 
@@ -23,16 +22,6 @@ TIMEOUT_S = 30.0
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "FIRST_RETRY_S", 0.01)
     monkeypatch.setattr(discovery, "LONGEST_RETRY_S", 0.1)
-
-
-@pytest.fixture
-def etcd(tmp_path: Path) -> Generator[EtcdServer]:
-    server = EtcdServer(etcd_binary(), tmp_path / "etcd")
-    server.start()
-    try:
-        yield server
-    finally:
-        server.kill()
 
 
 def entry(address: str) -> bytes:
