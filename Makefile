@@ -31,6 +31,8 @@ RUST_SOURCES := $(shell find router/src bindings/src kernels/native/src bench/sr
 SYNC := $(if $(filter output-sync,$(.FEATURES)),--output-sync)
 # A make that runs jobs side by side already shares them with those that it starts.
 TWO_JOBS = $(if $(findstring jobserver,$(MAKEFLAGS)),,-j2)
+# cargo has jobs of its own, and would ask for make's in vain.
+CARGO_ALONE = MAKEFLAGS= $(CARGO)
 PIP := $(PY) -m pip --disable-pip-version-check --quiet
 MATURIN := VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin develop --release --locked
 # What `pip install .[dev]` would install, without building the package first.
@@ -77,11 +79,11 @@ rust: lint-rust
 
 .PHONY: test-rust
 test-rust: tools ## Rust tests alone
-	@if $(CARGO) nextest --version >/dev/null 2>&1; then \
-		$(CARGO) nextest run --workspace --locked --no-tests pass && \
-		$(CARGO) test --workspace --locked --doc --quiet; \
+	@if $(CARGO_ALONE) nextest --version >/dev/null 2>&1; then \
+		$(CARGO_ALONE) nextest run --workspace --locked --no-tests pass && \
+		$(CARGO_ALONE) test --workspace --locked --doc --quiet; \
 	else \
-		$(CARGO) test --workspace --locked --quiet; \
+		$(CARGO_ALONE) test --workspace --locked --quiet; \
 	fi
 
 .PHONY: test-python
@@ -102,10 +104,10 @@ lint: lint-rust lint-python ## formatting, clippy, ruff, pyright; with cargo-den
 
 .PHONY: lint-rust
 lint-rust: setup
-	@$(CARGO) fmt --all --check
-	@$(CARGO) clippy --workspace --all-targets --locked --quiet -- -D warnings
-	@if $(CARGO) deny --version >/dev/null 2>&1; then \
-		$(CARGO) deny --log-level error check licenses bans sources; fi
+	@$(CARGO_ALONE) fmt --all --check
+	@$(CARGO_ALONE) clippy --workspace --all-targets --locked --quiet -- -D warnings
+	@if $(CARGO_ALONE) deny --version >/dev/null 2>&1; then \
+		$(CARGO_ALONE) deny --log-level error check licenses bans sources; fi
 
 .PHONY: lint-python
 lint-python: setup
