@@ -6,6 +6,9 @@ Every turn answers the same prompts, greedily and `--tokens` tokens each, withou
 most, of which the engine chooses the number itself. The prompts are of the stream on which the head was not trained. A
 ratio is taken within a turn; medians of the turns are given. CPU seconds are those of the computing thread, from the
 first step that decodes to the end. The answers are compared token by token.
+
+An engine goes through all turns of its batch size, as that of a server does, after a warm-up of at least 100 steps. Its
+very first answers, in which it finds out what rows cost, are given apart ("times_without_cold").
 """
 
 from __future__ import annotations
@@ -38,7 +41,7 @@ MODEL = "smollm2-r1"
 DTYPES: tuple[DType, ...] = ("float32", "int8")
 SIZES = {1: 1, 8: 2, 32: 4}  # of a batch, and by what the number of turns is divided
 DRAFTS = (0, 1, 2, 3)
-WARM_UP = 12  # tokens of an answer by which the engine knows what rows cost
+WARM_UP_STEPS = 100  # by which the engine knows what rows cost
 LONGEST_PROMPT = 192
 
 
@@ -90,65 +93,76 @@ def engine_of(model: Model, drafts: int, size: int, tokens: int) -> Engine:
 
 
 def case(
-    models: dict[bool, Model], prompts: list[list[int]], size: int, tokens: int, rounds: int
+    models: dict[int, Model], prompts: list[list[int]], size: int, tokens: int, rounds: int
 ) -> list[dict[str, Any]]:
     """One batch size: all numbers of drafts in turns, `rounds` times."""
-    turns: dict[int, list[Turn]] = {drafts: [] for drafts in DRAFTS}
-    for turn in range(rounds):
+    engines = {drafts: engine_of(models[drafts], drafts, size, tokens) for drafts in DRAFTS}
+
+    def answer(turn: int) -> dict[int, Turn]:
         own = [prompts[(turn * size + i) % len(prompts)] for i in range(size)]
-        for drafts in DRAFTS:
-            engine = engine_of(models[drafts > 0], drafts, size, tokens)
-            run(engine, own, WARM_UP)
-            turns[drafts].append(run(engine, own, tokens))
-    rows: list[dict[str, Any]] = []
-    for drafts, all_turns in turns.items():
-        speeds = [
-            (turn.tokens / turn.cpu_s) / (base.tokens / base.cpu_s)
-            for turn, base in zip(all_turns, turns[0], strict=True)
-        ]
-        drafted = sum(turn.drafted for turn in all_turns)
-        rows.append(
-            {
-                "batch": size,
-                "mtp": drafts,
-                "cpu_ms_per_token": statistics.median(
-                    1e3 * turn.cpu_s / turn.tokens for turn in all_turns
-                ),
-                "times_without": statistics.median(speeds),
-                "times_without_range": [min(speeds), max(speeds)],
-                "tokens_per_step_and_sequence": statistics.median(
-                    turn.tokens / turn.steps / size for turn in all_turns
-                ),
-                "accepted_of_drafted": sum(t.accepted for t in all_turns) / max(drafted, 1),
-                "same_answers": all(
-                    turn.answers == base.answers
-                    for turn, base in zip(all_turns, turns[0], strict=True)
-                ),
-            }
-        )
-    return rows
+        return {drafts: run(engine, own, tokens) for drafts, engine in engines.items()}
+
+    cold = answer(rounds)
+    steps, turn = min(first.steps for first in cold.values()), rounds
+    while steps < WARM_UP_STEPS:
+        turn += 1
+        steps += min(more.steps for more in answer(turn).values())
+    turns = [answer(turn) for turn in range(rounds)]
+    return [
+        {
+            "batch": size,
+            "mtp": drafts,
+            "cpu_ms_per_token": statistics.median(
+                1e3 * turn[drafts].cpu_s / turn[drafts].tokens for turn in turns
+            ),
+            "times_without": statistics.median(speed(turn, drafts) for turn in turns),
+            "times_without_range": [
+                min(speed(turn, drafts) for turn in turns),
+                max(speed(turn, drafts) for turn in turns),
+            ],
+            "times_without_cold": speed(cold, drafts),
+            "tokens_per_step_and_sequence": statistics.median(
+                turn[drafts].tokens / turn[drafts].steps / size for turn in turns
+            ),
+            "accepted_of_drafted": sum(turn[drafts].accepted for turn in turns)
+            / max(sum(turn[drafts].drafted for turn in turns), 1),
+            "same_answers": all(turn[drafts].answers == turn[0].answers for turn in turns),
+        }
+        for drafts in DRAFTS
+    ]
+
+
+def speed(turn: dict[int, Turn], drafts: int) -> float:
+    """Tokens per CPU second with drafts as a multiple of those without."""
+    with_, without = turn[drafts], turn[0]
+    return (with_.tokens / with_.cpu_s) / (without.tokens / without.cpu_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="turns of a lone sequence")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
+    parser.add_argument("--batches", nargs="+", type=int, default=list(SIZES), choices=SIZES)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
     checkpoint = resolve(MODEL)
     encoder, stream = Encoder(checkpoint), Prompts("held-out", seed=2)
-    prompts = [encoder.encode(stream[i], LONGEST_PROMPT) for i in range(args.rounds * max(SIZES))]
+    count = (args.rounds + 3) * max(SIZES)
+    prompts = [encoder.encode(stream[i], LONGEST_PROMPT) for i in range(count)]
     result: dict[str, Any] = {}
-    for dtype in DTYPES:
-        models = {
-            mtp: load_model(checkpoint, dtype=dtype, device="cpu", block_tokens=BLOCK, mtp=mtp)
-            for mtp in (False, True)
+    for dtype in args.dtypes:
+        models = {  # each with a cache of its own
+            drafts: load_model(
+                checkpoint, dtype=dtype, device="cpu", block_tokens=BLOCK, mtp=drafts > 0
+            )
+            for drafts in DRAFTS
         }
         result[dtype] = [
             row
-            for size, fewer in SIZES.items()
-            for row in case(models, prompts, size, args.tokens, max(1, args.rounds // fewer))
+            for size in args.batches
+            for row in case(models, prompts, size, args.tokens, max(1, args.rounds // SIZES[size]))
         ]
     write(args.out, {"model": MODEL, "tokens": args.tokens, "rounds": args.rounds, **result})
 
