@@ -251,3 +251,58 @@ fn tile<S: Simd, const M: usize, const N: usize>(
     }
     sums
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linear::Linear;
+    use crate::product::Scratch;
+    use crate::weight::{Dtype, Elements, Weight};
+
+    fn linear(level: Level, x: &[f32], w: &[f32]) -> Vec<f32> {
+        let weight = Weight::pack(&[Elements::F32(w)], x.len(), None, Dtype::Int8);
+        let mut y = vec![f32::NAN; weight.n()];
+        let job = Linear { x, weight: &weight, residual: None, y: &mut y };
+        job.compute(level, &mut Scratch::default());
+        y
+    }
+
+    #[test]
+    fn integers_are_within_half_a_step_of_the_elements() {
+        let group: [f32; GROUP] = std::array::from_fn(|i| (i as f32 * 0.37).sin() * 9.0);
+        let (integers, scale) = quantised(&group);
+        for (integer, x) in integers.iter().zip(group) {
+            // The quotient is rounded, too, to 2^-9 where it is large; and so is this product.
+            assert!((f32::from(*integer) * scale - x).abs() <= 0.505 * scale, "{integer} for {x}");
+        }
+        assert_eq!(integers.iter().map(|x| x.unsigned_abs()).max(), Some(32_767));
+    }
+
+    #[test]
+    fn the_greatest_integers_do_not_overflow() {
+        let (x, w) = ([-3.0; GROUP], [2.0; GROUP]);
+        for level in Level::all() {
+            let y = linear(level, &x, &w)[0];
+            assert!((y + 384.0).abs() < 1e-3, "{y} at {level:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_finite_number_shows_in_every_output() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut x = [1.0; 3 * GROUP];
+            x[70] = bad;
+            let w = [0.5; 2 * 3 * GROUP];
+            for level in Level::all() {
+                assert!(linear(level, &x, &w).iter().all(|y| y.is_nan()), "{bad} at {level:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn next_to_nothing_counts_as_zero() {
+        let mut x = [1e-38; 2 * GROUP];
+        x[GROUP..].fill(2.0);
+        assert_eq!(linear(Level::detect(), &x, &[1.0; 2 * GROUP]), [128.0]);
+    }
+}
