@@ -253,6 +253,29 @@ def test_a_failed_step_fails_its_own_and_not_those_that_the_next_one_began() -> 
     assert heard.ids(1) == plain(make_submit(1, [2] * 5, max_tokens=4))[0]
 
 
+def test_the_step_after_one_that_failed_computes_nothing_of_it() -> None:
+    """The layer that drafts had said which keys it would write."""
+    engine, model = make_engine(2, agreement=1.0)
+    engine.submit(make_submit(0, [1] * 5, max_tokens=9))
+    engine.step()
+    step = engine.begin()
+    other = make_submit(1, [2] * 5, max_tokens=4)
+    engine.submit(other)
+    following = engine.begin()
+    assert step is not None and following is not None
+    model.fail_next_draft = RuntimeError("now")
+    rows = 0
+    for it in (step, following):
+        rows = model.rows
+        it.run()
+        it.read()
+    assert model.rows - rows == 5
+    assert [failed.request for failed in engine.finish(step).of(0).failed] == [0]
+    heard = Heard()
+    heard.hear(engine.finish(following))
+    assert finish_all(engine, heard).ids(1) == plain(other)[0]
+
+
 def test_a_second_failure_finds_nobody_left_to_fail() -> None:
     engine, model = toy_engine()
     engine.submit(make_submit(0, [1] * 5, max_tokens=9))
@@ -295,6 +318,31 @@ def test_one_preempted_under_way_keeps_the_token_that_was_coming(scores: int | N
     entries = heard.outputs[1][0].prompt_logprobs
     assert (entries is None) == (scores is None)
     assert entries is None or len(entries) == 11
+
+
+def test_one_that_gives_way_to_nobody_waits_for_the_token_that_was_coming() -> None:
+    """The rest of the pool waits for KV: the only one that runs needs one block more."""
+    engine, _ = toy_engine(blocks=6, prefix_cache=False)
+    engine.submit(replace(make_submit(1, [2] * 4), kv_from=KV_FROM))
+    engine.ticket(Key(0, 1))
+    assert engine.begin() is None
+    [_pull] = engine.take_pulls()
+    submit = make_submit(0, [1] * 15, max_tokens=9)
+    engine.submit(submit)
+    heard = Heard()
+    while len(heard.ids(0)) < 5:  # that and the prompt fill five blocks
+        heard.hear(engine.step())
+    step = engine.begin()
+    assert step is not None
+    assert engine.begin() is None
+    assert engine.scheduler.preemptions == 1
+    assert not engine.may_begin
+    step.run()
+    step.read()
+    heard.hear(engine.finish(step))
+    engine.cancel(Key(0, 1))
+    engine.pull_failed(Key(0, 1))
+    assert finish_all(engine, heard).ids(0) == plain(submit)[0]
 
 
 def test_the_step_after_a_chunk_that_others_pull_waits_for_its_end() -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -336,12 +336,7 @@ class Engine:
     @property
     def may_begin(self) -> bool:
         """A step can be planned now: none is under way, or one whose end it need not know."""
-        return not self._under_way or (len(self._under_way) == 1 and not self._exporting)
-
-    @property
-    def _exporting(self) -> bool:
-        """A chunk of an export counts once its step is finished; until then no other one begins."""
-        return any(step.order.chunks for step in self._under_way)
+        return not self._under_way or (len(self._under_way) == 1 and not self._under_way[0].last)
 
     def begin(self, result: StepResult | None = None) -> Step | None:
         """Plan a step: run it, after those that began before, then `finish` it. `None` where nothing can be computed.
@@ -355,6 +350,10 @@ class Engine:
         else:
             self._arrivals.reserved(plan.reserved)
         if not plan.work:
+            if self._under_way:
+                self._under_way[
+                    -1
+                ].last = True  # one that just lost its seat may have a token coming
             return None
         self._exports.admit(plan.admitted)
         result = result or StepResult()
@@ -484,6 +483,15 @@ class Engine:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""
         self.scheduler.check(self._hand_over.held.elements())
         self._requests.check()
+        coming = Counter[tuple[Sequence, str]]()
+        for item in [item for step in self._under_way for item in step.order.work if item.sits]:
+            coming[item.sequence, "rows"] += item.count
+            coming[item.sequence, "tokens"] += item.chooses
+            coming[item.sequence, "drafts"] += item.drafts
+        for it in self._requests.here.values():
+            counted = (it.coming_rows, it.coming_tokens, it.coming_drafts)
+            true = tuple(coming[it, what] for what in ("rows", "tokens", "drafts"))
+            assert counted == true, "miscounted what the steps under way bring"
 
     def check_idle(self) -> None:
         """Assert in O(1) that an engine without requests holds no block, but for pinned and adopted ones."""

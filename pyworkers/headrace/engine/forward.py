@@ -95,6 +95,7 @@ class Forward:
             with torch.inference_mode():
                 return self._launch(order, work)
         except Exception:
+            self._seats.ended[[item.seat for item in work]] = True  # the step after it goes without
             self._wait_for_device()
             raise
 

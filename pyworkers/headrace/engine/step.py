@@ -61,6 +61,8 @@ class Step:
         self.computed: Computed | None = None  # once it was read and went well
         self.error: Exception | None = None  # once it did not
         self.reserved: list[Sequence] = []  # got blocks that this step may still write to
+        # No other one begins before its end: until then a chunk of an export does not count.
+        self.last = len(order.chunks) > 0
         self._launch = launch
         self._read: Read | None = None
 
