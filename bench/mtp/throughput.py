@@ -2,10 +2,11 @@
 
     python bench/mtp/throughput.py --out bench/results/mtp_throughput.json
 
-Every turn answers the same prompts, greedily and `--tokens` tokens each, without drafts and then with 1, 2 and 3 at
-most, of which the engine chooses the number itself. The prompts are of the stream on which the head was not trained. A
-ratio is taken within a turn; medians of the turns are given. CPU seconds are those of the computing thread, from the
-first step that decodes to the end. The answers are compared token by token.
+Every turn answers the same prompts, greedily and `--tokens` tokens each, without drafts and with 1, 2 and 3 at most, of
+which the engine chooses the number itself; the engines take their steps in turns, so that whatever else the machine
+does disturbs all of them. The prompts are of the stream on which the head was not trained. A ratio is taken within a
+turn; medians of the turns are given. CPU seconds are those of the computing thread, from the first step that decodes to
+the end. The answers are compared token by token.
 
 An engine goes through all turns of its batch size, as that of a server does, after a warm-up of at least 100 steps. Its
 very first answers, in which it finds out what rows cost, are given apart ("times_without_cold").
@@ -57,26 +58,34 @@ class Turn:
     answers: dict[int, list[int]]
 
 
-def run(engine: Engine, prompts: list[list[int]], tokens: int) -> Turn:
-    """Answer all prompts at once."""
-    for request, prompt in enumerate(prompts):
-        packed = np.array(prompt, "<u4").tobytes()
-        engine.submit(Submit(request, packed, Sampling(temperature=0.0), [], tokens))
-    turn = Turn(0.0, 0, 0, 0, 0, {request: [] for request in range(len(prompts))})
-    while not engine.empty:
-        began = time.thread_time()
-        result = engine.step()
-        spent = time.thread_time() - began
-        outputs = [output for answers in result.answers.values() for output in answers.outputs]
-        for output in outputs:
-            turn.answers[output.request] += output.ids
-        if result.prefill_tokens == 0:
-            turn.cpu_s += spent
-            turn.steps += 1
-            turn.tokens += sum(len(output.ids) for output in outputs)
-            turn.drafted += sum(output.drafted for output in outputs)
-            turn.accepted += sum(output.accepted for output in outputs)
-    return turn
+def run(engines: dict[int, Engine], prompts: list[list[int]], tokens: int) -> dict[int, Turn]:
+    """Answer all prompts at once with each engine: a step of one, then a step of the next."""
+    turns: dict[int, Turn] = {}
+    for drafts, engine in engines.items():
+        for request, prompt in enumerate(prompts):
+            packed = np.array(prompt, "<u4").tobytes()
+            engine.submit(Submit(request, packed, Sampling(temperature=0.0), [], tokens))
+        turns[drafts] = Turn(0.0, 0, 0, 0, 0, {request: [] for request in range(len(prompts))})
+    while not all(engine.empty for engine in engines.values()):
+        for drafts, engine in engines.items():
+            if not engine.empty:
+                step(engine, turns[drafts])
+    return turns
+
+
+def step(engine: Engine, turn: Turn) -> None:
+    began = time.thread_time()
+    result = engine.step()
+    spent = time.thread_time() - began
+    outputs = [output for answers in result.answers.values() for output in answers.outputs]
+    for output in outputs:
+        turn.answers[output.request] += output.ids
+    if result.prefill_tokens == 0:
+        turn.cpu_s += spent
+        turn.steps += 1
+        turn.tokens += sum(len(output.ids) for output in outputs)
+        turn.drafted += sum(output.drafted for output in outputs)
+        turn.accepted += sum(output.accepted for output in outputs)
 
 
 def engine_of(model: Model, drafts: int, size: int, tokens: int) -> Engine:
@@ -100,7 +109,7 @@ def case(
 
     def answer(turn: int) -> dict[int, Turn]:
         own = [prompts[(turn * size + i) % len(prompts)] for i in range(size)]
-        return {drafts: run(engine, own, tokens) for drafts, engine in engines.items()}
+        return run(engines, own, tokens)
 
     cold = answer(rounds)
     steps, turn = min(first.steps for first in cold.values()), rounds
