@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
 from headrace.engine.outbox import MOST_REPORTS, Outbox
 from headrace.engine.sequence import Key
-from headrace.frames import Freed, KvFrom, KvReady, Offer, Step, Transferred
+from headrace.frames import Fetch, Freed, KvFrom, KvReady, Offer, Step, Transferred
+from headrace.handoff.handover import Fetches
 from headrace.handoff.puller import MAX_PULLS, MAX_PULLS_OF_SOURCE, Job, Puller
 from headrace.link import reachable
 from headrace.transfer.base import Pulled, TransferError
 from helpers.fake_router import TIMEOUT_S
+from helpers.toy import ToyModel, ToyNamer
 
 SOURCE = KvFrom("p", ["tcp:127.0.0.1:1"], 1000)
 
@@ -171,6 +176,28 @@ async def test_a_pull_stopped_before_its_task_began_ends_too() -> None:
     assert bench.client.started == []
     bench.puller.stop(job, "timeout")
     assert bench.puller.idle
+
+
+async def test_a_fetch_that_is_given_up_is_due_no_more_while_it_stops() -> None:
+    """Or the worker's loop, which waits for what is due, would turn and turn until then."""
+    bench = Bench()
+    model = ToyModel(block_tokens=4)
+    model.allocate_kv(8)
+    engine = Engine(model, EngineConfig(num_blocks=8, block_tokens=4), ToyNamer(4))
+    told: list[object] = []
+    fetches = Fetches(engine, bench.puller, lambda _, news: told.append(news))
+    fetches.fetch(Key(0, 1), Fetch(1, SOURCE, b"1", bytes(16), [-1], [0]), now_s=5.0)
+    assert fetches.next_deadline_s == 6.0
+    await bench.client.another.wait()
+    fetches.settle(6.0)
+    assert fetches.next_deadline_s == math.inf
+    assert bench.client.writing
+    bench.client.stops.set()
+    async with asyncio.timeout(TIMEOUT_S):
+        await bench.woken.wait()
+    bench.puller.settle()
+    assert [news.error for news in told if isinstance(news, Transferred)] == ["timeout"]
+    assert engine.pool.used == 0
 
 
 async def test_failures_are_reported_by_name_even_those_nobody_thought_of() -> None:

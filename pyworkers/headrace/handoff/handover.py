@@ -100,8 +100,9 @@ class Fetches:
 
     @property
     def next_deadline_s(self) -> float:
-        """When the first of them is to be given up."""
-        return min((it.until_s for it in self._under_way.values()), default=math.inf)
+        """When the first of them is to be given up; those that were need a while to stop."""
+        going = (it for it in self._under_way.values() if it.job.stopped is None)
+        return min((it.until_s for it in going), default=math.inf)
 
     def fetch(self, key: Key, fetch: Fetch, now_s: float) -> None:
         """Pull what is not here yet, as far as there is room. Every fetch is reported."""
