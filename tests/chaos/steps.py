@@ -94,22 +94,24 @@ def _install_intake(seams: Seams) -> None:
 def _install_compute(seams: Seams) -> None:
     """Prompts are computed chunk by chunk, tokens one by one, or several where they were drafted."""
     from headrace.engine.answering import Answering
-    from headrace.engine.engine import Engine
+    from headrace.engine.forward import Forward
 
     reach = seams.reach
 
-    def compute(original: Any, engine: Any, plan: Any, result: Any) -> None:
-        for sequence in (work.sequence for work in plan.work):
-            if not sequence.decodes:
-                reach("computing", _seed(sequence))
-            elif len(sequence.generated) == 1:
-                reach("first decode step", _seed(sequence))
+    def launch(original: Any, forward: Any, order: Any) -> Any:
+        for item in order.work:
+            seed, generated = _seed(item.sequence), item.start + 1 - item.sequence.prompt_len
+            if item.count > 1 or generated < 1:
+                reach("computing", seed)
+            elif generated == 1:
+                reach("first decode step", seed)
             else:
-                reach("decode", _seed(sequence))
-        original(engine, plan, result)
-        for work in plan.work:
-            if work.sequence.remaining > 1:
-                reach("chunk", _seed(work.sequence))
+                reach("decode", seed)
+        read = original(forward, order)
+        for item in order.work:
+            if not item.chooses:
+                reach("chunk", _seed(item.sequence))
+        return read
 
     def tokens(original: Any, answering: Any, chosen: Any, result: Any) -> None:
         sequence = chosen.sequence
@@ -126,7 +128,7 @@ def _install_compute(seams: Seams) -> None:
                 reach("first token", seed)
             reach(f"token {number}", seed)
 
-    wrap(Engine, "_compute", compute)
+    wrap(Forward, "launch", launch)
     wrap(Answering, "tokens", tokens)
 
 
