@@ -14,9 +14,7 @@ elsewhere (`kv_from`) is arriving.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections import Counter, deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -25,7 +23,7 @@ from headrace.engine.arrival import Arrivals, Pull
 from headrace.engine.block_pool import BlockEvent, BlockPool
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.export import Chunk, Export, Exports
+from headrace.engine.export import Export, Exports
 from headrace.engine.forward import Forward
 from headrace.engine.hand_over import Adoption, HandOver
 from headrace.engine.hot import HotBlock
@@ -33,17 +31,14 @@ from headrace.engine.intake import Intake
 from headrace.engine.names import BlockNamer
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
-from headrace.engine.schedule import Plan, Scheduler
-from headrace.engine.seats import Seated, Table
+from headrace.engine.schedule import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
-from headrace.engine.step import Computed, Order, Step
-from headrace.engine.work import Work
+from headrace.engine.step import Step
+from headrace.engine.under_way import UnderWay
 from headrace.frames import Load, Submit
 
 if TYPE_CHECKING:
     from headrace.models import Model
-
-log = logging.getLogger(__name__)
 
 
 class Engine:
@@ -93,8 +88,15 @@ class Engine:
         self._hand_over = HandOver(self.pool)
         self._requests = Requests(self.scheduler, self._arrivals)
         self._answering = Answering(self.scheduler, self._requests)
-        self._under_way: deque[Step] = deque()  # at most two
-        self._steps = 0
+        self._under_way = UnderWay(
+            self.scheduler,
+            self._forward,
+            self._requests,
+            self._answering,
+            arrivals=self._arrivals,
+            exports=self._exports,
+            publish=self._publish,
+        )
 
     @property
     def idle(self) -> bool:
@@ -133,7 +135,7 @@ class Engine:
     @property
     def steps(self) -> int:
         """Steps finished so far."""
-        return self._steps
+        return self._under_way.finished
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -301,7 +303,7 @@ class Engine:
 
     def abandon(self, kind: FailureKind, message: str) -> StepResult:
         """Fail all requests: they may go on elsewhere. Exports with their first token out are only freed."""
-        result = StepResult(step=self._steps)
+        result = StepResult(step=self.steps)
         for sequence in list(self._requests.here.values()):
             if sequence.lease_end_s is not None:
                 self._answering.free(sequence, result)
@@ -336,71 +338,25 @@ class Engine:
     @property
     def may_begin(self) -> bool:
         """A step can be planned now: none is under way, or one whose end it need not know."""
-        return not self._under_way or (len(self._under_way) == 1 and not self._under_way[0].last)
+        return self._under_way.may_begin
 
     def begin(self, result: StepResult | None = None) -> Step | None:
         """Plan a step: run it, after those that began before, then `finish` it. `None` where nothing can be computed.
 
         Its result is `result`, if there is one.
         """
-        assert self.may_begin, "finish what is under way"
-        plan = self.scheduler.plan()
-        if self._under_way:
-            self._under_way[-1].reserved += plan.reserved
-        else:
-            self._arrivals.reserved(plan.reserved)
-        if not plan.work:
-            if self._under_way:
-                self._under_way[
-                    -1
-                ].last = True  # one that just lost its seat may have a token coming
-            return None
-        self._exports.admit(plan.admitted)
-        result = result or StepResult()
-        result.count(plan.work)
-        step = Step(self._order(plan), self._forward.launch, result)
-        for item in plan.work:
-            item.sequence.coming_rows += item.count
-            item.sequence.coming_tokens += item.chooses
-            item.sequence.coming_drafts += item.drafts
-        self._under_way.append(step)
-        return step
-
-    def _order(self, plan: Plan) -> Order:
-        tables: list[Table] = []
-        chunks: list[Chunk] = []
-        for item in plan.work:
-            sequence = item.sequence
-            if len(sequence.blocks) > sequence.tabled:
-                new = sequence.blocks[sequence.tabled :]
-                tables.append(Table(item.seat, sequence.tabled, new, sequence.keys_from))
-                sequence.tabled = len(sequence.blocks)
-            if sequence.export is not None:
-                chunks.append(Chunk(sequence.export, item.start, item.count))
-        seated = [Seated.of(sequence) for sequence in plan.admitted]
-        return Order(plan.work, seated, tables, chunks)
+        return self._under_way.begin(result)
 
     def finish(self, step: Step, now_s: float = 0.0) -> StepResult:
         """Take in the first of the steps under way, once it was read.
 
         Never raises for what a request or the model did.
         """
-        assert self._under_way and step is self._under_way[0], "steps end in their order"
-        self._under_way.popleft()
-        self._steps += 1
-        step.result.step = self._steps
-        self._arrivals.reserved(step.reserved)
-        if step.computed is not None:
-            self._take_in(step, step.computed)
-        else:
-            assert step.error is not None, "run it, and read it"
-            self._fail(step, step.error)
-        self._begin_leases(now_s)
-        return step.result
+        return self._under_way.finish(step, now_s)
 
     def expire(self, now_s: float) -> StepResult:
         """End what is due by now. Part of every step; for an idle engine it is enough."""
-        result = StepResult(step=self._steps)
+        result = StepResult(step=self.steps)
         for sequence in self._requests.due(now_s):
             if sequence.lease_end_s is not None:
                 # Its first token is out: the other leg has the last word.
@@ -411,60 +367,6 @@ class Engine:
                 self._arrivals.compute(sequence)
                 self._requests.time(sequence)
         return result
-
-    def _begin_leases(self, now_s: float) -> None:
-        for sequence in self._answering.pinned:
-            assert sequence.hand_off_ms is not None
-            sequence.lease_end_s = now_s + sequence.hand_off_ms / 1e3
-            self._requests.time(sequence)
-        self._answering.pinned.clear()
-
-    def _fail(self, step: Step, error: Exception) -> None:
-        """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
-        log.error("a step of %d sequences failed", len(step.order.work), exc_info=error)
-        text = f"the step failed: {type(error).__name__}: {error}"
-        for item in step.order.work:
-            if self._concerns(item):
-                failure = RequestError(FailureKind.ENGINE, text)
-                self._answering.fail(item.sequence, failure, step.result)
-
-    def _take_in(self, step: Step, computed: Computed) -> None:
-        """What became of the sequences that are still here; one that lost its seat meanwhile keeps its tokens."""
-        self.scheduler.ahead.first = computed.first_drafts
-        here = [chosen for chosen in computed.chosen if self._is_here(chosen.sequence)]
-        for chosen in here:
-            chosen.sequence.generated += chosen.ids
-        places = zip(
-            computed.work,
-            computed.after.computed.tolist(),
-            computed.after.drafts.tolist(),
-            computed.after.keys_from.tolist(),
-            computed.after.keys_to.tolist(),
-            strict=True,
-        )
-        for item, tokens, drafts, keys_from, keys_to in places:
-            if item.sits:
-                sequence = item.sequence
-                sequence.computed, sequence.drafts = tokens, drafts
-                sequence.coming_rows -= item.count
-                sequence.coming_tokens -= item.chooses
-                sequence.coming_drafts -= item.drafts
-                sequence.keys_from = max(sequence.keys_from, keys_from)
-                sequence.keys_to = keys_to
-                self._publish(sequence)
-        self._exports.commit(step.order.chunks)
-        for item, entries in computed.prompt_logprobs:
-            if self._concerns(item):
-                self._answering.scored(item.sequence, entries, step.result)
-        for chosen in here:
-            self._answering.tokens(chosen, step.result)
-
-    def _concerns(self, item: Work) -> bool:
-        """It has the seat that it had, or lost that since and keeps what it was given."""
-        return item.sits or (item.chooses and self._is_here(item.sequence))
-
-    def _is_here(self, sequence: Sequence) -> bool:
-        return self._requests.get(sequence.key) is sequence
 
     def _publish(self, sequence: Sequence) -> None:
         block_tokens = self.config.block_tokens
@@ -483,15 +385,7 @@ class Engine:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""
         self.scheduler.check(self._hand_over.held.elements())
         self._requests.check()
-        coming = Counter[tuple[Sequence, str]]()
-        for item in [item for step in self._under_way for item in step.order.work if item.sits]:
-            coming[item.sequence, "rows"] += item.count
-            coming[item.sequence, "tokens"] += item.chooses
-            coming[item.sequence, "drafts"] += item.drafts
-        for it in self._requests.here.values():
-            counted = (it.coming_rows, it.coming_tokens, it.coming_drafts)
-            true = tuple(coming[it, what] for what in ("rows", "tokens", "drafts"))
-            assert counted == true, "miscounted what the steps under way bring"
+        self._under_way.check()
 
     def check_idle(self) -> None:
         """Assert in O(1) that an engine without requests holds no block, but for pinned and adopted ones."""
