@@ -5,6 +5,7 @@ import signal
 from collections.abc import Generator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from helpers.etcd import EtcdServer, etcd_binary
@@ -13,6 +14,10 @@ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # before anything imports torch or numpy
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # tests reach no hub
+
+# How long a case takes depends on what else the machine does; pytest has a time-out for each test.
+hypothesis.settings.register_profile("shared machine", deadline=None)
+hypothesis.settings.load_profile("shared machine")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell that runs us in the background makes us, and every process that a test starts, deaf to Ctrl-C.

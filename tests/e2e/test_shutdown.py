@@ -25,7 +25,7 @@ def stream_body(server: Server, tokens: int) -> dict[str, object]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.Signals) -> None:
-    with serving(str(tiny_folder)) as server:
+    with serving(str(tiny_folder), "--drain-timeout", "280") as server:  # others use the machine
         children = server.children()
         with server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events:
             next(events)
