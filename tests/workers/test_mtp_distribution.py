@@ -1,4 +1,4 @@
-"""Drafts do not change how tokens are distributed: two positions of 100,000 answers, by either way to check drafts.
+"""Drafts do not change how tokens are distributed: two positions of 200,000 answers, by either way to check drafts.
 
 The model says something else after each token, and the drafts are drawn from something else again.
 """
@@ -23,8 +23,7 @@ from helpers.distribution import chi_squared, cut
 from helpers.sampling_rows import one_each, rows_of, take_seat
 
 VOCAB = 12
-# Enough to see a tenth of a draft's share left in what replaces it: chi-squared is 18 deviations too large then.
-ANSWERS = 100_000
+ANSWERS = 200_000
 BATCH = 5_000
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
 
