@@ -443,6 +443,10 @@ def test_logits_that_are_not_finite_fail_their_request_only(
     monkeypatch.setattr(model, "forward", broken)
     run(engine, heard)
     assert set(heard.failed) == {1, 3}
+    engine.submit(make_submit(4, [5, 6, 7], max_tokens=2, sampling=scoring))
+    run(engine, heard)
+    assert set(heard.failed) == {1, 3, 4}
+    assert 4 not in heard.ids
 
 
 def test_load_and_step_numbers_tell_what_happened() -> None:

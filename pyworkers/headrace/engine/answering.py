@@ -36,12 +36,12 @@ class Answering:
     def scored(self, sequence: Sequence, entries: list[TokenLogprob], result: StepResult) -> None:
         """More of its prompt's log-probabilities; they are all there is where nothing is to be generated."""
         assert sequence.prompt_logprobs is not None
+        if any(math.isnan(entry.logprob) for entry in entries):
+            self.fail(sequence, _not_finite(), result)
+            return
         sequence.prompt_logprobs += entries
         if sequence.limit == sequence.prompt_len == sequence.computed:
-            if any(math.isnan(entry.logprob) for entry in sequence.prompt_logprobs):
-                self.fail(sequence, _not_finite(), result)
-            else:
-                self._say(_nothing(sequence), "length", result)
+            self._say(_nothing(sequence), "length", result)
 
     def late(self, sequence: Sequence, result: StepResult) -> None:
         """Its deadline passed."""

@@ -156,7 +156,8 @@ class UnderWay:
             if self._concerns(item):
                 self._answering.scored(item.sequence, entries, step.result)
         for chosen in here:
-            self._answering.tokens(chosen, step.result)
+            if self._is_here(chosen.sequence):  # the log-probabilities of its prompt were numbers
+                self._answering.tokens(chosen, step.result)
 
     def _concerns(self, item: Work) -> bool:
         """It has the seat that it had, or lost that since and keeps what it was given."""
