@@ -77,10 +77,6 @@ class Lane:
         """When the next step is to be planned; infinite where the end of one under way comes first."""
         return self._prepare_s if self.busy else -math.inf
 
-    async def ran(self) -> None:
-        """Wait until the first step under way has run."""
-        await asyncio.wait({self._running[0].done})
-
     def begin(self) -> bool:
         """Plan a step and give it to the thread. False where there is nothing to compute as yet."""
         self._prepare_s = math.inf

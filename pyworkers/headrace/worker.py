@@ -104,7 +104,6 @@ class Worker:
         self._hello = hello
         self._document = document
         self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue(INBOX_FRAMES)
-        self._postponed: Arrival | None = None  # out of the inbox, and not taken in yet
         self._peers: dict[int, Peer] = {}  # those that joined
         self._numbers = count()
         self._view = CacheView()
@@ -137,7 +136,8 @@ class Worker:
         began_s = time.perf_counter()
         with Lane(self.engine, self._wake, ahead=self._overlap) as lane:
             while lane.busy or not self._gone:
-                self._take_in_all(lane)
+                while not self._inbox.empty():
+                    self._take_in(self._inbox.get_nowait())
                 self._settle()
                 if lane.done:
                     result = lane.finish()
@@ -146,8 +146,6 @@ class Worker:
                     began_s = ended_s
                     self._hand_out(result)
                     await asyncio.sleep(0)  # senders have it before the next one
-                elif self._postponed is not None:
-                    await lane.ran()
                 elif lane.prepare_s <= time.perf_counter() and lane.begin():
                     continue
                 elif lane.busy:
@@ -157,15 +155,6 @@ class Worker:
                     if self.engine.idle and not self._gone:
                         await self._something(math.inf)
                         began_s = time.perf_counter()
-
-    def _take_in_all(self, lane: Lane) -> None:
-        while self._postponed is not None or not self._inbox.empty():
-            arrival = self._postponed or self._inbox.get_nowait()
-            self._postponed = None
-            if lane.busy and arrival is not None and isinstance(arrival.what, Fetch):
-                self._postponed = arrival  # movers get no block that a step under way may write to
-                break
-            self._take_in(arrival)
 
     async def _something(self, prepare_s: float) -> None:
         """Wait for an arrival, the end of a step, the next thing that is due, or `prepare_s`."""
@@ -179,7 +168,7 @@ class Worker:
         )
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(None if until_s == math.inf else until_s):
-                self._postponed = await self._inbox.get()
+                self._take_in(await self._inbox.get())
 
     @property
     def _at_rest(self) -> bool:

@@ -158,3 +158,24 @@ async def test_a_fetch_takes_only_room_that_nobody_needs(tmp_path: Path) -> None
         await two.d.until_freed(2)
         assert two.d.answer(2).ids == true_greedy([7] * 20, 20)
         two.decode.check()
+
+
+async def test_a_fetch_waits_for_the_step_under_way_and_nobody_for_the_fetch(heirs: Pair) -> None:
+    two = heirs
+    two.p.send(make_submit(1, LONG, max_tokens=1))
+    await two.p.until_freed(1)
+    offer = await offered(two)
+    gate = two.decode.model.gate = threading.Semaphore(0)
+    two.d.send(make_submit(2, [7] * 9, max_tokens=50))
+    await two.decode.computing()
+    two.d.send(fetch(two, offer, 50), fetch(two, offer, 51), Cancel(51), Cancel(2))
+    await two.d.until_freed(2, 51)  # the step has not ended
+    assert (await fetched(two, 51)).error == "cancelled"
+    assert two.d.answer(50).transferred == []
+    gate.release(1000)
+    report = await fetched(two, 50)
+    assert (report.error, report.blocks) == (None, 10)
+    two.d.send(make_submit(3, LONG, max_tokens=4))
+    await two.d.until_freed(3)
+    assert (two.d.answer(3).ids, two.d.answer(3).cached_tokens) == (true_greedy(LONG, 4), 36)
+    two.decode.check()

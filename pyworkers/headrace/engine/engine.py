@@ -276,13 +276,17 @@ class Engine:
         self.scheduler.changed()
 
     def adopt(self, names: list[bytes], parents: list[int]) -> Adoption:
-        """Reserve blocks for `names` as far as running requests leave room: pull its `wanted`, then call `adopted`.
+        """Reserve blocks for `names` as far as running requests leave room.
 
-        Only where no step is under way. `parents` are places in `names`, -1 at the root. Raises `ValueError` where a
-        parent is not before its child.
+        Pull its `wanted` once `steps_done` of this moment says so, then call `adopted`. `parents` are places in
+        `names`, -1 at the root. Raises `ValueError` where a parent is not before its child.
         """
-        assert not self._under_way, "a step may still write to blocks that are free"
         return self._hand_over.adopt(names, parents, keep_free=self.scheduler.spoken_for)
+
+    def steps_done(self) -> Callable[[], bool]:
+        """Says whether the steps that are under way now have ended: they may write to blocks that are free by now."""
+        steps = self.steps + self.under_way
+        return lambda: self.steps >= steps
 
     def adopted(self, adoption: Adoption, *, arrived: bool) -> None:
         """The mover has stopped. With `arrived` all of `wanted` is there and goes into the prefix cache."""

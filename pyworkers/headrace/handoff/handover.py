@@ -113,7 +113,14 @@ class Fetches:
         names = [fetch.names[start : start + NAME_BYTES] for start in starts]
         adoption = self._engine.adopt(names, fetch.parents)
         wanted = [(fetch.offset[place], block) for place, block in adoption.wanted]
-        job = Job(key, fetch.kv_from, fetch.ticket, wanted, settle=self._fetched)
+        job = Job(
+            key,
+            fetch.kv_from,
+            fetch.ticket,
+            wanted,
+            settle=self._fetched,
+            may_write=self._engine.steps_done(),
+        )
         until_s = now_s + fetch.kv_from.timeout_ms / 1e3
         self._under_way[key] = Fetching(job, adoption, until_s)
         self._puller.start(job)

@@ -38,6 +38,7 @@ class Job:
     ticket: bytes
     wanted: Sequence[tuple[int, int]]  # place at the source, our block
     settle: Callable[[Job], None]
+    may_write: Callable[[], bool] = lambda: True  # to our blocks; its turn does not come before
     began_s: float = 0.0  # when it was its turn
     task: asyncio.Task[None] | None = None
     stopped: ErrorKind | None = None  # why we ended it, if we did
@@ -88,7 +89,7 @@ class Puller:
 
     def start(self, job: Job) -> None:
         """At once, or when one of those before has ended."""
-        if self._may_run(job):  # then nothing of its source is in the queue
+        if self._may_run(job):  # then nothing of its source waits for its turn
             self._run_now(job)
         else:
             self._queue.append(job)
@@ -114,14 +115,16 @@ class Puller:
             self.stop(job, why)
 
     def settle(self) -> None:
-        """Settle those that ended since the last call. Between two steps."""
+        """Settle those that ended since the last call, and begin those that may write now."""
         ended, self._ended = self._ended, []
         for job in ended:
             job.settle(job)
+        while self._next():
+            pass
 
     def _may_run(self, job: Job) -> bool:
         own = self._of_source[job.source]
-        return len(self._running) < MAX_PULLS and own < MAX_PULLS_OF_SOURCE
+        return job.may_write() and len(self._running) < MAX_PULLS and own < MAX_PULLS_OF_SOURCE
 
     def _run_now(self, job: Job) -> None:
         self._running.add(job)
@@ -130,12 +133,14 @@ class Puller:
         job.task = asyncio.create_task(self._run(job), name=f"pull {job.key.request}")
         job.task.add_done_callback(lambda _, job=job: self._over(job))
 
-    def _next(self) -> None:
-        """One ended: the first in the queue that may run now, if any."""
+    def _next(self) -> bool:
+        """Begin the first in the queue that may run now. False where there is none."""
         job = next(filter(self._may_run, self._queue), None)
-        if job is not None:
-            self._queue.remove(job)
-            self._run_now(job)
+        if job is None:
+            return False
+        self._queue.remove(job)
+        self._run_now(job)
+        return True
 
     async def _run(self, job: Job) -> None:
         try:
