@@ -98,13 +98,9 @@ class Drafter:
         What is known of the seats is what the step left.
         """
         seats, batch, of = self._seats, step.batch, step.seats
-        rows = batch.seq_starts[:-1].astype(np.int64)
-        before = batch.positions[rows].astype(np.int64)
         after, totals = seats.computed[of], seats.total[of]
         room = seats.room(of)
         live = ~seats.ended[of]
-        stops = after + (live & (totals > after) & (room > after))
-
         answered = totals > seats.prompt_len[of]
         decodes = live & seats.answers[of] & answered & (totals - after == 1)
         most = np.minimum(np.minimum(seats.limit[of] - totals - 1, room - after), self._most)
@@ -117,7 +113,12 @@ class Drafter:
             drafts[places] = self._adaptive.choose(of[places], np.maximum(most[places], 0))
             follows[places] = self._adaptive.keeps_up(of[places])
             self.first = int(np.ceil(drafts[places].mean()))
+            if not follows.any():
+                return False  # most steps of large batches: they should cost nothing for it
 
+        rows = batch.seq_starts[:-1].astype(np.int64)
+        before = batch.positions[rows].astype(np.int64)
+        stops = after + (live & (totals > after) & (room > after))
         keys_from, keys_to = seats.keys_from[of], seats.keys_to[of]
         aligned = (keys_to == before) & (before % seats.block_tokens == 0) & (before > 0)
         starts = np.where(aligned, before, before + 1)
