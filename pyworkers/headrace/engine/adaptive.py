@@ -28,7 +28,7 @@ OUTLIER = 3.0  # times the expected ms: what is above it was something else
 RIDGE = 0.05  # rows squared: how firmly the cost of a row stands where the number of rows hardly changes
 MARGIN = 1.03  # drafting has to be better by this
 PATIENCE = 8  # steps without a draft for which the drafting layer is kept up to date
-REVIEW_EVERY = 4  # steps without any draft: whether to begin again
+REVIEW_EVERY = 4  # steps without any draft, of large batches: whether to begin again
 PROBE_EVERY = 64  # steps; twice as many after each probe that found nothing
 PROBE_AT_MOST_EVERY = 1024
 TRIED = 8  # of so many sequences, one drafts in a step that only tries
@@ -124,7 +124,7 @@ class Adaptive:
             drafts[some] = np.minimum(most[some], size.turns % (self.most + 1))
         else:
             drafts = np.zeros(len(seats), dtype=np.int64)
-            if size.drafts or size.turns % REVIEW_EVERY == 0:
+            if size.drafts or size.turns % max(min(REVIEW_EVERY, len(seats)), 1) == 0:
                 drafts = self._best(seats, most)
             if drafts.any():
                 size.gap = PROBE_EVERY
