@@ -37,7 +37,7 @@ from step_overhead import BLOCK, NoModel, submit
 
 PASS_S = 0.02
 STEPS = 60
-TURNS = 5
+TURNS = 3
 
 
 class Sleeper(NoModel):
