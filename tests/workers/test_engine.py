@@ -11,40 +11,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import RequestError
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.pipeline import Pipeline
-from helpers.toy import ToyModel, ToyNamer, digest, make_submit, toy_logits
-
-BLOCK = 4
-
-
-def make_engine(
-    *,
-    blocks: int = 64,
-    sequences: int = 8,
-    batched: int = 32,
-    waiting: int = 100,
-    prefix_cache: bool = True,
-    context: int = 256,
-    reads_late: bool = False,
-) -> tuple[Engine, ToyModel]:
-    model = ToyModel(block_tokens=BLOCK, context_tokens=context)
-    model.ahead_on = torch.device("cpu") if reads_late else None
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
-        max_waiting=waiting,
-        prefix_cache=prefix_cache,
-    )
-    return Engine(model, config, ToyNamer(BLOCK)), model
+from helpers.toy import ToyNamer, digest, make_submit, toy_logits
+from helpers.toy_engine import BLOCK, make_engine
 
 
 @dataclass

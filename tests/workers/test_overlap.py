@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind
 from headrace.engine.sequence import Key
@@ -17,34 +16,13 @@ from headrace.frames import Sampling, Submit
 from helpers.drafting_engine import Heard, kind, make_engine, plain
 from helpers.drafting_engine import run as finish_all
 from helpers.pair import KV_FROM
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyNamer, make_submit
+from helpers.toy_engine import BLOCK
+from helpers.toy_engine import make_engine as toy_engine
 
 if TYPE_CHECKING:
     from headrace.models.batch import Batch
     from headrace_kernels.ops import Progress
-
-BLOCK = 4
-
-
-def toy_engine(
-    *,
-    blocks: int = 64,
-    sequences: int = 8,
-    batched: int = 32,
-    prefix_cache: bool = True,
-    reads_late: bool = False,
-) -> tuple[Engine, ToyModel]:
-    model = ToyModel(block_tokens=BLOCK)
-    model.ahead_on = torch.device("cpu") if reads_late else None
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
-        prefix_cache=prefix_cache,
-    )
-    return Engine(model, config, ToyNamer(BLOCK)), model
 
 
 def run_ahead(engine: Engine, heard: Heard | None = None) -> tuple[Heard, int]:

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 RATE = 0.6  # chance of a draft before anything is known; a guess
 RATE_WEIGHT = 1 / 12  # of the newest draft of a sequence in its rate
 PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
-FORWARD_SHARE = (
-    1 / 2
-)  # of the ms of a row that another row takes; no less, or large batches draft at first
+# Of the ms of a row that another row takes; no less, or large batches draft at first.
+FORWARD_SHARE = 1 / 2
 PASS_SHARE = 1 / 8  # of a drafting pass, whose weights are most of it
 FADE = 0.97  # of a step's weight in the costs, from step to step
 OUTLIER = 3.0  # times the expected ms: what is above it was something else
@@ -81,9 +80,8 @@ class Adaptive:
 
     def __init__(self, most: int, max_sequences: int) -> None:
         self.most = most
-        self.passes = RowCost(
-            share=PASS_SHARE
-        )  # of a drafting pass, by the sequences that it drafts for
+        # Of a drafting pass, by the sequences that it drafts for.
+        self.passes = RowCost(share=PASS_SHARE)
         self._prior = np.full(most, RATE)
         self._rates = np.full((max_sequences, most), RATE)
         self._idle = np.zeros(max_sequences, dtype=np.int64)  # steps without a draft

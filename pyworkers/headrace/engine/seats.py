@@ -65,9 +65,7 @@ class Seats:
         self.block_tokens = block_tokens
         self.prompt_len, self.limit = zeros(), zeros()
         self.computed, self.total = zeros(), zeros()
-        self.newest = np.zeros(
-            max_sequences, dtype=np.int32
-        )  # the last token, if it is an answer's
+        self.newest = np.zeros(max_sequences, dtype=np.int32)  # the last token, where it answers
         self.answers = np.zeros(max_sequences, dtype=np.bool_)  # here, and not on another worker
         self.ended = np.zeros(max_sequences, dtype=np.bool_)  # it has its last token, or failed
         self.drafts = np.zeros((max_sequences, max(drafts, 1)), dtype=np.int32)
