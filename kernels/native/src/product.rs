@@ -15,7 +15,7 @@ const MAX_TILE: usize = 12;
 const BLOCK: usize = 96 * 1024;
 
 /// Shortest panels that are read in pairs. A guess: those of experts are 64, those of whole layers from 256 on.
-pub(crate) const PAIRED_K: usize = 128;
+const PAIRED_K: usize = 128;
 
 /// Memory that calls reuse.
 #[derive(Debug, Default)]
