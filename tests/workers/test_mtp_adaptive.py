@@ -32,6 +32,7 @@ class Machine:
         row: float,
         draft: float,
         most: int = 3,
+        seed: int = 5,
     ) -> None:
         self.adaptive = Adaptive(most, SEATS)
         self.seats = np.arange(count)
@@ -39,7 +40,7 @@ class Machine:
             self.adaptive.seat(seat)
         self.right = np.broadcast_to(np.array(right), count)
         self.costs = fixed, row, draft
-        self.random = np.random.default_rng(5)
+        self.random = np.random.default_rng(seed)
         self.tokens = self.ms = 0.0
 
     def steps(self, steps: int) -> list[int]:
@@ -120,15 +121,17 @@ def test_a_large_batch_drafts_nothing_and_loses_little() -> None:
     assert machine.speed(3000) > 0.99 * without(64, 2.0, 1.0)
 
 
-def test_costs_between_are_worth_the_likelier_drafts_only() -> None:
+@pytest.mark.parametrize("seed", range(4))
+def test_costs_between_are_worth_the_likelier_drafts_only(seed: int) -> None:
+    """Second drafts are not worth it as long as nothing is known of them."""
     right = [0.95] * 4 + [0.1] * 4
-    machine = Machine(8, right=right, fixed=10.0, row=1.0, draft=0.1)
+    machine = Machine(8, right=right, fixed=10.0, row=1.0, draft=0.1, seed=seed)
     machine.steps(300)
     chosen = [machine.adaptive.choose(machine.seats, np.full(8, 3)) for _ in range(64)]
     drafts = np.mean(chosen, axis=0)
     assert drafts[:4].mean() > 1.5
     assert drafts[4:].max() < 0.1
-    assert machine.speed(1000) > 1.1 * without(8, 10.0, 1.0)
+    assert machine.speed(1000) > 1.25 * without(8, 10.0, 1.0)
 
 
 def test_it_begins_again_when_the_batch_gets_small() -> None:

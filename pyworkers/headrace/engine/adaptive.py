@@ -13,11 +13,15 @@ Tokens never depend on any of this.
 
 from __future__ import annotations
 
+from typing import overload
+
 import numpy as np
 from numpy.typing import NDArray
 
 RATE = 0.6  # chance of a draft before anything is known; a guess
 RATE_WEIGHT = 1 / 12  # of the newest draft of a sequence in its rate
+# The same where none was made at a depth, of the deepest one that was: if that goes well, a deeper one is worth a try.
+DEEPER_WEIGHT = RATE_WEIGHT / 4
 PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
 # Of the ms of a row that another row takes; no less, or large batches draft at first.
 FORWARD_SHARE = 1 / 2
@@ -27,7 +31,7 @@ OUTLIER = 3.0  # times the expected ms: what is above it was something else
 RIDGE = 0.05  # rows squared: how firmly the cost of a row stands where the number of rows hardly changes
 MARGIN = 1.03  # drafting has to be better by this
 PATIENCE = 8  # steps without a draft for which the drafting layer is kept up to date
-REVIEW_EVERY = 4  # steps without any draft, of large batches: whether to begin again
+REVIEW_EVERY = 4  # steps: how many to draft; a lone sequence that drafts nothing asks in each
 PROBE_EVERY = 64  # steps; twice as many after each probe that found nothing
 PROBE_AT_MOST_EVERY = 1024
 TRIED = 8  # of so many sequences, one drafts in a step that only tries
@@ -44,24 +48,32 @@ class RowCost:
         self.fixed = 0.0
         self.each = each
         self._share = share
-        self._sums = np.zeros(5)  # of 1, x, y, x * x, x * y
+        self._weight = 0.0  # of all steps so far
+        self._x = self._y = self._xx = self._xy = 0.0  # their means
 
     def note(self, rows: int, ms: float) -> None:
         """So many rows took so long."""
-        if self._sums[0] == 0:
+        if self._weight == 0:
             self.each = self.each or ms / rows * self._share
-        elif self._sums[0] > 4:
-            ms = min(ms, OUTLIER * float(self.at(np.float64(rows))))
-        self._sums *= FADE
-        self._sums += (1, rows, ms, rows * rows, rows * ms)
-        x, y, xx, xy = self._sums[1:] / self._sums[0]
-        spread, together = max(xx - x * x, 0.0), xy - x * y
+        elif self._weight > 4:
+            ms = min(ms, OUTLIER * self.at(rows))
+        self._weight = self._weight * FADE + 1
+        share = 1 / self._weight  # plain numbers: five of them are nothing to an array
+        x = self._x = self._x + (rows - self._x) * share
+        y = self._y = self._y + (ms - self._y) * share
+        self._xx += (rows * rows - self._xx) * share
+        self._xy += (rows * ms - self._xy) * share
+        spread, together = max(self._xx - x * x, 0.0), self._xy - x * y
         self.each = max((together + RIDGE * self.each) / (spread + RIDGE), 0.0)
         self.fixed = max(y - self.each * x, 0.0)
 
-    def at(self, rows: NDArray[np.float64] | np.float64) -> NDArray[np.float64]:
+    @overload
+    def at(self, rows: float) -> float: ...
+    @overload
+    def at(self, rows: NDArray[np.float64]) -> NDArray[np.float64]: ...
+    def at(self, rows: NDArray[np.float64] | float) -> NDArray[np.float64] | float:
         """Expected ms."""
-        return np.asarray(self.fixed + self.each * rows)
+        return self.fixed + self.each * rows
 
 
 class _Size:
@@ -85,6 +97,8 @@ class Adaptive:
         self._prior = np.full(most, RATE)
         self._rates = np.full((max_sequences, most), RATE)
         self._idle = np.zeros(max_sequences, dtype=np.int64)  # steps without a draft
+        self._best_of = np.zeros(max_sequences, dtype=np.int64)  # as it was last reviewed
+        self._due = True  # a review, as others draft now
         self._sizes: dict[int, _Size] = {}  # by the bits of the number of sequences
         self._size = self._of_size(1)
 
@@ -96,6 +110,8 @@ class Adaptive:
     def seat(self, seat: int) -> None:
         """Another sequence has this seat."""
         self._rates[seat] = self._prior
+        self._best_of[seat] = 0
+        self._due = True
         # Where nothing is drafted, its first step decides whether the layer follows it.
         self._idle[seat] = 0 if self._size.drafts else PATIENCE
 
@@ -103,27 +119,34 @@ class Adaptive:
         self, seats: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
     ) -> None:
         """So many drafts of each were looked at, and so many were right."""
+        if not drafted.any():
+            return
         for depth in range(self.most):
             looked = np.flatnonzero((drafted > depth) & (accepted >= depth))
             if len(looked):
                 right = accepted[looked] > depth
-                rates = self._rates[seats[looked], depth]
-                self._rates[seats[looked], depth] = rates + RATE_WEIGHT * (right - rates)
+                of = seats[looked]
+                self._rates[of, depth] += RATE_WEIGHT * (right - self._rates[of, depth])
+                untried = drafted[looked] == depth + 1
+                if depth + 1 < self.most and untried.any():
+                    deeper = self._rates[of[untried], depth + 1 :]
+                    deeper += DEEPER_WEIGHT * (right[untried, None] - deeper)
+                    self._rates[of[untried], depth + 1 :] = deeper
                 self._prior[depth] += PRIOR_WEIGHT * (right.mean() - self._prior[depth])
 
     def choose(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many tokens to draft for each, `most` at the utmost."""
         most = np.minimum(most, self.most)
-        self._size = size = self._of_size(len(seats))
+        size = self._of_size(len(seats))
+        self._due |= size is not self._size
+        self._size = size
         size.turns += 1
         if size.turns <= 2 * (self.most + 1):  # find out what rows cost
             drafts = np.zeros(len(seats), dtype=np.int64)
             some = self._some(seats)
             drafts[some] = np.minimum(most[some], size.turns % (self.most + 1))
         else:
-            drafts = np.zeros(len(seats), dtype=np.int64)
-            if size.drafts or size.turns % max(min(REVIEW_EVERY, len(seats)), 1) == 0:
-                drafts = self._best(seats, most)
+            drafts = self._chosen(size, seats, most)
             if drafts.any():
                 size.gap = PROBE_EVERY
             if size.turns >= size.probe_at:
@@ -131,6 +154,18 @@ class Adaptive:
         size.drafts = bool(drafts.any())
         self._idle[seats] = np.where(drafts > 0, 0, self._idle[seats] + 1)
         return drafts
+
+    def _chosen(
+        self, size: _Size, seats: NDArray[np.int64], most: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """The best, or for some steps what was."""
+        every = REVIEW_EVERY if size.drafts else max(min(REVIEW_EVERY, len(seats)), 1)
+        if size.turns % every == 0 or (self._due and size.drafts):
+            self._due = False
+            self._best_of[seats] = self._best(seats, most)
+        elif not size.drafts:
+            return np.zeros(len(seats), dtype=np.int64)
+        return np.minimum(self._best_of[seats], most)
 
     def keeps_up(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the drafting layer follows these sequences: they draft, or did a while ago."""
@@ -164,7 +199,7 @@ class Adaptive:
             return drafts
         speed = tokens / np.maximum(ms, 1e-9)
         best = int(speed.argmax())
-        without = count / max(float(self.forward.at(np.float64(count))), 1e-9)
+        without = count / max(self.forward.at(count), 1e-9)
         if speed[best] > MARGIN * without:
             np.add.at(drafts, order[: best + 1] // self.most, 1)
         return drafts

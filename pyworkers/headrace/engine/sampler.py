@@ -115,8 +115,8 @@ class Sampled:
 
     ids: NDArray[np.int64]  # [rows]
     best: NDArray[np.float32]  # [rows], the highest logit after edits
-    raw: torch.Tensor | None  # logits before edits, of the rows whose `raw_rows` is not -1
-    raw_rows: NDArray[np.int64]  # [rows]
+    # Logits before edits, and of each row which of them are its, -1: none; where any request asks for probabilities.
+    raw: tuple[torch.Tensor, NDArray[np.int64]] | None
 
 
 class Sampler:
@@ -131,6 +131,8 @@ class Sampler:
         self._seed = np.zeros(max_sequences, dtype=np.uint64)
         self._edits = np.zeros(max_sequences, dtype=np.bool_)  # logits change before all else
         self._logprobs = np.zeros(max_sequences, dtype=np.bool_)
+        # Its tokens are simply the most probable ones, and nothing more is asked of them.
+        self._plain = np.ones(max_sequences, dtype=np.bool_)
         self._tokens: torch.Tensor | None = None  # all ids, where the logits are
 
     def seat(self, sequence: Sequence, seat: int) -> None:
@@ -144,27 +146,31 @@ class Sampler:
         masks = s.min_tokens > 0 and len(sequence.stop_ids) > 0
         self._edits[seat] = masks or sequence.penalties is not None or len(s.logit_bias) > 0
         self._logprobs[seat] = s.logprobs is not None
+        drawn = self._temperature[seat] > 0
+        self._plain[seat] = not (drawn or self._edits[seat] or self._logprobs[seat])
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten."""
+        assert logits.shape[1] == self.vocab_size
+        if self.takes_best(rows.seats):  # a lone step feels each of the calls that this spares
+            ids, best = narrow.argmax(logits)
+            return Sampled(_where_finite(ids, best), best, None)
         seats, positions = rows.places()
-        assert logits.shape == (len(seats), self.vocab_size)
-        raw, raw_rows = None, np.full(len(seats), -1)
+        raw = None
         if len(with_logprobs := np.flatnonzero(self._logprobs[seats])):
-            raw = _rows(logits, with_logprobs, copy=True)
+            raw_rows = np.full(len(seats), -1)
             raw_rows[with_logprobs] = np.arange(len(with_logprobs))
+            raw = _rows(logits, with_logprobs, copy=True), raw_rows
         self._edit(logits, rows, seats, None)
         ids, best = narrow.argmax(logits)
-        finite = np.isfinite(best)
-        drawn = np.flatnonzero((self._temperature[seats] > 0) & finite)
-        tokens = self._all_tokens(logits) if len(drawn) else None
-        for some in np.array_split(drawn, -(-len(drawn) * self.vocab_size // DRAW_ELEMENTS) or 1):
-            if tokens is not None and len(some):
+        drawn = np.flatnonzero((self._temperature[seats] > 0) & np.isfinite(best))
+        if len(drawn):
+            tokens = self._all_tokens(logits)
+            for some in np.array_split(drawn, -(-len(drawn) * self.vocab_size // DRAW_ELEMENTS)):
                 ids[some] = self._draw(
                     _rows(logits, some), best[some], seats[some], positions[some], tokens
                 )
-        ids[~finite] = -1
-        return Sampled(ids, best, raw, raw_rows)
+        return Sampled(_where_finite(ids, best), best, raw)
 
     def logprobs(
         self, sampled: Sampled, rows: Rows, wanted: NDArray[np.bool_]
@@ -173,11 +179,10 @@ class Sampler:
         found: list[TokenLogprob | None] = [None] * len(wanted)
         if sampled.raw is None:
             return found
-        some = np.flatnonzero(wanted & (sampled.raw_rows >= 0) & (sampled.ids >= 0))
+        raw, raw_rows = sampled.raw
+        some = np.flatnonzero(wanted & (raw_rows >= 0) & (sampled.ids >= 0))
         tops = [rows.sequences[owner].sampling.logprobs or 0 for owner in rows.owners[some]]
-        entries = token_logprobs(
-            _rows(sampled.raw, sampled.raw_rows[some]), sampled.ids[some], tops
-        )
+        entries = token_logprobs(_rows(raw, raw_rows[some]), sampled.ids[some], tops)
         for row, entry in zip(some, entries, strict=True):
             found[row] = entry
         return found
@@ -187,6 +192,8 @@ class Sampler:
 
         The noise is that of the same position, so that a good guess of the logits is a good guess of the draw.
         """
+        if self.takes_best(rows.seats):
+            return head.ids[narrow.argmax(logits)[0]]
         seats, positions = rows.last()
         self._edit(logits, rows, seats, head)
         columns, best = narrow.argmax(logits)
@@ -220,8 +227,7 @@ class Sampler:
 
     def takes_best(self, seats: NDArray[np.int64]) -> bool:
         """Whether all tokens there are simply the most probable ones, and nothing more is asked of them."""
-        otherwise = (self._temperature > 0) | self._edits | self._logprobs
-        return not otherwise[seats].any()
+        return bool(self._plain[seats].all())
 
     def draws_tokens(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether tokens are drawn there, rather than the most probable ones taken."""
@@ -310,6 +316,14 @@ def token_logprobs(
         )
         for row, top in enumerate(tops)
     ]
+
+
+def _where_finite(ids: NDArray[np.int64], best: NDArray[np.float32]) -> NDArray[np.int64]:
+    """`ids`, -1 where the highest logit is no finite number."""
+    finite = np.isfinite(best)
+    if not finite.all():
+        ids[~finite] = -1
+    return ids
 
 
 def _rows(logits: torch.Tensor, rows: NDArray[np.int64], *, copy: bool = False) -> torch.Tensor:

@@ -33,6 +33,8 @@ def kept(rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
     0 where the first of `ids` is -1: no token at all. Such a token ends the run before it otherwise.
     """
+    if len(ids) == len(rows.counts):  # no drafts
+        return (ids >= 0).astype(np.int64)
     starts = rows.starts
     offsets = np.arange(len(ids)) - np.repeat(starts, rows.counts)
     wrong = np.ones(len(ids), dtype=np.bool_)
