@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import signal
 from dataclasses import replace
@@ -103,6 +104,21 @@ def test_a_model_without_a_drafting_layer_does_not_serve_with_mtp(
     at = replace(SETTINGS, model=llama, kv_memory_bytes=1 << 20, mtp=1)
     assert start.run(at) == EXIT_CONFIG
     assert "llama has no layer for multi-token prediction" in caplog.text
+
+
+def test_full_collections_pass_over_what_was_loaded(
+    settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def serve(loaded: Loaded, _: WorkerSettings) -> None:
+        assert not any(found is loaded.engine for found in gc.get_objects())
+        again = Loaded(loaded.engine, b"", loaded.hello)
+        assert any(found is again for found in gc.get_objects()), "what comes later is collected"
+
+    monkeypatch.setattr(start, "serve", serve)
+    try:
+        assert start.run(settings) == 0
+    finally:
+        gc.unfreeze()
 
 
 def test_a_router_that_sends_a_worker_away_says_why(
