@@ -18,6 +18,8 @@ from typing import overload
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.rows import places_of
+
 RATE = 0.6  # chance of a draft before anything is known; a guess
 RATE_WEIGHT = 1 / 12  # of the newest draft of a sequence in its rate
 # The same where none was made at a depth, of the deepest one that was: if that goes well, a deeper one is worth a try.
@@ -121,8 +123,8 @@ class Adaptive:
         """So many drafts of each were looked at, and so many were right."""
         if not drafted.any():
             return
-        for depth in range(self.most):
-            looked = np.flatnonzero((drafted > depth) & (accepted >= depth))
+        for depth in range(int(drafted.max())):
+            looked = places_of((drafted > depth) & (accepted >= depth))
             if len(looked):
                 right = accepted[looked] > depth
                 of = seats[looked]
@@ -185,9 +187,9 @@ class Adaptive:
 
     def _best(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         count = len(seats)
-        gains = np.cumprod(self._rates[seats], axis=1)  # [sequences, most]
+        gains = self._rates[seats].cumprod(axis=1)  # [sequences, most]
         gains[np.arange(self.most) >= most[:, None]] = -1
-        order = np.argsort(-gains, axis=None, kind="stable")[: np.count_nonzero(gains >= 0)]
+        order = (-gains).ravel().argsort(kind="stable")[: np.count_nonzero(gains >= 0)]
         depths = order % self.most
         tokens = count + np.cumsum(gains.ravel()[order])
         ms = self.forward.at(count + np.arange(1.0, len(order) + 1))

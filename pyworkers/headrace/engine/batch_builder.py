@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine.rows import spread
+from headrace.engine.rows import places_of, spread
 from headrace.engine.seats import Seats
 from headrace.engine.sequence import Sequence
 from headrace.engine.work import Work
@@ -44,8 +44,8 @@ def build(seats: Seats, work: list[Work], newest_of: torch.Tensor | None = None)
     drafts = np.where(newest, np.minimum(most_drafts, seats.drafted[of]), 0)
     counts = known + drafts
     starts = np.zeros(count + 1, dtype=np.int64)
-    np.cumsum(counts, out=starts[1:])
-    owners = np.repeat(np.arange(count), counts)
+    counts.cumsum(out=starts[1:])
+    owners = np.arange(count).repeat(counts)
     offsets = np.arange(starts[-1]) - starts[owners]
     seat_rows = of[owners]
     positions = first[owners] + offsets
@@ -54,13 +54,13 @@ def build(seats: Seats, work: list[Work], newest_of: torch.Tensor | None = None)
     if newest_of is not None:
         tokens = np.where(newest[owners], -1 - seat_rows, tokens).astype(np.int32)
     if drafts.any():
-        guessed = np.flatnonzero(newest[owners] & (offsets > 0))
+        guessed = places_of(newest[owners] & (offsets > 0))
         tokens[guessed] = seats.drafts[seat_rows[guessed], offsets[guessed] - 1]
-    for place in np.flatnonzero(~newest).tolist():
+    for place in places_of(~newest).tolist():
         chunk = work[place].sequence.tokens(int(first[place]), int(stop[place]))
         tokens[starts[place] : starts[place + 1]] = chunk
 
-    sampled = np.flatnonzero((stop == total) & (total < seats.limit[of]))
+    sampled = places_of((stop == total) & (total < seats.limit[of]))
     sampled_rows = 1 + drafts[sampled]
     logit_rows = [spread(starts[sampled] + known[sampled] - 1, sampled_rows)]
     prompt_rows: list[tuple[Work, NDArray[np.int32]]] = []

@@ -22,7 +22,7 @@ from headrace.engine.adaptive import Adaptive
 from headrace.engine.batch_builder import Prepared, sequences_of
 from headrace.engine.draft_head import DraftHead
 from headrace.engine.rejection import Rejection
-from headrace.engine.rows import spread
+from headrace.engine.rows import places_of, spread
 from headrace.engine.sampler import Rows, Sampler
 from headrace.engine.seats import Ints, Seats
 from headrace.engine.sequence import Sequence
@@ -105,7 +105,7 @@ class Drafter:
         decodes = live & seats.answers[of] & answered & (totals - after == 1)
         most = np.minimum(np.minimum(seats.limit[of] - totals - 1, room - after), self._most)
         drafts = np.zeros(len(of), dtype=np.int64)
-        places = np.flatnonzero(decodes)
+        places = places_of(decodes)
         follows = np.ones(len(of), dtype=np.bool_)
         if self._adaptive is None:
             drafts[places] = np.maximum(most[places], 0)
@@ -124,15 +124,15 @@ class Drafter:
         starts = np.where(aligned, before, before + 1)
         hole = keys_to < starts
         keys_from[hole] = starts[hole]
-        chosen = np.flatnonzero(follows & (stops > starts))
+        chosen = places_of(follows & (stops > starts))
         if not len(chosen):
             return False
 
-        owners = np.repeat(chosen, (stops - starts)[chosen])
+        owners = chosen.repeat((stops - starts)[chosen])
         positions = spread(starts[chosen], (stops - starts)[chosen])
         row_of = rows[owners] + positions - before[owners]  # of the same token in the batch
         tokens = batch.tokens[np.minimum(row_of, batch.rows - 1)]
-        unseen = np.flatnonzero(positions == after[owners])  # tokens that the step did not compute
+        unseen = places_of(positions == after[owners])  # tokens that the step did not compute
         tokens[unseen] = seats.newest[of[owners[unseen]]]
         in_prompt = ~answered | (totals - after > 1)
         for row in unseen[in_prompt[owners[unseen]]].tolist():
@@ -156,10 +156,10 @@ class Drafter:
     def _draft(self, known: _Known) -> bool:
         """All passes. Returns whether the last one's logits were read."""
         counts = known.stops - known.starts
-        last_rows = np.cumsum(counts) - 1
+        last_rows = counts.cumsum() - 1
         seats = self._seats
         seats.keys_from[known.seats], seats.keys_to[known.seats] = known.keys_from, known.stops
-        drafting = np.flatnonzero(known.drafts)
+        drafting = places_of(known.drafts > 0)
         began_s = self._clock()
         logits = self._model.draft(
             self._batch(
@@ -193,7 +193,7 @@ class Drafter:
             now_s = self._clock()
             if self._adaptive is not None and not (prompts and depth == 1):
                 self._adaptive.passes.note(len(going), (now_s - began_s) * 1e3)
-            more = np.flatnonzero(known.drafts[some] > depth)
+            more = places_of(known.drafts[some] > depth)
             hidden_from = hidden_from[more] if depth == 1 else more
             going = going[more]
             if not len(going):
@@ -230,12 +230,12 @@ class Drafter:
         chained: bool,
     ) -> DraftBatch:
         starts = np.zeros(len(counts) + 1, dtype=np.int32)
-        np.cumsum(counts, out=starts[1:])
+        counts.cumsum(out=starts[1:])
         ends = positions[starts[1:] - 1] + 1
         return DraftBatch(
             tokens=tokens,
             positions=positions.astype(np.int32),
-            slots=self._seats.slots(np.repeat(seats, counts), positions),
+            slots=self._seats.slots(seats.repeat(counts), positions),
             seq_starts=starts,
             context_lens=ends.astype(np.int32),
             block_tables=self._seats.tables(seats, int(ends.max())),

@@ -27,7 +27,7 @@ from headrace.engine.draft_head import DraftHead
 from headrace.engine.edits import Context, edit
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.narrow import Draws
-from headrace.engine.rows import spread
+from headrace.engine.rows import places_of, spread
 from headrace.engine.sequence import Sequence
 from headrace.frames import Ranked, Sampling, TokenLogprob
 
@@ -93,16 +93,16 @@ class Rows:
     @property
     def starts(self) -> NDArray[np.int64]:
         """The first row of each sequence."""
-        return np.cumsum(self.counts) - self.counts
+        return self.counts.cumsum() - self.counts
 
     @property
     def owners(self) -> NDArray[np.int64]:
         """[rows], whose row it is, as a place in `sequences`."""
-        return np.repeat(np.arange(len(self.counts)), self.counts)
+        return np.arange(len(self.counts)).repeat(self.counts)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """[rows] each: the seat, and the position whose token is chosen."""
-        return np.repeat(self.seats, self.counts), spread(self.totals, self.counts)
+        return self.seats.repeat(self.counts), spread(self.totals, self.counts)
 
     def last(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The same of the last row of each sequence."""
@@ -157,13 +157,13 @@ class Sampler:
             return Sampled(_where_finite(ids, best), best, None)
         seats, positions = rows.places()
         raw = None
-        if len(with_logprobs := np.flatnonzero(self._logprobs[seats])):
+        if len(with_logprobs := places_of(self._logprobs[seats])):
             raw_rows = np.full(len(seats), -1)
             raw_rows[with_logprobs] = np.arange(len(with_logprobs))
             raw = _rows(logits, with_logprobs, copy=True), raw_rows
         self._edit(logits, rows, seats, None)
         ids, best = narrow.argmax(logits)
-        drawn = np.flatnonzero((self._temperature[seats] > 0) & np.isfinite(best))
+        drawn = places_of((self._temperature[seats] > 0) & np.isfinite(best))
         if len(drawn):
             tokens = self._all_tokens(logits)
             for some in np.array_split(drawn, -(-len(drawn) * self.vocab_size // DRAW_ELEMENTS)):
@@ -198,7 +198,7 @@ class Sampler:
         self._edit(logits, rows, seats, head)
         columns, best = narrow.argmax(logits)
         ids = head.ids[columns]
-        drawn = np.flatnonzero((self._temperature[seats] > 0) & np.isfinite(best))
+        drawn = places_of((self._temperature[seats] > 0) & np.isfinite(best))
         if len(drawn):
             ids[drawn] = self._draw(
                 _rows(logits, drawn), best[drawn], seats[drawn], positions[drawn], head.on(logits)
@@ -209,7 +209,7 @@ class Sampler:
         self, logits: torch.Tensor, rows: Rows, seats: NDArray[np.int64], head: DraftHead | None
     ) -> None:
         """Change the rows of those who ask for it. With `head`, `logits` are its, for the last row of each sequence."""
-        edited = np.flatnonzero(self._edits[seats])
+        edited = places_of(self._edits[seats])
         if not len(edited):
             return
         first = rows.starts

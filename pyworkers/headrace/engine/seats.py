@@ -111,4 +111,4 @@ class Seats:
     def tables(self, seats: Ints, tokens: int) -> NDArray[np.int32]:
         """The block tables of these seats, for at most so many tokens each."""
         width = -(-tokens // self.block_tokens)
-        return np.take(self._blocks[:, :width], seats, axis=0)
+        return self._blocks[:, :width].take(seats, axis=0)

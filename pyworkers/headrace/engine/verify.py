@@ -36,7 +36,7 @@ def kept(rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     if len(ids) == len(rows.counts):  # no drafts
         return (ids >= 0).astype(np.int64)
     starts = rows.starts
-    offsets = np.arange(len(ids)) - np.repeat(starts, rows.counts)
+    offsets = np.arange(len(ids)) - starts.repeat(rows.counts)
     wrong = np.ones(len(ids), dtype=np.bool_)
     wrong[:-1] = ids[:-1] != rows.drafts[1:]
     wrong[starts + rows.counts - 1] = True
