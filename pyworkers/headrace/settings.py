@@ -150,7 +150,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--dtype",
         choices=DTYPES,
         default="auto",
-        help="of the weights; int8 quantises them per row (default: %(default)s)",
+        help="of the weights; int8 quantises them in groups of 64 (default: %(default)s)",
     )
     group.add_argument(
         "--context-tokens",

@@ -1,10 +1,11 @@
 """How many tokens to draft for each sequence: as many as bring more tokens per ms.
 
 What a draft brings is the chance that it is accepted, and all before it: an average per sequence and depth that fades,
-begun with that of all sequences. What it costs is one more row of the next forward pass, and its share of the drafting
-passes; both are fitted to the engine's own steps, the former for each size of batch by itself, as the first rows come
-almost for free and later ones do not. The drafts that are most likely to be right are taken first, up to the number at
-which tokens per ms are highest, which is none at all where a step's time grows with each row.
+begun with that of all sequences; where nothing is drafted at a depth, it slowly follows the depth before. What it costs
+is one more row of the next forward pass, and its share of the drafting passes; both are fitted to the engine's own
+steps, the former for each size of batch by itself, as the first rows come almost for free and later ones do not. The
+drafts that are most likely to be right are taken first, up to the number at which tokens per ms are highest, which is
+none at all where a step's time grows with each row.
 
 The first steps of a size try each depth, and now and then a step does otherwise, so that a rate, or a cost, that was
 wrong or has changed is found out: for a few of the sequences only, as one more row is enough to learn what a row costs.
