@@ -35,6 +35,7 @@ RIDGE = 0.05  # rows squared: how firmly the cost of a row stands where the numb
 MARGIN = 1.03  # drafting has to be better by this
 PATIENCE = 8  # steps without a draft for which the drafting layer is kept up to date
 REVIEW_EVERY = 4  # steps: how many to draft; a lone sequence that drafts nothing asks in each
+YOUNG = 64  # steps of a size in which costs are so uncertain that what is drafted is reviewed in each
 PROBE_EVERY = 64  # steps; twice as many after each probe that found nothing
 PROBE_AT_MOST_EVERY = 1024
 TRIED = 8  # of so many sequences, one drafts in a step that only tries
@@ -163,6 +164,8 @@ class Adaptive:
     ) -> NDArray[np.int64]:
         """The best, or for some steps what was."""
         every = REVIEW_EVERY if size.drafts else max(min(REVIEW_EVERY, len(seats)), 1)
+        if size.drafts and size.turns <= YOUNG:
+            every = 1
         if size.turns % every == 0 or (self._due and size.drafts):
             self._due = False
             self._best_of[seats] = self._best(seats, most)
