@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,6 +51,10 @@ class Request:
     def stopping_at(self, text: str) -> Request:
         """The same request with a stop string."""
         return dataclasses.replace(self, body={**self.body, "stop": [text]})
+
+    def uncached(self, salt: str) -> Request:
+        """The same request, its prompt shared with no request that has another salt."""
+        return dataclasses.replace(self, body={**self.body, "cache_salt": salt})
 
 
 def of_seed(seed: int) -> int:
@@ -124,7 +129,11 @@ def stop_text(answer: str) -> str | None:
 
 
 def endless(requests: list[Request], seed: int) -> Iterator[Request]:
-    """All of them over and over, each time in another order."""
+    """All of them over and over, each time in another order.
+
+    Those of several chunks are computed anew each time: from a cache, which soon has them all, they would take one.
+    """
     rng = random.Random(f"order {seed}")
-    while True:
-        yield from rng.sample(requests, len(requests))
+    for turn in itertools.count():
+        for request in rng.sample(requests, len(requests)):
+            yield request.uncached(f"{seed} {turn}") if request.kind == "several chunks" else request

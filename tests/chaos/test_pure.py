@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from chaos.clients import Answer, Failed, Stream
 from chaos.crowd import Tally, difference
 from chaos.faults import Outcome, Recovery
-from chaos.load import KINDS, SEEDS_APART, Request, of_seed, requests, stop_text
+from chaos.load import KINDS, SEEDS_APART, Request, endless, of_seed, requests, stop_text
 from chaos.plan import ON_WORKER, TOKEN_POSITIONS, Fault, Shape, faults, matrix, place
 from chaos.report import cells, passed, percentile, report, table
 from chaos.suite import Leaks
@@ -53,6 +53,13 @@ def test_requests_are_of_every_kind_and_their_choices_have_seeds_of_their_own() 
     assert len(set(seeds)) == len(seeds)
     assert all(of_seed(seed) == r.seed for r in made for seed in r.seeds)
     assert {request.seed % SEEDS_APART for request in made} == {0}
+
+
+def test_prompts_of_several_chunks_are_in_no_cache_whenever_they_are_asked() -> None:
+    asked = list(itertools.islice(endless(requests(1, 4 * len(KINDS)), 2), 3 * 4 * len(KINDS)))
+    several = [(r.seed, r.body["cache_salt"]) for r in asked if r.kind == "several chunks"]
+    assert len(several) == len(set(several)) == 3 * 4
+    assert not any("cache_salt" in r.body for r in asked if r.kind != "several chunks")
 
 
 @given(st.text())
