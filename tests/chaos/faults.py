@@ -20,6 +20,7 @@ from chaos.plan import ON_NETWORK, Fault
 
 REACHED_WITHIN_S = 8.0  # among 200 clients every step is reached sooner, if it is reached at all
 RECOVERED_WITHIN_S = 60.0
+LONG_ANSWER = 48  # tokens; an order reaches a worker before so many are there
 WEATHER_ANSWERS = 150  # requests that meet a slow or lossy network, before it is fine again
 SLOW_MS, SLOW_TIMES = 60.0, 12
 
@@ -141,8 +142,9 @@ class Injector:
         """A worker that was just given what another one lost; it is struck once that one is back, for one must be."""
         other, worker = self.rng.sample(self._workers(fault), 2)
         rule, resumed = await self.fleet.arm(worker, "resumed", "hold")
-        await self.fleet.arm(other, "token sent", "cut link")
         try:
+            if await self.crowd.first(lambda stream: self._begun(stream, other), REACHED_WITHIN_S):
+                await self.fleet.arm(other, "now", "cut link")
             await asyncio.wait_for(resumed, REACHED_WITHIN_S)
             await self.fleet.ready([other.name])
             _, future = await self._arm(worker, "now", fault)
@@ -167,6 +169,14 @@ class Injector:
         with contextlib.suppress(TimeoutError):
             return worker, await asyncio.wait_for(future, REACHED_WITHIN_S)
         return None, None
+
+    def _begun(self, stream: Stream, worker: Worker) -> bool:
+        """Whether the worker has given one token of an answer that is still long: all that it has may be at its end."""
+        body = stream.request.body
+        long = body["max_tokens"] >= LONG_ANSWER and body.get("ignore_eos") and "stop" not in body
+        return bool(
+            long and stream.tokens == 1 and worker in self.fleet.holders(stream.request.seed)
+        )
 
     def _decoder(self, stream: Stream, fault: Fault) -> Worker | None:
         holders = self.fleet.holders(stream.request.seed)

@@ -136,4 +136,6 @@ def endless(requests: list[Request], seed: int) -> Iterator[Request]:
     rng = random.Random(f"order {seed}")
     for turn in itertools.count():
         for request in rng.sample(requests, len(requests)):
-            yield request.uncached(f"{seed} {turn}") if request.kind == "several chunks" else request
+            yield (
+                request.uncached(f"{seed} {turn}") if request.kind == "several chunks" else request
+            )
