@@ -2,14 +2,14 @@
 
 What a draft brings is the chance that it is accepted, and all before it: an average per sequence and depth that fades,
 begun with that of all sequences; where nothing is drafted at a depth, it slowly follows the depth before. What it costs
-is one more row of the next forward pass, and its share of the drafting passes; both are fitted to the engine's own
+is one more row of the next forward pass, and its share of the drafting passes; both are learnt from the engine's own
 steps, the former for each size of batch by itself, as the first rows come almost for free and later ones do not. The
 drafts that are most likely to be right are taken first, up to the number at which tokens per ms are highest, which is
 none at all where a step's time grows with each row.
 
-The first steps of a size try each depth, and now and then a step does otherwise, so that a rate, or a cost, that was
-wrong or has changed is found out: for a few of the sequences only, as one more row is enough to learn what a row costs.
-Tokens never depend on any of this.
+The first steps of a size draft all and nothing in turns, and now and then a step does otherwise, so that a rate, or a
+cost, that was wrong or has changed is found out: for a few of the sequences only, as a few more rows are enough to
+learn what one costs. Tokens never depend on any of this.
 """
 
 from __future__ import annotations
@@ -30,10 +30,16 @@ PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
 FORWARD_SHARE = 1 / 2
 PASS_SHARE = 1 / 8  # of a drafting pass, whose weights are most of it
 FADE = 0.97  # of a step's weight in the costs, from step to step
+LEAST_MS = 1e-6  # of a step, whatever the clock shows
 OUTLIER = 3.0  # times the expected ms: what is above it was something else
-RIDGE = 0.05  # rows squared: how firmly the cost of a row stands where the number of rows hardly changes
+# The first guess of what a row costs is off by so much of a row's part of a step, and the cost changes in each by that.
+FIRST_DOUBT = 1 / 3
+DOUBT = 1 / 128
+FIRST_NOISE = 0.05  # by which neighbours differ, as a share of a step
+TRIES = 4  # first steps of a size, of which every other one drafts
 MARGIN = 1.03  # drafting has to be better by this
 PATIENCE = 8  # steps without a draft for which the drafting layer is kept up to date
+NEW = -1  # instead of their number: no step yet
 REVIEW_EVERY = 4  # steps: how many to draft; a lone sequence that drafts nothing asks in each
 YOUNG = 64  # steps of a size in which costs are uncertain: what is drafted is reviewed in each
 PROBE_EVERY = 64  # steps; twice as many after each probe that found nothing
@@ -43,9 +49,12 @@ TRIED = 8  # of so many sequences, one drafts in a step that only tries
 
 
 class RowCost:
-    """`ms = fixed + each * rows`, by least squares over steps that fade.
+    """`ms = fixed + each * rows`, from one step after another.
 
-    Until the number of rows has changed, `each` is a guess, or that share of a row's part of the first step.
+    What a row costs is learnt from neighbours that differ in rows: both met the machine in the same state, so a machine
+    that gets slower does not look like rows that cost much. How far such a pair is believed depends on how much
+    neighbours differ anyway (a Kalman filter of one number). How fast the machine is, which scales both numbers, every
+    step tells. Until the number of rows has changed, `each` is a guess, or `share` of a row's part of the first step.
     """
 
     def __init__(self, each: float = 0.0, *, share: float = FORWARD_SHARE) -> None:
@@ -53,23 +62,42 @@ class RowCost:
         self.each = each
         self._share = share
         self._weight = 0.0  # of all steps so far
-        self._x = self._y = self._xx = self._xy = 0.0  # their means
+        self._mean_rows = 0.0
+        self._rows = self._ms = 0.0  # of the last step
+        self._doubt = 0.0  # variance of `each`
+        self._noise = 0.0  # variance of the ms between neighbours
 
     def note(self, rows: int, ms: float) -> None:
         """So many rows took so long."""
+        ms = max(ms, LEAST_MS)
         if self._weight == 0:
-            self.each = self.each or ms / rows * self._share
-        elif self._weight > 4:
-            ms = min(ms, OUTLIER * self.at(rows))
+            self.each = min(self.each or ms / rows * self._share, ms / rows)
+            self.fixed = ms - self.each * rows
+            self._doubt = (FIRST_DOUBT * ms / rows) ** 2
+            self._noise = (FIRST_NOISE * ms) ** 2
+        else:
+            if self._weight > 4:
+                ms = min(ms, OUTLIER * self.at(rows))
+            self._compare(rows - self._rows, ms - self._ms)
         self._weight = self._weight * FADE + 1
-        share = 1 / self._weight  # plain numbers: five of them are nothing to an array
-        x = self._x = self._x + (rows - self._x) * share
-        y = self._y = self._y + (ms - self._y) * share
-        self._xx += (rows * rows - self._xx) * share
-        self._xy += (rows * ms - self._xy) * share
-        spread, together = max(self._xx - x * x, 0.0), self._xy - x * y
-        self.each = max((together + RIDGE * self.each) / (spread + RIDGE), 0.0)
-        self.fixed = max(y - self.each * x, 0.0)
+        self._mean_rows += (rows - self._mean_rows) / self._weight
+        slower = 1 + (ms / self.at(rows) - 1) / self._weight
+        self.fixed *= slower
+        self.each *= slower
+        self._rows, self._ms = rows, ms
+
+    def _compare(self, more_rows: float, more_ms: float) -> None:
+        """So many rows more took so much longer: turn the line about the point that all steps have told."""
+        level = self.at(self._mean_rows)
+        unit = level / self._mean_rows
+        off = more_ms - self.each * more_rows
+        self._doubt += (DOUBT * unit) ** 2
+        if more_rows:
+            gain = self._doubt * more_rows / (self._doubt * more_rows**2 + self._noise)
+            self._doubt *= max(1 - gain * more_rows, 0.0)
+            self.each = min(max(self.each + gain * off, 0.0), unit)
+            self.fixed = level - self.each * self._mean_rows
+        self._noise += (off * off - self._noise) / (self._weight + 1)
 
     @overload
     def at(self, rows: float) -> float: ...
@@ -116,8 +144,7 @@ class Adaptive:
         self._rates[seat] = self._prior
         self._best_of[seat] = 0
         self._due = True
-        # Where nothing is drafted, its first step decides whether the layer follows it.
-        self._idle[seat] = 0 if self._size.drafts else PATIENCE
+        self._idle[seat] = NEW
 
     def checked(
         self, seats: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
@@ -145,10 +172,11 @@ class Adaptive:
         self._due |= size is not self._size
         self._size = size
         size.turns += 1
-        if size.turns <= 2 * (self.most + 1):  # find out what rows cost
+        tries = size.turns <= TRIES
+        if tries:  # find out what rows cost
             drafts = np.zeros(len(seats), dtype=np.int64)
             some = self._some(seats)
-            drafts[some] = np.minimum(most[some], size.turns % (self.most + 1))
+            drafts[some] = most[some] * (size.turns % 2)
         else:
             drafts = self._chosen(size, seats, most)
             if drafts.any():
@@ -156,7 +184,12 @@ class Adaptive:
             if size.turns >= size.probe_at:
                 drafts = self._probe(seats, drafts, most)
         size.drafts = bool(drafts.any())
-        self._idle[seats] = np.where(drafts > 0, 0, self._idle[seats] + 1)
+        idle = self._idle[seats]
+        if (
+            tries or not size.drafts
+        ):  # the first step of a sequence decides whether the layer follows it
+            idle[idle == NEW] = PATIENCE
+        self._idle[seats] = np.where(drafts > 0, 0, idle + 1)
         return drafts
 
     def _chosen(

@@ -192,7 +192,8 @@ class Drafter:
                 self._rejection.drafted(logits, rows)
             now_s = self._clock()
             if self._adaptive is not None and not (prompts and depth == 1):
-                self._adaptive.passes.note(len(going), (now_s - began_s) * 1e3)
+                computed = len(known.seats) if depth == 1 else len(going)
+                self._adaptive.passes.note(computed, (now_s - began_s) * 1e3)
             more = places_of(known.drafts[some] > depth)
             hidden_from = hidden_from[more] if depth == 1 else more
             going = going[more]
