@@ -8,16 +8,20 @@ does disturbs all of them. The prompts are of the stream on which the head was n
 turn; medians of the turns are given. CPU seconds are those of the computing thread, from the first step that decodes to
 the end. The answers are compared token by token.
 
-An engine goes through all turns of its batch size, as that of a server does, after a warm-up of at least 100 steps. Its
-very first answers, in which it finds out what rows cost, are given apart ("times_without_cold").
+An engine goes through all turns of a start, as that of a server does, after a warm-up of at least 100 steps. Its very
+first answers, in which it finds out what rows cost, are given apart ("times_without_cold"). Engines are made anew at
+each of the `--starts`: they share their weights, but two of the same kind still differ by up to 2 % for as long as they
+live, by where their caches happen to lie. How much, a second one without drafts shows ("without again").
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +33,14 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.names import KeyedNamer
 from headrace.frames import Sampling, Submit
-from headrace.models import DType, Model, load_model
+from headrace.models import DType
+from headrace.models.checkpoint import Checkpoint
+from headrace.models.deepseek import Deepseek, attention_of
+from headrace.models.deepseek_weights import load_weights
 from headrace.models.source import resolve
 from headrace.mtp_training.prompts import Prompts
 from headrace.mtp_training.writer import Encoder
+from headrace_kernels.native import NativeBackend
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from report import write
@@ -40,8 +48,8 @@ from report import write
 BLOCK = 16
 MODEL = "smollm2-r1"
 DTYPES: tuple[DType, ...] = ("float32", "int8")
-SIZES = {1: 1, 8: 2, 32: 4}  # of a batch, and by what the number of turns is divided
-DRAFTS = (0, 1, 2, 3)
+SIZES = {1: (1, 1), 8: (2, 1), 32: (4, 2)}  # of a batch; by what turns and starts are divided
+DRAFTS = {"without": 0, "without again": 0, "1": 1, "2": 2, "3": 3}  # at most, by the engine's name
 WARM_UP_STEPS = 100  # by which the engine knows what rows cost
 LONGEST_PROMPT = 192
 
@@ -58,18 +66,37 @@ class Turn:
     answers: dict[int, list[int]]
 
 
-def run(engines: dict[int, Engine], prompts: list[list[int]], tokens: int) -> dict[int, Turn]:
+Engines = dict[str, Engine]
+
+
+class Models:
+    """Models that share their weights, each with a cache of its own."""
+
+    def __init__(self, checkpoint: Checkpoint, dtype: DType) -> None:
+        self._config = checkpoint.config
+        self._dtype: DType = dtype
+        self._weights = load_weights(checkpoint, self._backend(mtp=True), mtp=True)
+
+    def make(self, *, mtp: bool) -> Deepseek:
+        weights = self._weights if mtp else dataclasses.replace(self._weights, mtp=None)
+        return Deepseek(self._config, weights, self._backend(mtp=mtp), BLOCK)
+
+    def _backend(self, *, mtp: bool) -> NativeBackend:
+        return NativeBackend(attention_of(self._config, BLOCK, mtp=mtp), dtype=self._dtype)
+
+
+def run(engines: Engines, prompts: list[list[int]], tokens: int) -> dict[str, Turn]:
     """Answer all prompts at once with each engine: a step of one, then a step of the next."""
-    turns: dict[int, Turn] = {}
-    for drafts, engine in engines.items():
+    turns: dict[str, Turn] = {}
+    for name, engine in engines.items():
         for request, prompt in enumerate(prompts):
             packed = np.array(prompt, "<u4").tobytes()
             engine.submit(Submit(request, packed, Sampling(temperature=0.0), [], tokens))
-        turns[drafts] = Turn(0.0, 0, 0, 0, 0, {request: [] for request in range(len(prompts))})
+        turns[name] = Turn(0.0, 0, 0, 0, 0, {request: [] for request in range(len(prompts))})
     while not all(engine.empty for engine in engines.values()):
-        for drafts, engine in engines.items():
+        for name, engine in engines.items():
             if not engine.empty:
-                step(engine, turns[drafts])
+                step(engine, turns[name])
     return turns
 
 
@@ -88,7 +115,8 @@ def step(engine: Engine, turn: Turn) -> None:
         turn.accepted += sum(output.accepted for output in outputs)
 
 
-def engine_of(model: Model, drafts: int, size: int, tokens: int) -> Engine:
+def engine_of(models: Models, drafts: int, size: int, tokens: int) -> Engine:
+    model = models.make(mtp=drafts > 0)
     blocks = size * -(-(LONGEST_PROMPT + tokens + 8) // BLOCK)
     model.allocate_kv(blocks)
     config = EngineConfig(
@@ -102,54 +130,75 @@ def engine_of(model: Model, drafts: int, size: int, tokens: int) -> Engine:
 
 
 def case(
-    models: dict[int, Model], prompts: list[list[int]], size: int, tokens: int, rounds: int
+    models: Models,
+    prompts: list[list[int]],
+    size: int,
+    tokens: int,
+    rounds: int,
+    starts: int,
 ) -> list[dict[str, Any]]:
-    """One batch size: all numbers of drafts in turns, `rounds` times."""
-    engines = {drafts: engine_of(models[drafts], drafts, size, tokens) for drafts in DRAFTS}
-
-    def answer(turn: int) -> dict[int, Turn]:
-        own = [prompts[(turn * size + i) % len(prompts)] for i in range(size)]
-        return run(engines, own, tokens)
-
-    cold = answer(rounds)
-    steps, turn = min(first.steps for first in cold.values()), rounds
-    while steps < WARM_UP_STEPS:
-        turn += 1
-        steps += min(more.steps for more in answer(turn).values())
-    turns = [answer(turn) for turn in range(rounds)]
-    return [
-        {
-            "batch": size,
-            "mtp": drafts,
-            "cpu_ms_per_token": statistics.median(
-                1e3 * turn[drafts].cpu_s / turn[drafts].tokens for turn in turns
-            ),
-            "times_without": statistics.median(speed(turn, drafts) for turn in turns),
-            "times_without_range": [
-                min(speed(turn, drafts) for turn in turns),
-                max(speed(turn, drafts) for turn in turns),
-            ],
-            "times_without_cold": speed(cold, drafts),
-            "tokens_per_step_and_sequence": statistics.median(
-                turn[drafts].tokens / turn[drafts].steps / size for turn in turns
-            ),
-            "accepted_of_drafted": sum(turn[drafts].accepted for turn in turns)
-            / max(sum(turn[drafts].drafted for turn in turns), 1),
-            "same_answers": all(turn[drafts].answers == turn[0].answers for turn in turns),
-        }
-        for drafts in DRAFTS
-    ]
+    """One batch size: all engines in turns, `rounds` times, made anew `starts` times."""
+    colds: list[dict[str, Turn]] = []
+    turns: list[dict[str, Turn]] = []
+    batches = batches_of(prompts, size)
+    for start in range(starts):
+        engines = {name: engine_of(models, most, size, tokens) for name, most in DRAFTS.items()}
+        colds.append(run(engines, next(batches), tokens))
+        steps = fewest_steps(colds[-1])
+        while steps < WARM_UP_STEPS:
+            steps += fewest_steps(run(engines, next(batches), tokens))
+        while len(turns) < rounds * (start + 1) // starts:
+            turns.append(run(engines, next(batches), tokens))
+    return [summary(name, size, turns, colds) for name in DRAFTS]
 
 
-def speed(turn: dict[int, Turn], drafts: int) -> float:
-    """Tokens per CPU second with drafts as a multiple of those without."""
-    with_, without = turn[drafts], turn[0]
+def batches_of(prompts: list[list[int]], size: int) -> Iterator[list[list[int]]]:
+    place = 0
+    while True:
+        yield [prompts[(place + i) % len(prompts)] for i in range(size)]
+        place += size
+
+
+def fewest_steps(turns: dict[str, Turn]) -> int:
+    return min(turn.steps for turn in turns.values())
+
+
+def summary(
+    name: str, size: int, turns: list[dict[str, Turn]], colds: list[dict[str, Turn]]
+) -> dict[str, Any]:
+    speeds = [speed(turn, name) for turn in turns]
+    return {
+        "batch": size,
+        "mtp": name,
+        "cpu_ms_per_token": statistics.median(
+            1e3 * turn[name].cpu_s / turn[name].tokens for turn in turns
+        ),
+        "times_without": statistics.median(speeds),
+        "times_without_range": [min(speeds), max(speeds)],
+        "times_without_cold": statistics.median(speed(cold, name) for cold in colds),
+        "tokens_per_step_and_sequence": statistics.median(
+            turn[name].tokens / turn[name].steps / size for turn in turns
+        ),
+        "drafted_per_step": sum(turn[name].drafted for turn in turns)
+        / sum(turn[name].steps for turn in turns),
+        "accepted_of_drafted": sum(turn[name].accepted for turn in turns)
+        / max(sum(turn[name].drafted for turn in turns), 1),
+        "same_answers": all(
+            turn[name].answers == turn["without"].answers for turn in (*turns, *colds)
+        ),
+    }
+
+
+def speed(turn: dict[str, Turn], name: str) -> float:
+    """Tokens per CPU second as a multiple of those without drafts."""
+    with_, without = turn[name], turn["without"]
     return (with_.tokens / with_.cpu_s) / (without.tokens / without.cpu_s)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=8, help="turns of a lone sequence")
+    parser.add_argument("--starts", type=int, default=4, help="times that engines are made anew")
     parser.add_argument("--tokens", type=int, default=96, help="of an answer")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
     parser.add_argument("--batches", nargs="+", type=int, default=list(SIZES), choices=SIZES)
@@ -158,22 +207,20 @@ def main() -> None:
     torch.set_num_threads(1)
     checkpoint = resolve(MODEL)
     encoder, stream = Encoder(checkpoint), Prompts("held-out", seed=2)
-    count = (args.rounds + 3) * max(SIZES)
+    count = 2 * args.rounds * max(SIZES)
     prompts = [encoder.encode(stream[i], LONGEST_PROMPT) for i in range(count)]
     result: dict[str, Any] = {}
     for dtype in args.dtypes:
-        models = {  # each with a cache of its own
-            drafts: load_model(
-                checkpoint, dtype=dtype, device="cpu", block_tokens=BLOCK, mtp=drafts > 0
+        models = Models(checkpoint, dtype)
+        result[dtype] = []
+        for size in args.batches:
+            rounds, starts = (
+                max(1, wanted // by)
+                for wanted, by in zip((args.rounds, args.starts), SIZES[size], strict=True)
             )
-            for drafts in DRAFTS
-        }
-        result[dtype] = [
-            row
-            for size in args.batches
-            for row in case(models, prompts, size, args.tokens, max(1, args.rounds // SIZES[size]))
-        ]
-    write(args.out, {"model": MODEL, "tokens": args.tokens, "rounds": args.rounds, **result})
+            result[dtype] += case(models, prompts, size, args.tokens, rounds, starts)
+    told = {"model": MODEL, "tokens": args.tokens, "rounds": args.rounds, "starts": args.starts}
+    write(args.out, told | result)
 
 
 if __name__ == "__main__":
