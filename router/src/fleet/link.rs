@@ -3,6 +3,7 @@
 mod description;
 mod error;
 mod hangup;
+mod leg;
 mod legs;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -17,8 +18,8 @@ use tokio_util::sync::CancellationToken;
 use self::description::Description;
 pub(crate) use self::error::LinkError;
 pub(crate) use self::hangup::Hangup;
+pub(crate) use self::leg::{Part, Partner};
 use self::legs::Legs;
-pub(crate) use self::legs::{Part, Partner};
 use super::codec::{CodecError, FrameReader, FrameWriter};
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;

@@ -11,6 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::hangup::Hangup;
+use super::leg::{Leg, LegState, Part};
 use super::{Lease, Link, LinkError};
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{
@@ -32,89 +33,6 @@ pub(super) struct Legs {
     /// Frames that overtake submits. At most one cancel for each leg, and a few more.
     pub(super) urgent: Vec<Frame>,
     pub(super) pinged: bool,
-}
-
-#[derive(Debug)]
-struct Leg {
-    state: LegState,
-    part: Part,
-    /// Tokens that came from this worker.
-    generated: u32,
-    /// Tokens of the answer that were there before.
-    before: u32,
-    hangup: Arc<Hangup>,
-}
-
-#[derive(Debug)]
-enum LegState {
-    /// Its submit waits for the socket.
-    Queued(Arc<Mailbox>),
-    /// The worker has it.
-    Sent(Arc<Mailbox>),
-    /// The worker was told to stop, and has not said yet that the blocks are free.
-    Cancelled(Instant),
-}
-
-/// What a worker does for a request.
-#[derive(Debug)]
-pub(crate) enum Part {
-    /// All of it.
-    Whole,
-    /// Prompt and first token.
-    Prefill(Partner),
-    /// The rest. What is to be said of the prompt before the submit is sent waits here: at most a ticket and a word to
-    /// go on.
-    Decode { later: Vec<Frame>, goes_on: bool },
-}
-
-impl Part {
-    pub(crate) fn decode() -> Self {
-        Self::Decode { later: Vec::new(), goes_on: false }
-    }
-}
-
-/// The decode leg of a prefill leg.
-#[derive(Debug)]
-pub(crate) struct Partner {
-    pub(crate) link: Arc<Link>,
-    pub(crate) request: RequestId,
-    /// The first token came: from here on only the blocks are left of this leg.
-    pub(crate) handed_off: bool,
-    /// It was told where to pull from; once is enough.
-    pub(crate) ticketed: bool,
-}
-
-impl Leg {
-    fn output(&self, complete: bool) -> Output {
-        Output { tokens: self.before + self.generated, complete }
-    }
-
-    /// The decode leg, if it still depends on this one.
-    fn waiting_partner(&self) -> Option<(Arc<Link>, RequestId)> {
-        match &self.part {
-            Part::Prefill(partner) if !partner.handed_off => {
-                Some((Arc::clone(&partner.link), partner.request))
-            }
-            Part::Prefill(_) | Part::Whole | Part::Decode { .. } => None,
-        }
-    }
-
-    /// It is over: the request's reader is told, or the decode leg, if that one can do without it.
-    fn fail(self, error: RouteError, worker: WorkerId, may_go_on: bool) {
-        let partner = self.waiting_partner();
-        match (self.state, partner) {
-            (LegState::Cancelled(_), _) => {}
-            (LegState::Queued(_) | LegState::Sent(_), Some((link, request))) if may_go_on => {
-                link.goes_alone(request, &error);
-            }
-            (LegState::Queued(mailbox) | LegState::Sent(mailbox), partner) => {
-                let only_blocks_left = partner.is_none() && matches!(self.part, Part::Prefill(_));
-                if !only_blocks_left {
-                    mailbox.fail(error, worker);
-                }
-            }
-        }
-    }
 }
 
 /// What a step is to set off, once the lock is gone.

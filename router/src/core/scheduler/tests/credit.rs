@@ -1,0 +1,122 @@
+//! Whose word on blocks is believed: what costs a worker its credit, what does not, and how it comes back.
+
+use super::*;
+use crate::core::scheduler::credit::Credit;
+
+#[test]
+fn an_overclaiming_worker_loses_its_credit_alone_and_a_snapshot_brings_it_back() {
+    let mut scheduler = scheduler(2);
+    let keys = keys(1, 40, 0);
+    for id in [0, 1] {
+        assert_eq!(scheduler.stored(WorkerId(id), Tier::Device, &keys), None);
+    }
+    let mut withdrawn = None;
+    for n in 0..40 {
+        let mut want = want(n, &keys);
+        want.excluded = vec![WorkerId(1)];
+        let placement = scheduler.place(&want, 0.0).unwrap();
+        if chosen(&placement).held_tokens == 0 {
+            break;
+        }
+        withdrawn = scheduler.begun(placement.request, 0, 1.0).unwrap().withdrawn.or(withdrawn);
+        scheduler.end(placement.request, Output { tokens: 1, complete: true }, 1.0);
+    }
+    assert_eq!(withdrawn, Some(Withdrawal::Overclaimed));
+    assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, Some(Withdrawal::Overclaimed));
+    assert_eq!(scheduler.view(WorkerId(1)).unwrap().withdrawn, None);
+    let placement = scheduler.place(&want(100, &keys), 2.0).unwrap();
+    assert_eq!(placement.worker, WorkerId(1), "it still counts for what it is believed");
+    scheduler.snapshot_begins(WorkerId(0));
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys[..30]), None);
+    scheduler.snapshot_complete(WorkerId(0));
+    let placement = scheduler.place(&want(101, &keys), 2.0).unwrap();
+    assert_eq!(placement.decision.candidates[0].held_tokens, 480);
+}
+
+#[test]
+fn blocks_evicted_while_a_request_waits_are_no_lie() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 40, 0);
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);
+    for n in 0..20 {
+        let placement = scheduler.place(&want(n, &keys), 0.0).unwrap();
+        assert_eq!(chosen(&placement).held_tokens, 640);
+        assert_eq!(scheduler.removed(WorkerId(0), Tier::Device, &keys[10..]), 0);
+        let begun = scheduler.begun(placement.request, 160, 1.0).unwrap();
+        assert_eq!((begun.held_tokens, begun.withdrawn), (160, None));
+        scheduler.end(placement.request, Output { tokens: 1, complete: true }, 1.0);
+        assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys[10..]), None);
+    }
+}
+
+#[test]
+fn more_blocks_than_announced_and_prompts_without_a_word_cost_the_credit() {
+    let mut scheduler = scheduler(2);
+    let too_many = keys(1, 1001, 0);
+    let over = scheduler.stored(WorkerId(0), Tier::Device, &too_many);
+    assert_eq!(over, Some(Withdrawal::OverCapacity));
+    assert_eq!(scheduler.view(WorkerId(0)).unwrap().held_blocks, 0);
+    for n in 1..10 {
+        let mut want = want(n, &keys(n, 12, 0));
+        want.excluded = vec![WorkerId(0)];
+        scheduler.place(&want, 0.0).unwrap();
+        scheduler.begun(RequestId(n), 0, 1.0).unwrap();
+    }
+    let silent = scheduler.step(WorkerId(1), &report(1, 200, Load::default()), 1.0);
+    assert_eq!(silent, Some(Withdrawal::Silent));
+    // both still serve
+    assert!(scheduler.place(&want(10, &keys(10, 4, 0)), 0.0).is_ok());
+}
+
+#[test]
+fn prompts_that_are_announced_are_not_met_with_silence_however_many_come_at_once() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 40, 0);
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);
+    for n in 0..100 {
+        // the same prompt again and again: computed each time, as if side by side, and announced once
+        let mut leg = want(n, &keys);
+        leg.max_tokens = 1;
+        scheduler.place(&leg, 0.0).unwrap();
+        scheduler.begun(RequestId(n), 640, 1.0).unwrap();
+        assert_eq!(scheduler.step(WorkerId(0), &report(n + 1, 640, Load::default()), 1.0), None);
+        scheduler.end(RequestId(n), Output { tokens: 1, complete: true }, 2.0);
+    }
+    assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, None);
+}
+
+#[test]
+fn what_was_promised_is_void_once_the_snapshot_begins_anew() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 40, 0);
+    assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);
+    for n in 0..10 {
+        scheduler.place(&want(n, &keys), 0.0).unwrap();
+    }
+    scheduler.snapshot_begins(WorkerId(0));
+    scheduler.snapshot_complete(WorkerId(0));
+    for n in 0..10 {
+        let begun = scheduler.begun(RequestId(n), 0, 1.0).unwrap();
+        assert_eq!((begun.held_tokens, begun.withdrawn), (0, None));
+    }
+}
+
+#[test]
+fn a_worker_without_a_prefix_cache_is_asked_once_and_then_left_alone() {
+    let mut credit = Credit::default();
+    credit.restore(0);
+    let silent = |credit: &mut Credit| {
+        (0..100).find_map(|_| {
+            credit.computed(10);
+            credit.silent()
+        })
+    };
+    assert_eq!(silent(&mut credit), Some(Withdrawal::Silent));
+    credit.withdraw(Withdrawal::Unknown); // its snapshot begins
+    credit.restore(0);
+    assert_eq!(credit.withdrawn(), Some(Withdrawal::Silent));
+    assert_eq!(silent(&mut credit), None);
+    credit.heard();
+    assert!(credit.given(), "it speaks");
+    assert_eq!(silent(&mut credit), Some(Withdrawal::Silent), "and is listened to again");
+}

@@ -1,0 +1,131 @@
+//! What operators see of each worker: its entry in `/workers`, and its gauges.
+
+use super::{Pool, Worker};
+use crate::core::candidate::WorkerId;
+use crate::core::scheduler::{Withdrawal, WorkerView};
+use crate::core::transfer::TransferCost;
+
+impl Pool {
+    /// What pulling KV costs a worker, by source.
+    fn sources(&self, id: WorkerId) -> serde_json::Map<String, serde_json::Value> {
+        let sources = self.dispatch.scheduler.sources(id).into_iter();
+        sources.map(|source| (source.worker.to_string(), cost_json(&source.cost))).collect()
+    }
+
+    pub(in crate::fleet) fn describe_workers(
+        &self,
+        now_ms: u64,
+    ) -> impl Iterator<Item = serde_json::Value> {
+        let described = self.engine.is_some();
+        self.members().map(move |(worker, view)| {
+            let (hello, load) = (&worker.hello, view.load);
+            serde_json::json!({
+                "id": hello.worker,
+                "role": hello.role,
+                "state": worker.status(described).as_str(),
+                "model": hello.model,
+                "epoch": hello.epoch,
+                "address": worker.address,
+                "blocks_total": hello.capacity.blocks,
+                "blocks_used": load.blocks_used,
+                "blocks_cached": load.blocks_cached,
+                "blocks_announced": worker.blocks_known,
+                "blocks_indexed": view.held_blocks,
+                "credit_withdrawn": view.withdrawn.map(Withdrawal::as_str),
+                "running": load.running,
+                "waiting": load.waiting,
+                "booked_requests": view.booked_requests,
+                "booked_tokens": view.booked_tokens,
+                "backlog_tokens": view.backlog_tokens,
+                "arriving_tokens": view.arriving_tokens,
+                "pinned_requests": view.pinned_requests,
+                "in_flight": worker.link.in_flight(),
+                "heartbeat_age_ms": now_ms.saturating_sub(worker.link.heard_ms()),
+                "block_tokens": hello.fingerprints.block_tokens,
+                "context_tokens": hello.context_tokens,
+                "capacity": {
+                    "sequences": hello.capacity.sequences,
+                    "batched_tokens": hello.capacity.batched_tokens,
+                    "waiting": hello.capacity.waiting,
+                },
+                "group": hello.group,
+                "transfer": {
+                    "offers": hello.transfer,
+                    "block_bytes": hello.kv_block_bytes,
+                    "pulls": worker.pulls.as_json(),
+                    "expected": cost_json(&view.pull_cost),
+                    "sources": self.sources(worker.link.id),
+                },
+                "step_cost": view.cost,
+                "steps_learnt": view.steps_learnt,
+                "accepted_tokens": view.accepted,
+                "step": worker.last.as_ref().map(|step| serde_json::json!({
+                    "number": step.step,
+                    "ms": step.ms,
+                    "prefill_tokens": step.prefill_tokens,
+                    "decode_rows": step.decode_rows,
+                    "kv_tokens": step.kv_tokens,
+                    "waiting_tokens": step.waiting_tokens,
+                    "drafted": step.drafted,
+                    "accepted": step.accepted,
+                })),
+            })
+        })
+    }
+}
+
+fn cost_json(cost: &TransferCost) -> serde_json::Value {
+    serde_json::json!({
+        "latency_ms": cost.latency_ms,
+        "mib_per_s": 1e3 / cost.mib_ms.max(1e-9),
+        "failing": cost.failing,
+    })
+}
+
+type WorkerGauge = (&'static str, &'static str, fn(&Worker, &WorkerView, u64) -> f64);
+
+/// One sample for each worker.
+pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 14] = [
+    ("headrace_worker_blocks_indexed", "Blocks that placements may count on.", |_, view, _| {
+        view.held_blocks.into()
+    }),
+    ("headrace_worker_credit", "1 if what it says of its blocks is believed.", |_, view, _| {
+        f64::from(u8::from(view.withdrawn.is_none()))
+    }),
+    ("headrace_worker_backlog_tokens", "Prompt tokens that are still to come.", |_, view, _| {
+        view.backlog_tokens as f64
+    }),
+    (
+        "headrace_worker_arriving_tokens",
+        "Prompt tokens whose KV comes from others.",
+        |_, view, _| view.arriving_tokens as f64,
+    ),
+    ("headrace_worker_pinned_requests", "Prompts kept for others to pull.", |_, view, _| {
+        view.pinned_requests.into()
+    }),
+    ("headrace_worker_blocks", "KV blocks in the pool.", |worker, _, _| {
+        worker.hello.capacity.blocks.into()
+    }),
+    ("headrace_worker_blocks_used", "KV blocks held by running requests.", |_, view, _| {
+        view.load.blocks_used.into()
+    }),
+    ("headrace_worker_blocks_cached", "KV blocks held by the prefix cache only.", |_, view, _| {
+        view.load.blocks_cached.into()
+    }),
+    ("headrace_worker_running", "Requests in the batch.", |_, view, _| view.load.running.into()),
+    ("headrace_worker_waiting", "Requests that wait inside the worker.", |_, view, _| {
+        view.load.waiting.into()
+    }),
+    ("headrace_worker_booked_requests", "Legs that this router has there.", |_, view, _| {
+        view.booked_requests.into()
+    }),
+    ("headrace_worker_booked_tokens", "Their prompts and longest answers.", |_, view, _| {
+        view.booked_tokens as f64
+    }),
+    ("headrace_worker_step_seconds", "Duration of the last step.", |worker, _, _| {
+        worker.last.as_ref().map_or(0.0, |step| step.ms / 1e3)
+    }),
+    ("headrace_worker_heartbeat_age_seconds", "Since its last frame.", |worker, _, now_ms| {
+        now_ms.saturating_sub(worker.link.heard_ms()) as f64 / 1e3
+    }),
+];
