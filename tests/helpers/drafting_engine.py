@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.frames import Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.drafting_toy import DraftingToy
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyModel, make_submit
+from helpers.toy_engine import engine_on
 
 BLOCK = 4
 
@@ -30,18 +30,18 @@ def make_engine(
 ) -> tuple[Engine, DraftingToy]:
     ids = np.arange(0, 50, 3, dtype=np.int32) if some_tokens else None
     model = DraftingToy(agreement=agreement, block_tokens=BLOCK, draft_token_ids=ids)
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
+    engine = engine_on(
+        model,
+        blocks=blocks,
+        sequences=sequences,
+        batched=batched,
+        clock=model.clock,
         prefix_cache=prefix_cache,
         mtp=k,
         mtp_fixed=fixed,
         mtp_verify="rejection" if rejection else "noise",
     )
-    return Engine(model, config, ToyNamer(BLOCK), clock=model.clock), model
+    return engine, model
 
 
 class Heard:
@@ -86,10 +86,7 @@ def run(engine: Engine, heard: Heard | None = None, *, steps: int = 5_000) -> He
 
 def plain(submit: Submit) -> tuple[list[int], list[TokenLogprob], str | None]:
     """The answer of an engine that knows nothing of drafts and has nothing else to do."""
-    model = ToyModel(block_tokens=BLOCK)
-    model.allocate_kv(64)
-    config = EngineConfig(num_blocks=64, block_tokens=BLOCK, prefix_cache=False)
-    engine = Engine(model, config, ToyNamer(BLOCK))
+    engine = engine_on(ToyModel(), prefix_cache=False)
     engine.submit(submit)
     heard = run(engine)
     return heard.ids(submit.request), heard.logprobs(submit.request), heard.finish(submit.request)

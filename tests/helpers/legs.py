@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.export import Export
 from headrace.engine.sequence import Key
 from headrace.frames import Submit
 from helpers.pair import Heard, legs_of, unsplit
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyModel, make_submit
+from helpers.toy_engine import engine_on
 
 BLOCK = 4
 P, D = Key(0, 1), Key(0, 2)
@@ -18,16 +18,9 @@ PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]  # three blocks, the last one full in
 def make_engine(
     *, blocks: int = 64, sequences: int = 8, batched: int = 16, waiting: int = 100
 ) -> Engine:
-    model = ToyModel(block_tokens=BLOCK)
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
-        max_waiting=waiting,
+    return engine_on(
+        ToyModel(), blocks=blocks, sequences=sequences, batched=batched, max_waiting=waiting
     )
-    return Engine(model, config, ToyNamer(BLOCK))
 
 
 def legs(submit: Submit | None = None) -> tuple[Submit, Submit]:

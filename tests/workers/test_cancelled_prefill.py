@@ -6,27 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Key
 from headrace.frames import HandOff
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyModel, make_submit
+from helpers.toy_engine import engine_on
 
 BLOCK, CHUNK, LONG = 16, 256, 32_768
 
 
 def engine() -> Engine:
     model = ToyModel(block_tokens=BLOCK, context_tokens=LONG + 64)
-    model.allocate_kv(LONG // BLOCK + 64)
-    config = EngineConfig(
-        num_blocks=LONG // BLOCK + 64,
-        block_tokens=BLOCK,
-        max_sequences=8,
-        max_batched_tokens=CHUNK,
-        max_waiting=100,
-        prefix_cache=True,
-    )
-    return Engine(model, config, ToyNamer(BLOCK))
+    return engine_on(model, blocks=LONG // BLOCK + 64, batched=CHUNK)
 
 
 @pytest.mark.parametrize("handed_off", [False, True])

@@ -26,7 +26,8 @@ from headrace_kernels.ops import Backend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
 from helpers.pair import Heard, split, unsplit
 from helpers.tiny_model import tiny_llama
-from helpers.toy import ToyModel, ToyNamer, make_submit, pack
+from helpers.toy import ToyModel, make_submit, pack
+from helpers.toy_engine import engine_on
 
 torch.set_num_threads(1)
 
@@ -53,12 +54,7 @@ SAMPLINGS = {
 
 
 def toy_engine(batched: int = 8) -> Engine:
-    model = ToyModel(block_tokens=4)
-    model.allocate_kv(64)
-    config = EngineConfig(
-        num_blocks=64, block_tokens=4, max_sequences=4, max_batched_tokens=batched
-    )
-    return Engine(model, config, ToyNamer(4))
+    return engine_on(ToyModel(), sequences=4, batched=batched)
 
 
 def resumed(submit: Submit, generated: list[int]) -> Submit:

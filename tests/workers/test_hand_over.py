@@ -8,23 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.block_pool import BlockPool
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.hot import Uses
 from helpers.kv_copy import copy_block
 from helpers.pair import unsplit
 from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy_engine import engine_on
 
 BLOCK = 4
 
 
 def make_engine(blocks: int = 64) -> Engine:
-    model = ToyModel(block_tokens=BLOCK)
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks, block_tokens=BLOCK, max_sequences=4, max_batched_tokens=32
-    )
-    return Engine(model, config, ToyNamer(BLOCK))
+    return engine_on(ToyModel(), blocks=blocks, sequences=4)
 
 
 def names_of(prompt: list[int]) -> list[bytes]:

@@ -9,8 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.engine.config import EngineConfig
-from headrace.engine.engine import Engine
 from headrace.engine.outbox import MOST_REPORTS, Outbox
 from headrace.engine.sequence import Key
 from headrace.frames import Fetch, Freed, KvFrom, KvReady, Offer, Step, Transferred
@@ -19,7 +17,8 @@ from headrace.handoff.puller import MAX_PULLS, MAX_PULLS_OF_SOURCE, Job, Puller
 from headrace.link import reachable
 from headrace.transfer.base import Pulled, TransferError
 from helpers.fake_router import TIMEOUT_S
-from helpers.toy import ToyModel, ToyNamer
+from helpers.toy import ToyModel
+from helpers.toy_engine import engine_on
 
 SOURCE = KvFrom("p", ["tcp:127.0.0.1:1"], 1000)
 
@@ -181,9 +180,7 @@ async def test_a_pull_stopped_before_its_task_began_ends_too() -> None:
 async def test_a_fetch_that_is_given_up_is_due_no_more_while_it_stops() -> None:
     """Or the worker's loop, which waits for what is due, would turn and turn until then."""
     bench = Bench()
-    model = ToyModel(block_tokens=4)
-    model.allocate_kv(8)
-    engine = Engine(model, EngineConfig(num_blocks=8, block_tokens=4), ToyNamer(4))
+    engine = engine_on(ToyModel(), blocks=8)
     told: list[object] = []
     fetches = Fetches(engine, bench.puller, lambda _, news: told.append(news))
     fetches.fetch(Key(0, 1), Fetch(1, SOURCE, b"1", bytes(16), [-1], [0]), now_s=5.0)

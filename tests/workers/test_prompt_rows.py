@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine.config import EngineConfig
-from headrace.engine.engine import Engine
 from headrace.frames import Resume
 from headrace.models import Batch
 from headrace_kernels.ops import Progress
-from helpers.toy import ToyModel, ToyNamer, make_submit, pack
+from helpers.toy import ToyModel, make_submit, pack
+from helpers.toy_engine import engine_on
 
 
 class Watched(ToyModel):
@@ -33,10 +32,8 @@ class Watched(ToyModel):
 
 def test_prompt_rows_are_told_of() -> None:
     for generated in (0, 3):
-        model = Watched(block_tokens=4)
-        model.allocate_kv(64)
-        config = EngineConfig(num_blocks=64, block_tokens=4, max_sequences=4, max_batched_tokens=5)
-        engine = Engine(model, config, ToyNamer(4))
+        model = Watched()
+        engine = engine_on(model, sequences=4, batched=5)
         submit = make_submit(1, [5, 6, 7] * 4, max_tokens=6)
         if generated:
             submit = replace(submit, resume=Resume(pack([1, 2, 3]), 3))
@@ -75,8 +72,7 @@ def test_what_was_computed_as_an_answer_is_no_prompt_later(apart: bool) -> None:
     """Neither is it the other way round, after a resume. Where the arithmetic is one, all of it is shared."""
     model = Apart()
     model.answers_apart = apart
-    config = EngineConfig(num_blocks=64, block_tokens=4, max_sequences=4, max_batched_tokens=8)
-    engine = Engine(model, config, ToyNamer(4))
+    engine = engine_on(model, sequences=4, batched=8)
 
     def run(number: int, tokens: list[int], resume: list[int]) -> tuple[list[int], int]:
         submit = make_submit(number, tokens, max_tokens=12)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.export import Export
 from headrace.frames import Sampling
@@ -17,6 +16,7 @@ from headrace_kernels.ops import Fence, Progress
 from helpers.legs import BLOCK, PROMPT, D, P, exported, legs, make_engine, run, truth
 from helpers.pair import Heard, split, unsplit
 from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy_engine import engine_on
 
 
 def test_an_export_holds_its_blocks_and_no_seat_after_its_first_token() -> None:
@@ -143,9 +143,7 @@ def test_where_the_device_runs_behind_a_part_is_ready_once_its_fence_is_passed()
                 states.append((export.ready(0, 0), export.ready(0, 1)))
             return logits
 
-    model = Behind(block_tokens=BLOCK)
-    model.allocate_kv(8)
-    engine = Engine(model, EngineConfig(num_blocks=8, block_tokens=BLOCK), ToyNamer(BLOCK))
+    engine = engine_on(Behind(), blocks=8)
     engine.submit(legs()[0])
     engine.step()
     assert states == [(False, False), (True, False), (True, True)]
@@ -155,8 +153,7 @@ class LateModel(ToyModel):
     """Its device writes nothing before somebody waits for it."""
 
     def __init__(self, *, fails: bool = False) -> None:
-        super().__init__(block_tokens=BLOCK)
-        self.allocate_kv(16)
+        super().__init__()
         self.fails = fails
         self.queued: list[Batch] = []
         self.waits = 0
@@ -189,8 +186,7 @@ class LateModel(ToyModel):
 
 
 def late_engine(model: LateModel) -> Engine:
-    config = EngineConfig(num_blocks=16, block_tokens=BLOCK, max_sequences=4, max_batched_tokens=8)
-    return Engine(model, config, ToyNamer(BLOCK))
+    return engine_on(model, blocks=16, sequences=4, batched=8)
 
 
 def test_a_chunk_that_chooses_no_token_counts_once_the_device_has_written_it() -> None:

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.arrival import Pull
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.export import Export
 from headrace.engine.result import StepResult
@@ -21,7 +20,8 @@ from helpers.drafting_toy import DraftingToy
 from helpers.kv_copy import copy_block
 from helpers.pair import Heard, legs_of, unsplit
 from helpers.pipeline import Pipeline
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyModel, make_submit
+from helpers.toy_engine import engine_on
 
 BLOCK = 4
 
@@ -29,18 +29,9 @@ BLOCK = 4
 def make_engine(
     blocks: int, sequences: int, batched: int, drafts: int = 0
 ) -> tuple[Engine, ToyModel]:
-    model = (
-        DraftingToy(agreement=0.8, block_tokens=BLOCK) if drafts else ToyModel(block_tokens=BLOCK)
-    )
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
-        mtp=drafts,
-    )
-    return Engine(model, config, ToyNamer(BLOCK)), model
+    model = DraftingToy(agreement=0.8, block_tokens=BLOCK) if drafts else ToyModel()
+    engine = engine_on(model, blocks=blocks, sequences=sequences, batched=batched, mtp=drafts)
+    return engine, model
 
 
 @dataclass

@@ -8,10 +8,10 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.schedule import Plan
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyModel, make_submit
+from helpers.toy_engine import engine_on
 
 if TYPE_CHECKING:
     import torch
@@ -33,16 +33,8 @@ class SeeingModel(ToyModel):
 
 
 def make_engine(*, blocks: int, sequences: int, batched: int) -> tuple[Engine, SeeingModel]:
-    model = SeeingModel(block_tokens=BLOCK)
-    model.allocate_kv(blocks)
-    config = EngineConfig(
-        num_blocks=blocks,
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
-        max_waiting=100,
-    )
-    return Engine(model, config, ToyNamer(BLOCK)), model
+    model = SeeingModel()
+    return engine_on(model, blocks=blocks, sequences=sequences, batched=batched), model
 
 
 def watch_plans(engine: Engine) -> list[Plan]:
