@@ -13,7 +13,6 @@ use tokio::time::{Instant, timeout};
 use super::hangup::Hangup;
 use super::leg::{Leg, LegState, Part};
 use super::{Lease, Link, LinkError};
-use crate::core::candidate::WorkerId;
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
 };
