@@ -28,13 +28,15 @@ PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
 # Of the ms of a row that another row takes; no less, or large batches draft at first.
 FORWARD_SHARE = 1 / 2
 PASS_SHARE = 1 / 8  # of a drafting pass, whose weights are most of it
-TRIES = 4  # first steps of a size, of which every other one drafts
+UNTRIED = 2  # first steps of a size, which touch new memory
+TRIES = 4  # steps after them, of which every other one drafts
 MARGIN = 1.03  # drafting has to be better by this
 PATIENCE = 8  # steps without a draft for which the drafting layer is kept up to date
 NEW = -1  # instead of their number: no step yet
 REVIEW_EVERY = 4  # steps: how many to draft; a lone sequence that drafts nothing asks in each
 YOUNG = 64  # steps of a size in which costs are uncertain: what is drafted is reviewed in each
-PROBE_EVERY = 64  # steps; twice as many after each probe that found nothing
+PROBE_SOON = 2  # steps after drafting began; twice as many after each probe
+PROBE_EVERY = 64  # while drafting goes on; twice as many after each probe that found nothing
 PROBE_AT_MOST_EVERY = 1024
 TRIED = 8  # of so many sequences, one drafts in a step that only tries
 # These are guesses.
@@ -46,9 +48,16 @@ class _Size:
     def __init__(self, each: float) -> None:
         self.forward = RowCost(FORWARD_SHARE, each)
         self.turns = 0
-        self.gap = PROBE_EVERY
-        self.probe_at = PROBE_EVERY
-        self.drafts = True  # whether the last step of this size drafted, or none was chosen yet
+        self.gap = PROBE_SOON
+        self.probe_at = UNTRIED + TRIES + PROBE_SOON
+        self.pays = True  # to draft, as far as was known last; or nothing was chosen yet
+
+    def chose(self, *, pays: bool) -> None:
+        """What begins to draft for all, after trying it with a few, is soon to do without for a step."""
+        if pays != self.pays:
+            self.gap = PROBE_SOON if pays else PROBE_EVERY
+            self.probe_at = self.turns + self.gap
+        self.pays = pays
 
 
 class Adaptive:
@@ -104,21 +113,20 @@ class Adaptive:
         self._due |= size is not self._size
         self._size = size
         size.turns += 1
-        tries = size.turns <= TRIES
+        tries = size.turns <= UNTRIED + TRIES
         if tries:  # find out what rows cost
             drafts = np.zeros(len(seats), dtype=np.int64)
-            some = self._some(seats)
-            drafts[some] = most[some] * (size.turns % 2)
+            if size.turns > UNTRIED and size.turns % 2:
+                some = self._some(seats)
+                drafts[some] = most[some]
         else:
             drafts = self._chosen(size, seats, most)
-            if drafts.any():
-                size.gap = PROBE_EVERY
+            size.chose(pays=bool(drafts.any()))
             if size.turns >= size.probe_at:
                 drafts = self._probe(seats, drafts, most)
-        size.drafts = bool(drafts.any())
         idle = self._idle[seats]
         if (
-            tries or not size.drafts
+            tries or not size.pays
         ):  # the first step of a sequence decides whether the layer follows it
             idle[idle == NEW] = PATIENCE
         self._idle[seats] = np.where(drafts > 0, 0, idle + 1)
@@ -128,13 +136,13 @@ class Adaptive:
         self, size: _Size, seats: NDArray[np.int64], most: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """The best, or for some steps what was."""
-        every = REVIEW_EVERY if size.drafts else max(min(REVIEW_EVERY, len(seats)), 1)
-        if size.drafts and size.turns <= YOUNG:
+        every = REVIEW_EVERY if size.pays else max(min(REVIEW_EVERY, len(seats)), 1)
+        if size.pays and size.turns <= YOUNG:
             every = 1
-        if size.turns % every == 0 or (self._due and size.drafts):
+        if size.turns % every == 0 or (self._due and size.pays):
             self._due = False
             self._best_of[seats] = self._best(seats, most)
-        elif not size.drafts:
+        elif not size.pays:
             return np.zeros(len(seats), dtype=np.int64)
         return np.minimum(self._best_of[seats], most)
 
@@ -178,13 +186,12 @@ class Adaptive:
     def _probe(
         self, seats: NDArray[np.int64], drafts: NDArray[np.int64], most: NDArray[np.int64]
     ) -> NDArray[np.int64]:
-        """Something else than `drafts`, for one step: fewer where there are many, one where there was none for long."""
+        """Something else than `drafts`, for one step: fewer where there are many, for a few where there were none."""
         size = self._size
-        if not drafts.any():
-            size.gap = min(size.gap * 2, PROBE_AT_MOST_EVERY)
+        size.gap = min(size.gap * 2, PROBE_EVERY if size.pays else PROBE_AT_MOST_EVERY)
         size.probe_at = size.turns + size.gap
         drafts = np.minimum(drafts, size.turns // PROBE_EVERY % self.most)
         some = self._some(seats)
         some = some[self._idle[seats[some]] > 0]
-        drafts[some] = np.minimum(most[some], 1)
+        drafts[some] = np.minimum(most[some], 1) if size.pays else most[some]
         return drafts
