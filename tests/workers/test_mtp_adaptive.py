@@ -185,14 +185,10 @@ def test_any_numbers_give_possible_drafts(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
-    "costs", [(1.0, 0.001, 0.001), (0.01, 1.0, 1.0), (1.0, 0.05, 0.02)], ids=str
+    "costs", [(1.0, 0.001, 0.001), (0.01, 1.0, 1.0), (1.0, 0.1, 0.05)], ids=str
 )
-def test_what_is_drafted_never_shows_in_an_answer(
-    costs: tuple[float, float, float], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_drafted_never_shows_in_an_answer(costs: tuple[float, float, float]) -> None:
     """In the second case it is turned off, and on again by probes, which leave holes behind."""
-    monkeypatch.setattr("headrace.engine.adaptive.PROBE_EVERY", 16)
-    monkeypatch.setattr("headrace.engine.adaptive.PROBE_AT_MOST_EVERY", 16)
     engine, model = make_engine(3, agreement=0.7, fixed=False, blocks=200)
     model.fixed_ms, model.row_ms, model.draft_ms = costs
     submits = [make_submit(r, [r, 1, 2], max_tokens=150) for r in range(6)]
@@ -206,7 +202,7 @@ def test_what_is_drafted_never_shows_in_an_answer(
         assert max(drafted[20:]) > 0, "a probe"
         holes = engine.pool.num_blocks - sum(map(engine.pool.keyed, range(200)))
         assert holes > 10
-        again = make_submit(9, [0, 1, 2, *heard.ids(0)[:100]], max_tokens=300)
+        again = make_submit(9, [0, 1, 2, *heard.ids(0)[:100]], max_tokens=100)
         engine.submit(again)
         model.fixed_ms, model.row_ms, model.draft_ms = 1.0, 0.0, 0.0
         more = run(engine, Heard())

@@ -125,9 +125,8 @@ class Adaptive:
             if size.turns >= size.probe_at:
                 drafts = self._probe(seats, drafts, most)
         idle = self._idle[seats]
-        if (
-            tries or not size.pays
-        ):  # the first step of a sequence decides whether the layer follows it
+        if tries or not size.pays:
+            # The first step of a sequence decides whether the layer follows it.
             idle[idle == NEW] = PATIENCE
         self._idle[seats] = np.where(drafts > 0, 0, idle + 1)
         return drafts
