@@ -77,6 +77,7 @@ def load(settings: WorkerSettings) -> Loaded:
         prefix_cache=settings.prefix_cache,
         mtp=settings.mtp,
         mtp_verify=cast("Verify", settings.mtp_verify),
+        mtp_fixed=settings.mtp_fixed,
     )
     # Until a router brings its key nothing is named: no request comes before its Welcome.
     engine = Engine(model, config, KeyedNamer(bytes(32), settings.block_tokens))

@@ -54,6 +54,7 @@ class WorkerSettings:
     transfer_host: str | None = None  # where those reach this one; None is the router link's own
     mtp: int = 0  # tokens drafted ahead by the model's own layer; 0 is off
     mtp_verify: str = "noise"
+    mtp_fixed: bool = False
     overlap: bool = True  # a step is planned while the one before it runs
 
 
@@ -227,6 +228,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="which drafts count: those that equal what is sampled without them, so that text never changes (noise); "
         "or more of them, such that only the distribution does not change (rejection) (default: %(default)s)",
     )
+    group.add_argument(
+        "--mtp-fixed",
+        action="store_true",
+        help="always draft K tokens, also where that does not pay: to compare",
+    )
 
 
 def check_model_arguments(args: argparse.Namespace) -> None:
@@ -241,6 +247,8 @@ def check_model_arguments(args: argparse.Namespace) -> None:
         raise SettingsError(
             f"--mtp {args.mtp} is too many: at most {MOST_MTP} tokens are drafted ahead"
         )
+    if args.mtp == 0 and args.mtp_fixed:
+        raise SettingsError("--mtp-fixed: of how many tokens? add --mtp K")
 
 
 def add_link_arguments(parser: argparse.ArgumentParser) -> None:
@@ -328,6 +336,7 @@ def worker_settings(args: argparse.Namespace) -> WorkerSettings:
         transfer_host=args.transfer_host,
         mtp=args.mtp,
         mtp_verify=args.mtp_verify,
+        mtp_fixed=args.mtp_fixed,
         overlap=not args.no_overlap,
     )
 
@@ -376,4 +385,6 @@ def model_argv(args: argparse.Namespace) -> list[str]:
         argv.append("--no-prefix-cache")
     if args.no_overlap:
         argv.append("--no-overlap")
+    if args.mtp_fixed:
+        argv.append("--mtp-fixed")
     return argv

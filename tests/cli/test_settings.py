@@ -53,7 +53,7 @@ def test_what_serve_was_told_reaches_the_worker(tmp_path: Path) -> None:
         *(str(tmp_path), "--dtype", "int8", "--kv-memory", "1G", "--max-sequences", "5"),
         *("--served-model-name=--odd name", "--no-prefix-cache", "--context-tokens", "99"),
         "--kv-dtype=fp8",
-        *("--mtp", "2", "--mtp-verify", "rejection", "--no-overlap"),
+        *("--mtp", "2", "--mtp-verify", "rejection", "--mtp-fixed", "--no-overlap"),
     ]
     argv = settings.model_argv(served.parse_args(flags))
     worker = argparse.ArgumentParser()
@@ -69,6 +69,7 @@ def test_what_serve_was_told_reaches_the_worker(tmp_path: Path) -> None:
     assert checked.context_tokens == 99
     assert not checked.prefix_cache
     assert (checked.mtp, checked.mtp_verify) == (2, "rejection")
+    assert checked.mtp_fixed
     assert not checked.overlap
 
 
@@ -77,7 +78,10 @@ def test_mtp_is_bounded_and_off_unless_asked_for(tmp_path: Path) -> None:
     parser = argparse.ArgumentParser()
     settings.add_model_arguments(parser)
     settings.add_link_arguments(parser)
-    assert settings.worker_settings(parser.parse_args([str(tmp_path)])).mtp == 0
+    checked = settings.worker_settings(parser.parse_args([str(tmp_path)]))
+    assert (checked.mtp, checked.mtp_fixed) == (0, False)
+    with pytest.raises(settings.SettingsError, match="add --mtp K"):
+        settings.worker_settings(parser.parse_args([str(tmp_path), "--mtp-fixed"]))
     with pytest.raises(settings.SettingsError, match="--mtp 4 is too many"):
         settings.worker_settings(parser.parse_args([str(tmp_path), "--mtp", "4"]))
     for flags in (["--mtp", "-1"], ["--mtp", "two"], ["--mtp-verify", "never"]):

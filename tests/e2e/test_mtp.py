@@ -13,7 +13,7 @@ from helpers.tiny_deepseek import tiny_deepseek
 from helpers.tiny_model import tiny_llama
 
 ASKED: list[dict[str, Any]] = [
-    # First, while the worker still tries all numbers of drafts. They know of the bias, so all are right.
+    # Drafts know of the bias, so all are right.
     {"temperature": 0, "logit_bias": {"9": 100}},
     {"temperature": 0},
     {"temperature": 0, "frequency_penalty": 1, "logprobs": 2},
@@ -57,17 +57,24 @@ def plain(drafting_folder: Path) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize("split", [False, True], ids=["one worker", "split"])
+@pytest.mark.parametrize(
+    ("flags", "at_least"),
+    [
+        ([], 2),  # how many pay, the clock says; but the first steps try some
+        (["--mtp-fixed"], 20),
+        (["--mtp-fixed", "--prefill", "1", "--decode", "1"], 20),
+    ],
+    ids=["one worker", "fixed", "split"],
+)
 def test_answers_are_the_same_with_and_without(
-    drafting_folder: Path, plain: list[Any], split: bool
+    drafting_folder: Path, plain: list[Any], flags: list[str], at_least: int
 ) -> None:
-    flags = ["--prefill", "1", "--decode", "1"] if split else []
     with serving(str(drafting_folder), "--mtp", "2", *flags) as server:
         drafted = answers(server)
         for (choices, _), (wanted, _) in zip(drafted, plain, strict=True):
             assert choices == wanted
         details = [usage["completion_tokens_details"] for _, usage in drafted]
-        assert details[0]["accepted_prediction_tokens"] >= 4
+        assert details[0]["accepted_prediction_tokens"] >= at_least
         assert details[0]["rejected_prediction_tokens"] == 0
         accepted = sum(detail["accepted_prediction_tokens"] for detail in details)
         rejected = sum(detail["rejected_prediction_tokens"] for detail in details)
@@ -85,7 +92,8 @@ def test_answers_are_the_same_with_and_without(
             last = [json.loads(event) for event in events if event != "[DONE]"][-1]
         assert last["usage"]["completion_tokens"] == 20
         assert last["usage"]["completion_tokens_details"].keys() == details[0].keys()
-        assert any(worker["accepted_tokens"] > 1 for worker in server.workers().values())
+        if "--mtp-fixed" in flags:
+            assert any(worker["accepted_tokens"] > 1 for worker in server.workers().values())
 
 
 def test_a_model_without_the_layer_does_not_start(tmp_path: Path) -> None:
