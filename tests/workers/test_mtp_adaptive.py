@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -35,6 +36,7 @@ class Machine:
         seed: int = 5,
         noise: float = 0.0,
         drift: float = 0.0,
+        varies: bool = False,
     ) -> None:
         self.adaptive = Adaptive(most, SEATS)
         self.seats = np.arange(count)
@@ -44,6 +46,7 @@ class Machine:
         self.costs = fixed, row, draft
         self.random = np.random.default_rng(seed)
         self.noise, self.drift, self.slower = noise, drift, 0.0
+        self.varies = varies
         self.tokens = self.ms = 0.0
 
     def steps(self, steps: int) -> list[int]:
@@ -53,26 +56,40 @@ class Machine:
         most = np.full(len(self.seats), self.adaptive.most)
         for _ in range(steps):
             drafts = self.adaptive.choose(self.seats, most)
-            totals.append(int(drafts.sum()))
             follows = int(self.adaptive.keeps_up(self.seats).sum())
             self.slower = 0.97 * self.slower + self.drift * self.random.standard_normal()
             ms = 0.0
+            chances = self._chances()
+            made = np.zeros_like(drafts)
+            going = np.flatnonzero(drafts)
             for depth in range(1, self.adaptive.most + 1):
-                drafting = int((drafts >= depth).sum())
-                if computed := follows if depth == 1 else drafting:
+                if computed := follows if depth == 1 else len(going):
                     took = draft * computed + fixed / 30
-                    if drafting:
+                    if len(going):
                         self.adaptive.passes.note(computed, self._seen(took))
                     ms += took
+                made[going] = depth
+                going = going[drafts[going] > depth]
+                if len(going):
+                    sure = chances[going, depth - 1]
+                    going = going[self.adaptive.goes_on(self.seats[going], depth, sure)]
+            totals.append(int(made.sum()))
             rows = len(self.seats) + totals[-1]
             self.adaptive.forward.note(rows, self._seen(fixed + row * rows))
             ms += fixed + row * rows
-            hits = self.random.random((len(self.seats), self.adaptive.most)) < self.right[:, None]
-            accepted = np.minimum(np.cumprod(hits, axis=1).sum(axis=1), drafts)
-            self.adaptive.checked(self.seats, drafts, accepted)
+            hits = self.random.random(chances.shape) < chances
+            accepted = np.minimum(np.cumprod(hits, axis=1).sum(axis=1), made)
+            if made.any():
+                self.adaptive.acceptance.checked(self.seats, made, accepted)
             self.tokens += len(self.seats) + accepted.sum()
             self.ms += ms
         return totals
+
+    def _chances(self) -> NDArray[np.float64]:
+        """Of each draft, `[sequences, most]`; the drafting layer knows them."""
+        shape = len(self.seats), self.adaptive.most
+        right = np.broadcast_to(self.right[:, None], shape)
+        return self.random.beta(right, 1 - right) if self.varies else right
 
     def _seen(self, ms: float) -> float:
         """What a clock shows: now and then, something else came in between."""
@@ -181,7 +198,14 @@ def test_any_numbers_give_possible_drafts(data: st.DataObject) -> None:
         assert (drafts <= np.minimum(bounds, most)).all()
         adaptive.forward.note(draw(st.integers(1, 999)), draw(ms))
         adaptive.passes.note(draw(st.integers(1, 99)), draw(ms))
-        adaptive.checked(seats, drafts, drafts // 2)
+        for depth in range(1, most):
+            going = drafts > depth
+            if going.any():
+                sure = np.array(draw(st.lists(st.floats(0, 1), min_size=count, max_size=count)))
+                goes = adaptive.goes_on(seats[going], depth, sure[going])
+                drafts[np.flatnonzero(going)[~goes]] = depth
+        if drafts.any():
+            adaptive.acceptance.checked(seats, drafts, drafts // 2)
 
 
 @pytest.mark.parametrize(

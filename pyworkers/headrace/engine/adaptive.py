@@ -1,11 +1,11 @@
 """How many tokens to draft for each sequence: as many as bring more tokens per ms.
 
-What a draft brings is the chance that it is accepted, and all before it: an average per sequence and depth that fades,
-begun with that of all sequences; where nothing is drafted at a depth, it slowly follows the depth before. What it costs
-is one more row of the next forward pass, and its share of the drafting passes; both are learnt from the engine's own
-steps, the former for each size of batch by itself, as the first rows come almost for free and later ones do not. The
-drafts that are most likely to be right are taken first, up to the number at which tokens per ms are highest, which is
-none at all where a step's time grows with each row.
+What a draft brings is the chance that it is accepted, and all before it (`acceptance.py`). What it costs is one more row
+of the next forward pass, and its share of the drafting passes; both are learnt from the engine's own steps, the former
+for each size of batch by itself, as the first rows come almost for free and later ones do not. The drafts that are most
+likely to be right are taken first, up to the number at which tokens per ms are highest, which is none at all where a
+step's time grows with each row. So it is decided who drafts, by what is known of the sequences; and then, after each
+draft, who goes on, by how sure the drafting layer was of it.
 
 The first steps of a size draft all and nothing in turns, and now and then a step does otherwise, so that a rate, or a
 cost, that was wrong or has changed is found out: for a few of the sequences only, as a few more rows are enough to
@@ -17,14 +17,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.acceptance import Acceptance
 from headrace.engine.row_cost import RowCost
-from headrace.engine.rows import places_of
 
-RATE = 0.6  # chance of a draft before anything is known; a guess
-RATE_WEIGHT = 1 / 12  # of the newest draft of a sequence in its rate
-# The same where none was made at a depth, of the deepest one that was: if that goes well, a deeper one is worth a try.
-DEEPER_WEIGHT = RATE_WEIGHT / 4
-PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
 # Of the ms of a row that another row takes; no less, or large batches draft at first.
 FORWARD_SHARE = 1 / 2
 PASS_SHARE = 1 / 8  # of a drafting pass, whose weights are most of it
@@ -47,6 +42,7 @@ class _Size:
 
     def __init__(self, each: float) -> None:
         self.forward = RowCost(FORWARD_SHARE, each)
+        self.speed = 0.0  # tokens per ms, as expected at the last review
         self.turns = 0
         self.gap = PROBE_SOON
         self.probe_at = UNTRIED + TRIES + PROBE_SOON
@@ -61,17 +57,17 @@ class _Size:
 
 
 class Adaptive:
-    """Rates of the running sequences by seat, and what rows cost."""
+    """What drafts of the running sequences, by seat, bring, and what rows cost."""
 
     def __init__(self, most: int, max_sequences: int) -> None:
         self.most = most
         # Of a drafting pass, by the sequences that it drafts for.
         self.passes = RowCost(PASS_SHARE)
-        self._prior = np.full(most, RATE)
-        self._rates = np.full((max_sequences, most), RATE)
+        self.acceptance = Acceptance(most, max_sequences)
         self._idle = np.zeros(max_sequences, dtype=np.int64)  # steps without a draft
-        self._best_of = np.zeros(max_sequences, dtype=np.int64)  # as it was last reviewed
+        self._draws = np.zeros(max_sequences, dtype=np.bool_)  # drafts, as was last reviewed
         self._due = True  # a review, as others draft now
+        self._exact = True  # what was chosen last is drafted whatever the drafts are, as it shall tell what it costs
         self._sizes: dict[int, _Size] = {}  # by the bits of the number of sequences
         self._size = self._of_size(1)
 
@@ -82,50 +78,50 @@ class Adaptive:
 
     def seat(self, seat: int) -> None:
         """Another sequence has this seat."""
-        self._rates[seat] = self._prior
-        self._best_of[seat] = 0
+        self.acceptance.seat(seat)
+        self._draws[seat] = False
         self._due = True
         self._idle[seat] = NEW
 
-    def checked(
-        self, seats: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
-    ) -> None:
-        """So many drafts of each were looked at, and so many were right."""
-        if not drafted.any():
-            return
-        for depth in range(int(drafted.max())):
-            looked = places_of((drafted > depth) & (accepted >= depth))
-            if len(looked):
-                right = accepted[looked] > depth
-                of = seats[looked]
-                self._rates[of, depth] += RATE_WEIGHT * (right - self._rates[of, depth])
-                untried = drafted[looked] == depth + 1
-                if depth + 1 < self.most and untried.any():
-                    deeper = self._rates[of[untried], depth + 1 :]
-                    deeper += DEEPER_WEIGHT * (right[untried, None] - deeper)
-                    self._rates[of[untried], depth + 1 :] = deeper
-                self._prior[depth] += PRIOR_WEIGHT * (right.mean() - self._prior[depth])
+    def goes_on(
+        self, seats: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
+    ) -> NDArray[np.bool_]:
+        """Whether a draft more is worth it for each that has one at `depth`, from 1, to which the layer gave this probability."""
+        chances = self.acceptance.drawn(seats, depth, probability)
+        goes = np.ones(len(seats), dtype=np.bool_)
+        if self._exact:
+            return goes
+        gains = chances * self.acceptance.rates[seats, depth]
+        order = (-gains).argsort(kind="stable")
+        count = np.arange(1.0, len(seats) + 1)
+        ms = self.passes.at(count) + self.forward.each * count
+        surplus = gains[order].cumsum() - self._size.speed * ms
+        best = int(surplus.argmax())
+        goes[order[best + 1 if surplus[best] > 0 else 0 :]] = False
+        return goes
 
     def choose(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
-        """How many tokens to draft for each, `most` at the utmost."""
+        """How many tokens to draft for each, `most` at the utmost, as long as it `goes_on`."""
         most = np.minimum(most, self.most)
         size = self._of_size(len(seats))
         self._due |= size is not self._size
         self._size = size
-        size.turns += 1
-        tries = size.turns <= UNTRIED + TRIES
+        room = bool(most.any())  # otherwise the step tells nothing of what pays
+        size.turns += room
+        tries = self._exact = size.turns <= UNTRIED + TRIES
+        drafts = np.zeros(len(seats), dtype=np.int64)
         if tries:  # find out what rows cost
-            drafts = np.zeros(len(seats), dtype=np.int64)
             if size.turns > UNTRIED and size.turns % 2:
                 some = self._some(seats)
                 drafts[some] = most[some]
-        else:
-            drafts = self._chosen(size, seats, most)
+        elif room:
+            drafts = np.where(self._chosen(size, seats, most), most, 0)
             size.chose(pays=bool(drafts.any()))
             if size.turns >= size.probe_at:
+                self._exact = True
                 drafts = self._probe(seats, drafts, most)
         idle = self._idle[seats]
-        if tries or not size.pays:
+        if tries or not size.pays or not room:
             # The first step of a sequence decides whether the layer follows it.
             idle[idle == NEW] = PATIENCE
         self._idle[seats] = np.where(drafts > 0, 0, idle + 1)
@@ -133,17 +129,17 @@ class Adaptive:
 
     def _chosen(
         self, size: _Size, seats: NDArray[np.int64], most: NDArray[np.int64]
-    ) -> NDArray[np.int64]:
-        """The best, or for some steps what was."""
+    ) -> NDArray[np.bool_]:
+        """Who drafts: the best, or for some steps what was."""
         every = REVIEW_EVERY if size.pays else max(min(REVIEW_EVERY, len(seats)), 1)
         if size.pays and size.turns <= YOUNG:
             every = 1
         if size.turns % every == 0 or (self._due and size.pays):
             self._due = False
-            self._best_of[seats] = self._best(seats, most)
+            self._draws[seats] = self._best(seats, most)
         elif not size.pays:
-            return np.zeros(len(seats), dtype=np.int64)
-        return np.minimum(self._best_of[seats], most)
+            return np.zeros(len(seats), dtype=np.bool_)
+        return self._draws[seats]
 
     def keeps_up(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the drafting layer follows these sequences: they draft, or did a while ago."""
@@ -161,9 +157,9 @@ class Adaptive:
         """Places of the few that try something: who did not draft for longest."""
         return np.argsort(-self._idle[seats], kind="stable")[: -(-len(seats) // TRIED)]
 
-    def _best(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _best(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.bool_]:
         count = len(seats)
-        gains = self._rates[seats].cumprod(axis=1)  # [sequences, most]
+        gains = self.acceptance.rates[seats].cumprod(axis=1)  # [sequences, most]
         gains[np.arange(self.most) >= most[:, None]] = -1
         order = (-gains).ravel().argsort(kind="stable")[: np.count_nonzero(gains >= 0)]
         depths = order % self.most
@@ -172,15 +168,16 @@ class Adaptive:
         for depth in range(self.most):
             drafting = np.cumsum(depths == depth)
             ms = ms + np.where(drafting > 0, self.passes.at(drafting.astype(np.float64)), 0)
-        drafts = np.zeros(count, dtype=np.int64)
+        draws = np.zeros(count, dtype=np.bool_)
         if not len(order):
-            return drafts
+            return draws
         speed = tokens / np.maximum(ms, 1e-9)
         best = int(speed.argmax())
         without = count / max(self.forward.at(count), 1e-9)
+        self._size.speed = max(float(speed[best]), without)
         if speed[best] > MARGIN * without:
-            np.add.at(drafts, order[: best + 1] // self.most, 1)
-        return drafts
+            draws[order[: best + 1] // self.most] = True
+        return draws
 
     def _probe(
         self, seats: NDArray[np.int64], drafts: NDArray[np.int64], most: NDArray[np.int64]

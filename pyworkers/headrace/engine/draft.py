@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine import narrow
 from headrace.engine.adaptive import Adaptive
 from headrace.engine.batch_builder import Prepared, sequences_of
 from headrace.engine.draft_head import DraftHead
@@ -174,6 +175,7 @@ class Drafter:
             )
         )
         guesses = np.zeros((len(drafting), self._most + 1), dtype=np.int64)
+        made = np.zeros(len(drafting), dtype=np.int64)
         totals = seats.total[known.seats[drafting]]
         depth, hidden_from = 1, last_rows[drafting]
         going = np.arange(len(drafting))  # places in `drafting`
@@ -194,7 +196,13 @@ class Drafter:
             if self._adaptive is not None and not (prompts and depth == 1):
                 computed = len(known.seats) if depth == 1 else len(going)
                 self._adaptive.passes.note(computed, (now_s - began_s) * 1e3)
+            made[going] = depth
             more = places_of(known.drafts[some] > depth)
+            if self._adaptive is not None and len(more):
+                places = drafting[going[more]]
+                columns = self._head.columns_of(guesses[going[more], depth])
+                sure = narrow.probability(logits, more, columns)
+                more = more[self._adaptive.goes_on(known.seats[places], depth, sure)]
             hidden_from = hidden_from[more] if depth == 1 else more
             going = going[more]
             if not len(going):
@@ -215,7 +223,7 @@ class Drafter:
             )
             depth += 1
         seats.drafts[known.seats[drafting], : self._most] = guesses[:, 1:]
-        seats.drafted[known.seats[drafting]] = known.drafts[drafting]
+        seats.drafted[known.seats[drafting]] = made
         return len(drafting) > 0
 
     def _batch(

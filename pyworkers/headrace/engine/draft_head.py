@@ -26,6 +26,10 @@ class DraftHead:
             self.columns[self.ids] = np.arange(len(self.ids))
         self._on: torch.Tensor | None = None
 
+    def columns_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Of tokens that were drafted."""
+        return ids if self.columns is None else self.columns[ids]
+
     def on(self, logits: torch.Tensor) -> torch.Tensor:
         """The ids, int32, where `logits` are."""
         if self._on is None or self._on.device != logits.device:

@@ -209,8 +209,9 @@ class Forward:
         if self._rejection is not None:
             self._rejection.judge(logits, rows, sampled)
         counts = kept(rows, sampled.ids)
-        if self.adaptive is not None:
-            self.adaptive.checked(rows.seats, rows.counts - 1, np.maximum(counts - 1, 0))
+        drafted = rows.counts - 1
+        if self.adaptive is not None and drafted.any():
+            self.adaptive.acceptance.checked(rows.seats, drafted, np.maximum(counts - 1, 0))
         chosen = choose(rows, sampled.ids, counts)
         return self._with_logprobs(sampled, rows, chosen) if sampled.raw is not None else chosen
 

@@ -1,0 +1,76 @@
+"""How often drafts are right: by sequence and depth, and by how sure the drafting layer was of them.
+
+A rate is an average that fades, begun with that of all sequences; where nothing is drafted at a depth, it slowly
+follows the depth before. The probability that the layer gave a draft tells more of that one: a draft of 0.9 is right
+about nine times in ten. By how much that is off for this model, the drafts themselves tell, level by level.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+RATE = 0.6  # chance of a draft before anything is known; a guess
+RATE_WEIGHT = 1 / 12  # of the newest draft of a sequence in its rate
+# The same where none was made at a depth, of the deepest one that was: if that goes well, a deeper one is worth a try.
+DEEPER_WEIGHT = RATE_WEIGHT / 4
+PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
+LEVELS = 8  # of probability
+LEVEL_WEIGHT = 1 / 64  # of a draft in the rate of its level
+UNKNOWN = -1  # instead of a level
+# These are guesses.
+
+
+class Acceptance:
+    """Of the running sequences by seat, at `most` drafts for each."""
+
+    def __init__(self, most: int, max_sequences: int) -> None:
+        self.rates = np.full((max_sequences, most), RATE)
+        self._prior = np.full(most, RATE)
+        self._levels = np.full((max_sequences, most), UNKNOWN)
+        self._chances = np.ones(max_sequences)  # that all drafts so far are right
+        self._of_level = (np.arange(LEVELS) + 0.5) / LEVELS
+        # What follows from so many drafts of which so many were right, depth by depth: [drafted, accepted, most].
+        drafted, accepted, depth = np.ogrid[: most + 1, : most + 1, :most]
+        self._looked = (depth < drafted) & (depth <= accepted)
+        deeper = (depth >= drafted) & (drafted > 0) & (accepted >= drafted - 1)
+        self._weights = np.where(self._looked, RATE_WEIGHT, np.where(deeper, DEEPER_WEIGHT, 0))
+        self._right = np.where(depth < drafted, depth < accepted, drafted == accepted)
+
+    def seat(self, seat: int) -> None:
+        """Another sequence has this seat."""
+        self.rates[seat] = self._prior
+        self._levels[seat] = UNKNOWN
+
+    def drawn(
+        self, seats: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
+        """Each has a draft at this depth, from 1, of this probability. Returns the chance that it and all before it are right."""
+        levels = np.minimum((probability * LEVELS).astype(np.int64), LEVELS - 1)
+        if depth == 1:
+            self._levels[seats] = UNKNOWN
+            self._chances[seats] = 1
+        self._levels[seats, depth - 1] = levels
+        chances = self._chances[seats] * self._of_level[levels]
+        self._chances[seats] = chances
+        return chances
+
+    def checked(
+        self, seats: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
+    ) -> None:
+        """So many drafts of each were looked at, and so many were right."""
+        looked = self._looked[drafted, accepted]
+        right = self._right[drafted, accepted]
+        rates = self.rates[seats]
+        self.rates[seats] = rates + self._weights[drafted, accepted] * (right - rates)
+        counts = looked.sum(axis=0)
+        surplus = (looked & right).sum(axis=0) - counts * self._prior
+        self._prior += PRIOR_WEIGHT * surplus / np.maximum(counts, 1)
+        levels = self._levels[seats]
+        known = looked & (levels != UNKNOWN)
+        if known.any():
+            counts = np.bincount(levels[known], minlength=LEVELS)
+            surplus = np.bincount(levels[known], right[known], LEVELS) - counts * self._of_level
+            weights = 1 - (1 - LEVEL_WEIGHT) ** counts
+            self._of_level += weights * surplus / np.maximum(counts, 1)
+            self._levels[seats] = UNKNOWN
