@@ -113,7 +113,7 @@ class Drafter:
         elif len(places):
             drafts[places] = self._adaptive.choose(of[places], np.maximum(most[places], 0))
             follows[places] = self._adaptive.keeps_up(of[places])
-            self.first = int(np.ceil(drafts[places].mean()))
+            self.first = -(-int(drafts.sum()) // len(places))
             if not follows.any():
                 return False  # most steps of large batches: they should cost nothing for it
 

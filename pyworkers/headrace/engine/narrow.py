@@ -77,14 +77,13 @@ def probability(
     logits: torch.Tensor, rows: NDArray[np.int64], columns: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """Of one column of each of some rows, nearly; 0 where the row has a NaN."""
-    if logits.device.type == "cpu":
-        values = logits.numpy()[rows]
-        weights = np.exp(values - values.max(axis=1, keepdims=True))
-        shares = weights[np.arange(len(rows)), columns] / weights.sum(axis=1)
+    shares = logits.softmax(dim=1)
+    if shares.device.type == "cpu":
+        of = shares.numpy()[rows, columns]
     else:
-        at = [torch.from_numpy(part).to(logits.device) for part in (rows, columns)]
-        shares = logits[at[0]].softmax(dim=1).gather(1, at[1][:, None])[:, 0].cpu().numpy()
-    return np.nan_to_num(shares.astype(np.float64))
+        at = [torch.from_numpy(part).to(shares.device) for part in (rows, columns)]
+        of = shares[at[0], at[1]].cpu().numpy()
+    return np.fmax(of, 0, dtype=np.float64)
 
 
 def highest(logits: torch.Tensor, k: NDArray[np.int64]) -> Candidates:

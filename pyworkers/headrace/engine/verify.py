@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.rows import places_of
 from headrace.engine.sampler import Rows
 from headrace.engine.sequence import Sequence
 from headrace.frames import Finish, TokenLogprob
@@ -36,12 +37,12 @@ def kept(rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.int64]:
     if len(ids) == len(rows.counts):  # no drafts
         return (ids >= 0).astype(np.int64)
     starts = rows.starts
-    offsets = np.arange(len(ids)) - starts.repeat(rows.counts)
     wrong = np.ones(len(ids), dtype=np.bool_)
     wrong[:-1] = ids[:-1] != rows.drafts[1:]
     wrong[starts + rows.counts - 1] = True
-    first_wrong = np.minimum.reduceat(np.where(wrong, offsets, len(ids)), starts)
-    return first_wrong + (ids[starts + first_wrong] >= 0)
+    ends = places_of(wrong)
+    ends = ends[ends.searchsorted(starts)]  # the first of each sequence
+    return ends - starts + (ids[ends] >= 0)
 
 
 def choose(rows: Rows, ids: NDArray[np.int64], counts: NDArray[np.int64]) -> list[Chosen]:
