@@ -47,7 +47,16 @@ class Machine:
         self.random = np.random.default_rng(seed)
         self.noise, self.drift, self.slower = noise, drift, 0.0
         self.varies = varies
+        self.made = np.zeros(count, dtype=np.int64)  # drafts of each so far
         self.tokens = self.ms = 0.0
+
+    def only(self, count: int) -> None:
+        """The others are gone."""
+        self.seats, self.right, self.made = (
+            self.seats[:count],
+            self.right[:count],
+            self.made[:count],
+        )
 
     def steps(self, steps: int) -> list[int]:
         """Drafts of each step."""
@@ -74,6 +83,7 @@ class Machine:
                     sure = chances[going, depth - 1]
                     going = going[self.adaptive.goes_on(self.seats[going], depth, sure)]
             totals.append(int(made.sum()))
+            self.made += made
             rows = len(self.seats) + totals[-1]
             self.adaptive.forward.note(rows, self._seen(fixed + row * rows))
             ms += fixed + row * rows
@@ -130,18 +140,55 @@ def test_costs_between_are_worth_the_likelier_drafts_only(seed: int) -> None:
     right = [0.95] * 4 + [0.1] * 4
     machine = Machine(8, right=right, fixed=10.0, row=1.0, draft=0.1, seed=seed)
     machine.steps(300)
-    chosen = [machine.adaptive.choose(machine.seats, np.full(8, 3)) for _ in range(64)]
-    drafts = np.mean(chosen, axis=0)
-    assert drafts[:4].mean() > 1.5
-    assert drafts[4:].max() < 0.1
+    machine.made[:] = 0
     assert machine.speed(1000) > 1.25 * without(8, 10.0, 1.0)
+    drafts = machine.made / 1000
+    assert drafts[:4].min() > 1.5
+    assert drafts[4:].max() < 0.1
+
+
+@pytest.mark.parametrize("count", [1, 4])
+def test_the_layer_says_which_drafts_deserve_another_one(count: int) -> None:
+    """Half of the drafts are right, and the layer knows which."""
+
+    def speed(most: int, *, varies: bool) -> float:
+        row, draft = 1.0 / count, 0.9 / count
+        machine = Machine(
+            count, right=0.5, fixed=10.0, row=row, draft=draft, most=most, varies=varies
+        )
+        machine.steps(200)
+        return machine.speed(3000)
+
+    sure = speed(3, varies=True)
+    assert sure > 1.025 * speed(1, varies=True)
+    assert sure > 1.025 * speed(3, varies=False)
+
+
+def test_who_goes_on_is_who_is_surest() -> None:
+    machine = Machine(8, right=0.9, fixed=10.0, row=0.6, draft=0.1)
+    machine.steps(300)
+    assert (machine.adaptive.choose(machine.seats, np.full(8, 3)) == 3).all()
+    sure = np.array([0.05, 0.95, 0.5, 0.99, 0.05, 0.9, 0.1, 0.05])
+    goes = machine.adaptive.goes_on(machine.seats, 1, sure)
+    assert goes[[1, 3, 5]].all()
+    assert not goes[[0, 4, 6, 7]].any()
+
+
+def test_an_answer_without_room_to_draft_says_nothing_of_what_pays() -> None:
+    machine = Machine(1, right=0.7, fixed=10.0, row=0.2, draft=0.3)
+    machine.steps(100)
+    none = np.zeros(1, np.int64)
+    for _ in range(8):
+        assert machine.adaptive.choose(machine.seats, none).tolist() == [0]
+        machine.adaptive.seat(0)
+        totals = machine.steps(60)
+        assert totals.count(0) <= 2, "it need not begin anew"
 
 
 def test_it_begins_again_when_the_batch_gets_small() -> None:
     machine = Machine(64, right=0.7, fixed=20.0, row=1.0, draft=0.1)
     machine.steps(200)
-    machine.seats = machine.seats[:1]
-    machine.right = machine.right[:1]
+    machine.only(1)
     assert np.median(machine.steps(50)[10:]) >= 2
 
 
@@ -285,8 +332,7 @@ def test_noise_and_drift_do_not_keep_it_from_drafting_where_that_pays(seed: int)
 def test_a_size_keeps_what_it_learnt_while_others_run() -> None:
     machine = Machine(1, right=0.7, fixed=10.0, row=0.2, draft=0.1)
     machine.steps(100)
-    all_seats, machine.seats = machine.seats, np.arange(32)
-    machine.right, machine.costs = np.full(32, 0.7), (2.0, 3.0, 0.1)
-    machine.steps(100)
-    machine.seats, machine.right = all_seats, np.full(1, 0.7)
+    others = Machine(32, right=0.7, fixed=2.0, row=3.0, draft=0.1)
+    others.adaptive = machine.adaptive
+    others.steps(100)
     assert np.median(machine.steps(3)) == 3

@@ -14,7 +14,8 @@ RATE = 0.6  # chance of a draft before anything is known; a guess
 RATE_WEIGHT = 1 / 12  # of the newest draft of a sequence in its rate
 # The same where none was made at a depth, of the deepest one that was: if that goes well, a deeper one is worth a try.
 DEEPER_WEIGHT = RATE_WEIGHT / 4
-PRIOR_WEIGHT = 1 / 32  # of a step in the rate of all sequences
+PRIOR_WEIGHT = 1 / 128  # of a step in the rate of all sequences
+FORGET_WEIGHT = 1 / 256  # of a step without drafts: how far the rate goes back to that
 LEVELS = 8  # of probability
 LEVEL_WEIGHT = 1 / 64  # of a draft in the rate of its level
 UNKNOWN = -1  # instead of a level
@@ -41,6 +42,11 @@ class Acceptance:
         """Another sequence has this seat."""
         self.rates[seat] = self._prior
         self._levels[seat] = UNKNOWN
+
+    def rested(self, seats: NDArray[np.int64], steps: int) -> None:
+        """They did not draft for so many steps: what was known of them is not true for ever."""
+        rates = self.rates[seats]
+        self.rates[seats] = rates + min(FORGET_WEIGHT * steps, 1) * (self._prior - rates)
 
     def drawn(
         self, seats: NDArray[np.int64], depth: int, probability: NDArray[np.float64]

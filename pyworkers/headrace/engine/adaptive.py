@@ -136,6 +136,9 @@ class Adaptive:
             every = 1
         if size.turns % every == 0 or (self._due and size.pays):
             self._due = False
+            rest = seats[~self._draws[seats]]
+            if len(rest):
+                self.acceptance.rested(rest, every)
             self._draws[seats] = self._best(seats, most)
         elif not size.pays:
             return np.zeros(len(seats), dtype=np.bool_)
