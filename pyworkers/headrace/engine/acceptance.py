@@ -51,7 +51,10 @@ class Acceptance:
     def drawn(
         self, seats: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
     ) -> NDArray[np.float64]:
-        """Each has a draft at this depth, from 1, of this probability. Returns the chance that it and all before it are right."""
+        """Each has a draft at this depth, from 1, to which the layer gave this probability.
+
+        Returns the chance that it is right, and all before it.
+        """
         levels = np.minimum((probability * LEVELS).astype(np.int64), LEVELS - 1)
         if depth == 1:
             self._levels[seats] = UNKNOWN

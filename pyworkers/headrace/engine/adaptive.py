@@ -1,11 +1,11 @@
 """How many tokens to draft for each sequence: as many as bring more tokens per ms.
 
-What a draft brings is the chance that it is accepted, and all before it (`acceptance.py`). What it costs is one more row
-of the next forward pass, and its share of the drafting passes; both are learnt from the engine's own steps, the former
-for each size of batch by itself, as the first rows come almost for free and later ones do not. The drafts that are most
-likely to be right are taken first, up to the number at which tokens per ms are highest, which is none at all where a
-step's time grows with each row. So it is decided who drafts, by what is known of the sequences; and then, after each
-draft, who goes on, by how sure the drafting layer was of it.
+What a draft brings is the chance that it is accepted, and all before it (`acceptance.py`). What it costs is one more
+row of the next forward pass, and its share of the drafting passes; both are learnt from the engine's own steps, the
+former for each size of batch by itself, as the first rows come almost for free and later ones do not. The drafts that
+are most likely to be right are taken first, up to the number at which tokens per ms are highest, which is none at all
+where a step's time grows with each row. So it is decided who drafts, by what is known of the sequences; and then,
+after each draft, who goes on, by how sure the drafting layer was of it.
 
 The first steps of a size draft all and nothing in turns, and now and then a step does otherwise, so that a rate, or a
 cost, that was wrong or has changed is found out: for a few of the sequences only, as a few more rows are enough to
@@ -31,7 +31,8 @@ NEW = -1  # instead of their number: no step yet
 REVIEW_EVERY = 4  # steps: how many to draft; a lone sequence that drafts nothing asks in each
 YOUNG = 64  # steps of a size in which costs are uncertain: what is drafted is reviewed in each
 PROBE_SOON = 2  # steps after drafting began; twice as many after each probe
-PROBE_EVERY = 64  # while drafting goes on; twice as many after each probe that found nothing
+PROBE_REST = 16  # steps for each sequence after it ended, up to the next; twice as many after each that found nothing
+PROBE_EVERY = 64  # while it goes on
 PROBE_AT_MOST_EVERY = 1024
 TRIED = 8  # of so many sequences, one drafts in a step that only tries
 # These are guesses.
@@ -48,10 +49,11 @@ class _Size:
         self.probe_at = UNTRIED + TRIES + PROBE_SOON
         self.pays = True  # to draft, as far as was known last; or nothing was chosen yet
 
-    def chose(self, *, pays: bool) -> None:
+    def chose(self, sequences: int, *, pays: bool) -> None:
         """What begins to draft for all, after trying it with a few, is soon to do without for a step."""
         if pays != self.pays:
-            self.gap = PROBE_SOON if pays else PROBE_EVERY
+            rest = min(PROBE_REST * sequences, PROBE_EVERY)
+            self.gap = PROBE_SOON if pays else rest
             self.probe_at = self.turns + self.gap
         self.pays = pays
 
@@ -86,7 +88,7 @@ class Adaptive:
     def goes_on(
         self, seats: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
-        """Whether a draft more is worth it for each that has one at `depth`, from 1, to which the layer gave this probability."""
+        """Whether another draft is worth it for each that has one at `depth`, from 1, of this probability."""
         chances = self.acceptance.drawn(seats, depth, probability)
         goes = np.ones(len(seats), dtype=np.bool_)
         if self._exact:
@@ -116,7 +118,7 @@ class Adaptive:
                 drafts[some] = most[some]
         elif room:
             drafts = np.where(self._chosen(size, seats, most), most, 0)
-            size.chose(pays=bool(drafts.any()))
+            size.chose(len(seats), pays=bool(drafts.any()))
             if size.turns >= size.probe_at:
                 self._exact = True
                 drafts = self._probe(seats, drafts, most)
