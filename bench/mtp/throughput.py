@@ -4,9 +4,10 @@
 
 Every turn answers the same prompts, greedily and `--tokens` tokens each, without drafts and with 1, 2 and 3 at most, of
 which the engine chooses the number itself; the engines take their steps in turns, so that whatever else the machine
-does disturbs all of them. The prompts are of the stream on which the head was not trained. A ratio is taken within a
-turn; medians of the turns are given. CPU seconds are those of the computing thread, from the first step that decodes to
-the end. The answers are compared token by token.
+does disturbs all of them. The prompts are of the stream on which the head was not trained, others in each turn: how well
+text can be foreseen differs widely. "times_without" is of all turns together, tokens by CPU seconds; single turns have a
+median and a range. CPU seconds are those of the computing thread, from the first step that decodes to the end. The
+answers are compared token by token.
 
 An engine goes through all turns of a start, as that of a server does, after a warm-up of at least 100 steps. Its very
 first answers, in which it finds out what rows cost, are given apart ("times_without_cold"). Engines are made anew at
@@ -48,7 +49,7 @@ from report import write
 BLOCK = 16
 MODEL = "smollm2-r1"
 DTYPES: tuple[DType, ...] = ("float32", "int8")
-SIZES = {1: (1, 1), 8: (2, 1), 32: (4, 2)}  # of a batch; by what turns and starts are divided
+SIZES = {1: (1, 1), 8: (4, 1), 32: (8, 2)}  # of a batch; by what turns and starts are divided
 DRAFTS = {"without": 0, "without again": 0, "1": 1, "2": 2, "3": 3}  # at most, by the engine's name
 WARM_UP_STEPS = 100  # by which the engine knows what rows cost
 LONGEST_PROMPT = 192
@@ -140,13 +141,13 @@ def case(
     """One batch size: all engines in turns, `rounds` times, made anew `starts` times."""
     colds: list[dict[str, Turn]] = []
     turns: list[dict[str, Turn]] = []
-    batches = batches_of(prompts, size)
+    batches, others = batches_of(prompts, size), batches_of(prompts[::-1], size)
     for start in range(starts):
         engines = {name: engine_of(models, most, size, tokens) for name, most in DRAFTS.items()}
-        colds.append(run(engines, next(batches), tokens))
+        colds.append(run(engines, next(others), tokens))
         steps = fewest_steps(colds[-1])
         while steps < WARM_UP_STEPS:
-            steps += fewest_steps(run(engines, next(batches), tokens))
+            steps += fewest_steps(run(engines, next(others), tokens))
         while len(turns) < rounds * (start + 1) // starts:
             turns.append(run(engines, next(batches), tokens))
     return [summary(name, size, turns, colds) for name in DRAFTS]
@@ -166,16 +167,17 @@ def fewest_steps(turns: dict[str, Turn]) -> int:
 def summary(
     name: str, size: int, turns: list[dict[str, Turn]], colds: list[dict[str, Turn]]
 ) -> dict[str, Any]:
-    speeds = [speed(turn, name) for turn in turns]
+    speeds = [speed([turn], name) for turn in turns]
     return {
         "batch": size,
         "mtp": name,
         "cpu_ms_per_token": statistics.median(
             1e3 * turn[name].cpu_s / turn[name].tokens for turn in turns
         ),
-        "times_without": statistics.median(speeds),
+        "times_without": speed(turns, name),
+        "times_without_median": statistics.median(speeds),
         "times_without_range": [min(speeds), max(speeds)],
-        "times_without_cold": statistics.median(speed(cold, name) for cold in colds),
+        "times_without_cold": speed(colds, name),
         "tokens_per_step_and_sequence": statistics.median(
             turn[name].tokens / turn[name].steps / size for turn in turns
         ),
@@ -189,17 +191,20 @@ def summary(
     }
 
 
-def speed(turn: dict[str, Turn], name: str) -> float:
+def speed(turns: list[dict[str, Turn]], name: str) -> float:
     """Tokens per CPU second as a multiple of those without drafts."""
-    with_, without = turn[name], turn["without"]
-    return (with_.tokens / with_.cpu_s) / (without.tokens / without.cpu_s)
+    with_, without = (
+        sum(turn[of].tokens for turn in turns) / sum(turn[of].cpu_s for turn in turns)
+        for of in (name, "without")
+    )
+    return with_ / without
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=8, help="turns of a lone sequence")
+    parser.add_argument("--rounds", type=int, default=32, help="turns of a lone sequence")
     parser.add_argument("--starts", type=int, default=4, help="times that engines are made anew")
-    parser.add_argument("--tokens", type=int, default=96, help="of an answer")
+    parser.add_argument("--tokens", type=int, default=64, help="of an answer")
     parser.add_argument("--dtypes", nargs="+", default=DTYPES, choices=DTYPES)
     parser.add_argument("--batches", nargs="+", type=int, default=list(SIZES), choices=SIZES)
     parser.add_argument("--out", type=Path)
@@ -207,7 +212,7 @@ def main() -> None:
     torch.set_num_threads(1)
     checkpoint = resolve(MODEL)
     encoder, stream = Encoder(checkpoint), Prompts("held-out", seed=2)
-    count = 2 * args.rounds * max(SIZES)
+    count = 2 * args.rounds // SIZES[32][0] * 32 + 64 * args.starts
     prompts = [encoder.encode(stream[i], LONGEST_PROMPT) for i in range(count)]
     result: dict[str, Any] = {}
     for dtype in args.dtypes:

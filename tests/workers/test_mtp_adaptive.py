@@ -210,11 +210,29 @@ def test_the_drafting_layer_follows_those_that_drafted_a_while_ago() -> None:
         assert not adaptive.choose(seats, np.full(2, 3)).any(), "what is new in memory is slow"
     drafts = adaptive.choose(seats, np.full(2, 3))
     assert sorted(drafts.tolist()) == [0, 3], "one tries"
-    for _ in range(PATIENCE):
+    idle = np.where(drafts > 0, 0, UNTRIED)
+    for step in range(1, PATIENCE + 2):
         adaptive.choose(seats, none)
-        assert adaptive.keeps_up(seats).tolist() == (drafts > 0).tolist()
-    adaptive.choose(seats, none)
+        assert adaptive.keeps_up(seats).tolist() == (idle + step <= PATIENCE).tolist()
     assert not adaptive.keeps_up(seats).any()
+
+
+def test_the_drafting_layer_follows_the_first_ones_before_anything_is_known() -> None:
+    """Otherwise the prompt that all others begin with would be in the cache without its keys, for as long as it is used."""
+    for count in (1, 32):
+        adaptive = Adaptive(2, SEATS)
+        seats = np.arange(count)
+        for seat in seats.tolist():
+            adaptive.seat(seat)
+        adaptive.choose(seats, np.full(count, 2))
+        assert adaptive.keeps_up(seats).all()
+
+
+def test_the_drafting_layer_does_not_follow_answers_of_one_token() -> None:
+    adaptive = Adaptive(2, SEATS)
+    adaptive.seat(0)
+    adaptive.choose(np.zeros(1, np.int64), np.zeros(1, np.int64))
+    assert not adaptive.keeps_up(np.zeros(1, np.int64)).any()
 
 
 def test_the_drafting_layer_follows_new_ones_only_where_others_draft() -> None:

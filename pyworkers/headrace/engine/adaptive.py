@@ -123,8 +123,9 @@ class Adaptive:
                 self._exact = True
                 drafts = self._probe(seats, drafts, most)
         idle = self._idle[seats]
-        if tries or not size.pays or not room:
-            # The first step of a sequence decides whether the layer follows it.
+        if not room or not size.pays:
+            # The first step of a sequence decides whether the layer follows it, and its prompt. As long as nothing is
+            # known it does: blocks of prompts are shared for long, and drafts lack what they have no keys of.
             idle[idle == NEW] = PATIENCE
         self._idle[seats] = np.where(drafts > 0, 0, idle + 1)
         return drafts
