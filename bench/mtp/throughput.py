@@ -2,12 +2,12 @@
 
     python bench/mtp/throughput.py --out bench/results/mtp_throughput.json
 
-Every turn answers the same prompts, greedily and `--tokens` tokens each, without drafts and with 1, 2 and 3 at most, of
-which the engine chooses the number itself; the engines take their steps in turns, so that whatever else the machine
-does disturbs all of them. The prompts are of the stream on which the head was not trained, others in each turn: how well
-text can be foreseen differs widely. "times_without" is of all turns together, tokens by CPU seconds; single turns have a
-median and a range. CPU seconds are those of the computing thread, from the first step that decodes to the end. The
-answers are compared token by token.
+Every turn answers the same prompts, greedily and `--tokens` tokens each, without drafts and with 1, 2 and 3 at most,
+of which the engine chooses the number itself; the engines take their steps in turns, so that whatever else the machine
+does disturbs all of them. The prompts are of the stream on which the head was not trained, others in each turn: how
+well text can be foreseen differs widely. "times_without" is of all turns together, tokens by CPU seconds; single turns
+have a median and a range. CPU seconds are those of the computing thread, from the first step that decodes to the end.
+The answers are compared token by token.
 
 An engine goes through all turns of a start, as that of a server does, after a warm-up of at least 100 steps. Its very
 first answers, in which it finds out what rows cost, are given apart ("times_without_cold"). Engines are made anew at

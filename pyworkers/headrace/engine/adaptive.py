@@ -123,9 +123,11 @@ class Adaptive:
                 self._exact = True
                 drafts = self._probe(seats, drafts, most)
         idle = self._idle[seats]
-        if not room or not size.pays:
-            # The first step of a sequence decides whether the layer follows it, and its prompt. As long as nothing is
-            # known it does: blocks of prompts are shared for long, and drafts lack what they have no keys of.
+        # The first step of a sequence decides whether the layer follows it, and its prompt. As long as nothing is known
+        # it does that once: blocks of prompts are shared for long, and drafts lack what they have no keys of.
+        if tries and room:
+            idle[idle == NEW] = PATIENCE - 1
+        elif not room or not size.pays:
             idle[idle == NEW] = PATIENCE
         self._idle[seats] = np.where(drafts > 0, 0, idle + 1)
         return drafts
