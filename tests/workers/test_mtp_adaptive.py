@@ -15,6 +15,7 @@ from headrace.engine.adaptive import (
     UNTRIED,
     Adaptive,
 )
+from headrace.frames import Ranked, Sampling
 from helpers.drafting_engine import Heard, assert_same, make_engine, run
 from helpers.toy import make_submit
 
@@ -301,6 +302,21 @@ def test_what_is_drafted_never_shows_in_an_answer(costs: tuple[float, float, flo
         assert more.drafts(9)[1] > 0
     else:
         assert np.median(drafted[:40]) > 0
+
+
+def test_the_engine_drafts_further_where_the_layer_is_sure() -> None:
+    """The same layer, as often right; but with a bias that leaves no doubt."""
+    engine, model = make_engine(3, agreement=0.7, fixed=False)
+    model.fixed_ms, model.row_ms, model.draft_ms = 10.0, 1.5, 1.0
+    doubt = Sampling()
+    no_doubt = Sampling(logit_bias=[Ranked(9, 100.0)])
+    per_step: list[float] = []
+    for request, sampling in enumerate([doubt, no_doubt] * 3):
+        engine.submit(make_submit(request, [request, 1, 2], max_tokens=120, sampling=sampling))
+        heard = run(engine)
+        drafted = [result.drafted for result in heard.results if result.drafted]
+        per_step.append(float(np.mean(drafted)))
+    assert min(per_step[3::2]) > max(per_step[2::2]) + 0.5
 
 
 @pytest.mark.parametrize("count", [1, 4, 8, 32])
