@@ -21,7 +21,7 @@ REACHED_WITHIN_S = 15.0
 FREED_WITHIN_S = 30.0
 ATTEMPTS = 5
 QUEUED_WITHIN_S = 5.0
-BURST = 256  # prompts; 96 are little more than the workers of a fast machine may have ahead
+BURST = 512  # prompts: far more than the workers may have ahead
 
 # Where a worker is held while the client goes.
 HELD_AT = {

@@ -269,7 +269,8 @@ impl Prompt {
         let busy = standing.occupied > 0.0;
         let rest_ms = if busy { (around_ms - standing.elapsed_ms).max(0.0) } else { 0.0 };
         let wait_ms = if backlog_tokens > 0.0 && standing.backlog_runs {
-            (ahead_ms - standing.elapsed_ms).max(0.0)
+            // A step that is overdue does not do the work of the next ones.
+            ahead_ms - standing.elapsed_ms.min(ahead_ms / steps_ahead.max(1.0))
         } else {
             rest_ms + ahead_ms
         };

@@ -48,6 +48,21 @@ fn time_that_is_over_is_not_waited_for_again() {
 }
 
 #[test]
+fn an_overdue_step_does_not_do_the_work_of_the_next_ones() {
+    let tokens = 3.0 * idle().step_tokens;
+    let busy = Standing {
+        occupied: 9.0,
+        backlog_tokens: tokens,
+        backlog_context: context(0.0, tokens),
+        backlog_runs: true,
+        ..idle()
+    };
+    let hung = Standing { elapsed_ms: 1e9, ..busy };
+    let (now, then) = (estimate(&busy, &demand(100.0, 0.0)), estimate(&hung, &demand(100.0, 0.0)));
+    assert!((then.queue_ms - now.queue_ms * 2.0 / 3.0).abs() < 1e-6, "two of three steps are left");
+}
+
+#[test]
 fn a_prompt_among_the_rows_of_a_worker_that_generates_delays_each_of_them_in_full() {
     let busy = Standing { occupied: 10.0, rows: 10.0, ..idle() };
     let (both, decode) =
