@@ -6,8 +6,9 @@ Every turn answers the same prompts, greedily and `--tokens` tokens each, withou
 of which the engine chooses the number itself; the engines take their steps in turns, so that whatever else the machine
 does disturbs all of them. The prompts are of the stream on which the head was not trained, others in each turn: how
 well text can be foreseen differs widely. "times_without" is of all turns together, tokens by CPU seconds; single turns
-have a median and a range. CPU seconds are those of the computing thread, from the first step that decodes to the end.
-The answers are compared token by token.
+have a median and a range. CPU seconds are those of the computing thread, in steps that only decode and in which at
+least seven eighths of the batch still run: a server would have given the places of the others to those who wait. The
+answers are compared token by token.
 
 An engine goes through all turns of a start, as that of a server does, after a warm-up of at least 100 steps. Its very
 first answers, in which it finds out what rows cost, are given apart ("times_without_cold"). Engines are made anew at
@@ -53,6 +54,7 @@ SIZES = {1: (1, 1), 8: (4, 1), 32: (8, 2)}  # of a batch; by what turns and star
 DRAFTS = {"without": 0, "without again": 0, "1": 1, "2": 2, "3": 3}  # at most, by the engine's name
 WARM_UP_STEPS = 100  # by which the engine knows what rows cost
 LONGEST_PROMPT = 192
+MISSING = 8  # one sequence of so many may have ended in a step that counts
 
 
 @dataclass(slots=True)
@@ -108,7 +110,8 @@ def step(engine: Engine, turn: Turn) -> None:
     outputs = [output for answers in result.answers.values() for output in answers.outputs]
     for output in outputs:
         turn.answers[output.request] += output.ids
-    if result.prefill_tokens == 0:
+    size = len(turn.answers)
+    if result.prefill_tokens == 0 and len(outputs) >= size - size // MISSING:
         turn.cpu_s += spent
         turn.steps += 1
         turn.tokens += sum(len(output.ids) for output in outputs)
