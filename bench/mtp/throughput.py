@@ -7,8 +7,8 @@ of which the engine chooses the number itself; the engines take their steps in t
 does disturbs all of them. The prompts are of the stream on which the head was not trained, others in each turn: how
 well text can be foreseen differs widely. "times_without" is of all turns together, tokens by CPU seconds; single turns
 have a median and a range. CPU seconds are those of the computing thread, in steps that only decode and in which at
-least seven eighths of the batch still run: a server would have given the places of the others to those who wait. The
-answers are compared token by token.
+least seven eighths of the batch still run: a server would have given the places of the others to those who wait.
+"times_without_to_the_end" counts all steps that only decode. The answers are compared token by token.
 
 An engine goes through all turns of a start, as that of a server does, after a warm-up of at least 100 steps. Its very
 first answers, in which it finds out what rows cost, are given apart ("times_without_cold"). Engines are made anew at
@@ -61,12 +61,14 @@ MISSING = 8  # one sequence of so many may have ended in a step that counts
 class Turn:
     """One run over all prompts of a batch."""
 
-    cpu_s: float
-    tokens: int
-    drafted: int
-    accepted: int
-    steps: int
     answers: dict[int, list[int]]
+    cpu_s: float = 0.0
+    tokens: int = 0
+    cpu_s_to_the_end: float = 0.0
+    tokens_to_the_end: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    steps: int = 0
 
 
 Engines = dict[str, Engine]
@@ -95,7 +97,7 @@ def run(engines: Engines, prompts: list[list[int]], tokens: int) -> dict[str, Tu
         for request, prompt in enumerate(prompts):
             packed = np.array(prompt, "<u4").tobytes()
             engine.submit(Submit(request, packed, Sampling(temperature=0.0), [], tokens))
-        turns[name] = Turn(0.0, 0, 0, 0, 0, {request: [] for request in range(len(prompts))})
+        turns[name] = Turn({request: [] for request in range(len(prompts))})
     while not all(engine.empty for engine in engines.values()):
         for name, engine in engines.items():
             if not engine.empty:
@@ -110,11 +112,15 @@ def step(engine: Engine, turn: Turn) -> None:
     outputs = [output for answers in result.answers.values() for output in answers.outputs]
     for output in outputs:
         turn.answers[output.request] += output.ids
-    size = len(turn.answers)
-    if result.prefill_tokens == 0 and len(outputs) >= size - size // MISSING:
+    if result.prefill_tokens:
+        return
+    tokens, size = sum(len(output.ids) for output in outputs), len(turn.answers)
+    turn.cpu_s_to_the_end += spent
+    turn.tokens_to_the_end += tokens
+    if len(outputs) >= size - size // MISSING:
         turn.cpu_s += spent
         turn.steps += 1
-        turn.tokens += sum(len(output.ids) for output in outputs)
+        turn.tokens += tokens
         turn.drafted += sum(output.drafted for output in outputs)
         turn.accepted += sum(output.accepted for output in outputs)
 
@@ -180,6 +186,7 @@ def summary(
         "times_without": speed(turns, name),
         "times_without_median": statistics.median(speeds),
         "times_without_range": [min(speeds), max(speeds)],
+        "times_without_to_the_end": speed(turns, name, to_the_end=True),
         "times_without_cold": speed(colds, name),
         "tokens_per_step_and_sequence": statistics.median(
             turn[name].tokens / turn[name].steps / size for turn in turns
@@ -194,10 +201,11 @@ def summary(
     }
 
 
-def speed(turns: list[dict[str, Turn]], name: str) -> float:
+def speed(turns: list[dict[str, Turn]], name: str, *, to_the_end: bool = False) -> float:
     """Tokens per CPU second as a multiple of those without drafts."""
     with_, without = (
-        sum(turn[of].tokens for turn in turns) / sum(turn[of].cpu_s for turn in turns)
+        sum(turn[of].tokens_to_the_end if to_the_end else turn[of].tokens for turn in turns)
+        / sum(turn[of].cpu_s_to_the_end if to_the_end else turn[of].cpu_s for turn in turns)
         for of in (name, "without")
     )
     return with_ / without

@@ -12,6 +12,7 @@ from headrace.engine.adaptive import (
     PATIENCE,
     PROBE_AT_MOST_EVERY,
     TRIED,
+    TRIES,
     UNTRIED,
     Adaptive,
 )
@@ -173,6 +174,22 @@ def test_who_goes_on_is_who_is_surest() -> None:
     goes = machine.adaptive.goes_on(machine.seats, 1, sure)
     assert goes[[1, 3, 5]].all()
     assert not goes[[0, 4, 6, 7]].any()
+
+
+def test_what_begins_has_to_pay_even_if_rows_cost_more_than_they_seem_to() -> None:
+    machine = Machine(8, right=0.65, fixed=15.5, row=1.9, draft=0.12, most=1)
+    machine.steps(UNTRIED + TRIES)
+    adaptive = machine.adaptive
+    adaptive.acceptance.rates[:] = 0.65
+    seats, most = machine.seats, np.ones(8, dtype=np.int64)
+
+    def drafts(doubt: float) -> bool:
+        adaptive.forward._doubt = doubt**2
+        return bool(adaptive.choose(seats, most).all())
+
+    assert not drafts(0.3), "5 % more tokens per ms, or 1 % less"
+    assert drafts(0.03)
+    assert drafts(0.3), "once it drafts, its own steps tell what rows cost"
 
 
 def test_an_answer_without_room_to_draft_says_nothing_of_what_pays() -> None:

@@ -183,7 +183,11 @@ class Adaptive:
         best = int(speed.argmax())
         without = count / max(self.forward.at(count), 1e-9)
         self._size.speed = max(float(speed[best]), without)
-        if speed[best] > MARGIN * without:
+        spent = ms[best]
+        if not self._draws[seats].any():
+            # What begins has to pay even if rows cost more than they seem to.
+            spent += self.forward.doubt * (best + 1)
+        if tokens[best] > MARGIN * without * spent:
             draws[order[: best + 1] // self.most] = True
         return draws
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import overload
 
 import numpy as np
@@ -67,6 +68,11 @@ class RowCost:
             self.each = min(max(self.each + gain * off, 0.0), unit)
             self.fixed = level - self.each * self._mean_rows
         self._noise += (off * off - self._noise) / (self._weight + 1)
+
+    @property
+    def doubt(self) -> float:
+        """By how many ms `each` may be off: one standard deviation."""
+        return math.sqrt(self._doubt)
 
     @overload
     def at(self, rows: float) -> float: ...
