@@ -23,8 +23,8 @@ import dataclasses
 import statistics
 import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -58,14 +58,24 @@ MISSING = 8  # one sequence of so many may have ended in a step that counts
 
 
 @dataclass(slots=True)
+class Decoded:
+    """Tokens, and what they took."""
+
+    tokens: int = 0
+    cpu_s: float = 0.0
+
+    def add(self, tokens: int, cpu_s: float) -> None:
+        self.tokens += tokens
+        self.cpu_s += cpu_s
+
+
+@dataclass(slots=True)
 class Turn:
     """One run over all prompts of a batch."""
 
     answers: dict[int, list[int]]
-    cpu_s: float = 0.0
-    tokens: int = 0
-    cpu_s_to_the_end: float = 0.0
-    tokens_to_the_end: int = 0
+    together: Decoded = field(default_factory=Decoded)  # while at least seven eighths ran
+    to_the_end: Decoded = field(default_factory=Decoded)
     drafted: int = 0
     accepted: int = 0
     steps: int = 0
@@ -115,12 +125,10 @@ def step(engine: Engine, turn: Turn) -> None:
     if result.prefill_tokens:
         return
     tokens, size = sum(len(output.ids) for output in outputs), len(turn.answers)
-    turn.cpu_s_to_the_end += spent
-    turn.tokens_to_the_end += tokens
+    turn.to_the_end.add(tokens, spent)
     if len(outputs) >= size - size // MISSING:
-        turn.cpu_s += spent
+        turn.together.add(tokens, spent)
         turn.steps += 1
-        turn.tokens += tokens
         turn.drafted += sum(output.drafted for output in outputs)
         turn.accepted += sum(output.accepted for output in outputs)
 
@@ -181,15 +189,15 @@ def summary(
         "batch": size,
         "mtp": name,
         "cpu_ms_per_token": statistics.median(
-            1e3 * turn[name].cpu_s / turn[name].tokens for turn in turns
+            1e3 * turn[name].together.cpu_s / turn[name].together.tokens for turn in turns
         ),
         "times_without": speed(turns, name),
         "times_without_median": statistics.median(speeds),
         "times_without_range": [min(speeds), max(speeds)],
-        "times_without_to_the_end": speed(turns, name, to_the_end=True),
+        "times_without_to_the_end": speed(turns, name, lambda turn: turn.to_the_end),
         "times_without_cold": speed(colds, name),
         "tokens_per_step_and_sequence": statistics.median(
-            turn[name].tokens / turn[name].steps / size for turn in turns
+            turn[name].together.tokens / turn[name].steps / size for turn in turns
         ),
         "drafted_per_step": sum(turn[name].drafted for turn in turns)
         / sum(turn[name].steps for turn in turns),
@@ -201,14 +209,18 @@ def summary(
     }
 
 
-def speed(turns: list[dict[str, Turn]], name: str, *, to_the_end: bool = False) -> float:
+def speed(
+    turns: list[dict[str, Turn]],
+    name: str,
+    part: Callable[[Turn], Decoded] = lambda turn: turn.together,
+) -> float:
     """Tokens per CPU second as a multiple of those without drafts."""
-    with_, without = (
-        sum(turn[of].tokens_to_the_end if to_the_end else turn[of].tokens for turn in turns)
-        / sum(turn[of].cpu_s_to_the_end if to_the_end else turn[of].cpu_s for turn in turns)
-        for of in (name, "without")
-    )
-    return with_ / without
+
+    def tokens_per_s(engine: str) -> float:
+        parts = [part(turn[engine]) for turn in turns]
+        return sum(each.tokens for each in parts) / sum(each.cpu_s for each in parts)
+
+    return tokens_per_s(name) / tokens_per_s("without")
 
 
 def main() -> None:
