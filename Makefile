@@ -94,6 +94,11 @@ test-python: setup ## Python and end-to-end tests alone
 chaos: setup ## faults by a seeded plan under 200 clients; every stream must be as if undisturbed (SECONDS, SEED, OUT)
 	@PYTHONPATH=tests $(PY) -m chaos --seconds $(SECONDS) --seed $(SEED) $(if $(OUT),--out $(OUT)) $(ARGS)
 
+.PHONY: attack
+attack: setup ## one request, stranger or log against a router that serves others; prints what each cost (OUT, ARGS)
+	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
+	@PYTHONPATH=tests $(PY) -m attack $(if $(OUT),--out $(OUT)) $(ARGS)
+
 .PHONY: soak
 soak: tools ## ten million blocks through the block index, with flat memory
 	@$(CARGO) test --package headrace-router --test index_memory --locked --quiet -- --ignored

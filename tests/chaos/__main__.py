@@ -6,9 +6,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
-import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,11 +16,11 @@ from typing import Any
 from chaos.clients import Answer
 from chaos.crowd import Tally
 from chaos.faults import Outcome
-from chaos.fleet import ROOT
 from chaos.network import ROUTER_HOST, Place, inside, missing, namespaces
 from chaos.plan import Shape, faults
 from chaos.report import passed, report, summary, table
 from chaos.suite import opened
+from helpers.origin import origin
 
 
 def main() -> int:
@@ -110,13 +107,8 @@ def note(text: str) -> None:
 
 def about(args: argparse.Namespace, began_s: float) -> dict[str, Any]:
     """Where the figures are from."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True
-    )
     return {
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()} {platform.release()}",
-        "commit": commit.stdout.strip(),
-        "command": f"make chaos SECONDS={args.seconds:g} SEED={args.seed}",
+        **origin(f"make chaos SECONDS={args.seconds:g} SEED={args.seed}"),
         "arguments": " ".join(itertools.islice(sys.argv, 1, None)),
         "seed": args.seed,
         "seconds": round(time.monotonic() - began_s, 1),

@@ -1,0 +1,161 @@
+"""`make attack`: every attack on a router of its own, what it cost the router, and what the others noticed.
+
+Beside each attack 16 paced streams run and ten short requests a second. Attackers, probe, workers and router share this
+machine, so part of what the others notice is the attacker's own work.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import dataclasses
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from attack import floods, memory, processes, strangers, templates
+from attack.attack import Attack, Scale, Trial
+from attack.report import Row, percentile, table
+from attack.stack import ROOT, Programs, others_between, stack, status_of
+from headrace.models.source import resolve
+from helpers.origin import origin
+
+MODEL = "attacked"
+QUIET_S = 4.0  # before the attack, to know what the others usually see
+LEAST_S = 3.0  # of an attack, so that the others have something to say
+REST_S = 3.0  # after it, until the memory that stays is read
+
+
+def main() -> int:
+    args = arguments()
+    attacks = [*memory.ATTACKS, *templates.ATTACKS, *floods.ATTACKS, *strangers.ATTACKS]
+    chosen = [a for a in [*attacks, *processes.TRIALS] if args.only in a.name]
+    if args.list:
+        print("\n".join(attack.name for attack in chosen))
+        return 0
+    programs, scale = Programs.of(args.bin), Scale(args.scale)
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="attack-doc-") as name:
+        doc = Path(name) / "doc.json"
+        doc.write_bytes(resolve(None).doc())
+        for attack in chosen:
+            row = asyncio.run(one(attack, programs, doc, scale))
+            rows.append(row)
+            print(
+                f"{row.name}: {row.status} ({', '.join(row.broken) or 'held'})",
+                file=sys.stderr,
+                flush=True,
+            )
+    print(table(rows))
+    if args.out:
+        write(args, rows)
+    return 1 if any(row.broken for row in rows) else 0
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="attack", description=__doc__)
+    parser.add_argument(
+        "--bin", type=Path, default=ROOT / "target/release", help="folder of the programs"
+    )
+    parser.add_argument("--only", default="", help="attacks whose name contains this")
+    parser.add_argument("--list", action="store_true", help="name the attacks and do nothing")
+    parser.add_argument("--scale", type=float, default=1.0, help="size of the attacks (default: 1)")
+    parser.add_argument("--out", type=Path, help="file for the figures")
+    return parser.parse_args()
+
+
+async def one(attack: Attack | Trial, programs: Programs, doc: Path, scale: Scale) -> Row:
+    """One attack from a fresh start to its row. A failure of ours is a row too: the others still run."""
+    try:
+        if isinstance(attack, Trial):
+            began = time.monotonic()
+            outcome = await attack.run(programs, scale)
+            return Row(
+                name=attack.name,
+                status=outcome.status,
+                held=outcome.held,
+                seconds=time.monotonic() - began,
+            )
+        return await under_attack(attack, programs, doc, scale)
+    except (OSError, RuntimeError) as error:
+        return Row(
+            name=attack.name, status=f"{type(error).__name__}: {error}", held=False, seconds=0.0
+        )
+
+
+async def under_attack(attack: Attack, programs: Programs, doc: Path, scale: Scale) -> Row:
+    """The attack beside the probe."""
+    doc = doc if attack.template is None else with_template(doc, attack.template)
+    async with stack(programs, MODEL, doc, attack.flags, wrapper=attack.prefix) as running:
+        router = running.router
+        running.begin_probe()
+        await asyncio.sleep(1.0)
+        quiet = time.monotonic()
+        await asyncio.sleep(QUIET_S)
+        rest_mb, router.peak_mb = router.rss_mb, router.rss_mb
+        began = time.monotonic()
+        outcome = await attack.run(running, scale)
+        ended = time.monotonic()
+        await asyncio.sleep(max(LEAST_S - (ended - began), 0.0))
+        over = time.monotonic()
+        await asyncio.sleep(REST_S)
+        health = await asyncio.to_thread(status_of, router, "/health")
+        after_mb = router.rss_mb
+        seen = await asyncio.to_thread(running.end_probe)
+        before, during = others_between(seen, quiet, began), others_between(seen, began, over)
+        stopped_s = await asyncio.to_thread(router.end)
+    held, status = outcome.held, outcome.status
+    if health != "200":
+        held, status = False, f"{status}; /health then: {health}"
+    if stopped_s is None:
+        held, status = False, f"{status}; SIGTERM did not end it"
+    if during.failures:
+        status = f"{status}; others: {len(during.failures)} x {during.failures[0]}"
+    return Row(
+        name=attack.name,
+        status=status,
+        held=held,
+        seconds=ended - began,
+        rest_mb=rest_mb,
+        peak_mb=router.peak_mb,
+        after_mb=after_mb,
+        most_mb=attack.most_mb,
+        itl_before=percentile(before.gaps_ms, 0.99),
+        itl=percentile(during.gaps_ms, 0.99),
+        first_before=percentile(before.firsts_ms, 0.99),
+        first=percentile(during.firsts_ms, 0.99),
+        others_failed=len(during.failures),
+    )
+
+
+def with_template(doc: Path, template: str) -> Path:
+    """The description of the same model with another chat template."""
+    described = json.loads(doc.read_bytes()) | {"chat_template": template}
+    other = doc.with_name("template.json")
+    other.write_text(json.dumps(described))
+    return other
+
+
+def figures(row: Row) -> dict[str, Any]:
+    """As JSON, which has no NaN."""
+    values = dataclasses.asdict(row) | {"broken": row.broken}
+    cut = {name: round(v, 2) for name, v in values.items() if isinstance(v, float) and v == v}
+    return {name: cut.get(name) if isinstance(v, float) else v for name, v in values.items()}
+
+
+def write(args: argparse.Namespace, rows: list[Row]) -> None:
+    """Keep the figures, with machine and commit."""
+    only = f" ARGS='--only \"{args.only}\"'" if args.only else ""
+    result: dict[str, Any] = {
+        **origin(f"make attack OUT={args.out}{only}"),
+        "rows": [figures(row) for row in rows],
+    }
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,46 @@
+"""What an attack is, what came of it, and the list of all."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from attack.stack import Programs, Stack
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Sizes: 1 for the full attack, less for a quick one."""
+
+    share: float = 1.0
+
+    def of(self, full: int, least: int = 1) -> int:
+        return max(least, round(full * self.share))
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`held`: what had to hold did. Process, memory and the others are watched beside it, for every attack."""
+
+    status: str
+    held: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attack:
+    """An attack on a router that serves others meanwhile."""
+
+    name: str
+    run: Callable[[Stack, Scale], Awaitable[Outcome]]
+    most_mb: float  # that the router's memory may grow by, from the documented bounds
+    flags: tuple[str, ...] = ()
+    prefix: tuple[str, ...] = ()  # before the router's command, such as `prlimit`
+    template: str | None = None  # chat template of the model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """An attack on processes of its own, with nobody beside it."""
+
+    name: str
+    run: Callable[[Programs, Scale], Awaitable[Outcome]]

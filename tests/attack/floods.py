@@ -1,0 +1,259 @@
+"""Clients that hold on to things: places, windows, connections, unread answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import time
+
+from attack.attack import Attack, Outcome, Scale
+from attack.report import percentile
+from attack.stack import Router, Stack
+from attack.wire import (
+    Reply,
+    ask,
+    everything,
+    greeting,
+    h2_request,
+    parse,
+    post,
+    send,
+    tally,
+)
+
+HOLD_S = 12.0  # how long an attacker sits on what it holds
+
+
+async def newcomer(stack: Stack, tenant: str = "somebody-else") -> tuple[Reply, float]:
+    """A short request of another tenant, and its seconds."""
+    began = time.monotonic()
+    body = {"model": stack.model, "prompt": "hello", "max_tokens": 1}
+    reply = await ask(
+        stack.router, "/v1/completions", body, [("X-Headrace-Tenant", tenant)], patience_s=30
+    )
+    return reply, time.monotonic() - began
+
+
+async def many_choices(stack: Stack, scale: Scale) -> Outcome:
+    """One tenant's requests with 128 choices each take all places; somebody else wants one."""
+    body = {"model": stack.model, "prompt": "hello", "max_tokens": 2_000, "ignore_eos": True}
+    greedy = [("X-Headrace-Tenant", "greedy")]
+
+    async def take(n: int) -> Reply:
+        request = post(
+            stack.router, "/v1/completions", json.dumps({**body, "n": n}).encode(), greedy
+        )
+        while True:  # until there is a place
+            reply = await send(stack.router, request, HOLD_S)
+            if n > 1 or reply.status != "429":
+                return reply
+            await asyncio.sleep(0.02)
+
+    held = [asyncio.create_task(take(n)) for n in [128] * 9 + [1] * scale.of(128)]
+    await asyncio.sleep(1.0)
+    reply, took = await newcomer(stack)
+    ended = [task.result() for task in held if task.done()]
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    told = f"newcomer {tally([reply])} after {took:.2f} s; the greedy one: {tally(ended)}"
+    return Outcome(told, reply.status == "200" and took < 2)
+
+
+async def hold(router: Router, first: bytes, hold_s: float) -> bytes:
+    """Send, then read nothing but what the kernel takes, until the time is over or the router hangs up."""
+    loop = asyncio.get_running_loop()
+    with contextlib.closing(socket.socket()) as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.setblocking(False)
+        with contextlib.suppress(OSError, TimeoutError):
+            await asyncio.wait_for(loop.sock_connect(client, (router.host, router.port)), 10)
+            await asyncio.wait_for(loop.sock_sendall(client, first), 10)
+            await asyncio.sleep(hold_s)
+        return b""
+
+
+async def zero_windows(stack: Stack, scale: Scale) -> Outcome:
+    """HTTP/2 with windows of zero: finished answers that nobody reads hold every place."""
+    connections, each = 5, 200
+    asked = {"model": stack.model, "prompt": "hello", "max_tokens": 1, "stream": True}
+    body = json.dumps(asked).encode()
+    first = greeting(0) + b"".join(
+        h2_request(stack.router, 2 * i + 1, "POST", "/v1/completions", body) for i in range(each)
+    )
+    held = [asyncio.create_task(hold(stack.router, first, HOLD_S)) for _ in range(connections)]
+    await asyncio.sleep(2.0)
+    waits: list[float] = []
+    replies: list[Reply] = []
+    for _ in range(5):
+        reply, took = await newcomer(stack)
+        replies.append(reply)
+        waits.append(took)
+        await asyncio.sleep(1.0)
+    for task in held:
+        task.cancel()
+    await asyncio.gather(*held, return_exceptions=True)
+    fine = all(reply.status == "200" for reply in replies) and max(waits) < 2
+    return Outcome(f"newcomers {tally(replies)}, at most {max(waits):.2f} s", fine)
+
+
+async def unread_metrics(stack: Stack, scale: Scale) -> Outcome:
+    """200 x GET /metrics on each of 100 HTTP/2 connections that read nothing."""
+    connections = scale.of(100, 5)
+    first = greeting(0) + b"".join(
+        h2_request(stack.router, 2 * i + 1, "GET", "/metrics") for i in range(200)
+    )
+    await asyncio.gather(*(hold(stack.router, first, 5.0) for _ in range(connections)))
+    return Outcome(f"{connections} connections", True)
+
+
+async def idle_connections(stack: Stack, scale: Scale) -> Outcome:
+    """1,500 connections that say nothing at a router that may have 1,024 descriptors; then a newcomer."""
+    loop = asyncio.get_running_loop()
+    silent: list[socket.socket] = []
+    try:
+        for _ in range(scale.of(1_500, 1_100)):
+            client = socket.socket()
+            client.setblocking(False)
+            silent.append(client)
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(
+                    loop.sock_connect(client, (stack.router.host, stack.router.port)), 2
+                )
+        reply, took = await newcomer(stack)
+    finally:
+        for client in silent:
+            client.close()
+    return Outcome(
+        f"newcomer {tally([reply])} after {took:.2f} s", reply.status == "200" and took < 2
+    )
+
+
+async def resting_connections(stack: Stack, scale: Scale) -> Outcome:
+    """As many kept-alive connections as descriptors, hard limit and all; then newcomers."""
+    loop = asyncio.get_running_loop()
+    resting: list[socket.socket] = []
+    request = (
+        f"GET /health HTTP/1.1\r\nHost: {stack.router.host}:{stack.router.port}\r\n\r\n".encode()
+    )
+    try:
+        for _ in range(400):
+            client = socket.socket()
+            client.setblocking(False)
+            resting.append(client)
+            with contextlib.suppress(OSError, TimeoutError):
+                address = (stack.router.host, stack.router.port)
+                await asyncio.wait_for(loop.sock_connect(client, address), 2)
+                await asyncio.wait_for(loop.sock_sendall(client, request), 2)
+                await asyncio.wait_for(loop.sock_recv(client, 4096), 2)
+        reply, took = await newcomer(stack)
+    finally:
+        for client in resting:
+            client.close()
+    return Outcome(
+        f"newcomer {tally([reply])} after {took:.2f} s", reply.status == "200" and took < 2
+    )
+
+
+async def connects(stack: Stack, scale: Scale) -> Outcome:
+    """512 clients at the same moment."""
+    count = scale.of(512, 64)
+    body = json.dumps({"model": stack.model, "prompt": "hello", "max_tokens": 1}).encode()
+    request = post(stack.router, "/v1/completions", body)
+
+    async def one() -> tuple[Reply, float]:
+        began = time.monotonic()
+        reply = await send(stack.router, request)
+        return reply, time.monotonic() - began
+
+    pairs = await asyncio.gather(*(one() for _ in range(count)))
+    p99 = percentile([took for _, took in pairs], 0.99)
+    replies = [reply for reply, _ in pairs]
+    # a SYN that a full backlog drops comes again after a second
+    return Outcome(
+        f"{tally(replies)}, p99 {p99:.2f} s", all(r.status == "200" for r in replies) and p99 < 1.0
+    )
+
+
+async def half_closed(stack: Stack, scale: Scale) -> Outcome:
+    """Clients that shut down their writing side after the request, which is their right."""
+    replies: list[Reply] = []
+    for streamed in (False, True):
+        body = {
+            "model": stack.model,
+            "prompt": "hello",
+            "max_tokens": 8,
+            "ignore_eos": True,
+            "stream": streamed,
+        }
+        reader, writer = await asyncio.open_connection(stack.router.host, stack.router.port)
+        writer.write(post(stack.router, "/v1/completions", json.dumps(body).encode()))
+        writer.write_eof()
+        try:
+            async with asyncio.timeout(30):
+                replies.append(parse(await everything(reader)))
+        except TimeoutError:
+            replies.append(Reply("no answer"))
+        finally:
+            writer.close()
+    whole = replies[0].status == "200" and b"[DONE]" in replies[1].body
+    return Outcome(tally(replies), whole)
+
+
+SMUGGLED = {
+    "gzip, chunked": "{host}Transfer-Encoding: gzip, chunked\r\n",
+    "two Transfer-Encoding": "{host}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+    "length and chunked": "{host}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+    "two lengths": "{host}Content-Length: {length}\r\nContent-Length: 5\r\n",
+    "two Host": "{host}{host}Content-Length: {length}\r\n",
+    "no Host": "Content-Length: {length}\r\n",
+}
+
+
+async def smuggling(stack: Stack, scale: Scale) -> Outcome:
+    """Heads that two servers may read differently, over bodies that would be served."""
+    router = stack.router
+    body = json.dumps({"model": stack.model, "prompt": "hello", "max_tokens": 1}).encode()
+    chunks = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
+    found: list[str] = []
+    for name, lines in SMUGGLED.items():
+        head = lines.format(host=f"Host: {router.host}:{router.port}\r\n", length=len(body))
+        start = f"POST /v1/completions HTTP/1.1\r\n{head}Connection: close\r\n\r\n".encode()
+        reply = await send(router, start + (chunks if "chunked" in head else body), 10)
+        if reply.status != "400":
+            found.append(f"{name}: {reply.status}")
+    return Outcome(", ".join(found) or f"{len(SMUGGLED)} x 400", not found)
+
+
+ATTACKS = [
+    Attack(
+        name="one tenant with n 128, ten times",
+        run=many_choices,
+        most_mb=256,
+        flags=("--max-streams=1024",),
+    ),
+    Attack(
+        name="HTTP/2 windows of zero, 1,000 finished answers",
+        run=zero_windows,
+        most_mb=256,
+        flags=("--max-streams=900",),
+    ),
+    Attack(name="200 x /metrics unread on 100 HTTP/2 connections", run=unread_metrics, most_mb=256),
+    Attack(
+        name="1,500 silent connections, soft limit of 1,024 descriptors",
+        run=idle_connections,
+        most_mb=128,
+        prefix=("prlimit", "--nofile=1024:8192"),
+    ),
+    Attack(
+        name="400 resting connections, hard limit of 256 descriptors",
+        run=resting_connections,
+        most_mb=64,
+        prefix=("prlimit", "--nofile=256:256"),
+    ),
+    Attack(name="512 connects at once", run=connects, most_mb=128),
+    Attack(name="half-closed clients", run=half_closed, most_mb=64),
+    Attack(name="request heads with two meanings", run=smuggling, most_mb=64),
+]

@@ -1,0 +1,85 @@
+"""What an attack cost, as a row; the table of all rows; the verdict. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+ITL_GROWTH = 1.2  # of others, p99
+FIRST_TOKEN_MS = 100.0  # later for others, p99
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """Nearest rank; NaN of nothing."""
+    if not values:
+        return math.nan
+    ordered = sorted(values)
+    return ordered[max(math.ceil(share * len(ordered)) - 1, 0)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """An attack, done. Times of others are p99 in ms, before and during the attack; NaN where nobody watched."""
+
+    name: str
+    status: str
+    held: bool
+    seconds: float
+    rest_mb: float = math.nan
+    peak_mb: float = math.nan
+    after_mb: float = math.nan
+    most_mb: float = math.nan
+    itl_before: float = math.nan
+    itl: float = math.nan
+    first_before: float = math.nan
+    first: float = math.nan
+    others_failed: int = 0
+
+    @property
+    def broken(self) -> list[str]:
+        """Which of the promises was broken."""
+        found: list[str] = []
+        if not self.held:
+            found.append("status")
+        if self.peak_mb - self.rest_mb > self.most_mb:
+            found.append("memory")
+        if self.itl > ITL_GROWTH * self.itl_before:
+            found.append("ITL")
+        if self.first > self.first_before + FIRST_TOKEN_MS:
+            found.append("first token")
+        if self.others_failed:
+            found.append("others")
+        return found
+
+
+HEAD = (
+    "attack",
+    "status",
+    "s",
+    "RSS before, peak, after MB",
+    "others' ITL p99 ms",
+    "others' first token p99 ms",
+    "broken",
+)
+
+
+def table(rows: Sequence[Row]) -> str:
+    """As Markdown."""
+    lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
+    for row in rows:
+        cells = (
+            row.name,
+            row.status,
+            f"{row.seconds:.1f}",
+            numbers(row.rest_mb, row.peak_mb, row.after_mb, sign=", "),
+            numbers(row.itl_before, row.itl, sign=" -> "),
+            numbers(row.first_before, row.first, sign=" -> "),
+            ", ".join(row.broken) or "-",
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def numbers(*values: float, sign: str) -> str:
+    return "" if all(map(math.isnan, values)) else sign.join(f"{value:.0f}" for value in values)
