@@ -36,7 +36,7 @@ def main() -> int:
     if args.list:
         print("\n".join(attack.name for attack in chosen))
         return 0
-    programs, scale = Programs.of(args.bin), Scale(args.scale)
+    programs, scale = Programs.built(args.bin), Scale(args.scale)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory(prefix="attack-doc-") as name:
         doc = Path(name) / "doc.json"
@@ -72,7 +72,7 @@ async def one(attack: Attack | Trial, programs: Programs, doc: Path, scale: Scal
     try:
         if isinstance(attack, Trial):
             began = time.monotonic()
-            outcome = await attack.run(programs, scale)
+            outcome = await attack.run(programs, doc, scale)
             return Row(
                 name=attack.name,
                 status=outcome.status,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from attack.stack import Programs, Stack
 
@@ -43,4 +44,4 @@ class Trial:
     """An attack on processes of its own, with nobody beside it."""
 
     name: str
-    run: Callable[[Programs, Scale], Awaitable[Outcome]]
+    run: Callable[[Programs, Path, Scale], Awaitable[Outcome]]  # with a description of the model

@@ -61,14 +61,14 @@ class Probe:
 
     async def events(self, tokens: int) -> int:
         """One request; the number of its events. Notes when each came."""
-        began = time.monotonic()
+        began = last = time.monotonic()
+        count, ended = 0, False
         reader, writer = await asyncio.open_connection(self.host, self.port)
         try:
             writer.write(self.request(tokens))
             head = await reader.readuntil(b"\r\n\r\n")
             if b" 200 " not in head[:16]:
                 raise OSError(head.split(b"\r\n")[0].decode(errors="replace"))
-            count, last, ended = 0, began, False
             async for line in reader:
                 if not line.startswith(b"data: {"):
                     ended = ended or line.startswith(b"data: [DONE]")
@@ -82,6 +82,13 @@ class Probe:
             if not ended:
                 raise OSError("a stream ended without [DONE]")
             return count
+        except asyncio.CancelledError:  # what it still waited for took at least this long
+            now = time.monotonic()
+            if count == 0:
+                self.seen.firsts.append((began, (now - began) * 1e3))
+            else:
+                self.seen.gaps.append((now, (now - last) * 1e3))
+            raise
         finally:
             writer.close()
 

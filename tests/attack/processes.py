@@ -18,13 +18,13 @@ from attack.wire import Reply, ask, post, send, tally
 BUSY_TEXT = 7_000_000  # bytes that keep a tokeniser thread busy for seconds, where it takes them
 
 
-async def unread_log(programs: Programs, scale: Scale) -> Outcome:
+async def unread_log(programs: Programs, doc: Path, scale: Scale) -> Outcome:
     """A log at level debug, to a pipe that nobody reads."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         reader, writer = os.pipe()
         router = start_router(programs, Path(name), ["--log-level=trace"], stderr=writer)
         os.close(writer)
-        workers = start_workers(programs, router, None)
+        workers = start_workers(programs, router, doc)
         try:
             await until_ready(router)
             body = {"model": "mock", "prompt": "hello", "max_tokens": 4}
@@ -46,13 +46,13 @@ async def unread_log(programs: Programs, scale: Scale) -> Outcome:
     return Outcome(f"{tally(replies)}; /health {health}; SIGTERM to end {ended}", held)
 
 
-async def full_log(programs: Programs, scale: Scale) -> Outcome:
+async def full_log(programs: Programs, doc: Path, scale: Scale) -> Outcome:
     """A log on a full disk."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         full = os.open("/dev/full", os.O_WRONLY)
         router = start_router(programs, Path(name), ["--log-level=debug"], stderr=full)
         os.close(full)
-        workers = start_workers(programs, router, None)
+        workers = start_workers(programs, router, doc)
         try:
             await until_ready(router)
             body = {"model": "mock", "prompt": "hello", "max_tokens": 4}
@@ -69,14 +69,14 @@ async def full_log(programs: Programs, scale: Scale) -> Outcome:
     )
 
 
-async def second_signal(programs: Programs, scale: Scale) -> Outcome:
+async def second_signal(programs: Programs, doc: Path, scale: Scale) -> Outcome:
     """SIGTERM twice while texts are tokenised that take seconds."""
     with tempfile.TemporaryDirectory(prefix="attack-") as name:
         router = start_router(programs, Path(name), ["--max-body-bytes=67108864"])
-        workers = start_workers(programs, router, None)
+        workers = start_workers(programs, router, doc)
         try:
             await until_ready(router)
-            text = "word " * (scale.of(BUSY_TEXT) // 5)
+            text = "1234567890" * (scale.of(BUSY_TEXT) // 10)
             body = json.dumps({"model": "mock", "prompt": text}).encode()
             tasks = [
                 asyncio.create_task(send(router, post(router, "/tokenize", body))) for _ in range(8)
@@ -101,7 +101,7 @@ async def second_signal(programs: Programs, scale: Scale) -> Outcome:
     return Outcome(f"ended after {took:.1f} s", took < 5)
 
 
-async def open_doors(programs: Programs, scale: Scale) -> Outcome:
+async def open_doors(programs: Programs, doc: Path, scale: Scale) -> Outcome:
     """All addresses, without a key or a secret; keys that every user of the machine can read."""
     commands = {
         "--host 0.0.0.0": ["--host=0.0.0.0"],

@@ -44,9 +44,10 @@ class Row:
             found.append("status")
         if self.peak_mb - self.rest_mb > self.most_mb:
             found.append("memory")
-        if self.itl > ITL_GROWTH * self.itl_before:
+        watched = not math.isnan(self.first_before)  # then no figure at all is the worst one
+        if watched and not self.itl <= ITL_GROWTH * self.itl_before:
             found.append("ITL")
-        if self.first > self.first_before + FIRST_TOKEN_MS:
+        if watched and not self.first <= self.first_before + FIRST_TOKEN_MS:
             found.append("first token")
         if self.others_failed:
             found.append("others")

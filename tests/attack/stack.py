@@ -26,14 +26,21 @@ GONE = "gone"
 
 @dataclass(frozen=True, slots=True)
 class Programs:
-    """What is attacked and what stands beside it."""
+    """What is attacked and what stands beside it: how their commands begin."""
 
-    router: Path
-    bench: Path
+    router: tuple[str, ...]
+    bench: tuple[str, ...]
 
     @classmethod
-    def of(cls, folder: Path) -> Programs:
-        return cls(folder / "headrace-router", folder / "headrace-bench")
+    def built(cls, folder: Path) -> Programs:
+        """The standalone binaries."""
+        return cls((str(folder / "headrace-router"),), (str(folder / "headrace-bench"),))
+
+    @classmethod
+    def installed(cls) -> Programs:
+        """The package."""
+        headrace = (sys.executable, "-m", "headrace")
+        return cls((*headrace, "router"), headrace)
 
 
 @dataclass(slots=True)
@@ -111,7 +118,7 @@ def start_router(
     )
     with (folder / "router.log").open("a") as log:
         process = subprocess.Popen(
-            [*wrapper, str(programs.router), "--port=0", *own, *flags],
+            [*wrapper, *programs.router, "--port=0", *own, *flags],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=log if stderr is None else stderr,
@@ -142,7 +149,7 @@ def start_workers(
     pool = ["--block-tokens", "16", "--blocks", "262144"]
     return subprocess.Popen(
         [
-            *(str(programs.bench), "mock", "--router", router.socket, "--workers", str(count)),
+            *(*programs.bench, "mock", "--router", router.socket, "--workers", str(count)),
             *("--name", name, "--cost", f"{step_ms},0,0,0,0", "--noise", "0", *room, *pool),
             *([] if doc is None else ["--doc", str(doc)]),
             *flags,
