@@ -19,14 +19,11 @@ from typing import Any
 from attack import floods, memory, processes, strangers, templates
 from attack.attack import Attack, Scale, Trial
 from attack.report import Row, percentile, table
-from attack.stack import ROOT, Programs, others_between, stack, status_of
+from attack.stack import ROOT, Programs, Stack, others_between, stack, status_of
 from headrace.models.source import resolve
 from helpers.origin import origin
 
 MODEL = "attacked"
-QUIET_S = 4.0  # before the attack, to know what the others usually see
-LEAST_S = 3.0  # of an attack, so that the others have something to say
-REST_S = 3.0  # after it, until the memory that stays is read
 
 
 def main() -> int:
@@ -87,31 +84,37 @@ async def one(attack: Attack | Trial, programs: Programs, doc: Path, scale: Scal
 
 
 async def under_attack(attack: Attack, programs: Programs, doc: Path, scale: Scale) -> Row:
-    """The attack beside the probe."""
+    """The attack on a router of its own."""
     doc = doc if attack.template is None else with_template(doc, attack.template)
     async with stack(programs, MODEL, doc, attack.flags, wrapper=attack.prefix) as running:
-        router = running.router
-        running.begin_probe()
-        await asyncio.sleep(1.0)
-        quiet = time.monotonic()
-        await asyncio.sleep(QUIET_S)
-        rest_mb, router.peak_mb = router.rss_mb, router.rss_mb
-        began = time.monotonic()
-        outcome = await attack.run(running, scale)
-        ended = time.monotonic()
-        await asyncio.sleep(max(LEAST_S - (ended - began), 0.0))
-        over = time.monotonic()
-        await asyncio.sleep(REST_S)
-        health = await asyncio.to_thread(status_of, router, "/health")
-        after_mb = router.rss_mb
-        seen = await asyncio.to_thread(running.end_probe)
-        before, during = others_between(seen, quiet, began), others_between(seen, began, over)
-        stopped_s = await asyncio.to_thread(router.end)
+        row = await beside_probe(attack, running, scale)
+        stopped_s = await asyncio.to_thread(running.router.end)
+    if stopped_s is None:
+        return dataclasses.replace(row, held=False, status=f"{row.status}; SIGTERM did not end it")
+    return row
+
+
+async def beside_probe(attack: Attack, running: Stack, scale: Scale) -> Row:
+    """The attack on a router that runs, with the others beside it."""
+    router = running.router
+    running.begin_probe()
+    await asyncio.sleep(min(scale.quiet_s, 1.0))
+    quiet = time.monotonic()
+    await asyncio.sleep(scale.quiet_s)
+    rest_mb, router.peak_mb = router.rss_mb, router.rss_mb
+    began = time.monotonic()
+    outcome = await attack.run(running, scale)
+    ended = time.monotonic()
+    await asyncio.sleep(max(scale.least_s - (ended - began), 0.0))
+    over = time.monotonic()
+    await asyncio.sleep(scale.rest_s)
+    health = await asyncio.to_thread(status_of, router, "/health")
+    after_mb = router.rss_mb
+    seen = await asyncio.to_thread(running.end_probe)
+    before, during = others_between(seen, quiet, began), others_between(seen, began, over)
     held, status = outcome.held, outcome.status
     if health != "200":
         held, status = False, f"{status}; /health then: {health}"
-    if stopped_s is None:
-        held, status = False, f"{status}; SIGTERM did not end it"
     if during.failures:
         status = f"{status}; others: {len(during.failures)} x {during.failures[0]}"
     return Row(

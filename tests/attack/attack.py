@@ -11,9 +11,12 @@ from attack.stack import Programs, Stack
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Sizes: 1 for the full attack, less for a quick one."""
+    """Sizes, 1 for the full attack; and the seconds around it."""
 
     share: float = 1.0
+    quiet_s: float = 4.0  # before the attack, to know what the others usually see
+    least_s: float = 3.0  # of the attack, so that the others have something to say
+    rest_s: float = 3.0  # after it, until the memory that stays is read
 
     def of(self, full: int, least: int = 1) -> int:
         return max(least, round(full * self.share))
