@@ -11,3 +11,4 @@ mod framing;
 mod logprobs;
 mod ops;
 mod sockets;
+mod tenants;
