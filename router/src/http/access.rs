@@ -1,10 +1,10 @@
-//! Who asks, and whether what he asks may be a page in somebody's browser.
+//! Who sends a request, and whether it may be a page in somebody's browser.
 //!
-//! Every request passes [`Access::admit`] before anything reads it. It must have one host and one length (`framing`). Who sends
-//! a key that is known has proved that he is no web page: pages have no keys of others. A request without one must name
-//! this server in `Host`, so that no name that an attacker's DNS points here gets in (`host`), and if it changes anything
-//! it must not come from a page of another origin (`origin`). What it may ask for is decided by [`require_key`],
-//! [`require_operator`], and, for decisions, [`Caller::sees`].
+//! Every request passes [`Access::admit`] before anything reads it. It must have one host and one length (`framing`). A key
+//! that is known proves that its sender is no page of a stranger: pages have no keys of others. A request without one must
+//! name this server in `Host`, so that no name that an attacker's DNS points here gets in (`host`), and if it changes
+//! anything it must not come from a page of another origin (`origin`). What may be asked for is decided by
+//! [`require_key`], [`require_operator`], and, for decisions, [`Caller::sees`].
 
 mod framing;
 mod host;
@@ -49,7 +49,7 @@ impl Entrance {
     }
 }
 
-/// Who asks, as far as he proved it.
+/// Who sent a request, as far as it is proved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Caller {
     key: Key,
@@ -169,7 +169,7 @@ fn bearer(value: &HeaderValue) -> Option<&[u8]> {
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| key.trim_ascii())
 }
 
-/// Who asks, once he was admitted.
+/// Who sent a request that was admitted.
 pub(super) fn caller(request: &Request) -> Caller {
     *request.extensions().get::<Caller>().expect("`observe` admits whatever gets further")
 }
