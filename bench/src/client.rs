@@ -1,10 +1,13 @@
 //! An HTTP client that times answers: one connection per request under way, kept for the next one.
 
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use bytes::Bytes;
+use headrace_router::config::argv::NoKey;
+use headrace_router::config::{environment, first_key};
 use http_body_util::{BodyExt as _, Full};
 use hyper::Response;
 use hyper::body::Incoming;
@@ -31,9 +34,14 @@ pub(crate) struct ClientArgs {
     /// Model name to ask for; the endpoint's first one where left out.
     #[arg(long)]
     pub(crate) model: Option<String>,
-    /// Sent as `Authorization: Bearer KEY`.
-    #[arg(long, value_name = "KEY", env = "HEADRACE_API_KEY", hide_env_values = true)]
+    /// File whose first key is sent as `Authorization: Bearer KEY`; or set HEADRACE_API_KEY.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// The key itself, from the variable.
+    #[arg(skip = environment::one("HEADRACE_API_KEY"))]
     pub(crate) api_key: Option<String>,
+    #[command(flatten)]
+    pub(crate) no_key: NoKey,
     /// A header for every request, as `Name: value`; may be given again.
     #[arg(long = "header", visible_alias = "headers", value_name = "HEADER")]
     pub(crate) headers: Vec<String>,
@@ -94,7 +102,9 @@ impl Client {
                 })?,
             );
         }
-        if let Some(key) = &args.api_key {
+        let from_file = args.api_key_file.as_deref().map(first_key).transpose();
+        let from_file = from_file.map_err(|error| BadInput(error.to_string()))?;
+        if let Some(key) = from_file.as_ref().or(args.api_key.as_ref()) {
             headers.push(("authorization".into(), format!("Bearer {key}")));
         }
         let timeout = Duration::from_secs(args.timeout_s);
@@ -296,7 +306,9 @@ mod tests {
         let args = ClientArgs {
             target: target.into(),
             model: None,
+            api_key_file: None,
             api_key: Some("k".into()),
+            no_key: NoKey::default(),
             headers: vec![header.into()],
             priority: None,
             timeout_s: 1,

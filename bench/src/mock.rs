@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 use anyhow::Context as _;
+use headrace_router::config::argv::NoSecret;
+use headrace_router::config::environment;
 use tokio::sync::broadcast;
 use tokio::task::JoinSet;
 
@@ -87,12 +89,14 @@ pub(crate) struct MockArgs {
     /// End with the link, instead of dialling again.
     #[arg(long)]
     once: bool,
-    /// File with the secret that lets workers join.
+    /// File with the secret that lets workers join; or set HEADRACE_SECRET.
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
-    /// The secret itself. Other users of this machine can read command lines: prefer the variable or the file.
-    #[arg(long, env = "HEADRACE_SECRET", hide_env_values = true)]
+    /// The secret itself, from the variable.
+    #[arg(skip = environment::one("HEADRACE_SECRET"))]
     secret: Option<String>,
+    #[command(flatten)]
+    _no_secret: NoSecret,
 }
 
 fn workers(text: &str) -> Result<usize, String> {

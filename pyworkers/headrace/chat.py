@@ -7,13 +7,15 @@ import contextlib
 import http.client
 import importlib
 import json
-import os
 import sys
 import time
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
+
+from headrace import keys
+from headrace.unix_http import UnixConnection
 
 HELP = """\
   /reset          forget the conversation
@@ -37,18 +39,14 @@ class Server:
 
     def request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         """The response, with status 200 or 202. Raises ChatError."""
-        parts = urlsplit(self.url if "//" in self.url else f"http://{self.url}")
-        kind = (
-            http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-        )
         headers = {"Content-Type": "application/json"}
         if self.api_key:
             headers["Authorization"] = f"Bearer {self.api_key}"
         try:
-            connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=600)
+            connection, base = _connection(self.url)
             connection.request(
                 method,
-                parts.path.rstrip("/").removesuffix("/v1") + path,
+                base + path,
                 None if body is None else json.dumps(body),
                 headers | {"Connection": "close"},
             )
@@ -66,6 +64,16 @@ class Server:
         if not models:
             raise ChatError(f"{self.url} serves no model yet")
         return models[0]["id"]
+
+
+def _connection(url: str) -> tuple[http.client.HTTPConnection, str]:
+    """A way to `url`, not dialled yet, and what comes before each path there."""
+    if url.startswith("unix:"):
+        return UnixConnection(url.removeprefix("unix:"), timeout=600), ""
+    parts = urlsplit(url if "//" in url else f"http://{url}")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    base = parts.path.rstrip("/").removesuffix("/v1")
+    return kind(parts.hostname or "127.0.0.1", parts.port, timeout=600), base
 
 
 @dataclass(slots=True)
@@ -174,7 +182,7 @@ def _message(body: bytes) -> str | None:
 
 def run(args: argparse.Namespace) -> int:
     """Talk until the input ends; the exit status."""
-    server = Server(args.url, args.api_key or os.environ.get("HEADRACE_API_KEY"))
+    server = Server(args.url, keys.api_key(args))
     options = {"temperature": args.temperature, "max_completion_tokens": args.max_tokens}
     try:
         model = args.model or server.first_model()

@@ -9,9 +9,10 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
-from headrace import settings
+from headrace import keys, settings
 from headrace.supervise import EXIT_CONFIG, EXIT_USAGE, die_with_supervisor
 
 SERVE_EXAMPLES = """\
@@ -29,7 +30,7 @@ Ctrl-C lets running answers finish; a second Ctrl-C stops at once.
 WORKER_EXAMPLES = """\
 examples:
   headrace worker ./Llama-3.2-1B --router 10.0.0.1:8001
-  HEADRACE_SECRET=... headrace worker --router unix:/run/headrace.sock --dtype int8
+  headrace worker --router unix:/run/headrace.sock --secret-file /run/secrets/headrace --dtype int8
 """
 
 CHAT_EXAMPLES = """\
@@ -42,7 +43,8 @@ examples:
 DRAIN_EXAMPLES = """\
 examples:
   headrace drain worker-0 --budget 30s
-  headrace drain decode-1 --hand-over 0 --url http://10.0.0.1:8000 --json
+  headrace drain decode-1 --hand-over 0 --url unix:/run/headrace-admin.sock --json
+  headrace drain decode-1 --url http://10.0.0.1:8000 --admin-key-file ~/headrace-admin.key
 """
 
 CONVERT_EXAMPLES = """\
@@ -102,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     worker = command("worker", _worker, "one worker for a router", WORKER_EXAMPLES)
     settings.add_model_arguments(worker)
     settings.add_link_arguments(worker)
+    keys.refuse(worker, "--secret", "--secret-file FILE or the variable HEADRACE_SECRET")
     chat = command("chat", _chat, "talk to a running server", CHAT_EXAMPLES)
     _add_chat_arguments(chat)
     explain = command("explain", _explain, "why a request went where it went", EXPLAIN_EXAMPLES)
@@ -139,7 +142,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address for clients; 0.0.0.0 is all (default: %(default)s)",
+        help="address for clients; 0.0.0.0 is all, and needs --api-key-file (default: %(default)s)",
     )
     group.add_argument(
         "--port",
@@ -166,6 +169,25 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         help="workers that generate what follows a prompt of those, or do it all where that is quicker",
     )
     group.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="keys of clients, one a line: KEY or TENANT KEY (or set HEADRACE_API_KEY; default: everybody is served)",
+    )
+    keys.refuse(parser, "--api-key", "--api-key-file FILE or the variable HEADRACE_API_KEY")
+    group.add_argument(
+        "--allow-anonymous-clients",
+        action="store_true",
+        help="serve everybody who can reach --host, although other machines can and there are no keys",
+    )
+    group.add_argument(
+        "--admin-key-file",
+        type=Path,
+        metavar="FILE",
+        help="keys of operators, for drains and /workers (or set HEADRACE_ADMIN_KEY; default: without any keys, "
+        "processes of this machine)",
+    )
+    group.add_argument(
         "--drain-timeout",
         type=settings.seconds,
         default=30.0,
@@ -189,7 +211,7 @@ def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", metavar="NAME", help="(default: the first that is served)")
     parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
-    parser.add_argument("--api-key", metavar="KEY", help="(or set HEADRACE_API_KEY)")
+    keys.add_api_key(parser)
     parser.add_argument("--temperature", type=float, metavar="T", help="(default: the model's own)")
     parser.add_argument("--max-tokens", type=settings.positive, metavar="N", help="of one answer")
     parser.add_argument(
@@ -202,9 +224,10 @@ def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help="where the server is (default: %(default)s)",
+        help="where the server is, or unix:PATH of its --admin-listen (default: %(default)s)",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="(or set HEADRACE_API_KEY)")
+    keys.add_api_key(parser)
+    keys.add_admin_key(parser)
     parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
 
 
@@ -227,9 +250,10 @@ def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help="where the server is (default: %(default)s)",
+        help="where the server is, or unix:PATH of its --admin-listen (default: %(default)s)",
     )
-    parser.add_argument("--api-key", metavar="KEY", help="(or set HEADRACE_API_KEY)")
+    keys.add_admin_key(parser)
+    keys.refuse(parser, "--api-key", "--admin-key-file FILE or the variable HEADRACE_ADMIN_KEY")
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 import time
 from typing import Any
 from urllib.parse import quote
 
+from headrace import keys
 from headrace.chat import ChatError, Server
 
 POLL_S = 0.2
@@ -31,7 +31,7 @@ HAND_OVER = {
 
 def run(args: argparse.Namespace) -> int:
     """Drain, wait, report; 0 if the worker left in time, otherwise 1."""
-    server = Server(args.url, args.api_key or os.environ.get("HEADRACE_API_KEY"))
+    server = Server(args.url, keys.admin_key(args))
     path = f"/workers/{quote(args.worker, safe='')}/drain"
     order = {"budget_ms": round(args.budget * 1e3), "hand_over": args.hand_over}
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
 from typing import Any
 from urllib.parse import quote
 
+from headrace import keys
 from headrace.chat import ChatError, Server
 
 TIMES = ("queue", "prefill", "transfer", "decode", "harm", "barrier", "total")
@@ -18,7 +18,7 @@ TIMES = ("queue", "prefill", "transfer", "decode", "harm", "barrier", "total")
 
 def run(args: argparse.Namespace) -> int:
     """Print the decisions about one request; the exit status."""
-    server = Server(args.url, args.api_key or os.environ.get("HEADRACE_API_KEY"))
+    server = Server(args.url, keys.admin_key(args) or keys.api_key(args))
     path = f"/decisions/{quote(args.request_id, safe='')}"
     try:
         with contextlib.closing(server.request("GET", path)) as response:

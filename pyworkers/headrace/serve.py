@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import http.client
 import importlib.util
+import ipaddress
 import json
 import os
 import secrets
@@ -21,12 +22,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from headrace import settings
 from headrace.supervise import Command, GaveUpError, Keeper, supervised
+from headrace.unix_http import UnixConnection
 
 START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
 WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
@@ -51,7 +53,7 @@ class ServeSettings:
     worker_argv: list[str]
     router_argv: list[str]
     drain_timeout_s: float
-    api_key: str | None  # one that the router accepts, if it asks for one
+    admin: Path | None = None  # where the router tells of its workers, once there is a folder
 
     @property
     def names(self) -> list[str]:
@@ -80,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
         router_argv = shlex.split(args.router_args)
     except ValueError as error:
         raise settings.SettingsError(f"--router-args: {error}") from error
+    router_argv = [*access_argv(args), *router_argv]
+    check_exposed(args.host, router_argv)
     checked = ServeSettings(
         host=args.host,
         port=free_port(args.host, args.port),
@@ -88,7 +92,6 @@ def run(args: argparse.Namespace) -> int:
         worker_argv=settings.model_argv(args),
         router_argv=router_argv,
         drain_timeout_s=args.drain_timeout,
-        api_key=first_api_key(router_argv),
     )
     return asyncio.run(serve(checked))
 
@@ -131,6 +134,7 @@ async def serve(config: ServeSettings) -> int:
     if (status := await fetch_model(config.model, stop, log)) is not None:
         return status
     with private_folder() as folder:
+        config = replace(config, admin=folder / "admin.sock")
         router = Keeper(router_command(config, folder), log)
         workers = [
             Keeper(worker_command(config, folder, name, role), log)
@@ -304,20 +308,35 @@ async def announce(
         await asyncio.sleep(POLL_S if late else 10 * POLL_S)
 
 
-def first_api_key(router_argv: list[str]) -> str | None:
-    """One of the keys that the router was given, to ask it for its workers."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--api-key", default=os.environ.get("HEADRACE_API_KEY", ""))
-    keys: str = parser.parse_known_args(router_argv)[0].api_key
-    return keys.split(",")[0] or None
+def access_argv(args: argparse.Namespace) -> list[str]:
+    """The flags that say who may come in, for the router, which checks them."""
+    files = {"--api-key-file": args.api_key_file, "--admin-key-file": args.admin_key_file}
+    argv = [f"{flag}={path}" for flag, path in files.items() if path is not None]
+    return [*argv, "--allow-anonymous-clients"] if args.allow_anonymous_clients else argv
+
+
+def check_exposed(host: str, router_argv: list[str]) -> None:
+    """Raise SettingsError for what the router would refuse, but before a model is fetched for it."""
+    lets_in = ("--api-key-file", "--allow-anonymous-clients")
+    if os.environ.get("HEADRACE_API_KEY") or any(flag.startswith(lets_in) for flag in router_argv):
+        return
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return  # a name, which the router looks up
+    if not address.is_loopback:
+        raise settings.SettingsError(
+            f"--host {host} can be reached by others, and no API key is asked for: give --api-key-file FILE (or "
+            "HEADRACE_API_KEY), or --allow-anonymous-clients if everybody who can reach it may use it"
+        )
 
 
 def ready_workers(config: ServeSettings) -> dict[str, str]:
     """Model by name of each worker that can take requests; empty while the router cannot answer."""
-    connection = http.client.HTTPConnection(config.reach, config.port, timeout=5)
+    assert config.admin is not None
+    connection = UnixConnection(config.admin, timeout=5)
     try:
-        key = {"Authorization": f"Bearer {config.api_key}"} if config.api_key else {}
-        connection.request("GET", "/workers", headers=key)
+        connection.request("GET", "/workers")
         listed = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
         return {}
@@ -350,6 +369,7 @@ def router_command(config: ServeSettings, folder: Path) -> Command:
             f"--port={config.port}",
             f"--worker-listen=unix:{folder / 'router.sock'}",
             f"--secret-file={folder / 'secret'}",
+            f"--admin-listen=unix:{folder / 'admin.sock'}",
             f"--drain-timeout-ms={round(config.drain_timeout_s * 1000)}",
             *config.router_argv,
         ],
@@ -378,6 +398,7 @@ def private_folder() -> Generator[Path]:
     parent = None if len(tempfile.gettempdir()) < 60 else "/tmp"
     with tempfile.TemporaryDirectory(prefix="headrace-", dir=parent) as name:
         folder = Path(name)
+        (folder / "secret").touch(mode=0o600)
         (folder / "secret").write_text(secrets.token_hex(32))
         yield folder
 

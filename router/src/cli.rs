@@ -5,6 +5,7 @@ use std::ffi::OsString;
 
 use clap::Parser as _;
 
+use crate::config::argv::{NoKey, NoSecret};
 use crate::config::{Config, RouterArgs};
 use crate::shutdown::{Server, init_log, stop_on_signals};
 
@@ -18,6 +19,10 @@ const MISCONFIGURED: u8 = 2;
 struct Cli {
     #[command(flatten)]
     router: RouterArgs,
+    #[command(flatten)]
+    _no_key: NoKey,
+    #[command(flatten)]
+    _no_secret: NoSecret,
 }
 
 const AFTER_HELP: &str = "\

@@ -1,9 +1,13 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
-//! `args` is what was typed. Each part of it is checked here or in `registration` (about being found) and `routing` (about
-//! choosing workers).
+//! `args` is what was typed. Each part of it is checked here or in `registration` (about being found), `routing` (about
+//! choosing workers) and `access` with `keys` (about who may come in).
 
+mod access;
 mod args;
+pub mod argv;
+pub mod environment;
+mod keys;
 mod registration;
 mod routing;
 
@@ -14,7 +18,9 @@ use std::time::Duration;
 
 use crate::core::policy::PolicyName;
 
+pub use access::{AccessConfig, Names};
 pub use args::RouterArgs;
+pub use keys::{Keys, Tenant, first_key};
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
 
@@ -48,8 +54,8 @@ pub struct HttpConfig {
     pub host: String,
     /// 0 takes a free one.
     pub port: u16,
-    /// Keys of which clients must send one; empty lets everybody in.
-    pub api_keys: Vec<Secret>,
+    /// Who may come in.
+    pub access: AccessConfig,
     /// Longest body.
     pub max_body_bytes: usize,
     /// Open connections.
@@ -87,7 +93,7 @@ pub struct FleetConfig {
     pub registration: Option<Registration>,
 }
 
-/// Where workers dial in.
+/// Where workers dial in, or operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerListen {
     /// `HOST:PORT`.
@@ -198,12 +204,16 @@ impl TryFrom<RouterArgs> for Config {
 
     fn try_from(args: RouterArgs) -> Result<Self, ConfigError> {
         let routing = RoutingConfig::check(&args)?;
-        let listen = worker_listen(&args.worker_listen)?;
+        let mut warnings = Vec::new();
+        let listen = listen("worker-listen", &args.worker_listen)?;
+        let secret = secret(args.secret.as_deref(), args.secret_file.as_deref(), &mut warnings)?;
+        access::check_workers(&listen, secret.as_ref(), args.allow_anonymous_workers)?;
+        let access = AccessConfig::check(&args, warnings)?;
         let fleet = FleetConfig {
             registration: Registration::check(&args, &listen)?,
             listen,
             circuit_breaks: args.circuit_breaks,
-            secret: secret(args.secret, args.secret_file.as_deref())?,
+            secret,
             tls: tls_files(args.worker_tls_cert, args.worker_tls_key)?,
             heartbeat: millis("heartbeat-ms", args.heartbeat_ms)?,
             heartbeat_timeout: millis("heartbeat-timeout-ms", args.heartbeat_timeout_ms)?,
@@ -226,16 +236,10 @@ impl TryFrom<RouterArgs> for Config {
                 &format!("it must be more than three heartbeats ({} ms)", 3 * args.heartbeat_ms),
             ));
         }
-        if args.host.is_empty() {
-            return Err(flag("host", "is empty".into(), "name an address such as 127.0.0.1"));
-        }
-        if args.api_key.iter().any(String::is_empty) {
-            return Err(flag("api-key", "is empty".into(), "leave it out to let everybody in"));
-        }
         let http = HttpConfig {
             host: args.host,
             port: args.port,
-            api_keys: args.api_key.into_iter().map(Secret).collect(),
+            access,
             max_body_bytes: at_least_one("max-body-bytes", args.max_body_bytes)?,
             max_connections: at_least_one("max-connections", args.max_connections)?,
             header_timeout: millis("header-timeout-ms", args.header_timeout_ms)?,
@@ -296,14 +300,10 @@ fn at_least_one(name: &'static str, n: usize) -> Result<usize, ConfigError> {
     Ok(n)
 }
 
-fn worker_listen(text: &str) -> Result<WorkerListen, ConfigError> {
+fn listen(name: &'static str, text: &str) -> Result<WorkerListen, ConfigError> {
     if let Some(path) = text.strip_prefix("unix:") {
         if path.is_empty() {
-            return Err(flag(
-                "worker-listen",
-                "names no path".into(),
-                "write unix:/path/to/socket",
-            ));
+            return Err(flag(name, "names no path".into(), "write unix:/path/to/socket"));
         }
         return Ok(WorkerListen::Unix(path.into()));
     }
@@ -315,34 +315,32 @@ fn worker_listen(text: &str) -> Result<WorkerListen, ConfigError> {
     match port {
         Some(_) => Ok(WorkerListen::Tcp(text.to_owned())),
         None => Err(flag(
-            "worker-listen",
+            name,
             format!("{text:?} is no address"),
             "write HOST:PORT, such as 0.0.0.0:8001 or [::]:8001, or unix:/path/to/socket",
         )),
     }
 }
 
-fn secret(text: Option<String>, file: Option<&Path>) -> Result<Option<Secret>, ConfigError> {
-    let (name, text) = match (file, text) {
-        (Some(path), _) => {
-            let text = std::fs::read_to_string(path).map_err(|source| ConfigError::File {
-                flag: "secret-file",
-                path: path.display().to_string(),
-                source,
-            })?;
-            ("secret-file", text.trim_end_matches(['\r', '\n']).to_owned())
-        }
-        (None, Some(text)) => ("secret", text),
+fn secret(
+    text: Option<&str>,
+    file: Option<&Path>,
+    warnings: &mut Vec<String>,
+) -> Result<Option<Secret>, ConfigError> {
+    let text = match (file, text) {
+        (Some(path), _) => keys::read("secret-file", path, warnings)?,
+        (None, Some(text)) => text.to_owned(),
         (None, None) => return Ok(None),
     };
+    let text = text.trim_end_matches(['\r', '\n']);
     if text.len() < 8 {
         return Err(flag(
-            name,
+            "secret-file",
             format!("the secret has {} bytes", text.len()),
             "use at least 8, such as the output of `openssl rand -hex 16`",
         ));
     }
-    Ok(Some(Secret(text)))
+    Ok(Some(Secret(text.to_owned())))
 }
 
 fn tls_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<TlsFiles>, ConfigError> {

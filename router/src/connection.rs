@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep, sleep_until, timeout};
 
 use crate::app::App;
+use crate::http::access::Entrance;
 use crate::shutdown::Stopper;
 
 const HEADERS_TOO_SLOW: LastWords = LastWords {
@@ -47,13 +48,16 @@ const REST: Duration = Duration::from_secs(120);
 pub(crate) async fn serve(stream: TcpStream, routes: Router, app: Arc<App>, stopper: Stopper) {
     let config = &app.config;
     let _ = stream.set_nodelay(true); // fails only on a socket that is gone
+    let peer = Entrance::of(&stream);
     let socket = Arc::new(Socket::new(stream));
     let late = {
         let routes = TowerToHyperService::new(routes);
         let service = service_fn(|request: Request<Incoming>| {
             let answering = Arc::new(Answering::begin(&socket, request.version()));
             let held = Arc::clone(&answering);
-            let answer = routes.call(request.map(|body| Held { body, _answering: held }));
+            let mut request = request.map(|body| Held { body, _answering: held });
+            request.extensions_mut().insert(peer);
+            let answer = routes.call(request);
             async move {
                 answer.await.map(|answer| answer.map(|body| Held { body, _answering: answering }))
             }

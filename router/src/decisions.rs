@@ -20,8 +20,8 @@ pub(crate) struct Decisions {
 
 #[derive(Debug, Default)]
 struct Recent {
-    /// The oldest first.
-    decisions: VecDeque<Arc<Decision>>,
+    /// The oldest first, each with the tenant whose request it is about.
+    decisions: VecDeque<(u64, Arc<Decision>)>,
     candidates: usize,
 }
 
@@ -30,18 +30,21 @@ impl Decisions {
         Self { recent: Mutex::default(), log }
     }
 
-    /// Remembers a decision.
-    pub(crate) fn note(&self, decision: &Arc<Decision>) {
+    /// Remembers a decision about a request of `tenant`.
+    pub(crate) fn note(&self, tenant: u64, decision: &Arc<Decision>) {
         if let Some(log) = &self.log {
             log.write(decision);
         }
-        self.recent().push(Arc::clone(decision));
+        self.recent().push(tenant, Arc::clone(decision));
     }
 
-    /// Those about a request, the oldest first.
-    pub(crate) fn about(&self, request: &str) -> Vec<Arc<Decision>> {
+    /// Those about requests of this name, of one tenant or of all, the oldest first.
+    pub(crate) fn about(&self, request: &str, tenant: Option<u64>) -> Vec<Arc<Decision>> {
         let recent = self.recent();
-        recent.decisions.iter().filter(|one| one.request == request).map(Arc::clone).collect()
+        let asked = |(of, one): &&(u64, Arc<Decision>)| {
+            one.request == request && tenant.is_none_or(|tenant| tenant == *of)
+        };
+        recent.decisions.iter().filter(asked).map(|(_, one)| Arc::clone(one)).collect()
     }
 
     fn recent(&self) -> MutexGuard<'_, Recent> {
@@ -50,13 +53,13 @@ impl Decisions {
 }
 
 impl Recent {
-    fn push(&mut self, decision: Arc<Decision>) {
+    fn push(&mut self, tenant: u64, decision: Arc<Decision>) {
         self.candidates += decision.candidates.len();
-        self.decisions.push_back(decision);
+        self.decisions.push_back((tenant, decision));
         while self.decisions.len() > REMEMBERED
             || (self.candidates > CANDIDATES && self.decisions.len() > 1)
         {
-            let oldest = self.decisions.pop_front().expect("there is more than one");
+            let (_, oldest) = self.decisions.pop_front().expect("there is more than one");
             self.candidates -= oldest.candidates.len();
         }
     }

@@ -1,11 +1,12 @@
 //! The OpenAI-compatible surface.
 //!
-//! Read in this order: `generate` is a request from its first byte to its answer; `call` is what its headers ask and what
+//! `access` decides who may ask for what. Then read in this order: `generate` is a request from its first byte to its answer; `call` is what its headers ask and what
 //! those of the answer say, with `explain` for how it was placed; `body` and `json` read the body; `fields`,
 //! `params`, `missing`, `messages`, `chat` and `completions` check it and make it a `Job`; `answers` runs the jobs; `reply`,
 //! `chat_reply`, `completion_reply`, `logprobs` and `events` write what comes back; `reject` writes what goes wrong.
 //! Everything between `json` and `Job` is pure.
 
+pub(crate) mod access;
 mod answers;
 mod body;
 mod call;
@@ -36,40 +37,55 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{FromRef, Request};
-use axum::middleware::from_fn_with_state;
+use axum::middleware::{from_fn, from_fn_with_state};
 use axum::routing::{get, post};
 
 use crate::app::App;
+use crate::http::access::{Access, require_key, require_operator};
 use crate::http::body::BodyMemory;
 use crate::http::fields::clip;
-use crate::http::headers::ApiKeys;
 use crate::http::reject::Reject;
 
-/// All routes. Where API keys are configured they guard everything but the probes and `/metrics`.
+/// All routes. Where API keys are configured they guard everything but the probes, `/metrics`, and what is for operators,
+/// who have keys or an address of their own.
 pub fn app(state: Arc<App>) -> Router {
-    let keys = ApiKeys::of(&state);
-    let surface =
-        Surface { app: Arc::clone(&state), bodies: BodyMemory::new(Arc::clone(&state.metrics)) };
-    let guarded = Router::new()
+    let surface = Surface::of(&state);
+    let for_clients = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
         .route("/v1/models", get(ops::models))
         .route("/v1/models/{*name}", get(ops::model))
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route_layer(from_fn(require_key));
+    finish(for_operators().merge(for_clients), state, surface)
+}
+
+/// What operators are served where clients are not.
+pub(crate) fn operators(state: Arc<App>) -> Router {
+    let surface = Surface::of(&state);
+    finish(for_operators(), state, surface)
+}
+
+/// What shows or changes the fleet, and what anybody may ask.
+fn for_operators() -> Router<Surface> {
+    Router::new()
         .route("/workers", get(ops::workers))
         .route("/workers/{worker}/drain", get(drain::state).post(drain::begin))
+        .route_layer(from_fn(require_operator))
         .route("/decisions/{*request}", get(explain::decisions))
-        .route_layer(from_fn_with_state(keys, headers::require_key));
-    Router::new()
         .route("/health", get(ops::health))
         .route("/ready", get(ops::ready))
         .route("/metrics", get(ops::metrics))
         .route("/version", get(ops::version))
-        .merge(guarded)
+}
+
+fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router {
+    let access = Access::of(&state);
+    routes
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state(state, headers::observe))
+        .layer(from_fn_with_state((state, access), headers::observe))
         .with_state(surface)
 }
 
@@ -78,6 +94,12 @@ pub fn app(state: Arc<App>) -> Router {
 struct Surface {
     app: Arc<App>,
     bodies: BodyMemory,
+}
+
+impl Surface {
+    fn of(app: &Arc<App>) -> Self {
+        Self { app: Arc::clone(app), bodies: BodyMemory::new(Arc::clone(&app.metrics)) }
+    }
 }
 
 impl FromRef<Surface> for Arc<App> {

@@ -3,6 +3,7 @@
 //! Read in this order: [`http`] takes a request in and checks it, [`request`] is its life as straight-line code,
 //! [`prompt`] turns text into tokens and back, [`core`] decides where it goes, [`fleet`] talks to the workers.
 
+mod admin;
 pub mod app;
 pub mod cli;
 pub mod config;

@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tracing_subscriber::EnvFilter;
 
+use crate::admin::AdminListeners;
 use crate::app::App;
 use crate::config::{Config, LogConfig, WorkerListen};
 use crate::connection;
@@ -25,6 +26,7 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Server {
     app: Arc<App>,
+    operators: AdminListeners,
     listener: TcpListener,
     address: SocketAddr,
     stopper: Stopper,
@@ -73,8 +75,9 @@ impl Server {
         let (listener, address) = bound
             .await
             .map_err(|source| StartError::Bind { address: format!("{host}:{port}"), source })?;
+        let operators = AdminListeners::bind(&config.http.access.admin_listen).await?;
         let app = App::start(config).await?;
-        Ok(Self { app, listener, address, stopper: Stopper::default() })
+        Ok(Self { app, operators, listener, address, stopper: Stopper::default() })
     }
 
     /// Where clients connect.
@@ -87,6 +90,12 @@ impl Server {
     #[must_use]
     pub fn worker_address(&self) -> &WorkerListen {
         self.app.fleet.address()
+    }
+
+    /// Where operators are served besides, with the ports that were taken.
+    #[must_use]
+    pub fn admin_addresses(&self) -> Vec<WorkerListen> {
+        self.operators.addresses()
     }
 
     /// What the requests share.
@@ -103,8 +112,16 @@ impl Server {
 
     /// Serves until the stopper was used and, after a drain, the last answer ended.
     pub async fn serve(self) {
-        let Self { app, listener, address, stopper } = self;
+        let Self { app, operators, listener, address, stopper } = self;
+        for warning in &app.config.http.access.warnings {
+            tracing::warn!("{warning}");
+        }
         tracing::info!(%address, workers = %app.fleet.address(), "listening");
+        for address in operators.addresses() {
+            tracing::info!(%address, "listening for operators");
+        }
+        let _stop = stopper.stop.clone().drop_guard(); // whoever drops this future ends the tasks, too
+        let operators = tokio::spawn(operators.serve(Arc::clone(&app), stopper.clone()));
         let connections = TaskTracker::new();
         tokio::select! {
             () = accept_clients(&app, listener, &stopper, &connections) => {}
@@ -120,6 +137,7 @@ impl Server {
         }
         stopper.stop();
         connections.wait().await;
+        let _ = operators.await; // it was stopped with the rest
         app.fleet.close().await;
         tracing::info!("stopped");
     }

@@ -162,7 +162,7 @@ async def send(
         {**request.body, "model": model, "stream": True, "stream_options": options}
     ).encode()
     head = (
-        f"POST {request.path} HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\n"
+        f"POST {request.path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     loop = asyncio.get_running_loop()
@@ -178,7 +178,7 @@ async def call(port: int, method: str, path: str, body: bytes = b"") -> bytes:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:
         head = (
-            f"{method} {path} HTTP/1.1\r\nHost: chaos\r\nConnection: close\r\n"
+            f"{method} {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
         )
         writer.write(head.encode() + body)

@@ -33,6 +33,7 @@ ROUTER_FLAGS = (
     "--token-timeout-ms=10000",
     "--worker-queue-ms=400",  # so that requests can be made to wait in the router, too
     "--circuit-breaks=0",  # deaths are what this is about
+    "--allow-anonymous-workers",  # hosts may have namespaces of their own, where nobody else is
     "--retries=20",  # of those without a first token: workers die faster here than 200 prompts are computed
 )
 WORKER_FLAGS = (

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -86,13 +87,20 @@ def run(server: Router, *arguments: str) -> int:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drain, "POLL_S", 0.0)
-    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
+    monkeypatch.delenv("HEADRACE_ADMIN_KEY", raising=False)
+    monkeypatch.setenv("HEADRACE_API_KEY", "a key of clients is not sent")
 
 
-def test_a_drain_is_followed_to_its_end(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drain_is_followed_to_its_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "key").write_text("# of operators\n\nk\n")
     answers = [(202, state("offering")), (200, state("finishing")), (200, state("done"))]
     with router(*answers) as server:
-        assert run(server, "--budget", "1500ms", "--hand-over", "7", "--api-key", "k") == 0
+        assert (
+            run(
+                server, "--budget", "1500ms", "--hand-over", "7", f"--admin-key-file={tmp_path}/key"
+            )
+            == 0
+        )
     path = "/workers/my%20worker/drain"
     assert server.asked == [
         ("POST", path, {"budget_ms": 1500, "hand_over": 7}, "Bearer k"),

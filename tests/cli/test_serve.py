@@ -30,7 +30,6 @@ SETTINGS = ServeSettings(
     worker_argv=[],
     router_argv=[],
     drain_timeout_s=1.0,
-    api_key=None,
 )
 
 

@@ -196,17 +196,8 @@ def test_the_url_is_one_that_works_from_here(host: str, url: str) -> None:
         worker_argv=[],
         router_argv=[],
         drain_timeout_s=1.0,
-        api_key=None,
     )
     assert config.url == url
-
-
-def test_a_key_that_the_router_accepts_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
-    assert serve.first_api_key(["--policy", "round-robin"]) is None
-    assert serve.first_api_key(["--api-key=a,b", "--port", "1"]) == "a"
-    monkeypatch.setenv("HEADRACE_API_KEY", "c,d")
-    assert serve.first_api_key([]) == "c"
 
 
 def test_the_private_folder_is_private_and_goes() -> None:
@@ -214,6 +205,7 @@ def test_the_private_folder_is_private_and_goes() -> None:
         assert folder.stat().st_mode & 0o077 == 0
         assert len(str(folder / "router.sock")) < 100
         assert len((folder / "secret").read_text()) == 64
+        assert (folder / "secret").stat().st_mode & 0o077 == 0
     assert not folder.exists()
 
 

@@ -89,7 +89,7 @@ def test_a_model_that_cannot_be_served_ends_it_with_one_clear_line(tmp_path: Pat
 def _refused(server: Server) -> bool:
     try:
         with socket.create_connection((server.host, server.port), timeout=5) as connection:
-            connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n")
+            connection.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n")
             return connection.recv(100) == b""
     except (ConnectionRefusedError, ConnectionResetError):
         return True

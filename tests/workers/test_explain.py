@@ -7,6 +7,7 @@ import threading
 from collections.abc import Generator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -115,12 +116,20 @@ def server(status: int, document: object) -> Generator[tuple[str, list[str]]]:
             thread.join()
 
 
-def test_the_command_asks_for_the_request_and_prints(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_asks_for_the_request_and_prints(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "keys").write_text("alice k\nbob l\n")
+    monkeypatch.delenv("HEADRACE_ADMIN_KEY", raising=False)
     document = {"request": "a/b c", "decisions": [decision()]}
     with server(200, document) as (url, asked):
-        assert cli.main(["explain", "a/b c", "--url", url, "--api-key", "k"]) == 0
-        assert cli.main(["explain", "a/b c", "--url", url, "--json"]) == 0
-    assert asked[0] == "/decisions/a%2Fb%20c Bearer k"
+        flags = ["--url", url, "--api-key-file", f"{tmp_path}/keys"]
+        assert cli.main(["explain", "a/b c", *flags]) == 0
+        monkeypatch.setenv(
+            "HEADRACE_ADMIN_KEY", "op"
+        )  # sees more, so it is sent where there is one
+        assert cli.main(["explain", "a/b c", *flags, "--json"]) == 0
+    assert asked == [f"/decisions/a%2Fb%20c Bearer {key}" for key in ("k", "op")]
     text, _, rest = capsys.readouterr().out.partition("{")
     assert text.startswith("request a/b c\n")
     assert json.loads("{" + rest) == document

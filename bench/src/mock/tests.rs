@@ -31,8 +31,14 @@ struct Flags {
 }
 
 fn fleet(router: &str, flags: &str) -> Running {
+    knowing(None, router, flags)
+}
+
+fn knowing(secret: Option<&str>, router: &str, flags: &str) -> Running {
     let args = ["mock", "--router", router].into_iter().chain(flags.split_whitespace());
-    start(&Flags::parse_from(args).mock).unwrap()
+    let mut args = Flags::parse_from(args).mock;
+    args.secret = secret.map(Into::into);
+    start(&args).unwrap()
 }
 
 /// A router on free ports, and how clients reach it.
@@ -87,7 +93,7 @@ impl Stack {
         let body = body.to_string();
         let mut stream = TcpStream::connect(self.http).await.unwrap();
         let head = format!(
-            "POST /v1/completions HTTP/1.1\r\nhost: mock\r\nconnection: close\r\ncontent-type: \
+            "POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\ncontent-type: \
              application/json\r\ncontent-length: {}\r\n\r\n",
             body.len()
         );
@@ -158,9 +164,9 @@ async fn a_client_that_hangs_up_leaves_no_block_behind() {
 #[tokio::test]
 async fn a_secret_is_proved_and_a_wrong_one_is_refused() {
     let stack = router(Some("long-enough")).await;
-    let _fleet = fleet(&stack.workers, &format!("{FAST} --workers 2 --secret long-enough"));
+    let _fleet = knowing(Some("long-enough"), &stack.workers, &format!("{FAST} --workers 2"));
     until("both", || stack.ready() == 2).await;
-    let mut wrong = fleet(&stack.workers, &format!("{FAST} --name x --secret another-one"));
+    let mut wrong = knowing(Some("another-one"), &stack.workers, &format!("{FAST} --name x"));
     let error = timeout(IN_TIME, wrong.ended()).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("refused"), "{error:#}");
     let mut none = fleet(&stack.workers, &format!("{FAST} --name y"));

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Parser as _;
 
+use super::environment;
+
 /// The flags of `headrace router` and of the binary `headrace-router`; the Python binding takes the same names.
 #[derive(Debug, Clone, clap::Args, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -54,21 +56,50 @@ pub struct RouterArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Routing")]
     pub decision_log_bytes: u64,
 
-    /// File with the secret that workers must know to join.
+    /// File with the secret that workers must know to join; or set HEADRACE_SECRET.
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub secret_file: Option<PathBuf>,
-    /// The secret itself. Other users of this machine can read command lines: prefer the variable or the file.
-    #[arg(long, env = "HEADRACE_SECRET", hide_env_values = true, help_heading = "Security")]
+    /// The secret itself, from the variable HEADRACE_SECRET.
+    #[arg(skip = environment::one("HEADRACE_SECRET"))]
     pub secret: Option<String>,
-    /// Keys of which clients must send one (`Authorization: Bearer KEY`); none means everybody is served.
-    #[arg(
-        long,
-        env = "HEADRACE_API_KEY",
-        hide_env_values = true,
-        value_delimiter = ',',
-        help_heading = "Security"
-    )]
+    /// Let workers join that know no secret, although --worker-listen is open to other machines: whoever reaches that
+    /// address is sent prompts.
+    #[arg(long, help_heading = "Security")]
+    pub allow_anonymous_workers: bool,
+    /// File with the keys of clients, one a line: KEY, or TENANT KEY to give several keys to one tenant. Clients send one
+    /// as `Authorization: Bearer KEY`. Without keys everybody is served. The variable HEADRACE_API_KEY takes keys with
+    /// commas between them.
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub api_key_file: Option<PathBuf>,
+    /// Keys of clients, from the variable HEADRACE_API_KEY.
+    #[arg(skip = environment::several("HEADRACE_API_KEY"))]
     pub api_key: Vec<String>,
+    /// Serve everybody, although --host is open to other machines and there are no keys.
+    #[arg(long, help_heading = "Security")]
+    pub allow_anonymous_clients: bool,
+    /// File with the keys of operators, one a line, for /workers, drains, and everybody's decisions; or set
+    /// HEADRACE_ADMIN_KEY. Without these and without keys of clients, processes of this machine are operators.
+    #[arg(long, value_name = "FILE", help_heading = "Security")]
+    pub admin_key_file: Option<PathBuf>,
+    /// Keys of operators, from the variable HEADRACE_ADMIN_KEY.
+    #[arg(skip = environment::several("HEADRACE_ADMIN_KEY"))]
+    pub admin_key: Vec<String>,
+    /// Another address for operators: unix:PATH, which only this user can open and which asks for no key, or HOST:PORT.
+    /// It may be given several times.
+    #[arg(long, value_name = "ADDRESS", help_heading = "Security")]
+    pub admin_listen: Vec<String>,
+    /// Names of hosts under which clients without a key reach this server, or * for any. The name in --host, those of
+    /// this machine, localhost and all addresses are known. Pages in browsers could use other names to get at it.
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Security")]
+    pub allowed_hosts: Vec<String>,
+    /// Web origins, such as https://chat.example.com, whose pages may send requests without a key, or * for any. Its own
+    /// origin may.
+    #[arg(long, value_name = "ORIGINS", value_delimiter = ',', help_heading = "Security")]
+    pub allowed_origins: Vec<String>,
+    /// Who shares what is cached of prompts: only requests of one tenant (tenant), or all (all). Where there are no keys,
+    /// all do; a request can set itself apart with `cache_salt`.
+    #[arg(long, value_name = "WHO", default_value = "tenant", help_heading = "Security")]
+    pub cache_sharing: String,
     /// Certificate chain (PEM) for the workers' links; needs --worker-tls-key.
     #[arg(long, value_name = "FILE", help_heading = "Security")]
     pub worker_tls_cert: Option<PathBuf>,

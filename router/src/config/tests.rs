@@ -28,7 +28,7 @@ fn every_error_names_its_flag_and_a_remedy() {
         (refused(|a| a.worker_listen = "::1:8001x".into()), "--worker-listen"),
         (refused(|a| a.worker_listen = "unix:".into()), "--worker-listen"),
         (refused(|a| a.policy = "random".into()), "--policy"),
-        (refused(|a| a.secret = Some("short".into())), "--secret"),
+        (refused(|a| a.secret = Some("short".into())), "--secret-file"),
         (refused(|a| a.worker_tls_cert = Some("x.pem".into())), "--worker-tls-key"),
         (refused(|a| a.token_timeout_ms = 0), "--token-timeout-ms"),
         (refused(|a| a.max_streams = 0), "--max-streams"),
@@ -59,9 +59,9 @@ fn every_error_names_its_flag_and_a_remedy() {
 #[test]
 fn addresses_of_all_kinds_are_read() {
     for text in ["127.0.0.1:0", "[::1]:8001", "localhost:9000"] {
-        assert_eq!(worker_listen(text).unwrap(), WorkerListen::Tcp(text.into()));
+        assert_eq!(listen("worker-listen", text).unwrap(), WorkerListen::Tcp(text.into()));
     }
-    assert_eq!(worker_listen("unix:/a/b").unwrap(), WorkerListen::Unix("/a/b".into()));
+    assert_eq!(listen("worker-listen", "unix:/a/b").unwrap(), WorkerListen::Unix("/a/b".into()));
 }
 
 #[test]

@@ -8,8 +8,10 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
+use crate::config::Tenant;
 use crate::error::RouteError;
-use crate::http::headers::{bad_header, key_digest, request_id, session, single};
+use crate::http::access::caller;
+use crate::http::headers::{bad_header, request_id, session, single};
 use crate::http::{explain, reject::Reject};
 use crate::request::{Goal, Job, Journey, Stages, Usage};
 
@@ -31,7 +33,12 @@ const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-w
 pub(super) struct Call {
     journey: Arc<Journey>,
     session: Option<String>,
-    tenant: u64,
+    /// Known by its key.
+    tenant: Option<Tenant>,
+    /// Whose share of the service it takes.
+    account: u64,
+    /// What is cached of its prompt is its tenant's own.
+    apart: bool,
     explain: bool,
 }
 
@@ -49,10 +56,13 @@ impl Call {
             tpot_ms: routing.slo_tpot_ms,
             metrics: Arc::clone(&app.metrics),
         });
+        let tenant = caller(request).tenant();
         Ok(Self {
             explain: wants_explanation(headers)?,
             session: session(headers),
-            tenant: tenant(headers, !app.config.http.api_keys.is_empty())?,
+            tenant,
+            account: account(headers, tenant)?,
+            apart: !app.config.http.access.shared_cache,
             journey: Journey::new(request_id(request), goal),
         })
     }
@@ -60,7 +70,10 @@ impl Call {
     /// Says whose job it is. `first_choice`: number of its choice 0 among all choices of the request.
     pub(super) fn apply(&self, job: &mut Job, first_choice: u32) {
         job.session = self.session.clone().or(job.session.take());
-        job.tenant = self.tenant;
+        job.tenant = self.account;
+        if let Some(tenant) = self.tenant.filter(|_| self.apart) {
+            job.salt = tenant.salt(&job.salt);
+        }
         job.journey = Arc::clone(&self.journey);
         job.first_choice = first_choice;
     }
@@ -154,18 +167,17 @@ fn wants_explanation(headers: &HeaderMap) -> Result<bool, RouteError> {
     }
 }
 
-/// Whose request it is: who has a key is known by it, and others by what they say.
-fn tenant(headers: &HeaderMap, has_keys: bool) -> Result<u64, RouteError> {
-    let digest = if has_keys {
-        key_digest(headers)
-    } else {
-        let Some(name) = single(headers, TENANT)? else { return Ok(0) };
-        if name.is_empty() || name.len() > MAX_TENANT {
-            let problem = format!("must be 1 to {MAX_TENANT} bytes long");
-            return Err(bad_header(TENANT, &problem));
-        }
-        blake3::hash(name.as_bytes())
-    };
+/// Whose share of the service it takes: who has a key is known by it, and others by what they say.
+fn account(headers: &HeaderMap, tenant: Option<Tenant>) -> Result<u64, RouteError> {
+    if let Some(tenant) = tenant {
+        return Ok(tenant.id());
+    }
+    let Some(name) = single(headers, TENANT)? else { return Ok(0) };
+    if name.is_empty() || name.len() > MAX_TENANT {
+        let problem = format!("must be 1 to {MAX_TENANT} bytes long");
+        return Err(bad_header(TENANT, &problem));
+    }
+    let digest = blake3::hash(name.as_bytes());
     Ok(u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes")))
 }
 
@@ -236,24 +248,15 @@ mod tests {
     }
 
     #[test]
-    fn a_tenant_is_its_key_or_else_what_it_says() {
-        let none = HeaderMap::new();
-        assert_eq!(tenant(&none, false).unwrap(), 0);
-        let a = tenant(&headers(&[("x-headrace-tenant", "a")]), false).unwrap();
-        let b = tenant(&headers(&[("x-headrace-tenant", "b")]), false).unwrap();
+    fn who_has_no_key_is_what_he_says() {
+        let read = |name| account(&headers(&[("x-headrace-tenant", name)]), None);
+        assert_eq!(account(&HeaderMap::new(), None).unwrap(), 0);
+        let (a, b) = (read("a").unwrap(), read("b").unwrap());
         assert!(a != b && a != 0);
-        let keyed = |name| {
-            let pairs = [("authorization", "Bearer k"), ("x-headrace-tenant", name)];
-            tenant(&headers(&pairs), true).unwrap()
-        };
-        assert_eq!(keyed("a"), keyed("b"));
-        assert_ne!(keyed("a"), a);
-        for wrong in [
-            "",
-            "0123456789012345678901234567890123456789012345678901234567890123456789\
-            01234567890123456789012345678901234567890123456789012345678",
-        ] {
-            assert_eq!(param(tenant(&headers(&[("x-headrace-tenant", wrong)]), false)), TENANT);
+        let long = "0123456789012345678901234567890123456789012345678901234567890123456789\
+            01234567890123456789012345678901234567890123456789012345678";
+        for wrong in ["", long] {
+            assert_eq!(param(read(wrong)), TENANT);
         }
     }
 

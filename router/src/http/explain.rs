@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Path, State};
+use axum::extract::{Path, Request, State};
 use axum::http::{HeaderName, HeaderValue};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use crate::core::estimate::Estimate;
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 use crate::decisions::REMEMBERED;
+use crate::http::access::{Sees, caller};
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
 
@@ -192,12 +193,18 @@ pub(super) fn location(request_id: &str) -> HeaderValue {
     HeaderValue::try_from(path).expect("ASCII")
 }
 
-/// All decisions about a request that are remembered, the oldest first: as explanations, and as they can be replayed.
+/// All decisions about a request that are remembered, the oldest first: as explanations, and as they can be replayed. Who
+/// has a key sees those about its tenant's requests; an id that another tenant chose, too, is nothing to it.
 pub(super) async fn decisions(
     State(app): State<Arc<App>>,
     Path(request): Path<String>,
+    asking: Request,
 ) -> Result<Json<Value>, Reject> {
-    let decisions = app.decisions.about(&request);
+    let account = match caller(&asking).sees(asking.headers())? {
+        Sees::All => None,
+        Sees::Only(tenant) => Some(tenant.id()),
+    };
+    let decisions = app.decisions.about(&request, account);
     if decisions.is_empty() {
         return Err(Reject::NoDecision { request: clip(&request), remembered: REMEMBERED });
     }

@@ -1,15 +1,16 @@
-//! What is said in headers: the request's id, the session it belongs to, and the key that lets it in.
+//! What is said in headers: the request's id, and the session it belongs to. `access` reads who sends it.
 
 use std::sync::Arc;
 use std::time::Instant;
 
 use axum::extract::{MatchedPath, Request, State};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use crate::app::App;
 use crate::error::RouteError;
+use crate::http::access::Access;
 use crate::http::ids;
 use crate::http::reject::{ErrorCode, Reject};
 
@@ -19,9 +20,9 @@ const MAX_REQUEST_ID: usize = 128;
 /// Headers that name a session, best first. The fields `prompt_cache_key` and `user` come after them.
 const SESSION: [&str; 3] = ["x-session-id", "x-session-affinity", "x-correlation-id"];
 
-/// Gives every answer its `X-Request-ID`, the client's own or a new one, and counts it.
+/// Admits requests, gives every answer its `X-Request-ID`, the client's own or a new one, and counts it.
 pub(super) async fn observe(
-    State(app): State<Arc<App>>,
+    State((app, access)): State<(Arc<App>, Access)>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -35,7 +36,10 @@ pub(super) async fn observe(
     let trace = request.headers().get("traceparent").cloned(); // for the log only
     request.extensions_mut().insert(RequestId(id.clone()));
     let mut left = Left { app: &app, route, answered: false };
-    let mut response = next.run(request).await;
+    let mut response = match access.admit(&mut request) {
+        Ok(()) => next.run(request).await,
+        Err(reject) => reject.into_response(),
+    };
     left.answered = true;
     let status = response.status().as_u16();
     let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
@@ -101,55 +105,10 @@ pub(super) fn bad_header(name: &'static str, problem: &str) -> RouteError {
     }
 }
 
-/// Digest of the API key that was sent; the same for each way to write it.
-pub(super) fn key_digest(headers: &HeaderMap) -> blake3::Hash {
-    let value = headers.get(header::AUTHORIZATION).map_or(&b""[..], HeaderValue::as_bytes);
-    let key = value
-        .split_at_checked(7)
-        .filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"bearer "))
-        .map_or(&b""[..], |(_, key)| key.trim_ascii());
-    blake3::hash(key)
-}
-
 /// The session that the headers name.
 pub(super) fn session(headers: &HeaderMap) -> Option<String> {
     let mut named = SESSION.iter().filter_map(|name| headers.get(*name)?.to_str().ok());
     named.find(|value| !value.is_empty()).map(str::to_owned)
-}
-
-/// Digests of the keys that let a client in; none lets everybody in.
-#[derive(Debug, Clone)]
-pub(super) struct ApiKeys(Arc<[blake3::Hash]>);
-
-impl ApiKeys {
-    pub(super) fn of(app: &App) -> Self {
-        Self(app.config.http.api_keys.iter().map(|key| blake3::hash(key.0.as_bytes())).collect())
-    }
-
-    fn check(&self, headers: &HeaderMap) -> Result<(), Reject> {
-        if self.0.is_empty() {
-            return Ok(());
-        }
-        if !headers.contains_key(header::AUTHORIZATION) {
-            return Err(Reject::Unauthorized("this server asks for an API key"));
-        }
-        // Digests compare in constant time, and all of them are compared.
-        let sent = key_digest(headers);
-        let known = self.0.iter().fold(false, |known, key| known | (*key == sent));
-        known.then_some(()).ok_or(Reject::Unauthorized("this API key is not known"))
-    }
-}
-
-/// Lets a request pass that has one of the keys.
-pub(super) async fn require_key(
-    State(keys): State<ApiKeys>,
-    request: Request,
-    next: Next,
-) -> Response {
-    match keys.check(request.headers()) {
-        Ok(()) => next.run(request).await,
-        Err(reject) => reject.into_response(),
-    }
 }
 
 #[cfg(test)]
@@ -172,23 +131,5 @@ mod tests {
             assert_eq!(is_request_id(&HeaderValue::from_static(value)), good, "{value:?}");
         }
         assert!(!is_request_id(&HeaderValue::try_from("x".repeat(129)).unwrap()));
-    }
-
-    #[test]
-    fn keys_are_checked_by_their_digests() {
-        let keys = ApiKeys([blake3::hash(b"k1"), blake3::hash(b"k2")].into());
-        for (value, good) in [
-            ("Bearer k1", true),
-            ("bearer  k2", true),
-            ("Bearer k3", false),
-            ("Basic k1", false),
-            ("k1", false),
-        ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(header::AUTHORIZATION, HeaderValue::from_static(value));
-            assert_eq!(keys.check(&headers).is_ok(), good, "{value}");
-        }
-        assert!(keys.check(&HeaderMap::new()).is_err());
-        assert!(ApiKeys([].into()).check(&HeaderMap::new()).is_ok());
     }
 }

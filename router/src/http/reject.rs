@@ -15,6 +15,23 @@ pub(super) enum Reject {
     /// A key was asked for.
     #[error("{0}; send `Authorization: Bearer KEY`")]
     Unauthorized(&'static str),
+    /// It may mean one thing here and another thing to a proxy.
+    #[error("{0}; a request has one Host, one Transfer-Encoding and one Authorization at most")]
+    Framing(&'static str),
+    /// It is meant for somebody else, or a page made a name of its own point here.
+    #[error("`{host}` is no name of this server; use an address, or name it in --allowed-hosts")]
+    UnknownHost { host: String },
+    /// A page of another origin sent it.
+    #[error(
+        "pages {origin} may not send requests here; name their origin in --allowed-origins if they may"
+    )]
+    ForeignOrigin { origin: String },
+    /// Only operators get to see or to change this.
+    #[error(
+        "this is for operators: ask at an address of --admin-listen or with a key of --admin-key-file; without any keys, \
+         processes of the router's machine may ask, unless a proxy sends it"
+    )]
+    NotOperator,
     /// Nothing lives at this path.
     #[error("there is no {path} here")]
     NoSuchPath { path: String },
@@ -110,6 +127,12 @@ impl Reject {
         use StatusCode as S;
         match self {
             Self::Unauthorized(_) => Verdict::wrong(S::UNAUTHORIZED, Some("invalid_api_key")),
+            Self::Framing(_) => Verdict::wrong(S::BAD_REQUEST, Some("bad_framing")),
+            Self::UnknownHost { .. } => {
+                Verdict::wrong(S::MISDIRECTED_REQUEST, Some("unknown_host"))
+            }
+            Self::ForeignOrigin { .. } => Verdict::wrong(S::FORBIDDEN, Some("foreign_origin")),
+            Self::NotOperator => Verdict::wrong(S::FORBIDDEN, Some("operators_only")),
             Self::NoSuchPath { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_url")),
             Self::MethodNotAllowed { .. } => {
                 Verdict::wrong(S::METHOD_NOT_ALLOWED, Some("method_not_allowed"))
@@ -232,6 +255,7 @@ impl IntoResponse for Reject {
             Self::BodyTooSlow { .. }
                 | Self::BodyTooLong { .. }
                 | Self::BodyBroken(_)
+                | Self::Framing(_)
                 | Self::Route(RouteError::ShuttingDown)
         ) {
             headers.insert(header::CONNECTION, HeaderValue::from_static("close"));

@@ -33,7 +33,7 @@ async fn under_way(args: RouterArgs) -> UnderWay {
     let mut client = TcpStream::connect(address).await.unwrap();
     let body = format!(r#"{{"model": "{MODEL}", "prompt": "x", "stream": true}}"#);
     let request = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     );

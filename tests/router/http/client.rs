@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use headrace_router::app::App;
-use headrace_router::config::{Config, RouterArgs};
+use headrace_router::config::{Config, RouterArgs, WorkerListen};
 use headrace_router::shutdown::{Server, Stopper};
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -20,6 +20,8 @@ pub(super) fn args() -> RouterArgs {
 /// A router that listens, until it is dropped.
 pub(super) struct TestRouter {
     pub(super) address: SocketAddr,
+    /// Where operators are served besides.
+    pub(super) operators: Vec<WorkerListen>,
     pub(super) app: Arc<App>,
     stopper: Stopper,
 }
@@ -28,9 +30,9 @@ impl TestRouter {
     pub(super) async fn start(args: RouterArgs) -> Self {
         let server = Server::start(Config::try_from(args).unwrap()).await.unwrap();
         let (address, app) = (server.http_address(), Arc::clone(server.app()));
-        let stopper = server.stopper();
+        let (operators, stopper) = (server.admin_addresses(), server.stopper());
         tokio::spawn(server.serve());
-        Self { address, app, stopper }
+        Self { address, operators, app, stopper }
     }
 
     /// A router with one worker that is ready.
@@ -127,7 +129,7 @@ impl Connection {
         } else {
             format!("Content-Length: {}\r\n", body.len())
         };
-        let head = format!("{head}\r\nHost: test\r\n{length}\r\n");
+        let head = format!("{head}\r\nHost: localhost\r\n{length}\r\n");
         self.stream.write_all(head.as_bytes()).await.unwrap();
         self.stream.write_all(body).await.unwrap();
     }

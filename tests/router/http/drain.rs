@@ -1,7 +1,5 @@
 //! `/workers/NAME/drain`: who may, what is a good order, and what it answers.
 
-use headrace_router::config::RouterArgs;
-
 use super::client::{TestRouter, args};
 use crate::fake_worker::{Behaviour, until};
 
@@ -51,11 +49,4 @@ async fn bad_orders_are_refused_by_field_and_change_nothing() {
     assert_eq!(router.post("/workers/nobody/drain", "{}").await.status, 404);
     assert_eq!(router.send("DELETE /workers/w1/drain HTTP/1.1", b"").await.status, 405);
     assert_eq!(router.get("/workers").await.json()["workers"][0]["state"], "ready");
-}
-
-#[tokio::test]
-async fn keys_guard_drains() {
-    let router = TestRouter::start(RouterArgs { api_key: vec!["k".into()], ..args() }).await;
-    assert_eq!(router.post("/workers/w1/drain", "{}").await.status, 401);
-    assert_eq!(router.get("/workers/w1/drain").await.status, 401);
 }

@@ -60,7 +60,7 @@ async fn keys_guard_all_but_probes_and_metrics() {
     for path in ["/health", "/ready", "/metrics", "/version", "/nothing"] {
         assert_ne!(router.get(path).await.status, 401, "{path}");
     }
-    for path in ["/v1/models", "/workers", "/v1/models/x"] {
+    for path in ["/v1/models", "/decisions/x", "/v1/models/x"] {
         let reply = router.get(path).await;
         assert_eq!(
             (reply.status, reply.header("www-authenticate")),

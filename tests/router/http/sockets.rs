@@ -45,8 +45,9 @@ async fn a_long_body_without_a_declared_length_is_cut_off_at_the_limit() {
 async fn a_client_that_asks_first_sends_nothing_in_vain() {
     let router = TestRouter::start(args()).await;
     let mut connection = router.connect().await;
-    let head =
-        format!("{CHAT}\r\nHost: t\r\nExpect: 100-continue\r\nContent-Length: 104857600\r\n\r\n");
+    let head = format!(
+        "{CHAT}\r\nHost: localhost\r\nExpect: 100-continue\r\nContent-Length: 104857600\r\n\r\n"
+    );
     connection.stream.write_all(head.as_bytes()).await.unwrap();
     assert_eq!(connection.reply().await.status, 413);
 }
@@ -55,7 +56,9 @@ async fn a_client_that_asks_first_sends_nothing_in_vain() {
 async fn slow_headers_end_with_408() {
     let router = TestRouter::start(RouterArgs { header_timeout_ms: 200, ..args() }).await;
     // Never a whole line, never a whole head, and slow again after a good request.
-    for begin in ["POST /v1/chat", "POST /v1/chat/completions HTTP/1.1\r\nHost: t\r\nX-Slow: "] {
+    for begin in
+        ["POST /v1/chat", "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nX-Slow: "]
+    {
         let mut connection = router.connect().await;
         connection.stream.write_all(begin.as_bytes()).await.unwrap();
         let reply = connection.reply().await;
@@ -107,7 +110,7 @@ async fn a_slow_body_ends_with_408() {
     let router = TestRouter::start(RouterArgs { body_timeout_ms: 200, ..args() }).await;
     let mut connection = router.connect().await;
     let began = Instant::now();
-    let head = format!("{CHAT}\r\nHost: t\r\nContent-Length: 100\r\n\r\n{{");
+    let head = format!("{CHAT}\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{");
     connection.stream.write_all(head.as_bytes()).await.unwrap();
     let reply = connection.reply().await;
     assert_eq!((reply.status, &reply.error()["code"]), (408, &"body_too_slow".into()));

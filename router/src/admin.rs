@@ -1,0 +1,205 @@
+//! Addresses of operators: Unix sockets that only the router's own user can open, or ports, each with the few routes that
+//! show or change the fleet.
+//!
+//! They do not share the bounds of the clients: who floods the port of the clients keeps no operator out.
+
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_util::task::TaskTracker;
+
+use crate::app::App;
+use crate::config::WorkerListen;
+use crate::fleet::StartError;
+use crate::http::access::Entrance;
+use crate::shutdown::Stopper;
+
+/// Connections that may be open at once at one address; more wait to be accepted. A guess: some dashboards and a drain.
+const CONNECTIONS: usize = 64;
+/// One connection serves one request after the other for no longer than this, so that those that rest make room.
+const LONGEST_CONNECTION: Duration = Duration::from_secs(120);
+/// For the headers of a request to arrive.
+const HEADERS: Duration = Duration::from_secs(10);
+/// After an accept that failed, for lack of descriptors perhaps.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Bound addresses of operators.
+#[derive(Debug)]
+pub(crate) struct AdminListeners(Vec<Listener>);
+
+#[derive(Debug)]
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+/// Removes a socket's file when it drops.
+#[derive(Debug)]
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0); // who took it away already is no concern of ours
+    }
+}
+
+impl AdminListeners {
+    /// Binds all of them.
+    ///
+    /// # Errors
+    /// One cannot be bound.
+    pub(crate) async fn bind(addresses: &[WorkerListen]) -> Result<Self, StartError> {
+        let mut bound = Vec::new();
+        for address in addresses {
+            let listener = match address {
+                WorkerListen::Tcp(text) => TcpListener::bind(text).await.map(Listener::Tcp),
+                WorkerListen::Unix(path) => bind_unix(path).await,
+            };
+            let failed = |source| StartError::Bind { address: address.to_string(), source };
+            bound.push(listener.map_err(failed)?);
+        }
+        Ok(Self(bound))
+    }
+
+    /// With the ports that were taken.
+    pub(crate) fn addresses(&self) -> Vec<WorkerListen> {
+        let address = |listener: &Listener| match listener {
+            Listener::Tcp(listener) => {
+                listener.local_addr().ok().map(|address| WorkerListen::Tcp(address.to_string()))
+            }
+            Listener::Unix(_, file) => Some(WorkerListen::Unix(file.0.clone())),
+        };
+        self.0.iter().filter_map(address).collect()
+    }
+
+    /// Serves until the server stops; also while it drains, when there is something to see.
+    pub(crate) async fn serve(self, app: Arc<App>, stopper: Stopper) {
+        if self.0.is_empty() {
+            return;
+        }
+        let tasks = TaskTracker::new();
+        let routes = crate::http::operators(Arc::clone(&app));
+        for listener in self.0 {
+            let door = Door {
+                routes: routes.clone(),
+                room: Arc::new(Semaphore::new(CONNECTIONS)),
+                asks_for_key: !app.config.http.access.admin_keys.is_empty(),
+                stopper: stopper.clone(),
+                tasks: tasks.clone(),
+            };
+            tasks.spawn(door.open(listener));
+        }
+        tasks.close();
+        tasks.wait().await;
+    }
+}
+
+/// A socket that nobody but this user can open, from its first moment on. A file without a listener behind it is left over
+/// from a router that was killed.
+async fn bind_unix(path: &Path) -> io::Result<Listener> {
+    let bind = || -> io::Result<Listener> {
+        let socket = UnixSocket::new_stream()?;
+        socket.bind(path)?;
+        let file = SocketFile(path.to_owned());
+        std::fs::set_permissions(path, Permissions::from_mode(0o600))?; // nobody can connect before `listen`
+        Ok(Listener::Unix(socket.listen(128)?, file))
+    };
+    match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            match UnixStream::connect(path).await {
+                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path)?;
+                    bind()
+                }
+                _ => Err(error),
+            }
+        }
+        bound => bound,
+    }
+}
+
+/// What all connections to one address share.
+#[derive(Clone)]
+struct Door {
+    routes: Router,
+    room: Arc<Semaphore>,
+    asks_for_key: bool,
+    stopper: Stopper,
+    tasks: TaskTracker,
+}
+
+impl Door {
+    async fn open(self, listener: Listener) {
+        tokio::select! {
+            () = self.accept(&listener) => {}
+            () = self.stopper.stopped() => {}
+        }
+    }
+
+    /// Accepts for ever.
+    async fn accept(&self, listener: &Listener) {
+        loop {
+            let room = Arc::clone(&self.room).acquire_owned().await;
+            let room = room.expect("nobody closes it");
+            let accepted = match listener {
+                Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
+                    let peer =
+                        if self.asks_for_key { Entrance::Anybody } else { Entrance::Operator };
+                    self.spawn(stream, peer, room);
+                }),
+                Listener::Unix(listener, _) => listener
+                    .accept()
+                    .await
+                    .map(|(stream, _)| self.spawn(stream, Entrance::Operator, room)),
+            };
+            if let Err(error) = accepted {
+                tracing::warn!(%error, "cannot accept an operator");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+
+    fn spawn<S>(&self, stream: S, peer: Entrance, room: tokio::sync::OwnedSemaphorePermit)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (routes, stopper) = (self.routes.clone(), self.stopper.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                _ = timeout(LONGEST_CONNECTION, converse(stream, peer, routes)) => {}
+                () = stopper.stopped() => {}
+            }
+            drop(room);
+        });
+    }
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    peer: Entrance,
+    routes: Router,
+) -> Result<(), hyper::Error> {
+    let routes = TowerToHyperService::new(routes);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        hyper::service::Service::call(&routes, request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADERS).half_close(true);
+    http.serve_connection(TokioIo::new(stream), service).await
+}

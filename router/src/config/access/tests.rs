@@ -1,0 +1,197 @@
+//! What is open to everybody is refused unless it was meant; keys of files; names of this server.
+
+use std::path::PathBuf;
+
+use super::super::{Config, ConfigError, RouterArgs};
+use super::*;
+
+fn args() -> RouterArgs {
+    RouterArgs { secret: None, api_key: Vec::new(), admin_key: Vec::new(), ..RouterArgs::default() }
+}
+
+fn check(args: RouterArgs) -> Result<AccessConfig, String> {
+    Config::try_from(args).map(|config| config.http.access).map_err(|error| error.to_string())
+}
+
+/// A file that is removed when this drops.
+struct KeyFile(PathBuf);
+
+impl KeyFile {
+    fn new(name: &str, text: impl AsRef<[u8]>) -> Self {
+        let path =
+            std::env::temp_dir().join(format!("headrace-keys-{}-{name}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for KeyFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+#[test]
+fn who_binds_to_other_machines_says_who_may_come() {
+    for host in ["0.0.0.0", "::", "10.0.0.1", "192.168.1.2", "::ffff:10.0.0.1", "fe80::1"] {
+        let open = RouterArgs { host: host.into(), ..args() };
+        let error = check(open.clone()).unwrap_err();
+        assert!(error.starts_with("--host: ") && error.contains("--api-key-file"), "{error}");
+        assert!(error.contains("--allow-anonymous-clients"), "{error}");
+        assert!(check(RouterArgs { allow_anonymous_clients: true, ..open.clone() }).is_ok());
+        assert!(check(RouterArgs { api_key: vec!["k".into()], ..open }).is_ok());
+        let address = if host.contains(':') { format!("[{host}]:1") } else { format!("{host}:1") };
+        let open = RouterArgs { worker_listen: address, ..args() };
+        let error = check(open.clone()).unwrap_err();
+        assert!(
+            error.starts_with("--worker-listen: ") && error.contains("--secret-file"),
+            "{error}"
+        );
+        assert!(error.contains("--allow-anonymous-workers"), "{error}");
+        assert!(check(RouterArgs { allow_anonymous_workers: true, ..open.clone() }).is_ok());
+        assert!(check(RouterArgs { secret: Some("long enough".into()), ..open.clone() }).is_ok());
+        // the one says nothing about the other
+        assert!(check(RouterArgs { api_key: vec!["k".into()], ..open.clone() }).is_err());
+        assert!(check(RouterArgs { allow_anonymous_clients: true, ..open }).is_err());
+    }
+    for host in ["127.0.0.1", "127.8.8.8", "::1", "localhost", "::ffff:127.0.0.1"] {
+        assert!(check(RouterArgs { host: host.into(), ..args() }).is_ok(), "{host}");
+    }
+    for worker_listen in ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/run/x"] {
+        assert!(check(RouterArgs { worker_listen: worker_listen.into(), ..args() }).is_ok());
+    }
+    // nothing has this name: binding fails, and says so
+    assert!(check(RouterArgs { host: "no.such.host.invalid".into(), ..args() }).is_ok());
+}
+
+#[test]
+fn operators_are_not_everybody() {
+    let listen = |address: &str| RouterArgs { admin_listen: vec![address.into()], ..args() };
+    for address in ["127.0.0.1:0", "[::1]:1", "unix:/run/x"] {
+        assert!(check(listen(address)).is_ok(), "{address}");
+    }
+    let error = check(listen("0.0.0.0:1")).unwrap_err();
+    assert!(error.starts_with("--admin-listen: ") && error.contains("--admin-key-file"), "{error}");
+    assert!(check(listen("8000")).unwrap_err().starts_with("--admin-listen: "));
+    let keyed = |api_key: &str, admin_key: &str| RouterArgs {
+        api_key: vec![api_key.into()],
+        admin_key: vec![admin_key.into()],
+        ..listen("0.0.0.0:1")
+    };
+    assert!(check(keyed("a", "b")).is_ok());
+    let error = check(keyed("a", "a")).unwrap_err();
+    assert!(error.starts_with("--admin-key-file: ") && error.contains("clients"), "{error}");
+}
+
+#[test]
+fn a_file_has_a_key_a_line_and_perhaps_its_tenant() {
+    let text = "# keys\n\n  k1 \r\nalice k2\nalice\tk3\nbob k4\n";
+    let file = KeyFile::new("good", text);
+    let config = RouterArgs {
+        api_key_file: Some(file.0.clone()),
+        api_key: vec!["k5".into(), "bob k6".into()],
+        ..args()
+    };
+    let keys = check(config).unwrap().api_keys;
+    let of = |key: &str| keys.find(key.as_bytes());
+    assert!(of("k1").is_some() && of("k5").is_some());
+    assert!(of("k2").is_some() && of("k2") == of("k3"), "two keys of one tenant");
+    assert!(of("k4").is_some() && of("k4") == of("k6"));
+    let apart = ["k1", "k2", "k4", "k5"].map(of);
+    assert!((1..4).all(|i| !apart[..i].contains(&apart[i])), "others are apart");
+    for wrong in ["", "k", "k7", "alice", "alice k2", "# keys", "k1 "] {
+        assert_eq!(of(wrong), None, "{wrong:?}");
+    }
+    let shown = format!("{keys:?} {:?}", of("k1"));
+    assert!(!shown.contains("k1"), "{shown}");
+}
+
+#[test]
+fn a_tenants_salt_is_its_own_whatever_clients_choose() {
+    let config = RouterArgs { api_key: vec!["a".into(), "b".into()], ..args() };
+    let keys = check(config).unwrap().api_keys;
+    let (a, b) = (keys.find(b"a").unwrap(), keys.find(b"b").unwrap());
+    assert_ne!(a.salt(b""), b.salt(b""));
+    assert_ne!(a.salt(b"x"), b.salt(b"x"));
+    assert_ne!(a.salt(b"x"), a.salt(b"y"));
+    assert_ne!(a.salt(&b.salt(b"")), b.salt(b""));
+    assert_eq!((a.salt(b""), a.salt(b"").len()), (a.salt(b""), 16));
+}
+
+#[test]
+fn files_that_cannot_be_right_are_refused_without_showing_a_key() {
+    let long = format!("sesame{}", "x".repeat(5_000));
+    let many: String = (0..4_097).map(|i| format!("sesame{i}\n")).collect();
+    for (name, text, part) in [
+        ("empty", &b""[..], "holds no key"),
+        ("comments", b"# sesame\n\n", "holds no key"),
+        ("words", b"alice sesame x\n", "line 1: a line has more than two words"),
+        ("control", b"good\nses\x01ame\n", "line 2: a key has characters"),
+        ("umlaut", "ses\u{e4}me".as_bytes(), "line 1: a key has characters"),
+        ("latin", b"ses\xe4me", "cannot read"),
+        ("nul", b"ses\0ame", "line 1: a key has characters"),
+        ("two", b"a sesame\nb sesame\n", "line 2: a key belongs to two tenants"),
+        ("long", long.as_bytes(), "line 1: a key is longer"),
+        ("many", many.as_bytes(), "line 4097: there are more than"),
+    ] {
+        let file = KeyFile::new(name, text);
+        let error = check(RouterArgs { api_key_file: Some(file.0.clone()), ..args() }).unwrap_err();
+        assert!(error.starts_with("--api-key-file: ") && error.contains(part), "{error}");
+        assert!(!error.contains("sesame"), "{error}");
+    }
+    for path in ["/nonexistent/keys", "/"] {
+        let args = RouterArgs { admin_key_file: Some(path.into()), ..args() };
+        let error = Config::try_from(args).unwrap_err();
+        assert!(matches!(error, ConfigError::File { flag: "admin-key-file", .. }), "{error}");
+    }
+    let error =
+        check(RouterArgs { api_key: vec!["a".into(), String::new()], ..args() }).unwrap_err();
+    assert!(error.contains("a key is empty"), "{error}");
+}
+
+#[test]
+fn a_file_that_everybody_can_read_is_warned_about() {
+    use std::os::unix::fs::PermissionsExt as _;
+    let file = KeyFile::new("mode", "a long enough secret\n");
+    let key = KeyFile::new("mode-key", "key\n");
+    for (mode, warnings) in [(0o600, 0), (0o640, 0), (0o644, 2)] {
+        for path in [&file.0, &key.0] {
+            std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
+        }
+        let (secret_file, api_key_file) = (Some(file.0.clone()), Some(key.0.clone()));
+        let access = check(RouterArgs { secret_file, api_key_file, ..args() }).unwrap();
+        assert_eq!(access.warnings.len(), warnings, "{mode:o}: {:?}", access.warnings);
+    }
+}
+
+#[test]
+fn names_and_origins_are_read_as_they_are_written() {
+    let hosts = |names: &[&str]| {
+        let allowed_hosts = names.iter().map(|&name| name.to_owned()).collect();
+        check(RouterArgs { allowed_hosts, host: "LOCALHOST".into(), ..args() })
+    };
+    let access = hosts(&["Chat.example.com", " router "]).unwrap();
+    for name in ["chat.EXAMPLE.com", "router", "localhost"] {
+        assert!(access.hosts.contain(name), "{name}");
+    }
+    let machine = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    assert!(machine.trim().is_empty() || access.hosts.contain(machine.trim()), "{machine}");
+    assert!(!access.hosts.contain("example.com") && !access.hosts.contain(""));
+    assert!(hosts(&["*"]).unwrap().hosts.contain("anything"));
+    for wrong in ["http://a", "a:80", "a b", "a/b", &"x".repeat(300)] {
+        let error = hosts(&[wrong]).unwrap_err();
+        assert!(error.starts_with("--allowed-hosts: "), "{error}");
+    }
+    let origins = |name: &str| {
+        check(RouterArgs { allowed_origins: vec![name.into()], ..args() })
+            .map(|access| access.origins)
+    };
+    assert!(origins("https://Chat.example.com").unwrap().contain("https://chat.example.com"));
+    assert!(origins("vscode-webview://x").is_ok() && origins("null").is_ok());
+    assert_eq!(origins("*"), Ok(Names::Any));
+    for wrong in ["chat.example.com", "https://", "https://a/", "https://a/b"] {
+        assert!(origins(wrong).unwrap_err().starts_with("--allowed-origins: "), "{wrong}");
+    }
+    let error = check(RouterArgs { cache_sharing: "none".into(), ..args() }).unwrap_err();
+    assert!(error.starts_with("--cache-sharing: "), "{error}");
+}
