@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -18,6 +18,9 @@ use crate::fleet::StartError;
 
 /// After an accept that failed, for lack of descriptors perhaps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// For answers that are cut to end with an error event, and for connections that are hung up on to end.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// A router that listens on both sides.
 #[derive(Debug)]
@@ -33,6 +36,7 @@ pub struct Server {
 pub struct Stopper {
     drain: CancellationToken,
     stop: CancellationToken,
+    hang_up: CancellationToken,
 }
 
 impl Stopper {
@@ -41,7 +45,7 @@ impl Stopper {
         self.drain.cancel();
     }
 
-    /// End at once.
+    /// End at once: answers are cut, with an error where there is still a client to tell.
     pub fn stop(&self) {
         self.drain.cancel();
         self.stop.cancel();
@@ -51,8 +55,13 @@ impl Stopper {
         self.drain.cancelled().await;
     }
 
-    pub(crate) async fn stopped(&self) {
+    pub(crate) async fn stopping(&self) {
         self.stop.cancelled().await;
+    }
+
+    /// Connections end now, whatever they are at.
+    pub(crate) async fn stopped(&self) {
+        self.hang_up.cancelled().await;
     }
 }
 
@@ -114,10 +123,16 @@ impl Server {
         tokio::select! {
             () = connections.wait() => {}
             () = sleep(app.config.drain_timeout) => tracing::warn!("out of time: answers are cut"),
-            () = stopper.stopped() => tracing::warn!("stopped: answers are cut"),
+            () = stopper.stopping() => tracing::warn!("stopped: answers are cut"),
         }
         stopper.stop();
-        connections.wait().await;
+        app.fleet.cut();
+        if timeout(LAST_EVENTS, connections.wait()).await.is_err() {
+            stopper.hang_up.cancel();
+            if timeout(LAST_EVENTS, connections.wait()).await.is_err() {
+                tracing::warn!(connections = connections.len(), "busy, and left behind");
+            }
+        }
         app.fleet.close().await;
         tracing::info!("stopped");
     }
