@@ -63,7 +63,8 @@ impl Router {
         let args: RouterArgs = depythonize(args).map_err(ConfigError::new_err)?;
         let config =
             Config::try_from(args).map_err(|error| ConfigError::new_err(error.to_string()))?;
-        init_log(&config.log); // the first one in a process decides
+        // the first one in a process decides
+        init_log(&config.log).map_err(|error| StartError::new_err(error.to_string()))?;
         Ok(Self(Mutex::new(State::Configured(Box::new(config)))))
     }
 

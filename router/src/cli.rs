@@ -6,7 +6,7 @@ use std::ffi::OsString;
 use clap::Parser as _;
 
 use crate::config::{Config, RouterArgs};
-use crate::log::init_log;
+use crate::log::{LAST_LINES, flush, init_log, print, say};
 use crate::shutdown::Server;
 use crate::signals::stop_on_signals;
 
@@ -39,11 +39,15 @@ pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 
         Ok(config) => config,
         Err(error) => return fail(&error, MISCONFIGURED),
     };
-    init_log(&config.log);
-    match tokio::runtime::Runtime::new() {
+    if let Err(error) = init_log(&config.log) {
+        return fail(&error, FAILED);
+    }
+    let status = match tokio::runtime::Runtime::new() {
         Ok(runtime) => runtime.block_on(serve(config)),
         Err(error) => fail(&error, FAILED),
-    }
+    };
+    flush(LAST_LINES);
+    status
 }
 
 async fn serve(config: Config) -> u8 {
@@ -61,17 +65,16 @@ async fn serve(config: Config) -> u8 {
     0
 }
 
-#[expect(clippy::print_stdout, reason = "the one line that people and scripts wait for")]
+/// The one line that people and scripts wait for.
 fn announce(server: &Server) {
-    println!(
+    print(format!(
         "headrace-router: http://{} for clients, {} for workers",
         server.http_address(),
         server.worker_address()
-    );
+    ));
 }
 
-#[expect(clippy::print_stderr, reason = "there may be no log yet")]
 fn fail(error: &dyn Error, status: u8) -> u8 {
-    eprintln!("headrace-router: {error}");
+    say(&format!("headrace-router: {error}"));
     status
 }
