@@ -11,6 +11,7 @@ pub mod core;
 mod decision_log;
 mod decisions;
 pub mod error;
+pub mod exit;
 pub mod fleet;
 pub mod http;
 pub mod log;
