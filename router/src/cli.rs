@@ -61,7 +61,8 @@ fn run(runtime: Runtime, server: Server, bounds: Bounds) -> Result<u8, Box<dyn E
     print(announcement(&server)); // only now: whoever reads it may stop us at once
     let app = Arc::clone(server.app()); // so that the server's end does not wait for all that the app holds
     runtime.block_on(server.serve());
-    if !put_away(runtime, app, PUT_AWAY) {
+    runtime.shutdown_background(); // a plain drop waits for everything that runs there
+    if !put_away(app, PUT_AWAY) {
         tracing::warn!("still busy, and left behind: threads that tokenise, or the decision log");
     }
     Ok(obeyed.status())

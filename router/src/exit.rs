@@ -1,10 +1,8 @@
-//! The end of a router whose server has ended: what it holds is put away in order, and what takes too long left behind.
+//! After a server has ended: what its app holds is put away, and what takes too long is left behind.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
-
-use tokio::runtime::Runtime;
 
 use crate::app::App;
 
@@ -12,9 +10,8 @@ use crate::app::App;
 /// less, and what has more than this left is not worth waiting for.
 pub const PUT_AWAY: Duration = Duration::from_secs(2);
 
-/// Puts both away, for at most `timeout`. False if something was still busy, and is left behind.
-pub fn put_away(runtime: Runtime, app: Arc<App>, timeout: Duration) -> bool {
-    runtime.shutdown_background(); // a plain drop waits for everything that runs there
+/// Puts it away, for at most `timeout`. False if something was still busy, and is left behind.
+pub fn put_away(app: Arc<App>, timeout: Duration) -> bool {
     dropped_within(app, timeout)
 }
 
