@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from typing import Any
 
-from headrace import settings
+from headrace import logs, settings
 from headrace.supervise import EXIT_CONFIG, EXIT_USAGE, die_with_supervisor
 
 SERVE_EXAMPLES = """\
@@ -23,7 +23,7 @@ examples:
   headrace serve model.gguf --dtype int8        a GGUF file, int8 weights
   headrace serve --router-args "--policy session-hash --log-level debug"
 
-Ctrl-C lets running answers finish; a second Ctrl-C stops at once.
+Ctrl-C lets running answers finish; a second one stops within 2 s, a third at once.
 """
 
 WORKER_EXAMPLES = """\
@@ -299,6 +299,7 @@ NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
 
 def _worker(args: argparse.Namespace) -> int:
     checked = settings.worker_settings(args)
+    logs.never_wait()
     try:
         from headrace import start
     except ModuleNotFoundError as error:
@@ -308,7 +309,7 @@ def _worker(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_CONFIG
-    return start.run(checked)
+    return start.run(checked, alone=True)
 
 
 def _chat(args: argparse.Namespace) -> int:
@@ -332,6 +333,7 @@ def _drain(args: argparse.Namespace) -> int:
 def _fetch(args: argparse.Namespace) -> int:
     from headrace import serve
 
+    logs.never_wait()
     return serve.fetch(args.model)
 
 

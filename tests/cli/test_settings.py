@@ -209,14 +209,6 @@ def test_a_key_that_the_router_accepts_is_found(monkeypatch: pytest.MonkeyPatch)
     assert serve.first_api_key([]) == "c"
 
 
-def test_the_private_folder_is_private_and_goes() -> None:
-    with serve.private_folder() as folder:
-        assert folder.stat().st_mode & 0o077 == 0
-        assert len(str(folder / "router.sock")) < 100
-        assert len((folder / "secret").read_text()) == 64
-    assert not folder.exists()
-
-
 def test_what_a_worker_does_for_split_requests(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     settings.add_model_arguments(parser)
