@@ -9,6 +9,7 @@ mod kernels;
 mod race;
 mod router;
 mod segments;
+mod signals;
 mod wire;
 
 /// The module lists all that Python sees.
@@ -30,6 +31,8 @@ mod _core {
     use crate::router::{Router, router_main};
     #[pymodule_export]
     use crate::segments::{copy_segments, crc32};
+    #[pymodule_export]
+    use crate::signals::end_on_signals;
     #[pymodule_export]
     use crate::wire::{decode_frame, encode_frame};
 }

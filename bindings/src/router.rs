@@ -3,9 +3,13 @@
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use headrace_router::app::App;
 use headrace_router::cli;
 use headrace_router::config::{Config, RouterArgs};
-use headrace_router::shutdown::{Server, Stopper, init_log};
+use headrace_router::exit::{PUT_AWAY, put_away};
+use headrace_router::log::{LAST_LINES, flush, init_log};
+use headrace_router::shutdown::{Server, Stopper};
+use headrace_router::signals::OVERDUE;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;
@@ -44,6 +48,8 @@ struct Running {
     worker_address: String,
     stopper: Stopper,
     ended: Arc<Ended>,
+    /// Until it is put away: the last one to hold it waits for threads, and may not be one that serves.
+    app: Mutex<Option<Arc<App>>>,
     runtime: Option<Runtime>,
 }
 
@@ -62,7 +68,8 @@ impl Router {
         let args: RouterArgs = depythonize(args).map_err(ConfigError::new_err)?;
         let config =
             Config::try_from(args).map_err(|error| ConfigError::new_err(error.to_string()))?;
-        init_log(&config.log); // the first one in a process decides
+        // the first one in a process decides
+        init_log(&config.log).map_err(|error| StartError::new_err(error.to_string()))?;
         Ok(Self(Mutex::new(State::Configured(Box::new(config)))))
     }
 
@@ -106,8 +113,9 @@ impl Router {
         let running = self.running()?;
         running.stopper.drain();
         let drained = running.wait(py, timeout_s);
-        running.stopper.stop(); // out of time, or interrupted: nothing may stay behind
-        running.wait(py, None)?;
+        running.stopper.stop(); // out of time, or interrupted
+        running.wait(py, Some(OVERDUE.as_secs_f64()))?;
+        py.detach(|| running.put_away(PUT_AWAY));
         drained
     }
 }
@@ -142,6 +150,7 @@ impl Running {
             worker_address: server.worker_address().to_string(),
             stopper: server.stopper(),
             ended: Arc::clone(&ended),
+            app: Mutex::new(Some(Arc::clone(server.app()))),
             runtime: Some(runtime),
         };
         if let Some(runtime) = &running.runtime {
@@ -151,6 +160,14 @@ impl Running {
             });
         }
         Ok(running)
+    }
+
+    /// Puts away what the server held, for at most `timeout`, and writes the last lines of the log.
+    fn put_away(&self, timeout: Duration) {
+        if let Some(app) = self.app.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            put_away(app, timeout); // what is busy says so by being there
+            flush(timeout.min(LAST_LINES));
+        }
     }
 
     /// True once the server has ended, false after `timeout_s`. Ctrl-C gets through.
@@ -174,6 +191,7 @@ impl Running {
 impl Drop for Running {
     fn drop(&mut self) {
         self.stopper.stop();
+        self.put_away(Duration::ZERO);
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background(); // a plain drop would wait, and the caller may hold the GIL
         }

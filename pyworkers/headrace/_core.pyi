@@ -24,6 +24,7 @@ __all__ = [
     "decode_frame",
     "derive_hash_key",
     "encode_frame",
+    "end_on_signals",
     "hash_blocks",
     "race",
     "router_main",
@@ -130,6 +131,14 @@ def router_main(argv: list[str]) -> int:
     does nothing else: the handler of SIGINT is taken away.
     """
 
+def end_on_signals(numbers: list[int], drain_s: float | None = None) -> None:
+    """Have this process end after the signals with these numbers, whatever its threads are at.
+
+    `drain_s` after the first one, at most 2 s after the second, at once with a third; the exit status
+    is 128 and the number of the second, or 1. Handlers that Python has now stay, and do the rest.
+    OSError if a signal cannot be caught.
+    """
+
 def bench_main(argv: list[str]) -> int:
     """Run the program `headrace-bench` with these arguments, the first of which is its name.
 
@@ -163,7 +172,8 @@ class Router:
     def stop(self, timeout_s: float | None = None) -> bool:
         """Drain, then end: after `timeout_s`, or else after the configured drain time-out.
 
-        True if all that ran was finished in time. Stopping again does nothing.
+        True if all that ran was finished in time. What is still busy 8 s later is left behind, on
+        threads of its own. Stopping again does nothing.
         """
 
 @final

@@ -15,6 +15,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from headrace import keys
+from headrace.terminal import printable
 from headrace.unix_http import UnixConnection
 
 HELP = """\
@@ -187,14 +188,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         model = args.model or server.first_model()
     except ChatError as error:
-        print(f"headrace chat: {error}", file=sys.stderr)
+        print(printable(f"headrace chat: {error}"), file=sys.stderr)
         return 1
     chat = Chat(server, model, args.system, {k: v for k, v in options.items() if v is not None})
     if not sys.stdin.isatty():
         return _from_pipe(chat, args.stats)
     with contextlib.suppress(ImportError):
         importlib.import_module("readline")  # gives `input` history and editing
-    print(f"{model} at {args.url}; /help lists commands")
+    print(printable(f"{model} at {args.url}; /help lists commands"))
     return _converse(chat, args.stats)
 
 
@@ -241,13 +242,11 @@ def _turn(chat: Chat, text: str, stats: bool) -> bool:
     try:
         with contextlib.closing(chat.say(text, answer)) as pieces:
             for piece in pieces:
-                print(piece, end="", flush=True)
+                print(printable(piece), end="", flush=True)
         print(" [cut at the limit of tokens]" if answer.finish == "length" else "")
     except ChatError as error:
-        print(
-            f"\nheadrace chat: {error}" if answer.text else f"headrace chat: {error}",
-            file=sys.stderr,
-        )
+        begin = "\n" if answer.text else ""
+        print(f"{begin}headrace chat: {printable(str(error))}", file=sys.stderr)
         return False
     except KeyboardInterrupt:
         print(" [stopped]")

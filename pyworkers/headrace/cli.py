@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from headrace import keys, settings
+from headrace import keys, logs, settings
 from headrace.supervise import EXIT_CONFIG, EXIT_USAGE, die_with_supervisor
 
 SERVE_EXAMPLES = """\
@@ -24,7 +24,7 @@ examples:
   headrace serve model.gguf --dtype int8        a GGUF file, int8 weights
   headrace serve --router-args "--policy session-hash --log-level debug"
 
-Ctrl-C lets running answers finish; a second Ctrl-C stops at once.
+Ctrl-C lets running answers finish; a second one stops within 2 s, a third at once.
 """
 
 WORKER_EXAMPLES = """\
@@ -323,6 +323,7 @@ NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
 
 def _worker(args: argparse.Namespace) -> int:
     checked = settings.worker_settings(args)
+    logs.never_wait()
     try:
         from headrace import start
     except ModuleNotFoundError as error:
@@ -332,7 +333,7 @@ def _worker(args: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return EXIT_CONFIG
-    return start.run(checked)
+    return start.run(checked, alone=True)
 
 
 def _chat(args: argparse.Namespace) -> int:
@@ -356,6 +357,7 @@ def _drain(args: argparse.Namespace) -> int:
 def _fetch(args: argparse.Namespace) -> int:
     from headrace import serve
 
+    logs.never_wait()
     return serve.fetch(args.model)
 
 

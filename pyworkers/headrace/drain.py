@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 from headrace import keys
 from headrace.chat import ChatError, Server
+from headrace.terminal import printable
 
 POLL_S = 0.2
 GRACE_S = 30.0  # after the budget, for the router to call it over
@@ -37,11 +38,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         state = _ask(server, "POST", path, order)
         state = _follow(server, path, state, time.monotonic() + args.budget + GRACE_S)
-        print(json.dumps(state, indent=2) if args.json else describe(state))
+        print(json.dumps(state, indent=2) if args.json else printable(describe(state)))
         return 0 if state["left_in_time"] else 1
     except (ChatError, ValueError, KeyError, TypeError) as error:
         reason = error if isinstance(error, ChatError) else f"not a drain: {error!r}"
-        print(f"headrace drain: {reason}", file=sys.stderr)
+        print(printable(f"headrace drain: {reason}"), file=sys.stderr)
         return 1
 
 

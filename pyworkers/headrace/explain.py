@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from headrace import keys
 from headrace.chat import ChatError, Server
+from headrace.terminal import printable
 
 TIMES = ("queue", "prefill", "transfer", "decode", "harm", "barrier", "total")
 """The parts of a prediction, each `*_ms` in the answer of `/decisions/ID`; `total` is compared."""
@@ -23,10 +24,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         with contextlib.closing(server.request("GET", path)) as response:
             document = json.loads(response.read())
-        print(json.dumps(document, indent=2) if args.json else describe(document))
+        print(json.dumps(document, indent=2) if args.json else printable(describe(document)))
     except (ChatError, ValueError, KeyError, TypeError) as error:
         reason = error if isinstance(error, ChatError) else f"not a decision: {error!r}"
-        print(f"headrace explain: {reason}", file=sys.stderr)
+        print(printable(f"headrace explain: {reason}"), file=sys.stderr)
         return 1
     return 0
 

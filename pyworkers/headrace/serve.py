@@ -1,7 +1,8 @@
 """`headrace serve`: one router and its workers on this machine, supervised.
 
-A Unix socket joins them. It lives in a private folder, with the secret that lets workers join, and
-goes when we go. Logs go to stderr under the name of their process; stdout gets the URL.
+A Unix socket joins them. It lives in a private folder and goes when we go, or with the next start. The
+secret that lets workers join is in the environment of the children: a file would need a disk with room,
+and stay behind where we are killed. Logs go to stderr under the name of their process; stdout gets the URL.
 """
 
 from __future__ import annotations
@@ -19,19 +20,20 @@ import shlex
 import signal
 import socket
 import sys
-import tempfile
 import time
-from collections.abc import Generator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import settings
+from headrace import logs, settings
+from headrace.private_folder import parents, private_folder
 from headrace.supervise import Command, GaveUpError, Keeper, supervised
 from headrace.unix_http import UnixConnection
 
 START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
+ROUTER_STOP_S = 10.0  # after its drain; it ends by itself within 8 s
 WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
+STOP_OVERDUE_S = 5.0  # after all that, this process is ended
 POLL_S = 0.1
 
 ONE_THREAD = {  # a machine's cores are shared out by the number of workers
@@ -54,6 +56,7 @@ class ServeSettings:
     router_argv: list[str]
     drain_timeout_s: float
     admin: Path | None = None  # where the router tells of its workers, once there is a folder
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
     @property
     def names(self) -> list[str]:
@@ -93,7 +96,8 @@ def run(args: argparse.Namespace) -> int:
         router_argv=router_argv,
         drain_timeout_s=args.drain_timeout,
     )
-    return asyncio.run(serve(checked))
+    logs.never_wait(stdout=True)
+    return asyncio.run(_serve_alone(checked))
 
 
 def worker_roles(workers: int | None, prefill: int | None, decode: int | None) -> tuple[str, ...]:
@@ -126,15 +130,26 @@ def fetch(model: str | None) -> int:
     return 0
 
 
-async def serve(config: ServeSettings) -> int:
+async def _serve_alone(config: ServeSettings) -> int:
+    """`serve` in a process that does nothing else: the signals end it whatever happens."""
+    from headrace import _core
+
+    stop = Stop()
+    drain_s = config.drain_timeout_s + ROUTER_STOP_S + WORKER_STOP_S
+    _core.end_on_signals(stop.numbers, drain_s + STOP_OVERDUE_S)
+    return await serve(config, stop)
+
+
+async def serve(config: ServeSettings, stop: Stop) -> int:
     """Start everything, keep it running, and stop it in order; the exit status."""
     began = time.monotonic()
-    stop = Stop()
     log = Printer(["headrace", "router", *config.names])
     if (status := await fetch_model(config.model, stop, log)) is not None:
         return status
     with private_folder() as folder:
         config = replace(config, admin=folder / "admin.sock")
+        if folder.parent != parents()[0]:
+            log("headrace", f"{parents()[0]} takes nothing: the socket is in {folder}")
         router = Keeper(router_command(config, folder), log)
         workers = [
             Keeper(worker_command(config, folder, name, role), log)
@@ -142,7 +157,7 @@ async def serve(config: ServeSettings) -> int:
         ]
         log("headrace", f"starting the router, {', '.join(config.names)}")
         running = {asyncio.create_task(k.run(), name=k.command.name): k for k in (router, *workers)}
-        watcher = asyncio.create_task(announce(config, workers, log, began))
+        watcher = asyncio.create_task(announce(config, router, workers, log, began))
         try:
             failed = await until_stop_or_failure(running, router, watcher, stop, log)
             if not failed:
@@ -193,10 +208,14 @@ class Stop:
         self.soon = asyncio.Event()
         self.now = asyncio.Event()
         self.last_signal = 0
+        self.numbers = [
+            int(number)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+            if signal.getsignal(number) is not signal.SIG_IGN  # nohup wants us to go on
+        ]
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) is not signal.SIG_IGN:  # nohup wants us to go on
-                loop.add_signal_handler(number, self._on_signal, number)
+        for number in self.numbers:
+            loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: int) -> None:
         (self.now if self.soon.is_set() else self.soon).set()
@@ -214,8 +233,7 @@ class Printer:
         padded = f"{name:{self._width}}"
         if self._colour:
             padded = f"\x1b[{31 + (sum(name.encode()) % 6)}m{padded}\x1b[0m"
-        with contextlib.suppress(BrokenPipeError):
-            print(f"{padded} | {line}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"{padded} | {line}\n")
 
 
 async def until_stop_or_failure(
@@ -261,7 +279,7 @@ async def stop_in_order(
     now = asyncio.create_task(stop.now.wait())
     try:
         for group, wait_s in (
-            ([t for t, k in running.items() if k is router], drain_s + 5.0),
+            ([t for t, k in running.items() if k is router], drain_s + ROUTER_STOP_S),
             ([t for t, k in running.items() if k is not router], WORKER_STOP_S),
         ):
             for task in group:
@@ -280,9 +298,9 @@ async def stop_in_order(
 
 
 async def announce(
-    config: ServeSettings, workers: list[Keeper], log: Printer, began: float
+    config: ServeSettings, router: Keeper, workers: list[Keeper], log: Printer, began: float
 ) -> None:
-    """One line when a worker joins, also after a restart; the URL once all are there.
+    """Take note of who is ready. One line when a worker joins, also after a restart; the URL once all are there.
 
     `began` is when the person asked; to fetch the model took part of the time since. Never returns.
     Raises GaveUpError if the workers take too long.
@@ -292,12 +310,15 @@ async def announce(
     ready = False
     give_up_at = time.monotonic() + START_TIMEOUT_S
     while True:
-        late = [keeper for keeper in workers if seen[keeper] != keeper.starts]
-        joined = await asyncio.to_thread(ready_workers, config) if late else {}
+        late = [one for one in workers if seen[one] != one.starts and not one.ended]
+        joined = await asyncio.to_thread(ready_workers, config) if late else None
+        if joined is not None:
+            router.ready()
         for keeper in late:
             name = keeper.command.name
-            if keeper.running and name in joined:
+            if keeper.running and joined and name in joined:
                 seen[keeper] = keeper.starts
+                keeper.ready()
                 model = joined[name]
                 log(name, f"ready, serves {model}")
         if not ready and model is not None and all(seen[k] or k.ended for k in workers):
@@ -331,15 +352,15 @@ def check_exposed(host: str, router_argv: list[str]) -> None:
         )
 
 
-def ready_workers(config: ServeSettings) -> dict[str, str]:
-    """Model by name of each worker that can take requests; empty while the router cannot answer."""
+def ready_workers(config: ServeSettings) -> dict[str, str] | None:
+    """Model by name of each worker that can take requests; None while the router cannot answer."""
     assert config.admin is not None
     connection = UnixConnection(config.admin, timeout=5)
     try:
         connection.request("GET", "/workers")
         listed = json.loads(connection.getresponse().read())
     except (OSError, http.client.HTTPException, ValueError):
-        return {}
+        return None
     finally:
         connection.close()
     workers: list[dict[str, Any]] = listed.get("workers", [])
@@ -368,11 +389,11 @@ def router_command(config: ServeSettings, folder: Path) -> Command:
             f"--host={config.host}",
             f"--port={config.port}",
             f"--worker-listen=unix:{folder / 'router.sock'}",
-            f"--secret-file={folder / 'secret'}",
             f"--admin-listen=unix:{folder / 'admin.sock'}",
             f"--drain-timeout-ms={round(config.drain_timeout_s * 1000)}",
             *config.router_argv,
         ],
+        env={"HEADRACE_SECRET": config.secret},
     )
 
 
@@ -385,22 +406,10 @@ def worker_command(config: ServeSettings, folder: Path, name: str, role: str) ->
             f"--name={name}",
             f"--role={role}",
             f"--router=unix:{folder / 'router.sock'}",
-            f"--secret-file={folder / 'secret'}",
         ],
-        env={name: value for name, value in ONE_THREAD.items() if name not in os.environ},
+        env={name: value for name, value in ONE_THREAD.items() if name not in os.environ}
+        | {"HEADRACE_SECRET": config.secret},
     )
-
-
-@contextlib.contextmanager
-def private_folder() -> Generator[Path]:
-    """A folder that only we may enter, with a fresh secret in it; removed at the end."""
-    # a socket's path has about 100 bytes, which some TMPDIRs use up
-    parent = None if len(tempfile.gettempdir()) < 60 else "/tmp"
-    with tempfile.TemporaryDirectory(prefix="headrace-", dir=parent) as name:
-        folder = Path(name)
-        (folder / "secret").touch(mode=0o600)
-        (folder / "secret").write_text(secrets.token_hex(32))
-        yield folder
 
 
 def free_port(host: str, port: int) -> int:

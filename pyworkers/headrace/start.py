@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from headrace import _core
 from headrace.discovery import Address, parse_sources
 from headrace.errors import Refused, RouterNotTrusted
 from headrace.frames import Hello
@@ -31,6 +32,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0  # for what runs when the process is told to stop
+DRAIN_OVERDUE_S = (
+    10.0  # after which a process that is still there is ended: a step or a transfer hangs
+)
 
 
 def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
@@ -47,8 +51,10 @@ def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
     return Links(sources, dial)
 
 
-async def serve(loaded: Loaded, settings: WorkerSettings) -> None:
+async def serve(loaded: Loaded, settings: WorkerSettings, *, alone: bool = False) -> None:
     """Serve the routers until one of them or a signal drains the worker; a second signal stops it.
+
+    Where it is `alone` in its process, that ends then, whatever it is at.
 
     Raises OSError where the transfer endpoint cannot listen.
     """
@@ -71,8 +77,11 @@ async def serve(loaded: Loaded, settings: WorkerSettings) -> None:
         signals += 1
         worker.drain(DRAIN_S if signals == 1 else 0.0, signal.Signals(number).name)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = [int(signal.SIGINT), int(signal.SIGTERM)]
+    for number in numbers:
         loop.add_signal_handler(number, on_signal, number)
+    if alone:
+        _core.end_on_signals(numbers, DRAIN_S + DRAIN_OVERDUE_S)  # after those: they stay
     await worker.serve()
 
 
@@ -103,8 +112,8 @@ def transfer_host(settings: WorkerSettings) -> str:
     return "::" if any(":" in host for host in hosts) else "0.0.0.0"
 
 
-def run(settings: WorkerSettings) -> int:
-    """`headrace worker`: load, serve, leave; the exit status."""
+def run(settings: WorkerSettings, *, alone: bool = False) -> int:
+    """`headrace worker`: load, serve, leave; the exit status. For `alone` see `serve`."""
     levels = {"error": "ERROR", "warn": "WARNING", "info": "INFO", "debug": "DEBUG"}
     logging.basicConfig(
         level=levels[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
@@ -121,7 +130,7 @@ def run(settings: WorkerSettings) -> int:
     gc.freeze()
     status = 0
     try:
-        _event_loop_run()(serve(loaded, settings))
+        _event_loop_run()(serve(loaded, settings, alone=alone))
     except* (Refused, RouterNotTrusted, OSError) as group:
         log.error("%s", first(group))  # noqa: TRY400
         status = EXIT_CONFIG

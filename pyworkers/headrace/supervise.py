@@ -1,6 +1,6 @@
-"""Keep processes running: start them, prefix their output, restart them, give up on crash loops.
+"""Keep processes running: start them, prefix their output, restart them, give up on what never worked.
 
-`Crashes` decides and is pure; `Keeper` does. No process outlives its keeper: each runs in a process
+`Restarts` decides and is pure; `Keeper` does. No process outlives its keeper: each runs in a process
 group of its own, which is killed at the end, and on Linux the kernel kills it when we die.
 """
 
@@ -17,7 +17,9 @@ from dataclasses import dataclass, field
 
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
-"""Exit statuses of a child that was told something impossible: to start it again cannot help."""
+"""Exit statuses of a child that was told something impossible: to start it again cannot help, if it never worked."""
+CANNOT_START = 127
+"""What stands for the exit status of a process that the system did not start; shells have the same."""
 
 _PARENT = "HEADRACE_SUPERVISOR_PID"
 _LONGEST_LINE_BYTES = 16_384
@@ -29,26 +31,47 @@ class RestartRule:
 
     first_delay_s: float = 0.5
     longest_delay_s: float = 15.0
-    crashes: int = 6  # so many within the window, and the process is given up
-    window_s: float = 600.0
+    crashes: int = (
+        6  # so many within the window before it was ever ready, and the process is given up
+    )
+    window_s: float = 600.0  # a crash counts so long
 
 
-class Crashes:
-    """When one process crashed. Times are seconds of any clock that only grows."""
+class Restarts:
+    """What to do when one process has ended. Times are seconds of any clock that only grows.
+
+    One that was ready once can do what it was told: it is never given up, however often it crashes, only started
+    again later and later. One that leaves in good order, as after a drain, has not crashed at all.
+    """
 
     def __init__(self, rule: RestartRule) -> None:
         self._rule = rule
-        self._times: deque[float] = deque()
+        self._crashes: deque[float] = deque(maxlen=64)  # more make no delay longer
+        self._ready = False  # in this run
+        self.was_ready = False  # in any run
 
-    def delay_after(self, now: float) -> float | None:
-        """Count a crash at `now`; seconds until the next start, or None to give up."""
-        rule = self._rule
-        self._times.append(now)
-        while now - self._times[0] > rule.window_s:
-            self._times.popleft()
-        if len(self._times) >= rule.crashes:
+    def ready(self) -> None:
+        """The process does what it is for."""
+        self._ready = self.was_ready = True
+
+    def left(self, status: int) -> bool:
+        """Whether this is how a process ends that was ready, and was asked to leave."""
+        return status == 0 and self._ready
+
+    def delay_after(self, status: int, now: float) -> float | None:
+        """It ended with `status` at `now`; seconds until the next start, or None to give up."""
+        rule, left = self._rule, self.left(status)
+        self._ready = False
+        if left:
+            return rule.first_delay_s
+        if status in (EXIT_USAGE, EXIT_CONFIG) and not self.was_ready:
             return None
-        return min(rule.first_delay_s * 2.0 ** (len(self._times) - 1), rule.longest_delay_s)
+        self._crashes.append(now)
+        while now - self._crashes[0] > rule.window_s:
+            self._crashes.popleft()
+        if len(self._crashes) >= rule.crashes and not self.was_ready:
+            return None
+        return min(rule.first_delay_s * 2.0 ** (len(self._crashes) - 1), rule.longest_delay_s)
 
 
 class GaveUpError(Exception):
@@ -76,7 +99,7 @@ class Keeper:
         self.starts = 0
         self.ended = False  # stopped or given up: it will not be started again
         self._log = log
-        self._crashes = Crashes(rule or RestartRule())
+        self._restarts = Restarts(rule or RestartRule())
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
         self._last_line = ""
@@ -85,11 +108,15 @@ class Keeper:
     def running(self) -> bool:
         return self._process is not None
 
+    def ready(self) -> None:
+        """Take note that the process does what it is for."""
+        self._restarts.ready()
+
     async def run(self) -> None:
         """Return after `stop`, once the process is gone.
 
         Raises GaveUpError when the process cannot be started, says that its configuration is
-        impossible, or crashes too often.
+        impossible, or crashes too often, unless it was ready before.
         """
         try:
             while not self._stopping.is_set():
@@ -113,21 +140,27 @@ class Keeper:
     async def _run_once(self) -> int:
         name, argv = self.command.name, self.command.argv
         env = os.environ | self.command.env | supervised() | {"PYTHONUNBUFFERED": "1"}
-        output, transport, write_end = await _output_pipe()
         try:
-            process = await asyncio.create_subprocess_exec(
-                *argv,
-                env=env,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=write_end,
-                stderr=write_end,
-                process_group=0,
-            )
+            output, transport, write_end = await _output_pipe()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *argv,
+                    env=env,
+                    stdin=asyncio.subprocess.DEVNULL,
+                    stdout=write_end,
+                    stderr=write_end,
+                    process_group=0,
+                )
+            except OSError:
+                transport.close()
+                raise
+            finally:
+                os.close(write_end)
         except OSError as error:
-            transport.close()
-            raise GaveUpError(f"{name} cannot be started: {error}") from error
-        finally:
-            os.close(write_end)
+            if not self._restarts.was_ready:
+                raise GaveUpError(f"{name} cannot be started: {error}") from error
+            self._log(name, f"cannot be started now: {error}")
+            return CANNOT_START
         self._process = process
         self.starts += 1
         try:
@@ -149,10 +182,11 @@ class Keeper:
             self._log(self.command.name, line)
 
     async def _wait_to_restart(self, status: int) -> None:
-        name, ended = self.command.name, describe_exit(status)
-        if status in (EXIT_USAGE, EXIT_CONFIG):
+        name, restarts = self.command.name, self._restarts
+        ended = "left in good order" if restarts.left(status) else describe_exit(status)
+        delay_s = restarts.delay_after(status, time.monotonic())
+        if delay_s is None and status in (EXIT_USAGE, EXIT_CONFIG):
             raise GaveUpError(f"{name} cannot do what it was told: {self._last_line}")
-        delay_s = self._crashes.delay_after(time.monotonic())
         if delay_s is None:
             hint = f"; its last line was: {self._last_line}" if self._last_line else ""
             raise GaveUpError(f"{name} keeps crashing (it {ended}){hint}")

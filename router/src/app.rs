@@ -13,11 +13,12 @@ use crate::metrics::Metrics;
 pub struct App {
     /// Checked at the start.
     pub config: Config,
+    /// Drops before the fleet, which waits for the threads of the tokeniser: its log is on the disk first.
+    pub(crate) decisions: Decisions,
     /// The workers.
     pub fleet: Fleet,
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
-    pub(crate) decisions: Decisions,
 }
 
 impl App {
@@ -42,6 +43,7 @@ impl App {
     pub fn render_metrics(&self) -> String {
         let mut text = self.metrics.render();
         self.fleet.render(&mut text);
+        crate::log::render(&mut text);
         text.into_string()
     }
 }

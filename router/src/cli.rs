@@ -2,12 +2,17 @@
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::sync::Arc;
 
 use clap::Parser as _;
+use tokio::runtime::Runtime;
 
 use crate::config::argv::{NoKey, NoSecret};
 use crate::config::{Config, RouterArgs};
-use crate::shutdown::{Server, init_log, stop_on_signals};
+use crate::exit::{PUT_AWAY, put_away};
+use crate::log::{LAST_LINES, flush, init_log, print, say};
+use crate::shutdown::Server;
+use crate::signals::{Bounds, OVERDUE, STOP, Signals};
 
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;
@@ -26,8 +31,9 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Ctrl-C (or SIGTERM) lets running answers finish, up to --drain-timeout-ms; a second one stops at once.
-Exit status: 0 after that, 1 if it could not start, 2 for wrong flags.";
+Ctrl-C (or SIGTERM) lets running answers finish, up to --drain-timeout-ms; a second one stops within 2 s, a third at once.
+Exit status: 0 after a drain, 1 if it could not start or the drain did not end in time, 2 for wrong flags, and 128 and \
+the signal's number after a second one.";
 
 /// Serves until a signal ends it. `args` begins with the name of the program; the result is the exit status.
 pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 {
@@ -38,43 +44,48 @@ pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 
             return if help_or_error.use_stderr() { MISCONFIGURED } else { 0 };
         }
     };
-    let config = match Config::try_from(cli.router) {
-        Ok(config) => config,
-        Err(error) => return fail(&error, MISCONFIGURED),
+    let status = match Config::try_from(cli.router) {
+        Ok(config) => serve(config).unwrap_or_else(|error| fail(&*error, FAILED)),
+        Err(error) => fail(&error, MISCONFIGURED),
     };
-    init_log(&config.log);
-    match tokio::runtime::Runtime::new() {
-        Ok(runtime) => runtime.block_on(serve(config)),
-        Err(error) => fail(&error, FAILED),
+    flush(LAST_LINES);
+    status
+}
+
+fn serve(config: Config) -> Result<u8, Box<dyn Error>> {
+    init_log(&config.log)?;
+    let bounds = Bounds { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
+    let runtime = Runtime::new()?;
+    let server = runtime.block_on(Server::start(config))?;
+    run(runtime, server, bounds)
+}
+
+/// Serves to the end.
+fn run(runtime: Runtime, server: Server, bounds: Bounds) -> Result<u8, Box<dyn Error>> {
+    let obeyed = Signals::catch()?.obey(server.stopper(), bounds)?;
+    print(announcement(&server)); // only now: whoever reads it may stop us at once
+    let app = Arc::clone(server.app()); // so that the server's end does not wait for all that the app holds
+    runtime.block_on(server.serve());
+    runtime.shutdown_background(); // a plain drop waits for everything that runs there
+    if !put_away(app, PUT_AWAY) {
+        tracing::warn!("still busy, and left behind: threads that tokenise, or the decision log");
     }
+    Ok(obeyed.status())
 }
 
-async fn serve(config: Config) -> u8 {
-    let server = match Server::start(config).await {
-        Ok(server) => server,
-        Err(error) => return fail(&error, FAILED),
-    };
-    let signals = match stop_on_signals(server.stopper()) {
-        Ok(signals) => tokio::spawn(signals),
-        Err(error) => return fail(&error, FAILED),
-    };
-    announce(&server); // only now: whoever reads it may stop us at once
-    server.serve().await;
-    signals.abort();
-    0
-}
-
-#[expect(clippy::print_stdout, reason = "the one line that people and scripts wait for")]
-fn announce(server: &Server) {
-    println!(
+/// The one line that people and scripts wait for.
+fn announcement(server: &Server) -> String {
+    format!(
         "headrace-router: http://{} for clients, {} for workers",
         server.http_address(),
         server.worker_address()
-    );
+    )
 }
 
-#[expect(clippy::print_stderr, reason = "there may be no log yet")]
 fn fail(error: &dyn Error, status: u8) -> u8 {
-    eprintln!("headrace-router: {error}");
+    say(&format!("headrace-router: {error}"));
     status
 }
+
+#[cfg(test)]
+mod tests;

@@ -191,6 +191,11 @@ impl Fleet {
         self.registry.shut_down();
     }
 
+    /// All that still runs or waits ends with `ShuttingDown`, which its client is told.
+    pub(crate) fn cut(&self) {
+        self.registry.cut();
+    }
+
     /// Hangs up on all workers; they dial again when a router is there again.
     pub(crate) async fn close(&self) {
         self.registry.close_all();
@@ -198,6 +203,12 @@ impl Fleet {
         if timeout(CLOSE, self.tasks.wait()).await.is_err() {
             tracing::warn!("some links did not close in time");
         }
+    }
+
+    /// For tests that keep its threads busy.
+    #[cfg(test)]
+    pub(crate) fn tokenize_pool(&self) -> &Arc<TokenizePool> {
+        &self.registry.setup.tokenize_pool
     }
 
     pub(crate) fn render(&self, text: &mut Text) {

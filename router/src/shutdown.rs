@@ -1,26 +1,27 @@
-//! From start to the last answer: both addresses, the drain, the signals.
+//! From start to the last answer: both addresses and the drain.
 
 use std::future::Future;
-use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing_subscriber::EnvFilter;
 
 use crate::admin::AdminListeners;
 use crate::app::App;
-use crate::config::{Config, LogConfig, WorkerListen};
+use crate::config::{Config, WorkerListen};
 use crate::connection;
 use crate::fleet::StartError;
 
 /// After an accept that failed, for lack of descriptors perhaps.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// For answers that are cut to end with an error event, and for connections that are hung up on to end.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
 
 /// A router that listens on both sides.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub struct Server {
 pub struct Stopper {
     drain: CancellationToken,
     stop: CancellationToken,
+    hang_up: CancellationToken,
 }
 
 impl Stopper {
@@ -45,7 +47,7 @@ impl Stopper {
         self.drain.cancel();
     }
 
-    /// End at once.
+    /// End at once: answers are cut, with an error where there is still a client to tell.
     pub fn stop(&self) {
         self.drain.cancel();
         self.stop.cancel();
@@ -55,8 +57,13 @@ impl Stopper {
         self.drain.cancelled().await;
     }
 
-    pub(crate) async fn stopped(&self) {
+    pub(crate) async fn stopping(&self) {
         self.stop.cancelled().await;
+    }
+
+    /// Connections end now, whatever they are at.
+    pub(crate) async fn stopped(&self) {
+        self.hang_up.cancelled().await;
     }
 }
 
@@ -120,7 +127,8 @@ impl Server {
         for address in operators.addresses() {
             tracing::info!(%address, "listening for operators");
         }
-        let _stop = stopper.stop.clone().drop_guard(); // whoever drops this future ends the tasks, too
+        // whoever drops this future ends the tasks, too
+        let _guards = [&stopper.stop, &stopper.hang_up].map(|token| token.clone().drop_guard());
         let operators = tokio::spawn(operators.serve(Arc::clone(&app), stopper.clone()));
         let connections = TaskTracker::new();
         tokio::select! {
@@ -133,11 +141,16 @@ impl Server {
         tokio::select! {
             () = connections.wait() => {}
             () = sleep(app.config.drain_timeout) => tracing::warn!("out of time: answers are cut"),
-            () = stopper.stopped() => tracing::warn!("stopped: answers are cut"),
+            () = stopper.stopping() => tracing::warn!("stopped: answers are cut"),
         }
         stopper.stop();
-        connections.wait().await;
-        let _ = operators.await; // it was stopped with the rest
+        app.fleet.cut();
+        let ended = timeout(LAST_EVENTS, connections.wait()).await.is_ok();
+        stopper.hang_up.cancel();
+        if !ended && timeout(LAST_EVENTS, connections.wait()).await.is_err() {
+            tracing::warn!(connections = connections.len(), "busy, and left behind");
+        }
+        let _ = timeout(LAST_EVENTS, operators).await; // hung up on with the rest
         app.fleet.close().await;
         tracing::info!("stopped");
     }
@@ -194,40 +207,4 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         () = drain => {}
     }
     Ok(())
-}
-
-/// Drains on the first SIGTERM or SIGINT, stops at once on the second. The signals are caught from now on; the future
-/// acts on them.
-///
-/// # Errors
-/// The signals cannot be caught.
-///
-/// # Panics
-/// Outside of a tokio runtime.
-pub fn stop_on_signals(
-    stopper: Stopper,
-) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        let mut next = async || {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        next().await;
-        stopper.drain();
-        next().await;
-        stopper.stop();
-    })
-}
-
-/// Sends the log to stderr. Without effect where the process has a log already.
-pub fn init_log(log: &LogConfig) {
-    let filter = EnvFilter::try_new(&log.filter).expect("checked by config");
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let lines = lines.with_ansi(std::io::stderr().is_terminal());
-    let _ = if log.json { lines.json().try_init() } else { lines.try_init() };
 }

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from headrace.chat import Answer, Chat, ChatError, Server
+from headrace.terminal import printable
 
 
 class Fake(ThreadingHTTPServer):
@@ -145,6 +146,35 @@ def test_lines_of_a_pipe_are_messages(fake: Fake) -> None:
     assert "tok/s" in done.stderr
     assert fake.asked[0]["max_completion_tokens"] == 7
     assert len(fake.asked[1]["messages"]) == 3
+
+
+STEERING = "a\x1b]0;owned\x07\x9b31m\r\x08b\u202ec\u2066\x7f\ud800\td\ne"
+SHOWN = r"a\x1b]0;owned\x07\x9b31m\x0d\x08b\u202ec\u2066\x7f\ud800" "\td\ne"
+
+
+def test_what_would_steer_a_terminal_is_shown(fake: Fake) -> None:
+    fake.script = [text(STEERING), text("\x1b"), text("[2J", "stop"), USAGE, "[DONE]"]
+    done = subprocess.run(
+        command(fake),
+        input="hi\n",
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=ENV,
+        check=True,
+    )
+    assert done.stdout == SHOWN + "\\x1b[2J\n"
+    assert printable(STEERING) == SHOWN
+    assert printable("naïve 日本語 🙂 é\n\t") == "naïve 日本語 🙂 é\n\t"
+
+
+def test_errors_and_names_steer_no_terminal_either(fake: Fake) -> None:
+    fake.script = [text("x"), {"error": {"message": STEERING}}]
+    done = subprocess.run(
+        command(fake), input="hi\n", capture_output=True, text=True, timeout=60, env=ENV
+    )
+    assert done.returncode == 1
+    assert done.stderr == f"\nheadrace chat: {SHOWN}\n"
 
 
 def test_no_server_is_one_line() -> None:

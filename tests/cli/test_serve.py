@@ -41,6 +41,10 @@ class FakeKeeper:
     starts: int = 1
     running: bool = True
     ended: bool = False
+    was_ready: int = 0
+
+    def ready(self) -> None:
+        self.was_ready += 1
 
     @property
     def command(self) -> Any:
@@ -51,7 +55,7 @@ async def announced(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     workers: list[FakeKeeper],
-    answers: Iterator[dict[str, str]],
+    answers: Iterator[dict[str, str] | None],
     *,
     asked_s_ago: float = 0.0,
 ) -> str:
@@ -68,8 +72,9 @@ async def announced(
     monkeypatch.setattr(serve, "ready_workers", lambda _: next(answers))
     keepers = cast("list[Keeper]", workers)
     began = time.monotonic() - asked_s_ago
+    router = cast("Keeper", FakeKeeper("router"))
     announcing = asyncio.create_task(
-        serve.announce(SETTINGS, keepers, Printer(["worker-0"]), began)
+        serve.announce(SETTINGS, router, keepers, Printer(["worker-0"]), began)
     )
     waiting = asyncio.create_task(printed.wait())
     try:
@@ -88,18 +93,23 @@ async def announced(
 async def test_a_long_fetch_takes_no_time_from_the_workers(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def answers() -> Iterator[dict[str, str]]:
+    worker = FakeKeeper("worker-0")
+
+    def answers() -> Iterator[dict[str, str] | None]:
+        yield None
         yield {}
+        assert not worker.was_ready
         while True:
             yield {"worker-0": "m"}
 
     out = await announced(
         monkeypatch,
         capsys,
-        [FakeKeeper("worker-0")],
+        [worker],
         answers(),
         asked_s_ago=2 * serve.START_TIMEOUT_S,
     )
+    assert worker.was_ready == 1, "which its restarts go by"
     assert "http://127.0.0.1:1" in out
     assert '"model": "m"' in out
 
@@ -109,11 +119,11 @@ async def test_the_url_comes_when_the_last_late_worker_is_given_up(
 ) -> None:
     workers = [FakeKeeper("worker-0"), FakeKeeper("worker-1", running=False)]
 
-    def answers() -> Iterator[dict[str, str]]:
+    def answers() -> Iterator[dict[str, str] | None]:
         yield {"worker-0": "m"}
         workers[1].ended = True
         while True:
-            yield {}  # the router is busy just now
+            yield None  # the router is busy just now
 
     out = await announced(monkeypatch, capsys, workers, answers())
     assert '"model": "m"' in out
@@ -187,6 +197,19 @@ def test_each_worker_has_a_role_and_a_name_for_it(
         assert command.name == name
         assert f"--name={name}" in command.argv
         assert f"--role={role}" in command.argv
+
+
+def test_the_secret_is_in_the_environment_of_the_children_and_nowhere_else() -> None:
+    config = replace(SETTINGS, secret="s3cr3t")
+    folder = Path("/f")
+    for command in (
+        serve.router_command(config, folder),
+        serve.worker_command(config, folder, "worker-0", "both"),
+    ):
+        assert command.env["HEADRACE_SECRET"] == "s3cr3t"
+        assert "s3cr3t" not in " ".join(command.argv)
+    assert "s3cr3t" not in repr(config)
+    assert len(SETTINGS.secret) == 64
 
 
 @pytest.mark.parametrize(

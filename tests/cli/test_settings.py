@@ -200,13 +200,6 @@ def test_the_url_is_one_that_works_from_here(host: str, url: str) -> None:
     assert config.url == url
 
 
-def test_the_private_folder_is_private_and_goes() -> None:
-    with serve.private_folder() as folder:
-        assert folder.stat().st_mode & 0o077 == 0
-        assert len(str(folder / "router.sock")) < 100
-        assert len((folder / "secret").read_text()) == 64
-        assert (folder / "secret").stat().st_mode & 0o077 == 0
-    assert not folder.exists()
 
 
 def test_what_a_worker_does_for_split_requests(capsys: pytest.CaptureFixture[str]) -> None:

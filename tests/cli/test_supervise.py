@@ -9,11 +9,12 @@ import pytest
 
 from headrace.supervise import (
     EXIT_CONFIG,
+    EXIT_USAGE,
     Command,
-    Crashes,
     GaveUpError,
     Keeper,
     RestartRule,
+    Restarts,
     describe_exit,
     lines,
 )
@@ -45,21 +46,57 @@ def python(code: str, name: str = "child") -> Command:
     return Command(name=name, argv=[sys.executable, "-S", "-c", code])
 
 
-def test_delays_double_up_to_the_longest_and_then_it_is_given_up() -> None:
-    crashes = Crashes(RULE)
-    delays = [crashes.delay_after(now) for now in (0.0, 1.0, 3.0, 6.0, 10.0)]
+def test_delays_double_up_to_the_longest_and_what_was_never_ready_is_given_up() -> None:
+    restarts = Restarts(RULE)
+    delays = [restarts.delay_after(1, now) for now in (0.0, 1.0, 3.0, 6.0, 10.0)]
     assert delays == [0.5, 1.0, 2.0, 3.0, None]
 
 
+def test_what_was_ready_once_is_started_again_for_ever_but_ever_later() -> None:
+    restarts = Restarts(RULE)
+    restarts.ready()
+    delays = [restarts.delay_after(-9, 2.0 * n) for n in range(1_000)]
+    assert delays[:5] == [0.5, 1.0, 2.0, 3.0, 3.0]
+    assert set(delays[5:]) == {3.0}
+
+
 def test_old_crashes_are_forgotten() -> None:
-    crashes = Crashes(RULE)
-    assert [crashes.delay_after(now) for now in (0.0, 1.0, 2.0, 3.0)][-1] == 3.0
-    assert crashes.delay_after(150.0) == 0.5
+    restarts = Restarts(RULE)
+    assert [restarts.delay_after(1, now) for now in (0.0, 1.0, 2.0, 3.0)][-1] == 3.0
+    assert restarts.delay_after(1, 150.0) == 0.5
 
 
 def test_a_crash_every_half_window_never_gives_up() -> None:
-    crashes = Crashes(RULE)
-    assert all(crashes.delay_after(50.0 * n) is not None for n in range(100))
+    restarts = Restarts(RULE)
+    assert all(restarts.delay_after(1, 50.0 * n) is not None for n in range(100))
+
+
+def test_leaving_after_a_drain_is_no_crash_however_often() -> None:
+    restarts = Restarts(RULE)
+    for n in range(100):
+        restarts.ready()
+        assert restarts.left(0)
+        assert restarts.delay_after(0, 0.1 * n) == 0.5
+    restarts.ready()
+    assert restarts.delay_after(1, 10.0) == 0.5, "the first crash"
+
+
+def test_status_0_of_what_was_not_ready_is_a_crash() -> None:
+    restarts = Restarts(RULE)
+    assert [restarts.delay_after(0, now) for now in (0.0, 1.0, 2.0, 3.0, 4.0)][-1] is None
+    restarts = Restarts(RULE)
+    restarts.ready()
+    restarts.delay_after(0, 0.0)
+    assert not restarts.left(0), "it was ready in its last run, not in this one"
+    assert [restarts.delay_after(0, now) for now in (1.0, 2.0)] == [0.5, 1.0]
+
+
+@pytest.mark.parametrize("status", [EXIT_USAGE, EXIT_CONFIG])
+def test_an_impossible_configuration_is_impossible_only_if_it_never_worked(status: int) -> None:
+    assert Restarts(RULE).delay_after(status, 0.0) is None
+    restarts = Restarts(RULE)
+    restarts.ready()
+    assert restarts.delay_after(status, 0.0) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -96,6 +133,42 @@ async def test_what_cannot_be_started_is_named() -> None:
     keeper = Keeper(Command(name="child", argv=["/nonexistent/program"]), Lines())
     with pytest.raises(GaveUpError, match="child cannot be started"):
         await keeper.run()
+
+
+async def test_what_was_ready_is_kept_running_whatever_becomes_of_it() -> None:
+    """Killed, told that its configuration is wrong, drained: more often than a crash loop has crashes."""
+    log = Lines()
+    code = (
+        "import os, signal, sys\n"
+        "print('ready', flush=True)\n"
+        "sys.exit({0: 3, 1: 78, 2: 0, 3: 0}.get(os.getpid() % 5, 0)) if os.getpid() % 5 < 4 \\\n"
+        "    else os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    keeper = Keeper(python(code), log, AT_ONCE)
+    keeper.ready()
+    task = asyncio.create_task(keeper.run())
+    await log.until("ready", times=4 * AT_ONCE.crashes)
+    assert not task.done()
+    keeper.kill()
+    await asyncio.wait_for(task, 20)
+
+
+async def test_a_start_that_fails_later_is_tried_again(tmp_path: Path) -> None:
+    log = Lines()
+    program = tmp_path / "program"
+    program.write_text("#!/bin/sh\necho up\n")
+    program.chmod(0o755)
+    keeper = Keeper(Command(name="child", argv=[str(program)]), log, AT_ONCE)
+    keeper.ready()
+    task = asyncio.create_task(keeper.run())
+    await log.until("up")
+    program.chmod(0o644)
+    await log.until("cannot be started now")
+    program.chmod(0o755)
+    before = sum("up" in line for line in log.all)
+    await log.until("up", times=before + 1)
+    keeper.kill()
+    await asyncio.wait_for(task, 20)
 
 
 async def test_stop_asks_and_does_not_start_again() -> None:

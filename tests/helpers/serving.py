@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,13 +28,20 @@ T = TypeVar("T")
 class Running:
     """A `headrace` process and the lines it printed so far."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        paths = [str(ROOT / "pyworkers"), str(ROOT / "kernels")]
+    def __init__(
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "headrace"),
+        stderr: int = subprocess.STDOUT,
+    ) -> None:
+        """Lines of `stderr` are read only where it goes the way of standard output."""
+        paths = [str(ROOT / part) for part in ("pyworkers", "kernels", "tests")]
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "headrace", *arguments],
+            [*program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            stderr=stderr,
             text=True,
             start_new_session=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | dict(env or {}),
@@ -117,8 +124,14 @@ class Reply:
 class Server(Running):
     """`headrace serve` or `headrace router`, reachable at `url`."""
 
-    def __init__(self, *arguments: str, env: Mapping[str, str] | None = None) -> None:
-        super().__init__(*arguments, env=env)
+    def __init__(
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = (sys.executable, "-m", "headrace"),
+        stderr: int = subprocess.STDOUT,
+    ) -> None:
+        super().__init__(*arguments, env=env, program=program, stderr=stderr)
         self.host, self.port, self.url = "127.0.0.1", 0, ""
 
     def wait_ready(self) -> None:
@@ -205,6 +218,17 @@ class Server(Running):
         process.suspend()
         try:
             yield process
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                process.resume()
+
+    @contextmanager
+    def stopped(self) -> Generator[None]:
+        """The process itself stands still, not what it started, until the block ends."""
+        process = psutil.Process(self.process.pid)
+        process.suspend()
+        try:
+            yield
         finally:
             with suppress(psutil.NoSuchProcess):
                 process.resume()

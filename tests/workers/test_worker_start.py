@@ -109,7 +109,7 @@ def test_a_model_without_a_drafting_layer_does_not_serve_with_mtp(
 def test_full_collections_pass_over_what_was_loaded(
     settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def serve(loaded: Loaded, _: WorkerSettings) -> None:
+    async def serve(loaded: Loaded, _: WorkerSettings, **__: object) -> None:
         assert not any(found is loaded.engine for found in gc.get_objects())
         again = Loaded(loaded.engine, b"", loaded.hello)
         assert any(found is again for found in gc.get_objects()), "what comes later is collected"
@@ -131,7 +131,7 @@ def test_a_router_that_sends_a_worker_away_says_why(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(receive())
 
-    async def serve(*_: object) -> None:  # the groups of `Worker`, one in the other
+    async def serve(*_: object, **__: object) -> None:  # the groups of `Worker`, one in the other
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keep())
 

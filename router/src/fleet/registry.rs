@@ -36,6 +36,8 @@ pub(crate) struct Registry {
     pub(super) setup: Setup,
     /// The fleet closes.
     pub(super) end: CancellationToken,
+    /// Who waits in a queue waits no longer.
+    cut_off: CancellationToken,
     pub(super) drains: Drains,
     begin: Instant,
     state: Mutex<State>,
@@ -52,6 +54,8 @@ pub(super) struct State {
     seed: u64,
     streams: usize,
     pub(super) shutting_down: bool,
+    /// Nothing is placed any more.
+    cut: bool,
     /// Workers that come and go too often.
     pub(super) circuits: Circuits,
 }
@@ -79,11 +83,12 @@ impl Registry {
             seed,
             streams: 0,
             shutting_down: false,
+            cut: false,
             circuits: Circuits::new(CircuitRule::new(setup.config.fleet.circuit_breaks)),
         };
-        let (end, drains) = (CancellationToken::new(), Drains::default());
-        let state = Mutex::new(state);
-        Arc::new(Self { metrics, setup, end, drains, begin: Instant::now(), state })
+        let (end, cut_off) = (CancellationToken::new(), CancellationToken::new());
+        let (drains, state) = (Drains::default(), Mutex::new(state));
+        Arc::new(Self { metrics, setup, end, cut_off, drains, begin: Instant::now(), state })
     }
 
     /// Ms since the start.
@@ -358,6 +363,19 @@ impl Registry {
     /// From now on nothing new is taken.
     pub(crate) fn shut_down(&self) {
         self.state().shutting_down = true;
+    }
+
+    /// All that runs or waits ends with `ShuttingDown`, and nothing more is placed.
+    pub(super) fn cut(&self) {
+        let links: Vec<Arc<Link>> = {
+            let mut state = self.state();
+            state.cut = true;
+            state.pools.values().flat_map(Pool::links).collect()
+        };
+        self.cut_off.cancel();
+        for link in links {
+            link.cut_legs();
+        }
     }
 
     /// Ends all links, and lets none begin.

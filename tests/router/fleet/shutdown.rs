@@ -69,23 +69,60 @@ async fn a_drain_finishes_what_runs_and_takes_nothing_new() {
     it.worker.closed().await;
 }
 
-#[tokio::test]
-async fn a_drain_has_a_deadline() {
-    let mut it = under_way(RouterArgs { drain_timeout_ms: 100, ..args() }).await;
-    it.stopper.drain();
-    in_time("the end", it.serving).await.unwrap();
-    let rest = rest(&mut it.client).await;
+/// What a client got of an answer that was cut: not whole, and told so.
+fn assert_cut(rest: &str) {
     assert!(!rest.contains("[DONE]"), "{rest}");
+    let (_, error) = rest.split_once("event: error\ndata: ").expect(rest);
+    let error: serde_json::Value = serde_json::from_str(error.lines().next().unwrap()).unwrap();
+    assert_eq!(error["error"]["code"], "shutting_down", "{rest}");
 }
 
 #[tokio::test]
-async fn a_second_signal_ends_at_once() {
+async fn an_answer_past_the_deadline_of_a_drain_ends_with_an_error() {
+    let mut it = under_way(RouterArgs { drain_timeout_ms: 100, ..args() }).await;
+    it.stopper.drain();
+    in_time("the end", it.serving).await.unwrap();
+    assert_cut(&rest(&mut it.client).await);
+    it.worker.closed().await;
+}
+
+#[tokio::test]
+async fn a_second_signal_ends_at_once_and_says_so() {
     let mut it = under_way(args()).await;
     it.stopper.drain();
     it.stopper.stop();
     in_time("the end", it.serving).await.unwrap();
-    assert!(!rest(&mut it.client).await.contains("[DONE]"));
+    assert_cut(&rest(&mut it.client).await);
     it.worker.closed().await;
+}
+
+#[tokio::test]
+async fn who_has_nothing_yet_is_refused_by_name_when_the_drain_is_cut() {
+    let mut it = under_way(args()).await;
+    let mut waiting = TcpStream::connect(it.address).await.unwrap();
+    let body = format!(r#"{{"model": "{MODEL}", "prompt": "y"}}"#);
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+         Content-Length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    waiting.write_all(request.as_bytes()).await.unwrap();
+    it.worker.submitted().await; // and the worker says nothing
+    it.stopper.stop();
+    let answer = rest(&mut waiting).await;
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("shutting_down"), "{answer}");
+    in_time("the end", it.serving).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_never_comes_whole_does_not_hold_up_the_end() {
+    let it = under_way(args()).await;
+    let mut half = TcpStream::connect(it.address).await.unwrap();
+    let request = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{";
+    half.write_all(request.as_bytes()).await.unwrap();
+    it.stopper.stop();
+    in_time("the end", it.serving).await.unwrap();
+    assert_eq!(rest(&mut half).await, "");
 }
 
 #[tokio::test]

@@ -303,6 +303,18 @@ impl Link {
         }
     }
 
+    /// The router ends: whoever reads an answer is told so, and ends it.
+    pub(in crate::fleet) fn cut_legs(&self) {
+        let mailbox = |leg: &Leg| match &leg.state {
+            LegState::Queued(mailbox) | LegState::Sent(mailbox) => Some(Arc::clone(mailbox)),
+            LegState::Cancelled(_) => None,
+        };
+        let mailboxes: Vec<_> = self.legs().by_request.values().filter_map(mailbox).collect();
+        for mailbox in mailboxes {
+            mailbox.fail(RouteError::ShuttingDown, self.id);
+        }
+    }
+
     /// The link ended, and all legs with it.
     pub(super) fn fail_all(&self, error: &LinkError) {
         let legs = {

@@ -107,7 +107,10 @@ impl Registry {
             Placed::Waits(ticket) => ticket,
         };
         let until = deadline.min(ticket.since + self.setup.config.deadlines.queue);
-        let placed = tokio::time::timeout_at(until, ticket.wait()).await;
+        let placed = tokio::select! {
+            placed = tokio::time::timeout_at(until, ticket.wait()) => placed,
+            () = self.cut_off.cancelled() => return Err(RouteError::ShuttingDown),
+        };
         let waited = ticket.since.elapsed();
         self.metrics.scheduling.queue_seconds.observe(waited);
         match placed {
@@ -122,7 +125,10 @@ impl Registry {
 
     fn try_place(self: &Arc<Self>, wanted: &Wanted) -> Result<Placed, RouteError> {
         let mut state = self.state();
-        let State { pools, next_request, next_ticket, .. } = &mut *state;
+        let State { pools, next_request, next_ticket, cut, .. } = &mut *state;
+        if *cut {
+            return Err(RouteError::ShuttingDown);
+        }
         let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
         if !pool.understands(&wanted.engine) {
             return Err(no_worker());

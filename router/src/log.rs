@@ -1,0 +1,130 @@
+//! The log of the process: what it looks like, what becomes of it where stderr takes nothing, and panics in it.
+//!
+//! Nobody ever waits for the log. A line costs a copy into the bounded buffer of [`lines`]; where a pipe is not read, a
+//! terminal is stopped or a disk is full, lines are lost, counted in `/metrics` and named by the next line that gets
+//! through. `tracing-appender` bounds lines and not bytes, says nothing of a write that failed, and may lose what waits
+//! at the end without a word.
+
+mod lines;
+mod stderr;
+
+use std::backtrace::{Backtrace, BacktraceStatus};
+use std::io::{self, IsTerminal as _, Write as _};
+use std::panic::PanicHookInfo;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::MakeWriter;
+
+use self::lines::Lines;
+use self::stderr::Stderr;
+use crate::config::LogConfig;
+use crate::metrics::Text;
+
+/// At the end of the process its last lines get this long to be written. A guess: a pipe that is read at all takes them in
+/// far less, and what waits for the process to end hardly notices.
+pub const LAST_LINES: Duration = Duration::from_millis(200);
+
+/// The log of this process; there is one stderr.
+static LINES: OnceLock<Lines> = OnceLock::new();
+
+/// Sends the log to stderr. Without effect where the process has a log already.
+///
+/// # Errors
+/// There is no thread for it.
+pub fn init_log(log: &LogConfig) -> io::Result<()> {
+    if LINES.get().is_some() {
+        return Ok(());
+    }
+    let lines = Lines::start(Stderr, log.json)?;
+    if LINES.set(lines).is_err() {
+        return Ok(()); // somebody was quicker, and what was begun here ends with its handle
+    }
+    let filter = EnvFilter::try_new(&log.filter).expect("checked by config");
+    let format = tracing_subscriber::fmt().with_env_filter(filter).with_writer(ToLines);
+    let format = format.with_ansi(io::stderr().is_terminal());
+    let begun = if log.json { format.json().try_init() } else { format.try_init() };
+    if begun.is_ok() {
+        // Rust's own hook writes to stderr itself, and would wait for it
+        std::panic::set_hook(Box::new(log_panic));
+    }
+    Ok(())
+}
+
+/// A line as it is, without time and level: the last words of a program that fails.
+pub(crate) fn say(line: &str) {
+    match LINES.get() {
+        Some(lines) => lines.push(format!("{line}\n").as_bytes()),
+        None => say_at_once(line),
+    }
+}
+
+#[expect(clippy::print_stderr, reason = "there is no log yet, and nobody who would wait")]
+fn say_at_once(line: &str) {
+    eprintln!("{line}");
+}
+
+/// Prints a line on stdout, on a thread of its own: a pipe that nobody reads holds nobody up.
+pub(crate) fn print(line: String) {
+    let thread = std::thread::Builder::new().name("stdout".into());
+    let print = move || {
+        if let Err(error) = writeln!(io::stdout(), "{line}").and_then(|()| io::stdout().flush()) {
+            tracing::warn!(%error, "stdout did not take: {line}");
+        }
+    };
+    if let Err(error) = thread.spawn(print) {
+        tracing::warn!(%error, "no thread to write to stdout");
+    }
+}
+
+/// Waits until all lines are written, but not longer than `timeout`. True if they are.
+pub fn flush(timeout: Duration) -> bool {
+    LINES.get().is_none_or(|lines| lines.flush(timeout))
+}
+
+/// Lines that were lost, for `/metrics`.
+pub(crate) fn render(text: &mut Text) {
+    let lost = LINES.get().map_or_else(Default::default, Lines::lost);
+    let help =
+        "Lines of the log that stderr did not take: it was too slow, or could not be written.";
+    text.family("headrace_log_lines_dropped_total", "counter", help);
+    text.sample("", &[("why", &"too_slow")], lost.too_slow);
+    text.sample("", &[("why", &"write_failed")], lost.write_failed);
+}
+
+fn log_panic(panic: &PanicHookInfo<'_>) {
+    let thread = std::thread::current();
+    let (thread, place) = (thread.name().unwrap_or("?"), panic.location());
+    let place = place.map_or_else(|| "?".to_owned(), ToString::to_string);
+    let text = panic.payload().downcast_ref::<&str>().copied();
+    let text = text.or_else(|| panic.payload().downcast_ref::<String>().map(String::as_str));
+    let backtrace = Backtrace::capture(); // where RUST_BACKTRACE asks for one
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then_some(backtrace);
+    let backtrace = backtrace.map(|backtrace| format!("\n{backtrace}")).unwrap_or_default();
+    tracing::error!("thread {thread} panicked at {place}: {}{backtrace}", text.unwrap_or("?"));
+}
+
+/// What gives `tracing` its writers. Each event comes as one call of `write`.
+struct ToLines;
+
+impl io::Write for ToLines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let Some(lines) = LINES.get() {
+            lines.push(line);
+        }
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MakeWriter<'_> for ToLines {
+    type Writer = Self;
+
+    fn make_writer(&self) -> Self {
+        Self
+    }
+}
