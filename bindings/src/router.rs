@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use headrace_router::cli;
 use headrace_router::config::{Config, RouterArgs};
-use headrace_router::shutdown::{Server, Stopper, init_log};
+use headrace_router::log::init_log;
+use headrace_router::shutdown::{Server, Stopper};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use tokio::runtime::Runtime;

@@ -6,7 +6,9 @@ use std::ffi::OsString;
 use clap::Parser as _;
 
 use crate::config::{Config, RouterArgs};
-use crate::shutdown::{Server, init_log, stop_on_signals};
+use crate::log::init_log;
+use crate::shutdown::Server;
+use crate::signals::stop_on_signals;
 
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;

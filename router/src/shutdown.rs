@@ -1,7 +1,6 @@
-//! From start to the last answer: both addresses, the drain, the signals.
+//! From start to the last answer: both addresses and the drain.
 
 use std::future::Future;
-use std::io::IsTerminal as _;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,10 +10,9 @@ use tokio::sync::Semaphore;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tracing_subscriber::EnvFilter;
 
 use crate::app::App;
-use crate::config::{Config, LogConfig, WorkerListen};
+use crate::config::{Config, WorkerListen};
 use crate::connection;
 use crate::fleet::StartError;
 
@@ -176,40 +174,4 @@ pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(
         () = drain => {}
     }
     Ok(())
-}
-
-/// Drains on the first SIGTERM or SIGINT, stops at once on the second. The signals are caught from now on; the future
-/// acts on them.
-///
-/// # Errors
-/// The signals cannot be caught.
-///
-/// # Panics
-/// Outside of a tokio runtime.
-pub fn stop_on_signals(
-    stopper: Stopper,
-) -> std::io::Result<impl Future<Output = ()> + Send + 'static> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    Ok(async move {
-        let mut next = async || {
-            tokio::select! {
-                _ = terminate.recv() => {}
-                _ = interrupt.recv() => {}
-            }
-        };
-        next().await;
-        stopper.drain();
-        next().await;
-        stopper.stop();
-    })
-}
-
-/// Sends the log to stderr. Without effect where the process has a log already.
-pub fn init_log(log: &LogConfig) {
-    let filter = EnvFilter::try_new(&log.filter).expect("checked by config");
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    let lines = lines.with_ansi(std::io::stderr().is_terminal());
-    let _ = if log.json { lines.json().try_init() } else { lines.try_init() };
 }
