@@ -33,13 +33,16 @@ mod reply;
 mod tokenize;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{FromRef, Request};
 use axum::middleware::from_fn_with_state;
+use axum::response::IntoResponse;
 use axum::routing::{get, post};
 
 use crate::app::App;
+use crate::error::RouteError;
 use crate::http::body::BodyMemory;
 use crate::http::fields::clip;
 use crate::http::headers::ApiKeys;
@@ -71,6 +74,12 @@ pub fn app(state: Arc<App>) -> Router {
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state(state, headers::observe))
         .with_state(surface)
+}
+
+/// In the place of an answer, where too many wait already for clients that do not read.
+pub(crate) fn too_much_unread() -> impl IntoResponse {
+    let retry_after = Duration::from_secs(1);
+    Reject::from(RouteError::Overloaded { what: "answers that nobody reads", retry_after })
 }
 
 /// What the handlers share.

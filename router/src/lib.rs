@@ -10,6 +10,7 @@ mod connection;
 pub mod core;
 mod decision_log;
 mod decisions;
+mod descriptors;
 pub mod error;
 pub mod fleet;
 pub mod http;

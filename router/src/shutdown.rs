@@ -3,21 +3,18 @@
 use std::future::Future;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::app::App;
 use crate::config::{Config, WorkerListen};
-use crate::connection;
+use crate::connection::accept_clients;
+use crate::descriptors;
 use crate::fleet::StartError;
-
-/// After an accept that failed, for lack of descriptors perhaps.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+use crate::net;
 
 /// A router that listens on both sides.
 #[derive(Debug)]
@@ -25,6 +22,8 @@ pub struct Server {
     app: Arc<App>,
     listener: TcpListener,
     address: SocketAddr,
+    /// Connections of clients at a time.
+    most: usize,
     stopper: Stopper,
 }
 
@@ -63,8 +62,9 @@ impl Server {
     /// An address cannot be bound, or the certificate cannot be used.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let (host, port) = (config.http.host.clone(), config.http.port);
+        let most = descriptors::connections(config.http.max_connections);
         let bound = async {
-            let listener = TcpListener::bind((host.as_str(), port)).await?;
+            let listener = net::listen(&host, port).await?;
             let address = listener.local_addr()?;
             Ok((listener, address))
         };
@@ -72,7 +72,7 @@ impl Server {
             .await
             .map_err(|source| StartError::Bind { address: format!("{host}:{port}"), source })?;
         let app = App::start(config).await?;
-        Ok(Self { app, listener, address, stopper: Stopper::default() })
+        Ok(Self { app, listener, address, most, stopper: Stopper::default() })
     }
 
     /// Where clients connect.
@@ -101,11 +101,11 @@ impl Server {
 
     /// Serves until the stopper was used and, after a drain, the last answer ended.
     pub async fn serve(self) {
-        let Self { app, listener, address, stopper } = self;
+        let Self { app, listener, address, most, stopper } = self;
         tracing::info!(%address, workers = %app.fleet.address(), "listening");
         let connections = TaskTracker::new();
         tokio::select! {
-            () = accept_clients(&app, listener, &stopper, &connections) => {}
+            () = accept_clients(&app, listener, most, &stopper, &connections) => {}
             () = stopper.draining() => {}
         }
         app.fleet.shut_down();
@@ -120,40 +120,6 @@ impl Server {
         connections.wait().await;
         app.fleet.close().await;
         tracing::info!("stopped");
-    }
-}
-
-/// Accepts for ever.
-async fn accept_clients(
-    app: &Arc<App>,
-    listener: TcpListener,
-    stopper: &Stopper,
-    connections: &TaskTracker,
-) {
-    let routes = crate::http::app(Arc::clone(app));
-    let room = Arc::new(Semaphore::new(app.config.http.max_connections));
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a client");
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-            app.metrics.http.connections_refused.inc();
-            connections.spawn(connection::turn_away(stream));
-            continue;
-        };
-        let (app, routes, stopper) = (Arc::clone(app), routes.clone(), stopper.clone());
-        connections.spawn(async move {
-            let metrics = Arc::clone(&app.metrics);
-            metrics.http.connections.add(1);
-            connection::serve(stream, routes, app, stopper).await;
-            metrics.http.connections.add(-1);
-            drop(permit);
-        });
     }
 }
 

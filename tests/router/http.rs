@@ -3,9 +3,12 @@
 mod answers;
 mod bad_requests;
 mod client;
+mod descriptors;
 mod drain;
 mod explain;
 mod failures;
+mod half_closed;
+mod http2;
 mod logprobs;
 mod ops;
 mod sockets;
