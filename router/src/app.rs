@@ -7,6 +7,7 @@ use crate::decision_log::DecisionLog;
 use crate::decisions::Decisions;
 use crate::fleet::{Fleet, StartError};
 use crate::metrics::Metrics;
+use crate::shares::Shares;
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
 #[derive(Debug)]
@@ -18,6 +19,7 @@ pub struct App {
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
     pub(crate) decisions: Decisions,
+    pub(crate) shares: Arc<Shares>,
 }
 
 impl App {
@@ -34,7 +36,9 @@ impl App {
         });
         let decisions = Decisions::new(log.transpose()?);
         let fleet = Fleet::start(&config, Arc::clone(&metrics)).await?;
-        Ok(Arc::new(Self { config, fleet, metrics, decisions }))
+        let bounds = config.bounds;
+        let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
+        Ok(Arc::new(Self { config, fleet, metrics, decisions, shares }))
     }
 
     /// The body of `/metrics`.

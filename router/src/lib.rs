@@ -19,6 +19,7 @@ pub mod metrics;
 mod net;
 pub mod prompt;
 pub mod request;
+pub mod shares;
 pub mod shutdown;
 pub mod signals;
 pub mod stream;

@@ -11,4 +11,5 @@ mod half_closed;
 mod http2;
 mod logprobs;
 mod ops;
+mod shares;
 mod sockets;

@@ -30,7 +30,7 @@ pub(crate) async fn accept_clients(
         stopper: stopper.clone(),
         open: Open::new(app, most),
         unread: Unread::default(),
-        next: AtomicU64::new(0),
+        next: AtomicU64::new(1),
     });
     let mut failing = false;
     loop {

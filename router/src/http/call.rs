@@ -8,10 +8,12 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
+use crate::connection::Peer;
 use crate::error::RouteError;
 use crate::http::headers::{bad_header, key_digest, request_id, session, single};
 use crate::http::{explain, reject::Reject};
 use crate::request::{Goal, Job, Journey, Stages, Usage};
+use crate::shares::Holder;
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
 const EXPLAIN: &str = "X-Headrace-Explain";
@@ -32,6 +34,7 @@ pub(super) struct Call {
     journey: Arc<Journey>,
     session: Option<String>,
     tenant: u64,
+    holder: Holder,
     explain: bool,
 }
 
@@ -49,10 +52,12 @@ impl Call {
             tpot_ms: routing.slo_tpot_ms,
             metrics: Arc::clone(&app.metrics),
         });
+        let tenant = tenant(headers, !app.config.http.api_keys.is_empty())?;
         Ok(Self {
+            holder: holder(request, tenant),
             explain: wants_explanation(headers)?,
             session: session(headers),
-            tenant: tenant(headers, !app.config.http.api_keys.is_empty())?,
+            tenant,
             journey: Journey::new(request_id(request), goal),
         })
     }
@@ -61,6 +66,7 @@ impl Call {
     pub(super) fn apply(&self, job: &mut Job, first_choice: u32) {
         job.session = self.session.clone().or(job.session.take());
         job.tenant = self.tenant;
+        job.holder = self.holder;
         job.journey = Arc::clone(&self.journey);
         job.first_choice = first_choice;
     }
@@ -167,6 +173,19 @@ fn tenant(headers: &HeaderMap, has_keys: bool) -> Result<u64, RouteError> {
         blake3::hash(name.as_bytes())
     };
     Ok(u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes")))
+}
+
+/// Whose share of the places it takes: without a tenant that of its address.
+fn holder(request: &Request, tenant: u64) -> Holder {
+    let Some(peer) = request.extensions().get::<Peer>() else {
+        return Holder { tenant, connection: 0 };
+    };
+    let digest = |address: &str| {
+        let digest = blake3::hash(address.as_bytes());
+        u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes"))
+    };
+    let tenant = if tenant == 0 { digest(&format!("address {}", peer.address)) } else { tenant };
+    Holder { tenant, connection: peer.connection }
 }
 
 /// The stages that are known, as W3C Server Timing has it.
