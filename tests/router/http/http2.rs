@@ -238,3 +238,21 @@ async fn what_a_connection_leaves_unread_is_bounded() {
     drop((client, answers));
     until("it is given back", || unread() == 0.0).await;
 }
+
+#[tokio::test]
+async fn pages_of_metrics_that_nobody_reads_are_one() {
+    let router = TestRouter::start(args()).await;
+    let mut client = connect(&router, 0).await;
+    let unread = || metric(&router.app, "headrace_http_unread_bytes", "");
+    let first = get(&mut client, "/metrics");
+    until("it is made", || unread() > 0.0).await;
+    let fresh = router.get("/metrics").await;
+    let version = |page: &str| page.contains("headrace_http_connections 2\n");
+    assert!(!version(fresh.text()), "made when there was one connection");
+    drop((first, client));
+    until("it is given back", || unread() == 0.0).await;
+    let both = (router.connect().await, router.connect().await);
+    until("they are open", || metric(&router.app, "headrace_http_connections", "") == 2.0).await;
+    assert!(router.get("/metrics").await.text().contains("headrace_http_connections 3\n"));
+    drop(both);
+}
