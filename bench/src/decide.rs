@@ -294,6 +294,7 @@ impl Bench {
             session: None,
             tenant: 0,
             priority: 0,
+            yields: false,
             deadline_ms: None,
             excluded: Vec::new(),
             patient: false,

@@ -1,12 +1,17 @@
 //! What all requests share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use tokio::time::Instant;
 
 use crate::config::Config;
 use crate::decision_log::DecisionLog;
 use crate::decisions::Decisions;
 use crate::fleet::{Fleet, StartError};
 use crate::metrics::Metrics;
+use crate::shares::Shares;
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
 #[derive(Debug)]
@@ -19,7 +24,12 @@ pub struct App {
     pub fleet: Fleet,
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
+    pub(crate) shares: Arc<Shares>,
+    metrics_page: Mutex<Option<(Instant, Bytes)>>,
 }
+
+/// Of a page of metrics that somebody has not read yet. A guess: scrapers come every few seconds.
+const METRICS_AGE: Duration = Duration::from_secs(1);
 
 impl App {
     /// Binds the address of the workers and starts to listen there.
@@ -35,10 +45,34 @@ impl App {
         });
         let decisions = Decisions::new(log.transpose()?);
         let fleet = Fleet::start(&config, Arc::clone(&metrics)).await?;
-        Ok(Arc::new(Self { config, fleet, metrics, decisions }))
+        let bounds = config.bounds;
+        let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
+        Ok(Arc::new(Self {
+            config,
+            fleet,
+            metrics,
+            decisions,
+            shares,
+            metrics_page: Mutex::default(),
+        }))
     }
 
-    /// The body of `/metrics`.
+    /// The body of `/metrics`: the last one, while another client has not read it and for [`METRICS_AGE`] at most, so that
+    /// clients that do not read share it.
+    pub(crate) fn metrics_page(&self) -> Bytes {
+        let mut last = self.metrics_page.lock().expect("no holder panics");
+        if let Some((since, page)) = &*last
+            && !page.is_unique()
+            && since.elapsed() < METRICS_AGE
+        {
+            return page.clone();
+        }
+        let page = Bytes::from(self.render_metrics());
+        *last = Some((Instant::now(), page.clone()));
+        page
+    }
+
+    /// What is counted, as text, as it is now.
     #[must_use]
     pub fn render_metrics(&self) -> String {
         let mut text = self.metrics.render();

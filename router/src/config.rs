@@ -133,6 +133,8 @@ pub struct Deadlines {
 pub struct Bounds {
     /// Answers under way.
     pub streams: usize,
+    /// Of one tenant.
+    pub tenant_streams: Option<usize>,
     /// Tries on another worker.
     pub retries: u32,
 }
@@ -255,6 +257,7 @@ impl TryFrom<RouterArgs> for Config {
         };
         let bounds = Bounds {
             streams: at_least_one("max-streams", args.max_streams)?,
+            tenant_streams: (args.tenant_streams > 0).then_some(args.tenant_streams),
             retries: args.retries,
         };
         let threads = match args.tokenizer_threads {

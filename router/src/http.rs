@@ -34,13 +34,16 @@ mod reply;
 mod tokenize;
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::extract::{FromRef, Request};
 use axum::middleware::{from_fn, from_fn_with_state};
+use axum::response::IntoResponse;
 use axum::routing::{get, post};
 
 use crate::app::App;
+use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator};
 use crate::http::body::BodyMemory;
 use crate::http::fields::clip;
@@ -87,6 +90,12 @@ fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router 
         .method_not_allowed_fallback(wrong_method)
         .layer(from_fn_with_state((state, access), headers::observe))
         .with_state(surface)
+}
+
+/// In the place of an answer, where too many wait already for clients that do not read.
+pub(crate) fn too_much_unread() -> impl IntoResponse {
+    let retry_after = Duration::from_secs(1);
+    Reject::from(RouteError::Overloaded { what: "answers that nobody reads", retry_after })
 }
 
 /// What the handlers share.

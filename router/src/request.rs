@@ -8,6 +8,7 @@ mod journey;
 use std::sync::Arc;
 
 use crate::core::frame::Sampling;
+use crate::shares::Holder;
 
 pub use answer::{Answer, answer};
 pub use journey::{Goal, Journey, Stages};
@@ -39,6 +40,8 @@ pub struct Job {
     pub priority: i8,
     /// Whose request it is; 0 where nobody says.
     pub tenant: u64,
+    /// Whose share of the places it takes.
+    pub holder: Holder,
     /// The HTTP request that it belongs to.
     pub journey: Arc<Journey>,
     /// Number of its choice 0 among all choices of that.

@@ -6,7 +6,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -14,11 +13,10 @@ use tokio_util::task::TaskTracker;
 use crate::admin::AdminListeners;
 use crate::app::App;
 use crate::config::{Config, WorkerListen};
-use crate::connection;
+use crate::connection::accept_clients;
+use crate::descriptors;
 use crate::fleet::StartError;
-
-/// After an accept that failed, for lack of descriptors perhaps.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+use crate::net;
 
 /// For answers that are cut to end with an error event, and for connections that are hung up on to end.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
@@ -30,6 +28,8 @@ pub struct Server {
     operators: AdminListeners,
     listener: TcpListener,
     address: SocketAddr,
+    /// Connections of clients at a time.
+    most: usize,
     stopper: Stopper,
 }
 
@@ -74,8 +74,9 @@ impl Server {
     /// An address cannot be bound, or the certificate cannot be used.
     pub async fn start(config: Config) -> Result<Self, StartError> {
         let (host, port) = (config.http.host.clone(), config.http.port);
+        let most = descriptors::connections(config.http.max_connections);
         let bound = async {
-            let listener = TcpListener::bind((host.as_str(), port)).await?;
+            let listener = net::listen(&host, port).await?;
             let address = listener.local_addr()?;
             Ok((listener, address))
         };
@@ -84,7 +85,7 @@ impl Server {
             .map_err(|source| StartError::Bind { address: format!("{host}:{port}"), source })?;
         let operators = AdminListeners::bind(&config.http.access.admin_listen).await?;
         let app = App::start(config).await?;
-        Ok(Self { app, operators, listener, address, stopper: Stopper::default() })
+        Ok(Self { app, operators, listener, address, most, stopper: Stopper::default() })
     }
 
     /// Where clients connect.
@@ -119,7 +120,7 @@ impl Server {
 
     /// Serves until the stopper was used and, after a drain, the last answer ended.
     pub async fn serve(self) {
-        let Self { app, operators, listener, address, stopper } = self;
+        let Self { app, operators, listener, address, most, stopper } = self;
         for warning in &app.config.http.access.warnings {
             tracing::warn!("{warning}");
         }
@@ -132,7 +133,7 @@ impl Server {
         let operators = tokio::spawn(operators.serve(Arc::clone(&app), stopper.clone()));
         let connections = TaskTracker::new();
         tokio::select! {
-            () = accept_clients(&app, listener, &stopper, &connections) => {}
+            () = accept_clients(&app, listener, most, &stopper, &connections) => {}
             () = stopper.draining() => {}
         }
         app.fleet.shut_down();
@@ -153,40 +154,6 @@ impl Server {
         let _ = timeout(LAST_EVENTS, operators).await; // hung up on with the rest
         app.fleet.close().await;
         tracing::info!("stopped");
-    }
-}
-
-/// Accepts for ever.
-async fn accept_clients(
-    app: &Arc<App>,
-    listener: TcpListener,
-    stopper: &Stopper,
-    connections: &TaskTracker,
-) {
-    let routes = crate::http::app(Arc::clone(app));
-    let room = Arc::new(Semaphore::new(app.config.http.max_connections));
-    loop {
-        let stream = match listener.accept().await {
-            Ok((stream, _)) => stream,
-            Err(error) => {
-                tracing::warn!(%error, "cannot accept a client");
-                sleep(ACCEPT_PAUSE).await;
-                continue;
-            }
-        };
-        let Ok(permit) = Arc::clone(&room).try_acquire_owned() else {
-            app.metrics.http.connections_refused.inc();
-            connections.spawn(connection::turn_away(stream));
-            continue;
-        };
-        let (app, routes, stopper) = (Arc::clone(app), routes.clone(), stopper.clone());
-        connections.spawn(async move {
-            let metrics = Arc::clone(&app.metrics);
-            metrics.http.connections.add(1);
-            connection::serve(stream, routes, app, stopper).await;
-            metrics.http.connections.add(-1);
-            drop(permit);
-        });
     }
 }
 

@@ -195,6 +195,64 @@ def test_higher_priority_goes_first() -> None:
     assert run_step(scheduler).work[0].sequence is high
 
 
+def test_many_answers_of_low_priority_leave_a_seat_to_a_normal_one_at_once() -> None:
+    scheduler = make_scheduler(sequences=8, batched=32)
+    many = [make_sequence(3, answer=50, priority=-1) for _ in range(20)]
+    for sequence in many:
+        scheduler.add(sequence)
+    run_step(scheduler)
+    assert len(scheduler.running) == 8
+    few = make_sequence(3, answer=1)
+    scheduler.add(few)
+    assert few in [work.sequence for work in run_step(scheduler).work]
+    assert few.total == few.limit
+    run_step(scheduler)
+    assert len(scheduler.running) == 8
+    assert scheduler.preemptions == 1
+    while not scheduler.idle:
+        run_step(scheduler)
+    assert all(sequence.total == sequence.limit for sequence in many)
+
+
+def test_what_makes_way_keeps_half_of_the_seats() -> None:
+    scheduler = make_scheduler(sequences=8, batched=32)
+    low = [make_sequence(3, answer=30, priority=-1) for _ in range(8)]
+    for sequence in low:
+        scheduler.add(sequence)
+    run_step(scheduler)
+    for _ in range(8):
+        scheduler.add(make_sequence(3, answer=30))
+    for _ in range(12):
+        run_step(scheduler)
+    assert [sequence.priority for sequence in scheduler.running] == [0] * 4 + [-1] * 4
+    assert scheduler.preemptions == 4
+    assert scheduler.running[4:] == low[:4]  # the newest made way
+
+
+def test_a_normal_one_gets_the_blocks_of_those_that_make_way() -> None:
+    scheduler = make_scheduler(blocks=16, sequences=6, batched=64)
+    for _ in range(4):
+        scheduler.add(make_sequence(12, answer=4, priority=-1))  # four blocks each in the end
+    run_step(scheduler)
+    normal = make_sequence(12, answer=1)
+    scheduler.add(normal)
+    for _ in range(3):
+        run_step(scheduler)
+    assert normal.total == normal.limit
+    while not scheduler.idle:
+        run_step(scheduler)
+
+
+def test_equals_do_not_make_way() -> None:
+    scheduler = make_scheduler(sequences=2, batched=16)
+    for priority in (-1, -1, -1):
+        scheduler.add(make_sequence(3, answer=9, priority=priority))
+    run_step(scheduler)
+    scheduler.add(make_sequence(3, priority=-1))
+    run_step(scheduler)
+    assert scheduler.preemptions == 0
+
+
 def test_waiting_is_bounded() -> None:
     scheduler = make_scheduler(waiting=2)
     scheduler.add(make_sequence(3))

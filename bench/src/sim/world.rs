@@ -181,6 +181,7 @@ impl World {
             reuses: true,
             session: Some(arrival.session.clone()),
             tenant: 0,
+            yields: false,
             priority: if arrival.begun() { i8::MAX } else { 0 },
             deadline_ms: None,
             excluded: arrival.excluded.clone(),

@@ -1,7 +1,7 @@
 """Which sequences get how many tokens in the next step. Pure: no clock, no tensors.
 
 There are no prefill and decode modes. A sequence is its tokens and how many of them are computed; a step hands out
-a budget of tokens: one to each sequence that decodes, the rest to prompts, first come first served. Three rules make
+a budget of tokens: one to each sequence that decodes, the rest to prompts, first come first served. Four rules make
 that fair and steady:
 
 - A prompt that does not fit in the rest of the budget takes at most half of it while others wait, so a long prompt
@@ -10,6 +10,9 @@ that fair and steady:
   stay; computing them again yields the same KV, so its answer is the same.
 - A sequence is admitted only if the pool keeps room for what the running ones are still expected to write. The
   expectation is the mean length of the answers so far, so that admission does not lead to preemption.
+- A sequence below normal priority runs where nobody else would: while such sequences hold more than half of the seats,
+  a normal one that finds no seat or no blocks gets those of the newest of them, one in a step. The other half is
+  theirs, so that nobody starves. The router gives that priority to the many answers of one tenant.
 
 Sequences whose KV moves between workers have blocks without a seat for a while. One whose KV comes waits for blocks in
 order with the others, then it is parked until all is there, then it is ready for a seat. One whose KV goes is parked
@@ -18,7 +21,7 @@ from its first token on, and nothing takes its blocks before.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -73,6 +76,7 @@ class Scheduler:
         self.preemptions = 0
         self.ahead = Ahead(pool, block_tokens, drafts)
         self._stalled = False  # a plan would be empty until something changes
+        self._lacks_blocks = False  # the first to wait found too few in the last plan
         self._arriving = 0  # of those who wait, how many wait for blocks only
         self._seats = list(range(max_sequences - 1, -1, -1))
         self._expected_answer = 0.0
@@ -161,6 +165,7 @@ class Scheduler:
 
         There is work as long as something runs; and as something waits, unless what is parked leaves no room.
         """
+        self._make_way()
         preemptions = self.preemptions
         decodes = self._plan_decodes()
         budget = self.max_batched_tokens - len(decodes)
@@ -193,6 +198,21 @@ class Scheduler:
         work = decodes + self.ahead.begin(seated, budget, len(self.running)) + prompts
         self._stalled = not work and preemptions == self.preemptions
         return Plan(work, admitted, reserved)
+
+    def _make_way(self) -> None:
+        """Preempt one below normal priority, if one that is not waits for a seat or for blocks."""
+        lacks, self._lacks_blocks = not self._seats or self._lacks_blocks, False
+        first = min(
+            (queue[0] for queue in (self.waiting, self.ready) if queue), key=_order, default=None
+        )
+        if not lacks or first is None or first.priority < 0:
+            return
+        low = len(self.running) - bisect_right(self.running, 0, key=lambda s: -s.priority)
+        if low <= self.max_sequences // 2:
+            return
+        victims = (s for s in self.running[-low:] if s.hand_off_ms is None)
+        if victim := max(victims, key=_order, default=None):
+            self._preempt(victim)
 
     def _plan_decodes(self) -> list[Work]:
         decodes: list[Work] = []
@@ -264,6 +284,7 @@ class Scheduler:
             fresh = self._blocks(tokens) - len(shared)
             needed = fresh + self.pool.unreferenced(shared)
             if needed + to_come + passed > self.pool.available:
+                self._lacks_blocks = place == 0
                 break  # a smaller one behind it must not starve it
             if sequence.arriving is None and not can_start:
                 passed += needed

@@ -139,6 +139,10 @@ pub struct RouterArgs {
     /// Answers (choices count singly) that may be under way at once.
     #[arg(long, value_name = "N", default_value_t = 16_384, help_heading = "Bounds")]
     pub max_streams: usize,
+    /// Answers of one tenant (its API key, its X-Headrace-Tenant, or else its address) that may be under way at once. 0 sets
+    /// no such bound: a tenant may then have seven times as many as are free, seven eighths of all if it is alone.
+    #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Bounds")]
+    pub tenant_streams: usize,
     /// Connections of clients that may be open at once.
     #[arg(long, value_name = "N", default_value_t = 32_768, help_heading = "Bounds")]
     pub max_connections: usize,

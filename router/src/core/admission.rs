@@ -226,6 +226,21 @@ impl<T> Admission<T> {
         }
     }
 
+    /// The bound of which only the last eighth is left: for tenants that have few answers under way.
+    #[must_use]
+    pub fn crowded(&self) -> Option<Full> {
+        let over = |sum: u64, most: u64| sum > most - most / 8;
+        if self.waiting.len() >= self.rules.requests - self.rules.requests / 8 {
+            Some(Full::Requests)
+        } else if over(self.tokens, self.rules.tokens) {
+            Some(Full::Tokens)
+        } else if over(self.bytes, self.rules.bytes) {
+            Some(Full::Bytes)
+        } else {
+            None
+        }
+    }
+
     /// Tickets in the order in which they should be tried, at most `most`. The order takes into account what each one
     /// before would be charged, so several of a list can be dispatched. Time does not run backwards: an earlier
     /// `now_ms` than the last counts as the last.

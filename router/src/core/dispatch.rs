@@ -103,6 +103,10 @@ impl<T> Dispatch<T> {
                 },
             }
         }
+        if let Some(what) = self.queue.crowded().filter(|_| want.yields) {
+            let retry_after_ms = self.retry_after_ms();
+            return Submitted::Refused(Refusal::QueueFull { what, retry_after_ms }, item);
+        }
         let entry = Entry {
             ticket,
             class,
@@ -171,7 +175,7 @@ impl<T> Dispatch<T> {
                     NoPlace::AllExcluded => Err(Refusal::AllExcluded),
                     NoPlace::NoneOpen if !may_open => Err(Refusal::NoneOpen),
                     // others may go where this one may not; where it is only a matter of room, they may not either
-                    NoPlace::AllFull if !want.excluded.is_empty() => continue,
+                    NoPlace::AllFull if !want.excluded.is_empty() || want.yields => continue,
                     NoPlace::NoneOpen | NoPlace::AllFull => return None,
                 },
             };

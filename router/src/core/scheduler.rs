@@ -89,6 +89,8 @@ pub struct Want {
     pub tenant: u64,
     /// Higher goes first.
     pub priority: i8,
+    /// Its tenant has many answers under way: it leaves the last places to others.
+    pub yields: bool,
     /// When the first token is wanted, in the scheduler's time.
     pub deadline_ms: Option<f64>,
     /// Workers that failed it before.

@@ -188,23 +188,12 @@ pub(crate) struct Wanted {
     pub(crate) tenant: u64,
     /// Higher goes first.
     pub(crate) priority: i8,
+    /// It makes way for tenants with few answers under way.
+    pub(crate) yields: bool,
     /// The first token is wanted by then.
     pub(crate) first_token_by: Option<Instant>,
     /// Its client has a part of the answer: it waits for a worker rather than being refused.
     pub(crate) begun: bool,
     /// Workers that failed this request.
     pub(crate) excluded: Vec<WorkerId>,
-}
-
-/// Counts answers under way until it drops.
-#[derive(Debug)]
-pub(crate) struct StreamPermit {
-    pub(super) registry: Arc<Registry>,
-    pub(super) n: usize,
-}
-
-impl Drop for StreamPermit {
-    fn drop(&mut self) {
-        self.registry.end_streams(self.n);
-    }
 }

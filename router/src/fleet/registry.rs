@@ -12,7 +12,6 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Setup;
-use super::booking::StreamPermit;
 use super::drain::Drains;
 use super::link::{Link, LinkError};
 use super::pool::{Pool, Worker, compare, document};
@@ -52,7 +51,6 @@ pub(super) struct State {
     /// Model of each worker.
     models: HashMap<WorkerId, String>,
     seed: u64,
-    streams: usize,
     pub(super) shutting_down: bool,
     /// Nothing is placed any more.
     cut: bool,
@@ -81,7 +79,6 @@ impl Registry {
             pools: BTreeMap::new(),
             models: HashMap::new(),
             seed,
-            streams: 0,
             shutting_down: false,
             cut: false,
             circuits: Circuits::new(CircuitRule::new(setup.config.fleet.circuit_breaks)),
@@ -109,28 +106,12 @@ impl Registry {
         self.state.lock().expect("no holder panics")
     }
 
-    /// Takes note of `n` answers that begin.
+    /// Answers may begin.
     ///
     /// # Errors
-    /// `Overloaded`, `ShuttingDown`.
-    pub(crate) fn begin_streams(self: &Arc<Self>, n: usize) -> Result<StreamPermit, RouteError> {
-        let mut state = self.state();
-        if state.shutting_down {
-            return Err(RouteError::ShuttingDown);
-        }
-        if state.streams.saturating_add(n) > self.setup.config.bounds.streams {
-            let retry_after = Duration::from_secs(1);
-            return Err(RouteError::Overloaded { what: "answers under way", retry_after });
-        }
-        state.streams += n;
-        self.metrics.requests.streams.set(state.streams);
-        Ok(StreamPermit { registry: Arc::clone(self), n })
-    }
-
-    pub(super) fn end_streams(&self, n: usize) {
-        let mut state = self.state();
-        state.streams -= n;
-        self.metrics.requests.streams.set(state.streams);
+    /// `ShuttingDown`.
+    pub(crate) fn takes_requests(&self) -> Result<(), RouteError> {
+        if self.state().shutting_down { Err(RouteError::ShuttingDown) } else { Ok(()) }
     }
 
     /// Takes a worker in. An older link of the same worker is closed.

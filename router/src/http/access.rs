@@ -42,10 +42,9 @@ pub(crate) enum Entrance {
 }
 
 impl Entrance {
-    /// The other end of a connection to the port of the clients.
-    pub(crate) fn of(stream: &tokio::net::TcpStream) -> Self {
-        let local = stream.peer_addr().is_ok_and(|peer| peer.ip().to_canonical().is_loopback());
-        if local { Self::Local } else { Self::Anybody }
+    /// A client with this address, at the port of the clients.
+    pub(crate) fn of(client: std::net::IpAddr) -> Self {
+        if client.to_canonical().is_loopback() { Self::Local } else { Self::Anybody }
     }
 }
 

@@ -9,11 +9,13 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
 use crate::config::Tenant;
+use crate::connection::Peer;
 use crate::error::RouteError;
 use crate::http::access::caller;
 use crate::http::headers::{bad_header, request_id, session, single};
 use crate::http::{explain, reject::Reject};
 use crate::request::{Goal, Job, Journey, Stages, Usage};
+use crate::shares::Holder;
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
 const EXPLAIN: &str = "X-Headrace-Explain";
@@ -39,6 +41,7 @@ pub(super) struct Call {
     account: u64,
     /// What is cached of its prompt is its tenant's own.
     apart: bool,
+    holder: Holder,
     explain: bool,
 }
 
@@ -57,11 +60,13 @@ impl Call {
             metrics: Arc::clone(&app.metrics),
         });
         let tenant = caller(request).tenant();
+        let account = account(headers, tenant)?;
         Ok(Self {
+            holder: holder(request, account),
             explain: wants_explanation(headers)?,
             session: session(headers),
             tenant,
-            account: account(headers, tenant)?,
+            account,
             apart: !app.config.http.access.shared_cache,
             journey: Journey::new(request_id(request), goal),
         })
@@ -74,6 +79,7 @@ impl Call {
         if let Some(tenant) = self.tenant.filter(|_| self.apart) {
             job.salt = tenant.salt(&job.salt);
         }
+        job.holder = self.holder;
         job.journey = Arc::clone(&self.journey);
         job.first_choice = first_choice;
     }
@@ -179,6 +185,19 @@ fn account(headers: &HeaderMap, tenant: Option<Tenant>) -> Result<u64, RouteErro
     }
     let digest = blake3::hash(name.as_bytes());
     Ok(u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes")))
+}
+
+/// Whose share of the places it takes: without a tenant that of its address.
+fn holder(request: &Request, tenant: u64) -> Holder {
+    let Some(peer) = request.extensions().get::<Peer>() else {
+        return Holder { tenant, connection: 0 };
+    };
+    let digest = |address: &str| {
+        let digest = blake3::hash(address.as_bytes());
+        u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes"))
+    };
+    let tenant = if tenant == 0 { digest(&format!("address {}", peer.address)) } else { tenant };
+    Holder { tenant, connection: peer.connection }
 }
 
 /// The stages that are known, as W3C Server Timing has it.

@@ -10,6 +10,7 @@ use crate::http::missing::{self, Missing};
 use crate::http::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::{ids, messages};
 use crate::request::{ChatPrompt, Job, Prompt};
+use crate::shares::Holder;
 
 /// A checked request.
 #[derive(Debug)]
@@ -104,7 +105,8 @@ pub(super) fn check(
         skip_special_tokens: common.skip_special_tokens,
         session: common.session,
         priority: common.priority,
-        tenant: 0, // `Call::apply` knows this and the next two
+        tenant: 0, // `Call::apply` knows this and the next three
+        holder: Holder::default(),
         journey: Arc::default(),
         first_choice: 0,
         salt: common.salt,

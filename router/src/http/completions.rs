@@ -10,6 +10,7 @@ use crate::http::ids;
 use crate::http::missing::{self, Missing};
 use crate::http::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::request::{Job, Prompt};
+use crate::shares::Holder;
 
 /// OpenAI's own default of `max_tokens` here.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -92,7 +93,8 @@ pub(super) fn check(
             skip_special_tokens: common.skip_special_tokens,
             session: common.session.clone(),
             priority: common.priority,
-            tenant: 0, // `Call::apply` knows this and the next two
+            tenant: 0, // `Call::apply` knows this and the next three
+            holder: Holder::default(),
             journey: Arc::default(),
             first_choice: 0,
             salt: common.salt.clone(),

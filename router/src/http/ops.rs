@@ -34,7 +34,7 @@ pub(super) async fn version() -> Json<Value> {
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
     let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (text, app.render_metrics())
+    (text, app.metrics_page())
 }
 
 pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {

@@ -13,6 +13,14 @@ group! {
             "Connections turned away because --max-connections were open.";
         connections_stalled: Counter = "headrace_http_connections_stalled_total",
             "Connections cut because the client read nothing for --stall-timeout-ms.";
+        connections_evicted: Counter = "headrace_http_connections_evicted_total",
+            "Connections closed while they rested, to make room for new ones.";
+        answers_stalled: Counter = "headrace_http_answers_stalled_total",
+            "HTTP/2 answers cut because the client took nothing of them for --stall-timeout-ms.";
+        answers_refused: Counter = "headrace_http_answers_refused_total",
+            "Answers not given because too much waits already for the client to be read.";
+        unread_bytes: Gauge = "headrace_http_unread_bytes",
+            "Whole answers that wait for their clients.";
         body_bytes: Gauge = "headrace_http_body_bytes",
             "Bodies of requests that have not begun to be answered.";
     }

@@ -10,7 +10,6 @@ use super::choice::{Choice, Common, EncodedPrompt};
 use super::{Delta, Job, Prompt, Usage};
 use crate::app::App;
 use crate::error::RouteError;
-use crate::fleet::booking::StreamPermit;
 
 /// The answer to a job, while it is made. Dropping it cancels what still runs.
 #[derive(Debug)]
@@ -24,7 +23,6 @@ pub struct Answer {
     cached_tokens: u32,
     first_token_seen: bool,
     over: bool,
-    _permit: StreamPermit,
 }
 
 /// Encodes the prompt, checks it against the context, and sends all choices to workers.
@@ -42,7 +40,8 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
     }
     let deadline = begin + app.config.deadlines.request;
     let n = usize::try_from(job.n).unwrap_or(usize::MAX);
-    let permit = app.fleet.registry.begin_streams(n)?;
+    app.fleet.registry.takes_requests()?;
+    let permit = app.shares.begin(job.holder, n)?;
     let model = app.fleet.registry.find(&job.model)?;
     let engine = Arc::clone(&model.engine);
 
@@ -69,7 +68,7 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
     let block_tokens = model.block_tokens;
     let app = Arc::clone(app);
-    let common = Common::new(app, engine, job, prompt, max_tokens, block_tokens, begin);
+    let common = Common::new(app, engine, job, prompt, max_tokens, block_tokens, (begin, permit));
     let common = Arc::new(common);
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
     let mut answer = Answer {
@@ -80,7 +79,6 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         cached_tokens: 0,
         first_token_seen: false,
         over: false,
-        _permit: permit,
     };
     std::future::poll_fn(|context| answer.poll_submitted(context)).await?;
     Ok(answer)

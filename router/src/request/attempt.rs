@@ -39,7 +39,7 @@ impl Attempt {
     ) -> Result<Leg, (RouteError, Option<WorkerId>)> {
         let (job, registry) = (&common.job, &common.app.fleet.registry);
         let hashing = Instant::now();
-        let wanted = self.wanted(&common);
+        let wanted = self.wanted(&common, index);
         let hash_time = common.prompt.hash_time + hashing.elapsed();
         let (choice, asked) = (common.choice(index), Instant::now());
         let place = match registry.place(&wanted, common.deadline).await {
@@ -56,7 +56,7 @@ impl Attempt {
         job.journey.placed(choice, &place, route);
         common.app.decisions.note(job.tenant, place.decision());
         let worker = place.worker();
-        let submit = self.submit(&common, index, wanted.priority);
+        let submit = self.submit(&common, index, on_the_worker(&wanted));
         tracing::debug!(
             request = job.name,
             worker = place.worker_name(),
@@ -68,7 +68,7 @@ impl Attempt {
         Ok(Leg { stream, submitted: Instant::now() })
     }
 
-    fn wanted(&self, common: &Common) -> Wanted {
+    fn wanted(&self, common: &Common, index: u32) -> Wanted {
         let (job, prompt) = (&common.job, &common.prompt);
         let begun = !self.generated.is_empty();
         let keys = if begun {
@@ -89,9 +89,10 @@ impl Attempt {
             reuses: job.sampling.prompt_logprobs.is_none() || begun,
             max_tokens: common.max_tokens.saturating_sub(generated),
             session: job.session.clone(),
-            tenant: job.tenant,
+            tenant: job.holder.tenant,
             // whoever reads an answer already goes before those who wait for theirs
             priority: if begun { i8::MAX } else { job.priority },
+            yields: common.permit.yields(index) && !begun,
             // on its way already: late is better than not at all, and it counts as late
             first_token_by: job.journey.first_token_by().filter(|_| self.before.is_none()),
             begun,
@@ -124,6 +125,12 @@ impl Attempt {
             hand_off: None,
         }
     }
+}
+
+/// Its priority there, where a sequence of low priority gives its row to one that is not: the many answers of one tenant
+/// do not hold up the few of another.
+fn on_the_worker(wanted: &Wanted) -> i8 {
+    if wanted.yields { wanted.priority.min(0).saturating_sub(1) } else { wanted.priority }
 }
 
 fn little_endian(ids: &[u32]) -> Vec<u8> {

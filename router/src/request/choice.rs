@@ -17,6 +17,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, Ranked, TokenLogprob};
 use crate::error::RouteError;
 use crate::prompt::{Decoder, PromptEngine, StopStrings};
+use crate::shares::StreamPermit;
 use crate::stream::Chunk;
 
 /// What all choices of a job share.
@@ -28,6 +29,8 @@ pub(super) struct Common {
     pub(super) prompt: EncodedPrompt,
     pub(super) max_tokens: u32,
     pub(super) begin: Instant,
+    /// Its places among all answers.
+    pub(super) permit: StreamPermit,
     pub(super) deadline: Instant,
     /// Tokens in a block of the model's workers.
     pub(super) block_tokens: u32,
@@ -57,7 +60,7 @@ impl Common {
         prompt: EncodedPrompt,
         max_tokens: u32,
         block_tokens: u32,
-        begin: Instant,
+        (begin, permit): (Instant, StreamPermit),
     ) -> Self {
         let deadline = begin + app.config.deadlines.request;
         let mut stop_ids = job.stop_ids.clone();
@@ -67,7 +70,19 @@ impl Common {
         stop_ids.sort_unstable();
         stop_ids.dedup();
         let stop = StopStrings::new(&job.stop);
-        Self { app, engine, job, prompt, max_tokens, begin, deadline, block_tokens, stop_ids, stop }
+        Self {
+            app,
+            engine,
+            job,
+            prompt,
+            max_tokens,
+            begin,
+            permit,
+            deadline,
+            block_tokens,
+            stop_ids,
+            stop,
+        }
     }
 
     /// Number of a choice among all of the HTTP request.

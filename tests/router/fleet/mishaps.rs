@@ -183,8 +183,10 @@ async fn a_client_that_hangs_up_cancels_wherever_its_request_is() {
 
 #[tokio::test]
 async fn a_submit_that_was_given_up_in_the_link_is_never_sent() {
-    let app = start_router(|_| {}).await;
-    let worker = Behaviour::new("w1").ready(&app).await;
+    let app = start_router(|args| args.worker_queue_ms = 1 << 40).await;
+    let mut behaviour = Behaviour::new("w1");
+    behaviour.hello.capacity.sequences = 100;
+    let worker = behaviour.ready(&app).await;
     worker.freeze();
     // more than the socket takes: the last ones wait in the link
     let long = Job { prompt: Prompt::Tokens(vec![3; 4000]), ..job() };

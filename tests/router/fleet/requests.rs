@@ -6,6 +6,7 @@ use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::request::{Answer, Delta, FinishReason, Job, Journey, Prompt, answer};
+use headrace_router::shares::Holder;
 
 use crate::fake_worker::*;
 
@@ -23,6 +24,7 @@ pub(super) fn job() -> Job {
         session: None,
         priority: 0,
         tenant: 0,
+        holder: Holder::default(),
         journey: Journey::new("test".into(), None),
         first_choice: 0,
         salt: Vec::new(),

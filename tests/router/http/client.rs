@@ -134,8 +134,17 @@ impl Connection {
         self.stream.write_all(body).await.unwrap();
     }
 
-    /// Reads the status line and headers.
+    /// Reads the status line and headers; interim answers are skipped.
     pub(super) async fn head(&mut self) -> Reply {
+        loop {
+            let head = self.any_head().await;
+            if head.status != 100 {
+                return head;
+            }
+        }
+    }
+
+    async fn any_head(&mut self) -> Reply {
         let end = loop {
             if let Some(end) = find(&self.rest, b"\r\n\r\n") {
                 break end;
@@ -199,6 +208,12 @@ impl Connection {
     pub(super) async fn closed(&mut self) -> usize {
         while self.more().await > 0 {}
         self.rest.len()
+    }
+
+    /// All that comes until the other side closes.
+    pub(super) async fn until_closed(&mut self) -> Vec<u8> {
+        self.closed().await;
+        std::mem::take(&mut self.rest)
     }
 
     async fn more(&mut self) -> usize {

@@ -14,10 +14,16 @@ const COST: StepCost =
     StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 0.0, row_ms: 0.1, kv_ms: 0.0 };
 
 fn dispatch(workers: u32, slots: u32, queue: usize) -> Dispatch<u64> {
+    let workers: Vec<_> = (0..workers).map(|id| (id, slots, 0)).collect();
+    dispatch_of(&workers, queue)
+}
+
+/// Of workers with so many rows, and so many places to wait.
+fn dispatch_of(workers: &[(u32, u32, u32)], queue: usize) -> Dispatch<u64> {
     let rules =
         Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: f64::INFINITY, seed: 1 };
     let mut scheduler = Scheduler::new(rules, 16);
-    for id in 0..workers {
+    for &(id, slots, waiting) in workers {
         scheduler.join(Joining {
             id: WorkerId(id),
             name: format!("w{id}").into(),
@@ -27,7 +33,7 @@ fn dispatch(workers: u32, slots: u32, queue: usize) -> Dispatch<u64> {
                 blocks: 10_000,
                 sequences: slots,
                 batched_tokens: 2048,
-                waiting: 0,
+                waiting,
                 host_blocks: 0,
                 disk_blocks: 0,
             },
@@ -58,6 +64,7 @@ fn want(request: u64) -> Want {
         session: None,
         tenant: 0,
         priority: 0,
+        yields: false,
         deadline_ms: None,
         excluded: Vec::new(),
         patient: false,
@@ -109,6 +116,26 @@ fn what_a_lost_worker_had_is_charged_to_nobody() {
     dispatch.worker_left(lost.worker, 0.0);
     assert_eq!(dispatch.queue().served(7), Some(both - lost.expected_block_seconds));
     assert!(dispatch.end(RequestId(1), Output::default(), 5.0).is_none(), "it is over");
+}
+
+#[test]
+fn who_has_many_answers_leaves_the_last_places_to_others() {
+    let mut dispatch = dispatch_of(&[(0, 4, 8)], 16);
+    let greedy = |n| Want { tenant: 7, yields: true, ..want(n) };
+    let placed = |submitted| matches!(submitted, Submitted::Placed(..));
+    let taken = (1..=12).filter(|n| placed(submit(&mut dispatch, greedy(*n), 0.0))).count();
+    assert_eq!(taken, 10, "of four rows and a queue of eight");
+    // those that wait are passed over by one that may take the last places, and only by that one
+    assert!(matches!(submit(&mut dispatch, want(100), 0.0), Submitted::Waits));
+    assert_eq!(pump(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))]);
+    // the same in the queue of the router
+    let waits = |submitted: &Submitted<u64>| matches!(submitted, Submitted::Waits);
+    let waiting = (13..40).filter(|n| waits(&submit(&mut dispatch, greedy(*n), 2.0))).count();
+    assert_eq!(dispatch.queue().len(), 14, "{waiting}");
+    let refused = submit(&mut dispatch, greedy(50), 2.0);
+    assert!(matches!(refused, Submitted::Refused(Refusal::QueueFull { .. }, _)));
+    dispatch.scheduler.set_open(WorkerId(0), false);
+    assert!(matches!(submit(&mut dispatch, want(101), 2.0), Submitted::Waits));
 }
 
 #[test]

@@ -10,6 +10,9 @@ use crate::core::estimate::{Demand, Standing, estimate, prefill_leg};
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 
+/// For a request that makes way for others, a queue of this share of `worker_queue_ms` is long already. A guess.
+const YIELDING_QUEUE: f64 = 0.75;
+
 impl Scheduler {
     pub(super) fn ask(&self, want: &Want, now_ms: f64) -> Ask {
         Ask {
@@ -71,7 +74,7 @@ impl Scheduler {
                 sources: pulls.then(|| Arc::clone(worker.inbound.costs())),
             });
         }
-        self.hold_back(&mut candidates);
+        self.hold_back(&mut candidates, want.yields);
         candidates
     }
 
@@ -108,14 +111,15 @@ impl Scheduler {
 
     /// Where every worker has a long queue, one more request is better kept here, where the order may still change. Where
     /// only those that do nothing but prompts have, it is kept if one of them is best nevertheless.
-    fn hold_back(&self, candidates: &mut [Candidate]) {
+    fn hold_back(&self, candidates: &mut [Candidate], yields: bool) {
         if !self.holds_back() {
             return;
         }
+        let longest = self.rules.worker_queue_ms * if yields { YIELDING_QUEUE } else { 1.0 };
         let all_long = |prefill: bool| {
             let of_kind = |c: &&Candidate| c.excluded.is_none() && c.decodes() != prefill;
             let mut of_kind = candidates.iter().filter(of_kind);
-            of_kind.all(|c| self.has_long_queue(c.role, &c.standing))
+            of_kind.all(|c| self.has_queue_of(longest, c.role, &c.standing))
         };
         let (prefills, others) = (all_long(true), all_long(false));
         for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {
@@ -126,6 +130,10 @@ impl Scheduler {
     }
 
     pub(super) fn has_long_queue(&self, role: Role, standing: &Standing) -> bool {
+        self.has_queue_of(self.rules.worker_queue_ms, role, standing)
+    }
+
+    fn has_queue_of(&self, longest_ms: f64, role: Role, standing: &Standing) -> bool {
         let demand = Demand {
             prompt_tokens: 1.0,
             cached_tokens: 0.0,
@@ -136,7 +144,7 @@ impl Scheduler {
             Role::Prefill => prefill_leg(standing, &demand).queue_ms,
             Role::Decode | Role::Both => estimate(standing, &demand).queue_ms,
         };
-        standing.backlog_tokens > 0.0 && queue_ms() > self.rules.worker_queue_ms
+        standing.backlog_tokens > 0.0 && queue_ms() > longest_ms
     }
 }
 
@@ -148,7 +156,7 @@ fn exclusion(worker: &Worker, want: &Want, failed_by_all: bool) -> Option<Exclus
         Some(Exclusion::Failed)
     } else if !worker.decodes() && worker.kv_block_bytes == 0 {
         Some(Exclusion::NoTransfer)
-    } else if worker.occupied() >= worker.places_for_requests() {
+    } else if worker.occupied() >= worker.places_for(want.yields) {
         Some(Exclusion::Full)
     } else {
         None

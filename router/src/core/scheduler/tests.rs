@@ -80,6 +80,7 @@ fn want(request: u64, keys: &Arc<[u64]>) -> Want {
         session: None,
         tenant: 0,
         priority: 0,
+        yields: false,
         deadline_ms: None,
         excluded: Vec::new(),
         patient: false,

@@ -273,6 +273,12 @@ impl Worker {
         self.capacity.sequences.saturating_add(self.capacity.waiting)
     }
 
+    /// The same for one request: who makes way for others leaves them the last quarter of the queue.
+    pub(super) fn places_for(&self, yields: bool) -> u32 {
+        let kept = if yields { self.capacity.waiting.div_ceil(4) } else { 0 };
+        self.places_for_requests().saturating_sub(kept)
+    }
+
     /// How it stands.
     pub(super) fn standing(&self, block_tokens: u32, now_ms: f64) -> Standing {
         let (backlog_tokens, backlog_context) = self.backlog();

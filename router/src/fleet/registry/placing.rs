@@ -168,6 +168,7 @@ impl Registry {
             session: wanted.session.clone(),
             tenant: wanted.tenant,
             priority: wanted.priority,
+            yields: wanted.yields,
             deadline_ms: wanted.first_token_by.map(|by| self.at_ms(by)),
             excluded: wanted.excluded.clone(),
             patient: wanted.begun,

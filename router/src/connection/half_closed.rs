@@ -1,0 +1,133 @@
+//! A client that has stopped writing: it either waits for its answer, as `nc -N` does, or it is gone.
+//!
+//! Both look the same until something is sent: TCP answers a keepalive for a socket that was closed as for one that was
+//! half closed, but data only with a reset. So HTTP/1 keeps the end of its input to itself while an answer is under way,
+//! and a client whose answer has not begun is sent `100 Continue`, which RFC 9110 lets a server send at any time; one that
+//! reads a stream of events is sent a comment. Who is gone is noticed some 30 ms after the hang-up on a fast network.
+
+use std::io;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Waker};
+use std::time::Duration;
+
+use hyper::Version;
+use tokio::sync::futures::Notified;
+use tokio::time::{Instant, sleep};
+
+use super::socket::{Socket, Turn};
+
+/// Until the first look; an answer that no worker is needed for is there by then. Doubled from look to look.
+const FIRST_LOOK: Duration = Duration::from_millis(10);
+/// The pause between looks grows up to this.
+const LAST_LOOK: Duration = Duration::from_secs(5);
+/// HTTP/1.0 knows no interim answers, so nothing tells whether its client is there: its answer has this long to begin.
+/// A guess.
+const BLIND: Duration = Duration::from_secs(5);
+
+const PROBE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// Of a client that stopped writing.
+pub(super) struct Shut {
+    since: Instant,
+    /// Hyper is told.
+    told: bool,
+    /// Hyper reads.
+    reader: Option<Waker>,
+}
+
+impl Turn {
+    /// True while the end of the input is kept from the reader.
+    fn holds_back(&mut self, context: &Context<'_>) -> bool {
+        let shut = self.shut.get_or_insert_with(|| Shut {
+            since: Instant::now(),
+            told: false,
+            reader: None,
+        });
+        shut.reader = Some(context.waker().clone());
+        let told = shut.told;
+        !told && self.answers_in_order()
+    }
+
+    pub(super) fn wake_reader(&mut self) {
+        if let Some(reader) = self.shut.as_mut().and_then(|shut| shut.reader.take()) {
+            reader.wake();
+        }
+    }
+
+    fn tell(&mut self) {
+        if let Some(shut) = &mut self.shut {
+            shut.told = true;
+        }
+        self.wake_reader();
+    }
+}
+
+impl Socket {
+    /// The input is over. True while the reader should not know.
+    pub(super) fn holds_back(&self, context: &Context<'_>) -> bool {
+        let held = self.turn().holds_back(context);
+        if held {
+            self.shut.notify_one();
+        }
+        held
+    }
+
+    /// Returns when a client that stopped writing turns out to be gone.
+    pub(super) async fn gone(&self) {
+        loop {
+            let shut: Notified<'_> = self.shut.notified();
+            shut.await;
+            let mut pause = FIRST_LOOK;
+            loop {
+                sleep(pause).await;
+                match self.look() {
+                    Look::Gone => return,
+                    Look::Idle => break,
+                    Look::There => pause = (2 * pause).min(LAST_LOOK),
+                }
+            }
+        }
+    }
+
+    fn look(&self) -> Look {
+        let mut turn = self.turn();
+        let Some(since) = turn.shut.as_ref().map(|shut| shut.since) else { return Look::Idle };
+        if !turn.answers_in_order() {
+            return Look::Idle;
+        }
+        if turn.receiving > 0 {
+            turn.tell(); // the body of the request will not come any more
+            return Look::Idle;
+        }
+        let unanswered = turn.unanswered > 0;
+        let version = turn.version;
+        if !unanswered && turn.events {
+            self.comment.store(true, Relaxed);
+            turn.wake_reader();
+        }
+        drop(turn);
+        let stream = self.stream();
+        if !matches!(stream.take_error(), Ok(None)) {
+            return Look::Gone;
+        }
+        // what hyper has begun to write may not be broken into
+        if !unanswered || self.unflushed.load(Relaxed) {
+            return Look::There;
+        }
+        if version < Version::HTTP_11 {
+            return if since.elapsed() > BLIND { Look::Gone } else { Look::There };
+        }
+        match stream.try_write(PROBE) {
+            Ok(written) if written == PROBE.len() => Look::There,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Look::There,
+            Ok(_) | Err(_) => Look::Gone,
+        }
+    }
+}
+
+enum Look {
+    Gone,
+    There,
+    /// There is nothing to be sent to it.
+    Idle,
+}

@@ -1,0 +1,90 @@
+//! The open connections: how many there may be, and who makes room for new ones.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::timeout;
+
+use super::socket::Socket;
+use crate::app::App;
+
+/// At most one in so many is closed at once, so that looking for them costs little per connection.
+const EVICTED_SHARE: usize = 64;
+/// For their tasks to end: a guess, they do nothing else.
+const EVICTION: Duration = Duration::from_millis(200);
+
+pub(super) struct Open {
+    app: Arc<App>,
+    most: usize,
+    room: Arc<Semaphore>,
+    all: Mutex<HashMap<u64, Arc<Socket>>>,
+    next: AtomicU64,
+}
+
+impl Open {
+    pub(super) fn new(app: &Arc<App>, most: usize) -> Self {
+        Self {
+            app: Arc::clone(app),
+            most,
+            room: Arc::new(Semaphore::new(most)),
+            all: Mutex::default(),
+            next: AtomicU64::new(0),
+        }
+    }
+
+    /// Room for one more. Where there is none, connections that rest are closed; `None` if none does.
+    pub(super) async fn room(&self) -> Option<OwnedSemaphorePermit> {
+        let permit = Arc::clone(&self.room).try_acquire_owned();
+        if let Ok(permit) = permit {
+            return Some(permit);
+        }
+        if self.evict() == 0 {
+            return None;
+        }
+        timeout(EVICTION, Arc::clone(&self.room).acquire_owned()).await.ok()?.ok()
+    }
+
+    /// Closes those that have rested longest; how many.
+    pub(super) fn evict(&self) -> usize {
+        let all = self.all();
+        let resting = all.values().filter_map(|socket| Some((socket.resting_since()?, socket)));
+        let mut resting: Vec<_> = resting.collect();
+        let share = self.most.div_ceil(EVICTED_SHARE).min(resting.len());
+        if share == 0 {
+            return 0;
+        }
+        resting.select_nth_unstable_by_key(share - 1, |(since, _)| *since);
+        for (_, socket) in &resting[..share] {
+            socket.evict();
+        }
+        self.app.metrics.http.connections_evicted.add(share as u64);
+        share
+    }
+
+    /// One more is open, until the result drops.
+    pub(super) fn enter(&self, socket: &Arc<Socket>) -> Entered<'_> {
+        let id = self.next.fetch_add(1, Relaxed);
+        self.all().insert(id, Arc::clone(socket));
+        self.app.metrics.http.connections.add(1);
+        Entered { open: self, id }
+    }
+
+    fn all(&self) -> MutexGuard<'_, HashMap<u64, Arc<Socket>>> {
+        self.all.lock().expect("no holder panics")
+    }
+}
+
+pub(super) struct Entered<'a> {
+    open: &'a Open,
+    id: u64,
+}
+
+impl Drop for Entered<'_> {
+    fn drop(&mut self) {
+        self.open.all().remove(&self.id);
+        self.open.app.metrics.http.connections.add(-1);
+    }
+}

@@ -1,0 +1,216 @@
+//! A client's socket, and whose turn it is: the server's while it answers, else the client's.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use hyper::Version;
+use tokio::net::TcpStream;
+use tokio::sync::Notify;
+use tokio::time::{Instant, sleep_until};
+
+use super::Peer;
+use super::half_closed::Shut;
+
+/// A connection may rest this long between two requests. A guess: longer than the 60 s after which clients and proxies
+/// tend to give one up themselves, so that none sends a request into a connection that is just being closed.
+const REST: Duration = Duration::from_secs(120);
+
+/// Shared, so that last words can be said after hyper gave up. The locks are never contended.
+pub(super) struct Socket {
+    pub(super) peer: Peer,
+    stream: Mutex<TcpStream>,
+    /// Bytes came since the last ones that were sent.
+    asked: AtomicBool,
+    /// Hyper has more to write than it has written.
+    pub(super) unflushed: AtomicBool,
+    /// Bytes of its answers that wait for the client.
+    pub(super) unread: AtomicUsize,
+    /// A comment is to be sent.
+    pub(super) comment: AtomicBool,
+    turn: Mutex<Turn>,
+    room_is_needed: Notify,
+    pub(super) shut: Notify,
+}
+
+pub(super) struct Turn {
+    /// Requests whose answers are not over.
+    pub(super) answering: usize,
+    /// Of them, those whose bodies are still coming.
+    pub(super) receiving: usize,
+    /// Of them, those whose answers have not begun.
+    pub(super) unanswered: usize,
+    /// The answer that has begun is a stream of events, into which comments fit.
+    pub(super) events: bool,
+    /// Since when it is the client's turn, or since when its request comes.
+    since: Instant,
+    /// A request has begun to come.
+    asking: bool,
+    /// HTTP/2, where bytes without a request are nothing unusual.
+    multiplexed: bool,
+    /// Version of the last request.
+    pub(super) version: Version,
+    /// The client stopped writing.
+    pub(super) shut: Option<Shut>,
+    /// It was asked to make room.
+    evicted: bool,
+}
+
+impl Turn {
+    fn deadline(&self, header_timeout: Duration) -> Option<Instant> {
+        let limit = if self.asking { header_timeout } else { REST };
+        (self.answering == 0).then(|| self.since + limit)
+    }
+
+    /// A client that stopped writing gets its answer, unless answers are told apart by more than their order.
+    pub(super) fn answers_in_order(&self) -> bool {
+        self.answering > 0 && !self.multiplexed
+    }
+}
+
+impl Socket {
+    pub(super) fn new(stream: TcpStream, peer: Peer) -> Self {
+        let turn = Turn {
+            answering: 0,
+            receiving: 0,
+            unanswered: 0,
+            events: false,
+            since: Instant::now(),
+            asking: true, // the first request has to come at once
+            multiplexed: false,
+            version: Version::HTTP_11,
+            shut: None,
+            evicted: false,
+        };
+        Self {
+            peer,
+            stream: Mutex::new(stream),
+            asked: AtomicBool::new(false),
+            unflushed: AtomicBool::new(false),
+            unread: AtomicUsize::new(0),
+            comment: AtomicBool::new(false),
+            turn: Mutex::new(turn),
+            room_is_needed: Notify::new(),
+            shut: Notify::new(),
+        }
+    }
+
+    pub(super) fn stream(&self) -> MutexGuard<'_, TcpStream> {
+        self.stream.lock().expect("no holder panics")
+    }
+
+    pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
+        self.turn.lock().expect("no holder panics")
+    }
+
+    /// Bytes came.
+    pub(super) fn hear(&self) {
+        self.asked.store(true, Relaxed);
+        let mut turn = self.turn();
+        if turn.answering == 0 && !turn.asking && !turn.multiplexed {
+            turn.asking = true;
+            turn.since = Instant::now();
+        }
+    }
+
+    /// Bytes were sent.
+    pub(super) fn spoke(&self) {
+        self.asked.store(false, Relaxed);
+    }
+
+    /// A client that sent nothing since the last answer only kept the connection for later.
+    pub(super) fn has_asked(&self) -> bool {
+        self.asked.load(Relaxed)
+    }
+
+    /// It is HTTP/2: bytes begin no request, and without one it rests.
+    pub(super) fn multiplexes(&self) {
+        let mut turn = self.turn();
+        turn.multiplexed = true;
+        turn.asking = false;
+        turn.since = Instant::now();
+    }
+
+    /// Returns when the client is too late with its request. Nothing wakes it: no deadline is nearer than
+    /// `header_timeout` when it is set.
+    pub(super) async fn late(&self, header_timeout: Duration) {
+        loop {
+            let now = Instant::now();
+            let deadline = self.turn().deadline(header_timeout);
+            if deadline.is_some_and(|deadline| deadline <= now) {
+                return;
+            }
+            let look = now + header_timeout;
+            sleep_until(deadline.map_or(look, |deadline| deadline.min(look))).await;
+        }
+    }
+
+    /// Since when no request of it is answered. Not of one that makes room already.
+    pub(super) fn resting_since(&self) -> Option<Instant> {
+        let turn = self.turn();
+        (turn.answering == 0 && !turn.evicted).then_some(turn.since)
+    }
+
+    /// Asks for its descriptor.
+    pub(super) fn evict(&self) {
+        self.turn().evicted = true;
+        self.room_is_needed.notify_one();
+    }
+
+    /// Returns when its descriptor is needed while it rests.
+    pub(super) async fn evicted(&self) {
+        loop {
+            self.room_is_needed.notified().await;
+            let mut turn = self.turn();
+            if turn.answering == 0 {
+                return;
+            }
+            turn.evicted = false; // a request was faster
+        }
+    }
+}
+
+/// A request that is answered. When this drops, it is the client's turn again.
+pub(super) struct Answering(Arc<Socket>);
+
+impl Answering {
+    /// `receiving`: its body is still to come.
+    pub(super) fn begin(socket: &Arc<Socket>, version: Version, receiving: bool) -> Self {
+        let mut turn = socket.turn();
+        turn.answering += 1;
+        turn.unanswered += 1;
+        turn.receiving += usize::from(receiving);
+        turn.asking = false;
+        turn.version = version;
+        drop(turn);
+        Self(Arc::clone(socket))
+    }
+
+    /// The whole request is here, or nobody wants the rest of it.
+    pub(super) fn received(&self) {
+        self.0.turn().receiving -= 1;
+    }
+
+    /// Its answer begins; `events`: as a stream of events.
+    pub(super) fn answered(&self, events: bool) {
+        let mut turn = self.0.turn();
+        turn.unanswered -= 1;
+        turn.events = events;
+    }
+
+    /// A comment is to be sent between two events; said once.
+    pub(super) fn takes_comment(&self) -> bool {
+        self.0.comment.load(Relaxed) && self.0.comment.swap(false, Relaxed)
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        let mut turn = self.0.turn();
+        turn.answering -= 1;
+        turn.since = Instant::now();
+        if turn.answering == 0 {
+            turn.wake_reader();
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! Whole answers that wait for clients to read them: bounded for each connection, and more narrowly once all connections
+//! together hold much. Streams are not counted here: of each of them one piece waits at most, and its tokens wait in the
+//! store of its request.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+use axum::body::Body;
+use hyper::body::Body as _;
+
+use super::Clients;
+use super::socket::Socket;
+
+/// Of one connection, in bytes: a hundred answers of 20 kB that ended at the same time. A guess.
+const OF_A_CONNECTION: usize = 2 << 20;
+/// Of all connections, in bytes. A guess: what a router can spare.
+const OF_ALL: usize = 256 << 20;
+/// Of one connection, its first answer included, while all hold more than [`OF_ALL`].
+const WHEN_CROWDED: usize = 64 << 10;
+
+/// Bytes of whole answers that wait for clients.
+#[derive(Default)]
+pub(super) struct Unread(AtomicUsize);
+
+/// An answer that waits, until this drops.
+pub(super) struct Charge {
+    bytes: usize,
+    socket: Arc<Socket>,
+    clients: Arc<Clients>,
+}
+
+impl Clients {
+    /// Counts an answer. `None`: there is no room for it. The first answer of a connection may have any length while not
+    /// all hold too much.
+    pub(super) fn charge(self: &Arc<Self>, socket: &Arc<Socket>, body: &Body) -> Option<Charge> {
+        let bytes = body.size_hint().exact().unwrap_or(0);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let held = socket.unread.fetch_add(bytes, Relaxed);
+        let all = self.unread.0.fetch_add(bytes, Relaxed);
+        self.app.metrics.http.unread_bytes.add(signed(bytes));
+        let charge = Charge { bytes, socket: Arc::clone(socket), clients: Arc::clone(self) };
+        let fits = fits(bytes, held, all);
+        if !fits {
+            self.app.metrics.http.answers_refused.inc();
+        }
+        fits.then_some(charge)
+    }
+
+    /// The client has to read before it may ask for more.
+    pub(super) fn reads_too_little(&self, socket: &Socket) -> bool {
+        let (held, all) = (socket.unread.load(Relaxed), self.unread.0.load(Relaxed));
+        let too_little = held > if all > OF_ALL { WHEN_CROWDED } else { OF_A_CONNECTION };
+        if too_little {
+            self.app.metrics.http.answers_refused.inc();
+        }
+        too_little
+    }
+}
+
+fn fits(bytes: usize, held: usize, all: usize) -> bool {
+    let together = held.saturating_add(bytes);
+    if all.saturating_add(bytes) > OF_ALL {
+        together <= WHEN_CROWDED
+    } else {
+        held == 0 || together <= OF_A_CONNECTION
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        self.socket.unread.fetch_sub(self.bytes, Relaxed);
+        self.clients.unread.0.fetch_sub(self.bytes, Relaxed);
+        self.clients.app.metrics.http.unread_bytes.add(-signed(self.bytes));
+    }
+}
+
+fn signed(bytes: usize) -> i64 {
+    i64::try_from(bytes).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_answer_may_be_long_and_all_together_are_bounded() {
+        assert!(fits(16 << 20, 0, 0), "somebody reads it");
+        assert!(!fits(16 << 20, 1, 1));
+        assert!(fits(OF_A_CONNECTION - 5, 5, 5) && !fits(OF_A_CONNECTION, 5, 5));
+        assert!(!fits(16 << 20, 0, OF_ALL), "nobody reads the others");
+        assert!(fits(WHEN_CROWDED, 0, OF_ALL) && !fits(WHEN_CROWDED, 1, OF_ALL));
+        assert!(!fits(usize::MAX, 1, 1));
+    }
+}

@@ -1,0 +1,294 @@
+//! Who may have how many answers under way (`--max-streams`): choices count singly.
+//!
+//! A tenant may have seven times as many as are free, so that one alone gets seven eighths and leaves the rest to
+//! newcomers, and several settle at equal parts as answers end; a connection as many as are free. Whoever has few may
+//! take any place that is free. Beyond few, a tenant's answers yield on the workers to those of other tenants, until it has
+//! half as few again: its own ones do not overtake each other as their number goes up and down.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+use crate::error::RouteError;
+use crate::metrics::Metrics;
+
+/// A tenant may have this many times what is free; a guess, see the head of this file.
+const OF_FREE_TENANT: usize = 7;
+/// The same of a connection: alone, it gets half. Who needs more opens another one.
+const OF_FREE_CONNECTION: usize = 1;
+/// So many answers are few: they take any free place, and go at their full priority on the workers. A guess: more than a
+/// person or an agent waits for at once.
+pub const FEW: usize = 8;
+/// Of fewer places nothing is kept for anybody.
+const SMALL: usize = 64;
+
+/// Who has answers under way.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Holder {
+    /// By its key, by what it says, or by its address.
+    pub tenant: u64,
+    /// Number of its connection; 0 where there is none.
+    pub connection: u64,
+}
+
+/// All answers under way.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    metrics: Arc<Metrics>,
+    held: Mutex<Held>,
+}
+
+#[derive(Debug)]
+struct Held {
+    most: usize,
+    /// Of one tenant, whatever is free.
+    most_of_tenant: usize,
+    all: usize,
+    by_tenant: HashMap<u64, Tenant>,
+    by_connection: HashMap<u64, usize>,
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Tenant {
+    held: usize,
+    /// It had more than few, and still has half as many.
+    many: bool,
+}
+
+/// Answers under way, until this drops.
+#[derive(Debug)]
+pub(crate) struct StreamPermit {
+    shares: Arc<Shares>,
+    holder: Holder,
+    n: usize,
+    /// So many of them do not yield.
+    few: usize,
+}
+
+impl Shares {
+    /// `most_of_tenant`: a bound for each tenant besides.
+    pub(crate) fn new(
+        most: usize,
+        most_of_tenant: Option<usize>,
+        metrics: Arc<Metrics>,
+    ) -> Arc<Self> {
+        let held = Held {
+            most,
+            most_of_tenant: most_of_tenant.unwrap_or(usize::MAX),
+            all: 0,
+            by_tenant: HashMap::new(),
+            by_connection: HashMap::new(),
+        };
+        Arc::new(Self { metrics, held: Mutex::new(held) })
+    }
+
+    /// Takes note of `n` answers that begin.
+    ///
+    /// # Errors
+    /// `Overloaded` names the share that is used up.
+    pub(crate) fn begin(
+        self: &Arc<Self>,
+        holder: Holder,
+        n: usize,
+    ) -> Result<StreamPermit, RouteError> {
+        let mut held = self.held();
+        let taken = held.take(holder, n);
+        self.metrics.requests.streams.set(held.all);
+        drop(held);
+        match taken {
+            Ok(few) => Ok(StreamPermit { shares: Arc::clone(self), holder, n, few }),
+            Err(what) => {
+                self.metrics.scheduling.refused.inc([what]);
+                Err(RouteError::Overloaded { what, retry_after: Duration::from_secs(1) })
+            }
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Held> {
+        self.held.lock().expect("no holder panics")
+    }
+}
+
+impl Held {
+    /// How many of them do not yield, or the share that is used up.
+    fn take(&mut self, holder: Holder, n: usize) -> Result<usize, &'static str> {
+        let Holder { tenant, connection } = holder;
+        let before = self.by_tenant.get(&tenant).copied().unwrap_or_default();
+        let of_tenant = before.held;
+        let of_connection = self.by_connection.get(&connection).copied().unwrap_or(0);
+        if n > self.most - self.all {
+            return Err("answers under way");
+        }
+        let left = self.most - self.all - n;
+        let fits = |held: usize, times: usize| {
+            let together = held.saturating_add(n);
+            self.most < SMALL || together <= FEW || together <= left.saturating_mul(times)
+        };
+        if of_tenant.saturating_add(n) > self.most_of_tenant || !fits(of_tenant, OF_FREE_TENANT) {
+            return Err("answers of this tenant under way");
+        }
+        // one request is bounded as its tenant is: it has no other connection to go to
+        if connection != 0 && of_connection > 0 && !fits(of_connection, OF_FREE_CONNECTION) {
+            return Err("answers on this connection under way");
+        }
+        self.all += n;
+        let few = if before.many { 0 } else { FEW.saturating_sub(of_tenant) };
+        let now = Tenant { held: of_tenant + n, many: before.many || n > few };
+        self.by_tenant.insert(tenant, now);
+        if connection != 0 {
+            *self.by_connection.entry(connection).or_default() += n;
+        }
+        Ok(few)
+    }
+
+    fn give_back(&mut self, Holder { tenant, connection }: Holder, n: usize) {
+        self.all -= n;
+        if let Entry::Occupied(mut entry) = self.by_tenant.entry(tenant) {
+            let tenant = entry.get_mut();
+            tenant.held -= n;
+            tenant.many &= tenant.held >= FEW / 2;
+            if tenant.held == 0 {
+                entry.remove();
+            }
+        }
+        if let Entry::Occupied(mut entry) = self.by_connection.entry(connection) {
+            *entry.get_mut() -= n;
+            if *entry.get() == 0 {
+                entry.remove();
+            }
+        }
+    }
+}
+
+impl StreamPermit {
+    /// The answer `index` of these is one of many of its tenant: it makes way for others.
+    pub(crate) fn yields(&self, index: u32) -> bool {
+        index as usize >= self.few
+    }
+}
+
+impl Drop for StreamPermit {
+    fn drop(&mut self) {
+        let mut held = self.shares.held();
+        held.give_back(self.holder, self.n);
+        self.shares.metrics.requests.streams.set(held.all);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shares(most: usize) -> Arc<Shares> {
+        Shares::new(most, None, Arc::default())
+    }
+
+    fn tenant(tenant: u64) -> Holder {
+        Holder { tenant, connection: 0 }
+    }
+
+    /// As many as it gets, one by one.
+    fn all_that(shares: &Arc<Shares>, holder: Holder) -> Vec<StreamPermit> {
+        std::iter::from_fn(|| shares.begin(holder, 1).ok()).collect()
+    }
+
+    fn what(result: Result<StreamPermit, RouteError>) -> &'static str {
+        match result {
+            Err(RouteError::Overloaded { what, .. }) => what,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn one_tenant_leaves_an_eighth_to_newcomers() {
+        let shares = shares(1024);
+        let first = all_that(&shares, tenant(1));
+        assert_eq!(first.len(), 896);
+        assert_eq!(what(shares.begin(tenant(1), 1)), "answers of this tenant under way");
+        let second = all_that(&shares, tenant(2));
+        assert_eq!(second.len(), 112);
+        let third = all_that(&shares, tenant(3));
+        assert_eq!(third.len(), 14);
+        // seven eighths of what the third one leaves
+        drop(first);
+        assert_eq!(all_that(&shares, tenant(2)).len() + 112, 7 * (1024 - 14) / 8);
+    }
+
+    #[test]
+    fn eight_requests_of_many_choices_leave_places() {
+        let shares = shares(1024);
+        let greedy: Vec<_> = (0..8).map(|_| shares.begin(tenant(1), 128)).collect();
+        assert_eq!(greedy.iter().filter(|taken| taken.is_ok()).count(), 7);
+        assert!(shares.begin(tenant(2), 1).is_ok());
+    }
+
+    #[test]
+    fn few_answers_take_any_place_and_no_more_than_there_are() {
+        let shares = shares(64);
+        let first = all_that(&shares, tenant(1));
+        let second = all_that(&shares, tenant(2));
+        assert_eq!((first.len(), second.len()), (56, FEW));
+        assert_eq!(what(shares.begin(tenant(3), 1)), "answers under way");
+        assert_eq!(what(shares.begin(tenant(3), usize::MAX)), "answers under way");
+    }
+
+    #[test]
+    fn where_places_are_scarce_nobody_keeps_any() {
+        let shares = shares(2);
+        assert_eq!(all_that(&shares, tenant(1)).len(), 2);
+        assert!(shares.begin(Holder { tenant: 1, connection: 1 }, 2).is_ok());
+    }
+
+    #[test]
+    fn a_connection_gets_half() {
+        let shares = shares(1024);
+        let on = |connection| Holder { tenant: 1, connection };
+        let first = all_that(&shares, on(1));
+        assert_eq!(first.len(), 512);
+        assert_eq!(what(shares.begin(on(1), 1)), "answers on this connection under way");
+        assert!(shares.begin(on(2), 300).is_ok(), "another one of the same tenant");
+    }
+
+    #[test]
+    fn a_bound_for_tenants_holds_besides() {
+        let shares = Shares::new(1024, Some(3), Arc::default());
+        assert_eq!(all_that(&shares, tenant(1)).len(), 3);
+        assert_eq!(all_that(&shares, tenant(2)).len(), 3);
+    }
+
+    #[test]
+    fn what_ends_is_given_back_and_forgotten() {
+        let shares = shares(1024);
+        let holder = Holder { tenant: 1, connection: 9 };
+        drop((shares.begin(holder, 100), shares.begin(holder, 20)));
+        let held = shares.held();
+        assert_eq!(held.all, 0);
+        assert!(held.by_tenant.is_empty() && held.by_connection.is_empty());
+    }
+
+    #[test]
+    fn beyond_few_answers_yield() {
+        let shares = shares(1024);
+        let permit = shares.begin(tenant(1), 6).unwrap();
+        let more = shares.begin(tenant(1), 6).unwrap();
+        assert!((0..6).all(|index| !permit.yields(index)));
+        assert!(!more.yields(1) && more.yields(2));
+        assert!(!shares.begin(tenant(2), 1).unwrap().yields(0));
+    }
+
+    #[test]
+    fn who_had_many_yields_until_it_has_half_as_few() {
+        let shares = shares(1024);
+        let many = shares.begin(tenant(1), FEW + 1).unwrap();
+        let few = shares.begin(tenant(1), FEW / 2).unwrap();
+        assert!(few.yields(0));
+        drop(many);
+        let next = shares.begin(tenant(1), 1).unwrap();
+        assert!(next.yields(0), "as many as half");
+        drop((few, next));
+        let one = shares.begin(tenant(1), FEW / 2 - 1).unwrap();
+        assert!(!one.yields(0));
+        assert!(!shares.begin(tenant(1), 1).unwrap().yields(0));
+    }
+}
