@@ -31,6 +31,7 @@ import numpy as np
 import uvloop
 
 from headrace.transfer import TransferClient, TransferServer
+from headrace.transfer.members import Members
 from headrace.transfer.nixl import find_nixl
 from headrace.transfer.server_link import FRAME_BYTES
 from headrace_kernels.ops import KvPool, KvRegion
@@ -42,6 +43,7 @@ MIB = 1 << 20
 POOL_BYTES = 320 * MIB
 GROUPS = 4
 LAYOUT = "bench-1"
+MEMBERS = Members([bytes(32)])
 TURNS = {1: 10, 16: 6, 256: 1}  # MiB: in one round, so that each size has about as much time
 CASES = [(size, block) for size in TURNS for block in (64 << 10, 1 << 20)]  # MiB, bytes
 SMALL_BLOCK = 64 << 10
@@ -104,7 +106,9 @@ def send_plain(listener: socket.socket, memory: memoryview) -> None:
 async def source(block_bytes: int, backends: list[str]) -> None:
     """Answers each line on its input, a number of blocks, with a ticket for as many."""
     pool = make_pool(block_bytes, fill=7)
-    servers = [TransferServer(pool, LAYOUT, backends=[backend]) for backend in backends]
+    servers = [
+        TransferServer(pool, LAYOUT, members=MEMBERS, backends=[backend]) for backend in backends
+    ]
     for server in servers:
         await server.start()
     listener = socket.create_server(("127.0.0.1", 0))
@@ -133,7 +137,7 @@ class Ways:
         self.pool = make_pool(block_bytes, fill=1)
         self.other = make_pool(block_bytes, fill=2)
         self.targets = shuffled(self.pool.num_blocks, seed=2)
-        self.client = TransferClient(self.pool, LAYOUT)
+        self.client = TransferClient(self.pool, LAYOUT, members=MEMBERS)
         command = [sys.executable, __file__, "--source", str(block_bytes), *backends]
         self.child = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from headrace_kernels.fp8_linear import Fp8Matrix, fp8_linear_ref
 from headrace_kernels.fp8_quantise import BLOCK, quantise_rows
-from headrace_kernels.interpret import INTERPRET, narrow
+from headrace_kernels.interpret import INTERPRET, narrow, widen
 from headrace_kernels.moe_grouped_linear import by_expert, most_tiles, tile_of_program
 from headrace_kernels.moe_permute import Permutation
 
@@ -89,7 +89,8 @@ def _fp8_grouped_linear_kernel(
         )  # fmt: skip
         x_scale = tl.load(x_scale_ptr + row * in_blocks + block, mask=valid, other=0.0)
         w_scale = tl.load(scale_ptr + scale_at + block, mask=out < n_out, other=0.0)
-        product = tl.dot(x.to(wide), w.to(wide), input_precision="ieee")
+        x, w = widen(x, wide, INTERPRET), widen(w, wide, INTERPRET)
+        product = tl.dot(x, w, input_precision="ieee")
         acc += product * (x_scale[:, None] * w_scale[None, :])
     tl.store(
         y_ptr + place.to(tl.int64)[:, None] * n_out + out[None, :],

@@ -22,7 +22,7 @@ import triton
 import triton.language as tl
 
 from headrace_kernels.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref
-from headrace_kernels.interpret import INTERPRET, narrow
+from headrace_kernels.interpret import INTERPRET, narrow, widen
 
 # One plan for every row count; guesses, not tuned yet. A step along the columns is one block of scales.
 ROWS_TILE = 64
@@ -81,7 +81,8 @@ def _fp8_linear_kernel(
         )  # fmt: skip
         x_scale = tl.load(x_scale_ptr + row * in_blocks + block, mask=row < rows, other=0.0)
         w_scale = tl.load(scale_ptr + scale_at + block, mask=out < n_out, other=0.0)
-        product = tl.dot(x.to(wide), w.to(wide), input_precision="ieee")
+        x, w = widen(x, wide, INTERPRET), widen(w, wide, INTERPRET)
+        product = tl.dot(x, w, input_precision="ieee")
         acc += product * (x_scale[:, None] * w_scale[None, :])
     tl.store(
         y_ptr + row[:, None] * n_out + out[None, :],

@@ -6,7 +6,8 @@ scale   [rows, ceil(width / 128)]  float32; x is about values * scale
 Cost: reads x, writes values and scales; memory bandwidth is the bound.
 Source: DeepSeek-V3 2024, section 3.3. Compiled for compute capability 9.0, not run on a GPU yet.
 
-The scales are a row's own, so they do not depend on the rows beside it.
+The scales are a row's own, so they do not depend on the rows beside it. Where a block has a NaN or an infinity, its
+scale and all of its values are NaN.
 """
 
 import torch
@@ -29,8 +30,12 @@ def _quantise_rows_kernel(
     block = tl.program_id(1) * BLOCKS_TILE + tl.arange(0, BLOCKS_TILE)
     col = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     x = tl.load(x_ptr + row * x_row + col, mask=col < width, other=0.0).to(tl.float32)
-    scale = tl.div_rn(tl.max(tl.abs(x), axis=1), tl.full((BLOCKS_TILE,), 448.0, tl.float32))
-    scale = tl.where(scale > 0.0, scale, 1.0)  # of zeros
+    # Bits without their sign are ordered as the magnitudes are, and NaN is above infinity.
+    bits = x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+    peak = tl.cast(tl.max(bits, axis=1), tl.float32, bitcast=True)
+    peak = tl.where(peak < float("inf"), peak, float("nan"))
+    scale = tl.div_rn(peak, tl.full((BLOCKS_TILE,), 448.0, tl.float32))
+    scale = tl.where(scale == 0.0, 1.0, scale)  # of zeros
     values = tl.div_rn(x, tl.broadcast_to(scale[:, None], (BLOCKS_TILE, BLOCK)))
     tl.store(
         values_ptr + row * width + col,
@@ -60,8 +65,9 @@ def quantise_rows_ref(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     rows, width = x.shape
     blocks = -(-width // BLOCK)
     padded = torch.nn.functional.pad(x.float(), (0, blocks * BLOCK - width)).view(rows, blocks, -1)
-    scale = padded.abs().amax(-1) / E4M3_MAX
-    scale = torch.where(scale > 0, scale, 1.0)  # of zeros
+    peak = padded.abs().amax(-1)
+    scale = peak.where(peak.isfinite(), torch.nan) / E4M3_MAX
+    scale = torch.where(scale == 0, 1.0, scale)  # of zeros
     values = (padded / scale[..., None]).clamp(-E4M3_MAX, E4M3_MAX)
     return values.view(rows, -1)[:, :width].to(torch.float8_e4m3fn).contiguous(), scale
 

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from headrace_kernels.head_linear import head_linear
-from headrace_kernels.interpret import INTERPRET
+from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.merge_spans import merge_spans
 
 HEADS_TILE = 64  # at most; these share the keys that a program reads. A guess, not tuned yet
@@ -81,12 +81,13 @@ def _attend_latent_kernel(
             cache_ptr + at[:, None] + i[None, :],
             mask=seen[:, None] & (i[None, :] < KV_LORA), other=0.0,
         )  # fmt: skip
-        c = c.to(wide)
+        c = widen(c, wide, INTERPRET)
         key = tl.load(
             cache_ptr + at[None, :] + KV_LORA + d[:, None],
             mask=seen[None, :] & (d[:, None] < ROPE), other=0.0,
         )  # fmt: skip
-        scores = tl.dot(q_rope, key.to(wide), input_precision="ieee")
+        key = widen(key, wide, INTERPRET)
+        scores = tl.dot(q_rope, key, input_precision="ieee")
         if NOPE > 0:
             scores = tl.dot(q_latent, tl.trans(c), scores, input_precision="ieee")
         scores = tl.where(seen[None, :], scores * scale, -float("inf"))
@@ -180,6 +181,7 @@ def mla_attention_ref(
         context = int(position.max()) + 1
         blocks = block_tables[seq, : -(-context // cache.shape[1])].long()
         keys = cache[blocks].flatten(0, 1)[:context].float()
+        keys[: first_keys[seq]] = 0  # there may be anything, such as somebody else's NaN
         scores = query[rows] @ keys.T * scale  # [rows, heads, context]
         token = torch.arange(context, device=q.device)
         hidden = (token > position[:, None]) | (token < first_keys[seq])

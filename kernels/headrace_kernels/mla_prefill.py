@@ -27,7 +27,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace_kernels.interpret import INTERPRET
+from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.linear import linear
 from headrace_kernels.upload import upload
 
@@ -112,6 +112,7 @@ def _gather_kernel(
     cache_ptr, tables_ptr, lens_ptr, pieces_ptr, ends_ptr, latent_ptr, key_ptr, span, max_blocks,
     KV_LORA: tl.constexpr, ROPE: tl.constexpr, BLOCK_TOKENS: tl.constexpr,
     LATENT_TILE: tl.constexpr, ROPE_TILE: tl.constexpr, SPAN: tl.constexpr, TILE: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     piece = tl.program_id(0)
     seq = tl.load(pieces_ptr + piece).to(tl.int64)
@@ -130,11 +131,13 @@ def _gather_kernel(
     mask = inside[:, None] & (i[None, :] < KV_LORA)
     latent = tl.load(cache_ptr + source[:, None] + i[None, :], mask=mask, other=0.0)
     # The type is at least as wide as the cache's, so nothing is rounded.
-    tl.store(latent_ptr + target[:, None] * KV_LORA + i[None, :], latent.to(dtype), mask=mask)
+    latent = widen(latent, dtype, INTERPRET)
+    tl.store(latent_ptr + target[:, None] * KV_LORA + i[None, :], latent, mask=mask)
     d = tl.arange(0, ROPE_TILE)
     mask = inside[:, None] & (d[None, :] < ROPE)
     key = tl.load(cache_ptr + source[:, None] + KV_LORA + d[None, :], mask=mask, other=0.0)
-    tl.store(key_ptr + target[:, None] * ROPE + d[None, :], key.to(dtype), mask=mask)
+    key = widen(key, dtype, INTERPRET)
+    tl.store(key_ptr + target[:, None] * ROPE + d[None, :], key, mask=mask)
 
 
 @triton.jit(
@@ -187,7 +190,8 @@ def _attend_expanded_kernel(
     newest = context - last_row + tl.minimum(first_row + ROWS_TILE, last_row)  # one past it
     for start in range(span_start, tl.minimum(span_start + SPAN, newest), KV_TILE):
         token = start + tl.arange(0, KV_TILE)
-        inside = token < newest
+        # Before the first key there may be anything, such as somebody else's NaN, whose weight would be 0 * NaN.
+        inside = (token < newest) & (token >= first_key)
         at = (workspace + token - span_start).to(tl.int64)
         key = tl.load(
             key_ptr + at[None, :] * ROPE + d[:, None],
@@ -274,7 +278,7 @@ def mla_prefill(
         _gather_kernel[(len(pieces), triton.cdiv(SPAN, GATHER_TILE))](
             cache, block_tables, lens, pieces, ends, latents, keys, launch.span, block_tables.shape[1],
             KV_LORA=kv_lora, ROPE=rope_dim, BLOCK_TOKENS=cache.shape[1], LATENT_TILE=tile(kv_lora),
-            ROPE_TILE=tile(rope_dim), SPAN=SPAN, TILE=GATHER_TILE,
+            ROPE_TILE=tile(rope_dim), SPAN=SPAN, TILE=GATHER_TILE, INTERPRET=INTERPRET,
         )  # fmt: skip
         expanded = linear(latents, kv_b.flatten(0, 1))  # [tokens, heads * (nope_dim + v_dim)]
         _attend_expanded_kernel[(len(tile_rows), heads)](
@@ -306,6 +310,7 @@ def mla_prefill_ref(
         start, end = plan.seq_starts[seq : seq + 2]
         blocks = block_tables[seq, : -(-context // cache.shape[1])].long()
         entries = cache[blocks].flatten(0, 1)[:context].float()
+        entries[: first_keys[seq]] = 0  # there may be anything, such as somebody else's NaN
         expanded = torch.einsum("tl,hnl->htn", entries[:, :kv_lora], kv_b.float())
         keys, values = expanded.split((nope_dim, out.shape[2]), dim=-1)  # [heads, context, ...]
         shared = entries[:, kv_lora:].expand(len(keys), -1, -1)

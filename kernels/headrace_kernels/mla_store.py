@@ -11,7 +11,8 @@ Cost: reads q's rope parts and latent, writes the former back and one cache row;
 Source: DeepSeek-V2 2024, section 2.1; Su et al. 2021 for the turn. Not run on a GPU yet.
 
 Interleaved, values 2p and 2p + 1 turn by frequency p; otherwise values p and p + rope_dim / 2 do. Both stay where they
-are, in queries and keys alike. An e4m3 cache has the scale 1: values past 448 are cut off there.
+are, in queries and keys alike. An e4m3 cache has the scale 1: values past 448 are cut off there, and
+infinities become NaN.
 """
 
 import torch
@@ -126,7 +127,7 @@ def mla_store_ref(
     c = c * torch.rsqrt(c.square().mean(-1, keepdim=True) + eps) * norm.float()
     entry = torch.cat((c, turn(latent[:, len(norm) :].float(), cos, sin)), dim=-1)
     if cache.dtype == torch.float8_e4m3fn:
-        entry = entry.clamp(-448, 448)
+        entry = entry.clamp(-448, 448).where(entry.isfinite(), torch.nan)
     cache.flatten(0, 1)[slots] = entry.to(cache.dtype)
     return q
 

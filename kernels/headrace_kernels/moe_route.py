@@ -9,7 +9,8 @@ Source: DeepSeek-V3 2024, section 2.1.2; the group limit as in DeepSeek-V2 2024,
 capability 9.0, not run on a GPU yet.
 
 Scores are sigmoids. A group's worth is the sum of its two best biased scores; experts outside of the best groups are
-never chosen, however low the others score. Equal scores go to the lowest id.
+never chosen, however low the others score. Equal scores go to the lowest id. Where any of a row's logits is no finite
+number, the row still gets its experts, and all of their weights are NaN.
 """
 
 from __future__ import annotations
@@ -43,7 +44,9 @@ def _route_kernel(
     scores = 1.0 / (1.0 + tl.exp(-logits))
     choice = scores + tl.load(bias_ptr + expert, mask=real, other=0.0)
     # What is no number is never better than a number; every row still gets TOP_K experts.
-    choice = tl.where(real & (choice == choice), choice, -float("inf"))
+    sound = (tl.abs(logits) < float("inf")) & (tl.abs(choice) < float("inf"))
+    broken = tl.max(tl.max((real & ~sound).to(tl.int32), axis=1), axis=0)
+    choice = tl.where(real & sound, choice, -float("inf"))
 
     worth = tl.max(choice, axis=1)  # [groups]
     if members > 1:
@@ -71,6 +74,7 @@ def _route_kernel(
     weights = tl.where(chosen, tl.reshape(scores, (tile,)), 0.0)
     if NORMALISE:
         weights = weights / (tl.sum(weights, axis=0) + 1e-20)
+    weights = tl.where(broken == 1, float("nan"), weights)
     k = tl.cumsum(chosen.to(tl.int32), axis=0) - 1  # ids ascend along the tile
     tl.store(ids_ptr + row * TOP_K + k, flat_id, mask=chosen)
     tl.store(weights_ptr + row * TOP_K + k, weights * scale, mask=chosen)
@@ -102,6 +106,8 @@ def route_ref(
     """The same in torch."""
     scores = logits.float().sigmoid()
     choice = scores + bias.float()
+    sound = logits.isfinite() & choice.isfinite()
+    choice = choice.masked_fill(~sound, -torch.inf)
     grouped = choice.unflatten(-1, (routing.groups, -1))  # [rows, groups, experts of a group]
     worth = grouped.topk(min(2, grouped.shape[-1]), dim=-1).values.sum(-1)
     kept = _first_best(worth, routing.top_groups)
@@ -111,6 +117,7 @@ def route_ref(
     weights = scores.gather(-1, ids)
     if routing.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    weights = weights.masked_fill(~sound.all(-1, keepdim=True), torch.nan)
     return ids.int(), weights * routing.scale
 
 

@@ -23,6 +23,7 @@ from headrace.links import Links, first
 from headrace.load import Loaded, load
 from headrace.supervise import EXIT_CONFIG
 from headrace.transfer.client import TransferClient
+from headrace.transfer.members import Members
 from headrace.transfer.server import TransferServer
 from headrace.worker import Worker
 
@@ -89,10 +90,11 @@ async def open_transfer(loaded: Loaded, settings: WorkerSettings) -> Transfer:
     """Listen for workers that want KV from here."""
     pool = loaded.engine.model.kv_pool()
     layout = loaded.hello.fingerprints.kv_layout
-    server = TransferServer(pool, layout, host=transfer_host(settings))
+    members = Members()  # none, until a router took us
+    server = TransferServer(pool, layout, members=members, host=transfer_host(settings))
     await server.start()
     log.info("KV can be pulled from %s", ", ".join(server.endpoints))
-    return Transfer(server, TransferClient(pool, layout))
+    return Transfer(server, TransferClient(pool, layout, members=members), members)
 
 
 def transfer_host(settings: WorkerSettings) -> str:

@@ -230,6 +230,7 @@ class Worker:
             case Left():
                 cancelled = (self._desk or self.engine).cancel_link(peer.number)
                 self._peers.pop(peer.number, None)
+                self._trust()
                 log.info("router %s left with %d requests", peer.session.router, cancelled)
             case Submit() as submit:
                 try:
@@ -292,6 +293,12 @@ class Worker:
         if self._drain_until_s is not None:
             peer.outbox.bye = Bye("draining")
         self._peers[peer.number] = peer
+        self._trust()
+
+    def _trust(self) -> None:
+        """KV moves between workers of the routers that this one has links to."""
+        if self._desk is not None:
+            self._desk.trust(peer.session.hash_key for peer in self._peers.values())
 
     def _hand_out(self, result: StepResult) -> None:
         """What a step gave."""

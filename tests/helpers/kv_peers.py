@@ -13,14 +13,27 @@ from typing import Literal, TypeAlias
 from headrace import _core
 from headrace.transfer import Limits
 from headrace.transfer.base import VERSION, LinkBroken, layout_text
+from headrace.transfer.members import NONCE_BYTES, PROOF_BYTES, Members, Transcript
 from headrace.transfer.memory import HostMemory
-from headrace.transfer.messages import Data, Hello, Pull, Ready, Started, Welcome
+from headrace.transfer.messages import (
+    Challenge,
+    Data,
+    Hello,
+    Open,
+    Prove,
+    Pull,
+    Ready,
+    Started,
+    Welcome,
+)
 from headrace.transfer.shm import ShmExporter
 from headrace.transfer.stream import Stream
 from headrace_kernels.ops import KvPool
 
 LAYOUT = "test-1 layers_per_group=2"
-QUICK = Limits(heartbeat_s=0.05, dial_s=0.5, handshake_s=0.3)
+QUICK = Limits(heartbeat_s=0.05, dial_s=0.5, handshake_s=0.3, stranger_s=0.3)
+MEMBERS = Members([b"k" * 32])
+NONCE = b"n" * NONCE_BYTES
 Backend: TypeAlias = Literal["shm", "tcp"]
 BACKENDS: tuple[Backend, ...] = ("shm", "tcp")
 
@@ -73,17 +86,30 @@ class SourceScript:
         self.stream = stream
         self.pool = pool
         self.backend = backend
+        self.proof = bytes(PROOF_BYTES)
+
+    async def challenge(self) -> Transcript:
+        """Up to what the client has proved."""
+        hello = await self.stream.receive()
+        assert isinstance(hello, Hello)
+        await self.stream.send([Challenge(NONCE)])
+        prove = await self.stream.receive()
+        assert isinstance(prove, Prove)
+        transcript = Transcript(hello.nonce, NONCE, prove.ticket)
+        assert isinstance(await self.stream.receive(), Open)
+        self.proof = MEMBERS.answer(transcript, prove.proofs) or bytes(PROOF_BYTES)
+        return transcript
 
     async def welcome(self, about: bytes | None = None) -> None:
-        assert isinstance(await self.stream.receive(), Hello)
+        await self.challenge()
         if self.backend == "shm":
             exporter = ShmExporter(self.pool)
             described, fds = exporter.describe()
-            welcome = Welcome(VERSION, "shm", described if about is None else about)
+            welcome = Welcome("shm", described if about is None else about, self.proof)
             await self.stream.send_with_fds(welcome, fds)
             exporter.close()
         else:
-            await self.stream.send([Welcome(VERSION, "tcp", about or b"")])
+            await self.stream.send([Welcome("tcp", about or b"", self.proof)])
 
     async def pull(self) -> Pull:
         pull = await self.receive(Pull)
@@ -148,11 +174,22 @@ async def _connect(endpoints: list[str], backend: Backend) -> Stream:
     return Stream(sock)
 
 
-async def greet(stream: Stream, pool: KvPool, backend: Backend) -> None:
+async def proven(
+    stream: Stream, ticket: bytes, nonce: bytes = NONCE, members: Members = MEMBERS
+) -> Prove:
+    """What a client says to the source's challenge, for which this waits."""
+    await stream.send([Hello(VERSION, nonce)])
+    challenge = await stream.receive()
+    assert isinstance(challenge, Challenge), challenge
+    return Prove(ticket, members.puller_proofs(Transcript(nonce, challenge.nonce, ticket)))
+
+
+async def greet(stream: Stream, pool: KvPool, backend: Backend, ticket: bytes) -> None:
     """A client's handshake; what came with the Welcome is thrown away."""
     import os
 
-    await stream.send([Hello(VERSION, layout_text(LAYOUT, pool), [backend], b"")])
+    prove = await proven(stream, ticket)
+    await stream.send([prove, Open(layout_text(LAYOUT, pool), [backend])])
     welcome, fds = await stream.receive_with_fds(1 << 16)
     for fd in fds:
         os.close(fd)

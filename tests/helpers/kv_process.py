@@ -13,7 +13,7 @@ import uvloop
 
 from headrace.transfer import TransferClient, TransferError, TransferServer
 from helpers.kv import FakeSource, make_pool
-from helpers.kv_peers import LAYOUT, QUICK
+from helpers.kv_peers import LAYOUT, MEMBERS, QUICK
 
 
 def say(*words: object) -> None:
@@ -32,7 +32,7 @@ class TalkingSource(FakeSource):
 async def source(backend: str, seed: int, layer_bytes: int) -> None:
     """Blocks 0 to 7; `all` on its input makes them ready, before that only the first group of the first is."""
     pool = make_pool(seed=seed, layer_bytes=layer_bytes)
-    server = TransferServer(pool, LAYOUT, backends=[backend], limits=QUICK)
+    server = TransferServer(pool, LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK)
     await server.start()
     blocks = TalkingSource(blocks=range(8), done={(0, 0)})
     ended = asyncio.Event()
@@ -54,7 +54,7 @@ async def source(backend: str, seed: int, layer_bytes: int) -> None:
 async def pull(endpoint: str, ticket: bytes, seed: int) -> None:
     """Blocks 0 to 7 to where they are there, and whether they are those of the seed."""
     ours = make_pool()
-    client = TransferClient(ours, LAYOUT, limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=QUICK)
     try:
         await client.pull([endpoint], ticket, [(n, n) for n in range(8)], timeout_s=30)
     except TransferError as error:

@@ -46,7 +46,7 @@ class ToyModel:
         self.draft_token_ids: NDArray[np.int32] | None = None
         self.forwards = 0
         self.rows = 0
-        self.fail_next: Exception | None = None
+        self.fail_next: BaseException | None = None
         self.allocate_kv(1)
 
     def allocate_kv(self, num_blocks: int) -> None:

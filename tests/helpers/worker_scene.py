@@ -24,6 +24,7 @@ from headrace.link import Link, LinkConfig
 from headrace.links import Links
 from headrace.load import capacity
 from headrace.transfer.client import TransferClient
+from headrace.transfer.members import Members
 from headrace.transfer.server import TransferServer
 from headrace.worker import Worker
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
@@ -96,9 +97,10 @@ class Scene:
         hello = self._hello
         if transfer:
             pool = self.model.kv_pool()
-            server = TransferServer(pool, "kv")
+            members = Members()
+            server = TransferServer(pool, "kv", members=members)
             await server.start()
-            self.transfer = Transfer(server, TransferClient(pool, "kv"))
+            self.transfer = Transfer(server, TransferClient(pool, "kv", members=members), members)
             hello = replace(hello, transfer=server.endpoints)
         links = Links(
             [Fixed(r.address for r in self._routers)],

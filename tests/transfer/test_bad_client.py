@@ -11,31 +11,39 @@ from itertools import count
 import pytest
 
 from headrace.transfer import Limits, TransferClient, TransferError, TransferServer
-from headrace.transfer import server as server_module
-from headrace.transfer.base import VERSION, LinkBroken, layout_text
+from headrace.transfer.base import LinkBroken, layout_text
 from headrace.transfer.messages import (
     Abort,
     Alive,
     Closed,
     Data,
     Ended,
-    Hello,
     Pull,
     Ready,
-    Refuse,
     Release,
     Started,
 )
 from headrace.transfer.stream import Stream
 from helpers.kv import FakeSource, all_bytes, make_pool, overwrite
-from helpers.kv_peers import BACKENDS, LAYOUT, QUICK, Backend, connected, forever, greet, until
+from helpers.kv_peers import (
+    BACKENDS,
+    LAYOUT,
+    MEMBERS,
+    QUICK,
+    Backend,
+    connected,
+    forever,
+    greet,
+    proven,
+    until,
+)
 
 POOL = make_pool(seed=1)
 
 
 @asynccontextmanager
 async def serving(limits: Limits = QUICK) -> AsyncGenerator[TransferServer]:
-    server = TransferServer(POOL, LAYOUT, limits=limits)
+    server = TransferServer(POOL, LAYOUT, members=MEMBERS, limits=limits)
     await server.start()
     try:
         yield server
@@ -76,16 +84,25 @@ def pull_of(ticket: bytes, places: list[int], number: int = 0) -> Pull:
     return Pull(number, ticket, b"".join(place.to_bytes(4, "little") for place in places))
 
 
-STEPS = ("connected", "half a hello", "greeted", "pulling", "half moved", "moved")
+STEPS = (
+    *("connected", "half a hello", "challenged", "proved"),
+    *("greeted", "pulling", "half moved", "moved"),
+)
 
 
 async def behave_until(stream: Stream, step: str, backend: Backend, ticket: bytes) -> None:
     if step == "connected":
         return
     if step == "half a hello":
-        await stream._send_all([memoryview(b"\x40\0\0\0\x94")])
+        await stream._send_all([memoryview(b"\x14\0\0\0\x93")])
         return
-    await greet(stream, POOL, backend)
+    if step == "challenged":
+        await proven(stream, ticket)
+        return
+    if step == "proved":
+        await stream.send([await proven(stream, ticket)])
+        return
+    await greet(stream, POOL, backend, ticket)
     if step == "greeted":
         return
     await stream.send([pull_of(ticket, [0, 1])])
@@ -109,7 +126,7 @@ async def test_a_client_that_vanishes_leaves_nothing(backend: Backend, step: str
             await until(lambda: server.clients == 1)
             stream.close("vanished")
             await all_gone(server)
-            began = step in STEPS[4:]
+            began = step in STEPS[6:]
             if step != "pulling":  # there, the pull may or may not have been read
                 assert source.failed == int(began)
                 assert server.open_tickets == int(not began)
@@ -128,7 +145,7 @@ async def test_a_client_that_falls_silent_is_dropped(backend: Backend, step: str
             await until(lambda: server.clients == 1)
             async with asyncio.timeout(5):
                 await all_gone(server)
-            assert source.failed == int(step in STEPS[3:])
+            assert source.failed == int(step in STEPS[5:])
 
 
 @pytest.mark.parametrize(
@@ -136,7 +153,7 @@ async def test_a_client_that_falls_silent_is_dropped(backend: Backend, step: str
     [
         b"GET / HTTP/1.1\r\n\r\n",
         b"\xff\xff\xff\xff",
-        (65 << 10).to_bytes(4, "little") + bytes(65 << 10),
+        (1025).to_bytes(4, "little") + bytes(1025),
         bytes(4),
         b"\x03\0\0\0abc",
         b"\x05\0\0\0\xdd\xff\xff\xff\xff",  # an array of four thousand million
@@ -173,7 +190,7 @@ async def test_garbage_after_the_handshake(backend: Backend, garbage: bytes) -> 
     async with serving() as server:
         ticket = server.offer(source, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
-            await greet(stream, POOL, backend)
+            await greet(stream, POOL, backend, ticket)
             await stream.send([pull_of(ticket, [0, 1])])
             await stream._send_all([memoryview(garbage)])
             with pytest.raises(LinkBroken):
@@ -184,7 +201,7 @@ async def test_garbage_after_the_handshake(backend: Backend, garbage: bytes) -> 
 
 async def a_good_pull(server: TransferServer, backend: Backend) -> None:
     ours = make_pool()
-    client = TransferClient(ours, LAYOUT, backends=[backend], limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK)
     source = FakeSource(blocks=(4, 5))
     ticket = server.offer(source, source.on_released)
     await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=5)
@@ -201,7 +218,7 @@ async def test_layouts_must_be_equal_and_both_are_said(backend: Backend) -> None
             (make_pool(groups=2), LAYOUT),
             (make_pool("layer-major"), LAYOUT),
         ):
-            client = TransferClient(ours, layout, backends=[backend], limits=QUICK)
+            client = TransferClient(ours, layout, members=MEMBERS, backends=[backend], limits=QUICK)
             with pytest.raises(TransferError) as caught:
                 await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=5)
             assert caught.value.kind == "layout"
@@ -211,55 +228,23 @@ async def test_layouts_must_be_equal_and_both_are_said(backend: Backend) -> None
         assert server.open_tickets == 1
 
 
+@pytest.mark.parametrize("link", ["open already", "new"])
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_another_version_is_refused(backend: Backend) -> None:
-    async with serving() as server, connected(server.endpoints, backend) as stream:
-        hello = Hello(VERSION + 1, layout_text(LAYOUT, POOL), [backend], b"")
-        await stream.send([hello])
-        assert await stream.receive() == Refuse("version", str(VERSION), str(VERSION + 1))
-
-
-async def test_no_back_end_in_common() -> None:
-    async with serving() as server, connected(server.endpoints, "tcp") as stream:
-        await stream.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["shm", "pigeon"], b"")])
-        assert await stream.receive() == Refuse("backends", "tcp", "shm, pigeon")
-
-
-async def test_another_user_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_tickets_that_are_not_good(backend: Backend, link: str) -> None:
     async with serving() as server:
-        monkeypatch.setattr(server_module, "peer_user", lambda _: 12345)
-        async with connected(server.endpoints, "shm") as stream:
-            await stream.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["shm"], b"")])
-            refuse = await stream.receive()
-            assert isinstance(refuse, Refuse)
-            assert (refuse.field, refuse.yours) == ("user", "12345")
-
-
-async def test_one_client_too_many_is_refused() -> None:
-    async with (
-        serving(dataclasses.replace(QUICK, max_links=1)) as server,
-        connected(server.endpoints, "tcp") as first,
-        connected(server.endpoints, "tcp") as second,
-    ):
-        await greet(first, POOL, "tcp")
-        await second.send([Hello(VERSION, layout_text(LAYOUT, POOL), ["tcp"], b"")])
-        refuse = await second.receive()
-        assert isinstance(refuse, Refuse)
-        assert refuse.field == "links"
-
-
-@pytest.mark.parametrize("backend", BACKENDS)
-async def test_tickets_that_are_not_good(backend: Backend) -> None:
-    async with serving() as server:
-        client = TransferClient(make_pool(), LAYOUT, backends=[backend], limits=QUICK)
+        client = TransferClient(
+            make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK
+        )
+        source = FakeSource(blocks=(4, 5))
+        if link == "open already":
+            good = server.offer(source, lambda: None)
+            await client.pull(server.endpoints, good, [(0, 0)], timeout_s=5)
 
         async def kind_of(ticket: bytes, place: int = 0) -> str:
             with pytest.raises(TransferError) as caught:
                 await client.pull(server.endpoints, ticket, [(place, 0)], timeout_s=5)
-            assert caught.value.backend == backend
             return caught.value.kind
 
-        source = FakeSource(blocks=(4, 5))
         assert await kind_of(bytes(24)) == "refused"
         done = server.offer(source, source.on_released)
         await client.pull(server.endpoints, done, [(0, 0)], timeout_s=5)
@@ -281,7 +266,7 @@ async def test_a_ticket_is_for_one_pull_unless_it_is_shared(backend: Backend) ->
     async with serving() as server:
         once = server.offer(source, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
-            await greet(stream, POOL, backend)
+            await greet(stream, POOL, backend, once)
             await stream.send([pull_of(once, [0], 0), pull_of(once, [0], 1)])
             assert await next_of(stream, Ended) == Ended(1, "refused", "the ticket was used before")
             stream.close("the first one goes on no longer")
@@ -291,7 +276,9 @@ async def test_a_ticket_is_for_one_pull_unless_it_is_shared(backend: Backend) ->
             source.done = None
             shared = server.offer(source, source.on_released, source.on_failed, shared=True)
             for _ in range(3):
-                client = TransferClient(make_pool(), LAYOUT, backends=[backend], limits=QUICK)
+                client = TransferClient(
+                    make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK
+                )
                 await client.pull(server.endpoints, shared, [(1, 0)], timeout_s=5)
                 await client.close()
             assert (source.released, source.failed, server.open_tickets) == (3, 1, 1)
@@ -302,7 +289,9 @@ async def test_a_ticket_is_for_one_pull_unless_it_is_shared(backend: Backend) ->
 async def test_revoked_while_it_waits(backend: Backend, how: str) -> None:
     source = FakeSource(blocks=(4, 5), done={(0, 0)})
     async with serving() as server:
-        client = TransferClient(make_pool(), LAYOUT, backends=[backend], limits=QUICK)
+        client = TransferClient(
+            make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK
+        )
         ticket = server.offer(source, source.on_released, source.on_failed)
         pull = asyncio.create_task(
             client.pull(server.endpoints, ticket, [(0, 0), (1, 1)], timeout_s=5)
@@ -325,7 +314,7 @@ async def test_revoked_after_the_last_byte_and_before_the_release(backend: Backe
     async with serving() as server:
         ticket = server.offer(source, source.on_released, source.on_failed)
         async with connected(server.endpoints, backend) as stream:
-            await greet(stream, POOL, backend)
+            await greet(stream, POOL, backend, ticket)
             await stream.send([pull_of(ticket, [0, 1])])
             for _ in range(3):
                 await next_of(stream, Ready if backend == "shm" else Data)
@@ -344,7 +333,7 @@ async def test_a_release_before_everything_was_handed_over_is_not_intact() -> No
     async with serving() as server:
         ticket = server.offer(source, source.on_released, source.on_failed)
         async with connected(server.endpoints, "shm") as stream:
-            await greet(stream, POOL, "shm")
+            await greet(stream, POOL, "shm", ticket)
             await stream.send([pull_of(ticket, [0, 1]), Release(0), Release(0), Abort(7)])
             assert await next_of(stream, Closed) == Closed(0, False)
             assert source.failed == 1
@@ -355,7 +344,7 @@ async def test_after_withdraw_nobody_is_called() -> None:
     async with serving() as server:
         ticket = server.offer(source, source.on_released, source.on_failed)
         async with connected(server.endpoints, "tcp") as stream:
-            await greet(stream, POOL, "tcp")
+            await greet(stream, POOL, "tcp", ticket)
             await stream.send([pull_of(ticket, [0, 1])])
             await next_of(stream, Started)
             server.withdraw(ticket, "expired")
@@ -372,7 +361,7 @@ async def test_a_number_that_was_used_before_closes_the_connection() -> None:
     async with serving() as server:
         ticket = server.offer(source, source.on_released)
         async with connected(server.endpoints, "shm") as stream:
-            await greet(stream, POOL, "shm")
+            await greet(stream, POOL, "shm", ticket)
             await stream.send([pull_of(ticket, [0], 5), pull_of(ticket, [0], 5)])
             with pytest.raises(LinkBroken):
                 await forever(stream)
@@ -380,7 +369,7 @@ async def test_a_number_that_was_used_before_closes_the_connection() -> None:
 
 async def test_more_pulls_than_a_client_may_have() -> None:
     async with serving(dataclasses.replace(QUICK, max_pulls=2)) as server:
-        client = TransferClient(make_pool(), LAYOUT, limits=QUICK)
+        client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
         source = FakeSource(blocks=(4, 5), done=set())
         pulls = [
             asyncio.create_task(
@@ -408,11 +397,11 @@ async def test_a_client_that_takes_no_bytes_is_dropped() -> None:
     big = make_pool(num_blocks=64, layer_bytes=96 << 10, seed=None)
     overwrite(big, 7)
     source = FakeSource(blocks=range(64))
-    server = TransferServer(big, LAYOUT, backends=["tcp"], limits=QUICK)
+    server = TransferServer(big, LAYOUT, members=MEMBERS, backends=["tcp"], limits=QUICK)
     await server.start()
     ticket = server.offer(source, source.on_released, source.on_failed)
     async with connected(server.endpoints, "tcp") as stream:
-        await greet(stream, big, "tcp")
+        await greet(stream, big, "tcp", ticket)
         await stream.send([pull_of(ticket, list(range(64)))])
         with pytest.raises(LinkBroken):
             await talk_on(stream)
@@ -423,7 +412,8 @@ async def test_a_client_that_takes_no_bytes_is_dropped() -> None:
 
 async def test_a_client_that_asks_and_never_listens_is_dropped() -> None:
     async with serving() as server, connected(server.endpoints, "shm") as stream:
-        await greet(stream, POOL, "shm")
+        ticket = server.offer(FakeSource(blocks=(4,)), lambda: None)
+        await greet(stream, POOL, "shm", ticket)
         with pytest.raises(LinkBroken):
             await ask_on(stream)
         await all_gone(server)
@@ -432,7 +422,7 @@ async def test_a_client_that_asks_and_never_listens_is_dropped() -> None:
 async def test_a_closed_server_loses_its_clients() -> None:
     source = FakeSource(blocks=(4, 5), done=set())
     async with serving() as server:
-        client = TransferClient(make_pool(), LAYOUT, limits=QUICK)
+        client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
         ticket = server.offer(source, source.on_released)
         endpoints = list(server.endpoints)
         pull = asyncio.create_task(client.pull(endpoints, ticket, [(0, 0)], timeout_s=5))
@@ -448,7 +438,7 @@ async def test_a_closed_server_loses_its_clients() -> None:
 async def test_an_idle_client_hangs_up_and_comes_back() -> None:
     limits = dataclasses.replace(QUICK, idle_s=0.1)
     async with serving() as server:
-        client = TransferClient(make_pool(), LAYOUT, limits=limits)
+        client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=limits)
         source = FakeSource(blocks=(4, 5))
         for _ in range(2):
             ticket = server.offer(source, source.on_released)

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headrace.transfer import Limits, TransferClient, TransferError
-from headrace.transfer.base import VERSION, LinkBroken
+from headrace.transfer.base import LinkBroken
 from headrace.transfer.messages import Closed, Data, Ready, Refuse, Release, Started, Welcome
 from headrace.transfer.shm import SCHEMA, Part, Pool
 from headrace.transfer.stream import Stream
@@ -17,6 +17,7 @@ from helpers.kv import all_bytes, make_pool, overwrite
 from helpers.kv_peers import (
     BACKENDS,
     LAYOUT,
+    MEMBERS,
     QUICK,
     Backend,
     SourceScript,
@@ -26,12 +27,24 @@ from helpers.kv_peers import (
 
 TICKET = bytes(24)
 WANTED = [(0, 1), (1, 2), (2, 3)]
-STEPS = ("accepted", "welcomed", "pulled", "started", "half moved", "moved", "released")
+STEPS = (
+    "accepted",
+    "challenged",
+    "welcomed",
+    "pulled",
+    "started",
+    "half moved",
+    "moved",
+    "released",
+)
 
 
 async def behave_until(script: SourceScript, step: str) -> None:
     """Everything up to `step`, rightly."""
     if step == "accepted":
+        return
+    if step == "challenged":
+        await script.challenge()
         return
     await script.welcome()
     if step == "welcomed":
@@ -54,7 +67,7 @@ async def behave_until(script: SourceScript, step: str) -> None:
 
 
 def client_of(ours: KvPool, limits: Limits = QUICK) -> TransferClient:
-    return TransferClient(ours, LAYOUT, limits=limits)
+    return TransferClient(ours, LAYOUT, members=MEMBERS, limits=limits)
 
 
 async def pull_from(
@@ -93,7 +106,7 @@ def assert_untouched_beside(ours: KvPool) -> None:
 async def test_a_source_that_dies_is_lost(backend: Backend, step: str) -> None:
     error = await pull_from(backend, lambda script: behave_until(script, step))
     assert error.kind == "lost"
-    assert error.backend == ("" if step == "accepted" else backend)
+    assert error.backend == ("" if step in STEPS[:2] else backend)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -121,7 +134,7 @@ async def test_a_pull_ends_at_its_time_out(backend: Backend, step: str) -> None:
 
     error = await pull_from(backend, serve, timeout_s=0.2, limits=Limits())
     assert error.kind == "timeout"
-    assert error.backend == ("" if step == "accepted" else backend)
+    assert error.backend == ("" if step in STEPS[:2] else backend)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -226,7 +239,7 @@ async def message_of_no_bytes(script: SourceScript) -> None:
 
 @wrong
 async def another_welcome(script: SourceScript) -> None:
-    await script.stream.send([Welcome(VERSION, script.backend, b"")])
+    await script.stream.send([Welcome(script.backend, b"", script.proof)])
 
 
 @wrong
@@ -309,14 +322,17 @@ async def test_a_pool_of_other_regions_than_ours_is_not_read_from(groups: list[l
     [
         (Refuse("version", "2", "1"), "refused"),
         (Refuse("layout", "a", "b"), "layout"),
-        (Refuse("user", "0", "1"), "lost"),
+        (Refuse("proof", "0", "1"), "lost"),
         (Refuse("links", "1 at most", "one more"), "lost"),
     ],
 )
+@pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
-async def test_a_refusal_says_both_values(backend: Backend, refuse: Refuse, kind: str) -> None:
+async def test_a_refusal_says_both_values(
+    backend: Backend, early: bool, refuse: Refuse, kind: str
+) -> None:
     async def serve(script: SourceScript) -> None:
-        await script.stream.receive()
+        await (script.stream.receive() if early else script.challenge())
         await script.stream.send([refuse])
 
     error = await pull_from(backend, serve)

@@ -18,7 +18,7 @@ from headrace.transfer.endpoints import able_backends, exporters_for
 from headrace.transfer.nixl import find_nixl
 from headrace_kernels.ops import KvPool
 from helpers.kv import FakeSource, block_of, make_pool
-from helpers.kv_peers import LAYOUT, QUICK
+from helpers.kv_peers import LAYOUT, MEMBERS, QUICK
 
 
 def device_pool(seed: int | None = None) -> KvPool:
@@ -54,8 +54,8 @@ def storages(monkeypatch: pytest.MonkeyPatch) -> dict[bytes, torch.UntypedStorag
 
 async def pull_between(theirs: KvPool, ours: KvPool) -> str:
     """The back-end that two whole ends agreed on, after its bytes were compared."""
-    server = TransferServer(theirs, LAYOUT, limits=QUICK)
-    client = TransferClient(ours, LAYOUT, limits=QUICK)
+    server = TransferServer(theirs, LAYOUT, members=MEMBERS, limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     source = FakeSource(blocks=(3, 4, 5, 11, 0))
     ticket = server.offer(source, source.on_released)

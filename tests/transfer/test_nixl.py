@@ -13,7 +13,7 @@ from headrace.transfer import TransferClient, TransferError, TransferServer, end
 from headrace.transfer.nixl import find_nixl
 from headrace_kernels.ops import KvPool
 from helpers.kv import SHAPES, FakeSource, Shape, all_bytes, block_of, make_pool, memory_of
-from helpers.kv_peers import LAYOUT, QUICK, until
+from helpers.kv_peers import LAYOUT, MEMBERS, QUICK, until
 from helpers.kv_processes import line, process, tell
 
 needs_nixl = pytest.mark.skipif(find_nixl() is None, reason="NIXL is not installed")
@@ -23,8 +23,8 @@ needs_nixl = pytest.mark.skipif(find_nixl() is None, reason="NIXL is not install
 async def pair(
     theirs: KvPool, ours: KvPool
 ) -> AsyncGenerator[tuple[TransferServer, TransferClient]]:
-    server = TransferServer(theirs, LAYOUT, backends=["nixl", "tcp"], limits=QUICK)
-    client = TransferClient(ours, LAYOUT, limits=QUICK)
+    server = TransferServer(theirs, LAYOUT, members=MEMBERS, backends=["nixl", "tcp"], limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     try:
         yield server, client
@@ -104,7 +104,7 @@ async def test_a_source_that_is_killed_or_stopped_writes_nothing_more(
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     ours = make_pool(layer_bytes=1 << 20)
     memory = memory_of(ours)
-    client = TransferClient(ours, LAYOUT, backends=["nixl"], limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, backends=["nixl"], limits=QUICK)
     async with process("source", "nixl", "5", str(1 << 20)) as source:
         ticket, endpoint = (await line(source)).split()
         wanted = [(n, n) for n in range(8)]
@@ -151,8 +151,8 @@ async def test_without_nixl_the_same_address_is_dialled_for_tcp(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(endpoints, "find_nixl", lambda: None)
-    server = TransferServer(make_pool(), LAYOUT, backends=["tcp"], limits=QUICK)
-    client = TransferClient(make_pool(), LAYOUT, limits=QUICK)
+    server = TransferServer(make_pool(), LAYOUT, members=MEMBERS, backends=["tcp"], limits=QUICK)
+    client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     source = FakeSource(blocks=range(4))
     ticket = server.offer(source, source.on_released)
@@ -161,6 +161,6 @@ async def test_without_nixl_the_same_address_is_dialled_for_tcp(
     await client.close()
     await server.close()
     with pytest.raises(ValueError, match="NIXL is not installed"):
-        await TransferServer(make_pool(), LAYOUT, backends=["nixl"]).start()
+        await TransferServer(make_pool(), LAYOUT, members=MEMBERS, backends=["nixl"]).start()
     with pytest.raises(ValueError, match="no such transfer back-end: pigeon"):
-        await TransferServer(make_pool(), LAYOUT, backends=["pigeon"]).start()
+        await TransferServer(make_pool(), LAYOUT, members=MEMBERS, backends=["pigeon"]).start()

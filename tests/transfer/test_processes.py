@@ -9,7 +9,7 @@ import pytest
 
 from headrace.transfer import TransferClient, TransferError, TransferServer
 from helpers.kv import FakeSource, make_pool
-from helpers.kv_peers import BACKENDS, LAYOUT, QUICK, Backend
+from helpers.kv_peers import BACKENDS, LAYOUT, MEMBERS, QUICK, Backend
 from helpers.kv_processes import line, process, tell
 
 
@@ -27,7 +27,7 @@ async def test_from_process_to_process(backend: Backend) -> None:
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_source_that_is_killed_or_stopped(backend: Backend, how: signal.Signals) -> None:
-    client = TransferClient(make_pool(), LAYOUT, limits=QUICK)
+    client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
     async with process("source", backend, "5", "96") as source:
         ticket, endpoint = (await line(source)).split()
         wanted = [(n, n) for n in range(8)]
@@ -48,7 +48,9 @@ async def test_a_source_that_is_killed_or_stopped(backend: Backend, how: signal.
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_puller_that_is_killed_or_stopped(backend: Backend, how: signal.Signals) -> None:
-    server = TransferServer(make_pool(seed=5), LAYOUT, backends=[backend], limits=QUICK)
+    server = TransferServer(
+        make_pool(seed=5), LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK
+    )
     await server.start()
     asked, failed = asyncio.Event(), asyncio.Event()
 

@@ -22,6 +22,7 @@ from helpers.kv import (
     memory_of,
     overwrite,
 )
+from helpers.kv_peers import MEMBERS
 
 LAYOUT = "test-1 layers_per_group=2"
 QUICK = Limits(heartbeat_s=0.05)
@@ -32,8 +33,8 @@ BACKENDS = ("shm", "tcp")
 async def pair(
     theirs: KvPool, ours: KvPool, backend: str
 ) -> AsyncGenerator[tuple[TransferServer, TransferClient]]:
-    server = TransferServer(theirs, LAYOUT, backends=[backend], limits=QUICK)
-    client = TransferClient(ours, LAYOUT, limits=QUICK)
+    server = TransferServer(theirs, LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     try:
         yield server, client
@@ -138,11 +139,11 @@ async def test_a_pull_of_nothing_is_a_release(backend: str) -> None:
 
 
 async def test_the_best_back_end_that_both_can_do_is_taken() -> None:
-    server = TransferServer(make_pool(), LAYOUT, limits=QUICK)
+    server = TransferServer(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     assert [endpoint.partition(":")[0] for endpoint in server.endpoints] == ["shm", "tcp"]
     for able, taken in ((None, "shm"), (["tcp"], "tcp")):
-        client = TransferClient(make_pool(), LAYOUT, backends=able, limits=QUICK)
+        client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, backends=able, limits=QUICK)
         source = FakeSource(blocks=(1, 2))
         ticket = server.offer(source, source.on_released)
         pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=5)
@@ -154,8 +155,8 @@ async def test_the_best_back_end_that_both_can_do_is_taken() -> None:
 async def test_a_name_that_nobody_has_here_leaves_tcp() -> None:
     """As from another host."""
     source = FakeSource(blocks=(1, 2))
-    server = TransferServer(make_pool(), LAYOUT, backends=["tcp"], limits=QUICK)
-    client = TransferClient(make_pool(), LAYOUT, limits=QUICK)
+    server = TransferServer(make_pool(), LAYOUT, members=MEMBERS, backends=["tcp"], limits=QUICK)
+    client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
     await server.start()
     ticket = server.offer(source, source.on_released)
     endpoints = ["shm:headrace-nobody", "word:1", "tcp:127.0.0.1:99999", *server.endpoints]

@@ -10,6 +10,7 @@ import pytest
 
 from headrace.transfer import TransferClient, TransferServer, stream
 from helpers.kv import FakeSource, block_of, make_pool, overwrite
+from helpers.kv_peers import MEMBERS
 
 BLOCKS = 4
 
@@ -39,8 +40,8 @@ async def test_a_release_waits_for_the_last_byte() -> None:
         theirs = make_pool(num_blocks=8, groups=1, layer_bytes=32 << 10, seed=1)
         ours = make_pool(num_blocks=8, groups=1, layer_bytes=32 << 10)
         expected = [block_of(theirs, block) for block in range(BLOCKS)]
-        server = TransferServer(theirs, "layout", backends=["tcp"])
-        client = TransferClient(ours, "layout")
+        server = TransferServer(theirs, "layout", members=MEMBERS, backends=["tcp"])
+        client = TransferClient(ours, "layout", members=MEMBERS)
         await server.start()
         # as a prefill worker does once it is told: the blocks are somebody else's now
         source = FakeSource(blocks=tuple(range(BLOCKS)))

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace import _core
 from headrace.engine.engine import Engine
 from headrace.engine.errors import RequestError
 from headrace.engine.result import StepResult
@@ -390,6 +391,51 @@ def test_a_failed_forward_fails_its_batch_and_nobody_else() -> None:
         assert heard.ids[request] == true_greedy([*prompt, request], 8)
     engine.submit(make_submit(0, [*prompt, 0]))  # blocks of the failed step are not trusted
     assert run(engine).ids[0] == true_greedy([*prompt, 0], 8)
+
+
+def a_panic() -> BaseException:
+    """Of the Rust code: a row without any logit that a token could be drawn by."""
+    one = np.ones(1)
+    try:
+        _core.race(
+            np.full((1, 128), -np.inf, np.float32),
+            np.arange(128, dtype=np.uint32),
+            best=np.full(1, np.nan, np.float32),
+            temperature=one,
+            top_p=one / 2,
+            min_p=one * 0,
+            key=np.ones(1, np.uint32),
+            key2=np.ones(1, np.uint32),
+        )
+    except BaseException as error:
+        return error
+    raise AssertionError("it drew a token")
+
+
+def test_a_panic_in_a_kernel_fails_its_batch_and_nobody_else() -> None:
+    panic = a_panic()
+    assert not isinstance(panic, Exception)
+    engine, model = make_engine(sequences=2)
+    for request in range(3):
+        engine.submit(make_submit(request, [1, 2, request]))
+    heard = Heard()
+    model.fail_next = panic
+    heard.hear(engine.step())
+    assert set(heard.failed) == {0, 1}
+    assert all(f.kind == "engine" and f.retryable for f in heard.failed.values())
+    assert "KernelPanic: the most probable token is never cut" in heard.failed[0].message
+    run(engine, heard)
+    assert heard.ids[2] == true_greedy([1, 2, 2], 8)
+    engine.check_idle()
+
+
+@pytest.mark.parametrize("end", [KeyboardInterrupt, SystemExit])
+def test_what_ends_a_process_is_no_failure_of_a_batch(end: type[BaseException]) -> None:
+    engine, model = make_engine()
+    engine.submit(make_submit(0, [1, 2, 3]))
+    model.fail_next = end()
+    with pytest.raises(end):
+        engine.step()
 
 
 def test_logits_that_are_not_finite_fail_their_request_only(

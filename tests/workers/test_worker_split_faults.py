@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -17,8 +18,9 @@ from headrace.frames import (
     Ticket,
     Transferred,
 )
-from helpers.fake_router import FakeRouter
-from helpers.split import PREFILL, Pair, pair
+from headrace.transfer.members import Transcript
+from helpers.fake_router import TIMEOUT_S, FakeRouter
+from helpers.split import PREFILL, Legs, Pair, pair
 from helpers.toy import make_submit, pack
 from helpers.worker_scene import joined, running, true_greedy
 
@@ -288,3 +290,35 @@ async def test_reports_name_the_request_and_its_source(two: Pair) -> None:
     assert await two.go_on(1)
     await two.freed(1)
     two.check()
+
+
+async def test_a_ticket_is_of_no_use_to_a_worker_of_another_router(tmp_path: Path) -> None:
+    """It has an open ticket and knows where to go, and even so it gets nothing."""
+    async with (
+        FakeRouter(tmp_path / "ours") as ours,
+        FakeRouter(tmp_path / "other") as other,
+        running(ours, name="p", role="prefill", transfer=True) as prefill,
+        running(other, name="d", role="decode", transfer=True) as decode,
+    ):
+        legs = Legs(await joined(ours, hash_key=b"a" * 32), await joined(other, hash_key=b"b" * 32))
+        legs.submit(1, LONG, max_tokens=5)
+        await legs.pass_on(1)
+        await legs.d.until(lambda: bool(legs.pull_outcomes(1)))
+        assert legs.pull_outcomes(1) == ["lost"]
+        assert prefill.transfer is not None
+        assert prefill.transfer.server.turned_away["proof"] > 0
+        assert prefill.transfer.server.open_tickets == 1
+        legs.d.send(Continue(1, b""))
+        await legs.d.until_freed(1)
+        assert legs.d.answer(1).ids == true_greedy(LONG, 5)
+        decode.check()
+
+
+async def test_after_its_router_has_gone_a_worker_gives_nobody_anything(two: Pair) -> None:
+    assert two.prefill.transfer is not None
+    about = Transcript(bytes(16), bytes(16), bytes(24))
+    assert two.prefill.transfer.members.puller_proofs(about)
+    two.p.hang_up()
+    async with asyncio.timeout(TIMEOUT_S):
+        while two.prefill.transfer.members.puller_proofs(about):  # noqa: ASYNC110
+            await asyncio.sleep(0)

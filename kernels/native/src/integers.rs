@@ -288,6 +288,19 @@ mod tests {
     }
 
     #[test]
+    fn what_is_no_finite_number_in_a_weight_shows_in_its_output_and_no_other() {
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            let mut w = [0.5; 3 * 3 * GROUP];
+            w[3 * GROUP + 70] = bad;
+            for level in Level::all() {
+                let y = linear(level, &[1.0; 3 * GROUP], &w);
+                assert!(y[1].is_nan(), "{bad} at {level:?}");
+                assert!(y[0].is_finite() && y[0] == y[2], "{y:?} at {level:?}");
+            }
+        }
+    }
+
+    #[test]
     fn next_to_nothing_counts_as_zero() {
         let mut x = [1e-38; 2 * GROUP];
         x[GROUP..].fill(2.0);

@@ -182,6 +182,9 @@ impl Moe<'_> {
         let scores = reserve(&mut scratch.scores, scores_len);
         let job = Linear { x: self.x, weight: gate, residual: None, y: &mut *scores };
         job.compute(level, linear);
+        for logit in scores.iter_mut().filter(|logit| !logit.is_finite()) {
+            *logit = f32::NAN; // the sigmoid of an infinity would be a score like others
+        }
         rows::sigmoid(level, scores);
         scratch.chosen.clear();
         for scores in scores.chunks_exact(routing.experts) {

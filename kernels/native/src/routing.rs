@@ -1,7 +1,8 @@
 //! Which experts a row goes to, and with what weight (`noaux_tc`).
 //!
 //! Scores are sigmoids. With the expert's bias they choose: first whole groups, by the sum of their two best, then
-//! the best experts of those groups; where two are equal, the lower number. Weights are the scores without the bias.
+//! the best experts of those groups; where two are equal, the lower number. Weights are the scores without the bias. Where
+//! any expert's score is no finite number the row still gets its experts, and all of their weights are NaN.
 
 /// How rows choose experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -86,13 +87,21 @@ impl Routing {
         let Scratch { biased, groups, kept, chosen } = scratch;
         biased.clear();
         biased.extend(scores.iter().zip(bias).map(|(score, bias)| score + bias));
+        let sound = biased.iter().all(|score| score.is_finite());
+        if !sound {
+            for score in biased.iter_mut().filter(|score| !score.is_finite()) {
+                *score = f32::NEG_INFINITY; // never better than a number
+            }
+        }
         let group = self.experts / self.groups;
         groups.clear();
         groups.extend(biased.chunks_exact(group).map(best_two));
         greatest(groups, self.top_groups, |_| true, kept);
         greatest(biased, self.top_k, |expert| kept[expert / group], chosen);
         let weights = || scores.iter().zip(&*chosen).enumerate().filter(|(_, (_, is))| **is);
-        let factor = if self.normalise {
+        let factor = if !sound {
+            f32::NAN
+        } else if self.normalise {
             self.scale / (weights().fold(0.0, |sum, (_, (score, _))| sum + score) + 1e-20)
         } else {
             self.scale
@@ -188,10 +197,25 @@ mod tests {
     }
 
     #[test]
-    fn no_number_is_routed_somewhere() {
-        assert_eq!(route(PLAIN, &[f32::NAN; 6], &[0.0; 6]).len(), 2);
+    fn no_number_shows_in_all_weights_whether_its_expert_is_chosen_or_not() {
         let groups = Routing { groups: 3, top_groups: 2, top_k: 3, ..PLAIN };
-        assert_eq!(route(groups, &[f32::NAN, 0.0, 0.0, f32::NAN, 0.1, 0.1], &[0.0; 6]).len(), 3);
+        let all = Routing { top_k: 6, normalise: true, ..PLAIN };
+        for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+            for routing in [PLAIN, groups, all] {
+                for place in 0..6 {
+                    let mut row = [[0.1, 0.5, 0.2, 0.3, 0.9, 0.4], [0.0; 6]];
+                    for which in 0..2 {
+                        let was = std::mem::replace(&mut row[which][place], bad);
+                        let chosen = route(routing, &row[0], &row[1]);
+                        assert_eq!(chosen.len(), routing.top_k);
+                        assert!(chosen.iter().all(|(_, weight)| weight.is_nan()), "{bad}");
+                        assert!(chosen.is_sorted_by(|a, b| a.0 < b.0));
+                        row[which][place] = was;
+                    }
+                }
+                assert_eq!(route(routing, &[bad; 6], &[0.0; 6]).len(), routing.top_k);
+            }
+        }
     }
 
     #[test]

@@ -271,15 +271,18 @@ fn push_pairs(panel: &[f32], k: usize, pairs: &mut Vec<Pairs>) {
     }
 }
 
-/// Replaces each group of a column by integers -127..=127 and pushes their scale.
+/// Replaces each group of a column by integers -127..=127 and pushes their scale, which is NaN where an element is no
+/// finite number: then all products with the column are.
 fn quantize(panel: &mut [f32], k: usize, scales: &mut Vec<F32x16>) {
     for start in (0..k).step_by(GROUP) {
         let end = (start + GROUP).min(k);
         let mut lanes = [[0.0; LANES]; 2];
         for column in 0..PANEL {
             let group = &mut panel[column * k + start..column * k + end];
-            let peak = group.iter().fold(0.0_f32, |peak, x| peak.max(x.abs()));
-            let scale = peak / 127.0;
+            // `max` drops NaN; the bits of magnitudes are ordered as those are, and NaN is above infinity.
+            let peak = group.iter().fold(0, |peak, x| x.abs().to_bits().max(peak));
+            let peak = f32::from_bits(peak);
+            let scale = if peak.is_finite() { peak / 127.0 } else { f32::NAN };
             let inverse = if scale > 0.0 { 1.0 / scale } else { 0.0 };
             for x in group {
                 *x = (*x * inverse).round_ties_even().clamp(-127.0, 127.0);

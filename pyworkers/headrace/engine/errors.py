@@ -55,3 +55,7 @@ class RequestError(HeadraceError):
             message=self.message,
             retryable=self.kind.retryable,
         )
+
+
+class KernelPanic(HeadraceError):
+    """The Rust code found a mistake of its own. What PyO3 raises then is no `Exception`; to a batch it is one."""

@@ -94,7 +94,7 @@ class Forward:
         try:
             with torch.inference_mode():
                 return self._launch(order, work)
-        except Exception:
+        except BaseException:  # a panic of the Rust code, too
             self._seats.ended[[item.seat for item in work]] = True  # the step after it goes without
             self._wait_for_device()
             raise

@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.errors import KernelPanic
 from headrace.engine.export import Chunk
 from headrace.engine.result import StepResult
 from headrace.engine.seats import Seated, Table
@@ -70,8 +71,8 @@ class Step:
         """Give it to the model. Never raises for what that did."""
         try:
             self._read = self._launch(self.order)
-        except Exception as error:
-            self.error = error
+        except BaseException as error:
+            self.error = _failure(error)
 
     def read(self) -> None:
         """Wait for the model's end of it. Never raises for what that did."""
@@ -79,6 +80,17 @@ class Step:
             return
         try:
             self.computed = self._read()
-        except Exception as error:
-            self.error = error
+        except BaseException as error:
+            self.error = _failure(error)
         self._read = None
+
+
+def _failure(error: BaseException) -> Exception:
+    """What fails a batch. Raises what is to end the worker."""
+    if isinstance(error, Exception):
+        return error
+    if type(error).__module__ != "pyo3_runtime":
+        raise error
+    panic = KernelPanic(str(error))
+    panic.__cause__ = error
+    return panic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,15 +18,17 @@ from headrace.handoff.puller import Puller
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
     from headrace.transfer.client import TransferClient
+    from headrace.transfer.members import Members
     from headrace.transfer.server import TransferServer
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """Both ends of moving KV, made for one pool."""
+    """Both ends of moving KV, made for one pool, and whom they move it to and from."""
 
     server: TransferServer
     client: TransferClient
+    members: Members
 
 
 class Desk:
@@ -42,6 +44,10 @@ class Desk:
         self._arrivals = Arrivals(engine, self._puller, tell)
         self._handover = HandOver(engine, transfer.server)
         self._fetches = Fetches(engine, self._puller, tell)
+
+    def trust(self, hash_keys: Iterable[bytes]) -> None:
+        """KV goes to and comes from workers that know one of these keys, and nobody else."""
+        self._transfer.members.trust(hash_keys)
 
     @property
     def idle(self) -> bool:

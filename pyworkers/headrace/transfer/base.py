@@ -3,8 +3,12 @@
 A decode worker (the client) pulls from a prefill worker (the server). One connection for each pair carries
 
     client                                     server
-    Hello (version, layout, back-ends)   ->
-                                         <-    Welcome (back-end, what it has to know)   or  Refuse (both values)
+    Hello (version, nonce)               ->
+                                         <-    Challenge (nonce)
+    Prove (ticket, proofs)               ->
+    Open (layout, back-ends)             ->
+                                         <-    Welcome (back-end, what it has to know, proof)
+                                         <-    Refuse (both values)            in its place, or that of Challenge
     Pull (number, ticket, places)        ->
                                          <-    Started (the blocks' numbers over there)
                                          <-    Ready (group, from, to)     as the source computes them, or, where the
@@ -13,6 +17,11 @@ A decode worker (the client) pulls from a prefill worker (the server). One conne
                                          <-    Closed (intact?)
                                          <-    Ended (why)                     at any time instead
     Alive                               <->    Alive                           every heartbeat
+
+Until its proof (`members.py`) and its ticket were right the client is a stranger: it hears our version and nothing more
+of us, has two seconds, and takes no room from others (`room.py`). A connection then serves any number of pulls, each
+with a ticket of its own. Whoever was let in by shared memory, CUDA IPC or NIXL can read the whole pool, not only the
+blocks of its tickets, for as long as it keeps the mapping.
 
 The *back-end* moves the bytes: by copies out of shared memory (`shm.py`, `cuda_ipc.py`), by reads over RDMA or what
 stands in for it (`nixl.py`), or inside this connection (`tcp.py`). Where the client reads by itself it may read blocks
@@ -24,14 +33,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
 from headrace.errors import HeadraceError
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
 
-VERSION: Final = 1
+VERSION: Final = 2
 TICKET_BYTES: Final = 24  # random: whoever has a ticket may pull what it stands for
 
 ErrorKind: TypeAlias = Literal[
@@ -40,12 +49,13 @@ ErrorKind: TypeAlias = Literal[
     "expired",  # the lease was over
     "checksum",
     "timeout",  # of the pull as a whole
-    "refused",  # unknown or used ticket, another version, not our user
+    "refused",  # unknown or used ticket, another version
     "layout",  # the pools differ
     "no_room",  # one end has as much under way as it takes; neither way nor source is to blame
     "cancelled",  # this client was closed
 ]
 Ending: TypeAlias = Literal["revoked", "expired", "refused", "no_room"]  # what a server may say
+ENDINGS: Final[dict[str, Ending]] = {word: word for word in get_args(Ending)}
 
 
 class TransferError(HeadraceError):
@@ -83,9 +93,10 @@ class Limits:
     heartbeat_s: float = 1.0
     missed_heartbeats: int = 3  # nothing came, or nothing was taken, for so many: the peer is lost
     dial_s: float = 2.0  # for each address
-    handshake_s: float = 5.0
+    handshake_s: float = 5.0  # that a client gives a source
+    stranger_s: float = 2.0  # that a source gives a client, from accepting it to the Welcome
     idle_s: float = 30.0  # the client hangs up when nothing was pulled for so long
-    max_links: int = 256
+    max_links: int = 256  # of each listener, of clients that were let in
     max_pulls: int = 256  # of one link, at a time
 
 
@@ -139,9 +150,6 @@ class Exporter(Protocol):
 
     name: str
     in_band: bool  # the bytes go through the connection itself
-    far_reaching: (
-        bool  # who is let in can read the whole pool, from another host, without further asking
-    )
 
     def describe(self) -> tuple[bytes, list[int]]:
         """What a client's `Mover` has to know, and file descriptors for it (they stay ours)."""

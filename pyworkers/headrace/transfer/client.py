@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.transfer.base import (
+    ENDINGS,
     TICKET_BYTES,
     VERSION,
+    ErrorKind,
     Limits,
     LinkBroken,
     Pulled,
@@ -21,9 +24,19 @@ from headrace.transfer.base import (
 )
 from headrace.transfer.client_link import ClientLink
 from headrace.transfer.endpoints import Address, able_backends, addresses, open_mover
+from headrace.transfer.members import NONCE_BYTES, Members, Transcript
 from headrace.transfer.memory import open_memory, segment_bytes
-from headrace.transfer.messages import MAX_HELLO_BYTES, Hello, Refuse, Welcome
-from headrace.transfer.server import peer_user
+from headrace.transfer.messages import (
+    MAX_HANDSHAKE_BYTES,
+    MAX_STRANGER_BYTES,
+    Challenge,
+    Hello,
+    Open,
+    Prove,
+    Refuse,
+    Welcome,
+)
+from headrace.transfer.server import peer_credentials
 from headrace.transfer.stream import Stream
 from headrace.transfer.tcp import Receiver
 
@@ -33,6 +46,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MAX_SOURCES: Final = 256  # connections; beyond, idle ones are given up first
+BACKLOG_PAUSE_S: Final = (
+    0.01  # before a source on this host is tried again that has yet to accept others
+)
 
 
 class TransferClient:
@@ -43,11 +59,13 @@ class TransferClient:
         pool: KvPool,
         layout: str,
         *,
+        members: Members,
         backends: Sequence[str] | None = None,
         limits: Limits | None = None,
     ) -> None:
         self._pool = pool
         self._layout = layout_text(layout, pool)
+        self._members = members
         self._able = able_backends(pool, backends)
         self._limits = limits or Limits()
         self._segment_bytes = segment_bytes(pool)
@@ -98,6 +116,15 @@ class TransferClient:
 
     async def _link(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
         """The connection to a source, dialled by whoever needs it first."""
+        while True:
+            try:
+                return await self._shared_link(endpoints, ticket)
+            except TicketRefused as refused:
+                if refused.ticket == ticket:
+                    raise
+                # another pull's: it dialled for us too, and ours may be good
+
+    async def _shared_link(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
         if self._closed:
             raise TransferError("cancelled", "this worker closes its transfers")
         dialling = self._links.get(endpoints)
@@ -152,12 +179,17 @@ class TransferClient:
     ) -> ClientLink:
         stream = Stream(sock)
         try:
-            user = peer_user(sock)
-            if user is not None and user != os.getuid():
+            if sock.family == socket.AF_UNIX and (user := peer_credentials(sock)[1]) != os.getuid():
                 raise LinkBroken(f"belongs to user {user}")
-            await stream.send([Hello(VERSION, self._layout, address.backends, ticket)])
-            welcome, fds = await stream.receive_with_fds(MAX_HELLO_BYTES)
+            transcript = await self._meet(stream, ticket)
+            proofs = self._members.puller_proofs(transcript)
+            await stream.send([Prove(ticket, proofs), Open(self._layout, address.backends)])
+            welcome, fds = await stream.receive_with_fds(MAX_HANDSHAKE_BYTES)
             try:
+                if not isinstance(welcome, Welcome):
+                    raise _not_let_in(welcome, ticket)
+                if not self._members.is_source(transcript, welcome.proof):
+                    raise LinkBroken("is no worker of our routers")
                 return self._welcomed(stream, welcome, fds, address)
             finally:
                 for fd in fds:
@@ -166,13 +198,20 @@ class TransferClient:
             stream.close("the handshake failed")
             raise
 
+    async def _meet(self, stream: Stream, ticket: bytes) -> Transcript:
+        """Exchange nonces."""
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        await stream.send([Hello(VERSION, nonce)])
+        challenge = await stream.receive(MAX_STRANGER_BYTES)
+        if not isinstance(challenge, Challenge):
+            raise _not_let_in(challenge, ticket)
+        return Transcript(nonce, challenge.nonce, ticket)
+
     def _welcomed(
-        self, stream: Stream, welcome: object, fds: list[int], address: Address
+        self, stream: Stream, welcome: Welcome, fds: list[int], address: Address
     ) -> ClientLink:
-        if isinstance(welcome, Refuse):
-            raise _refused(welcome)
-        if not isinstance(welcome, Welcome) or welcome.backend not in address.backends:
-            raise LinkBroken(f"no welcome, but {welcome!r:.200}")
+        if welcome.backend not in address.backends:
+            raise LinkBroken(f"a welcome to {welcome.backend:.200}")
         mover = open_mover(welcome.backend, self._pool, welcome.about, fds, self._thread)
         moving = mover or Receiver(stream, open_memory(self._pool), self._segment_bytes)
         link = ClientLink(
@@ -194,11 +233,23 @@ class TransferClient:
             log.error("transfer: a connection failed", exc_info=error)
 
 
-def _refused(refuse: Refuse) -> Exception:
-    text = f"{refuse.field} is {refuse.yours!r} here and {refuse.ours!r} at the source"
-    if refuse.field == "layout":
+class TicketRefused(TransferError):
+    """The source does not let a client in for this ticket; for another one it may."""
+
+    def __init__(self, kind: ErrorKind, message: str, ticket: bytes) -> None:
+        super().__init__(kind, message)
+        self.ticket = ticket
+
+
+def _not_let_in(answer: object, ticket: bytes) -> Exception:
+    if not isinstance(answer, Refuse):
+        return LinkBroken(f"no welcome, but {answer!r:.200}")
+    if answer.field == "ticket":
+        return TicketRefused(ENDINGS.get(answer.ours, "refused"), answer.yours, ticket)
+    text = f"{answer.field} is {answer.yours!r} here and {answer.ours!r} at the source"
+    if answer.field == "layout":
         return TransferError("layout", text)
-    if refuse.field == "version":
+    if answer.field == "version":
         return TransferError("refused", text)
     return LinkBroken(f"refused: {text}")  # another address may do
 
@@ -227,8 +278,22 @@ async def _connected(family: int, target: Any) -> socket.socket:
     sock = socket.socket(family, socket.SOCK_STREAM)
     try:
         sock.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(sock, target)
+        if family == socket.AF_UNIX:
+            await _connect_local(sock, target)
+        else:
+            await asyncio.get_running_loop().sock_connect(sock, target)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+async def _connect_local(sock: socket.socket, target: str) -> None:
+    """Until there is room where the source's connections wait for it. asyncio would take that for a connection."""
+    while True:
+        try:
+            sock.connect(target)
+        except BlockingIOError:
+            await asyncio.sleep(BACKLOG_PAUSE_S)
+        else:
+            return

@@ -15,7 +15,7 @@ from headrace.errors import WireError
 from headrace.schema import U32, U64, Schema
 from headrace.transfer.base import LinkBroken, Move, Stop
 from headrace.transfer.memory import blocks_of, check_sizes, runs
-from headrace.transfer.messages import MAX_HELLO_BYTES
+from headrace.transfer.messages import MAX_HANDSHAKE_BYTES
 from headrace.transfer.shm import settled
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class Pool:
     groups: list[list[Part]]
 
 
-SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HELLO_BYTES)
+SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HANDSHAKE_BYTES)
 
 
 class CudaIpcExporter:
@@ -67,7 +67,6 @@ class CudaIpcExporter:
 
     name = NAME
     in_band = False
-    far_reaching = False
 
     def __init__(self, pool: KvPool) -> None:
         """Raises ValueError for a pool that does not lie in tensors."""

@@ -11,25 +11,39 @@ from typing import Final, TypeAlias
 from headrace.errors import MalformedFrame
 from headrace.schema import U16, U32, Schema
 from headrace.transfer.base import TICKET_BYTES, Ending
+from headrace.transfer.members import MAX_KEYS, NONCE_BYTES, PROOF_BYTES
 
 # Of a context of a million tokens in blocks of 16 a `Pull` has 256 KiB.
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_BLOCKS: Final = (MAX_MESSAGE_BYTES - 1024) // 4  # of one pull
-# Before the handshake a peer may be anybody: it gets no more of our memory than this.
-MAX_HELLO_BYTES: Final = 64 << 10
+# Before it has proved anything a peer may be anybody: it gets no more of our memory than this. A `Prove` with a proof
+# for each of `MAX_KEYS` has 579 bytes.
+MAX_STRANGER_BYTES: Final = 1 << 10
+MAX_HANDSHAKE_BYTES: Final = 64 << 10  # of what follows until the Welcome
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First message. `layout` is what `layout_text` says, `backends` are those the client can do, best first.
-
-    The `ticket` of the pull to come shows that a router sent the client here.
-    """
+    """First message. The nonce is random."""
 
     version: U16
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """The client belongs here: proofs by all keys that it has (`members.py`), about the ticket of the pull to come."""
+
+    ticket: bytes
+    proofs: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What the client is. `layout` is what `layout_text` says, `backends` are those it can do, best first."""
+
     layout: str
     backends: list[str]
-    ticket: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +75,29 @@ class Alive:
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
-    """The client is let in, to move bytes by `backend`, whose `Mover` understands `about`."""
+class Challenge:
+    """Answer to `Hello`: another random nonce."""
 
-    version: U16
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The client is let in, to move bytes by `backend`, whose `Mover` understands `about`; the source's own proof."""
+
     backend: str
     about: bytes
+    proof: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Refuse:
-    """Why a client is not let in: what differs, and both values."""
+    """Why a client is not let in: what differs, and both values.
 
-    field: str  # version, layout, backends, user, links
+    Where that is the ticket, `ours` is a word of `Ending` and `yours` says more.
+    """
+
+    field: str  # version, proof, ticket, links, layout, backends
     ours: str
     yours: str
 
@@ -124,13 +148,35 @@ class Ended:
     message: str
 
 
-FromClient: TypeAlias = Hello | Pull | Release | Abort | Alive
-FromServer: TypeAlias = Welcome | Refuse | Started | Ready | Data | Closed | Ended | Alive
+FromClient: TypeAlias = Hello | Prove | Open | Pull | Release | Abort | Alive
+FromServer: TypeAlias = (
+    Challenge | Welcome | Refuse | Started | Ready | Data | Closed | Ended | Alive
+)
+
+
+def _exactly(field: str, value: bytes, size: int) -> None:
+    if len(value) != size:
+        raise MalformedFrame(f".{field}", f"{size} bytes", str(len(value)))
+
+
+def _nonce_rule(message: Hello | Challenge) -> None:
+    _exactly("nonce", message.nonce, NONCE_BYTES)
+
+
+def _prove_rule(message: Prove) -> None:
+    _exactly("ticket", message.ticket, TICKET_BYTES)
+    if len(message.proofs) > MAX_KEYS:
+        raise MalformedFrame(".proofs", f"at most {MAX_KEYS}", str(len(message.proofs)))
+    for place, proof in enumerate(message.proofs):
+        _exactly(f"proofs[{place}]", proof, PROOF_BYTES)
+
+
+def _welcome_rule(message: Welcome) -> None:
+    _exactly("proof", message.proof, PROOF_BYTES)
 
 
 def _pull_rule(message: Pull) -> None:
-    if len(message.ticket) != TICKET_BYTES:
-        raise MalformedFrame(".ticket", f"{TICKET_BYTES} bytes", str(len(message.ticket)))
+    _exactly("ticket", message.ticket, TICKET_BYTES)
     if len(message.places) % 4:
         raise MalformedFrame(".places", "4 bytes each", str(len(message.places)))
 
@@ -147,6 +193,8 @@ SCHEMA: Final = Schema(
         3: ("release", Release),
         4: ("abort", Abort),
         5: ("alive", Alive),
+        6: ("prove", Prove),
+        7: ("open", Open),
         32: ("welcome", Welcome),
         33: ("refuse", Refuse),
         34: ("started", Started),
@@ -154,7 +202,16 @@ SCHEMA: Final = Schema(
         36: ("data", Data),
         37: ("closed", Closed),
         38: ("ended", Ended),
+        39: ("challenge", Challenge),
     },
     MAX_MESSAGE_BYTES,
-    {Pull: _pull_rule, Ready: _extent_rule, Data: _extent_rule},
+    {
+        Hello: _nonce_rule,
+        Challenge: _nonce_rule,
+        Prove: _prove_rule,
+        Welcome: _welcome_rule,
+        Pull: _pull_rule,
+        Ready: _extent_rule,
+        Data: _extent_rule,
+    },
 )

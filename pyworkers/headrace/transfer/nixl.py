@@ -31,7 +31,7 @@ from headrace.errors import WireError
 from headrace.schema import U32, U64, Schema
 from headrace.transfer.base import LinkBroken, Move, Stop
 from headrace.transfer.memory import check_sizes, runs
-from headrace.transfer.messages import MAX_HELLO_BYTES
+from headrace.transfer.messages import MAX_HANDSHAKE_BYTES
 from headrace.transfer.shm import settled
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class Pool:
     groups: list[list[Part]]
 
 
-SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HELLO_BYTES)
+SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HANDSHAKE_BYTES)
 
 
 def find_nixl() -> Any | None:
@@ -92,7 +92,6 @@ class NixlExporter:
 
     name = NAME
     in_band = False
-    far_reaching = True
 
     def __init__(self, nixl: Any, pool: KvPool) -> None:
         """Raises ValueError where NIXL cannot work with this memory."""

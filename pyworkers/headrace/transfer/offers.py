@@ -113,12 +113,8 @@ class Offers:
             if len(self._withdrawn) > REMEMBERED:
                 self._withdrawn.popitem(last=False)
 
-    def knows(self, ticket: bytes) -> bool:
-        """It was given out here, of late."""
-        return ticket in self._open or ticket in self._withdrawn
-
-    def begin(self, number: int, ticket: bytes, places: bytes) -> Serving:
-        """A pull uses its ticket. Raises Denied."""
+    def find(self, ticket: bytes) -> Offer:
+        """What may be pulled with it now. Raises Denied."""
         if ticket in self._withdrawn:
             raise Denied(self._withdrawn[ticket], "the ticket was withdrawn")
         offer = self._open.get(ticket)
@@ -128,6 +124,11 @@ class Offers:
             raise Denied("refused", "the ticket was used before")
         if offer.source.revoked:
             raise Denied("revoked", "the source took its blocks back")
+        return offer
+
+    def begin(self, number: int, ticket: bytes, places: bytes) -> Serving:
+        """A pull uses its ticket. Raises Denied."""
+        offer = self.find(ticket)
         wanted = array("I", places)
         total = len(offer.source.blocks)
         if (last := max(wanted, default=-1)) >= total:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import logging
+import math
 import os
 import secrets
 import socket
 import struct
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from headrace.errors import HeadraceError
 from headrace.transfer.base import Ending, Exporter, Limits, Source, layout_text
 from headrace.transfer.endpoints import exporters_for
+from headrace.transfer.members import Members
 from headrace.transfer.memory import open_memory, segment_bytes
-from headrace.transfer.messages import Refuse
 from headrace.transfer.offers import Offers
+from headrace.transfer.room import Room
 from headrace.transfer.server_link import ServerLink
 from headrace.transfer.stream import Stream
 
@@ -25,8 +30,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BACKLOG: Final = 256
+BACKLOG: Final = 1024  # connections that wait for this loop, which may be busy for a while
 ACCEPT_PAUSE_S: Final = 0.1  # after a failed accept, such as for want of file descriptors
+COMPLAIN_S: Final = 10.0  # between two lines of log about strangers, whatever they do
 
 
 class TransferServer:
@@ -40,6 +46,7 @@ class TransferServer:
         pool: KvPool,
         layout: str,
         *,
+        members: Members,
         host: str | None = "127.0.0.1",
         port: int = 0,
         backends: Sequence[str] | None = None,
@@ -47,6 +54,7 @@ class TransferServer:
     ) -> None:
         self._pool = pool
         self._layout = layout_text(layout, pool)
+        self._members = members
         self._host, self._port = host, port
         self._backends = backends
         self._limits = limits or Limits()
@@ -55,6 +63,9 @@ class TransferServer:
         self._listening: list[tuple[socket.socket, asyncio.Task[None]]] = []
         self._serving: dict[asyncio.Task[None], ServerLink] = {}
         self.endpoints: list[str] = []  # best first, once started
+        self.turned_away: Counter[str] = Counter()  # links that were not let in, by why
+        self._complained: Counter[str] = Counter()  # what has been said of them
+        self._complained_s = -math.inf
 
     async def start(self) -> None:
         """Listen. Raises OSError if the port is taken, ValueError for a back-end that cannot be."""
@@ -141,47 +152,91 @@ class TransferServer:
 
     async def _accept(self, listener: socket.socket, exporters: list[Exporter]) -> None:
         loop = asyncio.get_running_loop()
+        room: Room[ServerLink] = Room(self._limits.max_links)
         while True:
             try:
-                sock, _ = await loop.sock_accept(listener)
+                sock, address = await loop.sock_accept(listener)
             except OSError as error:
                 log.warning("transfer: a client could not be accepted: %s", error)
+                self._evict(room.evict())  # if descriptors are short, strangers are the first to go
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
-            if len(self._serving) >= 2 * self._limits.max_links:
-                sock.close()  # not even a word
-                continue
-            link = ServerLink(
-                Stream(sock),
-                layout=self._layout,
-                exporters=exporters,
-                memory=partial(open_memory, self._pool),
-                segment_bytes=segment_bytes(self._pool),
-                offers=self._offers,
-                limits=self._limits,
-                refusal=self._refusal(sock),
-            )
-            task = asyncio.ensure_future(link.serve())
-            self._serving[task] = link
-            task.add_done_callback(self._ended)
+            self._receive(sock, address, exporters, room)
+            await asyncio.sleep(0)  # however many knock, others have their turn between two of them
 
-    def _refusal(self, sock: socket.socket) -> Refuse | None:
-        if len(self._serving) >= self._limits.max_links:
-            return Refuse("links", f"{self._limits.max_links} at most", "one more")
-        user = peer_user(sock)
-        if user is not None and user != os.getuid():
-            return Refuse("user", str(os.getuid()), str(user))
-        return None
+    def _receive(
+        self, sock: socket.socket, address: Any, exporters: list[Exporter], room: Room[ServerLink]
+    ) -> None:
+        """Give a new connection its link, or none to another user."""
+        try:
+            whence = peer_address(sock, address)
+        except ForeignUser:
+            sock.close()  # not even a word
+            self._note("user")
+            return
+        link = ServerLink(
+            Stream(sock),
+            layout=self._layout,
+            exporters=exporters,
+            memory=partial(open_memory, self._pool),
+            segment_bytes=segment_bytes(self._pool),
+            offers=self._offers,
+            limits=self._limits,
+            members=self._members,
+            admit=room.admit,
+            turned_away=self._note,
+        )
+        self._evict(room.enter(link, whence))
+        task = asyncio.ensure_future(link.serve())
+        self._serving[task] = link
+        task.add_done_callback(partial(self._ended, room))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        del self._serving[task]
+    def _evict(self, link: ServerLink | None) -> None:
+        if link is not None:
+            link.hang_up("a newer connection needs its place")
+            self._note("evicted")
+
+    def _note(self, why: str) -> None:
+        """Count a link that was not let in, and say so now and then."""
+        self.turned_away[why] += 1
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._complained_s + COMPLAIN_S:
+            return
+        news = self.turned_away - self._complained
+        text = ", ".join(f"{count} {why}" for why, count in news.most_common())
+        log.warning("transfer: connections were turned away: %s", text)
+        self._complained, self._complained_s = self.turned_away.copy(), now_s
+
+    def _ended(self, room: Room[ServerLink], task: asyncio.Task[None]) -> None:
+        link = self._serving.pop(task)
+        room.leave(link)
+        link.hang_up("it ended")  # one that was cancelled before its first line has not done so
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("transfer: a connection failed", exc_info=error)
 
 
-def peer_user(sock: socket.socket) -> int | None:
-    """The user at the other end of a Unix socket."""
-    if sock.family != socket.AF_UNIX:
-        return None
+class ForeignUser(HeadraceError):
+    """The other end of a Unix socket belongs to somebody else."""
+
+
+def peer_address(sock: socket.socket, address: Any) -> str:
+    """What strangers from one place have in common: the host, the /64 of IPv6, or the process on this host.
+
+    Raises ForeignUser.
+    """
+    if sock.family == socket.AF_UNIX:
+        process, user = peer_credentials(sock)
+        if user != os.getuid():
+            raise ForeignUser(user)
+        return f"process {process}"
+    host = ipaddress.ip_address(address[0].partition("%")[0])
+    if host.version == 4:
+        return str(host)
+    return str(host.ipv4_mapped or ipaddress.ip_network((host, 64), strict=False))
+
+
+def peer_credentials(sock: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end of a Unix socket, when it was connected."""
     credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return struct.unpack("3i", credentials)[1]
+    process, user, _ = struct.unpack("3i", credentials)
+    return process, user

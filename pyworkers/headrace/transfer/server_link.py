@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sys
 from array import array
 from collections import deque
 from collections.abc import Callable
-from typing import Final, NoReturn
+from typing import Final, NoReturn, TypeVar
 
 from headrace import _core
 from headrace.transfer.base import (
@@ -17,16 +18,21 @@ from headrace.transfer.base import (
     Limits,
     LinkBroken,
 )
+from headrace.transfer.members import NONCE_BYTES, Members, Transcript
 from headrace.transfer.memory import Memory
 from headrace.transfer.messages import (
-    MAX_HELLO_BYTES,
+    MAX_HANDSHAKE_BYTES,
+    MAX_STRANGER_BYTES,
     Abort,
     Alive,
+    Challenge,
     Closed,
     Data,
     Ended,
     FromServer,
     Hello,
+    Open,
+    Prove,
     Pull,
     Ready,
     Refuse,
@@ -44,6 +50,10 @@ log = logging.getLogger(__name__)
 FRAME_BYTES: Final = 2 << 20
 UNSENT_MESSAGES: Final = 4096  # a client that asks and never listens is dropped
 UNBOUNDED: Final = sys.maxsize  # blocks in one `Ready`: it costs no memory
+# Refusals that anybody can bring about, as often as he likes: the server counts them and says so now and then.
+STRANGE: Final = ("version", "proof")
+
+Handshake = TypeVar("Handshake", Hello, Prove, Open)
 
 
 class ServerLink:
@@ -59,10 +69,15 @@ class ServerLink:
         segment_bytes: list[int],
         offers: Offers,
         limits: Limits,
-        refusal: Refuse | None,
+        members: Members,
+        admit: Callable[[ServerLink], bool],
+        turned_away: Callable[[str], None],
     ) -> None:
+        """`admit` is asked whether there is room once the client has shown who it is; `turned_away` hears why not."""
         self._stream = stream
-        self._refusal = refusal
+        self._members = members
+        self._admit = admit
+        self._turned_away = turned_away
         self._layout = layout
         self._exporters = exporters
         self._open_memory = memory
@@ -79,16 +94,20 @@ class ServerLink:
         """Something became ready, or was withdrawn."""
         self._wake.set()
 
+    def hang_up(self, why: str) -> None:
+        """End the connection and all that is pulled over it."""
+        self._stream.close(why)
+
     async def serve(self) -> None:
         """Run until the client is gone."""
         try:
-            async with asyncio.timeout(self._limits.handshake_s):
+            async with asyncio.timeout(self._limits.stranger_s):
                 exporter = await self._shake_hands()
             await watch(
                 self._stream, self._limits, self._alive, self._receive(), self._send(exporter)
             )
         except TimeoutError:
-            log.info("transfer: a client did not finish its handshake")
+            self._turned_away("late")
         except LinkBroken as error:
             log.debug("transfer: a client is gone: %s", error)
         finally:
@@ -98,37 +117,55 @@ class ServerLink:
             self._pulls.clear()
 
     async def _shake_hands(self) -> Exporter:
-        hello = await self._stream.receive(MAX_HELLO_BYTES)
-        if not isinstance(hello, Hello):
-            raise LinkBroken(f"a {type(hello).__name__} where a Hello has its place")
-        if self._refusal is not None:
-            await self._refuse(self._refusal)
+        """Whoever has shown nothing yet hears nothing but our version."""
+        hello = await self._next(Hello, MAX_STRANGER_BYTES)
         if hello.version != VERSION:
-            await self._refuse(Refuse("version", str(VERSION), str(hello.version)))
-        if hello.layout != self._layout:
-            await self._refuse(Refuse("layout", self._layout, hello.layout))
-        invited = self._offers.knows(hello.ticket)
-        for name in hello.backends:
+            await self._refuse("version", str(VERSION), str(hello.version))
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        await self._stream.send([Challenge(nonce)])
+        prove = await self._next(Prove, MAX_STRANGER_BYTES)
+        transcript = Transcript(hello.nonce, nonce, prove.ticket)
+        proof = self._members.answer(transcript, prove.proofs)
+        if proof is None:
+            await self._refuse("proof", "one of a worker of this router", "none of it")
+        try:
+            self._offers.find(prove.ticket)
+        except Denied as denied:
+            await self._refuse("ticket", denied.why, denied.message)
+        if not self._admit(self):
+            await self._refuse("links", f"{self._limits.max_links} at most", "one more")
+        return await self._welcome(await self._next(Open, MAX_HANDSHAKE_BYTES), proof)
+
+    async def _welcome(self, opening: Open, proof: bytes) -> Exporter:
+        """Settle on a back-end, and hand out what it takes to use it."""
+        if opening.layout != self._layout:
+            await self._refuse("layout", self._layout, opening.layout)
+        for name in opening.backends:
             for exporter in self._exporters:
-                if exporter.name == name and (invited or not exporter.far_reaching):
+                if exporter.name == name:
                     about, fds = exporter.describe()
-                    welcome = Welcome(VERSION, name, about)
+                    welcome = Welcome(name, about, proof)
                     if fds:
                         await self._stream.send_with_fds(welcome, fds)
                     else:
                         await self._stream.send([welcome])
                     return exporter
         ours = ", ".join(exporter.name for exporter in self._exporters)
-        return await self._refuse(Refuse("backends", ours, ", ".join(hello.backends)))
+        return await self._refuse("backends", ours, ", ".join(opening.backends))
 
-    async def _refuse(self, refusal: Refuse) -> NoReturn:
-        log.warning(
-            "transfer: a client is refused: its %s is %.200r, here it is %.200r",
-            refusal.field,
-            refusal.yours,
-            refusal.ours,
-        )
-        await self._stream.send([refusal])
+    async def _next(self, kind: type[Handshake], limit: int) -> Handshake:
+        message = await self._stream.receive(limit)
+        if not isinstance(message, kind):
+            name = type(message).__name__
+            raise LinkBroken(f"a {name} where a {kind.__name__} has its place")
+        return message
+
+    async def _refuse(self, field: str, ours: str, yours: str) -> NoReturn:
+        self._turned_away(field)
+        level = logging.DEBUG if field in STRANGE else logging.WARNING
+        text = "transfer: a client is refused: its %s is %.200r, here it is %.200r"
+        log.log(level, text, field, yours, ours)
+        await self._stream.send([Refuse(field, ours, yours)])
         raise LinkBroken("refused")
 
     def _alive(self) -> None:

@@ -20,7 +20,7 @@ from headrace.errors import WireError
 from headrace.schema import U32, U64, Schema
 from headrace.transfer.base import LinkBroken, Move, Stop
 from headrace.transfer.memory import check_sizes, segment_bytes
-from headrace.transfer.messages import MAX_HELLO_BYTES
+from headrace.transfer.messages import MAX_HANDSHAKE_BYTES
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
@@ -47,7 +47,7 @@ class Pool:
     groups: list[list[Part]]
 
 
-SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HELLO_BYTES)
+SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HANDSHAKE_BYTES)
 
 
 class ShmExporter:
@@ -55,7 +55,6 @@ class ShmExporter:
 
     name = NAME
     in_band = False
-    far_reaching = False
 
     def __init__(self, pool: KvPool) -> None:
         """Raises ValueError if the pool does not lie in one."""

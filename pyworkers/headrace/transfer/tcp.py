@@ -30,7 +30,6 @@ class TcpExporter:
 
     name = NAME
     in_band = True
-    far_reaching = False
 
     def describe(self) -> tuple[bytes, list[int]]:
         return b"", []
