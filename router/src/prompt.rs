@@ -9,6 +9,7 @@ mod doc;
 mod pieces;
 mod pool;
 mod python;
+mod queue;
 mod stop;
 mod template;
 mod tokenize;
