@@ -12,6 +12,10 @@ mod segments;
 mod signals;
 mod wire;
 
+/// As in the router's own binary. Only what Rust allocates here comes from it; Python, numpy and torch keep theirs.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The module lists all that Python sees.
 #[pyo3::pymodule(gil_used = false)]
 mod _core {

@@ -6,7 +6,7 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use headrace_router::prompt::{ModelDoc, PromptEngine, TokenizePool};
+use headrace_router::prompt::{ModelDoc, PrefixCache, PromptEngine, STRETCH_BYTES, TokenizePool};
 use headrace_router::request::{ChatPrompt, Prompt};
 use serde_json::json;
 
@@ -29,7 +29,8 @@ fn engine(tokenizer: &str, cache_bytes: usize) -> PromptEngine {
     });
     let doc = ModelDoc::parse(json.to_string().as_bytes()).expect("the document is complete");
     let pool = TokenizePool::new(1, 16).expect("the thread starts");
-    PromptEngine::with_cache(doc, Arc::new(pool), cache_bytes).expect("the tokenizer is supported")
+    PromptEngine::with_cache(doc, Arc::new(pool), PrefixCache::new(cache_bytes), STRETCH_BYTES)
+        .expect("the tokenizer is supported")
 }
 
 fn chat(turns: usize) -> ChatPrompt {

@@ -144,8 +144,10 @@ pub struct Bounds {
 pub struct TokenizerConfig {
     /// At least 1.
     pub threads: usize,
-    /// 0 is off.
+    /// Of all models together; 0 is off.
     pub cache_bytes: usize,
+    /// Longest stretch of text that cannot be cut.
+    pub stretch_bytes: usize,
 }
 
 /// What is logged, and how.
@@ -276,7 +278,14 @@ impl TryFrom<RouterArgs> for Config {
             fleet,
             deadlines,
             bounds,
-            tokenizer: TokenizerConfig { threads, cache_bytes: args.tokenizer_cache_bytes },
+            tokenizer: TokenizerConfig {
+                threads,
+                cache_bytes: args.tokenizer_cache_bytes,
+                stretch_bytes: at_least_one(
+                    "tokenizer-stretch-bytes",
+                    args.tokenizer_stretch_bytes,
+                )?,
+            },
             policy: policy("policy", &args.policy)?,
             routing,
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),

@@ -31,6 +31,33 @@ pub enum RouteError {
         /// The model's limit.
         limit: usize,
     },
+    /// The prompt does not fit the model, which its length says, or a part of its tokens.
+    #[error(
+        "this model's context length is {limit} tokens, but the request needs at least {} \
+         (at least {prompt} in the prompt, {answer} for the answer)",
+        prompt.saturating_add(*answer)
+    )]
+    ContextLengthAtLeast {
+        /// Tokens of the prompt, at least.
+        prompt: usize,
+        /// Tokens of the answer.
+        answer: usize,
+        /// The model's limit for both.
+        limit: usize,
+    },
+    /// The prompt cannot be tokenised in pieces.
+    #[error(
+        "from byte {at} on, the prompt's text has more than {limit} bytes without a place where this model's \
+         tokenizer lets it be cut; break it up with spaces or line breaks"
+    )]
+    TextWithoutBreaks {
+        /// The field, as the client wrote it.
+        param: String,
+        /// Where they begin in the text, as the template rendered it.
+        at: usize,
+        /// Most bytes of such a stretch (`--tokenizer-stretch-bytes`).
+        limit: usize,
+    },
     /// No worker serves this model.
     #[error("the model `{model}` does not exist; served here: {served}")]
     UnknownModel {
@@ -110,7 +137,8 @@ impl RouteError {
     pub fn kind(&self) -> &'static str {
         match self {
             Self::BadRequest { .. } => "bad_request",
-            Self::ContextLength { .. } => "context_length",
+            Self::ContextLength { .. } | Self::ContextLengthAtLeast { .. } => "context_length",
+            Self::TextWithoutBreaks { .. } => "text_without_breaks",
             Self::UnknownModel { .. } => "unknown_model",
             Self::NoWorker { .. } => "no_worker",
             Self::Overloaded { .. } => "overloaded",
@@ -132,6 +160,8 @@ impl RouteError {
             Self::WorkerFailed { retryable, .. } => *retryable,
             Self::BadRequest { .. }
             | Self::ContextLength { .. }
+            | Self::ContextLengthAtLeast { .. }
+            | Self::TextWithoutBreaks { .. }
             | Self::UnknownModel { .. }
             | Self::NoWorker { .. }
             | Self::Overloaded { .. }

@@ -32,7 +32,7 @@ use self::registry::Registry;
 use crate::config::{Config, WorkerListen};
 use crate::core::secret::{AuthKey, HashKey};
 use crate::metrics::{Metrics, Text};
-use crate::prompt::{PromptEngine, TokenizePool};
+use crate::prompt::{PrefixCache, PromptEngine, TokenizePool};
 
 /// Prompts that may wait for a thread of the tokeniser.
 const TOKENIZER_QUEUE: usize = 4_096;
@@ -59,6 +59,7 @@ pub(crate) struct Setup {
     auth: Option<AuthKey>,
     hash_key: HashKey,
     tokenize_pool: Arc<TokenizePool>,
+    prefix_cache: Arc<PrefixCache>,
 }
 
 impl Setup {
@@ -121,6 +122,7 @@ impl Fleet {
             auth: secret.map(AuthKey::derive),
             hash_key: secret.map_or_else(|| HashKey(random_bytes()), HashKey::derive),
             tokenize_pool: Arc::new(pool.map_err(StartError::Threads)?),
+            prefix_cache: PrefixCache::new(config.tokenizer.cache_bytes),
         };
         let (listener, address) = Listener::bind(&config.fleet.listen).await?;
         let heartbeat = config.fleet.heartbeat;

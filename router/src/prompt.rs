@@ -4,25 +4,33 @@
 //! whoever must not have that rejects or rewrites such content before it gets here.
 
 mod cache;
+mod cuts;
 mod detokenize;
 mod doc;
+mod encoding;
+mod length;
 mod pieces;
+mod pipeline;
 mod pool;
 mod python;
+mod queue;
+mod seams;
 mod stop;
 mod template;
 mod tokenize;
 
 use std::sync::Arc;
 
-pub use cache::CacheStats;
+pub use cache::{CacheStats, PrefixCache};
 pub use detokenize::{Decoded, Decoder};
 pub use doc::{GenerationDefaults, ModelDoc};
 pub use pool::TokenizePool;
 
 use crate::error::RouteError;
 use crate::request::{ChatPrompt, Prompt};
+use encoding::{Encoding, Input, Rendering};
 use pieces::Pieces;
+use pool::Lane;
 use stop::StopSet;
 use template::ChatTemplate;
 use tokenize::TextTokenizer;
@@ -47,8 +55,21 @@ pub enum PromptError {
     Encode(String),
 }
 
-/// Memory for tokens of recent texts, per model (a guess, not tuned).
+/// Memory for tokens of recent texts where nobody says how much (a guess, not tuned).
 const CACHE_BYTES: usize = 64 << 20;
+
+/// Bytes that may follow each other without a place where the tokenizer lets a text be cut, where nobody says otherwise.
+/// `tokenizers` takes up to 350 bytes of memory for each, and some 0.5 s for all of them.
+pub const STRETCH_BYTES: usize = 512 << 10;
+
+/// Tokens that a prompt and its answer may take.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room {
+    /// Both together.
+    pub context: usize,
+    /// Of them, for the answer.
+    pub answer: usize,
+}
 
 /// Prompts to tokens and answers to text, for one model.
 #[derive(Debug)]
@@ -64,8 +85,8 @@ struct Model {
     text: TextTokenizer,
     template: Option<ChatTemplate>,
     pieces: Arc<Pieces>,
-    /// No token stands for more bytes of text than this; `None` where the tokenizer sets no such limit.
-    max_token_bytes: Option<usize>,
+    /// Longest stretch of a text that cannot be cut.
+    stretch_bytes: usize,
 }
 
 impl PromptEngine {
@@ -75,26 +96,30 @@ impl PromptEngine {
     /// # Errors
     /// Says which part of the document cannot be used, and why.
     pub fn new(doc: ModelDoc, pool: Arc<TokenizePool>) -> Result<Self, PromptError> {
-        Self::with_cache(doc, pool, CACHE_BYTES)
+        Self::with_cache(doc, pool, PrefixCache::new(CACHE_BYTES), STRETCH_BYTES)
     }
 
-    /// Like [`Self::new`] with so much memory for the cache; 0 switches it off.
+    /// Like [`Self::new`] with a cache that it may share with other models, and with this bound on stretches of texts that
+    /// cannot be cut.
     ///
     /// # Errors
     /// As [`Self::new`].
     pub fn with_cache(
         mut doc: ModelDoc,
         pool: Arc<TokenizePool>,
-        cache_bytes: usize,
+        cache: Arc<PrefixCache>,
+        stretch_bytes: usize,
     ) -> Result<Self, PromptError> {
-        let text = TextTokenizer::new(&std::mem::take(&mut doc.tokenizer), cache_bytes)?;
+        let text = TextTokenizer::new(&std::mem::take(&mut doc.tokenizer), cache)?;
+        if let Some(reason) = text.uncut() {
+            tracing::warn!(reason, stretch_bytes, "texts of a model cannot be cut between words");
+        }
         let pieces = Arc::new(Pieces::new(text.tokenizer())?);
         let template = match &doc.chat_template {
             Some(source) => Some(ChatTemplate::new(source, &doc)?),
             None => None,
         };
-        let max_token_bytes = text.max_token_bytes(&pieces);
-        let model = Arc::new(Model { doc, text, template, pieces, max_token_bytes });
+        let model = Arc::new(Model { doc, text, template, pieces, stretch_bytes });
         Ok(Self { model, pool })
     }
 
@@ -105,24 +130,33 @@ impl PromptEngine {
     ///
     /// # Errors
     /// `BadRequest` for what the template rejects, for ids outside the vocabulary and for an empty prompt;
-    /// `ContextLength` for a text that cannot fit, whose token count is then the least possible one;
-    /// `Overloaded` if too many prompts wait; `ShuttingDown`; `Internal` if the tokenizer fails.
+    /// `ContextLengthAtLeast` for a text that cannot fit the model's context, `TextWithoutBreaks` for one that cannot be
+    /// tokenised in pieces; `Overloaded` if too many prompts wait; `ShuttingDown`; `Internal` if the tokenizer fails.
     ///
     /// # Cancel safety
-    /// A dropped call changes nothing; work that has begun on the pool is thrown away.
+    /// A dropped call takes the prompt out of the queue, or ends the work on it after the piece that is under way.
     pub async fn encode(&self, prompt: Prompt) -> Result<Vec<u32>, RouteError> {
-        let model = Arc::clone(&self.model);
+        self.encode_within(prompt, self.whole_context()).await
+    }
+
+    /// The same for a prompt that must leave room for an answer. A text is refused, by its length or as soon as it has too
+    /// many tokens; token ids are not counted.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::encode`].
+    pub async fn encode_within(&self, prompt: Prompt, room: Room) -> Result<Vec<u32>, RouteError> {
         match prompt {
             Prompt::Tokens(ids) => {
-                model.check_ids(&ids, "prompt")?;
+                self.model.check_ids(&ids, "prompt")?;
                 Ok(ids)
             }
             Prompt::Text(text) => {
-                self.pool.run(move || model.encode(&text, true, "prompt")).await?
+                self.tokenise(Input::Text { text, special: true }, room, "prompt").await
             }
-            Prompt::Chat(chat) => {
-                self.pool.run(move || model.encode(&model.render(chat)?, false, "messages")).await?
-            }
+            Prompt::Chat(chat) => self.tokenise(Input::Chat(chat), room, "messages").await,
         }
     }
 
@@ -134,8 +168,28 @@ impl PromptEngine {
     /// # Cancel safety
     /// As [`Self::encode`].
     pub async fn encode_text(&self, text: String, special: bool) -> Result<Vec<u32>, RouteError> {
-        let model = Arc::clone(&self.model);
-        self.pool.run(move || model.encode(&text, special, "prompt")).await?
+        self.tokenise(Input::Text { text, special }, self.whole_context(), "prompt").await
+    }
+
+    /// Refuses a prompt that cannot fit, which a look at its length tells; what a chat becomes is not known before it is
+    /// rendered. [`Self::encode_within`] does this for its own prompt: ask here before the first of several is begun.
+    ///
+    /// # Errors
+    /// `ContextLengthAtLeast`.
+    pub fn check_length(&self, prompt: &Prompt, room: Room) -> Result<(), RouteError> {
+        match prompt {
+            Prompt::Text(text) => self.model.check_length(text, room),
+            Prompt::Chat(_) | Prompt::Tokens(_) => Ok(()),
+        }
+    }
+
+    /// Bytes of the longest text that can fit the model's context: its tokens times the most bytes that one of them can
+    /// stand for, which is the longest one of the vocabulary (four times that where the tokenizer composes characters),
+    /// and at least 256 where the tokenizer may drop text. Longer ones are refused unseen.
+    #[must_use]
+    pub fn longest_text(&self) -> usize {
+        let context = self.model.doc.context_tokens as usize;
+        context.saturating_mul(self.model.text.least().token_bytes())
     }
 
     /// A chat as the text that the model gets to see.
@@ -146,8 +200,34 @@ impl PromptEngine {
     /// # Cancel safety
     /// As [`Self::encode`].
     pub async fn render(&self, chat: ChatPrompt) -> Result<String, RouteError> {
-        let model = Arc::clone(&self.model);
-        self.pool.run(move || model.render(chat)).await?
+        let bytes = encoding::chat_bytes(&chat);
+        let lane = Input::lane_of(bytes);
+        let rendering = Rendering::new(Arc::clone(&self.model), chat);
+        self.pool.run_turns(rendering, bytes, lane).await?
+    }
+
+    async fn tokenise(
+        &self,
+        input: Input,
+        room: Room,
+        param: &'static str,
+    ) -> Result<Vec<u32>, RouteError> {
+        let (bytes, lane) = match &input {
+            Input::Text { text, .. } => {
+                self.model.check_length(text, room)?;
+                (text.len(), Lane::Quick)
+            }
+            Input::Chat(chat) => {
+                let bytes = encoding::chat_bytes(chat);
+                (bytes, Input::lane_of(bytes))
+            }
+        };
+        let encoding = Encoding::new(Arc::clone(&self.model), input, room, param);
+        self.pool.run_turns(encoding, bytes, lane).await?
+    }
+
+    fn whole_context(&self) -> Room {
+        Room { context: self.model.doc.context_tokens as usize, answer: 0 }
     }
 
     /// What the worker said about the model, without the tokenizer.
@@ -194,7 +274,7 @@ impl PromptEngine {
         self.model.text.tokenizer().token_to_id(token)
     }
 
-    /// What the tokeniser's cache did so far.
+    /// What the tokeniser and its cache did so far.
     #[must_use]
     pub fn cache_stats(&self) -> CacheStats {
         self.model.text.stats()
@@ -213,6 +293,18 @@ impl StopStrings {
     }
 }
 
+impl Room {
+    /// Tokens that the prompt may take.
+    fn prompt(self) -> usize {
+        self.context.saturating_sub(self.answer)
+    }
+
+    /// A prompt has so many tokens, or more.
+    fn exceeded(self, prompt: usize) -> RouteError {
+        RouteError::ContextLengthAtLeast { prompt, answer: self.answer, limit: self.context }
+    }
+}
+
 impl Model {
     fn render(&self, chat: ChatPrompt) -> Result<String, RouteError> {
         let Some(template) = &self.template else {
@@ -222,23 +314,14 @@ impl Model {
         template.render(chat)
     }
 
-    fn encode(&self, text: &str, special: bool, param: &str) -> Result<Vec<u32>, RouteError> {
-        self.check_length(text)?;
-        let ids = self.text.encode(text, special);
-        let ids = ids.map_err(|e| RouteError::Internal(e.to_string()))?;
-        self.check_ids(&ids, param)?;
-        Ok(ids)
-    }
-
     /// Refuses a text that cannot fit before any work is spent on it.
-    fn check_length(&self, text: &str) -> Result<(), RouteError> {
-        let limit = self.doc.context_tokens as usize;
-        let Some(longest) = self.max_token_bytes else { return Ok(()) };
-        let least = text.len() / longest.max(1);
-        if least > limit {
-            return Err(RouteError::ContextLength { got: least, prompt: least, answer: 0, limit });
+    fn check_length(&self, text: &str, room: Room) -> Result<(), RouteError> {
+        // a token for each byte is the most that there can be but for what is put around
+        if text.len() <= room.prompt() {
+            return Ok(());
         }
-        Ok(())
+        let least = self.text.least().of(text);
+        if least > room.prompt() { Err(room.exceeded(least)) } else { Ok(()) }
     }
 
     fn check_ids(&self, ids: &[u32], param: &str) -> Result<(), RouteError> {

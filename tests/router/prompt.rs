@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use headrace_router::error::RouteError;
-use headrace_router::prompt::{ModelDoc, PromptEngine, PromptError, TokenizePool};
+use headrace_router::prompt::{
+    ModelDoc, PrefixCache, PromptEngine, PromptError, STRETCH_BYTES, TokenizePool,
+};
 use headrace_router::request::{ChatPrompt, Prompt};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 
 mod answers;
 mod cache;
+mod hostile;
 mod variants;
 
 use variants::edited;
@@ -230,7 +233,7 @@ fn a_text_that_cannot_fit_is_refused_before_it_is_tokenised() {
     let engine = PromptEngine::new(doc, pool()).unwrap();
     let encode = |len: usize| block_on(engine.encode(Prompt::Text("x".repeat(len))));
     let error = encode(1 << 20).unwrap_err();
-    assert!(matches!(error, RouteError::ContextLength { limit: 100, .. }), "{error}");
+    assert!(matches!(error, RouteError::ContextLengthAtLeast { limit: 100, .. }), "{error}");
     assert!(encode(100).is_ok());
 }
 

@@ -165,7 +165,17 @@ pub struct RouterArgs {
     /// Threads that render templates and tokenise; 0 takes one for every two cores.
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Tokeniser")]
     pub tokenizer_threads: usize,
-    /// Memory for tokenised prefixes of prompts, in bytes; 0 switches the cache off.
+    /// Longest stretch of a text that its model's tokenizer cannot cut into pieces, in bytes: without spaces, line breaks or
+    /// punctuation after a letter, or all of it where nothing is known of how the tokenizer splits words. Takes up to 350
+    /// bytes of memory for each, for one such text at a time.
+    #[arg(
+        long,
+        value_name = "BYTES",
+        default_value_t = crate::prompt::STRETCH_BYTES,
+        help_heading = "Tokeniser"
+    )]
+    pub tokenizer_stretch_bytes: usize,
+    /// Memory for tokenised prefixes of prompts, of all models together, in bytes; 0 switches the cache off.
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Tokeniser")]
     pub tokenizer_cache_bytes: usize,
 

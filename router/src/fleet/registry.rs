@@ -266,10 +266,11 @@ impl Registry {
     ) {
         let registry = Arc::clone(self);
         let pool = Arc::clone(&self.setup.tokenize_pool);
-        let cache_bytes = self.setup.config.tokenizer.cache_bytes;
+        let cache = Arc::clone(&self.setup.prefix_cache);
+        let stretch_bytes = self.setup.config.tokenizer.stretch_bytes;
         tokio::spawn(async move {
             let read = move || -> Result<PromptEngine, PromptError> {
-                PromptEngine::with_cache(ModelDoc::parse(&document)?, pool, cache_bytes)
+                PromptEngine::with_cache(ModelDoc::parse(&document)?, pool, cache, stretch_bytes)
             };
             match tokio::task::spawn_blocking(read).await {
                 Ok(Ok(engine)) => registry.add_engine(&fingerprint, &Arc::new(engine)),

@@ -16,7 +16,9 @@ const CACHE_FAMILIES: [CacheFamily; 4] = [
     ("headrace_prompt_cache_hit_bytes_total", "counter", "Text not tokenised again.", |s| {
         s.hit_bytes
     }),
-    ("headrace_prompt_cache_bytes", "gauge", "Memory held.", |s| s.bytes as u64),
+    ("headrace_prompt_uncut", "gauge", "1 if long texts cannot be tokenised in pieces.", |s| {
+        u64::from(s.uncut.is_some())
+    }),
 ];
 
 impl Registry {
@@ -75,6 +77,15 @@ impl Registry {
                 }
             }
         }
+        let (cache, pool) = (&self.setup.prefix_cache, &self.setup.tokenize_pool);
+        let help = "Memory of tokenised stretches, of all models.";
+        text.single("headrace_prompt_cache_bytes", "gauge", help, cache.bytes());
+        let help = "Tokenised stretches held.";
+        text.single("headrace_prompt_cache_entries", "gauge", help, cache.entries());
+        let help = "Prompts that wait to be tokenised.";
+        text.single("headrace_tokenizer_queue_requests", "gauge", help, pool.queued());
+        let help = "Their text, in bytes.";
+        text.single("headrace_tokenizer_queue_bytes", "gauge", help, pool.queued_bytes());
         let queues = || pools().map(|pool| pool.dispatch.queue());
         let queued = queues().map(Admission::len).sum::<usize>();
         text.single("headrace_queue_requests", "gauge", "Legs that wait for a worker.", queued);

@@ -182,8 +182,11 @@ fn route_verdict(error: &RouteError) -> Verdict {
         RouteError::BadRequest { param, .. } => {
             Verdict::wrong(S::BAD_REQUEST, None).param(param.clone())
         }
-        RouteError::ContextLength { .. } => {
+        RouteError::ContextLength { .. } | RouteError::ContextLengthAtLeast { .. } => {
             Verdict::wrong(S::BAD_REQUEST, Some("context_length_exceeded"))
+        }
+        RouteError::TextWithoutBreaks { param, .. } => {
+            Verdict::wrong(S::BAD_REQUEST, Some("text_without_breaks")).param(Some(param.clone()))
         }
         RouteError::UnknownModel { .. } => {
             Verdict::wrong(S::NOT_FOUND, Some("model_not_found")).param(Some("model".into()))
@@ -274,6 +277,8 @@ mod tests {
         for (error, status, retry) in [
             (RouteError::BadRequest { param: None, message: String::new() }, 400, None),
             (RouteError::ContextLength { got: 3, prompt: 2, answer: 1, limit: 2 }, 400, None),
+            (RouteError::ContextLengthAtLeast { prompt: 2, answer: 1, limit: 2 }, 400, None),
+            (RouteError::TextWithoutBreaks { param: "p".into(), at: 0, limit: 2 }, 400, None),
             (RouteError::UnknownModel { model: "m".into(), served: "n".into() }, 404, None),
             (RouteError::NoWorker { retry_after: second }, 503, Some("2")),
             (RouteError::Overloaded { what: "queue", retry_after: Duration::ZERO }, 429, Some("1")),

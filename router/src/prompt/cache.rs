@@ -1,13 +1,15 @@
-//! Tokens of recently seen stretches of text, least recently used first out, bounded in bytes.
+//! Tokens of recently seen stretches of text, least recently used first out; one bound in bytes for all models.
 
-use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// What the cache did so far, for metrics.
+/// What the cache did so far for one model, for metrics.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CacheStats {
     /// Why there is no cache for this model; `None` when there is one.
     pub off: Option<&'static str>,
+    /// Why long texts are not tokenised in pieces; `None` where they are.
+    pub uncut: Option<&'static str>,
     /// Stretches found. Those too short to be worth a look-up are not counted anywhere.
     pub hits: u64,
     /// Stretches that had to be tokenised.
@@ -16,78 +18,204 @@ pub struct CacheStats {
     pub hit_bytes: u64,
     /// Text bytes of the stretches that had to be tokenised.
     pub tokenized_bytes: u64,
-    /// Memory held.
-    pub bytes: usize,
-    /// Stretches held.
-    pub entries: usize,
 }
 
-/// Text to its tokens. Keys are whole texts, so a hash collision cannot give the tokens of another text.
+/// Tokens of stretches of text, of all models together.
+///
+/// A stretch is known by a BLAKE3 digest of model and text, so that nobody can make two that collide, and the text itself
+/// is not kept.
 #[derive(Debug)]
-pub(crate) struct SegmentCache {
+pub struct PrefixCache {
     limit_bytes: usize,
-    bytes: usize,
-    clock: u64,
-    entries: HashMap<Arc<str>, Entry>,
-    /// Entries by last use; `clock` is unique per use.
-    by_use: BTreeMap<u64, Arc<str>>,
+    state: Mutex<State>,
+}
+
+/// Name of a stretch of text of one model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Name([u8; 32]);
+
+#[derive(Debug, Default)]
+struct State {
+    index: HashMap<Name, u32>,
+    /// The greatest capacity that `index` has had: it is less while places of former entries are not reclaimed.
+    index_capacity: usize,
+    /// Entries, and places of former ones. Those in use are a ring in order of use, where the oldest follows the newest.
+    slots: Vec<Slot>,
+    newest: Option<u32>,
+    /// Places of former entries, chained by `older`.
+    free: Option<u32>,
+    /// Of the tokens alone.
+    ids_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct Slot {
+    name: Name,
     ids: Arc<[u32]>,
-    used: u64,
+    older: u32,
+    newer: u32,
 }
 
-/// Allocations, hash slot and tree slot of an entry; an estimate.
-const ENTRY_BYTES: usize = 160;
+/// What an allocation costs, the allocator's rounding included: mimalloc's size classes are an eighth apart, so that a
+/// sixteenth is lost on average; glibc adds 8 bytes.
+fn allocated(bytes: usize) -> usize {
+    if bytes == 0 { 0 } else { bytes + bytes / 12 + 8 }
+}
 
-impl SegmentCache {
-    pub(crate) fn new(limit_bytes: usize) -> Self {
-        let entries = HashMap::new();
-        Self { limit_bytes, bytes: 0, clock: 0, entries, by_use: BTreeMap::new() }
+/// Counts of an `Arc`.
+const ARC_BYTES: usize = 2 * size_of::<usize>();
+
+impl PrefixCache {
+    /// A cache of at most so many bytes; 0 switches it off.
+    #[must_use]
+    pub fn new(limit_bytes: usize) -> Arc<Self> {
+        Arc::new(Self { limit_bytes, state: Mutex::default() })
     }
 
-    pub(crate) fn get(&mut self, text: &str) -> Option<Arc<[u32]>> {
-        self.clock += 1;
-        let entry = self.entries.get_mut(text)?;
-        if let Some(key) = self.by_use.remove(&entry.used) {
-            self.by_use.insert(self.clock, key);
-        }
-        entry.used = self.clock;
-        Some(Arc::clone(&entry.ids))
+    /// Memory held, tables and the allocator's share included. Never more than the limit.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.lock().bytes()
     }
 
-    pub(crate) fn insert(&mut self, text: &str, ids: Arc<[u32]>) {
-        let size = cost(text, &ids);
+    /// Stretches held.
+    #[must_use]
+    pub fn entries(&self) -> usize {
+        self.lock().index.len()
+    }
+
+    pub(crate) fn is_off(&self) -> bool {
+        self.limit_bytes == 0
+    }
+
+    pub(crate) fn get(&self, name: &Name) -> Option<Arc<[u32]>> {
+        let mut state = self.lock();
+        let slot = *state.index.get(name)?;
+        state.unlink(slot);
+        state.link_newest(slot);
+        Some(Arc::clone(&state.slots[slot as usize].ids))
+    }
+
+    pub(crate) fn insert(&self, name: Name, ids: &[u32]) {
         // One huge text must not push everything else out.
-        if size > self.limit_bytes / 4 || self.entries.contains_key(text) {
+        if ids_bytes(ids) > self.limit_bytes / 4 {
             return;
         }
-        while self.bytes + size > self.limit_bytes {
-            let Some((_, oldest)) = self.by_use.pop_first() else { break };
-            if let Some(entry) = self.entries.remove(&oldest) {
-                self.bytes -= cost(&oldest, &entry.ids);
+        let ids: Arc<[u32]> = ids.into();
+        let mut state = self.lock();
+        if state.index.contains_key(&name) {
+            return;
+        }
+        while state.bytes_with(ids_bytes(&ids)) > self.limit_bytes {
+            if !state.remove_oldest() {
+                return; // not even the tables fit
             }
         }
-        self.clock += 1;
-        let key: Arc<str> = Arc::from(text);
-        self.by_use.insert(self.clock, Arc::clone(&key));
-        self.entries.insert(key, Entry { ids, used: self.clock });
-        self.bytes += size;
+        state.add(name, ids);
+        // the index may grow earlier than it has to
+        while state.bytes() > self.limit_bytes && state.remove_oldest() {}
     }
 
-    pub(crate) fn bytes(&self) -> usize {
-        self.bytes
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
+    /// No code that can panic runs under this lock but for a broken invariant, after which a miss is all that happens.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn cost(text: &str, ids: &[u32]) -> usize {
-    text.len() + size_of_val(ids) + ENTRY_BYTES
+impl Name {
+    /// `model` sets the texts of one model apart from those of all others.
+    pub(crate) fn new(model: u64, text: &str) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&model.to_le_bytes()).update(text.as_bytes());
+        Self(*hasher.finalize().as_bytes())
+    }
+}
+
+impl State {
+    fn bytes(&self) -> usize {
+        tables(self.index_capacity, self.slots.capacity()) + self.ids_bytes
+    }
+
+    /// The same after another entry with so many bytes of tokens.
+    fn bytes_with(&self, ids_bytes: usize) -> usize {
+        let grown = |full: bool, capacity: usize, least: usize| {
+            if full { (2 * capacity).max(least) } else { capacity }
+        };
+        let index = grown(self.index.len() >= self.index_capacity, self.index_capacity, 3);
+        let full = self.free.is_none() && self.slots.len() == self.slots.capacity();
+        let slots = grown(full, self.slots.capacity(), 4);
+        tables(index, slots) + self.ids_bytes + ids_bytes
+    }
+
+    fn add(&mut self, name: Name, ids: Arc<[u32]>) {
+        self.ids_bytes += ids_bytes(&ids);
+        let slot = Slot { name, ids, older: 0, newer: 0 };
+        let at = if let Some(at) = self.free {
+            self.free = Some(self.slots[at as usize].older).filter(|next| *next != at);
+            self.slots[at as usize] = slot;
+            at
+        } else {
+            self.slots.push(slot);
+            u32::try_from(self.slots.len() - 1).expect("4 G entries are more than memory holds")
+        };
+        self.index.insert(name, at);
+        self.index_capacity = self.index_capacity.max(self.index.capacity());
+        self.link_newest(at);
+    }
+
+    fn remove_oldest(&mut self) -> bool {
+        let Some(newest) = self.newest else { return false };
+        let oldest = self.slots[newest as usize].newer;
+        self.unlink(oldest);
+        let slot = &mut self.slots[oldest as usize];
+        let ids = std::mem::replace(&mut slot.ids, Arc::from([]));
+        slot.older = self.free.unwrap_or(oldest); // the last one of the chain points at itself
+        self.free = Some(oldest);
+        self.ids_bytes -= ids_bytes(&ids);
+        let name = slot.name;
+        self.index.remove(&name);
+        true
+    }
+
+    /// Takes an entry out of the ring.
+    fn unlink(&mut self, at: u32) {
+        let Slot { older, newer, .. } = self.slots[at as usize];
+        if older == at {
+            self.newest = None;
+            return;
+        }
+        self.slots[older as usize].newer = newer;
+        self.slots[newer as usize].older = older;
+        if self.newest == Some(at) {
+            self.newest = Some(older);
+        }
+    }
+
+    /// Puts an entry into the ring as the one used last.
+    fn link_newest(&mut self, at: u32) {
+        let (older, newer) = match self.newest {
+            None => (at, at),
+            Some(newest) => (newest, self.slots[newest as usize].newer),
+        };
+        self.slots[at as usize].older = older;
+        self.slots[at as usize].newer = newer;
+        self.slots[older as usize].newer = at;
+        self.slots[newer as usize].older = at;
+        self.newest = Some(at);
+    }
+}
+
+/// Bytes of index and slots with these capacities.
+fn tables(index: usize, slots: usize) -> usize {
+    // hash tables hold 7 entries in 8 buckets (the smallest 3 in 4), and have a byte of control for each and 16 more
+    let buckets = if index == 0 { 0 } else { (index * 8 / 7).next_power_of_two().max(4) };
+    let control = if buckets == 0 { 0 } else { buckets + 16 };
+    allocated(buckets * size_of::<(Name, u32)>() + control) + allocated(slots * size_of::<Slot>())
+}
+
+/// Of one entry's tokens, counted as they are allocated.
+fn ids_bytes(ids: &[u32]) -> usize {
+    allocated(ARC_BYTES + size_of_val(ids))
 }
 
 #[cfg(test)]
@@ -96,35 +224,74 @@ mod tests {
 
     use super::*;
 
+    fn name(text: &str) -> Name {
+        Name::new(0, text)
+    }
+
     #[test]
     fn the_least_recently_used_entry_goes_first() {
-        let mut cache = SegmentCache::new(4 * (ENTRY_BYTES + 5));
+        let cache = PrefixCache::new(100_000);
+        let ids = [7; 5_000];
         for text in ["a", "b", "c", "d"] {
-            cache.insert(text, Arc::from([0_u32]));
+            cache.insert(name(text), &ids);
         }
-        assert!(cache.get("a").is_some());
-        cache.insert("e", Arc::from([1_u32]));
-        assert!(cache.get("b").is_none());
-        assert!(cache.get("a").is_some() && cache.get("e").is_some());
+        assert_eq!(cache.entries(), 4);
+        assert!(cache.get(&name("a")).is_some());
+        cache.insert(name("e"), &ids);
+        assert!(cache.get(&name("b")).is_none());
+        assert!(cache.get(&name("a")).is_some() && cache.get(&name("e")).is_some());
+    }
+
+    #[test]
+    fn models_do_not_see_each_others_entries_and_share_the_bound() {
+        let cache = PrefixCache::new(1 << 20);
+        for model in 0..256 {
+            cache.insert(Name::new(model, "text"), &[model as u32; 10_000]);
+            assert_eq!(cache.get(&Name::new(model, "text")).unwrap()[0], model as u32);
+            assert!(cache.bytes() <= 1 << 20);
+        }
+        assert!(cache.get(&Name::new(0, "text")).is_none());
+        assert!(cache.entries() > 10);
+    }
+
+    #[test]
+    fn one_text_may_not_take_it_all_and_no_bytes_is_no_cache() {
+        let cache = PrefixCache::new(1_000);
+        cache.insert(name("long"), &[0; 100]);
+        assert!(cache.get(&name("long")).is_none());
+        for limit in [0, 10, 100] {
+            let none = PrefixCache::new(limit);
+            none.insert(name("a"), &[1]);
+            assert_eq!((none.entries(), none.bytes()), (0, 0));
+        }
     }
 
     proptest! {
         #[test]
-        fn bytes_are_counted_and_bounded(ops in prop::collection::vec((0_u8..12, 0_usize..40), 0..200)) {
-            let limit = 1500;
-            let mut cache = SegmentCache::new(limit);
+        fn it_is_an_exact_bounded_lru(ops in prop::collection::vec((0_u8..12, 0_usize..40), 0..300)) {
+            let limit = 3_000;
+            let cache = PrefixCache::new(limit);
+            let mut order: Vec<u8> = Vec::new(); // oldest first
             for (key, len) in ops {
                 let text = key.to_string();
-                if cache.get(&text).is_none() {
-                    cache.insert(&text, vec![u32::from(key); len].into());
-                }
-                let held: usize = cache.entries.iter().map(|(t, e)| cost(t, &e.ids)).sum();
-                prop_assert_eq!(held, cache.bytes());
-                prop_assert!(held <= limit);
-                prop_assert_eq!(cache.by_use.len(), cache.len());
-                if let Some(ids) = cache.get(&text) {
+                if let Some(ids) = cache.get(&name(&text)) {
                     prop_assert!(ids.iter().all(|id| *id == u32::from(key)));
+                    order.retain(|other| *other != key);
+                    order.push(key);
+                } else {
+                    prop_assert!(!order.contains(&key));
+                    cache.insert(name(&text), &vec![u32::from(key); len]);
+                    order.push(key);
+                    order.drain(..order.len() - cache.entries());
                 }
+                let state = cache.lock();
+                let held: usize = order.iter().map(|key| {
+                    let slot = state.index[&name(&key.to_string())];
+                    ids_bytes(&state.slots[slot as usize].ids)
+                }).sum();
+                prop_assert_eq!(held, state.ids_bytes);
+                prop_assert_eq!(order.len(), state.index.len());
+                prop_assert!(state.bytes() <= limit);
             }
         }
     }

@@ -148,11 +148,6 @@ impl Pieces {
             _ => self.piece(id),
         }
     }
-
-    /// Bytes of the longest token.
-    pub(crate) fn longest(&self) -> usize {
-        self.starts.windows(2).map(|w| (w[1] - w[0]) as usize).max().unwrap_or(0)
-    }
 }
 
 fn slice<'a>(bytes: &'a [u8], starts: &[u32], id: u32) -> &'a [u8] {

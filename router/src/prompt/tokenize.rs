@@ -1,36 +1,34 @@
-//! Text to tokens, exactly as `tokenizers` does it, without doing again what a longer chat has in common with the last.
+//! Text to tokens, exactly as `tokenizers` does it: in pieces, so that memory and time of each are bounded, and without
+//! doing again what a longer chat has in common with the last.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use aho_corasick::{AhoCorasick, MatchKind};
-use tokenizers::{
-    AddedToken, ModelWrapper, PreTokenizerWrapper, SplitDelimiterBehavior, Tokenizer,
-};
+use tokenizers::{AddedToken, Tokenizer};
 
 use super::PromptError;
-use super::cache::{CacheStats, SegmentCache};
-use super::pieces::{Pieces, byte_alphabet};
+use super::cache::{CacheStats, Name, PrefixCache};
+use super::cuts::{Cuts, MIN_SEGMENT_BYTES};
+use super::length::LeastTokens;
+use super::seams::Seams;
 
-/// The tokenizer of one model and its cache.
+/// The tokenizer of one model.
 ///
-/// # Why the cache is exact
-/// `tokenizers` first finds the added tokens that are matched in the raw text, leftmost longest, and then normalises,
-/// splits and tokenises every stretch between them alone. So the text may be cut *before* such a token if
-/// 1. the scan over the whole text matches it there (we run the same scan),
-/// 2. it does not reach to its left (`lstrip`) and does not depend on its neighbours (`single_word`),
-/// 3. it begins with an ASCII punctuation character: neither white space that an earlier `rstrip` token would
-///    swallow, nor part of a word that an earlier `single_word` token must not touch.
-///
-/// Every stretch but the first then begins with its added token, so "is this the start of the text?" (Metaspace
-/// `first`) has the same answer as in the whole text. What the post-processor adds is the same for every text: it is
-/// found with two probes, and where they differ only chats are cached. Random sampling (BPE dropout) has no cache.
+/// A text is cut before added tokens ([`Cuts`]) into stretches that are remembered, and a long stretch between words
+/// ([`Seams`]) into pieces, each of which is given to `tokenizers` alone. What the post-processor adds is the same for
+/// every text: it is found with two probes; where they differ, a text that gets it is never cut.
 #[derive(Debug)]
 pub(crate) struct TextTokenizer {
     tokenizer: Tokenizer,
+    least: LeastTokens,
     cuts: Result<Cuts, &'static str>,
+    seams: Result<Seams, &'static str>,
     /// What surrounds a text when special tokens are added; `None` if that depends on the text.
     frame: Option<Frame>,
-    cache: Mutex<Counted>,
+    cache: Arc<PrefixCache>,
+    /// Sets its texts apart in the cache.
+    number: u64,
+    counts: Counts,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -39,41 +37,108 @@ struct Frame {
     after: Vec<u32>,
 }
 
-#[derive(Debug)]
-struct Counted {
-    segments: SegmentCache,
-    stats: CacheStats,
+#[derive(Debug, Default)]
+struct Counts {
+    hits: AtomicU64,
+    misses: AtomicU64,
+    hit_bytes: AtomicU64,
+    tokenized_bytes: AtomicU64,
 }
 
-/// Where texts may be cut.
+/// A text on its way to tokens.
 #[derive(Debug)]
-struct Cuts {
-    /// All added tokens matched in raw text, as `tokenizers` builds it.
-    scan: AhoCorasick,
-    /// By pattern: the text may be cut before it.
-    usable: Vec<bool>,
+pub(crate) struct Walk {
+    text: String,
+    /// What the tokenizer puts around a text is wanted.
+    special: bool,
+    /// Everything before is done.
+    at: usize,
+    /// The stretch that is done in pieces.
+    open: Option<Stretch>,
+    /// Its tokens, if they were known.
+    cached: Option<Arc<[u32]>>,
+    ids: Vec<u32>,
 }
 
-/// Segments end before the first possible cut after this many bytes: short ones cost more to look up than to tokenise
-/// (a guess, not tuned).
-const MIN_SEGMENT_BYTES: usize = 512;
+/// A part of a text that is tokenised alone.
+#[derive(Debug, Clone, Copy)]
+struct Stretch {
+    start: usize,
+    end: usize,
+    /// Its tokens begin there.
+    first_id: usize,
+}
+
+/// How far a text may go.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct WalkLimits {
+    /// Tokens; what has more is given up.
+    pub(crate) tokens: usize,
+    /// Bytes of a stretch that cannot be cut.
+    pub(crate) stretch_bytes: usize,
+    /// A piece of more than [`SLOW_BYTES`] may be done now.
+    pub(crate) slow: bool,
+}
+
+/// How far it came.
+#[derive(Debug)]
+pub(crate) enum Walked {
+    /// To its end.
+    Done(Vec<u32>),
+    /// Not yet; `slow` if the next piece is a long one.
+    Pausing { slow: bool },
+}
+
+/// Why a text has no tokens.
+#[derive(Debug)]
+pub(crate) enum WalkError {
+    /// It has more tokens than it may; so many were found until then.
+    TooMany(usize),
+    /// There is nowhere to cut in the bytes that follow this place.
+    Uncut(usize),
+    Tokenizer(PromptError),
+}
+
+/// Most bytes of a piece where there is a seam, and about what one turn goes through: 10 to 30 ms, and some 10 MB of
+/// memory, as `tokenizers` takes up to 350 bytes for one of text.
+pub(crate) const PIECE_BYTES: usize = 32 << 10;
+
+/// Pieces of more bytes are for the slow lane.
+pub(crate) const SLOW_BYTES: usize = 2 * PIECE_BYTES;
+
+/// What was cached costs this much less than what is tokenised, as a guess.
+const CACHED_DISCOUNT: usize = 64;
+
+/// Texts that show where the arguments for cutting between words are wrong, if they are.
+const PROBES: [&str; 5] = [
+    "It's a river's, I'd say: the 12 mills (of 1834) run 7x faster.\r\n\r\n  They   do\tnot\nstop! re-run U.S. \u{e9}t\u{e9} 3",
+    "fn main() { let x_1 = foo(a, b)[0]; }\n\n\n    // TODO: 100% of it\n#include <stdio.h> a=b c-d e+f g/h i*j",
+    "\u{65e5}\u{672c}\u{8a9e}\u{3002}\u{6c34}\u{8eca}\u{ff0c}\u{4e2d}\u{6587} \u{ad}\u{d55c}\u{ad6d}\u{c5b4} \u{442}\u{435}\u{43a}\u{441}\u{442}, \u{3b1}\u{3b2}\u{3b3}! \u{645}\u{631}\u{62d}\u{628}\u{627} e\u{301} a\u{308}. o=\u{338}p \u{e01}\u{e34}\u{e19} \u{2581}q r\u{2581} s",
+    "WORDS Of MixedCase andDigits42 end's can't we'LL x' y'\u{a0}z \u{1f469}\u{200d}\u{1f33e} fi\u{fb01} \u{212a}elvin \u{130} \u{0}\u{1f} a a a  b  c",
+    "aGVsbG8gd29ybGQ+/abc= https://example.org/a_b?c=d&e=f#g <b>x</b> {\"k\": [1, 2.50, -3e10]} __init__ `y` ~z ^w |v| \\u @t",
+];
 
 impl TextTokenizer {
-    pub(crate) fn new(json: &str, cache_bytes: usize) -> Result<Self, PromptError> {
+    pub(crate) fn new(json: &str, cache: Arc<PrefixCache>) -> Result<Self, PromptError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let mut tokenizer =
             Tokenizer::from_bytes(json).map_err(|e| PromptError::Tokenizer(e.to_string()))?;
         // A prompt is never cut or padded silently.
         tokenizer.with_truncation(None).map_err(|e| PromptError::Tokenizer(e.to_string()))?;
         tokenizer.with_padding(None);
-        let segments = SegmentCache::new(cache_bytes);
         let mut this = Self {
-            cuts: if cache_bytes == 0 { Err("switched off") } else { Cuts::new(&tokenizer) },
+            least: LeastTokens::new(&tokenizer),
+            cuts: Cuts::new(&tokenizer),
+            seams: Seams::new(&tokenizer),
             frame: None,
             tokenizer,
-            cache: Mutex::new(Counted { segments, stats: CacheStats::default() }),
+            cache,
+            number: NUMBER.fetch_add(1, Ordering::Relaxed),
+            counts: Counts::default(),
         };
         this.frame = this.find_frame()?;
         this.check_cuts()?;
+        this.check_seams()?;
         Ok(this)
     }
 
@@ -81,76 +146,148 @@ impl TextTokenizer {
         &self.tokenizer
     }
 
-    /// Bytes of text that one token can stand for, where every byte of a text is in exactly one token: its length then
-    /// bounds the number of tokens from below. `None` otherwise: normalisers may drop text, and `lstrip` or `rstrip`
-    /// tokens swallow any amount of white space.
-    pub(crate) fn max_token_bytes(&self, pieces: &Pieces) -> Option<usize> {
-        let added = self.tokenizer.get_added_tokens_decoder();
-        let exact = self.tokenizer.get_normalizer().is_none()
-            && self.tokenizer.get_pre_tokenizer().is_some_and(keeps_every_byte)
-            && byte_alphabet().keys().all(|c| self.tokenizer.token_to_id(&c.to_string()).is_some())
-            && !added.values().any(|t| t.lstrip || t.rstrip);
-        let longest_added = added.values().map(|t| t.content.len()).max().unwrap_or(0);
-        exact.then(|| pieces.longest().max(longest_added))
+    /// What lengths of texts say of their tokens.
+    pub(crate) fn least(&self) -> &LeastTokens {
+        &self.least
+    }
+
+    /// Why long texts cannot be cut between words; `None` where they can.
+    pub(crate) fn uncut(&self) -> Option<&'static str> {
+        self.seams.as_ref().err().copied()
     }
 
     pub(crate) fn stats(&self) -> CacheStats {
-        let cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let (bytes, entries) = (cache.segments.bytes(), cache.segments.len());
-        CacheStats { off: self.cuts.as_ref().err().copied(), bytes, entries, ..cache.stats }
-    }
-
-    /// Ids of `text`. `special` adds what the tokenizer puts around a text, such as a begin-of-text token.
-    pub(crate) fn encode(&self, text: &str, special: bool) -> Result<Vec<u32>, PromptError> {
-        match (&self.cuts, special, &self.frame) {
-            (Ok(cuts), false, _) => self.encode_segments(cuts, text),
-            (Ok(cuts), true, Some(Frame { before, after })) => {
-                let mut ids = before.clone();
-                ids.extend(self.encode_segments(cuts, text)?);
-                ids.extend(after);
-                Ok(ids)
-            }
-            (Ok(_), true, None) | (Err(_), _, _) => self.encode_whole(text, special),
+        let Counts { hits, misses, hit_bytes, tokenized_bytes } = &self.counts;
+        let off = if self.cache.is_off() {
+            Some("switched off")
+        } else {
+            self.cuts.as_ref().err().copied()
+        };
+        CacheStats {
+            uncut: self.uncut(),
+            off,
+            hits: hits.load(Ordering::Relaxed),
+            misses: misses.load(Ordering::Relaxed),
+            hit_bytes: hit_bytes.load(Ordering::Relaxed),
+            tokenized_bytes: tokenized_bytes.load(Ordering::Relaxed),
         }
     }
 
-    pub(crate) fn encode_whole(&self, text: &str, special: bool) -> Result<Vec<u32>, PromptError> {
+    /// Begins to tokenise. `special` adds what the tokenizer puts around a text, such as a begin-of-text token.
+    pub(crate) fn begin(&self, text: String, special: bool) -> Walk {
+        // some 4 bytes a token; what needs more grows
+        let mut ids = Vec::with_capacity(text.len().min(SLOW_BYTES) / 4 + 2);
+        if let (true, Some(frame)) = (special, &self.frame) {
+            ids.extend(&frame.before);
+        }
+        Walk { text, special, at: 0, open: None, cached: None, ids }
+    }
+
+    /// Goes on for about [`PIECE_BYTES`] of text.
+    ///
+    /// # Errors
+    /// The text is not to be tokenised any further.
+    pub(crate) fn go_on(&self, walk: &mut Walk, limits: &WalkLimits) -> Result<Walked, WalkError> {
+        let mut work = 0;
+        while walk.at < walk.text.len() {
+            if work >= PIECE_BYTES {
+                return Ok(Walked::Pausing { slow: false });
+            }
+            let stretch = match walk.open {
+                Some(stretch) => stretch,
+                None => self.open(walk),
+            };
+            if let Some(cached) = walk.cached.take() {
+                walk.ids.extend_from_slice(&cached);
+                work += (stretch.end - stretch.start) / CACHED_DISCOUNT;
+                (walk.at, walk.open) = (stretch.end, None);
+            } else {
+                let (end, next) = self.piece_end(walk, stretch, limits.stretch_bytes)?;
+                let bytes = end - walk.at;
+                if bytes > SLOW_BYTES && !limits.slow {
+                    return Ok(Walked::Pausing { slow: true });
+                }
+                let special = walk.special && self.frame.is_none();
+                let ids = self.encode_whole(&walk.text[walk.at..end], special);
+                walk.ids.extend(ids.map_err(WalkError::Tokenizer)?);
+                work += bytes;
+                walk.at = next;
+                if walk.at == stretch.end {
+                    self.remember(walk.stretch_text(stretch), &walk.ids[stretch.first_id..]);
+                    walk.open = None;
+                }
+            }
+            if walk.ids.len() > limits.tokens {
+                return Err(WalkError::TooMany(walk.ids.len()));
+            }
+        }
+        if let (true, Some(frame)) = (walk.special, &self.frame) {
+            walk.ids.extend(&frame.after);
+        }
+        Ok(Walked::Done(std::mem::take(&mut walk.ids)))
+    }
+
+    /// The next stretch, and its tokens if they are known.
+    fn open(&self, walk: &mut Walk) -> Stretch {
+        let end = self.stretch_end(&walk.text, walk.at, walk.special);
+        let stretch = Stretch { start: walk.at, end, first_id: walk.ids.len() };
+        walk.open = Some(stretch);
+        walk.cached = self.lookup(walk.stretch_text(stretch));
+        stretch
+    }
+
+    fn stretch_end(&self, text: &str, start: usize, special: bool) -> usize {
+        match &self.cuts {
+            Ok(cuts) if !special || self.frame.is_some() => cuts.end(text, start),
+            Ok(_) | Err(_) => text.len(),
+        }
+    }
+
+    /// Where the next piece of an open stretch ends, and where the one after begins.
+    fn piece_end(
+        &self,
+        walk: &Walk,
+        stretch: Stretch,
+        most: usize,
+    ) -> Result<(usize, usize), WalkError> {
+        let whole = walk.special && self.frame.is_none();
+        let end = match &self.seams {
+            Ok(seams) if !whole => {
+                seams.end(&walk.text, (walk.at, stretch.end), PIECE_BYTES, most.max(PIECE_BYTES))
+            }
+            Ok(_) | Err(_) => (stretch.end - walk.at <= most).then_some((stretch.end, stretch.end)),
+        };
+        end.ok_or(WalkError::Uncut(walk.at))
+    }
+
+    fn encode_whole(&self, text: &str, special: bool) -> Result<Vec<u32>, PromptError> {
         let encoding = self.tokenizer.encode_fast(text, special);
         Ok(encoding.map_err(|e| PromptError::Encode(e.to_string()))?.get_ids().to_vec())
     }
 
-    fn encode_segments(&self, cuts: &Cuts, text: &str) -> Result<Vec<u32>, PromptError> {
-        let mut ids = Vec::with_capacity(text.len() / 4);
-        for segment in cuts.segments(text) {
-            if segment.len() < MIN_SEGMENT_BYTES {
-                ids.extend(self.encode_whole(segment, false)?);
-                continue;
-            }
-            if let Some(cached) = self.lookup(segment) {
-                ids.extend_from_slice(&cached);
-                continue;
-            }
-            let new: Arc<[u32]> = self.encode_whole(segment, false)?.into();
-            ids.extend_from_slice(&new);
-            let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-            cache.segments.insert(segment, new);
-        }
-        Ok(ids)
+    fn is_cached(&self, stretch: &str) -> bool {
+        stretch.len() >= MIN_SEGMENT_BYTES && self.cuts.is_ok() && !self.cache.is_off()
     }
 
-    fn lookup(&self, segment: &str) -> Option<Arc<[u32]>> {
-        let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = cache.segments.get(segment);
-        let len = segment.len() as u64;
-        let stats = &mut cache.stats;
-        if found.is_some() {
-            stats.hits += 1;
-            stats.hit_bytes += len;
-        } else {
-            stats.misses += 1;
-            stats.tokenized_bytes += len;
+    fn lookup(&self, stretch: &str) -> Option<Arc<[u32]>> {
+        if !self.is_cached(stretch) {
+            return None;
         }
+        let found = self.cache.get(&Name::new(self.number, stretch));
+        let (times, bytes) = if found.is_some() {
+            (&self.counts.hits, &self.counts.hit_bytes)
+        } else {
+            (&self.counts.misses, &self.counts.tokenized_bytes)
+        };
+        times.fetch_add(1, Ordering::Relaxed);
+        bytes.fetch_add(stretch.len() as u64, Ordering::Relaxed);
         found
+    }
+
+    fn remember(&self, stretch: &str, ids: &[u32]) {
+        if self.is_cached(stretch) {
+            self.cache.insert(Name::new(self.number, stretch), ids);
+        }
     }
 
     /// What the post-processor puts around any text.
@@ -171,18 +308,17 @@ impl TextTokenizer {
         Ok(if frames.len() == 1 { frames.pop() } else { None })
     }
 
-    /// Belt and braces: the argument above, tried on texts that would show where it is wrong.
+    /// Belt and braces: the argument for [`Cuts`], tried on texts that would show where it is wrong.
     fn check_cuts(&mut self) -> Result<(), PromptError> {
         let Ok(cuts) = &self.cuts else { return Ok(()) };
-        let token = self.tokenizer.get_added_tokens_decoder();
-        let mut tokens: Vec<&AddedToken> = token.values().filter(|t| !t.normalized).collect();
-        tokens.sort_by(|a, b| a.content.cmp(&b.content));
-        for token in tokens.into_iter().take(64) {
+        for token in self.some_added().iter().filter(|t| !t.normalized) {
             let t = &token.content;
-            let text = format!("{t}a {t} b{t}\n{t}{t}  c\u{301} {t}é ▁{t} <{t}>{t}");
-            let mut parts = Vec::new();
-            for segment in cuts.cut_everywhere(&text) {
-                parts.extend(self.encode_whole(segment, false)?);
+            let text = format!("{t}a {t} b{t}\n{t}{t}  c\u{301} {t}\u{e9} \u{2581}{t} <{t}>{t}");
+            let (mut parts, mut start) = (Vec::new(), 0);
+            while start < text.len() {
+                let end = cuts.nearest_end(&text, start);
+                parts.extend(self.encode_whole(&text[start..end], false)?);
+                start = end;
             }
             if parts != self.encode_whole(&text, false)? {
                 self.cuts = Err("cutting changed a probe text");
@@ -191,83 +327,56 @@ impl TextTokenizer {
         }
         Ok(())
     }
-}
 
-/// True for byte-level tokenizers whose splits throw nothing away.
-fn keeps_every_byte(pre_tokenizer: &PreTokenizerWrapper) -> bool {
-    let PreTokenizerWrapper::Sequence(steps) = pre_tokenizer else {
-        return matches!(pre_tokenizer, PreTokenizerWrapper::ByteLevel(_));
-    };
-    let mut bytes = false;
-    for step in steps.as_ref() {
-        bytes |= matches!(step, PreTokenizerWrapper::ByteLevel(_));
-        let keeps = if let PreTokenizerWrapper::Split(split) = step {
-            split.behavior != SplitDelimiterBehavior::Removed
-        } else {
-            matches!(step, PreTokenizerWrapper::ByteLevel(_) | PreTokenizerWrapper::Digits(_))
-        };
-        if !keeps {
-            return false;
-        }
-    }
-    bytes
-}
-
-impl Cuts {
-    /// # Errors
-    /// Why texts of this tokenizer cannot be cut.
-    fn new(tokenizer: &Tokenizer) -> Result<Self, &'static str> {
-        if let ModelWrapper::BPE(bpe) = tokenizer.get_model()
-            && bpe.dropout.is_some_and(|p| p > 0.0)
-        {
-            return Err("dropout makes tokenisation random");
-        }
-        let added = tokenizer.get_added_tokens_decoder();
-        let raw: Vec<&AddedToken> =
-            added.values().filter(|t| !t.normalized && !t.content.is_empty()).collect();
-        let usable: Vec<bool> = raw
-            .iter()
-            .map(|t| {
-                let first = t.content.chars().next();
-                let punctuation = first.is_some_and(|c| c.is_ascii_punctuation() && c != '_');
-                punctuation && !t.lstrip && !t.single_word
-            })
-            .collect();
-        if !usable.contains(&true) {
-            return Err("no added token that text can be cut at");
-        }
-        let scan = AhoCorasick::builder()
-            .match_kind(MatchKind::LeftmostLongest)
-            .build(raw.iter().map(|t| &t.content))
-            .map_err(|_| "the added tokens are too many to scan for")?;
-        Ok(Self { scan, usable })
-    }
-
-    /// `text` in stretches that may be tokenised alone, each of at least [`MIN_SEGMENT_BYTES`] but the last. Where they
-    /// end depends only on the text before, so a longer text has the same ones up to its new part.
-    fn segments<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> {
-        self.cut(text, MIN_SEGMENT_BYTES)
-    }
-
-    fn cut_everywhere<'a>(&self, text: &'a str) -> impl Iterator<Item = &'a str> {
-        self.cut(text, 1)
-    }
-
-    fn cut<'a>(&self, text: &'a str, min: usize) -> impl Iterator<Item = &'a str> {
-        let mut starts = self
-            .scan
-            .find_iter(text)
-            .filter(|m| self.usable[m.pattern().as_usize()])
-            .map(|m| m.start());
-        let mut start = 0;
-        std::iter::from_fn(move || {
-            if start == text.len() {
-                return None;
+    /// The same for [`Seams`].
+    fn check_seams(&mut self) -> Result<(), PromptError> {
+        let Ok(seams) = &self.seams else { return Ok(()) };
+        let added = self.some_added();
+        let around = added.iter().map(|token| {
+            let t = &token.content;
+            format!("a{t}b {t}c d{t} {t} e{t}f1{t}\n{t} g h")
+        });
+        for text in PROBES.iter().map(|probe| (*probe).to_owned()).chain(around) {
+            let (mut parts, mut start) = (Vec::new(), 0);
+            for (end, next) in seams.all(&text).chain([(text.len(), text.len())]) {
+                parts.extend(self.encode_whole(&text[start..end], false)?);
+                start = next;
             }
-            let end = starts.find(|at| at - start >= min).unwrap_or(text.len());
-            let segment = &text[start..end];
-            start = end;
-            Some(segment)
-        })
+            if parts != self.encode_whole(&text, false)? {
+                self.seams = Err("cutting changed a probe text");
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The first added tokens in the order of their text.
+    fn some_added(&self) -> Vec<AddedToken> {
+        let added = self.tokenizer.get_added_tokens_decoder();
+        let mut tokens: Vec<AddedToken> = added.into_values().collect();
+        tokens.sort_by(|a, b| a.content.cmp(&b.content));
+        tokens.truncate(64);
+        tokens
+    }
+}
+
+impl Walk {
+    /// Bytes of text that are not tokenised yet.
+    pub(crate) fn left(&self) -> usize {
+        self.text.len() - self.at
+    }
+
+    /// The text that is not tokenised yet.
+    pub(crate) fn rest(&self) -> &str {
+        &self.text[self.at..]
+    }
+
+    /// Nothing of it was looked at.
+    pub(crate) fn is_new(&self) -> bool {
+        self.at == 0 && self.open.is_none()
+    }
+
+    fn stretch_text(&self, stretch: Stretch) -> &str {
+        &self.text[stretch.start..stretch.end]
     }
 }

@@ -10,6 +10,7 @@ use super::choice::{Choice, Common, EncodedPrompt};
 use super::{Delta, Job, Prompt, Usage};
 use crate::app::App;
 use crate::error::RouteError;
+use crate::prompt::Room;
 
 /// The answer to a job, while it is made. Dropping it cancels what still runs.
 #[derive(Debug)]
@@ -50,16 +51,18 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         Prompt::Text(_) | Prompt::Tokens(_) => true,
     };
     let prompt = std::mem::replace(&mut job.prompt, Prompt::Tokens(Vec::new())); // once is enough
-    let encoding = timeout_at(deadline, engine.encode(prompt));
-    let ids: Arc<[u32]> = encoding
-        .await
-        .map_err(|_| RouteError::DeadlineExceeded {
-            state: "for its prompt to be tokenised",
-            waited: app.config.deadlines.request,
-        })??
-        .into();
+    let room = Room {
+        context: model.context_tokens as usize,
+        answer: job.max_tokens.map_or(1, |n| n as usize), // without a wish at least one token must fit
+    };
+    let encoding = timeout_at(deadline, engine.encode_within(prompt, room));
+    let encoded = encoding.await.map_err(|_| RouteError::DeadlineExceeded {
+        state: "for its prompt to be tokenised",
+        waited: app.config.deadlines.request,
+    });
     app.metrics.requests.encode_seconds.observe(begin.elapsed());
     job.journey.tokenised(job.first_choice, begin.elapsed());
+    let ids: Arc<[u32]> = encoded??.into();
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
     app.metrics.requests.prompt_tokens.add(ids.len() as u64);

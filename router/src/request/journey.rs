@@ -99,6 +99,8 @@ impl Outcome {
             | RouteError::Internal(_) => Some(Self::Failed),
             RouteError::BadRequest { .. }
             | RouteError::ContextLength { .. }
+            | RouteError::ContextLengthAtLeast { .. }
+            | RouteError::TextWithoutBreaks { .. }
             | RouteError::UnknownModel { .. }
             | RouteError::ClientGone => None,
         }

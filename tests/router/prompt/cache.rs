@@ -54,7 +54,9 @@ fn the_cache_says_why_it_is_off() {
     assert!(
         reason(&edited(BYTE_LEVEL, |t| t["model"]["dropout"] = json!(0.1))).contains("dropout")
     );
-    let off = PromptEngine::with_cache(doc(BYTE_LEVEL, None), pool(), 0).unwrap();
+    let off =
+        PromptEngine::with_cache(doc(BYTE_LEVEL, None), pool(), PrefixCache::new(0), STRETCH_BYTES);
+    let off = off.unwrap();
     assert_eq!(off.cache_stats().off, Some("switched off"));
     assert!(!block_on(off.encode(Prompt::Text("text".to_owned()))).unwrap().is_empty());
 }

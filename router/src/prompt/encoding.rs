@@ -1,0 +1,170 @@
+//! One prompt on its way through the pool: rendered in one turn, then tokenised piece by piece.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::pool::{Lane, Turn, Turns};
+use super::tokenize::{PIECE_BYTES, SLOW_BYTES, Walk, WalkError, WalkLimits, Walked};
+use super::{Model, Room};
+use crate::error::RouteError;
+use crate::request::ChatPrompt;
+
+/// What is to become tokens.
+#[derive(Debug)]
+pub(super) enum Input {
+    Chat(ChatPrompt),
+    /// `special`: with what the tokenizer puts around a text.
+    Text {
+        text: String,
+        special: bool,
+    },
+}
+
+/// The work of one prompt.
+#[derive(Debug)]
+pub(super) struct Encoding {
+    model: Arc<Model>,
+    room: Room,
+    state: State,
+    /// The field of the request that it comes from.
+    param: &'static str,
+}
+
+#[derive(Debug)]
+enum State {
+    New(Input),
+    Walking(Walk),
+    /// Its result was given.
+    Over,
+}
+
+impl Input {
+    /// Where a chat of so many bytes is rendered: a template cannot be stopped in the middle, so long chats hold up only
+    /// each other.
+    pub(super) fn lane_of(chat_bytes: usize) -> Lane {
+        if chat_bytes > SLOW_BYTES { Lane::Slow } else { Lane::Quick }
+    }
+}
+
+/// Bytes of text in a chat, and some for each value around it.
+pub(super) fn chat_bytes(chat: &ChatPrompt) -> usize {
+    let tools = chat.tools.iter().flatten();
+    let values = chat.messages.iter().chain(tools).chain(chat.template_kwargs.values());
+    values.map(value_bytes).sum()
+}
+
+/// As deep as the parser of bodies lets values be.
+fn value_bytes(value: &Value) -> usize {
+    /// What a value costs a template, whatever it is.
+    const VALUE: usize = 16;
+    VALUE
+        + match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(value_bytes).sum(),
+            Value::Object(fields) => {
+                fields.iter().map(|(name, value)| name.len() + value_bytes(value)).sum()
+            }
+        }
+}
+
+impl Encoding {
+    pub(super) fn new(model: Arc<Model>, input: Input, room: Room, param: &'static str) -> Self {
+        Self { model, room, state: State::New(input), param }
+    }
+
+    /// A new prompt becomes a text; then its tokens are found, as far as one turn goes.
+    fn go_on(&mut self, lane: Lane) -> Result<Turn<Vec<u32>>, RouteError> {
+        let mut walk = match std::mem::replace(&mut self.state, State::Over) {
+            State::New(input) => self.begin(input)?,
+            State::Walking(walk) => walk,
+            State::Over => {
+                return Err(RouteError::Internal("a prompt was tokenised twice".to_owned()));
+            }
+        };
+        let rendered_slowly = lane == Lane::Slow && walk.is_new();
+        let walked = if rendered_slowly && walk.left() > PIECE_BYTES {
+            Walked::Pausing { slow: false }
+        } else {
+            let limits = WalkLimits {
+                tokens: self.room.prompt(),
+                stretch_bytes: self.model.stretch_bytes,
+                slow: lane == Lane::Slow,
+            };
+            self.model.text.go_on(&mut walk, &limits).map_err(|error| self.refuse(&walk, error))?
+        };
+        match walked {
+            Walked::Done(ids) => {
+                self.model.check_ids(&ids, self.param)?;
+                Ok(Turn::Done(ids))
+            }
+            Walked::Pausing { slow } => {
+                let left = walk.left();
+                self.state = State::Walking(walk);
+                Ok(Turn::More { left, lane: if slow { Lane::Slow } else { Lane::Quick } })
+            }
+        }
+    }
+
+    fn begin(&self, input: Input) -> Result<Walk, RouteError> {
+        let (text, special) = match input {
+            Input::Text { text, special } => (text, special), // its length was looked at before
+            Input::Chat(chat) => {
+                let text = self.model.render(chat)?;
+                self.model.check_length(&text, self.room)?;
+                (text, false)
+            }
+        };
+        Ok(self.model.text.begin(text, special))
+    }
+
+    fn refuse(&self, walk: &Walk, error: WalkError) -> RouteError {
+        match error {
+            WalkError::TooMany(so_far) => {
+                // what is left needs tokens, too
+                let left = self.model.text.least().of(walk.rest());
+                self.room.exceeded(so_far.saturating_add(left))
+            }
+            WalkError::Uncut(at) => {
+                let (param, limit) = (self.param.to_owned(), self.model.stretch_bytes);
+                RouteError::TextWithoutBreaks { param, at, limit }
+            }
+            WalkError::Tokenizer(error) => RouteError::Internal(error.to_string()),
+        }
+    }
+}
+
+impl Turns for Encoding {
+    type Output = Result<Vec<u32>, RouteError>;
+
+    fn turn(&mut self, lane: Lane) -> Turn<Self::Output> {
+        match self.go_on(lane) {
+            Ok(Turn::Done(ids)) => Turn::Done(Ok(ids)),
+            Ok(Turn::More { left, lane }) => Turn::More { left, lane },
+            Err(error) => Turn::Done(Err(error)),
+        }
+    }
+}
+
+/// A chat that becomes a text and no more.
+#[derive(Debug)]
+pub(super) struct Rendering {
+    model: Arc<Model>,
+    chat: Option<ChatPrompt>,
+}
+
+impl Rendering {
+    pub(super) fn new(model: Arc<Model>, chat: ChatPrompt) -> Self {
+        Self { model, chat: Some(chat) }
+    }
+}
+
+impl Turns for Rendering {
+    type Output = Result<String, RouteError>;
+
+    fn turn(&mut self, _lane: Lane) -> Turn<Self::Output> {
+        let chat = self.chat.take().expect("a job that is done has no more turns");
+        Turn::Done(self.model.render(chat))
+    }
+}

@@ -1,0 +1,204 @@
+use std::sync::mpsc;
+
+use super::*;
+
+/// Blocks the only thread of `pool` until the returned sender is dropped.
+async fn block(
+    pool: &Arc<TokenizePool>,
+) -> (mpsc::Sender<()>, tokio::task::JoinHandle<Result<(), RouteError>>) {
+    let (release, gate) = mpsc::channel::<()>();
+    let (started, running) = oneshot::channel();
+    let pool = Arc::clone(pool);
+    let blocked = tokio::spawn(async move {
+        pool.run(move || {
+            started.send(()).unwrap();
+            gate.recv().ok();
+        })
+        .await
+    });
+    running.await.unwrap();
+    (release, blocked)
+}
+
+/// Polls `call` once, which queues its job.
+async fn start<T>(call: &mut (impl Future<Output = T> + Unpin)) {
+    tokio::select! {
+        biased;
+        _ = call => panic!("the pool should have been busy"),
+        () = std::future::ready(()) => {}
+    }
+}
+
+#[tokio::test]
+async fn full_queue_is_overloaded_and_a_dropped_call_skips_its_job() {
+    let pool = Arc::new(TokenizePool::new(1, 1).unwrap());
+    let (release, blocked) = block(&pool).await;
+    let (ran, did_run) = mpsc::channel();
+    let mut waiting = Box::pin(pool.run(move || ran.send(()).unwrap()));
+    start(&mut waiting).await;
+    assert_eq!(pool.queued(), 1);
+    assert!(matches!(pool.run(|| ()).await, Err(RouteError::Overloaded { .. })));
+    drop(waiting);
+    drop(release);
+    blocked.await.unwrap().unwrap();
+    while let Err(RouteError::Overloaded { .. }) = pool.run(|| ()).await {
+        tokio::task::yield_now().await;
+    }
+    assert!(did_run.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn a_panic_is_an_internal_error_and_the_thread_lives_on() {
+    let pool = TokenizePool::new(1, 4).unwrap();
+    let error = pool.run(|| panic!("boom")).await.unwrap_err();
+    assert!(matches!(&error, RouteError::Internal(m) if m.contains("boom")), "{error}");
+    assert_eq!(pool.run(|| 7).await.unwrap(), 7);
+}
+
+#[tokio::test]
+async fn shutdown_drops_the_queue_and_joins() {
+    let pool = Arc::new(TokenizePool::new(1, 4).unwrap());
+    let (release, blocked) = block(&pool).await;
+    let mut waiting = Box::pin(pool.run(|| ()));
+    start(&mut waiting).await;
+    let stop = {
+        let pool = Arc::clone(&pool);
+        tokio::task::spawn_blocking(move || pool.shutdown())
+    };
+    assert!(matches!(waiting.await, Err(RouteError::ShuttingDown)));
+    drop(release);
+    stop.await.unwrap();
+    blocked.await.unwrap().unwrap();
+    assert!(matches!(pool.run(|| ()).await, Err(RouteError::ShuttingDown)));
+}
+
+/// Work of many turns: the name is written down at each, and the first one waits at a gate.
+struct Long {
+    name: &'static str,
+    turns: usize,
+    log: mpsc::Sender<(&'static str, Lane)>,
+    gate: Option<mpsc::Receiver<()>>,
+    lane: Lane,
+}
+
+impl Turns for Long {
+    type Output = ();
+
+    fn turn(&mut self, lane: Lane) -> Turn<()> {
+        self.log.send((self.name, lane)).unwrap();
+        if let Some(gate) = self.gate.take() {
+            gate.recv().ok();
+        }
+        self.turns -= 1;
+        if self.turns == 0 {
+            return Turn::Done(());
+        }
+        Turn::More { left: self.turns.saturating_mul(100), lane: self.lane }
+    }
+}
+
+fn long(
+    turns: usize,
+    log: &mpsc::Sender<(&'static str, Lane)>,
+    gate: Option<mpsc::Receiver<()>>,
+) -> Long {
+    Long { name: "long", turns, log: log.clone(), gate, lane: Lane::Quick }
+}
+
+/// Lets `call` run on until `pool` has `queued` jobs.
+async fn until_queued(pool: &TokenizePool, queued: usize) {
+    while pool.queued() != queued {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn short_work_goes_between_the_turns_of_long_work() {
+    let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
+    let (log, order) = mpsc::channel();
+    let (release, gate) = mpsc::channel();
+    let mut first = Box::pin(pool.run_turns(long(10, &log, Some(gate)), 1_000, Lane::Quick));
+    start(&mut first).await;
+    assert_eq!(order.recv().unwrap().0, "long");
+    let short = log.clone();
+    let mut short = Box::pin(pool.run(move || short.send(("short", Lane::Quick)).unwrap()));
+    start(&mut short).await;
+    until_queued(&pool, 1).await;
+    release.send(()).unwrap();
+    short.await.unwrap();
+    first.await.unwrap();
+    let order: Vec<&str> = order.try_iter().map(|(name, _)| name).collect();
+    assert_eq!(order[0], "short", "{order:?}");
+    assert_eq!(order.len(), 10);
+}
+
+#[tokio::test]
+async fn who_hangs_up_leaves_the_queue_and_the_thread() {
+    let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
+    let (log, order) = mpsc::channel();
+    let (release, gate) = mpsc::channel();
+    let mut running = Box::pin(pool.run_turns(long(usize::MAX, &log, Some(gate)), 9, Lane::Quick));
+    start(&mut running).await;
+    order.recv().unwrap();
+    let mut waiting = Box::pin(pool.run_turns(long(usize::MAX, &log, None), 70, Lane::Quick));
+    start(&mut waiting).await;
+    assert_eq!((pool.queued(), pool.queued_bytes()), (1, 70));
+    drop(waiting);
+    assert_eq!((pool.queued(), pool.queued_bytes()), (0, 0));
+    drop(running);
+    release.send(()).unwrap();
+    pool.run(|| ()).await.unwrap(); // the thread is free again
+    assert_eq!(order.try_iter().count(), 0);
+}
+
+#[tokio::test]
+async fn slow_turns_hold_up_only_their_like() {
+    let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
+    let (log, order) = mpsc::channel();
+    let (release, gate) = mpsc::channel();
+    let mut slow = Box::pin(pool.run_turns(long(3, &log, Some(gate)), 1_000, Lane::Slow));
+    start(&mut slow).await;
+    assert_eq!(order.recv().unwrap(), ("long", Lane::Slow));
+    pool.run(|| ()).await.unwrap(); // while the slow lane is busy
+    release.send(()).unwrap();
+    slow.await.unwrap();
+    let order: Vec<Lane> = order.try_iter().map(|(_, lane)| lane).collect();
+    assert_eq!(order, [Lane::Quick, Lane::Quick]);
+}
+
+#[tokio::test]
+async fn text_that_waits_is_bounded_in_bytes() {
+    let pool = Arc::new(TokenizePool::with_bounds(1, Bounds { jobs: 64, bytes: 100 }).unwrap());
+    let (release, blocked) = block(&pool).await;
+    let (log, _order) = mpsc::channel();
+    let mut big = Box::pin(pool.run_turns(long(1, &log, None), 5_000_000, Lane::Quick));
+    start(&mut big).await; // alone, whatever its size
+    match pool.run_turns(long(1, &log, None), 1, Lane::Slow).await {
+        Err(RouteError::Overloaded { what, retry_after }) => {
+            assert!(what.contains("bytes"), "{what}");
+            assert!(retry_after > Duration::from_secs(4), "{retry_after:?}");
+        }
+        other => panic!("{other:?}"),
+    }
+    drop(release);
+    blocked.await.unwrap().unwrap();
+    big.await.unwrap();
+}
+
+#[tokio::test]
+async fn shutdown_ends_work_at_its_next_turn() {
+    let pool = Arc::new(TokenizePool::new(1, 4).unwrap());
+    let (log, order) = mpsc::channel();
+    let (release, gate) = mpsc::channel();
+    let mut endless = Box::pin(pool.run_turns(long(usize::MAX, &log, Some(gate)), 1, Lane::Quick));
+    start(&mut endless).await;
+    order.recv().unwrap();
+    let stop = {
+        let pool = Arc::clone(&pool);
+        tokio::task::spawn_blocking(move || pool.shutdown())
+    };
+    while !matches!(pool.run(|| ()).await, Err(RouteError::ShuttingDown)) {}
+    release.send(()).unwrap();
+    stop.await.unwrap();
+    assert!(matches!(endless.await, Err(RouteError::ShuttingDown)));
+}
