@@ -1,8 +1,8 @@
 //! Decisions as lines of JSON in a file, written by one thread. The file and the one before it, `PATH.1`, together never
 //! take more than the bound.
 //!
-//! Placing a request costs one attempt to put a pointer into a bounded channel: if the disk cannot keep up, lines are
-//! dropped and counted, and requests go on.
+//! Placing a request costs one attempt to put a pointer into a bounded channel: if the disk cannot keep up or is full, lines
+//! are dropped and counted, and requests go on. With the first write that works again, so does the log.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
@@ -31,7 +31,7 @@ pub(crate) struct DecisionLog<T> {
 }
 
 impl<T: Serialize + Send + Sync + 'static> DecisionLog<T> {
-    /// Opens the file, to go on after what it holds, and starts the thread.
+    /// Opens the file, to go on after what it holds, and starts the thread. On a full disk it is opened later.
     ///
     /// # Errors
     /// It cannot be opened, or holds something else.
@@ -138,7 +138,8 @@ impl Lost {
 struct LogFile {
     path: PathBuf,
     before: PathBuf,
-    file: File,
+    /// `None` while there is no room for one.
+    file: Option<File>,
     max_bytes: u64,
     /// In the file.
     bytes: u64,
@@ -163,8 +164,15 @@ impl LogFile {
             tracing::warn!(path = %before.display(), "removed: larger than half --decision-log-bytes");
             fs::remove_file(&before)?;
         }
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
-        let bytes = file.metadata()?.len();
+        let file = match open_to_append(path) {
+            Ok(file) => Some(file),
+            Err(error) if is_full(&error) => {
+                tracing::warn!(%error, "no room for the decision log {} yet", path.display());
+                None
+            }
+            Err(error) => return Err(error),
+        };
+        let bytes = length(path);
         let (path, torn) = (path.to_owned(), torn && bytes > 0);
         let (buffer, waiting_lines) = (Vec::new(), 0);
         Ok(Self { path, before, file, max_bytes, bytes, buffer, waiting_lines, torn })
@@ -188,29 +196,52 @@ impl LogFile {
     }
 
     fn flush(&mut self) -> Result<(), Lost> {
-        let written = self.file.write_all(&self.buffer);
-        let lines = std::mem::take(&mut self.waiting_lines);
-        match written {
-            Ok(()) => self.bytes += self.buffer.len() as u64,
-            Err(_) => {
-                self.torn = true;
-                self.bytes = self.file.metadata().map_or(self.max_bytes, |data| data.len());
-            }
+        if self.buffer.is_empty() {
+            return Ok(());
         }
+        let written = self.write_buffer();
+        if written.is_err() {
+            self.torn = self.bytes > 0; // at worst an empty line
+        }
+        let lines = std::mem::take(&mut self.waiting_lines);
         self.buffer.clear();
         written.map_err(|error| Lost::Failed { lines, error })
     }
 
+    fn write_buffer(&mut self) -> io::Result<()> {
+        let file = match &mut self.file {
+            Some(file) => file,
+            none => none.insert(open_to_append(&self.path)?),
+        };
+        let written = file.write_all(&self.buffer);
+        self.bytes = match written {
+            Ok(()) => self.bytes + self.buffer.len() as u64,
+            Err(_) => file.metadata().map_or(self.max_bytes, |data| data.len()),
+        };
+        written
+    }
+
     /// Begins a new file. The one that was full becomes the one before, which is gone then.
     fn rotate(&mut self) -> Result<(), Lost> {
-        let next = || -> io::Result<File> {
-            fs::rename(&self.path, &self.before)?;
-            OpenOptions::new().create(true).append(true).open(&self.path)
-        };
-        self.file = next().map_err(|error| Lost::Failed { lines: 0, error })?;
+        let failed = |error| Lost::Failed { lines: 0, error };
+        match fs::rename(&self.path, &self.before) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            Ok(()) | Err(_) => {} // put aside now, or when there was no room for the next one
+        }
+        self.file = None;
         (self.bytes, self.torn) = (0, false);
+        self.file = Some(open_to_append(&self.path).map_err(failed)?);
         Ok(())
     }
+}
+
+fn open_to_append(path: &Path) -> io::Result<File> {
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// There may be room later.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
 /// True if the file's last line has no end, as after a crash.

@@ -47,18 +47,20 @@ impl Signals {
     /// # Errors
     /// They cannot be caught.
     pub fn catch() -> io::Result<Self> {
-        Self::catch_these(&[SignalKind::terminate(), SignalKind::interrupt()].map(i32::from))
+        Self::catch_these(
+            [SignalKind::terminate(), SignalKind::interrupt()].map(|kind| kind.as_raw_value()),
+        )
     }
 
     /// Those with these numbers, for whoever handles them besides; earlier handlers stay.
     ///
     /// # Errors
     /// One cannot be caught.
-    pub fn catch_these(numbers: &[i32]) -> io::Result<Self> {
+    pub fn catch_these(numbers: impl IntoIterator<Item = i32>) -> io::Result<Self> {
         let runtime = Builder::new_current_thread().enable_all().build()?;
         let entered = runtime.enter();
-        let one = |number: &i32| Ok((*number, signal(SignalKind::from_raw(*number))?));
-        let caught = numbers.iter().map(one).collect::<io::Result<Vec<_>>>()?;
+        let one = |number| Ok((number, signal(SignalKind::from_raw(number))?));
+        let caught = numbers.into_iter().map(one).collect::<io::Result<Vec<_>>>()?;
         drop(entered);
         Ok(Self { runtime, caught })
     }

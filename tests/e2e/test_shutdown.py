@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import socket
+import subprocess
+from collections.abc import Generator
 from pathlib import Path
 
 import psutil
 import pytest
 
-from helpers.serving import Running, Server, eventually, serving
+from helpers.serving import START_S, Running, Server, eventually, serving
 
 
 def stream_body(server: Server, tokens: int) -> dict[str, object]:
@@ -64,7 +68,64 @@ def test_an_answer_past_the_drain_deadline_is_cut_with_an_error(tiny_folder: Pat
             server.process.send_signal(signal.SIGTERM)
             rest = list(events)
         assert "[DONE]" not in rest
+        assert json.loads(rest[-1])["error"]["code"] == "shutting_down"
         assert server.wait(60) == 0
+
+
+@contextlib.contextmanager
+def lone_worker(folder: Path, listen: str, stderr: int = subprocess.STDOUT) -> Generator[Running]:
+    """A worker that nobody supervises."""
+    worker = Running("worker", str(folder), "--router", listen, "--name", "lone", stderr=stderr)
+    try:
+        yield worker
+    finally:
+        worker.close()
+
+
+@contextlib.contextmanager
+def lone_router(listen: str) -> Generator[Server]:
+    server = Server("router", "--port", "0", "--worker-listen", listen)
+    try:
+        server.set_url(server.wait_line(r"(http://127\.0\.0\.1:\d+) for clients", timeout=60)[1])
+        yield server
+    finally:
+        server.close()
+
+
+def test_a_worker_serves_and_ends_though_nobody_reads_its_log(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    listen = f"unix:{tmp_path / 'r'}"
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 4096)
+    os.set_blocking(writing, True)
+    try:
+        with lone_router(listen) as server, lone_worker(tiny_folder, listen, writing) as worker:
+            eventually(lambda: server.get("/ready").status == 200, server.tail, START_S)
+            assert server.post("/v1/chat/completions", stream_body(server, 5)).status == 200
+            worker.process.send_signal(signal.SIGTERM)
+            assert worker.wait(30) == 0
+    finally:
+        os.close(writing)
+        os.close(reading)
+
+
+def test_the_second_signal_ends_a_worker_whose_router_takes_nothing(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    listen = f"unix:{tmp_path / 'r'}"
+    with lone_router(listen) as server, lone_worker(tiny_folder, listen) as worker:
+        eventually(lambda: server.get("/ready").status == 200, server.tail, START_S)
+        with server.stream("/v1/chat/completions", stream_body(server, 8_000)) as events:
+            next(events)
+            with server.stopped():
+                worker.process.send_signal(signal.SIGTERM)
+                worker.wait_line("draining for at most", timeout=30)
+                worker.process.send_signal(signal.SIGTERM)
+                assert worker.wait(30) in {0, 128 + signal.SIGTERM}
 
 
 def test_nothing_outlives_a_server_that_is_killed(tiny_folder: Path) -> None:

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::runtime::Builder;
 
 use super::*;
+use crate::config::LogConfig;
 
 /// The variable that makes a process a router, and says what is busy in it.
 const BUSY: &str = "HEADRACE_TEST_BUSY";
@@ -41,6 +42,14 @@ fn a_busy_router() {
             runtime.spawn_blocking(sleep);
             begins.recv().unwrap();
         }
+        "panics" => {
+            init_log(&LogConfig { filter: "trace".into(), json: false }).unwrap();
+            for _ in 0..200 {
+                runtime
+                    .block_on(runtime.spawn(async { panic!("{}", "x".repeat(1_000)) }))
+                    .unwrap_err();
+            }
+        }
         "runtime" => {
             for _ in 0..2 {
                 let sleep = sleep.clone();
@@ -61,11 +70,17 @@ struct Router {
 impl Router {
     /// Listens.
     fn busy_with(what: &str) -> Self {
+        Self::saying(what, Stdio::inherit())
+    }
+
+    /// The same, with its log there.
+    fn saying(what: &str, stderr: impl Into<Stdio>) -> Self {
         let program = std::env::current_exe().unwrap();
         let mut process = Command::new(program)
             .args(["--exact", "cli::tests::a_busy_router", "--ignored", "--nocapture"])
             .env(BUSY, what)
             .stdout(Stdio::piped())
+            .stderr(stderr)
             .spawn()
             .unwrap();
         let mut stdout = BufReader::new(process.stdout.take().unwrap());
@@ -119,6 +134,15 @@ fn the_second_signal_ends_it_though_every_thread_is_busy() {
     let status = router.status();
     // both may come before the first was looked at, and then in any order
     assert!(status == Some(128 + 2) || status == Some(128 + 15), "{status:?}");
+}
+
+#[test]
+fn panics_do_not_wait_for_somebody_to_read_of_them() {
+    let (unread, writes) = std::io::pipe().unwrap();
+    let router = Router::saying("panics", writes); // it listens after 200 kB of them
+    router.signal("-TERM");
+    assert_eq!(router.status(), Some(0));
+    drop(unread);
 }
 
 #[test]

@@ -137,7 +137,7 @@ fn what_the_disk_does_not_take_is_counted() {
     let file = LogFile {
         path: full.into(),
         before: "/dev/null/none".into(),
-        file: OpenOptions::new().append(true).open(full).unwrap(),
+        file: Some(OpenOptions::new().append(true).open(full).unwrap()),
         max_bytes: 1 << 20,
         bytes: 0,
         buffer: Vec::new(),
@@ -151,6 +151,53 @@ fn what_the_disk_does_not_take_is_counted() {
     writer.run(&inbox);
     assert_eq!(metrics.scheduling.log_errors.get(), 3);
     assert!(writer.failing);
+}
+
+/// Only room for directories, as on a disk whose files have taken all: here, a path that leads nowhere.
+#[test]
+fn a_log_without_a_file_goes_on_when_there_is_room() {
+    let directory = Directory::new("log-later");
+    let folder = directory.0.join("later");
+    let file = LogFile {
+        path: folder.join("decisions.jsonl"),
+        before: folder.join("decisions.jsonl.1"),
+        file: None,
+        max_bytes: 1_000,
+        bytes: 0,
+        buffer: Vec::new(),
+        waiting_lines: 0,
+        torn: false,
+    };
+    let metrics = Arc::new(Metrics::default());
+    let mut writer = Writer { file, metrics: Arc::clone(&metrics), failing: false };
+    let mut write = |numbers: std::ops::Range<u32>| {
+        let (lines, inbox) = sync_channel(100);
+        numbers.for_each(|n| lines.send(line(n)).unwrap());
+        drop(lines);
+        writer.run(&inbox);
+        writer.failing
+    };
+    assert!(write(0..3));
+    assert_eq!(metrics.scheduling.log_errors.get(), 3);
+    fs::create_dir(&folder).unwrap();
+    assert!(!write(3..20), "some of them begin another file");
+    assert_eq!(metrics.scheduling.log_errors.get(), 3);
+    let text = fs::read_to_string(folder.join("decisions.jsonl")).unwrap();
+    assert!(text.lines().last().unwrap().starts_with("{\"n\":19,"), "{text}");
+    fs::remove_dir_all(&folder).unwrap(); // the next file has no place
+    assert!(write(20..40));
+    fs::create_dir(&folder).unwrap();
+    assert!(!write(40..42));
+    let text = fs::read_to_string(folder.join("decisions.jsonl")).unwrap();
+    let first = text.lines().find(|line| !line.is_empty()).unwrap();
+    assert!(first.starts_with("{\"n\":40,"), "{text}");
+}
+
+#[test]
+fn which_errors_pass_when_there_is_room() {
+    assert!(is_full(&io::Error::from_raw_os_error(28)), "ENOSPC");
+    assert!(!is_full(&io::ErrorKind::NotFound.into()));
+    assert!(!is_full(&io::ErrorKind::PermissionDenied.into()));
 }
 
 #[test]
