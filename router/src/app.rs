@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::decision_log::DecisionLog;
 use crate::decisions::Decisions;
 use crate::fleet::{Fleet, StartError};
+use crate::memory::Memory;
 use crate::metrics::Metrics;
 use crate::shares::Shares;
 
@@ -25,6 +26,7 @@ pub struct App {
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
     pub(crate) shares: Arc<Shares>,
+    pub(crate) memory: Memory,
     metrics_page: Mutex<Option<(Instant, Bytes)>>,
 }
 
@@ -45,6 +47,7 @@ impl App {
         });
         let decisions = Decisions::new(log.transpose()?);
         let fleet = Fleet::start(&config, Arc::clone(&metrics)).await?;
+        let memory = Memory::new(&config.memory, &metrics);
         let bounds = config.bounds;
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
         Ok(Arc::new(Self {
@@ -53,6 +56,7 @@ impl App {
             metrics,
             decisions,
             shares,
+            memory,
             metrics_page: Mutex::default(),
         }))
     }

@@ -8,6 +8,7 @@ mod args;
 pub mod argv;
 pub mod environment;
 mod keys;
+mod memory;
 mod registration;
 mod routing;
 
@@ -21,6 +22,7 @@ use crate::core::policy::PolicyName;
 pub use access::{AccessConfig, Names};
 pub use args::RouterArgs;
 pub use keys::{Keys, Tenant, first_key};
+pub use memory::MemoryConfig;
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
 
@@ -35,6 +37,8 @@ pub struct Config {
     pub deadlines: Deadlines,
     /// How much of everything there may be.
     pub bounds: Bounds,
+    /// How much memory requests and answers may take.
+    pub memory: MemoryConfig,
     /// Tokeniser threads and cache.
     pub tokenizer: TokenizerConfig,
     /// How a worker is chosen.
@@ -213,6 +217,7 @@ impl TryFrom<RouterArgs> for Config {
         let secret = secret(args.secret.as_deref(), args.secret_file.as_deref(), &mut warnings)?;
         access::check_workers(&listen, secret.as_ref(), args.allow_anonymous_workers)?;
         let access = AccessConfig::check(&args, warnings)?;
+        let memory = MemoryConfig::check(&args)?;
         let fleet = FleetConfig {
             registration: Registration::check(&args, &listen)?,
             listen,
@@ -278,6 +283,7 @@ impl TryFrom<RouterArgs> for Config {
             fleet,
             deadlines,
             bounds,
+            memory,
             tokenizer: TokenizerConfig {
                 threads,
                 cache_bytes: args.tokenizer_cache_bytes,

@@ -16,6 +16,27 @@ pub enum RouteError {
         /// What is wrong and what would be right.
         message: String,
     },
+    /// What the body holds takes too much memory, though the body itself is not too long.
+    #[error(
+        "what this body holds takes more than {limit} bytes of memory, the limit of one request{}; \
+         it has too many small values, too many keys or too deep arrays",
+        passed_at(.param.as_deref())
+    )]
+    BodyTooComplex {
+        /// Bytes that one request may take.
+        limit: usize,
+        /// Where the limit was passed, as the client wrote it.
+        param: Option<String>,
+    },
+    /// What has to be kept of an answer until it can be sent takes too much memory.
+    #[error(
+        "the log-probabilities of this answer take more than {limit} bytes of memory, the limit of one request; \
+         lower `n`, `max_tokens` or the number of alternatives, or set `stream` to true"
+    )]
+    AnswerTooLarge {
+        /// Bytes that one request may take.
+        limit: usize,
+    },
     /// The prompt does not fit the model.
     #[error(
         "this model's context length is {limit} tokens, but the request needs {got} \
@@ -131,12 +152,18 @@ pub enum RouteError {
     Internal(String),
 }
 
+fn passed_at(param: Option<&str>) -> String {
+    param.map(|param| format!(", which was passed at `{param}`")).unwrap_or_default()
+}
+
 impl RouteError {
     /// The variant as a word, for metrics and logs.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::BadRequest { .. } => "bad_request",
+            Self::BodyTooComplex { .. } => "body_too_complex",
+            Self::AnswerTooLarge { .. } => "answer_too_large",
             Self::ContextLength { .. } | Self::ContextLengthAtLeast { .. } => "context_length",
             Self::TextWithoutBreaks { .. } => "text_without_breaks",
             Self::UnknownModel { .. } => "unknown_model",
@@ -159,6 +186,8 @@ impl RouteError {
             Self::WorkerLost { .. } => true,
             Self::WorkerFailed { retryable, .. } => *retryable,
             Self::BadRequest { .. }
+            | Self::BodyTooComplex { .. }
+            | Self::AnswerTooLarge { .. }
             | Self::ContextLength { .. }
             | Self::ContextLengthAtLeast { .. }
             | Self::TextWithoutBreaks { .. }

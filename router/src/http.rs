@@ -1,9 +1,10 @@
 //! The OpenAI-compatible surface.
 //!
-//! `access` decides who may ask for what. Then read in this order: `generate` is a request from its first byte to its answer; `call` is what its headers ask and what
-//! those of the answer say, with `explain` for how it was placed; `body` and `json` read the body; `fields`,
+//! `access` decides who may ask for what. Then read in this order: `generate` is a request from its first byte to its
+//! answer; `call` is what its headers ask and what those of the answer say, with `explain` for how it was placed; `body`,
+//! `json` and `token_ids` read the body; `fields`,
 //! `params`, `missing`, `messages`, `chat` and `completions` check it and make it a `Job`; `answers` runs the jobs; `reply`,
-//! `chat_reply`, `completion_reply`, `logprobs` and `events` write what comes back; `reject` writes what goes wrong.
+//! `chat_reply`, `completion_reply`, `logprobs`, `token_log`, `pieces` and `events` write what comes back; `reject` writes what goes wrong.
 //! Everything between `json` and `Job` is pure.
 
 pub(crate) mod access;
@@ -29,9 +30,13 @@ mod messages;
 mod missing;
 mod ops;
 mod params;
+mod pieces;
 mod reject;
 mod reply;
+mod token_ids;
+mod token_log;
 mod tokenize;
+mod whole;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +50,6 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator};
-use crate::http::body::BodyMemory;
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
 
@@ -98,16 +102,30 @@ pub(crate) fn too_much_unread() -> impl IntoResponse {
     Reject::from(RouteError::Overloaded { what: "answers that nobody reads", retry_after })
 }
 
+/// Reads a body as requests are read, by itself, with so much memory; for the tests of memory. Gives its values and the
+/// most bytes that were charged at once.
+///
+/// # Errors
+/// As a request with this body.
+#[doc(hidden)]
+pub fn read_body(
+    body: &[u8],
+    bytes: usize,
+) -> Result<(serde_json::Value, usize), crate::error::RouteError> {
+    let mut memory = crate::memory::Pool::private(bytes).share();
+    let document = json::parse(body, None, &mut memory)?;
+    Ok((document.value, memory.peak()))
+}
+
 /// What the handlers share.
 #[derive(Debug, Clone)]
 struct Surface {
     app: Arc<App>,
-    bodies: BodyMemory,
 }
 
 impl Surface {
     fn of(app: &Arc<App>) -> Self {
-        Self { app: Arc::clone(app), bodies: BodyMemory::new(Arc::clone(&app.metrics)) }
+        Self { app: Arc::clone(app) }
     }
 }
 

@@ -17,6 +17,7 @@ pub mod exit;
 pub mod fleet;
 pub mod http;
 pub mod log;
+pub mod memory;
 pub mod metrics;
 mod net;
 pub mod prompt;

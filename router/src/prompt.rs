@@ -27,6 +27,7 @@ pub use doc::{GenerationDefaults, ModelDoc};
 pub use pool::TokenizePool;
 
 use crate::error::RouteError;
+use crate::memory::Share;
 use crate::request::{ChatPrompt, Prompt};
 use encoding::{Encoding, Input, Rendering};
 use pieces::Pieces;
@@ -148,15 +149,31 @@ impl PromptEngine {
     /// # Cancel safety
     /// As [`Self::encode`].
     pub async fn encode_within(&self, prompt: Prompt, room: Room) -> Result<Vec<u32>, RouteError> {
+        self.encode_charged(prompt, room, None).await
+    }
+
+    /// The same. What the prompt was charged is given back when the prompt is gone, which may be after a dropped call.
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::encode`].
+    pub async fn encode_charged(
+        &self,
+        prompt: Prompt,
+        room: Room,
+        charge: Option<Arc<Share>>,
+    ) -> Result<Vec<u32>, RouteError> {
         match prompt {
             Prompt::Tokens(ids) => {
                 self.model.check_ids(&ids, "prompt")?;
                 Ok(ids)
             }
             Prompt::Text(text) => {
-                self.tokenise(Input::Text { text, special: true }, room, "prompt").await
+                self.tokenise(Input::Text { text, special: true }, room, "prompt", charge).await
             }
-            Prompt::Chat(chat) => self.tokenise(Input::Chat(chat), room, "messages").await,
+            Prompt::Chat(chat) => self.tokenise(Input::Chat(chat), room, "messages", charge).await,
         }
     }
 
@@ -168,7 +185,24 @@ impl PromptEngine {
     /// # Cancel safety
     /// As [`Self::encode`].
     pub async fn encode_text(&self, text: String, special: bool) -> Result<Vec<u32>, RouteError> {
-        self.tokenise(Input::Text { text, special }, self.whole_context(), "prompt").await
+        self.encode_text_charged(text, special, None).await
+    }
+
+    /// Like [`Self::encode_text`], with a charge as in [`Self::encode_charged`].
+    ///
+    /// # Errors
+    /// As [`Self::encode`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::encode`].
+    pub async fn encode_text_charged(
+        &self,
+        text: String,
+        special: bool,
+        charge: Option<Arc<Share>>,
+    ) -> Result<Vec<u32>, RouteError> {
+        let input = Input::Text { text, special };
+        self.tokenise(input, self.whole_context(), "prompt", charge).await
     }
 
     /// Refuses a prompt that cannot fit, which a look at its length tells; what a chat becomes is not known before it is
@@ -211,6 +245,7 @@ impl PromptEngine {
         input: Input,
         room: Room,
         param: &'static str,
+        charge: Option<Arc<Share>>,
     ) -> Result<Vec<u32>, RouteError> {
         let (bytes, lane) = match &input {
             Input::Text { text, .. } => {
@@ -222,11 +257,13 @@ impl PromptEngine {
                 (bytes, Input::lane_of(bytes))
             }
         };
-        let encoding = Encoding::new(Arc::clone(&self.model), input, room, param);
+        let encoding = Encoding::new(Arc::clone(&self.model), input, room, param, charge);
         self.pool.run_turns(encoding, bytes, lane).await?
     }
 
-    fn whole_context(&self) -> Room {
+    /// Room for a prompt without an answer.
+    #[must_use]
+    pub fn whole_context(&self) -> Room {
         Room { context: self.model.doc.context_tokens as usize, answer: 0 }
     }
 
@@ -266,6 +303,12 @@ impl PromptEngine {
     #[must_use]
     pub fn token_text(&self, id: u32) -> (String, Vec<u8>) {
         detokenize::token_text(&self.model.pieces, id)
+    }
+
+    /// Bytes of one token on its own, as in [`Self::token_text`].
+    #[must_use]
+    pub fn token_bytes(&self, id: u32) -> &[u8] {
+        self.model.pieces.piece(id)
     }
 
     /// The id of a token by its exact name, such as `<|im_end|>`.

@@ -7,7 +7,8 @@ mod journey;
 
 use std::sync::Arc;
 
-use crate::core::frame::Sampling;
+use crate::core::frame::{Ranked, Sampling};
+use crate::memory::Share;
 use crate::shares::Holder;
 
 pub use answer::{Answer, answer};
@@ -48,6 +49,8 @@ pub struct Job {
     pub first_choice: u32,
     /// Separates prefix caches.
     pub salt: Vec<u8>,
+    /// What the prompt was charged; it goes where the prompt goes.
+    pub memory: Option<Arc<Share>>,
 }
 
 /// The prompt, before tokenisation.
@@ -85,26 +88,23 @@ pub struct Delta {
     /// Text that is certain (never half a character, never the beginning of a possible stop string).
     pub text: String,
     /// The tokens behind the text, where log-probabilities were asked for; otherwise empty.
-    pub tokens: Vec<TokenText>,
+    pub tokens: Vec<ScoredToken>,
     /// The prompt's tokens, where their log-probabilities were asked for; on the first delta of a choice.
-    pub prompt_tokens: Option<Vec<TokenText>>,
+    pub prompt_tokens: Option<Vec<ScoredToken>>,
     /// Set on the last delta of a choice.
     pub finish: Option<FinishReason>,
 }
 
-/// A token as text, with its log-probability.
+/// A token with its log-probability, as the worker gave it. Its text is looked up where it is written: as text, twenty
+/// alternatives are ten times as large.
 #[derive(Debug, Clone, PartialEq)]
-pub struct TokenText {
+pub struct ScoredToken {
     /// Token id.
     pub id: u32,
-    /// Its text; bytes that are no UTF-8 become U+FFFD.
-    pub text: String,
-    /// Its bytes.
-    pub bytes: Vec<u8>,
     /// `None` for the first token of a prompt.
     pub logprob: Option<f64>,
-    /// The most probable tokens there, best first, each with an empty `top`.
-    pub top: Vec<TokenText>,
+    /// The most probable tokens there, best first.
+    pub top: Vec<Ranked>,
 }
 
 /// Why a choice ended, in OpenAI's words.

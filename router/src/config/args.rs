@@ -149,6 +149,13 @@ pub struct RouterArgs {
     /// Longest body of a request, in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, help_heading = "Bounds")]
     pub max_body_bytes: usize,
+    /// Memory that all request bodies may take, in bytes, with what is made of them until they are tokenised. One of them
+    /// may take 8 times --max-body-bytes and 4 MiB.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, help_heading = "Bounds")]
+    pub max_body_memory_bytes: usize,
+    /// Memory that log-probabilities may take until clients have read them, in bytes. One answer may take half of it.
+    #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = "Bounds")]
+    pub max_answer_memory_bytes: usize,
     /// Answers that may wait for a worker with room.
     #[arg(long, value_name = "N", default_value_t = 4_096, help_heading = "Bounds")]
     pub queue_requests: usize,

@@ -1,6 +1,5 @@
 //! Reads request bodies: JSON by its headers, at most so long, at most so slow.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
@@ -8,24 +7,17 @@ use axum::extract::Request;
 use axum::http::{HeaderMap, header};
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::RouteError;
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
-use crate::metrics::Metrics;
+use crate::memory::{Pool, Refused, Share};
 
 /// How much of a body that is too long is read and thrown away, so that a client that writes before it reads gets to
 /// see the answer rather than a reset connection.
 const DRAIN_BYTES: usize = 256 << 20;
 /// And how long.
 const DRAIN_TIME: Duration = Duration::from_secs(10);
-
-/// All bodies under way together may hold this much: 64 of the longest at the default limit. A guess.
-const ALL_BODIES_BYTES: usize = 1 << 30;
-/// One permit of [`BodyMemory`].
-const PERMIT_BYTES: usize = 1 << 10;
 
 /// Bounds of one body.
 #[derive(Debug, Clone, Copy)]
@@ -34,71 +26,15 @@ pub(super) struct BodyLimits {
     pub(super) time: Duration,
 }
 
-/// What is left of the memory for bodies.
-#[derive(Debug, Clone)]
-pub(super) struct BodyMemory {
-    left: Arc<Semaphore>,
-    metrics: Arc<Metrics>,
-}
-
-impl BodyMemory {
-    pub(super) fn new(metrics: Arc<Metrics>) -> Self {
-        Self { left: Arc::new(Semaphore::new(ALL_BODIES_BYTES / PERMIT_BYTES)), metrics }
-    }
-
-    /// Memory for one body, at first none.
-    fn share(&self) -> Share {
-        Share { memory: self.clone(), permit: None, used: 0 }
-    }
-}
-
-/// Memory of one body, given back when this drops. Whoever reads a body keeps it as long as anything is there that was
-/// made of the body: its values and texts are as large, and wait for the tokeniser and for a worker.
-pub(super) struct Share {
-    memory: BodyMemory,
-    permit: Option<OwnedSemaphorePermit>,
-    used: usize,
-}
-
-impl Share {
-    fn grow(&mut self, bytes: usize) -> Result<(), RouteError> {
-        self.used += bytes;
-        self.memory.metrics.http.body_bytes.add(signed(bytes));
-        let held = self.permit.as_ref().map_or(0, OwnedSemaphorePermit::num_permits);
-        let more = self.used.div_ceil(PERMIT_BYTES).saturating_sub(held);
-        let more = u32::try_from(more).unwrap_or(u32::MAX);
-        let permit = Arc::clone(&self.memory.left).try_acquire_many_owned(more);
-        let permit = permit.map_err(|_| RouteError::Overloaded {
-            what: "request bodies",
-            retry_after: Duration::from_secs(1),
-        })?;
-        match &mut self.permit {
-            Some(held) => held.merge(permit),
-            None => self.permit = Some(permit),
-        }
-        Ok(())
-    }
-}
-
-impl Drop for Share {
-    fn drop(&mut self) {
-        self.memory.metrics.http.body_bytes.add(-signed(self.used));
-    }
-}
-
-fn signed(bytes: usize) -> i64 {
-    i64::try_from(bytes).unwrap_or(i64::MAX)
-}
-
 /// The whole body of a request that says that it is JSON.
 ///
 /// # Errors
 /// `MediaType` or `ContentEncoding` by the headers alone; `BodyTooLong` as soon as that is certain, with never more
-/// than the limit in memory; `BodyTooSlow`; `BodyBroken`; `Overloaded` if all bodies together hold too much.
+/// than the limit in memory; `BodyTooSlow`; `BodyBroken`; `BodyTooComplex` or `Overloaded` if its share is refused.
 pub(super) async fn read(
     request: Request,
     limits: BodyLimits,
-    memory: &BodyMemory,
+    memory: &Pool,
 ) -> Result<(Bytes, Share), Reject> {
     check_headers(request.headers())?;
     let declared = declared_length(request.headers());
@@ -131,19 +67,38 @@ async fn collect(
             drain(body);
             return Err(Reject::BodyTooLong { limit: limits.bytes });
         }
-        if let Err(error) = share.grow(data.len()) {
+        let first_frame = first.is_empty() && whole.is_empty();
+        let charged = if first_frame {
+            share.charge(data.len())
+        } else {
+            room(&mut whole, first.len() + data.len(), &mut share)
+        };
+        if let Err(refused) = charged {
             drain(body);
-            return Err(error.into());
+            return Err(refused.body(None).into());
         }
-        if first.is_empty() && whole.is_empty() {
+        if first_frame {
             first = data;
         } else {
+            share.give_back(first.len());
             whole.extend_from_slice(&std::mem::take(&mut first));
             whole.extend_from_slice(&data);
         }
     }
     let bytes = if whole.is_empty() { first } else { whole.freeze() };
     Ok((bytes, share))
+}
+
+/// Makes room for this much more, charged as it grows: a client that announces a long body takes nothing by that.
+fn room(whole: &mut BytesMut, more: usize, share: &mut Share) -> Result<(), Refused> {
+    let (old, needed) = (whole.capacity(), whole.len() + more);
+    if needed > old {
+        let new = needed.max(2 * old);
+        share.charge(new)?; // while it moves there may be both
+        whole.reserve(new - whole.len());
+        share.give_back(old);
+    }
+    Ok(())
 }
 
 /// Reads on beside the answer, within bounds.
@@ -199,20 +154,33 @@ fn is_json(content_type: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::convert::Infallible;
+
     use super::*;
+    use crate::error::RouteError;
+
+    fn body(frames: &[usize]) -> Request {
+        let frames: Vec<_> =
+            frames.iter().map(|size| Ok::<_, Infallible>(vec![b' '; *size])).collect();
+        Request::new(Body::from_stream(futures_util::stream::iter(frames)))
+    }
 
     #[tokio::test]
-    async fn bodies_share_their_memory_and_give_it_back() {
-        let memory = BodyMemory { left: Arc::new(Semaphore::new(3)), metrics: Arc::default() };
+    async fn bodies_are_charged_for_the_room_that_they_take() {
+        let memory = Pool::private(1 << 20);
         let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
-        let body = |size| Request::new(Body::from(vec![b' '; size]));
-        let one =
-            read(body(2 * PERMIT_BYTES), limits, &memory).await.unwrap_or_else(|e| panic!("{e}"));
-        let two = read(body(PERMIT_BYTES + 1), limits, &memory).await;
-        assert!(matches!(two, Err(Reject::Route(RouteError::Overloaded { .. }))));
-        drop(one);
-        assert!(read(body(PERMIT_BYTES + 1), limits, &memory).await.is_ok());
-        assert_eq!(memory.left.available_permits(), 3);
+        let (bytes, share) = read(body(&[5000]), limits, &memory).await.unwrap();
+        assert_eq!((bytes.len(), share.used()), (5000, 5000));
+        drop(share);
+        let (bytes, share) = read(body(&[5000, 3000, 1]), limits, &memory).await.unwrap();
+        assert_eq!((bytes.len(), share.used()), (8001, 16_000));
+        assert!(share.peak() <= 3 * 8001);
+        drop(share);
+        let refused = read(body(&[600_000, 400_000]), limits, &memory).await;
+        let Err(Reject::Route(RouteError::BodyTooComplex { .. })) = refused else {
+            panic!("1,600,000 bytes while it moves")
+        };
+        assert!(read(body(&[1 << 20]), limits, &memory).await.is_ok(), "nothing was kept");
     }
 
     #[test]

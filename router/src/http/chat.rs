@@ -5,10 +5,11 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::error::RouteError;
-use crate::http::fields::{Fields, bad, unsupported};
+use crate::http::fields::{Fields, bad, unsupported, wrong_type};
 use crate::http::missing::{self, Missing};
 use crate::http::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::{ids, messages};
+use crate::memory::Share;
 use crate::request::{ChatPrompt, Job, Prompt};
 use crate::shares::Holder;
 
@@ -79,8 +80,9 @@ pub(super) fn check(
     mut fields: Fields,
     model_name: String,
     model: &ModelFacts,
+    memory: &mut Share,
 ) -> Result<ChatRequest, RouteError> {
-    let prompt = prompt(&mut fields)?;
+    let prompt = prompt(&mut fields, memory)?;
     tool_choice(&mut fields, prompt.tools.is_some())?;
     let common = params::take(&mut fields, model)?;
     let logprobs = logprobs(&mut fields)?;
@@ -110,17 +112,26 @@ pub(super) fn check(
         journey: Arc::default(),
         first_choice: 0,
         salt: common.salt,
+        memory: None, // the caller's
     };
     Ok(ChatRequest { job, delivery: common.delivery, logprobs: logprobs.is_some() })
 }
 
-/// Takes what the chat template gets to see.
+/// What a chat becomes on its way to tokens, in multiples of its values: those of the template, which are no larger, and
+/// the text. They are charged at once, so that no chat gets half of the way.
+pub(super) const COPIES: usize = 2;
+
+/// Takes what the chat template gets to see. `memory` holds the charge for the body's values.
 ///
 /// # Errors
-/// `BadRequest` about the first wrong field.
-pub(super) fn prompt(fields: &mut Fields) -> Result<ChatPrompt, RouteError> {
+/// `BadRequest` about the first wrong field; `BodyTooComplex` or `Overloaded` if there is no memory for what the template
+/// makes of it.
+pub(super) fn prompt(fields: &mut Fields, memory: &mut Share) -> Result<ChatPrompt, RouteError> {
     let messages = fields.array("messages")?;
-    let messages = messages::check(fields.require("messages", messages)?)?;
+    let messages = fields.require("messages", messages)?;
+    let copies = memory.used().saturating_mul(COPIES);
+    memory.charge(copies).map_err(|refused| refused.body(Some("messages".to_owned())))?;
+    let messages = messages::check(messages, memory)?;
     let go_on = fields.boolean("continue_final_message")?.unwrap_or(false);
     let generate = fields.boolean("add_generation_prompt")?;
     if go_on && generate == Some(true) {
@@ -144,18 +155,40 @@ pub(super) fn prompt(fields: &mut Fields) -> Result<ChatPrompt, RouteError> {
 fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, RouteError> {
     let tools = fields.array("tools")?.unwrap_or_default();
     for (i, tool) in tools.iter().enumerate() {
-        let mut tool = Fields::of(tool.clone(), format!("tools[{i}]"))?;
-        let kind = tool.string("type")?;
-        if tool.require("type", kind)? != "function" {
-            return Err(unsupported(tool.path("type"), "the only type is \"function\""));
-        }
-        let function = tool.object("function")?;
-        let mut function = tool.require("function", function)?;
-        let name = function.string("name")?;
-        function.require("name", name)?;
-        function.object("parameters")?;
+        check_tool(tool, &format!("tools[{i}]"))?;
     }
     Ok(Some(tools).filter(|tools| !tools.is_empty()))
+}
+
+/// By reference: the template gets the definition as it is, and a copy could be as large as the body.
+fn check_tool(tool: &Value, at: &str) -> Result<(), RouteError> {
+    let inside = |value: &Value, at: &str| {
+        value.is_object().then_some(()).ok_or_else(|| wrong_type(at, "an object", value))
+    };
+    let field = |value: &Value, name: &str, at: &str| match value.get(name) {
+        None | Some(Value::Null) => Err(bad(at, format!("`{at}` is required"))),
+        Some(_) => Ok(()),
+    };
+    let text = |value: &Value, at: &str| {
+        value.is_string().then_some(()).ok_or_else(|| wrong_type(at, "a string", value))
+    };
+    inside(tool, at)?;
+    let (kind_at, function_at) = (format!("{at}.type"), format!("{at}.function"));
+    field(tool, "type", &kind_at)?;
+    text(&tool["type"], &kind_at)?;
+    if tool["type"] != "function" {
+        return Err(unsupported(kind_at, "the only type is \"function\""));
+    }
+    field(tool, "function", &function_at)?;
+    let function = &tool["function"];
+    inside(function, &function_at)?;
+    let name_at = format!("{function_at}.name");
+    field(function, "name", &name_at)?;
+    text(&function["name"], &name_at)?;
+    match function.get("parameters").filter(|parameters| !parameters.is_null()) {
+        None => Ok(()),
+        Some(parameters) => inside(parameters, &format!("{function_at}.parameters")),
+    }
 }
 
 /// Nothing here reads a tool call out of the answer's text yet. So a client that shows tools to the model has to say
@@ -216,12 +249,18 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::memory::Pool;
 
     fn checked(extra: &Value) -> Result<ChatRequest, RouteError> {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
         body.as_object_mut().unwrap().append(&mut extra.as_object().unwrap().clone());
         let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
-        check(Fields::of_body(body).unwrap(), "m".into(), &model)
+        check(
+            Fields::of_body(body).unwrap(),
+            "m".into(),
+            &model,
+            &mut Pool::private(1 << 20).share(),
+        )
     }
 
     fn param(extra: &Value) -> String {

@@ -1,74 +1,57 @@
 //! The answer of `/v1/chat/completions`: `chat.completion`, and `chat.completion.chunk` in a stream.
 
+use std::sync::Arc;
+
 use bytes::BytesMut;
-use serde::Serialize;
 
 use crate::http::events::{Envelope, Events, json, number};
-use crate::http::logprobs::ChatLogprobs;
+use crate::http::logprobs::{self, Vocabulary};
 use crate::http::params::Delivery;
-use crate::http::reply::{Choice, FINGERPRINT, Head, UsageBody, Whole, finish_reason};
-use crate::request::{Delta, Usage};
+use crate::http::reply::{Head, finish_reason};
+use crate::http::whole::Shape;
+use crate::request::{Delta, ScoredToken, Usage};
 
 /// How one chat answer looks.
 #[derive(Debug)]
 pub(super) struct ChatReply {
     head: Head,
-    logprobs: bool,
+    /// What its tokens stand for, if they are sent with their log-probabilities.
+    logprobs: Option<Arc<dyn Vocabulary>>,
     /// Choices whose first chunk, the one with the role, was sent.
     begun: Vec<bool>,
 }
 
 impl ChatReply {
-    pub(super) fn new(head: Head, n: u32, logprobs: bool) -> Self {
+    pub(super) fn new(head: Head, n: u32, logprobs: Option<Arc<dyn Vocabulary>>) -> Self {
         Self { head, logprobs, begun: vec![false; n as usize] }
     }
 }
 
-#[derive(Serialize)]
-struct Body<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<ChoiceBody<'a>>,
-    usage: UsageBody,
-    service_tier: &'static str,
-    system_fingerprint: &'static str,
-}
+impl Shape for ChatReply {
+    const OBJECT: &'static str = "chat.completion";
 
-#[derive(Serialize)]
-struct ChoiceBody<'a> {
-    index: usize,
-    message: Message<'a>,
-    logprobs: Option<ChatLogprobs<'a>>,
-    finish_reason: Option<&'static str>,
-}
+    fn head(&self) -> &Head {
+        &self.head
+    }
 
-#[derive(Serialize)]
-struct Message<'a> {
-    role: &'static str,
-    content: &'a str,
-    refusal: Option<&'a str>,
-}
+    fn text(&mut self, _index: usize, text: &str, out: &mut BytesMut) {
+        out.extend_from_slice(b"\"message\":{\"role\":\"assistant\",\"content\":");
+        json(out, text);
+        out.extend_from_slice(b",\"refusal\":null},");
+    }
 
-impl Whole for ChatReply {
-    fn whole(self, choices: Vec<Choice>, usage: Usage) -> serde_json::Result<Vec<u8>> {
-        let choices = choices.iter().enumerate().map(|(index, choice)| ChoiceBody {
-            index,
-            message: Message { role: "assistant", content: &choice.text, refusal: None },
-            logprobs: self.logprobs.then(|| ChatLogprobs::of(&choice.tokens)),
-            finish_reason: choice.finish.map(finish_reason),
-        });
-        serde_json::to_vec(&Body {
-            id: &self.head.id,
-            object: "chat.completion",
-            created: self.head.created,
-            model: &self.head.model,
-            choices: choices.collect(),
-            usage: usage.into(),
-            service_tier: "default",
-            system_fingerprint: FINGERPRINT,
-        })
+    fn columns(&self) -> usize {
+        usize::from(self.logprobs.is_some())
+    }
+
+    fn open(&self, column: usize, out: &mut BytesMut) {
+        out.extend_from_slice(if column == 0 { logprobs::CHAT_OPEN } else { logprobs::CHAT_CLOSE });
+    }
+
+    fn token(&mut self, _column: usize, token: &ScoredToken, out: &mut BytesMut) {
+        if let Some(vocabulary) = &self.logprobs {
+            logprobs::chat_token(vocabulary.as_ref(), token, out);
+        }
     }
 }
 
@@ -102,10 +85,9 @@ impl Events for ChatReply {
                 out.extend_from_slice(b"{\"content\":");
                 json(out, &delta.text);
                 out.extend_from_slice(b"},\"logprobs\":");
-                if self.logprobs {
-                    json(out, &ChatLogprobs::of(&delta.tokens));
-                } else {
-                    out.extend_from_slice(b"null");
+                match &self.logprobs {
+                    Some(vocabulary) => logprobs::chat(vocabulary.as_ref(), &delta.tokens, out),
+                    None => out.extend_from_slice(b"null"),
                 }
                 out.extend_from_slice(b",\"finish_reason\":null");
             });
@@ -122,11 +104,12 @@ impl Events for ChatReply {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::http::reply::FINGERPRINT;
     use crate::request::FinishReason;
 
     fn events(deltas: &[Delta], delivery: Delivery) -> String {
         let head = Head { id: "chatcmpl-1".into(), created: 7, model: "m\"x".into() };
-        let mut reply = ChatReply::new(head, 2, false);
+        let mut reply = ChatReply::new(head, 2, None);
         let envelope = reply.envelope(delivery);
         let mut out = BytesMut::new();
         let usage = Usage {

@@ -1,26 +1,29 @@
 //! The answer of `/v1/completions`: `text_completion`, whole and in a stream.
 
+use std::sync::Arc;
+
 use bytes::BytesMut;
-use serde::Serialize;
 
 use crate::http::events::{Envelope, Events, json, number};
-use crate::http::logprobs::{LegacyLogprobs, Offset};
+use crate::http::logprobs::{self, Column, Offset, Vocabulary};
 use crate::http::params::Delivery;
-use crate::http::reply::{Choice, FINGERPRINT, Head, UsageBody, Whole, finish_reason};
-use crate::request::{Delta, TokenText, Usage};
-
-const OBJECT: &str = "text_completion";
+use crate::http::reply::{Head, finish_reason};
+use crate::http::whole::Shape;
+use crate::request::{Delta, ScoredToken, Usage};
 
 /// How one plain answer looks.
 #[derive(Debug)]
 pub(super) struct CompletionReply {
     head: Head,
-    logprobs: bool,
+    /// What its tokens stand for, if they are sent with their log-probabilities.
+    logprobs: Option<Arc<dyn Vocabulary>>,
     /// With `echo`: the text of each prompt, which its choices begin with.
     echo: Option<Vec<String>>,
     choices: Vec<Progress>,
     /// Choices per prompt.
     n: usize,
+    /// In an answer as a whole, of the choice that is written.
+    offset: Offset,
 }
 
 /// How far the stream of one choice has come.
@@ -35,81 +38,57 @@ impl CompletionReply {
         head: Head,
         prompts: usize,
         n: u32,
-        logprobs: bool,
+        logprobs: Option<Arc<dyn Vocabulary>>,
         echo: Option<Vec<String>>,
     ) -> Self {
         let n = n as usize;
-        Self { head, logprobs, echo, choices: vec![Progress::default(); prompts * n], n }
+        let choices = vec![Progress::default(); prompts * n];
+        Self { head, logprobs, echo, choices, n, offset: Offset::default() }
     }
 
     fn echoed(&self, choice: usize) -> &str {
         self.echo.as_ref().and_then(|texts| texts.get(choice / self.n)).map_or("", String::as_str)
     }
+}
 
-    fn logprobs_of(
-        &self,
-        prompt: Option<&[TokenText]>,
-        answer: &[TokenText],
-        offset: &mut Offset,
-    ) -> Option<LegacyLogprobs> {
-        self.logprobs.then(|| {
-            let mut logprobs = LegacyLogprobs::default();
-            for token in prompt.unwrap_or_default().iter().chain(answer) {
-                logprobs.push(token, offset);
-            }
-            logprobs
-        })
+/// Appends the echoed text and the answer's as one string.
+fn text(echo: &str, text: &str, out: &mut BytesMut) {
+    if echo.is_empty() { json(out, text) } else { json(out, &(echo.to_owned() + text)) }
+}
+
+impl Shape for CompletionReply {
+    const OBJECT: &'static str = "text_completion";
+
+    fn head(&self) -> &Head {
+        &self.head
     }
-}
 
-#[derive(Serialize)]
-struct Body<'a> {
-    id: &'a str,
-    object: &'static str,
-    created: u64,
-    model: &'a str,
-    choices: Vec<ChoiceBody>,
-    usage: UsageBody,
-    service_tier: &'static str,
-    system_fingerprint: &'static str,
-}
+    fn text(&mut self, index: usize, answer: &str, out: &mut BytesMut) {
+        self.offset = Offset::default();
+        out.extend_from_slice(b"\"text\":");
+        text(self.echoed(index), answer, out);
+        out.extend_from_slice(b",");
+    }
 
-#[derive(Serialize)]
-struct ChoiceBody {
-    index: usize,
-    text: String,
-    logprobs: Option<LegacyLogprobs>,
-    finish_reason: Option<&'static str>,
-}
+    fn columns(&self) -> usize {
+        if self.logprobs.is_some() { Column::ALL.len() } else { 0 }
+    }
 
-impl Whole for CompletionReply {
-    fn whole(self, choices: Vec<Choice>, usage: Usage) -> serde_json::Result<Vec<u8>> {
-        let choices = choices.into_iter().enumerate().map(|(index, choice)| ChoiceBody {
-            index,
-            logprobs: self.logprobs_of(
-                choice.prompt_tokens.as_deref(),
-                &choice.tokens,
-                &mut Offset::default(),
-            ),
-            text: self.echoed(index).to_owned() + &choice.text,
-            finish_reason: choice.finish.map(finish_reason),
-        });
-        serde_json::to_vec(&Body {
-            id: &self.head.id,
-            object: OBJECT,
-            created: self.head.created,
-            model: &self.head.model,
-            choices: choices.collect(),
-            usage: usage.into(),
-            service_tier: "default",
-            system_fingerprint: FINGERPRINT,
-        })
+    fn open(&self, column: usize, out: &mut BytesMut) {
+        let open = Column::ALL.get(column).map_or(logprobs::COLUMNS_CLOSE, |column| column.open());
+        out.extend_from_slice(open);
+    }
+
+    fn token(&mut self, column: usize, token: &ScoredToken, out: &mut BytesMut) {
+        if let (Some(vocabulary), Some(column)) = (&self.logprobs, Column::ALL.get(column)) {
+            column.token(vocabulary.as_ref(), token, &mut self.offset, out);
+        }
     }
 }
 
 impl Events for CompletionReply {
     fn envelope(&self, delivery: Delivery) -> Envelope {
-        Envelope::new(&self.head, OBJECT, delivery)
+        Envelope::new(&self.head, Self::OBJECT, delivery)
     }
 
     fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
@@ -128,13 +107,15 @@ impl Events for CompletionReply {
             out.extend_from_slice(b"{\"index\":");
             number(out, delta.choice);
             out.extend_from_slice(b",\"text\":");
-            if echo.is_empty() {
-                json(out, &delta.text);
-            } else {
-                json(out, &(echo.to_owned() + &delta.text));
-            }
+            text(echo, &delta.text, out);
             out.extend_from_slice(b",\"logprobs\":");
-            json(out, &self.logprobs_of(prompt, &delta.tokens, &mut progress.offset));
+            match &self.logprobs {
+                Some(vocabulary) => {
+                    let tokens = prompt.unwrap_or_default().iter().chain(&delta.tokens);
+                    logprobs::columns(vocabulary.as_ref(), &tokens, &mut progress.offset, out);
+                }
+                None => out.extend_from_slice(b"null"),
+            }
             out.extend_from_slice(b",\"finish_reason\":");
             json(out, &delta.finish.map(finish_reason));
             out.extend_from_slice(b"}");
@@ -151,15 +132,24 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::http::logprobs::Pieces;
+    use crate::http::pieces::Parts as _;
+    use crate::http::reply::{Choice, gather};
+    use crate::http::whole::WholeAnswer;
+    use crate::memory::Pool;
     use crate::request::FinishReason;
 
-    fn token(text: &str, logprob: Option<f64>) -> TokenText {
-        TokenText { id: 0, text: text.into(), bytes: text.into(), logprob, top: Vec::new() }
+    const WORDS: Pieces = Pieces(&[b"p", b"q", b"a", b"b"]);
+
+    fn token(text: &str, logprob: Option<f64>) -> ScoredToken {
+        let id = WORDS.0.iter().position(|word| *word == text.as_bytes()).unwrap();
+        ScoredToken { id: u32::try_from(id).unwrap(), logprob, top: Vec::new() }
     }
 
     fn reply(logprobs: bool, echo: Option<Vec<String>>) -> CompletionReply {
         let head = Head { id: "cmpl-1".into(), created: 7, model: "m".into() };
-        CompletionReply::new(head, 2, 1, logprobs, echo)
+        let words: Arc<dyn Vocabulary> = Arc::new(WORDS);
+        CompletionReply::new(head, 2, 1, logprobs.then_some(words), echo)
     }
 
     fn deltas() -> Vec<Delta> {
@@ -221,14 +211,14 @@ mod tests {
         assert_eq!(offsets, [&json!([0, 1, 2]), &json!([3]), &json!([])]);
 
         let mut choices: Vec<Choice> = vec![Choice::default(), Choice::default()];
+        let mut memory = Pool::private(1 << 20).share();
         for delta in deltas() {
-            let choice = &mut choices[1];
-            choice.text.push_str(&delta.text);
-            choice.tokens.extend(delta.tokens);
-            choice.prompt_tokens = choice.prompt_tokens.take().or(delta.prompt_tokens);
+            gather(&mut choices, delta, &mut memory).unwrap();
         }
-        let whole = reply(true, echo).whole(choices, Usage::default()).unwrap();
-        let whole: Value = serde_json::from_slice(&whole).unwrap();
+        let mut out = BytesMut::new();
+        let mut whole = WholeAnswer::new(reply(true, echo), choices, Usage::default(), memory);
+        while whole.write(&mut out) {}
+        let whole: Value = serde_json::from_slice(&out).unwrap();
         let choice = &whole["choices"][1];
         assert_eq!(choice["text"], "pqab");
         assert_eq!(choice["logprobs"]["text_offset"], json!([0, 1, 2, 3]));

@@ -9,6 +9,7 @@ use crate::http::fields::{Fields, bad, kind, wrong_type};
 use crate::http::ids;
 use crate::http::missing::{self, Missing};
 use crate::http::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
+use crate::http::token_ids::{IdList, Ids, Several};
 use crate::request::{Job, Prompt};
 use crate::shares::Holder;
 
@@ -41,16 +42,16 @@ const MISSING: &[Missing] = &[
     },
 ];
 
-/// Checks a body whose `model` was taken.
+/// Checks a body whose `model` was taken; `prompt` was read apart from the other fields.
 ///
 /// # Errors
 /// `BadRequest` about the first wrong field.
 pub(super) fn check(
     mut fields: Fields,
+    prompt: Option<Ids>,
     model_name: &str,
     model: &ModelFacts,
 ) -> Result<CompletionRequest, RouteError> {
-    let prompt = fields.take("prompt");
     let prompts = prompts(fields.require("prompt", prompt)?, model)?;
     let mut common = params::take(&mut fields, model)?;
     let choices = prompts.len().saturating_mul(common.n as usize);
@@ -98,64 +99,59 @@ pub(super) fn check(
             journey: Arc::default(),
             first_choice: 0,
             salt: common.salt.clone(),
+            memory: None, // the caller's
         }
     });
     Ok(CompletionRequest { jobs: jobs.collect(), delivery: common.delivery, logprobs, echo })
 }
 
 /// A string, an array of strings, an array of token ids, or an array of arrays of token ids.
-fn prompts(value: Value, model: &ModelFacts) -> Result<Vec<Prompt>, RouteError> {
-    let items = match value {
-        Value::String(text) => return Ok(vec![Prompt::Text(text)]),
-        Value::Array(items) => items,
-        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
-            let wanted = "a string or an array of strings or token ids";
-            return Err(wrong_type("prompt", wanted, &value));
-        }
-    };
-    let ids = |ids: &[Value], param: &str| {
+fn prompts(prompt: Ids, model: &ModelFacts) -> Result<Vec<Prompt>, RouteError> {
+    let ids = |ids: IdList, param: &str| {
         if ids.is_empty() {
             return Err(bad(param, format!("`{param}` must hold at least one token id")));
         }
-        params::token_ids(ids, param, model.vocab_size).map(Prompt::Tokens)
+        ids.check(param, model.vocab_size).map(Prompt::Tokens)
     };
-    match items.first() {
-        None => Err(bad("prompt", "`prompt` must not be an empty array")),
-        Some(Value::Number(_)) => Ok(vec![ids(&items, "prompt")?]),
-        Some(_) if items.len() > MAX_CHOICES => {
-            let message =
-                format!("`prompt` holds {} prompts, the limit is {MAX_CHOICES}", items.len());
-            Err(bad("prompt", message))
+    match prompt {
+        Ids::Text(text) => Ok(vec![Prompt::Text(text)]),
+        Ids::List(list) if list.is_empty() => {
+            Err(bad("prompt", "`prompt` must not be an empty array"))
         }
-        Some(Value::String(_)) => {
-            let texts = items.into_iter().enumerate().map(|(i, item)| {
-                let Value::String(text) = item else {
-                    return Err(wrong_type(
-                        format!("prompt[{i}]"),
-                        "a string like the first",
-                        &item,
-                    ));
-                };
-                Ok(Prompt::Text(text))
-            });
-            texts.collect()
+        Ids::List(list) => Ok(vec![ids(list, "prompt")?]),
+        Ids::Texts(Several { len, .. })
+        | Ids::Lists(Several { len, .. })
+        | Ids::Odd { len, .. }
+            if len > MAX_CHOICES =>
+        {
+            Err(bad("prompt", format!("`prompt` holds {len} prompts, the limit is {MAX_CHOICES}")))
         }
-        Some(Value::Array(_)) => {
-            let lists = items.iter().enumerate().map(|(i, item)| {
-                let param = format!("prompt[{i}]");
-                let Value::Array(items) = item else {
-                    return Err(wrong_type(param, "an array like the first", item));
-                };
-                ids(items, &param)
-            });
-            lists.collect()
+        Ids::Texts(texts) => match texts.odd {
+            None => Ok(texts.items.into_iter().map(Prompt::Text).collect()),
+            Some((at, odd)) => {
+                Err(wrong_type(format!("prompt[{at}]"), "a string like the first", &odd))
+            }
+        },
+        Ids::Lists(lists) => {
+            let prompts = lists.items.into_iter().enumerate();
+            let prompts = prompts.map(|(i, list)| ids(list, &format!("prompt[{i}]")));
+            let prompts = prompts.collect::<Result<_, _>>()?;
+            match lists.odd {
+                None => Ok(prompts),
+                Some((at, odd)) => {
+                    Err(wrong_type(format!("prompt[{at}]"), "an array like the first", &odd))
+                }
+            }
         }
-        Some(other @ (Value::Null | Value::Bool(_) | Value::Object(_))) => {
+        Ids::Odd { first, .. } => {
             let message = format!(
                 "`prompt[0]` must be a string, a token id or an array, not {}",
-                kind(other)
+                kind(&first)
             );
             Err(bad("prompt[0]", message))
+        }
+        Ids::Other(other) => {
+            Err(wrong_type("prompt", "a string or an array of strings or token ids", &other))
         }
     }
 }
@@ -186,14 +182,19 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::http::generate::PROMPT;
+    use crate::http::json;
+    use crate::memory::Pool;
 
-    fn checked(body: Value) -> Result<CompletionRequest, RouteError> {
+    fn checked(body: &Value) -> Result<CompletionRequest, RouteError> {
         let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
-        check(Fields::of_body(body).unwrap(), "m", &model)
+        let mut memory = Pool::private(1 << 20).share();
+        let document = json::parse(body.to_string().as_bytes(), Some(PROMPT), &mut memory)?;
+        check(Fields::of_body(document.value)?, document.ids, "m", &model)
     }
 
     fn param(body: &Value) -> String {
-        match checked(body.clone()) {
+        match checked(body) {
             Err(RouteError::BadRequest { param: Some(param), .. }) => param,
             other => panic!("{body}: {other:?}"),
         }
@@ -208,7 +209,7 @@ mod tests {
             (json!([1, 2, 99]), 1),
             (json!([[1], [2, 3]]), 2),
         ] {
-            assert_eq!(checked(json!({ "prompt": prompt })).unwrap().jobs.len(), count);
+            assert_eq!(checked(&json!({ "prompt": prompt })).unwrap().jobs.len(), count);
         }
     }
 
@@ -243,14 +244,14 @@ mod tests {
     #[test]
     fn echo_asks_for_the_log_probabilities_of_the_prompt() {
         let body = json!({"prompt": "a", "echo": true, "logprobs": 2, "max_tokens": 0});
-        let request = checked(body).unwrap();
+        let request = checked(&body).unwrap();
         assert_eq!(request.jobs[0].sampling.prompt_logprobs, Some(2));
         assert_eq!(request.jobs[0].max_tokens, Some(0));
     }
 
     #[test]
     fn no_two_choices_share_a_seed() {
-        let request = checked(json!({"prompt": ["a", "a"], "n": 3, "seed": -1})).unwrap();
+        let request = checked(&json!({"prompt": ["a", "a"], "n": 3, "seed": -1})).unwrap();
         let seeds: Vec<u64> = request.jobs.iter().map(|job| job.sampling.seed).collect();
         assert_eq!(seeds, [u64::MAX, 2]);
     }

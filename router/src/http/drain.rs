@@ -29,7 +29,8 @@ pub(super) async fn begin(
     Path(worker): Path<String>,
     request: Request,
 ) -> Result<(StatusCode, Json<Value>), Reject> {
-    let (mut fields, _memory) = generate::fields(&surface, request).await?;
+    let generate::Read { mut fields, memory: _memory, .. } =
+        generate::read(&surface, request, None).await?;
     let budget_ms = fields.integer("budget_ms", 0..=LONGEST_BUDGET_MS)?.unwrap_or(BUDGET_MS);
     let hand_over = fields.integer("hand_over", 0..=MOST_BLOCKS)?.unwrap_or(HAND_OVER);
     fields.finish()?;

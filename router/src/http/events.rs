@@ -8,6 +8,7 @@
 //! No comments are sent to keep idle connections alive: before the first token there is no status yet to send them
 //! under, and after it the deadline for the next token is no longer than what proxies wait.
 
+use std::collections::VecDeque;
 use std::fmt::Write as _;
 use std::io;
 
@@ -104,9 +105,50 @@ pub(super) fn number(out: &mut BytesMut, value: u32) {
     write!(out, "{value}").expect("writing to memory cannot fail");
 }
 
+/// Tokens with log-probabilities in one event: twenty alternatives each make half a megabyte of that.
+const EVENT_TOKENS: usize = 256;
+
+fn fits(delta: &Delta) -> bool {
+    delta.tokens.len() + delta.prompt_tokens.as_ref().map_or(0, Vec::len) <= EVENT_TOKENS
+}
+
+/// A delta as one or several whose events are of bounded size: where log-probabilities of a prompt are sent, or a slow
+/// client lets them pile up.
+fn split(mut delta: Delta) -> VecDeque<Delta> {
+    let mut deltas = VecDeque::new();
+    if fits(&delta) {
+        deltas.push_back(delta);
+        return deltas;
+    }
+    // the text comes with the first one, the end with the last one
+    let (choice, finish) = (delta.choice, delta.finish.take());
+    let mut text = Some(std::mem::take(&mut delta.text));
+    let mut next = |tokens, prompt_tokens| Delta {
+        choice,
+        text: text.take().unwrap_or_default(),
+        tokens,
+        prompt_tokens,
+        finish: None,
+    };
+    let mut prompt = delta.prompt_tokens.unwrap_or_default().into_iter();
+    while prompt.len() > 0 {
+        let part = prompt.by_ref().take(EVENT_TOKENS).collect();
+        deltas.push_back(next(Vec::new(), Some(part)));
+    }
+    let mut tokens = delta.tokens.into_iter();
+    while tokens.len() > 0 {
+        let part = tokens.by_ref().take(EVENT_TOKENS).collect();
+        deltas.push_back(next(part, None));
+    }
+    if let Some(last) = deltas.back_mut() {
+        last.finish = finish;
+    }
+    deltas
+}
+
 struct Stream<S> {
-    /// Taken by the first event.
-    first: Option<Delta>,
+    /// Written before anything else is asked for.
+    ready: VecDeque<Delta>,
     /// `None` once all is said.
     answers: Option<Answers>,
     shape: S,
@@ -125,9 +167,15 @@ impl<S: Events> Stream<S> {
         }
         let answers = self.answers.as_mut()?;
         loop {
-            let delta = match self.first.take() {
-                Some(first) => Some(Ok(first)),
-                None => answers.next().await,
+            let delta = match self.ready.pop_front() {
+                Some(ready) => Some(Ok(ready)),
+                None => match answers.next().await {
+                    Some(Ok(delta)) if !fits(&delta) => {
+                        self.ready = split(delta);
+                        continue;
+                    }
+                    next => next,
+                },
             };
             match delta {
                 Some(Ok(delta)) => {
@@ -173,9 +221,9 @@ pub(super) fn response<S: Events>(
 ) -> Response {
     let envelope = shape.envelope(delivery);
     let buffer = BytesMut::with_capacity(4096);
-    let (first, answers) = (Some(first), Some(answers));
+    let (ready, answers) = (split(first), Some(answers));
     let stream =
-        Box::new(Stream { first, answers, shape, envelope, ending, buffer, cut_off: false });
+        Box::new(Stream { ready, answers, shape, envelope, ending, buffer, cut_off: false });
     let body = stream::unfold(stream, |mut stream| async move {
         let piece = stream.next().await?;
         Some((piece, stream))

@@ -5,8 +5,10 @@ use serde_json::{Map, Value, json};
 
 use crate::error::RouteError;
 use crate::http::fields::Fields;
+use crate::http::generate::PROMPT;
 use crate::http::params::ModelFacts;
 use crate::http::{chat, completions, json as reader};
+use crate::memory::{Pool, Share};
 
 /// Every name that some check looks for, so that random objects get past the first one.
 const NAMES: &[&str] = &[
@@ -106,12 +108,26 @@ fn facts() -> ModelFacts {
     ModelFacts { vocab_size: 100, ..ModelFacts::default() }
 }
 
-fn with(mut body: Value, base: &Value) -> Fields {
+fn memory() -> Share {
+    Pool::private(1 << 30).share()
+}
+
+fn check_chat(fields: Fields) -> Result<chat::ChatRequest, RouteError> {
+    chat::check(fields, "m".into(), &facts(), &mut memory())
+}
+
+fn check_completion(body: &Value) -> Result<completions::CompletionRequest, RouteError> {
+    let document = reader::parse(body.to_string().as_bytes(), Some(PROMPT), &mut memory())?;
+    let fields = Fields::of_body(document.value)?;
+    completions::check(fields, document.ids, "m", &facts())
+}
+
+fn with(mut body: Value, base: &Value) -> Value {
     let fields = body.as_object_mut().expect("made as an object");
     for (name, value) in base.as_object().expect("made as an object") {
         fields.entry(name).or_insert_with(|| value.clone());
     }
-    Fields::of_body(body).expect("an object")
+    body
 }
 
 proptest! {
@@ -119,44 +135,45 @@ proptest! {
 
     #[test]
     fn any_bytes(body in prop::collection::vec(any::<u8>(), 0..200)) {
-        is_answer(reader::parse(&body))?;
+        is_answer(reader::parse(&body, Some(PROMPT), &mut memory()))?;
     }
 
     #[test]
     fn any_text_of_json_letters(body in "[\\[\\]{}:,\"0-9eE.+\\-a-fnrtu\\\\ ]{0,200}") {
-        is_answer(reader::parse(body.as_bytes()))?;
+        is_answer(reader::parse(body.as_bytes(), Some(PROMPT), &mut memory()))?;
     }
 
     #[test]
     fn what_is_written_is_read_again(value in value()) {
         let text = value.to_string();
-        prop_assert_eq!(reader::parse(text.as_bytes()).expect("valid"), serde_json::from_str::<Value>(&text).expect("valid"));
+        let read = reader::parse(text.as_bytes(), None, &mut memory()).expect("valid").value;
+        prop_assert_eq!(read, serde_json::from_str::<Value>(&text).expect("valid"));
     }
 
     #[test]
     fn any_chat(body in object(value())) {
-        is_answer(chat::check(Fields::of_body(body).expect("an object"), "m".into(), &facts()))?;
+        is_answer(check_chat(Fields::of_body(body).expect("an object")))?;
     }
 
     #[test]
     fn any_completion(body in object(value())) {
-        is_answer(completions::check(Fields::of_body(body).expect("an object"), "m", &facts()))?;
+        is_answer(check_completion(&body))?;
     }
 
     #[test]
     fn a_good_chat_with_any_further_field(body in object(value())) {
         let base = json!({"messages": [{"role": "user", "content": "hi"}]});
-        is_answer(chat::check(with(body, &base), "m".into(), &facts()))?;
+        is_answer(check_chat(Fields::of_body(with(body, &base)).expect("an object")))?;
     }
 
     #[test]
     fn a_good_completion_with_any_further_field(body in object(value())) {
-        is_answer(completions::check(with(body, &json!({"prompt": "hi"})), "m", &facts()))?;
+        is_answer(check_completion(&with(body, &json!({"prompt": "hi"}))))?;
     }
 
     #[test]
     fn a_chat_of_any_messages(messages in prop::collection::vec(object(value()), 1..4)) {
         let body = json!({ "messages": messages });
-        is_answer(chat::check(Fields::of_body(body).expect("an object"), "m".into(), &facts()))?;
+        is_answer(check_chat(Fields::of_body(body).expect("an object")))?;
     }
 }

@@ -4,19 +4,23 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
 
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
-use crate::http::body::{self, BodyLimits, Share};
+use crate::http::body::{self, BodyLimits};
 use crate::http::call::Call;
 use crate::http::chat_reply::ChatReply;
 use crate::http::completion_reply::CompletionReply;
 use crate::http::fields::Fields;
+use crate::http::logprobs::Vocabulary;
 use crate::http::params::{self, ModelFacts};
 use crate::http::reject::Reject;
 use crate::http::reply::{self, Head};
+use crate::http::token_ids::{Ids, IdsField};
 use crate::http::{chat, completions, json};
+use crate::memory::{Refused, Share};
 use crate::prompt::PromptEngine;
 use crate::request::Prompt;
 
@@ -32,12 +36,14 @@ pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Re
 }
 
 async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
-    let (mut fields, _memory) = fields(surface, request).await?;
+    let Read { mut fields, mut memory, .. } = read(surface, request, None).await?;
     let model = params::model_name(&mut fields)?;
     let engine = engine(&surface.app, &model)?;
-    let mut request = chat::check(fields, model, &facts(&engine))?;
+    let mut request = chat::check(fields, model, &facts(&engine), &mut memory)?;
+    request.job.memory = Some(Arc::new(memory));
     call.apply(&mut request.job, 0);
-    let shape = ChatReply::new(Head::of(&request.job), request.job.n, request.logprobs);
+    let logprobs = request.logprobs.then_some(engine as Arc<dyn Vocabulary>);
+    let shape = ChatReply::new(Head::of(&request.job), request.job.n, logprobs);
     reply::send(&surface.app, call, vec![request.job], shape, request.delivery).await
 }
 
@@ -54,49 +60,112 @@ async fn answer_completions(
     request: Request,
     call: &Call,
 ) -> Result<Response, Reject> {
-    let (mut fields, _memory) = fields(surface, request).await?;
+    let Read { mut fields, ids, mut memory } = read(surface, request, Some(PROMPT)).await?;
     let model = params::model_name(&mut fields)?;
     let engine = engine(&surface.app, &model)?;
-    let mut request = completions::check(fields, &model, &facts(&engine))?;
+    let mut request = completions::check(fields, ids, &model, &facts(&engine))?;
+    let echo = request.echo.then(|| {
+        let texts = request.jobs.iter().map(|job| echo_text(&engine, &job.prompt, &mut memory));
+        texts.collect::<Result<Vec<_>, _>>()
+    });
+    let echo = echo.transpose()?;
+    let memory = Arc::new(memory);
     let mut first_choice = 0;
     for job in &mut request.jobs {
         call.apply(job, first_choice);
         first_choice += job.n;
+        job.memory = Some(Arc::clone(&memory));
     }
-    let echo = request
-        .echo
-        .then(|| request.jobs.iter().map(|job| echo_text(&engine, &job.prompt)).collect());
     let first = request.jobs.first().expect("a request has at least one prompt");
     let shape = CompletionReply::new(
         Head::of(first),
         request.jobs.len(),
         first.n,
-        request.logprobs.is_some(),
+        request.logprobs.map(|_| engine as Arc<dyn Vocabulary>),
         echo,
     );
     reply::send(&surface.app, call, request.jobs, shape, request.delivery).await
 }
 
-fn echo_text(engine: &PromptEngine, prompt: &Prompt) -> String {
+/// The text that an answer with `echo` begins with.
+fn echo_text(
+    engine: &PromptEngine,
+    prompt: &Prompt,
+    memory: &mut Share,
+) -> Result<String, RouteError> {
     match prompt {
-        Prompt::Text(text) => text.clone(),
-        Prompt::Tokens(ids) => engine.decode(ids, false),
-        Prompt::Chat(_) => String::new(), // completions have none
+        Prompt::Text(text) => {
+            memory.charge(text.len()).map_err(echo_refused)?;
+            Ok(text.clone())
+        }
+        Prompt::Tokens(ids) => {
+            let limit = engine.doc().context_tokens as usize;
+            if ids.len() > limit {
+                let (prompt, answer) = (ids.len(), 0);
+                return Err(RouteError::ContextLength { got: prompt, prompt, answer, limit });
+            }
+            let mut decoder = engine.decoder(&[], false);
+            let mut text = String::new();
+            for ids in ids.chunks(ECHO_STEP) {
+                let part = decoder.push(ids).text;
+                memory.charge(2 * part.len()).map_err(echo_refused)?; // a string doubles
+                text.push_str(&part);
+            }
+            Ok(text + &decoder.finish())
+        }
+        Prompt::Chat(_) => Ok(String::new()), // completions have none
     }
 }
 
-/// The body of `request` as the fields of a JSON object, and the memory that it takes.
-pub(super) async fn fields(surface: &Surface, request: Request) -> Result<(Fields, Share), Reject> {
+/// Tokens that are decoded before what they became is charged.
+const ECHO_STEP: usize = 1024;
+
+fn echo_refused(refused: Refused) -> RouteError {
+    refused.body(Some("echo".to_owned()))
+}
+
+/// Where `/v1/completions` may have token ids.
+pub(super) const PROMPT: IdsField = IdsField { name: "prompt", is_prompt: true };
+
+/// A body, read and charged for.
+pub(super) struct Read {
+    pub(super) fields: Fields,
+    /// The field of token ids, apart from the others.
+    pub(super) ids: Option<Ids>,
+    /// What all of it takes. Whoever keeps anything that was made of the body keeps this.
+    pub(super) memory: Share,
+}
+
+/// The body of `request` as the fields of a JSON object; the field `ids` may hold token ids.
+pub(super) async fn read(
+    surface: &Surface,
+    request: Request,
+    ids: Option<IdsField>,
+) -> Result<Read, Reject> {
     let config = &surface.app.config.http;
     let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
-    let (bytes, share) = body::read(request, limits, &surface.bodies).await?;
-    let is_large = bytes.len() >= LARGE_BODY_BYTES;
-    let parse = move || Ok((json::parse(&bytes).and_then(Fields::of_body)?, share));
-    if !is_large {
-        return parse();
+    let (bytes, memory) = body::read(request, limits, &surface.app.memory.bodies).await?;
+    if bytes.len() < LARGE_BODY_BYTES {
+        return Ok(parse(bytes, ids, memory)?);
     }
-    let parsed = tokio::task::spawn_blocking(parse).await;
-    parsed.map_err(|error| RouteError::Internal(error.to_string()))?
+    let turn = Arc::clone(&surface.app.memory.parsers).acquire_owned().await;
+    let turn = turn.map_err(|error| RouteError::Internal(error.to_string()))?;
+    // a client that hangs up does not stop the parser: until it is done it keeps its turn and its memory
+    let parsed = tokio::task::spawn_blocking(move || {
+        let parsed = parse(bytes, ids, memory);
+        drop(turn);
+        parsed
+    });
+    let parsed = parsed.await.map_err(|error| RouteError::Internal(error.to_string()))?;
+    Ok(parsed?)
+}
+
+fn parse(bytes: Bytes, ids: Option<IdsField>, mut memory: Share) -> Result<Read, RouteError> {
+    let raw = memory.used();
+    let json::Document { value, ids } = json::parse(&bytes, ids, &mut memory)?;
+    drop(bytes);
+    memory.give_back(raw);
+    Ok(Read { fields: Fields::of_body(value)?, ids, memory })
 }
 
 /// The tokenizer and template of `model`.

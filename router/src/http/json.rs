@@ -2,65 +2,242 @@
 //!
 //! Two parsers that keep different ones of two equal keys are how a request passes a check and is then served as
 //! something else, so equal keys are an error wherever they stand, and the error says where.
+//!
+//! What is made of a body can be a hundred times as large as the body. So every value, key and list is charged to the
+//! request's share before it is made. Token ids become integers without becoming values first (`token_ids`).
 
 use std::cell::RefCell;
 use std::fmt::{self, Write as _};
 
-use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
 use crate::error::RouteError;
 use crate::http::fields::{bad, bad_body, clip};
+use crate::http::token_ids::{Ids, IdsField};
+use crate::memory::{ALLOCATION_BYTES, Refused, Share};
 
-/// Reads `body` as one JSON value.
+/// Lists and objects inside one another. What templates read is eight deep, and schemas of tools are seldom thirty;
+/// printing, copying and dropping take stack for each level.
+pub(super) const MAX_DEPTH: usize = 64;
+
+/// A body as values, and the field of token ids apart from them.
+#[derive(Debug)]
+pub(super) struct Document {
+    pub(super) value: Value,
+    /// What stood at the top in the field that may hold token ids; `None` where there was none, or `null`.
+    pub(super) ids: Option<Ids>,
+}
+
+/// Reads `body` as one JSON value, charging `memory` for all that is made of it. At the top of an object, the field `ids`
+/// is read as token ids.
 ///
 /// # Errors
-/// `BadRequest` with line and column, or with the path of a key that is there twice.
-pub(super) fn parse(body: &[u8]) -> Result<Value, RouteError> {
+/// `BadRequest` with line and column, or with the path of a key that is there twice or of what is too deep.
+/// `BodyTooComplex` or `Overloaded` where memory for more was refused; what was charged so far stays charged.
+pub(super) fn parse(
+    body: &[u8],
+    ids: Option<IdsField>,
+    memory: &mut Share,
+) -> Result<Document, RouteError> {
     let text = std::str::from_utf8(body).map_err(|error| {
         bad_body(format!("the body is not UTF-8: byte {} is invalid", error.valid_up_to()))
     })?;
     if text.trim_ascii().is_empty() {
         return Err(bad_body("the body is empty; it must be a JSON object"));
     }
-    let twice = RefCell::new(None);
-    let root = Place { parent: None, step: Step::Root, twice: &twice };
-    let mut reader = serde_json::Deserializer::from_str(text);
-    let value = root.deserialize(&mut reader).and_then(|value| reader.end().map(|()| value));
-    value.map_err(|error| match twice.take() {
-        Some(path) => {
-            let message = format!("the key `{path}` is there twice; which one counts is undefined");
-            bad(path, message)
+    let reading = Reading::new(memory, ids, Twice::IsAnError);
+    let value = reading.value(text, Step::Root(""));
+    let ids = reading.found.take();
+    match value {
+        Ok(value) => Ok(Document { value, ids }),
+        Err(error) => Err(match reading.trouble.into_inner() {
+            Some(Trouble::Twice(path)) => {
+                let message =
+                    format!("the key `{path}` is there twice; which one counts is undefined");
+                bad(path, message)
+            }
+            Some(Trouble::Deep(path)) => {
+                let message =
+                    format!("the body is nested deeper than {MAX_DEPTH} levels at `{path}`");
+                bad(path, message)
+            }
+            Some(Trouble::Refused(refused, path)) => refused.body(Some(path)),
+            None => bad_body(format!("the body is not valid JSON: {error}")),
+        }),
+    }
+}
+
+/// Reads a text inside the body, at `path`, as a JSON object. `None` if it is none: whoever wrote it may have been a
+/// model. Of two equal keys the last one counts, as for everybody who reads such texts.
+///
+/// # Errors
+/// `BodyTooComplex` or `Overloaded` where memory was refused.
+pub(super) fn parse_inner(
+    text: &str,
+    path: &str,
+    memory: &mut Share,
+) -> Result<Option<Map<String, Value>>, RouteError> {
+    let before = memory.used();
+    let reading = Reading::new(memory, None, Twice::LastCounts);
+    match reading.value(text, Step::Root(path)) {
+        Ok(Value::Object(object)) => Ok(Some(object)),
+        other => {
+            if let (Err(_), Some(Trouble::Refused(refused, path))) =
+                (&other, reading.trouble.into_inner())
+            {
+                return Err(refused.body(Some(path)));
+            }
+            drop(other);
+            memory.give_back(memory.used() - before);
+            Ok(None)
         }
-        None => bad_body(format!("the body is not valid JSON: {error}")),
-    })
+    }
+}
+
+/// What two equal keys in one object are.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Twice {
+    IsAnError,
+    LastCounts,
+}
+
+/// Why reading was broken off, other than for broken JSON; with the path.
+enum Trouble {
+    Twice(String),
+    Deep(String),
+    Refused(Refused, String),
+}
+
+/// One document while it is read.
+pub(super) struct Reading<'m> {
+    memory: RefCell<&'m mut Share>,
+    trouble: RefCell<Option<Trouble>>,
+    ids: Option<IdsField>,
+    found: RefCell<Option<Ids>>,
+    twice: Twice,
+    /// The longest string with escapes so far: serde_json puts those together in a buffer that it keeps.
+    longest_escaped: RefCell<usize>,
+}
+
+impl<'m> Reading<'m> {
+    fn new(memory: &'m mut Share, ids: Option<IdsField>, twice: Twice) -> Self {
+        Self {
+            memory: RefCell::new(memory),
+            trouble: RefCell::default(),
+            ids,
+            found: RefCell::default(),
+            twice,
+            longest_escaped: RefCell::default(),
+        }
+    }
+
+    fn value(&self, text: &str, at: Step<'_>) -> serde_json::Result<Value> {
+        let mut reader = serde_json::Deserializer::from_str(text);
+        let root = Place { parent: None, step: at, depth: 0, reading: self };
+        let value = root.deserialize(&mut reader)?;
+        reader.end().map(|()| value)
+    }
 }
 
 /// Where in the document the reader stands; a list that lives on the stack, so that the good case costs nothing.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+pub(super) struct Place<'a, 'm> {
     parent: Option<&'a Self>,
     step: Step<'a>,
-    /// Path of the first key found twice.
-    twice: &'a RefCell<Option<String>>,
+    /// Lists and objects around it.
+    depth: usize,
+    reading: &'a Reading<'m>,
 }
 
 #[derive(Clone, Copy)]
-enum Step<'a> {
-    Root,
+pub(super) enum Step<'a> {
+    /// Of the body, or what stands for it in a text inside the body.
+    Root(&'a str),
     Key(&'a str),
     Index(usize),
 }
 
-impl Place<'_> {
-    fn below<'a>(&'a self, step: Step<'a>) -> Place<'a> {
-        Place { parent: Some(self), step, twice: self.twice }
+/// Longest path in an error, in bytes: 64 levels of keys could be longer than the rest of it.
+const MAX_PATH: usize = 100;
+
+impl<'m> Place<'_, 'm> {
+    pub(super) fn below<'a>(&'a self, step: Step<'a>) -> Place<'a, 'm> {
+        Place { parent: Some(self), step, depth: self.depth, reading: self.reading }
+    }
+
+    /// This place, one level further in.
+    pub(super) fn inside<E: serde::de::Error>(self) -> Result<Self, E> {
+        if self.depth == MAX_DEPTH {
+            return Err(self.breaks_off(Trouble::Deep(self.path())));
+        }
+        Ok(Self { depth: self.depth + 1, ..self })
+    }
+
+    /// Charges for an allocation that holds this much.
+    pub(super) fn charge<E: serde::de::Error>(&self, bytes: usize) -> Result<(), E> {
+        let charged = self.reading.memory.borrow_mut().charge(bytes + ALLOCATION_BYTES);
+        charged.map_err(|refused| self.refused(refused))
+    }
+
+    /// Makes room for one more item.
+    pub(super) fn room<T, E: serde::de::Error>(&self, items: &mut Vec<T>) -> Result<(), E> {
+        let grown = self.reading.memory.borrow_mut().room_for_one(items);
+        grown.map_err(|refused| self.refused(refused))
+    }
+
+    /// Charges for the string, and for the buffer that it came in if that had to grow.
+    pub(super) fn charge_str<E: serde::de::Error>(
+        &self,
+        text: &str,
+        escaped: bool,
+    ) -> Result<(), E> {
+        if escaped {
+            let mut longest = self.reading.longest_escaped.borrow_mut();
+            if text.len() > *longest {
+                self.charge(2 * (text.len() - *longest))?; // a buffer doubles
+                *longest = text.len();
+            }
+        }
+        if text.is_empty() { Ok(()) } else { self.charge(text.len()) }
+    }
+
+    /// Charges for an object that grows to `entries`.
+    fn charge_entry<E: serde::de::Error>(&self, entries: usize) -> Result<(), E> {
+        let (old, new) = (object_bytes(entries - 1), object_bytes(entries));
+        if new > old {
+            self.charge(new)?; // while the entries move there may be both
+            self.reading.memory.borrow_mut().give_back(old);
+        }
+        Ok(())
+    }
+
+    fn refused<E: serde::de::Error>(&self, refused: Refused) -> E {
+        self.breaks_off(Trouble::Refused(refused, self.path()))
+    }
+
+    fn breaks_off<E: serde::de::Error>(&self, trouble: Trouble) -> E {
+        *self.reading.trouble.borrow_mut() = Some(trouble);
+        E::custom("broken off")
     }
 
     fn path(&self) -> String {
-        let mut path = self.parent.map(Place::path).unwrap_or_default();
+        let mut path = String::new();
+        self.write_path(&mut path);
+        if path.len() > MAX_PATH {
+            let end = (0..=MAX_PATH).rev().find(|end| path.is_char_boundary(*end)).unwrap_or(0);
+            path.truncate(end);
+            path.push_str("...");
+        }
+        path
+    }
+
+    fn write_path(&self, path: &mut String) {
+        if let Some(parent) = self.parent {
+            parent.write_path(path);
+        }
         match self.step {
-            Step::Root => {}
+            Step::Root(name) => path.push_str(name),
             Step::Key(key) => {
                 if !path.is_empty() {
                     path.push('.');
@@ -71,11 +248,56 @@ impl Place<'_> {
                 write!(path, "[{index}]").expect("writing to a String cannot fail");
             }
         }
-        path
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Place<'_> {
+/// What the lists of an object with so many entries take: serde_json's is a list of entries in order, and a table of
+/// their numbers that doubles when it is seven eighths full (all of it but one, when small).
+fn object_bytes(entries: usize) -> usize {
+    const ENTRY: usize = size_of::<(usize, String, Value)>();
+    const NUMBER: usize = size_of::<usize>() + 1; // with its byte of the hash
+    const END: usize = 32; // of the table: a group of those bytes more, and alignment
+    let slots = match entries {
+        0 => return 0,
+        1..=3 => 4,
+        4..=7 => 8,
+        8..=14 => 16,
+        more => (more * 8 / 7).next_power_of_two(),
+    };
+    let room = if slots <= 8 { slots - 1 } else { slots / 8 * 7 };
+    room * ENTRY + slots * NUMBER + END + 2 * ALLOCATION_BYTES
+}
+
+/// The key of an entry.
+struct Key<'a, 'm>(Place<'a, 'm>);
+
+impl<'de> DeserializeSeed<'de> for Key<'_, '_> {
+    type Value = String;
+
+    fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<String, D::Error> {
+        reader.deserialize_str(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Key<'_, '_> {
+    type Value = String;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a key")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, key: &str) -> Result<String, E> {
+        self.0.charge_str(key, true)?;
+        Ok(key.to_owned())
+    }
+
+    fn visit_borrowed_str<E: serde::de::Error>(self, key: &'de str) -> Result<String, E> {
+        self.0.charge_str(key, false)?;
+        Ok(key.to_owned())
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
@@ -83,7 +305,7 @@ impl<'de> DeserializeSeed<'de> for Place<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for Place<'_> {
+impl<'de> Visitor<'de> for Place<'_, '_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,31 +332,48 @@ impl<'de> Visitor<'de> for Place<'_> {
         Ok(value.into())
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
+    fn visit_str<E: serde::de::Error>(self, value: &str) -> Result<Value, E> {
+        self.charge_str(value, true)?;
         Ok(value.into())
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
+    fn visit_borrowed_str<E: serde::de::Error>(self, value: &'de str) -> Result<Value, E> {
+        self.charge_str(value, false)?;
         Ok(value.into())
     }
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+        let list = self.inside()?;
         let mut out = Vec::new();
-        while let Some(item) = items.next_element_seed(self.below(Step::Index(out.len())))? {
+        while let Some(item) = items.next_element_seed(list.below(Step::Index(out.len())))? {
+            list.room(&mut out)?;
             out.push(item);
         }
         Ok(Value::Array(out))
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
+        let object = self.inside()?;
         let mut out = Map::new();
-        while let Some(key) = entries.next_key::<String>()? {
-            let place = self.below(Step::Key(&key));
-            if out.contains_key(&key) {
-                *self.twice.borrow_mut() = Some(place.path());
-                return Err(A::Error::custom("key there twice"));
+        let mut ids_seen = false;
+        while let Some(key) = entries.next_key_seed(Key(object))? {
+            let place = object.below(Step::Key(&key));
+            let ids = self.reading.ids.filter(|ids| object.depth == 1 && ids.name == key);
+            if out.contains_key(&key) || ids.is_some() && ids_seen {
+                match self.reading.twice {
+                    Twice::IsAnError => {
+                        return Err(place.breaks_off(Trouble::Twice(place.path())));
+                    }
+                    Twice::LastCounts => {}
+                }
+            }
+            if let Some(ids) = ids {
+                ids_seen = true;
+                *self.reading.found.borrow_mut() = entries.next_value_seed(ids.at(place))?;
+                continue;
             }
             let value = entries.next_value_seed(place)?;
+            object.charge_entry(out.len() + 1)?;
             out.insert(key, value);
         }
         Ok(Value::Object(out))
@@ -142,60 +381,4 @@ impl<'de> Visitor<'de> for Place<'_> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn error_of(body: &[u8]) -> (Option<String>, String) {
-        match parse(body) {
-            Err(RouteError::BadRequest { param, message }) => (param, message),
-            other => panic!("expected BadRequest, got {other:?}"),
-        }
-    }
-
-    #[test]
-    fn good_documents_are_read_as_serde_json_reads_them() {
-        for text in [r#"{"a":[1,-2,3.5,true,null,"\ud83d\ude00"],"b":{"a":{}}}"#, " 7 ", r#""x""#] {
-            assert_eq!(
-                parse(text.as_bytes()).unwrap(),
-                serde_json::from_str::<Value>(text).unwrap()
-            );
-        }
-    }
-
-    #[test]
-    fn a_key_there_twice_is_named_with_its_path() {
-        assert_eq!(error_of(br#"{"a":1,"a":2}"#).0.unwrap(), "a");
-        let (param, message) = error_of(br#"{"messages":[{},{"role":"user","role":"system"}]}"#);
-        assert_eq!(param.unwrap(), "messages[1].role");
-        assert!(message.contains("`messages[1].role`"));
-    }
-
-    #[test]
-    fn broken_text_is_an_error_with_a_place() {
-        for (body, part) in [
-            (&b"{\"a\": \n tru}"[..], "line 2 column"),
-            (b"", "empty"),
-            (b" \n", "empty"),
-            (b"{\"a\": NaN}", "line 1 column"),
-            (b"{\"a\": Infinity}", "line 1 column"),
-            (b"{\"a\": 1e999}", "number out of range"),
-            (b"{\"a\": \"\xff\"}", "byte 7"),
-            (br#"{"a": "\ud800"}"#, "line 1 column"),
-            (br#"{"a": "\udc00x"}"#, "surrogate"),
-            (b"{} {}", "trailing"),
-            (b"{\"a\": 1", "EOF"),
-        ] {
-            let (param, message) = error_of(body);
-            assert_eq!(param, None, "{message}");
-            assert!(message.contains(part), "{message}");
-        }
-    }
-
-    #[test]
-    fn deep_nesting_ends_early_with_a_short_message() {
-        let (_, message) = error_of("[".repeat(10_000).as_bytes());
-        assert!(message.contains("recursion limit") && message.len() < 120, "{message}");
-        let (_, message) = error_of("{\"a\":".repeat(10_000).as_bytes());
-        assert!(message.contains("recursion limit") && message.len() < 120, "{message}");
-    }
-}
+mod tests;

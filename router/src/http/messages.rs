@@ -7,6 +7,8 @@ use serde_json::{Map, Value, json};
 
 use crate::error::RouteError;
 use crate::http::fields::{Fields, bad, clip, unsupported, wrong_type};
+use crate::http::{chat, json};
+use crate::memory::{ALLOCATION_BYTES, Share};
 
 /// Between the text parts of one message, as vLLM does it.
 const PART_SEPARATOR: &str = "\n";
@@ -46,16 +48,19 @@ impl Role {
 /// Checks `messages` and makes them ready for the template.
 ///
 /// # Errors
-/// `BadRequest` whose `param` is the path of the first wrong field.
-pub(super) fn check(messages: Vec<Value>) -> Result<Vec<Value>, RouteError> {
+/// `BadRequest` whose `param` is the path of the first wrong field; `BodyTooComplex` or `Overloaded` if there is no memory
+/// for the arguments of a tool call as values.
+pub(super) fn check(messages: Vec<Value>, memory: &mut Share) -> Result<Vec<Value>, RouteError> {
     if messages.is_empty() {
         return Err(bad("messages", "`messages` must hold at least one message"));
     }
     let checked = messages.into_iter().enumerate();
-    checked.map(|(i, message)| check_one(Fields::of(message, format!("messages[{i}]"))?)).collect()
+    let checked = checked
+        .map(|(i, message)| check_one(Fields::of(message, format!("messages[{i}]"))?, memory));
+    checked.collect()
 }
 
-fn check_one(mut fields: Fields) -> Result<Value, RouteError> {
+fn check_one(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError> {
     let name = fields.string("role")?;
     let name = fields.require("role", name)?;
     let Some(role) = Role::parse(&name) else {
@@ -85,7 +90,7 @@ fn check_one(mut fields: Fields) -> Result<Value, RouteError> {
         out.insert("tool_call_id".into(), fields.require("tool_call_id", id)?.into());
     }
     if role == Role::Assistant {
-        may_be_empty |= assistant_extras(&mut fields, &mut out)?;
+        may_be_empty |= assistant_extras(&mut fields, &mut out, memory)?;
     }
     if !content_is_set && !may_be_empty {
         fields.require("content", None::<()>)?;
@@ -95,17 +100,22 @@ fn check_one(mut fields: Fields) -> Result<Value, RouteError> {
 }
 
 /// The fields of an assistant's message beside its content. True if one of them stands in for the content.
-fn assistant_extras(fields: &mut Fields, out: &mut Map<String, Value>) -> Result<bool, RouteError> {
+fn assistant_extras(
+    fields: &mut Fields,
+    out: &mut Map<String, Value>,
+    memory: &mut Share,
+) -> Result<bool, RouteError> {
     let mut stands_in = false;
     if let Some(calls) = fields.array("tool_calls")? {
         let at = fields.path("tool_calls");
         let calls = calls.into_iter().enumerate();
-        let calls = calls.map(|(i, call)| tool_call(Fields::of(call, format!("{at}[{i}]"))?));
+        let calls =
+            calls.map(|(i, call)| tool_call(Fields::of(call, format!("{at}[{i}]"))?, memory));
         out.insert("tool_calls".into(), Value::Array(calls.collect::<Result<_, _>>()?));
         stands_in = true;
     }
     if let Some(call) = fields.object("function_call")? {
-        out.insert("function_call".into(), function_call(call)?);
+        out.insert("function_call".into(), function_call(call, memory)?);
         stands_in = true;
     }
     if let Some(refusal) = fields.string("refusal")? {
@@ -115,6 +125,9 @@ fn assistant_extras(fields: &mut Fields, out: &mut Map<String, Value>) -> Result
         stands_in = true;
     }
     if let Some(reasoning) = fields.string("reasoning_content")? {
+        // templates get it under two names, as text and as a value of theirs
+        let copies = memory.charge(2 * (reasoning.len() + ALLOCATION_BYTES));
+        copies.map_err(|refused| refused.body(Some(fields.path("reasoning_content"))))?;
         out.insert("reasoning_content".into(), reasoning.into());
     }
     if fields.take("audio").is_some() {
@@ -125,7 +138,7 @@ fn assistant_extras(fields: &mut Fields, out: &mut Map<String, Value>) -> Result
     Ok(stands_in)
 }
 
-fn tool_call(mut fields: Fields) -> Result<Value, RouteError> {
+fn tool_call(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError> {
     let id = fields.string("id")?;
     let id = fields.require("id", id)?;
     let kind = fields.string("type")?.unwrap_or_else(|| "function".into());
@@ -134,22 +147,26 @@ fn tool_call(mut fields: Fields) -> Result<Value, RouteError> {
     }
     fields.integer("index", 0..=i64::MAX)?; // left over by clients that put streamed calls together
     let function = fields.object("function")?;
-    let function = function_call(fields.require("function", function)?)?;
+    let function = function_call(fields.require("function", function)?, memory)?;
     fields.finish()?;
     Ok(json!({"id": id, "type": "function", "function": function}))
 }
 
-fn function_call(mut fields: Fields) -> Result<Value, RouteError> {
+fn function_call(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError> {
     let name = fields.string("name")?;
     let name = fields.require("name", name)?;
     let arguments = fields.string("arguments")?;
     let arguments = fields.require("arguments", arguments)?;
+    let path = fields.path("arguments");
     fields.finish()?;
     // A model may have written arguments that are no JSON; the template then gets them as they are.
-    let arguments = match serde_json::from_str(&arguments) {
-        Ok(Value::Object(arguments)) => Value::Object(arguments),
-        _ => Value::String(arguments),
+    let before = memory.used();
+    let arguments = match json::parse_inner(&arguments, &path, memory)? {
+        Some(arguments) => Value::Object(arguments),
+        None => Value::String(arguments),
     };
+    let copies = (memory.used() - before).saturating_mul(chat::COPIES);
+    memory.charge(copies).map_err(|refused| refused.body(Some(path)))?;
     Ok(json!({"name": name, "arguments": arguments}))
 }
 
@@ -198,17 +215,18 @@ fn part_text(mut part: Fields) -> Result<String, RouteError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::memory::Pool;
 
     fn param(messages: Value) -> String {
         let Value::Array(messages) = messages else { panic!("tests pass arrays") };
-        match check(messages) {
+        match check(messages, &mut Pool::private(1 << 20).share()) {
             Err(RouteError::BadRequest { param: Some(param), .. }) => param,
             other => panic!("expected BadRequest, got {other:?}"),
         }
     }
 
     fn checked(message: Value) -> Value {
-        check(vec![message]).unwrap().remove(0)
+        check(vec![message], &mut Pool::private(1 << 20).share()).unwrap().remove(0)
     }
 
     #[test]

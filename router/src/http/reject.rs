@@ -182,6 +182,12 @@ fn route_verdict(error: &RouteError) -> Verdict {
         RouteError::BadRequest { param, .. } => {
             Verdict::wrong(S::BAD_REQUEST, None).param(param.clone())
         }
+        RouteError::BodyTooComplex { param, .. } => {
+            Verdict::wrong(S::BAD_REQUEST, Some("body_too_complex")).param(param.clone())
+        }
+        RouteError::AnswerTooLarge { .. } => {
+            Verdict::wrong(S::BAD_REQUEST, Some("answer_too_large"))
+        }
         RouteError::ContextLength { .. } | RouteError::ContextLengthAtLeast { .. } => {
             Verdict::wrong(S::BAD_REQUEST, Some("context_length_exceeded"))
         }
@@ -279,6 +285,8 @@ mod tests {
             (RouteError::ContextLength { got: 3, prompt: 2, answer: 1, limit: 2 }, 400, None),
             (RouteError::ContextLengthAtLeast { prompt: 2, answer: 1, limit: 2 }, 400, None),
             (RouteError::TextWithoutBreaks { param: "p".into(), at: 0, limit: 2 }, 400, None),
+            (RouteError::BodyTooComplex { limit: 1, param: None }, 400, None),
+            (RouteError::AnswerTooLarge { limit: 1 }, 400, None),
             (RouteError::UnknownModel { model: "m".into(), served: "n".into() }, 404, None),
             (RouteError::NoWorker { retry_after: second }, 503, Some("2")),
             (RouteError::Overloaded { what: "queue", retry_after: Duration::ZERO }, 429, Some("1")),

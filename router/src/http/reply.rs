@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use axum::http::{HeaderValue, header};
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 use serde::Serialize;
 
 use crate::app::App;
@@ -12,8 +11,12 @@ use crate::http::answers::Answers;
 use crate::http::call::Call;
 use crate::http::events::{self, Events};
 use crate::http::params::Delivery;
+use crate::http::pieces::json_response;
+use crate::http::token_log::{self, TokenLog};
+use crate::http::whole::{Shape, WholeAnswer};
 use crate::http::{ids, reject::Reject};
-use crate::request::{Delta, FinishReason, Job, TokenText, Usage};
+use crate::memory::{Refused, Share};
+use crate::request::{Delta, FinishReason, Job, Usage};
 
 /// OpenAI's `system_fingerprint`: it changes when the software that serves does.
 pub(super) const FINGERPRINT: &str = concat!("headrace-", env!("CARGO_PKG_VERSION"));
@@ -36,15 +39,9 @@ impl Head {
 #[derive(Debug, Default)]
 pub(super) struct Choice {
     pub(super) text: String,
-    pub(super) tokens: Vec<TokenText>,
-    pub(super) prompt_tokens: Option<Vec<TokenText>>,
+    /// The prompt's tokens first, where they were asked for.
+    pub(super) tokens: TokenLog,
     pub(super) finish: Option<FinishReason>,
-}
-
-/// How an answer looks as one JSON object.
-pub(super) trait Whole {
-    /// The body.
-    fn whole(self, choices: Vec<Choice>, usage: Usage) -> serde_json::Result<Vec<u8>>;
 }
 
 /// Places the jobs and sends the answer. Until its first delta is there no status is sent either, so everything that
@@ -52,7 +49,7 @@ pub(super) trait Whole {
 ///
 /// # Errors
 /// Why there is no answer.
-pub(super) async fn send<S: Whole + Events>(
+pub(super) async fn send<S: Shape + Events>(
     app: &Arc<App>,
     call: &Call,
     jobs: Vec<Job>,
@@ -60,6 +57,10 @@ pub(super) async fn send<S: Whole + Events>(
     delivery: Delivery,
 ) -> Result<Response, Reject> {
     let num_choices = jobs.iter().map(|job| job.n as usize).sum();
+    let mut memory = app.memory.answers.share();
+    if !delivery.stream {
+        check_size(&jobs, app.memory.answers.limit())?;
+    }
     let mut answers = Answers::place(app, jobs).await?;
     if delivery.stream {
         let first = answers.next().await.ok_or_else(nothing)??;
@@ -68,28 +69,49 @@ pub(super) async fn send<S: Whole + Events>(
     let mut choices: Vec<Choice> = Vec::new();
     choices.resize_with(num_choices, Choice::default);
     while let Some(delta) = answers.next().await {
-        gather(&mut choices, delta?)?;
+        gather(&mut choices, delta?, &mut memory)?;
     }
     if choices.iter().any(|choice| choice.finish.is_none()) {
         return Err(nothing().into());
     }
     call.answered(answers.usage(), num_choices);
-    let body = shape.whole(choices, answers.usage());
-    let body = body.map_err(|error| RouteError::Internal(error.to_string()))?;
-    let json = HeaderValue::from_static("application/json");
-    Ok(([(header::CONTENT_TYPE, json)], body).into_response())
+    let usage = answers.usage();
+    drop(answers); // what is left to do is the client's
+    Ok(json_response(WholeAnswer::new(shape, choices, usage, memory)))
+}
+
+/// Refuses an answer with log-probabilities that could not be kept if it were as long as it may be. Where the client
+/// names no length it may well be shorter: that one fails if it is not.
+fn check_size(jobs: &[Job], limit: usize) -> Result<(), RouteError> {
+    let bytes = jobs.iter().map(|job| {
+        let Some(top) = job.sampling.logprobs else { return 0 };
+        let tokens = (job.max_tokens.unwrap_or(0) as usize).saturating_mul(job.n as usize);
+        tokens.saturating_mul(token_log::token_bytes(top as usize))
+    });
+    if bytes.fold(0, usize::saturating_add) > limit {
+        return Err(RouteError::AnswerTooLarge { limit });
+    }
+    Ok(())
 }
 
 fn nothing() -> RouteError {
     RouteError::Internal("an answer ended without its end".into())
 }
 
-fn gather(choices: &mut [Choice], delta: Delta) -> Result<(), RouteError> {
+pub(super) fn gather(
+    choices: &mut [Choice],
+    delta: Delta,
+    memory: &mut Share,
+) -> Result<(), RouteError> {
     let choice = choices.get_mut(delta.choice as usize);
     let choice = choice.ok_or_else(|| RouteError::Internal("a delta of no choice".into()))?;
+    // a string doubles
+    memory.charge(2 * delta.text.len()).map_err(Refused::answer)?;
     choice.text.push_str(&delta.text);
-    choice.tokens.extend(delta.tokens);
-    choice.prompt_tokens = choice.prompt_tokens.take().or(delta.prompt_tokens);
+    let prompt = delta.prompt_tokens.filter(|_| choice.tokens.is_empty());
+    for token in prompt.into_iter().flatten().chain(delta.tokens) {
+        choice.tokens.push(&token, memory).map_err(Refused::answer)?;
+    }
     choice.finish = choice.finish.or(delta.finish);
     Ok(())
 }

@@ -2,42 +2,117 @@
 
 use std::sync::Arc;
 
-use axum::Json;
 use axum::extract::{Request, State};
-use serde_json::{Value, json};
+use axum::response::Response;
+use bytes::BytesMut;
 
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
-use crate::http::fields::{Fields, bad, unsupported};
+use crate::http::events::{json, number};
+use crate::http::fields::{Fields, bad, unsupported, wrong_type};
+use crate::http::generate::Read;
 use crate::http::params;
+use crate::http::pieces::{Parts, json_response};
 use crate::http::reject::Reject;
+use crate::http::token_ids::{Ids, IdsField};
 use crate::http::{chat, generate};
-use crate::prompt::PromptEngine;
+use crate::memory::Share;
+use crate::prompt::{Decoder, PromptEngine};
 use crate::request::{ChatPrompt, Prompt};
 
 /// Text or messages to token ids.
 pub(super) async fn tokenize(
     State(surface): State<Surface>,
     request: Request,
-) -> Result<Json<Value>, Reject> {
-    let (fields, _memory) = generate::fields(&surface, request).await?;
+) -> Result<Response, Reject> {
+    let Read { fields, mut memory, .. } = generate::read(&surface, request, None).await?;
     let (engine, mut fields) = engine_of(&surface.app, fields)?;
     let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let input = input(&mut fields)?;
+    let input = input(&mut fields, &mut memory)?;
     fields.finish()?;
+    let charge = Some(Arc::new(memory));
     let ids = match input {
-        Input::Text { text, special } => engine.encode_text(text, special).await?,
-        Input::Chat(chat) => engine.encode(Prompt::Chat(chat)).await?,
+        Input::Text { text, special } => engine.encode_text_charged(text, special, charge).await?,
+        Input::Chat(chat) => {
+            engine.encode_charged(Prompt::Chat(chat), engine.whole_context(), charge).await?
+        }
     };
-    let texts: Option<Vec<String>> =
-        wants_texts.then(|| ids.iter().map(|id| engine.token_text(*id).0).collect());
-    Ok(Json(json!({
-        "count": ids.len(),
-        "max_model_len": engine.doc().context_tokens,
-        "tokens": ids,
-        "token_strs": texts,
-    })))
+    let mut memory = surface.app.memory.bodies.share();
+    memory.charge(ids.capacity() * size_of::<u32>()).map_err(|refused| refused.body(None))?;
+    let at = Part::Head;
+    Ok(json_response(Tokenized { engine, ids, wants_texts, at, _memory: memory }))
+}
+
+/// The answer, written as the client takes it: beside the ids there is never more than a piece of it.
+struct Tokenized {
+    engine: Arc<PromptEngine>,
+    ids: Vec<u32>,
+    wants_texts: bool,
+    at: Part,
+    _memory: Share,
+}
+
+/// What is to be written next.
+enum Part {
+    Head,
+    /// From this id on.
+    Ids(usize),
+    /// From the text of this id on.
+    Texts(usize),
+}
+
+/// Ids, or texts of ids, in one part.
+const STEP: usize = 256;
+
+impl Parts for Tokenized {
+    fn write(&mut self, out: &mut BytesMut) -> bool {
+        match self.at {
+            Part::Head => {
+                out.extend_from_slice(b"{\"count\":");
+                json(out, &self.ids.len());
+                out.extend_from_slice(b",\"max_model_len\":");
+                json(out, &self.engine.doc().context_tokens);
+                out.extend_from_slice(b",\"tokens\":[");
+                self.at = Part::Ids(0);
+            }
+            Part::Ids(from) => {
+                let to = (from + STEP).min(self.ids.len());
+                list(out, from, &self.ids[from..to], |out, id| number(out, *id));
+                self.at = Part::Ids(to);
+                if to == self.ids.len() {
+                    if !self.wants_texts {
+                        out.extend_from_slice(b"],\"token_strs\":null}");
+                        return false;
+                    }
+                    out.extend_from_slice(b"],\"token_strs\":[");
+                    self.at = Part::Texts(0);
+                }
+            }
+            Part::Texts(from) => {
+                let to = (from + STEP).min(self.ids.len());
+                list(out, from, &self.ids[from..to], |out, id| {
+                    json(out, &String::from_utf8_lossy(self.engine.token_bytes(*id)));
+                });
+                self.at = Part::Texts(to);
+                if to == self.ids.len() {
+                    out.extend_from_slice(b"]}");
+                    return false;
+                }
+            }
+        }
+        true
+    }
+}
+
+/// Appends items of a list, of which `before` were written already.
+fn list<T>(out: &mut BytesMut, before: usize, items: &[T], write: impl Fn(&mut BytesMut, &T)) {
+    for (i, item) in items.iter().enumerate() {
+        if before + i > 0 {
+            out.extend_from_slice(b",");
+        }
+        write(out, item);
+    }
 }
 
 enum Input {
@@ -49,7 +124,7 @@ enum Input {
     Chat(ChatPrompt),
 }
 
-fn input(fields: &mut Fields) -> Result<Input, RouteError> {
+fn input(fields: &mut Fields, memory: &mut Share) -> Result<Input, RouteError> {
     let text = fields.string("prompt")?;
     let special = fields.boolean("add_special_tokens")?;
     match (text, fields.has("messages")) {
@@ -58,7 +133,7 @@ fn input(fields: &mut Fields) -> Result<Input, RouteError> {
         (None, true) if special == Some(true) => {
             Err(unsupported("add_special_tokens", "the chat template writes them"))
         }
-        (None, true) => chat::prompt(fields).map(Input::Chat),
+        (None, true) => chat::prompt(fields, memory).map(Input::Chat),
         (None, false) => Err(bad("prompt", "`prompt` or `messages` is required")),
     }
 }
@@ -67,19 +142,63 @@ fn input(fields: &mut Fields) -> Result<Input, RouteError> {
 pub(super) async fn detokenize(
     State(surface): State<Surface>,
     request: Request,
-) -> Result<Json<Value>, Reject> {
-    let (fields, _memory) = generate::fields(&surface, request).await?;
-    let (engine, mut fields) = engine_of(&surface.app, fields)?;
-    let tokens = fields.array("tokens")?;
-    let tokens = fields.require("tokens", tokens)?;
+) -> Result<Response, Reject> {
+    let Read { fields, ids, memory } = generate::read(&surface, request, Some(TOKENS)).await?;
+    let (engine, fields) = engine_of(&surface.app, fields)?;
+    let ids = match fields.require("tokens", ids)? {
+        Ids::List(ids) => ids,
+        Ids::Other(other) => return Err(wrong_type("tokens", "an array", &other).into()),
+        Ids::Text(_) | Ids::Texts(_) | Ids::Lists(_) | Ids::Odd { .. } => {
+            return Err(RouteError::Internal("a list of ids was read as a prompt".into()).into());
+        }
+    };
     fields.finish()?;
     let limit = engine.doc().context_tokens as usize;
-    if tokens.len() > limit {
-        let (prompt, answer) = (tokens.len(), 0);
+    if ids.len() > limit {
+        let (prompt, answer) = (ids.len(), 0);
         return Err(RouteError::ContextLength { got: prompt, prompt, answer, limit }.into());
     }
-    let ids = params::token_ids(&tokens, "tokens", engine.doc().vocab_size)?;
-    Ok(Json(json!({ "prompt": engine.decode(&ids, false) })))
+    let ids = ids.check("tokens", engine.doc().vocab_size)?;
+    let decoder = engine.decoder(&[], false);
+    Ok(json_response(Detokenized { decoder, ids, done: None, _memory: memory }))
+}
+
+/// Where `/detokenize` has token ids.
+const TOKENS: IdsField = IdsField { name: "tokens", is_prompt: false };
+
+/// The answer, decoded as the client takes it.
+struct Detokenized {
+    decoder: Decoder,
+    ids: Vec<u32>,
+    /// Ids that were decoded; `None` before the beginning.
+    done: Option<usize>,
+    _memory: Share,
+}
+
+impl Parts for Detokenized {
+    fn write(&mut self, out: &mut BytesMut) -> bool {
+        let Some(from) = self.done else {
+            out.extend_from_slice(b"{\"prompt\":\"");
+            self.done = Some(0);
+            return true;
+        };
+        let to = (from + STEP).min(self.ids.len());
+        string_part(out, &self.decoder.push(&self.ids[from..to]).text);
+        self.done = Some(to);
+        if to < self.ids.len() {
+            return true;
+        }
+        string_part(out, &self.decoder.finish());
+        out.extend_from_slice(b"\"}");
+        false
+    }
+}
+
+/// Appends text as JSON has it inside a string.
+fn string_part(out: &mut BytesMut, text: &str) {
+    let mut quoted = BytesMut::new();
+    json(&mut quoted, text);
+    out.extend_from_slice(&quoted[1..quoted.len() - 1]);
 }
 
 /// The model may be left out where there is only one.

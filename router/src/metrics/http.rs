@@ -22,7 +22,9 @@ group! {
         unread_bytes: Gauge = "headrace_http_unread_bytes",
             "Whole answers that wait for their clients.";
         body_bytes: Gauge = "headrace_http_body_bytes",
-            "Bodies of requests that have not begun to be answered.";
+            "Memory charged to bodies of requests, and to what is made of them until they are tokenised.";
+        answer_bytes: Gauge = "headrace_http_answer_bytes",
+            "Memory charged to log-probabilities that clients have not read yet.";
     }
 }
 

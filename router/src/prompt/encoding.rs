@@ -8,6 +8,7 @@ use super::pool::{Lane, Turn, Turns};
 use super::tokenize::{PIECE_BYTES, SLOW_BYTES, Walk, WalkError, WalkLimits, Walked};
 use super::{Model, Room};
 use crate::error::RouteError;
+use crate::memory::Share;
 use crate::request::ChatPrompt;
 
 /// What is to become tokens.
@@ -29,6 +30,8 @@ pub(super) struct Encoding {
     state: State,
     /// The field of the request that it comes from.
     param: &'static str,
+    /// What the prompt was charged.
+    _charge: Option<Arc<Share>>,
 }
 
 #[derive(Debug)]
@@ -70,8 +73,14 @@ fn value_bytes(value: &Value) -> usize {
 }
 
 impl Encoding {
-    pub(super) fn new(model: Arc<Model>, input: Input, room: Room, param: &'static str) -> Self {
-        Self { model, room, state: State::New(input), param }
+    pub(super) fn new(
+        model: Arc<Model>,
+        input: Input,
+        room: Room,
+        param: &'static str,
+        charge: Option<Arc<Share>>,
+    ) -> Self {
+        Self { model, room, state: State::New(input), param, _charge: charge }
     }
 
     /// A new prompt becomes a text; then its tokens are found, as far as one turn goes.

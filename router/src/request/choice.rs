@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::attempt::{Attempt, Leg};
-use super::{Delta, FinishReason, Job, TokenText};
+use super::{Delta, FinishReason, Job, ScoredToken};
 use crate::app::App;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Finish, Ranked, TokenLogprob};
+use crate::core::frame::{Finish, TokenLogprob};
 use crate::error::RouteError;
 use crate::prompt::{Decoder, PromptEngine, StopStrings};
 use crate::shares::StreamPermit;
@@ -88,12 +88,6 @@ impl Common {
     /// Number of a choice among all of the HTTP request.
     pub(super) fn choice(&self, index: u32) -> u32 {
         self.job.first_choice + index
-    }
-
-    fn token(&self, id: u32, logprob: Option<f64>, top: &[Ranked]) -> TokenText {
-        let (text, bytes) = self.engine.token_text(id);
-        let top = top.iter().map(|Ranked(id, logprob)| self.token(*id, Some(*logprob), &[]));
-        TokenText { id, text, bytes, logprob, top: top.collect() }
     }
 }
 
@@ -397,11 +391,8 @@ impl Choice {
         let used = u32::try_from(used).unwrap_or(u32::MAX);
         self.completion_tokens += used;
         self.note_drafts(drafted, accepted.min(used));
-        let with_logprobs = ids.iter().zip(&logprobs);
-        delta.tokens = with_logprobs
-            .map(|(id, at)| self.common.token(*id, Some(at.logprob), &at.top))
-            .collect();
-        delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(&logprobs));
+        delta.tokens = scored(&ids, logprobs).collect();
+        delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(logprobs));
         let empty = delta.text.is_empty()
             && delta.tokens.is_empty()
             && delta.prompt_tokens.is_none()
@@ -409,12 +400,16 @@ impl Choice {
         Ok((!empty).then_some(delta))
     }
 
-    fn prompt_tokens(&self, logprobs: &[TokenLogprob]) -> Vec<TokenText> {
+    fn prompt_tokens(&self, logprobs: Vec<TokenLogprob>) -> Vec<ScoredToken> {
         let Some((first, rest)) = self.common.prompt.ids.split_first() else { return Vec::new() };
-        let rest = rest.iter().zip(logprobs);
-        let rest = rest.map(|(id, at)| self.common.token(*id, Some(at.logprob), &at.top));
-        [self.common.token(*first, None, &[])].into_iter().chain(rest).collect()
+        let first = ScoredToken { id: *first, logprob: None, top: Vec::new() };
+        [first].into_iter().chain(scored(rest, logprobs)).collect()
     }
+}
+
+fn scored(ids: &[u32], logprobs: Vec<TokenLogprob>) -> impl Iterator<Item = ScoredToken> {
+    let tokens = ids.iter().zip(logprobs);
+    tokens.map(|(id, at)| ScoredToken { id: *id, logprob: Some(at.logprob), top: at.top })
 }
 
 fn decoder(common: &Common) -> Decoder {

@@ -98,6 +98,8 @@ impl Outcome {
             | RouteError::WorkerFailed { .. }
             | RouteError::Internal(_) => Some(Self::Failed),
             RouteError::BadRequest { .. }
+            | RouteError::BodyTooComplex { .. }
+            | RouteError::AnswerTooLarge { .. }
             | RouteError::ContextLength { .. }
             | RouteError::ContextLengthAtLeast { .. }
             | RouteError::TextWithoutBreaks { .. }

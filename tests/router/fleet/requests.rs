@@ -28,6 +28,7 @@ pub(super) fn job() -> Job {
         journey: Journey::new("test".into(), None),
         first_choice: 0,
         salt: Vec::new(),
+        memory: None,
     }
 }
 
@@ -163,7 +164,7 @@ async fn ignore_eos_leaves_the_models_own_stop_tokens_out() {
 }
 
 #[tokio::test]
-async fn log_probabilities_come_with_the_text_of_their_tokens() {
+async fn log_probabilities_come_with_their_tokens() {
     let (app, mut worker) = by_hand().await;
     let mut job = job();
     job.sampling.logprobs = Some(2);
@@ -184,12 +185,11 @@ async fn log_probabilities_come_with_the_text_of_their_tokens() {
     let delta = next(&mut answer).await.unwrap().unwrap();
     assert_eq!(delta.tokens.len(), 1, "the stop token is not part of the answer");
     let token = &delta.tokens[0];
-    assert_eq!((token.text.as_str(), token.logprob), ("a", Some(-0.5)));
-    let top: Vec<_> = token.top.iter().map(|top| (top.text.as_str(), top.logprob)).collect();
-    assert_eq!(top, [("a", Some(-0.5)), ("b", Some(-1.0))]);
+    assert_eq!((token.id, token.logprob), (a, Some(-0.5)));
+    assert_eq!(token.top, [Ranked(a, -0.5), Ranked(b, -1.0)]);
     let prompt = delta.prompt_tokens.unwrap();
-    let texts: String = prompt.iter().map(|token| token.text.as_str()).collect();
-    assert_eq!((texts.as_str(), prompt[0].logprob, prompt[4].logprob), ("Hello", None, Some(-1.0)));
+    let ids: Vec<u32> = prompt.iter().map(|token| token.id).collect();
+    assert_eq!((ids, prompt[0].logprob, prompt[4].logprob), (letters("Hello"), None, Some(-1.0)));
     assert_eq!(answer.usage().cached_tokens, 3);
 }
 

@@ -177,7 +177,7 @@ async fn bytes_that_are_no_json_are_a_bad_request() {
         (b"{\"temperature\": 1e999}", "out of range"),
         (b"{\"model\": \"m\", \"model\": \"n\"}", "`model` is there twice"),
         (b"{\"messages\": [{\"role\": \"user\", \"role\": \"user\"}]}", "`messages[0].role`"),
-        (nested.as_bytes(), "recursion limit"),
+        (nested.as_bytes(), "deeper than 64 levels"),
     ] {
         for path in ["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"] {
             let reply = router.post(path, body).await;

@@ -1,0 +1,420 @@
+//! How much memory requests and answers take at their peak, measured at the allocator, against what they are charged. Alone
+//! in its process, and one test at a time, because the allocator counts for all threads.
+
+#![allow(clippy::unwrap_used, reason = "unwrap is for tests, and for their helpers")]
+#![allow(unsafe_code, reason = "an allocator that counts cannot be written without")]
+
+#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
+#[path = "http/client.rs"]
+mod client;
+#[allow(dead_code, reason = "shared with the other tests, which use more of it")]
+mod fake_worker;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use headrace_router::config::RouterArgs;
+use headrace_router::core::frame::{Finish, Frame, Output, Ranked, TokenLogprob};
+use headrace_router::error::RouteError;
+use headrace_router::http::read_body;
+use headrace_router::metrics::Gauge;
+use proptest::prelude::*;
+use serde_json::{Value, json};
+use tokio::io::AsyncWriteExt as _;
+
+use self::client::{Connection, TestRouter, args};
+use self::fake_worker::{Behaviour, FakeWorker, MODEL, in_time, letters, output, step};
+
+struct Counting;
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: both methods pass on to the system's allocator what they were given. Growing is the trait's own: a new
+// allocation beside the old one, which is the most that it may take.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let live = LIVE.fetch_add(layout.size(), Relaxed) + layout.size();
+        PEAK.fetch_max(live, Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        LIVE.fetch_sub(layout.size(), Relaxed);
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(at, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Memory from here on.
+struct Measure {
+    before: usize,
+}
+
+impl Measure {
+    fn begin() -> Self {
+        let before = LIVE.load(Relaxed);
+        PEAK.store(before, Relaxed);
+        Self { before }
+    }
+
+    fn peak(&self) -> usize {
+        PEAK.load(Relaxed).saturating_sub(self.before)
+    }
+}
+
+const MIB: usize = 1 << 20;
+
+/// Beside what is charged: sockets, tasks, headers, the test's own worker and client.
+const BESIDE: usize = 2 * MIB;
+
+/// Runs a test on one thread. A second one parses.
+fn run(test: impl Future<Output = ()>) {
+    let _alone = alone();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(test);
+}
+
+/// `item`, again and again up to so many bytes.
+fn repeated(item: &str, bytes: usize) -> String {
+    let mut text = String::with_capacity(bytes + item.len());
+    while text.len() < bytes {
+        text.push_str(item);
+        text.push(',');
+    }
+    text.pop();
+    text
+}
+
+/// Bodies that are small as text and large as values, and where they go.
+fn attacks(bytes: usize) -> Vec<(&'static str, String)> {
+    let mut attacks = Vec::new();
+    let user = r#""messages": [{"role": "user", "content": "hi"}]"#;
+    let deep = format!("{}0{}", "[".repeat(50), "]".repeat(50));
+    for item in ["1", "[0]", "[[0]]", r#"{"":0}"#, r#""""#, deep.as_str()] {
+        let list = repeated(item, bytes);
+        let chat = |field: String| format!(r#"{{"model": "{MODEL}", {field}}}"#);
+        attacks.push(("/v1/completions", chat(format!(r#""prompt": [{list}]"#))));
+        let kwargs = format!(r#"{user}, "chat_template_kwargs": {{"a": [{list}]}}"#);
+        attacks.push(("/v1/chat/completions", chat(kwargs)));
+        attacks.push(("/v1/chat/completions", chat(format!(r#""messages": [{list}]"#))));
+        attacks.push(("/v1/chat/completions", chat(format!(r#"{user}, "tools": [{list}]"#))));
+        attacks.push((
+            "/v1/chat/completions",
+            chat(format!(r#"{user}, "metadata": {{"a": [{list}]}}"#)),
+        ));
+        attacks.push(("/detokenize", format!(r#"{{"tokens": [{list}]}}"#)));
+        let arguments = Value::from(format!(r#"{{"a": [{list}]}}"#)).to_string();
+        let call = format!(
+            r#""messages": [{{"role": "assistant", "tool_calls": [{{"id": "a",
+            "function": {{"name": "f", "arguments": {arguments}}}}}]}}]"#
+        );
+        attacks.push(("/v1/chat/completions", chat(call)));
+    }
+    let mut biases = String::new();
+    for id in 0.. {
+        if biases.len() > bytes {
+            break;
+        }
+        biases.push_str(&format!(r#""{id}":1,"#));
+    }
+    biases.pop();
+    let biases = format!(r#"{{"model": "{MODEL}", {user}, "logit_bias": {{{biases}}}}}"#);
+    attacks.push(("/v1/chat/completions", biases));
+    attacks
+}
+
+fn small_router() -> RouterArgs {
+    RouterArgs { max_body_bytes: 2 * MIB, max_body_memory_bytes: 48 * MIB, ..args() }
+}
+
+async fn comes_to_nothing(gauge: &Gauge) {
+    in_time("memory that is given back", async {
+        while gauge.get() != 0 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+}
+
+#[test]
+fn a_body_takes_no_more_than_it_is_charged_and_no_more_than_its_limit() {
+    run(async {
+        let (router, worker) = TestRouter::with(Behaviour::says("w", "x"), small_router()).await;
+        let limit = 8 * 2 * MIB + 4 * MIB;
+        for (path, body) in attacks(MIB) {
+            let start = body.chars().take(100).collect::<String>();
+            let measure = Measure::begin();
+            let reply = router.post(path, body).await;
+            let peak = measure.peak();
+            assert!(peak < limit + BESIDE, "{peak} bytes for {path} {start}");
+            if reply.status != 200 {
+                assert_eq!(reply.status, 400, "{path} {start}: {}", reply.text());
+                let code = &reply.error()["code"];
+                let codes =
+                    [json!("body_too_complex"), json!("context_length_exceeded"), Value::Null];
+                assert!(codes.contains(code), "{path} {start}: {}", reply.text());
+            }
+            comes_to_nothing(&router.app.metrics.http.body_bytes).await;
+        }
+        drop(worker);
+    });
+}
+
+#[test]
+fn token_ids_take_a_few_bytes_each() {
+    run(async {
+        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), small_router()).await;
+        for (path, field) in [("/v1/completions", "prompt"), ("/detokenize", "tokens")] {
+            let body = format!(r#"{{"model": "{MODEL}", "{field}": [{}]}}"#, repeated("7", MIB));
+            let measure = Measure::begin();
+            let reply = router.post(path, body).await;
+            assert_eq!(reply.error()["code"], "context_length_exceeded");
+            // half a million ids of 4 bytes, while their list grows from 1 MiB to 2 beside it, and the body
+            let peak = measure.peak();
+            assert!(peak < 6 * MIB + BESIDE, "{peak} bytes for {path}");
+        }
+    });
+}
+
+#[test]
+fn many_bodies_together_are_bounded_and_some_are_told_to_come_again() {
+    run(async {
+        let args =
+            RouterArgs { max_body_bytes: 4 * MIB, max_body_memory_bytes: 16 * MIB, ..args() };
+        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), args).await;
+        // more than a socket takes at once, so all of them are under way before the first one is whole
+        let list = repeated("[0]", 3 * MIB);
+        let body = format!(r#"{{"model": "{MODEL}", "chat_template_kwargs": {{"a": [{list}]}}}}"#);
+        let measure = Measure::begin();
+        let requests = (0..8).map(|_| router.post("/v1/chat/completions", &body));
+        let replies = futures_util::future::join_all(requests).await;
+        let peak = measure.peak();
+        assert!(peak < 16 * MIB + 2 * BESIDE, "{peak} bytes");
+        let mut refused = 0;
+        for reply in replies {
+            match reply.status {
+                400 => assert_eq!(reply.error()["code"], "body_too_complex"),
+                429 => {
+                    refused += 1;
+                    assert_eq!(reply.error()["code"], "overloaded");
+                    assert_eq!(reply.header("retry-after"), Some("1"));
+                }
+                other => panic!("{other}: {}", reply.text()),
+            }
+        }
+        assert!(refused > 0, "8 bodies of 3 MiB do not fit 16 MiB");
+        comes_to_nothing(&router.app.metrics.http.body_bytes).await;
+    });
+}
+
+#[test]
+fn a_client_that_hangs_up_leaves_no_memory_behind() {
+    run(async {
+        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), small_router()).await;
+        let gauge = &router.app.metrics.http.body_bytes;
+        let list = repeated("[0]", MIB);
+        let body = format!(r#"{{"model": "{MODEL}", "chat_template_kwargs": {{"a": [{list}]}}}}"#);
+        for sent in [body.len() / 2, body.len()] {
+            let mut connection = router.connect().await;
+            let head = format!(
+                "POST /v1/chat/completions HTTP/1.1\r\nHost: test\r\nContent-Length: {}\r\n\r\n",
+                body.len()
+            );
+            connection.stream.write_all(head.as_bytes()).await.unwrap();
+            connection.stream.write_all(&body.as_bytes()[..sent]).await.unwrap();
+            if sent < body.len() {
+                in_time("the body", async {
+                    while gauge.get() == 0 {
+                        tokio::task::yield_now().await;
+                    }
+                })
+                .await;
+            }
+            drop(connection);
+            comes_to_nothing(gauge).await;
+        }
+    });
+}
+
+/// Tokens of an answer with 20 alternatives each.
+fn scored(request: headrace_router::core::frame::RequestId, tokens: usize, end: bool) -> Output {
+    let top = (0..20).map(|i| Ranked(3 + i, -f64::from(i) - 0.123_456_789)).collect();
+    let at = TokenLogprob { logprob: -0.123_456_789, top };
+    let finish = end.then_some(Finish::Length);
+    Output {
+        logprobs: Some(vec![at; tokens]),
+        ..output(request, letters("a").repeat(tokens), finish)
+    }
+}
+
+/// Reads an answer and throws it away; its status and length.
+async fn drained(connection: &mut Connection) -> (u16, usize) {
+    let head = connection.head().await;
+    let mut length = 0;
+    assert_eq!(head.header("transfer-encoding"), Some("chunked"));
+    while let Some(chunk) = connection.chunk().await {
+        length += chunk.len();
+    }
+    (head.status, length)
+}
+
+async fn many_choices(
+    args: RouterArgs,
+    extra: Value,
+) -> (TestRouter, FakeWorker, Connection, Vec<headrace_router::core::frame::RequestId>) {
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
+    let mut connection = router.connect().await;
+    let mut body = json!({"model": MODEL, "messages": [{"role": "user", "content": "hi"}], "n": 8,
+        "logprobs": true, "top_logprobs": 20, "ignore_eos": true});
+    body.as_object_mut().unwrap().extend(extra.as_object().unwrap().clone());
+    let head = "POST /v1/chat/completions HTTP/1.1\r\nContent-Type: application/json";
+    connection.request(head, body.to_string().as_bytes()).await;
+    let mut requests = Vec::new();
+    for _ in 0..8 {
+        requests.push(worker.submitted().await.request);
+    }
+    (router, worker, connection, requests)
+}
+
+#[test]
+fn log_probabilities_of_many_choices_take_little_more_than_their_numbers() {
+    run(async {
+        let extra = json!({"max_tokens": 1000});
+        let (router, worker, mut connection, requests) = many_choices(args(), extra).await;
+        let measure = Measure::begin();
+        for turn in 0..40 {
+            let outputs = requests.iter().map(|request| scored(*request, 25, turn == 39));
+            worker.send(Frame::Step(step(outputs.collect())));
+            tokio::task::yield_now().await;
+        }
+        let (status, length) = drained(&mut connection).await;
+        let peak = measure.peak();
+        assert!(status == 200 && length > 8_000_000, "{status}, {length}");
+        // 8,000 tokens of 253 bytes, and the frames as far as they came at once
+        assert!(peak < 8_000 * 253 * 5 / 4 + BESIDE, "{peak} bytes for {length}");
+        comes_to_nothing(&router.app.metrics.http.answer_bytes).await;
+    });
+}
+
+#[test]
+fn an_answer_beyond_its_memory_is_refused_before_or_ends_by_name() {
+    run(async {
+        let args = RouterArgs { max_answer_memory_bytes: MIB, ..args() };
+        let (router, mut worker, mut connection, requests) = many_choices(args, json!({})).await;
+        // what may be too long but says nothing of it runs until it is
+        let gauge = &router.app.metrics.http.answer_bytes;
+        for turn in 1..=7 {
+            worker.send(Frame::Step(step(vec![scored(requests[0], 300, false)])));
+            let kept = if turn < 7 { turn * 300 * 253 } else { 0 };
+            in_time("the tokens", async {
+                while gauge.get() < kept {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+        }
+        let reply = connection.reply().await;
+        assert_eq!((reply.status, &reply.error()["code"]), (400, &json!("answer_too_large")));
+        worker.cancelled().await;
+        comes_to_nothing(&router.app.metrics.http.answer_bytes).await;
+        let body =
+            json!({"model": MODEL, "prompt": "hi", "logprobs": 20, "n": 8, "max_tokens": 1000});
+        worker.so_far();
+        let reply = router.post("/v1/completions", body.to_string()).await;
+        assert_eq!((reply.status, &reply.error()["code"]), (400, &json!("answer_too_large")));
+        let message = reply.error()["message"].as_str().unwrap().to_owned();
+        assert!(message.contains("`n`") && message.contains("`max_tokens`"), "{message}");
+        let heard = worker.so_far();
+        let submitted = |event: &fake_worker::Event| matches!(event, fake_worker::Event::Submit(_));
+        assert!(!heard.iter().any(submitted), "{heard:?}");
+    });
+}
+
+#[test]
+fn tokens_of_a_long_text_are_written_as_the_client_takes_them() {
+    run(async {
+        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), args()).await;
+        let body = json!({"prompt": "a b ".repeat(8_000), "return_token_strs": true}).to_string();
+        let mut connection = router.connect().await;
+        let head = "POST /tokenize HTTP/1.1\r\nContent-Type: application/json";
+        connection.request(head, body.as_bytes()).await;
+        connection.head().await;
+        let first = connection.chunk().await.unwrap();
+        let start = String::from_utf8_lossy(&first[..100]);
+        assert!(start.contains(r#","max_model_len":4096,"tokens":["#), "{start}");
+        // now the text is gone and the ids are there
+        let measure = Measure::begin();
+        let (mut length, mut last) = (first.len(), first);
+        while let Some(chunk) = connection.chunk().await {
+            length += chunk.len();
+            last = chunk;
+        }
+        let peak = measure.peak();
+        assert!(length > 2 * (64 << 10) && last.ends_with(b"\"]}"), "{length}");
+        // some pieces of 64 KiB, here and in the client
+        assert!(peak < MIB, "{peak} bytes for {length}");
+        comes_to_nothing(&router.app.metrics.http.body_bytes).await;
+    });
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    let scalar = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        ".{0,40}".prop_map(Value::from),
+    ];
+    scalar.prop_recursive(6, 200, 30, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..30).prop_map(Value::from),
+            prop::collection::vec((".{0,20}", inner), 0..30)
+                .prop_map(|entries| Value::Object(entries.into_iter().collect())),
+        ]
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    #[test]
+    fn whatever_the_body_it_takes_no_more_than_it_is_charged(value in value()) {
+        let _alone = alone();
+        let body = value.to_string();
+        let measure = Measure::begin();
+        let (read, charged) = read_body(body.as_bytes(), usize::MAX / 2).unwrap();
+        let peak = measure.peak();
+        // beside it, serde_json takes some numbers of a thousand bits to read a float exactly
+        prop_assert!(peak <= charged + 4096, "{} bytes, charged {}: {}", peak, charged, body);
+        prop_assert!(charged <= 3 * peak + 256, "{} bytes, charged {}: {}", peak, charged, body);
+        prop_assert_eq!(&read, &serde_json::from_str::<Value>(&body).unwrap());
+    }
+}
+
+#[test]
+fn a_body_is_refused_where_its_memory_ends() {
+    let _alone = alone();
+    for item in ["1", "[0]", "[[0]]", r#"{"":0}"#, r#""a""#] {
+        let body = format!(r#"{{"a": {{"b": [{}]}}}}"#, repeated(item, MIB));
+        let measure = Measure::begin();
+        let error = read_body(body.as_bytes(), 4 * MIB).unwrap_err();
+        let peak = measure.peak();
+        assert!(peak <= 4 * MIB + 1024, "{peak} bytes for {item}");
+        let RouteError::BodyTooComplex { limit, param: Some(param) } = error else {
+            panic!("{item}: {error}")
+        };
+        assert!(limit == 4 * MIB && param.starts_with("a.b"), "{item}: {param}");
+    }
+}
