@@ -9,9 +9,10 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Finish, Output, TokenLogprob};
+use crate::core::frame::{Finish, Output, Ranked, TokenLogprob};
 use crate::error::RouteError;
 use crate::fleet::link::{Hangup, Lease};
+use crate::memory::{ALLOCATION_BYTES, Refused, Share};
 
 /// What came since the last look.
 #[derive(Debug, Default)]
@@ -39,6 +40,8 @@ pub(crate) struct Mailbox(Mutex<State>);
 #[derive(Debug)]
 struct State {
     chunk: Chunk,
+    /// What the log-probabilities of `chunk` are charged to: a reader that stalls lets them pile up.
+    memory: Share,
     /// Tokens that may still come.
     allowed: usize,
     /// Who is to send the next one.
@@ -60,13 +63,16 @@ pub(crate) enum Appended {
     Fine(Option<Duration>),
     /// More tokens than asked for, not one log-probability for each, or drafts that cannot be.
     Wrong(&'static str),
+    /// Its log-probabilities found no memory. It is not there.
+    Refused(Refused),
 }
 
 impl Mailbox {
-    /// Empty, for at most `max_tokens`, the first of them by `from`.
-    pub(crate) fn new(max_tokens: u32, from: WorkerId) -> Self {
+    /// Empty, for at most `max_tokens`, the first of them by `from`. Log-probabilities in it are charged to `memory`.
+    pub(crate) fn new(max_tokens: u32, from: WorkerId, memory: Share) -> Self {
         Self(Mutex::new(State {
             chunk: Chunk::default(),
+            memory,
             allowed: usize::try_from(max_tokens).unwrap_or(usize::MAX),
             from,
             error: None,
@@ -89,6 +95,13 @@ impl Mailbox {
         let accepted = usize::try_from(output.accepted).unwrap_or(usize::MAX);
         if accepted > output.ids.len() || output.accepted > output.drafted {
             return Appended::Wrong("more accepted drafts than tokens or drafts");
+        }
+        let scored = output.logprobs.iter().chain(&output.prompt_logprobs).flatten();
+        let bytes: usize = scored.map(bytes_of).sum();
+        if bytes > 0
+            && let Err(refused) = state.memory.charge(bytes)
+        {
+            return Appended::Refused(refused);
         }
         state.allowed -= output.ids.len();
         let chunk = &mut state.chunk;
@@ -135,6 +148,11 @@ impl Mailbox {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.0.lock().expect("no holder panics")
     }
+}
+
+/// What a log-probability takes with its alternatives. Twice its place in the list, which doubles.
+fn bytes_of(at: &TokenLogprob) -> usize {
+    2 * size_of::<TokenLogprob>() + at.top.capacity() * size_of::<Ranked>() + ALLOCATION_BYTES
 }
 
 /// Wakes after the lock is gone, so that the reader does not run into it.
@@ -194,6 +212,7 @@ impl TokenStream {
         }
         if state.chunk.has_news() {
             state.waiting_since = None;
+            state.memory.give_all_back();
             return Poll::Ready(Ok(mem::take(&mut state.chunk)));
         }
         if let Some(error) = state.error.take() {
@@ -221,5 +240,53 @@ impl TokenStream {
 impl Chunk {
     fn has_news(&self) -> bool {
         !self.ids.is_empty() || self.finish.is_some() || self.prompt_logprobs.is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::core::frame::RequestId;
+    use crate::memory::Pool;
+
+    fn output(alternatives: u32) -> Output {
+        let top = (0..alternatives).map(|id| Ranked(id, -1.0)).collect();
+        Output {
+            request: RequestId(1),
+            ids: vec![7],
+            logprobs: Some(vec![TokenLogprob { logprob: -1.0, top }]),
+            finish: None,
+            cached_tokens: None,
+            prompt_logprobs: None,
+            drafted: 0,
+            accepted: 0,
+        }
+    }
+
+    /// Appends until there is no memory for more; says how many that were.
+    fn fill(mailbox: &Mailbox, alternatives: u32) -> usize {
+        let now = Instant::now();
+        for appended in 0..10_000 {
+            match mailbox.append(output(alternatives), now) {
+                Appended::Fine(_) => {}
+                Appended::Refused(Refused::TooMuch { limit: 40_000 }) => return appended,
+                wrong @ (Appended::Wrong(_) | Appended::Refused(_)) => panic!("{wrong:?}"),
+            }
+        }
+        panic!("10,000 outputs of {alternatives} alternatives")
+    }
+
+    #[test]
+    fn log_probabilities_that_nobody_reads_are_bounded() {
+        let mailbox = Mailbox::new(u32::MAX, WorkerId(0), Pool::private(40_000).share());
+        let few = fill(&mailbox, 20);
+        assert!((90..110).contains(&few), "{few}");
+        let taken = {
+            let mut state = mailbox.lock();
+            state.memory.give_all_back();
+            mem::take(&mut state.chunk)
+        };
+        assert_eq!((taken.ids.len(), taken.logprobs.len()), (few, few));
+        assert!(fill(&mailbox, 1) > 3 * few, "what was read is given back");
     }
 }

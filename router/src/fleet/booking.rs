@@ -13,6 +13,7 @@ use crate::core::decision::Decision;
 use crate::core::frame::{HandOff, KvFrom, RequestId, Submit};
 use crate::core::scheduler::Output;
 use crate::error::RouteError;
+use crate::memory::Share;
 use crate::prompt::PromptEngine;
 use crate::stream::{Mailbox, TokenStream};
 
@@ -90,20 +91,25 @@ impl Reservation {
     }
 
     /// Sends the request there; `submit` is that of the whole request, and each leg gets what it needs of it. A prefill
-    /// worker that cannot be reached costs nothing but time: the decode worker does its part, too.
+    /// worker that cannot be reached costs nothing but time: the decode worker does its part, too. Log-probabilities that
+    /// wait for the reader are charged to `memory`.
     ///
     /// # Errors
     /// The link of the decode worker broke, or took nothing within `--submit-timeout-ms`.
     ///
     /// # Cancel safety
     /// A dropped call submits nothing, or cancels what it submitted.
-    pub(crate) async fn submit(mut self, submit: Submit) -> Result<TokenStream, RouteError> {
+    pub(crate) async fn submit(
+        mut self,
+        submit: Submit,
+        memory: Share,
+    ) -> Result<TokenStream, RouteError> {
         self.used = true; // from here on the links give it back
         let Place { link, request } = self.decode.clone();
         let resumed = submit.resume.as_ref().map_or(0, |resume| resume.generated.len() / 4);
         let resumed = u32::try_from(resumed).unwrap_or(u32::MAX);
         let first = self.prefill.as_ref().map_or(link.id, |prefill| prefill.place.link.id);
-        let mailbox = Mailbox::new(submit.max_tokens.saturating_sub(resumed), first);
+        let mailbox = Mailbox::new(submit.max_tokens.saturating_sub(resumed), first, memory);
         let mailbox = Arc::new(mailbox);
         let hangup = Hangup::new(Arc::clone(&self.registry.metrics));
         let submit = Submit { request, ..submit };

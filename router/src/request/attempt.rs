@@ -64,7 +64,8 @@ impl Attempt {
             resumed = self.generated.len(),
             "submit"
         );
-        let stream = place.submit(submit).await.map_err(|error| (error, Some(worker)))?;
+        let memory = common.app.memory.answers.share();
+        let stream = place.submit(submit, memory).await.map_err(|error| (error, Some(worker)))?;
         Ok(Leg { stream, submitted: Instant::now() })
     }
 

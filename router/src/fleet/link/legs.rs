@@ -18,6 +18,7 @@ use crate::core::frame::{
 };
 use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
+use crate::memory::Refused;
 use crate::metrics::Metrics;
 use crate::stream::{Appended, Mailbox};
 
@@ -40,6 +41,8 @@ struct Follows {
     begun: Vec<(RequestId, u32)>,
     ended: Vec<(RequestId, Output)>,
     wrong: Vec<(RequestId, Arc<Mailbox>, &'static str)>,
+    /// What found no memory.
+    refused: Vec<(RequestId, Arc<Mailbox>, Refused)>,
     go_on: Vec<(Arc<Link>, RequestId, Vec<u32>)>,
     needless: Vec<(Arc<Link>, RequestId)>,
 }
@@ -105,6 +108,9 @@ impl Legs {
             Appended::Fine(Some(gap)) => metrics.requests.itl_seconds.observe(gap),
             Appended::Fine(None) => {}
             Appended::Wrong(what) => return wrong(what),
+            Appended::Refused(refused) => {
+                return follows.refused.push((request, Arc::clone(mailbox), refused));
+            }
         }
         if let (Part::Prefill(partner), Some(ids)) = (&mut leg.part, ids) {
             let (link, decode) = (Arc::clone(&partner.link), partner.request);
@@ -392,6 +398,10 @@ impl Link {
                 retryable: true,
             };
             mailbox.fail(error, self.id);
+        }
+        for (request, mailbox, refused) in follows.refused {
+            self.cancel(request, Some("memory"));
+            mailbox.fail(refused.answer(), self.id);
         }
         self.registry.step(self.id, &step, &follows.begun, &follows.ended)
     }
