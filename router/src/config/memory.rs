@@ -20,8 +20,9 @@ pub struct MemoryConfig {
 const BODY_FACTOR: usize = 8;
 /// And this, so that a short `--max-body-bytes` does not refuse small messages for their structure.
 const BODY_FLOOR: usize = 4 << 20;
-/// Text of the longest body, as it is charged for at its peak.
-const LEAST_FACTOR: usize = 4;
+/// What the longest body is charged at its peak if it is one text: its bytes, twice where the client does not say how long
+/// it is; the text; and the buffer in which its escapes are put together, which doubles.
+const LEAST_FACTOR: usize = 6;
 /// Below this an ordinary answer with log-probabilities would fail.
 const LEAST_ANSWERS: usize = 1 << 20;
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::Request;
 use axum::http::{HeaderMap, header};
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
@@ -43,17 +43,19 @@ pub(super) async fn read(
         drain(body);
         return Err(Reject::BodyTooLong { limit: limits.bytes });
     }
-    collect(body, limits, memory.share()).await
+    let expected = declared.and_then(|length| usize::try_from(length).ok());
+    collect(body, limits, expected, memory.share()).await
 }
 
 async fn collect(
     mut body: Body,
     limits: BodyLimits,
+    expected: Option<usize>,
     mut share: Share,
 ) -> Result<(Bytes, Share), Reject> {
     let end = Instant::now() + limits.time;
     let mut first = Bytes::new(); // most bodies are one frame, which then is not copied
-    let mut whole = BytesMut::new();
+    let mut whole = Vec::new();
     loop {
         let frame = timeout_at(end, body.frame()).await;
         let frame = match frame {
@@ -71,7 +73,7 @@ async fn collect(
         let charged = if first_frame {
             share.charge(data.len())
         } else {
-            room(&mut whole, first.len() + data.len(), &mut share)
+            room(&mut whole, first.len() + data.len(), expected, &mut share)
         };
         if let Err(refused) = charged {
             drain(body);
@@ -85,17 +87,22 @@ async fn collect(
             whole.extend_from_slice(&data);
         }
     }
-    let bytes = if whole.is_empty() { first } else { whole.freeze() };
+    let bytes = if whole.is_empty() { first } else { Bytes::from(whole) };
     Ok((bytes, share))
 }
 
 /// Makes room for this much more, charged as it grows: a client that announces a long body takes nothing by that.
-fn room(whole: &mut BytesMut, more: usize, share: &mut Share) -> Result<(), Refused> {
+fn room(
+    whole: &mut Vec<u8>,
+    more: usize,
+    expected: Option<usize>,
+    share: &mut Share,
+) -> Result<(), Refused> {
     let (old, needed) = (whole.capacity(), whole.len() + more);
     if needed > old {
-        let new = needed.max(2 * old);
+        let new = needed.max((2 * old).min(expected.unwrap_or(usize::MAX)));
         share.charge(new)?; // while it moves there may be both
-        whole.reserve(new - whole.len());
+        whole.reserve_exact(new - whole.len());
         share.give_back(old);
     }
     Ok(())

@@ -324,6 +324,44 @@ mod tests {
     }
 
     #[test]
+    fn a_text_as_long_as_a_body_may_be_is_charged_three_times_and_fits() {
+        const LONGEST: usize = 1 << 20;
+        let text = "a line\nand a \"word\" ".repeat(LONGEST / 24);
+        let body = json!({"messages": [{"role": "user", "content": text}]}).to_string();
+        assert!((LONGEST / 2..LONGEST).contains(&body.len()));
+        // as `config` has it for bodies of this length
+        let mut memory = Pool::private(8 * LONGEST + (4 << 20)).share();
+        let fields = crate::http::json::parse(body.as_bytes(), None, &mut memory).unwrap().value;
+        let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
+        check(Fields::of_body(fields).unwrap(), "m".into(), &model, &mut memory).unwrap();
+        assert!((3 * text.len()..3 * text.len() + 10_000).contains(&memory.used()));
+    }
+
+    #[test]
+    fn what_a_template_would_copy_beyond_the_memory_of_a_request_is_refused() {
+        let arguments = format!("{{\"a\": [{}]}}", vec!["[0]"; 1000].join(","));
+        let call = json!([{"id": "a", "function": {"name": "f", "arguments": arguments}}]);
+        for (message, read, param) in [
+            (json!({"role": "user", "content": "x"}), 40_000, "messages"),
+            (
+                json!({"role": "assistant", "tool_calls": call}),
+                1_000,
+                "messages[0].tool_calls[0].function.arguments.a",
+            ),
+        ] {
+            let mut memory = Pool::private(100_000).share();
+            memory.charge(read).unwrap(); // what the body took
+            let fields = Fields::of_body(json!({ "messages": [message] })).unwrap();
+            match check(fields, "m".into(), &ModelFacts::default(), &mut memory) {
+                Err(RouteError::BodyTooComplex { param: Some(got), .. }) => {
+                    assert!(got.starts_with(param), "{got}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    #[test]
     fn a_message_to_be_continued_gets_no_new_header() {
         let messages =
             json!([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]);

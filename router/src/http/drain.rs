@@ -30,7 +30,7 @@ pub(super) async fn begin(
     request: Request,
 ) -> Result<(StatusCode, Json<Value>), Reject> {
     let generate::Read { mut fields, memory: _memory, .. } =
-        generate::read(&surface, request, None).await?;
+        generate::read(&surface, request, None, Ok).await?;
     let budget_ms = fields.integer("budget_ms", 0..=LONGEST_BUDGET_MS)?.unwrap_or(BUDGET_MS);
     let hand_over = fields.integer("hand_over", 0..=MOST_BLOCKS)?.unwrap_or(HAND_OVER);
     fields.finish()?;

@@ -24,8 +24,8 @@ use crate::memory::{Refused, Share};
 use crate::prompt::PromptEngine;
 use crate::request::Prompt;
 
-/// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, about 1 ms of parsing.
-const LARGE_BODY_BYTES: usize = 256 << 10;
+/// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, at most 1 ms of parsing.
+const LARGE_BODY_BYTES: usize = 64 << 10;
 
 /// Answers a chat.
 pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Response {
@@ -36,11 +36,16 @@ pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Re
 }
 
 async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
-    let Read { mut fields, mut memory, .. } = read(surface, request, None).await?;
-    let model = params::model_name(&mut fields)?;
-    let engine = engine(&surface.app, &model)?;
-    let mut request = chat::check(fields, model, &facts(&engine), &mut memory)?;
-    request.job.memory = Some(Arc::new(memory));
+    let app = Arc::clone(&surface.app);
+    let checked = read(surface, request, None, move |read| {
+        let Read { mut fields, mut memory, .. } = read;
+        let model = params::model_name(&mut fields)?;
+        let engine = engine(&app, &model)?;
+        let mut request = chat::check(fields, model, &facts(&engine), &mut memory)?;
+        request.job.memory = Some(Arc::new(memory));
+        Ok((engine, request))
+    });
+    let (engine, mut request) = checked.await?;
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then_some(engine as Arc<dyn Vocabulary>);
     let shape = ChatReply::new(Head::of(&request.job), request.job.n, logprobs);
@@ -60,16 +65,19 @@ async fn answer_completions(
     request: Request,
     call: &Call,
 ) -> Result<Response, Reject> {
-    let Read { mut fields, ids, mut memory } = read(surface, request, Some(PROMPT)).await?;
-    let model = params::model_name(&mut fields)?;
-    let engine = engine(&surface.app, &model)?;
-    let mut request = completions::check(fields, ids, &model, &facts(&engine))?;
-    let echo = request.echo.then(|| {
-        let texts = request.jobs.iter().map(|job| echo_text(&engine, &job.prompt, &mut memory));
-        texts.collect::<Result<Vec<_>, _>>()
+    let app = Arc::clone(&surface.app);
+    let checked = read(surface, request, Some(PROMPT), move |read| {
+        let Read { mut fields, ids, mut memory } = read;
+        let model = params::model_name(&mut fields)?;
+        let engine = engine(&app, &model)?;
+        let request = completions::check(fields, ids, &model, &facts(&engine))?;
+        let echo = request.echo.then(|| {
+            let texts = request.jobs.iter().map(|job| echo_text(&engine, &job.prompt, &mut memory));
+            texts.collect::<Result<Vec<_>, _>>()
+        });
+        Ok((engine, request, echo.transpose()?, Arc::new(memory)))
     });
-    let echo = echo.transpose()?;
-    let memory = Arc::new(memory);
+    let (engine, mut request, echo, memory) = checked.await?;
     let mut first_choice = 0;
     for job in &mut request.jobs {
         call.apply(job, first_choice);
@@ -136,28 +144,30 @@ pub(super) struct Read {
     pub(super) memory: Share,
 }
 
-/// The body of `request` as the fields of a JSON object; the field `ids` may hold token ids.
-pub(super) async fn read(
+/// What `check` makes of the body of `request`, a JSON object whose field `ids` may hold token ids. A large body is parsed,
+/// checked and, if it is wrong, dropped away from the threads that serve the sockets.
+pub(super) async fn read<T: Send + 'static>(
     surface: &Surface,
     request: Request,
     ids: Option<IdsField>,
-) -> Result<Read, Reject> {
+    check: impl FnOnce(Read) -> Result<T, RouteError> + Send + 'static,
+) -> Result<T, Reject> {
     let config = &surface.app.config.http;
     let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
     let (bytes, memory) = body::read(request, limits, &surface.app.memory.bodies).await?;
     if bytes.len() < LARGE_BODY_BYTES {
-        return Ok(parse(bytes, ids, memory)?);
+        return Ok(parse(bytes, ids, memory).and_then(check)?);
     }
     let turn = Arc::clone(&surface.app.memory.parsers).acquire_owned().await;
     let turn = turn.map_err(|error| RouteError::Internal(error.to_string()))?;
     // a client that hangs up does not stop the parser: until it is done it keeps its turn and its memory
-    let parsed = tokio::task::spawn_blocking(move || {
-        let parsed = parse(bytes, ids, memory);
+    let checked = tokio::task::spawn_blocking(move || {
+        let checked = parse(bytes, ids, memory).and_then(check);
         drop(turn);
-        parsed
+        checked
     });
-    let parsed = parsed.await.map_err(|error| RouteError::Internal(error.to_string()))?;
-    Ok(parsed?)
+    let checked = checked.await.map_err(|error| RouteError::Internal(error.to_string()))?;
+    Ok(checked?)
 }
 
 fn parse(bytes: Bytes, ids: Option<IdsField>, mut memory: Share) -> Result<Read, RouteError> {

@@ -6,7 +6,7 @@
 //! What is made of a body can be a hundred times as large as the body. So every value, key and list is charged to the
 //! request's share before it is made. Token ids become integers without becoming values first (`token_ids`).
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt::{self, Write as _};
 
 use serde::de::{DeserializeSeed, Deserializer, MapAccess, SeqAccess, Visitor};
@@ -116,8 +116,8 @@ pub(super) struct Reading<'m> {
     ids: Option<IdsField>,
     found: RefCell<Option<Ids>>,
     twice: Twice,
-    /// The longest string with escapes so far: serde_json puts those together in a buffer that it keeps.
-    longest_escaped: RefCell<usize>,
+    /// Charged for the buffer in which serde_json puts strings with escapes together, until all is read.
+    escapes: Cell<usize>,
 }
 
 impl<'m> Reading<'m> {
@@ -128,11 +128,17 @@ impl<'m> Reading<'m> {
             ids,
             found: RefCell::default(),
             twice,
-            longest_escaped: RefCell::default(),
+            escapes: Cell::default(),
         }
     }
 
     fn value(&self, text: &str, at: Step<'_>) -> serde_json::Result<Value> {
+        let value = self.whole(text, at);
+        self.memory.borrow_mut().give_back(self.escapes.replace(0));
+        value
+    }
+
+    fn whole(&self, text: &str, at: Step<'_>) -> serde_json::Result<Value> {
         let mut reader = serde_json::Deserializer::from_str(text);
         let root = Place { parent: None, step: at, depth: 0, reading: self };
         let value = root.deserialize(&mut reader)?;
@@ -192,12 +198,11 @@ impl<'m> Place<'_, 'm> {
         text: &str,
         escaped: bool,
     ) -> Result<(), E> {
-        if escaped {
-            let mut longest = self.reading.longest_escaped.borrow_mut();
-            if text.len() > *longest {
-                self.charge(2 * (text.len() - *longest))?; // a buffer doubles
-                *longest = text.len();
-            }
+        let buffer = 2 * text.len(); // it doubles
+        let more = buffer.saturating_sub(self.reading.escapes.get());
+        if escaped && more > 0 {
+            self.charge(more)?;
+            self.reading.escapes.set(buffer + ALLOCATION_BYTES);
         }
         if text.is_empty() { Ok(()) } else { self.charge(text.len()) }
     }

@@ -26,12 +26,16 @@ pub(super) async fn tokenize(
     State(surface): State<Surface>,
     request: Request,
 ) -> Result<Response, Reject> {
-    let Read { fields, mut memory, .. } = generate::read(&surface, request, None).await?;
-    let (engine, mut fields) = engine_of(&surface.app, fields)?;
-    let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-    let input = input(&mut fields, &mut memory)?;
-    fields.finish()?;
-    let charge = Some(Arc::new(memory));
+    let app = Arc::clone(&surface.app);
+    let checked = generate::read(&surface, request, None, move |read| {
+        let Read { fields, mut memory, .. } = read;
+        let (engine, mut fields) = engine_of(&app, fields)?;
+        let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
+        let input = input(&mut fields, &mut memory)?;
+        fields.finish()?;
+        Ok((engine, wants_texts, input, Some(Arc::new(memory))))
+    });
+    let (engine, wants_texts, input, charge) = checked.await?;
     let ids = match input {
         Input::Text { text, special } => engine.encode_text_charged(text, special, charge).await?,
         Input::Chat(chat) => {
@@ -143,22 +147,27 @@ pub(super) async fn detokenize(
     State(surface): State<Surface>,
     request: Request,
 ) -> Result<Response, Reject> {
-    let Read { fields, ids, memory } = generate::read(&surface, request, Some(TOKENS)).await?;
-    let (engine, fields) = engine_of(&surface.app, fields)?;
-    let ids = match fields.require("tokens", ids)? {
-        Ids::List(ids) => ids,
-        Ids::Other(other) => return Err(wrong_type("tokens", "an array", &other).into()),
-        Ids::Text(_) | Ids::Texts(_) | Ids::Lists(_) | Ids::Odd { .. } => {
-            return Err(RouteError::Internal("a list of ids was read as a prompt".into()).into());
+    let app = Arc::clone(&surface.app);
+    let checked = generate::read(&surface, request, Some(TOKENS), move |read| {
+        let Read { fields, ids, memory } = read;
+        let (engine, fields) = engine_of(&app, fields)?;
+        let ids = match fields.require("tokens", ids)? {
+            Ids::List(ids) => ids,
+            Ids::Other(other) => return Err(wrong_type("tokens", "an array", &other)),
+            Ids::Text(_) | Ids::Texts(_) | Ids::Lists(_) | Ids::Odd { .. } => {
+                return Err(RouteError::Internal("a list of ids was read as a prompt".into()));
+            }
+        };
+        fields.finish()?;
+        let limit = engine.doc().context_tokens as usize;
+        if ids.len() > limit {
+            let (prompt, answer) = (ids.len(), 0);
+            return Err(RouteError::ContextLength { got: prompt, prompt, answer, limit });
         }
-    };
-    fields.finish()?;
-    let limit = engine.doc().context_tokens as usize;
-    if ids.len() > limit {
-        let (prompt, answer) = (ids.len(), 0);
-        return Err(RouteError::ContextLength { got: prompt, prompt, answer, limit }.into());
-    }
-    let ids = ids.check("tokens", engine.doc().vocab_size)?;
+        let ids = ids.check("tokens", engine.doc().vocab_size)?;
+        Ok((engine, ids, memory))
+    });
+    let (engine, ids, memory) = checked.await?;
     let decoder = engine.decoder(&[], false);
     Ok(json_response(Detokenized { decoder, ids, done: None, _memory: memory }))
 }
