@@ -30,8 +30,8 @@ pub enum RouteError {
     },
     /// What has to be kept of an answer until it can be sent takes too much memory.
     #[error(
-        "the log-probabilities of this answer take more than {limit} bytes of memory, the limit of one request; \
-         lower `n`, `max_tokens` or the number of alternatives, or set `stream` to true"
+        "what is kept of this answer takes more than {limit} bytes of memory, the limit of one request; \
+         lower `n`, `max_tokens` or the alternatives of log-probabilities, or set `stream` to true"
     )]
     AnswerTooLarge {
         /// Bytes that one request may take.

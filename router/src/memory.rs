@@ -45,7 +45,7 @@ impl Memory {
                 Some((Arc::clone(metrics), |metrics| &metrics.http.body_bytes)),
             ),
             answers: Pool::new(
-                "memory for log-probabilities",
+                "memory for answers",
                 config.answers,
                 config.answer,
                 Some((Arc::clone(metrics), |metrics| &metrics.http.answer_bytes)),

@@ -27,7 +27,7 @@ pub use doc::{GenerationDefaults, ModelDoc};
 pub use pool::TokenizePool;
 
 use crate::error::RouteError;
-use crate::memory::Share;
+use crate::memory::{Refused, Share};
 use crate::request::{ChatPrompt, Prompt};
 use encoding::{Encoding, Input, Rendering};
 use pieces::Pieces;
@@ -324,8 +324,8 @@ impl PromptEngine {
     }
 }
 
-/// Stop strings, prepared once for all choices of a request.
-#[derive(Debug, Clone)]
+/// Stop strings, prepared once for all choices of a request. The default is none.
+#[derive(Debug, Clone, Default)]
 pub struct StopStrings(Option<Arc<StopSet>>);
 
 impl StopStrings {
@@ -333,6 +333,14 @@ impl StopStrings {
     #[must_use]
     pub fn new(stop: &[String]) -> Self {
         Self(StopSet::new(stop))
+    }
+
+    /// As [`Self::new`], charged to `memory` until the last copy drops.
+    ///
+    /// # Errors
+    /// There is no memory for them.
+    pub fn charged(stop: &[String], memory: Share) -> Result<Self, Refused> {
+        StopSet::charged(stop, memory).map(Self)
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use crate::core::frame::{Ranked, Sampling};
 use crate::memory::Share;
+use crate::prompt::StopStrings;
 use crate::shares::Holder;
 
 pub use answer::{Answer, answer};
@@ -26,7 +27,7 @@ pub struct Job {
     /// How; `sampling.seed` is that of choice 0, choice `i` gets `seed + i`.
     pub sampling: Sampling,
     /// Strings that end the answer and are not part of it.
-    pub stop: Vec<String>,
+    pub stop: StopStrings,
     /// Further tokens that end the answer.
     pub stop_ids: Vec<u32>,
     /// Longest answer; `None` means all that the context leaves.

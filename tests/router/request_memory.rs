@@ -173,6 +173,28 @@ fn a_body_takes_no_more_than_it_is_charged_and_no_more_than_its_limit() {
 }
 
 #[test]
+fn what_passes_takes_three_times_its_values_on_its_way_through_the_template() {
+    run(async {
+        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), small_router()).await;
+        let mut passed = 0;
+        for (path, body) in attacks(48 << 10) {
+            let start = body.chars().take(100).collect::<String>();
+            let (values, charged) = read_body(body.as_bytes(), usize::MAX / 2).unwrap();
+            drop(values);
+            let measure = Measure::begin();
+            let reply = router.post(path, &body).await;
+            let peak = measure.peak();
+            assert!(
+                peak < 3 * charged + 2 * body.len() + BESIDE,
+                "{peak} bytes for {path} {start}"
+            );
+            passed += usize::from(reply.status == 200);
+        }
+        assert!(passed >= 6, "{passed} passed");
+    });
+}
+
+#[test]
 fn token_ids_take_a_few_bytes_each() {
     run(async {
         let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), small_router()).await;
@@ -232,6 +254,22 @@ fn an_echo_is_charged_like_what_it_repeats() {
         assert!([200, 400, 429].contains(&reply.status), "{}", reply.text());
         worker.so_far();
         comes_to_nothing(&router.app.metrics.http.body_bytes).await;
+    });
+}
+
+#[test]
+fn stop_strings_are_prepared_once_for_all_prompts() {
+    run(async {
+        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), args()).await;
+        let stop: Vec<String> = (0..16).map(|i| format!("{i:01000}")).collect();
+        let body = json!({"model": MODEL, "prompt": vec!["a"; 200], "stop": stop}).to_string();
+        let measure = Measure::begin();
+        let reply = router.post("/v1/completions", body).await;
+        let peak = measure.peak();
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        // 0.4 MB made ready, and 20 kB for each choice with its frames; not 200 times 0.4 MB
+        assert!(peak < 200 * 20_000 + 2 * BESIDE, "{peak} bytes");
+        comes_to_nothing(&router.app.metrics.http.answer_bytes).await;
     });
 }
 

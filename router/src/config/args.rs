@@ -153,7 +153,8 @@ pub struct RouterArgs {
     /// may take 8 times --max-body-bytes and 4 MiB.
     #[arg(long, value_name = "BYTES", default_value_t = 1 << 30, help_heading = "Bounds")]
     pub max_body_memory_bytes: usize,
-    /// Memory that log-probabilities may take until clients have read them, in bytes. One answer may take half of it.
+    /// Memory that may be taken by what is kept of all answers, in bytes: text and log-probabilities until clients have read
+    /// them, and stop strings. One answer may take half of it.
     #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = "Bounds")]
     pub max_answer_memory_bytes: usize,
     /// Answers that may wait for a worker with room.

@@ -10,6 +10,7 @@ use crate::http::missing::{self, Missing};
 use crate::http::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::{ids, messages};
 use crate::memory::Share;
+use crate::prompt::StopStrings;
 use crate::request::{ChatPrompt, Job, Prompt};
 use crate::shares::Holder;
 
@@ -17,6 +18,8 @@ use crate::shares::Holder;
 #[derive(Debug)]
 pub(super) struct ChatRequest {
     pub(super) job: Job,
+    /// For the job, which has none yet.
+    pub(super) stop: Vec<String>,
     pub(super) delivery: Delivery,
     /// The answer carries log-probabilities.
     pub(super) logprobs: bool,
@@ -100,7 +103,7 @@ pub(super) fn check(
         model: model_name,
         prompt: Prompt::Chat(prompt),
         sampling,
-        stop: common.stop,
+        stop: StopStrings::default(), // the caller prepares them
         stop_ids: common.stop_ids,
         max_tokens,
         n: common.n,
@@ -114,7 +117,12 @@ pub(super) fn check(
         salt: common.salt,
         memory: None, // the caller's
     };
-    Ok(ChatRequest { job, delivery: common.delivery, logprobs: logprobs.is_some() })
+    Ok(ChatRequest {
+        job,
+        stop: common.stop,
+        delivery: common.delivery,
+        logprobs: logprobs.is_some(),
+    })
 }
 
 /// What a chat becomes on its way to tokens, in multiples of its values: those of the template, which are no larger, and

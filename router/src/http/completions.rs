@@ -10,6 +10,7 @@ use crate::http::ids;
 use crate::http::missing::{self, Missing};
 use crate::http::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::token_ids::{IdList, Ids, Several};
+use crate::prompt::StopStrings;
 use crate::request::{Job, Prompt};
 use crate::shares::Holder;
 
@@ -21,6 +22,8 @@ const DEFAULT_MAX_TOKENS: u32 = 16;
 pub(super) struct CompletionRequest {
     /// One per prompt, in order.
     pub(super) jobs: Vec<Job>,
+    /// For all jobs, which have none yet.
+    pub(super) stop: Vec<String>,
     pub(super) delivery: Delivery,
     /// The answer carries this many alternatives per token, beside the token itself.
     pub(super) logprobs: Option<u32>,
@@ -87,7 +90,7 @@ pub(super) fn check(
             model: model_name.to_owned(),
             prompt,
             sampling,
-            stop: common.stop.clone(),
+            stop: StopStrings::default(), // the caller prepares them, once
             stop_ids: common.stop_ids.clone(),
             max_tokens: Some(max_tokens),
             n: common.n,
@@ -102,7 +105,8 @@ pub(super) fn check(
             memory: None, // the caller's
         }
     });
-    Ok(CompletionRequest { jobs: jobs.collect(), delivery: common.delivery, logprobs, echo })
+    let jobs = jobs.collect();
+    Ok(CompletionRequest { jobs, stop: common.stop, delivery: common.delivery, logprobs, echo })
 }
 
 /// A string, an array of strings, an array of token ids, or an array of arrays of token ids.

@@ -21,7 +21,7 @@ use crate::http::reply::{self, Head};
 use crate::http::token_ids::{Ids, IdsField};
 use crate::http::{chat, completions, json};
 use crate::memory::{Refused, Share};
-use crate::prompt::PromptEngine;
+use crate::prompt::{PromptEngine, StopStrings};
 use crate::request::Prompt;
 
 /// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, at most 1 ms of parsing.
@@ -43,6 +43,7 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
         let engine = engine(&app, &model)?;
         let mut request = chat::check(fields, model, &facts(&engine), &mut memory)?;
         request.job.memory = Some(Arc::new(memory));
+        request.job.stop = stop_strings(&app, &request.stop)?;
         Ok((engine, request))
     });
     let (engine, mut request) = checked.await?;
@@ -75,14 +76,16 @@ async fn answer_completions(
             let texts = request.jobs.iter().map(|job| echo_text(&engine, &job.prompt, &mut memory));
             texts.collect::<Result<Vec<_>, _>>()
         });
-        Ok((engine, request, echo.transpose()?, Arc::new(memory)))
+        let (echo, stop) = (echo.transpose()?, stop_strings(&app, &request.stop)?);
+        Ok((engine, request, echo, stop, Arc::new(memory)))
     });
-    let (engine, mut request, echo, memory) = checked.await?;
+    let (engine, mut request, echo, stop, memory) = checked.await?;
     let mut first_choice = 0;
     for job in &mut request.jobs {
         call.apply(job, first_choice);
         first_choice += job.n;
         job.memory = Some(Arc::clone(&memory));
+        job.stop = stop.clone();
     }
     let first = request.jobs.first().expect("a request has at least one prompt");
     let shape = CompletionReply::new(
@@ -93,6 +96,11 @@ async fn answer_completions(
         echo,
     );
     reply::send(&surface.app, call, request.jobs, shape, request.delivery).await
+}
+
+/// Stop strings, made ready once for all prompts and choices. They stay as long as the answer, so it pays for them.
+fn stop_strings(app: &App, stop: &[String]) -> Result<StopStrings, RouteError> {
+    StopStrings::charged(stop, app.memory.answers.share()).map_err(Refused::answer)
 }
 
 /// The text that an answer with `echo` begins with.

@@ -24,7 +24,7 @@ group! {
         body_bytes: Gauge = "headrace_http_body_bytes",
             "Memory charged to bodies of requests, and to what is made of them until they are tokenised.";
         answer_bytes: Gauge = "headrace_http_answer_bytes",
-            "Memory charged to log-probabilities that clients have not read yet.";
+            "Memory charged to what is kept of answers: text and log-probabilities not sent yet, and stop strings.";
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use crate::memory::{ALLOCATION_BYTES, Refused, Share};
+
 /// The stop strings of a request: an Aho-Corasick automaton over their bytes. Build it once, share it among choices.
 ///
 /// Its state after some text is the longest suffix of that text that begins a stop string, which is exactly what
@@ -11,6 +13,8 @@ pub(crate) struct StopSet {
     nodes: Vec<Node>,
     /// Child of the root by byte, 0 for none: most text never leaves the root.
     root: Box<[u32; 256]>,
+    /// What it was charged: it is 24 times as large as the strings, and stays as long as the answer.
+    _memory: Option<Share>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -27,10 +31,28 @@ struct Node {
 impl StopSet {
     /// `None` if there is nothing to look for. Empty strings are skipped.
     pub(crate) fn new(stops: &[String]) -> Option<Arc<Self>> {
+        Self::build(stops, None)
+    }
+
+    /// As [`Self::new`], charged to `memory`, which is given back with the last handle.
+    pub(crate) fn charged(
+        stops: &[String],
+        mut memory: Share,
+    ) -> Result<Option<Arc<Self>>, Refused> {
+        if !stops.is_empty() {
+            let lists = nodes_of(stops) * size_of::<Node>() + size_of::<[u32; 256]>();
+            memory.charge(lists + size_of::<Self>() + 3 * ALLOCATION_BYTES)?;
+        }
+        Ok(Self::build(stops, Some(memory)))
+    }
+
+    fn build(stops: &[String], memory: Option<Share>) -> Option<Arc<Self>> {
         if stops.iter().all(String::is_empty) {
             return None;
         }
-        let mut set = Self { nodes: vec![Node::default()], root: Box::new([0; 256]) };
+        let mut nodes = Vec::with_capacity(nodes_of(stops));
+        nodes.push(Node::default());
+        let mut set = Self { nodes, root: Box::new([0; 256]), _memory: memory };
         for stop in stops.iter().filter(|s| !s.is_empty()) {
             set.insert(stop.as_bytes());
         }
@@ -103,6 +125,11 @@ impl StopSet {
             }
         }
     }
+}
+
+/// The root, and at most one node for each byte.
+fn nodes_of(stops: &[String]) -> usize {
+    1 + stops.iter().map(String::len).sum::<usize>()
 }
 
 /// Looks for the stop strings in the text of one choice.

@@ -16,7 +16,7 @@ use crate::app::App;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, TokenLogprob};
 use crate::error::RouteError;
-use crate::prompt::{Decoder, PromptEngine, StopStrings};
+use crate::prompt::{Decoder, PromptEngine};
 use crate::shares::StreamPermit;
 use crate::stream::Chunk;
 
@@ -36,7 +36,6 @@ pub(super) struct Common {
     pub(super) block_tokens: u32,
     /// The job's, and the model's own unless they are to be ignored.
     pub(super) stop_ids: Vec<u32>,
-    stop: StopStrings,
 }
 
 /// The prompt as workers see it.
@@ -69,7 +68,6 @@ impl Common {
         }
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        let stop = StopStrings::new(&job.stop);
         Self {
             app,
             engine,
@@ -81,7 +79,6 @@ impl Common {
             deadline,
             block_tokens,
             stop_ids,
-            stop,
         }
     }
 
@@ -413,7 +410,7 @@ fn scored(ids: &[u32], logprobs: Vec<TokenLogprob>) -> impl Iterator<Item = Scor
 }
 
 fn decoder(common: &Common) -> Decoder {
-    let decoder = common.engine.decoder_with(&common.stop, common.job.skip_special_tokens);
+    let decoder = common.engine.decoder_with(&common.job.stop, common.job.skip_special_tokens);
     if common.prompt.goes_on { decoder.going_on() } else { decoder }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
+use headrace_router::prompt::StopStrings;
 use headrace_router::request::{Answer, Delta, FinishReason, Job, Journey, Prompt, answer};
 use headrace_router::shares::Holder;
 
@@ -16,7 +17,7 @@ pub(super) fn job() -> Job {
         model: MODEL.into(),
         prompt: Prompt::Tokens(letters("Hello")),
         sampling: Sampling::default(),
-        stop: Vec::new(),
+        stop: StopStrings::default(),
         stop_ids: Vec::new(),
         max_tokens: Some(64),
         n: 1,
@@ -117,7 +118,7 @@ async fn choices_run_apart_with_seeds_of_their_own() {
 #[tokio::test]
 async fn a_stop_string_ends_the_answer_and_the_worker_is_told() {
     let (app, mut worker) = by_hand().await;
-    let job = Job { stop: vec!["END".into()], ..job() };
+    let job = Job { stop: StopStrings::new(&["END".into()]), ..job() };
     let mut answer = answer(&app, job).await.unwrap();
     let request = worker.submitted().await.request;
     worker.gives(request, &letters("so far E"), None);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
+use headrace_router::prompt::StopStrings;
 use headrace_router::request::{Answer, FinishReason, Job, answer};
 
 use super::requests::{job, next, resumed, while_waiting, whole};
@@ -64,7 +65,7 @@ async fn an_answer_goes_on_where_it_was_when_its_worker_dies() {
 
 #[tokio::test]
 async fn drafts_count_across_workers_and_not_beyond_a_stop_string() {
-    let wanted = Job { stop: vec!["STOP".into()], ..job() };
+    let wanted = Job { stop: StopStrings::new(&["STOP".into()]), ..job() };
     let (_app, first, mut second, before, mut answer) = begun(wanted, "x").await;
     let drafts = |request, text: &str, drafted, accepted| {
         let output = output(request, letters(text), None);
@@ -95,7 +96,7 @@ async fn more_accepted_drafts_than_tokens_or_drafts_are_a_mistake_of_the_worker(
 
 #[tokio::test]
 async fn a_stop_string_that_began_on_one_worker_ends_on_the_next() {
-    let wanted = Job { stop: vec!["STOP".into()], ..job() };
+    let wanted = Job { stop: StopStrings::new(&["STOP".into()]), ..job() };
     let (_app, first, mut second, before, mut answer) = begun(wanted, "x").await;
     first.gives(before.request, &letters("ST"), None);
     drop(first);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
+use headrace_router::prompt::StopStrings;
 use headrace_router::request::{Answer, FinishReason, Job, answer};
 
 use super::requests::{job, next, resumed, while_waiting, whole};
@@ -128,7 +129,7 @@ async fn an_answer_may_end_with_its_first_token() {
     for stop in [false, true] {
         let stop = if stop { vec!["a".to_owned()] } else { Vec::new() };
         let by_string = !stop.is_empty();
-        let mut split = Split::of(Job { stop, ..job() }).await;
+        let mut split = Split::of(Job { stop: StopStrings::new(&stop), ..job() }).await;
         split.kv_ready();
         let finish = (!by_string).then_some(Finish::Stop);
         split.prefill.gives(split.on_prefill.request, &letters("a"), finish);
