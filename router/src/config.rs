@@ -1,7 +1,7 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
 //! `args` is what was typed. Each part of it is checked here or in `registration` (about being found), `routing` (about
-//! choosing workers) and `access` with `keys` (about who may come in).
+//! choosing workers), `access` with `keys` (about who may come in) and `memory`.
 
 mod access;
 mod args;

@@ -2,10 +2,10 @@
 //!
 //! `access` decides who may ask for what. Then read in this order: `generate` is a request from its first byte to its
 //! answer; `call` is what its headers ask and what those of the answer say, with `explain` for how it was placed; `body`,
-//! `json` and `token_ids` read the body; `fields`,
-//! `params`, `missing`, `messages`, `chat` and `completions` check it and make it a `Job`; `answers` runs the jobs; `reply`,
-//! `chat_reply`, `completion_reply`, `logprobs`, `token_log`, `pieces` and `events` write what comes back; `reject` writes what goes wrong.
-//! Everything between `json` and `Job` is pure.
+//! `json` and `token_ids` read the body; `fields`, `params`, `missing`, `messages`, `chat` and `completions` check it and
+//! make it a `Job`; `answers` runs the jobs; `reply`, `chat_reply`, `completion_reply`, `logprobs` and `events` write what
+//! comes back, where it is whole by `token_log`, `whole` and `pieces`; `reject` writes what goes wrong. Everything between
+//! `json` and `Job` is pure, but for what it charges.
 
 pub(crate) mod access;
 mod answers;
