@@ -13,8 +13,8 @@ use crate::app::App;
 
 /// At most one in so many is closed at once, so that looking for them costs little per connection.
 const EVICTED_SHARE: usize = 64;
-/// For their tasks to end: a guess, they do nothing else.
-const EVICTION: Duration = Duration::from_millis(200);
+/// For their tasks to end, which do nothing else: a guess, for a machine that is very busy.
+const EVICTION: Duration = Duration::from_secs(1);
 
 pub(super) struct Open {
     app: Arc<App>,

@@ -138,7 +138,11 @@ impl Socket {
             let now = Instant::now();
             let deadline = self.turn().deadline(header_timeout);
             if deadline.is_some_and(|deadline| deadline <= now) {
-                return;
+                if !self.unflushed.load(Relaxed) {
+                    return;
+                }
+                self.turn().since = now; // it still reads, or else the write fails
+                continue;
             }
             let look = now + header_timeout;
             sleep_until(deadline.map_or(look, |deadline| deadline.min(look))).await;
@@ -147,8 +151,9 @@ impl Socket {
 
     /// Since when no request of it is answered. Not of one that makes room already.
     pub(super) fn resting_since(&self) -> Option<Instant> {
+        let is_sent = !self.unflushed.load(Relaxed);
         let turn = self.turn();
-        (turn.answering == 0 && !turn.evicted).then_some(turn.since)
+        (turn.answering == 0 && is_sent && !turn.evicted).then_some(turn.since)
     }
 
     /// Asks for its descriptor.
@@ -161,8 +166,9 @@ impl Socket {
     pub(super) async fn evicted(&self) {
         loop {
             self.room_is_needed.notified().await;
+            let is_sent = !self.unflushed.load(Relaxed);
             let mut turn = self.turn();
-            if turn.answering == 0 {
+            if turn.answering == 0 && is_sent {
                 return;
             }
             turn.evicted = false; // a request was faster
