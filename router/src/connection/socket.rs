@@ -52,14 +52,20 @@ pub(super) struct Turn {
     pub(super) version: Version,
     /// The client stopped writing.
     pub(super) shut: Option<Shut>,
-    /// It was asked to make room.
-    evicted: bool,
+    /// It was asked to make room, and is counted among those that were.
+    evicted: Option<Arc<AtomicUsize>>,
 }
 
 impl Turn {
     fn deadline(&self, header_timeout: Duration) -> Option<Instant> {
         let limit = if self.asking { header_timeout } else { REST };
         (self.answering == 0).then(|| self.since + limit)
+    }
+
+    fn stay(&mut self) {
+        if let Some(leaving) = self.evicted.take() {
+            leaving.fetch_sub(1, Relaxed);
+        }
     }
 
     /// A client that stopped writing gets its answer, unless answers are told apart by more than their order.
@@ -80,7 +86,7 @@ impl Socket {
             multiplexed: false,
             version: Version::HTTP_11,
             shut: None,
-            evicted: false,
+            evicted: None,
         };
         Self {
             peer,
@@ -153,12 +159,16 @@ impl Socket {
     pub(super) fn resting_since(&self) -> Option<Instant> {
         let is_sent = !self.unflushed.load(Relaxed);
         let turn = self.turn();
-        (turn.answering == 0 && is_sent && !turn.evicted).then_some(turn.since)
+        (turn.answering == 0 && is_sent && turn.evicted.is_none()).then_some(turn.since)
     }
 
-    /// Asks for its descriptor.
-    pub(super) fn evict(&self) {
-        self.turn().evicted = true;
+    /// Asks for its descriptor. It counts among those that leave until it has gone, or a request was faster.
+    pub(super) fn evict(&self, leaving: &Arc<AtomicUsize>) {
+        let mut turn = self.turn();
+        turn.stay();
+        leaving.fetch_add(1, Relaxed);
+        turn.evicted = Some(Arc::clone(leaving));
+        drop(turn);
         self.room_is_needed.notify_one();
     }
 
@@ -171,8 +181,14 @@ impl Socket {
             if turn.answering == 0 && is_sent {
                 return;
             }
-            turn.evicted = false; // a request was faster
+            turn.stay(); // a request was faster
         }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.stay();
     }
 }
 
