@@ -42,7 +42,7 @@ pub(crate) async fn accept_clients(
                         tracing::warn!(%error, "cannot accept clients");
                     }
                     failing = true;
-                    clients.open.evict();
+                    clients.open.make_room();
                     sleep(pause).await;
                 }
                 continue;

@@ -3,7 +3,7 @@
 //! Both look the same until something is sent: TCP answers a keepalive for a socket that was closed as for one that was
 //! half closed, but data only with a reset. So HTTP/1 keeps the end of its input to itself while an answer is under way,
 //! and a client whose answer has not begun is sent `100 Continue`, which RFC 9110 lets a server send at any time; one that
-//! reads a stream of events is sent a comment. Who is gone is noticed some 30 ms after the hang-up on a fast network.
+//! reads a stream of events is sent a comment. Who is gone is noticed some 15 ms after the hang-up on a fast network.
 
 use std::io;
 use std::sync::atomic::Ordering::Relaxed;
@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep};
 use super::socket::{Socket, Turn};
 
 /// Until the first look; an answer that no worker is needed for is there by then. Doubled from look to look.
-const FIRST_LOOK: Duration = Duration::from_millis(10);
+const FIRST_LOOK: Duration = Duration::from_millis(5);
 /// The pause between looks grows up to this.
 const LAST_LOOK: Duration = Duration::from_secs(5);
 /// HTTP/1.0 knows no interim answers, so nothing tells whether its client is there: its answer has this long to begin.

@@ -26,6 +26,8 @@ use crate::http::too_much_unread;
 /// Longest head of a request, in bytes; also what hyper keeps of a request or an answer at most.
 const BUFFER: usize = 128 << 10;
 
+/// Of an answer, what is given to hyper at once: many events, and most whole answers.
+const PIECE: usize = 64 << 10;
 /// An event that says nothing: it shows whether the client is there.
 const COMMENT: &[u8] = b":\n\n";
 
@@ -89,7 +91,7 @@ fn charge(
         Some(charge) => (answer, Some(charge)),
         None => (too_much_unread().into_response(), None),
     };
-    answer.map(|body| Sent { body, events, answering, _charge: charge })
+    answer.map(|body| Sent { body, rest: Bytes::new(), events, answering, _charge: charge })
 }
 
 /// The body of a request.
@@ -140,6 +142,8 @@ impl Body for Received {
 /// The body of an answer: it is not over before it is sent.
 struct Sent {
     body: AnswerBody,
+    /// Of the frame that came last. Hyper takes whatever it is given; piece by piece it takes what the client reads.
+    rest: Bytes,
     events: bool,
     answering: Arc<Answering>,
     _charge: Option<Charge>,
@@ -153,7 +157,17 @@ impl Body for Sent {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
+        if !self.rest.is_empty() {
+            let len = self.rest.len().min(PIECE);
+            return Poll::Ready(Some(Ok(Frame::data(self.rest.split_to(len)))));
+        }
+        let mut frame = Pin::new(&mut self.body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &mut frame
+            && let Some(data) = frame.data_mut()
+            && data.len() > PIECE
+        {
+            self.rest = data.split_off(PIECE);
+        }
         if self.events && frame.is_pending() && self.answering.takes_comment() {
             return Poll::Ready(Some(Ok(Frame::data(Bytes::from_static(COMMENT)))));
         }
@@ -161,7 +175,7 @@ impl Body for Sent {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        self.rest.is_empty() && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

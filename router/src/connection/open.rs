@@ -1,7 +1,7 @@
 //! The open connections: how many there may be, and who makes room for new ones.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -13,8 +13,8 @@ use crate::app::App;
 
 /// At most one in so many is closed at once, so that looking for them costs little per connection.
 const EVICTED_SHARE: usize = 64;
-/// For their tasks to end: a guess, they do nothing else.
-const EVICTION: Duration = Duration::from_millis(200);
+/// For their tasks to end, which do nothing else: a guess, for a machine that is very busy.
+const EVICTION: Duration = Duration::from_secs(1);
 
 pub(super) struct Open {
     app: Arc<App>,
@@ -22,6 +22,8 @@ pub(super) struct Open {
     room: Arc<Semaphore>,
     all: Mutex<HashMap<u64, Arc<Socket>>>,
     next: AtomicU64,
+    /// Those that were asked to make room and are still there.
+    leaving: Arc<AtomicUsize>,
 }
 
 impl Open {
@@ -32,6 +34,7 @@ impl Open {
             room: Arc::new(Semaphore::new(most)),
             all: Mutex::default(),
             next: AtomicU64::new(0),
+            leaving: Arc::default(),
         }
     }
 
@@ -41,14 +44,18 @@ impl Open {
         if let Ok(permit) = permit {
             return Some(permit);
         }
-        if self.evict() == 0 {
+        if !self.make_room() {
             return None;
         }
         timeout(EVICTION, Arc::clone(&self.room).acquire_owned()).await.ok()?.ok()
     }
 
-    /// Closes those that have rested longest; how many.
-    pub(super) fn evict(&self) -> usize {
+    /// Closes those that have rested longest, unless others are on their way out. False if none rests.
+    pub(super) fn make_room(&self) -> bool {
+        self.leaving.load(Relaxed) > 0 || self.evict() > 0
+    }
+
+    fn evict(&self) -> usize {
         let all = self.all();
         let resting = all.values().filter_map(|socket| Some((socket.resting_since()?, socket)));
         let mut resting: Vec<_> = resting.collect();
@@ -58,7 +65,7 @@ impl Open {
         }
         resting.select_nth_unstable_by_key(share - 1, |(since, _)| *since);
         for (_, socket) in &resting[..share] {
-            socket.evict();
+            socket.evict(&self.leaving);
         }
         self.app.metrics.http.connections_evicted.add(share as u64);
         share

@@ -52,14 +52,20 @@ pub(super) struct Turn {
     pub(super) version: Version,
     /// The client stopped writing.
     pub(super) shut: Option<Shut>,
-    /// It was asked to make room.
-    evicted: bool,
+    /// It was asked to make room, and is counted among those that were.
+    evicted: Option<Arc<AtomicUsize>>,
 }
 
 impl Turn {
     fn deadline(&self, header_timeout: Duration) -> Option<Instant> {
         let limit = if self.asking { header_timeout } else { REST };
         (self.answering == 0).then(|| self.since + limit)
+    }
+
+    fn stay(&mut self) {
+        if let Some(leaving) = self.evicted.take() {
+            leaving.fetch_sub(1, Relaxed);
+        }
     }
 
     /// A client that stopped writing gets its answer, unless answers are told apart by more than their order.
@@ -80,7 +86,7 @@ impl Socket {
             multiplexed: false,
             version: Version::HTTP_11,
             shut: None,
-            evicted: false,
+            evicted: None,
         };
         Self {
             peer,
@@ -138,7 +144,11 @@ impl Socket {
             let now = Instant::now();
             let deadline = self.turn().deadline(header_timeout);
             if deadline.is_some_and(|deadline| deadline <= now) {
-                return;
+                if !self.unflushed.load(Relaxed) {
+                    return;
+                }
+                self.turn().since = now; // it still reads, or else the write fails
+                continue;
             }
             let look = now + header_timeout;
             sleep_until(deadline.map_or(look, |deadline| deadline.min(look))).await;
@@ -147,13 +157,18 @@ impl Socket {
 
     /// Since when no request of it is answered. Not of one that makes room already.
     pub(super) fn resting_since(&self) -> Option<Instant> {
+        let is_sent = !self.unflushed.load(Relaxed);
         let turn = self.turn();
-        (turn.answering == 0 && !turn.evicted).then_some(turn.since)
+        (turn.answering == 0 && is_sent && turn.evicted.is_none()).then_some(turn.since)
     }
 
-    /// Asks for its descriptor.
-    pub(super) fn evict(&self) {
-        self.turn().evicted = true;
+    /// Asks for its descriptor. It counts among those that leave until it has gone, or a request was faster.
+    pub(super) fn evict(&self, leaving: &Arc<AtomicUsize>) {
+        let mut turn = self.turn();
+        turn.stay();
+        leaving.fetch_add(1, Relaxed);
+        turn.evicted = Some(Arc::clone(leaving));
+        drop(turn);
         self.room_is_needed.notify_one();
     }
 
@@ -161,12 +176,19 @@ impl Socket {
     pub(super) async fn evicted(&self) {
         loop {
             self.room_is_needed.notified().await;
+            let is_sent = !self.unflushed.load(Relaxed);
             let mut turn = self.turn();
-            if turn.answering == 0 {
+            if turn.answering == 0 && is_sent {
                 return;
             }
-            turn.evicted = false; // a request was faster
+            turn.stay(); // a request was faster
         }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.stay();
     }
 }
 

@@ -5,7 +5,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use headrace_router::config::RouterArgs;
-use tokio::net::TcpStream;
+use tokio::net::{TcpSocket, TcpStream};
+use tokio::time::sleep;
 
 use super::client::{Connection, TestRouter, args};
 use crate::fake_worker::{in_time, metric, until};
@@ -96,8 +97,31 @@ async fn where_all_are_answered_one_more_is_told_so() {
     .await;
     let open = || metric(&router.app, "headrace_http_connections", "") == 1.0;
     in_time("a connection", async { until("it is open", open).await }).await;
-    tokio::time::sleep(Duration::from_millis(100)).await; // for its head to be read
+    sleep(Duration::from_millis(100)).await; // for its head to be read
     let mut refused = router.connect().await;
     assert_eq!(refused.reply().await.status, 503);
     assert_eq!(metric(&router.app, "headrace_http_connections_refused_total", ""), 1.0);
+}
+
+#[tokio::test]
+async fn who_reads_slowly_does_not_rest() {
+    const PAGES: usize = 400; // more than the kernel keeps for the client
+    let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut slow = Connection::of(socket.connect(router.address).await.unwrap());
+    for _ in 0..PAGES {
+        slow.request("GET /metrics HTTP/1.1", b"").await;
+    }
+    let answered = || metric(&router.app, "headrace_http_requests_total", "/metrics") as usize;
+    let mut before = PAGES;
+    while answered() != before {
+        before = answered();
+        sleep(Duration::from_millis(200)).await; // for as many as there is room for
+    }
+    assert!(before < PAGES, "the kernel took all of them");
+    assert_eq!(router.connect().await.reply().await.status, 503, "there is no room");
+    for _ in 0..PAGES {
+        assert_eq!(slow.reply().await.status, 200);
+    }
 }
