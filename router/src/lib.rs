@@ -14,6 +14,7 @@ pub mod error;
 pub mod fleet;
 pub mod http;
 pub mod metrics;
+mod net;
 pub mod prompt;
 pub mod request;
 pub mod shutdown;

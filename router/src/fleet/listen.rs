@@ -3,7 +3,6 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
 
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -21,11 +20,10 @@ use super::registry::Registry;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Frame, MAX_FRAME_BYTES};
+use crate::net;
 
 /// Connections whose handshake may be under way at once: a storm of dials takes no more than this.
 const HANDSHAKES: usize = 256;
-/// After an accept that failed, for lack of descriptors perhaps.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
 type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;
@@ -74,7 +72,10 @@ impl Listener {
 }
 
 async fn bind_tcp(address: &str) -> io::Result<(Listener, WorkerListen)> {
-    let listener = TcpListener::bind(address).await?;
+    let (host, port) = address.rsplit_once(':').expect("HOST:PORT, says config");
+    let port = port.parse().expect("a port, says config");
+    let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    let listener = net::listen(host, port).await?;
     let bound = WorkerListen::Tcp(listener.local_addr()?.to_string());
     Ok((Listener::Tcp(listener), bound))
 }
@@ -161,7 +162,9 @@ pub(super) async fn accept_workers(
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a worker");
                 registry.metrics.links.errors.inc(["accept"]);
-                sleep(ACCEPT_PAUSE).await;
+                if let Some(pause) = net::pause_after(&error) {
+                    sleep(pause).await;
+                }
                 continue;
             }
         };
