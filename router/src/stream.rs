@@ -18,8 +18,8 @@ use crate::fleet::link::{Hangup, Lease};
 pub struct Chunk {
     /// New tokens, in order.
     pub ids: Vec<u32>,
-    /// One for each of `ids`, where asked for.
-    pub logprobs: Vec<TokenLogprob>,
+    /// Those of `ids` in their order, where asked for: of a token that came without, and of the last ones, there may be none.
+    pub logprobs: Vec<Option<TokenLogprob>>,
     /// In the first chunk, where asked for.
     pub prompt_logprobs: Option<Vec<TokenLogprob>>,
     /// In the first chunk.
@@ -92,12 +92,15 @@ impl Mailbox {
         }
         state.allowed -= output.ids.len();
         let chunk = &mut state.chunk;
+        if let Some(logprobs) = output.logprobs {
+            chunk.logprobs.resize_with(chunk.ids.len(), || None); // outputs before may have come without
+            chunk.logprobs.extend(logprobs.into_iter().map(Some));
+        }
         if chunk.ids.is_empty() {
             chunk.ids = output.ids;
         } else {
             chunk.ids.extend_from_slice(&output.ids);
         }
-        chunk.logprobs.extend(output.logprobs.into_iter().flatten());
         chunk.prompt_logprobs = chunk.prompt_logprobs.take().or(output.prompt_logprobs);
         chunk.cached_tokens = chunk.cached_tokens.or(output.cached_tokens);
         chunk.finish = output.finish;
@@ -223,3 +226,6 @@ impl Chunk {
         !self.ids.is_empty() || self.finish.is_some() || self.prompt_logprobs.is_some()
     }
 }
+
+#[cfg(test)]
+mod tests;

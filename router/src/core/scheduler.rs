@@ -141,6 +141,9 @@ pub struct Scheduler {
     pressure: Pressures,
 }
 
+/// Steps after which what is known of a worker says something of its peers, too. Before that it is mostly the guess that it
+/// began with, and who begins with a peer's costs takes them for near the truth.
+const TAUGHT: u64 = 50;
 /// Length of answers before any has ended. A guess.
 const FIRST_OUTPUT_TOKENS: f64 = 256.0;
 
@@ -168,8 +171,8 @@ impl Scheduler {
     /// Takes a worker in. It gets no work before [`Self::set_open`], and no credit for blocks before
     /// [`Self::snapshot_complete`].
     pub fn join(&mut self, joining: Joining) {
-        let peers = self.workers.iter().max_by_key(|worker| worker.fit.steps());
-        let peers = peers.map(|worker| worker.fit.cost());
+        let taught = self.workers.iter().filter(|worker| worker.fit.steps() >= TAUGHT);
+        let peers = taught.max_by_key(|worker| worker.fit.steps()).map(|worker| worker.fit.cost());
         let fit = StepFit::new(joining.step_prior, peers);
         let places = self.holdings.join(&joining.capacity);
         // the ranks of a group share one name, so that they are told by its address

@@ -36,7 +36,9 @@ struct TopToken<'a> {
 
 impl<'a> ChatLogprobs<'a> {
     pub(super) fn of(tokens: &'a [TokenText]) -> Self {
-        let content = tokens.iter().map(|token| ChatToken {
+        // a token of which its worker said nothing has none to show
+        let known = tokens.iter().filter(|token| token.logprob.is_some());
+        let content = known.map(|token| ChatToken {
             token: &token.text,
             logprob: token.logprob.map_or(NEVER, finite),
             bytes: &token.bytes,

@@ -382,10 +382,14 @@ impl Choice {
         let used = u32::try_from(used).unwrap_or(u32::MAX);
         self.completion_tokens += used;
         self.note_drafts(drafted, accepted.min(used));
-        let with_logprobs = ids.iter().zip(&logprobs);
-        delta.tokens = with_logprobs
-            .map(|(id, at)| self.common.token(*id, Some(at.logprob), &at.top))
-            .collect();
+        if self.common.job.sampling.logprobs.is_some() {
+            let mut logprobs = logprobs.into_iter();
+            let token = |id: &u32| match logprobs.next().flatten() {
+                Some(at) => self.common.token(*id, Some(at.logprob), &at.top),
+                None => self.common.token(*id, None, &[]), // its worker did not say
+            };
+            delta.tokens = ids.iter().map(token).collect();
+        }
         delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(&logprobs));
         let empty = delta.text.is_empty()
             && delta.tokens.is_empty()

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::candidate::{Candidate, Exclusion};
+use crate::core::cost::StepFeatures;
 use crate::core::decision::NoPlace;
 use crate::core::frame::Load;
 
@@ -59,6 +60,20 @@ fn join_with(scheduler: &mut Scheduler, id: u32, role: Role, capacity: Capacity)
     });
     scheduler.snapshot_begins(WorkerId(id));
     scheduler.snapshot_complete(WorkerId(id));
+    scheduler.set_open(WorkerId(id), true);
+}
+
+/// One that says this of its speed.
+fn join_unknown(scheduler: &mut Scheduler, id: u32, step_prior: Option<StepCost>) {
+    scheduler.join(Joining {
+        id: WorkerId(id),
+        name: format!("w{id}").into(),
+        role: Role::Both,
+        kv_block_bytes: 0,
+        capacity: capacity(),
+        group: None,
+        step_prior,
+    });
     scheduler.set_open(WorkerId(id), true);
 }
 
@@ -255,6 +270,44 @@ fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
     let [_, rank, alone] = [0, 1, 2].map(|i| placement.decision.estimates[i]);
     assert!(rank.decode_ms > 5.0 * alone.decode_ms);
     assert!(rank.harm_ms > alone.harm_ms);
+}
+
+/// Reports of steps that cost `times` what `COST` says.
+fn teach(scheduler: &mut Scheduler, id: u32, times: f64, steps: std::ops::Range<u64>) {
+    for number in steps {
+        let (tokens, rows) = (37 * number % 2_000, number % 8);
+        let mut step = report(number, u32::try_from(tokens).unwrap(), Load::default());
+        step.decode_rows = u32::try_from(rows).unwrap();
+        step.kv_tokens = rows * (100 + 91 * number % 3_000);
+        step.ms = times * COST.step_ms(&StepFeatures::of(&step));
+        let _ = scheduler.step(WorkerId(id), &step, 0.0);
+    }
+}
+
+/// What a full step of prompts is thought to take, by what it takes.
+fn believed(scheduler: &Scheduler, id: u32, times: f64) -> f64 {
+    let features = StepFeatures { prefill_tokens: 2_048.0, ..StepFeatures::default() };
+    let cost = scheduler.view(WorkerId(id)).unwrap().cost;
+    cost.step_ms(&features) / (times * COST.step_ms(&features))
+}
+
+#[test]
+fn a_guess_is_no_knowledge_of_peers_and_what_was_learnt_is() {
+    let mut scheduler = scheduler(0);
+    let joins = |scheduler: &mut Scheduler, id| {
+        join_unknown(scheduler, id, None);
+    };
+    joins(&mut scheduler, 0);
+    teach(&mut scheduler, 0, 0.01, 1..10);
+    for id in 1..4 {
+        joins(&mut scheduler, id); // nobody knows anything yet
+        teach(&mut scheduler, id, 0.01, 1..200);
+        let believed = believed(&scheduler, id, 0.01);
+        assert!((0.95..1.05).contains(&believed), "worker {id}: {believed} of its own speed");
+    }
+    joins(&mut scheduler, 4);
+    let believed = believed(&scheduler, 4, 0.01);
+    assert!((0.9..1.1).contains(&believed), "it begins with what is known of others: {believed}");
 }
 
 #[test]

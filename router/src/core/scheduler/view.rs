@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Scheduler;
 use super::credit::Withdrawal;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Load, StepCost};
+use crate::core::frame::{Load, RequestId, StepCost};
 use crate::core::transfer::TransferCost;
 
 /// What is known of pulling from one worker.
@@ -89,6 +89,12 @@ impl Scheduler {
     #[must_use]
     pub fn some_open(&self) -> bool {
         self.workers.iter().any(|worker| worker.open && worker.decodes())
+    }
+
+    /// Where a leg is booked.
+    #[must_use]
+    pub fn worker_of(&self, request: RequestId) -> Option<WorkerId> {
+        self.legs.get(&request).map(|leg| leg.worker)
     }
 
     /// Legs that are booked.
