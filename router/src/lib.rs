@@ -13,6 +13,7 @@ mod decisions;
 pub mod error;
 pub mod fleet;
 pub mod http;
+mod lock;
 pub mod metrics;
 mod net;
 pub mod prompt;

@@ -2,7 +2,7 @@
 //! since the reader last looked. Nothing is dropped, and it holds no more than the request's own `max_tokens`.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, Output, TokenLogprob};
 use crate::error::RouteError;
 use crate::fleet::link::{Hangup, Lease};
+use crate::lock::{Held, Lock};
 
 /// What came since the last look.
 #[derive(Debug, Default)]
@@ -34,7 +35,7 @@ pub struct Chunk {
 
 /// Where links put the tokens of a request's legs.
 #[derive(Debug)]
-pub(crate) struct Mailbox(Mutex<State>);
+pub(crate) struct Mailbox(Lock<State>);
 
 #[derive(Debug)]
 struct State {
@@ -65,7 +66,7 @@ pub(crate) enum Appended {
 impl Mailbox {
     /// Empty, for at most `max_tokens`, the first of them by `from`.
     pub(crate) fn new(max_tokens: u32, from: WorkerId) -> Self {
-        Self(Mutex::new(State {
+        let state = State {
             chunk: Chunk::default(),
             allowed: usize::try_from(max_tokens).unwrap_or(usize::MAX),
             from,
@@ -74,7 +75,8 @@ impl Mailbox {
             read: false,
             waiting_since: None,
             last_arrival: None,
-        }))
+        };
+        Self(Lock::new("the tokens of a request", state))
     }
 
     /// Adds what a step brought, and wakes the reader.
@@ -135,13 +137,13 @@ impl Mailbox {
         self.lock().last_arrival.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no holder panics")
+    fn lock(&self) -> Held<'_, State> {
+        self.0.lock()
     }
 }
 
 /// Wakes after the lock is gone, so that the reader does not run into it.
-fn wake(mut state: MutexGuard<'_, State>) {
+fn wake(mut state: Held<'_, State>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {

@@ -5,7 +5,7 @@ mod coming;
 mod placing;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -23,6 +23,7 @@ use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
 use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
+use crate::lock::{Held, Lock};
 use crate::metrics::Metrics;
 use crate::prompt::{ModelDoc, PromptEngine, PromptError};
 
@@ -38,7 +39,7 @@ pub(crate) struct Registry {
     pub(super) end: CancellationToken,
     pub(super) drains: Drains,
     begin: Instant,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Debug)]
@@ -82,7 +83,7 @@ impl Registry {
             circuits: Circuits::new(CircuitRule::new(setup.config.fleet.circuit_breaks)),
         };
         let (end, drains) = (CancellationToken::new(), Drains::default());
-        let state = Mutex::new(state);
+        let state = Lock::new("what is known of the workers", state);
         Arc::new(Self { metrics, setup, end, drains, begin: Instant::now(), state })
     }
 
@@ -100,8 +101,8 @@ impl Registry {
         at.saturating_duration_since(self.begin).as_secs_f64() * 1e3
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder panics")
+    pub(super) fn state(&self) -> Held<'_, State> {
+        self.state.lock()
     }
 
     /// Takes note of `n` answers that begin.

@@ -4,7 +4,7 @@
 //! of the decode leg from here, and not by the request's task: that one may be waiting for a client that reads slowly.
 
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -18,6 +18,7 @@ use crate::core::frame::{
 };
 use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
+use crate::lock::Held;
 use crate::metrics::Metrics;
 use crate::stream::{Appended, Mailbox};
 
@@ -178,8 +179,8 @@ impl Link {
         self.legs().by_request.len()
     }
 
-    pub(super) fn legs(&self) -> MutexGuard<'_, Legs> {
-        self.legs.lock().expect("no holder panics")
+    pub(super) fn legs(&self) -> Held<'_, Legs> {
+        self.legs.lock()
     }
 
     fn lost(&self, reason: &str) -> RouteError {
