@@ -210,6 +210,7 @@ impl Bench {
                 name: format!("worker-{}", id.0).into(),
                 role: role(args, id),
                 kv_block_bytes: KV_BLOCK_BYTES,
+                index_room: [args.blocks * 2, 0, 0],
                 capacity: Capacity {
                     blocks: args.blocks * 2,
                     sequences: 4096,

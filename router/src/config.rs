@@ -4,6 +4,7 @@
 //! choosing workers).
 
 mod args;
+mod fleet_limits;
 mod registration;
 mod routing;
 
@@ -15,6 +16,7 @@ use std::time::Duration;
 use crate::core::policy::PolicyName;
 
 pub use args::RouterArgs;
+pub use fleet_limits::FleetLimits;
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
 
@@ -83,6 +85,8 @@ pub struct FleetConfig {
     pub describe_timeout: Duration,
     /// Links of one worker that may break within a minute before its dials are refused for a while; 0 refuses none.
     pub circuit_breaks: u32,
+    /// What strangers and workers may take.
+    pub limits: FleetLimits,
     /// Where it makes itself known to them.
     pub registration: Option<Registration>,
 }
@@ -200,6 +204,7 @@ impl TryFrom<RouterArgs> for Config {
         let routing = RoutingConfig::check(&args)?;
         let listen = worker_listen(&args.worker_listen)?;
         let fleet = FleetConfig {
+            limits: FleetLimits::check(&args)?,
             registration: Registration::check(&args, &listen)?,
             listen,
             circuit_breaks: args.circuit_breaks,

@@ -101,6 +101,7 @@ impl SimWorker {
             name: Arc::clone(&self.name),
             role: hello.role,
             kv_block_bytes: hello.kv_block_bytes,
+            index_room: hello.capacity.tiers(),
             capacity: hello.capacity.clone(),
             group: None,
             step_prior: hello.step_prior,

@@ -60,6 +60,8 @@ pub struct Joining {
     pub kv_block_bytes: u64,
     /// Its bounds.
     pub capacity: Capacity,
+    /// Blocks that the index keeps for it, by tier: at most its capacity.
+    pub index_room: [u32; 3],
     /// Name of its expert-parallel group.
     pub group: Option<Arc<str>>,
     /// What it says its steps cost.
@@ -174,7 +176,7 @@ impl Scheduler {
         let taught = self.workers.iter().filter(|worker| worker.fit.steps() >= TAUGHT);
         let peers = taught.max_by_key(|worker| worker.fit.steps()).map(|worker| worker.fit.cost());
         let fit = StepFit::new(joining.step_prior, peers);
-        let places = self.holdings.join(&joining.capacity);
+        let places = self.holdings.join(joining.index_room, joining.capacity.blocks);
         // the ranks of a group share one name, so that they are told by its address
         let mut joining = joining;
         let known = self.workers.iter().find(|w| w.group.is_some() && w.group == joining.group);
@@ -274,7 +276,7 @@ impl Scheduler {
     /// those who wait there find less than it had said.
     fn forget_blocks(&mut self, i: usize) {
         let worker = &mut self.workers[i];
-        self.holdings.clear(&mut worker.places, &worker.capacity);
+        self.holdings.clear(&mut worker.places);
         self.forget_promises(i);
     }
 
@@ -292,11 +294,19 @@ impl Scheduler {
         let i = self.find(id)?;
         let worker = &mut self.workers[i];
         worker.credit.heard();
+        if worker.credit.withdrawn() == Some(Withdrawal::OverShare) {
+            return None; // until it sends a snapshot that fits
+        }
         if self.holdings.store(&worker.places, tier, keys) {
             return None;
         }
-        self.withdraw(id, Withdrawal::OverCapacity);
-        Some(Withdrawal::OverCapacity)
+        let why = match tier {
+            _ if worker.places.room(tier) == worker.capacity_of(tier) => Withdrawal::OverCapacity,
+            Tier::Device => Withdrawal::OverShare,
+            Tier::Host | Tier::Disk => return None, // shown only, as far as there is room
+        };
+        self.withdraw(id, why);
+        Some(why)
     }
 
     /// A worker evicted blocks. The number of them that it was not known to hold.
@@ -324,7 +334,7 @@ impl Scheduler {
         let Some(i) = self.find(id) else { return };
         let worker = &mut self.workers[i];
         worker.credit.heard();
-        self.holdings.clear_tier(&mut worker.places, tier, &worker.capacity);
+        self.holdings.clear_tier(&mut worker.places, tier);
         if tier == Tier::Device {
             self.forget_promises(i);
         }

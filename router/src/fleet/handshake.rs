@@ -7,6 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Setup;
 use super::codec::{FrameReader, FrameWriter, ReadError};
+use super::lobby::Peer;
 use super::registry::Registry;
 use crate::core::blocks::HASH_SCHEME;
 use crate::core::frame::{Frame, Hello, PROTOCOL, Refuse, Role, StepCost, Welcome};
@@ -48,6 +49,12 @@ pub(super) enum HandshakeError {
     /// It was too slow.
     #[error("no handshake within {0:?}")]
     Late(Duration),
+    /// It sent nothing.
+    #[error("not a byte within {0:?}")]
+    Silent(Duration),
+    /// It had said nothing, or not enough, when others came.
+    #[error("turned out to make room for others")]
+    TurnedOut,
     /// TLS failed.
     #[error("TLS failed: {0}")]
     Tls(std::io::Error),
@@ -63,6 +70,8 @@ impl HandshakeError {
             Self::Read(_) => "handshake_frame".into(),
             Self::Write(_) => "handshake_write".into(),
             Self::Late(_) => "handshake_late".into(),
+            Self::Silent(_) => "handshake_silent".into(),
+            Self::TurnedOut => "handshake_turned_out".into(),
             Self::Tls(_) => "handshake_tls".into(),
         }
     }
@@ -72,6 +81,7 @@ impl HandshakeError {
 pub(super) async fn greet<R, W>(
     setup: &Setup,
     registry: &Registry,
+    peer: Peer,
     reader: &mut FrameReader<R>,
     writer: &mut FrameWriter<W>,
 ) -> Result<Hello, HandshakeError>
@@ -86,7 +96,7 @@ where
     check(&hello).map_err(HandshakeError::Refused)?;
     // the fleet's fingerprints are for those who know the secret
     if setup.auth.is_none() {
-        registry.may_join(&hello).map_err(HandshakeError::Refused)?;
+        registry.may_join(&hello, peer).map_err(HandshakeError::Refused)?;
     }
     let challenge = setup.auth.map(|_| setup.random_bytes::<NONCE_BYTES>());
     let proof = setup.auth.map(|key| key.proof(Side::Router, &hello.nonce));

@@ -15,7 +15,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::description::Description;
+pub(super) use self::description::Description;
 pub(crate) use self::error::LinkError;
 pub(crate) use self::hangup::Hangup;
 pub(crate) use self::leg::{Part, Partner};
@@ -148,7 +148,8 @@ impl Link {
 
     /// Asks for the description of the model.
     pub(super) fn describe(&self, fingerprint: String) {
-        let asked = Description::new(fingerprint.clone(), Instant::now());
+        let charge = self.registry.descriptions.charge();
+        let asked = Description::new(fingerprint.clone(), Instant::now(), charge);
         *self.asked.lock() = Some(asked);
         self.send(Frame::Describe(Describe { fingerprint }));
     }
@@ -336,6 +337,7 @@ impl Link {
         tracing::warn!(worker = self.worker, reason, "no credit for its cache");
         self.registry.metrics.scheduling.blocks_lost.inc([reason]);
         let gap = match why {
+            Withdrawal::OverShare => return, // the same snapshot would not fit the next time either
             Withdrawal::OverCapacity => Gap::Capacity,
             Withdrawal::Silent => Gap::Silent,
             Withdrawal::Unknown | Withdrawal::Lost | Withdrawal::Overclaimed => Gap::Audit,
@@ -348,11 +350,11 @@ impl Link {
         let Some(description) = asked.as_mut() else {
             return Err(LinkError::Model("was not asked for".into()));
         };
-        description.take_in(part)?;
+        description.take_in(part, &self.registry.descriptions)?;
         if part.last {
-            let Description { fingerprint, document, .. } =
-                asked.take().expect("it was there above");
-            self.registry.described(Arc::clone(self), fingerprint, document);
+            let description = asked.take().expect("it was there above");
+            drop(asked);
+            self.registry.described(Arc::clone(self), description);
         }
         Ok(())
     }

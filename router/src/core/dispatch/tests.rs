@@ -23,6 +23,7 @@ fn dispatch(workers: u32, slots: u32, queue: usize) -> Dispatch<u64> {
             name: format!("w{id}").into(),
             role: Role::Both,
             kv_block_bytes: 0,
+            index_room: [10_000, 0, 0],
             capacity: Capacity {
                 blocks: 10_000,
                 sequences: slots,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::Joining;
 use super::credit::Credit;
-use super::holdings::Places;
+use super::holdings::{Places, Tier};
 use super::legs::{Leg, Part};
 use crate::core::candidate::{WorkerId, WorkerName};
 use crate::core::cost::{StepFeatures, StepFit, context};
@@ -266,6 +266,15 @@ impl Worker {
     /// It takes answers, and whole requests.
     pub(super) fn decodes(&self) -> bool {
         self.role != Role::Prefill
+    }
+
+    /// Blocks that it says a tier can hold.
+    pub(super) fn capacity_of(&self, tier: Tier) -> u32 {
+        match tier {
+            Tier::Device => self.capacity.blocks,
+            Tier::Host => self.capacity.host_blocks,
+            Tier::Disk => self.capacity.disk_blocks,
+        }
     }
 
     /// Requests that it can hold, in the batch and in its queue.

@@ -124,6 +124,7 @@ impl Registry {
         let mut state = self.state();
         let State { pools, next_request, next_ticket, .. } = &mut *state;
         let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
+        pool.want();
         if !pool.understands(&wanted.engine) {
             return Err(no_worker());
         }

@@ -177,6 +177,7 @@ fn a_worker_whose_kv_cannot_be_moved_takes_no_part_in_a_split() {
         name: "w5".into(),
         role: Role::Prefill,
         kv_block_bytes: 0,
+        index_room: capacity().tiers(),
         capacity: capacity(),
         group: None,
         step_prior: Some(COST),
