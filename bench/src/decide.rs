@@ -10,7 +10,7 @@ use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::frame::{Capacity, Load, RequestId, Role, Step, StepCost};
 use headrace_router::core::policy::PolicyName;
-use headrace_router::core::scheduler::{Joining, Output, Rules, Scheduler, Tier, Want};
+use headrace_router::core::scheduler::{Given, Joining, Output, Rules, Scheduler, Tier, Want};
 use headrace_router::core::secret::HashKey;
 use serde::Serialize;
 
@@ -359,6 +359,6 @@ impl Bench {
             outputs: Vec::new(),
         };
         let worker = WorkerId((n % u64::from(self.args.workers)) as u32);
-        let _ = self.scheduler.step(worker, &step, now.as_secs_f64() * 1e3);
+        let _ = self.scheduler.step(worker, &step, Given::default(), now.as_secs_f64() * 1e3);
     }
 }

@@ -21,6 +21,8 @@ const NONCE_BYTES: usize = 16;
 const NAME_BYTES: usize = 256;
 /// More of anything than a worker can have.
 const SANE: u32 = 1 << 30;
+/// More KV blocks than a device can have: of one token each, they would be two terabytes of 32 KiB.
+const SANE_BLOCKS: u32 = 1 << 26;
 /// Ways to pull KV from one worker.
 const TRANSFER_WAYS: usize = 16;
 /// More bytes than a KV block can have.
@@ -172,7 +174,6 @@ fn check(hello: &Hello) -> Result<(), Refuse> {
     )?;
     for (field, n, least) in [
         ("fingerprints.block_tokens", prints.block_tokens, 1),
-        ("capacity.blocks", capacity.blocks, 1),
         ("capacity.sequences", capacity.sequences, 1),
         ("capacity.batched_tokens", capacity.batched_tokens, 1),
         ("capacity.waiting", capacity.waiting, 0),
@@ -184,11 +185,16 @@ fn check(hello: &Hello) -> Result<(), Refuse> {
         let fine = (least..=SANE).contains(&n);
         require(fine, field, &expected, &n, "no worker has that many")?;
     }
+    let fine = (1..=SANE_BLOCKS).contains(&capacity.blocks);
+    let expected = format!("1 to {SANE_BLOCKS}");
+    require(fine, "capacity.blocks", &expected, &capacity.blocks, "no device has that many")?;
     if let Some(prior) = &hello.step_prior {
         let StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms } = *prior;
         let costs = [fixed_ms, prefill_ms, context_ms, row_ms, kv_ms];
         let fine = costs.iter().all(|ms| (0.0..=SANE_MS).contains(ms)); // NaN is in no range
-        let (expected, got) = ("five costs of 0 to 1e6 ms", format!("{costs:?}"));
+        let fine = fine && costs.iter().sum::<f64>() > 0.0;
+        let (expected, got) =
+            ("five costs of 0 to 1e6 ms, not all of them 0", format!("{costs:?}"));
         require(fine, "step_prior", &expected, &got, "measure again, or send none")?;
     }
     if let Some(group) = &hello.group {

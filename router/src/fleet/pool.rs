@@ -22,7 +22,7 @@ use crate::core::dispatch::{Dispatch, Refusal};
 use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
-    Applied, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
+    Applied, Doubt, Given, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
 };
 use crate::prompt::PromptEngine;
 
@@ -266,7 +266,13 @@ impl Pool {
     // ---- what workers say, and do not say ----
 
     /// Takes a report in; `Some` if the worker is not believed any more.
-    pub(super) fn step(&mut self, id: WorkerId, step: &Step, now_ms: f64) -> Option<Withdrawal> {
+    pub(super) fn step(
+        &mut self,
+        id: WorkerId,
+        step: &Step,
+        given: Given,
+        now_ms: f64,
+    ) -> Option<Withdrawal> {
         let i = self.find(id)?;
         let worker = &mut self.workers[i];
         worker.silent = false;
@@ -275,7 +281,29 @@ impl Pool {
         }
         worker.last = Some(Step { outputs: Vec::new(), ..*step });
         self.refresh(i);
-        self.dispatch.scheduler.step(id, step, now_ms)
+        self.dispatch.scheduler.step(id, step, given, now_ms)
+    }
+
+    /// Says whose word about its speed began, or ceased, to be doubted.
+    pub(super) fn take_doubts(&mut self) -> Vec<Doubt> {
+        let mut begun = Vec::new();
+        for (id, doubt) in self.dispatch.scheduler.take_doubts() {
+            let Some(i) = self.find(id) else { continue };
+            let worker = &self.workers[i].hello.worker;
+            match doubt {
+                Some(why) => {
+                    let why = why.as_str();
+                    tracing::warn!(
+                        worker,
+                        why,
+                        "its speed is not what it says: it is measured here"
+                    );
+                }
+                None => tracing::info!(worker, "what it says of its speed is believed again"),
+            }
+            begun.extend(doubt);
+        }
+        begun
     }
 
     /// Applies a block event as far as it may be believed.

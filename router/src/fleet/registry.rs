@@ -24,7 +24,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
 use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
-use crate::core::scheduler::{Output, Withdrawal};
+use crate::core::scheduler::{Given, Output, Withdrawal};
 use crate::error::RouteError;
 use crate::lock::{Held, Lock};
 use crate::metrics::Metrics;
@@ -57,6 +57,17 @@ pub(super) struct State {
     pub(super) shutting_down: bool,
     /// Workers that come and go too often.
     pub(super) circuits: Circuits,
+}
+
+/// What the outputs of a step say of legs.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// Those that got their first token, and how much of their prompts was cached.
+    pub(super) begun: Vec<(RequestId, u32)>,
+    /// What those got that had begun before.
+    pub(super) given: Given,
+    /// Those that ended.
+    pub(super) ended: Vec<(RequestId, Output)>,
 }
 
 impl State {
@@ -196,28 +207,29 @@ impl Registry {
         }
     }
 
-    /// A report of a worker, with the legs that got their first token (and how much of their prompts was cached) and
-    /// those that ended. `Some`: the worker is not believed any more.
+    /// A report of a worker, with what it says of legs. `Some`: the worker is not believed any more.
     pub(super) fn step(
         self: &Arc<Self>,
         id: WorkerId,
         step: &Step,
-        begun: &[(RequestId, u32)],
-        ended: &[(RequestId, Output)],
+        said: &Said,
     ) -> Option<Withdrawal> {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
             // first the step: what it computed belongs to the prompts that were still under way in it
-            let mut withdrawn = pool.step(id, step, now_ms);
-            for (request, cached_tokens) in begun {
+            let mut withdrawn = pool.step(id, step, said.given, now_ms);
+            for (request, cached_tokens) in &said.begun {
                 if let Some(begun) = pool.dispatch.scheduler.begun(*request, *cached_tokens, now_ms)
                 {
                     self.metrics.scheduling.begun(&begun);
                     withdrawn = withdrawn.or(begun.withdrawn);
                 }
             }
-            for (request, output) in ended {
+            for (request, output) in &said.ended {
                 pool.dispatch.end(*request, *output, now_ms);
+            }
+            for why in pool.take_doubts() {
+                self.metrics.scheduling.speed_doubted.inc([why.as_str()]);
             }
             withdrawn
         })

@@ -21,7 +21,7 @@ async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello
 async fn every_wrong_hello_is_refused_by_field_with_both_values() {
     let app = start_router(|_| {}).await;
     type Change = fn(&mut Hello);
-    let cases: [(&str, &str, Change); 20] = [
+    let cases: [(&str, &str, Change); 22] = [
         ("protocol", "9", |h| h.protocol = 9),
         ("worker", "", |h| h.worker = String::new()),
         ("worker", "a\nb", |h| h.worker = "a\nb".into()),
@@ -35,6 +35,11 @@ async fn every_wrong_hello_is_refused_by_field_with_both_values() {
         ("transfer", "0 ways", |h| h.role = Role::Prefill),
         ("kv_block_bytes", "18446744073709551615", |h| h.kv_block_bytes = u64::MAX),
         ("capacity.blocks", "0", |h| h.capacity.blocks = 0),
+        ("capacity.blocks", "1073741824", |h| h.capacity.blocks = 1 << 30),
+        ("step_prior", "[0.0, 0.0, 0.0, 0.0, 0.0]", |h| {
+            let (fixed_ms, prefill_ms, context_ms, row_ms, kv_ms) = (0.0, 0.0, 0.0, 0.0, 0.0);
+            h.step_prior = Some(StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms });
+        }),
         ("capacity.sequences", "4294967295", |h| h.capacity.sequences = u32::MAX),
         ("capacity.batched_tokens", "0", |h| h.capacity.batched_tokens = 0),
         ("capacity.disk_blocks", "4294967295", |h| h.capacity.disk_blocks = u32::MAX),

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::frame::{Capacity, Load, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
-use crate::core::scheduler::{Joining, Rules};
+use crate::core::scheduler::{Given, Joining, Rules};
 
 const COST: StepCost =
     StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 0.0, row_ms: 0.1, kv_ms: 0.0 };
@@ -358,7 +358,7 @@ proptest! {
                         load: Load::default(),
                         outputs: Vec::new(),
                     };
-                    let _ = dispatch.scheduler.step(WorkerId(id), &step, now_ms);
+                    let _ = dispatch.scheduler.step(WorkerId(id), &step, Given::default(), now_ms);
                 }
                 Event::WorkerLeaves(id) => dispatch.worker_left(WorkerId(id), now_ms),
             }

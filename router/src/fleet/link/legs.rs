@@ -18,6 +18,7 @@ use crate::core::frame::{
 };
 use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
+use crate::fleet::registry::Said;
 use crate::lock::Held;
 use crate::metrics::Metrics;
 use crate::stream::{Appended, Mailbox};
@@ -38,8 +39,7 @@ pub(super) struct Legs {
 /// What a step is to set off, once the lock is gone.
 #[derive(Default)]
 struct Follows {
-    begun: Vec<(RequestId, u32)>,
-    ended: Vec<(RequestId, Output)>,
+    said: Said,
     wrong: Vec<(RequestId, Arc<Mailbox>, &'static str)>,
     go_on: Vec<(Arc<Link>, RequestId, Vec<u32>)>,
     needless: Vec<(Arc<Link>, RequestId)>,
@@ -98,7 +98,10 @@ impl Legs {
         // a worker that does not say what its cache gave is held to have got nothing from it
         let first = leg.generated == 0 && !output.ids.is_empty();
         if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
-            follows.begun.push((request, cached_tokens));
+            follows.said.begun.push((request, cached_tokens));
+        }
+        if leg.generated > 0 && !output.ids.is_empty() {
+            follows.said.given.add(output.ids.len());
         }
         leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
         let ids = matches!(leg.part, Part::Prefill(_)).then(|| output.ids.clone());
@@ -119,7 +122,7 @@ impl Legs {
         }
         if finished {
             metrics.legs.ended.inc(["finished"]);
-            follows.ended.push((request, leg.output(complete)));
+            follows.said.ended.push((request, leg.output(complete)));
             self.by_request.remove(&request);
         }
     }
@@ -382,7 +385,7 @@ impl Link {
             };
             mailbox.fail(error, self.id);
         }
-        self.registry.step(self.id, &step, &follows.begun, &follows.ended)
+        self.registry.step(self.id, &step, &follows.said)
     }
 
     /// The blocks of a leg are free: of one that was cancelled, or of a prompt that was pulled.
