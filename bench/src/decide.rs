@@ -10,7 +10,7 @@ use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::frame::{Capacity, Load, RequestId, Role, Step, StepCost};
 use headrace_router::core::policy::PolicyName;
-use headrace_router::core::scheduler::{Joining, Output, Rules, Scheduler, Tier, Want};
+use headrace_router::core::scheduler::{Given, Joining, Output, Rules, Scheduler, Tier, Want};
 use headrace_router::core::secret::HashKey;
 use serde::Serialize;
 
@@ -210,6 +210,7 @@ impl Bench {
                 name: format!("worker-{}", id.0).into(),
                 role: role(args, id),
                 kv_block_bytes: KV_BLOCK_BYTES,
+                index_room: [args.blocks * 2, 0, 0],
                 capacity: Capacity {
                     blocks: args.blocks * 2,
                     sequences: 4096,
@@ -359,6 +360,6 @@ impl Bench {
             outputs: Vec::new(),
         };
         let worker = WorkerId((n % u64::from(self.args.workers)) as u32);
-        let _ = self.scheduler.step(worker, &step, now.as_secs_f64() * 1e3);
+        let _ = self.scheduler.step(worker, &step, Given::default(), now.as_secs_f64() * 1e3);
     }
 }

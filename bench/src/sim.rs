@@ -46,6 +46,10 @@ pub(crate) struct SimArgs {
     #[arg(long, value_name = "FAULT", help_heading = "Fleet")]
     fault: Vec<Fault>,
 
+    /// Workers do not say what their steps cost, as real ones: the router learns it.
+    #[arg(long, help_heading = "Fleet")]
+    no_prior: bool,
+
     /// How a worker is chosen: kv, round-robin, least-loaded, power-of-two or session-hash.
     #[arg(long, default_value = "kv", help_heading = "Router")]
     policy: String,
@@ -112,7 +116,8 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
     let blocks = engine.capacity.blocks as usize;
     let began = Instant::now();
     let terms = args.model.terms(&engine)?;
-    let fleet = Fleet { roles, engine, terms, faults: args.fault.clone() };
+    let (faults, priors) = (args.fault.clone(), !args.no_prior);
+    let fleet = Fleet { roles, engine, terms, faults, priors };
     let arrivals = arrival::arrivals(requests, scale, speed);
     let mut world = World::new(&config, &fleet, arrivals, args.decisions.as_deref())?;
     let wall_s = world.run()? / 1e3;

@@ -94,7 +94,7 @@ class Refused(LinkError):
 
 
 class HeldOff(LinkError):
-    """The router does not take this worker now: it came and went too often. Later it will."""
+    """The router does not take this worker now: it came and went too often, or its name is taken. Later it may."""
 
     def __init__(self, retry_after_s: float, message: str) -> None:
         super().__init__(retry_after_s, message)

@@ -314,8 +314,8 @@ def _wanted(frame: FromRouter) -> FromRouter:
 
 
 def _refused(frame: Refuse) -> LinkError:
-    """The two refusals that are none for good have names of their own: see `Refuse` in the schema of frames."""
-    if frame.field == "circuit":
+    """The refusals that are none for good have names of their own: see `Refuse` in the schema of frames."""
+    if frame.field in ("circuit", "name_taken"):
         return HeldOff(_seconds(frame.expected), frame.message)
     if frame.field == "link":
         return AlreadyJoined(frame.expected)

@@ -7,6 +7,7 @@ mod access;
 mod args;
 pub mod argv;
 pub mod environment;
+mod fleet_limits;
 mod keys;
 mod memory;
 mod registration;
@@ -21,6 +22,7 @@ use crate::core::policy::PolicyName;
 
 pub use access::{AccessConfig, Names};
 pub use args::RouterArgs;
+pub use fleet_limits::FleetLimits;
 pub use keys::{Keys, Tenant, first_key};
 pub use memory::MemoryConfig;
 pub use registration::Registration;
@@ -93,6 +95,8 @@ pub struct FleetConfig {
     pub describe_timeout: Duration,
     /// Links of one worker that may break within a minute before its dials are refused for a while; 0 refuses none.
     pub circuit_breaks: u32,
+    /// What strangers and workers may take.
+    pub limits: FleetLimits,
     /// Where it makes itself known to them.
     pub registration: Option<Registration>,
 }
@@ -219,6 +223,7 @@ impl TryFrom<RouterArgs> for Config {
         let access = AccessConfig::check(&args, warnings)?;
         let memory = MemoryConfig::check(&args)?;
         let fleet = FleetConfig {
+            limits: FleetLimits::check(&args)?,
             registration: Registration::check(&args, &listen)?,
             listen,
             circuit_breaks: args.circuit_breaks,

@@ -1,7 +1,7 @@
 //! Decisions that were made: the latest ones in memory, all of them in the log, if there is one.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::decision::Decision;
 use crate::decision_log::DecisionLog;
@@ -48,7 +48,8 @@ impl Decisions {
     }
 
     fn recent(&self) -> MutexGuard<'_, Recent> {
-        self.recent.lock().expect("no holder panics")
+        // the oldest may be counted once too often after a panic: no more than that
+        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -5,6 +5,7 @@
 //! model, or lets them wait in its [`queue`].
 
 pub(crate) mod booking;
+mod budget;
 pub mod codec;
 mod discovery;
 pub(crate) mod drain;
@@ -12,6 +13,7 @@ mod etcd;
 mod handshake;
 pub(crate) mod link;
 mod listen;
+mod lobby;
 mod pool;
 mod pulls;
 mod queue;

@@ -108,10 +108,7 @@ pub(crate) fn too_much_unread() -> impl IntoResponse {
 /// # Errors
 /// As a request with this body.
 #[doc(hidden)]
-pub fn read_body(
-    body: &[u8],
-    bytes: usize,
-) -> Result<(serde_json::Value, usize), crate::error::RouteError> {
+pub fn read_body(body: &[u8], bytes: usize) -> Result<(serde_json::Value, usize), RouteError> {
     let mut memory = crate::memory::Pool::private(bytes).share();
     let document = json::parse(body, None, &mut memory)?;
     Ok((document.value, memory.peak()))

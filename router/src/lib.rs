@@ -16,6 +16,7 @@ pub mod error;
 pub mod exit;
 pub mod fleet;
 pub mod http;
+mod lock;
 pub mod log;
 pub mod memory;
 pub mod metrics;

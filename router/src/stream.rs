@@ -2,7 +2,7 @@
 //! since the reader last looked. Nothing is dropped, and it holds no more than the request's own `max_tokens`.
 
 use std::mem;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -12,6 +12,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, Output, Ranked, TokenLogprob};
 use crate::error::RouteError;
 use crate::fleet::link::{Hangup, Lease};
+use crate::lock::{Held, Lock};
 use crate::memory::{ALLOCATION_BYTES, Refused, Share};
 
 /// What came since the last look.
@@ -19,8 +20,8 @@ use crate::memory::{ALLOCATION_BYTES, Refused, Share};
 pub struct Chunk {
     /// New tokens, in order.
     pub ids: Vec<u32>,
-    /// One for each of `ids`, where asked for.
-    pub logprobs: Vec<TokenLogprob>,
+    /// Those of `ids` in their order, where asked for: of a token that came without, and of the last ones, there may be none.
+    pub logprobs: Vec<Option<TokenLogprob>>,
     /// In the first chunk, where asked for.
     pub prompt_logprobs: Option<Vec<TokenLogprob>>,
     /// In the first chunk.
@@ -35,7 +36,7 @@ pub struct Chunk {
 
 /// Where links put the tokens of a request's legs.
 #[derive(Debug)]
-pub(crate) struct Mailbox(Mutex<State>);
+pub(crate) struct Mailbox(Lock<State>);
 
 #[derive(Debug)]
 struct State {
@@ -70,7 +71,7 @@ pub(crate) enum Appended {
 impl Mailbox {
     /// Empty, for at most `max_tokens`, the first of them by `from`. Log-probabilities in it are charged to `memory`.
     pub(crate) fn new(max_tokens: u32, from: WorkerId, memory: Share) -> Self {
-        Self(Mutex::new(State {
+        let state = State {
             chunk: Chunk::default(),
             memory,
             allowed: usize::try_from(max_tokens).unwrap_or(usize::MAX),
@@ -80,7 +81,8 @@ impl Mailbox {
             read: false,
             waiting_since: None,
             last_arrival: None,
-        }))
+        };
+        Self(Lock::new("the tokens of a request", state))
     }
 
     /// Adds what a step brought, and wakes the reader.
@@ -105,12 +107,15 @@ impl Mailbox {
         }
         state.allowed -= output.ids.len();
         let chunk = &mut state.chunk;
+        if let Some(logprobs) = output.logprobs {
+            chunk.logprobs.resize_with(chunk.ids.len(), || None); // outputs before may have come without
+            chunk.logprobs.extend(logprobs.into_iter().map(Some));
+        }
         if chunk.ids.is_empty() {
             chunk.ids = output.ids;
         } else {
             chunk.ids.extend_from_slice(&output.ids);
         }
-        chunk.logprobs.extend(output.logprobs.into_iter().flatten());
         chunk.prompt_logprobs = chunk.prompt_logprobs.take().or(output.prompt_logprobs);
         chunk.cached_tokens = chunk.cached_tokens.or(output.cached_tokens);
         chunk.finish = output.finish;
@@ -145,8 +150,8 @@ impl Mailbox {
         self.lock().last_arrival.is_some()
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().expect("no holder panics")
+    fn lock(&self) -> Held<'_, State> {
+        self.0.lock()
     }
 }
 
@@ -156,7 +161,7 @@ fn bytes_of(at: &TokenLogprob) -> usize {
 }
 
 /// Wakes after the lock is gone, so that the reader does not run into it.
-fn wake(mut state: MutexGuard<'_, State>) {
+fn wake(mut state: Held<'_, State>) {
     let waker = state.waker.take();
     drop(state);
     if let Some(waker) = waker {
@@ -244,49 +249,4 @@ impl Chunk {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::core::frame::RequestId;
-    use crate::memory::Pool;
-
-    fn output(alternatives: u32) -> Output {
-        let top = (0..alternatives).map(|id| Ranked(id, -1.0)).collect();
-        Output {
-            request: RequestId(1),
-            ids: vec![7],
-            logprobs: Some(vec![TokenLogprob { logprob: -1.0, top }]),
-            finish: None,
-            cached_tokens: None,
-            prompt_logprobs: None,
-            drafted: 0,
-            accepted: 0,
-        }
-    }
-
-    /// Appends until there is no memory for more; says how many that were.
-    fn fill(mailbox: &Mailbox, alternatives: u32) -> usize {
-        let now = Instant::now();
-        for appended in 0..10_000 {
-            match mailbox.append(output(alternatives), now) {
-                Appended::Fine(_) => {}
-                Appended::Refused(Refused::TooMuch { limit: 40_000 }) => return appended,
-                wrong @ (Appended::Wrong(_) | Appended::Refused(_)) => panic!("{wrong:?}"),
-            }
-        }
-        panic!("10,000 outputs of {alternatives} alternatives")
-    }
-
-    #[test]
-    fn log_probabilities_that_nobody_reads_are_bounded() {
-        let mailbox = Mailbox::new(u32::MAX, WorkerId(0), Pool::private(40_000).share());
-        let few = fill(&mailbox, 20);
-        assert!((90..110).contains(&few), "{few}");
-        let taken = {
-            let mut state = mailbox.lock();
-            state.memory.give_all_back();
-            mem::take(&mut state.chunk)
-        };
-        assert_eq!((taken.ids.len(), taken.logprobs.len()), (few, few));
-        assert!(fill(&mailbox, 1) > 3 * few, "what was read is given back");
-    }
-}
+mod tests;

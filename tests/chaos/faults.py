@@ -297,7 +297,7 @@ class Injector:
         await self.fleet.poll(silent, f"{worker.name} froze and gave signs of life", 30)
 
     async def _replaced(self, worker: Worker) -> None:
-        """Another process takes the name while the first is frozen; then the first wakes up."""
+        """Another process gets the name once the first has been frozen for four heartbeats; then the first wakes up."""
         first, starts = worker.pid, worker.starts
         assert first is not None
         self.fleet.replaced.add(first)

@@ -122,6 +122,21 @@ impl Behaviour {
         worker
     }
 
+    /// Joins as soon as its name is not that of a living worker any more.
+    pub(crate) async fn join_when_free(self, app: &App) -> FakeWorker {
+        let dials = async {
+            loop {
+                match self.clone().join(app).await {
+                    Ok(worker) => return worker,
+                    Err(refuse) if ["name_taken", "link"].contains(&refuse.field.as_str()) => {}
+                    Err(refuse) => panic!("{refuse:?}"),
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+        };
+        in_time("the name", dials).await
+    }
+
     /// Dials and goes through the handshake.
     pub(crate) async fn join(self, app: &App) -> Result<FakeWorker, Refuse> {
         let (mut reader, mut writer) = dial(app.fleet.address()).await;
@@ -153,8 +168,9 @@ impl Behaviour {
         let (commands, inbox) = mpsc::unbounded_channel();
         let (events, outbox) = mpsc::unbounded_channel();
         let heartbeat = Duration::from_millis(welcome.heartbeat_ms.into());
+        let name = self.hello.worker.clone();
         tokio::spawn(serve(self, reader, writer, heartbeat, early, inbox, events));
-        Ok(FakeWorker { commands, events: outbox, welcome })
+        Ok(FakeWorker { commands, events: outbox, welcome, name })
     }
 }
 
@@ -188,6 +204,7 @@ pub(crate) struct FakeWorker {
     commands: mpsc::UnboundedSender<Command>,
     events: mpsc::UnboundedReceiver<Event>,
     pub(crate) welcome: Welcome,
+    name: String,
 }
 
 impl FakeWorker {
@@ -250,6 +267,12 @@ impl FakeWorker {
         }
     }
 
+    /// What came next, pings too; `None` once the router closed the link.
+    pub(crate) async fn events_until_closed(&mut self) -> Option<Event> {
+        let event = in_time("an event of the worker", self.events.recv()).await;
+        event.filter(|event| !matches!(event, Event::Closed))
+    }
+
     /// Returns when the router closed the link.
     pub(crate) async fn closed(&mut self) {
         while !matches!(self.event().await, Event::Closed) {}
@@ -258,6 +281,13 @@ impl FakeWorker {
     /// Events so far.
     pub(crate) fn so_far(&mut self) -> Vec<Event> {
         std::iter::from_fn(|| self.events.try_recv().ok()).collect()
+    }
+
+    /// Hangs up, and waits until the router knows.
+    pub(crate) async fn leaves(self, app: &App) {
+        let name = self.name.clone();
+        drop(self);
+        until("it is gone", || state_of(app, &name).is_empty()).await;
     }
 
     pub(crate) fn send(&self, frame: Frame) {

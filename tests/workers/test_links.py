@@ -162,6 +162,15 @@ async def test_a_router_that_holds_a_worker_off_is_dialled_later(tmp_path: Path)
         assert await scene.joined() == "a"
 
 
+async def test_a_name_that_is_taken_is_tried_again_and_is_no_end(tmp_path: Path) -> None:
+    async with FakeRouter(tmp_path / "a", name="a") as one, running() as scene:
+        await scene.names(one)
+        for _ in range(3):
+            await refused(one, Refuse("name_taken", "0.01", "0.0", "a worker of this name lives"))
+        await one.worker()
+        assert await scene.joined() == "a"
+
+
 @pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon", ""])
 def test_a_pause_that_is_none_is_a_second(text: str) -> None:
     error = _refused(Refuse("circuit", text, "0.0", "it came and went"))

@@ -42,7 +42,7 @@ pub(super) async fn greet(
                 refuse.field, refuse.got, refuse.expected, refuse.message
             );
             match refuse.field.as_str() {
-                "circuit" | "link" => bail!(text), // for now, not for good
+                "circuit" | "link" | "name_taken" => bail!(text), // for now, not for good
                 _ => bail!(refused(text)),
             }
         }

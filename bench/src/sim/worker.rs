@@ -6,7 +6,7 @@ use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::events::{BlockEvents, Gap, Verdict};
 use headrace_router::core::frame::{Blocks, Fingerprints, Hello, PROTOCOL, Role, Snapshot, Step};
-use headrace_router::core::scheduler::{Joining, Scheduler, Withdrawal};
+use headrace_router::core::scheduler::{Given, Joining, Scheduler, Withdrawal};
 
 use super::world::Fleet;
 use crate::mock::engine::{Engine, EngineConfig, StepResult};
@@ -22,6 +22,8 @@ pub(super) struct SimWorker {
     config: EngineConfig,
     role: Role,
     kv_block_bytes: u64,
+    /// It says what its steps cost.
+    priors: bool,
     /// Its link, while it has one.
     pub(super) link: Option<Link>,
     /// Of the step that runs: its ms.
@@ -57,6 +59,7 @@ impl SimWorker {
             config,
             role: fleet.roles.of(number),
             kv_block_bytes: fleet.terms.block_bytes,
+            priors: fleet.priors,
             link: None,
             step_ms: None,
             step_ends_ms: 0.0,
@@ -101,6 +104,7 @@ impl SimWorker {
             name: Arc::clone(&self.name),
             role: hello.role,
             kv_block_bytes: hello.kv_block_bytes,
+            index_room: hello.capacity.tiers(),
             capacity: hello.capacity.clone(),
             group: None,
             step_prior: hello.step_prior,
@@ -108,7 +112,7 @@ impl SimWorker {
         self.link = Some(Link { id, events: BlockEvents::new(&hello) });
         self.send_snapshot(scheduler, now_ms);
         scheduler.set_open(id, true);
-        self.send_step(&self.engine.heartbeat(), scheduler, now_ms);
+        self.send_step(&self.engine.heartbeat(), Given::default(), scheduler, now_ms);
     }
 
     fn hello(&self) -> Hello {
@@ -131,7 +135,7 @@ impl SimWorker {
             group: None,
             transfer: Vec::new(),
             nonce: Vec::new(),
-            step_prior: Some(self.engine.cost()),
+            step_prior: self.priors.then(|| self.engine.cost()),
             kv_block_bytes: self.kv_block_bytes,
         }
     }
@@ -161,9 +165,16 @@ impl SimWorker {
     }
 
     /// A report arrives, without what it says of requests.
-    pub(super) fn send_step(&mut self, step: &Step, scheduler: &mut Scheduler, now_ms: f64) {
+    pub(super) fn send_step(
+        &mut self,
+        step: &Step,
+        given: Given,
+        scheduler: &mut Scheduler,
+        now_ms: f64,
+    ) {
         let Some(link) = &self.link else { return };
-        let withdrawn = scheduler.step(link.id, step, now_ms);
+        let withdrawn = scheduler.step(link.id, step, given, now_ms);
+        scheduler.take_doubts(); // nobody is to be told
         self.disbelieve(withdrawn, now_ms);
     }
 

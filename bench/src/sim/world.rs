@@ -34,6 +34,8 @@ pub(super) struct Fleet {
     /// What moving KV costs.
     pub(super) terms: Terms,
     pub(super) faults: Vec<Fault>,
+    /// Workers say what their steps cost.
+    pub(super) priors: bool,
 }
 
 /// See the head of this file.

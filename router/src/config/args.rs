@@ -202,6 +202,16 @@ pub struct RouterArgs {
     /// A worker that dials must have introduced itself in this time, in ms.
     #[arg(long, value_name = "MS", default_value_t = 10_000, help_heading = "Workers")]
     pub handshake_timeout_ms: u64,
+    /// A connection to the workers' port must have sent its first byte in this time, in ms.
+    #[arg(long, value_name = "MS", default_value_t = 2_000, help_heading = "Workers")]
+    pub first_byte_timeout_ms: u64,
+    /// KV blocks that the index of who holds what keeps for all workers together, up to 64 bytes each. No worker gets more
+    /// than an eighth of it; one that holds more serves without credit for its cache.
+    #[arg(long, value_name = "N", default_value_t = 1 << 25, help_heading = "Bounds")]
+    pub max_index_blocks: u64,
+    /// Bytes of all models' tokenizers and templates together, as workers send them.
+    #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = "Bounds")]
+    pub max_description_bytes: usize,
     /// A worker that joined must have said which blocks it holds in this time, and one that was asked for its model's
     /// tokeniser must have sent it, in ms.
     #[arg(long, value_name = "MS", default_value_t = 60_000, help_heading = "Workers")]

@@ -111,10 +111,20 @@ impl StepFit {
             (Some(cost), _) | (None, Some(cost)) => (cost, PRIOR_SPREAD),
             (None, None) => (UNKNOWN, UNKNOWN_SPREAD),
         };
+        Self::around(prior, spread)
+    }
+
+    fn around(prior: StepCost, spread: f64) -> Self {
         let (prior, guess) = (prior.vector(), UNKNOWN.vector());
         // a coefficient given as 0 may be found to be more than that
         let spread = std::array::from_fn(|i| (spread * prior[i]).max(1e-3 * guess[i]));
         Self { cost: prior, prior, spread, squares: [[0.0; 5]; 5], products: [0.0; 5], steps: 0 }
+    }
+
+    /// Begins with what its peers are like, as a guess that the first steps replace.
+    #[must_use]
+    pub fn guess(peers: Option<StepCost>) -> Self {
+        Self::around(peers.filter(StepCost::is_sane).unwrap_or(UNKNOWN), UNKNOWN_SPREAD)
     }
 
     /// As far as it is known.

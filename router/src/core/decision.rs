@@ -137,6 +137,15 @@ impl Decision {
         }
     }
 
+    /// Workers that were left out because they failed it before, if no other one has room for anybody; only if none was
+    /// taken.
+    #[must_use]
+    pub fn where_it_failed(&self) -> Option<Vec<WorkerId>> {
+        let none_is_free = self.candidates.iter().all(|c| c.excluded.is_some());
+        let failed = self.candidates.iter().filter(|c| c.excluded == Some(Exclusion::Failed));
+        none_is_free.then(|| failed.map(|c| c.id).collect())
+    }
+
     fn position(&self, id: WorkerId) -> Option<usize> {
         self.candidates.binary_search_by_key(&id, |candidate| candidate.id).ok()
     }

@@ -9,7 +9,8 @@ use crate::core::decision::NoPlace;
 use crate::core::frame::RequestId;
 use crate::core::scheduler::{Ended, Output, Placement, Scheduler, Want};
 
-/// Requests of the queue that are tried when room appears. More than one, because the first may not go where others may.
+/// Requests of the queue that are tried in vain when room appears. More than one, because the first may not go where others
+/// may. Of those that began before, only one is tried of all that were failed by the same workers.
 const TRIED: usize = 64;
 /// Nobody is told to come back sooner or later than this.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<f64> = 1_000.0..=600_000.0;
@@ -210,9 +211,15 @@ impl<T> Dispatch<T> {
         now_ms: f64,
         deliver: &mut impl FnMut(T, Result<Placement, Refusal>) -> bool,
     ) -> bool {
-        let tickets: Vec<u64> = self.returning.keys().copied().take(TRIED).collect();
-        for ticket in tickets {
-            let Some((want, _)) = self.returning.get(&ticket) else { continue };
+        // workers that may have room, after one who may go to all others found none; `None` before that
+        let mut left: Option<Vec<WorkerId>> = None;
+        let (mut next, mut in_vain) = (0, 0);
+        while let Some((&ticket, (want, _))) = self.returning.range(next..).next() {
+            next = ticket + 1;
+            let hopeless = |left: &Vec<WorkerId>| left.iter().all(|id| want.excluded.contains(id));
+            if left.as_ref().is_some_and(hopeless) {
+                continue;
+            }
             match self.scheduler.place(want, now_ms) {
                 Ok(placement) => {
                     let Some((want, item)) = self.returning.remove(&ticket) else { continue };
@@ -225,7 +232,19 @@ impl<T> Dispatch<T> {
                     }
                 }
                 // others may go where this one may not
-                Err(_) if !want.excluded.is_empty() => {}
+                Err(decision) if !want.excluded.is_empty() => {
+                    in_vain += 1;
+                    if in_vain == TRIED {
+                        break;
+                    }
+                    let Some(failed_by) = decision.where_it_failed() else { continue };
+                    let mut room = left.take().unwrap_or_else(|| failed_by.clone());
+                    room.retain(|id| failed_by.contains(id));
+                    if room.is_empty() {
+                        return false;
+                    }
+                    left = Some(room);
+                }
                 Err(_) => return false,
             }
         }

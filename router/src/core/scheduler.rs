@@ -7,9 +7,11 @@
 mod apply;
 mod booking;
 mod candidates;
+mod claims;
 mod credit;
 mod holdings;
 mod legs;
+mod measured;
 mod pressure;
 mod view;
 mod worker;
@@ -18,17 +20,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::core::candidate::WorkerId;
-use crate::core::cost::StepFit;
+use crate::core::cost::{StepFeatures, StepFit};
 use crate::core::decision::{Chooser, Decision};
 use crate::core::frame::{Capacity, RequestId, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
 
 pub use self::apply::Applied;
+pub use self::claims::Doubt;
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
 use self::legs::Leg;
-pub use self::legs::{Begun, Ended, Output};
+pub use self::legs::{Begun, Ended, Given, Output};
+use self::measured::Measured;
 use self::pressure::Pressures;
 pub use self::view::{SourceView, WorkerView};
 use self::worker::Worker;
@@ -60,6 +64,8 @@ pub struct Joining {
     pub kv_block_bytes: u64,
     /// Its bounds.
     pub capacity: Capacity,
+    /// Blocks that the index keeps for it, by tier: at most its capacity.
+    pub index_room: [u32; 3],
     /// Name of its expert-parallel group.
     pub group: Option<Arc<str>>,
     /// What it says its steps cost.
@@ -141,8 +147,15 @@ pub struct Scheduler {
     /// Share of prompt tokens that had to be computed, of late.
     uncached_share: f64,
     pressure: Pressures,
+    /// Workers whose word about their speed began or ended to count, for the caller to tell.
+    doubts: Vec<(WorkerId, Option<Doubt>)>,
 }
 
+/// Steps after which what is known of a worker says something of its peers, too. Before that it is mostly the guess that it
+/// began with, and who begins with a peer's costs takes them for near the truth.
+const TAUGHT: u64 = 50;
+/// A worker that joins is not taken at its word to be so many times faster than what others of its model were measured at.
+const FASTER: f64 = 2.0;
 /// Length of answers before any has ended. A guess.
 const FIRST_OUTPUT_TOKENS: f64 = 256.0;
 
@@ -161,6 +174,7 @@ impl Scheduler {
             output_tokens: FIRST_OUTPUT_TOKENS,
             uncached_share: 1.0,
             pressure: Pressures::default(),
+            doubts: Vec::new(),
             rules,
         }
     }
@@ -170,10 +184,14 @@ impl Scheduler {
     /// Takes a worker in. It gets no work before [`Self::set_open`], and no credit for blocks before
     /// [`Self::snapshot_complete`].
     pub fn join(&mut self, joining: Joining) {
-        let peers = self.workers.iter().max_by_key(|worker| worker.fit.steps());
-        let peers = peers.map(|worker| worker.fit.cost());
-        let fit = StepFit::new(joining.step_prior, peers);
-        let places = self.holdings.join(&joining.capacity);
+        let peers = self.taught_by_others(joining.id);
+        let fit = match (&joining.step_prior, peers) {
+            (Some(own), Some(peers)) if is_much_faster(own, &peers, &joining.capacity) => {
+                StepFit::guess(Some(peers)) // it may be, and the first steps show it
+            }
+            (own, peers) => StepFit::new(*own, peers),
+        };
+        let places = self.holdings.join(joining.index_room, joining.capacity.blocks);
         // the ranks of a group share one name, so that they are told by its address
         let mut joining = joining;
         let known = self.workers.iter().find(|w| w.group.is_some() && w.group == joining.group);
@@ -219,13 +237,47 @@ impl Scheduler {
         }
     }
 
-    /// A report of a worker.
+    /// What is known of the others that is more than a guess.
+    fn taught_by_others(&self, id: WorkerId) -> Option<StepCost> {
+        let taught = |worker: &&Worker| worker.id != id && worker.fit.steps() >= TAUGHT;
+        let taught = self.workers.iter().filter(taught);
+        taught.max_by_key(|worker| worker.fit.steps()).map(|worker| worker.fit.cost())
+    }
+
+    /// The word of a worker about its speed counts for nothing from now on, or counts again. What was learnt from it while
+    /// it was believed is forgotten.
+    fn doubt_changed(&mut self, i: usize) {
+        let (id, doubt) = (self.workers[i].id, self.workers[i].claims.doubt());
+        if doubt.is_some() {
+            let peers = self.taught_by_others(id);
+            self.workers[i].fit = StepFit::guess(peers);
+            self.workers[i].accepted = 1.0;
+            self.workers[i].measured = Measured::default();
+        }
+        self.doubts.push((id, doubt));
+    }
+
+    /// Whose word about its speed began (`Some`) or ceased to be doubted since the last call.
+    pub fn take_doubts(&mut self) -> Vec<(WorkerId, Option<Doubt>)> {
+        std::mem::take(&mut self.doubts)
+    }
+
+    /// A report of a worker, with what its outputs gave to requests that had begun before.
     #[must_use = "a withdrawn credit asks for a new snapshot"]
-    pub fn step(&mut self, id: WorkerId, step: &Step, now_ms: f64) -> Option<Withdrawal> {
+    pub fn step(
+        &mut self,
+        id: WorkerId,
+        step: &Step,
+        given: Given,
+        now_ms: f64,
+    ) -> Option<Withdrawal> {
         let i = self.find(id)?;
         let sets_the_pace = self.sets_the_pace(i, step);
+        if self.workers[i].audit(step, given, now_ms) {
+            self.doubt_changed(i);
+        }
         let worker = &mut self.workers[i];
-        let prompts_ms = worker.report(step, sets_the_pace, now_ms);
+        let prompts_ms = worker.report(step, given, sets_the_pace, now_ms);
         self.pressure.of(worker.role).computed(prompts_ms, now_ms);
         let silent = worker.credit.silent();
         if silent.is_some() {
@@ -273,7 +325,7 @@ impl Scheduler {
     /// those who wait there find less than it had said.
     fn forget_blocks(&mut self, i: usize) {
         let worker = &mut self.workers[i];
-        self.holdings.clear(&mut worker.places, &worker.capacity);
+        self.holdings.clear(&mut worker.places);
         self.forget_promises(i);
     }
 
@@ -291,11 +343,19 @@ impl Scheduler {
         let i = self.find(id)?;
         let worker = &mut self.workers[i];
         worker.credit.heard();
+        if worker.credit.withdrawn() == Some(Withdrawal::OverShare) {
+            return None; // until it sends a snapshot that fits
+        }
         if self.holdings.store(&worker.places, tier, keys) {
             return None;
         }
-        self.withdraw(id, Withdrawal::OverCapacity);
-        Some(Withdrawal::OverCapacity)
+        let why = match tier {
+            _ if worker.places.room(tier) == worker.capacity_of(tier) => Withdrawal::OverCapacity,
+            Tier::Device => Withdrawal::OverShare,
+            Tier::Host | Tier::Disk => return None, // shown only, as far as there is room
+        };
+        self.withdraw(id, why);
+        Some(why)
     }
 
     /// A worker evicted blocks. The number of them that it was not known to hold.
@@ -323,7 +383,7 @@ impl Scheduler {
         let Some(i) = self.find(id) else { return };
         let worker = &mut self.workers[i];
         worker.credit.heard();
-        self.holdings.clear_tier(&mut worker.places, tier, &worker.capacity);
+        self.holdings.clear_tier(&mut worker.places, tier);
         if tier == Tier::Device {
             self.forget_promises(i);
         }
@@ -337,6 +397,15 @@ impl Scheduler {
         let i = self.find(id)?;
         Some(&mut self.workers[i])
     }
+}
+
+/// In full steps of prompts, or in steps of many rows, by its own word.
+fn is_much_faster(own: &StepCost, peers: &StepCost, capacity: &Capacity) -> bool {
+    let prompts =
+        StepFeatures { prefill_tokens: capacity.batched_tokens.into(), ..StepFeatures::default() };
+    let rows: f64 = capacity.sequences.into();
+    let answers = StepFeatures { rows, kv_tokens: 1_000.0 * rows, ..StepFeatures::default() };
+    [prompts, answers].iter().any(|step| FASTER * own.step_ms(step) < peers.step_ms(step))
 }
 
 #[cfg(test)]

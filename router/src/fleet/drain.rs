@@ -8,7 +8,7 @@ mod orders;
 mod progress;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -22,6 +22,7 @@ use super::pool::Pool;
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{self, Cancel, Frame, Offer, Transferred};
+use crate::lock::Lock;
 
 /// For a worker to say what it offers.
 const OFFER: Duration = Duration::from_secs(3);
@@ -56,20 +57,26 @@ pub enum DrainError {
 }
 
 /// The drains under way, and the last one of each worker.
-#[derive(Debug, Default)]
-pub(super) struct Drains(Mutex<BTreeMap<String, Arc<Drain>>>);
+#[derive(Debug)]
+pub(super) struct Drains(Lock<BTreeMap<String, Arc<Drain>>>);
+
+impl Default for Drains {
+    fn default() -> Self {
+        Self(Lock::new("the drains", BTreeMap::new()))
+    }
+}
 
 impl Drains {
     fn all(&self) -> Vec<Arc<Drain>> {
-        self.0.lock().expect("no holder panics").values().cloned().collect()
+        self.0.lock().values().cloned().collect()
     }
 
     fn named(&self, worker: &str) -> Option<Arc<Drain>> {
-        self.0.lock().expect("no holder panics").get(worker).cloned()
+        self.0.lock().get(worker).cloned()
     }
 
     fn remember(&self, drain: &Arc<Drain>) {
-        let mut drains = self.0.lock().expect("no holder panics");
+        let mut drains = self.0.lock();
         if drains.len() >= REMEMBERED && !drains.contains_key(&drain.worker) {
             let over =
                 drains.iter().find(|(_, other)| other.is_over()).map(|(name, _)| name.clone());

@@ -7,6 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 
 use super::Setup;
 use super::codec::{FrameReader, FrameWriter, ReadError};
+use super::lobby::Peer;
 use super::registry::Registry;
 use crate::core::blocks::HASH_SCHEME;
 use crate::core::frame::{Frame, Hello, PROTOCOL, Refuse, Role, StepCost, Welcome};
@@ -20,6 +21,8 @@ const NONCE_BYTES: usize = 16;
 const NAME_BYTES: usize = 256;
 /// More of anything than a worker can have.
 const SANE: u32 = 1 << 30;
+/// More KV blocks than a device can have: of one token each, they would be two terabytes of 32 KiB.
+const SANE_BLOCKS: u32 = 1 << 26;
 /// Ways to pull KV from one worker.
 const TRANSFER_WAYS: usize = 16;
 /// More bytes than a KV block can have.
@@ -48,6 +51,12 @@ pub(super) enum HandshakeError {
     /// It was too slow.
     #[error("no handshake within {0:?}")]
     Late(Duration),
+    /// It sent nothing.
+    #[error("not a byte within {0:?}")]
+    Silent(Duration),
+    /// It had said nothing, or not enough, when others came.
+    #[error("turned out to make room for others")]
+    TurnedOut,
     /// TLS failed.
     #[error("TLS failed: {0}")]
     Tls(std::io::Error),
@@ -63,6 +72,8 @@ impl HandshakeError {
             Self::Read(_) => "handshake_frame".into(),
             Self::Write(_) => "handshake_write".into(),
             Self::Late(_) => "handshake_late".into(),
+            Self::Silent(_) => "handshake_silent".into(),
+            Self::TurnedOut => "handshake_turned_out".into(),
             Self::Tls(_) => "handshake_tls".into(),
         }
     }
@@ -72,6 +83,7 @@ impl HandshakeError {
 pub(super) async fn greet<R, W>(
     setup: &Setup,
     registry: &Registry,
+    peer: Peer,
     reader: &mut FrameReader<R>,
     writer: &mut FrameWriter<W>,
 ) -> Result<Hello, HandshakeError>
@@ -86,7 +98,7 @@ where
     check(&hello).map_err(HandshakeError::Refused)?;
     // the fleet's fingerprints are for those who know the secret
     if setup.auth.is_none() {
-        registry.may_join(&hello).map_err(HandshakeError::Refused)?;
+        registry.may_join(&hello, peer).map_err(HandshakeError::Refused)?;
     }
     let challenge = setup.auth.map(|_| setup.random_bytes::<NONCE_BYTES>());
     let proof = setup.auth.map(|key| key.proof(Side::Router, &hello.nonce));
@@ -162,7 +174,6 @@ fn check(hello: &Hello) -> Result<(), Refuse> {
     )?;
     for (field, n, least) in [
         ("fingerprints.block_tokens", prints.block_tokens, 1),
-        ("capacity.blocks", capacity.blocks, 1),
         ("capacity.sequences", capacity.sequences, 1),
         ("capacity.batched_tokens", capacity.batched_tokens, 1),
         ("capacity.waiting", capacity.waiting, 0),
@@ -174,11 +185,16 @@ fn check(hello: &Hello) -> Result<(), Refuse> {
         let fine = (least..=SANE).contains(&n);
         require(fine, field, &expected, &n, "no worker has that many")?;
     }
+    let fine = (1..=SANE_BLOCKS).contains(&capacity.blocks);
+    let expected = format!("1 to {SANE_BLOCKS}");
+    require(fine, "capacity.blocks", &expected, &capacity.blocks, "no device has that many")?;
     if let Some(prior) = &hello.step_prior {
         let StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms } = *prior;
         let costs = [fixed_ms, prefill_ms, context_ms, row_ms, kv_ms];
         let fine = costs.iter().all(|ms| (0.0..=SANE_MS).contains(ms)); // NaN is in no range
-        let (expected, got) = ("five costs of 0 to 1e6 ms", format!("{costs:?}"));
+        let fine = fine && costs.iter().sum::<f64>() > 0.0;
+        let (expected, got) =
+            ("five costs of 0 to 1e6 ms, not all of them 0", format!("{costs:?}"));
         require(fine, "step_prior", &expected, &got, "measure again, or send none")?;
     }
     if let Some(group) = &hello.group {

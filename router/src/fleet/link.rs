@@ -6,8 +6,8 @@ mod hangup;
 mod leg;
 mod legs;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -15,7 +15,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::description::Description;
+pub(super) use self::description::Description;
 pub(crate) use self::error::LinkError;
 pub(crate) use self::hangup::Hangup;
 pub(crate) use self::leg::{Part, Partner};
@@ -26,6 +26,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::events::{BlockEvents, Gap, Verdict};
 use crate::core::frame::{Describe, Frame, ModelPart, Ping, RequestId, Submit};
 use crate::core::scheduler::Withdrawal;
+use crate::lock::Lock;
 
 /// Submits that may wait for the socket. Few: a worker's queue is the place to wait.
 const SUBMITS_WAITING: usize = 64;
@@ -39,15 +40,15 @@ pub(crate) struct Link {
     pub(super) worker: String,
     registry: Arc<Registry>,
     submit_timeout: Duration,
-    legs: Mutex<Legs>,
+    legs: Lock<Legs>,
     submits: mpsc::Sender<Submit>,
     urgent: Notify,
-    asked: Mutex<Option<Description>>,
+    asked: Lock<Option<Description>>,
     heard_ms: AtomicU64,
     /// It said that it leaves, or was told to: its end is no fault.
     leaves: AtomicBool,
     close: CancellationToken,
-    closing: Mutex<Option<LinkError>>,
+    closing: Lock<Option<LinkError>>,
 }
 
 /// Cancels a leg when it drops.
@@ -83,13 +84,13 @@ impl Link {
             heard_ms: AtomicU64::new(registry.now_ms()),
             registry,
             submit_timeout,
-            legs: Mutex::default(),
+            legs: Lock::new("the legs of a worker", Legs::default()),
             submits,
             urgent: Notify::new(),
-            asked: Mutex::new(None),
+            asked: Lock::new("the description of a model", None),
             leaves: AtomicBool::new(false),
             close: CancellationToken::new(),
-            closing: Mutex::new(None),
+            closing: Lock::new("the end of a link", None),
         };
         (Arc::new(link), inbox)
     }
@@ -110,7 +111,7 @@ impl Link {
             error = self.read(&mut reader, events) => error,
             error = self.write(&mut writer, submits) => error,
             () = self.close.cancelled() => {
-                self.closing.lock().expect("no holder panics").take().unwrap_or(LinkError::Closed)
+                self.closing.lock().take().unwrap_or(LinkError::Closed)
             }
         };
         // first out of the registry, so that no leg that is tried again comes back here, and no drain begins any more
@@ -122,7 +123,7 @@ impl Link {
 
     /// Ends the link for this reason.
     pub(super) fn close(&self, error: LinkError) {
-        self.closing.lock().expect("no holder panics").get_or_insert(error);
+        self.closing.lock().get_or_insert(error);
         self.close.cancel();
     }
 
@@ -147,8 +148,9 @@ impl Link {
 
     /// Asks for the description of the model.
     pub(super) fn describe(&self, fingerprint: String) {
-        let asked = Description::new(fingerprint.clone(), Instant::now());
-        *self.asked.lock().expect("no holder panics") = Some(asked);
+        let charge = self.registry.descriptions.charge();
+        let asked = Description::new(fingerprint.clone(), Instant::now(), charge);
+        *self.asked.lock() = Some(asked);
         self.send(Frame::Describe(Describe { fingerprint }));
     }
 
@@ -170,7 +172,7 @@ impl Link {
     /// Ends what takes too long: legs whose reader takes nothing, cancels without an answer, a late description.
     pub(super) fn sweep(&self, now: Instant, stall: Duration, describe_timeout: Duration) {
         self.sweep_legs(now, stall);
-        let asked = self.asked.lock().expect("no holder panics").as_ref().map(|asked| asked.since);
+        let asked = self.asked.lock().as_ref().map(|asked| asked.since);
         if asked.is_some_and(|since| now - since > describe_timeout) {
             self.close(LinkError::Model(format!("did not come within {describe_timeout:?}")));
         }
@@ -335,6 +337,7 @@ impl Link {
         tracing::warn!(worker = self.worker, reason, "no credit for its cache");
         self.registry.metrics.scheduling.blocks_lost.inc([reason]);
         let gap = match why {
+            Withdrawal::OverShare => return, // the same snapshot would not fit the next time either
             Withdrawal::OverCapacity => Gap::Capacity,
             Withdrawal::Silent => Gap::Silent,
             Withdrawal::Unknown | Withdrawal::Lost | Withdrawal::Overclaimed => Gap::Audit,
@@ -343,15 +346,15 @@ impl Link {
     }
 
     fn model_part(self: &Arc<Self>, part: &ModelPart) -> Result<(), LinkError> {
-        let mut asked = self.asked.lock().expect("no holder panics");
+        let mut asked = self.asked.lock();
         let Some(description) = asked.as_mut() else {
             return Err(LinkError::Model("was not asked for".into()));
         };
-        description.take_in(part)?;
+        description.take_in(part, &self.registry.descriptions)?;
         if part.last {
-            let Description { fingerprint, document, .. } =
-                asked.take().expect("it was there above");
-            self.registry.described(Arc::clone(self), fingerprint, document);
+            let description = asked.take().expect("it was there above");
+            drop(asked);
+            self.registry.described(Arc::clone(self), description);
         }
         Ok(())
     }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
@@ -15,15 +15,13 @@ use tokio_util::task::TaskTracker;
 use super::StartError;
 use super::codec::{FrameReader, FrameWriter};
 use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
-use super::link::LinkError;
+use super::link::{Link, LinkError};
+use super::lobby::{Lobby, Peer, Visit};
 use super::registry::Registry;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
-use crate::core::frame::{Frame, MAX_FRAME_BYTES};
+use crate::core::frame::{Frame, MAX_FRAME_BYTES, Submit};
 use crate::net;
-
-/// Connections whose handshake may be under way at once: a storm of dials takes no more than this.
-const HANDSHAKES: usize = 256;
 
 type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
 type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;
@@ -56,16 +54,19 @@ impl Listener {
         bound.map_err(|source| StartError::Bind { address: listen.to_string(), source })
     }
 
-    async fn accept(&self) -> io::Result<(Socket, String)> {
+    async fn accept(&self) -> io::Result<(Socket, Dial)> {
         match self {
             Self::Tcp(listener) => {
-                let (stream, peer) = listener.accept().await?;
+                let (stream, from) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                Ok((Socket::Tcp(stream), peer.to_string()))
+                let (peer, address) = (Peer::of(from.ip()), from.to_string());
+                Ok((Socket::Tcp(stream), Dial { peer, address }))
             }
             Self::Unix(listener, file) => {
                 let (stream, _) = listener.accept().await?;
-                Ok((Socket::Unix(stream), format!("unix:{}", file.0.display())))
+                let peer = Peer::User(stream.peer_cred().ok().map(|peer| peer.uid()));
+                let address = format!("unix:{}", file.0.display());
+                Ok((Socket::Unix(stream), Dial { peer, address }))
             }
         }
     }
@@ -104,7 +105,11 @@ enum Socket {
 }
 
 impl Socket {
-    async fn halves(self, tls: Option<&TlsAcceptor>) -> io::Result<(ReadHalf, WriteHalf)> {
+    async fn halves(
+        self,
+        tls: Option<&TlsAcceptor>,
+        visit: &Visit,
+    ) -> io::Result<(ReadHalf, WriteHalf)> {
         fn split(
             stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         ) -> (ReadHalf, WriteHalf) {
@@ -114,14 +119,14 @@ impl Socket {
         Ok(match (self, tls) {
             (Self::Tcp(stream), None) => {
                 let (reader, writer) = stream.into_split();
-                (Box::new(reader), Box::new(writer))
+                (Box::new(visit.listen(reader)), Box::new(writer))
             }
             (Self::Unix(stream), None) => {
                 let (reader, writer) = stream.into_split();
-                (Box::new(reader), Box::new(writer))
+                (Box::new(visit.listen(reader)), Box::new(writer))
             }
-            (Self::Tcp(stream), Some(tls)) => split(tls.accept(stream).await?),
-            (Self::Unix(stream), Some(tls)) => split(tls.accept(stream).await?),
+            (Self::Tcp(stream), Some(tls)) => split(tls.accept(visit.listen(stream)).await?),
+            (Self::Unix(stream), Some(tls)) => split(tls.accept(visit.listen(stream)).await?),
         })
     }
 }
@@ -155,75 +160,112 @@ pub(super) async fn accept_workers(
     registry: Arc<Registry>,
     links: TaskTracker,
 ) {
-    let handshakes = Arc::new(Semaphore::new(HANDSHAKES));
+    let lobby = Lobby::new();
     loop {
-        let (socket, peer) = match listener.accept().await {
-            Ok(accepted) => accepted,
+        match listener.accept().await {
+            Ok((socket, dial)) => {
+                let visit = lobby.enter(dial.peer);
+                links.spawn(serve_worker(socket, dial, tls.clone(), Arc::clone(&registry), visit));
+            }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a worker");
                 registry.metrics.links.errors.inc(["accept"]);
                 if let Some(pause) = net::pause_after(&error) {
                     sleep(pause).await;
                 }
-                continue;
             }
-        };
-        let Ok(permit) = Arc::clone(&handshakes).try_acquire_owned() else {
-            tracing::warn!(peer, "worker turned away: too many handshakes under way");
-            registry.metrics.links.errors.inc(["handshakes_full"]);
-            continue;
-        };
-        links.spawn(serve_worker(socket, peer, tls.clone(), Arc::clone(&registry), permit));
+        }
     }
+}
+
+/// Who dials.
+pub(super) struct Dial {
+    pub(super) peer: Peer,
+    /// For people.
+    pub(super) address: String,
 }
 
 async fn serve_worker(
     socket: Socket,
-    peer: String,
+    dial: Dial,
     tls: Option<TlsAcceptor>,
     registry: Arc<Registry>,
-    permit: OwnedSemaphorePermit,
+    visit: Visit,
 ) {
     let limit = registry.setup.config.fleet.handshake_timeout;
-    let joining = async {
-        let (reader, writer) = socket.halves(tls.as_ref()).await.map_err(HandshakeError::Tls)?;
-        let mut reader = FrameReader::new(reader, HELLO_BYTES);
-        let mut writer = FrameWriter::new(writer);
-        let joined = match greet(&registry.setup, &registry, &mut reader, &mut writer).await {
-            Ok(hello) => {
-                let (worker, events) = (hello.worker.clone(), BlockEvents::new(&hello));
-                match registry.join(hello, peer.clone()) {
-                    Ok((link, submits)) => Ok((worker, events, link, submits)),
-                    Err(refuse) => Err(HandshakeError::Refused(refuse)),
+    let address = dial.address.clone();
+    let first_byte = registry.setup.config.fleet.limits.first_byte;
+    let joined = tokio::select! {
+        biased; // what has come is read before it is said that nothing came
+        joined = timeout(limit, join(socket, dial, tls, &registry, &visit)) => joined,
+        () = visit.silent_for(first_byte) => Ok(Err(HandshakeError::Silent(first_byte))),
+        () = visit.turned_out() => Ok(Err(HandshakeError::TurnedOut)),
+        () = registry.end.cancelled() => return,
+    };
+    drop(visit);
+    let Joined { worker, events, link, submits, mut reader, writer } =
+        match joined.unwrap_or(Err(HandshakeError::Late(limit))) {
+            Ok(joined) => joined,
+            Err(error) => {
+                registry.metrics.links.errors.inc([&error.reason()]);
+                match error {
+                    // as many as anybody likes: the lobby has said so
+                    HandshakeError::TurnedOut | HandshakeError::Silent(_) => {
+                        tracing::debug!(peer = address, %error, "worker did not join");
+                    }
+                    error => tracing::warn!(peer = address, %error, "worker did not join"),
                 }
+                return;
             }
-            Err(error) => Err(error),
         };
-        if let Err(HandshakeError::Refused(refuse)) = &joined {
-            send(&mut writer, Frame::Refuse(refuse.clone())).await?;
-            writer.close().await?;
-        }
-        joined.map(|joined| (joined, reader, writer))
-    };
-    let joined = registry.end.run_until_cancelled(timeout(limit, joining)).await;
-    drop(permit);
-    let Some(joined) = joined else { return };
-    let joined = joined.unwrap_or(Err(HandshakeError::Late(limit)));
-    let ((worker, events, link, submits), mut reader, writer) = match joined {
-        Ok(joined) => joined,
-        Err(error) => {
-            tracing::warn!(peer, %error, "worker did not join");
-            registry.metrics.links.errors.inc([&error.reason()]);
-            return;
-        }
-    };
-    tracing::info!(worker, peer, epoch = events.epoch(), "worker joined");
+    tracing::info!(worker, peer = address, epoch = events.epoch(), "worker joined");
     reader.set_limit(MAX_FRAME_BYTES);
     if registry.end.is_cancelled() {
         link.close(LinkError::Shutdown); // it joined while all others were told
     }
     let error = link.run(reader, writer, submits, events).await;
     registry.link_ended(&worker, link.id, link.leaves() || matches!(error, LinkError::Shutdown));
-    tracing::warn!(worker, peer, %error, "worker left");
+    tracing::warn!(worker, peer = address, %error, "worker left");
     registry.metrics.links.errors.inc([error.reason()]);
+}
+
+/// A worker that was taken in.
+struct Joined {
+    worker: String,
+    events: BlockEvents,
+    link: Arc<Link>,
+    submits: mpsc::Receiver<Submit>,
+    reader: FrameReader<ReadHalf>,
+    writer: FrameWriter<WriteHalf>,
+}
+
+/// From the first byte to the link.
+async fn join(
+    socket: Socket,
+    dial: Dial,
+    tls: Option<TlsAcceptor>,
+    registry: &Arc<Registry>,
+    visit: &Visit,
+) -> Result<Joined, HandshakeError> {
+    let halves = socket.halves(tls.as_ref(), visit).await;
+    let (reader, writer) = halves.map_err(HandshakeError::Tls)?;
+    let mut reader = FrameReader::new(reader, HELLO_BYTES);
+    let mut writer = FrameWriter::new(writer);
+    let taken_in = match greet(&registry.setup, registry, dial.peer, &mut reader, &mut writer).await
+    {
+        Ok(hello) => {
+            let (worker, events) = (hello.worker.clone(), BlockEvents::new(&hello));
+            registry
+                .join(hello, dial)
+                .map(|(link, submits)| (worker, events, link, submits))
+                .map_err(HandshakeError::Refused)
+        }
+        Err(error) => Err(error),
+    };
+    if let Err(HandshakeError::Refused(refuse)) = &taken_in {
+        send(&mut writer, Frame::Refuse(refuse.clone())).await?;
+        writer.close().await?;
+    }
+    let (worker, events, link, submits) = taken_in?;
+    Ok(Joined { worker, events, link, submits, reader, writer })
 }

@@ -10,7 +10,10 @@ use tokio::time::Instant;
 pub(super) use self::described::WORKER_GAUGES;
 use super::ModelInfo;
 use super::booking::{Place, PrefillPlace};
+use super::budget::Charge;
 use super::link::Link;
+use super::listen::Dial;
+use super::lobby::Peer;
 use super::pulls::Pulls;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
@@ -19,7 +22,7 @@ use crate::core::dispatch::{Dispatch, Refusal};
 use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
-    Applied, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
+    Applied, Doubt, Given, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
 };
 use crate::prompt::PromptEngine;
 
@@ -55,6 +58,9 @@ pub(super) struct Worker {
     pub(super) hello: Hello,
     pub(super) address: String,
     pub(super) link: Arc<Link>,
+    /// Blocks that the index keeps for it, by tier.
+    pub(super) index_room: [u32; 3],
+    pub(super) peer: Peer,
     /// It was asked to describe its model.
     pub(super) asked: bool,
     joined: Instant,
@@ -72,12 +78,14 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    pub(super) fn new(hello: Hello, address: String, link: Arc<Link>, asked: bool) -> Self {
+    pub(super) fn new(hello: Hello, dial: Dial, link: Arc<Link>, index_room: [u32; 3]) -> Self {
         Self {
             hello,
-            address,
+            address: dial.address,
+            peer: dial.peer,
+            index_room,
             link,
-            asked,
+            asked: false,
             joined: Instant::now(),
             snapshot: false,
             blocks_known: 0,
@@ -108,12 +116,21 @@ impl Worker {
     }
 }
 
+/// A model's description as it is used, and its part of what all of them may take.
+pub(super) type Described = (Arc<PromptEngine>, Arc<Charge>);
+
 /// The workers of one model, in the order of their ids. What the choice depends on is in `dispatch`.
 #[derive(Debug)]
 pub(super) struct Pool {
     pub(super) model: String,
     pub(super) fingerprints: Fingerprints,
     pub(super) engine: Option<Arc<PromptEngine>>,
+    /// Its description counts as long as it is known here.
+    charge: Option<Arc<Charge>>,
+    /// Somebody asked for it.
+    wanted: bool,
+    /// Since when it has no worker.
+    empty_since: Option<Instant>,
     pub(super) dispatch: Dispatch<Waiting>,
     created: u64,
     workers: Vec<Worker>,
@@ -127,22 +144,31 @@ impl Pool {
             model,
             fingerprints: first.fingerprints.clone(),
             engine: None,
+            charge: None,
+            wanted: false,
+            empty_since: None,
             dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
             created,
             workers: Vec::new(),
         }
     }
 
-    /// The first worker brings the fingerprints of all; `engine` is what is known for them.
-    pub(super) fn adopt(&mut self, hello: &Hello, engine: Option<Arc<PromptEngine>>) {
+    /// The first worker brings the fingerprints of all; `described` is what is known for them.
+    pub(super) fn adopt(&mut self, hello: &Hello, described: Option<Described>) {
         if self.workers.is_empty() {
             self.fingerprints = hello.fingerprints.clone();
             self.dispatch.scheduler.set_block_tokens(hello.fingerprints.block_tokens);
         }
-        self.engine = engine;
+        (self.engine, self.charge) = described.unzip();
+    }
+
+    /// What is known of its fingerprints.
+    pub(super) fn described(&self) -> Option<Described> {
+        Some((self.engine.clone()?, self.charge.clone()?))
     }
 
     pub(super) fn join(&mut self, worker: Worker) {
+        self.empty_since = None;
         let hello = &worker.hello;
         self.dispatch.scheduler.join(Joining {
             id: worker.link.id,
@@ -150,6 +176,7 @@ impl Pool {
             role: hello.role,
             kv_block_bytes: hello.kv_block_bytes,
             capacity: hello.capacity.clone(),
+            index_room: worker.index_room,
             group: hello.group.as_ref().map(|group| group.id.as_str().into()),
             step_prior: hello.step_prior,
         });
@@ -159,10 +186,29 @@ impl Pool {
     pub(super) fn leave(&mut self, id: WorkerId, now_ms: f64) -> Option<Worker> {
         let i = self.find(id)?;
         self.dispatch.worker_left(id, now_ms);
-        Some(self.workers.remove(i))
+        let gone = self.workers.remove(i);
+        self.empty_since = self.workers.is_empty().then(Instant::now);
+        Some(gone)
     }
 
-    pub(super) fn set_engine(&mut self, engine: Arc<PromptEngine>) {
+    /// Somebody asks for it: its name is not forgotten while an answer may want to go on.
+    pub(super) fn want(&mut self) {
+        self.wanted = true;
+    }
+
+    /// How long nobody has served it and nobody has waited for it; `None` while that is not so.
+    pub(super) fn idle(&self, now: Instant) -> Option<Duration> {
+        let idle = self.dispatch.nobody_waits() && self.dispatch.scheduler.legs() == 0;
+        self.empty_since.filter(|_| idle).map(|since| now.saturating_duration_since(since))
+    }
+
+    /// Nobody has ever asked for it.
+    pub(super) fn never_wanted(&self) -> bool {
+        !self.wanted
+    }
+
+    pub(super) fn set_engine(&mut self, (engine, charge): Described) {
+        self.charge = Some(charge);
         self.engine = Some(engine);
         for i in 0..self.workers.len() {
             self.workers[i].asked = false;
@@ -220,7 +266,13 @@ impl Pool {
     // ---- what workers say, and do not say ----
 
     /// Takes a report in; `Some` if the worker is not believed any more.
-    pub(super) fn step(&mut self, id: WorkerId, step: &Step, now_ms: f64) -> Option<Withdrawal> {
+    pub(super) fn step(
+        &mut self,
+        id: WorkerId,
+        step: &Step,
+        given: Given,
+        now_ms: f64,
+    ) -> Option<Withdrawal> {
         let i = self.find(id)?;
         let worker = &mut self.workers[i];
         worker.silent = false;
@@ -229,7 +281,29 @@ impl Pool {
         }
         worker.last = Some(Step { outputs: Vec::new(), ..*step });
         self.refresh(i);
-        self.dispatch.scheduler.step(id, step, now_ms)
+        self.dispatch.scheduler.step(id, step, given, now_ms)
+    }
+
+    /// Says whose word about its speed began, or ceased, to be doubted.
+    pub(super) fn take_doubts(&mut self) -> Vec<Doubt> {
+        let mut begun = Vec::new();
+        for (id, doubt) in self.dispatch.scheduler.take_doubts() {
+            let Some(i) = self.find(id) else { continue };
+            let worker = &self.workers[i].hello.worker;
+            match doubt {
+                Some(why) => {
+                    let why = why.as_str();
+                    tracing::warn!(
+                        worker,
+                        why,
+                        "its speed is not what it says: it is measured here"
+                    );
+                }
+                None => tracing::info!(worker, "what it says of its speed is believed again"),
+            }
+            begun.extend(doubt);
+        }
+        begun
     }
 
     /// Applies a block event as far as it may be believed.

@@ -2,31 +2,32 @@
 //! task, so that a request is placed without a hop between tasks.
 
 mod coming;
+mod names;
 mod placing;
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::Setup;
+use super::budget::{DescriptionBytes, IndexRoom};
 use super::drain::Drains;
-use super::link::{Link, LinkError};
-use super::pool::{Pool, Worker, compare, document};
+use super::link::{Description, Link, LinkError};
+use super::listen::Dial;
+use super::pool::{Described, Pool, Worker, compare, document};
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
 use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
-use crate::core::scheduler::{Output, Withdrawal};
+use crate::core::scheduler::{Given, Output, Withdrawal};
 use crate::error::RouteError;
+use crate::lock::{Held, Lock};
 use crate::metrics::Metrics;
 use crate::prompt::{ModelDoc, PromptEngine, PromptError};
-
-/// Names of models that are remembered, with or without workers.
-const MODELS: usize = 256;
 
 /// All workers.
 #[derive(Debug)]
@@ -38,8 +39,9 @@ pub(crate) struct Registry {
     /// Who waits in a queue waits no longer.
     cut_off: CancellationToken,
     pub(super) drains: Drains,
+    pub(super) descriptions: DescriptionBytes,
     begin: Instant,
-    state: Mutex<State>,
+    state: Lock<State>,
 }
 
 #[derive(Debug)]
@@ -50,12 +52,24 @@ pub(super) struct State {
     pub(super) pools: BTreeMap<String, Pool>,
     /// Model of each worker.
     models: HashMap<WorkerId, String>,
+    index_room: IndexRoom,
     seed: u64,
     pub(super) shutting_down: bool,
     /// Nothing is placed any more.
     cut: bool,
     /// Workers that come and go too often.
     pub(super) circuits: Circuits,
+}
+
+/// What the outputs of a step say of legs.
+#[derive(Debug, Default)]
+pub(super) struct Said {
+    /// Those that got their first token, and how much of their prompts was cached.
+    pub(super) begun: Vec<(RequestId, u32)>,
+    /// What those got that had begun before.
+    pub(super) given: Given,
+    /// Those that ended.
+    pub(super) ended: Vec<(RequestId, Output)>,
 }
 
 impl State {
@@ -78,14 +92,26 @@ impl Registry {
             next_ticket: 0,
             pools: BTreeMap::new(),
             models: HashMap::new(),
+            index_room: IndexRoom::new(setup.config.fleet.limits.index_blocks),
             seed,
             shutting_down: false,
             cut: false,
             circuits: Circuits::new(CircuitRule::new(setup.config.fleet.circuit_breaks)),
         };
         let (end, cut_off) = (CancellationToken::new(), CancellationToken::new());
-        let (drains, state) = (Drains::default(), Mutex::new(state));
-        Arc::new(Self { metrics, setup, end, cut_off, drains, begin: Instant::now(), state })
+        let drains = Drains::default();
+        let descriptions = DescriptionBytes::new(setup.config.fleet.limits.description_bytes);
+        let state = Lock::new("what is known of the workers", state);
+        Arc::new(Self {
+            metrics,
+            setup,
+            end,
+            cut_off,
+            drains,
+            descriptions,
+            begin: Instant::now(),
+            state,
+        })
     }
 
     /// Ms since the start.
@@ -102,8 +128,8 @@ impl Registry {
         at.saturating_duration_since(self.begin).as_secs_f64() * 1e3
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder panics")
+    pub(super) fn state(&self) -> Held<'_, State> {
+        self.state.lock()
     }
 
     /// Answers may begin.
@@ -114,17 +140,17 @@ impl Registry {
         if self.state().shutting_down { Err(RouteError::ShuttingDown) } else { Ok(()) }
     }
 
-    /// Takes a worker in. An older link of the same worker is closed.
+    /// Takes a worker in. An older link of the same worker, which nothing was heard of for some time, is closed.
     ///
     /// # Errors
     /// What differs.
     pub(super) fn join(
         self: &Arc<Self>,
         hello: Hello,
-        address: String,
+        dial: Dial,
     ) -> Result<(Arc<Link>, tokio::sync::mpsc::Receiver<Submit>), Refuse> {
         let mut state = self.state();
-        self.may_come(&state, &hello)?;
+        self.may_come(&state, &hello, dial.peer)?;
         let mut asked_again = None;
         if let Some(old) = state.named(&hello.worker) {
             let id = old.link.id;
@@ -136,9 +162,11 @@ impl Registry {
         let submit_timeout = self.setup.config.deadlines.submit;
         let (link, submits) = Link::new(id, hello.worker.clone(), Arc::clone(self), submit_timeout);
         let fingerprint = document(&hello.fingerprints);
-        let engine = state.engine(&fingerprint);
-        let unasked = engine.is_none() && !state.somebody_describes(&fingerprint);
+        let described = state.described(&fingerprint);
+        let unasked = described.is_none() && !state.somebody_describes(&fingerprint);
+        let index_room = state.index_room.take(hello.capacity.tiers());
         let model = hello.model.clone();
+        state.forget_one_for(&model, Instant::now(), self.setup.config.deadlines.queue);
         state.models.insert(id, model.clone());
         state.circuits.joined(&hello.worker, id.0, self.clock_ms());
         let (config, seed) = (&self.setup.config, state.seed);
@@ -146,8 +174,10 @@ impl Registry {
             .pools
             .entry(model.clone())
             .or_insert_with(|| Pool::new(model, &hello, config, seed));
-        pool.adopt(&hello, engine);
-        pool.join(Worker::new(hello, address, Arc::clone(&link), unasked));
+        pool.adopt(&hello, described);
+        let mut worker = Worker::new(hello, dial, Arc::clone(&link), index_room);
+        worker.asked = unasked;
+        pool.join(worker);
         drop(state);
         if unasked {
             link.describe(fingerprint);
@@ -173,28 +203,29 @@ impl Registry {
         }
     }
 
-    /// A report of a worker, with the legs that got their first token (and how much of their prompts was cached) and
-    /// those that ended. `Some`: the worker is not believed any more.
+    /// A report of a worker, with what it says of legs. `Some`: the worker is not believed any more.
     pub(super) fn step(
         self: &Arc<Self>,
         id: WorkerId,
         step: &Step,
-        begun: &[(RequestId, u32)],
-        ended: &[(RequestId, Output)],
+        said: &Said,
     ) -> Option<Withdrawal> {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
             // first the step: what it computed belongs to the prompts that were still under way in it
-            let mut withdrawn = pool.step(id, step, now_ms);
-            for (request, cached_tokens) in begun {
+            let mut withdrawn = pool.step(id, step, said.given, now_ms);
+            for (request, cached_tokens) in &said.begun {
                 if let Some(begun) = pool.dispatch.scheduler.begun(*request, *cached_tokens, now_ms)
                 {
                     self.metrics.scheduling.begun(&begun);
                     withdrawn = withdrawn.or(begun.withdrawn);
                 }
             }
-            for (request, output) in ended {
+            for (request, output) in &said.ended {
                 pool.dispatch.end(*request, *output, now_ms);
+            }
+            for why in pool.take_doubts() {
+                self.metrics.scheduling.speed_doubted.inc([why.as_str()]);
             }
             withdrawn
         })
@@ -258,12 +289,8 @@ impl Registry {
     }
 
     /// The description of a model is complete.
-    pub(super) fn described(
-        self: &Arc<Self>,
-        link: Arc<Link>,
-        fingerprint: String,
-        document: Vec<u8>,
-    ) {
+    pub(super) fn described(self: &Arc<Self>, link: Arc<Link>, description: Description) {
+        let Description { fingerprint, document, charge, .. } = description;
         let registry = Arc::clone(self);
         let pool = Arc::clone(&self.setup.tokenize_pool);
         let cache = Arc::clone(&self.setup.prefix_cache);
@@ -273,20 +300,22 @@ impl Registry {
                 PromptEngine::with_cache(ModelDoc::parse(&document)?, pool, cache, stretch_bytes)
             };
             match tokio::task::spawn_blocking(read).await {
-                Ok(Ok(engine)) => registry.add_engine(&fingerprint, &Arc::new(engine)),
+                Ok(Ok(engine)) => {
+                    registry.add_engine(&fingerprint, &(Arc::new(engine), Arc::new(charge)));
+                }
                 Ok(Err(error)) => link.close(LinkError::Model(format!("is of no use: {error}"))),
                 Err(_) => link.close(LinkError::Model("cannot be read".into())),
             }
         });
     }
 
-    fn add_engine(self: &Arc<Self>, fingerprint: &str, engine: &Arc<PromptEngine>) {
+    fn add_engine(self: &Arc<Self>, fingerprint: &str, described: &Described) {
         let mut state = self.state();
         let mut changed = Vec::new();
         for pool in state.pools.values_mut() {
             // described twice if the first to be asked left in between: those who wait hold tokens of the first engine
             if pool.engine.is_none() && document(&pool.fingerprints) == fingerprint {
-                pool.set_engine(Arc::clone(engine));
+                pool.set_engine(described.clone());
                 changed.push(pool.model.clone());
             }
         }
@@ -317,6 +346,7 @@ impl Registry {
             for model in models {
                 self.pump(&mut state, &model);
             }
+            state.forget_idle(now);
         }
         for link in without_snapshot {
             link.close(LinkError::NoSnapshot(describe_timeout));
@@ -386,14 +416,6 @@ impl State {
             );
         }
         let Some(pool) = self.pools.get(&hello.model) else {
-            if self.pools.len() >= MODELS {
-                return refuse(
-                    "model",
-                    format!("one of {MODELS} models"),
-                    hello.model.clone(),
-                    "this router knows as many models as it can; restart it to forget them",
-                );
-            }
             return Ok(());
         };
         let others = pool.workers().any(|worker| worker.hello.worker != hello.worker);
@@ -418,12 +440,11 @@ impl State {
         workers.find(|worker| worker.hello.worker == name)
     }
 
-    fn engine(&self, fingerprint: &str) -> Option<Arc<PromptEngine>> {
-        let pool = self
-            .pools
-            .values()
-            .find(|pool| pool.engine.is_some() && document(&pool.fingerprints) == fingerprint)?;
-        pool.engine.clone()
+    fn described(&self, fingerprint: &str) -> Option<Described> {
+        let mut pools = self.pools.values();
+        pools.find_map(|pool| {
+            pool.described().filter(|_| document(&pool.fingerprints) == fingerprint)
+        })
     }
 
     fn somebody_describes(&self, fingerprint: &str) -> bool {
@@ -437,6 +458,7 @@ impl State {
         let model = self.models.remove(&id)?;
         let pool = self.pools.get_mut(&model)?;
         let gone = pool.leave(id, now_ms)?;
+        self.index_room.give_back(gone.index_room);
         if !gone.asked || pool.engine.is_some() {
             return None;
         }

@@ -104,6 +104,12 @@ impl Registry {
         text.single("headrace_index_blocks", "gauge", "Blocks that some worker holds.", blocks);
         let bytes = sizes().map(|(_, bytes)| bytes).sum::<usize>();
         text.single("headrace_index_bytes", "gauge", "Memory of the block index.", bytes);
+        text.single(
+            "headrace_description_bytes",
+            "gauge",
+            "Bytes of the models' descriptions, as workers sent them.",
+            self.descriptions.used(),
+        );
         let legs = pools().map(|pool| pool.dispatch.scheduler.legs()).sum::<usize>();
         text.single("headrace_booked_legs", "gauge", "Legs that are booked on workers.", legs);
     }

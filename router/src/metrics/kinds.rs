@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Display;
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::text::Text;
@@ -132,7 +132,8 @@ impl<const N: usize> Default for Labelled<N> {
 impl<const N: usize> Labelled<N> {
     /// One more of these.
     pub fn inc(&self, labels: [&str; N]) {
-        let mut counts = self.0.lock().expect("no holder panics");
+        // a count is there or not: no panic leaves it half changed
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         *counts.entry(labels.map(str::to_owned)).or_default() += 1;
     }
 
@@ -144,7 +145,8 @@ impl<const N: usize> Labelled<N> {
         labels: [&str; N],
     ) {
         text.family(name, "counter", help);
-        for (values, count) in self.0.lock().expect("no holder panics").iter() {
+        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        for (values, count) in counts.iter() {
             let pairs: Vec<(&str, &dyn Display)> =
                 labels.into_iter().zip(values.iter().map(|value| value as &dyn Display)).collect();
             text.sample("", &pairs, count);

@@ -19,6 +19,8 @@ group! {
             "Block events of workers that changed nothing, by reason.";
         blocks_lost: Labelled<1> = "headrace_blocks_lost_total" ["reason"],
             "Times that it was not known any more which blocks a worker holds, by reason.";
+        speed_doubted: Labelled<1> = "headrace_speed_doubted_total" ["reason"],
+            "Times that a worker's word about its speed began to count for nothing, by reason.";
         resyncs: Counter = "headrace_resyncs_total",
             "Snapshots asked for again.";
         blocks_removed_unknown: Counter = "headrace_blocks_removed_unknown_total",

@@ -388,7 +388,9 @@ impl Choice {
         let used = u32::try_from(used).unwrap_or(u32::MAX);
         self.completion_tokens += used;
         self.note_drafts(drafted, accepted.min(used));
-        delta.tokens = scored(&ids, logprobs).collect();
+        if self.common.job.sampling.logprobs.is_some() {
+            delta.tokens = scored(&ids, logprobs).collect();
+        }
         delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(logprobs));
         let empty = delta.text.is_empty()
             && delta.tokens.is_empty()
@@ -400,13 +402,20 @@ impl Choice {
     fn prompt_tokens(&self, logprobs: Vec<TokenLogprob>) -> Vec<ScoredToken> {
         let Some((first, rest)) = self.common.prompt.ids.split_first() else { return Vec::new() };
         let first = ScoredToken { id: *first, logprob: None, top: Vec::new() };
-        [first].into_iter().chain(scored(rest, logprobs)).collect()
+        [first].into_iter().chain(scored(rest, logprobs.into_iter().map(Some))).collect()
     }
 }
 
-fn scored(ids: &[u32], logprobs: Vec<TokenLogprob>) -> impl Iterator<Item = ScoredToken> {
-    let tokens = ids.iter().zip(logprobs);
-    tokens.map(|(id, at)| ScoredToken { id: *id, logprob: Some(at.logprob), top: at.top })
+/// Each token with what its worker said of it, which may be nothing.
+fn scored(
+    ids: &[u32],
+    logprobs: impl IntoIterator<Item = Option<TokenLogprob>>,
+) -> impl Iterator<Item = ScoredToken> {
+    let mut logprobs = logprobs.into_iter();
+    ids.iter().map(move |id| match logprobs.next().flatten() {
+        Some(at) => ScoredToken { id: *id, logprob: Some(at.logprob), top: at.top },
+        None => ScoredToken { id: *id, logprob: None, top: Vec::new() },
+    })
 }
 
 fn decoder(common: &Common) -> Decoder {

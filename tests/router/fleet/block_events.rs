@@ -360,16 +360,13 @@ async fn a_worker_that_has_nothing_new_to_say_is_not_taken_for_silent() {
 
 #[tokio::test]
 async fn a_newer_life_of_a_worker_inherits_nothing_of_the_older_one() {
-    let mut two = Two::new().await;
-    let older = two.keys();
-    let mut newer = Caching::ready(&two.app, "faulty").await;
-    // what the older one still says is not heard
-    two.faulty.stores(&older);
-    two.faulty.closed().await;
-    assert_eq!(of_worker(&two.app, "faulty")["epoch"], newer.epoch);
-    until("the reason", || metric(&two.app, "headrace_link_errors_total", "replaced") == 1.0).await;
+    let Two { app, faulty, sound } = Two::new().await;
+    let older = faulty.keys(&of_faulty(), b"");
+    drop(faulty);
+    until("it is gone", || state_of(&app, "faulty").is_empty()).await;
+    let faulty = Caching::ready(&app, "faulty").await;
+    let mut two = Two { app, faulty, sound };
     assert_eq!(of_worker(&two.app, "faulty")["blocks_indexed"], 0);
-    std::mem::swap(&mut two.faulty, &mut newer);
     assert_eq!(two.serves(&of_faulty()).await.1, 0);
     two.faulty.stores(&older);
     two.faulty.indexed(&two.app, BLOCKS as usize).await;

@@ -21,7 +21,7 @@ async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello
 async fn every_wrong_hello_is_refused_by_field_with_both_values() {
     let app = start_router(|_| {}).await;
     type Change = fn(&mut Hello);
-    let cases: [(&str, &str, Change); 20] = [
+    let cases: [(&str, &str, Change); 22] = [
         ("protocol", "9", |h| h.protocol = 9),
         ("worker", "", |h| h.worker = String::new()),
         ("worker", "a\nb", |h| h.worker = "a\nb".into()),
@@ -35,6 +35,11 @@ async fn every_wrong_hello_is_refused_by_field_with_both_values() {
         ("transfer", "0 ways", |h| h.role = Role::Prefill),
         ("kv_block_bytes", "18446744073709551615", |h| h.kv_block_bytes = u64::MAX),
         ("capacity.blocks", "0", |h| h.capacity.blocks = 0),
+        ("capacity.blocks", "1073741824", |h| h.capacity.blocks = 1 << 30),
+        ("step_prior", "[0.0, 0.0, 0.0, 0.0, 0.0]", |h| {
+            let (fixed_ms, prefill_ms, context_ms, row_ms, kv_ms) = (0.0, 0.0, 0.0, 0.0, 0.0);
+            h.step_prior = Some(StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms });
+        }),
         ("capacity.sequences", "4294967295", |h| h.capacity.sequences = u32::MAX),
         ("capacity.batched_tokens", "0", |h| h.capacity.batched_tokens = 0),
         ("capacity.disk_blocks", "4294967295", |h| h.capacity.disk_blocks = u32::MAX),
@@ -198,14 +203,16 @@ async fn without_a_secret_the_router_gives_the_hash_key() {
 }
 
 #[tokio::test]
-async fn a_newer_link_of_a_worker_replaces_the_older_one_and_an_older_one_is_refused() {
+async fn a_worker_that_was_started_anew_joins_once_its_former_life_ended_and_an_older_one_is_refused()
+ {
     let app = start_router(|_| {}).await;
     let older = Behaviour::new("w1");
     let newer = Behaviour::new("w1");
-    let mut first = older.clone().ready(&app).await;
+    let first = older.clone().ready(&app).await;
     let epoch = newer.hello.epoch;
-    let _second = newer.ready(&app).await;
-    first.closed().await;
+    drop(first); // it was killed: its socket is closed with it
+    let _second = newer.join_when_free(&app).await;
+    until("it is ready", || state_of(&app, "w1") == "ready").await;
     assert_eq!(of_worker(&app, "w1")["epoch"], epoch);
     let refuse = older.join(&app).await.expect_err("it is older");
     assert_eq!(refuse.field, "epoch");
@@ -227,7 +234,7 @@ async fn what_is_no_handshake_ends_with_a_reason() {
         (vec![1, 0, 0, 0, 0xc1], "handshake_frame"),
         (long_hello, "handshake_frame"),
         (vec![9, 0], "handshake_late"),
-        (vec![], "handshake_late"),
+        (vec![], "handshake_silent"),
     ] {
         let before = metric(&app, "headrace_link_errors_total", reason);
         let (mut reader, mut writer) = dial(address).await;
@@ -243,19 +250,74 @@ async fn what_is_no_handshake_ends_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_storm_of_silent_dials_is_bounded_and_passes() {
-    let app = start_router(|args| args.handshake_timeout_ms = 2_000).await;
+async fn dials_that_say_nothing_keep_nobody_from_joining_and_end_soon() {
+    // no time runs out before this test does: who joins among them does so while they are there
+    let app = start_router(|args| {
+        args.first_byte_timeout_ms = 3_600_000;
+        args.handshake_timeout_ms = 3_600_000;
+    })
+    .await;
     let mut dials = Vec::new();
     for _ in 0..400 {
         dials.push(dial(app.fleet.address()).await);
     }
-    let turned_away = || metric(&app, "headrace_link_errors_total", "handshakes_full");
-    until("some are turned away", || turned_away() >= 100.0).await;
-    until("the others run out of time", || {
-        turned_away() + metric(&app, "headrace_link_errors_total", "handshake_late") >= 400.0
+    let errors = |reason: &str| metric(&app, "headrace_link_errors_total", reason);
+    until("the oldest go", || errors("handshake_turned_out") >= 100.0).await;
+    let _worker = Behaviour::new("w1").ready(&app).await;
+    // nor do those that say a little, as long as others say nothing, nor those that say it all and are no worker
+    for (_, writer) in &mut dials {
+        let _ = writer.raw(&[9]).await;
+    }
+    let _worker = Behaviour::new("w2").ready(&app).await;
+    assert_eq!(state_of(&app, "w1"), "ready");
+}
+
+#[tokio::test]
+async fn silent_dials_end_after_the_first_byte_is_due_and_slow_ones_with_the_handshake() {
+    let app = start_router(|args| {
+        args.secret = Some("open sesame".into());
+        args.first_byte_timeout_ms = 50;
+        args.handshake_timeout_ms = 400;
     })
     .await;
+    let mut silent = Vec::new();
+    for _ in 0..100 {
+        silent.push(dial(app.fleet.address()).await);
+    }
+    let errors = |reason: &str| metric(&app, "headrace_link_errors_total", reason);
+    until("they are gone", || errors("handshake_silent") == 100.0).await;
+    for (reader, _) in &mut silent {
+        assert_eq!(receive(reader).await, None);
+    }
+    // one that knows no secret gets a welcome and is not heard of any more
+    let (mut reader, mut writer) = dial(app.fleet.address()).await;
+    send(&mut writer, Frame::Hello(hello("w1"))).await;
+    assert!(matches!(receive(&mut reader).await, Some(Frame::Welcome(_))));
+    assert_eq!(receive(&mut reader).await, None);
+    until("it was too slow", || errors("handshake_late") == 1.0).await;
+    // one that hangs up at once
+    drop(dial(app.fleet.address()).await);
+    until("it hung up", || errors("handshake_closed") == 1.0).await;
+}
+
+#[tokio::test]
+async fn silent_dials_through_a_unix_socket_keep_nobody_from_joining() {
+    let dir = std::env::temp_dir().join(format!("headrace-dials-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).unwrap();
+    let listen = format!("unix:{}", dir.join("workers.sock").display());
+    let app = start_router(|args| {
+        args.worker_listen = listen;
+        args.first_byte_timeout_ms = 3_600_000;
+    })
+    .await;
+    let mut dials = Vec::new();
+    for _ in 0..300 {
+        dials.push(dial(app.fleet.address()).await);
+    }
     let _worker = Behaviour::new("w1").ready(&app).await;
+    let turned_out = || metric(&app, "headrace_link_errors_total", "handshake_turned_out");
+    until("the oldest went", || turned_out() >= 44.0).await;
+    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 #[tokio::test]

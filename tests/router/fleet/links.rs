@@ -3,8 +3,11 @@
 use std::time::Duration;
 
 use headrace_router::core::frame::*;
+use headrace_router::request::answer;
 use tokio::time::sleep;
 
+use super::caching::{ask, prompt};
+use super::requests::next;
 use crate::fake_worker::*;
 
 #[tokio::test]
@@ -148,9 +151,54 @@ async fn a_second_link_of_the_same_start_is_refused_while_the_first_one_lives() 
     let refuse = behaviour.clone().join(&app).await.unwrap_err();
     assert_eq!((refuse.field.as_str(), &refuse.expected), ("link", &first.welcome.router));
     assert!(!first.so_far().iter().any(|event| matches!(event, Event::Closed)), "it goes on");
-    // a restart of the worker is another start
-    let _second = Behaviour::new("w1").join(&app).await.unwrap();
-    first.closed().await;
+}
+
+#[tokio::test]
+async fn the_name_of_a_living_worker_is_given_to_nobody() {
+    let app = start_router(|_| {}).await;
+    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let mut streams = Vec::new();
+    for _ in 0..4 {
+        let mut stream = answer(&app, ask(&prompt(1, 2))).await.unwrap();
+        let request = worker.submitted().await.request;
+        worker.gives(request, &letters("a"), None);
+        next(&mut stream).await.unwrap().unwrap();
+        streams.push(stream);
+    }
+    for n in 0..20 {
+        // whatever it says of itself
+        let mut stranger = Behaviour::new("w1");
+        stranger.hello.epoch += n << 32;
+        stranger.hello.model = if n % 2 == 0 { MODEL.into() } else { "another".into() };
+        let refuse = stranger.join(&app).await.unwrap_err();
+        assert_eq!((refuse.field.as_str(), refuse.expected.as_str()), ("name_taken", "1.000"));
+    }
+    assert_eq!(state_of(&app, "w1"), "ready");
+    let cancelled = |event: &Event| matches!(event, Event::Cancel(_) | Event::Closed);
+    assert!(!worker.so_far().iter().any(cancelled), "its streams go on");
+    assert_eq!(metric(&app, "headrace_resumes_total", ""), 0.0);
+    // a later life of the worker itself gets it, as soon as this one has ended
+    drop(worker);
+    let mut next_life = Behaviour::new("w1").join_when_free(&app).await;
+    for mut stream in streams {
+        tokio::spawn(async move { next(&mut stream).await });
+        assert!(next_life.submitted().await.resume.is_some(), "nothing is lost");
+    }
+}
+
+#[tokio::test]
+async fn a_link_that_is_dead_and_does_not_know_it_is_replaced_after_four_heartbeats() {
+    let app = start_router(|args| args.heartbeat_ms = 20).await;
+    let mut first = Behaviour { lives: false, ..Behaviour::new("w1") }.ready(&app).await;
+    let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
+    assert_eq!((refuse.field.as_str(), refuse.expected.as_str()), ("name_taken", "0.020"));
+    let _second = Behaviour::new("w1").join_when_free(&app).await;
+    let mut pings = 0;
+    while let Some(event) = first.events_until_closed().await {
+        pings += u32::from(matches!(event, Event::Ping));
+    }
+    assert!(pings > 0, "it was asked before");
+    until("the reason", || metric(&app, "headrace_link_errors_total", "replaced") == 1.0).await;
 }
 
 #[tokio::test]
@@ -159,7 +207,7 @@ async fn a_second_link_replaces_one_that_has_gone_silent() {
     let behaviour = Behaviour { lives: false, ..Behaviour::new("w1") };
     let mut first = behaviour.clone().ready(&app).await;
     until("it is suspect", || state_of(&app, "w1") == "suspect").await;
-    let _second = behaviour.join(&app).await.unwrap();
+    let _second = behaviour.join_when_free(&app).await;
     first.closed().await;
 }
 
@@ -168,10 +216,14 @@ async fn a_reconnect_storm_leaves_one_worker_and_nothing_else() {
     let app = start_router(|args| args.circuit_breaks = 0).await;
     let mut last = Behaviour::new("w1").ready(&app).await;
     for _ in 0..100 {
-        last = Behaviour::new("w1").join(&app).await.unwrap();
+        drop(last);
+        last = Behaviour::new("w1").join_when_free(&app).await;
     }
     until("the last one is ready", || state_of(&app, "w1") == "ready").await;
     assert_eq!(app.fleet.workers()["workers"].as_array().unwrap().len(), 1);
-    until("all others are gone", || metric(&app, "headrace_link_errors_total", "") >= 100.0).await;
+    until("all others are gone", || {
+        metric(&app, "headrace_link_errors_total", "\"closed\"") == 100.0
+    })
+    .await;
     assert!(!last.so_far().iter().any(|event| matches!(event, Event::Closed)));
 }

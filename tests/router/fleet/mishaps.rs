@@ -337,7 +337,8 @@ async fn a_request_that_waits_is_not_given_to_workers_with_another_tokeniser() {
     until("it waits", || metric(&app, "headrace_queue_requests", "") == 1.0).await;
     let mut second = Behaviour::new("w1");
     second.hello.fingerprints.tokenizer = "tokenizer-2".into();
-    let mut second = second.ready(&app).await;
+    drop(first);
+    let mut second = second.join_when_free(&app).await;
     let error = in_time("its end", waiting).await.unwrap().unwrap_err();
     assert!(matches!(error, RouteError::NoWorker { .. }), "{error:?}");
     assert!(!second.so_far().iter().any(|event| matches!(event, Event::Submit(_))));

@@ -471,3 +471,39 @@ async fn a_tenant_that_had_little_goes_before_one_that_had_much() {
 fn little_endian(ids: &[u32]) -> Vec<u8> {
     ids.iter().flat_map(|id| id.to_le_bytes()).collect()
 }
+
+#[tokio::test]
+async fn a_worker_that_says_that_its_steps_take_no_time_is_measured_and_named() {
+    let app = start_router(|_| {}).await;
+    let mut worker = Behaviour { lives: false, ..Behaviour::new("liar") }.ready(&app).await;
+    let mut stream = answer(&app, job()).await.unwrap();
+    let request = worker.submitted().await.request;
+    worker.gives(request, &letters("a"), None);
+    next(&mut stream).await.unwrap().unwrap();
+    assert_eq!(of_worker(&app, "liar")["speed_doubted"], serde_json::Value::Null);
+    tokio::time::pause();
+    let mut number = 2;
+    let mut lies = async |ms: f64, until: &dyn Fn() -> bool| {
+        for _ in 0..600 {
+            if until() {
+                return;
+            }
+            // each step takes 20 ms; a token in the first ones, as there are no more than 64
+            let ids = if number < 50 { letters("b") } else { Vec::new() };
+            let outputs = vec![output(request, ids, None)];
+            let said = Step { step: number, decode_rows: 1, ms, ..step(outputs) };
+            worker.send(Frame::Step(said));
+            number += 1;
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        panic!("it is never so");
+    };
+    let doubted = |why: &str| of_worker(&app, "liar")["speed_doubted"] == *why;
+    lies(0.001, &|| doubted("step_times")).await;
+    assert_eq!(metric(&app, "headrace_worker_speed_doubted", "liar"), 1.0);
+    assert_eq!(metric(&app, "headrace_speed_doubted_total", "step_times"), 1.0);
+    assert_eq!(state_of(&app, "liar"), "ready", "it serves on");
+    // its word counts again once it is true for long enough
+    lies(20.0, &|| of_worker(&app, "liar")["speed_doubted"].is_null()).await;
+    assert_eq!(metric(&app, "headrace_worker_speed_doubted", "liar"), 0.0);
+}

@@ -73,6 +73,42 @@ async fn a_plain_answer_carries_them_side_by_side() {
 }
 
 #[tokio::test]
+async fn a_token_that_came_without_leaves_the_others_theirs() {
+    for path in ["/v1/completions", "/v1/chat/completions"] {
+        let body = json!({"model": MODEL, "prompt": "hi", "messages": [{"role": "user", "content": "hi"}],
+            "logprobs": 1, "top_logprobs": 1});
+        let mut body = body;
+        let chat = path.contains("chat");
+        let object = body.as_object_mut().unwrap();
+        if chat {
+            object.remove("prompt");
+            object["logprobs"] = json!(true);
+        } else {
+            object.remove("messages");
+            object.remove("top_logprobs");
+        }
+        let (_router, worker, mut connection, request) = asked(path, &body).await;
+        // three outputs in one step: they gather before anybody reads
+        let bare = output(request, letters("ab"), None);
+        let logprobs = Some(vec![ranked(-0.5, &[("c", -0.5)])]);
+        let with = Output { logprobs, ..output(request, letters("c"), None) };
+        let last = output(request, letters("d"), Some(Finish::Length));
+        worker.send(Frame::Step(step(vec![bare, with, last])));
+        let reply = connection.reply().await.json();
+        let logprobs = &reply["choices"][0]["logprobs"];
+        if chat {
+            let content = logprobs["content"].as_array().unwrap();
+            assert_eq!((content.len(), &content[0]["token"]), (1, &json!("c")), "{logprobs}");
+            assert_eq!(content[0]["logprob"], -0.5);
+        } else {
+            assert_eq!(logprobs["tokens"], json!(["a", "b", "c", "d"]));
+            assert_eq!(logprobs["token_logprobs"], json!([null, null, -0.5, null]));
+            assert_eq!(logprobs["text_offset"], json!([0, 1, 2, 3]));
+        }
+    }
+}
+
+#[tokio::test]
 async fn echo_begins_with_the_prompt_and_its_log_probabilities() {
     let prompt = letters("pq");
     let body =

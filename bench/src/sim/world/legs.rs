@@ -2,7 +2,7 @@
 
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::frame::{Finish, Output as StepOutput, RequestId};
-use headrace_router::core::scheduler::{Output, Placement, PrefillLeg};
+use headrace_router::core::scheduler::{Given, Output, Placement, PrefillLeg};
 
 use super::World;
 use crate::mock::engine::Leg;
@@ -109,6 +109,17 @@ impl World {
                 false
             }
         }
+    }
+
+    /// What these outputs give to requests that had begun before.
+    pub(super) fn given(&self, outputs: &[StepOutput]) -> Given {
+        let mut given = Given::default();
+        for output in outputs.iter().filter(|output| !output.ids.is_empty()) {
+            if self.legs.get(&output.request).is_some_and(|leg| leg.generated > 0) {
+                given.add(output.ids.len());
+            }
+        }
+        given
     }
 
     /// Tokens come from a worker.

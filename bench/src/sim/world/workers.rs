@@ -1,6 +1,7 @@
 //! What happens to workers: steps, faults, silence; and what the router makes of it.
 
 use headrace_router::core::candidate::WorkerId;
+use headrace_router::core::scheduler::Given;
 
 use super::World;
 use crate::mock::fault::Health;
@@ -35,11 +36,12 @@ impl World {
         let Some(mut result) = worker.end_step(now_ms) else { return };
         self.porter(place, |porter| porter.ended(&result));
         self.begin_step(place);
+        let given = self.given(&result.step.outputs);
         let (worker, scheduler) = (&mut self.workers[place], &mut self.dispatch.scheduler);
         if let Some(blocks) = &result.blocks {
             worker.send_blocks(blocks, scheduler, now_ms);
         }
-        worker.send_step(&result.step, scheduler, now_ms);
+        worker.send_step(&result.step, given, scheduler, now_ms);
         for output in std::mem::take(&mut result.step.outputs) {
             self.take_in(place, &output);
         }
@@ -139,7 +141,7 @@ impl World {
         for worker in &mut self.workers {
             if worker.step_ms.is_none() && worker.mischief.health(now_ms) == Health::Working {
                 let heartbeat = worker.engine.heartbeat();
-                worker.send_step(&heartbeat, scheduler, now_ms);
+                worker.send_step(&heartbeat, Given::default(), scheduler, now_ms);
                 worker.resync(scheduler, now_ms);
             }
         }

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::frame::{Capacity, Load, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
-use crate::core::scheduler::{Joining, Rules};
+use crate::core::scheduler::{Given, Joining, Rules};
 
 const COST: StepCost =
     StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 0.0, row_ms: 0.1, kv_ms: 0.0 };
@@ -29,6 +29,7 @@ fn dispatch_of(workers: &[(u32, u32, u32)], queue: usize) -> Dispatch<u64> {
             name: format!("w{id}").into(),
             role: Role::Both,
             kv_block_bytes: 0,
+            index_room: [10_000, 0, 0],
             capacity: Capacity {
                 blocks: 10_000,
                 sequences: slots,
@@ -284,6 +285,36 @@ fn one_that_waits_for_another_worker_than_that_which_failed_it_holds_nobody_up()
     assert_eq!(dispatch.queue().served(0), served);
 }
 
+#[test]
+fn however_many_may_not_go_to_the_worker_with_room_the_one_who_may_goes() {
+    let mut dispatch = dispatch(3, 1, 8);
+    for n in 1..4 {
+        assert!(matches!(submit(&mut dispatch, want(n), 0.0), Submitted::Placed(..)));
+    }
+    // each was failed by the worker that will be free, and some by another one, too
+    for n in 10..210 {
+        let excluded = if n % 3 == 0 { vec![WorkerId(1), WorkerId(0)] } else { vec![WorkerId(0)] };
+        submit(&mut dispatch, Want { excluded, ..patient(n) }, 0.0);
+    }
+    let may = Want { excluded: vec![WorkerId(2)], ..patient(300) };
+    assert!(matches!(submit(&mut dispatch, may, 0.0), Submitted::Waits));
+    assert!(matches!(submit(&mut dispatch, want(400), 0.0), Submitted::Waits));
+    let on = |dispatch: &mut Dispatch<u64>, id| {
+        let mut ended = Vec::new();
+        for leg in (1..4).filter(|leg| dispatch.scheduler.worker_of(RequestId(*leg)) == Some(id)) {
+            ended.push(leg);
+        }
+        dispatch.end(RequestId(ended[0]), Output::default(), 1.0);
+    };
+    on(&mut dispatch, WorkerId(0));
+    assert_eq!(pump(&mut dispatch, 1.0), [(300, Ok(WorkerId(0)))]);
+    on(&mut dispatch, WorkerId(1));
+    assert_eq!(pump(&mut dispatch, 2.0), [(10, Ok(WorkerId(1)))], "the first who may");
+    on(&mut dispatch, WorkerId(2));
+    assert_eq!(pump(&mut dispatch, 3.0), [(11, Ok(WorkerId(2)))]);
+    assert_eq!((dispatch.returning(), dispatch.queue().len()), (198, 1));
+}
+
 #[derive(Debug, Clone)]
 enum Event {
     Submit { priority: i8, tenant: u64, deadline: bool, patient: bool },
@@ -354,7 +385,7 @@ proptest! {
                         load: Load::default(),
                         outputs: Vec::new(),
                     };
-                    let _ = dispatch.scheduler.step(WorkerId(id), &step, now_ms);
+                    let _ = dispatch.scheduler.step(WorkerId(id), &step, Given::default(), now_ms);
                 }
                 Event::WorkerLeaves(id) => dispatch.worker_left(WorkerId(id), now_ms),
             }

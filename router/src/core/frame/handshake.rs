@@ -48,6 +48,14 @@ pub struct Capacity {
     pub disk_blocks: u32,
 }
 
+impl Capacity {
+    /// Blocks by tier, as `Blocks.tier` counts them.
+    #[must_use]
+    pub fn tiers(&self) -> [u32; 3] {
+        [self.blocks, self.host_blocks, self.disk_blocks]
+    }
+}
+
 /// What a step costs: `fixed_ms + prefill_ms * prefill_tokens + context_ms * prefill_context + row_ms * decode_rows +
 /// kv_ms * kv_tokens`, with the counts of [`Step`](super::Step).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -80,7 +88,7 @@ pub struct Group {
 pub struct Hello {
     /// `PROTOCOL` of the worker.
     pub protocol: u16,
-    /// Name of the worker, unique in the fleet; a second link with the same name and a newer epoch replaces the first.
+    /// Name of the worker, unique in the fleet; a second link with the same name and a newer epoch replaces the first once that is silent.
     pub worker: String,
     /// Start time of the worker in ms since 1970: a restart makes it grow.
     pub epoch: u64,
@@ -135,8 +143,9 @@ pub struct Welcome {
     pub hash_key: Vec<u8>,
 }
 
-/// Why a worker may not join. Two fields are no refusal for good: `circuit` (it came and went too often; `expected` is the
-/// number of seconds after which it may dial again) and `link` (the router named in `expected` has a link to it).
+/// Why a worker may not join. Three fields are no refusal for good: `circuit` (it came and went too often) and `name_taken`
+/// (a worker of this name lives), where `expected` is the number of seconds after which it may dial again, and `link` (the
+/// router named in `expected` has a link to it).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refuse {
     /// What differs, such as `protocol`, `secret`, `fingerprints.tokenizer`.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::candidates::usable_blocks;
+use super::claims::usual;
 use super::legs::{Leg, Part};
 use super::worker::Worker;
 use super::{Begun, Ended, Output, Placement, PrefillLeg, Scheduler, Want};
@@ -24,6 +25,8 @@ struct Half<'a> {
     /// Tokens that it holds on average, and how long.
     tokens: f64,
     ms: f64,
+    /// Of each token after the first.
+    tpot_ms: f64,
 }
 
 impl Scheduler {
@@ -55,14 +58,16 @@ impl Scheduler {
             first_ms: ttft_ms,
             tokens: tokens + output / 2.0,
             ms: ttft_ms + transfer_ms + decode_ms,
+            tpot_ms: decode_ms / (output - 1.0).max(1.0),
         };
         if pair.is_some() {
-            answer.first_ms += transfer_ms + decode_ms / (output - 1.0).max(1.0);
+            answer.first_ms += transfer_ms + answer.tpot_ms;
         }
         let mut expected_block_seconds = self.book(want, &answer, output, now_ms);
         let prefill = pair.map(|on| {
             let (request, ms) = (want.prefill_request, ttft_ms + transfer_ms);
-            let half = Half { request, part: Part::Prefill, on, first_ms: ttft_ms, tokens, ms };
+            let (part, first_ms) = (Part::Prefill, ttft_ms);
+            let half = Half { request, part, on, first_ms, tokens, ms, tpot_ms: 0.0 };
             expected_block_seconds += self.book(want, &half, output, now_ms);
             PrefillLeg { request, worker: on.id }
         });
@@ -79,6 +84,7 @@ impl Scheduler {
         let booked = news && self.holdings.book(&worker.places, half.part, &want.keys);
         let mut leg = Leg::new(want, half.part, half.on.id, now_ms, half.first_ms);
         leg.booked = booked;
+        leg.predicted_tpot_ms = half.tpot_ms;
         leg.held_blocks = half.on.held_tokens / self.block_tokens;
         leg.cached_tokens = match half.part {
             Part::Whole | Part::Prefill => half.on.cached_tokens,
@@ -117,13 +123,14 @@ impl Scheduler {
         }
         let i = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id).ok()?;
         let worker = &mut self.workers[i];
-        leg.begun = true;
+        (leg.begun, leg.begun_ms) = (true, now_ms);
         // from here on the worker's own events say what it holds
         if std::mem::take(&mut leg.booked) {
             self.holdings.unbook(&worker.places, leg.part, &leg.keys);
         }
         worker.begun(request, leg.part);
         if leg.part != Part::Decode {
+            worker.claims.gave(leg.prompt_tokens.saturating_sub(cached_tokens).into());
             let uncached = 1.0 - f64::from(cached_tokens) / f64::from(leg.prompt_tokens.max(1));
             self.uncached_share += OUTPUT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
         }
@@ -133,6 +140,11 @@ impl Scheduler {
         let full = usable_blocks(leg.prompt_tokens, &leg.keys, self.block_tokens);
         let announced = self.holdings.still_held(&worker.places, &leg.keys, full);
         worker.credit.computed(full - announced);
+        let mut doubted = false;
+        if leg.part != Part::Decode {
+            let times = (leg.predicted_ttft_ms, now_ms - leg.placed_ms);
+            doubted = audit_request(&mut self.workers, i, times);
+        }
         let begun = Begun {
             worker: leg.worker,
             held_tokens,
@@ -143,6 +155,9 @@ impl Scheduler {
         };
         if withdrawn.is_some() {
             self.forget_blocks(i);
+        }
+        if doubted {
+            self.doubt_changed(i);
         }
         Some(begun)
     }
@@ -175,6 +190,13 @@ impl Scheduler {
                 self.holdings.unbook(&worker.places, leg.part, &leg.keys);
             }
             worker.release(request, &leg);
+            // only of answers that ended by themselves the end is known
+            let (tokens, took_ms) = (f64::from(output.tokens) - 1.0, now_ms - leg.begun_ms);
+            let of_answer = output.complete && leg.begun && tokens > 0.0;
+            let times = (leg.predicted_tpot_ms * tokens, took_ms);
+            if of_answer && audit_request(&mut self.workers, i, times) {
+                self.doubt_changed(i);
+            }
         }
         if output.complete {
             self.output_tokens += OUTPUT_WEIGHT * (f64::from(output.tokens) - self.output_tokens);
@@ -240,4 +262,12 @@ impl Scheduler {
         let standing = || worker.standing(self.block_tokens, now_ms);
         free && (!self.holds_back() || !self.has_long_queue(worker.role, &standing()))
     }
+}
+
+/// Holds what a part of a request was predicted to take against what it took. True if the worker is not believed any more.
+fn audit_request(workers: &mut [Worker], i: usize, (predicted_ms, took_ms): (f64, f64)) -> bool {
+    let (before, rest) = workers.split_at_mut(i);
+    let Some((worker, after)) = rest.split_first_mut() else { return false };
+    let others = || before.iter().chain(after.iter()).map(|other| &other.claims);
+    worker.claims.request(predicted_ms, took_ms, || usual(others()))
 }

@@ -11,6 +11,8 @@ pub enum Withdrawal {
     Overclaimed,
     /// It said it holds more blocks than its capacity.
     OverCapacity,
+    /// It holds more blocks than the index keeps for one worker.
+    OverShare,
     /// It computes prompts and says nothing of their blocks.
     Silent,
 }
@@ -24,6 +26,7 @@ impl Withdrawal {
             Self::Lost => "events_lost",
             Self::Overclaimed => "overclaimed",
             Self::OverCapacity => "over_capacity",
+            Self::OverShare => "over_share",
             Self::Silent => "events_silent",
         }
     }

@@ -5,7 +5,6 @@ use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::legs::Part;
-use crate::core::frame::Capacity;
 use crate::core::index::{BlockIndex, Place};
 
 /// Where a worker keeps a block.
@@ -37,6 +36,8 @@ impl Tier {
 #[derive(Debug, Default)]
 pub(super) struct Places {
     tiers: [Option<Place>; 3],
+    /// Blocks that are kept of each tier.
+    room: [u32; 3],
     booked: Option<Place>,
     pulled: Option<Place>,
     /// A worker cannot be about to store more than its pool holds.
@@ -44,6 +45,11 @@ pub(super) struct Places {
 }
 
 impl Places {
+    /// Blocks that are kept of this tier.
+    pub(super) fn room(&self, tier: Tier) -> u32 {
+        self.room[tier as usize]
+    }
+
     /// What a leg computes here is there for those behind it in the queue; what it pulls comes whenever it comes.
     fn of(&self, part: Part) -> Option<Place> {
         match part {
@@ -123,13 +129,14 @@ impl Overlaps {
 }
 
 impl Holdings {
-    pub(super) fn join(&mut self, capacity: &Capacity) -> Places {
-        let tiers = [capacity.blocks, capacity.host_blocks, capacity.disk_blocks];
+    /// `room` is by tier; `blocks` are those of the worker's pool.
+    pub(super) fn join(&mut self, room: [u32; 3], blocks: u32) -> Places {
         Places {
-            tiers: tiers.map(|blocks| (blocks > 0).then(|| self.announced.join(blocks)).flatten()),
-            booked: self.booked.join(capacity.blocks.max(1)),
-            pulled: self.booked.join(capacity.blocks.max(1)),
-            most_booked: capacity.blocks,
+            tiers: room.map(|blocks| (blocks > 0).then(|| self.announced.join(blocks)).flatten()),
+            room,
+            booked: self.booked.join(blocks.max(1)),
+            pulled: self.booked.join(blocks.max(1)),
+            most_booked: blocks,
         }
     }
 
@@ -147,15 +154,15 @@ impl Holdings {
     }
 
     /// All that was announced is gone; bookings stay.
-    pub(super) fn clear(&mut self, places: &mut Places, capacity: &Capacity) {
+    pub(super) fn clear(&mut self, places: &mut Places) {
         for tier in [Tier::Device, Tier::Host, Tier::Disk] {
-            self.clear_tier(places, tier, capacity);
+            self.clear_tier(places, tier);
         }
     }
 
     /// All that was announced for a tier is gone. In constant time: the worker gets a new place.
-    pub(super) fn clear_tier(&mut self, places: &mut Places, tier: Tier, capacity: &Capacity) {
-        let blocks = [capacity.blocks, capacity.host_blocks, capacity.disk_blocks][tier as usize];
+    pub(super) fn clear_tier(&mut self, places: &mut Places, tier: Tier) {
+        let blocks = places.room(tier);
         let place = &mut places.tiers[tier as usize];
         if let Some(old) = place.take() {
             self.announced.leave(old);
@@ -163,11 +170,11 @@ impl Holdings {
         *place = (blocks > 0).then(|| self.announced.join(blocks)).flatten();
     }
 
-    /// False if they are more than the worker can hold. A tier without room is passed over.
+    /// False if they are more than the worker can hold, or is given room for. A lower tier without room is passed over.
     pub(super) fn store(&mut self, places: &Places, tier: Tier, keys: &[u64]) -> bool {
         match places.tiers[tier as usize] {
             Some(place) => self.announced.store(place, keys).is_ok(),
-            None => true,
+            None => tier != Tier::Device || keys.is_empty() || places.room(tier) > 0,
         }
     }
 

@@ -45,6 +45,10 @@ pub(super) struct Leg {
     pub(super) reports: u64,
     /// Its first token came.
     pub(super) begun: bool,
+    /// When.
+    pub(super) begun_ms: f64,
+    /// Of each token after the first.
+    pub(super) predicted_tpot_ms: f64,
 }
 
 impl Leg {
@@ -72,6 +76,8 @@ impl Leg {
             expected_block_seconds: 0.0,
             reports: 0,
             begun: false,
+            begun_ms: 0.0,
+            predicted_tpot_ms: 0.0,
         }
     }
 
@@ -112,6 +118,23 @@ pub struct Output {
     pub tokens: u32,
     /// It came to its own end: these tokens tell how long answers are.
     pub complete: bool,
+}
+
+/// What the outputs of a step gave to requests that had their first token before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Given {
+    /// Requests that got tokens.
+    pub rows: u32,
+    /// These tokens.
+    pub tokens: u32,
+}
+
+impl Given {
+    /// One more request got so many.
+    pub fn add(&mut self, tokens: usize) {
+        self.rows = self.rows.saturating_add(1);
+        self.tokens = self.tokens.saturating_add(u32::try_from(tokens).unwrap_or(u32::MAX));
+    }
 }
 
 /// A leg ended.

@@ -1,5 +1,6 @@
 //! The scheduler's book-keeping: what is booked is given back, what is promised is checked, what is announced is counted.
 
+mod claims;
 mod credit;
 mod split;
 
@@ -7,6 +8,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::candidate::{Candidate, Exclusion};
+use crate::core::cost::StepFeatures;
 use crate::core::decision::NoPlace;
 use crate::core::frame::Load;
 
@@ -53,12 +55,28 @@ fn join_with(scheduler: &mut Scheduler, id: u32, role: Role, capacity: Capacity)
         name: format!("w{id}").into(),
         role,
         kv_block_bytes: 4 << 20,
+        index_room: capacity.tiers(),
         capacity,
         group: None,
         step_prior: Some(COST),
     });
     scheduler.snapshot_begins(WorkerId(id));
     scheduler.snapshot_complete(WorkerId(id));
+    scheduler.set_open(WorkerId(id), true);
+}
+
+/// One that says this of its speed.
+fn join_unknown(scheduler: &mut Scheduler, id: u32, step_prior: Option<StepCost>) {
+    scheduler.join(Joining {
+        id: WorkerId(id),
+        name: format!("w{id}").into(),
+        role: Role::Both,
+        kv_block_bytes: 0,
+        index_room: capacity().tiers(),
+        capacity: capacity(),
+        group: None,
+        step_prior,
+    });
     scheduler.set_open(WorkerId(id), true);
 }
 
@@ -211,7 +229,10 @@ fn a_backlog_shrinks_with_the_steps_and_ends_with_the_first_token() {
     let backlog = |scheduler: &Scheduler| scheduler.view(WorkerId(0)).unwrap().backlog_tokens;
     assert_eq!(backlog(&scheduler), 2 * 1603);
     let running = Load { running: 2, ..Load::default() };
-    assert_eq!(scheduler.step(WorkerId(0), &report(1, 1000, running), 100.0), None);
+    assert_eq!(
+        scheduler.step(WorkerId(0), &report(1, 1000, running), Given::default(), 100.0),
+        None
+    );
     assert_eq!(backlog(&scheduler), 2 * 1603 - 1000);
     scheduler.begun(RequestId(1), 0, 160.0).unwrap();
     assert_eq!(backlog(&scheduler), 1603);
@@ -241,6 +262,7 @@ fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
             name: format!("w{id}").into(),
             role: Role::Both,
             kv_block_bytes: 0,
+            index_room: capacity().tiers(),
             capacity: capacity(),
             group: (id < 2).then(|| "ep".into()),
             step_prior: Some(COST),
@@ -250,12 +272,50 @@ fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
     }
     let busy = Load { running: 7, ..Load::default() };
     let step = Step { kv_tokens: 10_000_000, decode_rows: 7, ms: 105.7, ..report(1, 0, busy) };
-    let _ = scheduler.step(WorkerId(0), &step, 0.0);
+    let _ = scheduler.step(WorkerId(0), &step, Given::default(), 0.0);
     let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
     assert_eq!(placement.worker, WorkerId(2), "rank 1 is idle, but waits for rank 0 at each step");
     let [_, rank, alone] = [0, 1, 2].map(|i| placement.decision.estimates[i]);
     assert!(rank.decode_ms > 5.0 * alone.decode_ms);
     assert!(rank.harm_ms > alone.harm_ms);
+}
+
+/// Reports of steps that cost `times` what `COST` says.
+fn teach(scheduler: &mut Scheduler, id: u32, times: f64, steps: std::ops::Range<u64>) {
+    for number in steps {
+        let (tokens, rows) = (37 * number % 2_000, number % 8);
+        let mut step = report(number, u32::try_from(tokens).unwrap(), Load::default());
+        step.decode_rows = u32::try_from(rows).unwrap();
+        step.kv_tokens = rows * (100 + 91 * number % 3_000);
+        step.ms = times * COST.step_ms(&StepFeatures::of(&step));
+        let _ = scheduler.step(WorkerId(id), &step, Given::default(), 0.0);
+    }
+}
+
+/// What a full step of prompts is thought to take, by what it takes.
+fn believed(scheduler: &Scheduler, id: u32, times: f64) -> f64 {
+    let features = StepFeatures { prefill_tokens: 2_048.0, ..StepFeatures::default() };
+    let cost = scheduler.view(WorkerId(id)).unwrap().cost;
+    cost.step_ms(&features) / (times * COST.step_ms(&features))
+}
+
+#[test]
+fn a_guess_is_no_knowledge_of_peers_and_what_was_learnt_is() {
+    let mut scheduler = scheduler(0);
+    let joins = |scheduler: &mut Scheduler, id| {
+        join_unknown(scheduler, id, None);
+    };
+    joins(&mut scheduler, 0);
+    teach(&mut scheduler, 0, 0.01, 1..10);
+    for id in 1..4 {
+        joins(&mut scheduler, id); // nobody knows anything yet
+        teach(&mut scheduler, id, 0.01, 1..200);
+        let believed = believed(&scheduler, id, 0.01);
+        assert!((0.95..1.05).contains(&believed), "worker {id}: {believed} of its own speed");
+    }
+    joins(&mut scheduler, 4);
+    let believed = believed(&scheduler, 4, 0.01);
+    assert!((0.9..1.1).contains(&believed), "it begins with what is known of others: {believed}");
 }
 
 #[test]
@@ -264,7 +324,7 @@ fn accepted_drafts_are_learnt() {
     for n in 1..200 {
         let step =
             Step { decode_rows: 10, drafted: 20, accepted: 9, ..report(n, 0, Load::default()) };
-        let _ = scheduler.step(WorkerId(0), &step, 0.0);
+        let _ = scheduler.step(WorkerId(0), &step, Given { rows: 10, tokens: 19 }, 0.0);
     }
     let accepted = scheduler.view(WorkerId(0)).unwrap().accepted;
     assert!((accepted - 1.9).abs() < 0.01, "{accepted}");
@@ -315,7 +375,10 @@ fn calls_about_nobody_change_nothing() {
     let keys = keys(1, 3, 0);
     assert_eq!(scheduler.stored(nobody, Tier::Device, &keys), None);
     assert_eq!(scheduler.removed(nobody, Tier::Device, &keys), 0);
-    assert_eq!(scheduler.step(nobody, &report(1, 10, Load::default()), 0.0), None);
+    assert_eq!(
+        scheduler.step(nobody, &report(1, 10, Load::default()), Given::default(), 0.0),
+        None
+    );
     scheduler.cleared(nobody, Tier::Device);
     assert!(scheduler.leave(nobody, 0.0).is_empty());
     assert!(scheduler.begun(RequestId(9), 0, 0.0).is_none());
@@ -457,7 +520,7 @@ fn counters_that_ran_backwards_make_no_absurd_time() {
     let mut scheduler = scheduler(1);
     let load = Load { running: u32::MAX, waiting: u32::MAX, ..Load::default() };
     let broken = Step { waiting_tokens: u64::MAX, kv_tokens: u64::MAX, ..report(1, 0, load) };
-    let _ = scheduler.step(WorkerId(0), &broken, 0.0);
+    let _ = scheduler.step(WorkerId(0), &broken, Given::default(), 0.0);
     let soonest = scheduler.soonest_ms(&want(1, &keys(1, 4, 0)), 0.0);
     assert!(soonest.is_none_or(f64::is_finite), "{soonest:?}");
 }
@@ -467,8 +530,13 @@ fn an_idle_worker_is_not_held_to_what_it_read_last() {
     let mut scheduler = scheduler(2);
     let running = Load { running: 64, ..Load::default() };
     let heavy = Step { kv_tokens: 900_000, decode_rows: 64, ms: 20.0, ..report(1, 0, running) };
-    let _ = scheduler.step(WorkerId(0), &heavy, 0.0);
-    let _ = scheduler.step(WorkerId(0), &Step { load: Load::default(), ..heavy }, 1.0);
+    let _ = scheduler.step(WorkerId(0), &heavy, Given::default(), 0.0);
+    let _ = scheduler.step(
+        WorkerId(0),
+        &Step { load: Load::default(), ..heavy },
+        Given::default(),
+        1.0,
+    );
     let placed = scheduler.place(&want(1, &keys(1, 4, 0)), 2.0).unwrap();
     let kv_tokens = placed.decision.candidates.iter().map(|c| c.standing.kv_tokens);
     assert_eq!(kv_tokens.collect::<Vec<_>>(), [0.0, 0.0]);

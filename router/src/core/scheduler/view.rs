@@ -3,9 +3,10 @@
 use std::sync::Arc;
 
 use super::Scheduler;
+use super::claims::Doubt;
 use super::credit::Withdrawal;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Load, StepCost};
+use crate::core::frame::{Load, RequestId, StepCost};
 use crate::core::transfer::TransferCost;
 
 /// What is known of pulling from one worker.
@@ -32,6 +33,8 @@ pub struct WorkerView {
     pub held_blocks: u32,
     /// Why it gets no credit for them.
     pub withdrawn: Option<Withdrawal>,
+    /// Why its word about its speed counts for nothing.
+    pub doubt: Option<Doubt>,
     /// Of its steps.
     pub cost: StepCost,
     /// Steps that this was learnt from.
@@ -58,6 +61,7 @@ impl Scheduler {
             backlog_tokens: worker.backlog_tokens,
             held_blocks: self.holdings.held(&worker.places),
             withdrawn: worker.credit.withdrawn(),
+            doubt: worker.claims.doubt(),
             cost: worker.fit.cost(),
             steps_learnt: worker.fit.steps(),
             accepted: worker.accepted,
@@ -89,6 +93,12 @@ impl Scheduler {
     #[must_use]
     pub fn some_open(&self) -> bool {
         self.workers.iter().any(|worker| worker.open && worker.decodes())
+    }
+
+    /// Where a leg is booked.
+    #[must_use]
+    pub fn worker_of(&self, request: RequestId) -> Option<WorkerId> {
+        self.legs.get(&request).map(|leg| leg.worker)
     }
 
     /// Legs that are booked.

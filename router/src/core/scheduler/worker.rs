@@ -4,9 +4,11 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use super::Joining;
+use super::claims::Claims;
 use super::credit::Credit;
-use super::holdings::Places;
-use super::legs::{Leg, Part};
+use super::holdings::{Places, Tier};
+use super::legs::{Given, Leg, Part};
+use super::measured::Measured;
 use crate::core::candidate::{WorkerId, WorkerName};
 use crate::core::cost::{StepFeatures, StepFit, context};
 use crate::core::estimate::Standing;
@@ -59,6 +61,14 @@ pub(super) struct Worker {
     /// What is left of them.
     pub(super) backlog_tokens: u64,
     backlog_context: f64,
+    /// What it says of its speed, against what is seen of it.
+    pub(super) claims: Claims,
+    /// What is seen of it, while it is not believed.
+    pub(super) measured: Measured,
+    /// When the last step was reported, or when it got work after it, if it had work of this router ever since.
+    busy_since_ms: Option<f64>,
+    /// It was the former.
+    busy_since_step: bool,
     /// When the step that runs began.
     step_began_ms: f64,
     /// It began with prompts to compute.
@@ -113,14 +123,39 @@ impl Worker {
             pinned: 0,
             backlog_tokens: 0,
             backlog_context: 0.0,
+            claims: Claims::default(),
+            measured: Measured::default(),
+            busy_since_ms: None,
+            busy_since_step: false,
             step_began_ms: 0.0,
             backlog_runs: false,
         }
     }
 
+    /// Holds what it says of its steps against the time since the last one. True if its word begins or ceases to count.
+    pub(super) fn audit(&mut self, step: &Step, given: Given, now_ms: f64) -> bool {
+        if step.step == self.step {
+            return false; // a heartbeat
+        }
+        self.claims.gave(given.rows.into());
+        // what it does for other routers is not known here
+        let at_work = self.booked_at_work();
+        let foreign = at_work == 0 || step.load.running.saturating_add(step.load.waiting) > at_work;
+        let said = f64::from(step.prefill_tokens) + f64::from(step.decode_rows);
+        if !foreign && self.claims.work(said, self.pending_tokens()) {
+            return true;
+        }
+        let Some(since_ms) = self.busy_since_ms.filter(|_| self.busy_since_step) else {
+            return false;
+        };
+        // steps whose frames were put together are counted by their numbers, which only grow
+        let steps = step.step.checked_sub(self.step).unwrap_or(1);
+        self.claims.step(step.ms, steps, now_ms - since_ms)
+    }
+
     /// Takes a report in; how many ms of the step went into prompts. `teaches`: the duration of the step is this worker's
     /// own doing.
-    pub(super) fn report(&mut self, step: &Step, teaches: bool, now_ms: f64) -> f64 {
+    pub(super) fn report(&mut self, step: &Step, given: Given, teaches: bool, now_ms: f64) -> f64 {
         self.load = step.load;
         self.reports += 1;
         self.unreported = 0;
@@ -129,21 +164,56 @@ impl Worker {
             return 0.0; // a heartbeat
         }
         self.step = step.step;
-        let worked = step.prefill_tokens > 0 || step.decode_rows > 0;
-        if teaches && worked {
-            self.fit.observe(&StepFeatures::of(step), step.ms);
+        let believed = self.claims.doubt().is_none();
+        if believed {
+            let worked = step.prefill_tokens > 0 || step.decode_rows > 0;
+            if teaches && worked {
+                self.fit.observe(&StepFeatures::of(step), step.ms);
+            }
+            self.computed(step.prefill_tokens);
+        } else {
+            self.measure(step, given, now_ms);
         }
         self.kv_tokens = step.kv_tokens.min(ABSURD_TOKENS);
-        if step.decode_rows > 0 {
-            let gained = 1.0 + f64::from(step.accepted) / f64::from(step.decode_rows);
-            self.accepted += ACCEPTED_WEIGHT * (gained - self.accepted);
+        if step.decode_rows > 0 && given.rows > 0 {
+            // no more than what came of it here, where the rest is not wanted any more perhaps
+            let accepted = f64::from(step.accepted.min(step.drafted));
+            let gained = 1.0 + accepted / f64::from(step.decode_rows);
+            let came = f64::from(given.tokens) / f64::from(given.rows);
+            self.accepted += ACCEPTED_WEIGHT * (gained.min(came).max(1.0) - self.accepted);
         }
-        self.computed(step.prefill_tokens);
         self.step_began_ms = now_ms;
+        self.busy_since_ms = (self.booked_at_work() > 0).then_some(now_ms);
+        self.busy_since_step = true;
         self.backlog_runs = self.backlog_tokens > 0;
+        if !believed {
+            return 0.0; // its prompts are known when they are done
+        }
         let cost = self.fit.cost();
         cost.prefill_ms * f64::from(step.prefill_tokens)
             + cost.context_ms * step.prefill_context as f64
+    }
+
+    /// Learns from when a frame came and what it gave.
+    fn measure(&mut self, step: &Step, given: Given, now_ms: f64) {
+        let ms = self.busy_since_ms.map_or(0.0, |since_ms| now_ms - since_ms);
+        let kv_tokens = step.kv_tokens.min(self.booked_tokens) as f64;
+        if let Some((work, ms)) = self.measured.frame(given.rows, kv_tokens, ms) {
+            self.fit.observe(&work, ms);
+        }
+    }
+
+    /// Tokens of prompts that have no first token yet, whatever of them was cached.
+    fn pending_tokens(&self) -> f64 {
+        let prefills = self.prefills.iter().map(|prefill| u64::from(prefill.prompt_tokens));
+        prefills.sum::<u64>() as f64 + self.arriving_tokens as f64
+    }
+
+    /// Takes note if it has nothing to do any more.
+    fn note_rest(&mut self) {
+        if self.booked_at_work() == 0 {
+            self.busy_since_ms = None;
+        }
     }
 
     /// The worker takes prompts one after the other, so these tokens are of the first ones.
@@ -178,6 +248,9 @@ impl Worker {
             self.step_began_ms = now_ms;
             self.backlog_runs = true;
         }
+        if self.busy_since_ms.is_none() {
+            (self.busy_since_ms, self.busy_since_step) = (Some(now_ms), false);
+        }
         let prompt_tokens = leg.prompt_tokens;
         let left = prompt_tokens.saturating_sub(leg.cached_tokens);
         self.prefills.push_back(Prefill { request, prompt_tokens, left });
@@ -193,19 +266,30 @@ impl Worker {
 
     /// The leg got its first token.
     pub(super) fn begun(&mut self, request: RequestId, part: Part) {
+        let mut prefills = self.prefills.iter();
+        if self.claims.doubt().is_some()
+            && let Some(prefill) = prefills.find(|prefill| prefill.request == request)
+        {
+            self.measured.prompt(prefill.prompt_tokens, prefill.left);
+        }
         self.settled(request);
         self.pinned += u32::from(part == Part::Prefill);
+        self.note_rest();
     }
 
     pub(super) fn release(&mut self, request: RequestId, leg: &Leg) {
         if leg.part != Part::Decode && leg.reports == self.reports {
             self.unreported = self.unreported.saturating_sub(1);
         }
+        if !leg.begun && leg.part != Part::Decode {
+            self.claims.gave(leg.prompt_tokens.into()); // as much of it may have been done
+        }
         self.booked_requests = self.booked_requests.saturating_sub(1);
         self.booked_tokens = self.booked_tokens.saturating_sub(leg.tokens);
         let pinned = leg.begun && leg.part == Part::Prefill;
         self.pinned = self.pinned.saturating_sub(u32::from(pinned));
         self.settled(request);
+        self.note_rest();
     }
 
     /// The prompt of this leg is computed or has come, or neither will happen.
@@ -266,6 +350,15 @@ impl Worker {
     /// It takes answers, and whole requests.
     pub(super) fn decodes(&self) -> bool {
         self.role != Role::Prefill
+    }
+
+    /// Blocks that it says a tier can hold.
+    pub(super) fn capacity_of(&self, tier: Tier) -> u32 {
+        match tier {
+            Tier::Device => self.capacity.blocks,
+            Tier::Host => self.capacity.host_blocks,
+            Tier::Disk => self.capacity.disk_blocks,
+        }
     }
 
     /// Requests that it can hold, in the batch and in its queue.

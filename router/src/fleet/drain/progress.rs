@@ -1,6 +1,5 @@
 //! How a drain stands: told by the links of the leaving worker and of the heirs, read by who asked for it.
 
-use std::sync::{Mutex, MutexGuard};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -9,6 +8,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Hello, Offer, RequestId, Role, Transferred};
+use crate::lock::{Held, Lock};
 use crate::metrics::{BACKENDS, OUTCOMES, known_word};
 
 /// One drain. What stays as it was is public; the rest is behind a short lock.
@@ -23,7 +23,7 @@ pub(super) struct Drain {
     pub(super) began: Instant,
     budget: Duration,
     running: usize,
-    state: Mutex<State>,
+    state: Lock<State>,
     changed: Notify,
 }
 
@@ -158,13 +158,13 @@ impl Drain {
             began: Instant::now(),
             budget,
             running,
-            state: Mutex::new(state),
+            state: Lock::new("a drain", state),
             changed: Notify::new(),
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().expect("no holder panics")
+    fn state(&self) -> Held<'_, State> {
+        self.state.lock()
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {

@@ -4,7 +4,7 @@
 //! of the decode leg from here, and not by the request's task: that one may be waiting for a client that reads slowly.
 
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::sync::mpsc;
@@ -18,6 +18,8 @@ use crate::core::frame::{
 };
 use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
+use crate::fleet::registry::Said;
+use crate::lock::Held;
 use crate::memory::Refused;
 use crate::metrics::Metrics;
 use crate::stream::{Appended, Mailbox};
@@ -38,8 +40,7 @@ pub(super) struct Legs {
 /// What a step is to set off, once the lock is gone.
 #[derive(Default)]
 struct Follows {
-    begun: Vec<(RequestId, u32)>,
-    ended: Vec<(RequestId, Output)>,
+    said: Said,
     wrong: Vec<(RequestId, Arc<Mailbox>, &'static str)>,
     /// What found no memory.
     refused: Vec<(RequestId, Arc<Mailbox>, Refused)>,
@@ -100,7 +101,10 @@ impl Legs {
         // a worker that does not say what its cache gave is held to have got nothing from it
         let first = leg.generated == 0 && !output.ids.is_empty();
         if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
-            follows.begun.push((request, cached_tokens));
+            follows.said.begun.push((request, cached_tokens));
+        }
+        if leg.generated > 0 && !output.ids.is_empty() {
+            follows.said.given.add(output.ids.len());
         }
         leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
         let ids = matches!(leg.part, Part::Prefill(_)).then(|| output.ids.clone());
@@ -124,7 +128,7 @@ impl Legs {
         }
         if finished {
             metrics.legs.ended.inc(["finished"]);
-            follows.ended.push((request, leg.output(complete)));
+            follows.said.ended.push((request, leg.output(complete)));
             self.by_request.remove(&request);
         }
     }
@@ -184,8 +188,8 @@ impl Link {
         self.legs().by_request.len()
     }
 
-    pub(super) fn legs(&self) -> MutexGuard<'_, Legs> {
-        self.legs.lock().expect("no holder panics")
+    pub(super) fn legs(&self) -> Held<'_, Legs> {
+        self.legs.lock()
     }
 
     fn lost(&self, reason: &str) -> RouteError {
@@ -403,7 +407,7 @@ impl Link {
             self.cancel(request, Some("memory"));
             mailbox.fail(refused.answer(), self.id);
         }
-        self.registry.step(self.id, &step, &follows.begun, &follows.ended)
+        self.registry.step(self.id, &step, &follows.said)
     }
 
     /// The blocks of a leg are free: of one that was cancelled, or of a prompt that was pulled.

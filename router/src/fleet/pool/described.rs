@@ -2,7 +2,7 @@
 
 use super::{Pool, Worker};
 use crate::core::candidate::WorkerId;
-use crate::core::scheduler::{Withdrawal, WorkerView};
+use crate::core::scheduler::{Doubt, Withdrawal, WorkerView};
 use crate::core::transfer::TransferCost;
 
 impl Pool {
@@ -56,6 +56,7 @@ impl Pool {
                     "expected": cost_json(&view.pull_cost),
                     "sources": self.sources(worker.link.id),
                 },
+                "speed_doubted": view.doubt.map(Doubt::as_str),
                 "step_cost": view.cost,
                 "steps_learnt": view.steps_learnt,
                 "accepted_tokens": view.accepted,
@@ -85,13 +86,18 @@ fn cost_json(cost: &TransferCost) -> serde_json::Value {
 type WorkerGauge = (&'static str, &'static str, fn(&Worker, &WorkerView, u64) -> f64);
 
 /// One sample for each worker.
-pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 14] = [
+pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 15] = [
     ("headrace_worker_blocks_indexed", "Blocks that placements may count on.", |_, view, _| {
         view.held_blocks.into()
     }),
     ("headrace_worker_credit", "1 if what it says of its blocks is believed.", |_, view, _| {
         f64::from(u8::from(view.withdrawn.is_none()))
     }),
+    (
+        "headrace_worker_speed_doubted",
+        "1 if its speed is not what it says and is measured by the router.",
+        |_, view, _| f64::from(u8::from(view.doubt.is_some())),
+    ),
     ("headrace_worker_backlog_tokens", "Prompt tokens that are still to come.", |_, view, _| {
         view.backlog_tokens as f64
     }),

@@ -4,17 +4,23 @@ use super::{Registry, State};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::HeldOff;
 use crate::core::frame::{Hello, Refuse};
+use crate::fleet::lobby::Peer;
+use crate::fleet::pool::Worker;
+
+/// Heartbeats after which a silent worker may be replaced: with the third that it misses it is asked, and the fourth is its
+/// time to answer.
+const GIVEN_UP: u32 = 4;
 
 impl Registry {
     /// True if a worker with this Hello may join as things stand.
     ///
     /// # Errors
     /// What differs, or when to come back.
-    pub(in crate::fleet) fn may_join(&self, hello: &Hello) -> Result<(), Refuse> {
-        self.may_come(&self.state(), hello)
+    pub(in crate::fleet) fn may_join(&self, hello: &Hello, peer: Peer) -> Result<(), Refuse> {
+        self.may_come(&self.state(), hello, peer)
     }
 
-    pub(super) fn may_come(&self, state: &State, hello: &Hello) -> Result<(), Refuse> {
+    pub(super) fn may_come(&self, state: &State, hello: &Hello, peer: Peer) -> Result<(), Refuse> {
         if let Err(HeldOff { wait_ms, breaks }) =
             state.circuits.check(&hello.worker, self.clock_ms())
         {
@@ -28,25 +34,40 @@ impl Registry {
                 ),
             });
         }
-        if let Some(other) = self.other_link(state, hello) {
-            return Err(Refuse {
+        match self.living(state, &hello.worker) {
+            Some(other) if other.hello.epoch == hello.epoch => Err(Refuse {
                 field: "link".into(),
                 expected: self.setup.name.clone(),
-                got: other,
+                got: other.address.clone(),
                 message: "this worker has a link to this router by another address: one is enough"
                     .into(),
-            });
+            }),
+            Some(other) if other.hello.epoch < hello.epoch => {
+                other.link.ping(); // what is dead and does not know it yet breaks by this
+                let heartbeat = self.setup.config.fleet.heartbeat;
+                Err(Refuse {
+                    field: "name_taken".into(),
+                    expected: format!("{:.3}", heartbeat.as_secs_f64()),
+                    got: "0.000".into(),
+                    message: "a worker of this name is here and lives: give each worker its own name; one that was \
+                        started anew gets it when the link of its former life has ended"
+                        .into(),
+                })
+            }
+            Some(_) | None => {
+                state.may_join(hello)?;
+                self.may_name(state, hello, peer)
+            }
         }
-        state.may_join(hello)
     }
 
-    /// The address of a link of the very same start of this worker, if it was heard of lately. Later than that the worker
-    /// may have lost it, and be right to dial again.
-    fn other_link(&self, state: &State, hello: &Hello) -> Option<String> {
-        let other = state.named(&hello.worker).filter(|other| other.hello.epoch == hello.epoch)?;
-        let silent_ms = self.now_ms().saturating_sub(other.link.heard_ms());
-        let lives = u128::from(silent_ms) <= self.setup.config.fleet.heartbeat.as_millis();
-        lives.then(|| other.address.clone())
+    /// The worker that has this name, if it lives as far as anybody knows: its requests are not given to whoever dials by
+    /// its name. One that died is not here any more, as its socket was closed with it; one that cannot be reached is given up
+    /// after some heartbeats.
+    fn living<'a>(&self, state: &'a State, name: &str) -> Option<&'a Worker> {
+        let silent_ms = |other: &Worker| self.now_ms().saturating_sub(other.link.heard_ms());
+        let most_ms = (GIVEN_UP * self.setup.config.fleet.heartbeat).as_millis();
+        state.named(name).filter(|other| u128::from(silent_ms(other)) <= most_ms)
     }
 
     /// The link of a worker ended; `orderly` where that was nobody's fault.

@@ -130,6 +130,7 @@ impl Registry {
             return Err(RouteError::ShuttingDown);
         }
         let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
+        pool.want();
         if !pool.understands(&wanted.engine) {
             return Err(no_worker());
         }

@@ -62,7 +62,8 @@ fn more_blocks_than_announced_and_prompts_without_a_word_cost_the_credit() {
         scheduler.place(&want, 0.0).unwrap();
         scheduler.begun(RequestId(n), 0, 1.0).unwrap();
     }
-    let silent = scheduler.step(WorkerId(1), &report(1, 200, Load::default()), 1.0);
+    let silent =
+        scheduler.step(WorkerId(1), &report(1, 200, Load::default()), Given::default(), 1.0);
     assert_eq!(silent, Some(Withdrawal::Silent));
     // both still serve
     assert!(scheduler.place(&want(10, &keys(10, 4, 0)), 0.0).is_ok());
@@ -79,7 +80,15 @@ fn prompts_that_are_announced_are_not_met_with_silence_however_many_come_at_once
         leg.max_tokens = 1;
         scheduler.place(&leg, 0.0).unwrap();
         scheduler.begun(RequestId(n), 640, 1.0).unwrap();
-        assert_eq!(scheduler.step(WorkerId(0), &report(n + 1, 640, Load::default()), 1.0), None);
+        assert_eq!(
+            scheduler.step(
+                WorkerId(0),
+                &report(n + 1, 640, Load::default()),
+                Given::default(),
+                1.0
+            ),
+            None
+        );
         scheduler.end(RequestId(n), Output { tokens: 1, complete: true }, 2.0);
     }
     assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, None);

@@ -52,9 +52,9 @@ fn the_prompt_is_booked_on_one_worker_and_the_answer_on_the_other() {
     );
 
     let running = Load { running: 1, ..Load::default() };
-    let _ = scheduler.step(p, &report(1, 1603, running), 200.0);
+    let _ = scheduler.step(p, &report(1, 1603, running), Given::default(), 200.0);
     scheduler.begun(want.prefill_request, 0, 200.0).unwrap();
-    let _ = scheduler.step(p, &report(2, 0, Load::default()), 210.0);
+    let _ = scheduler.step(p, &report(2, 0, Load::default()), Given::default(), 210.0);
     assert_eq!(backlog(&scheduler, p), (0, 0, 1), "its KV is still there");
     assert_eq!(view(&scheduler, p).booked_requests, 1);
     assert_eq!(scheduler.workers[0].occupied(), 0, "and takes no place");
@@ -116,7 +116,12 @@ fn a_burst_with_one_prefix_stays_together_on_both_sides() {
         let capacity = Capacity { sequences: 64, ..capacity() };
         join_with(&mut scheduler, id, Role::Decode, capacity);
         let rows = Load { running: 30, ..Load::default() };
-        let _ = scheduler.step(WorkerId(id), &Step { decode_rows: 30, ..report(1, 0, rows) }, 0.0);
+        let _ = scheduler.step(
+            WorkerId(id),
+            &Step { decode_rows: 30, ..report(1, 0, rows) },
+            Given::default(),
+            0.0,
+        );
     }
     let first = place(&mut scheduler, &want(1, &keys(1, 60, 58)), 0.0);
     for n in 2..5 {
@@ -177,6 +182,7 @@ fn a_worker_whose_kv_cannot_be_moved_takes_no_part_in_a_split() {
         name: "w5".into(),
         role: Role::Prefill,
         kv_block_bytes: 0,
+        index_room: capacity().tiers(),
         capacity: capacity(),
         group: None,
         step_prior: Some(COST),
@@ -205,7 +211,7 @@ fn pulls_teach_what_moving_costs_and_failures_send_elsewhere() {
     let mut scheduler = scheduler_of(PolicyName::Kv, &[Prefill, Prefill, Decode]);
     let rows = Load { running: 8, ..Load::default() };
     let step = Step { decode_rows: 8, kv_tokens: 80_000, ..report(1, 0, rows) };
-    let _ = scheduler.step(WorkerId(2), &step, 0.0);
+    let _ = scheduler.step(WorkerId(2), &step, Given::default(), 0.0);
     for _ in 0..20 {
         scheduler.transferred(WorkerId(2), "w0", 8 << 20, 0.16, 0.0);
         scheduler.transferred(WorkerId(2), "w1", 8 << 20, 1.6, 0.0);
@@ -250,7 +256,12 @@ fn prompts_are_held_back_while_all_prefill_workers_have_long_queues() {
     join_as(&mut scheduler, 0, Role::Prefill);
     join_with(&mut scheduler, 1, Role::Decode, Capacity { sequences: 64, ..capacity() });
     let rows = Load { running: 40, ..Load::default() };
-    let _ = scheduler.step(WorkerId(1), &Step { decode_rows: 40, ..report(1, 0, rows) }, 0.0);
+    let _ = scheduler.step(
+        WorkerId(1),
+        &Step { decode_rows: 40, ..report(1, 0, rows) },
+        Given::default(),
+        0.0,
+    );
     scheduler.transferred(WorkerId(1), "w0", 1 << 30, 10.0, 0.0);
     let mut placed = 0;
     let refused = loop {

@@ -1,0 +1,224 @@
+//! What a worker says of its speed is held against what is seen of it: who lies gets no more than its share.
+
+use super::*;
+
+/// What workers really cost here.
+const TRUE: StepCost =
+    StepCost { fixed_ms: 20.0, prefill_ms: 0.2, context_ms: 0.0, row_ms: 1.0, kv_ms: 0.0 };
+
+/// A worker at its work: the truth, and what it says instead.
+struct Played {
+    id: u32,
+    step: u64,
+    /// Requests with what is left of their prompts, and of their answers.
+    requests: Vec<(u64, u32, u32)>,
+    /// When the step that runs ends, and what it computes.
+    ends_ms: f64,
+    tokens: u32,
+    says: fn(&mut Step),
+}
+
+/// One of these comes in so many ms.
+const EVERY_MS: f64 = 60.0;
+
+/// Lets requests come and workers answer them. How many each one got.
+fn play(
+    scheduler: &mut Scheduler,
+    says: &[fn(&mut Step)],
+    numbers: std::ops::Range<u64>,
+) -> Vec<u32> {
+    let mut workers: Vec<Played> = (0_u32..)
+        .zip(says)
+        .map(|(id, says)| Played {
+            id,
+            step: 100 * numbers.start,
+            requests: Vec::new(),
+            ends_ms: f64::INFINITY,
+            tokens: 0,
+            says: *says,
+        })
+        .collect();
+    let mut got = vec![0; workers.len()];
+    let mut asked = numbers.start;
+    while asked < numbers.end {
+        let arrives_ms = asked as f64 * EVERY_MS;
+        let next = workers.iter_mut().min_by(|a, b| a.ends_ms.total_cmp(&b.ends_ms)).unwrap();
+        if next.ends_ms <= arrives_ms {
+            next.end_step(scheduler);
+            continue;
+        }
+        asked += 1;
+        let placement = scheduler.place(&want(asked, &keys(asked, 20, 0)), arrives_ms).unwrap();
+        let worker = &mut workers[placement.worker.0 as usize];
+        got[placement.worker.0 as usize] += 1;
+        worker.requests.push((asked, 323, 10));
+        if worker.ends_ms == f64::INFINITY {
+            worker.begin_step(arrives_ms);
+        }
+    }
+    got
+}
+
+impl Played {
+    fn begin_step(&mut self, now_ms: f64) {
+        if self.requests.is_empty() {
+            self.ends_ms = f64::INFINITY;
+            return;
+        }
+        let rows = self.requests.iter().filter(|(_, prompt, _)| *prompt == 0).count();
+        self.tokens = self.requests.iter().map(|(_, prompt, _)| *prompt).sum::<u32>().min(500);
+        let features = StepFeatures {
+            prefill_tokens: self.tokens.into(),
+            rows: rows as f64,
+            ..StepFeatures::default()
+        };
+        self.ends_ms = now_ms + TRUE.step_ms(&features);
+    }
+
+    fn end_step(&mut self, scheduler: &mut Scheduler) {
+        let now_ms = self.ends_ms;
+        self.step += 1;
+        let (mut left, mut begun, mut given) = (self.tokens, Vec::new(), Given::default());
+        for (request, prompt, answer) in &mut self.requests {
+            if *prompt == 0 {
+                *answer -= 1;
+                given.add(1);
+                continue;
+            }
+            let done = left.min(*prompt);
+            left -= done;
+            *prompt -= done;
+            if *prompt == 0 {
+                begun.push(RequestId(*request));
+            }
+        }
+        let rows = given.rows;
+        let features = StepFeatures {
+            prefill_tokens: self.tokens.into(),
+            rows: rows.into(),
+            ..StepFeatures::default()
+        };
+        let running = self.requests.iter().filter(|(_, _, answer)| *answer > 0).count();
+        let load = Load { running: running as u32, ..Load::default() };
+        let ms = TRUE.step_ms(&features);
+        let mut step = Step { ms, decode_rows: rows, load, ..report(self.step, self.tokens, load) };
+        step.ms = ms;
+        (self.says)(&mut step);
+        let _ = scheduler.step(WorkerId(self.id), &step, given, now_ms);
+        for request in begun {
+            scheduler.begun(request, 0, now_ms);
+        }
+        self.requests.retain(|(request, _, answer)| {
+            let ended = *answer == 0;
+            if ended {
+                scheduler.end(RequestId(*request), Output { tokens: 11, complete: true }, now_ms);
+            }
+            !ended
+        });
+        self.begin_step(now_ms);
+    }
+}
+
+fn fleet(workers: u32, prior: impl Fn(u32) -> Option<StepCost>) -> Scheduler {
+    let mut scheduler = scheduler(0);
+    (0..workers).for_each(|id| join_unknown(&mut scheduler, id, prior(id)));
+    scheduler
+}
+
+fn doubt(scheduler: &Scheduler, id: u32) -> Option<Doubt> {
+    scheduler.view(WorkerId(id)).unwrap().doubt
+}
+
+type Says = fn(&mut Step);
+
+const TRUTH: Says = |_| {};
+
+const NOTHING: StepCost =
+    StepCost { fixed_ms: 0.001, prefill_ms: 0.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0 };
+
+#[test]
+fn workers_that_tell_the_truth_are_believed_and_share_the_work() {
+    let mut scheduler = fleet(4, |_| None);
+    let got = play(&mut scheduler, &[TRUTH; 4], 0..2_000);
+    assert!((0..4).all(|id| doubt(&scheduler, id).is_none()));
+    assert!(got.iter().all(|n| (350..650).contains(n)), "{got:?}");
+    assert!(scheduler.take_doubts().is_empty());
+}
+
+#[test]
+fn a_liar_gets_no_more_than_its_share_whatever_it_lies_about() {
+    let lies: [(&str, fn(&mut Step)); 7] = [
+        ("a fiftieth of its time", |step| step.ms /= 50.0),
+        ("no time at all", |step| step.ms = 0.0),
+        ("half of it", |step| step.ms /= 2.0),
+        ("more work than there was", |step| {
+            step.prefill_tokens *= 1_000;
+            step.decode_rows *= 1_000;
+        }),
+        ("no work, no time", |step| {
+            (step.ms, step.prefill_tokens, step.decode_rows) = (0.0, 0, 0);
+        }),
+        ("drafts that never were", |step| (step.drafted, step.accepted) = (0, 4_000_000)),
+        ("drafts that nobody got", |step| (step.drafted, step.accepted) = (u32::MAX, u32::MAX)),
+    ];
+    for (what, lie) in lies {
+        for prior in [None, Some(NOTHING)] {
+            let mut scheduler = fleet(4, |id| if id == 0 { prior } else { Some(TRUE) });
+            let says = [lie, TRUTH, TRUTH, TRUTH];
+            let found_out = play(&mut scheduler, &says, 0..400);
+            let left: Vec<RequestId> = scheduler.legs.keys().copied().collect();
+            for request in left {
+                scheduler.end(request, Output::default(), 400.0 * EVERY_MS);
+            }
+            let got = play(&mut scheduler, &says, 1_000..2_000);
+            assert!(got[0] <= 300, "{what}, {prior:?}: {got:?}");
+            assert!(found_out[0] < 300, "{what}, {prior:?}: {found_out:?} of 400");
+            assert!((1..4).all(|id| doubt(&scheduler, id).is_none()), "{what}");
+        }
+    }
+}
+
+#[test]
+fn a_worker_without_a_past_is_not_believed_to_be_far_faster_than_all_others_and_may_show_it() {
+    let mut scheduler = fleet(2, |_| Some(TRUE));
+    play(&mut scheduler, &[TRUTH; 2], 0..200);
+    join_unknown(&mut scheduler, 2, Some(NOTHING));
+    join_unknown(&mut scheduler, 3, Some(StepCost { fixed_ms: 15.0, ..TRUE }));
+    let cost = |scheduler: &Scheduler, id| scheduler.view(WorkerId(id)).unwrap().cost;
+    assert!(cost(&scheduler, 2).fixed_ms > 10.0, "{:?}", cost(&scheduler, 2));
+    assert_eq!(cost(&scheduler, 3).fixed_ms, 15.0, "that may be");
+    // it really is ten times as fast as the others
+    for number in 1..60 {
+        let step = Step { ms: 0.1 * (20.0 + 0.2 * 400.0), ..report(number, 400, Load::default()) };
+        let _ = scheduler.step(WorkerId(2), &step, Given::default(), 1e6);
+    }
+    let features = StepFeatures { prefill_tokens: 400.0, ..StepFeatures::default() };
+    let learnt = cost(&scheduler, 2).step_ms(&features);
+    assert!((9.0..11.0).contains(&learnt), "{learnt}");
+    assert_eq!(doubt(&scheduler, 2), None);
+}
+
+#[test]
+fn who_is_told_of_a_doubt_is_told_once_and_of_its_end() {
+    let mut scheduler = fleet(1, |_| Some(TRUE));
+    scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    scheduler.begun(RequestId(1), 0, 1.0);
+    let mut tell = |says: f64, numbers: std::ops::Range<u64>| {
+        for number in numbers {
+            let step = Step { decode_rows: 1, ms: says, ..report(number, 0, Load::default()) };
+            let given = Given { rows: 1, tokens: 1 };
+            let _ = scheduler.step(WorkerId(0), &step, given, 20.0 * number as f64);
+        }
+        scheduler.take_doubts()
+    };
+    assert_eq!(tell(0.1, 1..200), [(WorkerId(0), Some(Doubt::Steps))]);
+    assert_eq!(tell(20.0, 200..800), [(WorkerId(0), None)]);
+    assert_eq!(tell(20.0, 800..900), []);
+    // steps while nothing of ours is there say nothing
+    scheduler.end(RequestId(1), Output::default(), 1e6);
+    for number in 900..1_200 {
+        let step = Step { decode_rows: 1, ms: 0.1, ..report(number, 0, Load::default()) };
+        let _ = scheduler.step(WorkerId(0), &step, Given::default(), 20.0 * number as f64);
+    }
+    assert_eq!(scheduler.take_doubts(), []);
+}
