@@ -62,7 +62,7 @@ impl Keys {
     }
 
     /// Adds a line, `KEY` or `TENANT KEY`.
-    fn add(&mut self, line: &str) -> Result<(), &'static str> {
+    pub(super) fn add(&mut self, line: &str) -> Result<(), &'static str> {
         let mut words = line.split_ascii_whitespace();
         let (tenant, key) = match (words.next(), words.next(), words.next()) {
             (Some(key), None, None) => (None, key),

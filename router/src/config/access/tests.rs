@@ -195,3 +195,16 @@ fn names_and_origins_are_read_as_they_are_written() {
     let error = check(RouterArgs { cache_sharing: "none".into(), ..args() }).unwrap_err();
     assert!(error.starts_with("--cache-sharing: "), "{error}");
 }
+
+proptest::proptest! {
+    #[test]
+    fn any_file_is_read_or_refused(lines in proptest::collection::vec(".*", 0..4)) {
+        let text = lines.join("\n");
+        let mut read = Keys::default();
+        let mut good = 0;
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            good += usize::from(read.add(line).is_ok());
+        }
+        proptest::prop_assert!(good == 0 || !read.is_empty());
+    }
+}

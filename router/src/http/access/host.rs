@@ -126,4 +126,16 @@ mod tests {
         assert!(check(Some("evil.com"), &Names::Any).is_ok());
         assert!(check(None, &known).is_ok()); // HTTP/1.0: browsers speak 1.1
     }
+
+    proptest::proptest! {
+        #[test]
+        fn whatever_passes_is_made_of_what_hosts_are_made_of(text in "[a-z0-9.:@\\[\\]/ ,_-]{0,24}|.*") {
+            if let Some(host) = split(&text) {
+                let made_of = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
+                let good = text.starts_with(host) && !host.is_empty();
+                proptest::prop_assert!(good && (host.starts_with('[') || host.chars().all(made_of)));
+                let _ = check(Some(&text), &Names::Only(Vec::new()));
+            }
+        }
+    }
 }
