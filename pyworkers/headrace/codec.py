@@ -41,6 +41,9 @@ from headrace.frames import (
 )
 from headrace.schema import Schema
 
+# Of one frame. What there is much of is bytes on this wire, but for the lists of a `Fetch`: two values for each block.
+MAX_VALUES: Final = 1 << 18
+
 
 def encode(frame: Frame) -> bytes:
     """The body of `frame`. Raises MalformedFrame if a field is of the wrong type or out of range, and FrameTooLong."""
@@ -131,4 +134,4 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     41: ("continue", Continue),
     42: ("fetch", Fetch),
 }
-_SCHEMA: Final = Schema(_NUMBERS, MAX_FRAME_BYTES, _RULES)
+_SCHEMA: Final = Schema(_NUMBERS, MAX_FRAME_BYTES, _RULES, max_values=MAX_VALUES)

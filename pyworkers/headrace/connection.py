@@ -23,7 +23,9 @@ HANDSHAKE_FRAME_BYTES = 64 << 10
 
 
 class Connection(asyncio.Protocol):
-    """The bytes of a session. Holds at most one unfinished frame and `max_unread_frames` finished ones."""
+    """The bytes of a session. Holds at most one unfinished frame, and `max_unread_frames` finished ones; fewer, if they
+    have `max_unread_bytes`.
+    """
 
     def __init__(self, config: LinkConfig) -> None:
         self._config = config
@@ -34,7 +36,8 @@ class Connection(asyncio.Protocol):
         self._gone = asyncio.Event()
         # incoming
         self._buffer = bytearray()
-        self._inbox: deque[FromRouter] = deque()
+        self._inbox: deque[tuple[FromRouter, int]] = deque()  # and how many bytes it had
+        self._unread_bytes = 0
         self._arrived = asyncio.Event()  # the inbox has a frame, or the link is lost
         self._max_frame_bytes = HANDSHAKE_FRAME_BYTES
         self._max_unread = 1
@@ -96,7 +99,8 @@ class Connection(asyncio.Protocol):
             self._check()
             self._arrived.clear()
             await self._arrived.wait()
-        frame = self._inbox.popleft()
+        frame, size = self._inbox.popleft()
+        self._unread_bytes -= size
         self._go_on_reading()
         return frame
 
@@ -131,7 +135,7 @@ class Connection(asyncio.Protocol):
         """Turn bytes into frames until they run out or the inbox is full; then stop reading the socket."""
         start = 0
         try:
-            while len(self._inbox) < self._max_unread:
+            while not self._full:
                 body = start + HEADER_BYTES
                 if len(self._buffer) < body:
                     break
@@ -143,12 +147,13 @@ class Connection(asyncio.Protocol):
                 frame = codec.decode(bytes(self._buffer[body : body + size]))
                 if not isinstance(frame, FromRouter):
                     raise MalformedFrame("frame", "one of a router", type(frame).__name__)
-                self._inbox.append(frame)
+                self._inbox.append((frame, size))
+                self._unread_bytes += size
                 start = body + size
         except WireError as error:
             self._lose(f"the router sent garbage: {error}", error)
         del self._buffer[:start]
-        full = len(self._inbox) >= self._max_unread
+        full = self._full
         if self._inbox:
             self._arrived.set()
         if full == self._reading and self._lost is None:
@@ -159,8 +164,19 @@ class Connection(asyncio.Protocol):
             else:
                 self._transport.resume_reading()
 
+    @property
+    def _full(self) -> bool:
+        return (
+            len(self._inbox) >= self._max_unread
+            or self._unread_bytes >= self._config.max_unread_bytes
+        )
+
     def _go_on_reading(self) -> None:
-        if self._trusted and not self._reading and 2 * len(self._inbox) <= self._max_unread:
+        """Once half of what may wait is gone, so that the socket is not asked for each frame."""
+        if not self._trusted or self._reading:
+            return
+        few = 2 * len(self._inbox) <= self._max_unread
+        if few and 2 * self._unread_bytes <= self._config.max_unread_bytes:
             self._parse()
 
     def _watch_stall(self) -> None:

@@ -70,7 +70,8 @@ class LinkConfig:
     write_timeout_s: float = 10.0  # the router took nothing of what waits for it
     dead_after_s: float = 10.0  # TCP: nothing of what was sent is acknowledged
     max_unsent_bytes: int = 8 << 20  # beyond this, `send` waits
-    max_unread_frames: int = 1024  # beyond this, the socket is not read
+    max_unread_frames: int = 1024  # beyond this, or the next, the socket is not read
+    max_unread_bytes: int = 64 << 20  # as the longest frame
     first_backoff_s: float = 0.1
     max_backoff_s: float = 5.0
 
@@ -214,6 +215,8 @@ class Link:
                 got=str(PROTOCOL),
                 message="router and worker must be of the same release",
             )
+        if answer.heartbeat_ms == 0:  # heartbeats without a pause
+            raise MalformedFrame("welcome.heartbeat_ms", "at least 1", "0")
         if self._joined(answer.router):  # to be taken twice would cost the link that works
             raise AlreadyJoined(answer.router)
         hash_key = _check_router(answer, nonce, self.config.secret)

@@ -48,17 +48,26 @@ U64: TypeAlias = Annotated[int, Range(0, 2**64 - 1, "an integer of 64 bits")]
 I8: TypeAlias = Annotated[int, Range(-(2**7), 2**7 - 1, "a signed integer of 8 bits")]
 I32: TypeAlias = Annotated[int, Range(-(2**31), 2**31 - 1, "a signed integer of 32 bits")]
 
+# A body that is not longer needs no look at how many values are in it. An empty array takes 64 bytes of memory.
+FEW_BYTES: Final = 64 << 10
+
 # A rule raises MalformedFrame: lengths that have to fit each other, which no type can say.
 Rules: TypeAlias = Mapping[type, Callable[[Any], None]]
 
 
 class Schema:
-    """Messages by number and name. A body has at most `max_bytes`."""
+    """Messages by number and name. A body has at most `max_bytes`, and one that is read at most `max_values` values."""
 
     def __init__(
-        self, messages: Mapping[int, tuple[str, type]], max_bytes: int, rules: Rules | None = None
+        self,
+        messages: Mapping[int, tuple[str, type]],
+        max_bytes: int,
+        rules: Rules | None = None,
+        *,
+        max_values: int = FEW_BYTES,
     ) -> None:
         self._max_bytes = max_bytes
+        self._max_values = max_values
         self._loads: dict[int, tuple[str, _Convert]] = {}
         self._dumps: dict[type, tuple[int, str, _Convert]] = {}
         for number, (name, kind) in messages.items():
@@ -90,7 +99,7 @@ class Schema:
         """The message with this body, or a WireError."""
         if len(body) > self._max_bytes:
             raise FrameTooLong(len(body), self._max_bytes)
-        values = _unpack(body)
+        values = _unpack(body, self._max_values)
         if type(values) is not list:
             raise MalformedFrame("frame", "an array", _name_of(values))
         if not values:
@@ -112,7 +121,7 @@ class Schema:
 # --- msgpack ---
 
 
-def _unpack(body: bytes) -> Any:
+def _unpack(body: bytes, max_values: int) -> Any:
     # unpackb makes room for as many items as an array promises. skip() makes none, and fails unless all are there.
     scan = msgpack.Unpacker(max_buffer_size=len(body) or 1)
     scan.feed(body)
@@ -124,6 +133,8 @@ def _unpack(body: bytes) -> Any:
         raise MalformedFrame("frame", "msgpack", type(error).__name__) from None
     if scan.tell() != len(body):
         raise TrailingBytes("complete", len(body) - scan.tell())
+    if len(body) > FEW_BYTES and not _has_few_values(body, max_values):
+        raise MalformedFrame("frame", f"at most {max_values} values", "more")
     try:
         return msgpack.unpackb(
             body, object_pairs_hook=_no_map, ext_hook=_no_ext, strict_map_key=False
@@ -132,6 +143,43 @@ def _unpack(body: bytes) -> Any:
         raise MalformedFrame("frame", "UTF-8", error.reason) from None
     except ValueError as error:  # a timestamp of a wrong length
         raise MalformedFrame("frame", "msgpack", str(error)) from None
+
+
+# What follows the first byte of a value: bytes of its length (or number of values), by msgpack's specification.
+_LENGTHS: Final = {
+    0xC4: 1, 0xC5: 2, 0xC6: 4,  # bytes
+    0xD9: 1, 0xDA: 2, 0xDB: 4,  # strings
+    0xC7: 1, 0xC8: 2, 0xC9: 4,  # extensions, whose type is one byte more
+    0xDC: 2, 0xDD: 4, 0xDE: 2, 0xDF: 4,  # arrays, maps
+}  # fmt: skip
+_FIXED: Final = {
+    0xCA: 4, 0xCB: 8,  # floats
+    0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8,  # integers
+    0xD4: 2, 0xD5: 3, 0xD6: 5, 0xD7: 9, 0xD8: 17,  # extensions
+}  # fmt: skip
+
+
+def _has_few_values(body: bytes, most: int) -> bool:
+    """Whether a body that is msgpack has at most `most` values, those inside of arrays and maps included."""
+    at = values = 0
+    size = len(body)
+    while at < size:
+        values += 1
+        if values > most:
+            return False
+        first = body[at]
+        at += 1
+        if first in _FIXED:
+            at += _FIXED[first]
+        elif first in _LENGTHS:
+            width = _LENGTHS[first]
+            length = int.from_bytes(body[at : at + width], "big")
+            at += width
+            if first < 0xDC:  # not of values
+                at += length + (first in {0xC7, 0xC8, 0xC9})
+        elif 0xA0 <= first <= 0xBF:
+            at += first & 0x1F
+    return True
 
 
 def _no_map(_pairs: list[tuple[Any, Any]]) -> Any:

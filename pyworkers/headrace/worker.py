@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 MODEL_PART_BYTES = 1 << 20
 INBOX_FRAMES = 1024  # between the links and the engine; when full, the sockets push back. A guess
+# Frames taken in before the loop looks at what ran meanwhile: so a flood of them holds no other router up. A guess
+FRAMES_OF_A_TURN = 256
 
 ForEngine: TypeAlias = Submit | Cancel | Drain | Ticket | Continue | Fetch
 """Frames that are taken in before a step is planned."""
@@ -72,6 +74,7 @@ class Peer:
     session: Session
     outbox: Outbox = field(default_factory=Outbox)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
+    took: asyncio.Event = field(default_factory=asyncio.Event)  # the outbox was emptied
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +139,7 @@ class Worker:
         began_s = time.perf_counter()
         with Lane(self.engine, self._wake, ahead=self._overlap) as lane:
             while lane.busy or not self._gone:
-                while not self._inbox.empty():
-                    self._take_in(self._inbox.get_nowait())
+                await self._take_in_some()
                 self._settle()
                 if lane.done:
                     result = lane.finish()
@@ -155,6 +157,14 @@ class Worker:
                     if self.engine.idle and not self._gone:
                         await self._something(math.inf)
                         began_s = time.perf_counter()
+
+    async def _take_in_some(self) -> None:
+        """What came, as far as a turn goes."""
+        for _ in range(FRAMES_OF_A_TURN):
+            if self._inbox.empty():
+                return
+            self._take_in(self._inbox.get_nowait())
+        await asyncio.sleep(0)  # a queue that has something in it lets nobody else run
 
     async def _something(self, prepare_s: float) -> None:
         """Wait for an arrival, the end of a step, the next thing that is due, or `prepare_s`."""
@@ -376,6 +386,9 @@ class Worker:
         async for frame in peer.session:
             match frame:
                 case Submit() | Cancel() | Drain() | Ticket() | Continue() | Fetch():
+                    while peer.outbox.crowded:
+                        peer.took.clear()
+                        await peer.took.wait()
                     await self._put(peer, frame)
                 case Ping():
                     peer.wake.set()
@@ -414,6 +427,8 @@ class Worker:
                     await peer.wake.wait()
             peer.wake.clear()
             last = self._stopped.is_set()
-            await peer.session.send(*peer.outbox.take())
+            frames = peer.outbox.take()
+            peer.took.set()
+            await peer.session.send(*frames)
             if last:
                 return

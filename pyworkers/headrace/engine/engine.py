@@ -150,8 +150,10 @@ class Engine:
         key = Key(link, submit.request)
         self._requests.check_new(key)
         sequence = self._intake.sequence(key, submit, now_s)
-        sequence.names = self._names(sequence)
         self.scheduler.check_queue(self._arrivals.outside)
+        sequence.names = self._names(
+            sequence
+        )  # after all that may refuse it: long prompts take their time
         if sequence.arriving is not None:
             self._arrivals.expect(sequence)
         else:

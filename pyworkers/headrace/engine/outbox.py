@@ -1,7 +1,8 @@
 """What one router is owed, put together until its link takes more.
 
 A fast link takes the answers of each step as they come. For a slow one they add up here, request by request: nothing is
-lost, and nothing grows beyond what the running requests may generate.
+lost, and nothing grows beyond what the running requests may generate. Ends of requests that do not run, such as those
+refused, are bounded by not hearing a router whose outbox is `crowded`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ from headrace.frames import (
 log = logging.getLogger(__name__)
 
 MOST_REPORTS = 1024  # of ended pulls, for a router that takes nothing. A guess
+# Refusals and ends that a router has not taken yet. One that asks on and takes nothing is not heard until it does.
+MOST_ENDS = 16_384
 FRAME_VALUES = 1 << 20  # ids and log-probabilities in one Step; keeps a frame below its limit
 
 
@@ -45,8 +48,8 @@ class Outbox:
         self._load = Load()
         self._waiting_tokens = 0
         self._outputs: dict[int, Output] = {}
-        self._failed: list[Failed] = []
-        self._freed: list[Freed] = []
+        self._failed: dict[int, Failed] = {}
+        self._freed: dict[int, Freed] = {}
         self._ready: dict[int, KvReady] = {}
         self._reports: deque[Transferred] = deque()
         self._offer: Offer | None = None
@@ -65,21 +68,21 @@ class Outbox:
         for output in answers.outputs:
             before = self._outputs.get(output.request)
             self._outputs[output.request] = output if before is None else _merged(before, output)
-        self._failed += answers.failed
-        self._freed += answers.freed
+        self._failed |= {failed.request: failed for failed in answers.failed}
+        self._freed |= {freed.request: freed for freed in answers.freed}
 
     def failed(self, failed: Failed) -> None:
         """A request was refused; it held no blocks."""
-        self._failed.append(failed)
+        self._failed[failed.request] = failed
 
     def cancelled(self, request: int, blocks: int | None) -> None:
         """The router gave `request` up: nothing but its blocks is of interest any more. None: they are not free yet."""
         self._outputs.pop(request, None)
-        self._failed = [failed for failed in self._failed if failed.request != request]
-        self._freed = [freed for freed in self._freed if freed.request != request]
+        self._failed.pop(request, None)
+        self._freed.pop(request, None)
         self._ready.pop(request, None)
         if blocks is not None:
-            self._freed.append(Freed(request, blocks))
+            self._freed[request] = Freed(request, blocks)
 
     def tell(self, frame: KvReady | Transferred | Offer | Freed) -> None:
         """News of KV on its way. Bounded: a ticket for each running request, the last offer, so many reports."""
@@ -90,12 +93,17 @@ class Outbox:
                 self._offer = frame
             case Freed():
                 self._ready.pop(frame.request, None)
-                self._freed.append(frame)
+                self._freed[frame.request] = frame
             case Transferred():
                 self._reports.append(frame)
                 if len(self._reports) > MOST_REPORTS:
                     dropped = self._reports.popleft()
                     log.warning("handoff report_dropped: of request %d", dropped.request)
+
+    @property
+    def crowded(self) -> bool:
+        """The router takes less than it asks for."""
+        return len(self._failed) + len(self._freed) >= MOST_ENDS
 
     def take(self) -> list[FromWorker]:
         """All frames that are due: cache events, tickets, one Step (a heartbeat, when nothing else), ends of pulls and
@@ -105,8 +113,8 @@ class Outbox:
         frames += self._ready.values()
         frames += [self._step(part) for part in _parts(self._outputs.values())]
         frames += self._reports
-        frames += self._failed
-        frames += self._freed
+        frames += self._failed.values()
+        frames += self._freed.values()
         if self._offer is not None:
             frames.append(self._offer)
             self._offer = None
@@ -116,8 +124,8 @@ class Outbox:
         self._ready.clear()
         self._outputs.clear()
         self._reports.clear()
-        self._failed = []
-        self._freed = []
+        self._failed.clear()
+        self._freed.clear()
         return frames
 
     def _step(self, outputs: list[Output]) -> Step:

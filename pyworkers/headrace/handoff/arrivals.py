@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Key
 from headrace.frames import Freed, KvFrom, Transferred
 from headrace.handoff.exports import Tell
@@ -60,11 +61,17 @@ class Arrivals:
         self._engine.ticket(key)
 
     def go_on(self, key: Key, generated: bytes, now_s: float) -> None:
-        """The first token is known; or nothing comes, and the request is to do it all itself."""
-        tokens: list[int] = np.frombuffer(generated, dtype="<u4").tolist()
+        """The first token is known; or nothing comes, and the request is to do it all itself.
+
+        Raises RequestError for tokens that cannot be.
+        """
         arrival = self._waiting.get(key)
         if arrival is None or arrival.going:
             return
+        if len(generated) > 4 * self._engine.context_tokens:
+            text = f"{len(generated) // 4} tokens, the context is {self._engine.context_tokens}"
+            raise RequestError(FailureKind.BAD_RESUME, text)
+        tokens: list[int] = np.frombuffer(generated, dtype="<u4").tolist()
         self._engine.go_on(key, tokens, now_s)
         arrival.going = True
         if arrival.over:

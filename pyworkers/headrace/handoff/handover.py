@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.engine.sequence import Key
-from headrace.frames import NAME_BYTES, Fetch, Offer
+from headrace.frames import NAME_BYTES, Fetch, Offer, Transferred
 from headrace.handoff.exports import Tell
 from headrace.handoff.puller import Job, Puller
 
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_OFFERED = 65_536  # blocks in one Offer, of about 26 bytes each: 2 MiB. A guess
+MOST_FETCHES = 256  # under way at a time, of all routers: one for each worker that leaves. A guess
 LEASE_S = 30.0  # the longest that hot blocks stay pinned for others. A guess
 
 
@@ -108,6 +109,10 @@ class Fetches:
         """Pull what is not here yet, as far as there is room. Every fetch is reported."""
         if key in self._under_way:
             log.debug("handoff: fetch %d is here already", key.request)
+            return
+        if len(self._under_way) >= MOST_FETCHES:
+            report = Transferred(key.request, fetch.kv_from.worker, "", 0, 0, 0.0, "no_room")
+            self._tell(key.link, report)
             return
         starts = range(0, len(fetch.names), NAME_BYTES)
         names = [fetch.names[start : start + NAME_BYTES] for start in starts]
