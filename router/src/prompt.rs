@@ -205,18 +205,6 @@ impl PromptEngine {
         self.tokenise(input, self.whole_context(), "prompt", charge).await
     }
 
-    /// Refuses a prompt that cannot fit, which a look at its length tells; what a chat becomes is not known before it is
-    /// rendered. [`Self::encode_within`] does this for its own prompt: ask here before the first of several is begun.
-    ///
-    /// # Errors
-    /// `ContextLengthAtLeast`.
-    pub fn check_length(&self, prompt: &Prompt, room: Room) -> Result<(), RouteError> {
-        match prompt {
-            Prompt::Text(text) => self.model.check_length(text, room),
-            Prompt::Chat(_) | Prompt::Tokens(_) => Ok(()),
-        }
-    }
-
     /// Bytes of the longest text that can fit the model's context: its tokens times the most bytes that one of them can
     /// stand for, which is the longest one of the vocabulary (four times that where the tokenizer composes characters),
     /// and at least 256 where the tokenizer may drop text. Longer ones are refused unseen.

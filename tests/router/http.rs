@@ -12,6 +12,7 @@ mod framing;
 mod half_closed;
 mod http2;
 mod logprobs;
+mod long_texts;
 mod ops;
 mod shares;
 mod sockets;
