@@ -135,7 +135,7 @@ def test_the_next_start_removes_the_folder_of_one_that_was_killed(server: Server
     folder = next(place for place in parents() if str(place) == socket.rsplit("/", 2)[0])
     name = socket.rsplit("/", 2)[1]
     assert (folder / name).exists()
-    assert [entry.name for entry in (folder / name).iterdir()] == ["router.sock"], "no secret"
+    assert all(entry.is_socket() for entry in (folder / name).iterdir()), "there is no secret"
     after = Server("--port", "0", program=SERVE)
     try:
         after.wait_ready()

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use headrace_router::config::{Config, RouterArgs};
-use headrace_router::core::frame::Finish;
+use headrace_router::core::frame::{Capacity, Finish};
 use headrace_router::shutdown::{Server, run};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
@@ -23,13 +23,18 @@ struct UnderWay {
     request: headrace_router::core::frame::RequestId,
     client: TcpStream,
     address: std::net::SocketAddr,
+    app: std::sync::Arc<headrace_router::app::App>,
 }
 
 async fn under_way(args: RouterArgs) -> UnderWay {
+    under_way_on(Behaviour::new("w1"), args).await
+}
+
+async fn under_way_on(worker: Behaviour, args: RouterArgs) -> UnderWay {
     let server = Server::start(Config::try_from(args).unwrap()).await.unwrap();
     let (address, stopper, app) = (server.http_address(), server.stopper(), server.app().clone());
     let serving = tokio::spawn(server.serve());
-    let mut worker = Behaviour::new("w1").ready(&app).await;
+    let mut worker = worker.ready(&app).await;
     let mut client = TcpStream::connect(address).await.unwrap();
     let body = format!(r#"{{"model": "{MODEL}", "prompt": "x", "stream": true}}"#);
     let request = format!(
@@ -47,7 +52,7 @@ async fn under_way(args: RouterArgs) -> UnderWay {
         assert_ne!(n, 0, "closed after {begin:?}");
         begin.push_str(std::str::from_utf8(&bytes[..n]).unwrap());
     }
-    UnderWay { serving, stopper, worker, request, client, address }
+    UnderWay { serving, stopper, worker, request, client, address, app }
 }
 
 async fn rest(client: &mut TcpStream) -> String {
@@ -96,21 +101,45 @@ async fn a_second_signal_ends_at_once_and_says_so() {
     it.worker.closed().await;
 }
 
-#[tokio::test]
-async fn who_has_nothing_yet_is_refused_by_name_when_the_drain_is_cut() {
-    let mut it = under_way(args()).await;
-    let mut waiting = TcpStream::connect(it.address).await.unwrap();
+/// Asks for a whole answer, and does not wait for it.
+async fn asks(it: &UnderWay) -> TcpStream {
+    let mut client = TcpStream::connect(it.address).await.unwrap();
     let body = format!(r#"{{"model": "{MODEL}", "prompt": "y"}}"#);
     let request = format!(
-        "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n\
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n\
          Content-Length: {}\r\n\r\n{body}",
         body.len()
     );
-    waiting.write_all(request.as_bytes()).await.unwrap();
+    client.write_all(request.as_bytes()).await.unwrap();
+    client
+}
+
+fn assert_refused(answer: &str) {
+    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("shutting_down"), "{answer}");
+}
+
+#[tokio::test]
+async fn who_has_nothing_yet_is_refused_by_name_when_the_drain_is_cut() {
+    let mut it = under_way(args()).await;
+    let mut waiting = asks(&it).await;
     it.worker.submitted().await; // and the worker says nothing
     it.stopper.stop();
-    let answer = rest(&mut waiting).await;
-    assert!(answer.starts_with("HTTP/1.1 503 ") && answer.contains("shutting_down"), "{answer}");
+    assert_refused(&rest(&mut waiting).await);
+    in_time("the end", it.serving).await.unwrap();
+}
+
+#[tokio::test]
+async fn who_waits_for_a_worker_is_refused_by_name_when_the_drain_is_cut() {
+    let mut worker = Behaviour::new("w1");
+    worker.hello.capacity = Capacity { sequences: 1, waiting: 0, ..worker.hello.capacity.clone() };
+    let mut it = under_way_on(worker, args()).await;
+    let mut waiting = asks(&it).await;
+    let app = it.app.clone();
+    until("it waits", || metric(&app, "headrace_queue_requests", "") == 1.0).await;
+    it.stopper.drain(); // who waits already may still be served
+    it.stopper.stop();
+    assert_refused(&rest(&mut waiting).await);
+    assert_cut(&rest(&mut it.client).await);
     in_time("the end", it.serving).await.unwrap();
 }
 
