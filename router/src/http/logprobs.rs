@@ -57,8 +57,7 @@ fn open_chat_token(vocabulary: &dyn Vocabulary, id: u32, logprob: f64, out: &mut
 /// Appends what a chat chunk or a choice has of these tokens.
 pub(super) fn chat(vocabulary: &dyn Vocabulary, tokens: &[ScoredToken], out: &mut BytesMut) {
     out.extend_from_slice(CHAT_OPEN);
-    // a token of which its worker said nothing has none to show
-    for (i, token) in tokens.iter().filter(|token| token.logprob.is_some()).enumerate() {
+    for (i, token) in tokens.iter().enumerate() {
         if i > 0 {
             out.extend_from_slice(b",");
         }

@@ -389,7 +389,9 @@ impl Choice {
         self.completion_tokens += used;
         self.note_drafts(drafted, accepted.min(used));
         if self.common.job.sampling.logprobs.is_some() {
-            delta.tokens = scored(&ids, logprobs).collect();
+            // a token of which its worker said nothing is there all the same, and so in the places of all others
+            let known = logprobs.into_iter().chain(std::iter::repeat_with(|| None));
+            delta.tokens = scored(&ids, known).collect();
         }
         delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(logprobs));
         let empty = delta.text.is_empty()
@@ -406,15 +408,13 @@ impl Choice {
     }
 }
 
-/// Each token with what its worker said of it, which may be nothing.
 fn scored(
     ids: &[u32],
-    logprobs: impl IntoIterator<Item = Option<TokenLogprob>>,
+    logprobs: impl Iterator<Item = Option<TokenLogprob>>,
 ) -> impl Iterator<Item = ScoredToken> {
-    let mut logprobs = logprobs.into_iter();
-    ids.iter().map(move |id| match logprobs.next().flatten() {
-        Some(at) => ScoredToken { id: *id, logprob: Some(at.logprob), top: at.top },
-        None => ScoredToken { id: *id, logprob: None, top: Vec::new() },
+    ids.iter().zip(logprobs).map(|(&id, at)| {
+        let (logprob, top) = at.map_or((None, Vec::new()), |at| (Some(at.logprob), at.top));
+        ScoredToken { id, logprob, top }
     })
 }
 
