@@ -4,11 +4,12 @@
 //! whoever must not have that rejects or rewrites such content before it gets here.
 
 mod cache;
+mod clock;
 mod detokenize;
 mod doc;
+mod jinja;
 mod pieces;
 mod pool;
-mod python;
 mod stop;
 mod template;
 mod tokenize;
@@ -219,7 +220,7 @@ impl Model {
             let message = "this model has no chat template; use /v1/completions".to_owned();
             return Err(bad_request("messages", message));
         };
-        template.render(chat)
+        template.render(chat, None)
     }
 
     fn encode(&self, text: &str, special: bool, param: &str) -> Result<Vec<u32>, RouteError> {
