@@ -125,7 +125,10 @@ fn extreme<'r>(
 ) -> Result<Value<'r>, Error> {
     args.none()?;
     let mut best: Option<Value<'r>> = None;
-    for item in items_of(machine, value)? {
+    let Some(mut iter) = machine.iter(value)? else {
+        return Err(Error::invalid("cannot convert value to list"));
+    };
+    while let Some(item) = iter.next() {
         let better = match &best {
             None => true,
             // As Rust's iterators: of equal ones, the first least and the last greatest.

@@ -7,7 +7,7 @@ use super::print;
 use super::scope::Machine;
 use super::text::{Text, Writer};
 use super::tree::Op;
-use super::value::{self, List, Value};
+use super::value::{self, List, Value, ValueKind};
 
 /// Longest string that `*` makes, as in minijinja.
 const MAX_REPEATED: usize = 100_000_000;
@@ -57,10 +57,9 @@ pub(super) fn calculate<'r>(
                     return repeat_text(machine, text, n);
                 }
             }
-            for (whole, n) in [(a, b), (b, a)] {
-                if let Some(list) = whole.as_list() {
-                    return repeat_list(machine, list, n);
-                }
+            let (whole, n) = if a.kind() < ValueKind::Seq { (b, a) } else { (a, b) };
+            if let Some(list) = whole.as_list() {
+                return repeat_list(machine, list, n);
             }
         }
         Op::Sub | Op::Div | Op::FloorDiv | Op::Rem | Op::Pow | Op::Compare(_) => {}

@@ -131,8 +131,7 @@ fn what_holds_itself_ends_by_levels() {
                 .to_owned(),
             "{% for i in [1] recursive %}{{ loop([1]) }}{% endfor %}".to_owned(),
             "{% for i in [1] recursive %}{% set x = loop([1]) %}{% endfor %}".to_owned(),
-            "{% macro f() %}{{ caller() }}{% call f() %}{{ f() }}{% endcall %}{% endmacro %}\
-             {% call f() %}x{% endcall %}"
+            "{% macro f() %}{{ caller }}{% call f() %}x{% endcall %}{% endmacro %}{{ f() }}"
                 .to_owned(),
         ],
     );

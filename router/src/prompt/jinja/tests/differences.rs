@@ -19,6 +19,8 @@ fn what_minijinja_does_otherwise() {
         // A macro sees the namespace that it only writes to, and what it only slices.
         ("{% set n = namespace(x=1) %}{% macro f() %}{% set n.x = 2 %}{% endmacro %}{{ f() }}{{ n.x }}", "2"),
         ("{% set t = 'xyz' %}{% macro f() %}{{ t[1:] }}{% endmacro %}{{ f() }}", "yz"),
+        // The keys of a map, too, are reversed.
+        ("{{ {'a': 1, 'b': 2} | reverse | join }}", "ba"),
         // A loop may be left from inside of `with`.
         ("{% for i in list %}{% with a = i %}{% break %}{% endwith %}{% endfor %}-", "-"),
         // `else` is for loops that had no item; there, a break in the first round runs it, too.

@@ -58,7 +58,8 @@ fn statement(choices: &mut Choices<'_>, depth: usize) -> String {
         0..4 => format!("<{{{{{space}{value} }}}}>"),
         4 => format!("{{%{space}set a = {value} %}}"),
         5 => format!("{{% set b ={space}{value} %}}"),
-        6 => format!("{{% set ns.x = {value} %}}"),
+        // Read first: minijinja's macros do not see a namespace that they only write to, or what they only slice.
+        6 => format!("{{% if ns %}}{{% set ns.x = {value} %}}{{% endif %}}"),
         7 => {
             let count = if choices.wild { "range(60)" } else { "[1, 2, 3]" };
             let over = if choices.below(2) == 0 { count.to_owned() } else { value };
@@ -114,7 +115,7 @@ fn expression(choices: &mut Choices<'_>, depth: usize) -> String {
         6 => format!("({a})[{}]", expression(choices, depth - 1)),
         7 => {
             let slice = ["1:", ":2", "-2:", "::-1", "1:-1", "::2"];
-            format!("({a})[{}]", choices.one(&slice))
+            format!("[{a}, ({a})[{}]][1]", choices.one(&slice))
         }
         8 => format!("({a}).{}", choices.one(&["k", "a", "name", "z", "x"])),
         9 => format!("({}{a})", choices.one(&["not ", "-"])),
@@ -137,7 +138,7 @@ fn expression(choices: &mut Choices<'_>, depth: usize) -> String {
         _ => {
             let filters = [
                 "upper", "length", "list", "join", "join(',')", "first", "last", "tojson", "string", "trim",
-                "default(1)", "default('d', true)", "sort", "unique", "reverse", "map('upper')", "select",
+                "default(1)", "default('d', true)", "sort", "unique", "list|reverse", "map('upper')", "select",
                 "reject('none')", "map(attribute='name')", "selectattr('age')", "batch(2)", "batch(3, a)",
                 "slice(2)", "replace('a', 'b')", "items", "dictsort", "sum", "min", "max", "int", "float", "abs",
                 "indent", "tojson(indent=2)", "lower", "title", "capitalize", "count", "bool", "safe", "round",

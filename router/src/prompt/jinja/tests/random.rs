@@ -7,9 +7,11 @@ use proptest::prelude::*;
 use super::same::given;
 use super::{Kind, grammar, oracle, render, small, within};
 
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, ..ProptestConfig::default() })]
+fn words(error: &str) -> &str {
+    error.split(" (line").next().unwrap_or(error)
+}
 
+proptest! {
     #[test]
     fn random_templates_render_the_same(choices in prop::collection::vec(any::<u16>(), 0..120)) {
         let source = grammar::template(&mut grammar::Choices::new(&choices, false));
@@ -19,7 +21,8 @@ proptest! {
         let Ok(theirs) = theirs else { return Ok(()) };
         match (&ours, &theirs) {
             (Ok(ours), Ok(theirs)) => prop_assert_eq!(ours, theirs, "{}", source),
-            (Err(_), Err(_)) => {}
+            // Lines are compared elsewhere: minijinja computes constants when it reads them, on the line of the first.
+            (Err(ours), Err(theirs)) => prop_assert_eq!(words(ours), words(theirs), "{}", source),
             _ => prop_assert!(false, "{}\n  ours   {:?}\n  theirs {:?}", source, ours, theirs),
         }
     }
