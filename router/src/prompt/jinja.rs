@@ -6,30 +6,29 @@
 //! lazy, and an operation that is not listed here does not exist. What stays in the bounds renders as minijinja renders it
 //! with its `pycompat` methods (the tests compare the two), but for what `tests/differences.rs` lists.
 
-mod args;
+#![allow(
+    clippy::wildcard_enum_match_arm,
+    reason = "most functions take one or two of a dozen kinds of value, and refuse all others in one way"
+)]
+#![allow(clippy::needless_pass_by_value, reason = "all filters and tests have one signature")]
+
 mod budget;
-mod checks;
 mod closure;
-mod compare;
 mod error;
 mod expr;
-mod filters;
-mod functions;
-mod lists;
+mod fields;
+mod library;
 mod lower;
-mod methods;
 mod ops;
-mod print;
-mod python;
 mod run;
 mod scope;
-mod text;
 mod tree;
 mod value;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashMap;
 use std::thread;
 
 use minijinja::machinery::{self, Token, WhitespaceConfig};
@@ -52,15 +51,16 @@ const MAX_TAG_TOKENS: usize = 5_000;
 /// Most `elif` in a template: the parser nests each in the one before it.
 const MAX_ELIF: usize = 1_000;
 
-/// The stack for reading a template: what the two bounds above may nest, some KiB for each, in a build without
-/// optimisation. Only touched pages cost memory.
-const READER_STACK: usize = 64 << 20;
+/// The stack for reading a template, and for trying it: what the two bounds above may nest, some KiB for each, in a build
+/// without optimisation. Only touched pages cost memory.
+const DEEP_STACK: usize = 64 << 20;
 
 /// A template that was read and checked.
 #[derive(Debug)]
 pub(crate) struct Program {
     body: Vec<Stmt>,
     names: Vec<Box<str>>,
+    ids: HashMap<Box<str>, Name>,
 }
 
 impl Program {
@@ -73,15 +73,7 @@ impl Program {
             let kib = MAX_SOURCE >> 10;
             return Err(format!("it has {} bytes, and at most {kib} KiB are read", source.len()));
         }
-        // On a stack of its own, because how deep parsing goes is up to the source.
-        thread::scope(|scope| {
-            let reader = thread::Builder::new().name("template-reader".to_owned());
-            let reader = reader.stack_size(READER_STACK).spawn_scoped(scope, || Self::read(source));
-            match reader.map_err(|e| format!("no thread could be started to read it: {e}"))?.join() {
-                Ok(program) => program,
-                Err(_) => Err("reading it failed".to_owned()),
-            }
-        })
+        deep(|| Self::read(source)).unwrap_or_else(Err)
     }
 
     fn read(source: &str) -> Result<Self, String> {
@@ -94,7 +86,8 @@ impl Program {
         let root = machinery::parse(source, "chat_template", Default::default(), space);
         let root = root.map_err(|e| parser_says(&e))?;
         let (body, names) = Lowering::default().template(&root)?;
-        Ok(Self { body, names })
+        let ids = names.iter().enumerate().map(|(id, name)| (name.clone(), id)).collect();
+        Ok(Self { body, names, ids })
     }
 
     /// Renders the template with `given` as its variables.
@@ -114,8 +107,21 @@ impl Program {
     }
 
     fn find(&self, name: &str) -> Option<Name> {
-        self.names.iter().position(|known| **known == *name)
+        self.ids.get(name).copied()
     }
+}
+
+/// Runs `work` on a stack of its own, because how deep it goes is up to a template.
+///
+/// # Errors
+/// If there is no thread for it, or it panicked.
+pub(crate) fn deep<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, String> {
+    thread::scope(|scope| {
+        let thread = thread::Builder::new().name("template".to_owned()).stack_size(DEEP_STACK);
+        let thread = thread.spawn_scoped(scope, work);
+        let thread = thread.map_err(|e| format!("no thread could be started for it: {e}"))?;
+        thread.join().map_err(|_| "reading it failed".to_owned())
+    })
 }
 
 /// Refuses what would nest the parser too deeply. What is no token is left to the parser.
@@ -136,7 +142,9 @@ fn check_tags(source: &str, space: WhitespaceConfig) -> Result<(), String> {
             ));
         }
         if elifs > MAX_ELIF {
-            return Err(format!("it has more than {MAX_ELIF} `elif` (line {line} of the template)"));
+            return Err(format!(
+                "it has more than {MAX_ELIF} `elif` (line {line} of the template)"
+            ));
         }
     }
     Ok(())

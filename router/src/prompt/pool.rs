@@ -39,7 +39,7 @@ impl std::fmt::Debug for Shared {
     }
 }
 
-/// Deep template recursion fits: minijinja stops at 500 levels. Only touched pages cost memory.
+/// Deep template recursion fits: renderings stop at 1,000 levels. Only touched pages cost memory.
 const STACK_BYTES: usize = 16 << 20;
 
 /// When a caller that met a full queue should try again.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
 
-use super::jinja::{Bound, Budget, Error, Kind, Limits, OUTPUT, Program, Value};
+use super::jinja::{self, Bound, Budget, Error, Kind, Limits, OUTPUT, Program, Value};
 use super::{ModelDoc, PromptError};
 use crate::error::RouteError;
 use crate::request::ChatPrompt;
@@ -33,6 +33,9 @@ const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 /// How long the client is asked to wait after a rendering that a busy machine did not finish in time.
 const BUSY: Duration = Duration::from_secs(1);
 
+/// Bytes of what a template raises that reach the client.
+const MAX_WORDS: usize = 4 << 10;
+
 impl ChatTemplate {
     /// # Errors
     /// [`PromptError::Template`] says at which line the template breaks, or what it uses that is not supported.
@@ -49,7 +52,36 @@ impl ChatTemplate {
             .into_iter()
             .filter_map(|(name, token)| Some((name, token.clone()?)))
             .collect();
-        Ok(Self { program, reads_content: source.contains("content"), special_tokens })
+        let template = Self { program, reads_content: source.contains("content"), special_tokens };
+        jinja::deep(|| template.try_out()).unwrap_or_else(Err).map_err(PromptError::Template)?;
+        Ok(template)
+    }
+
+    /// Renders the smallest chat: a template that passes its bounds with that one is itself at fault, whatever is asked
+    /// of it. What it raises, or does not find in this chat, is no fault.
+    fn try_out(&self) -> Result<(), String> {
+        let message = Json::Object(Map::from_iter(
+            [("role", "user"), ("content", "Hi")].map(|(k, v)| (k.to_owned(), v.into())),
+        ));
+        let chat = ChatPrompt {
+            messages: vec![message],
+            add_generation_prompt: true,
+            ..ChatPrompt::default()
+        };
+        let budget = Budget::new(Limits::default());
+        let rendered = match self.given(&chat, &budget) {
+            Ok(given) => self.program.render(given, budget),
+            Err(error) => Err((error, budget)),
+        };
+        if let Err((error, budget)) = rendered
+            && let Kind::Spent(bound) = error.kind()
+            && bound != Bound::Time
+        // which is the fault of a busy machine
+        {
+            let why = budget.describe(bound);
+            return Err(format!("even with a single short message, {why}"));
+        }
+        Ok(())
     }
 
     /// The prompt's text, of at most `longest` bytes (and 64 MiB), if that is known.
@@ -176,7 +208,23 @@ fn rejected(error: &Error, budget: &Budget) -> RouteError {
         }
         Kind::Spent(bound) => budget.describe(bound),
         Kind::Raised => format!("the chat template rejected the messages: {}", error.detail()),
-        _ => format!("the chat template cannot render these messages: {error}"),
+        Kind::Invalid
+        | Kind::Undefined
+        | Kind::TooManyArguments
+        | Kind::MissingArgument
+        | Kind::UnknownFilter
+        | Kind::UnknownTest
+        | Kind::UnknownFunction
+        | Kind::UnknownMethod
+        | Kind::CannotUnpack => {
+            format!("the chat template cannot render these messages: {error}")
+        }
+    };
+    // A template may raise what the client sent, which need not come back whole.
+    let end = (MAX_WORDS..message.len()).find(|at| message.is_char_boundary(*at));
+    let message = match end {
+        Some(end) => format!("{}...", &message[..end]),
+        None => message,
     };
     RouteError::BadRequest { param: Some("messages".to_owned()), message }
 }

@@ -11,7 +11,7 @@ struct Tracker<'a> {
 }
 
 /// Names that `declared` reads and does not assign itself, in the order in which it reads them.
-pub(super) fn captures<'a>(declared: &Macro<'a>) -> Vec<&'a str> {
+pub(crate) fn captures<'a>(declared: &Macro<'a>) -> Vec<&'a str> {
     let mut tracker = Tracker { out: Vec::new(), assigned: vec![HashSet::new()] };
     tracker.visit_macro(declared, false);
     tracker.out
@@ -39,7 +39,6 @@ impl<'a> Tracker<'a> {
         self.all(&declared.body);
     }
 
-    #[allow(clippy::wildcard_enum_match_arm, reason = "the parser makes no other targets")]
     fn target(&mut self, target: &Expr<'a>) {
         match target {
             Expr::Var(var) => self.assign(var.id),
@@ -121,7 +120,6 @@ impl<'a> Tracker<'a> {
         body.iter().for_each(|stmt| self.stmt(stmt));
     }
 
-    #[allow(clippy::wildcard_enum_match_arm, reason = "the rest has no names, or is refused")]
     fn stmt(&mut self, stmt: &Stmt<'a>) {
         match stmt {
             Stmt::EmitExpr(s) => self.expr(&s.expr),

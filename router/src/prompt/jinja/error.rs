@@ -82,7 +82,9 @@ impl std::fmt::Display for Error {
             write!(f, ": {}", self.0.detail)?;
         }
         match self.0.line {
-            Some(line) if self.0.kind != Kind::Raised => write!(f, " (line {line} of the template)"),
+            Some(line) if self.0.kind != Kind::Raised => {
+                write!(f, " (line {line} of the template)")
+            }
             _ => Ok(()),
         }
     }

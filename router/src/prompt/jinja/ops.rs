@@ -1,12 +1,12 @@
 //! Arithmetic, slices and containment. Every operator is minijinja's, but for slices with negative steps, which are Python's.
 
-use super::args;
-use super::compare::{Pair, as_float, coerce};
 use super::error::Error;
-use super::print;
+use super::library::args;
 use super::scope::Machine;
-use super::text::{Text, Writer};
 use super::tree::Op;
+use super::value::compare::{Pair, as_float, coerce};
+use super::value::print;
+use super::value::text::{Text, Writer};
 use super::value::{self, List, Value, ValueKind};
 
 /// Longest string that `*` makes, as in minijinja.
@@ -31,7 +31,7 @@ fn impossible(op: Op, a: &Value<'_>, b: &Value<'_>) -> Error {
     Error::invalid(format!("tried to use {sign} operator on unsupported types {a} and {b}"))
 }
 
-pub(super) fn calculate<'r>(
+pub(crate) fn calculate<'r>(
     machine: &Machine<'r>,
     op: Op,
     a: &Value<'r>,
@@ -130,7 +130,7 @@ fn numbers<'r>(op: Op, a: &Value<'r>, b: &Value<'r>) -> Result<Value<'r>, Error>
     }
 }
 
-pub(super) fn negate<'r>(value: &Value<'r>) -> Result<Value<'r>, Error> {
+pub(crate) fn negate<'r>(value: &Value<'r>) -> Result<Value<'r>, Error> {
     match value {
         Value::Float(x) => Ok(Value::Float(-x)),
         Value::Int(x) => {
@@ -141,7 +141,7 @@ pub(super) fn negate<'r>(value: &Value<'r>) -> Result<Value<'r>, Error> {
 }
 
 /// `needle in container`.
-pub(super) fn contains<'r>(
+pub(crate) fn contains<'r>(
     machine: &Machine<'r>,
     container: &Value<'r>,
     needle: &Value<'r>,
@@ -171,12 +171,12 @@ pub(super) fn contains<'r>(
 }
 
 /// Charges a search through so many bytes.
-pub(super) fn search(machine: &Machine<'_>, bytes: usize) -> Result<(), Error> {
+pub(crate) fn search(machine: &Machine<'_>, bytes: usize) -> Result<(), Error> {
     machine.budget.work(2 * bytes as u64)
 }
 
 /// `whole[start:stop:step]`.
-pub(super) fn slice<'r>(
+pub(crate) fn slice<'r>(
     machine: &Machine<'r>,
     whole: &Value<'r>,
     bounds: &[Value<'r>; 3],
@@ -202,9 +202,7 @@ pub(super) fn slice<'r>(
             let items = value::collect(items, range.count, &machine.budget)?;
             Value::lazy(items, &machine.budget)
         }
-        other => {
-            Err(Error::invalid(format!("value of type {} cannot be sliced", other.kind())))
-        }
+        other => Err(Error::invalid(format!("value of type {} cannot be sliced", other.kind()))),
     }
 }
 

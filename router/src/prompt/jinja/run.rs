@@ -2,14 +2,14 @@
 
 use super::budget::Budget;
 use super::error::{Error, Kind};
-use super::print;
 use super::scope::{Iter, Machine};
 use super::tree::{For, MacroDecl, Stmt, Target};
+use super::value::print;
 use super::value::{self, Value};
 
 /// Where a statement goes on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Flow {
+pub(crate) enum Flow {
     Next,
     Continue,
     Break,
@@ -17,7 +17,7 @@ pub(super) enum Flow {
 
 impl<'r> Machine<'r> {
     /// Runs the whole template.
-    pub(super) fn run(&mut self) -> Result<(), Error> {
+    pub(crate) fn run(&mut self) -> Result<(), Error> {
         let program = self.program;
         self.body(&program.body).map(|_| ())
     }
@@ -111,7 +111,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Runs the body of a macro.
-    pub(super) fn run_body(&mut self, body: &'r [Stmt]) -> Result<(), Error> {
+    pub(crate) fn run_body(&mut self, body: &'r [Stmt]) -> Result<(), Error> {
         self.body(body).map(|_| ())
     }
 
@@ -131,12 +131,12 @@ impl<'r> Machine<'r> {
         }
     }
 
-    pub(super) fn declare(&mut self, decl: &'r MacroDecl) -> Result<Value<'r>, Error> {
+    pub(crate) fn declare(&mut self, decl: &'r MacroDecl) -> Result<Value<'r>, Error> {
         let closure = self.capture_names(&decl.captures)?;
         Ok(Value::Macro(decl, closure))
     }
 
-    pub(super) fn assign(&mut self, target: &'r Target, value: Value<'r>) -> Result<(), Error> {
+    pub(crate) fn assign(&mut self, target: &'r Target, value: Value<'r>) -> Result<(), Error> {
         match target {
             Target::Name(name) => self.bind(*name, value),
             Target::List(targets, line) => {
@@ -212,7 +212,7 @@ impl<'r> Machine<'r> {
     }
 
     /// `loop(value)`: the innermost loop, if it is a recursive one, once more over `value`.
-    pub(super) fn recurse(&mut self, value: &Value<'r>, line: u32) -> Result<(), Error> {
+    pub(crate) fn recurse(&mut self, value: &Value<'r>, line: u32) -> Result<(), Error> {
         let Some((_, decl)) = self.running.last() else {
             return Err(Error::new(Kind::UnknownFunction, "loop is unknown").at(line));
         };
@@ -227,7 +227,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Items of a value, or the failure that it has none.
-    pub(super) fn iterate(&self, value: &Value<'r>) -> Result<Iter<'r>, Error> {
+    pub(crate) fn iterate(&self, value: &Value<'r>) -> Result<Iter<'r>, Error> {
         match self.iter(value)? {
             Some(iter) => Ok(iter),
             None => Err(Error::invalid(format!("{} is not iterable", value.kind()))),
@@ -235,7 +235,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Items of a value; missing values have none.
-    pub(super) fn iter(&self, value: &Value<'r>) -> Result<Option<Iter<'r>>, Error> {
+    pub(crate) fn iter(&self, value: &Value<'r>) -> Result<Option<Iter<'r>>, Error> {
         Ok(match value {
             Value::Undefined | Value::None => Some(Iter::None),
             Value::Text(text) => Some(Iter::Chars(text.clone(), 0)),
@@ -249,7 +249,7 @@ impl<'r> Machine<'r> {
 }
 
 /// All the items that are left.
-pub(super) fn all<'r>(iter: &mut Iter<'r>, budget: &Budget) -> Result<Vec<Value<'r>>, Error> {
+pub(crate) fn all<'r>(iter: &mut Iter<'r>, budget: &Budget) -> Result<Vec<Value<'r>>, Error> {
     let mut items = match iter {
         Iter::Items(list, at) => value::collect(std::iter::empty(), list.len() - *at, budget)?,
         Iter::Keys(map, at) => value::collect(std::iter::empty(), map.len() - *at, budget)?,

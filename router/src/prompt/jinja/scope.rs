@@ -3,12 +3,13 @@
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 
+use super::Program;
 use super::budget::Budget;
 use super::error::Error;
-use super::functions::Function;
+use super::library::functions::Function;
 use super::tree::{For, Name};
+use super::value::text;
 use super::value::{List, Map, Value};
-use super::{Program, text};
 
 /// One rendering.
 ///
@@ -16,8 +17,8 @@ use super::{Program, text};
 /// whoever called the macro that runs.
 #[derive(Debug)]
 pub(crate) struct Machine<'r> {
-    pub(super) budget: Budget,
-    pub(super) program: &'r Program,
+    pub(crate) budget: Budget,
+    pub(crate) program: &'r Program,
     given: Vec<Option<Value<'r>>>,
     bindings: Vec<Vec<(usize, Value<'r>)>>,
     frames: Vec<Frame>,
@@ -26,15 +27,15 @@ pub(crate) struct Machine<'r> {
     /// What that macro captured.
     closure: Option<usize>,
     closures: Vec<HashMap<Name, Value<'r>>>,
-    pub(super) namespaces: Vec<BTreeMap<Rc<str>, Value<'r>>>,
-    pub(super) loops: Vec<Loop<'r>>,
+    pub(crate) namespaces: Vec<BTreeMap<Rc<str>, Value<'r>>>,
+    pub(crate) loops: Vec<Loop<'r>>,
     /// The loops that run, inside the macro that runs: the loop, and whether it may be called.
-    pub(super) running: Vec<(usize, Option<&'r For>)>,
+    pub(crate) running: Vec<(usize, Option<&'r For>)>,
     loop_name: Option<Name>,
     out: String,
     captures: Vec<String>,
     /// What a block wrote and its filters have not taken yet.
-    pub(super) piped: Vec<Value<'r>>,
+    pub(crate) piped: Vec<Value<'r>>,
 }
 
 #[derive(Debug, Default)]
@@ -46,22 +47,22 @@ struct Frame {
 
 /// What `loop` is.
 #[derive(Debug)]
-pub(super) struct Loop<'r> {
-    pub(super) iter: Iter<'r>,
+pub(crate) struct Loop<'r> {
+    pub(crate) iter: Iter<'r>,
     /// Position of the current item; `None` before the first.
-    pub(super) index: Option<usize>,
-    pub(super) length: Option<usize>,
-    pub(super) depth: usize,
-    pub(super) previous: Option<Value<'r>>,
-    pub(super) current: Option<Value<'r>>,
-    pub(super) changed: Option<Vec<Value<'r>>>,
+    pub(crate) index: Option<usize>,
+    pub(crate) length: Option<usize>,
+    pub(crate) depth: usize,
+    pub(crate) previous: Option<Value<'r>>,
+    pub(crate) current: Option<Value<'r>>,
+    pub(crate) changed: Option<Vec<Value<'r>>>,
     /// Somebody may have kept it: its place is not used again.
-    pub(super) kept: bool,
+    pub(crate) kept: bool,
 }
 
 /// Items of a value, one by one.
 #[derive(Debug)]
-pub(super) enum Iter<'r> {
+pub(crate) enum Iter<'r> {
     Items(List<'r>, usize),
     Chars(text::Text<'r>, usize),
     Keys(Rc<Map<'r>>, usize),
@@ -70,11 +71,11 @@ pub(super) enum Iter<'r> {
 
 /// What a frame, a binding, an entry of a closure and a loop take, with what their containers keep in reserve.
 const FRAME_BYTES: usize = 96;
-const BINDING_BYTES: usize = 96;
+const BINDING_BYTES: usize = 160;
 const LOOP_BYTES: usize = 2 * size_of::<Loop<'_>>() + 64;
 
 impl<'r> Machine<'r> {
-    pub(super) fn new(
+    pub(crate) fn new(
         program: &'r Program,
         given: impl IntoIterator<Item = (&'r str, Value<'r>)>,
         budget: Budget,
@@ -105,16 +106,16 @@ impl<'r> Machine<'r> {
         machine
     }
 
-    pub(super) fn into_output(self) -> String {
+    pub(crate) fn into_output(self) -> String {
         self.out
     }
 
-    pub(super) fn into_budget(self) -> Budget {
+    pub(crate) fn into_budget(self) -> Budget {
         self.budget
     }
 
     /// What `name` stands for, if for anything.
-    pub(super) fn lookup(&self, name: Name) -> Option<Value<'r>> {
+    pub(crate) fn lookup(&self, name: Name) -> Option<Value<'r>> {
         if let Some((frame, value)) = self.bindings[name].last()
             && *frame >= self.barrier
         {
@@ -132,7 +133,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Binds `name` in the innermost frame.
-    pub(super) fn bind(&mut self, name: Name, value: Value<'r>) -> Result<(), Error> {
+    pub(crate) fn bind(&mut self, name: Name, value: Value<'r>) -> Result<(), Error> {
         let frame = self.frames.len() - 1;
         if let Some(closure) = self.frames[frame].closure {
             self.budget.memory(BINDING_BYTES)?;
@@ -160,7 +161,7 @@ impl<'r> Machine<'r> {
         Ok(())
     }
 
-    pub(super) fn push_frame(&mut self) -> Result<(), Error> {
+    pub(crate) fn push_frame(&mut self) -> Result<(), Error> {
         if self.frames.len() == self.frames.capacity() {
             self.budget.memory(FRAME_BYTES * (self.frames.len() + 2))?;
         }
@@ -168,13 +169,13 @@ impl<'r> Machine<'r> {
         Ok(())
     }
 
-    pub(super) fn pop_frame(&mut self) {
+    pub(crate) fn pop_frame(&mut self) {
         self.clear_frame();
         self.frames.pop();
     }
 
     /// Forgets what is bound in the innermost frame.
-    pub(super) fn clear_frame(&mut self) {
+    pub(crate) fn clear_frame(&mut self) {
         let mut bound = match self.frames.last_mut() {
             Some(frame) => std::mem::take(&mut frame.bound),
             None => return,
@@ -188,14 +189,14 @@ impl<'r> Machine<'r> {
     }
 
     /// Opens the frame of a macro with what it captured; [`Self::leave_macro`] goes back.
-    pub(super) fn enter_macro(&mut self, closure: Option<usize>) -> Result<Caller<'r>, Error> {
+    pub(crate) fn enter_macro(&mut self, closure: Option<usize>) -> Result<Caller<'r>, Error> {
         self.push_frame()?;
         let barrier = std::mem::replace(&mut self.barrier, self.frames.len() - 1);
         let closure = std::mem::replace(&mut self.closure, closure);
         Ok(Caller { barrier, closure, running: std::mem::take(&mut self.running) })
     }
 
-    pub(super) fn leave_macro(&mut self, caller: Caller<'r>) {
+    pub(crate) fn leave_macro(&mut self, caller: Caller<'r>) {
         self.pop_frame();
         self.barrier = caller.barrier;
         self.closure = caller.closure;
@@ -203,7 +204,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Where a macro that is declared here finds `names` later.
-    pub(super) fn capture_names(&mut self, names: &[Name]) -> Result<Option<usize>, Error> {
+    pub(crate) fn capture_names(&mut self, names: &[Name]) -> Result<Option<usize>, Error> {
         let frame = self.frames.len() - 1;
         if names.is_empty() {
             return Ok(self.frames[frame].closure);
@@ -211,7 +212,7 @@ impl<'r> Machine<'r> {
         let closure = match self.frames[frame].closure {
             Some(closure) => closure,
             None => {
-                self.budget.memory(FRAME_BYTES)?;
+                self.budget.memory(4 * FRAME_BYTES)?;
                 self.closures.push(HashMap::new());
                 self.frames[frame].closure = Some(self.closures.len() - 1);
                 self.closures.len() - 1
@@ -230,7 +231,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Writes text.
-    pub(super) fn write(&mut self, part: &str) -> Result<(), Error> {
+    pub(crate) fn write(&mut self, part: &str) -> Result<(), Error> {
         if self.captures.is_empty() {
             self.budget.output(part.len())?;
         }
@@ -241,20 +242,20 @@ impl<'r> Machine<'r> {
     }
 
     /// From here on, what is written is kept for [`Self::captured`].
-    pub(super) fn capture(&mut self) -> Result<(), Error> {
+    pub(crate) fn capture(&mut self) -> Result<(), Error> {
         self.budget.memory(FRAME_BYTES)?;
         self.captures.push(std::mem::take(&mut self.out));
         Ok(())
     }
 
-    pub(super) fn captured(&mut self) -> Result<Value<'r>, Error> {
+    pub(crate) fn captured(&mut self) -> Result<Value<'r>, Error> {
         let outer = self.captures.pop().unwrap_or_default();
         let text = std::mem::replace(&mut self.out, outer);
         Ok(Value::Text(text::Text::built(text, &self.budget)?))
     }
 
     /// Starts a loop in a frame of its own.
-    pub(super) fn push_loop(
+    pub(crate) fn push_loop(
         &mut self,
         iter: Iter<'r>,
         decl: Option<&'r For>,
@@ -282,7 +283,7 @@ impl<'r> Machine<'r> {
     }
 
     /// The next item of the innermost loop, in a frame without names but `loop`, if the loop has one.
-    pub(super) fn next_item(&mut self, id: usize, named: bool) -> Result<Option<Value<'r>>, Error> {
+    pub(crate) fn next_item(&mut self, id: usize, named: bool) -> Result<Option<Value<'r>>, Error> {
         self.budget.items(2)?;
         let state = &mut self.loops[id];
         state.index = Some(state.index.map_or(0, |i| i + 1));
@@ -298,7 +299,7 @@ impl<'r> Machine<'r> {
         Ok(item)
     }
 
-    pub(super) fn pop_loop(&mut self, id: usize) {
+    pub(crate) fn pop_loop(&mut self, id: usize) {
         self.pop_frame();
         self.running.pop();
         if id + 1 == self.loops.len() && !self.loops[id].kept {
@@ -307,7 +308,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Notes that a loop may be read after it ended.
-    pub(super) fn keep(&mut self, value: &Value<'r>) {
+    pub(crate) fn keep(&mut self, value: &Value<'r>) {
         if let Value::Loop(id) = value {
             self.loops[*id].kept = true;
         }
@@ -315,7 +316,7 @@ impl<'r> Machine<'r> {
 }
 
 /// What a macro's end goes back to.
-pub(super) struct Caller<'r> {
+pub(crate) struct Caller<'r> {
     barrier: usize,
     closure: Option<usize>,
     running: Vec<(usize, Option<&'r For>)>,
@@ -323,7 +324,7 @@ pub(super) struct Caller<'r> {
 
 impl<'r> Loop<'r> {
     /// The item after the current one.
-    pub(super) fn peek(&self) -> Value<'r> {
+    pub(crate) fn peek(&self) -> Value<'r> {
         let mut ahead = match &self.iter {
             Iter::Items(list, at) => Iter::Items(list.clone(), *at),
             Iter::Chars(text, at) => Iter::Chars(text.clone(), *at),
@@ -335,7 +336,7 @@ impl<'r> Loop<'r> {
 }
 
 impl<'r> Iter<'r> {
-    pub(super) fn next(&mut self) -> Option<Value<'r>> {
+    pub(crate) fn next(&mut self) -> Option<Value<'r>> {
         match self {
             Self::Items(list, at) => {
                 let item = list.get(*at)?;

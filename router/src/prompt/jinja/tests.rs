@@ -41,11 +41,7 @@ fn within(
     })
 }
 
-fn here(
-    limits: Limits,
-    source: &str,
-    given: &Map<String, Json>,
-) -> Result<String, (Kind, String)> {
+fn here(limits: Limits, source: &str, given: &Map<String, Json>) -> Result<String, (Kind, String)> {
     let program = Program::new(source).map_err(|why| (Kind::Invalid, why))?;
     let budget = Budget::new(limits);
     let mut values = Vec::new();

@@ -1,7 +1,7 @@
 //! A template as the engine runs it: names are numbers, filters and tests are functions, every node knows its line.
 
-use super::checks::Check;
-use super::filters::Filter;
+use super::library::checks::Check;
+use super::library::filters::Filter;
 
 /// A name of the template: an index into [`Program::names`](super::Program).
 pub(crate) type Name = usize;

@@ -1,18 +1,24 @@
 //! Values of a template. Nothing is lazy, nothing is nested deeper than [`NESTED`], and nothing can hold itself.
 
-use std::cell::{Cell, Ref, RefCell};
-use std::hash::{BuildHasher, Hash, Hasher, RandomState};
+pub(crate) mod compare;
+mod list;
+mod map;
+pub(crate) mod print;
+pub(crate) mod python;
+pub(crate) mod text;
+
 use std::rc::Rc;
 
-use indexmap::IndexMap;
 use serde_json::Value as Json;
 
 use super::budget::{Bound, Budget, NESTED};
-use super::compare;
 use super::error::{Error, Kind};
-use super::functions::Function;
-use super::text::Text;
+use super::library::functions::Function;
 use super::tree::MacroDecl;
+use text::Text;
+
+pub(crate) use list::{List, collect, push};
+pub(crate) use map::{Map, hash_of};
 
 /// A value. What can change or refer to itself (namespaces, loops, what macros captured) is a number that stands for a
 /// place in the [`Machine`](super::Machine), so that dropping values ends.
@@ -38,7 +44,7 @@ pub(crate) enum Value<'r> {
 
 /// An integer of 128 bits that needs no alignment, so that a value is three words.
 #[derive(Debug, Clone, Copy)]
-#[repr(packed)]
+#[repr(Rust, packed)]
 pub(crate) struct Wide(i128);
 
 impl Wide {
@@ -77,258 +83,14 @@ impl std::fmt::Display for ValueKind {
     }
 }
 
-/// A view of a list that only grows, as [`Text`] is one of a string.
-#[derive(Debug, Clone)]
-pub(crate) struct List<'r> {
-    items: Rc<Items<'r>>,
-    start: u32,
-    end: u32,
-}
-
-#[derive(Debug)]
-struct Items<'r> {
-    values: RefCell<Vec<Value<'r>>>,
-    depth: Cell<u16>,
-}
-
-/// What an item of a list and an entry of a map take, hash table included.
-const ITEM_BYTES: usize = size_of::<Value<'_>>();
-const ENTRY_BYTES: usize = 2 * ITEM_BYTES + 32;
 /// What an empty list or map takes.
 const HEAD_BYTES: usize = 96;
 
-impl<'r> List<'r> {
-    /// A list of values that were charged as they came.
-    pub(crate) fn new(values: Vec<Value<'r>>, budget: &Budget) -> Result<Self, Error> {
-        budget.memory(HEAD_BYTES)?;
-        budget.items(values.len())?;
-        let depth = above(values.iter().map(Value::depth).max().unwrap_or(0))?;
-        let end = values.len() as u32;
-        let items = Items { values: RefCell::new(values), depth: Cell::new(depth) };
-        Ok(Self { items: Rc::new(items), start: 0, end })
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        (self.end - self.start) as usize
-    }
-
-    pub(crate) fn get(&self, index: usize) -> Option<Value<'r>> {
-        match index < self.len() {
-            true => self.items.values.borrow().get(self.start as usize + index).cloned(),
-            false => None,
-        }
-    }
-
-    pub(crate) fn read(&self) -> Ref<'_, [Value<'r>]> {
-        let (start, end) = (self.start as usize, self.end as usize);
-        Ref::map(self.items.values.borrow(), |values| &values[start..end])
-    }
-
-    /// Items `start..end`, cut to what there is.
-    pub(crate) fn part(&self, start: usize, end: usize) -> Self {
-        let end = end.min(self.len());
-        let start = start.min(end);
-        let items = Rc::clone(&self.items);
-        Self { items, start: self.start + start as u32, end: self.start + end as u32 }
-    }
-
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Rc::ptr_eq(&self.items, &other.items)
-            && (self.start, self.end) == (other.start, other.end)
-    }
-
-    /// This list and another one behind it.
-    pub(crate) fn append(&self, more: &Self, budget: &Budget) -> Result<Self, Error> {
-        budget.items(more.len())?;
-        let more: Vec<Value<'r>> = collect(more.read().iter().cloned(), more.len(), budget)?;
-        let depth = above(more.iter().map(Value::depth).max().unwrap_or(0))?;
-        if let Ok(mut values) = self.items.values.try_borrow_mut()
-            && values.len() == self.end as usize
-        {
-            let needed = values.len() + more.len();
-            if needed > values.capacity() {
-                let capacity = needed.max(values.capacity() * 2);
-                budget.room(capacity, ITEM_BYTES)?;
-                let extra = capacity - values.len();
-                values.reserve_exact(extra);
-            }
-            values.extend(more);
-            self.items.depth.set(self.items.depth.get().max(depth));
-            let end = values.len() as u32;
-            return Ok(Self { items: Rc::clone(&self.items), start: self.start, end });
-        }
-        budget.items(self.len())?;
-        let mut all = collect(self.read().iter().cloned(), self.len() + more.len(), budget)?;
-        all.extend(more);
-        Self::new(all, budget)
-    }
-}
-
-/// Collects values into a vector with room for `room`, charged.
-pub(crate) fn collect<'r>(
-    values: impl Iterator<Item = Value<'r>>,
-    room: usize,
-    budget: &Budget,
-) -> Result<Vec<Value<'r>>, Error> {
-    budget.room(room, ITEM_BYTES)?;
-    budget.items(room)?;
-    let mut all = Vec::with_capacity(room);
-    all.extend(values);
-    Ok(all)
-}
-
-/// Adds one value to a vector under construction, charged.
-pub(crate) fn push<'r>(
-    values: &mut Vec<Value<'r>>,
-    value: Value<'r>,
-    budget: &Budget,
-) -> Result<(), Error> {
-    budget.items(1)?;
-    if values.len() == values.capacity() {
-        let capacity = (values.capacity() * 2).max(4);
-        budget.room(capacity, ITEM_BYTES)?;
-        values.reserve_exact(capacity - values.len());
-    }
-    values.push(value);
-    Ok(())
-}
-
+/// The depth of what holds something so deep.
 fn above(depth: u16) -> Result<u16, Error> {
     match depth < NESTED {
         true => Ok(depth + 1),
         false => Err(Kind::Spent(Bound::Nested).into()),
-    }
-}
-
-/// A map in the order in which its keys came.
-#[derive(Debug, Default, Clone)]
-pub(crate) struct Map<'r> {
-    entries: IndexMap<Key<'r>, Value<'r>, RandomState>,
-    depth: u16,
-}
-
-/// A value that can be a key: no list and no map, as in Python.
-#[derive(Debug, Clone)]
-pub(crate) struct Key<'r>(Value<'r>);
-
-impl<'r> Map<'r> {
-    pub(crate) fn with_room(entries: usize, budget: &Budget) -> Result<Self, Error> {
-        budget.memory(HEAD_BYTES + entries.saturating_mul(ENTRY_BYTES))?;
-        Ok(Self { entries: IndexMap::with_capacity_and_hasher(entries, RandomState::new()), depth: 1 })
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.entries.len()
-    }
-
-    pub(crate) fn insert(
-        &mut self,
-        key: Value<'r>,
-        value: Value<'r>,
-        budget: &Budget,
-    ) -> Result<(), Error> {
-        let Some(key) = Key::new(key) else {
-            return Err(Error::invalid("lists and maps cannot be keys of a map"));
-        };
-        budget.items(4)?;
-        budget.bytes(key.len())?;
-        if self.entries.len() == self.entries.capacity() {
-            budget.room(self.entries.capacity().max(4) * 2, ENTRY_BYTES)?;
-        }
-        self.depth = self.depth.max(above(value.depth())?);
-        self.entries.insert(key, value);
-        Ok(())
-    }
-
-    pub(crate) fn get(&self, key: &Value<'r>, budget: &Budget) -> Result<Option<Value<'r>>, Error> {
-        let Some(key) = Key::new(key.clone()) else { return Ok(None) };
-        budget.bytes(key.len())?;
-        Ok(self.entries.get(&key).cloned())
-    }
-
-    pub(crate) fn get_str(&self, name: &str) -> Option<&Value<'r>> {
-        self.entries.get(&Name(name))
-    }
-
-    pub(crate) fn remove(&mut self, name: &str) -> Option<Value<'r>> {
-        self.entries.shift_remove(&Name(name))
-    }
-
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (&Value<'r>, &Value<'r>)> {
-        self.entries.iter().map(|(key, value)| (&key.0, value))
-    }
-
-    pub(crate) fn entry(&self, index: usize) -> Option<(&Value<'r>, &Value<'r>)> {
-        self.entries.get_index(index).map(|(key, value)| (&key.0, value))
-    }
-}
-
-impl<'r> Key<'r> {
-    fn new(value: Value<'r>) -> Option<Self> {
-        matches!(
-            value,
-            Value::Undefined
-                | Value::None
-                | Value::Bool(_)
-                | Value::Int(_)
-                | Value::Float(_)
-                | Value::Text(_)
-        )
-        .then_some(Self(value))
-    }
-
-    fn len(&self) -> usize {
-        if let Value::Text(text) = &self.0 { text.len() } else { 0 }
-    }
-}
-
-impl PartialEq for Key<'_> {
-    fn eq(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (Value::Text(a), Value::Text(b)) => *a.read() == *b.read(),
-            (a, b) => compare::scalars_equal(a, b),
-        }
-    }
-}
-
-impl Eq for Key<'_> {}
-
-impl Hash for Key<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        match &self.0 {
-            Value::Text(text) => text.read().hash(state),
-            Value::Bool(x) => x.hash(state),
-            Value::Int(x) => match i64::try_from(x.get()) {
-                Ok(x) => x.hash(state),
-                Err(_) => (x.get() as f64).to_bits().hash(state),
-            },
-            Value::Float(x) if *x as i64 as f64 == *x => (*x as i64).hash(state),
-            Value::Float(x) => x.to_bits().hash(state),
-            _ => 0_u8.hash(state),
-        }
-    }
-}
-
-/// A key by its name.
-struct Name<'a>(&'a str);
-
-impl Hash for Name<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.0.hash(state);
-    }
-}
-
-impl indexmap::Equivalent<Key<'_>> for Name<'_> {
-    fn equivalent(&self, key: &Key<'_>) -> bool {
-        matches!(&key.0, Value::Text(text) if *text.read() == *self.0)
-    }
-}
-
-/// The hash of a text key, for sets of seen values.
-pub(crate) fn hash_of(value: &Value<'_>, state: &RandomState) -> u64 {
-    match Key::new(value.clone()) {
-        Some(key) => state.hash_one(key),
-        None => 0,
     }
 }
 
@@ -418,8 +180,8 @@ impl<'r> Value<'r> {
 
     fn depth(&self) -> u16 {
         match self {
-            Self::List(list) | Self::Lazy(list) => list.items.depth.get(),
-            Self::Map(map) => map.depth,
+            Self::List(list) | Self::Lazy(list) => list.depth(),
+            Self::Map(map) => map.depth(),
             Self::Undefined
             | Self::None
             | Self::Bool(_)

@@ -57,7 +57,9 @@ fn what_grows_ends_by_memory() {
 
 #[test]
 fn what_nests_ends_by_depth() {
-    for then in ["{{ ns.v }}", "{{ ns.v == [ns.v] }}", "{{ ns.v | tojson }}", "{{ ns.v | batch(2) }}", ""] {
+    for then in
+        ["{{ ns.v }}", "{{ ns.v == [ns.v] }}", "{{ ns.v | tojson }}", "{{ ns.v | batch(2) }}", ""]
+    {
         ends_by(
             Bound::Nested,
             &[
@@ -169,7 +171,10 @@ fn nested_sources_are_refused_or_read() {
         }
     }
     for postfix in [".a", "|upper", "()", "[0]", " is defined", "~1", " == 1"] {
-        assert!(Program::new(&format!("{{{{ 1{} }}}}", postfix.repeat(deep))).is_err(), "{postfix}");
+        assert!(
+            Program::new(&format!("{{{{ 1{} }}}}", postfix.repeat(deep))).is_err(),
+            "{postfix}"
+        );
     }
     for (open, close) in [
         ("{% if 1 %}", "{% endif %}"),
@@ -240,7 +245,8 @@ fn what_the_client_nests_is_refused() {
     for _ in 0..200 {
         deep = json!([deep]);
     }
-    let (kind, _) = within(Limits::default(), "{{ 1 }}", &object(json!({ "x": deep }))).unwrap_err();
+    let (kind, _) =
+        within(Limits::default(), "{{ 1 }}", &object(json!({ "x": deep }))).unwrap_err();
     assert_eq!(kind, Kind::Spent(Bound::Nested));
     let wide = vec![json!([]); 200_000];
     let (kind, _) = within(small(), "{{ 1 }}", &object(json!({ "x": wide }))).unwrap_err();

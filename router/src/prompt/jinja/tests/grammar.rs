@@ -27,7 +27,8 @@ impl<'a> Choices<'a> {
 }
 
 const NAMES: [&str; 16] = [
-    "n", "s", "list", "map", "a", "b", "ns.x", "words", "nested", "people", "x", "no", "yes", "missing", "empty", "u",
+    "n", "s", "list", "map", "a", "b", "ns.x", "words", "nested", "people", "x", "no", "yes",
+    "missing", "empty", "u",
 ];
 
 const LITERALS: [&str; 14] =
@@ -86,7 +87,9 @@ fn statement(choices: &mut Choices<'_>, depth: usize) -> String {
         }
         _ => {
             let body = body(choices, depth - 1);
-            format!("{{% macro h() %}}{{{{ caller() }}}}{{% endmacro %}}{{% call h() %}}{body}{{% endcall %}}")
+            format!(
+                "{{% macro h() %}}{{{{ caller() }}}}{{% endmacro %}}{{% call h() %}}{body}{{% endcall %}}"
+            )
         }
     }
 }
@@ -103,7 +106,8 @@ fn expression(choices: &mut Choices<'_>, depth: usize) -> String {
     match choices.below(16) {
         0..3 => {
             let operators = [
-                "+", "+", "~", "-", "*", "/", "//", "%", "==", "!=", "<", ">=", "in", "not in", "or", "**",
+                "+", "+", "~", "-", "*", "/", "//", "%", "==", "!=", "<", ">=", "in", "not in",
+                "or", "**",
             ];
             let operator = choices.one(&operators);
             let b = expression(choices, depth - 1);
@@ -121,28 +125,96 @@ fn expression(choices: &mut Choices<'_>, depth: usize) -> String {
         9 => format!("({}{a})", choices.one(&["not ", "-"])),
         10 => {
             let tests = [
-                "defined", "none", "string", "number", "mapping", "iterable", "sequence", "true", "odd", "in(list)",
-                "eq(1)", "sameas(a)", "divisibleby(2)", "startingwith('a')", "integer", "lt(b)",
+                "defined",
+                "none",
+                "string",
+                "number",
+                "mapping",
+                "iterable",
+                "sequence",
+                "true",
+                "odd",
+                "in(list)",
+                "eq(1)",
+                "sameas(a)",
+                "divisibleby(2)",
+                "startingwith('a')",
+                "integer",
+                "lt(b)",
             ];
             format!("({a} is{space}{})", choices.one(&tests))
         }
         11 => {
             let methods = [
-                "upper()", "strip()", "split('a')", "split()", "replace('a', 'bb')", "items()", "get('k')",
-                "startswith('a')", "join(words)", "keys()", "title()", "find('b')", "splitlines()", "lstrip('a')",
-                "endswith(words)", "values()", "get(a, b)", "capitalize()",
+                "upper()",
+                "strip()",
+                "split('a')",
+                "split()",
+                "replace('a', 'bb')",
+                "items()",
+                "get('k')",
+                "startswith('a')",
+                "join(words)",
+                "keys()",
+                "title()",
+                "find('b')",
+                "splitlines()",
+                "lstrip('a')",
+                "endswith(words)",
+                "values()",
+                "get(a, b)",
+                "capitalize()",
             ];
             format!("({a}).{}", choices.one(&methods))
         }
         12 => choices.one(&["f(1)", "f(a, b)", "f(q=a, p=b)", "range(3)", "dict(a=1)", "f(*[1])"]),
         _ => {
             let filters = [
-                "upper", "length", "list", "join", "join(',')", "first", "last", "tojson", "string", "trim",
-                "default(1)", "default('d', true)", "sort", "unique", "list|reverse", "map('upper')", "select",
-                "reject('none')", "map(attribute='name')", "selectattr('age')", "batch(2)", "batch(3, a)",
-                "slice(2)", "replace('a', 'b')", "items", "dictsort", "sum", "min", "max", "int", "float", "abs",
-                "indent", "tojson(indent=2)", "lower", "title", "capitalize", "count", "bool", "safe", "round",
-                "groupby('age')|length", "attr('name')", "lines", "split('x')",
+                "upper",
+                "length",
+                "list",
+                "join",
+                "join(',')",
+                "first",
+                "last",
+                "tojson",
+                "string",
+                "trim",
+                "default(1)",
+                "default('d', true)",
+                "sort",
+                "unique",
+                "list|reverse",
+                "map('upper')",
+                "select",
+                "reject('none')",
+                "map(attribute='name')",
+                "selectattr('age')",
+                "batch(2)",
+                "batch(3, a)",
+                "slice(2)",
+                "replace('a', 'b')",
+                "items",
+                "dictsort",
+                "sum",
+                "min",
+                "max",
+                "int",
+                "float",
+                "abs",
+                "indent",
+                "tojson(indent=2)",
+                "lower",
+                "title",
+                "capitalize",
+                "count",
+                "bool",
+                "safe",
+                "round",
+                "groupby('age')|length",
+                "attr('name')",
+                "lines",
+                "split('x')",
             ];
             format!("({a} |{space}{})", choices.one(&filters))
         }

@@ -1,39 +1,43 @@
 //! Filters, those of lists apart.
 
 use super::args::{self, Args};
-use super::compare::as_float;
-use super::error::{Error, Kind};
 use super::functions::flag_named;
 use super::lists;
 use super::methods;
-use super::print;
-use super::python::{self, Dump};
-use super::scope::Machine;
-use super::text::{Text, Writer};
-use super::value::{self, Map, Value};
+use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::scope::Machine;
+use crate::prompt::jinja::value::compare::as_float;
+use crate::prompt::jinja::value::print;
+use crate::prompt::jinja::value::python::{self, Dump};
+use crate::prompt::jinja::value::text::{Text, Writer};
+use crate::prompt::jinja::value::{self, Map, Value};
 
 /// A filter.
-pub(super) type Filter =
+pub(crate) type Filter =
     for<'m, 'r> fn(&'m mut Machine<'r>, Value<'r>, Args<'r>) -> Result<Value<'r>, Error>;
 
 /// Filters and tests of minijinja that chat templates do not need: escapes for HTML, which is not written here, notations
 /// without bound, and what Jinja does not have.
-pub(super) const REFUSED: [&str; 9] =
+pub(crate) const REFUSED: [&str; 9] =
     ["escape", "e", "safe", "escaped", "pprint", "urlencode", "format", "chain", "zip"];
 
 /// The filter of that name.
-pub(super) fn by_name(name: &str) -> Option<Filter> {
+pub(crate) fn by_name(name: &str) -> Option<Filter> {
     Some(match name {
         "upper" => |m, v, args| args.none().and_then(|()| upper_text(m, &args::text(m, &v)?)),
         "lower" => |m, v, args| args.none().and_then(|()| lower_text(m, &args::text(m, &v)?)),
         "title" => |m, v, args| args.none().and_then(|()| title_text(m, &args::text(m, &v)?)),
-        "capitalize" => |m, v, args| args.none().and_then(|()| capital_text(m, &args::text(m, &v)?)),
+        "capitalize" => {
+            |m, v, args| args.none().and_then(|()| capital_text(m, &args::text(m, &v)?))
+        }
         "safe" => |m, v, args| args.none().and_then(|()| Ok(Value::Text(args::text(m, &v)?))),
         "string" => |m, v, args| args.none().and_then(|()| Ok(Value::Text(print::python(m, &v)?))),
         "replace" => replace,
         "trim" => trim,
         "split" => |m, v, args| methods::split(m, args::string(&v)?, args),
-        "lines" => |m, v, args| args.none().and_then(|()| methods::lines(m, args::string(&v)?, false)),
+        "lines" => {
+            |m, v, args| args.none().and_then(|()| methods::lines(m, args::string(&v)?, false))
+        }
         "indent" => indent,
         "length" | "count" => length,
         "default" | "d" => default,
@@ -72,34 +76,27 @@ fn letters<'r>(
 const PIECE: usize = 64 << 10;
 
 /// In pieces that end where the next character begins a new word, as a sigma at the end of a word has a form of its own.
-fn in_pieces(
-    text: &str,
-    out: &mut Writer<'_>,
-    change: fn(&str) -> String,
-) -> Result<(), Error> {
-    if text.len() <= PIECE {
-        return out.push(&change(text));
-    }
+fn in_pieces(text: &str, out: &mut Writer<'_>, change: fn(&str) -> String) -> Result<(), Error> {
     let mut rest = text;
     while !rest.is_empty() {
         let at = (PIECE.min(rest.len())..rest.len()).find(|at| rest.as_bytes()[*at] == b' ');
         let (piece, after) = rest.split_at(at.unwrap_or(rest.len()));
-        out.budget().memory(2 * piece.len())?;
+        out.budget().memory(4 * piece.len())?;
         out.push(&change(piece))?;
         rest = after;
     }
     Ok(())
 }
 
-pub(super) fn upper_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
+pub(crate) fn upper_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
     letters(m, text, |text, out| in_pieces(text, out, str::to_uppercase))
 }
 
-pub(super) fn lower_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
+pub(crate) fn lower_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
     letters(m, text, |text, out| in_pieces(text, out, str::to_lowercase))
 }
 
-pub(super) fn capital_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
+pub(crate) fn capital_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
     letters(m, text, |text, out| {
         let mut chars = text.chars();
         if let Some(first) = chars.next() {
@@ -109,7 +106,7 @@ pub(super) fn capital_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value
     })
 }
 
-pub(super) fn title_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
+pub(crate) fn title_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
     letters(m, text, |text, out| {
         let mut first = true;
         for c in text.chars() {
@@ -173,10 +170,9 @@ fn indent<'r>(
     };
     let mut out = Writer::new(&machine.budget);
     for (i, line) in read[..ended(&read)].split('\n').enumerate() {
-        if i > 0 || first.unwrap_or(false) {
-            if !line.is_empty() || blank.unwrap_or(false) {
-                out.push(&space)?;
-            }
+        let inner = i > 0 || first.unwrap_or(false);
+        if inner && (!line.is_empty() || blank.unwrap_or(false)) {
+            out.push(&space)?;
         }
         out.push(line)?;
         out.push("\n")?;
@@ -272,9 +268,9 @@ fn float<'r>(_: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Va
     match &value {
         Value::Undefined | Value::None => Ok(Value::Float(0.0)),
         Value::Text(text) => parse_float(text).map(Value::Float),
-        other => as_float(other, false).map(Value::Float).ok_or_else(|| {
-            Error::invalid(format!("cannot convert {} to float", other.kind()))
-        }),
+        other => as_float(other, false)
+            .map(Value::Float)
+            .ok_or_else(|| Error::invalid(format!("cannot convert {} to float", other.kind()))),
     }
 }
 
@@ -295,7 +291,7 @@ fn items<'r>(
 }
 
 /// The entries of a map as pairs.
-pub(super) fn pairs<'r>(machine: &Machine<'r>, map: &Map<'r>) -> Result<Value<'r>, Error> {
+pub(crate) fn pairs<'r>(machine: &Machine<'r>, map: &Map<'r>) -> Result<Value<'r>, Error> {
     let mut pairs = value::collect(std::iter::empty(), map.len(), &machine.budget)?;
     for (key, value) in map.iter() {
         let pair = value::collect([key.clone(), value.clone()].into_iter(), 2, &machine.budget)?;
@@ -324,7 +320,9 @@ fn tojson<'r>(
     if let Some(given) = args.named_optional("separators") {
         let parts = given.as_list().map(|list| [list.get(0), list.get(1), list.get(2)]);
         separators = match parts {
-            Some([Some(Value::Text(comma)), Some(Value::Text(colon)), None]) => Some((comma, colon)),
+            Some([Some(Value::Text(comma)), Some(Value::Text(colon)), None]) => {
+                Some((comma, colon))
+            }
             _ => return Err(Error::invalid("tojson: separators are two strings")),
         };
     }

@@ -3,16 +3,16 @@
 use std::collections::HashSet;
 
 use super::args::{self, Args};
-use super::error::{Error, Kind};
 use super::filters;
-use super::ops;
-use super::print;
-use super::scope::Machine;
-use super::text::{Text, Writer};
-use super::value::{self, Value, ValueKind};
+use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::ops;
+use crate::prompt::jinja::scope::Machine;
+use crate::prompt::jinja::value::print;
+use crate::prompt::jinja::value::text::{Text, Writer};
+use crate::prompt::jinja::value::{self, Value, ValueKind};
 
 /// `base.name(args)`.
-pub(super) fn call<'r>(
+pub(crate) fn call<'r>(
     machine: &mut Machine<'r>,
     base: &Value<'r>,
     name: &str,
@@ -181,7 +181,7 @@ fn strip<'r>(
 }
 
 /// Without the characters of `chars`, or spaces, at the ends that are named.
-pub(super) fn trim<'r>(
+pub(crate) fn trim<'r>(
     machine: &Machine<'r>,
     text: &Text<'r>,
     chars: Option<&Text<'r>>,
@@ -206,11 +206,7 @@ pub(super) fn trim<'r>(
     Ok(Value::Text(text.part_of(&read, rest)))
 }
 
-fn replace<'r>(
-    machine: &Machine<'r>,
-    text: &Text<'r>,
-    args: Args<'r>,
-) -> Result<Value<'r>, Error> {
+fn replace<'r>(machine: &Machine<'r>, text: &Text<'r>, args: Args<'r>) -> Result<Value<'r>, Error> {
     let mut args = args.reader();
     let (old, new) = (args.required()?, args.required()?);
     let count = args.optional().map(|value| args::signed(&value)).transpose()?;
@@ -220,7 +216,7 @@ fn replace<'r>(
 }
 
 /// With the first `count` of `old` as `new`.
-pub(super) fn replaced<'r>(
+pub(crate) fn replaced<'r>(
     machine: &Machine<'r>,
     text: &Text<'r>,
     old: &Text<'r>,
@@ -244,7 +240,7 @@ pub(super) fn replaced<'r>(
     Ok(Value::Text(out.finish()?))
 }
 
-pub(super) fn split<'r>(
+pub(crate) fn split<'r>(
     machine: &Machine<'r>,
     text: &Text<'r>,
     args: Args<'r>,
@@ -304,7 +300,7 @@ fn split_lines<'r>(
 }
 
 /// The lines, with what ends them if `keep`.
-pub(super) fn lines<'r>(
+pub(crate) fn lines<'r>(
     machine: &Machine<'r>,
     text: &Text<'r>,
     keep: bool,

@@ -4,8 +4,8 @@ use std::cell::{Ref, RefCell};
 use std::ops::Deref;
 use std::rc::Rc;
 
-use super::budget::Budget;
-use super::error::Error;
+use crate::prompt::jinja::budget::Budget;
+use crate::prompt::jinja::error::Error;
 
 /// A string that never changes.
 ///
@@ -41,6 +41,9 @@ impl Deref for Reading<'_> {
         }
     }
 }
+
+/// Least room for a string that is put together.
+const SHORT: usize = 128;
 
 /// What a small buffer costs beside its bytes.
 const BUFFER_BYTES: usize = 64;
@@ -117,10 +120,11 @@ impl<'r> Text<'r> {
             let end = buffer.len() as u32;
             return Ok(Self::Built(View { buffer: Rc::clone(&view.buffer), end, ..*view }));
         }
-        let mut joined = String::new();
         budget.bytes(self.len())?;
-        budget.memory(self.len() + more.len())?;
-        joined.reserve_exact(self.len() + more.len());
+        // A short one is likely to go on.
+        let capacity = (self.len() + more.len()).max(SHORT);
+        budget.memory(capacity)?;
+        let mut joined = String::with_capacity(capacity);
         joined.push_str(&self.read());
         joined.push_str(&more.read());
         Self::built(joined, budget)

@@ -2,14 +2,14 @@
 
 use std::fmt::Write as _;
 
-use super::error::Error;
 use super::python;
-use super::scope::Machine;
 use super::text::{Text, Writer};
-use super::value::Value;
+use crate::prompt::jinja::error::Error;
+use crate::prompt::jinja::scope::Machine;
+use crate::prompt::jinja::value::Value;
 
 /// A value as a string: itself, if it is one.
-pub(super) fn display<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Text<'r>, Error> {
+pub(crate) fn display<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Text<'r>, Error> {
     if let Some(text) = value.as_text() {
         return Ok(text.clone());
     }
@@ -19,7 +19,7 @@ pub(super) fn display<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Te
 }
 
 /// A value as Python prints it.
-pub(super) fn python<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Text<'r>, Error> {
+pub(crate) fn python<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Text<'r>, Error> {
     if let Some(text) = value.as_text() {
         return Ok(text.clone());
     }
@@ -28,7 +28,7 @@ pub(super) fn python<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Tex
     out.finish()
 }
 
-pub(super) fn write_display<'r>(
+pub(crate) fn write_display<'r>(
     machine: &Machine<'r>,
     value: &Value<'r>,
     out: &mut Writer<'_>,
@@ -110,7 +110,7 @@ fn quoted(text: &str, out: &mut Writer<'_>) -> Result<(), Error> {
 }
 
 /// A number as minijinja prints it.
-pub(super) fn number(value: &Value<'_>) -> String {
+pub(crate) fn number(value: &Value<'_>) -> String {
     match value {
         Value::Int(x) => x.get().to_string(),
         Value::Float(x) if x.is_nan() => "NaN".to_owned(),

@@ -1,13 +1,13 @@
 //! Values in Python's notation: `str()`, `repr()` and `json.dumps`.
 
-use super::error::Error;
 use super::print;
-use super::scope::Machine;
 use super::text::{Text, Writer};
-use super::value::Value;
+use crate::prompt::jinja::error::Error;
+use crate::prompt::jinja::scope::Machine;
+use crate::prompt::jinja::value::Value;
 
 /// `repr(value)`, and nothing for what is undefined.
-pub(super) fn repr<'r>(
+pub(crate) fn repr<'r>(
     machine: &Machine<'r>,
     value: &Value<'r>,
     out: &mut Writer<'_>,
@@ -114,18 +114,18 @@ fn float(x: f64) -> String {
 
 /// The options of `json.dumps`.
 #[derive(Debug, Default)]
-pub(super) struct Dump<'r> {
-    pub(super) ensure_ascii: bool,
-    pub(super) indent: Option<Text<'r>>,
-    pub(super) separators: Option<(Text<'r>, Text<'r>)>,
-    pub(super) sort_keys: bool,
+pub(crate) struct Dump<'r> {
+    pub(crate) ensure_ascii: bool,
+    pub(crate) indent: Option<Text<'r>>,
+    pub(crate) separators: Option<(Text<'r>, Text<'r>)>,
+    pub(crate) sort_keys: bool,
 }
 
 /// Widest indentation by a number.
 const MAX_INDENT: usize = 64;
 
 /// What `indent=` of `tojson` stands for.
-pub(super) fn indent<'r>(
+pub(crate) fn indent<'r>(
     machine: &Machine<'r>,
     value: &Value<'r>,
 ) -> Result<Option<Text<'r>>, Error> {
@@ -146,7 +146,7 @@ pub(super) fn indent<'r>(
 
 impl<'r> Dump<'r> {
     /// Python's `json.dumps(value)`.
-    pub(super) fn dumps(
+    pub(crate) fn dumps(
         &self,
         machine: &Machine<'r>,
         value: &Value<'r>,
@@ -197,19 +197,17 @@ impl<'r> Dump<'r> {
         depth: usize,
     ) -> Result<(), Error> {
         let Some(map) = machine.as_map(value)? else { return Ok(()) };
-        let mut entries: Vec<(Value<'r>, Value<'r>)> = Vec::new();
+        let mut order = None;
         if self.sort_keys {
-            machine.budget.room(map.len(), size_of::<(Value<'_>, Value<'_>)>())?;
-            entries.extend(map.iter().map(|(key, value)| (key.clone(), value.clone())));
-            machine.sort(&mut entries, |machine, a, b| machine.order(&a.0, &b.0))?;
+            order = Some(machine.sorted(map.len(), |a, b| match (map.entry(a), map.entry(b)) {
+                (Some((a, _)), Some((b, _))) => machine.order(a, b),
+                _ => Ok(std::cmp::Ordering::Equal),
+            })?);
         }
         out.push("{")?;
         for i in 0..map.len() {
-            let entry = match entries.get(i) {
-                Some((key, value)) => Some((key, value)),
-                None => map.entry(i),
-            };
-            let Some((key, value)) = entry else { break };
+            let place = order.as_ref().map_or(i, |order| order[i]);
+            let Some((key, value)) = map.entry(place) else { break };
             self.separate(out, depth, i == 0)?;
             self.key(machine, key, out)?;
             match &self.separators {

@@ -2,9 +2,9 @@
 
 use std::cmp::Ordering;
 
-use super::Machine;
-use super::error::Error;
-use super::value::{Value, ValueKind};
+use crate::prompt::jinja::Machine;
+use crate::prompt::jinja::error::Error;
+use crate::prompt::jinja::value::{Value, ValueKind};
 
 /// Two numbers brought to one type.
 pub(crate) enum Pair {

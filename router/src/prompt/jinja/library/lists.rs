@@ -1,24 +1,23 @@
 //! Filters that take or make lists.
 
 use std::cmp::Ordering;
-use std::collections::HashMap;
-use std::hash::RandomState;
 
 use super::args::{self, Args};
 use super::checks::{self, Check};
-use super::error::{Error, Kind};
 use super::filters::{self, Filter};
-use super::functions::{flag_named, path, path_or};
-use super::ops;
-use super::print;
-use super::run::all;
-use super::scope::Machine;
-use super::text::Writer;
-use super::tree::Op;
-use super::value::{self, Value, ValueKind, hash_of};
+use super::functions::{path, path_or};
+use super::sorting::{dictsort, groupby, sort, unique};
+use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::ops;
+use crate::prompt::jinja::run::all;
+use crate::prompt::jinja::scope::Machine;
+use crate::prompt::jinja::tree::Op;
+use crate::prompt::jinja::value::print;
+use crate::prompt::jinja::value::text::Writer;
+use crate::prompt::jinja::value::{self, Value, ValueKind};
 
 /// The filter of that name.
-pub(super) fn by_name(name: &str) -> Option<Filter> {
+pub(crate) fn by_name(name: &str) -> Option<Filter> {
     Some(match name {
         "list" => |m, v, args| {
             args.none()?;
@@ -47,7 +46,10 @@ pub(super) fn by_name(name: &str) -> Option<Filter> {
 }
 
 /// All items of a value.
-fn items_of<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Vec<Value<'r>>, Error> {
+pub(crate) fn items_of<'r>(
+    machine: &Machine<'r>,
+    value: &Value<'r>,
+) -> Result<Vec<Value<'r>>, Error> {
     match machine.iter(value)? {
         Some(mut iter) => all(&mut iter, &machine.budget),
         None => Err(Error::invalid("cannot convert value to list")),
@@ -85,7 +87,7 @@ fn reverse<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<
     if let Some(text) = value.as_text() {
         m.budget.chars(text.len())?;
         let reversed = || text.read().chars().rev().collect();
-        return Value::string_of(2 * text.len(), reversed, &m.budget);
+        return Value::string_of(3 * text.len(), reversed, &m.budget);
     }
     let Some(mut iter) = m.iter(&value)? else {
         let kind = value.kind();
@@ -159,206 +161,6 @@ fn sum<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Valu
     Ok(sum)
 }
 
-impl<'r> Machine<'r> {
-    /// A stable merge sort, whose comparisons may fail and need not be consistent.
-    pub(super) fn sort<T: Clone>(
-        &self,
-        items: &mut [T],
-        compare: impl Fn(&Self, &T, &T) -> Result<Ordering, Error>,
-    ) -> Result<(), Error> {
-        self.budget.room(items.len(), size_of::<T>())?;
-        let mut merged: Vec<T> = Vec::with_capacity(items.len());
-        let mut width = 1;
-        while width < items.len() {
-            self.budget.items(items.len())?;
-            merged.clear();
-            for run in items.chunks(2 * width) {
-                let (left, right) = run.split_at(width.min(run.len()));
-                let (mut i, mut j) = (0, 0);
-                while i < left.len() && j < right.len() {
-                    if compare(self, &left[i], &right[j])?.is_le() {
-                        merged.push(left[i].clone());
-                        i += 1;
-                    } else {
-                        merged.push(right[j].clone());
-                        j += 1;
-                    }
-                }
-                merged.extend_from_slice(&left[i..]);
-                merged.extend_from_slice(&right[j..]);
-            }
-            items.clone_from_slice(&merged);
-            width *= 2;
-        }
-        Ok(())
-    }
-
-    /// How filters compare: without regard to ASCII case, unless told otherwise.
-    fn by_case(&self, a: &Value<'r>, b: &Value<'r>, exact: bool) -> Result<Ordering, Error> {
-        match (a.as_text(), b.as_text()) {
-            (Some(a), Some(b)) if !exact => {
-                self.budget.chars(a.len().min(b.len()))?;
-                let (a, b) = (a.read(), b.read());
-                let lower = |byte: u8| byte.to_ascii_lowercase();
-                Ok(a.bytes().map(lower).cmp(b.bytes().map(lower)))
-            }
-            _ => self.order(a, b),
-        }
-    }
-}
-
-/// Sorts values by keys that were looked up once.
-fn sort_by_keys<'r>(
-    m: &Machine<'r>,
-    items: Vec<(Vec<Value<'r>>, Value<'r>)>,
-    exact: bool,
-    reverse: bool,
-) -> Result<Vec<(Vec<Value<'r>>, Value<'r>)>, Error> {
-    let mut items = items;
-    m.sort(&mut items, |m, (a, _), (b, _)| {
-        let mut order = Ordering::Equal;
-        for (a, b) in a.iter().zip(b) {
-            // Several keys are compared as lists are: exactly.
-            order = order.then(m.by_case(a, b, exact)?);
-        }
-        Ok(if reverse { order.reverse() } else { order })
-    })?;
-    Ok(items)
-}
-
-/// The values without their keys.
-fn values<'r>(
-    m: &Machine<'r>,
-    sorted: Vec<(Vec<Value<'r>>, Value<'r>)>,
-) -> Result<Value<'r>, Error> {
-    let room = sorted.len();
-    let items = sorted.into_iter().map(|(_, item)| item);
-    Value::list(value::collect(items, room, &m.budget)?, &m.budget)
-}
-
-fn sort<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Value<'r>, Error> {
-    let items = items_of(m, &value)?;
-    let mut args = args.reader();
-    let exact = flag_named(&mut args, "case_sensitive")?;
-    let reverse = flag_named(&mut args, "reverse")?;
-    let attribute = args.named_optional("attribute");
-    args.finish()?;
-    let mut names = Vec::new();
-    if let Some(attribute) = &attribute {
-        let attribute = args::string(attribute)?.read();
-        m.budget.room(attribute.len(), 25)?;
-        names = attribute.split(',').map(|name| name.trim().to_owned()).collect();
-    }
-    let exact = exact || names.len() > 1;
-    let mut keyed = Vec::new();
-    for item in items {
-        m.budget.memory(64 + names.len().max(1) * 32)?;
-        let mut keys = Vec::new();
-        for name in &names {
-            keys.push(path_or(m, &item, name, &Value::Undefined)?);
-        }
-        if names.is_empty() {
-            keys.push(item.clone());
-        }
-        keyed.push((keys, item));
-    }
-    let sorted = sort_by_keys(m, keyed, exact, reverse)?;
-    values(m, sorted)
-}
-
-fn dictsort<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Value<'r>, Error> {
-    let Some(map) = m.as_map(&value)? else {
-        return Err(Error::invalid("cannot convert value into pair list"));
-    };
-    let mut args = args.reader();
-    let by = args.named_optional("by");
-    let by_value = by.as_ref().and_then(Value::as_text).is_some_and(|by| *by.read() == *"value");
-    let exact = flag_named(&mut args, "case_sensitive")?;
-    let reverse = flag_named(&mut args, "reverse")?;
-    args.finish()?;
-    let mut keyed = Vec::new();
-    for (key, value) in map.iter() {
-        m.budget.memory(128)?;
-        let pair = value::collect([key.clone(), value.clone()].into_iter(), 2, &m.budget)?;
-        let sort_key = if by_value { value.clone() } else { key.clone() };
-        keyed.push((vec![sort_key], Value::list(pair, &m.budget)?));
-    }
-    let sorted = sort_by_keys(m, keyed, exact, reverse)?;
-    values(m, sorted)
-}
-
-fn unique<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Value<'r>, Error> {
-    let mut args = args.reader();
-    let attribute = args.named_optional("attribute");
-    let exact = flag_named(&mut args, "case_sensitive")?;
-    args.finish()?;
-    let mut iter = m.iterate(&value)?;
-    let state = RandomState::new();
-    let mut seen: HashMap<u64, Vec<Value<'r>>> = HashMap::new();
-    let mut kept = Vec::new();
-    while let Some(item) = iter.next() {
-        let mut key = match &attribute {
-            Some(name) => path_or(m, &item, &args::string(name)?.read(), &Value::Undefined)?,
-            None => item.clone(),
-        };
-        if let (false, Some(text)) = (exact, key.as_text()) {
-            key = filters::lower_text(m, text)?;
-        }
-        let bytes = key.as_text().map_or(0, |text| text.len());
-        m.budget.bytes(bytes)?;
-        m.budget.memory(160)?;
-        let alike = seen.entry(hash_of(&key, &state)).or_default();
-        let mut known = false;
-        for other in alike.iter() {
-            known = known || m.order(other, &key)?.is_eq();
-        }
-        if !known {
-            value::push(alike, key, &m.budget)?;
-            value::push(&mut kept, item, &m.budget)?;
-        }
-    }
-    Value::list(kept, &m.budget)
-}
-
-/// Pairs of a key and the items that have it. Unlike minijinja's, a pair has no `grouper` and `list`.
-fn groupby<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Value<'r>, Error> {
-    let mut args = args.reader();
-    let name = args.optional_or_named("attribute").ok_or(Kind::MissingArgument)?;
-    let default = args.named_optional("default").unwrap_or_default();
-    let exact = flag_named(&mut args, "case_sensitive")?;
-    args.finish()?;
-    let mut keyed = Vec::new();
-    let mut iter = m.iterate(&value)?;
-    while let Some(item) = iter.next() {
-        m.budget.memory(128)?;
-        let key = path_or(m, &item, &args::string(&name)?.read(), &default)?;
-        keyed.push((vec![key], item));
-    }
-    let mut groups = Vec::new();
-    let mut group: Option<(Value<'r>, Vec<Value<'r>>)> = None;
-    let close = |groups: &mut Vec<Value<'r>>, group: Option<(Value<'r>, Vec<Value<'r>>)>| {
-        let Some((key, items)) = group else { return Ok(()) };
-        let items = Value::lazy(items, &m.budget)?;
-        let pair = value::collect([key, items].into_iter(), 2, &m.budget)?;
-        value::push(groups, Value::list(pair, &m.budget)?, &m.budget)
-    };
-    for (keys, item) in sort_by_keys(m, keyed, exact, false)? {
-        let key = keys.into_iter().next().unwrap_or_default();
-        match &mut group {
-            Some((last, items)) if m.by_case(last, &key, exact)?.is_eq() => {
-                *last = key;
-                value::push(items, item, &m.budget)?;
-            }
-            _ => {
-                close(&mut groups, group.take())?;
-                group = Some((key, vec![item]));
-            }
-        }
-    }
-    close(&mut groups, group)?;
-    Value::list(groups, &m.budget)
-}
-
 /// The count that `batch` and `slice` are given, and what they fill up with.
 fn parts<'r>(args: Args<'r>) -> Result<(usize, Option<Value<'r>>), Error> {
     let mut args = args.reader();
@@ -377,7 +179,8 @@ fn batch<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Va
     let items = all(&mut iter, &m.budget)?;
     let mut batches = Vec::new();
     for chunk in items.chunks(count) {
-        let fill = filler.iter().flat_map(|filler| std::iter::repeat_n(filler, count - chunk.len()));
+        let fill =
+            filler.iter().flat_map(|filler| std::iter::repeat_n(filler, count - chunk.len()));
         let room = if filler.is_some() { count } else { chunk.len() };
         let batch = value::collect(chunk.iter().chain(fill).cloned(), room, &m.budget)?;
         value::push(&mut batches, Value::list(batch, &m.budget)?, &m.budget)?;

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::time::SystemTime;
 
 use super::args::{self, Args};
-use super::error::{Error, Kind};
-use super::print;
-use super::scope::Machine;
-use super::value::{self, Map, Value};
 use crate::prompt::clock;
+use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::scope::Machine;
+use crate::prompt::jinja::value::print;
+use crate::prompt::jinja::value::{self, Map, Value};
 
 /// A function by its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ const MAX_RANGE: usize = 100_000;
 const MAX_FORMAT: usize = 4 << 10;
 
 impl Function {
-    pub(super) fn by_name(name: &str) -> Option<Self> {
+    pub(crate) fn by_name(name: &str) -> Option<Self> {
         Some(match name {
             "range" => Self::Range,
             "dict" => Self::Dict,
@@ -38,7 +38,7 @@ impl Function {
         })
     }
 
-    pub(super) fn call<'r>(
+    pub(crate) fn call<'r>(
         self,
         machine: &mut Machine<'r>,
         args: Args<'r>,
@@ -66,9 +66,9 @@ impl Function {
 
 fn range<'r>(machine: &Machine<'r>, args: Args<'r>) -> Result<Value<'r>, Error> {
     let number = |value: Value<'r>| {
-        value.as_i64().ok_or_else(|| {
-            Error::invalid(format!("cannot convert {} to isize", value.kind()))
-        })
+        value
+            .as_i64()
+            .ok_or_else(|| Error::invalid(format!("cannot convert {} to isize", value.kind())))
     };
     let mut args = args.reader();
     let first = number(args.required()?)?;
@@ -131,7 +131,7 @@ fn namespace<'r>(machine: &mut Machine<'r>, args: Args<'r>) -> Result<Value<'r>,
 }
 
 /// An attribute of an attribute: `a.b.0`.
-pub(super) fn path<'r>(
+pub(crate) fn path<'r>(
     machine: &Machine<'r>,
     value: &Value<'r>,
     path: &str,
@@ -152,7 +152,7 @@ pub(super) fn path<'r>(
 }
 
 /// As [`path`]; a missing link gives `default`. Bounds that were passed stay failures.
-pub(super) fn path_or<'r>(
+pub(crate) fn path_or<'r>(
     machine: &Machine<'r>,
     value: &Value<'r>,
     names: &str,
@@ -167,9 +167,6 @@ pub(super) fn path_or<'r>(
 }
 
 /// A flag among named arguments.
-pub(super) fn flag_named<'r>(
-    args: &mut args::Reader<'r>,
-    name: &str,
-) -> Result<bool, Error> {
+pub(crate) fn flag_named<'r>(args: &mut args::Reader<'r>, name: &str) -> Result<bool, Error> {
     args.named_optional(name).map_or(Ok(false), |value| args::flag(&value))
 }

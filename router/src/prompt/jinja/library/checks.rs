@@ -1,20 +1,20 @@
 //! Tests: what follows `is`.
 
 use super::args::{self, Args};
-use super::compare::{Pair, coerce};
-use super::error::{Error, Kind};
 use super::filters;
-use super::ops;
-use super::scope::Machine;
-use super::tree::Comparison;
-use super::value::{Value, ValueKind};
+use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::ops;
+use crate::prompt::jinja::scope::Machine;
+use crate::prompt::jinja::tree::Comparison;
+use crate::prompt::jinja::value::compare::{Pair, coerce};
+use crate::prompt::jinja::value::{Value, ValueKind};
 
 /// A test.
-pub(super) type Check =
+pub(crate) type Check =
     for<'m, 'r> fn(&'m mut Machine<'r>, &Value<'r>, Args<'r>) -> Result<bool, Error>;
 
 /// The test of that name.
-pub(super) fn by_name(name: &str) -> Option<Check> {
+pub(crate) fn by_name(name: &str) -> Option<Check> {
     Some(match name {
         "undefined" => |_, v, args| is(args, v.is_undefined()),
         "defined" => |_, v, args| is(args, !v.is_undefined()),
