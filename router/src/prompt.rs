@@ -4,15 +4,16 @@
 //! whoever must not have that rejects or rewrites such content before it gets here.
 
 mod cache;
+mod clock;
 mod cuts;
 mod detokenize;
 mod doc;
 mod encoding;
+mod jinja;
 mod length;
 mod pieces;
 mod pipeline;
 mod pool;
-mod python;
 mod queue;
 mod seams;
 mod stop;
@@ -210,8 +211,7 @@ impl PromptEngine {
     /// and at least 256 where the tokenizer may drop text. Longer ones are refused unseen.
     #[must_use]
     pub fn longest_text(&self) -> usize {
-        let context = self.model.doc.context_tokens as usize;
-        context.saturating_mul(self.model.text.least().token_bytes())
+        self.model.longest_text()
     }
 
     /// A chat as the text that the model gets to see.
@@ -350,7 +350,12 @@ impl Model {
             let message = "this model has no chat template; use /v1/completions".to_owned();
             return Err(bad_request("messages", message));
         };
-        template.render(chat)
+        template.render(chat, Some(self.longest_text()))
+    }
+
+    fn longest_text(&self) -> usize {
+        let context = self.doc.context_tokens as usize;
+        context.saturating_mul(self.text.least().token_bytes())
     }
 
     /// Refuses a text that cannot fit before any work is spent on it.

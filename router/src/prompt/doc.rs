@@ -55,6 +55,9 @@ pub struct GenerationDefaults {
     pub repetition_penalty: Option<f64>,
 }
 
+/// Longest special token that a template may name: every chat may write it as often as it likes. Real ones have tens of bytes.
+const MAX_TOKEN_BYTES: usize = 1 << 10;
+
 impl ModelDoc {
     /// Reads and checks the document.
     ///
@@ -80,6 +83,19 @@ impl ModelDoc {
         if let Some(id) = self.eos_token_ids.iter().find(|id| **id >= self.vocab_size) {
             let size = self.vocab_size;
             return Err(format!("`eos_token_ids` holds {id}, but `vocab_size` is {size}"));
+        }
+        for (name, token) in [
+            ("bos_token", &self.bos_token),
+            ("eos_token", &self.eos_token),
+            ("pad_token", &self.pad_token),
+            ("unk_token", &self.unk_token),
+        ] {
+            if let Some(len) = token.as_ref().map(String::len).filter(|len| *len > MAX_TOKEN_BYTES)
+            {
+                return Err(format!(
+                    "`{name}` is {len} bytes long, and a special token has at most {MAX_TOKEN_BYTES}"
+                ));
+            }
         }
         let g = &self.generation;
         for (name, value, ok) in [
@@ -111,6 +127,8 @@ mod tests {
         assert!(error(&format!(r#"{doc},"eos_token_ids":[4]}}"#)).contains("eos_token_ids"));
         assert!(error(&format!(r#"{doc},"eos_token_ids":[-1]}}"#)).contains("-1"));
         assert!(error(&format!(r#"{doc},"generation":{{"top_p":0}}}}"#)).contains("top_p"));
+        let long = "x".repeat(2_000);
+        assert!(error(&format!(r#"{doc},"bos_token":"{long}"}}"#)).contains("`bos_token` is 2000"));
         assert!(ModelDoc::parse(format!(r#"{doc},"later":1}}"#).as_bytes()).is_ok());
     }
 }

@@ -86,7 +86,7 @@ struct Leaves<'a> {
     ticket: u64,
 }
 
-/// Deep template recursion fits: minijinja stops at 500 levels. Only touched pages cost memory.
+/// Deep template recursion fits: renderings stop at 1,000 levels. Only touched pages cost memory.
 const STACK_BYTES: usize = 16 << 20;
 
 /// Text that may wait, in bytes; a minute of one thread.

@@ -1,31 +1,21 @@
 //! Chat templates as Hugging Face `transformers` renders them, with bounds on what a template can cost.
 
-use std::collections::BTreeMap;
-use std::io;
-use std::time::SystemTime;
+use std::time::Duration;
 
-use minijinja::value::{Kwargs, Value, ViaDeserialize};
-use minijinja::{Environment, Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 
-use super::python;
+use super::jinja::{self, Bound, Budget, Error, Kind, Limits, OUTPUT, Program, Value};
 use super::{ModelDoc, PromptError};
 use crate::error::RouteError;
 use crate::request::ChatPrompt;
 
-/// A compiled chat template and the special tokens it may name.
+/// A chat template that was read, and the special tokens it may name.
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
-    environment: Environment<'static>,
-    source: String,
+    program: Program,
+    reads_content: bool,
     special_tokens: Vec<(&'static str, String)>,
 }
-
-/// Instructions that one rendering may take: a guess, well above what 10,000 messages need in the tests' templates.
-const FUEL: u64 = 50_000_000;
-
-/// Longest rendered prompt: above any context window times any token's length that makes sense.
-const MAX_RENDERED_BYTES: usize = 64 << 20;
 
 /// Names that the template gets from us. A client's own variables must not replace them.
 const OURS: [&str; 6] = [
@@ -40,32 +30,18 @@ const OURS: [&str; 6] = [
 /// As in transformers: where a message names its reasoning. The first is the one that templates read.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
-const NAME: &str = "chat_template";
+/// How long the client is asked to wait after a rendering that a busy machine did not finish in time.
+const BUSY: Duration = Duration::from_secs(1);
+
+/// Bytes of what a template raises that reach the client.
+const MAX_WORDS: usize = 4 << 10;
 
 impl ChatTemplate {
     /// # Errors
-    /// [`PromptError::Template`] says at which line the template breaks.
+    /// [`PromptError::Template`] says at which line the template breaks, or what it uses that is not supported.
     pub(crate) fn new(source: &str, doc: &ModelDoc) -> Result<Self, PromptError> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_fuel(Some(FUEL));
-        environment.set_debug(false); // errors would copy the messages
-        environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment
-            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
-        environment.set_formatter(|out, _, value| python::write_str(out, value));
-        environment.add_filter("tojson", tojson);
-        environment.add_filter("string", python::to_str);
-        environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
-            Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
-        });
-        environment.add_function("strftime_now", |format: String| {
-            python::strftime(&format, SystemTime::now())
-        });
-        environment
-            .add_template_owned(NAME, without_generation_tags(source))
-            .map_err(|e| PromptError::Template(describe(&e)))?;
+        let program =
+            Program::new(&without_generation_tags(source)).map_err(PromptError::Template)?;
         let special_tokens = [
             ("bos_token", &doc.bos_token),
             ("eos_token", &doc.eos_token),
@@ -76,14 +52,53 @@ impl ChatTemplate {
             .into_iter()
             .filter_map(|(name, token)| Some((name, token.clone()?)))
             .collect();
-        Ok(Self { environment, source: source.to_owned(), special_tokens })
+        let template = Self { program, reads_content: source.contains("content"), special_tokens };
+        jinja::deep(|| template.try_out()).unwrap_or_else(Err).map_err(PromptError::Template)?;
+        Ok(template)
     }
 
-    /// The prompt's text.
+    /// Renders the smallest chat: a template that passes its bounds with that one is itself at fault, whatever is asked
+    /// of it. What it raises, or does not find in this chat, is no fault.
+    fn try_out(&self) -> Result<(), String> {
+        let message = Json::Object(Map::from_iter(
+            [("role", "user"), ("content", "Hi")].map(|(k, v)| (k.to_owned(), v.into())),
+        ));
+        let chat = ChatPrompt {
+            messages: vec![message],
+            add_generation_prompt: true,
+            ..ChatPrompt::default()
+        };
+        let budget = Budget::new(Limits::default());
+        let rendered = match self.given(&chat, &budget) {
+            Ok(given) => self.program.render(given, budget),
+            Err(error) => Err((error, budget)),
+        };
+        if let Err((error, budget)) = rendered
+            && let Kind::Spent(bound) = error.kind()
+            && bound != Bound::Time
+        // which is the fault of a busy machine
+        {
+            let why = budget.describe(bound);
+            return Err(format!("even with a single short message, {why}"));
+        }
+        Ok(())
+    }
+
+    /// The prompt's text, of at most `longest` bytes (and 64 MiB), if that is known.
     ///
     /// # Errors
-    /// `BadRequest`: what the template raised, or what does not fit together in the request.
-    pub(crate) fn render(&self, mut chat: ChatPrompt) -> Result<String, RouteError> {
+    /// `BadRequest`: what the template raised, what does not fit together in the request, or which bound of a rendering
+    /// the template passed with these messages. `Overloaded`: the machine is too busy to render it in time.
+    pub(crate) fn render(
+        &self,
+        chat: ChatPrompt,
+        longest: Option<usize>,
+    ) -> Result<String, RouteError> {
+        let output = longest.map_or(OUTPUT, |longest| longest.min(OUTPUT));
+        self.render_within(chat, Limits { output, ..Limits::default() })
+    }
+
+    fn render_within(&self, mut chat: ChatPrompt, limits: Limits) -> Result<String, RouteError> {
         if let Some(name) = chat.template_kwargs.keys().find(|k| OURS.contains(&k.as_str())) {
             let param = Some("chat_template_kwargs".to_owned());
             let message = format!("`{name}` is not a free variable of the chat template");
@@ -96,34 +111,36 @@ impl ChatTemplate {
             true => Some(self.open_final_message(&mut chat)?),
             false => None,
         };
-        let mut out = Bounded::default();
-        let template = self.environment.get_template(NAME).map_err(|e| internal(&e))?;
-        let context = self.context(chat);
-        if let Err(error) = template.render_captured_to(context, &mut out) {
-            return Err(if out.full { too_long() } else { rejected(&error) });
-        }
-        let text = String::from_utf8(out.bytes)
-            .map_err(|e| RouteError::Internal(format!("the chat template wrote bytes: {e}")))?;
+        let budget = Budget::new(limits);
+        let text = match self.given(&chat, &budget) {
+            Ok(given) => self.program.render(given, budget),
+            Err(error) => Err((error, budget)),
+        };
+        let text = text.map_err(|(error, budget)| rejected(&error, &budget))?;
         match open {
             Some(last) => cut_after(text, &last),
             None => Ok(text),
         }
     }
 
-    fn context(&self, chat: ChatPrompt) -> Value {
-        // Later ones win: a client's variables over the model's special tokens, ours over all.
-        let mut names: BTreeMap<String, Value> = BTreeMap::new();
-        names.insert("documents".to_owned(), Value::from(()));
+    /// The variables. Later ones win: a client's over the model's special tokens, ours over all.
+    fn given<'r>(
+        &'r self,
+        chat: &'r ChatPrompt,
+        budget: &Budget,
+    ) -> Result<Vec<(&'r str, Value<'r>)>, Error> {
+        let mut given = vec![("documents", Value::None)];
         for (name, token) in &self.special_tokens {
-            names.insert((*name).to_owned(), Value::from(token.as_str()));
+            given.push((name, Value::text(token)));
         }
-        for (name, value) in chat.template_kwargs {
-            names.insert(name, Value::from_serialize(value));
+        for (name, value) in &chat.template_kwargs {
+            given.push((name, Value::from_json(value, budget)?));
         }
-        names.insert("messages".to_owned(), Value::from_serialize(chat.messages));
-        names.insert("tools".to_owned(), Value::from_serialize(chat.tools));
-        names.insert("add_generation_prompt".to_owned(), chat.add_generation_prompt.into());
-        Value::from(names)
+        given.push(("messages", Value::from_jsons(&chat.messages, budget)?));
+        let tools = chat.tools.as_ref().map(|tools| Value::from_jsons(tools, budget));
+        given.push(("tools", tools.transpose()?.unwrap_or(Value::None)));
+        given.push(("add_generation_prompt", Value::Bool(chat.add_generation_prompt)));
+        Ok(given)
     }
 
     /// Marks the end of the last message and returns its text.
@@ -132,7 +149,7 @@ impl ChatTemplate {
             let why = "it cannot be combined with `add_generation_prompt`";
             return Err(cannot_continue(why));
         }
-        if !self.source.contains("content") {
+        if !self.reads_content {
             return Err(cannot_continue("the chat template does not read `content`"));
         }
         let last = chat.messages.last_mut().and_then(|m| m.get_mut("content"));
@@ -181,50 +198,35 @@ fn alias_reasoning(message: &mut Map<String, Json>) {
     message.insert("reasoning_content".to_owned(), reasoning);
 }
 
-/// What `raise_exception` was called with.
-#[derive(Debug, thiserror::Error)]
-#[error("{0}")]
-struct Raised(String);
-
-fn rejected(error: &Error) -> RouteError {
-    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    let mut message =
-        format!("the chat template cannot render these messages: {}", describe(error));
-    while let Some(at) = cause {
-        if let Some(Raised(words)) = at.downcast_ref() {
-            message = format!("the chat template rejected the messages: {words}");
-            break;
+fn rejected(error: &Error, budget: &Budget) -> RouteError {
+    let message = match error.kind() {
+        Kind::Spent(Bound::Time) => {
+            return RouteError::Overloaded {
+                what: "rendering the chat template took too long",
+                retry_after: BUSY,
+            };
         }
-        if let Some(e) = at.downcast_ref::<Error>()
-            && e.kind() == ErrorKind::OutOfFuel
-        {
-            message = "the chat template takes too long for these messages".to_owned();
-            break;
+        Kind::Spent(bound) => budget.describe(bound),
+        Kind::Raised => format!("the chat template rejected the messages: {}", error.detail()),
+        Kind::Invalid
+        | Kind::Undefined
+        | Kind::TooManyArguments
+        | Kind::MissingArgument
+        | Kind::UnknownFilter
+        | Kind::UnknownTest
+        | Kind::UnknownFunction
+        | Kind::UnknownMethod
+        | Kind::CannotUnpack => {
+            format!("the chat template cannot render these messages: {error}")
         }
-        cause = at.source();
-    }
+    };
+    // A template may raise what the client sent, which need not come back whole.
+    let end = (MAX_WORDS..message.len()).find(|at| message.is_char_boundary(*at));
+    let message = match end {
+        Some(end) => format!("{}...", &message[..end]),
+        None => message,
+    };
     RouteError::BadRequest { param: Some("messages".to_owned()), message }
-}
-
-fn too_long() -> RouteError {
-    let message = format!("the chat as text is longer than {} MiB", MAX_RENDERED_BYTES >> 20);
-    RouteError::BadRequest { param: Some("messages".to_owned()), message }
-}
-
-/// The error with its line, without the source that minijinja would show.
-fn describe(error: &Error) -> String {
-    let mut text = error.kind().to_string();
-    if let Some(detail) = error.detail() {
-        text = format!("{text}: {detail}");
-    }
-    if let Some(line) = error.line() {
-        text = format!("{text} (line {line} of the template)");
-    }
-    text
-}
-
-fn internal(error: &Error) -> RouteError {
-    RouteError::Internal(format!("chat template: {}", describe(error)))
 }
 
 /// `{% generation %}` marks the assistant's words for training. For us it is a block like any other, so it becomes
@@ -250,44 +252,5 @@ fn without_generation_tags(source: &str) -> String {
     out + rest
 }
 
-/// `tojson` of transformers: `json.dumps` without HTML escapes.
-#[allow(clippy::needless_pass_by_value, reason = "minijinja passes Kwargs by value")]
-fn tojson(value: &Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<Value, Error> {
-    let separators: Option<ViaDeserialize<(String, String)>> = options.get("separators")?;
-    let dump = python::Dump {
-        ensure_ascii: match ensure_ascii {
-            Some(given) => given,
-            None => options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        },
-        indent: match options.get::<Option<Value>>("indent")? {
-            Some(indent) => python::indent(&indent)?,
-            None => None,
-        },
-        separators: separators.map(|s| s.0),
-        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
-    };
-    options.assert_all_used()?;
-    dump.dumps(value).map(Value::from)
-}
-
-/// Collects what a template writes, up to [`MAX_RENDERED_BYTES`].
-#[derive(Default)]
-struct Bounded {
-    bytes: Vec<u8>,
-    full: bool,
-}
-
-impl io::Write for Bounded {
-    fn write(&mut self, part: &[u8]) -> io::Result<usize> {
-        if self.bytes.len() + part.len() > MAX_RENDERED_BYTES {
-            self.full = true;
-            return Err(io::ErrorKind::StorageFull.into());
-        }
-        self.bytes.extend_from_slice(part);
-        Ok(part.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
+#[cfg(test)]
+mod tests;

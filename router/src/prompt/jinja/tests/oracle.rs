@@ -1,16 +1,54 @@
-//! The bits of Python that chat templates lean on: `str()`, `json.dumps` and `strftime`.
+//! What `minijinja` itself makes of a template, with Python's notation and methods: what the engine is compared with.
 
 use std::fmt::Write as _;
-use std::time::{SystemTime, UNIX_EPOCH};
 
-use minijinja::value::{Value, ValueKind};
-use minijinja::{Error, ErrorKind, Output};
+use minijinja::value::{Kwargs, Value, ValueKind, ViaDeserialize};
+use minijinja::{Environment, Error, ErrorKind, Output};
+use serde_json::{Map, Value as Json};
 
-/// Lists and objects nested deeper than this are refused rather than walked.
-const MAX_DEPTH: usize = 200;
+/// Renders `source`, or says why not, in the words of the engine.
+pub(super) fn render(source: &str, given: &Map<String, Json>) -> Result<String, String> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_fuel(Some(1_000_000));
+    environment.set_debug(false);
+    environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
+    environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+    environment.set_formatter(|out, _, value| write_str(out, value));
+    environment.add_filter("tojson", tojson);
+    environment.add_filter("string", to_str);
+    environment.add_function("raise_exception", |message: String| -> Result<Value, Error> {
+        Err(Error::new(ErrorKind::InvalidOperation, "raised").with_source(Raised(message)))
+    });
+    environment.add_template("chat_template", source).map_err(|e| describe(&e))?;
+    let template = environment.get_template("chat_template").map_err(|e| describe(&e))?;
+    template.render(Value::from_serialize(given)).map_err(|e| describe(&e))
+}
 
-/// `{{ value }}` as Python prints it: `True`, `None`, `['a']`.
-pub(crate) fn write_str(out: &mut Output<'_>, value: &Value) -> Result<(), Error> {
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+struct Raised(String);
+
+fn describe(error: &Error) -> String {
+    let mut cause: Option<&(dyn std::error::Error + 'static)> = Some(error);
+    while let Some(at) = cause {
+        if let Some(Raised(words)) = at.downcast_ref() {
+            return format!("raised: {words}");
+        }
+        cause = at.source();
+    }
+    let mut text = error.kind().to_string();
+    if let Some(detail) = error.detail() {
+        text = format!("{text}: {detail}");
+    }
+    if let Some(line) = error.line() {
+        text = format!("{text} (line {line} of the template)");
+    }
+    text
+}
+
+fn write_str(out: &mut Output<'_>, value: &Value) -> Result<(), Error> {
     match value.as_str() {
         Some(text) => out.write_str(text),
         None => out.write_str(&to_str(value)?),
@@ -18,8 +56,7 @@ pub(crate) fn write_str(out: &mut Output<'_>, value: &Value) -> Result<(), Error
     .map_err(|_| Error::new(ErrorKind::WriteFailure, "the rendered prompt is too long"))
 }
 
-/// Python's `str(value)`.
-pub(crate) fn to_str(value: &Value) -> Result<String, Error> {
+fn to_str(value: &Value) -> Result<String, Error> {
     let mut out = String::new();
     match value.as_str() {
         Some(text) => out.push_str(text),
@@ -27,6 +64,29 @@ pub(crate) fn to_str(value: &Value) -> Result<String, Error> {
     }
     Ok(out)
 }
+
+/// `tojson` of transformers: `json.dumps` without HTML escapes.
+#[allow(clippy::needless_pass_by_value, reason = "minijinja passes Kwargs by value")]
+fn tojson(value: &Value, ensure_ascii: Option<bool>, options: Kwargs) -> Result<Value, Error> {
+    let separators: Option<ViaDeserialize<(String, String)>> = options.get("separators")?;
+    let dump = Dump {
+        ensure_ascii: match ensure_ascii {
+            Some(given) => given,
+            None => options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        },
+        indent: match options.get::<Option<Value>>("indent")? {
+            Some(width) => indent(&width)?,
+            None => None,
+        },
+        separators: separators.map(|s| s.0),
+        sort_keys: options.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+    };
+    options.assert_all_used()?;
+    dump.dumps(value).map(Value::from)
+}
+
+/// Lists and objects nested deeper than this are refused rather than walked.
+const MAX_DEPTH: usize = 200;
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "the enum is non-exhaustive")]
 fn repr(value: &Value, out: &mut String, depth: usize) -> Result<(), Error> {
@@ -133,15 +193,15 @@ fn float(x: f64, out: &mut String) {
 
 /// The options of `json.dumps`.
 #[derive(Debug, Default)]
-pub(crate) struct Dump {
-    pub(crate) ensure_ascii: bool,
-    pub(crate) indent: Option<String>,
-    pub(crate) separators: Option<(String, String)>,
-    pub(crate) sort_keys: bool,
+struct Dump {
+    ensure_ascii: bool,
+    indent: Option<String>,
+    separators: Option<(String, String)>,
+    sort_keys: bool,
 }
 
 /// `indent` of `json.dumps`: a number of spaces or the text itself.
-pub(crate) fn indent(value: &Value) -> Result<Option<String>, Error> {
+fn indent(value: &Value) -> Result<Option<String>, Error> {
     if value.is_none() || value.is_undefined() {
         return Ok(None);
     }
@@ -156,7 +216,7 @@ pub(crate) fn indent(value: &Value) -> Result<Option<String>, Error> {
 
 impl Dump {
     /// Python's `json.dumps(value)`.
-    pub(crate) fn dumps(&self, value: &Value) -> Result<String, Error> {
+    fn dumps(&self, value: &Value) -> Result<String, Error> {
         let mut out = String::new();
         self.value(value, &mut out, 0)?;
         Ok(out)
@@ -278,136 +338,4 @@ fn check_depth(depth: usize) -> Result<(), Error> {
 
 fn too_deep() -> Error {
     Error::new(ErrorKind::InvalidOperation, "values are nested too deeply")
-}
-
-const MONTHS: [&str; 12] = [
-    "January",
-    "February",
-    "March",
-    "April",
-    "May",
-    "June",
-    "July",
-    "August",
-    "September",
-    "October",
-    "November",
-    "December",
-];
-
-const DAYS: [&str; 7] =
-    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
-
-/// `datetime.strftime` in the C locale, in UTC: routers in different time zones must render the same prompt.
-/// Directives that templates do not use stay as they are.
-pub(crate) fn strftime(format: &str, now: SystemTime) -> String {
-    let seconds = now.duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-    let month_name = MONTHS[month as usize - 1];
-    let day_name = DAYS[((days + 4) % 7) as usize]; // 1970-01-01 was a Thursday
-    let day_of_year = days - days_before(year) + 1;
-    let twelve = (hour + 11) % 12 + 1;
-    let mut out = String::new();
-    let mut chars = format.chars();
-    while let Some(c) = chars.next() {
-        if c != '%' {
-            out.push(c);
-            continue;
-        }
-        let directive = chars.next();
-        let (pad, directive) = match directive {
-            Some('-') => (false, chars.next()),
-            other => (true, other),
-        };
-        let two = |n: u64| if pad { format!("{n:02}") } else { n.to_string() };
-        out.push_str(&match directive {
-            Some('Y') => year.to_string(),
-            Some('y') => two(year % 100),
-            Some('m') => two(month),
-            Some('d') => two(day),
-            Some('e') => format!("{day:2}"),
-            Some('B') => month_name.to_owned(),
-            Some('b' | 'h') => month_name[..3].to_owned(),
-            Some('A') => day_name.to_owned(),
-            Some('a') => day_name[..3].to_owned(),
-            Some('H') => two(hour),
-            Some('I') => two(twelve),
-            Some('M') => two(minute),
-            Some('S') => two(second),
-            Some('p') => if hour < 12 { "AM" } else { "PM" }.to_owned(),
-            Some('j') if pad => format!("{day_of_year:03}"),
-            Some('j') => day_of_year.to_string(),
-            Some('F') => format!("{year}-{month:02}-{day:02}"),
-            Some('T' | 'X') => format!("{hour:02}:{minute:02}:{second:02}"),
-            Some('s') => seconds.to_string(),
-            Some('Z') => "UTC".to_owned(),
-            Some('z') => "+0000".to_owned(),
-            Some('%') => "%".to_owned(),
-            Some(other) => format!("%{}{other}", if pad { "" } else { "-" }),
-            None => "%".to_owned(),
-        });
-    }
-    out
-}
-
-/// Year, month and day of the day that many days after 1970-01-01 (Gregorian calendar).
-fn civil(days: u64) -> (u64, u64, u64) {
-    let mut year = 1970 + days / 366; // never too late, and at most one in 1,461 days too early per year
-    while days_before(year + 1) <= days {
-        year += 1;
-    }
-    let mut day = days - days_before(year);
-    let leap = u64::from(days_before(year + 1) - days_before(year) == 366);
-    let lengths = [31, 28 + leap, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-    for (month, length) in (1..).zip(lengths) {
-        if day < length {
-            return (year, month, day + 1);
-        }
-        day -= length;
-    }
-    unreachable!("the day is inside its year")
-}
-
-/// Days from 1970-01-01 to the first of January of `year`.
-fn days_before(year: u64) -> u64 {
-    let y = year - 1;
-    y * 365 + y / 4 - y / 100 + y / 400 - 719_162
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use super::*;
-
-    #[test]
-    fn dates_are_those_of_the_calendar() {
-        let at = |s: u64, f: &str| strftime(f, UNIX_EPOCH + Duration::from_secs(s));
-        assert_eq!(at(0, "%A %d %b %Y %j %H:%M:%S %p"), "Thursday 01 Jan 1970 001 00:00:00 AM");
-        assert_eq!(at(1_709_210_096, "%d %B %Y, %I:%M %p, %a"), "29 February 2024, 12:34 PM, Thu");
-        assert_eq!(
-            at(1_735_689_599, "%-d %-m %y %j %F %T %% %q"),
-            "31 12 24 366 2024-12-31 23:59:59 % %q"
-        );
-        assert_eq!(at(4_107_542_400, "%F"), "2100-03-01");
-    }
-
-    #[test]
-    fn floats_are_written_as_python_does() {
-        let cases = [
-            (1.0, "1.0"),
-            (0.1, "0.1"),
-            (1e16, "1e+16"),
-            (123_456_789_012_345.6, "123456789012345.6"),
-            (1e-5, "1e-05"),
-            (0.0001, "0.0001"),
-            (1.5e300, "1.5e+300"),
-            (-0.0, "-0.0"),
-        ];
-        for (x, text) in cases {
-            assert_eq!(to_str(&Value::from(x)).unwrap(), text);
-        }
-    }
 }

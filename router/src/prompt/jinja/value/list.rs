@@ -1,0 +1,124 @@
+//! Lists: views of items that only grow, so that building one item by item is linear and a part of one costs nothing.
+
+use std::cell::{Cell, Ref, RefCell};
+use std::rc::Rc;
+
+use super::{HEAD_BYTES, Value, above};
+use crate::prompt::jinja::budget::Budget;
+use crate::prompt::jinja::error::Error;
+
+/// A view of a list that only grows, as [`Text`] is one of a string.
+#[derive(Debug, Clone)]
+pub(crate) struct List<'r> {
+    items: Rc<Items<'r>>,
+    start: u32,
+    end: u32,
+}
+
+#[derive(Debug)]
+struct Items<'r> {
+    values: RefCell<Vec<Value<'r>>>,
+    depth: Cell<u16>,
+}
+
+/// What an item takes.
+const ITEM_BYTES: usize = size_of::<Value<'_>>();
+
+impl<'r> List<'r> {
+    /// A list of values that were charged as they came.
+    pub(crate) fn new(values: Vec<Value<'r>>, budget: &Budget) -> Result<Self, Error> {
+        budget.memory(HEAD_BYTES)?;
+        budget.items(values.len())?;
+        let depth = above(values.iter().map(Value::depth).max().unwrap_or(0))?;
+        let end = values.len() as u32;
+        let items = Items { values: RefCell::new(values), depth: Cell::new(depth) };
+        Ok(Self { items: Rc::new(items), start: 0, end })
+    }
+
+    pub(crate) fn depth(&self) -> u16 {
+        self.items.depth.get()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        (self.end - self.start) as usize
+    }
+
+    pub(crate) fn get(&self, index: usize) -> Option<Value<'r>> {
+        match index < self.len() {
+            true => self.items.values.borrow().get(self.start as usize + index).cloned(),
+            false => None,
+        }
+    }
+
+    pub(crate) fn read(&self) -> Ref<'_, [Value<'r>]> {
+        let (start, end) = (self.start as usize, self.end as usize);
+        Ref::map(self.items.values.borrow(), |values| &values[start..end])
+    }
+
+    /// Items `start..end`, cut to what there is.
+    pub(crate) fn part(&self, start: usize, end: usize) -> Self {
+        let end = end.min(self.len());
+        let start = start.min(end);
+        let items = Rc::clone(&self.items);
+        Self { items, start: self.start + start as u32, end: self.start + end as u32 }
+    }
+
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Rc::ptr_eq(&self.items, &other.items) && (self.start, self.end) == (other.start, other.end)
+    }
+
+    /// This list and another one behind it.
+    pub(crate) fn append(&self, more: &Self, budget: &Budget) -> Result<Self, Error> {
+        budget.items(more.len())?;
+        let more: Vec<Value<'r>> = collect(more.read().iter().cloned(), more.len(), budget)?;
+        let depth = above(more.iter().map(Value::depth).max().unwrap_or(0))?;
+        if let Ok(mut values) = self.items.values.try_borrow_mut()
+            && values.len() == self.end as usize
+        {
+            let needed = values.len() + more.len();
+            if needed > values.capacity() {
+                let capacity = needed.max(values.capacity() * 2);
+                budget.room(capacity, ITEM_BYTES)?;
+                let extra = capacity - values.len();
+                values.reserve_exact(extra);
+            }
+            values.extend(more);
+            self.items.depth.set(self.items.depth.get().max(depth));
+            let end = values.len() as u32;
+            return Ok(Self { items: Rc::clone(&self.items), start: self.start, end });
+        }
+        budget.items(self.len())?;
+        let mut all = collect(self.read().iter().cloned(), self.len() + more.len(), budget)?;
+        all.extend(more);
+        Self::new(all, budget)
+    }
+}
+
+/// Collects values into a vector with room for `room`, charged.
+pub(crate) fn collect<'r>(
+    values: impl Iterator<Item = Value<'r>>,
+    room: usize,
+    budget: &Budget,
+) -> Result<Vec<Value<'r>>, Error> {
+    budget.room(room, ITEM_BYTES)?;
+    budget.items(room)?;
+    let mut all = Vec::with_capacity(room);
+    all.extend(values);
+    Ok(all)
+}
+
+/// Adds one value to a vector under construction, charged.
+pub(crate) fn push<'r>(
+    values: &mut Vec<Value<'r>>,
+    value: Value<'r>,
+    budget: &Budget,
+) -> Result<(), Error> {
+    budget.items(1)?;
+    if values.len() == values.capacity() {
+        let capacity = (values.capacity() * 2).max(4);
+        budget.room(capacity, ITEM_BYTES)?;
+        values.reserve_exact(capacity - values.len());
+    }
+    values.push(value);
+    Ok(())
+}

@@ -1,0 +1,109 @@
+//! What templates may cost, and whose fault it is when they cost more.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use super::*;
+
+const ECHO: &str = "{% for m in messages %}{{ m.content }}{% endfor %}";
+
+fn template(source: &str) -> Result<ChatTemplate, PromptError> {
+    let doc =
+        json!({ "tokenizer": "{}", "context_tokens": 8, "vocab_size": 4, "bos_token": "<s>" });
+    ChatTemplate::new(source, &ModelDoc::parse(doc.to_string().as_bytes()).unwrap())
+}
+
+fn chat(content: &Json) -> ChatPrompt {
+    let messages = vec![json!({ "role": "user", "content": content })];
+    ChatPrompt { messages, add_generation_prompt: true, ..ChatPrompt::default() }
+}
+
+fn refused(result: Result<String, RouteError>) -> String {
+    let Err(RouteError::BadRequest { param: Some(param), message }) = result else {
+        panic!("{result:?}");
+    };
+    assert_eq!(param, "messages");
+    message
+}
+
+#[test]
+fn a_chat_longer_than_the_model_can_read_is_refused() {
+    let template = template(ECHO).unwrap();
+    let text = |len: usize| chat(&"x".repeat(len).into());
+    assert_eq!(template.render(text(100), Some(100)).unwrap().len(), 100);
+    let message = refused(template.render(text(101), Some(100)));
+    assert_eq!(message, "the chat as text is longer than 100 bytes");
+    let whole = template.render(text(1_000_000), None);
+    assert_eq!(whole.unwrap().len(), 1_000_000);
+}
+
+#[test]
+fn messages_that_take_the_template_past_a_bound_are_refused_with_its_name() {
+    let doubled = template(
+        "{% set ns = namespace(s='ab') %}{% for i in messages[0].content %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    );
+    let message = refused(doubled.unwrap().render(chat(&"x".repeat(100).into()), None));
+    assert!(message.contains("more than 256 MiB of memory"), "{message}");
+    let limits = Limits { work: 100_000, ..Limits::default() };
+    let echo = template(ECHO).unwrap();
+    let message = refused(echo.render_within(chat(&"x".repeat(1 << 20).into()), limits));
+    assert!(message.contains("takes too long"), "{message}");
+}
+
+#[test]
+fn a_template_that_never_ends_is_refused_when_it_is_read() {
+    for (source, says) in [
+        (
+            "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s * 9 %}{% endfor %}",
+            "memory",
+        ),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
+        (
+            "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}",
+            "nested",
+        ),
+        ("{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "longer than 64 MiB"),
+        ("{% include 'x' %}", "`include`"),
+        ("{% if %}", "line 1"),
+    ] {
+        let Err(PromptError::Template(why)) = template(source) else { panic!("{source}") };
+        assert!(why.contains(says), "{source}: {why}");
+    }
+    // What it raises, or misses, is between it and the messages.
+    for source in ["{{ raise_exception('no') }}", "{{ messages[7].content.x }}", "{{ nothing() }}"]
+    {
+        assert!(template(source).is_ok(), "{source}");
+    }
+}
+
+#[test]
+fn what_is_raised_does_not_bring_back_the_whole_request() {
+    let template = template("{{ raise_exception(messages[0].content) }}").unwrap();
+    let message = refused(template.render(chat(&"é".repeat(1 << 20).into()), None));
+    assert!(message.ends_with("é...") && message.len() < 5_000, "{}", message.len());
+}
+
+#[test]
+fn a_machine_too_busy_to_render_in_time_says_when_to_try_again() {
+    let limits = Limits { time: Duration::ZERO, ..Limits::default() };
+    let result = template(ECHO).unwrap().render_within(chat(&"x".repeat(8 << 20).into()), limits);
+    assert!(matches!(result, Err(RouteError::Overloaded { .. })), "{result:?}");
+}
+
+#[test]
+fn variables_of_the_client_are_charged_and_cannot_be_deep() {
+    let template = template("{{ extra | length }}").unwrap();
+    let render = |extra: Json| {
+        let mut prompt = chat(&"hi".into());
+        prompt.template_kwargs.insert("extra".to_owned(), extra);
+        template.render(prompt, None)
+    };
+    assert_eq!(render(json!([1, "two", {}])).unwrap(), "3");
+    assert!(refused(render(vec![json!({}); 3_000_000].into())).contains("256 MiB of memory"));
+    let mut deep = json!(0);
+    for _ in 0..200 {
+        deep = json!({ "": deep });
+    }
+    assert!(refused(render(deep)).contains("nested too deeply"));
+}
