@@ -433,7 +433,12 @@ fn an_answer_beyond_its_memory_is_refused_before_or_ends_by_name() {
 #[test]
 fn tokens_of_a_long_text_are_written_as_the_client_takes_them() {
     run(async {
-        let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), args()).await;
+        let mut behaviour = Behaviour::says("w", "x");
+        behaviour.hello.context_tokens = 100_000;
+        let mut doc = fake_worker::doc();
+        doc["context_tokens"] = json!(100_000);
+        behaviour.doc = doc.to_string().into_bytes();
+        let (router, _worker) = TestRouter::with(behaviour, args()).await;
         let body = json!({"prompt": "a b ".repeat(8_000), "return_token_strs": true}).to_string();
         let mut connection = router.connect().await;
         let head = "POST /tokenize HTTP/1.1\r\nContent-Type: application/json";
@@ -441,7 +446,7 @@ fn tokens_of_a_long_text_are_written_as_the_client_takes_them() {
         connection.head().await;
         let first = connection.chunk().await.unwrap();
         let start = String::from_utf8_lossy(&first[..100]);
-        assert!(start.contains(r#","max_model_len":4096,"tokens":["#), "{start}");
+        assert!(start.contains(r#","max_model_len":100000,"tokens":["#), "{start}");
         // now the text is gone and the ids are there
         let measure = Measure::begin();
         let (mut length, mut last) = (first.len(), first);

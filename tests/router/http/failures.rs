@@ -98,7 +98,8 @@ async fn a_client_that_hangs_up_cancels_before_and_after_the_first_token() {
 #[tokio::test]
 async fn a_body_counts_until_its_prompt_is_tokens() {
     let (router, worker, mut connection, request) = under_way(false).await;
-    assert_eq!(metric(&router.app, "headrace_http_body_bytes", ""), 0.0);
+    let body = || metric(&router.app, "headrace_http_body_bytes", "");
+    until("its body is given back", || body() == 0.0).await;
     worker.gives(request, &letters("a"), Some(Finish::Length));
     assert_eq!(connection.reply().await.status, 200);
     let answers = || metric(&router.app, "headrace_http_answer_bytes", "");
