@@ -168,7 +168,12 @@ impl<S: Events> Stream<S> {
         let answers = self.answers.as_mut()?;
         loop {
             let delta = match self.ready.pop_front() {
-                Some(ready) => Some(Ok(ready)),
+                Some(ready) => {
+                    if self.ready.is_empty() {
+                        self.ready = VecDeque::new(); // most streams never need it again
+                    }
+                    Some(Ok(ready))
+                }
                 None => match answers.next().await {
                     Some(Ok(delta)) if !fits(&delta) => {
                         self.ready = split(delta);
