@@ -24,9 +24,10 @@ fn held(region: &Region<'_, System>) -> usize {
 fn engine(context_tokens: u32, cache: &Arc<PrefixCache>) -> PromptEngine {
     let doc =
         json!({"tokenizer": BYTE_LEVEL, "context_tokens": context_tokens, "vocab_size": 200_000});
-    let doc = ModelDoc::parse(doc.to_string().as_bytes()).unwrap();
-    let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
-    PromptEngine::with_cache(doc, pool, Arc::clone(cache), STRETCH_BYTES).unwrap()
+    let doc = ModelDoc::parse(doc.to_string().as_bytes()).expect("it is complete");
+    let pool = Arc::new(TokenizePool::new(1, 64).expect("the threads start"));
+    PromptEngine::with_cache(doc, pool, Arc::clone(cache), STRETCH_BYTES)
+        .expect("the tokenizer is supported")
 }
 
 /// One test, as two at once would count each other's allocations.
