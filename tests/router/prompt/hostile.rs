@@ -52,10 +52,10 @@ fn texts() -> [(&'static str, String); 3] {
 }
 
 fn at_least(error: &RouteError) -> Option<usize> {
-    match error {
-        RouteError::ContextLengthAtLeast { prompt, limit: 8_192, .. } => Some(*prompt),
-        _ => None,
+    if let RouteError::ContextLengthAtLeast { prompt, limit: 8_192, .. } = error {
+        return Some(*prompt);
     }
+    None
 }
 
 #[test]
