@@ -30,12 +30,12 @@ async fn connect(router: &TestRouter, window: u32) -> SendRequest<Bytes> {
 }
 
 fn get(client: &mut SendRequest<Bytes>, path: &str) -> ResponseFuture {
-    let request = Request::get(format!("http://test{path}")).body(()).unwrap();
+    let request = Request::get(format!("http://localhost{path}")).body(()).unwrap();
     client.send_request(request, true).unwrap().0
 }
 
 fn ask(client: &mut SendRequest<Bytes>, stream: bool) -> ResponseFuture {
-    let request = Request::post("http://test/v1/completions").body(()).unwrap();
+    let request = Request::post("http://localhost/v1/completions").body(()).unwrap();
     let (answer, mut body) = client.send_request(request, false).unwrap();
     let json = format!(r#"{{"model": "{MODEL}", "prompt": "x", "stream": {stream}}}"#);
     body.send_data(json.into(), true).unwrap();
@@ -95,13 +95,13 @@ async fn a_head_says_what_it_has_to() {
     let head = in_time("a head", get(&mut client, "/health")).await.unwrap();
     assert_eq!(head.headers()["content-length"], "15");
     assert!(head.headers().contains_key("date") && head.headers().contains_key("x-request-id"));
-    let request = Request::head("http://test/health").body(()).unwrap();
+    let request = Request::head("http://localhost/health").body(()).unwrap();
     let (answer, _) = client.send_request(request, true).unwrap();
     assert_eq!(read(answer).await.unwrap(), (200, Vec::new()));
     // a body that is too slow ends the connection in HTTP/1; here the word for it is not allowed
     let (answer, _body) = {
         let request =
-            Request::post("http://test/v1/completions").header("content-length", "99999999999");
+            Request::post("http://localhost/v1/completions").header("content-length", "99999999999");
         client.send_request(request.body(()).unwrap(), false).unwrap()
     };
     let head = in_time("a head", answer).await.unwrap();
