@@ -150,10 +150,11 @@ impl PromptEngine {
     /// # Cancel safety
     /// As [`Self::encode`].
     pub async fn encode_within(&self, prompt: Prompt, room: Room) -> Result<Vec<u32>, RouteError> {
-        self.encode_charged(prompt, room, None).await
+        self.encode_charged(prompt, room, Vec::new(), None).await
     }
 
-    /// The same. What the prompt was charged is given back when the prompt is gone, which may be after a dropped call.
+    /// The same, where what is cached of the prompt is shared with prompts of the same `salt` alone. What the prompt was
+    /// charged is given back when the prompt is gone, which may be after a dropped call.
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -164,6 +165,7 @@ impl PromptEngine {
         &self,
         prompt: Prompt,
         room: Room,
+        salt: Vec<u8>,
         charge: Option<Arc<Share>>,
     ) -> Result<Vec<u32>, RouteError> {
         match prompt {
@@ -172,9 +174,12 @@ impl PromptEngine {
                 Ok(ids)
             }
             Prompt::Text(text) => {
-                self.tokenise(Input::Text { text, special: true }, room, "prompt", charge).await
+                let input = Input::Text { text, special: true };
+                self.tokenise(input, room, "prompt", salt, charge).await
             }
-            Prompt::Chat(chat) => self.tokenise(Input::Chat(chat), room, "messages", charge).await,
+            Prompt::Chat(chat) => {
+                self.tokenise(Input::Chat(chat), room, "messages", salt, charge).await
+            }
         }
     }
 
@@ -186,10 +191,10 @@ impl PromptEngine {
     /// # Cancel safety
     /// As [`Self::encode`].
     pub async fn encode_text(&self, text: String, special: bool) -> Result<Vec<u32>, RouteError> {
-        self.encode_text_charged(text, special, None).await
+        self.encode_text_charged(text, special, Vec::new(), None).await
     }
 
-    /// Like [`Self::encode_text`], with a charge as in [`Self::encode_charged`].
+    /// Like [`Self::encode_text`], with a salt and a charge as in [`Self::encode_charged`].
     ///
     /// # Errors
     /// As [`Self::encode`].
@@ -200,10 +205,11 @@ impl PromptEngine {
         &self,
         text: String,
         special: bool,
+        salt: Vec<u8>,
         charge: Option<Arc<Share>>,
     ) -> Result<Vec<u32>, RouteError> {
         let input = Input::Text { text, special };
-        self.tokenise(input, self.whole_context(), "prompt", charge).await
+        self.tokenise(input, self.whole_context(), "prompt", salt, charge).await
     }
 
     /// Bytes of the longest text that can fit the model's context: its tokens times the most bytes that one of them can
@@ -233,6 +239,7 @@ impl PromptEngine {
         input: Input,
         room: Room,
         param: &'static str,
+        salt: Vec<u8>,
         charge: Option<Arc<Share>>,
     ) -> Result<Vec<u32>, RouteError> {
         let (bytes, lane) = match &input {
@@ -245,7 +252,7 @@ impl PromptEngine {
                 (bytes, Input::lane_of(bytes))
             }
         };
-        let encoding = Encoding::new(Arc::clone(&self.model), input, room, param, charge);
+        let encoding = Encoding::new(Arc::clone(&self.model), input, room, param, salt, charge);
         self.pool.run_turns(encoding, bytes, lane).await?
     }
 

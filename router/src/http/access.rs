@@ -77,6 +77,11 @@ impl Caller {
         }
     }
 
+    /// Whose alone is what is cached of its prompts; `None` if all share it.
+    pub(super) fn cache_of(&self, app: &App) -> Option<Tenant> {
+        self.tenant().filter(|_| !app.config.http.access.shared_cache)
+    }
+
     fn is_operator(&self, headers: &HeaderMap) -> bool {
         let trusted = match self.peer {
             Entrance::Operator => true,

@@ -35,12 +35,10 @@ const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-w
 pub(super) struct Call {
     journey: Arc<Journey>,
     session: Option<String>,
-    /// Known by its key.
-    tenant: Option<Tenant>,
     /// Whose share of the service it takes.
     account: u64,
-    /// What is cached of its prompt is its tenant's own.
-    apart: bool,
+    /// Whose alone is what is cached of its prompt.
+    cache_of: Option<Tenant>,
     holder: Holder,
     explain: bool,
 }
@@ -59,15 +57,14 @@ impl Call {
             tpot_ms: routing.slo_tpot_ms,
             metrics: Arc::clone(&app.metrics),
         });
-        let tenant = caller(request).tenant();
-        let account = account(headers, tenant)?;
+        let caller = caller(request);
+        let account = account(headers, caller.tenant())?;
         Ok(Self {
             holder: holder(request, account),
             explain: wants_explanation(headers)?,
             session: session(headers),
-            tenant,
             account,
-            apart: !app.config.http.access.shared_cache,
+            cache_of: caller.cache_of(app),
             journey: Journey::new(request_id(request), goal),
         })
     }
@@ -76,7 +73,7 @@ impl Call {
     pub(super) fn apply(&self, job: &mut Job, first_choice: u32) {
         job.session = self.session.clone().or(job.session.take());
         job.tenant = self.account;
-        if let Some(tenant) = self.tenant.filter(|_| self.apart) {
+        if let Some(tenant) = self.cache_of {
             job.salt = tenant.salt(&job.salt);
         }
         job.holder = self.holder;

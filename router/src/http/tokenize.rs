@@ -9,6 +9,7 @@ use bytes::BytesMut;
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
+use crate::http::access::caller;
 use crate::http::events::{json, number};
 use crate::http::fields::{Fields, bad, unsupported, wrong_type};
 use crate::http::generate::Read;
@@ -27,6 +28,7 @@ pub(super) async fn tokenize(
     request: Request,
 ) -> Result<Response, Reject> {
     let app = Arc::clone(&surface.app);
+    let salt = caller(&request).cache_of(&app).map(|tenant| tenant.salt(b"")).unwrap_or_default();
     let checked = generate::read(&surface, request, None, move |read| {
         let Read { fields, mut memory, .. } = read;
         let (engine, mut fields) = engine_of(&app, fields)?;
@@ -37,9 +39,11 @@ pub(super) async fn tokenize(
     });
     let (engine, wants_texts, input, charge) = checked.await?;
     let ids = match input {
-        Input::Text { text, special } => engine.encode_text_charged(text, special, charge).await?,
+        Input::Text { text, special } => {
+            engine.encode_text_charged(text, special, salt, charge).await?
+        }
         Input::Chat(chat) => {
-            engine.encode_charged(Prompt::Chat(chat), engine.whole_context(), charge).await?
+            engine.encode_charged(Prompt::Chat(chat), engine.whole_context(), salt, charge).await?
         }
     };
     let mut memory = surface.app.memory.bodies.share();

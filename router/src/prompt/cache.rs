@@ -22,7 +22,7 @@ pub struct CacheStats {
 
 /// Tokens of stretches of text, of all models together.
 ///
-/// A stretch is known by a BLAKE3 digest of model and text, so that nobody can make two that collide, and the text itself
+/// A stretch is known by a BLAKE3 digest of model, salt and text, so that nobody can make two that collide, and the text itself
 /// is not kept.
 #[derive(Debug)]
 pub struct PrefixCache {
@@ -123,10 +123,12 @@ impl PrefixCache {
 }
 
 impl Name {
-    /// `model` sets the texts of one model apart from those of all others.
-    pub(crate) fn new(model: u64, text: &str) -> Self {
+    /// `model` sets the texts of one model apart from those of all others, and `salt` those of one tenant: by the time that
+    /// a prompt takes, nobody learns what others sent.
+    pub(crate) fn new(model: u64, salt: &[u8], text: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
-        hasher.update(&model.to_le_bytes()).update(text.as_bytes());
+        hasher.update(&model.to_le_bytes()).update(&(salt.len() as u64).to_le_bytes());
+        hasher.update(salt).update(text.as_bytes());
         Self(*hasher.finalize().as_bytes())
     }
 }
@@ -225,7 +227,7 @@ mod tests {
     use super::*;
 
     fn name(text: &str) -> Name {
-        Name::new(0, text)
+        Name::new(0, b"", text)
     }
 
     #[test]
@@ -246,12 +248,22 @@ mod tests {
     fn models_do_not_see_each_others_entries_and_share_the_bound() {
         let cache = PrefixCache::new(1 << 20);
         for model in 0..256 {
-            cache.insert(Name::new(model, "text"), &[model as u32; 10_000]);
-            assert_eq!(cache.get(&Name::new(model, "text")).unwrap()[0], model as u32);
+            cache.insert(Name::new(model, b"", "text"), &[model as u32; 10_000]);
+            assert_eq!(cache.get(&Name::new(model, b"", "text")).unwrap()[0], model as u32);
             assert!(cache.bytes() <= 1 << 20);
         }
-        assert!(cache.get(&Name::new(0, "text")).is_none());
+        assert!(cache.get(&Name::new(0, b"", "text")).is_none());
         assert!(cache.entries() > 10);
+    }
+
+    #[test]
+    fn salts_set_texts_apart() {
+        let cache = PrefixCache::new(1 << 20);
+        cache.insert(Name::new(0, b"a", "text"), &[1]);
+        for (salt, text) in [(&b""[..], "text"), (b"b", "text"), (b"", "atext"), (b"at", "ext")] {
+            assert!(cache.get(&Name::new(0, salt, text)).is_none(), "{salt:?} {text}");
+        }
+        assert!(cache.get(&Name::new(0, b"a", "text")).is_some());
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(super) enum Input {
 pub(super) struct Encoding {
     model: Arc<Model>,
     room: Room,
+    /// Sets its texts apart in the cache.
+    salt: Vec<u8>,
     state: State,
     /// The field of the request that it comes from.
     param: &'static str,
@@ -78,9 +80,10 @@ impl Encoding {
         input: Input,
         room: Room,
         param: &'static str,
+        salt: Vec<u8>,
         charge: Option<Arc<Share>>,
     ) -> Self {
-        Self { model, room, state: State::New(input), param, _charge: charge }
+        Self { model, room, salt, state: State::New(input), param, _charge: charge }
     }
 
     /// A new prompt becomes a text; then its tokens are found, as far as one turn goes.
@@ -116,7 +119,7 @@ impl Encoding {
         }
     }
 
-    fn begin(&self, input: Input) -> Result<Walk, RouteError> {
+    fn begin(&mut self, input: Input) -> Result<Walk, RouteError> {
         let (text, special) = match input {
             Input::Text { text, special } => (text, special), // its length was looked at before
             Input::Chat(chat) => {
@@ -125,7 +128,7 @@ impl Encoding {
                 (text, false)
             }
         };
-        Ok(self.model.text.begin(text, special))
+        Ok(self.model.text.begin(text, special).salted(std::mem::take(&mut self.salt)))
     }
 
     fn refuse(&self, walk: &Walk, error: WalkError) -> RouteError {

@@ -49,6 +49,8 @@ struct Counts {
 #[derive(Debug)]
 pub(crate) struct Walk {
     text: String,
+    /// Sets it apart in the cache from what has another one.
+    salt: Vec<u8>,
     /// What the tokenizer puts around a text is wanted.
     special: bool,
     /// Everything before is done.
@@ -180,7 +182,7 @@ impl TextTokenizer {
         if let (true, Some(frame)) = (special, &self.frame) {
             ids.extend(&frame.before);
         }
-        Walk { text, special, at: 0, open: None, cached: None, ids }
+        Walk { text, salt: Vec::new(), special, at: 0, open: None, cached: None, ids }
     }
 
     /// Goes on for about [`PIECE_BYTES`] of text.
@@ -213,7 +215,8 @@ impl TextTokenizer {
                 work += bytes;
                 walk.at = next;
                 if walk.at == stretch.end {
-                    self.remember(walk.stretch_text(stretch), &walk.ids[stretch.first_id..]);
+                    let ids = &walk.ids[stretch.first_id..];
+                    self.remember(&walk.salt, walk.stretch_text(stretch), ids);
                     walk.open = None;
                 }
             }
@@ -232,7 +235,7 @@ impl TextTokenizer {
         let end = self.stretch_end(&walk.text, walk.at, walk.special);
         let stretch = Stretch { start: walk.at, end, first_id: walk.ids.len() };
         walk.open = Some(stretch);
-        walk.cached = self.lookup(walk.stretch_text(stretch));
+        walk.cached = self.lookup(&walk.salt, walk.stretch_text(stretch));
         stretch
     }
 
@@ -269,11 +272,11 @@ impl TextTokenizer {
         stretch.len() >= MIN_SEGMENT_BYTES && self.cuts.is_ok() && !self.cache.is_off()
     }
 
-    fn lookup(&self, stretch: &str) -> Option<Arc<[u32]>> {
+    fn lookup(&self, salt: &[u8], stretch: &str) -> Option<Arc<[u32]>> {
         if !self.is_cached(stretch) {
             return None;
         }
-        let found = self.cache.get(&Name::new(self.number, stretch));
+        let found = self.cache.get(&Name::new(self.number, salt, stretch));
         let (times, bytes) = if found.is_some() {
             (&self.counts.hits, &self.counts.hit_bytes)
         } else {
@@ -284,9 +287,9 @@ impl TextTokenizer {
         found
     }
 
-    fn remember(&self, stretch: &str, ids: &[u32]) {
+    fn remember(&self, salt: &[u8], stretch: &str, ids: &[u32]) {
         if self.is_cached(stretch) {
-            self.cache.insert(Name::new(self.number, stretch), ids);
+            self.cache.insert(Name::new(self.number, salt, stretch), ids);
         }
     }
 
@@ -361,6 +364,11 @@ impl TextTokenizer {
 }
 
 impl Walk {
+    /// Shares what is cached only with texts of the same salt.
+    pub(crate) fn salted(self, salt: Vec<u8>) -> Self {
+        Self { salt, ..self }
+    }
+
     /// Bytes of text that are not tokenised yet.
     pub(crate) fn left(&self) -> usize {
         self.text.len() - self.at

@@ -55,7 +55,8 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         context: model.context_tokens as usize,
         answer: job.max_tokens.map_or(1, |n| n as usize), // without a wish at least one token must fit
     };
-    let encoding = timeout_at(deadline, engine.encode_charged(prompt, room, job.memory.take()));
+    let encoding = engine.encode_charged(prompt, room, job.salt.clone(), job.memory.take());
+    let encoding = timeout_at(deadline, encoding);
     let encoded = encoding.await.map_err(|_| RouteError::DeadlineExceeded {
         state: "for its prompt to be tokenised",
         waited: app.config.deadlines.request,

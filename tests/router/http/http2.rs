@@ -100,8 +100,8 @@ async fn a_head_says_what_it_has_to() {
     assert_eq!(read(answer).await.unwrap(), (200, Vec::new()));
     // a body that is too slow ends the connection in HTTP/1; here the word for it is not allowed
     let (answer, _body) = {
-        let request =
-            Request::post("http://localhost/v1/completions").header("content-length", "99999999999");
+        let request = Request::post("http://localhost/v1/completions")
+            .header("content-length", "99999999999");
         client.send_request(request.body(()).unwrap(), false).unwrap()
     };
     let head = in_time("a head", answer).await.unwrap();

@@ -104,6 +104,31 @@ async fn key_b_does_not_learn_what_a_asked() {
     assert_eq!(cached(&reply), 0);
 }
 
+/// Stretches of text whose tokens the router knew.
+fn known_texts(router: &TestRouter) -> f64 {
+    metric(&router.app, HITS, "")
+}
+
+const HITS: &str = "headrace_prompt_cache_hits_total";
+
+#[tokio::test]
+async fn nor_does_b_learn_it_from_the_tokenizer() {
+    let (router, _worker) = TestRouter::with(Behaviour::new("w"), keyed(|_| {})).await;
+    let text =
+        "<|im_end|>A secret of A, which is as long as what is worth to be remembered. ".repeat(8);
+    let body = json!({"model": MODEL, "prompt": text}).to_string();
+    let hits = async |headers: &str| {
+        let before = known_texts(&router);
+        let reply = router.send(&head("/tokenize", headers), body.as_bytes()).await;
+        assert_eq!(reply.status, 200, "{}", reply.text());
+        known_texts(&router) - before
+    };
+    let first = hits(A).await;
+    assert!(hits(A).await > first);
+    assert_eq!(hits(BOB).await, first);
+    assert!(hits(BOB_TOO).await > first);
+}
+
 #[tokio::test]
 async fn tenants_share_where_configuration_says_so() {
     let behaviour = Behaviour::new("w");
