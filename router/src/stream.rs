@@ -100,6 +100,10 @@ impl Mailbox {
         }
         let scored = output.logprobs.iter().chain(&output.prompt_logprobs).flatten();
         let bytes: usize = scored.map(bytes_of).sum();
+        // tokens that came without have a place, too, once others come with theirs
+        let bare = state.chunk.ids.len().saturating_sub(state.chunk.logprobs.len());
+        let bare = if output.logprobs.is_some() { bare } else { 0 };
+        let bytes = bytes + 2 * bare * size_of::<TokenLogprob>();
         if bytes > 0
             && let Err(refused) = state.memory.charge(bytes)
         {

@@ -20,8 +20,7 @@ fn output(ids: &[u32], logprobs: bool) -> Output {
     }
 }
 
-/// With memory for whatever a test says.
-fn roomy(max_tokens: u32) -> Mailbox {
+fn empty(max_tokens: u32) -> Mailbox {
     Mailbox::new(max_tokens, WORKER, Pool::private(1 << 20).share())
 }
 
@@ -48,14 +47,14 @@ fn log_probabilities_stay_with_their_tokens_whatever_comes_without() {
         pairs.collect::<Vec<_>>()
     };
     // gathered, and one by one
-    let mailbox = roomy(10);
+    let mailbox = empty(10);
     for (ids, logprobs) in outputs {
         assert_eq!(mailbox.append(output(ids, logprobs), now).is_wrong(), None);
     }
     let chunk = take(&mailbox);
     assert_eq!(chunk.ids, [1, 2, 3, 4, 5, 6, 7]);
     assert_eq!(aligned(&chunk), [(3, -3.0), (5, -5.0), (6, -6.0)]);
-    let mailbox = roomy(10);
+    let mailbox = empty(10);
     let mut one_by_one = Vec::new();
     for (ids, logprobs) in outputs {
         mailbox.append(output(ids, logprobs), now);
@@ -67,7 +66,7 @@ fn log_probabilities_stay_with_their_tokens_whatever_comes_without() {
 #[test]
 fn what_cannot_be_an_output_is_refused_and_changes_nothing() {
     let now = Instant::now();
-    let mailbox = roomy(2);
+    let mailbox = empty(2);
     let short = Output { logprobs: Some(Vec::new()), ..output(&[1], false) };
     let drafts = Output { drafted: 1, accepted: 2, ..output(&[1, 2], false) };
     for wrong in [output(&[1, 2, 3], false), short, drafts] {
@@ -82,7 +81,7 @@ fn what_cannot_be_an_output_is_refused_and_changes_nothing() {
 fn tokens_that_keep_coming_do_not_make_a_stalled_reader_look_awake() {
     let begin = Instant::now();
     let at = |s| begin + Duration::from_secs(s);
-    let mailbox = roomy(100);
+    let mailbox = empty(100);
     mailbox.append(output(&[1], false), at(0));
     assert_eq!(mailbox.unread_since(), None, "it has not begun to read");
     mailbox.lock().read = true;
@@ -93,23 +92,25 @@ fn tokens_that_keep_coming_do_not_make_a_stalled_reader_look_awake() {
     }
 }
 
-impl Appended {
-    fn is_wrong(self) -> Option<&'static str> {
-        match self {
-            Self::Fine(_) => None,
-            Self::Wrong(what) => Some(what),
-            Self::Refused(_) => Some("no memory"),
-        }
+fn ranked(alternatives: u32) -> Output {
+    let top = (0..alternatives).map(|id| Ranked(id, -1.0)).collect();
+    Output {
+        request: RequestId(1),
+        ids: vec![7],
+        logprobs: Some(vec![TokenLogprob { logprob: -1.0, top }]),
+        finish: None,
+        cached_tokens: None,
+        prompt_logprobs: None,
+        drafted: 0,
+        accepted: 0,
     }
 }
 
-/// Appends a token with so many alternatives until there is no memory for more; says how many that were.
+/// Appends until there is no memory for more; says how many that were.
 fn fill(mailbox: &Mailbox, alternatives: u32) -> usize {
     let now = Instant::now();
-    let top: Vec<Ranked> = (0..alternatives).map(|id| Ranked(id, -1.0)).collect();
     for appended in 0..10_000 {
-        let logprobs = Some(vec![TokenLogprob { logprob: -1.0, top: top.clone() }]);
-        match mailbox.append(Output { logprobs, ..output(&[7], false) }, now) {
+        match mailbox.append(ranked(alternatives), now) {
             Appended::Fine(_) => {}
             Appended::Refused(Refused::TooMuch { limit: 40_000 }) => return appended,
             wrong @ (Appended::Wrong(_) | Appended::Refused(_)) => panic!("{wrong:?}"),
@@ -120,7 +121,7 @@ fn fill(mailbox: &Mailbox, alternatives: u32) -> usize {
 
 #[test]
 fn log_probabilities_that_nobody_reads_are_bounded() {
-    let mailbox = Mailbox::new(u32::MAX, WORKER, Pool::private(40_000).share());
+    let mailbox = Mailbox::new(u32::MAX, WorkerId(0), Pool::private(40_000).share());
     let few = fill(&mailbox, 20);
     assert!((90..110).contains(&few), "{few}");
     let taken = {
@@ -130,4 +131,14 @@ fn log_probabilities_that_nobody_reads_are_bounded() {
     };
     assert_eq!((taken.ids.len(), taken.logprobs.len()), (few, few));
     assert!(fill(&mailbox, 1) > 3 * few, "what was read is given back");
+}
+
+impl Appended {
+    fn is_wrong(self) -> Option<&'static str> {
+        match self {
+            Self::Fine(_) => None,
+            Self::Wrong(what) => Some(what),
+            Self::Refused(_) => Some("no memory"),
+        }
+    }
 }
