@@ -168,15 +168,22 @@ impl<T> Dispatch<T> {
         if self.queue.is_empty() {
             return None;
         }
+        let mut yielding_wait = false;
         for ticket in self.queue.order(now_ms, TRIED) {
             let (_, (want, _)) = self.queue.get(ticket)?;
+            if want.yields && yielding_wait && want.excluded.is_empty() {
+                continue; // where the one before found no room
+            }
             let result = match self.scheduler.place(want, now_ms) {
                 Ok(placement) => Ok(placement),
                 Err(decision) => match decision.no_place() {
                     NoPlace::AllExcluded => Err(Refusal::AllExcluded),
                     NoPlace::NoneOpen if !may_open => Err(Refusal::NoneOpen),
                     // others may go where this one may not; where it is only a matter of room, they may not either
-                    NoPlace::AllFull if !want.excluded.is_empty() || want.yields => continue,
+                    NoPlace::AllFull if !want.excluded.is_empty() || want.yields => {
+                        yielding_wait |= want.excluded.is_empty();
+                        continue;
+                    }
                     NoPlace::NoneOpen | NoPlace::AllFull => return None,
                 },
             };

@@ -20,8 +20,11 @@ fn dispatch(workers: u32, slots: u32, queue: usize) -> Dispatch<u64> {
 
 /// Of workers with so many rows, and so many places to wait.
 fn dispatch_of(workers: &[(u32, u32, u32)], queue: usize) -> Dispatch<u64> {
-    let rules =
-        Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: f64::INFINITY, seed: 1 };
+    dispatch_with(workers, queue, f64::INFINITY)
+}
+
+fn dispatch_with(workers: &[(u32, u32, u32)], queue: usize, worker_queue_ms: f64) -> Dispatch<u64> {
+    let rules = Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms, seed: 1 };
     let mut scheduler = Scheduler::new(rules, 16);
     for &(id, slots, waiting) in workers {
         scheduler.join(Joining {
@@ -137,6 +140,21 @@ fn who_has_many_answers_leaves_the_last_places_to_others() {
     assert!(matches!(refused, Submitted::Refused(Refusal::QueueFull { .. }, _)));
     dispatch.scheduler.set_open(WorkerId(0), false);
     assert!(matches!(submit(&mut dispatch, want(101), 2.0), Submitted::Waits));
+}
+
+#[test]
+fn a_long_queue_of_what_makes_way_is_not_long_for_others() {
+    let mut dispatch = dispatch_with(&[(0, 4, 100)], 100, 5_000.0);
+    let greedy = |n| Want { tenant: 7, yields: true, ..want(n) };
+    let placed = |submitted| matches!(submitted, Submitted::Placed(..));
+    let taken = (1..=40).filter(|n| placed(submit(&mut dispatch, greedy(*n), 0.0))).count();
+    assert!(
+        (5..20).contains(&taken),
+        "as long as the queue is not three quarters as long: {taken}"
+    );
+    assert!(matches!(submit(&mut dispatch, want(100), 0.0), Submitted::Waits));
+    assert_eq!(pump(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))]);
+    assert!(matches!(submit(&mut dispatch, greedy(50), 1.0), Submitted::Waits));
 }
 
 #[test]

@@ -115,11 +115,19 @@ impl Scheduler {
         if !self.holds_back() {
             return;
         }
-        let longest = self.rules.worker_queue_ms * if yields { YIELDING_QUEUE } else { 1.0 };
+        let long = |(c, worker): &(&Candidate, &Worker)| {
+            if yields {
+                let longest = YIELDING_QUEUE * self.rules.worker_queue_ms;
+                self.has_queue_of(longest, c.role, &c.standing)
+            } else {
+                self.has_long_queue(c.role, &worker.standing_before_yielding(&c.standing))
+            }
+        };
         let all_long = |prefill: bool| {
-            let of_kind = |c: &&Candidate| c.excluded.is_none() && c.decodes() != prefill;
-            let mut of_kind = candidates.iter().filter(of_kind);
-            of_kind.all(|c| self.has_queue_of(longest, c.role, &c.standing))
+            let workers = candidates.iter().zip(&self.workers);
+            let of_kind =
+                |(c, _): &(&Candidate, &Worker)| c.excluded.is_none() && c.decodes() != prefill;
+            workers.filter(of_kind).all(|one| long(&one))
         };
         let (prefills, others) = (all_long(true), all_long(false));
         for candidate in candidates.iter_mut().filter(|c| c.excluded.is_none()) {

@@ -27,6 +27,8 @@ pub(super) struct Leg {
     pub(super) part: Part,
     pub(super) worker: WorkerId,
     pub(super) tenant: u64,
+    /// It makes way for others.
+    pub(super) yields: bool,
     pub(super) prompt_tokens: u32,
     /// Prompt and longest answer, as far as they are its own.
     pub(super) tokens: u64,
@@ -64,6 +66,7 @@ impl Leg {
             part,
             worker,
             tenant: want.tenant,
+            yields: want.yields,
             prompt_tokens: want.prompt_tokens,
             tokens: u64::from(want.prompt_tokens) + u64::from(answer),
             keys: Arc::clone(&want.keys),

@@ -60,6 +60,10 @@ pub(super) struct Worker {
     pub(super) pinned: u32,
     /// What is left of them.
     pub(super) backlog_tokens: u64,
+    /// Of that, what makes way for other requests.
+    yielding_tokens: u64,
+    /// Legs that make way.
+    yielding: u32,
     backlog_context: f64,
     /// What it says of its speed, against what is seen of it.
     pub(super) claims: Claims,
@@ -82,6 +86,7 @@ struct Prefill {
     prompt_tokens: u32,
     /// Tokens still to be computed.
     left: u32,
+    yields: bool,
 }
 
 /// A prompt on its way to a worker.
@@ -122,6 +127,8 @@ impl Worker {
             arriving_new: 0.0,
             pinned: 0,
             backlog_tokens: 0,
+            yielding_tokens: 0,
+            yielding: 0,
             backlog_context: 0.0,
             claims: Claims::default(),
             measured: Measured::default(),
@@ -239,6 +246,7 @@ impl Worker {
         } else {
             self.compute(request, leg, now_ms);
         }
+        self.yielding += u32::from(leg.yields);
         self.booked_requests += 1;
         self.booked_tokens += leg.tokens;
     }
@@ -253,7 +261,7 @@ impl Worker {
         }
         let prompt_tokens = leg.prompt_tokens;
         let left = prompt_tokens.saturating_sub(leg.cached_tokens);
-        self.prefills.push_back(Prefill { request, prompt_tokens, left });
+        self.prefills.push_back(Prefill { request, prompt_tokens, left, yields: leg.yields });
         self.unreported += 1;
         self.count_backlog();
     }
@@ -284,6 +292,7 @@ impl Worker {
         if !leg.begun && leg.part != Part::Decode {
             self.claims.gave(leg.prompt_tokens.into()); // as much of it may have been done
         }
+        self.yielding = self.yielding.saturating_sub(u32::from(leg.yields));
         self.booked_requests = self.booked_requests.saturating_sub(1);
         self.booked_tokens = self.booked_tokens.saturating_sub(leg.tokens);
         let pinned = leg.begun && leg.part == Part::Prefill;
@@ -324,6 +333,8 @@ impl Worker {
                 context((prefill.prompt_tokens - prefill.left).into(), prefill.left.into());
         }
         (self.backlog_tokens, self.backlog_context) = (tokens, positions);
+        let yielding = self.prefills.iter().filter(|prefill| prefill.yields);
+        self.yielding_tokens = yielding.map(|prefill| u64::from(prefill.left)).sum();
     }
 
     /// Requests that it has, as far as is known: its own report (which counts the work of other routers too) and what
@@ -397,6 +408,22 @@ impl Worker {
             group_ms: 0.0,
             group_rows: 0.0,
             pressure: 0.0,
+        }
+    }
+
+    /// The same for a request that others make way for: their prompts wait behind its own, and half of the seats at least
+    /// are given to requests like it.
+    pub(super) fn standing_before_yielding(&self, standing: &Standing) -> Standing {
+        let (yielding, tokens) = (f64::from(self.yielding), self.yielding_tokens as f64);
+        let left = (standing.backlog_tokens - tokens).max(0.0);
+        let share =
+            if standing.backlog_tokens > 0.0 { left / standing.backlog_tokens } else { 0.0 };
+        Standing {
+            occupied: standing.occupied
+                - (yielding - standing.slots / 2.0).clamp(0.0, standing.occupied),
+            backlog_tokens: left,
+            backlog_context: standing.backlog_context * share,
+            ..*standing
         }
     }
 
