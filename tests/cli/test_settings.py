@@ -200,8 +200,6 @@ def test_the_url_is_one_that_works_from_here(host: str, url: str) -> None:
     assert config.url == url
 
 
-
-
 def test_what_a_worker_does_for_split_requests(capsys: pytest.CaptureFixture[str]) -> None:
     parser = argparse.ArgumentParser()
     settings.add_model_arguments(parser)

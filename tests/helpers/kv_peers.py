@@ -31,7 +31,7 @@ from headrace.transfer.stream import Stream
 from headrace_kernels.ops import KvPool
 
 LAYOUT = "test-1 layers_per_group=2"
-QUICK = Limits(heartbeat_s=0.05, dial_s=0.5, handshake_s=0.3, stranger_s=0.3)
+QUICK = Limits(heartbeat_s=0.05, dial_s=0.5, handshake_s=0.8, stranger_s=0.8)
 MEMBERS = Members([b"k" * 32])
 NONCE = b"n" * NONCE_BYTES
 Backend: TypeAlias = Literal["shm", "tcp"]

@@ -35,7 +35,7 @@ from helpers.kv_peers import (
 )
 
 POOL = make_pool(seed=1)
-PATIENT = dataclasses.replace(QUICK, stranger_s=60.0)  # no stranger of a test lives to see it
+PATIENT = Limits(stranger_s=60.0)  # no stranger of a test lives to see it
 SOURCE = FakeSource(blocks=(4, 5))
 SILENT = 300
 
@@ -62,9 +62,11 @@ async def strangers(
 
 
 async def a_pull(server: TransferServer, backend: Backend) -> None:
-    client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK)
+    client = TransferClient(
+        make_pool(), LAYOUT, members=MEMBERS, backends=[backend], limits=PATIENT
+    )
     ticket = server.offer(SOURCE, lambda: None)
-    pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=5)
+    pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
     assert pulled.backend == backend
     await client.close()
 
