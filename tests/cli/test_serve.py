@@ -17,7 +17,8 @@ from typing import Any, cast
 import pytest
 
 from headrace import serve
-from headrace.serve import Printer, ServeSettings, Stop
+from headrace.console import Printer, Stop
+from headrace.serve import ServeSettings
 from headrace.settings import SettingsError
 from headrace.supervise import Keeper
 from helpers.processes import until_gone

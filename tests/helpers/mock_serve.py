@@ -12,7 +12,8 @@ from functools import partial
 from pathlib import Path
 
 from headrace import cli, serve
-from headrace.serve import Printer, ServeSettings, Stop
+from headrace.console import Printer, Stop
+from headrace.serve import ServeSettings
 from headrace.supervise import Command, Keeper, RestartRule
 
 worker_command = serve.worker_command
