@@ -9,6 +9,7 @@ use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::request::{Answer, Goal, Job, Journey, Prompt, answer};
+use headrace_router::shares::Holder;
 use tokio::task::JoinHandle;
 
 use super::caching::*;
@@ -72,6 +73,11 @@ fn cached_on(journey: &Journey, worker: &str) -> u32 {
 }
 
 // ---- where requests go ----
+
+/// The request of a tenant.
+fn by(tenant: u64, job: Job) -> Job {
+    Job { holder: Holder { tenant, connection: 0 }, ..job }
+}
 
 #[tokio::test]
 async fn a_prompt_goes_where_its_blocks_are_and_with_another_salt_it_does_not() {
@@ -397,9 +403,9 @@ async fn a_queue_is_full_by_requests_tokens_and_bytes_and_says_for_how_long() {
         let mut waiting = Vec::new();
         while waiting.len() < 12 {
             let n = waiting.len() + 1;
-            waiting.push(waits(&app, n, ask(&prompt(2, 249))).await);
+            waiting.push(waits(&app, n, by(n as u64, ask(&prompt(2, 249)))).await);
         }
-        match answer(&app, ask(&prompt(2, 249))).await {
+        match answer(&app, by(99, ask(&prompt(2, 249)))).await {
             Err(RouteError::Overloaded { what, retry_after }) => {
                 assert_eq!(what, bound);
                 // what waits is computed at some 0.2 ms a token, as nothing else is known of the worker
@@ -441,7 +447,7 @@ async fn whoever_waited_too_long_is_told_how_long_the_queue_is() {
 #[tokio::test]
 async fn a_tenant_that_had_little_goes_before_one_that_had_much() {
     let (app, mut worker) = one_with_places(1, |_| {}).await;
-    let of = |tenant, number| Job { tenant, ..ask(&prompt(number, 100)) };
+    let of = |tenant, number| by(tenant, ask(&prompt(number, 100)));
     let mut running = Vec::new();
     running.push(answer(&app, of(1, 1)).await.unwrap());
     let mut request = worker.submitted().await.request;

@@ -147,7 +147,8 @@ async fn who_waits_for_a_worker_is_refused_by_name_when_the_drain_is_cut() {
 async fn a_request_that_never_comes_whole_does_not_hold_up_the_end() {
     let it = under_way(args()).await;
     let mut half = TcpStream::connect(it.address).await.unwrap();
-    let request = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{";
+    let request =
+        "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{";
     half.write_all(request.as_bytes()).await.unwrap();
     it.stopper.stop();
     in_time("the end", it.serving).await.unwrap();
@@ -175,11 +176,16 @@ async fn idle_connections_do_not_hold_up_a_drain_and_too_many_are_turned_away() 
     let (address, stopper) = (server.http_address(), server.stopper());
     let app = server.app().clone();
     let serving = tokio::spawn(server.serve());
-    let mut idle = Vec::new();
+    let open = || metric(&app, "headrace_http_connections", "");
+    let mut busy = Vec::new();
     for _ in 0..2 {
-        idle.push(TcpStream::connect(address).await.unwrap());
+        let mut connection = TcpStream::connect(address).await.unwrap();
+        let head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n";
+        connection.write_all(head.as_bytes()).await.unwrap();
+        busy.push(connection);
     }
-    until("both are open", || metric(&app, "headrace_http_connections", "") == 2.0).await;
+    until("both are open", || open() == 2.0).await;
+    tokio::time::sleep(Duration::from_millis(100)).await; // for their heads to be read
     let mut third = TcpStream::connect(address).await.unwrap();
     let words = rest(&mut third).await;
     assert!(words.starts_with("HTTP/1.1 503 ") && words.contains("retry-after: 1"), "{words}");
@@ -187,6 +193,13 @@ async fn idle_connections_do_not_hold_up_a_drain_and_too_many_are_turned_away() 
     assert!(head.contains(&format!("content-length: {}", body.len())), "{words}");
     serde_json::from_str::<serde_json::Value>(body).unwrap();
     assert_eq!(metric(&app, "headrace_http_connections_refused_total", ""), 1.0);
+    drop(busy);
+    until("both are closed", || open() == 0.0).await;
+    let mut idle = Vec::new();
+    for _ in 0..2 {
+        idle.push(TcpStream::connect(address).await.unwrap());
+    }
+    until("both are open", || open() == 2.0).await;
     stopper.drain();
     tokio::time::timeout(Duration::from_secs(5), serving)
         .await
