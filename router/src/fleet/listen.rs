@@ -203,21 +203,22 @@ async fn serve_worker(
         () = registry.end.cancelled() => return,
     };
     drop(visit);
-    let Joined { worker, events, link, submits, mut reader, writer } =
-        match joined.unwrap_or(Err(HandshakeError::Late(limit))) {
-            Ok(joined) => joined,
-            Err(error) => {
-                registry.metrics.links.errors.inc([&error.reason()]);
-                match error {
-                    // as many as anybody likes: the lobby has said so
-                    HandshakeError::TurnedOut | HandshakeError::Silent(_) => {
-                        tracing::debug!(peer = address, %error, "worker did not join");
-                    }
-                    error => tracing::warn!(peer = address, %error, "worker did not join"),
-                }
-                return;
+    let Joined { worker, events, link, submits, mut reader, writer } = match joined
+        .unwrap_or(Err(HandshakeError::Late(limit)))
+    {
+        Ok(joined) => joined,
+        Err(error) => {
+            registry.metrics.links.errors.inc([&error.reason()]);
+            // as many as anybody likes: the lobby has said so
+            let of_a_crowd = matches!(error, HandshakeError::TurnedOut | HandshakeError::Silent(_));
+            if of_a_crowd {
+                tracing::debug!(peer = address, %error, "worker did not join");
+            } else {
+                tracing::warn!(peer = address, %error, "worker did not join");
             }
-        };
+            return;
+        }
+    };
     tracing::info!(worker, peer = address, epoch = events.epoch(), "worker joined");
     reader.set_limit(MAX_FRAME_BYTES);
     if registry.end.is_cancelled() {

@@ -147,7 +147,7 @@ fn workers_that_tell_the_truth_are_believed_and_share_the_work() {
 
 #[test]
 fn a_liar_gets_no_more_than_its_share_whatever_it_lies_about() {
-    let lies: [(&str, fn(&mut Step)); 7] = [
+    let lies: [(&str, Says); 7] = [
         ("a fiftieth of its time", |step| step.ms /= 50.0),
         ("no time at all", |step| step.ms = 0.0),
         ("half of it", |step| step.ms /= 2.0),
