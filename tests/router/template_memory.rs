@@ -27,13 +27,13 @@ fn engine(template: &str) -> Option<PromptEngine> {
         "context_tokens": 2_000_000,
         "vocab_size": 200_000,
     });
-    let doc = ModelDoc::parse(doc.to_string().as_bytes()).unwrap();
-    PromptEngine::new(doc, Arc::new(TokenizePool::new(1, 64).unwrap())).ok()
+    let doc = ModelDoc::parse(doc.to_string().as_bytes()).expect("the document is complete");
+    PromptEngine::new(doc, Arc::new(TokenizePool::new(1, 64).expect("the thread starts"))).ok()
 }
 
 /// What rendering a message of so many bytes allocates, freed again or not.
 fn allocated(engine: &PromptEngine, bytes: usize) -> usize {
-    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime starts");
     let mut chat = ChatPrompt {
         messages: vec![json!({ "role": "user", "content": "x".repeat(bytes) })],
         ..ChatPrompt::default()
@@ -42,7 +42,7 @@ fn allocated(engine: &PromptEngine, bytes: usize) -> usize {
         "n": 3, "s": "The river runs", "list": [3, 1, 2], "map": { "z": 1, "a": { "k": [1] } }, "x": 2.5,
         "words": ["b", "A"], "nested": [[1, [2]]], "people": [{ "name": "Ann", "age": 3 }], "u": "é🙂",
     });
-    chat.template_kwargs.extend(given.as_object().cloned().unwrap());
+    chat.template_kwargs.extend(given.as_object().cloned().expect("it is an object"));
     let region = Region::new(ALLOCATOR);
     runtime.block_on(engine.render(chat)).ok();
     region.change().bytes_allocated
@@ -72,7 +72,7 @@ fn templates_allocate_no_more_than_they_may() {
         let source = format!(
             "{{% set ns = namespace(v='ab', l=[1]) %}}{{% for c in messages[0].content %}}{body}{{% endfor %}}"
         );
-        let engine = engine(&source).unwrap();
+        let engine = engine(&source).expect("it ends with a short message");
         let used = allocated(&engine, 300);
         assert!(used < BOUND, "{used} for {source}");
     }

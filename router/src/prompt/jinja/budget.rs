@@ -26,7 +26,8 @@ impl Default for Limits {
     }
 }
 
-/// About a second of one core where this was measured, whatever the template spends it on; 10,000 messages need a tenth.
+/// At most about a second of one core where the prices below were measured, whatever it is spent on. 10,000 messages take
+/// some hundredths of it.
 const WORK: u64 = 1_000_000_000;
 
 /// The longest body is 16 MiB: room to take its text apart and join it again some ten times.
@@ -48,8 +49,8 @@ pub(crate) const NESTED: u16 = 128;
 const CLOCK: u64 = 1 << 20;
 
 /// Units for evaluating one expression or statement, and for visiting one item of a list.
-const STEP: u64 = 25;
-const ITEM: u64 = 10;
+const STEP: u64 = 40;
+const ITEM: u64 = 20;
 
 /// Which bound a rendering passed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,7 +123,7 @@ impl Budget {
 
     /// Charges looking at so many bytes character by character.
     pub(crate) fn chars(&self, count: usize) -> Result<(), Error> {
-        self.work((count as u64).saturating_mul(4))
+        self.work((count as u64).saturating_mul(6))
     }
 
     /// Charges an allocation, before it is made.

@@ -284,6 +284,7 @@ impl<'r> Machine<'r> {
 
     /// The next item of the innermost loop, in a frame without names but `loop`, if the loop has one.
     pub(crate) fn next_item(&mut self, id: usize, named: bool) -> Result<Option<Value<'r>>, Error> {
+        self.budget.step()?;
         self.budget.items(2)?;
         let state = &mut self.loops[id];
         state.index = Some(state.index.map_or(0, |i| i + 1));

