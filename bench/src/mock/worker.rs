@@ -207,7 +207,8 @@ impl Worker {
             group: None,
             transfer: vec![format!("{BACKEND}:{}", std::process::id())],
             nonce: nonce.iter().flat_map(|half| half.to_le_bytes()).collect(),
-            step_prior: Some(prior),
+            // one that costs nothing is no prior, and would be refused
+            step_prior: (prior != StepCost::default()).then_some(prior),
             kv_block_bytes: fleet.kv_block_bytes,
         }
     }

@@ -15,6 +15,7 @@ pub(crate) struct ChatTemplate {
     program: Program,
     reads_content: bool,
     special_tokens: Vec<(&'static str, String)>,
+    context_tokens: usize,
 }
 
 /// Names that the template gets from us. A client's own variables must not replace them.
@@ -52,7 +53,12 @@ impl ChatTemplate {
             .into_iter()
             .filter_map(|(name, token)| Some((name, token.clone()?)))
             .collect();
-        let template = Self { program, reads_content: source.contains("content"), special_tokens };
+        let template = Self {
+            program,
+            reads_content: source.contains("content"),
+            special_tokens,
+            context_tokens: doc.context_tokens as usize,
+        };
         jinja::deep(|| template.try_out()).unwrap_or_else(Err).map_err(PromptError::Template)?;
         Ok(template)
     }
@@ -84,10 +90,10 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// The prompt's text, of at most `longest` bytes (and 64 MiB), if that is known.
+    /// The prompt's text, of at most `longest` bytes (and 64 MiB), which is the longest text that can fit the context.
     ///
     /// # Errors
-    /// `BadRequest`: what the template raised, what does not fit together in the request, or which bound of a rendering
+    /// `ContextLengthAtLeast` for a longer one. `BadRequest`: what the template raised, what does not fit together in the request, or which bound of a rendering
     /// the template passed with these messages. `Overloaded`: the machine is too busy to render it in time.
     pub(crate) fn render(
         &self,
@@ -96,6 +102,15 @@ impl ChatTemplate {
     ) -> Result<String, RouteError> {
         let output = longest.map_or(OUTPUT, |longest| longest.min(OUTPUT));
         self.render_within(chat, Limits { output, ..Limits::default() })
+    }
+
+    /// What to say of a text that the context cannot hold, or of what else went wrong.
+    fn refuse(&self, error: &Error, budget: &Budget, limits: &Limits) -> RouteError {
+        if matches!(error.kind(), Kind::Spent(Bound::Output)) && limits.output < OUTPUT {
+            let (prompt, limit) = (self.context_tokens.saturating_add(1), self.context_tokens);
+            return RouteError::ContextLengthAtLeast { prompt, answer: 0, limit };
+        }
+        rejected(error, budget)
     }
 
     fn render_within(&self, mut chat: ChatPrompt, limits: Limits) -> Result<String, RouteError> {
@@ -116,7 +131,7 @@ impl ChatTemplate {
             Ok(given) => self.program.render(given, budget),
             Err(error) => Err((error, budget)),
         };
-        let text = text.map_err(|(error, budget)| rejected(&error, &budget))?;
+        let text = text.map_err(|(error, budget)| self.refuse(&error, &budget, &limits))?;
         match open {
             Some(last) => cut_after(text, &last),
             None => Ok(text),

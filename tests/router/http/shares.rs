@@ -25,10 +25,13 @@ async fn requests_of_many_choices_leave_places_and_go_behind_others() {
     behaviour.hello.capacity.waiting = 16;
     let (router, mut worker) = TestRouter::with(behaviour, args).await;
     let streams = || metric(&router.app, "headrace_streams", "");
-    let mut greedy = Vec::new();
+    let (mut greedy, mut taken) = (Vec::new(), Vec::new());
     for i in 1..=7 {
         greedy.push(ask(&router, GREEDY, 16).await);
         until("they are under way", || streams() == f64::from(16 * i)).await;
+        while taken.len() < 16 {
+            taken.push(worker.submitted().await.priority); // the first ones come first
+        }
     }
     let mut refused = ask(&router, GREEDY, 16).await;
     let reply = refused.reply().await;
@@ -37,7 +40,6 @@ async fn requests_of_many_choices_leave_places_and_go_behind_others() {
     assert!(message.contains("answers of this tenant under way"), "{message}");
 
     // all that the worker has taken of them: but for a few, at low priority, and not to its last place
-    let mut taken = Vec::new();
     while taken.len() < 20 {
         taken.push(worker.submitted().await.priority);
     }

@@ -58,7 +58,7 @@ impl Capacity {
 
 /// What a step costs: `fixed_ms + prefill_ms * prefill_tokens + context_ms * prefill_context + row_ms * decode_rows +
 /// kv_ms * kv_tokens`, with the counts of [`Step`](super::Step).
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepCost {
     /// Of any step.
     pub fixed_ms: f64,

@@ -32,8 +32,9 @@ fn a_chat_longer_than_the_model_can_read_is_refused() {
     let template = template(ECHO).unwrap();
     let text = |len: usize| chat(&"x".repeat(len).into());
     assert_eq!(template.render(text(100), Some(100)).unwrap().len(), 100);
-    let message = refused(template.render(text(101), Some(100)));
-    assert_eq!(message, "the chat as text is longer than 100 bytes");
+    let error = template.render(text(101), Some(100)).unwrap_err();
+    let expected = RouteError::ContextLengthAtLeast { prompt: 9, answer: 0, limit: 8 };
+    assert_eq!(error.to_string(), expected.to_string());
     let whole = template.render(text(1_000_000), None);
     assert_eq!(whole.unwrap().len(), 1_000_000);
 }
