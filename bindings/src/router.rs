@@ -8,6 +8,7 @@ use headrace_router::cli;
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::exit::{PUT_AWAY, put_away};
 use headrace_router::log::{LAST_LINES, flush, init_log};
+use headrace_router::runtime::runtime;
 use headrace_router::shutdown::{Server, Stopper};
 use headrace_router::signals::OVERDUE;
 use pyo3::exceptions::PyRuntimeError;
@@ -138,11 +139,7 @@ impl Router {
 
 impl Running {
     fn start(config: Config) -> Result<Self, String> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .thread_name("headrace-router")
-            .enable_all()
-            .build()
-            .map_err(|error| error.to_string())?;
+        let runtime = runtime().map_err(|error| error.to_string())?;
         let server = runtime.block_on(Server::start(config)).map_err(|error| error.to_string())?;
         let ended = Arc::new(Ended::default());
         let running = Self {

@@ -11,6 +11,7 @@ use crate::config::argv::{NoKey, NoSecret};
 use crate::config::{Config, RouterArgs};
 use crate::exit::{PUT_AWAY, put_away};
 use crate::log::{LAST_LINES, flush, init_log, print, say};
+use crate::runtime::runtime;
 use crate::shutdown::Server;
 use crate::signals::{Bounds, OVERDUE, STOP, Signals};
 
@@ -55,7 +56,7 @@ pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 
 fn serve(config: Config) -> Result<u8, Box<dyn Error>> {
     init_log(&config.log)?;
     let bounds = Bounds { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
-    let runtime = Runtime::new()?;
+    let runtime = runtime()?;
     let server = runtime.block_on(Server::start(config))?;
     run(runtime, server, bounds)
 }

@@ -23,6 +23,7 @@ pub mod metrics;
 mod net;
 pub mod prompt;
 pub mod request;
+pub mod runtime;
 pub mod shares;
 pub mod shutdown;
 pub mod signals;

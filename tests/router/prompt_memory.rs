@@ -18,7 +18,7 @@ const WORDS: &str = "The river's 12 mills (of 1834) run, don't they? ";
 /// Allocated in `region` and not freed again.
 fn held(region: &Region<'_, System>) -> usize {
     let change = region.change();
-    change.bytes_allocated - change.bytes_deallocated
+    change.bytes_allocated.saturating_sub(change.bytes_deallocated)
 }
 
 fn engine(context_tokens: u32, cache: &Arc<PrefixCache>) -> PromptEngine {
