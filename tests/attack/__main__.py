@@ -19,7 +19,7 @@ from typing import Any
 from attack import floods, memory, processes, strangers, templates
 from attack.attack import Attack, Scale, Trial
 from attack.report import Row, percentile, table
-from attack.stack import ROOT, Programs, Stack, others_between, stack, status_of
+from attack.stack import ROOT, Programs, Stack, others_between, stack, status_of, with_template
 from headrace.models.source import resolve
 from helpers.origin import origin
 
@@ -132,14 +132,6 @@ async def beside_probe(attack: Attack, running: Stack, scale: Scale) -> Row:
         first=percentile(during.firsts_ms, 0.99),
         others_failed=len(during.failures),
     )
-
-
-def with_template(doc: Path, template: str) -> Path:
-    """The description of the same model with another chat template."""
-    described = json.loads(doc.read_bytes()) | {"chat_template": template}
-    other = doc.with_name("template.json")
-    other.write_text(json.dumps(described))
-    return other
 
 
 def figures(row: Row) -> dict[str, Any]:

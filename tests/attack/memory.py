@@ -36,7 +36,9 @@ def json_of(part: bytes, at_once: int) -> Attack:
         body = chat(stack.model, filled(part, scale.of(16 * MIB)))
         request = post(stack.router, "/v1/chat/completions", body)
         replies = await asyncio.gather(*(send(stack.router, request) for _ in range(at_once)))
-        return Outcome(tally(replies), all(refused(reply) for reply in replies))
+        # a small one may be fine: what it costs is what counts
+        fine = {"200"} if scale.share < 1 else set[str]()
+        return Outcome(tally(replies), all(refused(r) or r.status in fine for r in replies))
 
     times = f", {at_once} at once" if at_once > 1 else ""
     return Attack(name=f"16 MiB of JSON, `{part.decode()}`{times}", run=run, most_mb=512)
@@ -77,7 +79,8 @@ async def long_prompts(stack: Stack, scale: Scale) -> Outcome:
         replies += await asyncio.gather(
             *(ask(stack.router, "/v1/completions", body) for body in bodies)
         )
-    return Outcome(tally(replies), all(reply.status in {"400", "429"} for reply in replies))
+    fine = {"400", "429"} | ({"200"} if scale.share < 1 else set[str]())
+    return Outcome(tally(replies), all(reply.status in fine for reply in replies))
 
 
 async def tokenize(stack: Stack, scale: Scale) -> Outcome:

@@ -37,7 +37,7 @@ async def unread_log(programs: Programs, doc: Path, scale: Scale) -> Outcome:
             health = await asyncio.to_thread(status_of, router, "/health")
             took = await asyncio.to_thread(router.end)
         finally:
-            router.process.kill()
+            router.close()
             workers.terminate()
             workers.wait(10)
             os.close(reader)
@@ -59,7 +59,7 @@ async def full_log(programs: Programs, doc: Path, scale: Scale) -> Outcome:
             replies = [await ask(router, "/v1/completions", body, patience_s=5) for _ in range(20)]
             took = await asyncio.to_thread(router.end)
         finally:
-            router.process.kill()
+            router.close()
             workers.terminate()
             workers.wait(10)
     ended = "never" if took is None else f"{took:.1f} s"
@@ -95,7 +95,7 @@ async def second_signal(programs: Programs, doc: Path, scale: Scale) -> Outcome:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
         finally:
-            router.process.kill()
+            router.close()
             workers.terminate()
             workers.wait(10)
     return Outcome(f"ended after {took:.1f} s", took < 5)

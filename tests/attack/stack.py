@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -91,13 +92,20 @@ class Router:
         began = time.monotonic()
         if self.alive:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(within_s)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                return None
-        return time.monotonic() - began
+        try:
+            self.process.wait(within_s)
+            return time.monotonic() - began
+        except subprocess.TimeoutExpired:
+            return None
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Gone, whatever it is at."""
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
 
 
 def start_router(
@@ -130,6 +138,8 @@ def start_router(
     found = re.search(r"http://([^ ]+):(\d+) for clients, (\S+) for workers", line)
     if found is None:
         process.kill()
+        process.wait()
+        process.stdout.close()
         raise RuntimeError(f"the router did not start: {line!r}; see {folder}/router.log")
     return Router(process, found[1], int(found[2]), found[3])
 
@@ -187,6 +197,14 @@ def status_of(router: Router, path: str, timeout_s: float = 5.0) -> str:
         connection.close()
 
 
+def with_template(doc: Path, template: str) -> Path:
+    """The description of the same model with another chat template."""
+    described = json.loads(doc.read_bytes()) | {"chat_template": template}
+    other = doc.with_name(f"template-{hashlib.sha256(template.encode()).hexdigest()[:8]}.json")
+    other.write_text(json.dumps(described))
+    return other
+
+
 @dataclass(slots=True)
 class Others:
     """What the probe saw between two moments."""
@@ -204,7 +222,7 @@ class Stack:
     programs: Programs
     model: str
     folder: Path
-    doc: Path | None
+    doc: Path
     _probe: subprocess.Popen[str] | None = None
 
     def begin_probe(self) -> None:
@@ -240,7 +258,7 @@ def others_between(seen: dict[str, Any], begin: float, end: float) -> Others:
 async def stack(
     programs: Programs,
     model: str,
-    doc: Path | None,
+    doc: Path,
     flags: Sequence[str] = (),
     **options: Any,
 ) -> AsyncGenerator[Stack]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 
 from attack.attack import Attack, Outcome, Scale
 from attack.memory import MIB
-from attack.stack import Stack
+from attack.stack import Stack, start_workers, with_template
 from attack.wire import Reply, ask, post, send, tally
 
 DOUBLED = "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
@@ -15,6 +16,8 @@ NESTED = "{% set ns = namespace(x=['a']) %}{% for i in range(100000) %}{% set ns
 TWICE = "{% set ns = namespace(x=['a']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
 LONG = "{% set ns = namespace(x='a') %}{% for i in range(26) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}"
 FOREVER = LONG + "{% set ns.n = 0 %}{% for i in range(100000) %}"
+
+KNOWN_S = 3.0  # a worker that is taken serves its model by then
 
 EVIL = {
     "a list doubled 60 times": DOUBLED + "{{ ns.x | length }}",
@@ -50,21 +53,45 @@ R1_LIKE = (
 
 
 def evil(name: str, template: str) -> Attack:
-    """A model whose template does this, asked for four chats at once."""
+    """Two models more, whose templates do this with every chat or with long ones; four chats of each at once."""
 
     async def run(stack: Stack, scale: Scale) -> Outcome:
-        body = {
-            "model": stack.model,
-            "messages": [{"role": "user", "content": "hi"}],
-            "max_tokens": 1,
-        }
-        replies = await asyncio.gather(
-            *(ask(stack.router, "/v1/chat/completions", body) for _ in range(scale.of(4)))
-        )
-        fine = {"200", "400", "429", "500", "503"}
+        replies: list[Reply] = []
+        for model, source in (("always", template), ("sometimes", SOMETIMES.format(template))):
+            doc = with_template(stack.doc, source)
+            workers = start_workers(
+                stack.programs, stack.router, doc, count=1, name=model, flags=["--model", model]
+            )
+            try:
+                replies += await ask_all(stack, model, scale.of(4))
+            finally:
+                workers.terminate()
+                workers.wait(10)
+        fine = {"400", "404", "429", "503"} | ({"200"} if "dropped" in name else set[str]())
         return Outcome(tally(replies), all(reply.status in fine for reply in replies))
 
-    return Attack(name=f"template: {name}", run=run, most_mb=640, template=template)
+    return Attack(name=f"template: {name}", run=run, most_mb=640)
+
+
+# a model whose template cannot render a short message is refused when it is described
+SOMETIMES = (
+    "{{% if messages[0].content | length > 10 %}}{}{{% endif %}}{{{{ messages[0].content }}}}"
+)
+
+
+async def ask_all(stack: Stack, model: str, count: int) -> list[Reply]:
+    """A long chat, so many times at once, as soon as the router knows the model; 404 if it never does."""
+    content = "a message of more than ten characters"
+    body = {"model": model, "messages": [{"role": "user", "content": content}], "max_tokens": 1}
+    give_up = time.monotonic() + KNOWN_S
+    while True:
+        replies = [await ask(stack.router, "/v1/chat/completions", body)]
+        if replies[0].status not in {"404", "503"} or time.monotonic() > give_up:
+            break
+        await asyncio.sleep(0.1)
+    return replies + await asyncio.gather(
+        *(ask(stack.router, "/v1/chat/completions", body) for _ in range(count - 1))
+    )
 
 
 async def joined(stack: Stack, scale: Scale) -> Outcome:

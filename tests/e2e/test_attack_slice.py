@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from attack import floods, memory, processes, strangers, templates
-from attack.__main__ import MODEL, beside_probe, with_template
+from attack.__main__ import MODEL, beside_probe
 from attack.attack import Attack, Scale, Trial
-from attack.stack import Programs, stack
+from attack.stack import Programs, stack, with_template
 
 SMALL = Scale(1 / 32, quiet_s=0.2, least_s=0.2, rest_s=0.0)
 MOST_MB = 96.0  # beside a router that holds about 60
