@@ -352,12 +352,16 @@ impl Room {
 }
 
 impl Model {
-    fn render(&self, chat: ChatPrompt) -> Result<String, RouteError> {
-        let Some(template) = &self.template else {
+    fn template(&self) -> Result<&ChatTemplate, RouteError> {
+        self.template.as_ref().ok_or_else(|| {
             let message = "this model has no chat template; use /v1/completions".to_owned();
-            return Err(bad_request("messages", message));
-        };
-        template.render(chat, Some(self.longest_text()))
+            bad_request("messages", message)
+        })
+    }
+
+    fn render(&self, chat: ChatPrompt) -> Result<String, RouteError> {
+        let template = self.template()?;
+        template.render(&template.prepare(chat)?, Some(self.longest_text()))
     }
 
     fn longest_text(&self) -> usize {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::pool::{Lane, Turn, Turns};
+use super::template::Prepared;
 use super::tokenize::{PIECE_BYTES, SLOW_BYTES, Walk, WalkError, WalkLimits, Walked};
 use super::{Model, Room};
 use crate::error::RouteError;
@@ -39,9 +40,20 @@ pub(super) struct Encoding {
 #[derive(Debug)]
 enum State {
     New(Input),
+    /// Its rendering takes longer than those that the quick lane has time for.
+    Prepared(Prepared),
     Walking(Walk),
     /// Its result was given.
     Over,
+}
+
+/// What came of a chat in one turn.
+enum Rendered {
+    Walk(Walk),
+    /// Too much work for this lane, with so many bytes.
+    Later {
+        left: usize,
+    },
 }
 
 impl Input {
@@ -89,7 +101,19 @@ impl Encoding {
     /// A new prompt becomes a text; then its tokens are found, as far as one turn goes.
     fn go_on(&mut self, lane: Lane) -> Result<Turn<Vec<u32>>, RouteError> {
         let mut walk = match std::mem::replace(&mut self.state, State::Over) {
-            State::New(input) => self.begin(input)?,
+            // its length was looked at before
+            State::New(Input::Text { text, special }) => self.walk(text, special),
+            State::New(Input::Chat(chat)) => {
+                let prepared = self.model.template()?.prepare(chat)?;
+                match self.rendered(prepared, lane)? {
+                    Rendered::Walk(walk) => walk,
+                    Rendered::Later { left } => return Ok(Turn::More { left, lane: Lane::Slow }),
+                }
+            }
+            State::Prepared(prepared) => match self.rendered(prepared, lane)? {
+                Rendered::Walk(walk) => walk,
+                Rendered::Later { left } => return Ok(Turn::More { left, lane: Lane::Slow }),
+            },
             State::Walking(walk) => walk,
             State::Over => {
                 return Err(RouteError::Internal("a prompt was tokenised twice".to_owned()));
@@ -119,16 +143,24 @@ impl Encoding {
         }
     }
 
-    fn begin(&mut self, input: Input) -> Result<Walk, RouteError> {
-        let (text, special) = match input {
-            Input::Text { text, special } => (text, special), // its length was looked at before
-            Input::Chat(chat) => {
-                let text = self.model.render(chat)?;
-                self.model.check_length(&text, self.room)?;
-                (text, false)
-            }
+    /// In the quick lane only what is rendered quickly.
+    fn rendered(&mut self, prepared: Prepared, lane: Lane) -> Result<Rendered, RouteError> {
+        let (template, longest) = (self.model.template()?, Some(self.model.longest_text()));
+        let text = match lane {
+            Lane::Quick => template.render_quickly(&prepared, longest)?,
+            Lane::Slow => Some(template.render(&prepared, longest)?),
         };
-        Ok(self.model.text.begin(text, special).salted(std::mem::take(&mut self.salt)))
+        let Some(text) = text else {
+            let left = chat_bytes(prepared.chat());
+            self.state = State::Prepared(prepared);
+            return Ok(Rendered::Later { left });
+        };
+        self.model.check_length(&text, self.room)?;
+        Ok(Rendered::Walk(self.walk(text, false)))
+    }
+
+    fn walk(&mut self, text: String, special: bool) -> Walk {
+        self.model.text.begin(text, special).salted(std::mem::take(&mut self.salt))
     }
 
     fn refuse(&self, walk: &Walk, error: WalkError) -> RouteError {

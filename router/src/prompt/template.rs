@@ -18,6 +18,41 @@ pub(crate) struct ChatTemplate {
     context_tokens: usize,
 }
 
+/// A chat that a template can be rendered with, also a second time.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    chat: ChatPrompt,
+    /// Text of the last message, if that is to be left open.
+    open: Option<String>,
+}
+
+impl Prepared {
+    pub(crate) fn chat(&self) -> &ChatPrompt {
+        &self.chat
+    }
+}
+
+/// What a template wrote, with the mark of an open message still in it.
+struct Open(String);
+
+impl Open {
+    fn closed(self, prepared: &Prepared) -> Result<String, RouteError> {
+        match &prepared.open {
+            Some(last) => cut_after(self.0, last),
+            None => Ok(self.0),
+        }
+    }
+}
+
+/// Units of work and bytes that a rendering may take beside the short prompts of others: some 10 ms, a thousand times what
+/// a usual chat takes.
+const QUICK_WORK: u64 = 10_000_000;
+const QUICK_MEMORY: usize = 8 << 20;
+
+fn output(longest: Option<usize>) -> usize {
+    longest.map_or(OUTPUT, |longest| longest.min(OUTPUT))
+}
+
 /// Names that the template gets from us. A client's own variables must not replace them.
 const OURS: [&str; 6] = [
     "messages",
@@ -74,12 +109,8 @@ impl ChatTemplate {
             add_generation_prompt: true,
             ..ChatPrompt::default()
         };
-        let budget = Budget::new(Limits::default());
-        let rendered = match self.given(&chat, &budget) {
-            Ok(given) => self.program.render(given, budget),
-            Err(error) => Err((error, budget)),
-        };
-        if let Err((error, budget)) = rendered
+        let prepared = Prepared { chat, open: None };
+        if let Err((error, budget)) = self.attempt(&prepared, Limits::default())
             && let Kind::Spent(bound) = error.kind()
             && bound != Bound::Time
         // which is the fault of a busy machine
@@ -90,30 +121,11 @@ impl ChatTemplate {
         Ok(())
     }
 
-    /// The prompt's text, of at most `longest` bytes (and 64 MiB), which is the longest text that can fit the context.
+    /// What a client sent, as the template gets it.
     ///
     /// # Errors
-    /// `ContextLengthAtLeast` for a longer one. `BadRequest`: what the template raised, what does not fit together in the request, or which bound of a rendering
-    /// the template passed with these messages. `Overloaded`: the machine is too busy to render it in time.
-    pub(crate) fn render(
-        &self,
-        chat: ChatPrompt,
-        longest: Option<usize>,
-    ) -> Result<String, RouteError> {
-        let output = longest.map_or(OUTPUT, |longest| longest.min(OUTPUT));
-        self.render_within(chat, Limits { output, ..Limits::default() })
-    }
-
-    /// What to say of a text that the context cannot hold, or of what else went wrong.
-    fn refuse(&self, error: &Error, budget: &Budget, limits: &Limits) -> RouteError {
-        if matches!(error.kind(), Kind::Spent(Bound::Output)) && limits.output < OUTPUT {
-            let (prompt, limit) = (self.context_tokens.saturating_add(1), self.context_tokens);
-            return RouteError::ContextLengthAtLeast { prompt, answer: 0, limit };
-        }
-        rejected(error, budget)
-    }
-
-    fn render_within(&self, mut chat: ChatPrompt, limits: Limits) -> Result<String, RouteError> {
+    /// `BadRequest`: what does not fit together in the request.
+    pub(crate) fn prepare(&self, mut chat: ChatPrompt) -> Result<Prepared, RouteError> {
         if let Some(name) = chat.template_kwargs.keys().find(|k| OURS.contains(&k.as_str())) {
             let param = Some("chat_template_kwargs".to_owned());
             let message = format!("`{name}` is not a free variable of the chat template");
@@ -126,16 +138,59 @@ impl ChatTemplate {
             true => Some(self.open_final_message(&mut chat)?),
             false => None,
         };
-        let budget = Budget::new(limits);
-        let text = match self.given(&chat, &budget) {
-            Ok(given) => self.program.render(given, budget),
-            Err(error) => Err((error, budget)),
-        };
-        let text = text.map_err(|(error, budget)| self.refuse(&error, &budget, &limits))?;
-        match open {
-            Some(last) => cut_after(text, &last),
-            None => Ok(text),
+        Ok(Prepared { chat, open })
+    }
+
+    /// The prompt's text, of at most `longest` bytes (and 64 MiB), which is the longest text that can fit the context.
+    ///
+    /// # Errors
+    /// `ContextLengthAtLeast` for a longer one. `BadRequest`: what the template raised, or which bound of a rendering it
+    /// passed with these messages. `Overloaded`: the machine is too busy to render it in time.
+    pub(crate) fn render(
+        &self,
+        prepared: &Prepared,
+        longest: Option<usize>,
+    ) -> Result<String, RouteError> {
+        let limits = Limits { output: output(longest), ..Limits::default() };
+        let text = self.attempt(prepared, limits);
+        text.map_err(|(error, budget)| self.refuse(&error, &budget, &limits))?.closed(prepared)
+    }
+
+    /// The same within some ms; `None` for what takes longer.
+    ///
+    /// # Errors
+    /// As [`Self::render`].
+    pub(crate) fn render_quickly(
+        &self,
+        prepared: &Prepared,
+        longest: Option<usize>,
+    ) -> Result<Option<String>, RouteError> {
+        let output = output(longest);
+        let limits = Limits { output, work: QUICK_WORK, memory: QUICK_MEMORY, ..Limits::default() };
+        match self.attempt(prepared, limits) {
+            Ok(text) => text.closed(prepared).map(Some),
+            Err((error, _)) if matches!(error.kind(), Kind::Spent(Bound::Work | Bound::Memory)) => {
+                Ok(None)
+            }
+            Err((error, budget)) => Err(self.refuse(&error, &budget, &limits)),
         }
+    }
+
+    fn attempt(&self, prepared: &Prepared, limits: Limits) -> Result<Open, (Error, Budget)> {
+        let budget = Budget::new(limits);
+        match self.given(&prepared.chat, &budget) {
+            Ok(given) => self.program.render(given, budget).map(Open),
+            Err(error) => Err((error, budget)),
+        }
+    }
+
+    /// What to say of a text that the context cannot hold, or of what else went wrong.
+    fn refuse(&self, error: &Error, budget: &Budget, limits: &Limits) -> RouteError {
+        if matches!(error.kind(), Kind::Spent(Bound::Output)) && limits.output < OUTPUT {
+            let (prompt, limit) = (self.context_tokens.saturating_add(1), self.context_tokens);
+            return RouteError::ContextLengthAtLeast { prompt, answer: 0, limit };
+        }
+        rejected(error, budget)
     }
 
     /// The variables. Later ones win: a client's over the model's special tokens, ours over all.

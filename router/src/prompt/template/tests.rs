@@ -14,6 +14,18 @@ fn template(source: &str) -> Result<ChatTemplate, PromptError> {
     ChatTemplate::new(source, &ModelDoc::parse(doc.to_string().as_bytes()).unwrap())
 }
 
+impl ChatTemplate {
+    fn render_chat(&self, chat: ChatPrompt, longest: Option<usize>) -> Result<String, RouteError> {
+        self.render(&self.prepare(chat)?, longest)
+    }
+
+    fn render_within(&self, chat: ChatPrompt, limits: Limits) -> Result<String, RouteError> {
+        let prepared = self.prepare(chat)?;
+        let text = self.attempt(&prepared, limits);
+        text.map_err(|(error, budget)| self.refuse(&error, &budget, &limits))?.closed(&prepared)
+    }
+}
+
 fn chat(content: &Json) -> ChatPrompt {
     let messages = vec![json!({ "role": "user", "content": content })];
     ChatPrompt { messages, add_generation_prompt: true, ..ChatPrompt::default() }
@@ -31,11 +43,11 @@ fn refused(result: Result<String, RouteError>) -> String {
 fn a_chat_longer_than_the_model_can_read_is_refused() {
     let template = template(ECHO).unwrap();
     let text = |len: usize| chat(&"x".repeat(len).into());
-    assert_eq!(template.render(text(100), Some(100)).unwrap().len(), 100);
-    let error = template.render(text(101), Some(100)).unwrap_err();
+    assert_eq!(template.render_chat(text(100), Some(100)).unwrap().len(), 100);
+    let error = template.render_chat(text(101), Some(100)).unwrap_err();
     let expected = RouteError::ContextLengthAtLeast { prompt: 9, answer: 0, limit: 8 };
     assert_eq!(error.to_string(), expected.to_string());
-    let whole = template.render(text(1_000_000), None);
+    let whole = template.render_chat(text(1_000_000), None);
     assert_eq!(whole.unwrap().len(), 1_000_000);
 }
 
@@ -44,7 +56,7 @@ fn messages_that_take_the_template_past_a_bound_are_refused_with_its_name() {
     let doubled = template(
         "{% set ns = namespace(s='ab') %}{% for i in messages[0].content %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     );
-    let message = refused(doubled.unwrap().render(chat(&"x".repeat(100).into()), None));
+    let message = refused(doubled.unwrap().render_chat(chat(&"x".repeat(100).into()), None));
     assert!(message.contains("more than 256 MiB of memory"), "{message}");
     let limits = Limits { work: 100_000, ..Limits::default() };
     let echo = template(ECHO).unwrap();
@@ -84,7 +96,7 @@ fn a_template_that_never_ends_is_refused_when_it_is_read() {
 #[test]
 fn what_is_raised_does_not_bring_back_the_whole_request() {
     let template = template("{{ raise_exception(messages[0].content) }}").unwrap();
-    let message = refused(template.render(chat(&"é".repeat(1 << 20).into()), None));
+    let message = refused(template.render_chat(chat(&"é".repeat(1 << 20).into()), None));
     assert!(message.ends_with("é...") && message.len() < 5_000, "{}", message.len());
 }
 
@@ -101,7 +113,7 @@ fn variables_of_the_client_are_charged_and_cannot_be_deep() {
     let render = |extra: Json| {
         let mut prompt = chat(&"hi".into());
         prompt.template_kwargs.insert("extra".to_owned(), extra);
-        template.render(prompt, None)
+        template.render_chat(prompt, None)
     };
     assert_eq!(render(json!([1, "two", {}])).unwrap(), "3");
     assert!(refused(render(vec![json!({}); 3_000_000].into())).contains("256 MiB of memory"));
@@ -110,4 +122,26 @@ fn variables_of_the_client_are_charged_and_cannot_be_deep() {
         deep = json!({ "": deep });
     }
     assert!(refused(render(deep)).contains("nested too deeply"));
+}
+
+#[test]
+fn what_takes_long_is_left_to_those_who_have_time_and_is_the_same_then() {
+    let template = template(
+        "{% for a in messages[0].content %}{% for b in messages[0].content %}{% set x = a ~ b %}{% endfor %}\
+         {% endfor %}{{ messages[0].content }}",
+    )
+    .unwrap();
+    let open = |text: &str| ChatPrompt {
+        continue_final_message: true,
+        add_generation_prompt: false,
+        ..chat(&text.into())
+    };
+    let short = template.prepare(open("few")).unwrap();
+    assert_eq!(template.render_quickly(&short, None).unwrap().as_deref(), Some("few"));
+    let text = "x".repeat(1_000);
+    let long = template.prepare(open(&text)).unwrap();
+    assert_eq!(template.render_quickly(&long, None).unwrap(), None);
+    assert_eq!(template.render(&long, None).unwrap(), text);
+    let message = template.render_quickly(&long, Some(10));
+    assert!(message.unwrap().is_none(), "it did not come to its output");
 }
