@@ -375,8 +375,7 @@ impl Model {
         if text.len() <= room.prompt() {
             return Ok(());
         }
-        let least = self.text.least().of(text);
-        if least > room.prompt() { Err(room.exceeded(least)) } else { Ok(()) }
+        self.text.least().beyond(text, room.prompt()).map_or(Ok(()), |n| Err(room.exceeded(n)))
     }
 
     fn check_ids(&self, ids: &[u32], param: &str) -> Result<(), RouteError> {

@@ -205,7 +205,6 @@ async def half_closed(stack: Stack, scale: Scale) -> Outcome:
 SMUGGLED = {
     "gzip, chunked": "{host}Transfer-Encoding: gzip, chunked\r\n",
     "two Transfer-Encoding": "{host}Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
-    "length and chunked": "{host}Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
     "two lengths": "{host}Content-Length: {length}\r\nContent-Length: 5\r\n",
     "two Host": "{host}{host}Content-Length: {length}\r\n",
     "no Host": "Content-Length: {length}\r\n",

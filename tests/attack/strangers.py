@@ -121,7 +121,7 @@ async def made_up_blocks(stack: Stack, scale: Scale) -> Outcome:
     """A stranger announces blocks without end, and models without end."""
     said: list[str] = []
     reader, writer = await dial(stack)
-    welcome = await shake(reader, writer, hello("stranger", "made-up-0", blocks=1 << 30))
+    welcome = await shake(reader, writer, hello("stranger", "made-up-0", blocks=1 << 26))
     said.append(type(welcome).__name__ if welcome else "closed")
     sent = 0
     if isinstance(welcome, Welcome):
@@ -135,26 +135,21 @@ async def made_up_blocks(stack: Stack, scale: Scale) -> Outcome:
     for number, (its_reader, its_writer) in enumerate(others):
         with contextlib.suppress(ConnectionError):
             await shake(its_reader, its_writer, hello(f"s{number}", f"made-up-{number}", blocks=16))
+    for _, its_writer in [*others, (reader, writer)]:
+        its_writer.close()
     worker = start_workers(
         stack.programs, stack.router, None, name="late", flags=["--model", "late"]
     )
     try:
         began = time.monotonic()
         fine = False
+        body = {"model": "late", "prompt": "x", "max_tokens": 1}
         while time.monotonic() - began < 15 and not fine:
-            fine = (
-                await ask(
-                    stack.router,
-                    "/v1/completions",
-                    {"model": "late", "prompt": "x", "max_tokens": 1},
-                )
-            ).status == "200"
+            fine = (await ask(stack.router, "/v1/completions", body)).status == "200"
             await asyncio.sleep(0.1)
     finally:
         worker.terminate()
         worker.wait(10)
-        for _, its_writer in [*others, (reader, writer)]:
-            its_writer.close()
     said.append(f"{sent / 1e6:.1f} M blocks sent")
     said.append("a new model serves" if fine else "a new model is kept out")
     return Outcome(", ".join(said), fine)

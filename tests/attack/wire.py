@@ -85,6 +85,8 @@ async def everything(reader: asyncio.StreamReader) -> bytes:
 def parse(answer: bytes) -> Reply:
     """Status and body of a whole HTTP/1.1 answer."""
     head, _, body = answer.partition(b"\r\n\r\n")
+    while head.startswith(b"HTTP/1.1 1"):  # an interim answer
+        head, _, body = body.partition(b"\r\n\r\n")
     words = head.split(b" ", 2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/"):
         return Reply("closed" if not answer else "not HTTP", answer)

@@ -126,11 +126,30 @@ impl LeastTokens {
         least
     }
 
+    /// The least number of tokens of `text`, or of a first part of it that has too many already, if that is more than `room`.
+    /// So a look at a text of many MiB ends where it is clear that it cannot fit.
+    pub(crate) fn beyond(&self, text: &str, room: usize) -> Option<usize> {
+        let mut end = FIRST_LOOK;
+        while end < text.len() {
+            let part = &text[..(0..=end).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0)];
+            // what follows may merge with its last character, and with no other
+            let least = self.of(part).saturating_sub(char::MAX.len_utf8());
+            if least > room {
+                return Some(least);
+            }
+            end = end.saturating_mul(4);
+        }
+        Some(self.of(text)).filter(|least| *least > room)
+    }
+
     /// Most bytes of text for which one token can stand, or is held to stand.
     pub(crate) fn token_bytes(&self) -> usize {
         self.token_bytes
     }
 }
+
+/// Bytes of a text that are looked at first.
+const FIRST_LOOK: usize = 256 << 10;
 
 /// How SentencePiece spells a space.
 const SPELLED_SPACE: &str = "\u{2581}";

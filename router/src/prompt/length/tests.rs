@@ -107,3 +107,16 @@ fn nfc_shrinks_nothing_to_less_than_a_quarter() {
     }
     assert!(checked > 100_000);
 }
+
+#[test]
+fn a_look_at_a_long_text_ends_where_it_is_clear_and_never_says_more_than_there_is() {
+    let least = least(BYTE_LEVEL);
+    let fits = "é7 ".repeat(FIRST_LOOK / 2);
+    let all = least.of(&fits);
+    assert_eq!(least.beyond(&fits, all), None);
+    assert_eq!(least.beyond(&fits, all - 1), Some(all));
+    let long = "é7 ".repeat(FIRST_LOOK * 2);
+    let beyond = least.beyond(&long, 1_000).unwrap();
+    assert!(beyond > 1_000 && beyond <= least.of(&long[..4 * FIRST_LOOK]), "{beyond}");
+    assert_eq!(least.beyond("", 0), None);
+}
