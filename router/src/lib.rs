@@ -5,6 +5,7 @@
 
 mod admin;
 pub mod app;
+mod background;
 pub mod cli;
 pub mod config;
 mod connection;

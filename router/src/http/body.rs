@@ -9,6 +9,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
+use crate::error::RouteError;
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
 use crate::memory::{Pool, Refused, Share};
@@ -26,6 +27,19 @@ pub(super) struct BodyLimits {
     pub(super) time: Duration,
 }
 
+/// A body as it came, in pieces.
+#[derive(Debug, Default)]
+pub(super) struct Raw {
+    /// Most bodies are one frame, which then is not copied.
+    only: Bytes,
+    /// What was copied out of frames: pieces of [`PIECE`], and the one that is filled.
+    pieces: Vec<Vec<u8>>,
+}
+
+/// A piece of a body. Memory that is used for the first time costs more than the bytes that are copied there; so much of
+/// it in one go holds a thread for some 0.2 ms.
+const PIECE: usize = 256 << 10;
+
 /// The whole body of a request that says that it is JSON.
 ///
 /// # Errors
@@ -35,7 +49,7 @@ pub(super) async fn read(
     request: Request,
     limits: BodyLimits,
     memory: &Pool,
-) -> Result<(Bytes, Share), Reject> {
+) -> Result<(Raw, Share), Reject> {
     check_headers(request.headers())?;
     let declared = declared_length(request.headers());
     let body = request.into_body();
@@ -43,19 +57,17 @@ pub(super) async fn read(
         drain(body);
         return Err(Reject::BodyTooLong { limit: limits.bytes });
     }
-    let expected = declared.and_then(|length| usize::try_from(length).ok());
-    collect(body, limits, expected, memory.share()).await
+    collect(body, limits, memory.share()).await
 }
 
 async fn collect(
     mut body: Body,
     limits: BodyLimits,
-    expected: Option<usize>,
     mut share: Share,
-) -> Result<(Bytes, Share), Reject> {
+) -> Result<(Raw, Share), Reject> {
     let end = Instant::now() + limits.time;
-    let mut first = Bytes::new(); // most bodies are one frame, which then is not copied
-    let mut whole = Vec::new();
+    let mut raw = Raw::default();
+    let mut since_pause = 0;
     loop {
         let frame = timeout_at(end, body.frame()).await;
         let frame = match frame {
@@ -65,44 +77,87 @@ async fn collect(
             Ok(Some(Ok(frame))) => frame,
         };
         let Ok(data) = frame.into_data() else { continue }; // trailers
-        if first.len() + whole.len() + data.len() > limits.bytes {
+        if raw.len() + data.len() > limits.bytes {
             drain(body);
             return Err(Reject::BodyTooLong { limit: limits.bytes });
         }
-        let first_frame = first.is_empty() && whole.is_empty();
-        let charged = if first_frame {
-            share.charge(data.len())
-        } else {
-            room(&mut whole, first.len() + data.len(), expected, &mut share)
-        };
-        if let Err(refused) = charged {
+        since_pause += data.len();
+        if let Err(refused) = raw.push(data, &mut share) {
             drain(body);
             return Err(refused.body(None).into());
         }
-        if first_frame {
-            first = data;
-        } else {
-            share.give_back(first.len());
-            whole.extend_from_slice(&std::mem::take(&mut first));
-            whole.extend_from_slice(&data);
+        if since_pause >= PIECE {
+            since_pause = 0;
+            // a socket that always has more would hold this thread for megabytes
+            tokio::task::yield_now().await;
         }
     }
-    let bytes = if whole.is_empty() { first } else { Bytes::from(whole) };
-    Ok((bytes, share))
+    Ok((raw, share))
 }
 
-/// Makes room for this much more, charged as it grows: a client that announces a long body takes nothing by that.
-fn room(
-    whole: &mut Vec<u8>,
-    more: usize,
-    expected: Option<usize>,
-    share: &mut Share,
-) -> Result<(), Refused> {
-    let (old, needed) = (whole.capacity(), whole.len() + more);
+impl Raw {
+    pub(super) fn len(&self) -> usize {
+        self.only.len() + self.pieces.iter().map(Vec::len).sum::<usize>()
+    }
+
+    /// Adds a frame, charged as room for it is made: a client that announces a long body takes nothing by that.
+    fn push(&mut self, data: Bytes, share: &mut Share) -> Result<(), Refused> {
+        if self.only.is_empty() && self.pieces.is_empty() {
+            share.charge(data.len())?;
+            self.only = data;
+            return Ok(());
+        }
+        if !self.only.is_empty() {
+            let first = std::mem::take(&mut self.only);
+            self.copy(&first, share)?;
+            share.give_back(first.len());
+        }
+        self.copy(&data, share)
+    }
+
+    fn copy(&mut self, mut data: &[u8], share: &mut Share) -> Result<(), Refused> {
+        while !data.is_empty() {
+            let full = self.pieces.last().is_none_or(|piece| piece.len() >= PIECE);
+            if full {
+                share.charge(size_of::<Vec<u8>>())?;
+                self.pieces.push(Vec::new());
+            }
+            let piece = self.pieces.last_mut().expect("one was pushed if there was none");
+            let (now, later) = data.split_at(data.len().min(PIECE - piece.len()));
+            room(piece, now.len(), share)?;
+            piece.extend_from_slice(now);
+            data = later;
+        }
+        Ok(())
+    }
+
+    /// In one piece. That is a copy of a body of more than one piece, so it is for threads that serve no sockets if the
+    /// body is large.
+    ///
+    /// # Errors
+    /// `BodyTooComplex` or `Overloaded` if there is no memory for the copy.
+    pub(super) fn joined(mut self, share: &mut Share) -> Result<Bytes, RouteError> {
+        if self.pieces.len() <= 1 {
+            return Ok(self.pieces.pop().map_or(self.only, Bytes::from));
+        }
+        let len = self.len();
+        share.charge(len).map_err(|refused| refused.body(None))?;
+        let mut whole = Vec::with_capacity(len);
+        for piece in self.pieces {
+            whole.extend_from_slice(&piece);
+            share.give_back(piece.capacity() + size_of::<Vec<u8>>());
+        }
+        Ok(Bytes::from(whole))
+    }
+}
+
+/// Makes room for this much more in a piece: it doubles, up to a whole one.
+fn room(piece: &mut Vec<u8>, more: usize, share: &mut Share) -> Result<(), Refused> {
+    let (old, needed) = (piece.capacity(), piece.len() + more);
     if needed > old {
-        let new = needed.max((2 * old).min(expected.unwrap_or(usize::MAX)));
+        let new = needed.max(2 * old).min(PIECE);
         share.charge(new)?; // while it moves there may be both
-        whole.reserve_exact(new - whole.len());
+        piece.reserve_exact(new - piece.len());
         share.give_back(old);
     }
     Ok(())
@@ -164,7 +219,6 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
-    use crate::error::RouteError;
 
     fn body(frames: &[usize]) -> Request {
         let frames: Vec<_> =
@@ -176,18 +230,53 @@ mod tests {
     async fn bodies_are_charged_for_the_room_that_they_take() {
         let memory = Pool::private(1 << 20);
         let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
-        let (bytes, share) = read(body(&[5000]), limits, &memory).await.unwrap();
-        assert_eq!((bytes.len(), share.used()), (5000, 5000));
+        let (raw, share) = read(body(&[5000]), limits, &memory).await.unwrap();
+        assert_eq!((raw.len(), share.used()), (5000, 5000));
         drop(share);
-        let (bytes, share) = read(body(&[5000, 3000, 1]), limits, &memory).await.unwrap();
-        assert_eq!((bytes.len(), share.used()), (8001, 16_000));
+        let (raw, share) = read(body(&[5000, 3000, 1]), limits, &memory).await.unwrap();
+        assert_eq!((raw.len(), share.used()), (8001, 10_000 + size_of::<Vec<u8>>()));
         assert!(share.peak() <= 3 * 8001);
-        drop(share);
-        let refused = read(body(&[600_000, 400_000]), limits, &memory).await;
-        let Err(Reject::Route(RouteError::BodyTooComplex { .. })) = refused else {
-            panic!("1,600,000 bytes while it moves")
-        };
+        drop((raw, share));
         assert!(read(body(&[1 << 20]), limits, &memory).await.is_ok(), "nothing was kept");
+        let too_small = Pool::private(1_000_000);
+        let refused = read(body(&[600_000, 400_000]), limits, &too_small).await;
+        let Err(Reject::Route(RouteError::BodyTooComplex { .. })) = refused else {
+            panic!("the pieces are of 256 KiB, and the first frame is there until it is copied")
+        };
+    }
+
+    #[tokio::test]
+    async fn a_long_body_is_joined_and_charged_once_in_the_end() {
+        let memory = Pool::private(1 << 22);
+        let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
+        for frames in [&[PIECE, 1][..], &[PIECE - 1, 2], &[1, PIECE, PIECE], &[1; 9], &[900_000, 7]]
+        {
+            let mut sent = Vec::new();
+            let parts: Vec<_> = (0u8..)
+                .zip(frames)
+                .map(|(i, len)| {
+                    sent.extend(std::iter::repeat_n(i, *len));
+                    Ok::<_, Infallible>(vec![i; *len])
+                })
+                .collect();
+            let request = Request::new(Body::from_stream(futures_util::stream::iter(parts)));
+            let (raw, mut share) = read(request, limits, &memory).await.unwrap();
+            assert_eq!(raw.len(), sent.len());
+            let pieces = raw.pieces.len();
+            let bytes = raw.joined(&mut share).unwrap();
+            assert!(bytes == sent, "{frames:?}");
+            if pieces > 1 {
+                assert_eq!(share.used(), sent.len(), "{frames:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn joining_without_memory_for_a_copy_is_refused() {
+        let memory = Pool::private(1_500_000);
+        let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
+        let (raw, mut share) = read(body(&[400_000, 600_000]), limits, &memory).await.unwrap();
+        assert!(matches!(raw.joined(&mut share), Err(RouteError::BodyTooComplex { .. })));
     }
 
     #[test]

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
-use bytes::Bytes;
 
 use crate::app::App;
+use crate::background;
 use crate::error::RouteError;
 use crate::http::Surface;
-use crate::http::body::{self, BodyLimits};
+use crate::http::body::{self, BodyLimits, Raw};
 use crate::http::call::Call;
 use crate::http::chat_reply::ChatReply;
 use crate::http::completion_reply::CompletionReply;
@@ -26,6 +26,9 @@ use crate::request::Prompt;
 
 /// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, at most 1 ms of parsing.
 const LARGE_BODY_BYTES: usize = 64 << 10;
+
+/// And from this size on at a low priority, on a thread of their own: tens of milliseconds.
+const LONG_BODY_BYTES: usize = 1 << 20;
 
 /// Answers a chat.
 pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Response {
@@ -162,27 +165,32 @@ pub(super) async fn read<T: Send + 'static>(
 ) -> Result<T, Reject> {
     let config = &surface.app.config.http;
     let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
-    let (bytes, memory) = body::read(request, limits, &surface.app.memory.bodies).await?;
-    if bytes.len() < LARGE_BODY_BYTES {
-        return Ok(parse(bytes, ids, memory).and_then(check)?);
+    let (raw, memory) = body::read(request, limits, &surface.app.memory.bodies).await?;
+    let len = raw.len();
+    if len < LARGE_BODY_BYTES {
+        return Ok(parse(raw, ids, memory).and_then(check)?);
     }
     let turn = Arc::clone(&surface.app.memory.parsers).acquire_owned().await;
     let turn = turn.map_err(|error| RouteError::Internal(error.to_string()))?;
     // a client that hangs up does not stop the parser: until it is done it keeps its turn and its memory
-    let checked = tokio::task::spawn_blocking(move || {
-        let checked = parse(bytes, ids, memory).and_then(check);
+    let work = move || {
+        let checked = parse(raw, ids, memory).and_then(check);
         drop(turn);
         checked
-    });
-    let checked = checked.await.map_err(|error| RouteError::Internal(error.to_string()))?;
-    Ok(checked?)
+    };
+    if len < LONG_BODY_BYTES {
+        let checked = tokio::task::spawn_blocking(work).await;
+        return Ok(checked.map_err(|error| RouteError::Internal(error.to_string()))??);
+    }
+    Ok(background::run("parse", work).await??)
 }
 
-fn parse(bytes: Bytes, ids: Option<IdsField>, mut memory: Share) -> Result<Read, RouteError> {
-    let raw = memory.used();
+fn parse(raw: Raw, ids: Option<IdsField>, mut memory: Share) -> Result<Read, RouteError> {
+    let bytes = raw.joined(&mut memory)?;
+    let held = memory.used();
     let json::Document { value, ids } = json::parse(&bytes, ids, &mut memory)?;
     drop(bytes);
-    memory.give_back(raw);
+    memory.give_back(held);
     Ok(Read { fields: Fields::of_body(value)?, ids, memory })
 }
 

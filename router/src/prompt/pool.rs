@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::queue::{Bounds, Full, Job, Queue};
+use crate::background;
 use crate::error::RouteError;
 
 /// Threads that render templates and tokenise. One pool serves all models.
@@ -43,7 +44,7 @@ struct Lanes {
 pub(crate) enum Lane {
     /// All threads but one. A turn takes some 10 ms here.
     Quick,
-    /// A thread for turns that may take longer.
+    /// A thread of low priority for turns that may take longer.
     Slow,
 }
 
@@ -114,10 +115,14 @@ impl TokenizePool {
         let quick = (0..threads).map(|i| (format!("tokenize-{i}"), Lane::Quick));
         for (name, lane) in quick.chain([("tokenize-slow".to_owned(), Lane::Slow)]) {
             let shared = Arc::clone(&shared);
-            let thread = std::thread::Builder::new()
-                .name(name)
-                .stack_size(STACK_BYTES)
-                .spawn(move || shared.work(lane))?;
+            let thread = std::thread::Builder::new().name(name).stack_size(STACK_BYTES).spawn(
+                move || {
+                    if lane == Lane::Slow {
+                        background::lower_priority();
+                    }
+                    shared.work(lane);
+                },
+            )?;
             lock(&pool.threads).push(thread);
         }
         Ok(pool)
