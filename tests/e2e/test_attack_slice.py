@@ -14,7 +14,6 @@ from attack.attack import Attack, Scale, Trial
 from attack.stack import Programs, stack, with_template
 
 SMALL = Scale(1 / 32, quiet_s=0.2, least_s=0.2, rest_s=0.0)
-MOST_MB = 96.0  # beside a router that holds about 60
 ATTACKS = [*memory.ATTACKS, *templates.ATTACKS, *floods.ATTACKS, *strangers.ATTACKS]
 
 
@@ -47,7 +46,7 @@ async def test_attacks_cost_little_and_nobody_else_fails(attacks: list[Attack], 
             row = await beside_probe(attack, running, SMALL)
             assert row.held, row
             assert row.others_failed == 0, row
-            most_mb = attack.most_mb if attack.template else min(attack.most_mb, MOST_MB)
+            most_mb = attack.most_mb if attack.template else min(attack.most_mb, attack.slice_mb)
             assert row.peak_mb - row.rest_mb < most_mb, row
         assert await asyncio.to_thread(running.router.end) is not None, "SIGTERM did not end it"
 
