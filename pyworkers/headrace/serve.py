@@ -36,6 +36,7 @@ ROUTER_STOP_S = 10.0  # after its drain; it ends by itself within 8 s
 WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
 STOP_OVERDUE_S = 5.0  # after all that, this process is ended
 POLL_S = 0.1
+READY_TIMEOUT_S = 1.0  # of one question to the router on this machine; an orderly end waits for it
 
 ONE_THREAD = {  # a machine's cores are shared out by the number of workers
     "OMP_NUM_THREADS": "1",
@@ -321,7 +322,7 @@ def check_exposed(host: str, router_argv: list[str]) -> None:
 def ready_workers(config: ServeSettings) -> dict[str, str] | None:
     """Model by name of each worker that can take requests; None while the router cannot answer."""
     assert config.admin is not None
-    connection = UnixConnection(config.admin, timeout=5)
+    connection = UnixConnection(config.admin, timeout=READY_TIMEOUT_S)
     try:
         connection.request("GET", "/workers")
         listed = json.loads(connection.getresponse().read())
@@ -338,13 +339,25 @@ def print_ready(config: ServeSettings, model: str, seconds: float) -> None:
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     )
+    export, key = key_lines(config.router_argv)
     print(
-        f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n\n"
-        f"  curl -N {config.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n\n{export}"
+        f"  curl -N {config.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
         f"  headrace chat --url {config.url}\n",
         flush=True,
     )
+
+
+def key_lines(router_argv: list[str]) -> tuple[str, str]:
+    """What the printed commands need where the router asks for an API key: a line before them, and a line of curl's."""
+    value = os.environ.get("HEADRACE_API_KEY", "")
+    file = next((word for word in router_argv if word.startswith("--api-key-file")), None)
+    if not value and file is None:
+        return "", ""
+    one_key = file is None and "," not in value
+    export = "" if one_key else "  export HEADRACE_API_KEY=...  # one of the API keys\n"
+    return export, '    -H "Authorization: Bearer $HEADRACE_API_KEY" \\\n'
 
 
 def router_command(config: ServeSettings, folder: Path) -> Command:

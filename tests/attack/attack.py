@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from attack.stack import Programs, Stack
 
@@ -35,7 +36,7 @@ class Attack:
     """An attack on a router that serves others meanwhile."""
 
     name: str
-    run: Callable[[Stack, Scale], Awaitable[Outcome]]
+    run: Callable[[Stack, Scale], Coroutine[Any, Any, Outcome]]
     most_mb: float  # that the router's memory may grow by, from the documented bounds
     slice_mb: float = 96.0  # and at a thirty-second of its size
     flags: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ use super::python;
 use super::text::{Text, Writer};
 use crate::prompt::jinja::error::Error;
 use crate::prompt::jinja::scope::Machine;
-use crate::prompt::jinja::value::Value;
+use crate::prompt::jinja::value::{List, Value};
 
 /// A value as a string: itself, if it is one.
 pub(crate) fn display<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Text<'r>, Error> {
@@ -54,14 +54,7 @@ fn write_debug<'r>(
         Value::Int(x) => out.push(&x.get().to_string())?,
         Value::Float(x) => out.push(&format!("{x:?}"))?,
         Value::Text(text) => quoted(&text.read(), out)?,
-        Value::List(list) | Value::Lazy(list) => {
-            out.push("[")?;
-            for (i, item) in list.read().iter().enumerate() {
-                out.push(if i > 0 { ", " } else { "" })?;
-                write_debug(machine, item, out)?;
-            }
-            out.push("]")?;
-        }
+        Value::List(list) | Value::Lazy(list) => write_list(machine, list, out, write_debug)?,
         Value::Macro(decl, _) => {
             out.push("<macro ")?;
             out.push(&machine.program.names[decl.name])?;
@@ -73,20 +66,45 @@ fn write_debug<'r>(
             out.push(&format!("<loop {}/{length}>", state.index.unwrap_or_default()))?;
         }
         Value::Function(_) => out.push("<function>")?,
-        Value::Map(_) | Value::Namespace(_) => {
-            let map = machine.as_map(value)?;
-            out.push("{")?;
-            for (i, (key, value)) in map.iter().flat_map(|map| map.iter()).enumerate() {
-                out.push(if i > 0 { ", " } else { "" })?;
-                write_debug(machine, key, out)?;
-                out.push(": ")?;
-                write_debug(machine, value, out)?;
-            }
-            out.push("}")?;
-        }
+        Value::Map(_) | Value::Namespace(_) => write_map(machine, value, out, write_debug)?,
     }
     machine.budget.up();
     Ok(())
+}
+
+/// How one value is written; its own lists and maps call it again.
+type Write<'r> = fn(&Machine<'r>, &Value<'r>, &mut Writer<'_>) -> Result<(), Error>;
+
+pub(super) fn write_list<'r>(
+    machine: &Machine<'r>,
+    list: &List<'r>,
+    out: &mut Writer<'_>,
+    write: Write<'r>,
+) -> Result<(), Error> {
+    out.push("[")?;
+    for (i, item) in list.read().iter().enumerate() {
+        out.push(if i > 0 { ", " } else { "" })?;
+        write(machine, item, out)?;
+    }
+    out.push("]")
+}
+
+/// What can be read as a map.
+pub(super) fn write_map<'r>(
+    machine: &Machine<'r>,
+    value: &Value<'r>,
+    out: &mut Writer<'_>,
+    write: Write<'r>,
+) -> Result<(), Error> {
+    let map = machine.as_map(value)?;
+    out.push("{")?;
+    for (i, (key, value)) in map.iter().flat_map(|map| map.iter()).enumerate() {
+        out.push(if i > 0 { ", " } else { "" })?;
+        write(machine, key, out)?;
+        out.push(": ")?;
+        write(machine, value, out)?;
+    }
+    out.push("}")
 }
 
 /// A string as Rust's `{:?}` writes it.

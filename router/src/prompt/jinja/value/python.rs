@@ -19,24 +19,9 @@ pub(crate) fn repr<'r>(
         Value::Bool(x) => out.push(if *x { "True" } else { "False" })?,
         Value::Int(_) | Value::Float(_) => out.push(&number(value))?,
         Value::Text(text) => repr_str(&text.read(), out)?,
-        Value::List(list) => {
-            out.push("[")?;
-            for (i, item) in list.read().iter().enumerate() {
-                out.push(if i > 0 { ", " } else { "" })?;
-                repr(machine, item, out)?;
-            }
-            out.push("]")?;
-        }
+        Value::List(list) => print::write_list(machine, list, out, repr)?,
         Value::Map(_) | Value::Namespace(_) | Value::Loop(_) | Value::Macro(..) => {
-            let map = machine.as_map(value)?;
-            out.push("{")?;
-            for (i, (key, value)) in map.iter().flat_map(|map| map.iter()).enumerate() {
-                out.push(if i > 0 { ", " } else { "" })?;
-                repr(machine, key, out)?;
-                out.push(": ")?;
-                repr(machine, value, out)?;
-            }
-            out.push("}")?;
+            print::write_map(machine, value, out, repr)?;
         }
         Value::Lazy(_) | Value::Function(_) => print::write_display(machine, value, out)?,
     }
