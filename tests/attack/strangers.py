@@ -180,6 +180,11 @@ async def say(writer: asyncio.StreamWriter, frame: Frame) -> None:
     await writer.drain()
 
 
+async def hear(reader: asyncio.StreamReader) -> Frame:
+    (length,) = struct.unpack("<I", await reader.readexactly(4))
+    return codec.decode(await reader.readexactly(length))
+
+
 async def shake(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: Hello
 ) -> Welcome | Refuse | None:
@@ -187,8 +192,7 @@ async def shake(
     await say(writer, first)
     try:
         async with asyncio.timeout(10):
-            (length,) = struct.unpack("<I", await reader.readexactly(4))
-            frame = codec.decode(await reader.readexactly(length))
+            frame = await hear(reader)
     except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         return None
     return frame if isinstance(frame, Welcome | Refuse) else None
