@@ -18,7 +18,17 @@ import time
 from pathlib import Path
 from typing import Any
 
-from attack import floods, memory, processes, strangers, templates
+from attack import (
+    floods,
+    kv_port,
+    liars,
+    memory,
+    processes,
+    real_worker,
+    strangers,
+    templates,
+    tenants,
+)
 from attack.attack import Attack, Outcome, Scale, Trial
 from attack.report import Row, percentile, table
 from attack.stack import ROOT, Programs, Stack, others_between, stack, status_of, with_template
@@ -31,8 +41,15 @@ ATTACKER_NICE = 15
 
 def main() -> int:
     args = arguments()
-    attacks = [*memory.ATTACKS, *templates.ATTACKS, *floods.ATTACKS, *strangers.ATTACKS]
-    chosen = [a for a in [*attacks, *processes.TRIALS] if args.only in a.name]
+    attacks = [
+        *memory.ATTACKS,
+        *templates.ATTACKS,
+        *floods.ATTACKS,
+        *strangers.ATTACKS,
+        *liars.ATTACKS,
+    ]
+    trials = [*processes.TRIALS, *tenants.TRIALS, *kv_port.TRIALS, *real_worker.TRIALS]
+    chosen = [a for a in [*attacks, *trials] if args.only in a.name]
     if args.list:
         print("\n".join(attack.name for attack in chosen))
         return 0

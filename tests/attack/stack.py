@@ -151,16 +151,18 @@ def start_workers(
     *,
     count: int = 2,
     step_ms: float = STEP_MS,
+    prefill_ms: float = 0.0,
     name: str = "w",
     flags: Sequence[str] = (),
 ) -> subprocess.Popen[bytes]:
-    """Workers without a model: real protocol, steps of `step_ms`, room for everybody."""
+    """Workers without a model: real protocol, steps of `step_ms` and more for each prompt token, room for everybody."""
+    cost = ["--cost", f"{step_ms},{prefill_ms},0,0,0", "--noise", "0"]
     room = ["--sequences", "8192", "--batched-tokens", "65536", "--waiting", "65536"]
     pool = ["--block-tokens", "16", "--blocks", "262144"]
     return subprocess.Popen(
         [
             *(*programs.bench, "mock", "--router", router.socket, "--workers", str(count)),
-            *("--name", name, "--cost", f"{step_ms},0,0,0,0", "--noise", "0", *room, *pool),
+            *("--name", name, *cost, *room, *pool),
             *([] if doc is None else ["--doc", str(doc)]),
             *flags,
         ],

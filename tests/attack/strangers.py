@@ -1,10 +1,9 @@
-"""Whoever should not: web pages, other tenants, and processes that dial in as workers."""
+"""Whoever should not: web pages, and processes that dial in as workers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import struct
 import time
@@ -47,26 +46,6 @@ async def web_page(stack: Stack, scale: Scale) -> Outcome:
     }
     told = ", ".join(f"{name} {reply.status}" for name, reply in replies.items())
     return Outcome(told, all(reply.status.startswith("4") for reply in replies.values()))
-
-
-async def other_tenant(stack: Stack, scale: Scale) -> Outcome:
-    """Key B sends what key A sent, and asks what became of A's request."""
-    prompt = "a secret that only A knows, and that is long enough for some blocks " * 8
-    body = {"model": stack.model, "prompt": prompt, "max_tokens": 1}
-
-    async def cached(key: str, request: str) -> int:
-        headers = [("Authorization", f"Bearer {key}"), ("X-Request-ID", request)]
-        reply = await ask(stack.router, "/v1/completions", body, headers)
-        usage = json.loads(reply.body)["usage"]
-        return (usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
-
-    await cached("key-of-a", "secret-of-a")
-    own = await cached("key-of-a", "again")
-    foreign = await cached("key-of-b", "of-b")
-    look = get(stack.router, "/decisions/secret-of-a", [("Authorization", "Bearer key-of-b")])
-    seen = await send(stack.router, look, 10)
-    told = f"A again {own} cached, B {foreign} cached, B on A's decision {seen.status}"
-    return Outcome(told, own > 0 and foreign == 0 and seen.status != "200")
 
 
 async def same_name(stack: Stack, scale: Scale) -> Outcome:
@@ -180,6 +159,11 @@ async def say(writer: asyncio.StreamWriter, frame: Frame) -> None:
     await writer.drain()
 
 
+async def hear(reader: asyncio.StreamReader) -> Frame:
+    (length,) = struct.unpack("<I", await reader.readexactly(4))
+    return codec.decode(await reader.readexactly(length))
+
+
 async def shake(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, first: Hello
 ) -> Welcome | Refuse | None:
@@ -187,8 +171,7 @@ async def shake(
     await say(writer, first)
     try:
         async with asyncio.timeout(10):
-            (length,) = struct.unpack("<I", await reader.readexactly(4))
-            frame = codec.decode(await reader.readexactly(length))
+            frame = await hear(reader)
     except (asyncio.IncompleteReadError, ConnectionError, TimeoutError):
         return None
     return frame if isinstance(frame, Welcome | Refuse) else None

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from attack import floods, memory, processes, strangers, templates
+from attack import floods, kv_port, liars, memory, processes, strangers, templates, tenants
 from attack.__main__ import MODEL, beside_probe
 from attack.attack import Attack, Scale, Trial
 from attack.stack import Programs, stack, with_template
 
 SMALL = Scale(1 / 32, quiet_s=0.2, least_s=0.2, rest_s=0.0)
-ATTACKS = [*memory.ATTACKS, *templates.ATTACKS, *floods.ATTACKS, *strangers.ATTACKS]
+ATTACKS = [*memory.ATTACKS, *templates.ATTACKS, *floods.ATTACKS, *strangers.ATTACKS, *liars.ATTACKS]
 
 
 def groups() -> list[list[Attack]]:
@@ -54,4 +54,10 @@ async def test_attacks_cost_little_and_nobody_else_fails(attacks: list[Attack], 
 @pytest.mark.parametrize("trial", processes.TRIALS, ids=lambda trial: trial.name)
 async def test_nothing_keeps_a_process_from_its_end(trial: Trial, doc: Path) -> None:
     outcome = await asyncio.wait_for(trial.run(Programs.installed(), doc, SMALL), 120)
+    assert outcome.held, outcome
+
+
+@pytest.mark.parametrize("trial", [*tenants.TRIALS, *kv_port.TRIALS], ids=lambda trial: trial.name)
+async def test_who_has_no_key_or_ticket_learns_nothing(trial: Trial, doc: Path) -> None:
+    outcome = await asyncio.wait_for(trial.run(Programs.installed(), doc, SMALL), 60)
     assert outcome.held, outcome
