@@ -1,7 +1,7 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
 //! `args` is what was typed. Each part of it is checked here or in `registration` (about being found), `routing` (about
-//! choosing workers), `access` with `keys` (about who may come in) and `memory`.
+//! choosing workers), `access` with `keys` (about who may come in), `memory` and `log`.
 
 mod access;
 mod args;
@@ -9,6 +9,7 @@ pub mod argv;
 pub mod environment;
 mod fleet_limits;
 mod keys;
+mod log;
 mod memory;
 mod registration;
 mod routing;
@@ -199,6 +200,16 @@ pub enum ConfigError {
         /// What would be right.
         remedy: String,
     },
+    /// The value of a variable of the environment.
+    #[error("{variable}: {problem}; {remedy}")]
+    Variable {
+        /// Name.
+        variable: &'static str,
+        /// What is wrong.
+        problem: String,
+        /// What would be right.
+        remedy: String,
+    },
     /// The file that it names.
     #[error("--{flag}: cannot read {path}: {source}")]
     File {
@@ -300,13 +311,27 @@ impl TryFrom<RouterArgs> for Config {
             policy: policy("policy", &args.policy)?,
             routing,
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),
-            log: log(args.log_level, &args.log_format)?,
+            log: log::check(&args.log_level, &args.log_format)?,
         })
     }
 }
 
 fn flag(flag: &'static str, problem: String, remedy: &str) -> ConfigError {
     ConfigError::Flag { flag, problem, remedy: remedy.to_owned() }
+}
+
+/// Where `value` came from: `variable` if that holds it, otherwise the flag.
+fn flag_or_variable(
+    name: &'static str,
+    variable: &'static str,
+    value: &str,
+    problem: String,
+    remedy: &str,
+) -> ConfigError {
+    if environment::one(variable).as_deref() != Some(value) {
+        return flag(name, problem, remedy);
+    }
+    ConfigError::Variable { variable, problem, remedy: remedy.to_owned() }
 }
 
 fn millis(name: &'static str, ms: u64) -> Result<Duration, ConfigError> {
@@ -350,20 +375,21 @@ fn secret(
     file: Option<&Path>,
     warnings: &mut Vec<String>,
 ) -> Result<Option<Secret>, ConfigError> {
-    let text = match (file, text) {
+    let given = match (file, text) {
         (Some(path), _) => keys::read("secret-file", path, warnings)?,
         (None, Some(text)) => text.to_owned(),
         (None, None) => return Ok(None),
     };
-    let text = text.trim_end_matches(['\r', '\n']);
-    if text.len() < 8 {
-        return Err(flag(
-            "secret-file",
-            format!("the secret has {} bytes", text.len()),
-            "use at least 8, such as the output of `openssl rand -hex 16`",
-        ));
+    let secret = given.trim_end_matches(['\r', '\n']);
+    if secret.len() < 8 {
+        let problem = format!("the secret has {} bytes", secret.len());
+        let remedy = "use at least 8, such as the output of `openssl rand -hex 16`";
+        return Err(match file {
+            Some(_) => flag("secret-file", problem, remedy),
+            None => flag_or_variable("secret-file", "HEADRACE_SECRET", &given, problem, remedy),
+        });
     }
-    Ok(Some(Secret(text.to_owned())))
+    Ok(Some(Secret(secret.to_owned())))
 }
 
 fn tls_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<TlsFiles>, ConfigError> {
@@ -388,21 +414,6 @@ fn policy(what: &'static str, name: &str) -> Result<PolicyName, ConfigError> {
         let names: Vec<&str> = PolicyName::ALL.iter().map(|policy| policy.as_str()).collect();
         flag(what, format!("there is no {name:?}"), &format!("take one of {}", names.join(", ")))
     })
-}
-
-fn log(filter: String, format: &str) -> Result<LogConfig, ConfigError> {
-    if let Err(error) = tracing_subscriber::EnvFilter::try_new(&filter) {
-        return Err(flag(
-            "log-level",
-            format!("{filter:?} is no filter ({error})"),
-            "take error, warn, info, debug or trace",
-        ));
-    }
-    match format {
-        "text" => Ok(LogConfig { filter, json: false }),
-        "json" => Ok(LogConfig { filter, json: true }),
-        _ => Err(flag("log-format", format!("there is no {format:?}"), "take text or json")),
-    }
 }
 
 #[cfg(test)]

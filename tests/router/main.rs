@@ -8,4 +8,5 @@ mod fake_worker;
 mod fleet;
 mod golden;
 mod http;
+mod process;
 mod prompt;

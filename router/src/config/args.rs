@@ -230,7 +230,8 @@ pub struct RouterArgs {
     #[arg(long, value_name = "S", default_value_t = 10, help_heading = "Workers")]
     pub register_ttl_s: u32,
 
-    /// What is logged: error, warn, info, debug, trace, or a filter such as `info,headrace_router::fleet=debug`.
+    /// What is logged: error, warn (or warning), info, debug, trace, off, or a filter such as
+    /// `info,headrace_router::fleet=debug`.
     #[arg(long, env = "HEADRACE_LOG", default_value = "info", help_heading = "Log")]
     pub log_level: String,
     /// How it is logged: text or json.

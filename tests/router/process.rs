@@ -1,0 +1,64 @@
+//! The program as people start it: what it says of wrong settings, what it warns of, and signals.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Child, Command, Stdio};
+
+const ROUTER: &str = env!("CARGO_BIN_EXE_headrace-router");
+const FREE_PORTS: &str = "--port 0 --worker-listen 127.0.0.1:0";
+
+/// A shell that becomes a router with these flags, after `before`.
+fn shell(before: &str, flags: &str) -> Command {
+    let mut command = Command::new("sh");
+    command.args(["-c", &format!("{before} exec {ROUTER} {FREE_PORTS} {flags}")]);
+    for variable in ["HEADRACE_LOG", "HEADRACE_SECRET", "HEADRACE_API_KEY", "HEADRACE_ADMIN_KEY"] {
+        command.env_remove(variable);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command
+}
+
+/// It listens.
+fn started(mut command: Command) -> Child {
+    let mut router = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(router.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.contains("for clients"), "{line}");
+    router
+}
+
+/// The exit status, `None` where a signal was its end, and the log.
+fn ended_by(signal: &str, mut router: Child) -> (Option<i32>, String) {
+    let pid = router.id().to_string();
+    assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    let mut log = String::new();
+    router.stderr.as_mut().unwrap().read_to_string(&mut log).unwrap();
+    (router.wait().unwrap().code(), log)
+}
+
+/// What it says of settings that cannot be right.
+fn refused(flags: &str, variable: Option<(&str, &str)>) -> String {
+    let output = shell("", flags).envs(variable).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_wrong_variable_is_named_and_not_the_flag_that_was_not_given() {
+    let of_variable = refused("", Some(("HEADRACE_SECRET", "short")));
+    assert!(
+        of_variable.starts_with("headrace-router: HEADRACE_SECRET: the secret"),
+        "{of_variable}"
+    );
+    let of_variable = refused("", Some(("HEADRACE_LOG", "foo")));
+    assert!(of_variable.starts_with("headrace-router: HEADRACE_LOG: \"foo\""), "{of_variable}");
+    let of_flag = refused("--log-level foo", Some(("HEADRACE_LOG", "info")));
+    assert!(of_flag.starts_with("headrace-router: --log-level: \"foo\""), "{of_flag}");
+}
+
+#[test]
+fn at_the_level_that_python_calls_warning_warnings_are_logged() {
+    let limit = "ulimit -Sn 64 && ulimit -Hn 256 &&";
+    let router = started(shell(limit, "--log-level warning --max-connections 1000"));
+    let (_, log) = ended_by("-TERM", router);
+    assert!(log.contains(" WARN ") && !log.contains(" INFO "), "{log}");
+}
