@@ -22,6 +22,7 @@ use std::time::Duration;
 use crate::core::policy::PolicyName;
 
 pub use access::{AccessConfig, Names};
+pub(crate) use args::MAX_CONNECTIONS;
 pub use args::RouterArgs;
 pub use fleet_limits::FleetLimits;
 pub use keys::{Keys, Tenant, first_key};

@@ -2,6 +2,8 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::config::MAX_CONNECTIONS;
+
 /// Of all descriptors, one in so many is kept for workers, logs and the runtime. A guess: more workers than clients is
 /// nothing that happens.
 const KEPT_SHARE: u64 = 8;
@@ -9,7 +11,7 @@ const KEPT_SHARE: u64 = 8;
 const KEPT_LEAST: u64 = 32;
 
 /// Raises this process's soft limit of open files to the hard one, and returns how many clients may be connected: `wanted`,
-/// or fewer where the limit does not allow them.
+/// or fewer where the limit does not allow them. Whoever named a number is warned.
 pub(crate) fn connections(wanted: usize) -> usize {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit { current: limit.maximum, ..limit };
@@ -21,7 +23,13 @@ pub(crate) fn connections(wanted: usize) -> usize {
         }
     };
     let most = allowed(wanted, limit);
-    if most < wanted {
+    if most < wanted && wanted == MAX_CONNECTIONS {
+        tracing::info!(
+            open_files = limit,
+            connections = most,
+            "the limit of open files bounds the clients that can be connected at a time (`ulimit -Hn`)"
+        );
+    } else if most < wanted {
         tracing::warn!(
             max_connections = wanted,
             open_files = limit,

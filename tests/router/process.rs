@@ -62,3 +62,18 @@ fn at_the_level_that_python_calls_warning_warnings_are_logged() {
     let (_, log) = ended_by("-TERM", router);
     assert!(log.contains(" WARN ") && !log.contains(" INFO "), "{log}");
 }
+
+#[test]
+fn fewer_connections_than_usual_are_no_reason_to_warn_and_fewer_than_asked_for_are() {
+    let limit = "ulimit -Sn 64 && ulimit -Hn 256 &&";
+    let (status, log) = ended_by("-TERM", started(shell(limit, "")));
+    assert!(
+        status == Some(0) && !log.contains(" WARN ") && log.contains("connections=224"),
+        "{log}"
+    );
+    let (_, log) = ended_by("-TERM", started(shell(limit, "--max-connections 1000")));
+    assert!(
+        log.contains(" WARN ") && log.contains("fewer clients than --max-connections"),
+        "{log}"
+    );
+}

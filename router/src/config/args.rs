@@ -6,6 +6,9 @@ use clap::Parser as _;
 
 use super::environment;
 
+/// Of clients, where nobody named another number.
+pub(crate) const MAX_CONNECTIONS: usize = 32_768;
+
 /// The flags of `headrace router` and of the binary `headrace-router`; the Python binding takes the same names.
 #[derive(Debug, Clone, clap::Args, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
@@ -144,7 +147,7 @@ pub struct RouterArgs {
     #[arg(long, value_name = "N", default_value_t = 0, help_heading = "Bounds")]
     pub tenant_streams: usize,
     /// Connections of clients that may be open at once.
-    #[arg(long, value_name = "N", default_value_t = 32_768, help_heading = "Bounds")]
+    #[arg(long, value_name = "N", default_value_t = MAX_CONNECTIONS, help_heading = "Bounds")]
     pub max_connections: usize,
     /// Longest body of a request, in bytes.
     #[arg(long, value_name = "BYTES", default_value_t = 16 << 20, help_heading = "Bounds")]
