@@ -32,7 +32,7 @@ struct Cli {
 }
 
 const AFTER_HELP: &str = "\
-Ctrl-C (or SIGTERM) lets running answers finish, up to --drain-timeout-ms; a second one stops within 2 s, a third at once.
+Ctrl-C (or SIGTERM, or SIGHUP) lets running answers finish, up to --drain-timeout-ms; a second one stops within 2 s, a third at once.
 Exit status: 0 after a drain, 1 if it could not start or the drain did not end in time, 2 for wrong flags, and 128 and \
 the signal's number after a second one.";
 

@@ -1,4 +1,4 @@
-//! What SIGTERM and SIGINT do: the first drains, the second stops, and after that the process ends, whatever is busy.
+//! What SIGTERM, SIGINT and SIGHUP do: the first drains, the second stops, and after that the process ends, whatever is busy.
 //!
 //! A thread of its own, with a runtime of its own, waits for them: the one that serves may have no thread left that runs.
 
@@ -42,14 +42,16 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// SIGTERM and SIGINT.
+    /// SIGTERM, SIGINT, and SIGHUP unless `nohup` has it ignored.
     ///
     /// # Errors
     /// They cannot be caught.
     pub fn catch() -> io::Result<Self> {
-        Self::catch_these(
-            [SignalKind::terminate(), SignalKind::interrupt()].map(|kind| kind.as_raw_value()),
-        )
+        let mut kinds = vec![SignalKind::terminate(), SignalKind::interrupt()];
+        if !hangup_is_ignored() {
+            kinds.push(SignalKind::hangup());
+        }
+        Self::catch_these(kinds.into_iter().map(|kind| kind.as_raw_value()))
     }
 
     /// Those with these numbers, for whoever handles them besides; earlier handlers stay.
@@ -83,6 +85,15 @@ impl Signals {
         std::thread::Builder::new().name("signals".into()).spawn(obey)?;
         Ok(obeyed)
     }
+}
+
+/// True if this process was started so that the end of its terminal means nothing to it. Elsewhere than on Linux nobody
+/// says so, and false is the answer.
+fn hangup_is_ignored() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    mask & (1 << (SignalKind::hangup().as_raw_value() - 1)) != 0
 }
 
 /// What the signals have asked for so far.

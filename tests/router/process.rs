@@ -77,3 +77,19 @@ fn fewer_connections_than_usual_are_no_reason_to_warn_and_fewer_than_asked_for_a
         "{log}"
     );
 }
+
+#[test]
+fn a_hang_up_drains() {
+    let (status, log) = ended_by("-HUP", started(shell("trap - HUP;", "")));
+    assert!(status == Some(0) && log.contains("draining") && log.contains("stopped"), "{log}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_hang_up_that_nohup_has_ignored_stays_ignored() {
+    let router = started(shell("trap '' HUP;", ""));
+    let status = std::fs::read_to_string(format!("/proc/{}/status", router.id())).unwrap();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:")).unwrap().trim();
+    assert_eq!(u64::from_str_radix(mask, 16).unwrap() & 1, 1, "{status}");
+    assert_eq!(ended_by("-TERM", router).0, Some(0));
+}
