@@ -18,6 +18,7 @@ mod pool;
 mod pulls;
 mod queue;
 pub(crate) mod registry;
+mod told;
 mod views;
 
 use std::sync::Arc;

@@ -8,6 +8,7 @@ mod discovery;
 mod drain;
 mod handshake;
 mod links;
+mod log;
 mod many_workers;
 mod mishaps;
 mod requests;

@@ -37,14 +37,10 @@ pub(super) async fn greet(
     let welcome = match reader.next().await? {
         Some(Frame::Welcome(welcome)) => welcome,
         Some(Frame::Refuse(refuse)) => {
-            let text = format!(
-                "{} is {}, expected {}: {}",
-                refuse.field, refuse.got, refuse.expected, refuse.message
-            );
-            match refuse.field.as_str() {
-                "circuit" | "link" | "name_taken" => bail!(text), // for now, not for good
-                _ => bail!(refused(text)),
+            if refuse.is_for_now() {
+                bail!(refuse.in_words());
             }
+            bail!(refused(refuse.in_words()));
         }
         Some(other) => bail!("expected Welcome, got {}", other.name()),
         None => bail!("the router hung up"),

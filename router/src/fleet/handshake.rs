@@ -33,9 +33,9 @@ const SANE_MS: f64 = 1e6;
 /// Why a worker did not join.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HandshakeError {
-    /// It was told why.
-    #[error("refused: {} is {:?}, expected {:?}", .0.field, .0.got, .0.expected)]
-    Refused(Refuse),
+    /// The worker of this name was told why.
+    #[error("refused: {}", .1.in_words())]
+    Refused(String, Refuse),
     /// It sent something else.
     #[error("a {0} frame came instead of {1}")]
     Unexpected(&'static str, &'static str),
@@ -63,10 +63,30 @@ pub(super) enum HandshakeError {
 }
 
 impl HandshakeError {
+    /// Whom it is about, if it said so.
+    pub(super) fn worker(&self) -> Option<&str> {
+        match self {
+            Self::Refused(worker, _) => Some(worker),
+            Self::Unexpected(..)
+            | Self::Closed
+            | Self::Read(_)
+            | Self::Write(_)
+            | Self::Late(_)
+            | Self::Silent(_)
+            | Self::TurnedOut
+            | Self::Tls(_) => None,
+        }
+    }
+
+    /// A refusal of the worker with this Hello, whose name may still have any length.
+    fn refused(hello: &Hello, refuse: Refuse) -> Self {
+        Self::Refused(hello.worker.chars().take(NAME_BYTES).collect(), refuse)
+    }
+
     /// As words, for metrics.
     pub(super) fn reason(&self) -> String {
         match self {
-            Self::Refused(refuse) => format!("refused_{}", refuse.field.replace('.', "_")),
+            Self::Refused(_, refuse) => format!("refused_{}", refuse.field.replace('.', "_")),
             Self::Unexpected(..) => "handshake_unexpected".into(),
             Self::Closed => "handshake_closed".into(),
             Self::Read(_) => "handshake_frame".into(),
@@ -95,10 +115,11 @@ where
     let Frame::Hello(hello) = frame else {
         return Err(HandshakeError::Unexpected(frame.name(), "hello"));
     };
-    check(&hello).map_err(HandshakeError::Refused)?;
+    let refused = |refuse| HandshakeError::refused(&hello, refuse);
+    check(&hello).map_err(refused)?;
     // the fleet's fingerprints are for those who know the secret
     if setup.auth.is_none() {
-        registry.may_join(&hello, peer).map_err(HandshakeError::Refused)?;
+        registry.may_join(&hello, peer).map_err(refused)?;
     }
     let challenge = setup.auth.map(|_| setup.random_bytes::<NONCE_BYTES>());
     let proof = setup.auth.map(|key| key.proof(Side::Router, &hello.nonce));
@@ -119,7 +140,7 @@ where
             return Err(HandshakeError::Unexpected(frame.name(), "prove"));
         };
         if !key.verify(Side::Worker, &challenge, &prove.proof) {
-            return Err(HandshakeError::Refused(Refuse {
+            return Err(refused(Refuse {
                 field: "secret".into(),
                 expected: "the secret of this deployment".into(),
                 got: "another one".into(),

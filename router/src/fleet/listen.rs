@@ -8,7 +8,7 @@ use rustls::ServerConfig;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
@@ -18,9 +18,11 @@ use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
 use super::link::{Link, LinkError};
 use super::lobby::{Lobby, Peer, Visit};
 use super::registry::Registry;
+use super::told::Told;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Frame, MAX_FRAME_BYTES, Submit};
+use crate::lock::Lock;
 use crate::net;
 
 type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
@@ -161,11 +163,13 @@ pub(super) async fn accept_workers(
     links: TaskTracker,
 ) {
     let lobby = Lobby::new();
+    let told = Arc::new(Lock::new("what was said of dials", Told::default()));
     loop {
         match listener.accept().await {
             Ok((socket, dial)) => {
                 let visit = lobby.enter(dial.peer);
-                links.spawn(serve_worker(socket, dial, tls.clone(), Arc::clone(&registry), visit));
+                let (tls, registry, told) = (tls.clone(), Arc::clone(&registry), Arc::clone(&told));
+                links.spawn(serve_worker(socket, dial, tls, registry, visit, told));
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a worker");
@@ -191,9 +195,10 @@ async fn serve_worker(
     tls: Option<TlsAcceptor>,
     registry: Arc<Registry>,
     visit: Visit,
+    told: Arc<Lock<Told>>,
 ) {
     let limit = registry.setup.config.fleet.handshake_timeout;
-    let address = dial.address.clone();
+    let (peer, address) = (dial.peer, dial.address.clone());
     let first_byte = registry.setup.config.fleet.limits.first_byte;
     let joined = tokio::select! {
         biased; // what has come is read before it is said that nothing came
@@ -208,13 +213,15 @@ async fn serve_worker(
     {
         Ok(joined) => joined,
         Err(error) => {
-            registry.metrics.links.errors.inc([&error.reason()]);
+            let (worker, reason) = (error.worker(), error.reason());
+            registry.metrics.links.errors.inc([&reason]);
             // as many as anybody likes: the lobby has said so
             let of_a_crowd = matches!(error, HandshakeError::TurnedOut | HandshakeError::Silent(_));
-            if of_a_crowd {
-                tracing::debug!(peer = address, %error, "worker did not join");
+            let line = (peer, worker.map(str::to_owned), reason);
+            if of_a_crowd || !told.lock().is_news(line, Instant::now()) {
+                tracing::debug!(worker, peer = address, %error, "worker did not join");
             } else {
-                tracing::warn!(peer = address, %error, "worker did not join");
+                tracing::warn!(worker, peer = address, %error, "worker did not join");
             }
             return;
         }
@@ -226,7 +233,14 @@ async fn serve_worker(
     }
     let error = link.run(reader, writer, submits, events).await;
     registry.link_ended(&worker, link.id, link.leaves() || matches!(error, LinkError::Shutdown));
-    tracing::warn!(worker, peer = address, %error, "worker left");
+    let as_it_said = link.leaves() && matches!(error, LinkError::Closed);
+    let in_good_order = as_it_said || matches!(error, LinkError::Shutdown);
+    if in_good_order {
+        let reason = if as_it_said { "it was drained" } else { "the router is shutting down" };
+        tracing::info!(worker, peer = address, reason, "worker left in good order");
+    } else {
+        tracing::warn!(worker, peer = address, %error, "worker left");
+    }
     registry.metrics.links.errors.inc([error.reason()]);
 }
 
@@ -256,14 +270,14 @@ async fn join(
     {
         Ok(hello) => {
             let (worker, events) = (hello.worker.clone(), BlockEvents::new(&hello));
-            registry
-                .join(hello, dial)
-                .map(|(link, submits)| (worker, events, link, submits))
-                .map_err(HandshakeError::Refused)
+            match registry.join(hello, dial) {
+                Ok((link, submits)) => Ok((worker, events, link, submits)),
+                Err(refuse) => Err(HandshakeError::Refused(worker, refuse)),
+            }
         }
         Err(error) => Err(error),
     };
-    if let Err(HandshakeError::Refused(refuse)) = &taken_in {
+    if let Err(HandshakeError::Refused(_, refuse)) = &taken_in {
         send(&mut writer, Frame::Refuse(refuse.clone())).await?;
         writer.close().await?;
     }

@@ -157,3 +157,21 @@ pub struct Refuse {
     /// What to do.
     pub message: String,
 }
+
+impl Refuse {
+    /// True if the worker may dial again: nothing about it is wrong, it is not its time.
+    #[must_use]
+    pub fn is_for_now(&self) -> bool {
+        matches!(self.field.as_str(), "circuit" | "link" | "name_taken")
+    }
+
+    /// For people: in a refusal for now, `expected` and `got` are for the worker and not for them.
+    #[must_use]
+    pub fn in_words(&self) -> String {
+        let Self { field, expected, got, message } = self;
+        if self.is_for_now() {
+            return message.clone();
+        }
+        format!("{field} is {got:?}, expected {expected:?}: {message}")
+    }
+}
