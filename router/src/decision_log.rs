@@ -2,14 +2,17 @@
 //! take more than the bound.
 //!
 //! Placing a request costs one attempt to put a pointer into a bounded channel: if the disk cannot keep up or is full, lines
-//! are dropped and counted, and requests go on. With the first write that works again, so does the log.
+//! are dropped and counted, and requests go on. With the first write that works again, so does the log. Where somebody has
+//! removed the file, to make room, or put it aside, a new one is begun: that is looked at once a second while lines come.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
@@ -20,6 +23,9 @@ use crate::metrics::Metrics;
 const WAITING: usize = 4_096;
 /// The disk gets at least so much at once while lines wait.
 const BUFFER_BYTES: usize = 64 << 10;
+/// Whether the file is still there is looked at so often at most. A guess: lines of one second are little to lose, and a
+/// look costs some us.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// The way to the thread that writes. Dropping it waits until all lines are written.
 #[derive(Debug)]
@@ -38,7 +44,8 @@ impl<T: Serialize + Send + Sync + 'static> DecisionLog<T> {
     pub(crate) fn start(config: &DecisionLogConfig, metrics: Arc<Metrics>) -> io::Result<Self> {
         let file = LogFile::open(&config.path, config.max_bytes / 2)?;
         let (lines, inbox) = sync_channel(WAITING);
-        let mut writer = Writer { file, metrics: Arc::clone(&metrics), failing: false };
+        let metrics_of_writer = Arc::clone(&metrics);
+        let mut writer = Writer { file, metrics: metrics_of_writer, failing: false, looked: None };
         let thread = std::thread::Builder::new().name("decision-log".into());
         let thread = thread.spawn(move || writer.run(&inbox))?;
         Ok(Self { lines: Some(lines), thread: Some(thread), metrics })
@@ -70,6 +77,8 @@ struct Writer {
     metrics: Arc<Metrics>,
     /// The last write failed, which the log says already.
     failing: bool,
+    /// When it last was looked whether the file is still there.
+    looked: Option<Instant>,
 }
 
 impl Writer {
@@ -81,12 +90,34 @@ impl Writer {
                 line.clear();
                 serde_json::to_writer(&mut line, &*decision).expect("plain data");
                 line.push(b'\n');
+                self.look(Instant::now());
                 let written = self.file.append(&line);
                 self.note(written);
                 next = inbox.try_recv().ok();
             }
             let written = self.file.flush();
             self.note(written);
+        }
+    }
+
+    /// Goes on with the file that is at the path now, or a new one, where that is not the one that is open.
+    fn look(&mut self, now: Instant) {
+        if self.looked.is_some_and(|last| now - last < LOOK) {
+            return;
+        }
+        self.looked = Some(now);
+        if !self.file.is_elsewhere() {
+            return;
+        }
+        self.metrics.scheduling.log_reopened.inc();
+        match self.file.reopen() {
+            Ok(()) => {
+                let path = self.file.path.display();
+                tracing::info!(
+                    "the decision log {path} was removed or replaced, and goes on there"
+                );
+            }
+            Err(error) => self.note(Err(Lost::Failed { lines: 0, error })),
         }
     }
 
@@ -154,7 +185,7 @@ impl LogFile {
         let mut before = path.as_os_str().to_owned();
         before.push(".1");
         let before = PathBuf::from(before);
-        let torn = ends_inside_a_line(path)?;
+        ends_inside_a_line(path)?; // what is no log is not put aside either
         let length = |path: &Path| fs::metadata(path).map_or(0, |data| data.len());
         // as with an earlier, larger bound
         if length(path) > max_bytes {
@@ -164,18 +195,43 @@ impl LogFile {
             tracing::warn!(path = %before.display(), "removed: larger than half --decision-log-bytes");
             fs::remove_file(&before)?;
         }
-        let file = match open_to_append(path) {
-            Ok(file) => Some(file),
+        let mut log = Self {
+            path: path.to_owned(),
+            before,
+            file: None,
+            max_bytes,
+            bytes: 0,
+            buffer: Vec::new(),
+            waiting_lines: 0,
+            torn: false,
+        };
+        match log.reopen() {
             Err(error) if is_full(&error) => {
                 tracing::warn!(%error, "no room for the decision log {} yet", path.display());
-                None
             }
-            Err(error) => return Err(error),
-        };
-        let bytes = length(path);
-        let (path, torn) = (path.to_owned(), torn && bytes > 0);
-        let (buffer, waiting_lines) = (Vec::new(), 0);
-        Ok(Self { path, before, file, max_bytes, bytes, buffer, waiting_lines, torn })
+            opened => opened?,
+        }
+        Ok(log)
+    }
+
+    /// Opens what is at the path, or makes it.
+    fn reopen(&mut self) -> io::Result<()> {
+        (self.file, self.bytes, self.torn) = (None, 0, false);
+        let torn = ends_inside_a_line(&self.path)?;
+        let file = open_to_append(&self.path)?;
+        self.bytes = file.metadata()?.len();
+        self.file = Some(file);
+        self.torn = torn;
+        Ok(())
+    }
+
+    /// True if the open file is not the one at the path: somebody removed it or put it aside. Open it would keep its room.
+    fn is_elsewhere(&self) -> bool {
+        let Some(Ok(ours)) = self.file.as_ref().map(File::metadata) else { return false };
+        match fs::metadata(&self.path) {
+            Ok(there) => (there.dev(), there.ino()) != (ours.dev(), ours.ino()),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
     }
 
     fn append(&mut self, line: &[u8]) -> Result<(), Lost> {
@@ -185,10 +241,6 @@ impl LogFile {
         let waiting = (self.buffer.len() + usize::from(self.torn)) as u64;
         if self.bytes + waiting + line.len() as u64 > self.max_bytes {
             self.flush().and_then(|()| self.rotate()).map_err(Lost::with_one_more)?;
-        }
-        if self.torn {
-            self.buffer.push(b'\n');
-            self.torn = false;
         }
         self.buffer.extend_from_slice(line);
         self.waiting_lines += 1;
@@ -209,10 +261,13 @@ impl LogFile {
     }
 
     fn write_buffer(&mut self) -> io::Result<()> {
-        let file = match &mut self.file {
-            Some(file) => file,
-            none => none.insert(open_to_append(&self.path)?),
-        };
+        if self.file.is_none() {
+            self.reopen()?;
+        }
+        if std::mem::take(&mut self.torn) {
+            self.buffer.insert(0, b'\n');
+        }
+        let file = self.file.as_mut().expect("it was opened above");
         let written = file.write_all(&self.buffer);
         self.bytes = match written {
             Ok(()) => self.bytes + self.buffer.len() as u64,
@@ -228,10 +283,7 @@ impl LogFile {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
             Ok(()) | Err(_) => {} // put aside now, or when there was no room for the next one
         }
-        self.file = None;
-        (self.bytes, self.torn) = (0, false);
-        self.file = Some(open_to_append(&self.path).map_err(failed)?);
-        Ok(())
+        self.reopen().map_err(failed)
     }
 }
 

@@ -144,7 +144,7 @@ fn what_the_disk_does_not_take_is_counted() {
         waiting_lines: 0,
         torn: false,
     };
-    let mut writer = Writer { file, metrics: Arc::clone(&metrics), failing: false };
+    let mut writer = Writer { file, metrics: Arc::clone(&metrics), failing: false, looked: None };
     let (lines, inbox) = sync_channel(10);
     (0..3).for_each(|n| lines.send(line(n)).unwrap());
     drop(lines);
@@ -169,7 +169,7 @@ fn a_log_without_a_file_goes_on_when_there_is_room() {
         torn: false,
     };
     let metrics = Arc::new(Metrics::default());
-    let mut writer = Writer { file, metrics: Arc::clone(&metrics), failing: false };
+    let mut writer = Writer { file, metrics: Arc::clone(&metrics), failing: false, looked: None };
     let mut write = |numbers: std::ops::Range<u32>| {
         let (lines, inbox) = sync_channel(100);
         numbers.for_each(|n| lines.send(line(n)).unwrap());
@@ -198,6 +198,72 @@ fn which_errors_pass_when_there_is_room() {
     assert!(is_full(&io::Error::from_raw_os_error(28)), "ENOSPC");
     assert!(!is_full(&io::ErrorKind::NotFound.into()));
     assert!(!is_full(&io::ErrorKind::PermissionDenied.into()));
+}
+
+/// A log with one line in it.
+fn begun(directory: &Directory) -> (Writer, Arc<Metrics>) {
+    let metrics = Arc::new(Metrics::default());
+    let file = LogFile::open(&directory.log(), 1 << 20).unwrap();
+    let mut writer = Writer { file, metrics: Arc::clone(&metrics), failing: false, looked: None };
+    write(&mut writer, 0);
+    (writer, metrics)
+}
+
+fn write(writer: &mut Writer, n: u32) {
+    let (lines, inbox) = sync_channel(1);
+    lines.send(line(n)).unwrap();
+    drop(lines);
+    writer.run(&inbox);
+}
+
+#[test]
+fn a_file_that_was_removed_or_put_aside_is_begun_anew() {
+    let directory = Directory::new("log-removed");
+    let (mut writer, metrics) = begun(&directory);
+    fs::remove_file(directory.log()).unwrap();
+    writer.looked = None; // a second later
+    write(&mut writer, 1);
+    assert_eq!(directory.numbers(), [1]);
+    fs::rename(directory.log(), directory.0.join("aside")).unwrap();
+    writer.looked = None;
+    write(&mut writer, 2);
+    assert_eq!(directory.numbers(), [2]);
+    fs::rename(directory.0.join("aside"), directory.log()).unwrap(); // another log
+    writer.looked = None;
+    write(&mut writer, 5);
+    assert_eq!(directory.numbers(), [1, 5]);
+    assert_eq!(
+        (metrics.scheduling.log_reopened.get(), metrics.scheduling.log_errors.get()),
+        (3, 0)
+    );
+}
+
+#[test]
+fn whether_the_file_is_there_is_looked_at_once_a_second() {
+    let directory = Directory::new("log-look");
+    let (mut writer, metrics) = begun(&directory);
+    fs::remove_file(directory.log()).unwrap();
+    let looked = writer.looked.unwrap();
+    writer.look(looked + LOOK / 2);
+    assert_eq!(metrics.scheduling.log_reopened.get(), 0);
+    writer.look(looked + LOOK);
+    writer.look(looked + 2 * LOOK);
+    assert_eq!(metrics.scheduling.log_reopened.get(), 1);
+}
+
+#[test]
+fn what_takes_the_place_of_the_file_and_is_no_log_is_left_alone() {
+    let directory = Directory::new("log-replaced");
+    let (mut writer, metrics) = begun(&directory);
+    fs::remove_file(directory.log()).unwrap();
+    fs::write(directory.log(), "root:x:0:0\n").unwrap();
+    writer.looked = None;
+    write(&mut writer, 1);
+    assert_eq!(fs::read_to_string(directory.log()).unwrap(), "root:x:0:0\n");
+    assert_eq!((metrics.scheduling.log_errors.get(), writer.failing), (1, true));
+    fs::remove_file(directory.log()).unwrap();
+    write(&mut writer, 2);
+    assert_eq!((directory.numbers(), writer.failing), (vec![2], false));
 }
 
 #[test]

@@ -41,6 +41,8 @@ group! {
             "Decisions that were not written because the disk was too slow, or they were too long.";
         log_errors: Counter = "headrace_decision_log_errors_total",
             "Decisions that could not be written to --decision-log.";
+        log_reopened: Counter = "headrace_decision_log_reopened_total",
+            "Times that --decision-log was removed or replaced and opened anew.";
     }
 }
 
