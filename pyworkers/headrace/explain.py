@@ -33,13 +33,18 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(document: dict[str, Any]) -> str:
-    """All decisions of an answer of `/decisions/ID`, each with its table."""
-    decisions: list[dict[str, Any]] = document["decisions"]
-    parts = [f"request {document['request']}"]
-    for number, decision in enumerate(decisions, start=1):
-        if len(decisions) > 1:  # several choices or prompts, or another try
-            parts.append(f"placement {number} of {len(decisions)}")
-        parts.append(_describe_one(decision))
+    """All decisions of an answer of `/decisions/ID`, each with its table; those of each tenant together."""
+    by_tenant: dict[str | None, list[dict[str, Any]]] = {}  # several may have chosen the same id
+    for decision in document["decisions"]:
+        by_tenant.setdefault(decision.get("tenant"), []).append(decision)
+    parts: list[str] = []
+    for tenant, decisions in by_tenant.items():
+        of = "" if tenant is None else f" of tenant {tenant}"
+        parts.append(f"request {document['request']}{of}")
+        for number, decision in enumerate(decisions, start=1):
+            if len(decisions) > 1:  # several choices or prompts, or another try
+                parts.append(f"placement {number} of {len(decisions)}")
+            parts.append(_describe_one(decision))
     return "\n\n".join(parts)
 
 

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::decision::Decision;
 use crate::decision_log::DecisionLog;
+use crate::request::Account;
 
 /// Decisions that are remembered.
 pub(crate) const REMEMBERED: usize = 4_096;
@@ -21,7 +22,7 @@ pub(crate) struct Decisions {
 #[derive(Debug, Default)]
 struct Recent {
     /// The oldest first, each with the tenant whose request it is about.
-    decisions: VecDeque<(u64, Arc<Decision>)>,
+    decisions: VecDeque<(Account, Arc<Decision>)>,
     candidates: usize,
 }
 
@@ -31,20 +32,24 @@ impl Decisions {
     }
 
     /// Remembers a decision about a request of `tenant`.
-    pub(crate) fn note(&self, tenant: u64, decision: &Arc<Decision>) {
+    pub(crate) fn note(&self, tenant: &Account, decision: &Arc<Decision>) {
         if let Some(log) = &self.log {
             log.write(decision);
         }
-        self.recent().push(tenant, Arc::clone(decision));
+        self.recent().push(tenant.clone(), Arc::clone(decision));
     }
 
-    /// Those about requests of this name, of one tenant or of all, the oldest first.
-    pub(crate) fn about(&self, request: &str, tenant: Option<u64>) -> Vec<Arc<Decision>> {
+    /// Those about requests of this name, of one tenant or of all, the oldest first; each with its tenant.
+    pub(crate) fn about(
+        &self,
+        request: &str,
+        tenant: Option<u64>,
+    ) -> Vec<(Account, Arc<Decision>)> {
         let recent = self.recent();
-        let asked = |(of, one): &&(u64, Arc<Decision>)| {
-            one.request == request && tenant.is_none_or(|tenant| tenant == *of)
+        let asked = |(of, one): &&(Account, Arc<Decision>)| {
+            one.request == request && tenant.is_none_or(|tenant| tenant == of.id)
         };
-        recent.decisions.iter().filter(asked).map(|(_, one)| Arc::clone(one)).collect()
+        recent.decisions.iter().filter(asked).cloned().collect()
     }
 
     fn recent(&self) -> MutexGuard<'_, Recent> {
@@ -54,7 +59,7 @@ impl Decisions {
 }
 
 impl Recent {
-    fn push(&mut self, tenant: u64, decision: Arc<Decision>) {
+    fn push(&mut self, tenant: Account, decision: Arc<Decision>) {
         self.candidates += decision.candidates.len();
         self.decisions.push_back((tenant, decision));
         while self.decisions.len() > REMEMBERED

@@ -40,8 +40,8 @@ pub struct Job {
     pub session: Option<String>,
     /// Higher goes first.
     pub priority: i8,
-    /// Whose request it is; 0 where nobody says.
-    pub tenant: u64,
+    /// Whose request it is.
+    pub account: Account,
     /// Whose share of the places it takes.
     pub holder: Holder,
     /// The HTTP request that it belongs to.
@@ -52,6 +52,15 @@ pub struct Job {
     pub salt: Vec<u8>,
     /// What the prompt was charged; it goes where the prompt goes.
     pub memory: Option<Arc<Share>>,
+}
+
+/// Whose share of the service a request takes; the default is nobody's in particular.
+#[derive(Debug, Clone, Default)]
+pub struct Account {
+    /// Of its tenant; 0 where nobody says.
+    pub id: u64,
+    /// What people call it.
+    pub name: Option<Arc<str>>,
 }
 
 /// The prompt, before tokenisation.

@@ -61,6 +61,19 @@ def test_no_winner_an_agreeing_shadow_and_several_placements_are_said() -> None:
     assert "round-robin would have chosen the same" in text
 
 
+def test_requests_of_two_tenants_with_one_id_are_apart() -> None:
+    decisions = [decision(tenant=name) for name in ("alice", "bob", "alice", None)]
+    text = explain.describe({"request": "r1", "decisions": decisions})
+    headings = [line for line in text.splitlines() if line.startswith(("request", "placement"))]
+    assert headings == [
+        "request r1 of tenant alice",
+        "placement 1 of 2",
+        "placement 2 of 2",
+        "request r1 of tenant bob",
+        "request r1",
+    ]
+
+
 def split_decision(**changes: Any) -> dict[str, Any]:
     prefill = {**candidate("p0", 30.0), "role": "prefill", "cached_tokens": 512}
     whole = {**candidate("w1", 90.0), "role": "decode"}

@@ -14,7 +14,7 @@ use crate::error::RouteError;
 use crate::http::access::caller;
 use crate::http::headers::{bad_header, request_id, session, single};
 use crate::http::{explain, reject::Reject};
-use crate::request::{Goal, Job, Journey, Stages, Usage};
+use crate::request::{Account, Goal, Job, Journey, Stages, Usage};
 use crate::shares::Holder;
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
@@ -35,8 +35,7 @@ const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-w
 pub(super) struct Call {
     journey: Arc<Journey>,
     session: Option<String>,
-    /// Whose share of the service it takes.
-    account: u64,
+    account: Account,
     /// Whose alone is what is cached of its prompt.
     cache_of: Option<Tenant>,
     holder: Holder,
@@ -60,7 +59,7 @@ impl Call {
         let caller = caller(request);
         let account = account(headers, caller.tenant())?;
         Ok(Self {
-            holder: holder(request, account),
+            holder: holder(request, account.id),
             explain: wants_explanation(headers)?,
             session: session(headers),
             account,
@@ -72,7 +71,7 @@ impl Call {
     /// Says whose job it is. `first_choice`: number of its choice 0 among all choices of the request.
     pub(super) fn apply(&self, job: &mut Job, first_choice: u32) {
         job.session = self.session.clone().or(job.session.take());
-        job.tenant = self.account;
+        job.account = self.account.clone();
         if let Some(tenant) = self.cache_of {
             job.salt = tenant.salt(&job.salt);
         }
@@ -171,17 +170,19 @@ fn wants_explanation(headers: &HeaderMap) -> Result<bool, RouteError> {
 }
 
 /// Whose share of the service it takes: who has a key is known by it, and others by what they say.
-fn account(headers: &HeaderMap, tenant: Option<Tenant>) -> Result<u64, RouteError> {
+fn account(headers: &HeaderMap, tenant: Option<Tenant>) -> Result<Account, RouteError> {
     if let Some(tenant) = tenant {
-        return Ok(tenant.id());
+        let id = tenant.id();
+        return Ok(Account { id, name: Some(format!("{id:016x}").into()) });
     }
-    let Some(name) = single(headers, TENANT)? else { return Ok(0) };
+    let Some(name) = single(headers, TENANT)? else { return Ok(Account::default()) };
     if name.is_empty() || name.len() > MAX_TENANT {
         let problem = format!("must be 1 to {MAX_TENANT} bytes long");
         return Err(bad_header(TENANT, &problem));
     }
     let digest = blake3::hash(name.as_bytes());
-    Ok(u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes")))
+    let id = u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes"));
+    Ok(Account { id, name: Some(name.into()) })
 }
 
 /// Whose share of the places it takes: without a tenant that of its address.
@@ -266,9 +267,11 @@ mod tests {
     #[test]
     fn who_has_no_key_is_what_he_says() {
         let read = |name| account(&headers(&[("x-headrace-tenant", name)]), None);
-        assert_eq!(account(&HeaderMap::new(), None).unwrap(), 0);
+        let nobody = account(&HeaderMap::new(), None).unwrap();
+        assert_eq!((nobody.id, nobody.name), (0, None));
         let (a, b) = (read("a").unwrap(), read("b").unwrap());
-        assert!(a != b && a != 0);
+        assert!(a.id != b.id && a.id != 0);
+        assert_eq!(a.name.as_deref(), Some("a"));
         let long = "0123456789012345678901234567890123456789012345678901234567890123456789\
             01234567890123456789012345678901234567890123456789012345678";
         for wrong in ["", long] {

@@ -11,7 +11,7 @@ use crate::http::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::{ids, messages};
 use crate::memory::Share;
 use crate::prompt::StopStrings;
-use crate::request::{ChatPrompt, Job, Prompt};
+use crate::request::{Account, ChatPrompt, Job, Prompt};
 use crate::shares::Holder;
 
 /// A checked request.
@@ -110,7 +110,7 @@ pub(super) fn check(
         skip_special_tokens: common.skip_special_tokens,
         session: common.session,
         priority: common.priority,
-        tenant: 0, // `Call::apply` knows this and the next three
+        account: Account::default(), // `Call::apply` knows this and the next three
         holder: Holder::default(),
         journey: Arc::default(),
         first_choice: 0,

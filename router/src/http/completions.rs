@@ -11,7 +11,7 @@ use crate::http::missing::{self, Missing};
 use crate::http::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::token_ids::{IdList, Ids, Several};
 use crate::prompt::StopStrings;
-use crate::request::{Job, Prompt};
+use crate::request::{Account, Job, Prompt};
 use crate::shares::Holder;
 
 /// OpenAI's own default of `max_tokens` here.
@@ -97,7 +97,7 @@ pub(super) fn check(
             skip_special_tokens: common.skip_special_tokens,
             session: common.session.clone(),
             priority: common.priority,
-            tenant: 0, // `Call::apply` knows this and the next three
+            account: Account::default(), // `Call::apply` knows this and the next three
             holder: Holder::default(),
             journey: Arc::default(),
             first_choice: 0,

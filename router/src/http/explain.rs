@@ -19,6 +19,7 @@ use crate::decisions::REMEMBERED;
 use crate::http::access::{Sees, caller};
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
+use crate::request::Account;
 
 /// The decision itself, where it is short.
 pub(super) const DECISION: HeaderName = HeaderName::from_static("x-headrace-decision");
@@ -195,6 +196,7 @@ pub(super) fn location(request_id: &str) -> HeaderValue {
 
 /// All decisions about a request that are remembered, the oldest first: as explanations, and as they can be replayed. Who
 /// has a key sees those about its tenant's requests; an id that another tenant chose, too, is nothing to it.
+/// Each decision names its tenant: to operators, requests of several tenants may have one id.
 pub(super) async fn decisions(
     State(app): State<Arc<App>>,
     Path(request): Path<String>,
@@ -208,12 +210,13 @@ pub(super) async fn decisions(
     if decisions.is_empty() {
         return Err(Reject::NoDecision { request: clip(&request), remembered: REMEMBERED });
     }
-    let described: Vec<Value> = decisions.iter().map(|one| describe(one)).collect();
+    let described: Vec<Value> = decisions.iter().map(|(of, one)| describe(of, one)).collect();
     Ok(Json(json!({ "request": request, "decisions": described })))
 }
 
-fn describe(decision: &Decision) -> Value {
+fn describe(of: &Account, decision: &Decision) -> Value {
     let mut described = json!(Explanation::of(decision));
+    described["tenant"] = json!(of.name.as_deref());
     described["inputs"] = json!(decision);
     described
 }

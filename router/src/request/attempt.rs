@@ -54,7 +54,7 @@ impl Attempt {
         let route = hash_time + asked.elapsed().saturating_sub(place.waited());
         job.journey.waited(choice, place.waited());
         job.journey.placed(choice, &place, route);
-        common.app.decisions.note(job.tenant, place.decision());
+        common.app.decisions.note(&job.account, place.decision());
         let worker = place.worker();
         let submit = self.submit(&common, index, on_the_worker(&wanted));
         tracing::debug!(

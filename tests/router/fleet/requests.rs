@@ -6,7 +6,9 @@ use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::prompt::StopStrings;
-use headrace_router::request::{Answer, Delta, FinishReason, Job, Journey, Prompt, answer};
+use headrace_router::request::{
+    Account, Answer, Delta, FinishReason, Job, Journey, Prompt, answer,
+};
 use headrace_router::shares::Holder;
 
 use crate::fake_worker::*;
@@ -24,7 +26,7 @@ pub(super) fn job() -> Job {
         skip_special_tokens: true,
         session: None,
         priority: 0,
-        tenant: 0,
+        account: Account::default(),
         holder: Holder::default(),
         journey: Journey::new("test".into(), None),
         first_choice: 0,

@@ -181,8 +181,24 @@ async fn decisions_are_seen_by_their_tenant_and_by_operators() {
     assert_eq!((seen("only-a", A).await, seen("only-a", BOB).await), (1, 0));
     let operator = "Authorization: Bearer op";
     assert_eq!((seen("same", operator).await, seen("only-a", operator).await), (2, 1));
+    let head = format!("GET /decisions/same HTTP/1.1\r\n{operator}");
+    let both = router.send(&head, b"").await.json();
+    let names = [0, 1].map(|i| both["decisions"][i]["tenant"].as_str().unwrap().to_owned());
+    assert_ne!(names[0], names[1]);
     for headers in ["X-A: b", "Authorization: Bearer wrong", "Authorization: Basic a1"] {
         let head = format!("GET /decisions/only-a HTTP/1.1\r\n{headers}");
         assert_eq!(router.send(&head, b"").await.status, 401, "{headers}");
     }
+}
+
+#[tokio::test]
+async fn decisions_name_the_tenant_that_the_client_named() {
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    for tenant in ["X-Headrace-Tenant: alice", "X-Headrace-Tenant: bob", "X-A: b"] {
+        ask(&router, &mut worker, &format!("{tenant}\r\nX-Request-ID: r1"), &json!({})).await;
+    }
+    let decisions = router.get("/decisions/r1").await.json()["decisions"].clone();
+    let names: Vec<&Value> =
+        decisions.as_array().unwrap().iter().map(|one| &one["tenant"]).collect();
+    assert_eq!(names, [&json!("alice"), &json!("bob"), &Value::Null]);
 }
