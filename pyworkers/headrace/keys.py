@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from pathlib import Path
 from typing import NoReturn
@@ -20,8 +21,8 @@ def read_key(flag: str, path: Path | None, variable: str) -> str | None:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SettingsError(f"{flag}: cannot read {path}: {reason}") from error
     for line in text.splitlines():
-        words = line.split()
-        if words and not words[0].startswith("#"):
+        words = list(itertools.takewhile(lambda word: not word.startswith("#"), line.split()))
+        if words:
             return words[-1]
     raise SettingsError(f"{flag}: {path} holds no key; write one a line")
 
