@@ -28,7 +28,7 @@ use crate::core::scheduler::{
 use crate::prompt::PromptEngine;
 
 /// Blocks that come or go under one hold of the registry's lock. A frame of a worker at work brings fewer. While the index
-/// moves to a larger table they take 0.44 ms (p99; 0.05 ms p50), four times as many 1.5 to 7 (EPYC 9B14, no file).
+/// moves to a larger table they take 0.44 ms (p99; 0.05 ms p50), four times as many 1.5 to 7 (EPYC, a loop around the index, no file).
 pub(super) const BLOCKS_AT_ONCE: NonZeroUsize = NonZeroUsize::new(1024).expect("more than 0");
 
 /// How a worker stands.

@@ -17,8 +17,8 @@ const READ_BYTES: usize = 64 << 10;
 /// A buffer larger than this is given back once it is empty. A guess.
 const KEEP_BYTES: usize = 1 << 20;
 
-/// A longer body is decoded by a thread for blocking work: it may take 20 ns a byte, and others wait for the thread that
-/// serves this socket. Frames of a worker at work are shorter.
+/// A longer body is decoded by a thread for blocking work, because others wait for the thread that serves this socket.
+/// Frames of a worker at work are shorter. A guess.
 const LONG_BYTES: usize = 64 << 10;
 
 /// Why no further frame comes.
