@@ -174,7 +174,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="keys of clients, one a line: KEY or TENANT KEY (or set HEADRACE_API_KEY; default: everybody is served)",
     )
-    keys.refuse(parser, "--api-key", "--api-key-file FILE or the variable HEADRACE_API_KEY")
+    keys.refuse(parser, "--api-key", keys.API_KEY_FROM)
     group.add_argument(
         "--allow-anonymous-clients",
         action="store_true",
@@ -253,7 +253,7 @@ def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the server is, or unix:PATH of its --admin-listen (default: %(default)s)",
     )
     keys.add_admin_key(parser)
-    keys.refuse(parser, "--api-key", "--admin-key-file FILE or the variable HEADRACE_ADMIN_KEY")
+    keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
