@@ -35,6 +35,9 @@ START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
 ROUTER_STOP_S = 10.0  # after its drain; it ends by itself within 8 s
 WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
 STOP_OVERDUE_S = 5.0  # after all that, this process is ended
+# After a second signal, for the router to end each answer with an error. This process itself is ended after 2 s
+# (`router/src/signals.rs`), and has to tidy up before.
+ROUTER_HURRY_S = 1.7
 POLL_S = 0.1
 READY_TIMEOUT_S = 1.0  # of one question to the router on this machine; an orderly end waits for it
 
@@ -242,7 +245,11 @@ def _reason(task: asyncio.Task[Any]) -> str:
 async def stop_in_order(
     running: dict[asyncio.Task[None], Keeper], router: Keeper, drain_s: float, stop: Stop
 ) -> None:
-    """Router first, which drains; then the workers, which it no longer needs."""
+    """Router first, which drains; then the workers, which it no longer needs.
+
+    After a second signal the router ends its answers with an error, while the workers are still there. Whatever is left
+    when this returns is to be killed.
+    """
     now = asyncio.create_task(stop.now.wait())
     try:
         for group, wait_s in (
@@ -260,6 +267,11 @@ async def stop_in_order(
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 waiting -= done
+            if now.done():
+                router.hurry()
+                routers = [t for t, k in running.items() if k is router]
+                await asyncio.wait(routers, timeout=ROUTER_HURRY_S)
+                return
     finally:
         now.cancel()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -92,6 +93,21 @@ def test_a_second_signal_ends_it_though_a_worker_does_not_listen(server: Server)
     server.wait_line("stopping: running answers may finish", timeout=30)
     server.process.send_signal(signal.SIGINT)
     assert server.wait(30) == 128 + signal.SIGINT
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_answers_with_an_error(server: Server, number: signal.Signals) -> None:
+    children = server.children()
+    body = {"model": "mock", "prompt": "hello", "max_tokens": 1_000}
+    with server.stream("/v1/completions", body) as events, server.frozen("worker-"):
+        next(events)
+        server.process.send_signal(number)
+        server.wait_line("stopping: running answers may finish", timeout=30)
+        server.process.send_signal(number)
+        rest = list(events)
+    assert json.loads(rest[-1])["error"]["code"] == "shutting_down"
+    assert server.wait(30) == 128 + number
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
