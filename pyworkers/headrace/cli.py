@@ -25,6 +25,8 @@ examples:
   headrace serve --router-args "--policy session-hash --log-level debug"
 
 Ctrl-C lets running answers finish; a second one stops within 2 s, a third at once.
+Exit status: 0 after a drain, 1 if nothing is left that could serve, 2 if flags (also those in
+--router-args), key files or the model are refused, and 128 and the signal's number after a second one.
 """
 
 WORKER_EXAMPLES = """\

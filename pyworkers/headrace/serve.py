@@ -28,7 +28,14 @@ from typing import Any
 from headrace import logs, settings
 from headrace.console import Printer, Stop
 from headrace.private_folder import parents, private_folder
-from headrace.supervise import Command, GaveUpError, Keeper, supervised
+from headrace.supervise import (
+    EXIT_USAGE,
+    Command,
+    GaveUpError,
+    Keeper,
+    ToldWrongError,
+    supervised,
+)
 from headrace.unix_http import UnixConnection
 
 START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
@@ -165,8 +172,11 @@ async def serve(config: ServeSettings, stop: Stop) -> int:
         watcher = asyncio.create_task(announce(config, router, workers, log, began))
         try:
             failed = await until_stop_or_failure(running, router, watcher, stop, log)
-            if not failed:
-                log("headrace", "stopping: running answers may finish; Ctrl-C again stops at once")
+            if failed is None:
+                log(
+                    "headrace",
+                    "stopping: running answers may finish; Ctrl-C again ends them within 2 s",
+                )
                 await stop_in_order(running, router, config.drain_timeout_s, stop)
         finally:
             watcher.cancel()
@@ -174,7 +184,9 @@ async def serve(config: ServeSettings, stop: Stop) -> int:
                 keeper.kill()
             await asyncio.gather(watcher, *running, return_exceptions=True)
     log("headrace", "stopped")
-    return 1 if failed else 128 + stop.last_signal if stop.now.is_set() else 0
+    if failed is not None:
+        return failed
+    return 128 + stop.last_signal if stop.now.is_set() else 0
 
 
 async def fetch_model(model: str | None, stop: Stop, log: Printer) -> int | None:
@@ -212,8 +224,8 @@ async def until_stop_or_failure(
     watcher: asyncio.Task[None],
     stop: Stop,
     log: Printer,
-) -> bool:
-    """Return False when asked to stop, True when nothing is left that could serve.
+) -> int | None:
+    """Return None when asked to stop, the exit status when nothing is left that could serve.
 
     A worker that is given up leaves the service to the others.
     """
@@ -224,12 +236,12 @@ async def until_stop_or_failure(
         while True:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if asked in done:
-                return False
+                return None
             for task in done:
                 keeper = left.pop(task, None)
                 log("headrace", f"error: {_reason(task)}")
                 if keeper is None or keeper is router or set(left.values()) == {router}:
-                    return True
+                    return EXIT_USAGE if isinstance(task.exception(), ToldWrongError) else 1
                 log("headrace", f"going on without {keeper.command.name}")
     finally:
         asked.cancel()

@@ -111,6 +111,25 @@ def test_a_second_signal_ends_answers_with_an_error(server: Server, number: sign
     assert not psutil.wait_procs(children, timeout=20)[1]
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--port 3", "the argument '--port <PORT>' cannot be used multiple times"),
+        ("--no-such-flag", "unexpected argument '--no-such-flag' found"),
+        ("--api-key-file /nonexistent", "--api-key-file: cannot read /nonexistent"),
+    ],
+)
+def test_what_the_router_refuses_is_a_wrong_flag_of_serve(flags: str, why: str) -> None:
+    server = Server("--port", "0", f"--router-args={flags}", program=SERVE)
+    try:
+        assert server.wait(60) == 2
+        [error] = [line for line in server.lines if line.startswith("headrace | error: ")]
+        assert "router cannot do what it was told: " in error
+        assert why in error
+    finally:
+        server.close()
+
+
 def test_signals_end_a_supervisor_that_does_not_run_its_loop() -> None:
     """Its Python may be stuck in a call that holds the GIL: the second signal ends it all the same."""
     code = (
