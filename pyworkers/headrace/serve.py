@@ -322,8 +322,14 @@ async def announce(
 
 def access_argv(args: argparse.Namespace) -> list[str]:
     """The flags that say who may come in, for the router, which checks them."""
-    files = {"--api-key-file": args.api_key_file, "--admin-key-file": args.admin_key_file}
-    argv = [f"{flag}={path}" for flag, path in files.items() if path is not None]
+    given: dict[str, list[Any]] = {
+        "--api-key-file": [args.api_key_file],
+        "--admin-key-file": [args.admin_key_file],
+        "--admin-listen": args.admin_listen,
+        "--allowed-hosts": args.allowed_hosts,
+        "--allowed-origins": args.allowed_origins,
+    }
+    argv = [f"{flag}={one}" for flag, all_of in given.items() for one in all_of if one is not None]
     return [*argv, "--allow-anonymous-clients"] if args.allow_anonymous_clients else argv
 
 

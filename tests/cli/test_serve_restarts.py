@@ -7,10 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
 
+from headrace import chat
 from headrace.private_folder import parents
 from helpers.serving import Server, eventually
 
@@ -126,6 +129,20 @@ def test_what_the_router_refuses_is_a_wrong_flag_of_serve(flags: str, why: str) 
         [error] = [line for line in server.lines if line.startswith("headrace | error: ")]
         assert "router cannot do what it was told: " in error
         assert why in error
+    finally:
+        server.close()
+
+
+def test_others_may_be_let_in_and_operators_have_another_address(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/admin"
+    flags = (f"--admin-listen={address}", "--allowed-hosts=my.host", "--allowed-origins=http://a")
+    server = Server("--port", "0", *flags, program=SERVE)
+    try:
+        server.wait_ready()
+        assert server.send("GET", "/v1/models", headers={"Host": "my.host"}).status == 200
+        assert server.send("GET", "/v1/models", headers={"Host": "its.host"}).status == 421
+        with closing(chat.Server(address).request("GET", "/workers")) as answer:
+            assert [one["id"] for one in json.load(answer)["workers"]] == ["worker-0"]
     finally:
         server.close()
 
