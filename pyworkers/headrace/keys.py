@@ -10,6 +10,9 @@ from typing import NoReturn
 
 from headrace.settings import SettingsError
 
+API_KEY_FROM = "--api-key-file FILE or the variable HEADRACE_API_KEY"
+ADMIN_KEY_FROM = "--admin-key-file FILE or the variable HEADRACE_ADMIN_KEY"
+
 
 def read_key(flag: str, path: Path | None, variable: str) -> str | None:
     """The first key of a file (lines of KEY or TENANT KEY), otherwise the variable's. Raises SettingsError."""
@@ -45,7 +48,7 @@ def add_api_key(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file whose first key is sent (or set HEADRACE_API_KEY)",
     )
-    refuse(parser, "--api-key", "--api-key-file FILE or the variable HEADRACE_API_KEY")
+    refuse(parser, "--api-key", API_KEY_FROM)
 
 
 def add_admin_key(parser: argparse.ArgumentParser) -> None:
