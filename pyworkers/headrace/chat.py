@@ -37,6 +37,7 @@ class Server:
 
     url: str
     api_key: str | None = None
+    key_from: str = keys.API_KEY_FROM  # for whoever gave none, or a wrong one
 
     def request(self, method: str, path: str, body: Any = None) -> http.client.HTTPResponse:
         """The response, with status 200 or 202. Raises ChatError."""
@@ -55,7 +56,9 @@ class Server:
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ChatError(f"cannot reach {self.url}: {error}") from error
         if response.status not in {200, 202}:
-            raise ChatError(_message(response.read()) or f"status {response.status}")
+            reason = _message(response.read()) or f"status {response.status}"
+            hint = f"; the key comes from {self.key_from}" if response.status in {401, 403} else ""
+            raise ChatError(reason + hint)
         return response
 
     def first_model(self) -> str:

@@ -6,9 +6,12 @@ Heavy imports wait until they are needed, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
+import re
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +25,11 @@ examples:
   headrace serve --prefill 1 --decode 2         prompts on one worker, answers on two others
   headrace serve smollm2-r1                     the default model on the code path of DeepSeek-R1
   headrace serve model.gguf --dtype int8        a GGUF file, int8 weights
-  headrace serve --router-args "--policy session-hash --log-level debug"
+  headrace serve --router-args="--policy session-hash --log-level debug"
 
 Ctrl-C lets running answers finish; a second one stops within 2 s, a third at once.
+Exit status: 0 after a drain, 1 if nothing is left that could serve, 2 if flags (also those in
+--router-args), key files or the model are refused, and 128 and the signal's number after a second one.
 """
 
 WORKER_EXAMPLES = """\
@@ -69,7 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments and arguments[0] in NATIVE:  # their flags are their own
             return NATIVE[arguments[0]](arguments[1:])
-        args = _parser().parse_args(arguments)
+        _check_router_args(arguments)
+        parser = _parser()
+        args, unknown = parser.parse_known_args(arguments)
+        if unknown:
+            hint = _router_hint(unknown) if arguments[0] == "serve" else ""
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
         command: Callable[[argparse.Namespace], int] = args.command
         return command(args)
     except settings.SettingsError as error:
@@ -124,6 +134,31 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_router_args(arguments: list[str]) -> None:
+    """Raise SettingsError for a value that argparse would take for a flag: it would say that there is none."""
+    for flag, value in pairwise(arguments):
+        if flag == "--router-args" and value.startswith("-") and " " not in value:
+            raise settings.SettingsError(
+                f"--router-args: write an equals sign before flags: {_as_router_args(value)}"
+            )
+
+
+def _router_hint(unknown: list[str]) -> str:
+    """How `serve` is told what only the router knows. The router prints its help itself, so a process is asked."""
+    command = [sys.executable, "-m", "headrace", "router", "--help"]
+    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    flags = set(re.findall(r"^ +(?:-\w, )?(--[\w-]+)", told, re.MULTILINE))
+    for word in unknown:
+        if word.partition("=")[0] in flags:
+            return f"; flags of the router are given as {_as_router_args(word)}"
+    return ""
+
+
+def _as_router_args(flag: str) -> str:
+    """An example of `--router-args`. It repeats no value: that may be a key."""
+    return f'--router-args="{flag.partition("=")[0]} ..."'
+
+
 class _Parser(argparse.ArgumentParser):
     """Keeps the line breaks of examples, and takes no abbreviated flags."""
 
@@ -174,7 +209,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="keys of clients, one a line: KEY or TENANT KEY (or set HEADRACE_API_KEY; default: everybody is served)",
     )
-    keys.refuse(parser, "--api-key", "--api-key-file FILE or the variable HEADRACE_API_KEY")
+    keys.refuse(parser, "--api-key", keys.API_KEY_FROM)
     group.add_argument(
         "--allow-anonymous-clients",
         action="store_true",
@@ -188,6 +223,29 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "processes of this machine)",
     )
     group.add_argument(
+        "--admin-listen",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="another address for operators: unix:PATH, which asks for no key, or HOST:PORT; may be given again",
+    )
+    group.add_argument(
+        "--allowed-hosts",
+        action="append",
+        default=[],
+        metavar="NAMES",
+        help="names, with commas between them, under which clients without a key reach --host, or * for any (default: "
+        "addresses, localhost, and the names of --host and of this machine)",
+    )
+    group.add_argument(
+        "--allowed-origins",
+        action="append",
+        default=[],
+        metavar="ORIGINS",
+        help="web origins, such as https://chat.example.com, whose pages may send requests without a key, or * for any "
+        "(default: its own)",
+    )
+    group.add_argument(
         "--drain-timeout",
         type=settings.seconds,
         default=30.0,
@@ -198,7 +256,7 @@ def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
         "--router-args",
         default="",
         metavar='"ARGS"',
-        help="further flags for the router; `headrace router --help` lists them",
+        help="further flags for the router, after an equals sign; `headrace router --help` lists them",
     )
     settings.add_model_arguments(parser)
 
@@ -253,7 +311,7 @@ def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
         help="where the server is, or unix:PATH of its --admin-listen (default: %(default)s)",
     )
     keys.add_admin_key(parser)
-    keys.refuse(parser, "--api-key", "--admin-key-file FILE or the variable HEADRACE_ADMIN_KEY")
+    keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 

@@ -9,7 +9,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace import codec
-from headrace.errors import FrameTooLong, LinkLost, MalformedFrame, WireError
+from headrace.errors import FrameTooLong, LinkClosed, LinkLost, MalformedFrame, WireError
 from headrace.frames import MAX_FRAME_BYTES, FromRouter
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._lost: str | None = None  # the reason
         self._cause: Exception | None = None
+        self._kind = LinkLost
         self._gone = asyncio.Event()
         # incoming
         self._buffer = bytearray()
@@ -67,8 +68,10 @@ class Connection(asyncio.Protocol):
         self._parse()
 
     def eof_received(self) -> None:
-        inside = " inside a frame" if self._buffer and self._reading else ""
-        self._lose(f"the router closed the link{inside}")
+        if self._buffer and self._reading:
+            self._lose("the router closed the link inside a frame")
+        else:
+            self._lose("the router closed the link", kind=LinkClosed)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None  # aborting it now would end it twice
@@ -129,7 +132,7 @@ class Connection(asyncio.Protocol):
 
     def _check(self) -> None:
         if self._lost is not None:
-            raise LinkLost(self._lost) from self._cause
+            raise self._kind(self._lost) from self._cause
 
     def _parse(self) -> None:
         """Turn bytes into frames until they run out or the inbox is full; then stop reading the socket."""
@@ -193,12 +196,15 @@ class Connection(asyncio.Protocol):
 
         self._stall = self._loop.call_later(self._config.write_timeout_s, look)
 
-    def _lose(self, reason: str, cause: Exception | None = None) -> None:
+    def _lose(
+        self, reason: str, cause: Exception | None = None, kind: type[LinkLost] = LinkLost
+    ) -> None:
         """End the link; whoever waits hears of it. The first reason counts."""
         if self._lost is not None:
             return
         self._lost = reason
         self._cause = cause
+        self._kind = kind
         if self._stall is not None:
             self._stall.cancel()
         if self._transport is not None:

@@ -76,6 +76,10 @@ class LinkLost(LinkError):
     """The link is gone. Dialling again may help."""
 
 
+class LinkClosed(LinkLost):
+    """The router hung up after a whole frame, as it does when it ends in good order, or when it drops a worker."""
+
+
 class Refused(LinkError):
     """The router does not want this worker, and will not the next time either."""
 

@@ -19,7 +19,8 @@ TIMES = ("queue", "prefill", "transfer", "decode", "harm", "barrier", "total")
 
 def run(args: argparse.Namespace) -> int:
     """Print the decisions about one request; the exit status."""
-    server = Server(args.url, keys.admin_key(args) or keys.api_key(args))
+    key_from = f"{keys.ADMIN_KEY_FROM}, otherwise from {keys.API_KEY_FROM}"
+    server = Server(args.url, keys.admin_key(args) or keys.api_key(args), key_from)
     path = f"/decisions/{quote(args.request_id, safe='')}"
     try:
         with contextlib.closing(server.request("GET", path)) as response:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 from pathlib import Path
 from typing import NoReturn
 
 from headrace.settings import SettingsError
+
+API_KEY_FROM = "--api-key-file FILE or the variable HEADRACE_API_KEY"
+ADMIN_KEY_FROM = "--admin-key-file FILE or the variable HEADRACE_ADMIN_KEY"
 
 
 def read_key(flag: str, path: Path | None, variable: str) -> str | None:
@@ -20,8 +24,8 @@ def read_key(flag: str, path: Path | None, variable: str) -> str | None:
         reason = error.strerror if isinstance(error, OSError) else "it is no text"
         raise SettingsError(f"{flag}: cannot read {path}: {reason}") from error
     for line in text.splitlines():
-        words = line.split()
-        if words and not words[0].startswith("#"):
+        words = list(itertools.takewhile(lambda word: not word.startswith("#"), line.split()))
+        if words:
             return words[-1]
     raise SettingsError(f"{flag}: {path} holds no key; write one a line")
 
@@ -44,7 +48,7 @@ def add_api_key(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="file whose first key is sent (or set HEADRACE_API_KEY)",
     )
-    refuse(parser, "--api-key", "--api-key-file FILE or the variable HEADRACE_API_KEY")
+    refuse(parser, "--api-key", API_KEY_FROM)
 
 
 def add_admin_key(parser: argparse.ArgumentParser) -> None:

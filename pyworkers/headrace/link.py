@@ -56,6 +56,9 @@ from headrace.frames import (
 log = logging.getLogger(__name__)
 
 HASH_KEY_BYTES = 32
+# Dials after the end of a link, the first 0.4 s or more, that may fail without a warning: a router is started again, or
+# this worker is about to be told to end as well
+QUIET_DIALS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,15 +152,21 @@ class Link:
             loop.time() - self._opened_at > self.config.max_backoff_s
         ):
             self._backoff.reset()
+        quiet = 0 if self._opened_at is None else QUIET_DIALS
         while True:
             try:
                 session = await self._open()
             except (OSError, LinkLost, WireError) as error:
                 delay_s = self._backoff.next()
                 reason = str(error) or type(error).__name__
-                log.warning(
-                    "router %s: %s; dialling again in %.1f s", self.config.address, reason, delay_s
+                log.log(
+                    logging.INFO if quiet > 0 else logging.WARNING,
+                    "router %s: %s; dialling again in %.1f s",
+                    self.config.address,
+                    reason,
+                    delay_s,
                 )
+                quiet -= 1
                 await asyncio.sleep(delay_s)
             else:
                 self._opened_at = loop.time()

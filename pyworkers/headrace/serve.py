@@ -28,13 +28,23 @@ from typing import Any
 from headrace import logs, settings
 from headrace.console import Printer, Stop
 from headrace.private_folder import parents, private_folder
-from headrace.supervise import Command, GaveUpError, Keeper, supervised
+from headrace.supervise import (
+    EXIT_USAGE,
+    Command,
+    GaveUpError,
+    Keeper,
+    ToldWrongError,
+    supervised,
+)
 from headrace.unix_http import UnixConnection
 
 START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
 ROUTER_STOP_S = 10.0  # after its drain; it ends by itself within 8 s
 WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
 STOP_OVERDUE_S = 5.0  # after all that, this process is ended
+# After a second signal, for the router to end each answer with an error. This process itself is ended after 2 s
+# (`router/src/signals.rs`), and has to tidy up before.
+ROUTER_HURRY_S = 1.7
 POLL_S = 0.1
 READY_TIMEOUT_S = 1.0  # of one question to the router on this machine; an orderly end waits for it
 
@@ -162,8 +172,11 @@ async def serve(config: ServeSettings, stop: Stop) -> int:
         watcher = asyncio.create_task(announce(config, router, workers, log, began))
         try:
             failed = await until_stop_or_failure(running, router, watcher, stop, log)
-            if not failed:
-                log("headrace", "stopping: running answers may finish; Ctrl-C again stops at once")
+            if failed is None:
+                log(
+                    "headrace",
+                    "stopping: running answers may finish; Ctrl-C again ends them within 2 s",
+                )
                 await stop_in_order(running, router, config.drain_timeout_s, stop)
         finally:
             watcher.cancel()
@@ -171,7 +184,9 @@ async def serve(config: ServeSettings, stop: Stop) -> int:
                 keeper.kill()
             await asyncio.gather(watcher, *running, return_exceptions=True)
     log("headrace", "stopped")
-    return 1 if failed else 128 + stop.last_signal if stop.now.is_set() else 0
+    if failed is not None:
+        return failed
+    return 128 + stop.last_signal if stop.now.is_set() else 0
 
 
 async def fetch_model(model: str | None, stop: Stop, log: Printer) -> int | None:
@@ -209,8 +224,8 @@ async def until_stop_or_failure(
     watcher: asyncio.Task[None],
     stop: Stop,
     log: Printer,
-) -> bool:
-    """Return False when asked to stop, True when nothing is left that could serve.
+) -> int | None:
+    """Return None when asked to stop, the exit status when nothing is left that could serve.
 
     A worker that is given up leaves the service to the others.
     """
@@ -221,12 +236,12 @@ async def until_stop_or_failure(
         while True:
             done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
             if asked in done:
-                return False
+                return None
             for task in done:
                 keeper = left.pop(task, None)
                 log("headrace", f"error: {_reason(task)}")
                 if keeper is None or keeper is router or set(left.values()) == {router}:
-                    return True
+                    return EXIT_USAGE if isinstance(task.exception(), ToldWrongError) else 1
                 log("headrace", f"going on without {keeper.command.name}")
     finally:
         asked.cancel()
@@ -242,7 +257,11 @@ def _reason(task: asyncio.Task[Any]) -> str:
 async def stop_in_order(
     running: dict[asyncio.Task[None], Keeper], router: Keeper, drain_s: float, stop: Stop
 ) -> None:
-    """Router first, which drains; then the workers, which it no longer needs."""
+    """Router first, which drains; then the workers, which it no longer needs.
+
+    After a second signal the router ends its answers with an error, while the workers are still there. Whatever is left
+    when this returns is to be killed.
+    """
     now = asyncio.create_task(stop.now.wait())
     try:
         for group, wait_s in (
@@ -260,6 +279,11 @@ async def stop_in_order(
                     return_when=asyncio.FIRST_COMPLETED,
                 )
                 waiting -= done
+            if now.done():
+                router.hurry()
+                routers = [t for t, k in running.items() if k is router]
+                await asyncio.wait(routers, timeout=ROUTER_HURRY_S)
+                return
     finally:
         now.cancel()
 
@@ -298,8 +322,14 @@ async def announce(
 
 def access_argv(args: argparse.Namespace) -> list[str]:
     """The flags that say who may come in, for the router, which checks them."""
-    files = {"--api-key-file": args.api_key_file, "--admin-key-file": args.admin_key_file}
-    argv = [f"{flag}={path}" for flag, path in files.items() if path is not None]
+    given: dict[str, list[Any]] = {
+        "--api-key-file": [args.api_key_file],
+        "--admin-key-file": [args.admin_key_file],
+        "--admin-listen": args.admin_listen,
+        "--allowed-hosts": args.allowed_hosts,
+        "--allowed-origins": args.allowed_origins,
+    }
+    argv = [f"{flag}={one}" for flag, all_of in given.items() for one in all_of if one is not None]
     return [*argv, "--allow-anonymous-clients"] if args.allow_anonymous_clients else argv
 
 

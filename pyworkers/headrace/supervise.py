@@ -12,8 +12,9 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import dropwhile, takewhile
 
 EXIT_USAGE = 2
 EXIT_CONFIG = 78
@@ -78,6 +79,10 @@ class GaveUpError(Exception):
     """A process cannot be kept running. The text names it and says why."""
 
 
+class ToldWrongError(GaveUpError):
+    """A process refused what it was told: flags, or what they name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
     """What to run, and the name under which its output appears."""
@@ -102,7 +107,7 @@ class Keeper:
         self._restarts = Restarts(rule or RestartRule())
         self._process: asyncio.subprocess.Process | None = None
         self._stopping = asyncio.Event()
-        self._last_line = ""
+        self._last_lines: deque[str] = deque(maxlen=20)  # clap's refusals are shorter
 
     @property
     def running(self) -> bool:
@@ -131,6 +136,10 @@ class Keeper:
         """Ask the process to end, and do not start it again."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
+
+    def hurry(self) -> None:
+        """After `stop`: ask the process to end now. The signal is another one: two of a kind may arrive as one."""
+        self._signal(signal.SIGINT)
 
     def kill(self) -> None:
         """End the process and all that it started, at once."""
@@ -178,7 +187,7 @@ class Keeper:
 
     async def _forward(self, output: asyncio.StreamReader) -> None:
         async for line in lines(output):
-            self._last_line = line or self._last_line
+            self._last_lines.append(line)
             self._log(self.command.name, line)
 
     async def _wait_to_restart(self, status: int) -> None:
@@ -186,9 +195,10 @@ class Keeper:
         ended = "left in good order" if restarts.left(status) else describe_exit(status)
         delay_s = restarts.delay_after(status, time.monotonic())
         if delay_s is None and status in (EXIT_USAGE, EXIT_CONFIG):
-            raise GaveUpError(f"{name} cannot do what it was told: {self._last_line}")
+            raise ToldWrongError(f"{name} cannot do what it was told: {reason(self._last_lines)}")
         if delay_s is None:
-            hint = f"; its last line was: {self._last_line}" if self._last_line else ""
+            last = last_line(self._last_lines)
+            hint = f"; its last line was: {last}" if last else ""
             raise GaveUpError(f"{name} keeps crashing (it {ended}){hint}")
         self._log(name, f"{ended}; starting again in {delay_s:g} s")
         with contextlib.suppress(TimeoutError):
@@ -225,6 +235,18 @@ async def lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
             rest = b""
     if rest:
         yield rest.decode(errors="replace").rstrip()
+
+
+def last_line(output: Sequence[str]) -> str:
+    """The last one that is not empty."""
+    return next(filter(None, reversed(output)), "")
+
+
+def reason(output: Sequence[str]) -> str:
+    """Why a program refused what it was told: clap says so from `error: ` to an empty line, others in the last line."""
+    of_clap = dropwhile(lambda line: not line.startswith("error: "), output)
+    told = " ".join(line.strip() for line in takewhile(bool, of_clap))
+    return told.removeprefix("error: ") or last_line(output)
 
 
 def describe_exit(status: int) -> str:

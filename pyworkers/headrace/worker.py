@@ -24,7 +24,7 @@ from headrace.engine.names import KeyedNamer
 from headrace.engine.outbox import Outbox
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
-from headrace.errors import LinkError, LinkLost
+from headrace.errors import LinkClosed, LinkError, LinkLost
 from headrace.frames import (
     Bye,
     Cancel,
@@ -43,7 +43,7 @@ from headrace.handoff.desk import Desk, Transfer
 from headrace.handoff.exports import News
 from headrace.lane import Lane
 from headrace.link import Session
-from headrace.links import Links
+from headrace.links import Links, first
 
 log = logging.getLogger(__name__)
 
@@ -241,7 +241,8 @@ class Worker:
                 cancelled = (self._desk or self.engine).cancel_link(peer.number)
                 self._peers.pop(peer.number, None)
                 self._trust()
-                log.info("router %s left with %d requests", peer.session.router, cancelled)
+                level = logging.WARNING if cancelled else logging.INFO
+                log.log(level, "router %s left with %d requests", peer.session.router, cancelled)
             case Submit() as submit:
                 try:
                     self._admit(submit, peer, arrival.at_s)
@@ -367,8 +368,10 @@ class Worker:
                 receiving = tasks.create_task(self._receive(peer), name="receive")
                 await self._send(peer)
                 receiving.cancel()
-        except* LinkLost as lost:
-            log.warning("router %s: %s", session.router, lost.exceptions[0])
+        except* LinkLost as group:
+            lost = first(group)
+            level = logging.INFO if isinstance(lost, LinkClosed) else logging.WARNING
+            log.log(level, "router %s: %s", session.router, lost)
         except* LinkError:
             await self._put(peer, Left())
             raise

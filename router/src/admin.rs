@@ -3,10 +3,6 @@
 //!
 //! They do not share the bounds of the clients: who floods the port of the clients keeps no operator out.
 
-use std::fs::Permissions;
-use std::io;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +14,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
+use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
@@ -27,6 +23,7 @@ use crate::app::App;
 use crate::config::WorkerListen;
 use crate::fleet::StartError;
 use crate::http::access::Entrance;
+use crate::net::{self, SocketFile};
 use crate::shutdown::Stopper;
 
 /// Connections that may be open at once at one address; more wait to be accepted. A guess: some dashboards and a drain.
@@ -48,16 +45,6 @@ enum Listener {
     Unix(UnixListener, SocketFile),
 }
 
-/// Removes a socket's file when it drops.
-#[derive(Debug)]
-struct SocketFile(PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0); // who took it away already is no concern of ours
-    }
-}
-
 impl AdminListeners {
     /// Binds all of them.
     ///
@@ -68,7 +55,9 @@ impl AdminListeners {
         for address in addresses {
             let listener = match address {
                 WorkerListen::Tcp(text) => TcpListener::bind(text).await.map(Listener::Tcp),
-                WorkerListen::Unix(path) => bind_unix(path).await,
+                WorkerListen::Unix(path) => net::listen_unix(path, Some(0o600))
+                    .await
+                    .map(|(listener, file)| Listener::Unix(listener, file)),
             };
             let failed = |source| StartError::Bind { address: address.to_string(), source };
             bound.push(listener.map_err(failed)?);
@@ -82,7 +71,7 @@ impl AdminListeners {
             Listener::Tcp(listener) => {
                 listener.local_addr().ok().map(|address| WorkerListen::Tcp(address.to_string()))
             }
-            Listener::Unix(_, file) => Some(WorkerListen::Unix(file.0.clone())),
+            Listener::Unix(_, file) => Some(WorkerListen::Unix(file.path().to_owned())),
         };
         self.0.iter().filter_map(address).collect()
     }
@@ -106,30 +95,6 @@ impl AdminListeners {
         }
         tasks.close();
         tasks.wait().await;
-    }
-}
-
-/// A socket that nobody but this user can open, from its first moment on. A file without a listener behind it is left over
-/// from a router that was killed.
-async fn bind_unix(path: &Path) -> io::Result<Listener> {
-    let bind = || -> io::Result<Listener> {
-        let socket = UnixSocket::new_stream()?;
-        socket.bind(path)?;
-        let file = SocketFile(path.to_owned());
-        std::fs::set_permissions(path, Permissions::from_mode(0o600))?; // nobody can connect before `listen`
-        Ok(Listener::Unix(socket.listen(128)?, file))
-    };
-    match bind() {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match UnixStream::connect(path).await {
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    bind()
-                }
-                _ => Err(error),
-            }
-        }
-        bound => bound,
     }
 }
 

@@ -43,6 +43,15 @@ where
     answer.await.map_err(|_| RouteError::Internal(format!("`{name}` panicked")))
 }
 
+/// Drops `value` on a thread of its own, or here if there is none to be had.
+pub(crate) fn free(value: impl Send + 'static) {
+    let spawned = std::thread::Builder::new().name("free".to_owned()).spawn(move || {
+        lower_priority();
+        drop(value);
+    });
+    drop(spawned);
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -55,6 +64,19 @@ mod tests {
         let its = run("test", nice).await.unwrap();
         assert_eq!(its, (mine + LOWER).min(19));
         assert_eq!(nice(), mine);
+    }
+
+    #[test]
+    fn what_is_freed_is_dropped_by_another_thread() {
+        struct Tells(std::sync::mpsc::Sender<std::thread::ThreadId>);
+        impl Drop for Tells {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().id()).ok();
+            }
+        }
+        let (tell, told) = std::sync::mpsc::channel();
+        free(Tells(tell));
+        assert_ne!(told.recv().unwrap(), std::thread::current().id());
     }
 
     #[tokio::test]

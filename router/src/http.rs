@@ -65,7 +65,12 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
         .route_layer(from_fn(require_key));
-    finish(for_operators().merge(for_clients), state, surface)
+    let cors = access::cors(&state.config.http.access.origins);
+    let routes = finish(for_operators().merge(for_clients), state, surface);
+    match cors {
+        Some(cors) => routes.layer(cors),
+        None => routes,
+    }
 }
 
 /// What operators are served where clients are not.

@@ -5,7 +5,8 @@
 use std::fmt;
 use std::io::Write as _;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError, mpsc};
 use std::time::Duration;
 
 /// For the last line to be written: stderr may be a pipe that nobody reads.
@@ -16,6 +17,8 @@ pub(crate) struct Lock<T> {
     /// What is in it, for the last line.
     what: &'static str,
     value: Mutex<T>,
+    /// Threads that wait for it.
+    waiting: AtomicUsize,
 }
 
 /// Lets go when it drops.
@@ -29,15 +32,30 @@ pub(crate) struct Held<'a, T> {
 
 impl<T> Lock<T> {
     pub(crate) const fn new(what: &'static str, value: T) -> Self {
-        Self { what, value: Mutex::new(value) }
+        Self { what, value: Mutex::new(value), waiting: AtomicUsize::new(0) }
     }
 
     /// Waits for whoever has it.
     pub(crate) fn lock(&self) -> Held<'_, T> {
         let unwinding = std::thread::panicking();
         // only a holder in the midst of another panic can have left it poisoned, and that one did not panic itself
-        let value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+        let value = match self.value.try_lock() {
+            Ok(value) => value,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Relaxed);
+                let value = self.value.lock().unwrap_or_else(PoisonError::into_inner);
+                self.waiting.fetch_sub(1, Relaxed);
+                value
+            }
+        };
         Held { what: self.what, value, unwinding }
+    }
+
+    /// Another thread waits for it. Whoever takes it again and again has to ask: a thread that slept needs longer to wake
+    /// up than this one to come back, and the mutex gives it to whoever is there first.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
     }
 }
 
@@ -114,6 +132,24 @@ mod tests {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.signal(), Some(6), "{text}");
         assert!(text.contains("on purpose") && text.contains("a panic left the books"), "{text}");
+    }
+
+    #[test]
+    fn who_holds_it_knows_that_somebody_waits() {
+        let lock = Arc::new(Lock::new("a number", 0));
+        let held = lock.lock();
+        assert!(!lock.is_wanted());
+        let other = Arc::clone(&lock);
+        let waits = std::thread::spawn(move || *other.lock() += 1);
+        while !lock.is_wanted() {
+            std::thread::yield_now();
+        }
+        drop(held);
+        while lock.is_wanted() {
+            std::thread::yield_now();
+        }
+        assert!(waits.join().is_ok());
+        assert_eq!(*lock.lock(), 1, "it got it");
     }
 
     #[test]

@@ -1,9 +1,13 @@
-//! What both listeners share: a socket with a queue for a burst of dials, and which failed accepts call for a pause.
+//! What listeners share: a socket with a queue for a burst of dials, a file for a Unix socket, and which failed accepts call for a
+//! pause.
 
+use std::fs::Permissions;
 use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, lookup_host};
+use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream, lookup_host};
 
 /// Connections that the kernel keeps until they are accepted: a burst of dials, such as a thousand workers that have lost
 /// their router, loses none. The kernel allows no more than `net.core.somaxconn`, 4,096 unless somebody changed it.
@@ -35,6 +39,60 @@ pub(crate) async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     Err(last.unwrap_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, format!("{host} has no address"))
     }))
+}
+
+/// The file of a Unix socket, removed when this drops.
+#[derive(Debug)]
+pub(crate) struct SocketFile(PathBuf);
+
+impl SocketFile {
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0); // who took it away already is no concern of ours
+    }
+}
+
+/// Binds a Unix socket; with `mode`, nobody else can open it from its first moment on. A socket without a listener behind it
+/// is left over from a router that was killed, and goes. Any other file stays.
+///
+/// # Errors
+/// The path is taken, or cannot be made.
+pub(crate) async fn listen_unix(
+    path: &Path,
+    mode: Option<u32>,
+) -> io::Result<(UnixListener, SocketFile)> {
+    let bind = || -> io::Result<_> {
+        let socket = UnixSocket::new_stream()?;
+        socket.bind(path)?;
+        let file = SocketFile(path.to_owned());
+        if let Some(mode) = mode {
+            std::fs::set_permissions(path, Permissions::from_mode(mode))?; // before `listen` nobody can connect
+        }
+        Ok((socket.listen(BACKLOG)?, file))
+    };
+    match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            // of a link itself, not of what it points to: a link is none of ours
+            if !std::fs::symlink_metadata(path)?.file_type().is_socket() {
+                let problem =
+                    "a file that is no socket has this name; move it away, or name another path";
+                return Err(io::Error::new(io::ErrorKind::AlreadyExists, problem));
+            }
+            match UnixStream::connect(path).await {
+                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+                    std::fs::remove_file(path)?;
+                    bind()
+                }
+                _ => Err(error),
+            }
+        }
+        bound => bound,
+    }
 }
 
 /// How long to wait after an accept that failed: only where something lacks that all accepts need. Any other failure, such
@@ -76,6 +134,35 @@ mod tests {
         let all = futures_util::future::join_all((0..DIALS).map(dial));
         let dials = tokio::time::timeout(Duration::from_secs(20), all).await.expect("all wait");
         assert!(dials.iter().all(Result::is_ok));
+    }
+
+    #[tokio::test]
+    async fn a_socket_that_is_left_over_goes_and_any_other_file_stays() {
+        let folder = std::env::temp_dir().join(format!("headrace-net-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("a.sock");
+        std::fs::write(&path, "precious").unwrap();
+        let link = folder.join("b.sock");
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        for taken in [&path, &link, &folder] {
+            let error = listen_unix(taken, None).await.expect_err("it is no socket");
+            assert!(error.to_string().contains("no socket"), "{error}");
+        }
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
+        assert!(link.is_symlink());
+        std::fs::remove_file(&path).unwrap();
+
+        let (listener, file) = listen_unix(&path, Some(0o600)).await.unwrap();
+        assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let error = listen_unix(&path, None).await.expect_err("somebody listens there");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        std::mem::forget(file); // as after kill -9
+        drop(listener);
+        let (_listener, file) = listen_unix(&path, None).await.expect("nobody listens there");
+        assert_eq!(file.path(), path);
+        drop(file);
+        assert!(!path.exists());
+        std::fs::remove_dir_all(&folder).unwrap();
     }
 
     #[tokio::test]

@@ -27,6 +27,7 @@ pub use detokenize::{Decoded, Decoder};
 pub use doc::{GenerationDefaults, ModelDoc};
 pub use pool::TokenizePool;
 
+use crate::background;
 use crate::error::RouteError;
 use crate::memory::{Refused, Share};
 use crate::request::{ChatPrompt, Prompt};
@@ -89,6 +90,13 @@ struct Model {
     pieces: Arc<Pieces>,
     /// Longest stretch of a text that cannot be cut.
     stretch_bytes: usize,
+}
+
+impl Drop for PromptEngine {
+    /// A vocabulary is millions of small pieces of memory, and whoever drops the last handle may hold a lock.
+    fn drop(&mut self) {
+        background::free(Arc::clone(&self.model));
+    }
 }
 
 impl PromptEngine {

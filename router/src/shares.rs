@@ -1,12 +1,14 @@
 //! Who may have how many answers under way (`--max-streams`): choices count singly.
 //!
 //! A tenant may have seven times as many as are free, so that one alone gets seven eighths and leaves the rest to
-//! newcomers, and several settle at equal parts as answers end; a connection as many as are free. Whoever has few may
-//! take any place that is free. Beyond few, a tenant's answers yield on the workers to those of other tenants, until it has
+//! newcomers, and several settle at equal parts as answers end. A connection may have as many as are free. Names of tenants
+//! can be made up where nobody is known by a key, so all from one address together leave some places, too: few, as a gateway
+//! may have many tenants behind its address. Whoever has few may take any place that is free. Beyond few, a tenant's answers yield on the workers to those of other tenants, until it has
 //! half as few again: its own ones do not overtake each other as their number goes up and down.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -15,6 +17,8 @@ use crate::metrics::Metrics;
 
 /// A tenant may have this many times what is free; a guess, see the head of this file.
 const OF_FREE_TENANT: usize = 7;
+/// The same of an address.
+const OF_FREE_ADDRESS: usize = 31;
 /// The same of a connection: alone, it gets half. Who needs more opens another one.
 const OF_FREE_CONNECTION: usize = 1;
 /// So many answers are few: they take any free place, and go at their full priority on the workers. A guess: more than a
@@ -28,6 +32,8 @@ const SMALL: usize = 64;
 pub struct Holder {
     /// By its key, by what it says, or by its address.
     pub tenant: u64,
+    /// Its address, see [`address_number`]; 0 of who is known by a key.
+    pub address: u64,
     /// Number of its connection; 0 where there is none.
     pub connection: u64,
 }
@@ -46,6 +52,7 @@ struct Held {
     most_of_tenant: usize,
     all: usize,
     by_tenant: HashMap<u64, Tenant>,
+    by_address: HashMap<u64, usize>,
     by_connection: HashMap<u64, usize>,
 }
 
@@ -78,6 +85,7 @@ impl Shares {
             most_of_tenant: most_of_tenant.unwrap_or(usize::MAX),
             all: 0,
             by_tenant: HashMap::new(),
+            by_address: HashMap::new(),
             by_connection: HashMap::new(),
         };
         Arc::new(Self { metrics, held: Mutex::new(held) })
@@ -113,9 +121,10 @@ impl Shares {
 impl Held {
     /// How many of them do not yield, or the share that is used up.
     fn take(&mut self, holder: Holder, n: usize) -> Result<usize, &'static str> {
-        let Holder { tenant, connection } = holder;
+        let Holder { tenant, address, connection } = holder;
         let before = self.by_tenant.get(&tenant).copied().unwrap_or_default();
         let of_tenant = before.held;
+        let of_address = self.by_address.get(&address).copied().unwrap_or(0);
         let of_connection = self.by_connection.get(&connection).copied().unwrap_or(0);
         if n > self.most - self.all {
             return Err("answers under way");
@@ -128,6 +137,9 @@ impl Held {
         if of_tenant.saturating_add(n) > self.most_of_tenant || !fits(of_tenant, OF_FREE_TENANT) {
             return Err("answers of this tenant under way");
         }
+        if address != 0 && !fits(of_address, OF_FREE_ADDRESS) {
+            return Err("answers of this address under way");
+        }
         // one request is bounded as its tenant is: it has no other connection to go to
         if connection != 0 && of_connection > 0 && !fits(of_connection, OF_FREE_CONNECTION) {
             return Err("answers on this connection under way");
@@ -136,13 +148,16 @@ impl Held {
         let few = if before.many { 0 } else { FEW.saturating_sub(of_tenant) };
         let now = Tenant { held: of_tenant + n, many: before.many || n > few };
         self.by_tenant.insert(tenant, now);
-        if connection != 0 {
-            *self.by_connection.entry(connection).or_default() += n;
+        for (held, who) in [(&mut self.by_address, address), (&mut self.by_connection, connection)]
+        {
+            if who != 0 {
+                *held.entry(who).or_default() += n;
+            }
         }
         Ok(few)
     }
 
-    fn give_back(&mut self, Holder { tenant, connection }: Holder, n: usize) {
+    fn give_back(&mut self, Holder { tenant, address, connection }: Holder, n: usize) {
         self.all -= n;
         if let Entry::Occupied(mut entry) = self.by_tenant.entry(tenant) {
             let tenant = entry.get_mut();
@@ -152,12 +167,25 @@ impl Held {
                 entry.remove();
             }
         }
-        if let Entry::Occupied(mut entry) = self.by_connection.entry(connection) {
-            *entry.get_mut() -= n;
-            if *entry.get() == 0 {
-                entry.remove();
+        for (held, who) in [(&mut self.by_address, address), (&mut self.by_connection, connection)]
+        {
+            if let Entry::Occupied(mut entry) = held.entry(who) {
+                *entry.get_mut() -= n;
+                if *entry.get() == 0 {
+                    entry.remove();
+                }
             }
         }
+    }
+}
+
+/// An address as a number that is not 0; of IPv6 that of its /64, of which one machine has all.
+pub(crate) fn address_number(address: IpAddr) -> u64 {
+    /// No network that is given out begins like this, so no address of IPv6 has the number of one of IPv4.
+    const V4: u64 = 0xFFFF_FFFF << 32;
+    match address.to_canonical() {
+        IpAddr::V4(address) => V4 | u64::from(address.to_bits()),
+        IpAddr::V6(address) => ((address.to_bits() >> 64) as u64).max(1), // ::1 is in ::/64
     }
 }
 
@@ -185,7 +213,7 @@ mod tests {
     }
 
     fn tenant(tenant: u64) -> Holder {
-        Holder { tenant, connection: 0 }
+        Holder { tenant, ..Holder::default() }
     }
 
     /// As many as it gets, one by one.
@@ -237,17 +265,40 @@ mod tests {
     fn where_places_are_scarce_nobody_keeps_any() {
         let shares = shares(2);
         assert_eq!(all_that(&shares, tenant(1)).len(), 2);
-        assert!(shares.begin(Holder { tenant: 1, connection: 1 }, 2).is_ok());
+        assert!(shares.begin(Holder { tenant: 1, connection: 1, ..Holder::default() }, 2).is_ok());
     }
 
     #[test]
     fn a_connection_gets_half() {
         let shares = shares(1024);
-        let on = |connection| Holder { tenant: 1, connection };
+        let on = |connection| Holder { tenant: 1, connection, ..Holder::default() };
         let first = all_that(&shares, on(1));
         assert_eq!(first.len(), 512);
         assert_eq!(what(shares.begin(on(1), 1)), "answers on this connection under way");
         assert!(shares.begin(on(2), 300).is_ok(), "another one of the same tenant");
+    }
+
+    #[test]
+    fn names_that_one_address_makes_up_do_not_take_all_places() {
+        let shares = shares(1024);
+        let from = |address, tenant| Holder { tenant, address, connection: 0 };
+        let greedy: Vec<_> = (1..200).flat_map(|name| all_that(&shares, from(1, name))).collect();
+        assert_eq!(greedy.len(), 992);
+        assert_eq!(what(shares.begin(from(1, 1_000), 1)), "answers of this address under way");
+        assert_eq!(all_that(&shares, from(2, 1_001)).len(), 28, "of another one");
+        assert!(shares.begin(tenant(7), 1).is_ok(), "who has a key has no address here");
+        drop(greedy);
+        assert!(shares.begin(from(1, 1), 800).is_ok());
+    }
+
+    #[test]
+    fn addresses_are_told_apart_as_far_as_machines_are() {
+        let number = |text: &str| address_number(text.parse().unwrap());
+        assert_ne!(number("10.0.0.1"), number("10.0.0.2"));
+        assert_eq!(number("::ffff:10.0.0.1"), number("10.0.0.1"));
+        assert_eq!(number("2001:db8::1"), number("2001:db8::2"));
+        assert_ne!(number("2001:db8:0:1::1"), number("2001:db8:0:2::1"));
+        assert!(number("::1") != 0 && number("0.0.0.0") != 0);
     }
 
     #[test]
@@ -260,11 +311,12 @@ mod tests {
     #[test]
     fn what_ends_is_given_back_and_forgotten() {
         let shares = shares(1024);
-        let holder = Holder { tenant: 1, connection: 9 };
+        let holder = Holder { tenant: 1, address: 5, connection: 9 };
         drop((shares.begin(holder, 100), shares.begin(holder, 20)));
         let held = shares.held();
         assert_eq!(held.all, 0);
         assert!(held.by_tenant.is_empty() && held.by_connection.is_empty());
+        assert!(held.by_address.is_empty());
     }
 
     #[test]

@@ -125,6 +125,13 @@ def test_an_error_leaves_no_trace_in_the_history(fake: Fake) -> None:
     assert chat.messages == []
 
 
+@pytest.mark.parametrize("status", [401, 403])
+def test_where_a_key_is_asked_for_the_error_says_what_gives_it(fake: Fake, status: int) -> None:
+    fake.status = status
+    with pytest.raises(ChatError, match="--api-key-file FILE or the variable HEADRACE_API_KEY"):
+        list(Chat(Server(fake.url), "tiny").say("x", Answer()))
+
+
 def test_a_stream_without_its_end_is_an_error(fake: Fake) -> None:
     fake.script = [text("Par")]
     with pytest.raises(ChatError, match="broke off"):

@@ -135,6 +135,12 @@ def test_a_worker_that_did_not_leave_in_time_fails_the_command(
     [
         (404, {"error": {"message": "no worker here is called `my worker`"}}, "is called"),
         (409, {"error": {"message": "the worker leaves already"}}, "leaves already"),
+        (
+            401,
+            {"error": {"message": "a key is asked for"}},
+            "for; the key comes from --admin-key-file FILE",
+        ),
+        (403, {"error": {"message": "for operators"}}, "HEADRACE_ADMIN_KEY"),
         (500, b"oops", "status 500"),
         (202, b"oops", "not a drain"),
         (202, {}, "not a drain"),

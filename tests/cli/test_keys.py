@@ -22,6 +22,9 @@ from headrace.unix_http import UnixConnection
         ("# comment\n\n  k  \nother\n", "k"),
         ("alice k\r\nbob l\r\n", "k"),
         ("alice\tk\n", "k"),
+        ("k # of production\n", "k"),
+        (" #x\nalice k\t#y\n", "k"),
+        ("k#9\n", "k#9"),
     ],
 )
 def test_the_first_key_of_a_file_is_sent(text: str, key: str, tmp_path: Path) -> None:

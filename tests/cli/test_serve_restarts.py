@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 from collections.abc import Generator
+from contextlib import closing
+from pathlib import Path
 
 import psutil
 import pytest
 
+from headrace import chat
 from headrace.private_folder import parents
 from helpers.serving import Server, eventually
 
@@ -93,6 +97,54 @@ def test_a_second_signal_ends_it_though_a_worker_does_not_listen(server: Server)
     server.process.send_signal(signal.SIGINT)
     assert server.wait(30) == 128 + signal.SIGINT
     assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_answers_with_an_error(server: Server, number: signal.Signals) -> None:
+    children = server.children()
+    body = {"model": "mock", "prompt": "hello", "max_tokens": 1_000}
+    with server.stream("/v1/completions", body) as events, server.frozen("worker-"):
+        next(events)
+        server.process.send_signal(number)
+        server.wait_line("stopping: running answers may finish", timeout=30)
+        server.process.send_signal(number)
+        rest = list(events)
+    assert json.loads(rest[-1])["error"]["code"] == "shutting_down"
+    assert server.wait(30) == 128 + number
+    assert not psutil.wait_procs(children, timeout=20)[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        ("--port 3", "the argument '--port <PORT>' cannot be used multiple times"),
+        ("--no-such-flag", "unexpected argument '--no-such-flag' found"),
+        ("--api-key-file /nonexistent", "--api-key-file: cannot read /nonexistent"),
+    ],
+)
+def test_what_the_router_refuses_is_a_wrong_flag_of_serve(flags: str, why: str) -> None:
+    server = Server("--port", "0", f"--router-args={flags}", program=SERVE)
+    try:
+        assert server.wait(60) == 2
+        [error] = [line for line in server.lines if line.startswith("headrace | error: ")]
+        assert "router cannot do what it was told: " in error
+        assert why in error
+    finally:
+        server.close()
+
+
+def test_others_may_be_let_in_and_operators_have_another_address(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/admin"
+    flags = (f"--admin-listen={address}", "--allowed-hosts=my.host", "--allowed-origins=http://a")
+    server = Server("--port", "0", *flags, program=SERVE)
+    try:
+        server.wait_ready()
+        assert server.send("GET", "/v1/models", headers={"Host": "my.host"}).status == 200
+        assert server.send("GET", "/v1/models", headers={"Host": "its.host"}).status == 421
+        with closing(chat.Server(address).request("GET", "/workers")) as answer:
+            assert [one["id"] for one in json.load(answer)["workers"]] == ["worker-0"]
+    finally:
+        server.close()
 
 
 def test_signals_end_a_supervisor_that_does_not_run_its_loop() -> None:

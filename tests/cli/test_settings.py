@@ -155,6 +155,48 @@ def test_wrong_flags_are_named(
     assert why in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flags", "why"),
+    [
+        (["--policy", "kv"], '--router-args="--policy ..."'),
+        (["--allow-anonymous-workers"], '--router-args="--allow-anonymous-workers ..."'),
+        (["./model", "--cache-sharing=all", "--dice"], '--router-args="--cache-sharing ..."'),
+        (["--router-args", "--cache-sharing=all"], '--router-args="--cache-sharing ..."'),
+        (["--router-args", "--policy", "kv"], '--router-args="--policy ..."'),
+    ],
+)
+def test_flags_of_the_router_are_told_their_place(
+    flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    try:
+        status = cli.main(["serve", *flags])
+    except SystemExit as ended:
+        status = ended.code
+    assert status == cli.EXIT_USAGE
+    assert why in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["serve", "chat"])
+def test_flags_of_nobody_are_told_no_place(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        cli.main([command, "--no-such-flag"])
+    error = capsys.readouterr().err
+    assert error.endswith("unrecognized arguments: --no-such-flag\n")
+
+
+def test_who_may_come_in_is_told_to_the_router() -> None:
+    flags = [
+        *("--api-key-file=keys", "--admin-key-file=operators", "--allow-anonymous-clients"),
+        *("--admin-listen=unix:a", "--admin-listen=127.0.0.1:1"),
+        *("--allowed-hosts=a,b", "--allowed-hosts=c", "--allowed-origins=https://a"),
+    ]
+    args = cli._parser().parse_args(["serve", *flags])
+    assert sorted(serve.access_argv(args)) == sorted(flags)
+    assert serve.access_argv(cli._parser().parse_args(["serve"])) == []
+
+
 @pytest.mark.parametrize("command", ["serve", "worker", "chat", "fetch", "version"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

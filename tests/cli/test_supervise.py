@@ -17,6 +17,7 @@ from headrace.supervise import (
     Restarts,
     describe_exit,
     lines,
+    reason,
 )
 from helpers.processes import until_gone
 
@@ -127,6 +128,25 @@ async def test_an_impossible_configuration_is_given_up_at_once() -> None:
     with pytest.raises(GaveUpError, match="no such dtype: int3"):
         await asyncio.wait_for(keeper.run(), 20)
     assert keeper.starts == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "why"),
+    [
+        (["starting", "no such dtype: int3", ""], "no such dtype: int3"),
+        (
+            ["error: '--port' is there twice", "", "Usage: x", "", "try '--help'."],
+            "'--port' is there twice",
+        ),
+        (
+            ["error: these are missing:", "  --key <FILE>", "", "Usage: x"],
+            "these are missing: --key <FILE>",
+        ),
+        ([], ""),
+    ],
+)
+def test_the_reason_is_told_without_the_usage(output: list[str], why: str) -> None:
+    assert reason(output) == why
 
 
 async def test_what_cannot_be_started_is_named() -> None:

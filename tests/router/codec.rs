@@ -365,3 +365,45 @@ async fn a_cancelled_flush_sends_nothing_twice() {
     assert!(cancelled > 10);
     assert_eq!(received, (0..50).map(ping).collect::<Vec<_>>());
 }
+
+#[tokio::test]
+async fn a_long_frame_keeps_its_place_and_a_dropped_call_loses_nothing() {
+    let long = |sequence| {
+        let hashes = vec![7; 200_000];
+        Frame::Snapshot(Snapshot { epoch: 1, sequence, hashes, last: false })
+    };
+    let frames = [long(1), ping(2), long(3), long(4), ping(5)];
+    let bytes: Vec<u8> = frames.iter().flat_map(packed).collect();
+    let mut reader = FrameReader::new(&bytes[..], MAX_FRAME_BYTES);
+    let mut received = Vec::new();
+    loop {
+        tokio::select! {
+            biased;
+            frame = reader.next() => match frame.unwrap() {
+                Some(frame) => received.push(frame),
+                None => break,
+            },
+            () = tokio::task::yield_now() => {}
+        }
+    }
+    assert_eq!(received, frames);
+}
+
+#[test]
+fn a_frame_has_no_more_runs_of_blocks_than_it_may() {
+    let blocks = |runs| {
+        let run = StoredRun { parent: None, hashes: Vec::new() };
+        let (stored, removed) = (vec![run; runs], Vec::new());
+        body(&Frame::Blocks(Blocks {
+            epoch: 1,
+            sequence: 1,
+            stored,
+            removed,
+            cleared: false,
+            tier: 0,
+        }))
+    };
+    assert!(decode(&blocks(1 << 18)).is_ok());
+    let error = decode(&blocks((1 << 18) + 1)).unwrap_err();
+    assert_eq!(error.to_string(), "blocks.stored: expected at most 262144 items, got 262145");
+}

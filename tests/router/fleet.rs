@@ -7,6 +7,7 @@ mod caching;
 mod discovery;
 mod drain;
 mod handshake;
+mod large_events;
 mod links;
 mod log;
 mod many_workers;

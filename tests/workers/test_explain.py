@@ -152,6 +152,12 @@ def test_the_command_asks_for_the_request_and_prints(
     ("status", "document", "says"),
     [
         (404, {"error": {"message": "no decision about it"}}, "no decision about it"),
+        (
+            401,
+            {"error": {"message": "a key is asked for"}},
+            "for; the key comes from --admin-key-file",
+        ),
+        (401, {"error": {"message": "a key is asked for"}}, "HEADRACE_API_KEY"),
         (200, {"request": "x"}, "not a decision"),
         (200, [], "not a decision"),
     ],

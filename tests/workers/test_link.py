@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from headrace.errors import FrameTooLong, LinkLost, UnknownFrameType
+from headrace.errors import FrameTooLong, LinkClosed, LinkLost, UnknownFrameType
 from headrace.frames import MAX_FRAME_BYTES, Bye, Frame, Hello, ModelPart, Ping, Sampling, Submit
 from headrace.link import Session
 from helpers.link_scene import HEARTBEAT, WELCOME, Peer, hold, link_to, packed, router
@@ -114,7 +114,7 @@ async def lost(session: Session) -> LinkLost:
 @pytest.mark.parametrize(
     ("data", "reason", "cause"),
     [
-        (b"", "closed the link", None),
+        (b"", "the router closed the link", None),
         (packed(Ping(1))[:3], "closed the link inside a frame", None),
         (packed(Ping(1))[:5], "closed the link inside a frame", None),
         (b"\x02\0\0\0\x91\x63", "garbage: unknown frame type 99", UnknownFrameType),
@@ -134,6 +134,7 @@ async def test_a_lost_link_says_why(
         error = await lost(session)
         assert reason in str(error)
         assert type(error.__cause__) is (cause or type(None))
+        assert isinstance(error, LinkClosed) == (not data), "which is how a router ends"
         await session.close()  # no harm
 
 

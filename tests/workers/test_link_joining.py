@@ -14,7 +14,7 @@ import pytest
 from headrace import _core
 from headrace.errors import Refused, RouterNotTrusted
 from headrace.frames import PROTOCOL, Frame, Prove, Refuse, Welcome
-from headrace.link import Backoff, Link, LinkConfig, parse_address, tls_context
+from headrace.link import QUIET_DIALS, Backoff, Link, LinkConfig, parse_address, tls_context
 from helpers.link_scene import (
     HEARTBEAT,
     HELLO,
@@ -180,6 +180,25 @@ async def test_the_worker_dials_until_a_router_works(
     for warning in warnings:
         assert warning.startswith(f"router {at.address}: ")
         assert re.search(reason, warning), warning
+
+
+async def test_a_router_that_is_soon_back_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    async def once(peer: Peer) -> None:
+        await peer.welcome()
+
+    def warnings() -> list[str]:
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    async with router(
+        once, *[closes] * QUIET_DIALS, once, *[closes] * QUIET_DIALS, closes, hold
+    ) as at:
+        link = link_to(at)
+        await link.connect()
+        await link.connect()
+        assert warnings() == []
+        async with await link.connect() as session:
+            await session.send(HEARTBEAT)
+    assert len(warnings()) == 1, "it is gone for longer"
 
 
 async def test_the_worker_dials_until_a_router_is_there() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import threading
 import time
 from pathlib import Path
@@ -286,7 +287,21 @@ async def test_garbage_ends_the_link_and_the_worker_dials_again(
         scene.check()
 
 
-async def test_requests_of_a_lost_router_are_cancelled(tmp_path: Path) -> None:
+async def test_a_router_that_ends_is_told_and_is_no_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    async with FakeRouter(tmp_path / "r") as router, running(router):
+        talk = await joined(router)
+        talk.hang_up()
+        await joined(router)
+    [told] = [one for one in caplog.records if "the router closed the link" in one.getMessage()]
+    assert told.levelname == "INFO"
+
+
+async def test_requests_of_a_lost_router_are_cancelled(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
         talk = await joined(router)
         gate = scene.model.gate = threading.Semaphore(0)
@@ -302,6 +317,9 @@ async def test_requests_of_a_lost_router_are_cancelled(tmp_path: Path) -> None:
         held = {name[:8] for name in scene.engine.pool.names()}
         assert again.cache == keys(b"".join(held)) != set()
         assert again.answers == {}
+        assert "left with 6 requests" in caplog.text, (
+            "a warning: the router did not end in good order"
+        )
         scene.check()
 
 

@@ -70,6 +70,9 @@ impl Keys {
             (None, ..) => return Err("a key is empty"),
             _ => return Err("a line has more than two words"),
         };
+        if key.starts_with('#') {
+            return Err("a key begins with #, which begins a comment");
+        }
         if !line.is_ascii() || line.bytes().any(|byte| byte.is_ascii_control() && byte != b'\t') {
             return Err("a key has characters that a header cannot carry");
         }
@@ -117,8 +120,8 @@ pub(super) fn keys(
     if let Some(path) = file {
         let text = read(name, path, warnings)?;
         for (number, line) in text.lines().enumerate() {
-            let line = line.trim();
-            if line.is_empty() || line.starts_with('#') {
+            let line = without_comment(line);
+            if line.is_empty() {
                 continue;
             }
             let added = if line.len() > LONGEST_LINE {
@@ -137,10 +140,22 @@ pub(super) fn keys(
     }
     for line in others {
         keys.add(line.trim()).map_err(|problem| {
-            flag(name, problem.into(), "the variable takes keys with commas between them")
+            let problem = format!("{problem} in the variable that stands for this flag");
+            flag(name, problem, "it takes keys with commas between them")
         })?;
     }
     Ok(keys)
+}
+
+/// A line up to a `#` at its beginning or after white space: keys may have one inside.
+fn without_comment(line: &str) -> &str {
+    let mut before = ' ';
+    let comment = line.char_indices().find(|(_, c)| {
+        let begins = *c == '#' && before.is_whitespace();
+        before = *c;
+        begins
+    });
+    line[..comment.map_or(line.len(), |(at, _)| at)].trim()
 }
 
 /// The first key of a file, for a client to send.
@@ -149,8 +164,7 @@ pub(super) fn keys(
 /// The file cannot be read or holds none.
 pub fn first_key(path: &Path) -> Result<String, ConfigError> {
     let text = read("api-key-file", path, &mut Vec::new())?;
-    let lines = text.lines().map(str::trim);
-    let mut keys = lines.filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let mut keys = text.lines().map(without_comment).filter(|line| !line.is_empty());
     let key = keys.next().and_then(|line| line.split_ascii_whitespace().last()).map(str::to_owned);
     key.ok_or_else(|| {
         let problem = format!("{} holds no key", path.display());

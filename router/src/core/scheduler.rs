@@ -25,7 +25,7 @@ use crate::core::decision::{Chooser, Decision};
 use crate::core::frame::{Capacity, RequestId, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
 
-pub use self::apply::Applied;
+pub use self::apply::{Applied, Applying};
 pub use self::claims::Doubt;
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
@@ -215,6 +215,9 @@ impl Scheduler {
         });
         let ended = ended.collect();
         self.holdings.leave(worker.places);
+        if self.workers.is_empty() {
+            self.holdings = Holdings::default(); // nobody may come who sweeps the old ones
+        }
         ended
     }
 
@@ -325,6 +328,7 @@ impl Scheduler {
     /// those who wait there find less than it had said.
     fn forget_blocks(&mut self, i: usize) {
         let worker = &mut self.workers[i];
+        worker.forgotten += 1;
         self.holdings.clear(&mut worker.places);
         self.forget_promises(i);
     }

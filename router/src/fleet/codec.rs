@@ -175,6 +175,10 @@ frames! {
     42 "fetch" Fetch,
 }
 
+/// Runs of blocks in one frame. A worker's step begins some thousand at most, while a frame of empty ones would take ten
+/// times its bytes of memory, and as long to give back.
+const MOST_RUNS: usize = 1 << 18;
+
 /// A struct as a run of fields, without the array around them.
 trait Fields: Sized {
     fn count(&self) -> usize;
@@ -182,10 +186,10 @@ trait Fields: Sized {
     fn read_fields(len: usize, reader: &mut Reader<'_>) -> Read<Self>;
 }
 
-/// Fields in wire order, which is the order of declaration in `core::frame` (a test holds the two together), and the rule
-/// that they have to keep.
+/// Fields in wire order, which is the order of declaration in `core::frame` (a test holds the two together), the
+/// most of them that an array may have, and the rule that they have to keep.
 macro_rules! structs {
-    ($($name:ident { $($field:tt),* $(,)? } $(=> $rule:path)?)*) => {$(
+    ($($name:ident $([$most:expr])? { $($field:tt),* $(,)? } $(=> $rule:path)?)*) => {$(
         impl Fields for $name {
             fn count(&self) -> usize {
                 const { [$(stringify!($field)),*].len() }
@@ -222,7 +226,9 @@ macro_rules! structs {
             }
         }
 
-        impl Item for $name {}
+        impl Item for $name {
+            $(const MOST: usize = $most;)?
+        }
     )*};
 }
 
@@ -238,7 +244,7 @@ structs! {
     Prove { proof }
     Snapshot { epoch, sequence, hashes, last }
     Blocks { epoch, sequence, stored, removed, cleared, tier }
-    StoredRun { parent, hashes }
+    StoredRun[MOST_RUNS] { parent, hashes }
     Step {
         step, ms, prefill_tokens, prefill_context, decode_rows, kv_tokens, waiting_tokens, drafted, accepted, load,
         outputs,

@@ -1,5 +1,6 @@
 //! One worker's link: a task that reads frames, a task that writes them, and the legs in between.
 
+mod blocks;
 mod description;
 mod error;
 mod hangup;
@@ -15,6 +16,7 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 
+use self::blocks::{Pace, cost, give_back};
 pub(super) use self::description::Description;
 pub(crate) use self::error::LinkError;
 pub(crate) use self::hangup::Hangup;
@@ -23,9 +25,8 @@ use self::legs::Legs;
 use super::codec::{CodecError, FrameReader, FrameWriter};
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
-use crate::core::events::{BlockEvents, Gap, Verdict};
+use crate::core::events::BlockEvents;
 use crate::core::frame::{Describe, Frame, ModelPart, Ping, RequestId, Submit};
-use crate::core::scheduler::Withdrawal;
 use crate::lock::Lock;
 
 /// Submits that may wait for the socket. Few: a worker's queue is the place to wait.
@@ -248,6 +249,7 @@ impl Link {
         reader: &mut FrameReader<R>,
         mut events: BlockEvents,
     ) -> LinkError {
+        let mut pace = Pace::default();
         loop {
             let frame = match reader.next().await {
                 Ok(Some(frame)) => frame,
@@ -255,17 +257,23 @@ impl Link {
                 Err(error) => return error.into(),
             };
             self.heard_ms.store(self.registry.now_ms(), Relaxed);
-            if let Err(error) = self.take_in(frame, &mut events) {
+            let cost = cost(&frame);
+            if let Err(error) = self.take_in(frame, &mut events).await {
                 return error;
             }
             if let Some(resync) = events.ask(self.registry.clock_ms()) {
                 self.registry.metrics.scheduling.resyncs.inc();
                 self.send(Frame::Resync(resync));
             }
+            pace.keep(cost, &self.registry).await;
         }
     }
 
-    fn take_in(self: &Arc<Self>, frame: Frame, events: &mut BlockEvents) -> Result<(), LinkError> {
+    async fn take_in(
+        self: &Arc<Self>,
+        frame: Frame,
+        events: &mut BlockEvents,
+    ) -> Result<(), LinkError> {
         match frame {
             Frame::Step(step) => {
                 let withdrawn = self.step(step);
@@ -273,11 +281,12 @@ impl Link {
             }
             Frame::Snapshot(part) => {
                 let verdict = events.snapshot(&part, self.registry.clock_ms())?;
-                self.block_event(&verdict, events);
+                self.block_event(&verdict, events).await;
             }
             Frame::Blocks(delta) => {
                 let verdict = events.delta(&delta, self.registry.clock_ms())?;
-                self.block_event(&verdict, events);
+                self.block_event(&verdict, events).await;
+                give_back(delta);
             }
             Frame::Model(part) => self.model_part(&part)?,
             Frame::KvReady(ready) => self.kv_ready(ready),
@@ -312,37 +321,6 @@ impl Link {
             | Frame::Fetch(_) => return Err(LinkError::Unexpected(frame.name())),
         }
         Ok(())
-    }
-
-    /// Applies a block event, or drops all that is known of the worker's blocks and asks for them anew.
-    fn block_event(&self, verdict: &Verdict<'_>, events: &mut BlockEvents) {
-        let metrics = &self.registry.metrics;
-        match verdict {
-            Verdict::Apply(_) => {}
-            Verdict::Ignore(ignored) => {
-                metrics.scheduling.block_events_ignored.inc([ignored.as_str()]);
-            }
-            Verdict::Lost(gap) => {
-                tracing::warn!(worker = self.worker, %gap, "its cached blocks are not known now");
-                metrics.scheduling.blocks_lost.inc([gap.as_str()]);
-            }
-        }
-        let withdrawn = self.registry.blocks(self.id, verdict, events);
-        self.disbelieve(withdrawn, events);
-    }
-
-    fn disbelieve(&self, withdrawn: Option<Withdrawal>, events: &mut BlockEvents) {
-        let Some(why) = withdrawn else { return };
-        let reason = why.as_str();
-        tracing::warn!(worker = self.worker, reason, "no credit for its cache");
-        self.registry.metrics.scheduling.blocks_lost.inc([reason]);
-        let gap = match why {
-            Withdrawal::OverShare => return, // the same snapshot would not fit the next time either
-            Withdrawal::OverCapacity => Gap::Capacity,
-            Withdrawal::Silent => Gap::Silent,
-            Withdrawal::Unknown | Withdrawal::Lost | Withdrawal::Overclaimed => Gap::Audit,
-        };
-        events.lose(gap, self.registry.clock_ms());
     }
 
     fn model_part(self: &Arc<Self>, part: &ModelPart) -> Result<(), LinkError> {

@@ -23,7 +23,7 @@ use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Frame, MAX_FRAME_BYTES, Submit};
 use crate::lock::Lock;
-use crate::net;
+use crate::net::{self, SocketFile};
 
 type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
 type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;
@@ -35,16 +35,6 @@ pub(super) enum Listener {
     Tcp(TcpListener),
     /// Its file is removed with it.
     Unix(UnixListener, SocketFile),
-}
-
-/// Removes a socket's file when it drops.
-#[derive(Debug)]
-pub(super) struct SocketFile(std::path::PathBuf);
-
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_file(&self.0);
-    }
 }
 
 impl Listener {
@@ -67,7 +57,7 @@ impl Listener {
             Self::Unix(listener, file) => {
                 let (stream, _) = listener.accept().await?;
                 let peer = Peer::User(stream.peer_cred().ok().map(|peer| peer.uid()));
-                let address = format!("unix:{}", file.0.display());
+                let address = format!("unix:{}", file.path().display());
                 Ok((Socket::Unix(stream), Dial { peer, address }))
             }
         }
@@ -83,21 +73,8 @@ async fn bind_tcp(address: &str) -> io::Result<(Listener, WorkerListen)> {
     Ok((Listener::Tcp(listener), bound))
 }
 
-/// A file without a listener behind it is left over from a router that was killed.
 async fn bind_unix(path: &Path) -> io::Result<(Listener, WorkerListen)> {
-    let listener = match UnixListener::bind(path) {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match UnixStream::connect(path).await {
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    UnixListener::bind(path)?
-                }
-                _ => return Err(error),
-            }
-        }
-        other => other?,
-    };
-    let file = SocketFile(path.to_owned());
+    let (listener, file) = net::listen_unix(path, None).await?;
     Ok((Listener::Unix(listener, file), WorkerListen::Unix(path.to_owned())))
 }
 

@@ -2,6 +2,7 @@
 
 mod described;
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,12 +20,16 @@ use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::WorkerId;
 use crate::core::dispatch::{Dispatch, Refusal};
-use crate::core::events::{BlockEvents, Verdict};
+use crate::core::events::BlockEvents;
 use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
-    Applied, Doubt, Given, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
+    Applied, Applying, Doubt, Given, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
 };
 use crate::prompt::PromptEngine;
+
+/// Blocks that come or go under one hold of the registry's lock. A frame of a worker at work brings fewer. While the index
+/// moves to a larger table they take 0.44 ms (p99; 0.05 ms p50), four times as many 1.5 to 7 (EPYC, a loop around the index, no file).
+pub(super) const BLOCKS_AT_ONCE: NonZeroUsize = NonZeroUsize::new(1024).expect("more than 0");
 
 /// How a worker stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -306,19 +311,21 @@ impl Pool {
         begun
     }
 
-    /// Applies a block event as far as it may be believed.
+    /// Applies a piece of a block event as far as it may be believed; what it showed, once all of it is applied.
     pub(super) fn blocks(
         &mut self,
         id: WorkerId,
-        verdict: &Verdict<'_>,
+        applying: &mut Applying<'_>,
         events: &BlockEvents,
-    ) -> Applied {
-        let Some(i) = self.find(id) else { return Applied::default() };
-        let applied = self.dispatch.scheduler.apply(id, verdict);
+    ) -> Option<Applied> {
+        let Some(i) = self.find(id) else { return Some(Applied::default()) };
+        if !self.dispatch.scheduler.apply_piece(id, applying, BLOCKS_AT_ONCE) {
+            return None;
+        }
         self.workers[i].snapshot |= events.live();
         self.workers[i].blocks_known = events.blocks();
         self.refresh(i);
-        applied
+        Some(applying.applied())
     }
 
     /// A pull of KV by this worker ended.

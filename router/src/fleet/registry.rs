@@ -1,6 +1,7 @@
 //! All workers and the queue for them, under one short lock that is never held across an await. A mutex rather than a
 //! task, so that a request is placed without a hop between tasks.
 
+mod blocks;
 mod coming;
 mod names;
 mod placing;
@@ -9,6 +10,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -21,7 +23,6 @@ use super::pool::{Described, Pool, Worker, compare, document};
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
-use crate::core::events::{BlockEvents, Verdict};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
 use crate::core::scheduler::{Given, Output, Withdrawal};
 use crate::error::RouteError;
@@ -42,6 +43,8 @@ pub(crate) struct Registry {
     pub(super) descriptions: DescriptionBytes,
     begin: Instant,
     state: Lock<State>,
+    /// A turn to apply a piece of a long block event: however many workers send such events, they are one thread's work.
+    block_turn: Semaphore,
 }
 
 #[derive(Debug)]
@@ -111,6 +114,7 @@ impl Registry {
             descriptions,
             begin: Instant::now(),
             state,
+            block_turn: Semaphore::new(1),
         })
     }
 
@@ -230,21 +234,6 @@ impl Registry {
             withdrawn
         })
         .flatten()
-    }
-
-    /// A block event. `Some`: the worker is not believed any more.
-    pub(super) fn blocks(
-        self: &Arc<Self>,
-        id: WorkerId,
-        verdict: &Verdict<'_>,
-        events: &BlockEvents,
-    ) -> Option<Withdrawal> {
-        let Some(outcome) = self.change(id, |pool| pool.blocks(id, verdict, events)) else {
-            self.metrics.scheduling.block_events_ignored.inc(["unknown_worker"]); // its link is about to close
-            return None;
-        };
-        self.metrics.scheduling.blocks_removed_unknown.add(outcome.unknown_removed.into());
-        outcome.withdrawn
     }
 
     /// A worker takes nothing new.

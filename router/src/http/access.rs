@@ -6,6 +6,7 @@
 //! anything it must not come from a page of another origin (`origin`). What may be asked for is decided by
 //! [`require_key`], [`require_operator`], and, for decisions, [`Caller::sees`].
 
+mod cors;
 mod framing;
 mod host;
 mod origin;
@@ -20,6 +21,8 @@ use axum::response::{IntoResponse as _, Response};
 use crate::app::App;
 use crate::config::{AccessConfig, Tenant};
 use crate::http::reject::Reject;
+
+pub(super) use cors::cors;
 
 /// Headers that proxies add: such a request comes from somebody else than from whom its connection comes.
 const FORWARDED: [HeaderName; 4] = [
@@ -142,7 +145,9 @@ impl Access {
         let (api_keys, admin_keys) = (!config.api_keys.is_empty(), !config.admin_keys.is_empty());
         let key = if api_keys || admin_keys { self.key(request.headers())? } else { Key::None };
         if !matches!(key, Key::Client(_) | Key::Operator) {
-            host::check(authority, &config.hosts)?;
+            if !(api_keys && is_for_anybody(request)) {
+                host::check(authority, &config.hosts)?;
+            }
             if !matches!(*request.method(), Method::GET | Method::HEAD) {
                 origin::check(request.headers(), authority, &config.origins)?;
             }
@@ -165,6 +170,13 @@ impl Access {
             (None, None) => Key::Unknown,
         })
     }
+}
+
+/// What balancers and Prometheus ask for, without a key and by whatever name they know this server. Where clients have keys,
+/// it is there for everybody who reaches this port.
+fn is_for_anybody(request: &Request) -> bool {
+    let path = matches!(request.uri().path(), "/health" | "/ready" | "/metrics" | "/version");
+    path && matches!(*request.method(), Method::GET | Method::HEAD)
 }
 
 /// The key in an `Authorization` header.

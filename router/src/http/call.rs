@@ -15,7 +15,7 @@ use crate::http::access::caller;
 use crate::http::headers::{bad_header, request_id, session, single};
 use crate::http::{explain, reject::Reject};
 use crate::request::{Account, Goal, Job, Journey, Stages, Usage};
-use crate::shares::Holder;
+use crate::shares::{Holder, address_number};
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
 const EXPLAIN: &str = "X-Headrace-Explain";
@@ -59,7 +59,7 @@ impl Call {
         let caller = caller(request);
         let account = account(headers, caller.tenant())?;
         Ok(Self {
-            holder: holder(request, account.id),
+            holder: holder(request, account.id, caller.tenant()),
             explain: wants_explanation(headers)?,
             session: session(headers),
             account,
@@ -185,17 +185,17 @@ fn account(headers: &HeaderMap, tenant: Option<Tenant>) -> Result<Account, Route
     Ok(Account { id, name: Some(name.into()) })
 }
 
-/// Whose share of the places it takes: without a tenant that of its address.
-fn holder(request: &Request, tenant: u64) -> Holder {
+/// Whose share of the places it takes. Without a key, its address counts as well, and without a tenant it counts as one.
+fn holder(request: &Request, account: u64, tenant: Option<Tenant>) -> Holder {
     let Some(peer) = request.extensions().get::<Peer>() else {
-        return Holder { tenant, connection: 0 };
+        return Holder { tenant: account, ..Holder::default() };
     };
-    let digest = |address: &str| {
-        let digest = blake3::hash(address.as_bytes());
-        u64::from_le_bytes(digest.as_bytes()[..8].try_into().expect("8 of 32 bytes"))
-    };
-    let tenant = if tenant == 0 { digest(&format!("address {}", peer.address)) } else { tenant };
-    Holder { tenant, connection: peer.connection }
+    let connection = peer.connection;
+    if tenant.is_some() {
+        return Holder { tenant: account, address: 0, connection };
+    }
+    let address = address_number(peer.address);
+    Holder { tenant: if account == 0 { address } else { account }, address, connection }
 }
 
 /// The stages that are known, as W3C Server Timing has it.

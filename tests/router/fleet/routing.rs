@@ -76,7 +76,7 @@ fn cached_on(journey: &Journey, worker: &str) -> u32 {
 
 /// The request of a tenant.
 fn by(tenant: u64, job: Job) -> Job {
-    Job { holder: Holder { tenant, connection: 0 }, ..job }
+    Job { holder: Holder { tenant, ..Holder::default() }, ..job }
 }
 
 #[tokio::test]

@@ -93,6 +93,32 @@ async fn origins_that_were_allowed_may() {
 }
 
 #[tokio::test]
+async fn a_browser_that_asks_beforehand_hears_whether_a_page_may_send_and_read() {
+    const ALLOWED: &str = "https://chat.example.com";
+    let args = RouterArgs { allowed_origins: keys(&[ALLOWED]), ..args() };
+    let (router, _worker) = TestRouter::with(Behaviour::new("w"), args).await;
+    let asks = |origin: &str| {
+        format!(
+            "OPTIONS /v1/chat/completions HTTP/1.1\r\nOrigin: {origin}\r\n{}\r\n{}",
+            "Access-Control-Request-Method: POST",
+            "Access-Control-Request-Headers: authorization,content-type"
+        )
+    };
+    let reply = router.send(&asks(ALLOWED), b"").await;
+    assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, Some(ALLOWED)));
+    assert_eq!(reply.header("access-control-allow-headers"), Some("authorization,content-type"));
+    assert!(reply.header("access-control-allow-methods").is_some_and(|all| all.contains("POST")));
+    let reply = router.send(&asks("https://evil.com"), b"").await;
+    assert_eq!(reply.header("access-control-allow-origin"), None);
+    for (origin, allowed) in [(ALLOWED, Some(ALLOWED)), ("https://evil.com", None)] {
+        let head = format!("GET /v1/models HTTP/1.1\r\nOrigin: {origin}");
+        let reply = router.send(&head, b"").await;
+        assert_eq!(reply.header("access-control-allow-origin"), allowed, "{origin}");
+        assert_eq!(reply.header("access-control-allow-credentials"), None);
+    }
+}
+
+#[tokio::test]
 async fn a_name_that_an_attacker_points_here_gets_nothing() {
     let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
     for host in [
@@ -138,6 +164,19 @@ async fn other_names_can_be_allowed_and_who_has_a_key_needs_none() {
     let with = |key| format!("{}\r\nAuthorization: Bearer {key}", get("router.svc.local"));
     assert_eq!(raw(&router, &with("k"), "").await.status, 200);
     assert_eq!(raw(&router, &with("wrong"), "").await.status, 421);
+    // balancers and Prometheus have no keys
+    for (request, status) in [
+        ("GET /health", 200),
+        ("GET /ready", 503), // there is no worker
+        ("GET /metrics", 200),
+        ("GET /version", 200),
+        ("POST /health", 421),
+        ("GET /workers", 421),
+        ("GET /health/", 421),
+    ] {
+        let head = format!("{request} HTTP/1.1\r\nHost: router.svc.local\r\n{JSON}");
+        assert_eq!(raw(&router, &head, "").await.status, status, "{request}");
+    }
 }
 
 #[tokio::test]

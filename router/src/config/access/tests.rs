@@ -85,7 +85,7 @@ fn operators_are_not_everybody() {
 
 #[test]
 fn a_file_has_a_key_a_line_and_perhaps_its_tenant() {
-    let text = "# keys\n\n  k1 \r\nalice k2\nalice\tk3\nbob k4\n";
+    let text = "# keys\n\n  k1 # old\r\nalice k2\t#new\nalice\tk3\nbob k4\n #k8\ncarol k#9\n";
     let file = KeyFile::new("good", text);
     let config = RouterArgs {
         api_key_file: Some(file.0.clone()),
@@ -99,7 +99,8 @@ fn a_file_has_a_key_a_line_and_perhaps_its_tenant() {
     assert!(of("k4").is_some() && of("k4") == of("k6"));
     let apart = ["k1", "k2", "k4", "k5"].map(of);
     assert!((1..4).all(|i| !apart[..i].contains(&apart[i])), "others are apart");
-    for wrong in ["", "k", "k7", "alice", "alice k2", "# keys", "k1 "] {
+    assert!(of("k#9").is_some(), "a # inside a word begins nothing");
+    for wrong in ["", "k", "k7", "alice", "alice k2", "# keys", "k1 ", "#new", "#k8", "k8"] {
         assert_eq!(of(wrong), None, "{wrong:?}");
     }
     let shown = format!("{keys:?} {:?}", of("k1"));
@@ -146,7 +147,9 @@ fn files_that_cannot_be_right_are_refused_without_showing_a_key() {
     }
     let error =
         check(RouterArgs { api_key: vec!["a".into(), String::new()], ..args() }).unwrap_err();
-    assert!(error.contains("a key is empty"), "{error}");
+    assert!(error.contains("a key is empty in the variable"), "{error}");
+    let error = check(RouterArgs { api_key: vec!["k1 #prod".into()], ..args() }).unwrap_err();
+    assert!(error.contains("begins with #") && !error.contains("prod"), "{error}");
 }
 
 #[test]

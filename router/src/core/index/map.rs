@@ -4,7 +4,8 @@
 //! others in the old one. The frontier only stops behind an empty slot. Entries behind an empty slot have their home
 //! behind it too (no probe passes an empty slot), so this always divides entries in the same way as homes. New entries of
 //! the old table come to stand at or behind their home, deletions there move entries no further than to their home:
-//! neither crosses the frontier. No slot is visited twice.
+//! neither crosses the frontier. No slot is visited twice. Homes are in the same order in both tables, so the new one grows
+//! with the frontier.
 //!
 //! **Sweeping** in place goes downwards. Entries move only downwards (see `table.rs`) and new ones have no set that needs
 //! cleaning, so nothing unclean can get from below the cursor to above it: one pass from the top to the bottom meets
@@ -94,7 +95,7 @@ impl Map {
         } else {
             return;
         };
-        let old = std::mem::replace(&mut self.table, Table::new(wanted));
+        let old = std::mem::replace(&mut self.table, Table::unreached(wanted));
         self.old = Some((old, 0));
     }
 
@@ -116,7 +117,10 @@ impl Map {
 
     fn move_on(&mut self, slots: usize, mut clean: impl FnMut(u32) -> u32, crowded: &mut Vec<u32>) {
         let Some((old, frontier)) = &mut self.old else { return };
+        let (from, to) = (old.homes_log2(), self.table.homes_log2());
+        let homes = |slots: usize| (slots << to).div_ceil(1 << from); // of keys at home before that slot
         let least = *frontier + slots;
+        self.table.reach(homes(least));
         let mut at = *frontier;
         while at < old.slots() {
             let set = old.set(at);
@@ -133,11 +137,13 @@ impl Map {
             if set == EMPTY {
                 continue;
             }
+            self.table.reach(homes(at));
             match self.table.find(key) {
                 Some(to) => self.table.put(to, key, set),
                 None => crowded.push(set),
             }
         }
+        self.table.reach(homes(at));
         *frontier = at;
         if at == old.slots() {
             self.old = None;

@@ -141,7 +141,7 @@ impl Scheduler {
         let announced = self.holdings.still_held(&worker.places, &leg.keys, full);
         worker.credit.computed(full - announced);
         let mut doubted = false;
-        if leg.part != Part::Decode {
+        if leg.part != Part::Decode && is_judged(leg) {
             let times = (leg.predicted_ttft_ms, now_ms - leg.placed_ms);
             doubted = audit_request(&mut self.workers, i, times);
         }
@@ -192,7 +192,7 @@ impl Scheduler {
             worker.release(request, &leg);
             // only of answers that ended by themselves the end is known
             let (tokens, took_ms) = (f64::from(output.tokens) - 1.0, now_ms - leg.begun_ms);
-            let of_answer = output.complete && leg.begun && tokens > 0.0;
+            let of_answer = output.complete && leg.begun && tokens > 0.0 && is_judged(&leg);
             let times = (leg.predicted_tpot_ms * tokens, took_ms);
             if of_answer && audit_request(&mut self.workers, i, times) {
                 self.doubt_changed(i);
@@ -263,6 +263,12 @@ impl Scheduler {
             || worker.standing_before_yielding(&worker.standing(self.block_tokens, now_ms));
         free && (!self.holds_back() || !self.has_long_queue(worker.role, &standing()))
     }
+}
+
+/// Whether a worker's word is held against what became of this leg. One that yields waits for others that come later, so how
+/// long it takes is not in its worker's hands.
+fn is_judged(leg: &Leg) -> bool {
+    !leg.yields
 }
 
 /// Holds what a part of a request was predicted to take against what it took. True if the worker is not believed any more.

@@ -1,5 +1,6 @@
 //! The scheduler's book-keeping: what is booked is given back, what is promised is checked, what is announced is counted.
 
+mod apply;
 mod claims;
 mod credit;
 mod split;

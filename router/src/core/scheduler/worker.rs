@@ -35,6 +35,8 @@ pub(super) struct Worker {
     pub(super) group: Option<Arc<str>>,
     pub(super) places: Places,
     pub(super) credit: Credit,
+    /// How often all that it had said of its blocks was forgotten.
+    pub(super) forgotten: u64,
     pub(super) fit: StepFit,
     /// Tokens that a row gets from a step.
     pub(super) accepted: f64,
@@ -111,6 +113,7 @@ impl Worker {
             group: joining.group,
             places,
             credit: Credit::default(),
+            forgotten: 0,
             fit,
             accepted: 1.0,
             load: Load::default(),

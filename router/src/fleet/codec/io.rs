@@ -2,8 +2,9 @@
 
 use std::io;
 
-use bytes::{Buf, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::task::{JoinHandle, spawn_blocking};
 
 use super::{CodecError, decode, encode};
 use crate::core::frame::Frame;
@@ -15,6 +16,10 @@ const READ_BYTES: usize = 64 << 10;
 
 /// A buffer larger than this is given back once it is empty. A guess.
 const KEEP_BYTES: usize = 1 << 20;
+
+/// A longer body is decoded by a thread for blocking work, because others wait for the thread that serves this socket.
+/// Frames of a worker at work are shorter. A guess.
+const LONG_BYTES: usize = 64 << 10;
 
 /// Why no further frame comes.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +45,14 @@ pub struct FrameReader<R> {
     /// Received and not yet decoded. Grows with what came, not with what a header promises.
     buffer: BytesMut,
     limit: usize,
+    /// A long frame that is being decoded.
+    decoding: Option<JoinHandle<Result<Frame, CodecError>>>,
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Takes frames with bodies of at most `limit` bytes.
     pub fn new(stream: R, limit: usize) -> Self {
-        Self { stream, buffer: BytesMut::new(), limit }
+        Self { stream, buffer: BytesMut::new(), limit, decoding: None }
     }
 
     /// Another limit from the next frame on: a peer that has not proved itself gets a low one.
@@ -62,6 +69,15 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// A dropped call loses nothing.
     pub async fn next(&mut self) -> Result<Option<Frame>, ReadError> {
         loop {
+            if let Some(decoding) = &mut self.decoding {
+                let frame = decoding.await;
+                self.decoding = None;
+                return Ok(Some(frame.map_err(io::Error::other)??));
+            }
+            if let Some(body) = self.long_body()? {
+                self.decoding = Some(spawn_blocking(move || decode(&body)));
+                continue;
+            }
             if let Some(frame) = self.ready()? {
                 return Ok(Some(frame));
             }
@@ -80,6 +96,29 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// # Errors
     /// As [`Self::next`].
     pub fn ready(&mut self) -> Result<Option<Frame>, CodecError> {
+        if self.decoding.is_some() {
+            return Ok(None); // it comes first
+        }
+        let Some(body) = self.body()? else { return Ok(None) };
+        let (len, frame) = (body.len(), decode(body)?);
+        self.buffer.advance(HEADER_BYTES + len);
+        self.give_back_after(len);
+        Ok(Some(frame))
+    }
+
+    /// The body of the next frame if it is a long one and has been received.
+    fn long_body(&mut self) -> Result<Option<Bytes>, CodecError> {
+        let Some(len) = self.body()?.map(<[u8]>::len).filter(|len| *len > LONG_BYTES) else {
+            return Ok(None);
+        };
+        self.buffer.advance(HEADER_BYTES);
+        let body = self.buffer.split_to(len).freeze();
+        self.give_back_after(len);
+        Ok(Some(body))
+    }
+
+    /// The body of the next frame if it has been received.
+    fn body(&self) -> Result<Option<&[u8]>, CodecError> {
         let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
         };
@@ -87,13 +126,13 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         if len > self.limit {
             return Err(CodecError::TooLong { got: len, limit: self.limit });
         }
-        let Some(body) = rest.get(..len) else { return Ok(None) };
-        let frame = decode(body)?;
-        self.buffer.advance(HEADER_BYTES + len);
+        Ok(rest.get(..len))
+    }
+
+    fn give_back_after(&mut self, len: usize) {
         if self.buffer.is_empty() && len > KEEP_BYTES {
             self.buffer = BytesMut::new();
         }
-        Ok(Some(frame))
     }
 }
 

@@ -68,7 +68,10 @@ pub(super) trait Wire: Sized {
 }
 
 /// What can stand in an array. Not `u8`, because `Vec<u8>` is a byte string.
-pub(super) trait Item: Wire {}
+pub(super) trait Item: Wire {
+    /// No array has more of them.
+    const MOST: usize = usize::MAX;
+}
 
 impl Item for i32 {}
 impl Item for u32 {}
@@ -345,6 +348,9 @@ impl<T: Item> Wire for Vec<T> {
         let len = reader.array_len()?;
         if len > reader.left() / T::MIN_BYTES {
             return Err(Fault::truncated());
+        }
+        if len > T::MOST {
+            return Err(Fault::malformed(format!("at most {} items", T::MOST), len));
         }
         let mut items = Self::with_capacity(len);
         for index in 0..len {

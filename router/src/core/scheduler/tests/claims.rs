@@ -199,6 +199,23 @@ fn a_worker_without_a_past_is_not_believed_to_be_far_faster_than_all_others_and_
 }
 
 #[test]
+fn answers_that_yield_take_as_long_as_others_let_them_and_say_nothing_of_their_worker() {
+    for yields in [false, true] {
+        let mut scheduler = fleet(1, |_| Some(TRUE));
+        for request in 1..200 {
+            let at_ms = request as f64 * 100_000.0;
+            let want = Want { yields, ..want(request, &keys(request, 1, 0)) };
+            scheduler.place(&want, at_ms).unwrap();
+            scheduler.begun(RequestId(request), 0, at_ms + 90_000.0);
+            let output = Output { tokens: 10, complete: true };
+            scheduler.end(RequestId(request), output, at_ms + 99_000.0);
+        }
+        let expected = (!yields).then_some(Doubt::Requests);
+        assert_eq!(doubt(&scheduler, 0), expected);
+    }
+}
+
+#[test]
 fn who_is_told_of_a_doubt_is_told_once_and_of_its_end() {
     let mut scheduler = fleet(1, |_| Some(TRUE));
     scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();

@@ -1,0 +1,34 @@
+//! Pages of allowed origins: a browser asks beforehand whether they may send what they want to, and whether they may read the
+//! answer. For other origins and without any nothing is said, which is a no.
+
+use std::time::Duration;
+
+use axum::http::{HeaderValue, Method};
+use tower_http::cors::{AllowHeaders, AllowOrigin, CorsLayer, ExposeHeaders};
+
+use crate::config::Names;
+
+/// How long a browser need not ask again. Chromium takes no more.
+const MAX_AGE: Duration = Duration::from_secs(7_200);
+
+/// What answers a browser that asks; `None` where no origin is allowed.
+pub(in crate::http) fn cors(origins: &Names) -> Option<CorsLayer> {
+    let allowed = match origins {
+        Names::Any => AllowOrigin::any(),
+        Names::Only(names) if names.is_empty() => return None,
+        Names::Only(_) => {
+            let origins = origins.clone();
+            let contains = move |origin: &HeaderValue| {
+                origin.to_str().is_ok_and(|origin| origins.contain(origin))
+            };
+            AllowOrigin::predicate(move |origin, _| contains(origin))
+        }
+    };
+    let cors = CorsLayer::new()
+        .allow_origin(allowed)
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request()) // `*` would leave `Authorization` out
+        .expose_headers(ExposeHeaders::any())
+        .max_age(MAX_AGE);
+    Some(cors)
+}
