@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 
 use super::{ConfigError, flag};
 
@@ -15,10 +16,12 @@ const LONGEST_LINE: usize = 4_096;
 pub struct Keys(Vec<Key>);
 
 /// A key, as far as it is kept.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone)]
 struct Key {
     digest: blake3::Hash,
     tenant: Tenant,
+    /// Of the tenant, where it has one.
+    name: Option<Arc<str>>,
 }
 
 /// Who has a key: all keys of one name, or one key without a name.
@@ -56,6 +59,12 @@ impl Keys {
         self.0.iter().fold(None, compare)
     }
 
+    /// What its line calls a tenant.
+    #[must_use]
+    pub fn name(&self, tenant: Tenant) -> Option<Arc<str>> {
+        self.0.iter().find(|key| key.tenant == tenant).and_then(|key| key.name.clone())
+    }
+
     /// True if a key is in both.
     pub(super) fn overlap(&self, other: &Self) -> bool {
         self.0.iter().any(|key| other.0.iter().any(|theirs| theirs.digest == key.digest))
@@ -77,11 +86,12 @@ impl Keys {
             return Err("a key has characters that a header cannot carry");
         }
         let digest = blake3::hash(key.as_bytes());
+        let name = tenant.map(Arc::from);
         let tenant = tenant.map_or_else(
             || blake3::derive_key("headrace 2026-11 tenant of a key", digest.as_bytes()),
             |name| blake3::derive_key("headrace 2026-11 tenant by name", name.as_bytes()),
         );
-        let key = Key { digest, tenant: Tenant(tenant.into()) };
+        let key = Key { digest, tenant: Tenant(tenant.into()), name };
         if self.0.iter().any(|known| known.digest == key.digest && known.tenant != key.tenant) {
             return Err("a key belongs to two tenants");
         }

@@ -8,7 +8,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
-use crate::config::Tenant;
+use crate::config::{Keys, Tenant};
 use crate::connection::Peer;
 use crate::error::RouteError;
 use crate::http::access::caller;
@@ -57,7 +57,7 @@ impl Call {
             metrics: Arc::clone(&app.metrics),
         });
         let caller = caller(request);
-        let account = account(headers, caller.tenant())?;
+        let account = account(headers, caller.tenant(), &app.config.http.access.api_keys)?;
         Ok(Self {
             holder: holder(request, account.id, caller.tenant()),
             explain: wants_explanation(headers)?,
@@ -170,10 +170,15 @@ fn wants_explanation(headers: &HeaderMap) -> Result<bool, RouteError> {
 }
 
 /// Whose share of the service it takes: who has a key is known by it, and others by what they say.
-fn account(headers: &HeaderMap, tenant: Option<Tenant>) -> Result<Account, RouteError> {
+fn account(
+    headers: &HeaderMap,
+    tenant: Option<Tenant>,
+    keys: &Keys,
+) -> Result<Account, RouteError> {
     if let Some(tenant) = tenant {
         let id = tenant.id();
-        return Ok(Account { id, name: Some(format!("{id:016x}").into()) });
+        let name = keys.name(tenant).unwrap_or_else(|| format!("{id:016x}").into());
+        return Ok(Account { id, name: Some(name) });
     }
     let Some(name) = single(headers, TENANT)? else { return Ok(Account::default()) };
     if name.is_empty() || name.len() > MAX_TENANT {
@@ -266,8 +271,8 @@ mod tests {
 
     #[test]
     fn who_has_no_key_is_what_he_says() {
-        let read = |name| account(&headers(&[("x-headrace-tenant", name)]), None);
-        let nobody = account(&HeaderMap::new(), None).unwrap();
+        let read = |name| account(&headers(&[("x-headrace-tenant", name)]), None, &Keys::default());
+        let nobody = account(&HeaderMap::new(), None, &Keys::default()).unwrap();
         assert_eq!((nobody.id, nobody.name), (0, None));
         let (a, b) = (read("a").unwrap(), read("b").unwrap());
         assert!(a.id != b.id && a.id != 0);
