@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, UnixListener, UnixSocket, UnixStream};
+use tokio::net::{TcpListener, UnixListener, UnixSocket};
 use tokio::sync::Semaphore;
 use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
@@ -27,6 +27,7 @@ use crate::app::App;
 use crate::config::WorkerListen;
 use crate::fleet::StartError;
 use crate::http::access::Entrance;
+use crate::net;
 use crate::shutdown::Stopper;
 
 /// Connections that may be open at once at one address; more wait to be accepted. A guess: some dashboards and a drain.
@@ -109,8 +110,7 @@ impl AdminListeners {
     }
 }
 
-/// A socket that nobody but this user can open, from its first moment on. A file without a listener behind it is left over
-/// from a router that was killed.
+/// A socket that nobody but this user can open, from its first moment on.
 async fn bind_unix(path: &Path) -> io::Result<Listener> {
     let bind = || -> io::Result<Listener> {
         let socket = UnixSocket::new_stream()?;
@@ -121,13 +121,8 @@ async fn bind_unix(path: &Path) -> io::Result<Listener> {
     };
     match bind() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match UnixStream::connect(path).await {
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    bind()
-                }
-                _ => Err(error),
-            }
+            net::remove_left_over(path).await?;
+            bind()
         }
         bound => bound,
     }
@@ -202,4 +197,72 @@ async fn converse(
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEADERS).half_close(true);
     http.serve_connection(TokioIo::new(stream), service).await
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn door() -> Door {
+        Door {
+            routes: Router::new(),
+            room: Arc::new(Semaphore::new(CONNECTIONS)),
+            asks_for_key: false,
+            stopper: Stopper::default(),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// An operator's end of a connection.
+    async fn come(door: &Door) -> DuplexStream {
+        let (ours, theirs) = duplex(4_096);
+        let room = Arc::clone(&door.room).acquire_owned().await.unwrap();
+        door.spawn(ours, Entrance::Operator, room);
+        theirs
+    }
+
+    /// Asks for what is not there, and reads the answer as far as its head.
+    async fn ask(connection: &mut DuplexStream) -> io::Result<()> {
+        connection.write_all(b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(connection.read_u8().await?);
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 404"), "{}", String::from_utf8_lossy(&answer));
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_and_who_stays_for_ever_makes_room() {
+        let (door, begin) = (door(), Instant::now());
+        let silent = come(&door).await;
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert_eq!(begin.elapsed().as_secs(), HEADERS.as_secs());
+        drop(silent);
+        door.tasks.reopen();
+
+        let (begin, mut busy) = (Instant::now(), come(&door).await);
+        while ask(&mut busy).await.is_ok() {
+            sleep(HEADERS / 2).await;
+        }
+        assert!(begin.elapsed() >= LONGEST_CONNECTION, "it is served until then");
+        assert!(begin.elapsed() <= LONGEST_CONNECTION + HEADERS, "{:?}", begin.elapsed());
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert_eq!(door.room.available_permits(), CONNECTIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_the_server_ends_them() {
+        let (door, begin) = (door(), Instant::now());
+        let _silent = come(&door).await;
+        door.stopper.hang_up();
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert!(begin.elapsed() < HEADERS);
+    }
 }

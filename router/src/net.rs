@@ -1,9 +1,12 @@
-//! What both listeners share: a socket with a queue for a burst of dials, and which failed accepts call for a pause.
+//! What listeners share: a socket with a queue for a burst of dials, the file of a Unix socket that is left over, and which
+//! failed accepts call for a pause.
 
 use std::io;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
 use std::time::Duration;
 
-use tokio::net::{TcpListener, TcpSocket, lookup_host};
+use tokio::net::{TcpListener, TcpSocket, UnixStream, lookup_host};
 
 /// Connections that the kernel keeps until they are accepted: a burst of dials, such as a thousand workers that have lost
 /// their router, loses none. The kernel allows no more than `net.core.somaxconn`, 4,096 unless somebody changed it.
@@ -35,6 +38,23 @@ pub(crate) async fn listen(host: &str, port: u16) -> io::Result<TcpListener> {
     Err(last.unwrap_or_else(|| {
         io::Error::new(io::ErrorKind::InvalidInput, format!("{host} has no address"))
     }))
+}
+
+/// Takes away what a router that was killed left at `path`: a socket behind which nobody listens.
+///
+/// # Errors
+/// Somebody listens there, or it is no socket: a connection to any other file is refused just as well.
+pub(crate) async fn remove_left_over(path: &Path) -> io::Result<()> {
+    if !std::fs::metadata(path)?.file_type().is_socket() {
+        let error = "there is a file of another kind";
+        return Err(io::Error::new(io::ErrorKind::AddrInUse, error));
+    }
+    match UnixStream::connect(path).await {
+        Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
+            std::fs::remove_file(path)
+        }
+        Ok(_) | Err(_) => Err(io::ErrorKind::AddrInUse.into()),
+    }
 }
 
 /// How long to wait after an accept that failed: only where something lacks that all accepts need. Any other failure, such
@@ -76,6 +96,25 @@ mod tests {
         let all = futures_util::future::join_all((0..DIALS).map(dial));
         let dials = tokio::time::timeout(Duration::from_secs(20), all).await.expect("all wait");
         assert!(dials.iter().all(Result::is_ok));
+    }
+
+    #[tokio::test]
+    async fn of_what_is_in_the_way_only_a_socket_without_a_listener_goes() {
+        let dir = std::env::temp_dir().join(format!("headrace-net-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).expect("a directory");
+        let path = dir.join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+        let error = remove_left_over(&path).await.expect_err("somebody listens");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert!(path.exists());
+        drop(listener);
+        remove_left_over(&path).await.expect("nobody listens");
+        assert!(!path.exists());
+        std::fs::write(&path, "keys").expect("a file");
+        let error = remove_left_over(&path).await.expect_err("it is a file");
+        assert_eq!(error.kind(), io::ErrorKind::AddrInUse);
+        assert_eq!(std::fs::read(&path).expect("it is there"), b"keys");
+        std::fs::remove_dir_all(&dir).expect("it is ours");
     }
 
     #[tokio::test]

@@ -81,17 +81,11 @@ async fn bind_tcp(address: &str) -> io::Result<(Listener, WorkerListen)> {
     Ok((Listener::Tcp(listener), bound))
 }
 
-/// A file without a listener behind it is left over from a router that was killed.
 async fn bind_unix(path: &Path) -> io::Result<(Listener, WorkerListen)> {
     let listener = match UnixListener::bind(path) {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            match UnixStream::connect(path).await {
-                Err(refused) if refused.kind() == io::ErrorKind::ConnectionRefused => {
-                    std::fs::remove_file(path)?;
-                    UnixListener::bind(path)?
-                }
-                _ => return Err(error),
-            }
+            net::remove_left_over(path).await?;
+            UnixListener::bind(path)?
         }
         other => other?,
     };
