@@ -336,6 +336,7 @@ async fn a_unix_socket_works_and_its_file_goes_with_the_router() {
     };
     let second = headrace_router::app::App::start(args.try_into().unwrap()).await;
     assert!(second.unwrap_err().to_string().contains("cannot listen on unix:"), "it is in use");
+    assert!(path.exists());
     drop(app);
     worker.closed().await;
     until("the file is gone", || !path.exists()).await;

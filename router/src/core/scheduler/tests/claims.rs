@@ -222,3 +222,33 @@ fn who_is_told_of_a_doubt_is_told_once_and_of_its_end() {
     }
     assert_eq!(scheduler.take_doubts(), []);
 }
+
+#[test]
+fn time_before_the_first_step_and_steps_that_came_in_one_frame_are_no_lies() {
+    let mut scheduler = fleet(2, |_| Some(TRUE));
+    for id in [0, 1] {
+        scheduler.set_open(WorkerId(id), id == 0);
+    }
+    let give = Given { rows: 1, tokens: 1 };
+    let mut now_ms = 0.0;
+    // nothing to do before each of them: what it waits for, or where it is, is not known
+    for n in 1..200 {
+        scheduler.place(&want(n, &keys(n, 4, 0)), now_ms).unwrap();
+        scheduler.begun(RequestId(n), 0, now_ms);
+        now_ms += 100.0;
+        let step = Step { decode_rows: 1, ms: 20.0, ..report(n, 0, Load::default()) };
+        let _ = scheduler.step(WorkerId(0), &step, give, now_ms);
+        scheduler.end(RequestId(n), Output::default(), now_ms);
+        now_ms += 1_000.0;
+    }
+    assert_eq!(scheduler.take_doubts(), []);
+    // three steps at a time
+    scheduler.place(&want(1_000, &keys(1_000, 4, 0)), now_ms).unwrap();
+    scheduler.begun(RequestId(1_000), 0, now_ms);
+    for n in 100..300 {
+        now_ms += 60.0;
+        let step = Step { decode_rows: 1, ms: 20.0, ..report(3 * n, 0, Load::default()) };
+        let _ = scheduler.step(WorkerId(0), &step, give, now_ms);
+    }
+    assert_eq!(scheduler.take_doubts(), []);
+}
