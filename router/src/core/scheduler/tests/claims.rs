@@ -252,3 +252,14 @@ fn time_before_the_first_step_and_steps_that_came_in_one_frame_are_no_lies() {
     }
     assert_eq!(scheduler.take_doubts(), []);
 }
+
+#[test]
+fn what_a_worker_that_is_not_believed_takes_for_prompts_is_measured() {
+    let mut scheduler = fleet(2, |id| if id == 0 { Some(NOTHING) } else { Some(TRUE) });
+    play(&mut scheduler, &[|step: &mut Step| step.ms = 0.0, TRUTH], 0..2_000);
+    assert!(doubt(&scheduler, 0).is_some());
+    let prompt = StepFeatures { prefill_tokens: 323.0, ..StepFeatures::default() };
+    let learnt = scheduler.view(WorkerId(0)).unwrap().cost.step_ms(&prompt);
+    let really = TRUE.step_ms(&prompt);
+    assert!((0.5 * really..2.0 * really).contains(&learnt), "{learnt} for {really} ms");
+}
