@@ -168,3 +168,73 @@ async fn converse(
     http.timer(TokioTimer::new()).header_read_timeout(HEADERS).half_close(true);
     http.serve_connection(TokioIo::new(stream), service).await
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn door() -> Door {
+        Door {
+            routes: Router::new(),
+            room: Arc::new(Semaphore::new(CONNECTIONS)),
+            asks_for_key: false,
+            stopper: Stopper::default(),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// An operator's end of a connection.
+    async fn come(door: &Door) -> DuplexStream {
+        let (ours, theirs) = duplex(4_096);
+        let room = Arc::clone(&door.room).acquire_owned().await.unwrap();
+        door.spawn(ours, Entrance::Operator, room);
+        theirs
+    }
+
+    /// Asks for what is not there, and reads the answer as far as its head.
+    async fn ask(connection: &mut DuplexStream) -> io::Result<()> {
+        connection.write_all(b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(connection.read_u8().await?);
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 404"), "{}", String::from_utf8_lossy(&answer));
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_and_who_stays_for_ever_makes_room() {
+        let (door, begin) = (door(), Instant::now());
+        let silent = come(&door).await;
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert_eq!(begin.elapsed().as_secs(), HEADERS.as_secs());
+        drop(silent);
+        door.tasks.reopen();
+
+        let (begin, mut busy) = (Instant::now(), come(&door).await);
+        while ask(&mut busy).await.is_ok() {
+            sleep(HEADERS / 2).await;
+        }
+        assert!(begin.elapsed() >= LONGEST_CONNECTION, "it is served until then");
+        assert!(begin.elapsed() <= LONGEST_CONNECTION + HEADERS, "{:?}", begin.elapsed());
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert_eq!(door.room.available_permits(), CONNECTIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_the_server_ends_them() {
+        let (door, begin) = (door(), Instant::now());
+        let _silent = come(&door).await;
+        door.stopper.hang_up();
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert!(begin.elapsed() < HEADERS);
+    }
+}

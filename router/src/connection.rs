@@ -80,3 +80,140 @@ async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
         Ok(None) | Err(_) => {} // it left
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio::time::{Instant, sleep};
+
+    use super::*;
+    use crate::config::{Config, RouterArgs};
+
+    /// A router without clients.
+    pub(super) async fn app() -> Arc<App> {
+        let args =
+            RouterArgs { port: 0, worker_listen: "127.0.0.1:0".into(), ..RouterArgs::default() };
+        App::start(Config::try_from(args).unwrap()).await.unwrap()
+    }
+
+    /// What connections share, before there is any.
+    pub(super) async fn clients() -> Arc<Clients> {
+        let app = app().await;
+        Arc::new(Clients {
+            app: Arc::clone(&app),
+            routes: crate::http::app(Arc::clone(&app)),
+            stopper: Stopper::default(),
+            open: Open::new(&app, 64),
+            unread: Unread::default(),
+            next: AtomicU64::new(1),
+        })
+    }
+
+    /// A client's end of a connection that is served.
+    async fn connect(clients: &Arc<Clients>) -> TcpStream {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let (stream, from) = listener.accept().await.unwrap();
+        let clients = Arc::clone(clients);
+        tokio::spawn(async move { serve(stream, from.ip(), &clients).await });
+        client
+    }
+
+    /// All that comes until the connection is closed, and the seconds until then.
+    async fn rest(client: &mut TcpStream) -> (String, f64) {
+        let (begin, mut bytes) = (Instant::now(), Vec::new());
+        let _ = client.read_to_end(&mut bytes).await; // a reset is an end, too
+        let seconds = begin.elapsed().as_secs_f64().round();
+        (String::from_utf8_lossy(&bytes).into_owned(), seconds)
+    }
+
+    fn slow_headers(clients: &Clients) -> bool {
+        clients.app.metrics.render().into_string().contains("headers_too_slow")
+    }
+
+    const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";
+
+    #[tokio::test(start_paused = true)]
+    async fn half_a_head_is_told_what_it_lacked_and_counted_and_one_that_rests_is_not() {
+        let clients = clients().await;
+        let limit = clients.app.config.http.header_timeout.as_secs_f64();
+        let mut silent = connect(&clients).await;
+        assert_eq!(rest(&mut silent).await, (String::new(), limit));
+
+        let mut rests = connect(&clients).await;
+        rests.write_all(HEALTH).await.unwrap();
+        let (text, seconds) = rest(&mut rests).await;
+        assert!(text.starts_with("HTTP/1.1 200") && !text.contains("408"), "{text}");
+        assert_eq!(seconds, 120.0);
+        assert!(!slow_headers(&clients));
+
+        let mut half = connect(&clients).await;
+        half.write_all(&HEALTH[..20]).await.unwrap();
+        let (text, seconds) = rest(&mut half).await;
+        assert!(text.starts_with("HTTP/1.1 408") && text.contains("headers_too_slow"), "{text}");
+        assert_eq!(seconds, limit);
+        assert!(slow_headers(&clients));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_drain_and_the_end_close_connections_that_have_said_nothing() {
+        let clients = clients().await;
+        let mut silent = connect(&clients).await;
+        sleep(Duration::from_millis(1)).await; // it is served
+        clients.stopper.drain();
+        assert_eq!(rest(&mut silent).await, (String::new(), 0.0));
+    }
+
+    #[tokio::test]
+    async fn http2_is_told_its_bounds_and_the_end() {
+        let clients = clients().await;
+        let mut client = connect(&clients).await;
+        let empty_settings = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+        let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+        client.write_all(&[&preface[..], &empty_settings].concat()).await.unwrap();
+        let mut bounds = Vec::new();
+        loop {
+            let mut head = [0; 9];
+            client.read_exact(&mut head).await.unwrap();
+            let mut body = vec![0; usize::from(u16::from_be_bytes([head[1], head[2]]))];
+            client.read_exact(&mut body).await.unwrap();
+            let number = |bytes: &[u8]| u32::from_be_bytes(bytes.try_into().unwrap());
+            match (head[3], head[4]) {
+                (4, 0) => {
+                    bounds.extend(body.chunks(6).map(|one| (one[1], number(&one[2..]))));
+                    clients.stopper.drain();
+                }
+                (8, _) => bounds.push((0, number(&body))),
+                (7, _) => break, // GOAWAY
+                _ => {}
+            }
+        }
+        let of = |what: u8| bounds.iter().find(|(id, _)| *id == what).map(|(_, bound)| *bound);
+        assert_eq!(of(3), Some(128), "requests at a time");
+        assert_eq!(of(4), Some(1 << 20), "of the body of one");
+        assert_eq!(of(6), Some(16 << 10), "of the head of one");
+        assert!(of(0).is_some_and(|more| more + 65_535 == 1 << 20), "of all bodies: {bounds:?}");
+    }
+
+    #[tokio::test]
+    async fn a_head_may_be_128_kib_long() {
+        let clients = clients().await;
+        for (kib, status) in [(100, "HTTP/1.1 200"), (200, "HTTP/1.1 431")] {
+            let mut client = connect(&clients).await;
+            let long = format!("X-Long: {}\r\nConnection: close\r\n\r\n", "x".repeat(kib << 10));
+            let head = [&HEALTH[..HEALTH.len() - 2], long.as_bytes()].concat();
+            let (mut from, mut to) = client.split();
+            let (mut text, written) = (String::new(), async { to.write_all(&head).await.ok() });
+            let (_, read) = tokio::join!(written, async {
+                let mut start = [0; 12];
+                from.read_exact(&mut start).await.ok();
+                start
+            });
+            text.push_str(&String::from_utf8_lossy(&read));
+            assert_eq!(text, status, "{kib} KiB");
+        }
+    }
+}

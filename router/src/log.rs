@@ -17,7 +17,7 @@ use std::time::Duration;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
-use self::lines::Lines;
+use self::lines::{Lines, Lost};
 use self::stderr::Stderr;
 use crate::config::LogConfig;
 use crate::metrics::Text;
@@ -85,7 +85,10 @@ pub fn flush(timeout: Duration) -> bool {
 
 /// Lines that were lost, for `/metrics`.
 pub(crate) fn render(text: &mut Text) {
-    let lost = LINES.get().map_or_else(Default::default, Lines::lost);
+    render_lost(LINES.get().map_or_else(Default::default, Lines::lost), text);
+}
+
+fn render_lost(lost: Lost, text: &mut Text) {
     let help =
         "Lines of the log that stderr did not take: it was too slow, or could not be written.";
     text.family("headrace_log_lines_dropped_total", "counter", help);
@@ -126,5 +129,19 @@ impl MakeWriter<'_> for ToLines {
 
     fn make_writer(&self) -> Self {
         Self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lost_lines_are_counted_by_why() {
+        let mut text = Text::default();
+        render_lost(Lost { too_slow: 3, write_failed: 5 }, &mut text);
+        let text = text.into_string();
+        assert!(text.contains("{why=\"too_slow\"} 3\n"), "{text}");
+        assert!(text.contains("{why=\"write_failed\"} 5\n"), "{text}");
     }
 }

@@ -285,6 +285,26 @@ mod tests {
     }
 
     #[test]
+    fn what_rests_holds_nothing_of_the_pool() {
+        let pool = pool(100_000, 60_000);
+        let mut share = pool.share();
+        share.charge(40_000).unwrap();
+        share.give_all_back();
+        assert_eq!((share.used(), pool.0.left.load(Relaxed)), (0, 100_000));
+        pool.share().charge(60_000).unwrap();
+    }
+
+    #[test]
+    fn large_bodies_that_are_parsed_leave_cores_to_others() {
+        let cores = std::thread::available_parallelism().unwrap().get();
+        assert!((1..=cores.div_ceil(2)).contains(&parsers()));
+        let config = MemoryConfig { bodies: 9, body: 8, answers: 7, answer: 6 };
+        let memory = Memory::new(&config, &Arc::default());
+        assert_eq!(memory.parsers.available_permits(), parsers());
+        assert_eq!((memory.bodies.limit(), memory.answers.limit()), (8, 6));
+    }
+
+    #[test]
     fn a_charge_beyond_all_numbers_is_refused() {
         let mut share = pool(usize::MAX, usize::MAX).share();
         share.charge(1).unwrap();

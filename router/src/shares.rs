@@ -269,6 +269,17 @@ mod tests {
     }
 
     #[test]
+    fn who_is_refused_is_counted_and_told_to_come_again() {
+        let shares = shares(2);
+        let _both = shares.begin(tenant(1), 2).unwrap();
+        let refused = shares.begin(tenant(2), 1);
+        let Err(RouteError::Overloaded { retry_after, .. }) = refused else { panic!("full") };
+        assert!(retry_after >= Duration::from_secs(1));
+        let text = shares.metrics.render().into_string();
+        assert!(text.contains("headrace_refused_total{reason=\"answers under way\"} 1"), "{text}");
+    }
+
+    #[test]
     fn a_connection_gets_half() {
         let shares = shares(1024);
         let on = |connection| Holder { tenant: 1, connection, ..Holder::default() };

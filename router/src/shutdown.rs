@@ -61,6 +61,11 @@ impl Stopper {
         self.stop.cancelled().await;
     }
 
+    /// Ends connections, whatever they are at.
+    pub(crate) fn hang_up(&self) {
+        self.hang_up.cancel();
+    }
+
     /// Connections end now, whatever they are at.
     pub(crate) async fn stopped(&self) {
         self.hang_up.cancelled().await;
@@ -147,7 +152,7 @@ impl Server {
         stopper.stop();
         app.fleet.cut();
         let ended = timeout(LAST_EVENTS, connections.wait()).await.is_ok();
-        stopper.hang_up.cancel();
+        stopper.hang_up();
         if !ended && timeout(LAST_EVENTS, connections.wait()).await.is_err() {
             tracing::warn!(connections = connections.len(), "busy, and left behind");
         }

@@ -240,6 +240,49 @@ fn a_client_that_hangs_up_while_its_text_is_tokenised_leaves_no_memory_behind() 
 }
 
 #[test]
+fn a_prompt_that_waits_for_a_thread_keeps_what_it_was_charged() {
+    run(async {
+        let mut behaviour = Behaviour::says("w", "x");
+        behaviour.hello.context_tokens = 10_000_000;
+        let mut doc = fake_worker::doc();
+        doc["context_tokens"] = json!(10_000_000);
+        behaviour.doc = doc.to_string().into_bytes();
+        let args = RouterArgs { tokenizer_threads: 1, ..args() };
+        let (router, _worker) = TestRouter::with(behaviour, args).await;
+        let text = "a b ".repeat(150_000); // takes far longer to tokenise than to read
+        let gauge = &router.app.metrics.http.body_bytes;
+        for (path, prompt) in [
+            ("/v1/completions", json!({ "prompt": text })),
+            ("/v1/chat/completions", json!({"messages": [{"role": "user", "content": text}]})),
+            ("/tokenize", json!({ "prompt": text })),
+        ] {
+            let mut body = prompt;
+            body["model"] = json!(MODEL);
+            let (head, body) = (format!("POST {path} HTTP/1.1\r\n{JSON}"), body.to_string());
+            let mut connections = Vec::new();
+            for _ in 0..8 {
+                let mut connection = router.connect().await;
+                connection.request(&head, body.as_bytes()).await;
+                connections.push(connection);
+            }
+            // bodies that are all read, whose texts wait for the one thread
+            in_time("prompts that wait", async {
+                let waiting =
+                    || fake_worker::metric(&router.app, "headrace_tokenizer_queue_requests", "");
+                while waiting() < 4.0 || gauge.get() < 4 * 600_000 {
+                    tokio::task::yield_now().await;
+                }
+            })
+            .await;
+            drop(connections);
+            comes_to_nothing(gauge).await;
+        }
+    });
+}
+
+const JSON: &str = "Content-Type: application/json";
+
+#[test]
 fn an_echo_is_charged_like_what_it_repeats() {
     run(async {
         let args = RouterArgs { max_body_bytes: MIB / 2, max_body_memory_bytes: 3 * MIB, ..args() };

@@ -173,3 +173,67 @@ impl AsyncWrite for Plain<'_> {
         Pin::new(&mut *self.0.stream()).poll_shutdown(context)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncWriteExt as _;
+    use tokio::net::TcpStream;
+    use tokio::time::{Instant, timeout};
+
+    use super::super::socket::pair;
+    use super::super::tests::app;
+    use super::*;
+
+    /// More than the kernel takes from one that nobody reads.
+    const MUCH: usize = 64 << 20;
+
+    fn take_all(client: &TcpStream) {
+        let mut bytes = vec![0; 1 << 20];
+        while client.try_read(&mut bytes).is_ok_and(|read| read > 0) {}
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_fails_when_it_makes_no_progress_for_so_long() {
+        let app = app().await;
+        let stall = app.config.deadlines.stall;
+        let (socket, client) = pair().await;
+        let mut io = Guarded::new(&socket, &app);
+        let much = vec![b'x'; MUCH];
+        {
+            let mut write = std::pin::pin!(io.write_all(&much));
+            // whoever reads now and then is not stalled, however long all of it takes
+            for _ in 0..3 {
+                assert!(timeout(stall * 2 / 3, write.as_mut()).await.is_err());
+                client.readable().await.unwrap();
+                take_all(&client);
+            }
+            assert_eq!(app.metrics.http.connections_stalled.get(), 0);
+            let _progress = timeout(stall / 3, write.as_mut()).await;
+            let begin = Instant::now();
+            let error = write.await.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+            assert!(begin.elapsed() <= stall, "{:?}", begin.elapsed());
+        }
+        assert_eq!(app.metrics.http.connections_stalled.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn what_ends_within_the_preface_is_http1() {
+        let app = app().await;
+        for (begin, protocol) in [
+            ("", None),
+            ("PRI * HTT", Some(Protocol::Http1)),
+            ("GET / HTTP/1.1", Some(Protocol::Http1)),
+            ("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\nmore", Some(Protocol::Http2)),
+        ] {
+            let (socket, mut client) = pair().await;
+            client.write_all(begin.as_bytes()).await.unwrap();
+            drop(client);
+            let mut io = Guarded::new(&socket, &app);
+            assert_eq!(io.protocol().await.unwrap(), protocol, "{begin}");
+            let mut again = String::new();
+            io.read_to_string(&mut again).await.unwrap();
+            assert_eq!(again, begin);
+        }
+    }
+}

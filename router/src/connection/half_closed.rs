@@ -131,3 +131,96 @@ enum Look {
     /// There is nothing to be sent to it.
     Idle,
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpStream;
+    use tokio::time::timeout;
+
+    use super::super::socket::{Answering, pair};
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    /// The input is over, and hyper reads.
+    fn shut(socket: &Socket) -> bool {
+        socket.holds_back(&Context::from_waker(Waker::noop()))
+    }
+
+    async fn is_gone_within_a_minute(socket: &Socket) -> bool {
+        timeout(MINUTE, socket.gone()).await.is_ok()
+    }
+
+    fn heard(client: &TcpStream) -> Vec<u8> {
+        let mut bytes = vec![0; 1 << 16];
+        let read = client.try_read(&mut bytes).unwrap_or(0);
+        bytes.truncate(read);
+        bytes
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn looks_begin_at_once_and_become_few() {
+        let (socket, client) = pair().await;
+        let _answering = Answering::begin(&socket, Version::HTTP_11, false);
+        std::future::poll_fn(|context| socket.stream().poll_write_ready(context)).await.unwrap();
+        assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
+        client.readable().await.unwrap();
+        let heard = heard(&client);
+        assert_eq!(heard, PROBE.repeat(heard.len() / PROBE.len()));
+        // 5 ms, 10 ms, 20 ms and so on, and then every 5 s
+        let looks = heard.len() / PROBE.len();
+        assert!((15..25).contains(&looks), "{looks}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_that_ends_too_early_is_told_to_who_reads_it() {
+        let (socket, client) = pair().await;
+        let answering = Answering::begin(&socket, Version::HTTP_11, true);
+        assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
+        assert!(!shut(&socket), "hyper learns of it");
+        assert!(heard(&client).is_empty());
+        answering.received();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_gets_into_what_hyper_writes_and_to_an_old_client_nothing_at_all() {
+        let (socket, client) = pair().await;
+        let answering = Answering::begin(&socket, Version::HTTP_11, false);
+        socket.unflushed.store(true, Relaxed);
+        assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
+        drop(answering);
+        socket.unflushed.store(false, Relaxed);
+        assert!(heard(&client).is_empty());
+
+        let (socket, client) = pair().await;
+        let _answering = Answering::begin(&socket, Version::HTTP_10, false);
+        let begin = Instant::now();
+        assert!(shut(&socket) && is_gone_within_a_minute(&socket).await);
+        assert!((BLIND..BLIND + LAST_LOOK).contains(&begin.elapsed()), "{:?}", begin.elapsed());
+        assert!(heard(&client).is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn comments_are_for_the_stream_that_is_under_way() {
+        let (socket, _client) = pair().await;
+        let stream = Answering::begin(&socket, Version::HTTP_11, false);
+        stream.answered(true);
+        assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
+        assert!(stream.takes_comment() && !stream.takes_comment(), "once");
+        drop(stream);
+        let _next = Answering::begin(&socket, Version::HTTP_11, false);
+        assert!(shut(&socket) && !is_gone_within_a_minute(&socket).await);
+        assert!(!socket.comment.load(Relaxed), "its answer has not begun");
+    }
+
+    #[tokio::test]
+    async fn a_reset_says_that_it_is_gone() {
+        let (socket, client) = pair().await;
+        let answering = Answering::begin(&socket, Version::HTTP_11, false);
+        answering.answered(false);
+        assert_eq!(socket.stream().try_write(b"HTTP").unwrap(), 4);
+        client.readable().await.unwrap();
+        drop(client); // with bytes that it has not read
+        assert!(shut(&socket) && is_gone_within_a_minute(&socket).await);
+    }
+}

@@ -182,3 +182,43 @@ impl Body for Sent {
         self.body.size_hint()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt as _;
+
+    use super::super::socket::pair;
+    use super::*;
+
+    fn sent(socket: &Arc<Socket>, body: impl Into<AnswerBody>, events: bool) -> Sent {
+        let answering = Arc::new(Answering::begin(socket, hyper::Version::HTTP_11, false));
+        Sent { body: body.into(), rest: Bytes::new(), events, answering, _charge: None }
+    }
+
+    #[tokio::test]
+    async fn a_long_answer_is_given_on_piece_by_piece_and_is_whole() {
+        let (socket, _client) = pair().await;
+        let mut sent = sent(&socket, vec![b'x'; 3 * PIECE + 5], false);
+        let mut sizes = Vec::new();
+        while !sent.is_end_stream() {
+            let frame = sent.frame().await.unwrap().unwrap();
+            sizes.push(frame.into_data().unwrap().len());
+        }
+        assert_eq!(sizes, [PIECE, PIECE, PIECE, 5]);
+    }
+
+    #[tokio::test]
+    async fn a_comment_comes_between_events_and_nowhere_else() {
+        let (socket, _client) = pair().await;
+        let nothing = || {
+            AnswerBody::from_stream(futures_util::stream::pending::<Result<Bytes, axum::Error>>())
+        };
+        for events in [false, true] {
+            let mut sent = sent(&socket, nothing(), events);
+            socket.comment.store(true, std::sync::atomic::Ordering::Relaxed);
+            let frame = futures_util::FutureExt::now_or_never(sent.frame());
+            let comment = frame.map(|frame| frame.unwrap().unwrap().into_data().unwrap());
+            assert_eq!(comment.as_deref(), events.then_some(COMMENT));
+        }
+    }
+}

@@ -95,3 +95,45 @@ impl Drop for Entered<'_> {
         self.open.app.metrics.http.connections.add(-1);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpStream;
+
+    use super::super::socket::pair;
+    use super::super::tests::app;
+    use super::*;
+
+    #[tokio::test]
+    async fn those_that_rested_longest_make_room_and_no_others_while_they_leave() {
+        let app = app().await;
+        let open = Open::new(&app, 128);
+        let metrics = &app.metrics.http;
+        assert!(!open.make_room(), "nobody rests");
+
+        let mut sockets = Vec::new();
+        for _ in 0..9 {
+            let (socket, client) = pair().await;
+            sockets.push(Some((open.enter(&socket), socket, client)));
+        }
+        assert_eq!(metrics.connections.get(), 9);
+        let resting = |sockets: &[Option<(Entered<'_>, Arc<Socket>, TcpStream)>]| {
+            let rests = |(_, socket, _): &(Entered<'_>, Arc<Socket>, TcpStream)| {
+                socket.resting_since().is_some()
+            };
+            sockets.iter().map(|one| one.as_ref().is_some_and(rests)).collect::<Vec<_>>()
+        };
+        // a sixty-fourth of 128
+        for _ in 0..3 {
+            assert!(open.make_room());
+            assert_eq!(resting(&sockets), [[false; 2].as_slice(), &[true; 7]].concat());
+        }
+        assert_eq!(metrics.connections_evicted.get(), 2);
+        sockets[0] = None;
+        assert!(open.make_room() && resting(&sockets)[2], "one of the two is still there");
+        sockets[1] = None;
+        assert!(open.make_room());
+        assert_eq!(resting(&sockets), [[false; 4].as_slice(), &[true; 5]].concat());
+        assert_eq!((metrics.connections_evicted.get(), metrics.connections.get()), (4, 7));
+    }
+}

@@ -236,3 +236,125 @@ impl Drop for Answering {
         }
     }
 }
+
+/// A socket, and the client's end of it.
+#[cfg(test)]
+pub(super) async fn pair() -> (Arc<Socket>, TcpStream) {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+    let (stream, from) = listener.accept().await.unwrap();
+    (Arc::new(Socket::new(stream, Peer { address: from.ip(), connection: 1 })), client)
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::time::{advance, timeout};
+
+    use super::*;
+
+    const HEADERS: Duration = Duration::from_secs(10);
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn answer(socket: &Arc<Socket>) -> Answering {
+        Answering::begin(socket, Version::HTTP_11, false)
+    }
+
+    /// Seconds until the client is late.
+    async fn late(socket: &Socket) -> f64 {
+        let begin = Instant::now();
+        socket.late(HEADERS).await;
+        begin.elapsed().as_secs_f64().round()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_has_its_time_however_its_bytes_come() {
+        let (socket, _client) = pair().await;
+        advance(6 * SECOND).await;
+        socket.hear();
+        assert_eq!(late(&socket).await, 4.0, "the first one, since it came");
+        drop(answer(&socket));
+        advance(50 * SECOND).await;
+        socket.hear();
+        advance(3 * SECOND).await;
+        socket.hear();
+        assert_eq!(late(&socket).await, 7.0, "a later one, since its first byte");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn between_requests_a_connection_rests_from_the_end_of_the_last_answer() {
+        let (socket, _client) = pair().await;
+        let (first, second) = (answer(&socket), answer(&socket));
+        advance(1_000 * SECOND).await;
+        assert!(timeout(1_000 * SECOND, socket.late(HEADERS)).await.is_err(), "it is our turn");
+        drop(first);
+        advance(30 * SECOND).await;
+        socket.hear();
+        drop(second);
+        assert_eq!(late(&socket).await, REST.as_secs_f64());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_still_reads_is_not_late() {
+        let (socket, _client) = pair().await;
+        drop(answer(&socket));
+        socket.unflushed.store(true, Relaxed);
+        assert!(timeout(10 * REST, socket.late(HEADERS)).await.is_err());
+        socket.unflushed.store(false, Relaxed);
+        assert!(late(&socket).await <= REST.as_secs_f64());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn bytes_of_http2_begin_no_request() {
+        let (socket, _client) = pair().await;
+        socket.multiplexes();
+        advance(5 * SECOND).await;
+        socket.hear();
+        assert_eq!(late(&socket).await, REST.as_secs_f64() - 5.0);
+        let _answering = answer(&socket);
+        assert!(!socket.turn().answers_in_order());
+    }
+
+    #[tokio::test]
+    async fn who_sent_nothing_since_the_last_answer_has_not_asked() {
+        let (socket, _client) = pair().await;
+        assert!(!socket.has_asked());
+        socket.hear();
+        assert!(socket.has_asked());
+        socket.spoke();
+        assert!(!socket.has_asked());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_rests_makes_room_and_counts_until_it_is_gone() {
+        let (socket, _client) = pair().await;
+        let leaving = Arc::default();
+        assert!(socket.resting_since().is_some());
+        socket.evict(&leaving);
+        assert_eq!((socket.resting_since(), leaving.load(Relaxed)), (None, 1));
+        socket.evict(&leaving);
+        assert_eq!(leaving.load(Relaxed), 1, "once");
+        socket.evicted().await;
+        drop(socket);
+        assert_eq!(leaving.load(Relaxed), 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_is_answered_or_still_read_stays() {
+        let (socket, _client) = pair().await;
+        let leaving = Arc::default();
+        let answering = answer(&socket);
+        assert_eq!(socket.resting_since(), None);
+        socket.evict(&leaving); // it was found resting just before
+        assert!(timeout(SECOND, socket.evicted()).await.is_err());
+        assert_eq!(leaving.load(Relaxed), 0, "nobody waits for it");
+        drop(answering);
+
+        socket.unflushed.store(true, Relaxed);
+        assert_eq!(socket.resting_since(), None);
+        socket.evict(&leaving);
+        assert!(timeout(SECOND, socket.evicted()).await.is_err());
+        assert_eq!(leaving.load(Relaxed), 0);
+        socket.unflushed.store(false, Relaxed);
+        assert!(socket.resting_since().is_some());
+    }
+}

@@ -80,6 +80,8 @@ fn signed(bytes: usize) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use super::super::socket::pair;
+    use super::super::tests::clients;
     use super::*;
 
     #[test]
@@ -90,5 +92,33 @@ mod tests {
         assert!(!fits(16 << 20, 0, OF_ALL), "nobody reads the others");
         assert!(fits(WHEN_CROWDED, 0, OF_ALL) && !fits(WHEN_CROWDED, 1, OF_ALL));
         assert!(!fits(usize::MAX, 1, 1));
+    }
+
+    #[tokio::test]
+    async fn what_waits_is_counted_until_it_is_taken_and_who_leaves_too_much_may_not_ask() {
+        let clients = clients().await;
+        let metrics = &clients.app.metrics.http;
+        let counted = || (metrics.unread_bytes.get(), metrics.answers_refused.get());
+        let ((one, _one), (other, _other)) = (pair().await, pair().await);
+        let body = |bytes: usize| Body::from(vec![b'x'; bytes]);
+
+        let most = clients.charge(&one, &body(OF_A_CONNECTION)).expect("it is the first");
+        assert!(!clients.reads_too_little(&one));
+        assert!(clients.charge(&one, &body(1)).is_none());
+        assert_eq!(counted(), (OF_A_CONNECTION as i64, 1), "what was refused is not held");
+        drop(most);
+        let long = clients.charge(&one, &body(OF_A_CONNECTION + 1)).expect("it is the first");
+        assert!(clients.reads_too_little(&one) && !clients.reads_too_little(&other));
+        assert_eq!(counted(), (OF_A_CONNECTION as i64 + 1, 2));
+        drop(long);
+
+        let small = clients.charge(&one, &body(WHEN_CROWDED + 1)).expect("there is room");
+        clients.unread.0.fetch_add(OF_ALL, Relaxed);
+        assert!(clients.reads_too_little(&one) && !clients.reads_too_little(&other));
+        assert!(clients.charge(&other, &body(WHEN_CROWDED + 1)).is_none());
+        assert!(clients.charge(&other, &body(WHEN_CROWDED)).is_some());
+        drop(small);
+        assert_eq!(clients.unread.0.load(Relaxed), OF_ALL);
+        assert_eq!((counted(), one.unread.load(Relaxed)), ((0, 4), 0));
     }
 }

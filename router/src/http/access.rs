@@ -224,3 +224,23 @@ pub(super) async fn require_operator(request: Request, next: Next) -> Response {
     }
     next.run(request).await
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_this_machine_in_every_notation() {
+        for (address, entrance) in [
+            ("127.0.0.1", Entrance::Local),
+            ("127.9.9.9", Entrance::Local),
+            ("::1", Entrance::Local),
+            ("::ffff:127.0.0.1", Entrance::Local),
+            ("10.0.0.1", Entrance::Anybody),
+            ("::ffff:10.0.0.1", Entrance::Anybody),
+            ("2001:db8::1", Entrance::Anybody),
+        ] {
+            assert_eq!(Entrance::of(address.parse().unwrap()), entrance, "{address}");
+        }
+    }
+}

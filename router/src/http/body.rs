@@ -279,6 +279,47 @@ mod tests {
         assert!(matches!(raw.joined(&mut share), Err(RouteError::BodyTooComplex { .. })));
     }
 
+    fn with_length(length: usize, frames: &[usize]) -> Request {
+        let mut request = body(frames);
+        request.headers_mut().insert(header::CONTENT_LENGTH, length.into());
+        request
+    }
+
+    #[tokio::test]
+    async fn as_long_as_may_be_is_read_and_a_byte_more_is_not() {
+        let memory = Pool::private(1 << 20);
+        let limits = BodyLimits { bytes: 8_001, time: Duration::from_secs(9) };
+        let frames = [5_000, 3_000, 1];
+        assert!(read(body(&frames), limits, &memory).await.is_ok());
+        let (bytes, share) = read(with_length(8_001, &frames), limits, &memory).await.unwrap();
+        assert_eq!((bytes.len(), share.used()), (8_001, 8_001), "no more room than it says");
+        for request in [with_length(8_002, &frames), body(&[5_000, 3_000, 2])] {
+            let refused = read(request, limits, &memory).await;
+            assert!(matches!(refused, Err(Reject::BodyTooLong { limit: 8_001 })));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_has_its_time_in_all_however_it_drips() {
+        let drips = futures_util::stream::unfold(0, |at| async move {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            (at < 6).then_some((Ok::<_, Infallible>("x"), at + 1))
+        });
+        let limits = BodyLimits { bytes: 100, time: Duration::from_secs(9) };
+        let request = Request::new(Body::from_stream(drips));
+        let read = read(request, limits, &Pool::private(100)).await;
+        assert!(matches!(read, Err(Reject::BodyTooSlow { .. })));
+    }
+
+    #[test]
+    fn what_is_not_encoded_may_say_so() {
+        let mut headers = HeaderMap::new();
+        for (encoding, good) in [("identity", true), ("Identity", true), ("gzip", false)] {
+            headers.insert(header::CONTENT_ENCODING, encoding.parse().unwrap());
+            assert_eq!(check_headers(&headers).is_ok(), good, "{encoding}");
+        }
+    }
+
     #[test]
     fn json_by_its_content_type() {
         for good in [

@@ -126,6 +126,16 @@ mod tests {
     }
 
     #[test]
+    fn a_header_that_counts_comes_once_and_without_its_spaces() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(single(&headers, "x-a").unwrap(), None);
+        headers.insert("x-a", HeaderValue::from_static(" a b\t"));
+        assert_eq!(single(&headers, "x-a").unwrap(), Some("a b"));
+        headers.append("x-a", HeaderValue::from_static("c"));
+        assert!(single(&headers, "x-a").is_err());
+    }
+
+    #[test]
     fn request_ids_are_short_and_printable() {
         for (value, good) in [("abc-1", true), ("", false), ("a b", false)] {
             assert_eq!(is_request_id(&HeaderValue::from_static(value)), good, "{value:?}");

@@ -118,6 +118,23 @@ mod tests {
     }
 
     #[test]
+    fn of_very_many_alternatives_the_first_are_kept() {
+        let many = |n: u32| (0..n).map(|id| Ranked(id, -1.0)).collect();
+        let mut memory = Pool::private(1 << 20).share();
+        let mut log = TokenLog::default();
+        for n in [300, 0, 255, 256] {
+            let token = ScoredToken { id: n, logprob: None, top: many(n) };
+            log.push(&token, &mut memory).unwrap();
+        }
+        let mut cursor = Cursor::default();
+        let read = std::iter::from_fn(|| log.read(&mut cursor));
+        let read: Vec<_> = read.map(|token| (token.id, token.top.len())).collect();
+        assert_eq!(read, [(300, 255), (0, 0), (255, 255), (256, 255)]);
+        let held: usize = log.segments.iter().map(|segment| segment.capacity() + 16).sum();
+        assert!(memory.used() >= held, "{} for {held}", memory.used());
+    }
+
+    #[test]
     fn a_token_takes_little_more_than_its_numbers() {
         let mut memory = Pool::private(1 << 30).share();
         let mut log = TokenLog::default();

@@ -21,7 +21,7 @@ async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello
 async fn every_wrong_hello_is_refused_by_field_with_both_values() {
     let app = start_router(|_| {}).await;
     type Change = fn(&mut Hello);
-    let cases: [(&str, &str, Change); 22] = [
+    let cases: [(&str, &str, Change); 27] = [
         ("protocol", "9", |h| h.protocol = 9),
         ("worker", "", |h| h.worker = String::new()),
         ("worker", "a\nb", |h| h.worker = "a\nb".into()),
@@ -52,6 +52,17 @@ async fn every_wrong_hello_is_refused_by_field_with_both_values() {
             h.group = Some(Group { id: "g".into(), rank: 2, size: 2 });
         }),
         ("nonce", "3 bytes", |h| h.nonce = vec![1, 2, 3]),
+        ("step_prior", "[inf, 0.0, 0.0, 0.0, 0.0]", |h| {
+            let (fixed_ms, prefill_ms, context_ms, row_ms, kv_ms) =
+                (f64::INFINITY, 0.0, 0.0, 0.0, 0.0);
+            h.step_prior = Some(StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms });
+        }),
+        ("transfer", "17 ways", |h| h.transfer = vec!["tcp:host:1".into(); 17]),
+        ("transfer", "2 ways", |h| h.transfer = vec!["tcp:host:1".into(), "host".into()]),
+        ("transfer", "1 ways", |h| h.transfer = vec![format!("tcp:{}", "h".repeat(300))]),
+        ("transfer", "1 ways", |h| {
+            (h.role, h.kv_block_bytes, h.transfer) = (Role::Prefill, 0, vec!["tcp:host:1".into()]);
+        }),
     ];
     for (field, got, change) in cases {
         let refuse = refused(&app, change).await;
@@ -336,6 +347,7 @@ async fn a_unix_socket_works_and_its_file_goes_with_the_router() {
     };
     let second = headrace_router::app::App::start(args.try_into().unwrap()).await;
     assert!(second.unwrap_err().to_string().contains("cannot listen on unix:"), "it is in use");
+    assert!(path.exists());
     drop(app);
     worker.closed().await;
     until("the file is gone", || !path.exists()).await;

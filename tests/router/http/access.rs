@@ -81,6 +81,38 @@ async fn a_page_of_another_origin_drains_no_worker_and_asks_for_nothing() {
 }
 
 #[tokio::test]
+async fn a_page_may_look_at_what_changes_nothing_as_far_as_its_browser_lets_it() {
+    let (router, _worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    for method in ["GET", "HEAD"] {
+        let head = format!("{method} /health HTTP/1.1\r\nOrigin: https://evil.com");
+        let mut connection = router.connect().await;
+        connection.request(&format!("{head}\r\nSec-Fetch-Site: cross-site"), b"").await;
+        let reply = connection.head().await;
+        assert_eq!((reply.status, reply.header("access-control-allow-origin")), (200, None));
+    }
+}
+
+#[tokio::test]
+async fn operators_who_rest_or_left_keep_no_other_out() {
+    let args = RouterArgs { admin_listen: vec!["127.0.0.1:0".into()], ..args() };
+    let router = TestRouter::start(args).await;
+    let WorkerListen::Tcp(address) = &router.operators[0] else { panic!("a port") };
+    let ask = async || {
+        let mut operator = Connection::of(TcpStream::connect(address).await.unwrap());
+        operator.request("GET /workers HTTP/1.1", b"").await;
+        assert_eq!(in_time("an answer", operator.reply()).await.status, 200);
+        operator
+    };
+    for _ in 0..100 {
+        ask().await;
+    }
+    let mut resting = Vec::new();
+    for _ in 0..40 {
+        resting.push(ask().await);
+    }
+}
+
+#[tokio::test]
 async fn origins_that_were_allowed_may() {
     let allowed_origins = keys(&["https://chat.example.com"]);
     let args = RouterArgs { allowed_origins, ..args() };

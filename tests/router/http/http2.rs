@@ -256,3 +256,30 @@ async fn pages_of_metrics_that_nobody_reads_are_one() {
     assert!(router.get("/metrics").await.text().contains("headrace_http_connections 3\n"));
     drop(both);
 }
+
+#[tokio::test]
+async fn a_body_longer_than_the_window_is_read_to_its_end() {
+    let (router, _worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    let mut client = connect(&router, 1 << 20).await;
+    let request = Request::post("http://localhost/v1/completions").body(()).unwrap();
+    let (answer, mut body) = client.send_request(request, false).unwrap();
+    body.send_data(vec![b'x'; 3 << 20].into(), true).unwrap();
+    assert_eq!(read(answer).await.unwrap().0, 400, "it is no JSON");
+}
+
+#[tokio::test]
+async fn who_reads_a_byte_at_a_time_is_too_slow() {
+    let router = TestRouter::start(RouterArgs { stall_timeout_ms: 20, ..args() }).await;
+    let mut client = connect(&router, 1).await;
+    let mut body = in_time("a head", get(&mut client, "/metrics")).await.unwrap().into_body();
+    let end = async {
+        loop {
+            match body.data().await {
+                Some(Ok(data)) => body.flow_control().release_capacity(data.len()).unwrap(),
+                Some(Err(error)) => return error.reason(),
+                None => panic!("all of it came, byte by byte"),
+            }
+        }
+    };
+    assert_eq!(in_time("its end", end).await, Some(Reason::CANCEL));
+}

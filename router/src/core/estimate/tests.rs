@@ -110,3 +110,29 @@ fn a_worker_without_a_slot_makes_a_request_wait_for_one() {
     let wait = |standing| estimate(&standing, &demand(100.0, 0.0)).queue_ms;
     assert!(wait(full) > wait(nearly) + 10.0);
 }
+
+#[test]
+fn a_step_is_as_long_as_its_rows_make_it_or_as_the_slowest_rank_of_the_group() {
+    let (rows, kv_tokens) = (10.0, 1e5);
+    let around_ms = TRUE.fixed_ms + TRUE.row_ms * rows + TRUE.kv_ms * kv_tokens;
+    for (group_ms, step_ms) in [(0.0, around_ms), (1.0, around_ms), (100.0, 100.0)] {
+        let busy = Standing { occupied: rows, rows, kv_tokens, group_ms, ..idle() };
+        let per_step = busy.step_tokens - rows;
+        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a}, {b} with {group_ms}");
+
+        // the step that runs, and then its own two
+        let short = demand(1.5 * per_step, 0.0);
+        let elapsed = Standing { elapsed_ms: 2.0, ..busy };
+        close(estimate(&elapsed, &short).queue_ms, step_ms - 2.0);
+        let own_ms = TRUE.prompt_ms(0.0, 1.5 * per_step);
+        close(estimate(&busy, &short).prefill_ms, 2.0 * step_ms + own_ms);
+
+        // behind three steps of others
+        let tokens = 3.0 * per_step;
+        let backlog_context = context(0.0, tokens);
+        let behind =
+            Standing { backlog_tokens: tokens, backlog_context, backlog_runs: true, ..busy };
+        let ahead_ms = TRUE.prefill_ms * tokens + TRUE.context_ms * backlog_context;
+        close(estimate(&behind, &short).queue_ms, 3.0 * step_ms + ahead_ms);
+    }
+}

@@ -55,5 +55,9 @@ mod tests {
         let (work, ms) = measured.frame(0, 0.0, 7.0).expect("rows got tokens");
         assert_eq!((work.prefill_tokens, work.rows, work.kv_tokens, ms), (0.0, 3.0, 50.0, 20.0));
         assert_eq!(measured.frame(0, 0.0, 7.0), None);
+        // a clock that went back, and what others have in the cache
+        assert_eq!(measured.frame(0, 50.0, -1e6), None);
+        assert_eq!(measured.frame(1, 50.0, 3.0), None);
+        assert_eq!(measured.frame(0, 0.0, 7.0).expect("a row got tokens").1, 17.0);
     }
 }

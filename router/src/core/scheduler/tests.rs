@@ -553,3 +553,28 @@ fn a_lost_worker_returns_its_legs_with_what_they_got() {
     assert!(ended[0].expected_block_seconds > 0.0);
     assert_eq!(scheduler.legs(), 0);
 }
+
+#[test]
+fn whoever_does_not_yield_finds_the_prompts_of_those_who_do_behind_its_own() {
+    let mut scheduler = scheduler(1);
+    let ask = |n: u64, yields: bool| Want { yields, ..want(n, &keys(n, 4, 0)) };
+    for n in 1..=7 {
+        scheduler.place(&ask(n, n <= 6), 0.0).unwrap();
+    }
+    let both = |scheduler: &Scheduler| {
+        let worker = &scheduler.workers[0];
+        let all = worker.standing(BLOCK, 0.0);
+        (all, worker.standing_before_yielding(&all))
+    };
+    let (all, before) = both(&scheduler);
+    assert_eq!((all.backlog_tokens, before.backlog_tokens), (7.0 * 67.0, 67.0));
+    assert!((before.backlog_context - all.backlog_context / 7.0).abs() < 1e-6);
+    // of eight seats those who yield keep four
+    assert_eq!((all.slots, all.occupied, before.occupied), (8.0, 7.0, 5.0));
+    for n in 1..=3 {
+        scheduler.end(RequestId(n), Output::default(), 1.0);
+    }
+    let (all, before) = both(&scheduler);
+    assert_eq!((all.occupied, before.occupied), (4.0, 4.0));
+    assert_eq!((all.backlog_tokens, before.backlog_tokens), (4.0 * 67.0, 67.0));
+}

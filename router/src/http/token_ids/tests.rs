@@ -96,6 +96,24 @@ fn an_id_is_charged_a_few_bytes_and_what_is_wrong_nothing() {
 }
 
 #[test]
+fn texts_and_lists_are_charged_for_what_is_kept_of_them() {
+    for (item, each) in [("\"0123456789abcdef\"", 16 + 16 + 24), ("[7,8]", 8 + 16 + 32)] {
+        let mut memory = Pool::private(1 << 20).share();
+        let body = format!("{{\"prompt\": [{}]}}", vec![item; MAX_CHOICES].join(","));
+        read(&body, PROMPT, &mut memory);
+        let takes = MAX_CHOICES * each;
+        assert!(
+            (takes..2 * takes).contains(&memory.used()),
+            "{item}: {} for {takes}",
+            memory.used()
+        );
+    }
+    let mut memory = Pool::private(1 << 20).share();
+    read(&format!("{{\"prompt\": \"{}\"}}", "x".repeat(5_000)), PROMPT, &mut memory);
+    assert!((5_000..5_200).contains(&memory.used()), "{}", memory.used());
+}
+
+#[test]
 fn ids_beyond_the_memory_of_a_request_are_refused_with_their_place() {
     let mut memory = Pool::private(100_000).share();
     let body = format!("{{\"prompt\": [[{}]]}}", vec!["7"; 50_000].join(","));

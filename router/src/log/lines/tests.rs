@@ -166,6 +166,31 @@ fn a_line_that_broke_off_does_not_swallow_the_next() {
 }
 
 #[test]
+fn lines_that_got_out_before_the_failure_are_not_lost_and_the_next_begins_at_once() {
+    let mut scene = Scene::new(false);
+    scene.lines.push(b"first\n");
+    scene.until_it_writes();
+    (0..3).for_each(|n| scene.lines.push(format!("{n}\n").as_bytes()));
+    scene.answer(Answer::Takes(100));
+    scene.until_it_writes();
+    scene.answer(Answer::Takes(4)); // two lines of three
+    scene.until_it_writes();
+    scene.answer(Answer::Fails(io::ErrorKind::StorageFull));
+    assert!(scene.lines.flush(SOON));
+    assert_eq!(scene.lines.lost(), Lost { too_slow: 0, write_failed: 1 });
+    scene.lines.push(b"next\n");
+    let got = scene.let_pass();
+    let lines: Vec<&str> = got.lines().collect();
+    assert_eq!(
+        (&lines[..3], lines[4], lines.len()),
+        (&["first", "0", "1"][..], "next", 5),
+        "{got}"
+    );
+    let why = io::Error::from(io::ErrorKind::StorageFull).to_string();
+    assert!(lines[3].ends_with(&format!("1 because it could not be written ({why})")), "{got}");
+}
+
+#[test]
 fn an_interrupted_write_is_made_again_and_a_closed_end_is_counted() {
     let mut scene = Scene::new(false);
     scene.lines.push(b"again\n");

@@ -239,3 +239,44 @@ fn who_is_told_of_a_doubt_is_told_once_and_of_its_end() {
     }
     assert_eq!(scheduler.take_doubts(), []);
 }
+
+#[test]
+fn time_before_the_first_step_and_steps_that_came_in_one_frame_are_no_lies() {
+    let mut scheduler = fleet(2, |_| Some(TRUE));
+    for id in [0, 1] {
+        scheduler.set_open(WorkerId(id), id == 0);
+    }
+    let give = Given { rows: 1, tokens: 1 };
+    let mut now_ms = 0.0;
+    // nothing to do before each of them: what it waits for, or where it is, is not known
+    for n in 1..200 {
+        scheduler.place(&want(n, &keys(n, 4, 0)), now_ms).unwrap();
+        scheduler.begun(RequestId(n), 0, now_ms);
+        now_ms += 100.0;
+        let step = Step { decode_rows: 1, ms: 20.0, ..report(n, 0, Load::default()) };
+        let _ = scheduler.step(WorkerId(0), &step, give, now_ms);
+        scheduler.end(RequestId(n), Output::default(), now_ms);
+        now_ms += 1_000.0;
+    }
+    assert_eq!(scheduler.take_doubts(), []);
+    // three steps at a time
+    scheduler.place(&want(1_000, &keys(1_000, 4, 0)), now_ms).unwrap();
+    scheduler.begun(RequestId(1_000), 0, now_ms);
+    for n in 100..300 {
+        now_ms += 60.0;
+        let step = Step { decode_rows: 1, ms: 20.0, ..report(3 * n, 0, Load::default()) };
+        let _ = scheduler.step(WorkerId(0), &step, give, now_ms);
+    }
+    assert_eq!(scheduler.take_doubts(), []);
+}
+
+#[test]
+fn what_a_worker_that_is_not_believed_takes_for_prompts_is_measured() {
+    let mut scheduler = fleet(2, |id| if id == 0 { Some(NOTHING) } else { Some(TRUE) });
+    play(&mut scheduler, &[|step: &mut Step| step.ms = 0.0, TRUTH], 0..2_000);
+    assert!(doubt(&scheduler, 0).is_some());
+    let prompt = StepFeatures { prefill_tokens: 323.0, ..StepFeatures::default() };
+    let learnt = scheduler.view(WorkerId(0)).unwrap().cost.step_ms(&prompt);
+    let really = TRUE.step_ms(&prompt);
+    assert!((0.5 * really..2.0 * really).contains(&learnt), "{learnt} for {really} ms");
+}
