@@ -114,6 +114,8 @@ fn what_takes_long_ends_by_work() {
     }
     let cheap = "{% if 'y' in 'x' %}{% endif %}{% if l[0] == m[0] %}{% endif %}";
     assert_eq!(attack(&times(5_000, others, cheap)), Ok(String::new()), "the loop is not to blame");
+    // much to do in each round, none of it long
+    ends_by(Bound::Work, &[times(5_000, "", &"{{ '' }}".repeat(100))]);
     // Each level twice what the one below is: little memory, and no end of things to look at.
     let twice = "{% set ns = namespace(v=[], w=[]) %}{% for i in range(90) %}{% set ns.v = [ns.v, ns.v] %}\
         {% set ns.w = [ns.w, ns.w] %}{% endfor %}";
@@ -237,6 +239,10 @@ fn a_busy_machine_ends_by_time() {
     let (kind, why) = within(limits, source, &Map::new()).unwrap_err();
     assert_eq!(kind, Kind::Spent(Bound::Time));
     assert!(why.contains("longer than"), "{why}");
+    // nor only at the first look at the clock: all the work that is allowed takes far longer than this
+    let limits = Limits { time: Duration::from_millis(20), ..Limits::default() };
+    let source = "{% for i in range(100000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}";
+    assert_eq!(within(limits, source, &Map::new()).unwrap_err().0, Kind::Spent(Bound::Time));
 }
 
 #[test]
