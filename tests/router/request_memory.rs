@@ -280,6 +280,52 @@ fn a_prompt_that_waits_for_a_thread_keeps_what_it_was_charged() {
     });
 }
 
+#[test]
+fn a_body_is_paid_for_until_it_is_tokens_and_an_echo_until_it_is_sent() {
+    run(async {
+        let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+        let gauge = &router.app.metrics.http.body_bytes;
+        let chat = json!({"messages": [{"role": "user", "content": "x"}]});
+        for (path, mut body) in [
+            ("/v1/completions", json!({ "prompt": ["x", "y"] })),
+            ("/v1/chat/completions", chat),
+            ("/v1/completions", json!({"prompt": "x", "echo": true})),
+            ("/v1/completions", json!({"prompt": "x", "echo": true, "stream": true})),
+        ] {
+            let (echo, stream) = (body["echo"] == true, body["stream"] == true);
+            let answers = body["prompt"].as_array().map_or(1, Vec::len);
+            body["model"] = json!(MODEL);
+            let mut connection = router.connect().await;
+            let head = format!("POST {path} HTTP/1.1\r\n{JSON}");
+            connection.request(&head, body.to_string().as_bytes()).await;
+            let mut requests = Vec::new();
+            for _ in 0..answers {
+                requests.push(worker.submitted().await.request);
+            }
+            if echo {
+                assert!(gauge.get() > 0);
+            } else {
+                comes_to_nothing(gauge).await;
+            }
+            if stream {
+                worker.gives(requests[0], &letters("a"), None);
+                connection.head().await;
+                connection.chunk().await;
+                assert!(gauge.get() > 0, "another choice may begin with it");
+            }
+            for request in requests {
+                worker.gives(request, &letters("a"), Some(Finish::Length));
+            }
+            if stream {
+                while connection.chunk().await.is_some() {}
+            } else {
+                assert_eq!(connection.reply().await.status, 200);
+            }
+            comes_to_nothing(gauge).await;
+        }
+    });
+}
+
 const JSON: &str = "Content-Type: application/json";
 
 #[test]

@@ -9,6 +9,7 @@ use crate::http::logprobs::{self, Column, Offset, Vocabulary};
 use crate::http::params::Delivery;
 use crate::http::reply::{Head, finish_reason};
 use crate::http::whole::Shape;
+use crate::memory::Share;
 use crate::request::{Delta, ScoredToken, Usage};
 
 /// How one plain answer looks.
@@ -17,13 +18,27 @@ pub(super) struct CompletionReply {
     head: Head,
     /// What its tokens stand for, if they are sent with their log-probabilities.
     logprobs: Option<Arc<dyn Vocabulary>>,
-    /// With `echo`: the text of each prompt, which its choices begin with.
-    echo: Option<Vec<String>>,
+    echo: Option<Echo>,
     choices: Vec<Progress>,
     /// Choices per prompt.
     n: usize,
     /// In an answer as a whole, of the choice that is written.
     offset: Offset,
+}
+
+/// What choices begin with where the client asks for it.
+#[derive(Debug)]
+pub(super) struct Echo {
+    /// The text of each prompt.
+    texts: Vec<String>,
+    /// What they were charged to, until the answer is sent.
+    _memory: Arc<Share>,
+}
+
+impl Echo {
+    pub(super) fn new(texts: Vec<String>, memory: Arc<Share>) -> Self {
+        Self { texts, _memory: memory }
+    }
 }
 
 /// How far the stream of one choice has come.
@@ -39,7 +54,7 @@ impl CompletionReply {
         prompts: usize,
         n: u32,
         logprobs: Option<Arc<dyn Vocabulary>>,
-        echo: Option<Vec<String>>,
+        echo: Option<Echo>,
     ) -> Self {
         let n = n as usize;
         let choices = vec![Progress::default(); prompts * n];
@@ -47,7 +62,8 @@ impl CompletionReply {
     }
 
     fn echoed(&self, choice: usize) -> &str {
-        self.echo.as_ref().and_then(|texts| texts.get(choice / self.n)).map_or("", String::as_str)
+        let echo = self.echo.as_ref().and_then(|echo| echo.texts.get(choice / self.n));
+        echo.map_or("", String::as_str)
     }
 }
 
@@ -147,6 +163,8 @@ mod tests {
     }
 
     fn reply(logprobs: bool, echo: Option<Vec<String>>) -> CompletionReply {
+        let memory = Arc::new(Pool::private(0).share());
+        let echo = echo.map(|texts| Echo::new(texts, memory));
         let head = Head { id: "cmpl-1".into(), created: 7, model: "m".into() };
         let words: Arc<dyn Vocabulary> = Arc::new(WORDS);
         CompletionReply::new(head, 2, 1, logprobs.then_some(words), echo)

@@ -12,7 +12,7 @@ use crate::http::Surface;
 use crate::http::body::{self, BodyLimits, Raw};
 use crate::http::call::Call;
 use crate::http::chat_reply::ChatReply;
-use crate::http::completion_reply::CompletionReply;
+use crate::http::completion_reply::{CompletionReply, Echo};
 use crate::http::fields::Fields;
 use crate::http::logprobs::Vocabulary;
 use crate::http::params::{self, ModelFacts};
@@ -90,6 +90,8 @@ async fn answer_completions(
         job.memory = Some(Arc::clone(&memory));
         job.stop = stop.clone();
     }
+    let echo = echo.map(|texts| Echo::new(texts, Arc::clone(&memory)));
+    drop(memory); // from here on it lasts as long as what it was charged for
     let first = request.jobs.first().expect("a request has at least one prompt");
     let shape = CompletionReply::new(
         Head::of(first),

@@ -74,29 +74,122 @@ fn what_nests_ends_by_depth() {
     }
 }
 
+/// What a template does so many times, where the loop itself costs a fraction of what is allowed.
+fn times(count: u32, set: &str, body: &str) -> String {
+    format!("{set}{{% for i in range({count}) %}}{body}{{% endfor %}}")
+}
+
 #[test]
 fn what_takes_long_ends_by_work() {
-    ends_by(
-        Bound::Work,
-        &[
-            often("1", "{% if 'y' in x %}{% endif %}", ""),
-            often("1", "{% if x.find('y') %}{% endif %}", ""),
-            often("1", "{% if 2 in l %}{% endif %}", ""),
-            often("l + []", "{% if l == ns.v %}{% endif %}", ""),
-            often("x[1:] + 'x'", "{% if x == ns.v %}{% endif %}", ""),
-            often("1", "{% for j in l %}{% endfor %}", ""),
-            often("1", "{% if x.isalpha() %}{% endif %}", ""),
-            often("1", "{% if x | length %}{% endif %}", ""),
-            often("1", "{% if l | min %}{% endif %}", ""),
-            often("1", "{% if x[99999] %}{% endif %}", ""),
-            often("1", "{% if x.count('xx') %}{% endif %}", ""),
-            often("1", "{% if x.strip('x') %}{% endif %}", ""),
-            // Each level twice what the one below is: little memory, and no end of things to look at.
-            "{% set ns = namespace(v=[], w=[]) %}{% for i in range(90) %}{% set ns.v = [ns.v, ns.v] %}\
-             {% set ns.w = [ns.w, ns.w] %}{% endfor %}{{ ns.v == ns.w }}"
-                .to_owned(),
-        ],
-    );
+    let others = "{% set m = l | list %}{% set y = x[1:] + 'x' %}";
+    // a long text or list each, without end, and with next to no memory
+    for body in [
+        "{% if 'y' in x %}{% endif %}",
+        "{% if x.find('y') %}{% endif %}",
+        "{% if x.rfind('y') %}{% endif %}",
+        "{% if x.count('y') %}{% endif %}",
+        "{% if x.replace('y', 'z') %}{% endif %}",
+        "{% if x.split('y') %}{% endif %}",
+        "{% if x.split() %}{% endif %}",
+        "{% if x.splitlines() %}{% endif %}",
+        "{% if x.strip('x') %}{% endif %}",
+        "{% if (' ' * 100000).strip() %}{% endif %}",
+        "{% if x.startswith(y) %}{% endif %}",
+        "{% if x.isalpha() %}{% endif %}",
+        "{% if x[1:] %}{% endif %}",
+        "{% if x[99999] %}{% endif %}",
+        "{% if x | length %}{% endif %}",
+        "{% if x == y %}{% endif %}",
+        "{% if x < y %}{% endif %}",
+        "{% if {'a': 1}[x] %}{% endif %}",
+        "{% if 2 in l %}{% endif %}",
+        "{% if l.count(2) %}{% endif %}",
+        "{% if l == m %}{% endif %}",
+        "{% if l < m %}{% endif %}",
+        "{% if l | min %}{% endif %}",
+        "{% if l | sum %}{% endif %}",
+        "{% for j in l %}{% endfor %}",
+    ] {
+        ends_by(Bound::Work, &[times(5_000, others, body)]);
+    }
+    let cheap = "{% if 'y' in 'x' %}{% endif %}{% if l[0] == m[0] %}{% endif %}";
+    assert_eq!(attack(&times(5_000, others, cheap)), Ok(String::new()), "the loop is not to blame");
+    // much to do in each round, none of it long
+    ends_by(Bound::Work, &[times(5_000, "", &"{{ '' }}".repeat(100))]);
+    // Each level twice what the one below is: little memory, and no end of things to look at.
+    let twice = "{% set ns = namespace(v=[], w=[]) %}{% for i in range(90) %}{% set ns.v = [ns.v, ns.v] %}\
+        {% set ns.w = [ns.w, ns.w] %}{% endfor %}";
+    for look in ["{{ ns.v == ns.w }}", "{{ ns.v < ns.w }}"] {
+        ends_by(Bound::Work, &[format!("{twice}{look}")]);
+    }
+}
+
+#[test]
+fn what_is_made_is_paid_for_whether_it_is_kept_or_not() {
+    let set = "{% set d = dict() %}{% set p = l | map('string') | list %}";
+    for body in [
+        "{% set y = x ~ 'y' %}",
+        "{% set y %}{{ x }}{% endset %}",
+        "{% set y = x * 2 %}",
+        "{% set y = x | upper %}",
+        "{% set y = x | title %}",
+        "{% set y = x | reverse %}",
+        "{% set y = x | replace('x', 'y') %}",
+        "{% set y = x | indent(2, true) %}",
+        "{% set y = x | tojson %}",
+        "{% set y = x[::2] %}",
+        "{% set y = x | list %}",
+        "{% set y = x.split('x') %}",
+        "{% set y = '\\n'.join(p) %}",
+        "{% set y = p | join(',') %}",
+        "{% set y = p ~ '' %}",
+        "{% set y = p | string %}",
+        "{% set y = l + l %}",
+        "{% set y = l * 2 %}",
+        "{% set y = l[::2] %}",
+        "{% set y = l | list %}",
+        "{% set y = l | reverse %}",
+        "{% set y = l | sort %}",
+        "{% set y = l | map('int') %}",
+        "{% set y = l | select %}",
+        "{% set y = l | batch(5) %}",
+        "{% set y = l | slice(5) %}",
+        "{% set y = range(5000) %}",
+        "{% set y = o | items %}",
+        "{% set y = o | dictsort %}",
+        "{% set y = o.keys() %}",
+        "{% set y = dict(o) %}",
+        "{% set y = [i, i] | sort(attribute=x) %}",
+    ] {
+        // each makes 10 kB at least
+        let made = with_much_work(&times(1_000, set, body));
+        assert_eq!(made, Err(Kind::Spent(Bound::Memory)), "{body}");
+    }
+    let cheap = "{% set y = x[1:] %}{% set y = l[1:] %}{% set y = x.strip() %}{% set y = x.replace('y', 'z') %}";
+    assert_eq!(with_much_work(&times(1_000, set, cheap)), Ok(String::new()), "views cost nothing");
+}
+
+/// As [`attack`] with more work than memory, and an object `o` of a thousand fields.
+fn with_much_work(source: &str) -> Result<String, Kind> {
+    let fields: Map<String, Json> = (0..1_000).map(|i| (format!("k{i}"), json!(i))).collect();
+    let given = json!({ "x": "x".repeat(100_000), "l": vec![1; 5_000], "o": fields });
+    let limits = Limits { work: 2_000_000_000, ..small() };
+    within(limits, source, &object(given)).map_err(|(kind, _)| kind)
+}
+
+#[test]
+fn what_is_put_into_a_list_or_a_map_counts_for_its_depth() {
+    for body in [
+        "{% set ns.v = [1] + [ns.v] %}",
+        "{% set ns.v = [1] + [2, ns.v] %}",
+        "{% set ns.v = {'a': 1, 'k': ns.v} %}",
+        "{% set ns.v = {'k': ns.v, 'z': 1} %}",
+        "{% set ns.v = dict({'k': ns.v}, a=1) %}",
+        "{% set ns.v = [ns.v, 1] %}",
+        "{% set ns.v = (1, ns.v) | list %}",
+    ] {
+        ends_by(Bound::Nested, &[times(1_000, "{% set ns = namespace(v=[]) %}", body)]);
+    }
 }
 
 #[test]
@@ -146,6 +239,10 @@ fn a_busy_machine_ends_by_time() {
     let (kind, why) = within(limits, source, &Map::new()).unwrap_err();
     assert_eq!(kind, Kind::Spent(Bound::Time));
     assert!(why.contains("longer than"), "{why}");
+    // nor only at the first look at the clock: all the work that is allowed takes far longer than this
+    let limits = Limits { time: Duration::from_millis(20), ..Limits::default() };
+    let source = "{% for i in range(100000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}";
+    assert_eq!(within(limits, source, &Map::new()).unwrap_err().0, Kind::Spent(Bound::Time));
 }
 
 #[test]
@@ -248,6 +345,9 @@ fn what_the_client_nests_is_refused() {
     let (kind, _) =
         within(Limits::default(), "{{ 1 }}", &object(json!({ "x": deep }))).unwrap_err();
     assert_eq!(kind, Kind::Spent(Bound::Nested));
+    let fields: Map<String, Json> = (0..120_000).map(|i| (format!("k{i}"), json!(i))).collect();
+    let (kind, _) = within(small(), "{{ 1 }}", &object(json!({ "x": fields }))).unwrap_err();
+    assert_eq!(kind, Kind::Spent(Bound::Memory));
     let wide = vec![json!([]); 200_000];
     let (kind, _) = within(small(), "{{ 1 }}", &object(json!({ "x": wide }))).unwrap_err();
     assert_eq!(kind, Kind::Spent(Bound::Memory));
