@@ -29,6 +29,7 @@ import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.linear import linear
+from headrace_kernels.unseen import finite_values
 from headrace_kernels.upload import upload
 
 ROWS_TILE = 64  # query rows in one program; a guess, not tuned yet
@@ -188,38 +189,48 @@ def _attend_expanded_kernel(
     total = tl.zeros((ROWS_TILE,), dtype=tl.float32)
     acc = tl.zeros((ROWS_TILE, V_TILE), dtype=tl.float32)
     newest = context - last_row + tl.minimum(first_row + ROWS_TILE, last_row)  # one past it
-    for start in range(span_start, tl.minimum(span_start + SPAN, newest), KV_TILE):
-        token = start + tl.arange(0, KV_TILE)
-        # Before the first key there may be anything, such as somebody else's NaN, whose weight would be 0 * NaN.
-        inside = (token < newest) & (token >= first_key)
-        at = (workspace + token - span_start).to(tl.int64)
-        key = tl.load(
-            key_ptr + at[None, :] * ROPE + d[:, None],
-            mask=inside[None, :] & (d[:, None] < ROPE), other=0.0,
-        )  # fmt: skip
-        scores = tl.dot(q_rope, key.to(wide), input_precision="ieee")
-        expanded = expanded_ptr + (at * HEADS + head) * (NOPE + V)
-        if NOPE > 0:
-            k = tl.load(
-                expanded[None, :] + n[:, None],
-                mask=inside[None, :] & (n[:, None] < NOPE), other=0.0,
+    # Tiles that all rows see in whole, then those that they see in part.
+    end = tl.minimum(span_start + SPAN, newest)
+    first_tokens = context - last_row + first_row + 1  # that the first row sees
+    turn = tl.minimum(tl.maximum(first_tokens // KV_TILE * KV_TILE, span_start), end)
+    for partly in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
+        for start in range(turn if partly else span_start, end if partly else turn, KV_TILE):
+            token = start + tl.arange(0, KV_TILE)
+            # Before the first key there may be anything, such as somebody else's NaN, whose weight would be 0 * NaN.
+            inside = (token < newest) & (token >= first_key)
+            at = (workspace + token - span_start).to(tl.int64)
+            expanded = expanded_ptr + (at * HEADS + head) * (NOPE + V)
+            value = tl.load(
+                expanded[:, None] + NOPE + v[None, :],
+                mask=inside[:, None] & (v[None, :] < V), other=0.0,
             )  # fmt: skip
-            scores = tl.dot(q_nope, k.to(wide), scores, input_precision="ieee")
-        value = tl.load(
-            expanded[:, None] + NOPE + v[None, :],
-            mask=inside[:, None] & (v[None, :] < V), other=0.0,
-        )  # fmt: skip
-        value = value.to(wide)
-        seen = (token[None, :] <= position[:, None]) & (token[None, :] >= first_key)
-        scores = tl.where(seen, scores * scale, -float("inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        # A row that sees nothing yet keeps -inf as its best; exp(-inf - 0) is then 0, not NaN.
-        pivot = tl.where(new_best == -float("inf"), 0.0, new_best)
-        p = tl.exp(scores - pivot[:, None])
-        fade = tl.exp(best - pivot)
-        total = total * fade + tl.sum(p, axis=1)
-        acc = acc * fade[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
-        best = new_best
+            value = value.to(wide)
+            broken = token < 0  # of none
+            if partly:
+                value, broken = finite_values(value)
+            key = tl.load(
+                key_ptr + at[None, :] * ROPE + d[:, None],
+                mask=inside[None, :] & (d[:, None] < ROPE), other=0.0,
+            )  # fmt: skip
+            scores = tl.dot(q_rope, key.to(wide), input_precision="ieee")
+            if NOPE > 0:
+                k = tl.load(
+                    expanded[None, :] + n[:, None],
+                    mask=inside[None, :] & (n[:, None] < NOPE), other=0.0,
+                )  # fmt: skip
+                scores = tl.dot(q_nope, k.to(wide), scores, input_precision="ieee")
+            seen = (token[None, :] <= position[:, None]) & (token[None, :] >= first_key)
+            if partly:
+                scores = tl.where(broken[None, :], float("nan"), scores)
+            scores = tl.where(seen, scores * scale, -float("inf"))
+            new_best = tl.maximum(best, tl.max(scores, axis=1))
+            # A row that sees nothing yet keeps -inf as its best; exp(-inf - 0) is then 0, not NaN.
+            pivot = tl.where(new_best == -float("inf"), 0.0, new_best)
+            p = tl.exp(scores - pivot[:, None])
+            fade = tl.exp(best - pivot)
+            total = total * fade + tl.sum(p, axis=1)
+            acc = acc * fade[:, None] + tl.dot(p.to(value.dtype), value, input_precision="ieee")
+            best = new_best
 
     any_seen = total > 0.0
     result = acc / tl.where(any_seen, total, 1.0)[:, None]

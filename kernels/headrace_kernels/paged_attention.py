@@ -23,6 +23,7 @@ import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET
 from headrace_kernels.merge_spans import merge_spans
+from headrace_kernels.unseen import finite_values
 
 ROWS_TILE = 16  # query rows in one program; with the heads of a group they are the M of `tl.dot`
 KV_TILE = 64  # tokens; a guess, not tuned yet
@@ -70,33 +71,48 @@ def _attend_span_kernel(
         context - last_row + tl.minimum(first_row + ROWS_TILE, last_row)
     )  # one past the newest row's position
     end = tl.minimum((span + 1) * SPAN, newest)
-    for start in range(span * SPAN, end, KV_TILE):
-        token = start + tl.arange(0, KV_TILE)
-        inside = token < newest
-        block = tl.load(
-            tables_ptr + seq.to(tl.int64) * max_blocks + token // BLOCK_TOKENS, mask=inside, other=0
-        ).to(tl.int64)
-        slot = block * BLOCK_TOKENS + token % BLOCK_TOKENS
-        at = (slot * KV_HEADS + kv_head) * DIM
-        k = tl.load(
-            k_ptr + at[None, :] + d[:, None], mask=inside[None, :] & (d[:, None] < DIM), other=0.0
-        )
-        v = tl.load(
-            v_ptr + at[:, None] + d[None, :], mask=inside[:, None] & (d[None, :] < DIM), other=0.0
-        )
-        if INTERPRET:
-            k = k.to(tl.float32)
-            v = v.to(tl.float32)
-        scores = tl.dot(q, k, input_precision="ieee") * scale
-        scores = tl.where(token[None, :] <= position[:, None], scores, -float("inf"))
-        new_best = tl.maximum(best, tl.max(scores, axis=1))
-        # A row that sees nothing yet keeps -inf as its best; exp(-inf - 0) is then 0, not NaN.
-        pivot = tl.where(new_best == -float("inf"), 0.0, new_best)
-        p = tl.exp(scores - pivot[:, None])
-        fade = tl.exp(best - pivot)
-        total = total * fade + tl.sum(p, axis=1)
-        acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
-        best = new_best
+    # Tiles that all rows see in whole, then those that they see in part.
+    first_tokens = context - last_row + first_row + 1  # that the first row sees
+    turn = tl.minimum(tl.maximum(first_tokens // KV_TILE * KV_TILE, span * SPAN), end)
+    for partly in tl.static_range(2):  # pyright: ignore[reportGeneralTypeIssues]
+        for start in range(turn if partly else span * SPAN, end if partly else turn, KV_TILE):
+            token = start + tl.arange(0, KV_TILE)
+            inside = token < newest
+            block = tl.load(
+                tables_ptr + seq.to(tl.int64) * max_blocks + token // BLOCK_TOKENS,
+                mask=inside,
+                other=0,
+            ).to(tl.int64)
+            slot = block * BLOCK_TOKENS + token % BLOCK_TOKENS
+            at = (slot * KV_HEADS + kv_head) * DIM
+            k = tl.load(
+                k_ptr + at[None, :] + d[:, None],
+                mask=inside[None, :] & (d[:, None] < DIM),
+                other=0.0,
+            )
+            v = tl.load(
+                v_ptr + at[:, None] + d[None, :],
+                mask=inside[:, None] & (d[None, :] < DIM),
+                other=0.0,
+            )
+            if INTERPRET:
+                k = k.to(tl.float32)
+                v = v.to(tl.float32)
+            broken = token < 0  # of none
+            if partly:
+                v, broken = finite_values(v)
+            scores = tl.dot(q, k, input_precision="ieee") * scale
+            if partly:
+                scores = tl.where(broken[None, :], float("nan"), scores)
+            scores = tl.where(token[None, :] <= position[:, None], scores, -float("inf"))
+            new_best = tl.maximum(best, tl.max(scores, axis=1))
+            # A row that sees nothing yet keeps -inf as its best; exp(-inf - 0) is then 0, not NaN.
+            pivot = tl.where(new_best == -float("inf"), 0.0, new_best)
+            p = tl.exp(scores - pivot[:, None])
+            fade = tl.exp(best - pivot)
+            total = total * fade + tl.sum(p, axis=1)
+            acc = acc * fade[:, None] + tl.dot(p.to(v.dtype), v, input_precision="ieee")
+            best = new_best
 
     seen = total > 0.0
     result = acc / tl.where(seen, total, 1.0)[:, None]

@@ -73,6 +73,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "weights as they are": {"norm_topk_prob": False, "routed_scaling_factor": 1.5},
     "halves turn together": {"rope_interleave": False},
     "tied": {"tie_word_embeddings": True},
+    # So large that a norm inside of attention with it, rather than with its own 1e-6, shows.
+    "a large epsilon": {"rms_norm_eps": 0.3},
     "odd sizes": {
         "hidden_size": 44,
         "intermediate_size": 70,

@@ -1,14 +1,33 @@
-"""Too little memory for the KV cache is said before a worker registers, with both numbers."""
+"""How much memory the KV cache gets unasked; too little is said before a worker registers, with both numbers."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
+from headrace.engine import memory
 from headrace.engine.memory import allocate_kv, kv_blocks, machine_bytes
 from helpers.toy import ToyModel
 
 CPU = torch.device("cpu")
+
+
+def test_a_gpu_keeps_a_part_of_what_is_free_for_activations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = torch.device("cuda:1")
+    readings = {gpu: (1000, 5000)}  # bytes free and in all
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: readings[device])
+    assert kv_blocks(None, block_bytes=10, most_blocks=10_000, device=gpu) == 85
+    assert kv_blocks(None, block_bytes=10, most_blocks=60, device=gpu) == 60
+    assert kv_blocks(990, block_bytes=10, most_blocks=60, device=gpu) == 99  # as asked
+    with pytest.raises(ValueError, match=r"850 bytes hold no KV block: one takes 851 bytes"):
+        kv_blocks(None, block_bytes=851, most_blocks=60, device=gpu)
+
+
+def test_a_cpu_keeps_memory_for_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
+    assert kv_blocks(None, block_bytes=10, most_blocks=10_000, device=CPU) == 25
 
 
 def test_a_budget_that_holds_no_block_is_refused() -> None:

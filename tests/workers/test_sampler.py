@@ -123,6 +123,9 @@ def expected(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.floa
         Sampling(temperature=2.0, top_p=0.95),
         Sampling(temperature=1.0, min_p=0.05),
         Sampling(temperature=1.3, top_k=20, top_p=0.9, min_p=0.02),
+        # After top-k each of the other two cuts alone, or one would hide that the other is not done.
+        Sampling(temperature=1.3, top_k=20, top_p=0.6),
+        Sampling(temperature=1.3, top_k=20, min_p=0.2),
         Sampling(temperature=1.0, top_p=0.9, min_p=0.2),
     ],
     ids=str,

@@ -1,0 +1,20 @@
+"""Values of tokens that only some rows of a tile see.
+
+A row gives a token that it does not see the weight 0, but 0 * NaN is NaN: the newer rows of a prompt would spoil older
+ones, and with them blocks of the cache that other requests share. So attention goes over the tiles that all of its rows
+see in whole first, as they are. In those that a row sees in part, values go through `finite_values`, and the scores of
+broken tokens become NaN before the mask, so that rows which see them get one. The order of sums stays what it was.
+"""
+
+from typing import Any
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def finite_values(value) -> tuple[Any, Any]:
+    """`value` [tokens, dim] with zeros for what is not finite, and which tokens have such a value."""
+    finite = tl.abs(value) < float("inf")
+    broken = tl.min(finite.to(tl.int32), axis=1) == 0
+    return tl.where(finite, value, 0.0).to(value.dtype), broken
