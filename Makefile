@@ -132,6 +132,10 @@ bench: setup ## measure the router and the engine (minutes); figures go to targe
 	@$(PY) bench/router/overhead.py --runs 1 --out target/bench/router_overhead.json
 	@OMP_NUM_THREADS=1 $(PY) bench/engine/forward.py --rounds 1 --out target/bench/engine_forward.json
 
+.PHONY: bench-step
+bench-step: setup ## CPU time of an engine's step beside the model, frames included (OUT)
+	@OMP_NUM_THREADS=1 $(PY) bench/engine/step_overhead.py --out $(or $(OUT),target/bench/step_overhead.json) $(ARGS)
+
 .PHONY: bench-routing
 bench-routing: setup ## routing policies on traces, live and simulated (TRACES, POLICIES, WORKERS, BLOCKS, OUT)
 	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench

@@ -44,7 +44,7 @@ class Sleeper(NoModel):
     """Each pass takes `PASS_S`."""
 
     def __init__(self) -> None:
-        super().__init__(right=True)
+        super().__init__(right=True, rows=2048, vocabulary=512)
         self.passes: list[tuple[float, float]] = []
 
     def _sleep(self) -> None:

@@ -89,6 +89,14 @@ class PoolMachine(RuleBasedStateMachine):
         names = [n for n in self.view if not self.pool.match([n])]
         assert not names, "an event was lost"
 
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5).map(tuple))
+    def bisecting_finds_what_walking_finds(self, tokens: tuple[int, ...]) -> None:
+        names = [name(tokens[: i + 1]) for i in range(len(tokens))]
+        for most in range(len(names) + 1):
+            walked = self.pool.match(names[:most])
+            assert self.pool.depth(names, most) == len(walked)
+            assert self.pool.unreferenced_of(names, len(walked)) == self.pool.unreferenced(walked)
+
     @invariant()
     def parents_outlive_their_children(self) -> None:
         for key, parent in self.view.items():

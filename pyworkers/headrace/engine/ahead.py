@@ -73,8 +73,9 @@ class Ahead:
     def found(self, sequence: Sequence) -> None:
         """Its first `published` blocks came from the cache."""
         sequence.keys_from, sequence.keys_to = 1, max(sequence.computed, 1)
-        for place in range(sequence.published):
-            self.exchanged(sequence, place)
+        if not self._pool.all_keyed:
+            for place in range(sequence.published):
+                self.exchanged(sequence, place)
 
     def exchanged(self, sequence: Sequence, place: int) -> None:
         """Another one computed its block at `place`."""

@@ -10,6 +10,7 @@ evicted after its children, and what is evicted first is what fewest prompts sha
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -49,6 +50,7 @@ class BlockPool:
         self._references = [0] * num_blocks
         self._name_of: list[bytes | None] = [None] * num_blocks
         self._keyed = [True] * num_blocks  # of the named ones: the layer that drafts has its keys
+        self._unkeyed = 0  # named ones without
         self._block_of: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -82,9 +84,32 @@ class BlockPool:
             found.append(block)
         return found
 
+    def depth(self, names: Sequence[bytes], most: int) -> int:
+        """How many of the first `most` names `match` would find, in O(log most).
+
+        No name leaves the cache before those that follow it, so the end of the run can be bisected. Where another
+        worker lied about what follows what, there may be a gap before that end: then `match` finds fewer.
+        """
+        block_of = self._block_of
+        return bisect_left(names, True, hi=most, key=lambda name: name not in block_of)
+
+    def unreferenced_of(self, names: Sequence[bytes], depth: int) -> int:
+        """`unreferenced` of the blocks of `depth` names that `depth` just found, in O(log depth).
+
+        Who holds a named block holds those before it. With a gap, this is only a guess.
+        """
+        block_of, references = self._block_of, self._references
+
+        def idle(name: bytes) -> bool:
+            block = block_of.get(name)
+            return block is not None and references[block] == 0
+
+        return depth - bisect_left(names, True, hi=depth, key=idle)
+
     def unreferenced(self, blocks: Sequence[int]) -> int:
         """How many of `blocks` would leave `available` if they were shared."""
-        return sum(self._references[block] == 0 for block in blocks)
+        references = self._references
+        return [references[block] for block in blocks].count(0)
 
     def share(self, blocks: Sequence[int]) -> None:
         """Take one more reference to each of `blocks`, which came from `match`."""
@@ -113,6 +138,7 @@ class BlockPool:
         assert name is not None, "only named blocks are cached"
         self._name_of[block] = None
         del self._block_of[name]
+        self._unkeyed -= not self._keyed[block]
         self._uses.removed(name)
         self._events.append(Removed(name))
 
@@ -133,6 +159,7 @@ class BlockPool:
         assert self._name_of[block] is None, "a block has one contents"
         self._name_of[block] = name
         self._keyed[block] = keyed
+        self._unkeyed += not keyed
         self._block_of[name] = block
         self._uses.stored(name, parent)
         self._events.append(Stored(name, parent))
@@ -141,6 +168,11 @@ class BlockPool:
     def keyed(self, block: int) -> bool:
         """What `publish` was told of this block."""
         return self._keyed[block]
+
+    @property
+    def all_keyed(self) -> bool:
+        """`keyed` holds for every block with a name."""
+        return self._unkeyed == 0
 
     def find(self, name: bytes) -> int | None:
         """The block with the contents `name`."""
@@ -179,6 +211,7 @@ class BlockPool:
         for block in self._block_of.values():
             self._name_of[block] = None
         self._block_of.clear()
+        self._unkeyed = 0
         self._uses.clear()
         self._events = [Cleared()]
 
@@ -209,3 +242,5 @@ class BlockPool:
         assert all(self._name_of[block] is not None for block in cached), "a cached block has none"
         named = {name: block for block, name in enumerate(self._name_of) if name is not None}
         assert named == self._block_of, "names and blocks differ"
+        unkeyed = sum(not self._keyed[block] for block in named.values())
+        assert unkeyed == self._unkeyed, "miscounted the blocks without keys"

@@ -270,26 +270,30 @@ class Scheduler:
             can_start = budget > 0 and bool(self._seats)
             if not can_start and not self._arriving:
                 break
-            names = self._creditable(sequence)
-            shared = self.pool.match(names)
-            if sequence.hand_off_ms is not None:
-                shared = self.ahead.whole(shared)
+            credit = self._creditable(sequence)
+            depth = self._depth(sequence, credit)
             late = sequence.arriving is not None and sequence.arriving.going
-            if len(shared) < len(names) and self._publishing.comes(names[len(shared)]) and not late:
+            if depth < credit and self._publishing.comes(sequence.names[depth]) and not late:
                 place += 1  # its next block is being computed: share it then
                 continue
             if to_come is None:
                 to_come = self.spoken_for
             tokens = sequence.total if sequence.arriving is None else sequence.arriving.tokens
-            fresh = self._blocks(tokens) - len(shared)
-            needed = fresh + self.pool.unreferenced(shared)
-            if needed + to_come + passed > self.pool.available:
+            fresh = self._blocks(tokens) - depth
+            needed = fresh + self.pool.unreferenced_of(sequence.names, depth)
+            room = self.pool.available - to_come - passed
+            if needed > room:
                 self._lacks_blocks = place == 0
                 break  # a smaller one behind it must not starve it
             if sequence.arriving is None and not can_start:
                 passed += needed
                 place += 1
                 continue
+            shared = self.pool.match(sequence.names[:depth])
+            fresh += depth - len(shared)  # where the cache has gaps, all of this was a guess
+            if fresh + self.pool.unreferenced(shared) > room:
+                self._lacks_blocks = place == 0
+                break
             self.waiting.pop(place)
             self._take_blocks(sequence, shared, fresh)
             to_come += self._blocks_to_come(sequence)
@@ -327,16 +331,24 @@ class Scheduler:
         seated.append(sequence)
         return True
 
-    def _creditable(self, sequence: Sequence) -> list[bytes]:
-        """Names of the blocks that may come from the cache: never the one of the last token, whose
+    def _creditable(self, sequence: Sequence) -> int:
+        """How many leading blocks may come from the cache: never the one of the last token, whose
         logits choose the next one; unless that is chosen elsewhere, where the KV comes from. With prompt
         log-probabilities none: every row is wanted.
         """
         if not self.prefix_cache or sequence.prompt_logprobs is not None:
-            return []
-        if sequence.arriving is not None:
-            return sequence.names[: sequence.arriving.tokens // self.block_tokens]
-        return sequence.names[: (sequence.total - 1) // self.block_tokens]
+            return 0
+        tokens = sequence.total - 1 if sequence.arriving is None else sequence.arriving.tokens
+        return min(tokens // self.block_tokens, len(sequence.names))
+
+    def _depth(self, sequence: Sequence, credit: int) -> int:
+        """How many of its first `credit` blocks it finds in the cache. Many wait, and each is asked in each step: a
+        long prefix must not be walked for that.
+        """
+        depth = self.pool.depth(sequence.names, credit)
+        if sequence.hand_off_ms is None or self.pool.all_keyed:
+            return depth
+        return len(self.ahead.whole(self.pool.match(sequence.names[:depth])))
 
     def _take_blocks(self, sequence: Sequence, shared: list[int], fresh: int) -> None:
         self.pool.share(shared)

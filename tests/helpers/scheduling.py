@@ -1,0 +1,85 @@
+"""Schedulers and sequences that are only lengths, and steps of an engine without a model."""
+
+from __future__ import annotations
+
+from itertools import count
+
+import numpy as np
+
+from headrace.engine.block_pool import BlockPool
+from headrace.engine.schedule import Plan, Scheduler
+from headrace.engine.sequence import Key, Sequence
+from headrace.frames import Sampling
+from helpers.toy import ToyNamer
+
+BLOCK = 4
+NAMER = ToyNamer(BLOCK)
+NUMBERS = count()
+
+
+def make_scheduler(
+    *,
+    blocks: int = 64,
+    sequences: int = 8,
+    batched: int = 16,
+    waiting: int = 100,
+    pool: BlockPool | None = None,
+) -> Scheduler:
+    return Scheduler(
+        pool or BlockPool(blocks),
+        block_tokens=BLOCK,
+        max_sequences=sequences,
+        max_batched_tokens=batched,
+        max_waiting=waiting,
+    )
+
+
+def make_sequence(
+    prompt: int | list[int], *, answer: int = 4, priority: int = 0, cacheable: bool = True
+) -> Sequence:
+    """A sequence; with a number for its prompt, that many tokens like no other's."""
+    number = next(NUMBERS)
+    ids = [number * 1000 + i for i in range(prompt)] if isinstance(prompt, int) else prompt
+    tokens = np.array(ids, dtype=np.int32)
+    return Sequence(
+        key=Key(0, number),
+        arrival=number,
+        priority=priority,
+        prompt=tokens,
+        generated=[],
+        limit=len(tokens) + answer,
+        sampling=Sampling(),
+        stop_ids=frozenset(),
+        salt=b"",
+        deadline_s=None,
+        names=NAMER.follow(None, tokens, b"") if cacheable else [],
+    )
+
+
+def run_step(scheduler: Scheduler) -> Plan:
+    """One step of an engine whose every token is 0; finished sequences leave."""
+    plan = scheduler.plan()
+    for work in plan.work:
+        sequence = work.sequence
+        assert len(sequence.blocks) * BLOCK >= sequence.computed + work.count
+        sequence.computed += work.count
+        full = sequence.computed // BLOCK
+        named = len(sequence.names)
+        if full > named:
+            tokens = sequence.tokens(named * BLOCK, full * BLOCK)
+            parent = sequence.names[-1] if named else None
+            scheduler.append_names(sequence, NAMER.follow(parent, tokens, b""))
+        scheduler.publish(sequence)
+    for work in plan.work:
+        sequence = work.sequence
+        if sequence.remaining == 0:
+            sequence.generated.append(0)
+            if sequence.total >= sequence.limit:
+                scheduler.note_answer(len(sequence.generated))
+                scheduler.remove(sequence)
+    scheduler.check()
+    return plan
+
+
+def counts(plan: Plan) -> list[int]:
+    return [work.count for work in plan.work]
