@@ -219,11 +219,15 @@ impl Journey {
         known.count(goal, Some(outcome));
     }
 
-    /// It ended with an error.
+    /// It ended with an error. Nobody is turned away who got a token before.
     pub(crate) fn failed(&self, error: &RouteError) {
-        if let Some(goal) = &self.goal {
-            self.known().count(goal, Outcome::of(error));
-        }
+        let Some(goal) = &self.goal else { return };
+        let mut known = self.known();
+        let outcome = match Outcome::of(error) {
+            Some(Outcome::Rejected) if known.first_token.is_some() => Some(Outcome::Failed),
+            outcome => outcome,
+        };
+        known.count(goal, outcome);
     }
 
     /// It was turned away by the HTTP surface: the request was wrong.

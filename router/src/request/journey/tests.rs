@@ -54,6 +54,10 @@ async fn errors_count_as_rejected_or_failed_and_the_clients_own_do_not_count() {
     };
     assert_eq!(failed(RouteError::NoWorker { retry_after: MS }), "rejected");
     assert_eq!(failed(RouteError::ShuttingDown), "rejected");
+    let (cut, metrics) = journey(None);
+    cut.first_token(0, Instant::now(), MS);
+    cut.failed(&RouteError::ShuttingDown);
+    assert_eq!(counted(&metrics), "failed", "at the end of a drain, say");
     assert_eq!(failed(RouteError::Internal(String::new())), "failed");
     assert_eq!(failed(RouteError::BadRequest { param: None, message: String::new() }), "");
     let (journey, metrics) = journey(None);
