@@ -71,7 +71,8 @@ def evil(name: str, template: str) -> Attack:
         fine = {"400", "404", "429", "503"} | ({"200"} if cheap else set[str]())
         return Outcome(tally(replies), all(reply.status in fine for reply in replies))
 
-    return Attack(name=f"template: {name}", run=run, most_mb=640)
+    # however small it is, it takes what one rendering may
+    return Attack(name=f"template: {name}", run=run, most_mb=640, slice_mb=640)
 
 
 # a model whose template cannot render a short message is refused when it is described
@@ -113,6 +114,7 @@ ATTACKS = [
         name="4 and 15 MiB of system messages to R1's template",
         run=joined,
         most_mb=640,
+        slice_mb=640,
         template=R1_LIKE,
     ),
 ]

@@ -46,8 +46,7 @@ async def test_attacks_cost_little_and_nobody_else_fails(attacks: list[Attack], 
             row = await beside_probe(attack, running, SMALL)
             assert row.held, row
             assert row.others_failed == 0, row
-            most_mb = attack.most_mb if attack.template else min(attack.most_mb, attack.slice_mb)
-            assert row.peak_mb - row.rest_mb < most_mb, row
+            assert row.peak_mb - row.rest_mb < min(attack.most_mb, attack.slice_mb), row
         assert await asyncio.to_thread(running.router.end) is not None, "SIGTERM did not end it"
 
 
