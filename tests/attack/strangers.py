@@ -181,5 +181,10 @@ ATTACKS = [
     Attack(name="a web page drains a worker", run=web_page, most_mb=64),
     Attack(name="strangers under the names of living workers", run=same_name, most_mb=128),
     Attack(name="256 silent connections to the worker port", run=silent_workers, most_mb=64),
-    Attack(name="a stranger announces 40 M blocks and 300 models", run=made_up_blocks, most_mb=640),
+    Attack(
+        name="a stranger announces 40 M blocks and 300 models",
+        run=made_up_blocks,
+        most_mb=640,
+        slice_mb=320,  # two million blocks of up to 64 bytes, twice while the index grows
+    ),
 ]
