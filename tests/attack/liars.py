@@ -26,7 +26,7 @@ EVERY_S = 0.01  # a request
 
 async def no_time_at_all(stack: Stack, scale: Scale) -> Outcome:
     """A model with two honest workers and one that is half as fast, and says that it is faster than any can be."""
-    total = scale.of(1_000, 150)
+    total = scale.of(1_000, 300)
     gate = Gate()
     async with opened(gate, stack) as by_gate:
         own = ["--model", MODEL]

@@ -36,9 +36,12 @@ pub(super) struct Raw {
     pieces: Vec<Vec<u8>>,
 }
 
-/// A piece of a body. Memory that is used for the first time costs more than the bytes that are copied there; so much of
-/// it in one go holds a thread for some 0.2 ms.
+/// A piece of a body. Memory that is used for the first time costs more than the bytes that are copied there; so it
+/// is taken in small parts.
 const PIECE: usize = 256 << 10;
+
+/// After so much of a body, others have their turn.
+const TURN: usize = 64 << 10;
 
 /// The whole body of a request that says that it is JSON.
 ///
@@ -86,7 +89,7 @@ async fn collect(
             drain(body);
             return Err(refused.body(None).into());
         }
-        if since_pause >= PIECE {
+        if since_pause >= TURN {
             since_pause = 0;
             // a socket that always has more would hold this thread for megabytes
             tokio::task::yield_now().await;
