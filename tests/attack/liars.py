@@ -26,7 +26,7 @@ EVERY_S = 0.01  # a request
 
 async def no_time_at_all(stack: Stack, scale: Scale) -> Outcome:
     """A model with two honest workers and one that is half as fast, and says that it is faster than any can be."""
-    total = scale.of(1_000, 300)
+    total = scale.of(1_000, 600)
     gate = Gate()
     async with opened(gate, stack) as by_gate:
         own = ["--model", MODEL]
@@ -81,9 +81,11 @@ async def opened(gate: Gate, stack: Stack) -> AsyncGenerator[Router]:
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         its_reader, its_writer = await dial(stack)
-        await asyncio.gather(
-            pass_on(reader, its_writer, gate.flatter), pass_on(its_reader, writer, gate.count)
-        )
+        # at the end of the attack it is cancelled, which asyncio would print
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(
+                pass_on(reader, its_writer, gate.flatter), pass_on(its_reader, writer, gate.count)
+            )
 
     path = stack.folder / "gate.sock"
     async with await asyncio.start_unix_server(accept, path):
