@@ -37,6 +37,7 @@ from helpers.origin import origin
 
 MODEL = "attacked"
 ATTACKER_NICE = 15
+TURNS_TO_CLOSE = 10
 
 
 def main() -> int:
@@ -159,7 +160,14 @@ def from_afar(attack: Attack, running: Stack, scale: Scale) -> Outcome:
     its own: here its work comes after that of the router, the workers and the probe."""
     if sys.platform == "linux":
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), ATTACKER_NICE)
-    return asyncio.run(attack.run(running, scale))
+
+    async def whole() -> Outcome:
+        outcome = await attack.run(running, scale)
+        for _ in range(TURNS_TO_CLOSE):
+            await asyncio.sleep(0)  # transports that were closed are told so by the loop
+        return outcome
+
+    return asyncio.run(whole())
 
 
 def figures(row: Row) -> dict[str, Any]:

@@ -79,27 +79,34 @@ class Gate:
 async def opened(gate: Gate, stack: Stack) -> AsyncGenerator[Router]:
     """The router as it looks to a worker whose link goes through the gate."""
 
+    links: set[asyncio.Task[None]] = set()
+
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         its_reader, its_writer = await dial(stack)
-        # at the end of the attack it is cancelled, which asyncio would print
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(
-                pass_on(reader, its_writer, gate.flatter), pass_on(its_reader, writer, gate.count)
-            )
+        for one in (
+            pass_on(reader, its_writer, gate.flatter),
+            pass_on(its_reader, writer, gate.count),
+        ):
+            links.add(asyncio.create_task(one))
 
     path = stack.folder / "gate.sock"
     async with await asyncio.start_unix_server(accept, path):
         yield dataclasses.replace(stack.router, socket=f"unix:{path}")
+        for link in links:
+            link.cancel()
+        await asyncio.gather(*links, return_exceptions=True)
 
 
 async def pass_on(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, through: Callable[[Frame], Frame]
 ) -> None:
     """Frames until either side hangs up."""
-    with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
-        while True:
-            await say(writer, through(await hear(reader)))
-    writer.close()
+    try:
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                await say(writer, through(await hear(reader)))
+    finally:
+        writer.close()
 
 
 async def until_there(stack: Stack, count: int) -> None:
