@@ -34,6 +34,8 @@ pub(super) struct Raw {
     only: Bytes,
     /// What was copied out of frames: pieces of [`PIECE`], and the one that is filled.
     pieces: Vec<Vec<u8>>,
+    /// As long as its headers say that it is.
+    declared: Option<usize>,
 }
 
 /// A piece of a body. Memory that is used for the first time costs more than the bytes that are copied there; so it
@@ -60,16 +62,18 @@ pub(super) async fn read(
         drain(body);
         return Err(Reject::BodyTooLong { limit: limits.bytes });
     }
-    collect(body, limits, memory.share()).await
+    let declared = declared.and_then(|length| usize::try_from(length).ok());
+    collect(body, limits, declared, memory.share()).await
 }
 
 async fn collect(
     mut body: Body,
     limits: BodyLimits,
+    declared: Option<usize>,
     mut share: Share,
 ) -> Result<(Raw, Share), Reject> {
     let end = Instant::now() + limits.time;
-    let mut raw = Raw::default();
+    let mut raw = Raw { declared, ..Raw::default() };
     let mut since_pause = 0;
     loop {
         let frame = timeout_at(end, body.frame()).await;
@@ -125,9 +129,11 @@ impl Raw {
                 share.charge(size_of::<Vec<u8>>())?;
                 self.pieces.push(Vec::new());
             }
+            let before = (self.pieces.len() - 1) * PIECE;
+            let most = self.declared.map_or(PIECE, |all| all.saturating_sub(before).min(PIECE));
             let piece = self.pieces.last_mut().expect("one was pushed if there was none");
             let (now, later) = data.split_at(data.len().min(PIECE - piece.len()));
-            room(piece, now.len(), share)?;
+            room(piece, now.len(), most, share)?;
             piece.extend_from_slice(now);
             data = later;
         }
@@ -154,11 +160,11 @@ impl Raw {
     }
 }
 
-/// Makes room for this much more in a piece: it doubles, up to a whole one.
-fn room(piece: &mut Vec<u8>, more: usize, share: &mut Share) -> Result<(), Refused> {
+/// Makes room for this much more in a piece: it doubles, up to what it will be at most.
+fn room(piece: &mut Vec<u8>, more: usize, most: usize, share: &mut Share) -> Result<(), Refused> {
     let (old, needed) = (piece.capacity(), piece.len() + more);
     if needed > old {
-        let new = needed.max(2 * old).min(PIECE);
+        let new = needed.max((2 * old).min(most));
         share.charge(new)?; // while it moves there may be both
         piece.reserve_exact(new - piece.len());
         share.give_back(old);
@@ -294,8 +300,9 @@ mod tests {
         let limits = BodyLimits { bytes: 8_001, time: Duration::from_secs(9) };
         let frames = [5_000, 3_000, 1];
         assert!(read(body(&frames), limits, &memory).await.is_ok());
-        let (raw, _share) = read(with_length(8_001, &frames), limits, &memory).await.unwrap();
-        assert_eq!(raw.len(), 8_001);
+        let (raw, share) = read(with_length(8_001, &frames), limits, &memory).await.unwrap();
+        let charged = 8_001 + size_of::<Vec<u8>>();
+        assert_eq!((raw.len(), share.used()), (8_001, charged), "no more room than it says");
         for request in [with_length(8_002, &frames), body(&[5_000, 3_000, 2])] {
             let refused = read(request, limits, &memory).await;
             assert!(matches!(refused, Err(Reject::BodyTooLong { limit: 8_001 })));
