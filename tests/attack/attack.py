@@ -38,7 +38,7 @@ class Attack:
     name: str
     run: Callable[[Stack, Scale], Coroutine[Any, Any, Outcome]]
     most_mb: float  # that the router's memory may grow by, from the documented bounds
-    slice_mb: float = 128.0  # and at a thirty-second of its size
+    slice_mb: float = 96.0  # and at a thirty-second of its size
     flags: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()  # before the router's command, such as `prlimit`
     template: str | None = None  # chat template of the model

@@ -42,7 +42,7 @@ def json_of(part: bytes, at_once: int) -> Attack:
 
     times = f", {at_once} at once" if at_once > 1 else ""
     # half a MiB of lists in lists is let in, and takes up to 70 times as much
-    slice_mb = max(128.0, at_once * 40.0)
+    slice_mb = max(96.0, at_once * 40.0)
     name = f"16 MiB of JSON, `{part.decode()}`{times}"
     return Attack(name=name, run=run, most_mb=512, slice_mb=slice_mb)
 
