@@ -1,5 +1,7 @@
 //! Reads request bodies: JSON by its headers, at most so long, at most so slow.
 
+mod raw;
+
 use std::time::Duration;
 
 use axum::body::Body;
@@ -9,10 +11,11 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
-use crate::error::RouteError;
 use crate::http::fields::clip;
 use crate::http::reject::Reject;
-use crate::memory::{Pool, Refused, Share};
+use crate::memory::{Pool, Share};
+
+pub(super) use raw::Raw;
 
 /// How much of a body that is too long is read and thrown away, so that a client that writes before it reads gets to
 /// see the answer rather than a reset connection.
@@ -26,21 +29,6 @@ pub(super) struct BodyLimits {
     pub(super) bytes: usize,
     pub(super) time: Duration,
 }
-
-/// A body as it came, in pieces.
-#[derive(Debug, Default)]
-pub(super) struct Raw {
-    /// Most bodies are one frame, which then is not copied.
-    only: Bytes,
-    /// What was copied out of frames: pieces of [`PIECE`], and the one that is filled.
-    pieces: Vec<Vec<u8>>,
-    /// As long as its headers say that it is.
-    declared: Option<usize>,
-}
-
-/// A piece of a body. Memory that is used for the first time costs more than the bytes that are copied there; so it
-/// is taken in small parts.
-const PIECE: usize = 256 << 10;
 
 /// After so much of a body, others have their turn.
 const TURN: usize = 64 << 10;
@@ -73,7 +61,7 @@ async fn collect(
     mut share: Share,
 ) -> Result<(Raw, Share), Reject> {
     let end = Instant::now() + limits.time;
-    let mut raw = Raw { declared, ..Raw::default() };
+    let mut raw = Raw::new(declared);
     let mut since_pause = 0;
     loop {
         let frame = timeout_at(end, body.frame()).await;
@@ -89,9 +77,13 @@ async fn collect(
             return Err(Reject::BodyTooLong { limit: limits.bytes });
         }
         since_pause += data.len();
-        if let Err(refused) = raw.push(data, &mut share) {
-            drain(body);
-            return Err(refused.body(None).into());
+        match timeout_at(end, raw.push(data, &mut share)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(refused)) => {
+                drain(body);
+                return Err(refused.into());
+            }
+            Err(_) => return Err(Reject::BodyTooSlow { within: limits.time }),
         }
         if since_pause >= TURN {
             since_pause = 0;
@@ -100,76 +92,6 @@ async fn collect(
         }
     }
     Ok((raw, share))
-}
-
-impl Raw {
-    pub(super) fn len(&self) -> usize {
-        self.only.len() + self.pieces.iter().map(Vec::len).sum::<usize>()
-    }
-
-    /// Adds a frame, charged as room for it is made: a client that announces a long body takes nothing by that.
-    fn push(&mut self, data: Bytes, share: &mut Share) -> Result<(), Refused> {
-        if self.only.is_empty() && self.pieces.is_empty() {
-            share.charge(data.len())?;
-            self.only = data;
-            return Ok(());
-        }
-        if !self.only.is_empty() {
-            let first = std::mem::take(&mut self.only);
-            self.copy(&first, share)?;
-            share.give_back(first.len());
-        }
-        self.copy(&data, share)
-    }
-
-    fn copy(&mut self, mut data: &[u8], share: &mut Share) -> Result<(), Refused> {
-        while !data.is_empty() {
-            let full = self.pieces.last().is_none_or(|piece| piece.len() >= PIECE);
-            if full {
-                share.charge(size_of::<Vec<u8>>())?;
-                self.pieces.push(Vec::new());
-            }
-            let before = (self.pieces.len() - 1) * PIECE;
-            let most = self.declared.map_or(PIECE, |all| all.saturating_sub(before).min(PIECE));
-            let piece = self.pieces.last_mut().expect("one was pushed if there was none");
-            let (now, later) = data.split_at(data.len().min(PIECE - piece.len()));
-            room(piece, now.len(), most, share)?;
-            piece.extend_from_slice(now);
-            data = later;
-        }
-        Ok(())
-    }
-
-    /// In one piece. That is a copy of a body of more than one piece, so it is for threads that serve no sockets if the
-    /// body is large.
-    ///
-    /// # Errors
-    /// `BodyTooComplex` or `Overloaded` if there is no memory for the copy.
-    pub(super) fn joined(mut self, share: &mut Share) -> Result<Bytes, RouteError> {
-        if self.pieces.len() <= 1 {
-            return Ok(self.pieces.pop().map_or(self.only, Bytes::from));
-        }
-        let len = self.len();
-        share.charge(len).map_err(|refused| refused.body(None))?;
-        let mut whole = Vec::with_capacity(len);
-        for piece in self.pieces {
-            whole.extend_from_slice(&piece);
-            share.give_back(piece.capacity() + size_of::<Vec<u8>>());
-        }
-        Ok(Bytes::from(whole))
-    }
-}
-
-/// Makes room for this much more in a piece: it doubles, up to what it will be at most.
-fn room(piece: &mut Vec<u8>, more: usize, most: usize, share: &mut Share) -> Result<(), Refused> {
-    let (old, needed) = (piece.capacity(), piece.len() + more);
-    if needed > old {
-        let new = needed.max((2 * old).min(most));
-        share.charge(new)?; // while it moves there may be both
-        piece.reserve_exact(new - piece.len());
-        share.give_back(old);
-    }
-    Ok(())
 }
 
 /// Reads on beside the answer, within bounds.
@@ -228,6 +150,7 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
+    use crate::error::RouteError;
 
     fn body(frames: &[usize]) -> Request {
         let frames: Vec<_> =
@@ -243,7 +166,7 @@ mod tests {
         assert_eq!((raw.len(), share.used()), (5000, 5000));
         drop(share);
         let (raw, share) = read(body(&[5000, 3000, 1]), limits, &memory).await.unwrap();
-        assert_eq!((raw.len(), share.used()), (8001, 10_000 + size_of::<Vec<u8>>()));
+        assert_eq!((raw.len(), share.used()), (8001, 10_000 + raw::PIECE_BYTES));
         assert!(share.peak() <= 3 * 8001);
         drop((raw, share));
         assert!(read(body(&[1 << 20]), limits, &memory).await.is_ok(), "nothing was kept");
@@ -252,40 +175,6 @@ mod tests {
         let Err(Reject::Route(RouteError::BodyTooComplex { .. })) = refused else {
             panic!("the pieces are of 256 KiB, and the first frame is there until it is copied")
         };
-    }
-
-    #[tokio::test]
-    async fn a_long_body_is_joined_and_charged_once_in_the_end() {
-        let memory = Pool::private(1 << 22);
-        let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
-        for frames in [&[PIECE, 1][..], &[PIECE - 1, 2], &[1, PIECE, PIECE], &[1; 9], &[900_000, 7]]
-        {
-            let mut sent = Vec::new();
-            let parts: Vec<_> = (0u8..)
-                .zip(frames)
-                .map(|(i, len)| {
-                    sent.extend(std::iter::repeat_n(i, *len));
-                    Ok::<_, Infallible>(vec![i; *len])
-                })
-                .collect();
-            let request = Request::new(Body::from_stream(futures_util::stream::iter(parts)));
-            let (raw, mut share) = read(request, limits, &memory).await.unwrap();
-            assert_eq!(raw.len(), sent.len());
-            let pieces = raw.pieces.len();
-            let bytes = raw.joined(&mut share).unwrap();
-            assert!(bytes == sent, "{frames:?}");
-            if pieces > 1 {
-                assert_eq!(share.used(), sent.len(), "{frames:?}");
-            }
-        }
-    }
-
-    #[tokio::test]
-    async fn joining_without_memory_for_a_copy_is_refused() {
-        let memory = Pool::private(1_500_000);
-        let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
-        let (raw, mut share) = read(body(&[400_000, 600_000]), limits, &memory).await.unwrap();
-        assert!(matches!(raw.joined(&mut share), Err(RouteError::BodyTooComplex { .. })));
     }
 
     fn with_length(length: usize, frames: &[usize]) -> Request {
@@ -301,7 +190,7 @@ mod tests {
         let frames = [5_000, 3_000, 1];
         assert!(read(body(&frames), limits, &memory).await.is_ok());
         let (raw, share) = read(with_length(8_001, &frames), limits, &memory).await.unwrap();
-        let charged = 8_001 + size_of::<Vec<u8>>();
+        let charged = 8_001 + raw::PIECE_BYTES;
         assert_eq!((raw.len(), share.used()), (8_001, charged), "no more room than it says");
         for request in [with_length(8_002, &frames), body(&[5_000, 3_000, 2])] {
             let refused = read(request, limits, &memory).await;
