@@ -67,16 +67,23 @@ mod tests {
     }
 
     #[test]
-    fn what_is_freed_is_dropped_by_another_thread() {
-        struct Tells(std::sync::mpsc::Sender<std::thread::ThreadId>);
+    #[cfg(target_os = "linux")]
+    fn what_is_freed_is_dropped_by_another_thread_of_lower_priority() {
+        struct Tells(std::sync::mpsc::Sender<(std::thread::ThreadId, i32)>);
         impl Drop for Tells {
             fn drop(&mut self) {
-                self.0.send(std::thread::current().id()).ok();
+                self.0.send(thread()).ok();
             }
+        }
+        fn thread() -> (std::thread::ThreadId, i32) {
+            let nice = rustix::process::getpriority_process(Some(rustix::thread::gettid()));
+            (std::thread::current().id(), nice.unwrap())
         }
         let (tell, told) = std::sync::mpsc::channel();
         free(Tells(tell));
-        assert_ne!(told.recv().unwrap(), std::thread::current().id());
+        let ((its, nice), (mine, my_nice)) = (told.recv().unwrap(), thread());
+        assert_ne!(its, mine);
+        assert_eq!(nice, (my_nice + LOWER).min(19));
     }
 
     #[tokio::test]

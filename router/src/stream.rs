@@ -154,6 +154,30 @@ impl Mailbox {
         self.lock().last_arrival.is_some()
     }
 
+    /// What came since the last look, or the worker that it is over with and why.
+    fn poll_next(&self, context: &mut Context<'_>) -> Poll<Result<Chunk, (RouteError, WorkerId)>> {
+        let mut state = self.lock();
+        if !state.read {
+            // what came before the first look counts from now
+            state.read = true;
+            state.waiting_since = None;
+        }
+        if state.chunk.has_news() {
+            state.waiting_since = None;
+            state.memory.give_all_back();
+            return Poll::Ready(Ok(mem::take(&mut state.chunk)));
+        }
+        if let Some(error) = state.error.take() {
+            return Poll::Ready(Err(error));
+        }
+        state.waiting_since = None; // an output without news is nothing that the reader could take
+        match &mut state.waker {
+            Some(waker) => waker.clone_from(context.waker()),
+            None => state.waker = Some(context.waker().clone()),
+        }
+        Poll::Pending
+    }
+
     fn lock(&self) -> Held<'_, State> {
         self.0.lock()
     }
@@ -213,26 +237,7 @@ impl TokenStream {
         &self,
         context: &mut Context<'_>,
     ) -> Poll<Result<Chunk, (RouteError, WorkerId)>> {
-        let mut state = self.mailbox.lock();
-        if !state.read {
-            // what came before the first look counts from now
-            state.read = true;
-            state.waiting_since = None;
-        }
-        if state.chunk.has_news() {
-            state.waiting_since = None;
-            state.memory.give_all_back();
-            return Poll::Ready(Ok(mem::take(&mut state.chunk)));
-        }
-        if let Some(error) = state.error.take() {
-            return Poll::Ready(Err(error));
-        }
-        state.waiting_since = None; // an output without news is nothing that the reader could take
-        match &mut state.waker {
-            Some(waker) => waker.clone_from(context.waker()),
-            None => state.waker = Some(context.waker().clone()),
-        }
-        Poll::Pending
+        self.mailbox.poll_next(context)
     }
 
     /// Who is to send the next token.

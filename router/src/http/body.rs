@@ -198,6 +198,52 @@ mod tests {
         }
     }
 
+    /// A body of `frames` frames of 10,000 bytes, and who is told of each that is read.
+    fn watched(frames: usize) -> (Request, tokio::sync::mpsc::UnboundedReceiver<()>) {
+        let (tell, told) = tokio::sync::mpsc::unbounded_channel();
+        let stream = futures_util::stream::unfold((0, tell), move |(at, tell)| async move {
+            if at == frames {
+                return None;
+            }
+            tell.send(()).ok();
+            Some((Ok::<_, Infallible>(vec![b' '; 10_000]), (at + 1, tell)))
+        });
+        (Request::new(Body::from_stream(stream)), told)
+    }
+
+    #[tokio::test]
+    async fn what_is_refused_is_read_to_its_end_for_a_client_that_writes_before_it_reads() {
+        let limits = BodyLimits { bytes: 25_000, time: Duration::from_secs(9) };
+        let (mut declared, first) = watched(9);
+        declared.headers_mut().insert(header::CONTENT_LENGTH, 90_000.into());
+        let (found_out, second) = watched(9);
+        let (without_memory, third) = watched(9);
+        let roomy = Pool::private(1 << 20);
+        let no_room = Pool::private(12_000);
+        for (request, mut told, memory) in [
+            (declared, first, &roomy),
+            (found_out, second, &roomy),
+            (without_memory, third, &no_room),
+        ] {
+            read(request, limits, memory).await.unwrap_err();
+            let mut frames = 0;
+            while told.recv().await.is_some() {
+                frames += 1;
+            }
+            assert_eq!(frames, 9);
+        }
+    }
+
+    #[tokio::test]
+    async fn others_have_their_turn_while_a_body_comes_that_always_has_more() {
+        let (turn, mut had) = tokio::sync::oneshot::channel();
+        tokio::spawn(async move { turn.send(()) });
+        let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
+        let memory = Pool::private(1 << 20);
+        read(body(&[TURN / 2; 4]), limits, &memory).await.unwrap();
+        assert!(had.try_recv().is_ok());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_body_has_its_time_in_all_however_it_drips() {
         let drips = futures_util::stream::unfold(0, |at| async move {
@@ -234,6 +280,7 @@ mod tests {
             "text/plain",
             "application/x-www-form-urlencoded",
             "application/json; charset=utf-16",
+            "application/json5",
             "json",
             "",
         ] {

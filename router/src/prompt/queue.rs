@@ -205,6 +205,20 @@ mod tests {
     }
 
     #[test]
+    fn who_has_not_waited_long_is_passed_by_however_many_shorter_ones() {
+        let (mut queue, now) = (Queue::new(), Instant::now());
+        queue.put(job(0, 1_000, now));
+        let mut next = |ticket, now| {
+            queue.put(job(ticket, 1, now));
+            queue.pop(now).unwrap().ticket
+        };
+        let almost = now + AGED - Duration::from_nanos(1);
+        let tickets = 1..=u64::from(3 * TURNS);
+        assert!(tickets.clone().eq(tickets.map(|ticket| next(ticket, almost))));
+        assert_eq!(next(100, now + AGED), 0);
+    }
+
+    #[test]
     fn the_bounds_are_in_jobs_and_in_bytes_and_a_single_job_always_fits() {
         let bounds = Bounds { jobs: 3, bytes: 100 };
         assert_eq!(bounds.admit(0, 0, 500), Ok(()));

@@ -1,4 +1,7 @@
-//! What gathers in a mailbox while nobody looks, and since when it waits.
+//! What gathers in a mailbox while nobody looks, since when it waits, and who is woken.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Wake;
 
 use super::*;
 use crate::core::frame::RequestId;
@@ -69,7 +72,8 @@ fn what_cannot_be_an_output_is_refused_and_changes_nothing() {
     let mailbox = empty(2);
     let short = Output { logprobs: Some(Vec::new()), ..output(&[1], false) };
     let drafts = Output { drafted: 1, accepted: 2, ..output(&[1, 2], false) };
-    for wrong in [output(&[1, 2, 3], false), short, drafts] {
+    let tokens = Output { drafted: 5, accepted: 2, ..output(&[1], false) };
+    for wrong in [output(&[1, 2, 3], false), short, drafts, tokens] {
         assert!(mailbox.append(wrong, now).is_wrong().is_some());
     }
     assert!(take(&mailbox).ids.is_empty());
@@ -141,4 +145,119 @@ impl Appended {
             Self::Refused(_) => Some("no memory"),
         }
     }
+}
+
+/// A reader that counts how often it is woken.
+#[derive(Default)]
+struct Reader(AtomicUsize);
+
+impl Wake for Reader {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Reader {
+    fn poll(self: &Arc<Self>, mailbox: &Mailbox) -> Poll<Result<Chunk, (RouteError, WorkerId)>> {
+        mailbox.poll_next(&mut Context::from_waker(&Waker::from(Arc::clone(self))))
+    }
+
+    fn woken(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+fn ready(polled: Poll<Result<Chunk, (RouteError, WorkerId)>>) -> Chunk {
+    match polled {
+        Poll::Ready(Ok(chunk)) => chunk,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_reader_is_woken_by_tokens_and_by_the_end() {
+    let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
+    assert!(reader.poll(&mailbox).is_pending());
+    mailbox.append(output(&[1], false), Instant::now());
+    assert_eq!(reader.woken(), 1);
+    mailbox.append(output(&[2], false), Instant::now());
+    assert_eq!(reader.woken(), 1, "it is awake");
+    assert_eq!(ready(reader.poll(&mailbox)).ids, [1, 2]);
+    assert!(reader.poll(&mailbox).is_pending());
+    mailbox.fail(RouteError::ShuttingDown, WORKER);
+    assert_eq!(reader.woken(), 2);
+    assert!(matches!(reader.poll(&mailbox), Poll::Ready(Err((RouteError::ShuttingDown, WORKER)))));
+}
+
+#[test]
+fn who_looked_last_is_the_one_that_is_woken() {
+    let (mailbox, [first, last]) = (empty(10), [(); 2].map(|()| Arc::new(Reader::default())));
+    assert!(first.poll(&mailbox).is_pending() && last.poll(&mailbox).is_pending());
+    mailbox.append(output(&[1], false), Instant::now());
+    assert_eq!((first.woken(), last.woken()), (0, 1));
+}
+
+#[test]
+fn tokens_are_read_before_an_error_and_only_the_first_error_counts() {
+    let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
+    mailbox.append(output(&[1], false), Instant::now());
+    mailbox.fail(RouteError::ShuttingDown, WORKER);
+    mailbox.fail(RouteError::Internal("of its end".to_owned()), WorkerId(2));
+    assert_eq!(ready(reader.poll(&mailbox)).ids, [1]);
+    assert!(matches!(reader.poll(&mailbox), Poll::Ready(Err((RouteError::ShuttingDown, WORKER)))));
+}
+
+#[test]
+fn an_end_and_what_the_prompt_was_likely_are_news_without_tokens_and_no_tokens_are_none() {
+    let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
+    let now = Instant::now();
+    let append = |output: Output| assert_eq!(mailbox.append(output, now).is_wrong(), None);
+    assert!(reader.poll(&mailbox).is_pending());
+    append(output(&[], false));
+    assert_eq!(mailbox.unread_since(), Some(now));
+    assert!(reader.poll(&mailbox).is_pending());
+    assert_eq!(mailbox.unread_since(), None, "there is nothing that it could take");
+    let prompt_logprobs = Some(vec![TokenLogprob { logprob: -1.0, top: Vec::new() }]);
+    append(Output { prompt_logprobs, ..output(&[], false) });
+    assert!(ready(reader.poll(&mailbox)).prompt_logprobs.is_some());
+    append(Output { finish: Some(Finish::Stop), ..output(&[], false) });
+    assert_eq!(mailbox.unread_since(), Some(now));
+    assert_eq!(ready(reader.poll(&mailbox)).finish, Some(Finish::Stop));
+    assert_eq!(mailbox.unread_since(), None, "it was read");
+}
+
+#[test]
+fn drafts_add_up_and_what_was_cached_stays_until_it_is_read() {
+    let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
+    for (cached_tokens, drafted, accepted) in [(Some(5), 3, 1), (None, 2, 0), (None, 1, 1)] {
+        let output = Output { cached_tokens, drafted, accepted, ..output(&[1], false) };
+        mailbox.append(output, Instant::now());
+    }
+    let chunk = ready(reader.poll(&mailbox));
+    assert_eq!((chunk.cached_tokens, chunk.drafted, chunk.accepted), (Some(5), 6, 2));
+}
+
+#[test]
+fn a_reader_that_takes_log_probabilities_makes_room_for_others() {
+    let mailbox = Mailbox::new(u32::MAX, WORKER, Pool::private(40_000).share());
+    let reader = Arc::new(Reader::default());
+    let first = fill(&mailbox, 20);
+    assert_eq!(ready(reader.poll(&mailbox)).ids.len(), first);
+    assert_eq!(fill(&mailbox, 20), first);
+}
+
+#[test]
+fn places_of_tokens_without_log_probabilities_are_charged_once_others_have_theirs() {
+    let now = Instant::now();
+    let small = || Mailbox::new(u32::MAX, WORKER, Pool::private(10_000).share());
+    let mailbox = small();
+    for _ in 0..10_000 {
+        assert_eq!(mailbox.append(output(&[1], false), now).is_wrong(), None, "nothing to charge");
+    }
+    assert!(matches!(mailbox.append(output(&[2], true), now), Appended::Refused(_)));
+    let mailbox = small();
+    let logprob = || TokenLogprob { logprob: -1.0, top: Vec::new() };
+    let prompt_logprobs = Some((0..1_000).map(|_| logprob()).collect());
+    let prompt = Output { prompt_logprobs, ..output(&[1], false) };
+    assert!(matches!(mailbox.append(prompt, now), Appended::Refused(_)), "of the prompt, too");
 }

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::super::{Config, ConfigError, RouterArgs};
+use super::super::{Config, ConfigError, RouterArgs, first_key};
 use super::*;
 
 fn args() -> RouterArgs {
@@ -60,6 +60,11 @@ fn who_binds_to_other_machines_says_who_may_come() {
     for worker_listen in ["127.0.0.1:1", "[::1]:1", "localhost:1", "unix:/run/x"] {
         assert!(check(RouterArgs { worker_listen: worker_listen.into(), ..args() }).is_ok());
     }
+    // names that the system reads as 0.0.0.0 and 10.0.0.1
+    for host in ["0", "10.1"] {
+        let error = check(RouterArgs { host: host.into(), ..args() }).unwrap_err();
+        assert!(error.starts_with("--host: "), "{host}: {error}");
+    }
     // nothing has this name: binding fails, and says so
     assert!(check(RouterArgs { host: "no.such.host.invalid".into(), ..args() }).is_ok());
 }
@@ -108,6 +113,18 @@ fn a_file_has_a_key_a_line_and_perhaps_its_tenant() {
 }
 
 #[test]
+fn the_first_key_of_a_file_is_the_one_that_a_client_sends() {
+    for (name, text, key) in
+        [("alone", "# keys\n\nk1\nk2\n", "k1"), ("of", "alice k3 # hers\nbob k4\n", "k3")]
+    {
+        let file = KeyFile::new(name, text);
+        assert_eq!(first_key(&file.0).unwrap(), key);
+    }
+    let none = KeyFile::new("none", "# keys\n");
+    assert!(first_key(&none.0).unwrap_err().to_string().contains("holds no key"));
+}
+
+#[test]
 fn a_tenants_salt_is_its_own_whatever_clients_choose() {
     let config = RouterArgs { api_key: vec!["a".into(), "b".into()], ..args() };
     let keys = check(config).unwrap().api_keys;
@@ -121,7 +138,10 @@ fn a_tenants_salt_is_its_own_whatever_clients_choose() {
 
 #[test]
 fn files_that_cannot_be_right_are_refused_without_showing_a_key() {
-    let long = format!("sesame{}", "x".repeat(5_000));
+    let long = format!("sesame{}", "x".repeat(4_096 - 5));
+    let longest = KeyFile::new("longest", &long[1..]);
+    let config = RouterArgs { api_key_file: Some(longest.0.clone()), ..args() };
+    assert!(check(config).unwrap().api_keys.find(&long.as_bytes()[1..]).is_some());
     let many: String = (0..4_097).map(|i| format!("sesame{i}\n")).collect();
     for (name, text, part) in [
         ("empty", &b""[..], "holds no key"),
@@ -181,7 +201,8 @@ fn names_and_origins_are_read_as_they_are_written() {
     assert!(machine.trim().is_empty() || access.hosts.contain(machine.trim()), "{machine}");
     assert!(!access.hosts.contain("example.com") && !access.hosts.contain(""));
     assert!(hosts(&["*"]).unwrap().hosts.contain("anything"));
-    for wrong in ["http://a", "a:80", "a b", "a/b", &"x".repeat(300)] {
+    assert!(hosts(&[&"x".repeat(253)]).is_ok(), "as long as the name of a host may be");
+    for wrong in ["http://a", "a:80", "a b", "a/b", &"x".repeat(254)] {
         let error = hosts(&[wrong]).unwrap_err();
         assert!(error.starts_with("--allowed-hosts: "), "{error}");
     }

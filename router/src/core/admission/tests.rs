@@ -184,6 +184,20 @@ fn a_class_that_waits_gets_its_floor_and_saves_up_nothing_before() {
 }
 
 #[test]
+fn what_a_class_was_owed_is_void_once_nobody_of_it_waits() {
+    let rules = Rules { ageing_ms: NEVER, floors: [0.5, 0.0, 0.0], ..rules() };
+    let mut queue = Queue::new(rules);
+    let low = queue.join(Class::Low, 1, 100);
+    queue.join(Class::High, 2, 100);
+    assert_eq!(queue.dispatch().unwrap().class, Class::High);
+    assert_eq!(queue.order(), [low], "and now half of that is owed to it");
+    queue.admission.leave(low).unwrap();
+    let low = queue.join(Class::Low, 1, 100);
+    let high = queue.join(Class::High, 2, 100);
+    assert_eq!(queue.order(), [high, low]);
+}
+
+#[test]
 fn one_token_in_so_many_goes_to_the_oldest() {
     let mut queue = Queue::new(rules());
     let low = queue.join(Class::Low, 1, 10);
@@ -196,6 +210,117 @@ fn one_token_in_so_many_goes_to_the_oldest() {
         dispatched.push(queue.dispatch().unwrap().ticket);
     }
     assert_eq!(dispatched.len() as u64, OLDEST_SHARE);
+}
+
+#[test]
+fn the_oldest_is_overdue_only_after_it_could_have_climbed_through_all_classes() {
+    let mut queue = Queue::new(rules());
+    let low = queue.join(Class::Low, 1, 10);
+    queue.admission.charge(1, 1e9);
+    queue.now_ms = 3.0 * AGEING_MS - 1.0;
+    for newcomer in 10..50 {
+        queue.join(Class::High, newcomer, 10);
+        assert_ne!(queue.dispatch().unwrap().ticket, low);
+    }
+}
+
+#[test]
+fn requests_without_tokens_do_not_go_before_the_oldest_for_ever() {
+    let mut queue = Queue::new(rules());
+    let low = queue.join(Class::Low, 1, 0);
+    queue.admission.charge(1, 1e9);
+    queue.now_ms = 3.0 * AGEING_MS;
+    let turn = (1..=40).find(|newcomer| {
+        queue.join(Class::High, 10 + newcomer, 0);
+        queue.dispatch().unwrap().ticket == low
+    });
+    assert_eq!(turn, Some(OLDEST_SHARE));
+}
+
+#[test]
+fn of_two_classes_below_their_floors_the_one_that_has_waited_longer_for_its_share_goes_first() {
+    let rules = Rules { ageing_ms: NEVER, floors: [0.1, 0.4, 0.0], ..rules() };
+    let mut queue = Queue::new(rules);
+    let high = [(); 2].map(|()| queue.join(Class::High, 1, 100));
+    let low = queue.join(Class::Low, 2, 100);
+    queue.admission.take(high[0]).unwrap();
+    let normal = queue.join(Class::Normal, 3, 100);
+    queue.admission.take(high[1]).unwrap();
+    // 20 tokens are owed to the one, a tenth of 200, and 40 to the other, four tenths of 100
+    assert_eq!(queue.order(), [low, normal]);
+}
+
+#[test]
+fn of_a_class_below_its_floor_those_go_first_that_have_climbed() {
+    let rules = Rules { floors: [0.5, 0.0, 0.0], ..rules() };
+    let mut queue = Queue::new(rules);
+    let old = queue.join(Class::Low, 1, 100);
+    queue.admission.charge(1, 1_000.0);
+    queue.now_ms = AGEING_MS;
+    let new = queue.join(Class::Low, 2, 100);
+    queue.join(Class::High, 3, 100);
+    assert_eq!(queue.dispatch().unwrap().class, Class::High);
+    assert_eq!(queue.order(), [old, new], "although its tenant got more");
+}
+
+#[test]
+fn time_does_not_run_backwards() {
+    let mut queue = Queue::new(rules());
+    queue.now_ms = 2.0 * AGEING_MS;
+    queue.order();
+    queue.now_ms = 0.0;
+    queue.order();
+    let low = queue.join(Class::Low, 1, 10);
+    let normal = queue.join(Class::Normal, 1, 10);
+    assert_eq!(queue.order(), [low, normal], "both came long ago, and have climbed");
+}
+
+#[test]
+fn what_a_token_costs_is_what_was_charged_for_those_that_were_dispatched() {
+    let mut queue = Queue::new(rules());
+    assert_eq!(queue.admission.seconds_per_token(), 1.0, "as long as nothing is known");
+    let ticket = queue.join(Class::Normal, 1, 10);
+    queue.admission.take(ticket).unwrap();
+    queue.admission.charge(1, 25.0);
+    assert_eq!(queue.admission.seconds_per_token(), 2.5);
+}
+
+#[test]
+fn a_tenants_account_begins_where_its_class_is_and_is_not_forgiven_by_a_pause() {
+    let mut queue = Queue::new(rules());
+    let class = Class::Normal.index();
+    let first = [(); 2].map(|()| queue.join(Class::Normal, 2, 10));
+    let second = [(); 2].map(|()| queue.join(Class::Normal, 1, 10));
+    queue.admission.charge(1, 100.0);
+    queue.admission.charge(2, 100.0);
+    queue.admission.take(first[0]).unwrap(); // the class is at 100 now
+    queue.admission.charge(1, -50.0);
+    queue.join(Class::Normal, 1, 10);
+    let account = |queue: &Queue, tenant| queue.admission.lanes.account(class, tenant);
+    assert_eq!(account(&queue, 1), 50.0, "it waits: a correction is its own");
+    queue.admission.take(second[0]).unwrap();
+    queue.join(Class::Normal, 3, 10);
+    assert_eq!(account(&queue, 3), 100.0, "where the class is does not go back");
+    queue.admission.charge(4, 5.0);
+    assert_eq!(account(&queue, 4), 105.0, "nor is who went without waiting behind that");
+    queue.admission.charge(3, 900.0);
+    queue.admission.leave(queue.last_ticket).unwrap();
+    queue.join(Class::Normal, 3, 10);
+    assert_eq!(account(&queue, 3), 1_000.0);
+}
+
+#[test]
+fn an_idle_tenant_that_is_charged_is_not_the_idlest() {
+    let mut queue = Queue::new(rules());
+    for tenant in 0..4_096 {
+        queue.join(Class::Normal, tenant, 1);
+        queue.dispatch().unwrap();
+    }
+    queue.admission.charge(0, 1.0);
+    queue.join(Class::Normal, 5_000, 1);
+    queue.dispatch().unwrap();
+    let served = [0, 1, 2].map(|tenant| queue.admission.served(tenant));
+    assert_eq!(served, [Some(2.0), None, Some(1.0)]);
 }
 
 #[test]
@@ -290,4 +415,25 @@ fn what_did_not_have_to_wait_counts_for_what_a_token_costs() {
     queue.admission.charge(1, 10.0);
     // one token more does not put the second tenant before the first
     assert_eq!(queue.order(), [behind, ahead].concat());
+}
+
+#[test]
+fn a_bound_is_crowded_once_only_an_eighth_of_it_is_left() {
+    let roomy = Rules { requests: 4_000, tokens: 1 << 40, bytes: 1 << 40, ..rules() };
+    let crowded = |rules: Rules, joins: usize, tokens: u64| {
+        let mut queue = Queue::new(rules);
+        for _ in 0..joins {
+            queue.join(Class::Normal, 1, tokens);
+        }
+        queue.admission.crowded()
+    };
+    let requests = |most| Rules { requests: most, ..roomy.clone() };
+    assert_eq!(crowded(requests(8), 6, 1), None);
+    assert_eq!(crowded(requests(8), 7, 1), Some(Full::Requests));
+    let tokens = Rules { tokens: 800, ..roomy.clone() };
+    assert_eq!(crowded(tokens.clone(), 1, 700), None);
+    assert_eq!(crowded(tokens, 1, 701), Some(Full::Tokens));
+    let bytes = Rules { bytes: 3_200, ..roomy };
+    assert_eq!(crowded(bytes.clone(), 1, 700), None, "four bytes a token");
+    assert_eq!(crowded(bytes, 1, 701), Some(Full::Bytes));
 }

@@ -143,6 +143,17 @@ fn who_has_many_answers_leaves_the_last_places_to_others() {
 }
 
 #[test]
+fn one_that_makes_way_and_finds_no_room_holds_nobody_up() {
+    let mut dispatch = dispatch_of(&[(0, 4, 8)], 16);
+    let greedy = |n| Want { tenant: 7, yields: true, priority: 1, ..want(n) };
+    let placed = |submitted| matches!(submitted, Submitted::Placed(..));
+    let taken = (1..=16).filter(|n| placed(submit(&mut dispatch, greedy(*n), 0.0))).count();
+    assert_eq!((taken, dispatch.queue().len()), (10, 6));
+    assert!(matches!(submit(&mut dispatch, want(100), 0.0), Submitted::Waits));
+    assert_eq!(pump(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))], "although they are before it");
+}
+
+#[test]
 fn a_long_queue_of_what_makes_way_is_not_long_for_others() {
     let mut dispatch = dispatch_with(&[(0, 4, 100)], 100, 5_000.0);
     let greedy = |n| Want { tenant: 7, yields: true, ..want(n) };
@@ -204,6 +215,98 @@ fn an_impossible_deadline_is_refused_at_once_with_the_time_that_it_would_take() 
     };
     assert!(predicted_ms > 6_000.0 && deadline_ms == 1_000.0);
     assert!((retry_after_ms - (predicted_ms - deadline_ms)).abs() < 1e-6);
+}
+
+#[test]
+fn a_deadline_counts_from_now_and_what_waits_before_counts_only_in_its_class_or_above() {
+    let now = 50_000.0;
+    let mut dispatch = dispatch(1, 1, 10);
+    assert!(matches!(submit(&mut dispatch, want(1), now), Submitted::Placed(..)));
+    let long = Want { prompt_tokens: 100_000, ..want(2) };
+    assert!(matches!(submit(&mut dispatch, long, now), Submitted::Waits));
+    let within = |n, ms| Want { deadline_ms: Some(now + ms), ..want(n) };
+    let refused = submit(&mut dispatch, within(3, 5_000.0), now);
+    let Submitted::Refused(Refusal::TooLate { predicted_ms, deadline_ms, .. }, 3) = refused else {
+        panic!("{refused:?}: the long prompt is before it")
+    };
+    assert!(predicted_ms > 10_000.0 && deadline_ms == 5_000.0, "{predicted_ms} {deadline_ms}");
+    let urgent = Want { priority: 1, ..within(4, 5_000.0) };
+    assert!(matches!(submit(&mut dispatch, urgent, now), Submitted::Waits), "it goes before that");
+    let impossible = Want { priority: 1, ..within(5, 1.0) };
+    assert!(matches!(submit(&mut dispatch, impossible, now), Submitted::Refused(..)));
+}
+
+#[test]
+fn one_whose_deadline_passed_is_told_how_long_it_would_have_taken_since_it_came() {
+    let mut dispatch = dispatch(1, 1, 10);
+    submit(&mut dispatch, want(1), 1_000.0);
+    let late = Want { deadline_ms: Some(5_000.0), ..want(2) };
+    assert!(matches!(submit(&mut dispatch, late, 1_000.0), Submitted::Waits));
+    let told = pump(&mut dispatch, 6_000.0);
+    let [(2, Err(Refusal::TooLate { predicted_ms, deadline_ms, .. }))] = told[..] else {
+        panic!("{told:?}")
+    };
+    assert_eq!(deadline_ms, 4_000.0);
+    assert!((5_050.0..6_000.0).contains(&predicted_ms), "{predicted_ms}: and its own prompt");
+}
+
+#[test]
+fn a_tenant_is_charged_for_what_is_placed_and_in_the_end_for_what_it_took() {
+    let mut dispatch = dispatch(1, 1, 10);
+    let of = |tenant, n| Want { tenant, ..want(n) };
+    let placed = |submitted| match submitted {
+        Submitted::Placed(placement, _) => placement.expected_block_seconds,
+        other @ (Submitted::Waits | Submitted::Refused(..)) => panic!("{other:?}"),
+    };
+    let expected = placed(submit(&mut dispatch, Want { patient: true, ..of(1, 1) }, 0.0));
+    assert!(expected > 0.0);
+    assert_eq!(dispatch.queue().served(1), Some(expected), "one that began before, too");
+    for (tenant, n) in [(2, 2), (3, 3)] {
+        assert!(matches!(submit(&mut dispatch, of(tenant, n), 0.0), Submitted::Waits));
+    }
+    let output = Output { tokens: 50, complete: true };
+    let ended = dispatch.end(RequestId(1), output, 9_000.0).unwrap();
+    assert_ne!(ended.block_seconds, expected);
+    let served = dispatch.queue().served(1).unwrap();
+    assert!((served - ended.block_seconds).abs() < 1e-9, "{served} for {}", ended.block_seconds);
+    let mut charge = 0.0;
+    dispatch.pump(true, 9_000.0, |item, placed| {
+        charge = placed.unwrap().expected_block_seconds;
+        item != 2 // who hung up in between
+    });
+    assert_eq!(dispatch.queue().served(2), Some(0.0), "nobody took it");
+    assert_eq!(dispatch.queue().served(3), Some(charge));
+}
+
+#[test]
+fn without_workers_those_who_began_before_do_not_let_the_others_wait_in_vain() {
+    let mut dispatch = dispatch(1, 1, 10);
+    dispatch.scheduler.set_open(WorkerId(0), false);
+    assert!(matches!(submit(&mut dispatch, patient(1), 0.0), Submitted::Waits));
+    assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Waits));
+    assert!(pump(&mut dispatch, 1.0).is_empty(), "one may come");
+    let mut told = Vec::new();
+    dispatch.pump(false, 2.0, |item, placed| {
+        told.push((item, placed.map(|_| ())));
+        true
+    });
+    assert_eq!((told, dispatch.returning()), (vec![(2, Err(Refusal::NoneOpen))], 1));
+}
+
+#[test]
+fn one_that_makes_way_and_may_not_go_where_there_is_room_does_not_hold_up_its_like() {
+    let mut dispatch = dispatch(2, 1, 8);
+    for n in [1, 2] {
+        assert!(matches!(submit(&mut dispatch, want(n), 0.0), Submitted::Placed(..)));
+    }
+    let greedy = |n| Want { tenant: 7, yields: true, ..want(n) };
+    let picky = Want { excluded: vec![WorkerId(0)], ..greedy(3) };
+    assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
+    assert!(matches!(submit(&mut dispatch, greedy(4), 0.0), Submitted::Waits));
+    let first = |leg: &u64| dispatch.scheduler.worker_of(RequestId(*leg)) == Some(WorkerId(0));
+    let leg = [1, 2].into_iter().find(first).unwrap();
+    dispatch.end(RequestId(leg), Output::default(), 1.0);
+    assert_eq!(pump(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
 }
 
 #[test]

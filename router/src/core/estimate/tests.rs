@@ -136,3 +136,119 @@ fn a_step_is_as_long_as_its_rows_make_it_or_as_the_slowest_rank_of_the_group() {
         close(estimate(&behind, &short).queue_ms, 3.0 * step_ms + ahead_ms);
     }
 }
+
+fn close(got: f64, expected: f64) {
+    assert!((got - expected).abs() < 1e-6 * expected.abs().max(1.0), "{got}, not {expected}");
+}
+
+/// The decode leg of a split request whose blocks are of 1 MiB.
+fn decode_leg(standing: &Standing, demand: &Demand) -> DecodeLeg {
+    DecodeLeg::new(standing, demand, f64::from(1 << 20), &alone(standing, demand))
+}
+
+#[test]
+fn harm_is_what_a_request_adds_to_the_steps_of_all_who_are_there_and_of_those_to_come() {
+    let busy = Standing {
+        occupied: 10.0,
+        rows: 8.0,
+        kv_tokens: 1e5,
+        group_rows: 5.0,
+        accepted: 2.0,
+        pressure: 3.0,
+        ..idle()
+    };
+    let ask = demand(1_600.0, 600.0);
+    let own_ms = TRUE.prompt_ms(600.0, 1_000.0);
+    let row_ms = (TRUE.row_ms + TRUE.kv_ms * 1_600.0) * 100.0 / 2.0;
+    close(estimate(&busy, &ask).harm_ms, HARM * 15.0 * (own_ms + row_ms) + 3.0 * own_ms);
+    close(alone(&busy, &ask).harm_ms, 15.0 * (own_ms + HARM * row_ms) + 3.0 * own_ms);
+    let (prefill, leg) = (prefill_leg(&busy, &ask), decode_leg(&busy, &ask));
+    close(prefill.harm_ms, (HARM * 5.0 + 3.0) * own_ms);
+    close(leg.harm_ms, HARM * 15.0 * row_ms);
+    close(leg.with(&prefill, 7.0).harm_ms, prefill.harm_ms + leg.harm_ms);
+    close(leg.base_ms(), leg.decode_ms + leg.harm_ms + leg.barrier_ms);
+}
+
+#[test]
+fn the_barrier_counts_all_blocks_that_a_request_will_fill_and_the_time_that_it_keeps_them() {
+    let filling = Standing { blocks_used: 9_000.0, ..idle() };
+    let ask = demand(1_600.0, 600.0);
+    let barrier_ms = |tokens: f64, ms: f64| {
+        let fill = (9_000.0 + tokens / 16.0) / 10_000.0;
+        ms * fill.powi(8) / (1.0 - fill)
+    };
+    let whole = estimate(&filling, &ask);
+    close(whole.barrier_ms, barrier_ms(1_100.0, whole.prefill_ms + whole.decode_ms));
+    let (prefill, leg) = (prefill_leg(&filling, &ask), decode_leg(&filling, &ask));
+    close(prefill.barrier_ms, barrier_ms(1_000.0, prefill.prefill_ms));
+    close(leg.barrier_ms, barrier_ms(1_100.0, leg.decode_ms));
+    close(leg.with(&prefill, 7.0).barrier_ms, prefill.barrier_ms + leg.barrier_ms);
+}
+
+#[test]
+fn a_prompt_without_room_waits_until_the_blocks_that_it_lacks_are_given_back() {
+    let (ask, tpot_ms) = (demand(1_600.0, 0.0), TRUE.fixed_ms + TRUE.row_ms + TRUE.kv_ms * 1_600.0);
+    // 100 blocks where 10 are free: of those in use, 90 have to become free; at most all can
+    for (used, blocks, share) in [(9_990.0, 10_000.0, 90.0 / 9_990.0), (10.0, 20.0, 1.0)] {
+        let full = Standing { blocks_used: used, blocks, ..idle() };
+        close(estimate(&full, &ask).queue_ms, share * 100.0 * tpot_ms / 2.0);
+        let prefill = prefill_leg(&full, &ask);
+        close(prefill.queue_ms, share * prefill.prefill_ms);
+    }
+}
+
+#[test]
+fn an_answer_waits_for_a_slot_or_for_room_whichever_comes_later() {
+    let ask = demand(1_600.0, 0.0);
+    let full = Standing { occupied: 73.0, rows: 64.0, kv_tokens: 1e5, ..idle() };
+    let around_ms = TRUE.fixed_ms + TRUE.row_ms * 64.0 + TRUE.kv_ms * 1e5;
+    let tpot_ms = around_ms + TRUE.kv_ms * 1_600.0;
+    let slot_ms = 10.0 * 100.0 * tpot_ms / 64.0;
+    close(estimate(&full, &ask).queue_ms, around_ms + slot_ms);
+    close(estimate(&full, &ask).decode_ms, 99.0 * tpot_ms);
+    for (used, room_ms) in [(200.0, 100.0 * tpot_ms / 4.0), (1_000.0, 10.0 * tpot_ms / 2.0)] {
+        let full = Standing { blocks_used: used, blocks: used, ..full };
+        close(estimate(&full, &ask).queue_ms, around_ms + slot_ms.max(room_ms));
+    }
+}
+
+#[test]
+fn an_answer_decodes_beside_all_whose_prompts_are_still_to_be_computed_or_to_come() {
+    let busy = Standing {
+        occupied: 10.0,
+        rows: 4.0,
+        kv_tokens: 1e5,
+        backlog_tokens: 3_000.0,
+        arriving_tokens: 500.0,
+        ..idle()
+    };
+    let kv_tokens = 1e5 + 3_000.0 + 500.0 + 1_000.0;
+    let tpot_ms = TRUE.fixed_ms + TRUE.row_ms * 11.0 + TRUE.kv_ms * kv_tokens;
+    close(estimate(&busy, &demand(1_000.0, 0.0)).decode_ms, 99.0 * tpot_ms);
+}
+
+#[test]
+fn a_backlog_that_does_not_run_yet_comes_after_what_is_left_of_the_step() {
+    let busy = Standing {
+        occupied: 2.0,
+        rows: 1.0,
+        backlog_tokens: 4_095.0,
+        backlog_context: context(0.0, 4_095.0),
+        elapsed_ms: 5.0,
+        ..idle()
+    };
+    let around_ms = TRUE.fixed_ms + TRUE.row_ms;
+    let ahead_ms = around_ms + TRUE.prompt_ms(0.0, 4_095.0);
+    close(estimate(&busy, &demand(100.0, 0.0)).queue_ms, around_ms - 5.0 + ahead_ms);
+}
+
+#[test]
+fn whole_blocks_move_and_none_before_both_sides_have_room() {
+    let leg = decode_leg(&idle(), &demand(1_000.0, 0.0));
+    assert_eq!((leg.lacks_mib, leg.wait_ms), (63.0, 0.0));
+    let source = Source { queue_ms: 10.0, ttft_ms: 20.0, last_tokens: 500.0 };
+    let cost = TransferCost { latency_ms: 1.0, mib_ms: 2.0, failing: 0.0 };
+    close(leg.transfer_ms(&source, &cost), 1.0 + 10.0 + 126.0 - 20.0);
+    let full = DecodeLeg { wait_ms: 100.0, ..leg };
+    close(full.transfer_ms(&source, &cost), 1.0 + 100.0 + 126.0 - 20.0);
+}

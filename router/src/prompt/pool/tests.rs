@@ -152,6 +152,19 @@ async fn who_hangs_up_leaves_the_queue_and_the_thread() {
 }
 
 #[tokio::test]
+async fn work_that_nobody_waits_for_has_no_further_turn() {
+    let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
+    let (log, order) = mpsc::channel();
+    let (release, gate) = mpsc::channel();
+    let mut running = Box::pin(pool.run_turns(long(usize::MAX, &log, Some(gate)), 9, Lane::Quick));
+    start(&mut running).await;
+    order.recv().unwrap();
+    drop((running, log));
+    release.send(()).unwrap();
+    assert!(order.recv().is_err(), "it is dropped, and its end of the channel with it");
+}
+
+#[tokio::test]
 async fn slow_turns_hold_up_only_their_like() {
     let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
     let (log, order) = mpsc::channel();
@@ -183,6 +196,32 @@ async fn text_that_waits_is_bounded_in_bytes() {
     drop(release);
     blocked.await.unwrap().unwrap();
     big.await.unwrap();
+}
+
+#[tokio::test]
+async fn two_threads_have_room_again_in_half_the_time_of_one() {
+    let mut seconds = Vec::new();
+    for threads in [1, 2] {
+        let bounds = Bounds { jobs: 64, bytes: 100 };
+        let pool = Arc::new(TokenizePool::with_bounds(threads, bounds).unwrap());
+        let mut busy = Vec::new();
+        for _ in 0..threads {
+            busy.push(block(&pool).await);
+        }
+        let (log, _order) = mpsc::channel();
+        let mut big = Box::pin(pool.run_turns(long(1, &log, None), 8 << 20, Lane::Quick));
+        start(&mut big).await;
+        match pool.run(|| ()).await {
+            Err(RouteError::Overloaded { retry_after, .. }) => seconds.push(retry_after.as_secs()),
+            other => panic!("{other:?}"),
+        }
+        for (release, blocked) in busy {
+            drop(release);
+            blocked.await.unwrap().unwrap();
+        }
+        big.await.unwrap();
+    }
+    assert_eq!(seconds, [1 + 8, 1 + 4]);
 }
 
 #[tokio::test]
