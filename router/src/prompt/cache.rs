@@ -278,6 +278,31 @@ mod tests {
         }
     }
 
+    #[test]
+    fn places_of_former_entries_are_used_again() {
+        let cache = PrefixCache::new(3_000);
+        let mut most = 0;
+        for text in 0..1_000 {
+            cache.insert(name(&text.to_string()), &[text; 20]);
+            most = most.max(cache.entries());
+        }
+        assert!(most > 3 && cache.entries() > 3, "{most} entries at most");
+        assert!(cache.lock().slots.len() <= most, "no more places than entries at once");
+    }
+
+    #[test]
+    fn where_one_entry_fits_the_next_one_takes_its_place() {
+        let ids = [7; 26];
+        let limit = tables(3, 4) + ids_bytes(&ids);
+        let cache = PrefixCache::new(limit);
+        for round in 0..9 {
+            let text = round.to_string();
+            cache.insert(name(&text), &ids);
+            assert_eq!((cache.entries(), cache.bytes()), (1, limit));
+            assert!(cache.get(&name(&text)).is_some(), "{round}");
+        }
+    }
+
     proptest! {
         #[test]
         fn it_is_an_exact_bounded_lru(ops in prop::collection::vec((0_u8..12, 0_usize..40), 0..300)) {

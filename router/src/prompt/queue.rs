@@ -261,6 +261,7 @@ mod tests {
             let mut expected: Vec<u64> = inside.into_keys().collect();
             expected.sort_unstable();
             prop_assert_eq!(rest, expected);
+            prop_assert!(queue.by_size.is_empty() && queue.bytes() == 0);
         }
     }
 }

@@ -209,6 +209,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::memory::Pool;
 
     fn run(stops: &[&str], chunks: &[&str]) -> (String, bool, Vec<String>) {
         let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
@@ -247,6 +248,20 @@ mod tests {
         assert_eq!(run(&["aab"], &["aaab"]).0, "a");
         assert_eq!(run(&["", "é"], &["xé"]).0, "x");
         assert_eq!(run(&[""], &["xy"]).0, "xy");
+        assert_eq!(run(&["c"], &["abcd"]).0, "ab");
+    }
+
+    #[test]
+    fn stop_strings_are_charged_for_as_long_as_they_are_looked_for() {
+        let stops = ["x".repeat(1_000), String::new()];
+        let least = 1_001 * size_of::<Node>() + size_of::<[u32; 256]>();
+        let memory = Pool::private(2 * least);
+        let set = StopSet::charged(&stops, memory.share()).unwrap().unwrap();
+        let used = set._memory.as_ref().unwrap().used();
+        assert!((least..least + 1_000).contains(&used), "{used} for {least}");
+        let refused = StopSet::charged(&stops, Pool::private(least).share());
+        assert!(matches!(refused, Err(Refused::TooMuch { .. })));
+        assert!(StopSet::charged(&[], Pool::private(0).share()).unwrap().is_none());
     }
 
     #[test]

@@ -169,6 +169,28 @@ fn a_long_queue_of_what_makes_way_is_not_long_for_others() {
 }
 
 #[test]
+fn what_makes_way_fills_less_of_a_queue_and_takes_none_of_it_from_others() {
+    let fill = |dispatch: &mut Dispatch<u64>, first: u64, yields: bool| {
+        let wants = (first..).map(|n| Want { yields, tenant: first, ..want(n) });
+        for (taken, want) in (0..).zip(wants) {
+            let ticket = want.request.0;
+            if !matches!(submit(dispatch, want, 0.0), Submitted::Placed(..)) {
+                dispatch.leave(ticket);
+                return taken;
+            }
+        }
+        unreachable!("the queue is bounded")
+    };
+    let empty = || dispatch_with(&[(0, 4, 1_000)], 100, 5_000.0);
+    let (mut alone, mut shared) = (empty(), empty());
+    let others_alone: u32 = fill(&mut alone, 1, false);
+    let yielding: u32 = fill(&mut shared, 1, true);
+    let others = fill(&mut shared, 1_000, false);
+    assert!(yielding < others_alone, "{yielding} of {others_alone}");
+    assert!(2 * others > others_alone, "{others} beside {yielding}, and {others_alone} alone");
+}
+
+#[test]
 fn one_who_is_gone_takes_no_place() {
     let mut dispatch = dispatch(1, 1, 10);
     assert!(matches!(submit(&mut dispatch, want(1), 0.0), Submitted::Placed(..)));

@@ -56,6 +56,18 @@ fn kv(ask: &Ask, workers: &[Candidate]) -> (Option<u32>, Option<u32>) {
 }
 
 #[test]
+fn a_worker_is_estimated_by_what_its_role_does() {
+    let ask = ask(8_000);
+    let decode = decode(1, 40.0);
+    let both = Candidate { role: Role::Both, ..decode.clone() };
+    let [prompt, answer, whole] =
+        [prefill(0), decode, both].map(|candidate| candidate.estimate(&ask));
+    assert!(prompt.decode_ms == 0.0 && whole.decode_ms > 0.0);
+    assert_eq!(answer.ttft_ms(), whole.ttft_ms());
+    assert!(answer.harm_ms > 5.0 * whole.harm_ms, "rows there need not wait for prompts");
+}
+
+#[test]
 fn a_long_prompt_is_split_off_a_busy_worker_and_a_short_one_stays_on_an_idle_one() {
     assert_eq!(kv(&ask(8_000), &[prefill(0), decode(1, 40.0)]), (Some(0), Some(1)));
     assert_eq!(kv(&ask(50), &[prefill(0), decode(1, 0.0)]), (None, Some(1)));

@@ -281,6 +281,80 @@ fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
     assert!(rank.harm_ms > alone.harm_ms);
 }
 
+#[test]
+fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
+    // of each rank, by its rows: the longest step and all rows of the others
+    let groups = |rows: [u32; 3]| {
+        let mut scheduler = scheduler(0);
+        for (id, running) in (0..).zip(rows) {
+            scheduler.join(Joining {
+                id: WorkerId(id),
+                name: format!("w{id}").into(),
+                role: Role::Both,
+                kv_block_bytes: 0,
+                index_room: capacity().tiers(),
+                capacity: capacity(),
+                group: Some("ep".into()),
+                step_prior: Some(COST),
+            });
+            scheduler.set_open(WorkerId(id), true);
+            let load = Load { running, ..Load::default() };
+            let kv_tokens = u64::from(running) * 1_000_000;
+            let mut step = Step { decode_rows: running, kv_tokens, ..report(1, 0, load) };
+            step.ms = COST.step_ms(&StepFeatures::of(&step));
+            let _ = scheduler.step(WorkerId(id), &step, Given::default(), 0.0);
+        }
+        let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+        let of =
+            |candidate: &Candidate| (candidate.standing.group_ms, candidate.standing.group_rows);
+        let candidates = &placement.decision.candidates;
+        let mut groups: Vec<_> = rows.into_iter().zip(candidates.iter().map(of)).collect();
+        groups.sort_by_key(|(running, _)| *running);
+        groups.into_iter().map(|(_, group)| group).collect::<Vec<_>>()
+    };
+    let [idle, some, most] = groups([7, 3, 1])[..] else { panic!("three ranks") };
+    assert_eq!([idle.1, some.1, most.1], [10.0, 8.0, 4.0]);
+    assert_eq!(idle.0, some.0, "both wait for the one with most rows");
+    assert!(most.0 > 0.0 && most.0 < some.0, "which waits for {} ms, not {}", most.0, some.0);
+    for rows in [[3, 7, 1], [1, 3, 7], [3, 1, 7], [7, 1, 3], [1, 7, 3]] {
+        let [a, b, c] = groups(rows)[..] else { panic!("three ranks") };
+        for (got, expected) in [(a, idle), (b, some), (c, most)] {
+            assert!(
+                (got.0 - expected.0).abs() < 1e-6 * expected.0,
+                "{rows:?}: {got:?}, {expected:?}"
+            );
+            assert_eq!(got.1, expected.1, "{rows:?}");
+        }
+    }
+}
+
+#[test]
+fn a_decision_sees_what_is_left_of_a_deadline_and_of_an_answer() {
+    let mut scheduler = scheduler(1);
+    let hurried = Want { deadline_ms: Some(2_000.0), max_tokens: 3, ..want(1, &keys(1, 4, 0)) };
+    let ask = scheduler.place(&hurried, 500.0).unwrap().decision.ask.clone();
+    assert_eq!((ask.deadline_ms, ask.output_tokens), (Some(1_500.0), 3.0));
+    assert_eq!(ask.block_bytes, 0, "nothing has to be moved where nobody only computes prompts");
+}
+
+#[test]
+fn only_a_queue_of_prompts_is_a_long_queue_and_only_for_kv() {
+    let with = |policy| {
+        let rules = Rules { policy, shadow: None, worker_queue_ms: 1.0, seed: 1 };
+        let mut scheduler = Scheduler::new(rules, BLOCK);
+        join_with(&mut scheduler, 0, Role::Both, Capacity { sequences: 1, ..capacity() });
+        assert!(scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).is_ok());
+        scheduler
+    };
+    let mut kv = with(PolicyName::Kv);
+    let second = want(2, &keys(2, 100, 0));
+    let refused = kv.place(&second, 0.0).unwrap_err();
+    assert_eq!(refused.candidates[0].excluded, Some(Exclusion::Backlog));
+    assert!(with(PolicyName::LeastLoaded).place(&second, 0.0).is_ok());
+    kv.begun(RequestId(1), 0, 200.0).unwrap();
+    assert!(kv.place(&second, 200.0).is_ok(), "it waits for the row, and nowhere better");
+}
+
 /// Reports of steps that cost `times` what `COST` says.
 fn teach(scheduler: &mut Scheduler, id: u32, times: f64, steps: std::ops::Range<u64>) {
     for number in steps {

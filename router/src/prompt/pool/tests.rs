@@ -133,6 +133,42 @@ async fn short_work_goes_between_the_turns_of_long_work() {
 }
 
 #[tokio::test]
+async fn long_work_that_is_almost_done_goes_before_shorter_work_that_is_not() {
+    let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
+    let (log, order) = mpsc::channel();
+    let (release, gate) = mpsc::channel();
+    let mut first = Box::pin(pool.run_turns(long(2, &log, Some(gate)), 1_000, Lane::Quick));
+    start(&mut first).await;
+    order.recv().unwrap();
+    let short = Long { name: "short", ..long(1, &log, None) };
+    let mut short = Box::pin(pool.run_turns(short, 500, Lane::Quick));
+    start(&mut short).await;
+    release.send(()).unwrap();
+    short.await.unwrap();
+    first.await.unwrap();
+    let order: Vec<&str> = order.try_iter().map(|(name, _)| name).collect();
+    assert_eq!(order, ["long", "short"], "100 of its bytes are left");
+}
+
+#[tokio::test]
+#[cfg(target_os = "linux")]
+async fn only_slow_turns_have_a_low_priority() {
+    struct Nice;
+    impl Turns for Nice {
+        type Output = i32;
+        fn turn(&mut self, _lane: Lane) -> Turn<i32> {
+            Turn::Done(nice())
+        }
+    }
+    fn nice() -> i32 {
+        rustix::process::getpriority_process(Some(rustix::thread::gettid())).unwrap()
+    }
+    let pool = TokenizePool::new(1, 4).unwrap();
+    assert_eq!(pool.run_turns(Nice, 0, Lane::Quick).await.unwrap(), nice());
+    assert_eq!(pool.run_turns(Nice, 0, Lane::Slow).await.unwrap(), (nice() + 10).min(19));
+}
+
+#[tokio::test]
 async fn who_hangs_up_leaves_the_queue_and_the_thread() {
     let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
     let (log, order) = mpsc::channel();
@@ -196,6 +232,28 @@ async fn text_that_waits_is_bounded_in_bytes() {
     drop(release);
     blocked.await.unwrap().unwrap();
     big.await.unwrap();
+}
+
+#[tokio::test]
+async fn a_minute_of_text_may_wait_where_nobody_says_otherwise() {
+    let pool = Arc::new(TokenizePool::new(1, 64).unwrap());
+    let (release, blocked) = block(&pool).await;
+    let (log, _order) = mpsc::channel();
+    let mut first = Box::pin(pool.run_turns(long(1, &log, None), 1, Lane::Quick));
+    start(&mut first).await;
+    let more = pool.run_turns(long(1, &log, None), 64 << 20, Lane::Quick);
+    let more = tokio::select! {
+        biased;
+        more = more => more,
+        () = std::future::ready(()) => panic!("it was taken"),
+    };
+    assert!(matches!(more, Err(RouteError::Overloaded { .. })), "a byte more");
+    let mut rest = Box::pin(pool.run_turns(long(1, &log, None), (64 << 20) - 1, Lane::Quick));
+    start(&mut rest).await;
+    drop(release);
+    blocked.await.unwrap().unwrap();
+    first.await.unwrap();
+    rest.await.unwrap();
 }
 
 #[tokio::test]

@@ -250,6 +250,60 @@ fn one_that_began_before_takes_a_worker_that_failed_it_rather_than_none() {
 }
 
 #[test]
+fn one_that_began_before_is_forgiven_by_who_decodes_whoever_computes_prompts() {
+    let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
+    let patient = Want { patient: true, ..want(1, &keys(1, 9, 0)) };
+    let failed_by = |excluded: &[u32]| {
+        let excluded = excluded.iter().copied().map(WorkerId).collect();
+        Want { excluded, ..patient.clone() }
+    };
+    let placement = scheduler.place(&failed_by(&[1]), 0.0).unwrap();
+    assert_eq!(placement.worker, WorkerId(1), "there is no other one that decodes");
+    let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
+    let placement = scheduler.place(&failed_by(&[0, 1]), 0.0).unwrap();
+    assert_eq!((placement.worker, placement.prefill), (WorkerId(1), None));
+    assert_eq!(seen(&placement.decision, WorkerId(0)).excluded, Some(Exclusion::Failed));
+}
+
+#[test]
+fn whose_kv_has_no_known_size_pulls_none() {
+    let mut scheduler = always_split();
+    scheduler.join(Joining {
+        id: WorkerId(5),
+        name: "w5".into(),
+        role: Role::Decode,
+        kv_block_bytes: 0,
+        index_room: capacity().tiers(),
+        capacity: capacity(),
+        group: None,
+        step_prior: Some(COST),
+    });
+    scheduler.set_open(WorkerId(5), true);
+    let placement = scheduler.place(&want(1, &keys(1, 9, 0)), 0.0).unwrap();
+    let pulls = [0, 2, 5].map(|id| seen(&placement.decision, WorkerId(id)).sources.is_some());
+    assert_eq!(pulls, [false, true, false]);
+}
+
+#[test]
+fn the_load_of_prompts_counts_for_its_own_kind_and_by_those_who_are_open() {
+    let pressure = |close: bool| {
+        let mut scheduler = always_split();
+        let running = Load { running: 1, ..Load::default() };
+        for number in 1..40 {
+            let now_ms = 200.0 * number as f64;
+            let step = report(number, 1_000, running);
+            let _ = scheduler.step(WorkerId(0), &step, Given::default(), now_ms);
+        }
+        scheduler.set_open(WorkerId(1), !close);
+        let placement = scheduler.place(&want(1, &keys(1, 9, 0)), 8_000.0).unwrap();
+        [0, 2].map(|id| seen(&placement.decision, WorkerId(id)).standing.pressure)
+    };
+    let ([two, decode], [one, _]) = (pressure(false), pressure(true));
+    assert_eq!(decode, 0.0, "prompts are computed elsewhere");
+    assert!(two > 0.0 && one > 1.5 * two, "{one} with one, {two} with two");
+}
+
+#[test]
 fn prompts_are_held_back_while_all_prefill_workers_have_long_queues() {
     let rules = Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
     let mut scheduler = Scheduler::new(rules, BLOCK);
