@@ -170,7 +170,7 @@ impl Reader {
 fn ready(polled: Poll<Result<Chunk, (RouteError, WorkerId)>>) -> Chunk {
     match polled {
         Poll::Ready(Ok(chunk)) => chunk,
-        other => panic!("{other:?}"),
+        other @ (Poll::Ready(Err(_)) | Poll::Pending) => panic!("{other:?}"),
     }
 }
 
