@@ -129,17 +129,17 @@ def _small(shape: Shape) -> Shape:
     """The same layers, a few values wide, for the interpreter. Odd sizes stay odd, groups stay groups."""
     attention, mixture = shape.attention, shape.mixture
     if isinstance(attention, Latent):
-        attention = Latent(heads=4, q_lora=48, kv_lora=32, nope=16, rope=16, v=16)
+        attention = Latent(heads=3, q_lora=48, kv_lora=32, nope=16, rope=16, v=16)
     else:
-        group = attention.heads // attention.kv_heads
+        group = attention.heads // attention.kv_heads // 4
         attention = GroupedQueries(heads=group, kv_heads=1, dim=attention.dim // 4)
     if mixture is not None:
         mixture = Mixture(
-            experts=8,
-            top_k=min(mixture.top_k, 4),
+            experts=4,
+            top_k=2,
             width=48,
-            groups=min(mixture.groups, 4),
-            top_groups=min(mixture.top_groups, 2),
+            groups=min(mixture.groups, 2),
+            top_groups=1,
             scale=mixture.scale,
         )
     return Shape(
@@ -156,11 +156,11 @@ def _small(shape: Shape) -> Shape:
 # For a dry run: everything is called once, and says nothing of speed.
 DRY = Sizes(
     shapes=tuple(_small(shape) for shape in FULL.shapes),
-    decode_rows=3,
-    prefill_rows=5,
+    decode_rows=2,
+    prefill_rows=3,
     context=9,
     prompt=6,
     block_tokens=4,
-    ranks=4,
+    ranks=2,
     dry=True,
 )

@@ -16,7 +16,8 @@ LEAST_CALLS, MOST_CALLS = 5, 30
 BUSY_US = 60_000  # of measured calls, about
 FLUSH_BYTES = 256 << 20  # several times the L2 of any GPU so far
 CYCLES_PER_US = 2_000  # of a GPU's clock, at most about this many
-MOST_SLEEP_US = 20_000
+MOST_SLEEP_US = 100_000
+LONG_US = 200_000  # calls that take longer are repeated as seldom as can be
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +49,24 @@ class GpuClock:
 
     def time(self, call: Call) -> Times:
         call()  # compiles
-        call()
         torch.cuda.synchronize()
-        host: list[float] = []
-        for _ in range(3):
-            began = time.perf_counter()
-            call()
-            host.append((time.perf_counter() - began) * 1e6)
-            torch.cuda.synchronize()
-        host_us = min(host)
+        host_us, whole_us = self._by_host(call)
+        for _ in range(2 if whole_us < LONG_US else 0):
+            host_us = min(host_us, self._by_host(call)[0])
         sleep = int(min(1.5 * host_us + 50, MOST_SLEEP_US) * CYCLES_PER_US)
         first = self._once(call, sleep)
-        calls = int(min(MOST_CALLS, max(LEAST_CALLS, BUSY_US / max(first, 1.0))))
+        least = LEAST_CALLS if first < LONG_US else 2
+        calls = int(min(MOST_CALLS, max(least, BUSY_US / max(first, 1.0))))
         spent = [self._once(call, sleep) for _ in range(calls)]
         return Times(statistics.median(spent), min(spent), max(spent), host_us, calls)
+
+    def _by_host(self, call: Call) -> tuple[float, float]:
+        """Microseconds until the call returns, and until the GPU has done it."""
+        began = time.perf_counter()
+        call()
+        returned = time.perf_counter()
+        torch.cuda.synchronize()
+        return (returned - began) * 1e6, (time.perf_counter() - began) * 1e6
 
     def _once(self, call: Call, sleep: int) -> float:
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
