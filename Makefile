@@ -20,6 +20,8 @@ POLICIES ?=
 WORKERS ?=
 BLOCKS ?=
 OUT ?=
+# Of gpu: 1 for everything small, on the CPU.
+DRY ?=
 # Of chaos: how long, and which plan.
 SECONDS ?= 600
 SEED ?= 1
@@ -141,6 +143,17 @@ bench-routing: setup ## routing policies on traces, live and simulated (TRACES, 
 	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
 	@$(PY) bench/routing/run.py $(TRACES) $(if $(POLICIES),--policies $(POLICIES)) \
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(OUT),--out $(OUT)) $(ARGS)
+
+# A GPU machine has no .venv: there the Python that has torch is used, and what `gpu-wheel` left.
+.PHONY: gpu
+gpu: ## all that a GPU can tell, under 10 minutes: tests, kernels, R1-shaped steps (OUT; DRY=1: small, on the CPU)
+	@$(or $(wildcard $(PY)),$(PYTHON)) -m bench.gpu $(if $(OUT),--out $(OUT)) $(if $(filter-out 0,$(DRY)),--dry)
+
+.PHONY: gpu-wheel
+gpu-wheel: setup ## what `make gpu` needs on a machine without Rust, into dist/gpu (ARGS=--model: weights too)
+	@rm -rf dist/gpu
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --release --locked --strip --quiet --out dist/gpu
+	@$(PY) -m bench.gpu.carry $(ARGS)
 
 .PHONY: clean
 clean: ## remove everything that was built

@@ -98,15 +98,18 @@ def _blocks(plan: Plan) -> int:
     return max(seqs * -(-context // plan.block_tokens) for seqs, context in contexts)
 
 
+def step_names(plan: Plan) -> list[str]:
+    """In the order in which `steps_of` runs them."""
+    decodes = [f"decode, {seqs} sequences, context {context}" for seqs, context in plan.decodes]
+    return [*decodes, f"prefill, {plan.prompt} tokens"]
+
+
 def steps_of(model: Deepseek, plan: Plan, clock: Clock, end_at: float) -> list[Row]:
     """All steps of the plan, or a row that says why there is none."""
-    batches = [
-        (f"decode, {seqs} sequences, context {context}", decode(seqs, context, plan.block_tokens))
-        for seqs, context in plan.decodes
-    ]
-    batches.append((f"prefill, {plan.prompt} tokens", prefill(plan.prompt, plan.block_tokens)))
+    batches = [decode(seqs, context, plan.block_tokens) for seqs, context in plan.decodes]
+    batches.append(prefill(plan.prompt, plan.block_tokens))
     rows: list[Row] = []
-    for name, batch in batches:
+    for name, batch in zip(step_names(plan), batches, strict=True):
         if time.monotonic() >= end_at:
             rows.append({"step": name, "left_out": "the budget was spent"})
             continue

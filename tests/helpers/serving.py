@@ -37,6 +37,7 @@ class Running:
     ) -> None:
         """Lines of `stderr` are read only where it goes the way of standard output."""
         paths = [str(ROOT / part) for part in ("pyworkers", "kernels", "tests")]
+        paths += filter(None, [os.environ.get("PYTHONPATH")])
         self.process = subprocess.Popen(
             [*program, *arguments],
             stdin=subprocess.DEVNULL,
