@@ -2,8 +2,8 @@
 
     python -m bench.gpu.carry [--model]        # what `make gpu-wheel` calls, in .venv
 
-Versions are those of .venv, with which the tests pass. torch, triton and numpy are the GPU machine's own. With `--model` the
-default model's weights come too, in pieces: what travels at once to a machine may be less than they are.
+Versions are those of .venv, with which the tests pass. torch, triton and numpy are the GPU machine's own. With
+`--model` the default model's weights come too, in pieces: what travels at once to a machine may be less than they are.
 """
 
 from __future__ import annotations

@@ -45,7 +45,9 @@ def exchange_us(network: Network, *, rows: int, top_k: int, hidden: int, ranks: 
     return 2 * network.latency_us + (out + back) / network.bytes_per_s * 1e6
 
 
-def modelled(*, rows: int, top_k: int, hidden: int, ranks: int, layers: int) -> list[dict[str, Any]]:
+def modelled(
+    *, rows: int, top_k: int, hidden: int, ranks: int, layers: int
+) -> list[dict[str, Any]]:
     """What an exchange in each of `layers` layers adds to a step, without any overlap."""
     return [
         {

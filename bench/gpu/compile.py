@@ -1,4 +1,4 @@
-"""Compile the kernels of all cases into Triton's cache, in some processes at once, so that the measurement finds them there.
+"""Compile the kernels of all cases into Triton's cache, in some processes at once: then the measurement need not.
 
     python -m bench.gpu.compile --processes 8 --budget-s 50
 
@@ -20,9 +20,7 @@ def main() -> int:
     args = parser.parse_args()
     command = [sys.executable, "-m", "bench.kernels", "--out", os.devnull]
     command += ["--budget-s", f"{args.budget_s:.0f}", "--share"]
-    started = [
-        subprocess.Popen([*command, f"{i}/{args.processes}"]) for i in range(args.processes)
-    ]
+    started = [subprocess.Popen([*command, f"{i}/{args.processes}"]) for i in range(args.processes)]
     codes = [process.wait() for process in started]
     print(f"{sum(code != 0 for code in codes)} of {len(codes)} processes did not end well")
     return 0

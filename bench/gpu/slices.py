@@ -3,10 +3,10 @@
     python -m bench.gpu.slices layers --out layers.json [--dry] [--budget-s 60]
     python -m bench.gpu.slices rank --out rank.json
 
-`layers`: one dense layer, and as many with all 256 experts as fit into memory. `rank`, one of a group of 32: all 61 layers,
-with 8 of the 256 experts in each; attention, router and shared expert are whole, as with attention data parallelism.
-Its experts get as many rows as in a group (bench/kernels/one_rank.py); what the exchange of rows would take is a model, and
-labelled so.
+`layers`: one dense layer, and as many with all 256 experts as fit into memory. `rank`, one of a group of 32: all 61
+layers, with 8 of the 256 experts in each; attention, router and shared expert are whole, as with attention data
+parallelism. Its experts get as many rows as in a group (bench/kernels/one_rank.py); what the exchange of rows would
+take is a model, and labelled so.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ from headrace_kernels.ops import Routing
 from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 
 MEMORY_SHARE = 0.9  # of what is free; the rest is for fragments
-ACTIVATION_BYTES = 12 << 30  # of a prompt of 8,192 rows, and of experts that are stacked while they are loaded
+ACTIVATION_BYTES = (
+    12 << 30
+)  # of a prompt of 8,192 rows, and of experts that are stacked while they are loaded
 FEWER = 2  # layers less after the memory did not suffice
 
 
@@ -234,7 +236,10 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-PARTS = {"layers": whole_layers, "rank": one_rank}
+PARTS: dict[str, Callable[[Plan, Clock, torch.device, float], Row]] = {
+    "layers": whole_layers,
+    "rank": one_rank,
+}
 
 
 def main() -> int:
@@ -252,9 +257,10 @@ def main() -> int:
     try:
         row = PARTS[args.part](DRY if args.dry else FULL, clock, device, end_at)
     except Exception as error:
-        row = {"slice": args.part, "failed": _first_line(error)}
+        row: Row = {"slice": args.part, "failed": _first_line(error)}
     args.out.write_text(json.dumps(row, indent=1) + "\n")
-    failed = [one for one in (row, *row.get("steps", [])) if "failed" in one]
+    steps: list[Row] = row.get("steps", [])
+    failed = [one for one in (row, *steps) if "failed" in one]
     for one in failed:
         print(f"failed: {one.get('step') or one['slice']}: {one['failed']}")
     return 1 if failed else 0

@@ -1,4 +1,4 @@
-"""Stages one after the other, each a process of its own with a deadline. What one does to itself, no other one feels."""
+"""Stages one after the other, each a process of its own with a deadline: what breaks one breaks no other."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Stage:
     limit_s: float
     command: Callable[[float], list[str]]
     figures: Callable[[], dict[str, Any]]  # what it found; {} where there is nothing
-    needed: bool = False  # whether nothing after it can work without it
+    fatal: int | None = None  # an exit status after which nothing else can work
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class Outcome:
     status: Status
     seconds: float
     says: str  # why it did not end well, in one line
+    code: int  # exit status, of the last start
     figures: dict[str, Any]
     output: str
 
@@ -48,14 +49,15 @@ def run_all(
     began = time.monotonic()
     outcomes: list[Outcome] = []
     end_at = began
-    stopped = False
+    stopped = ""  # by which stage
     for stage in stages:
         end_at += stage.limit_s
         if stopped:
-            outcome = Outcome(stage.name, "not run", 0.0, f"{outcomes[0].name} failed", {}, "")
+            outcome = Outcome(stage.name, "not run", 0.0, f"{stopped} failed", 0, {}, "")
         else:
             outcome = run(stage, env, folder / f"{stage.name.replace(' ', '_')}.log", end_at)
-        stopped = stopped or (stage.needed and outcome.status != "ok")
+        if stage.fatal is not None and outcome.code == stage.fatal:
+            stopped = stopped or stage.name
         outcomes.append(outcome)
         told(outcome)
     return outcomes
@@ -81,12 +83,14 @@ def run(stage: Stage, env: Mapping[str, str], log: Path, end_at: float) -> Outco
                 start_new_session=True,
             )
             code, cut_off = _wait(process, end_at)
-            if code < 0 and not cut_off:  # a signal ended it, as a broken device may do
-                code = AGAIN if starts < MOST_STARTS and _can_go_on(stage) else code
+            if (
+                code != 0 and not cut_off and _can_go_on(stage)
+            ):  # a broken device may end it anywhere
+                code = AGAIN
     text = _tail(log)
     figures, fault = _read(stage)
     status, says = _judge(code, cut_off=cut_off, text=text, figures=figures, fault=fault)
-    return Outcome(stage.name, status, time.monotonic() - began, says, figures, text)
+    return Outcome(stage.name, status, time.monotonic() - began, says, code, figures, text)
 
 
 def _judge(

@@ -25,9 +25,7 @@ def prefill(tokens: int, block_tokens: int) -> Batch:
     return _batch(1, tokens, tokens, block_tokens, prompt_tokens=tokens)
 
 
-def _batch(
-    seqs: int, rows: int, context: int, block_tokens: int, *, prompt_tokens: int
-) -> Batch:
+def _batch(seqs: int, rows: int, context: int, block_tokens: int, *, prompt_tokens: int) -> Batch:
     """The last `rows` tokens of each context, in blocks that are not in order."""
     blocks = -(-context // block_tokens)
     order = np.random.default_rng(1).permutation(seqs * blocks).astype(np.int32)

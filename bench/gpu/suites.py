@@ -12,9 +12,11 @@ PYTEST = [
     *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=short"),
     *("-W", "default", "-o", "junit_family=xunit2"),
 ]
-# All kernels, natively: every file of the folder takes a GPU where there is one. "slow" compiles for GPUs that are not here.
-KERNELS = ["tests/kernels", "tests/workers/test_sampler.py", "-m", "not slow", "-n", "8"]
-KERNELS += ["--dist", "worksteal"]
+# All kernels, natively: every file of the folder takes a GPU where there is one. "slow" compiles for other GPUs.
+KERNELS = [
+    *("tests/kernels", "tests/workers/test_sampler.py", "-m", "not slow"),
+    *("-n", "8", "--dist", "worksteal"),
+]
 KERNELS_DRY = ["tests/kernels/test_rooflines.py", "-n", "0"]
 # Router, worker and client as processes. The worker takes a GPU where there is one.
 E2E = [

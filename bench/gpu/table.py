@@ -24,7 +24,17 @@ from bench.kernels.shapes import DRY, FULL
 
 NOT_RUN = "not run on a GPU yet"
 DRY_RUN = "dry run: right"
-COLUMNS = ("what", "shape", "result", "us", "GB/s", "TFLOP/s", "of ceiling", "torch us", "published us")
+COLUMNS = (
+    "what",
+    "shape",
+    "result",
+    "us",
+    "GB/s",
+    "TFLOP/s",
+    "of ceiling",
+    "torch us",
+    "published us",
+)
 CEILINGS = {"copy": "copy", "bf16": "bf16 matmul", "fp8": "FP8 matmul", "fp32": "fp32 matmul"}
 SUITES = {"kernel tests": "kernel tests", "end to end": "end to end, tiny and default model"}
 
@@ -75,12 +85,12 @@ def _origin(results: Results) -> str:
         )
     gpu = facts.get("gpu")
     if not gpu:
-        return f"No GPU has run this: each row says \"{NOT_RUN}\"."
+        return f'No GPU has run this: each row says "{NOT_RUN}".'
     driver = cast("Figures", gpu.get("nvidia_smi") or {}).get("driver_version", "unknown")
     return (
         f"{gpu['name']}, driver {driver}, CUDA {gpu['cuda']}, torch {facts['torch']}, triton {facts['triton']}, "
-        f"commit {facts['commit']}, `{results.run.get('command', '')}`. Times are medians by CUDA events with a cold L2; "
-        "the share is that of the ceiling which bounds the case, bytes by `copy` or flops by the matmul of its type."
+        f"commit {facts['commit']}, `{results.run.get('command', '')}`. Times are medians by CUDA events with a cold "
+        "L2; the share is that of the ceiling which bounds the case: bytes by `copy`, flops by the matmul of its type."
     )
 
 
@@ -172,6 +182,8 @@ def _slices(results: Results) -> Iterator[list[str]]:
             step: Figures = steps.get(step_name, {})
             whole = step or ({"failed": figures["failed"]} if "failed" in figures else {})
             shape = f"{step_name}{layers}"
+            if "gpu_us" in step:
+                shape += f"; GPU {_number(step['gpu_us'])} us, host {_number(step['host_us'])} us"
             for network in step.get("communication", []):
                 shape += f"; exchange {_number(network['step_us'])} us, {network['is']}, {network['network']}"
             yield [name, shape, _result(whole), _number(step.get("step_us"))]

@@ -2,8 +2,8 @@
 
     make gpu-wheel        # where Rust and a network are; fills dist/gpu
 
-On the GPU machine nothing is installed: `_core` goes to where `make setup` would put it, and packages that are not there, or
-older than what was tested with, go into a folder of their own on PYTHONPATH.
+On the GPU machine nothing is installed: `_core` goes to where `make setup` would put it, and packages that are not
+there, or older than what was tested with, go into a folder of their own on PYTHONPATH.
 """
 
 from __future__ import annotations

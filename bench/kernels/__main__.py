@@ -10,6 +10,7 @@ failed; 75, the device is broken or the process must be started again for the re
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
 import sys
 import time
@@ -26,6 +27,7 @@ from bench.kernels.shapes import DRY, FULL, Sizes
 from bench.kernels.timing import Clock, GpuClock, HostClock
 
 AGAIN = 75
+CASE_LIMIT_S = 45  # on a GPU: a case that takes longer hangs, and the process with it
 OF_NO_CASE = "a kernel of the package without a case"
 
 
@@ -72,7 +74,9 @@ def run(kept: Kept, sizes: Sizes, clock: Clock, device: torch.device, end_at: fl
     kept.write()
     failed = [row["case"] for row in figures["cases"] if "failed" in row]
     failed += [row["ceiling"] for row in figures["ceilings"] if "error" in row]
-    print(f"{len(figures['cases'])} cases, {len(failed)} failed, {len(figures['left_out'])} left out")
+    print(
+        f"{len(figures['cases'])} cases, {len(failed)} failed, {len(figures['left_out'])} left out"
+    )
     return 1 if failed or figures["without_case"] else 0
 
 
@@ -84,6 +88,8 @@ def _one(
     figures["begun"] = head(case)
     kept.write()
     usable = True
+    if not clock.dry:
+        faulthandler.dump_traceback_later(CASE_LIMIT_S, exit=True)
     try:
         row = with_shares(measure(case, clock, device), rates)
     except Exception as error:
@@ -91,6 +97,8 @@ def _one(
         row = head(case) | {"failed": f"{type(error).__name__}: {text[0]}"}
         usable = not breaks_the_device(error)
         print(f"failed: {case.name}: {row['failed']}", flush=True)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     del figures["begun"]
     figures["cases"].append(row)
     kept.write()

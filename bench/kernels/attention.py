@@ -88,9 +88,7 @@ def _grouped(
     def build(bench: Bench) -> Work:
         tables = _tables(bench, seqs, context, sizes)
         blocks = tables.numel()
-        caches = [
-            bench.draw(blocks, sizes.block_tokens, a.kv_heads, a.dim) for _ in range(2)
-        ]
+        caches = [bench.draw(blocks, sizes.block_tokens, a.kv_heads, a.dim) for _ in range(2)]
         q = bench.draw(seqs * rows, a.heads, a.dim)
         starts = list(range(0, seqs * rows + 1, rows))
         where = (tables, bench.integers(starts), bench.integers([context] * seqs))
@@ -115,14 +113,22 @@ def _grouped(
             ours=ours,
             theirs=theirs,
             theirs_is="SDPA, KV in one piece",
-            check=lambda: (ours(), paged.paged_attention_ref(q, *caches, *where, scale=scale)),
+            check=lambda: (
+                ours(),
+                paged.paged_attention_ref(q, caches[0], caches[1], *where, scale=scale),
+            ),
             nbytes=paged.paged_attention_bytes(
                 seqs * rows, seqs * context, a.heads, a.kv_heads, a.dim, 2
             ),
-            flops=4 * pairs * a.heads * a.dim,  # as the kernel's documentation says; it has no `flops()`
+            flops=4
+            * pairs
+            * a.heads
+            * a.dim,  # as the kernel's documentation says; it has no `flops()`
         )
 
-    kind = f"prefill of {rows} tokens" if rows > 1 else f"decode, {seqs} sequences, context {context}"
+    kind = (
+        f"prefill of {rows} tokens" if rows > 1 else f"decode, {seqs} sequences, context {context}"
+    )
     return Case(wrapper="paged_attention", model=shape.model, point=kind, build=build)
 
 
@@ -131,9 +137,7 @@ def _absorbed(shape: Shape, a: Latent, seqs: int, sizes: Sizes, dtype: torch.dty
 
     def build(bench: Bench) -> Work:
         tables = _tables(bench, seqs, context, sizes)
-        cache = bench.draw(
-            tables.numel(), sizes.block_tokens, a.kv_lora + a.rope, dtype=dtype
-        )
+        cache = bench.draw(tables.numel(), sizes.block_tokens, a.kv_lora + a.rope, dtype=dtype)
         q = bench.draw(seqs, a.heads, a.nope + a.rope)
         kv_b = bench.draw(a.heads, a.nope + a.v, a.kv_lora, scale=a.kv_lora**-0.5)
         where = (
@@ -196,9 +200,7 @@ def _expanded(shape: Shape, a: Latent, sizes: Sizes, dtype: torch.dtype) -> Case
 
     def build(bench: Bench) -> Work:
         tables = _tables(bench, 1, tokens, sizes)
-        cache = bench.draw(
-            tables.numel(), sizes.block_tokens, a.kv_lora + a.rope, dtype=dtype
-        )
+        cache = bench.draw(tables.numel(), sizes.block_tokens, a.kv_lora + a.rope, dtype=dtype)
         q = bench.draw(tokens, a.heads, a.nope + a.rope)
         kv_b = bench.draw(a.heads, a.nope + a.v, a.kv_lora, scale=a.kv_lora**-0.5)
         first = bench.integers([0])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 
 import torch
 from torch.nn import functional
@@ -114,7 +115,9 @@ def _permute(shape: Shape, m: Mixture, rows: int) -> Case:
     return Case(wrapper="permute", model=shape.model, point=point, build=build)
 
 
-def _stack(bench: Bench, experts: int, n_out: int, n_in: int, *, fp8: bool) -> Fp8Experts | torch.Tensor:
+def _stack(
+    bench: Bench, experts: int, n_out: int, n_in: int, *, fp8: bool
+) -> Fp8Experts | torch.Tensor:
     if fp8:
         return fp8_experts([an_fp8_matrix(bench, n_out, n_in) for _ in range(experts)])
     whole = torch.empty(experts, n_out, n_in, dtype=torch.bfloat16, device=bench.device)
@@ -136,21 +139,30 @@ def _product(shape: Shape, m: Mixture, rows: int, *, gather: bool) -> Case:
         x = bench.draw(rows if gather else pairs, n_in)
         ends = permutation.offsets[1:]
         row = permutation.pairs.long() // m.top_k
+        ours: Callable[..., torch.Tensor]
+        reference: Callable[..., torch.Tensor]
         if isinstance(weight, Fp8Experts):
             ours, reference = fp8_grouped_linear, fp8_grouped_linear_ref
             nbytes = fp8_grouped_linear_bytes(pairs, busy, n_in, n_out, 2)
             flops = fp8_grouped_linear_flops(pairs, n_in, n_out)
-            wide = torch.stack(
-                [weight[e].dequantised().to(x.dtype) for e in range(m.experts)]
-            ).transpose(1, 2)
         else:
             ours, reference = grouped_linear, grouped_linear_ref
             nbytes = grouped_linear_bytes(pairs, busy, n_in, n_out, 2)
             flops = grouped_linear_flops(pairs, n_in, n_out)
-            wide = weight.transpose(1, 2)
+
+        @functools.cache
+        def wide() -> torch.Tensor:
+            """The weights in bf16, `[experts, in, out]`: of e4m3 twice the bytes, so made when asked for."""
+            if isinstance(weight, torch.Tensor):
+                return weight.transpose(1, 2)
+            whole = torch.empty(weight.weight.shape, dtype=x.dtype, device=bench.device)
+            for expert in range(m.experts):
+                whole[expert] = weight[expert].dequantised()
+            return whole.transpose(1, 2)
+
         return Work(
             ours=lambda: ours(x, weight, permutation, gather=gather),
-            theirs=lambda: functional.grouped_mm(x[row] if gather else x, wide, offs=ends),
+            theirs=lambda: functional.grouped_mm(x[row] if gather else x, wide(), offs=ends),
             theirs_is="grouped_mm, bf16" + (", of twice the weight bytes" if shape.fp8 else ""),
             check=lambda: (
                 ours(x, weight, permutation, gather=gather),
@@ -199,9 +211,7 @@ def _layer(shape: Shape, m: Mixture, rows: int, sizes: Sizes, *, ranks: int = 1)
         gate_up = _stack(bench, here, 2 * m.width, shape.hidden, fp8=True)
         down = _stack(bench, here, shape.hidden, m.width, fp8=True)
         experts = Experts(
-            gate=bench.draw(
-                m.experts, shape.hidden, dtype=torch.float32, scale=shape.hidden**-0.5
-            ),
+            gate=bench.draw(m.experts, shape.hidden, dtype=torch.float32, scale=shape.hidden**-0.5),
             bias=torch.zeros(m.experts, device=bench.device),
             gate_up=gate_up,
             down=down,

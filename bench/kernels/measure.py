@@ -24,9 +24,7 @@ class WrongResultError(ValueError):
 def all_cases(sizes: Sizes) -> list[Case]:
     """Those of the first model first, so that a budget cuts what matters least."""
     cases = [
-        case
-        for family in (attention, experts, dense, elementwise)
-        for case in family.cases(sizes)
+        case for family in (attention, experts, dense, elementwise) for case in family.cases(sizes)
     ]
     order = {shape.model: i for i, shape in enumerate(sizes.shapes)}
     return sorted(cases, key=lambda case: order[case.model])

@@ -1,9 +1,9 @@
 """One rank of an expert-parallel group without the others: they send it what it would send them.
 
-A group of R ranks has T rows on each, and every row goes to `top_k` experts. Where all ranks are alike, a rank's experts
-get as many pairs of row and expert as the rank sends away: T * top_k. So each pair of this rank's own rows comes
-back as the pair of another rank's row, to the local expert whose place on its rank is the same. What would move between
-ranks does not move; how long that would take is a model of its own (bench/gpu/communication.py).
+A group of R ranks has T rows on each, and every row goes to `top_k` experts. Where all ranks are alike, a rank's
+experts get as many pairs of row and expert as the rank sends away: T * top_k. So each pair of this rank's own rows
+comes back as the pair of another rank's row, to the local expert whose place on its rank is the same. What would move
+between ranks does not move; how long that would take is a model of its own (bench/gpu/communication.py).
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Clock(Protocol):
 
 
 class GpuClock:
-    """CUDA events around each call. Before it the L2 is filled with other bytes, and the GPU is kept busy until the host
-    has started all of the call: the time is that of the GPU's work in a row, as a graph of it would run.
+    """CUDA events around each call. Before it the L2 is filled with other bytes, and the GPU is kept busy until the
+    host has started all of the call: the time is that of the GPU's work in a row, as a graph of it would run.
     """
 
     dry = False
