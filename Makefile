@@ -152,7 +152,7 @@ gpu: ## all that a GPU can tell, under 10 minutes: tests, kernels, R1-shaped ste
 .PHONY: gpu-wheel
 gpu-wheel: setup ## what `make gpu` needs on a machine without Rust, into dist/gpu (ARGS=--model: weights too)
 	@rm -rf dist/gpu
-	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --release --locked --strip --quiet --out dist/gpu
+	@VIRTUAL_ENV=$(CURDIR)/$(VENV) $(VENV)/bin/maturin build --release --locked --quiet --out dist/gpu
 	@$(PY) -m bench.gpu.carry $(ARGS)
 
 .PHONY: clean
