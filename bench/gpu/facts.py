@@ -29,7 +29,7 @@ FOR_TESTS = (
     *("transformers", "tokenizers", "safetensors", "msgpack", "gguf", "uvloop"),
 )
 QUERY = "name,driver_version,memory.total,clocks.max.sm,clocks.max.mem,power.limit"
-BRING = "`make gpu-wheel` puts into dist/gpu what to bring"
+BRING = "`make gpu-wheel` puts into dist/gpu what to bring; torch, triton, numpy and transformers are the machine's own"
 
 
 def not_importable() -> list[str]:
