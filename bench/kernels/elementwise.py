@@ -138,24 +138,25 @@ def _latent(shape: Shape, a: Latent, rows: int, sizes: Sizes, dtype: torch.dtype
         latent, norm = bench.draw(rows, a.kv_lora + a.rope), bench.draw(a.kv_lora)
         shape_of_cache = (blocks, sizes.block_tokens, a.kv_lora + a.rope)
 
-        def empty() -> torch.Tensor:
-            return torch.zeros(shape_of_cache, device=bench.device).to(dtype)
+        def empty(of: torch.dtype) -> torch.Tensor:
+            return torch.zeros(shape_of_cache, device=bench.device).to(of)
 
-        cache = empty()
+        cache = empty(dtype)
 
         def run(function: Callable[..., torch.Tensor], x: torch.Tensor, kv: torch.Tensor) -> None:
             function(x, latent, norm, EPS, turns, positions, slots, kv, rope_interleave=True)
 
-        def result(function: Callable[..., torch.Tensor]) -> torch.Tensor:
-            x, kv = q.clone(), empty()
+        def result(function: Callable[..., torch.Tensor], of: torch.dtype) -> torch.Tensor:
+            x, kv = q.clone(), empty(of)
             run(function, x, kv)
-            return torch.cat((x.float().flatten(), kv.float().flatten()))
+            return torch.cat((x.float().flatten(), kv.to(dtype).float().flatten()))
 
         return Work(
             ours=lambda: run(mla_store, q, cache),
             theirs=lambda: run(mla_store_ref, q, cache),
             theirs_is=REFERENCE,
-            check=lambda: (result(mla_store), result(mla_store_ref)),
+            # Not every torch writes rows of e4m3, so the reference's are rounded behind it.
+            check=lambda: (result(mla_store, dtype), result(mla_store_ref, torch.float32)),
             nbytes=mla_store_bytes(rows, a.heads, a.kv_lora, a.rope, 2, dtype.itemsize),
             limit=3e-2,  # a value between two of e4m3 may go either way
         )
