@@ -94,7 +94,7 @@ class RandomCheckpoint(Checkpoint):
 
     def __init__(self, raw: Mapping[str, Any], device: torch.device, seed: int = 0) -> None:
         super().__init__("random", Path("random"), parse_config(raw))
-        self._infos = _infos(self.config)
+        self._infos = _infos(self.config, range(self.config.num_layers))
         self._device = device
         self._random = torch.Generator(device).manual_seed(seed)
 
@@ -124,10 +124,11 @@ class RandomCheckpoint(Checkpoint):
 def layer_bytes(config: ModelConfig, layer: int) -> int:
     """Of the weights of a layer."""
     prefix = f"model.layers.{layer}."
-    return sum(x.nbytes for name, x in _infos(config).items() if name.startswith(prefix))
+    infos = _infos(config, range(layer, layer + 1))
+    return sum(x.nbytes for name, x in infos.items() if name.startswith(prefix))
 
 
-def _infos(config: ModelConfig) -> dict[str, TensorInfo]:
+def _infos(config: ModelConfig, layers: range) -> dict[str, TensorInfo]:
     deepseek = config.deepseek
     assert deepseek is not None
     hidden = config.hidden_size
@@ -147,7 +148,7 @@ def _infos(config: ModelConfig) -> dict[str, TensorInfo]:
         fp8(f"{name}.down_proj", hidden, width)
 
     add(EMBEDDING, (config.vocab_size, hidden))
-    for layer in range(config.num_layers):
+    for layer in layers:
         prefix = f"model.layers.{layer}"
         _attention(config, deepseek, f"{prefix}.self_attn", add, fp8)
         add(f"{prefix}.input_layernorm.weight", (hidden,))
