@@ -138,6 +138,17 @@ bench: setup ## measure the router and the engine (minutes); figures go to targe
 bench-step: setup ## CPU time of an engine's step beside the model, frames included (OUT)
 	@OMP_NUM_THREADS=1 $(PY) bench/engine/step_overhead.py --out $(or $(OUT),target/bench/step_overhead.json) $(ARGS)
 
+# The oldest Triton that the kernels must compile with, beside that of .venv and never in it.
+OLDEST_TRITON := target/triton-3.6
+
+.PHONY: compile-table
+compile-table: setup ## registers, spills and shared memory of all Triton kernels for sm_90 and sm_100, with two Tritons
+	@test -d $(OLDEST_TRITON) || { mkdir -p target && rm -rf $(OLDEST_TRITON).part && \
+		echo 'compile-table: Triton 3.6 into $(OLDEST_TRITON)' && \
+		$(PIP) install --no-deps --target $(OLDEST_TRITON).part 'triton==3.6.*' && \
+		mv $(OLDEST_TRITON).part $(OLDEST_TRITON); }
+	@OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -W ignore -m compile_table
+
 .PHONY: bench-routing
 bench-routing: setup ## routing policies on traces, live and simulated (TRACES, POLICIES, WORKERS, BLOCKS, OUT)
 	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench

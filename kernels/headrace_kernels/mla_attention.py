@@ -16,23 +16,45 @@ The key projection goes into the query and the value projection behind the sum, 
 of kv_lora + rope_dim values, of which the first kv_lora are also the value. Any subset of a step's rows may be given.
 An e4m3 cache is widened to the queries' type before it is multiplied.
 
+A latent of more than HALF_TILE values has two halves. A program makes all scores, but sums one half, so that its sums
+fit into registers. It adds its own half of a score first: the weights of the halves may differ by the last bit.
+
 Batch invariance: a program owns one row. Keys are cut at fixed absolute positions into spans of SPAN tokens, each is
 summed in tiles of KV_TILE tokens, and the spans are merged in order (merge_spans.py).
 """
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
+from triton.runtime import driver
 
 from headrace_kernels.head_linear import head_linear
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.merge_spans import merge_spans
+from headrace_kernels.unseen import finite_or_nan
 
-HEADS_TILE = 64  # at most; these share the keys that a program reads. A guess, not tuned yet
+HALF_TILE = 256  # values of a latent that a program sums, at most
 KV_TILE = 32  # tokens; a guess, not tuned yet
 SPAN = 1024  # tokens of one program, so that a long context fills the device; a guess
-LAUNCH = {"num_warps": 8, "num_stages": 2}  # a guess, not tuned yet
+STAGES = 2  # a guess, not tuned yet
 PART_BYTES = 1 << 29  # of spans that wait to be merged; more rows take turns
+
+
+class Tiles(NamedTuple):
+    """How programs share the heads. Registers and spills of each are in bench/results/kernel_resources.json."""
+
+    heads: int  # at most; these share the keys that a program reads
+    heads_per_warp: int
+
+
+#: Four warps multiply 64 rows at once. So 128 heads and half a latent are one such product for each four warps, and the
+#: scores stay in the registers that the values are then multiplied from.
+HOPPER = Tiles(heads=128, heads_per_warp=16)
+#: On Blackwell sums lie in tensor memory and go through registers when they fade: more than these spill. Here as well
+#: as there a guess that compiles, not tuned yet.
+OTHERS = Tiles(heads=64, heads_per_warp=8)
 
 
 @triton.jit(do_not_specialize=["max_blocks", "row_start"])
@@ -40,14 +62,16 @@ def _attend_latent_kernel(
     latent_ptr, q_ptr, cache_ptr, tables_ptr, seqs_ptr, positions_ptr, first_keys_ptr, part_ptr, lse_ptr,
     scale, max_blocks, row_start, q_row,
     HEADS: tl.constexpr, NOPE: tl.constexpr, KV_LORA: tl.constexpr, ROPE: tl.constexpr,
-    BLOCK_TOKENS: tl.constexpr, HEADS_TILE: tl.constexpr, LATENT_TILE: tl.constexpr, ROPE_TILE: tl.constexpr,
-    KV_TILE: tl.constexpr, SPAN: tl.constexpr, INTERPRET: tl.constexpr,
+    BLOCK_TOKENS: tl.constexpr, HEADS_TILE: tl.constexpr, HALVES: tl.constexpr, HALF_TILE: tl.constexpr,
+    ROPE_TILE: tl.constexpr, KV_TILE: tl.constexpr, SPAN: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
     here = tl.program_id(0)  # row of this launch, which starts with `row_start`
+    half = tl.program_id(1) % HALVES  # of the latent, that this program sums
     span = tl.program_id(2)
     row = (row_start + here).to(tl.int64)
-    head = tl.program_id(1) * HEADS_TILE + tl.arange(0, HEADS_TILE)
-    i = tl.arange(0, LATENT_TILE)
+    head = tl.program_id(1) // HALVES * HEADS_TILE + tl.arange(0, HEADS_TILE)
+    mine = half * HALF_TILE + tl.arange(0, HALF_TILE)
+    other = (HALVES - 1 - half) * HALF_TILE + tl.arange(0, HALF_TILE)
     d = tl.arange(0, ROPE_TILE)
     wide = tl.float32 if INTERPRET else q_ptr.dtype.element_ty  # of operands
     width: tl.constexpr = KV_LORA + ROPE
@@ -59,38 +83,46 @@ def _attend_latent_kernel(
         mask=(head[:, None] < HEADS) & (d[None, :] < ROPE), other=0.0,
     )  # fmt: skip
     q_rope = q_rope.to(wide)
-    q_latent = q_rope  # not used where there is no NOPE
+    q_mine = q_rope  # not used where there is no NOPE
+    q_other = q_rope
     if NOPE > 0:
-        q_latent = tl.load(
-            latent_ptr + (row * HEADS + head[:, None]) * KV_LORA + i[None, :],
-            mask=(head[:, None] < HEADS) & (i[None, :] < KV_LORA), other=0.0,
-        )  # fmt: skip
-        q_latent = q_latent.to(wide)
+        latent_at = latent_ptr + (row * HEADS + head[:, None]) * KV_LORA
+        q_mine = tl.load(
+            latent_at + mine[None, :], mask=(head[:, None] < HEADS) & (mine[None, :] < KV_LORA), other=0.0
+        ).to(wide)  # fmt: skip
+        if HALVES == 2:
+            q_other = tl.load(
+                latent_at + other[None, :], mask=(head[:, None] < HEADS) & (other[None, :] < KV_LORA), other=0.0
+            ).to(wide)  # fmt: skip
 
     best = tl.full((HEADS_TILE,), -float("inf"), dtype=tl.float32)
     total = tl.zeros((HEADS_TILE,), dtype=tl.float32)
-    acc = tl.zeros((HEADS_TILE, LATENT_TILE), dtype=tl.float32)
+    acc = tl.zeros((HEADS_TILE, HALF_TILE), dtype=tl.float32)
     for start in range(span * SPAN, tl.minimum((span + 1) * SPAN, position + 1), KV_TILE):
         token = start + tl.arange(0, KV_TILE)
         seen = (token <= position) & (token >= first_key)
         block = tl.load(
             tables_ptr + seq * max_blocks + token // BLOCK_TOKENS, mask=seen, other=0
         ).to(tl.int64)
-        at = (block * BLOCK_TOKENS + token % BLOCK_TOKENS) * width
+        entry = cache_ptr + ((block * BLOCK_TOKENS + token % BLOCK_TOKENS) * width)[:, None]
         c = tl.load(
-            cache_ptr + at[:, None] + i[None, :],
-            mask=seen[:, None] & (i[None, :] < KV_LORA), other=0.0,
-        )  # fmt: skip
+            entry + mine[None, :], mask=seen[:, None] & (mine[None, :] < KV_LORA), other=0.0
+        )
         c = widen(c, wide, INTERPRET)
         key = tl.load(
-            cache_ptr + at[None, :] + KV_LORA + d[:, None],
-            mask=seen[None, :] & (d[:, None] < ROPE), other=0.0,
-        )  # fmt: skip
+            entry + KV_LORA + d[None, :], mask=seen[:, None] & (d[None, :] < ROPE), other=0.0
+        )
         key = widen(key, wide, INTERPRET)
-        scores = tl.dot(q_rope, key, input_precision="ieee")
+        scores = tl.dot(q_rope, tl.trans(key), input_precision="ieee")
         if NOPE > 0:
-            scores = tl.dot(q_latent, tl.trans(c), scores, input_precision="ieee")
-        scores = tl.where(seen[None, :], scores * scale, -float("inf"))
+            scores = tl.dot(q_mine, tl.trans(c), scores, input_precision="ieee")
+            if HALVES == 2:
+                rest = tl.load(
+                    entry + other[None, :], mask=seen[:, None] & (other[None, :] < KV_LORA), other=0.0
+                )  # fmt: skip
+                rest = widen(rest, wide, INTERPRET)
+                scores = tl.dot(q_other, tl.trans(rest), scores, input_precision="ieee")
+        scores = tl.where(seen[None, :], finite_or_nan(scores * scale), -float("inf"))
         new_best = tl.maximum(best, tl.max(scores, axis=1))
         # Where nothing is seen yet the best stays -inf; exp(-inf - 0) is then 0, not NaN.
         pivot = tl.where(new_best == -float("inf"), 0.0, new_best)
@@ -105,10 +137,17 @@ def _attend_latent_kernel(
     lse = tl.where(any_seen, best + tl.log(tl.where(any_seen, total, 1.0)), -float("inf"))
     place = (span.to(tl.int64) * tl.num_programs(0) + here) * HEADS + head
     tl.store(
-        part_ptr + place[:, None] * KV_LORA + i[None, :], result,
-        mask=(head[:, None] < HEADS) & (i[None, :] < KV_LORA),
+        part_ptr + place[:, None] * KV_LORA + mine[None, :], result,
+        mask=(head[:, None] < HEADS) & (mine[None, :] < KV_LORA),
     )  # fmt: skip
-    tl.store(lse_ptr + place, lse, mask=head < HEADS)
+    tl.store(lse_ptr + place, lse, mask=head < (1 - half) * HEADS)  # one of the halves
+
+
+def launch_tiles() -> Tiles:
+    """Those of the current device. All rows of a device are computed alike."""
+    if INTERPRET.value:
+        return OTHERS
+    return HOPPER if driver.active.get_current_target().arch // 10 == 9 else OTHERS
 
 
 def mla_attention(
@@ -138,18 +177,23 @@ def mla_attention(
     summed = torch.empty_like(q_latent)
     spans = max(1, triton.cdiv(max_context, SPAN))
     rows_at_once = max(1, PART_BYTES // (4 * spans * heads * kv_lora))
-    heads_tile = min(HEADS_TILE, max(16, triton.next_power_of_2(heads)))
+    tiles = launch_tiles()
+    heads_tile = min(tiles.heads, max(16, triton.next_power_of_2(heads)))
+    latent_tile = max(16, triton.next_power_of_2(kv_lora))
+    half_tile = min(latent_tile, HALF_TILE)
+    halves = latent_tile // half_tile
+    assert halves <= 2, f"a latent of {kv_lora} values is more than two halves of {half_tile}"
     for start in range(0, rows, rows_at_once):
         n = min(rows_at_once, rows - start)
         part = torch.empty(spans, n * heads, kv_lora, dtype=torch.float32, device=q.device)
         lse = torch.empty(spans, n * heads, dtype=torch.float32, device=q.device)
-        _attend_latent_kernel[(n, triton.cdiv(heads, heads_tile), spans)](
+        _attend_latent_kernel[(n, triton.cdiv(heads, heads_tile) * halves, spans)](
             q_latent, q, cache, block_tables, row_seqs, positions, first_keys, part, lse,
             scale, block_tables.shape[1], start, q.stride(0),
             HEADS=heads, NOPE=nope_dim, KV_LORA=kv_lora, ROPE=rope_dim, BLOCK_TOKENS=cache.shape[1],
-            HEADS_TILE=heads_tile, LATENT_TILE=max(16, triton.next_power_of_2(kv_lora)),
+            HEADS_TILE=heads_tile, HALVES=halves, HALF_TILE=half_tile,
             ROPE_TILE=max(16, triton.next_power_of_2(rope_dim)), KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
-            **LAUNCH,
+            num_warps=max(4, heads_tile // tiles.heads_per_warp), num_stages=STAGES,
         )  # fmt: skip
         merge_spans(part, lse, summed[start : start + n].flatten(0, 1))
     return head_linear(summed, kv_b[:, nope_dim:].transpose(1, 2))

@@ -29,13 +29,13 @@ import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.linear import linear
-from headrace_kernels.unseen import finite_values
+from headrace_kernels.unseen import finite_or_nan, finite_values
 from headrace_kernels.upload import upload
 
-ROWS_TILE = 64  # query rows in one program; a guess, not tuned yet
+ROWS_TILE = 128  # query rows in one program; a guess, not tuned yet
 KV_TILE = 64  # tokens; a guess, not tuned yet
 SPAN = 1024  # tokens that are merged as one; a guess, not tuned yet
-LAUNCH = {"num_warps": 4, "num_stages": 2}  # a guess, not tuned yet
+LAUNCH = {"num_warps": 8, "num_stages": 2}  # a guess, not tuned yet
 LAUNCH_TOKENS = 4096  # tokens that are expanded at once: 256 MiB at DeepSeek-R1's sizes in bfloat16
 GATHER_TILE = 32  # tokens; a guess, not tuned yet
 
@@ -209,20 +209,21 @@ def _attend_expanded_kernel(
             if partly:
                 value, broken = finite_values(value)
             key = tl.load(
-                key_ptr + at[None, :] * ROPE + d[:, None],
-                mask=inside[None, :] & (d[:, None] < ROPE), other=0.0,
+                key_ptr + at[:, None] * ROPE + d[None, :],
+                mask=inside[:, None] & (d[None, :] < ROPE), other=0.0,
             )  # fmt: skip
-            scores = tl.dot(q_rope, key.to(wide), input_precision="ieee")
+            scores = tl.dot(q_rope, tl.trans(key.to(wide)), input_precision="ieee")
             if NOPE > 0:
                 k = tl.load(
-                    expanded[None, :] + n[:, None],
-                    mask=inside[None, :] & (n[:, None] < NOPE), other=0.0,
+                    expanded[:, None] + n[None, :],
+                    mask=inside[:, None] & (n[None, :] < NOPE), other=0.0,
                 )  # fmt: skip
-                scores = tl.dot(q_nope, k.to(wide), scores, input_precision="ieee")
+                scores = tl.dot(q_nope, tl.trans(k.to(wide)), scores, input_precision="ieee")
             seen = (token[None, :] <= position[:, None]) & (token[None, :] >= first_key)
+            scores = finite_or_nan(scores * scale)
             if partly:
                 scores = tl.where(broken[None, :], float("nan"), scores)
-            scores = tl.where(seen, scores * scale, -float("inf"))
+            scores = tl.where(seen, scores, -float("inf"))
             new_best = tl.maximum(best, tl.max(scores, axis=1))
             # A row that sees nothing yet keeps -inf as its best; exp(-inf - 0) is then 0, not NaN.
             pivot = tl.where(new_best == -float("inf"), 0.0, new_best)

@@ -23,9 +23,12 @@ import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET
 from headrace_kernels.merge_spans import merge_spans
-from headrace_kernels.unseen import finite_values
+from headrace_kernels.unseen import finite_or_nan, finite_values
 
-ROWS_TILE = 16  # query rows in one program; with the heads of a group they are the M of `tl.dot`
+ROWS_TILE = 16  # query rows that `row_tiles` puts together
+# Rows times heads of a group in one program, at most: the M of `tl.dot`. 16 heads and 16 rows spilled 1.8 KB a thread;
+# bench/results/kernel_resources.json has the registers of this. A guess, not tuned yet.
+M_TILE = 128
 KV_TILE = 64  # tokens; a guess, not tuned yet
 SPAN = (
     1024  # tokens of one program, so that a long context fills the device; a guess, not tuned yet
@@ -38,18 +41,20 @@ def _attend_span_kernel(
     scale, rows, max_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, GROUP_TILE: tl.constexpr,
-    ROWS_TILE: tl.constexpr, KV_TILE: tl.constexpr, SPAN: tl.constexpr, INTERPRET: tl.constexpr,
+    ROWS_TILE: tl.constexpr, ROWS: tl.constexpr, KV_TILE: tl.constexpr, SPAN: tl.constexpr,
+    INTERPRET: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
-    kv_head = tl.program_id(1)
+    parts: tl.constexpr = ROWS_TILE // ROWS  # of the tile; a program has one
+    kv_head = tl.program_id(1) // parts
     span = tl.program_id(2)
     group: tl.constexpr = HEADS // KV_HEADS
     seq = tl.load(tile_seq_ptr + tile)
-    first_row = tl.load(tile_row_ptr + tile)
+    first_row = tl.load(tile_row_ptr + tile) + tl.program_id(1) % parts * ROWS
     last_row = tl.load(starts_ptr + seq + 1)
     context = tl.load(lens_ptr + seq)
 
-    m = tl.arange(0, ROWS_TILE * GROUP_TILE)  # a query row and a head of the group
+    m = tl.arange(0, ROWS * GROUP_TILE)  # a query row and a head of the group
     row = first_row + m // GROUP_TILE
     member = m % GROUP_TILE
     valid = (row < last_row) & (member < group)
@@ -64,12 +69,12 @@ def _attend_span_kernel(
     if INTERPRET:
         q = q.to(tl.float32)
 
-    best = tl.full((ROWS_TILE * GROUP_TILE,), -float("inf"), dtype=tl.float32)
-    total = tl.zeros((ROWS_TILE * GROUP_TILE,), dtype=tl.float32)
-    acc = tl.zeros((ROWS_TILE * GROUP_TILE, DIM_TILE), dtype=tl.float32)
-    newest = (
-        context - last_row + tl.minimum(first_row + ROWS_TILE, last_row)
-    )  # one past the newest row's position
+    best = tl.full((ROWS * GROUP_TILE,), -float("inf"), dtype=tl.float32)
+    total = tl.zeros((ROWS * GROUP_TILE,), dtype=tl.float32)
+    acc = tl.zeros((ROWS * GROUP_TILE, DIM_TILE), dtype=tl.float32)
+    # One past the newest row's position; a part of a tile may have no rows, and then sees nothing.
+    newest = context - last_row + tl.minimum(first_row + ROWS, last_row)
+    newest = tl.where(first_row < last_row, newest, 0)
     end = tl.minimum((span + 1) * SPAN, newest)
     # Tiles that all rows see in whole, then those that they see in part.
     first_tokens = context - last_row + first_row + 1  # that the first row sees
@@ -84,24 +89,17 @@ def _attend_span_kernel(
                 other=0,
             ).to(tl.int64)
             slot = block * BLOCK_TOKENS + token % BLOCK_TOKENS
-            at = (slot * KV_HEADS + kv_head) * DIM
-            k = tl.load(
-                k_ptr + at[None, :] + d[:, None],
-                mask=inside[None, :] & (d[:, None] < DIM),
-                other=0.0,
-            )
-            v = tl.load(
-                v_ptr + at[:, None] + d[None, :],
-                mask=inside[:, None] & (d[None, :] < DIM),
-                other=0.0,
-            )
+            at = ((slot * KV_HEADS + kv_head) * DIM)[:, None] + d[None, :]
+            mask = inside[:, None] & (d[None, :] < DIM)
+            k = tl.load(k_ptr + at, mask=mask, other=0.0)
+            v = tl.load(v_ptr + at, mask=mask, other=0.0)
             if INTERPRET:
                 k = k.to(tl.float32)
                 v = v.to(tl.float32)
             broken = token < 0  # of none
             if partly:
                 v, broken = finite_values(v)
-            scores = tl.dot(q, k, input_precision="ieee") * scale
+            scores = finite_or_nan(tl.dot(q, tl.trans(k), input_precision="ieee") * scale)
             if partly:
                 scores = tl.where(broken[None, :], float("nan"), scores)
             scores = tl.where(token[None, :] <= position[:, None], scores, -float("inf"))
@@ -155,12 +153,15 @@ def paged_attention(
     lse = torch.empty(spans, rows, heads, dtype=torch.float32, device=q.device)
     dim_tile = max(16, triton.next_power_of_2(dim))
     tile_seq, tile_row = tiles
-    _attend_span_kernel[(tile_seq.numel(), kv_heads, spans)](
+    group_tile = triton.next_power_of_2(heads // kv_heads)
+    assert group_tile <= M_TILE, f"{heads // kv_heads} heads of a group are more than {M_TILE}"
+    rows_at_once = min(ROWS_TILE, M_TILE // group_tile)
+    _attend_span_kernel[(tile_seq.numel(), kv_heads * (ROWS_TILE // rows_at_once), spans)](
         q, k_cache, v_cache, block_tables, seq_starts, context_lens, tile_seq, tile_row, part, lse,
         scale, rows, block_tables.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile, BLOCK_TOKENS=block_tokens,
-        GROUP_TILE=triton.next_power_of_2(heads // kv_heads),
-        ROWS_TILE=ROWS_TILE, KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
+        GROUP_TILE=group_tile, ROWS_TILE=ROWS_TILE, ROWS=rows_at_once, KV_TILE=KV_TILE, SPAN=SPAN,
+        INTERPRET=INTERPRET, num_warps=8 if rows_at_once * group_tile == 128 else 4,
     )  # fmt: skip
     merge_spans(part.flatten(1, 2), lse.flatten(1), out.flatten(0, 1))
     return out

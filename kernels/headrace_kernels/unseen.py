@@ -18,3 +18,9 @@ def finite_values(value) -> tuple[Any, Any]:
     finite = tl.abs(value) < float("inf")
     broken = tl.min(finite.to(tl.int32), axis=1) == 0
     return tl.where(finite, value, 0.0).to(value.dtype), broken
+
+
+@triton.jit
+def finite_or_nan(scores) -> tl.tensor:
+    """`scores` with NaN for what is not finite, before the mask: a score of -inf would be as if it were not seen."""
+    return tl.where(tl.abs(scores) < float("inf"), scores, float("nan"))

@@ -160,7 +160,9 @@ class Paged:
 
 
 @dtypes
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (9, 3, 64), (2, 1, 24)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "dim"), [(4, 4, 16), (9, 3, 64), (2, 1, 24), (32, 2, 16)]
+)
 def test_paged_attention(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     contexts, rows = [1, KV_TILE, KV_TILE + 1, 100, 40], [1, 1, 20, 100, 3]
     paged = Paged(contexts, rows, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
@@ -173,9 +175,10 @@ def test_paged_attention_across_spans() -> None:
     close(paged.run([0, 1, 2], contexts, rows), paged.reference())
 
 
-def test_a_row_of_attention_does_not_depend_on_batch_or_chunks() -> None:
+@pytest.mark.parametrize("heads", [3, 16])  # 16 rows of 16 heads are two programs
+def test_a_row_of_attention_does_not_depend_on_batch_or_chunks(heads: int) -> None:
     contexts, rows = [SPAN + 30, 50], [60, 50]
-    paged = Paged(contexts, rows, heads=3, kv_heads=1, dim=16, dtype=torch.float32)
+    paged = Paged(contexts, rows, heads=heads, kv_heads=1, dim=16, dtype=torch.float32)
     whole = paged.run([0, 1], contexts, rows)
     alone = paged.run([1], [50], [50])
     assert torch.equal(alone, whole[60:])

@@ -202,9 +202,10 @@ class Latents:
 
 
 @dtypes
+@pytest.mark.parametrize("half_tile", [256, 32], ids=["whole", "halves"])
 @pytest.mark.parametrize(
     ("heads", "nope", "rope", "kv_lora", "v"),
-    [(3, 10, 8, 24, 12), (1, 0, 24, 33, 7), (17, 16, 16, 16, 16)],
+    [(3, 10, 8, 24, 12), (1, 0, 24, 33, 7), (17, 16, 16, 64, 16)],
 )
 def test_mla_attention(
     heads: int,
@@ -212,10 +213,13 @@ def test_mla_attention(
     rope: int,
     kv_lora: int,
     v: int,
+    half_tile: int,
     dtype: torch.dtype,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(absorbed, "HEADS_TILE", 16)  # 17 heads are two tiles
+    small = absorbed.Tiles(heads=16, heads_per_warp=8)  # 17 heads are two tiles
+    monkeypatch.setattr(absorbed, "launch_tiles", lambda: small)
+    monkeypatch.setattr(absorbed, "HALF_TILE", half_tile)
     latents = Latents(
         [1, 33, 70], [1, 1, 2], heads=heads, nope=nope, rope=rope, kv_lora=kv_lora, v=v,
         dtype=dtype,
@@ -255,9 +259,11 @@ def test_keys_before_the_first_are_not_seen_even_where_that_leaves_none() -> Non
     close(latents.expanded(*latents.all), want)
 
 
+@pytest.mark.parametrize("half_tile", [256, 16], ids=["whole", "halves"])
 def test_a_row_of_absorbed_attention_does_not_depend_on_the_others(
-    monkeypatch: pytest.MonkeyPatch,
+    half_tile: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(absorbed, "HALF_TILE", half_tile)
     latents = Latents([150, 20, 70], [4, 1, 2])
     together = latents.absorbed(*latents.all)
     assert torch.equal(latents.absorbed([1], [20], [1]), together[4:5])  # fewer spans, too
@@ -286,6 +292,7 @@ def test_prefill_plans_launch_each_span_once_and_only_rows_that_see_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prefill, "LAUNCH_TOKENS", 80)
+    monkeypatch.setattr(prefill, "ROWS_TILE", 64)
     # 150 rows of a whole prompt; 2 rows after 140 cached ones; a single row
     plan = prefill.prefill_plan([0, 150, 152, 153], [150, 142, 1], torch.device("cpu"))
     seen = [

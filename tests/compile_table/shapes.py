@@ -1,0 +1,116 @@
+"""Steps of known models: calls of the kernels' wrappers with tensors on the CPU, where nothing computes: launches.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from headrace_kernels.fp8_grouped_linear import fp8_experts
+from headrace_kernels.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
+from headrace_kernels.linear import linear
+from headrace_kernels.mla_attention import mla_attention
+from headrace_kernels.mla_prefill import mla_prefill, prefill_plan
+from headrace_kernels.mla_store import mla_store
+from headrace_kernels.moe import Experts, SingleRank, moe
+from headrace_kernels.ops import Routing
+from headrace_kernels.paged_attention import paged_attention, row_tiles
+from headrace_kernels.rms_norm import rms_norm
+from headrace_kernels.rope import rope_and_store_kv
+from headrace_kernels.silu_mul import silu_mul
+
+BLOCK_TOKENS = 64
+
+#: Rows and tokens of context of a step.
+FIRST_STEP = (5, 2000)
+#: Triton looks whether a number is 1 and whether 16 divides it. None of these may need other kernels than the first.
+OTHER_STEPS = ((1, 1), (16, 1024), (33, 5000))
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dense:
+    """A layer of a model with grouped-query attention. Its experts, if it has some, are left out."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    dim: int
+
+    def step(self, rows: int, context: int) -> None:
+        qkv = empty(rows, self.heads + 2 * self.kv_heads, self.dim)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        k_cache = empty(8, BLOCK_TOKENS, self.kv_heads, self.dim)
+        v_cache = torch.empty_like(k_cache)
+        positions = torch.arange(rows, dtype=torch.int32)
+        turns = empty(64, self.dim, dtype=torch.float32)
+        rope_and_store_kv(q, k, v, turns, positions, positions.long(), k_cache, v_cache)
+        starts = torch.tensor([0, rows], dtype=torch.int32)
+        paged_attention(
+            q.contiguous(), k_cache, v_cache, torch.zeros(1, -(-context // BLOCK_TOKENS), dtype=torch.int32),
+            starts, starts[1:], scale=0.1, max_context=context, tiles=row_tiles([0, rows]),
+        )  # fmt: skip
+        rms_norm(empty(rows, self.hidden), empty(self.hidden), 1e-6)
+        linear(empty(rows, self.hidden), empty(qkv.shape[1] * self.dim, self.hidden))
+        silu_mul(empty(rows, 2 * self.hidden))
+
+
+def deepseek_r1(rows: int, context: int) -> None:
+    """Both types of cache and of weights."""
+    for cache_dtype in (torch.bfloat16, torch.float8_e4m3fn):
+        latent_attention(cache_dtype, rows, context)
+    for fp8 in (False, True):
+        mixture_of_experts(rows, fp8=fp8)
+    fp8_linear(empty(rows, 7168), e4m3(2112, 7168))
+    for width in (7168, 1536):
+        rms_norm(empty(rows, width), empty(width), 1e-6)
+
+
+def latent_attention(cache_dtype: torch.dtype, rows: int, context: int) -> None:
+    heads, nope, rope, kv_lora, v = 128, 128, 64, 512, 128
+    q, kv_b = empty(rows, heads, nope + rope), empty(heads, nope + v, kv_lora)
+    cache = empty(8, BLOCK_TOKENS, kv_lora + rope, dtype=cache_dtype)
+    positions = torch.arange(rows, dtype=torch.int32)
+    table = torch.zeros(1, -(-context // BLOCK_TOKENS), dtype=torch.int32)
+    turns = empty(64, rope, dtype=torch.float32)
+    latent, norm = empty(rows, kv_lora + rope), empty(kv_lora)
+    slots = positions.long()
+    mla_store(q, latent, norm, 1e-6, turns, positions, slots, cache, rope_interleave=True)
+    zero = table[0, :1]
+    mla_attention(
+        q, kv_b, cache, table, positions * 0, positions, zero, scale=0.1, max_context=context
+    )
+    plan = prefill_plan([0, rows], [context], torch.device("cpu"))
+    mla_prefill(q, kv_b, cache, table, zero, plan, scale=0.1)
+
+
+def e4m3(n_out: int, n_in: int) -> Fp8Matrix:
+    scale = torch.ones(-(-n_out // 128), -(-n_in // 128))
+    return fp8_matrix([(empty(n_out, n_in, dtype=torch.float8_e4m3fn), scale)])
+
+
+def mixture_of_experts(rows: int, *, fp8: bool) -> None:
+    hidden, width, here = 7168, 2048, 2  # of 256 experts, as with 128 ranks
+    gate_up, down = empty(here, 2 * width, hidden), empty(here, hidden, width)
+    experts = Experts(
+        gate=empty(256, hidden, dtype=torch.float32),
+        bias=empty(256, dtype=torch.float32),
+        gate_up=fp8_experts([e4m3(2 * width, hidden)] * here) if fp8 else gate_up,
+        down=fp8_experts([e4m3(hidden, width)] * here) if fp8 else down,
+        routing=Routing(experts=256, top_k=8, groups=8, top_groups=4, normalise=True, scale=2.5),
+        dispatch=SingleRank(),
+    )
+    moe(empty(rows, hidden), experts, empty(rows, hidden))
+
+
+MODELS: Mapping[str, Callable[[int, int], None]] = {
+    "DeepSeek-R1": deepseek_r1,
+    "Llama-8B": Dense(hidden=4096, heads=32, kv_heads=8, dim=128).step,
+    "Llama-70B": Dense(hidden=8192, heads=64, kv_heads=8, dim=128).step,
+    "Qwen3-235B": Dense(hidden=4096, heads=64, kv_heads=4, dim=128).step,
+    "gpt-oss": Dense(hidden=2880, heads=64, kv_heads=8, dim=64).step,
+}
