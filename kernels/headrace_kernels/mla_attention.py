@@ -23,7 +23,7 @@ Batch invariance: a program owns one row. Keys are cut at fixed absolute positio
 summed in tiles of KV_TILE tokens, and the spans are merged in order (merge_spans.py).
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -147,7 +147,8 @@ def launch_tiles() -> Tiles:
     """Those of the current device. All rows of a device are computed alike."""
     if INTERPRET.value:
         return OTHERS
-    return HOPPER if driver.active.get_current_target().arch // 10 == 9 else OTHERS
+    target: Any = driver.active.get_current_target()
+    return HOPPER if target.arch // 10 == 9 else OTHERS
 
 
 def mla_attention(
@@ -183,6 +184,7 @@ def mla_attention(
     half_tile = min(latent_tile, HALF_TILE)
     halves = latent_tile // half_tile
     assert halves <= 2, f"a latent of {kv_lora} values is more than two halves of {half_tile}"
+    launch = {"num_warps": max(4, heads_tile // tiles.heads_per_warp), "num_stages": STAGES}
     for start in range(0, rows, rows_at_once):
         n = min(rows_at_once, rows - start)
         part = torch.empty(spans, n * heads, kv_lora, dtype=torch.float32, device=q.device)
@@ -193,7 +195,7 @@ def mla_attention(
             HEADS=heads, NOPE=nope_dim, KV_LORA=kv_lora, ROPE=rope_dim, BLOCK_TOKENS=cache.shape[1],
             HEADS_TILE=heads_tile, HALVES=halves, HALF_TILE=half_tile,
             ROPE_TILE=max(16, triton.next_power_of_2(rope_dim)), KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
-            num_warps=max(4, heads_tile // tiles.heads_per_warp), num_stages=STAGES,
+            **launch,
         )  # fmt: skip
         merge_spans(part, lse, summed[start : start + n].flatten(0, 1))
     return head_linear(summed, kv_b[:, nope_dim:].transpose(1, 2))

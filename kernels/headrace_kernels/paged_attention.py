@@ -156,12 +156,13 @@ def paged_attention(
     group_tile = triton.next_power_of_2(heads // kv_heads)
     assert group_tile <= M_TILE, f"{heads // kv_heads} heads of a group are more than {M_TILE}"
     rows_at_once = min(ROWS_TILE, M_TILE // group_tile)
+    launch = {"num_warps": 8 if rows_at_once * group_tile == 128 else 4}
     _attend_span_kernel[(tile_seq.numel(), kv_heads * (ROWS_TILE // rows_at_once), spans)](
         q, k_cache, v_cache, block_tables, seq_starts, context_lens, tile_seq, tile_row, part, lse,
         scale, rows, block_tables.shape[1],
         HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile, BLOCK_TOKENS=block_tokens,
         GROUP_TILE=group_tile, ROWS_TILE=ROWS_TILE, ROWS=rows_at_once, KV_TILE=KV_TILE, SPAN=SPAN,
-        INTERPRET=INTERPRET, num_warps=8 if rows_at_once * group_tile == 128 else 4,
+        INTERPRET=INTERPRET, **launch,
     )  # fmt: skip
     merge_spans(part.flatten(1, 2), lse.flatten(1), out.flatten(0, 1))
     return out

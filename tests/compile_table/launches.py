@@ -93,13 +93,7 @@ def source(kernel: Any) -> str:
         name = f"{function.fn.__module__}.{function.fn.__qualname__}"
         if name in code:
             continue
-        tokens = tokenize.generate_tokens(io.StringIO(function.src).readline)
-        layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE)
-        code[name] = [
-            tokenize.tok_name[token.type] if token.string.isspace() else token.string
-            for token in tokens
-            if token.type not in layout
-        ]
+        code[name] = words(function.src)
         for used in function.fn.__code__.co_names:
             value = function.fn.__globals__.get(used)
             if isinstance(value, JITFunction):
@@ -107,6 +101,16 @@ def source(kernel: Any) -> str:
             elif isinstance(value, constexpr):
                 code[name].append(f"{used}={value.value!r}")
     return digest(sorted(code.items()))
+
+
+def words(text: str) -> list[str]:
+    """Python without comments, line breaks and the width of indents."""
+    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE)
+    return [
+        tokenize.tok_name[token.type] if not token.string.strip() else token.string
+        for token in tokenize.generate_tokens(io.StringIO(text).readline)
+        if token.type not in layout
+    ]
 
 
 def launches(run: Callable[[], None], sm: int) -> dict[str, Launch]:

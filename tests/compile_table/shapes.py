@@ -1,4 +1,4 @@
-"""Steps of known models: calls of the kernels' wrappers with tensors on the CPU, where nothing computes: launches.py."""
+"""Steps of known models: calls of the kernels' wrappers with tensors on the CPU. Nothing computes: launches.py."""
 
 from __future__ import annotations
 

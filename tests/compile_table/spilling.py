@@ -14,7 +14,7 @@ from compile_table.measure import measured, row
 
 
 @triton.jit
-def _spilling_kernel(x_ptr: Any, y_ptr: Any, SIZE: tl.constexpr) -> None:  # noqa: N803 - of a kernel
+def _spilling_kernel(x_ptr, y_ptr, SIZE: tl.constexpr):  # noqa: ANN001, ANN202, N803 - Triton's parameters
     """A warp keeps a product of matrices in the registers that `maxnreg` leaves it."""
     i = tl.arange(0, SIZE)
     at = i[:, None] * SIZE + i[None, :]
@@ -25,7 +25,7 @@ def _spilling_kernel(x_ptr: Any, y_ptr: Any, SIZE: tl.constexpr) -> None:  # noq
 def main() -> None:
     def step() -> None:
         x = torch.empty(64, 64, dtype=torch.bfloat16)
-        kernel = _spilling_kernel[(1,)]
+        kernel: Any = _spilling_kernel[(1,)]
         kernel(x, torch.empty(64, 64), SIZE=64, num_warps=1, maxnreg=32)
 
     found = launches(step, 90)

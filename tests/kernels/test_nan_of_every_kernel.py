@@ -1,4 +1,5 @@
-"""A NaN in any floating input of any Triton kernel reaches the rows that read it, and no other row.
+"""A NaN in any floating input of any Triton kernel reaches the rows that read it, and no other row. In attention an
+infinity does so, too.
 
 Each case launches a kernel through its wrapper. The launch is repeated with a NaN in one place of one input, and its
 result is compared row by row. The kernels of the package and their floating inputs are counted: a new kernel or input
@@ -83,13 +84,13 @@ class Launch:
     grid: Any
     args: Args
 
-    def repeated(self, outputs: frozenset[str], spot: Spot | None) -> Args:
-        """The arguments after a launch on copies of them, with a NaN in `spot`, and NaN all over `outputs` before."""
+    def repeated(self, outputs: frozenset[str], spot: Spot | None, bad: float = NAN) -> Args:
+        """The arguments after a launch on copies of them, with `bad` in `spot`, and NaN all over `outputs` before."""
         args = {name: copied(x) for name, x in self.args.items()}
         for name in outputs:
             args[name].fill_(NAN)
         if spot is not None:
-            args[spot.name][spot.at] = NAN
+            args[spot.name][spot.at] = bad
         self.kernel[self.grid](**args)
         return args
 
@@ -514,3 +515,19 @@ def test_a_nan_reaches_those_who_read_it(case: Case) -> None:
         assert reached == list(spot.rows), spot
         others = [row for row in range(len(after)) if row not in spot.rows]
         assert torch.equal(after[others], before[others]), spot
+
+
+@pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
+@pytest.mark.parametrize("case", attention(), ids=lambda case: case.kernel)
+def test_an_infinity_in_attention_makes_no_plausible_number(case: Case, bad: float) -> None:
+    """A score of -inf is no token that a row does not see, and no weight of 0."""
+    launch = last_launch(case)
+    assert case.result is not None
+    before = case.result(launch.repeated(case.outputs, None)).float()
+    for spot in case.spots:
+        if spot.name == "lse_ptr" and bad < 0:
+            continue  # there it says that nothing was seen
+        after = case.result(launch.repeated(case.outputs, spot, bad)).float()
+        broken = ~after.flatten(1).isfinite().all(1)
+        assert broken.nonzero().flatten().tolist() == list(spot.rows), spot
+        assert torch.equal(after[~broken], before[~broken]), spot
