@@ -8,16 +8,18 @@ row_seqs      [rows]  int32  which sequence each row is of
 positions     [rows]  int32  a row sees the keys first_keys[seq] .. position
 first_keys    [seqs]  int32
 out           [rows, heads, v_dim]
-Cost: 2 * heads * (2 * kv_lora + rope_dim) flops for a row and key; reads each sequence's cache. With the 128 heads of
-DeepSeek-R1 the tensor cores are the bound, with few heads memory bandwidth is.
-Source: DeepSeek-V2 2024, section 2.1.3 (absorption). Compiled for compute capability 9.0, not run on a GPU yet.
+Cost: 2 * heads * (2 * kv_lora + rope_dim) flops for a row and key, with two halves (below) 2 * heads * (3 * kv_lora +
+2 * rope_dim); reads each sequence's cache. With the 128 heads of DeepSeek-R1 the tensor cores are the bound, with few
+heads memory bandwidth is.
+Source: DeepSeek-V2 2024, section 2.1.3 (absorption). Compiled for compute capabilities 9.0 and 10.0, not run on a GPU
+yet.
 
 The key projection goes into the query and the value projection behind the sum, so that all heads attend over one key
 of kv_lora + rope_dim values, of which the first kv_lora are also the value. Any subset of a step's rows may be given.
 An e4m3 cache is widened to the queries' type before it is multiplied.
 
 A latent of more than HALF_TILE values has two halves. A program makes all scores, but sums one half, so that its sums
-fit into registers. It adds its own half of a score first: the weights of the halves may differ by the last bit.
+fit into registers. It adds its own half of a score first: the weights of the two halves may differ by the last bit.
 
 Batch invariance: a program owns one row. Keys are cut at fixed absolute positions into spans of SPAN tokens, each is
 summed in tiles of KV_TILE tokens, and the spans are merged in order (merge_spans.py).
