@@ -26,8 +26,8 @@ from headrace_kernels.merge_spans import merge_spans
 from headrace_kernels.unseen import finite_or_nan, finite_values
 
 ROWS_TILE = 16  # query rows that `row_tiles` puts together
-# Rows times heads of a group in one program, at most: the M of `tl.dot`. 16 heads and 16 rows spilled 1.8 KB a thread;
-# bench/results/kernel_resources.json has the registers of this. A guess, not tuned yet.
+# Rows times heads of a group in one program, at most: the M of `tl.dot`. 16 heads and 16 rows took 2 KB of stack a
+# thread; bench/results/kernel_resources.json has the registers of this. A guess, not tuned yet.
 M_TILE = 128
 KV_TILE = 64  # tokens; a guess, not tuned yet
 SPAN = (
