@@ -6,6 +6,7 @@ mod errors;
 mod hash;
 mod index;
 mod kernels;
+mod outputs;
 mod race;
 mod router;
 mod segments;
@@ -29,6 +30,8 @@ mod _core {
     use crate::index::BlockIndex;
     #[pymodule_export]
     use crate::kernels::{Experts, HeadMatrices, Program, Table, Value, Weight};
+    #[pymodule_export]
+    use crate::outputs::encode_outputs;
     #[pymodule_export]
     use crate::race::race;
     #[pymodule_export]

@@ -24,6 +24,7 @@ __all__ = [
     "decode_frame",
     "derive_hash_key",
     "encode_frame",
+    "encode_outputs",
     "end_on_signals",
     "hash_blocks",
     "race",
@@ -77,6 +78,21 @@ def encode_frame(frame: dict[str, dict[str, Any]]) -> bytes:
 
 def decode_frame(body: bytes) -> dict[str, dict[str, Any]]:
     """The frame with this body, as `encode_frame` takes it. Raises a subclass of WireError."""
+
+def encode_outputs(
+    requests: NDArray[np.uint64],
+    counts: NDArray[np.uint32],
+    ids: NDArray[np.uint32],
+    *,
+    drafted: NDArray[np.uint32],
+    accepted: NDArray[np.uint32],
+    special: Sequence[tuple[int, bytes]],
+) -> bytes:
+    """The field `outputs` of a `Step`, as msgpack; with the GIL released.
+
+    A row for each of `requests`; `ids` has `counts` for each, row after row. `special` are places, ascending, of rows
+    that are written already, and have no ids here. ValueError where these do not fit together.
+    """
 
 @final
 class BlockIndex:

@@ -7,8 +7,12 @@ byte.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
+import numpy as np
+
+from headrace import _core
 from headrace.errors import MalformedFrame
 from headrace.frames import (
     MAX_FRAME_BYTES,
@@ -28,6 +32,7 @@ from headrace.frames import (
     KvReady,
     ModelPart,
     Offer,
+    Output,
     Ping,
     Prove,
     Refuse,
@@ -39,7 +44,8 @@ from headrace.frames import (
     Transferred,
     Welcome,
 )
-from headrace.schema import Schema
+from headrace.outputs import Outputs
+from headrace.schema import Part, Schema
 
 # Of one frame. What there is much of is bytes on this wire, but for the lists of a `Fetch`: two values for each block.
 MAX_VALUES: Final = 1 << 18
@@ -47,7 +53,24 @@ MAX_VALUES: Final = 1 << 18
 
 def encode(frame: Frame) -> bytes:
     """The body of `frame`. Raises MalformedFrame if a field is of the wrong type or out of range, and FrameTooLong."""
+    if type(frame) is Step and type(frame.outputs) is Outputs:
+        return _encode_columns(frame, frame.outputs)
     return _SCHEMA.encode(frame)
+
+
+def _encode_columns(step: Step, outputs: Outputs) -> bytes:
+    """The same bytes as those of a step with a list of these."""
+    head = _SCHEMA.encode(replace(step, outputs=[]))[:-1]  # without the empty list
+    body = head + _core.encode_outputs(
+        outputs.requests,
+        outputs.counts.astype(np.uint32),
+        outputs.ids.astype(np.uint32),
+        drafted=outputs.drafted.astype(np.uint32),
+        accepted=outputs.accepted.astype(np.uint32),
+        special=[(row, _OUTPUT.encode(it, row)) for row, it in outputs.special.items()],
+    )
+    _SCHEMA.check_length(len(body))
+    return body
 
 
 def decode(body: bytes) -> Frame:
@@ -135,3 +158,4 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     42: ("fetch", Fetch),
 }
 _SCHEMA: Final = Schema(_NUMBERS, MAX_FRAME_BYTES, _RULES, max_values=MAX_VALUES)
+_OUTPUT: Final = Part(Output, "step.outputs")

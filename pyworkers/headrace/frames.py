@@ -6,6 +6,7 @@ annotations below.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, TypeAlias
 
@@ -183,7 +184,7 @@ class Step:
     drafted: U32
     accepted: U32
     load: Load
-    outputs: list[Output]
+    outputs: Sequence[Output]  # a list, or columns (`Outputs`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ anything is built from it, so no message can ask for more memory than it has byt
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import (
     Annotated,
     Any,
@@ -85,15 +85,14 @@ class Schema:
         except MalformedFrame as error:
             error.at = name + error.at
             raise
-        # strict: what is no plain value here is our mistake. The default buffer is 256 KiB for each call.
-        packer = msgpack.Packer(strict_types=True, buf_size=1024)
-        try:
-            body = packer.pack([number, *fields])
-        except UnicodeEncodeError as error:  # a lone surrogate
-            raise MalformedFrame(name, "UTF-8", error.reason) from None
-        if len(body) > self._max_bytes:
-            raise FrameTooLong(len(body), self._max_bytes)
+        body = _pack(name, [number, *fields])
+        self.check_length(len(body))
         return body
+
+    def check_length(self, length: int) -> None:
+        """Raises FrameTooLong."""
+        if length > self._max_bytes:
+            raise FrameTooLong(length, self._max_bytes)
 
     def decode(self, body: bytes) -> Any:
         """The message with this body, or a WireError."""
@@ -118,7 +117,34 @@ class Schema:
             raise
 
 
+class Part:
+    """Something that stands in messages, at `at`."""
+
+    def __init__(self, kind: type, at: str) -> None:
+        _, self._dump = _struct(kind, {})
+        self._at = at
+
+    def encode(self, part: object, place: int) -> bytes:
+        """Its bytes, as the item at `place`. Raises MalformedFrame."""
+        at = f"{self._at}[{place}]"
+        try:
+            fields = self._dump(part)
+        except MalformedFrame as error:
+            error.at = at + error.at
+            raise
+        return _pack(at, fields)
+
+
 # --- msgpack ---
+
+
+def _pack(name: str, values: list[Any]) -> bytes:
+    # strict: what is no plain value here is our mistake. The default buffer is 256 KiB for each call.
+    packer = msgpack.Packer(strict_types=True, buf_size=1024)
+    try:
+        return packer.pack(values)
+    except UnicodeEncodeError as error:  # a lone surrogate
+        raise MalformedFrame(name, "UTF-8", error.reason) from None
 
 
 def _unpack(body: bytes, max_values: int) -> Any:
@@ -332,7 +358,7 @@ def _converts(hint: Any, rules: Rules) -> tuple[_Convert, _Convert]:
     if origin is Literal:
         check = _one_of(arguments)
         return check, check
-    if origin is list:
+    if origin in {list, Sequence}:
         load, dump = _converts(arguments[0], rules)
         return _list(load), _list(dump)
     if origin in {Union, types.UnionType}:

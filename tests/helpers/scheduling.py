@@ -73,7 +73,7 @@ def run_step(scheduler: Scheduler) -> Plan:
     for work in plan.work:
         sequence = work.sequence
         if sequence.remaining == 0:
-            sequence.generated.append(0)
+            sequence.add([0])
             if sequence.total >= sequence.limit:
                 scheduler.note_answer(len(sequence.generated))
                 scheduler.remove(sequence)

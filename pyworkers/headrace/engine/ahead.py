@@ -10,7 +10,11 @@ only; what goes to another worker is never one of them.
 
 from __future__ import annotations
 
+import numpy as np
+
 from headrace.engine.block_pool import BlockPool
+from headrace.engine.columns import Columns, Ints
+from headrace.engine.rows import places_of
 from headrace.engine.sequence import Sequence
 from headrace.engine.work import Work
 
@@ -18,36 +22,41 @@ from headrace.engine.work import Work
 class Ahead:
     """What sequences get for drafts, at most `most` for each; none where `most` is 0."""
 
-    def __init__(self, pool: BlockPool, block_tokens: int, most: int) -> None:
+    def __init__(self, pool: BlockPool, columns: Columns, block_tokens: int, most: int) -> None:
         self._pool = pool
+        self._columns = columns
         self._block_tokens = block_tokens
         self.most = most
         self.first = most  # for a sequence whose KV came from elsewhere
 
-    def add(self, work: list[Work], rows: int, running: int) -> int:
-        """Let `work` of decoding sequences check their drafts, in `rows` at most; returns how many rows it takes.
+    def add(self, seats: Ints, rows: int, running: int) -> Ints:
+        """How many drafts the decoding sequences at `seats` may check, in `rows` at most.
 
         `running` sequences may each need one more block.
         """
-        most = self.most
-        wanted = [self._wanted(item.sequence) for item in work]
-        while most > 0 and sum([min(count, most) for count in wanted]) > rows:
+        columns, most = self._columns, self.most
+        wanted = self._wanted(seats)
+        while most > 0 and int(np.minimum(wanted, most).sum()) > rows:
             most -= 1
-        taken = 0
-        for item, drafts in zip(work, wanted, strict=True):
-            item.drafts = self._reserve(item.sequence, min(drafts, most), running)
-            taken += item.drafts
-        return taken
+        drafts = np.minimum(wanted, most)
+        known = columns.length(seats) + columns.coming_drafts[seats] + drafts
+        lacks = known + self.most > columns.held[seats] * self._block_tokens
+        for place in places_of(lacks | columns.hands_off[seats]).tolist():
+            sequence: Sequence = columns.sequences[seats[place]]
+            drafts[place] = self._reserve(sequence, int(drafts[place]), running)
+        return drafts
 
-    def _wanted(self, sequence: Sequence) -> int:
+    def _wanted(self, seats: Ints) -> Ints:
         """How many drafts there will be; where a step under way is about to make them, one more than there were."""
-        if sequence.coming_rows == 0:
-            return sequence.drafts
-        return max(min(sequence.drafts + 1, sequence.limit - sequence.length - 1), 0)
+        columns = self._columns
+        there = columns.drafts[seats]
+        left = columns.limit[seats] - columns.length(seats) - 1
+        more = np.maximum(np.minimum(there + 1, left), 0)
+        return np.where(columns.coming_rows[seats] == 0, there, more)
 
     def begin(self, seated: list[Sequence], rows: int, running: int) -> list[Work]:
         """Decoding of sequences that just took their seats with all their KV: they may draft at once."""
-        work = [Work(sequence, 1) for sequence in seated]
+        work = [Work.of(sequence, 1, self._columns) for sequence in seated]
         for item in work if self.most > 0 else []:
             sequence = item.sequence
             drafts = min(self.first, rows, sequence.limit - sequence.total - 1)
@@ -103,7 +112,7 @@ class Ahead:
         while missing > 0 and self._pool.available > running:
             blocks = self._pool.allocate(1)
             assert blocks is not None, "there is one"
-            sequence.blocks += blocks
+            sequence.hold(blocks)
             missing -= 1
         room = len(sequence.blocks) * self._block_tokens - before
         return max(min(drafts, room), 0)

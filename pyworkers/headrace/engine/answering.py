@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
+from headrace.engine.rows import places_of
 from headrace.engine.schedule import Scheduler
 from headrace.engine.sequence import Sequence
-from headrace.engine.verify import Chosen
+from headrace.engine.verify import GOES_ON, Chosen, ChosenRows
 from headrace.frames import Finish, Freed, Output, TokenLogprob
+from headrace.outputs import Outputs
 
 
 class Answering:
@@ -21,17 +26,48 @@ class Answering:
         self._requests = requests
         self.pinned: list[Sequence] = []
 
-    def tokens(self, chosen: Chosen, result: StepResult) -> None:
-        """A sequence got tokens, which it has already; or none, and fails."""
+    def tokens(self, chosen: ChosenRows, sits: NDArray[np.bool_], result: StepResult) -> None:
+        """Sequences got tokens, which they have already; or none, and fail. `sits`: who has the seat of the step."""
+        columns, work = self._scheduler.columns, chosen.work
+        seats = work.seats[chosen.places]
+        plain = sits & columns.plain[seats] & (chosen.finish == GOES_ON) & (chosen.counts > 0)
+        plain[list(chosen.logprobs)] = False
+        links, requests = columns.link[seats], columns.request[seats]
+        said = plain.copy()
+        special: dict[int, Output] = {}
+        for row in places_of(~plain).tolist():
+            sequence: Sequence = work.sequences[chosen.places[row]]
+            if self._requests.get(sequence.key) is not sequence:
+                continue
+            links[row], requests[row] = sequence.key
+            output = self._say_of(chosen.row(row), result)
+            if output is not None:
+                special[row] = output
+                said[row] = True
+        result.drafted += int(chosen.drafted[said].sum())
+        result.accepted += int(chosen.accepted[said].sum())
+        outputs = Outputs(
+            requests,
+            np.where(plain, chosen.counts, 0),
+            chosen.ids[plain.repeat(chosen.counts)],
+            chosen.drafted,
+            chosen.accepted,
+            special,
+        )
+        for link in np.unique(links[said]).tolist():
+            result.of(link).columns = outputs.where(said & (links == link))
+
+    def _say_of(self, chosen: Chosen, result: StepResult) -> Output | None:
+        """Of one that got its first token, or its last, or more than tokens, or none."""
         sequence = chosen.sequence
         if not chosen.ids:
             self.fail(sequence, _not_finite(), result)
-            return
-        result.drafted += chosen.drafted
-        result.accepted += chosen.accepted
-        self._say(chosen, chosen.finish, result)
+            return None
+        output = self._output(chosen, chosen.finish)
+        self._end(sequence, chosen.finish, result)
         if sequence.export is not None and chosen.finish is None:
             self._pin(sequence, result)
+        return output
 
     def scored(self, sequence: Sequence, entries: list[TokenLogprob], result: StepResult) -> None:
         """More of its prompt's log-probabilities; they are all there is where nothing is to be generated."""
@@ -41,12 +77,12 @@ class Answering:
             return
         sequence.prompt_logprobs += entries
         if sequence.limit == sequence.prompt_len == sequence.computed:
-            self._say(_nothing(sequence), "length", result)
+            self._say(sequence, "length", result)
 
     def late(self, sequence: Sequence, result: StepResult) -> None:
         """Its deadline passed."""
         sequence.prompt_logprobs = None  # perhaps not complete
-        self._say(_nothing(sequence), "cancelled", result)
+        self._say(sequence, "cancelled", result)
 
     def fail(self, sequence: Sequence, error: RequestError, result: StepResult) -> None:
         result.of(sequence.key.link).failed.append(error.frame(sequence.key.request))
@@ -58,7 +94,13 @@ class Answering:
             freed = Freed(request=sequence.key.request, blocks=blocks)
             result.of(sequence.key.link).freed.append(freed)
 
-    def _say(self, chosen: Chosen, finish: Finish | None, result: StepResult) -> None:
+    def _say(self, sequence: Sequence, finish: Finish, result: StepResult) -> None:
+        """It ends without a token."""
+        output = self._output(Chosen(sequence, [], None, finish, 0, 0), finish)
+        result.of(sequence.key.link).said.append(output)
+        self._end(sequence, finish, result)
+
+    def _output(self, chosen: Chosen, finish: Finish | None) -> Output:
         sequence = chosen.sequence
         first = not sequence.answered
         output = Output(
@@ -71,9 +113,11 @@ class Answering:
             drafted=chosen.drafted,
             accepted=chosen.accepted,
         )
-        sequence.answered = True
         sequence.prompt_logprobs = None  # sent, and not wanted again after a preemption
-        result.of(sequence.key.link).outputs.append(output)
+        self._scheduler.columns.answered(sequence)
+        return output
+
+    def _end(self, sequence: Sequence, finish: Finish | None, result: StepResult) -> None:
         if finish is not None:
             if finish != "cancelled" and sequence.export is None:
                 self._scheduler.note_answer(len(sequence.generated))
@@ -87,10 +131,6 @@ class Answering:
         else:
             self._scheduler.park(sequence)
             self.pinned.append(sequence)
-
-
-def _nothing(sequence: Sequence) -> Chosen:
-    return Chosen(sequence, [], None, None, 0, 0)
 
 
 def _not_finite() -> RequestError:

@@ -95,9 +95,9 @@ class Arrivals:
             return
         arriving.going = True
         arriving.pull_by_s = now_s + arriving.timeout_s
-        for token in generated:
-            sequence.generated.append(token)
-            if sequence.penalties is not None:
+        sequence.add(generated)
+        if sequence.penalties is not None:
+            for token in generated:
                 sequence.penalties.add(token)
         if not generated:
             arriving.alone = True

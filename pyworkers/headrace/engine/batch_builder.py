@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.rows import places_of, spread
 from headrace.engine.seats import Seats
-from headrace.engine.sequence import Sequence
-from headrace.engine.work import Work
+from headrace.engine.work import StepWork, Work
 from headrace.models.batch import Batch
 
 
@@ -23,7 +22,7 @@ class Prepared:
     """
 
     batch: Batch
-    work: list[Work]
+    work: StepWork
     seats: NDArray[np.int64]  # [work]
     known: NDArray[np.int64]  # [work], rows but for drafts
     sampled: NDArray[np.int64]  # places in `work`
@@ -31,17 +30,15 @@ class Prepared:
     prompt_rows: list[tuple[Work, NDArray[np.int32]]]  # with the token that each row predicts
 
 
-def build(seats: Seats, work: list[Work], newest_of: torch.Tensor | None = None) -> Prepared:
+def build(seats: Seats, work: StepWork, newest_of: torch.Tensor | None = None) -> Prepared:
     """For sequences that have not ended. With `newest_of` their newest tokens are there, by seat."""
     count = len(work)
-    of = np.fromiter((item.seat for item in work), np.int64, count)
-    known = np.fromiter((item.count for item in work), np.int64, count)
-    most_drafts = np.fromiter((item.drafts for item in work), np.int64, count)
+    of, known = work.seats, work.counts
     first, total = seats.computed[of], seats.total[of]
     prompt_lens = seats.prompt_len[of]
     stop = first + known
     newest = (known == 1) & (stop == total) & (total > prompt_lens)  # its token is in `seats`
-    drafts = np.where(newest, np.minimum(most_drafts, seats.drafted[of]), 0)
+    drafts = np.where(newest, np.minimum(work.drafts, seats.drafted[of]), 0)
     counts = known + drafts
     starts = np.zeros(count + 1, dtype=np.int64)
     counts.cumsum(out=starts[1:])
@@ -57,19 +54,19 @@ def build(seats: Seats, work: list[Work], newest_of: torch.Tensor | None = None)
         guessed = places_of(newest[owners] & (offsets > 0))
         tokens[guessed] = seats.drafts[seat_rows[guessed], offsets[guessed] - 1]
     for place in places_of(~newest).tolist():
-        chunk = work[place].sequence.tokens(int(first[place]), int(stop[place]))
+        chunk = work.sequences[place].tokens(int(first[place]), int(stop[place]))
         tokens[starts[place] : starts[place + 1]] = chunk
 
     sampled = places_of((stop == total) & (total < seats.limit[of]))
     sampled_rows = 1 + drafts[sampled]
     logit_rows = [spread(starts[sampled] + known[sampled] - 1, sampled_rows)]
     prompt_rows: list[tuple[Work, NDArray[np.int32]]] = []
-    for place, item in enumerate(work):
-        if item.scores:
-            begin, row = int(first[place]), int(starts[place])
-            targets = item.sequence.prompt[begin + 1 : begin + item.count + 1]
-            prompt_rows.append((item, targets))
-            logit_rows.append(np.arange(row, row + len(targets)))
+    for place in places_of(work.scores).tolist():
+        item = work[place]
+        begin, row = int(first[place]), int(starts[place])
+        targets = item.sequence.prompt[begin + 1 : begin + item.count + 1]
+        prompt_rows.append((item, targets))
+        logit_rows.append(np.arange(row, row + len(targets)))
     context_lens = first + counts
     batch = Batch(
         tokens=tokens,
@@ -83,7 +80,3 @@ def build(seats: Seats, work: list[Work], newest_of: torch.Tensor | None = None)
         newest=newest_of,
     )
     return Prepared(batch, work, of, known, sampled, sampled_rows, prompt_rows)
-
-
-def sequences_of(work: list[Work], places: NDArray[np.int64]) -> list[Sequence]:
-    return [work[place].sequence for place in places.tolist()]

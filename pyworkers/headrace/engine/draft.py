@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from headrace.engine import narrow
 from headrace.engine.adaptive import Adaptive
-from headrace.engine.batch_builder import Prepared, sequences_of
+from headrace.engine.batch_builder import Prepared
 from headrace.engine.draft_head import DraftHead
 from headrace.engine.rejection import Rejection
 from headrace.engine.rows import places_of, spread
 from headrace.engine.sampler import Rows, Sampler
 from headrace.engine.seats import Ints, Seats
-from headrace.engine.sequence import Sequence
-from headrace.engine.work import Work
+from headrace.engine.work import StepWork
 from headrace.models.batch import DraftBatch
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 class _Known:
     """Rows of known tokens, sequence by sequence, and how many tokens to draft from each one's last row."""
 
-    sequences: list[Sequence]
+    sequences: NDArray[np.object_]  # `Sequence`
     seats: Ints
     starts: Ints  # the first position
     stops: Ints  # behind the last one
@@ -73,23 +72,22 @@ class Drafter:
         self._clock = clock
         self.first = most  # how many a sequence that comes with its KV may draft
 
-    def begin(self, work: list[Work]) -> None:
+    def begin(self, work: StepWork) -> None:
         """Draft for sequences that just took their seat with all their KV, from the tails of their blocks."""
-        some = [item for item in work if item.begins]
-        if not some:
+        if not work.begins.any():
             return
-        seats = self._seats
-        of = np.fromiter((item.seat for item in some), np.int64, len(some))
+        seats, some = self._seats, work.where(work.begins)
+        of = some.seats
         starts = seats.computed[of]
         known = _Known(
-            [item.sequence for item in some],
+            some.sequences,
             of,
             starts,
             starts + 1,
             seats.newest[of],
             (-1 - seats.blocks(of, starts - 1)).astype(np.int32),
             seats.keys_from[of],
-            np.fromiter((item.drafts for item in some), np.int64, len(some)),
+            some.drafts,
         )
         self._draft(known)
 
@@ -138,12 +136,12 @@ class Drafter:
         in_prompt = ~answered | (totals - after > 1)
         for row in unseen[in_prompt[owners[unseen]]].tolist():
             place, end = owners[row], int(positions[row])
-            tokens[row] = step.work[place].sequence.tokens(end, end + 1)[0]
+            tokens[row] = step.work.sequences[place].tokens(end, end + 1)[0]
         tails = seats.blocks(of[owners], np.maximum(before[owners] - 1, 0))
         hidden_from = np.where(positions == before[owners], -1 - tails, row_of - 1)
         return not self._draft(
             _Known(
-                sequences_of(step.work, chosen),
+                step.work.sequences[chosen],
                 of[chosen],
                 starts[chosen],
                 stops[chosen],
@@ -183,7 +181,7 @@ class Drafter:
         while len(going):
             some = drafting[going]
             rows = Rows(
-                [known.sequences[place] for place in some.tolist()],
+                known.sequences[some].tolist(),
                 known.seats[some],
                 totals[going],
                 np.full(len(some), depth),

@@ -18,9 +18,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from headrace.engine.answering import Answering
 from headrace.engine.arrival import Arrivals, Pull
 from headrace.engine.block_pool import BlockEvent, BlockPool
+from headrace.engine.columns import Ints
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.export import Export, Exports
@@ -95,7 +98,7 @@ class Engine:
             self._answering,
             arrivals=self._arrivals,
             exports=self._exports,
-            publish=self._publish,
+            publish_of=self._publish_of,
         )
 
     @property
@@ -114,7 +117,7 @@ class Engine:
             blocks_used=self.pool.used,
             blocks_cached=self.pool.cached,
             running=len(self.scheduler.running),
-            waiting=sum(sequence.arriving is None for sequence in self.scheduler.waiting),
+            waiting=len(self.scheduler.waiting) - self.scheduler.arriving,
         )
 
     @property
@@ -126,11 +129,11 @@ class Engine:
         """
         waiting = self.scheduler.waiting
         tokens = sum(sequence.total for sequence in waiting if sequence.arriving is None)
-        for sequence in self.scheduler.running:
-            remaining = sequence.total - sequence.computed
-            if remaining > 1 or not sequence.generated:  # it does not decode
-                tokens += remaining
-        return tokens
+        columns, seats = self.scheduler.columns, self.scheduler.seats
+        total = columns.total[seats]
+        remaining = total - columns.computed[seats]
+        decode = (remaining <= 1) & (total > columns.prompt_len[seats])
+        return tokens + int(remaining[~decode].sum())
 
     @property
     def steps(self) -> int:
@@ -386,6 +389,18 @@ class Engine:
             names = self._namer.follow(parent, tokens, sequence.salt)
             self.scheduler.append_names(sequence, names)
         self.scheduler.publish(sequence)
+
+    def _publish_of(self, seats: Ints) -> None:
+        """`_publish` those at these seats."""
+        if not self.config.prefix_cache:
+            return
+        columns = self.scheduler.columns
+        whole = columns.computed[seats]
+        if self.model.answers_apart:
+            whole = np.minimum(whole, columns.prompt_len[seats])
+        full = whole // self.config.block_tokens
+        for sequence in columns.sequences_of(seats[full != columns.published[seats]]):
+            self._publish(sequence)
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""

@@ -10,18 +10,19 @@ import numpy as np
 import torch
 
 from headrace.engine.adaptive import Adaptive
-from headrace.engine.batch_builder import Prepared, build, sequences_of
+from headrace.engine.batch_builder import Prepared, build
 from headrace.engine.config import EngineConfig
 from headrace.engine.draft import Drafter
 from headrace.engine.draft_head import DraftHead
 from headrace.engine.export import Exports
 from headrace.engine.rejection import Rejection
+from headrace.engine.rows import places_of
 from headrace.engine.sampler import Rows, Sampled, Sampler, token_logprobs
 from headrace.engine.seats import Seats
 from headrace.engine.step import Computed, Order, Read, Snapshot
 from headrace.engine.token_pool import TokenPool
-from headrace.engine.verify import Chosen, choose, kept
-from headrace.engine.work import Work
+from headrace.engine.verify import GOES_ON, ChosenRows, choose, kept
+from headrace.engine.work import StepWork, Work
 from headrace.frames import TokenLogprob
 
 if TYPE_CHECKING:
@@ -90,12 +91,12 @@ class Forward:
         and what is freed can be another's.
         """
         self._seat(order)
-        work = [item for item in order.work if not self._seats.ended[item.seat]]
+        work = order.work.where(~self._seats.ended[order.work.seats])
         try:
             with torch.inference_mode():
                 return self._launch(order, work)
         except BaseException:  # a panic of the Rust code, too
-            self._seats.ended[[item.seat for item in work]] = True  # the step after it goes without
+            self._seats.ended[work.seats] = True  # the step after it goes without
             self._wait_for_device()
             raise
 
@@ -111,9 +112,9 @@ class Forward:
         for table in order.tables:
             self._seats.table(table)
 
-    def _launch(self, order: Order, work: list[Work]) -> Read:
-        if not work:
-            return partial(self._computed, work, self._snapshot(work), [], [])
+    def _launch(self, order: Order, work: StepWork) -> Read:
+        if not len(work):
+            return partial(self._computed, work, self._snapshot(work), ChosenRows.none(work), [])
         if self.drafter is not None:
             self.drafter.begin(work)
         began_s = self._clock()
@@ -143,12 +144,13 @@ class Forward:
         """Its tokens are there for the next step; here they are known when they are read."""
         seats, of = self._seats, step.seats[step.sampled]
         rows = Rows(
-            sequences_of(step.work, step.sampled),
+            step.work.sequences_at(step.sampled),
             of,
             seats.total[of],
             step.sampled_rows,
             np.zeros(len(of), dtype=np.int32),
         )
+        ends = seats.ends(of)  # when it is read, others may sit there
         coming = pool.choose(logits, of)
         seats.computed[step.seats] += step.known
         seats.total[of] += 1
@@ -156,54 +158,56 @@ class Forward:
 
         def read() -> Computed:
             ids = coming.read()
-            chosen = choose(rows, ids, (ids >= 0).astype(np.int64))
+            counts = (ids >= 0).astype(np.int64)
+            chosen = choose(step.work, step.sampled, rows, ends, ids, counts)
             return self._computed(step.work, snapshot, chosen, [])
 
         return read
 
-    def _snapshot(self, work: list[Work]) -> Snapshot:
-        seats, of = self._seats, np.fromiter((item.seat for item in work), np.int64, len(work))
+    def _snapshot(self, work: StepWork) -> Snapshot:
+        seats, of = self._seats, work.seats
         return Snapshot(
             seats.computed[of], seats.drafted[of], seats.keys_from[of], seats.keys_to[of]
         )
 
     def _computed(
         self,
-        work: list[Work],
+        work: StepWork,
         after: Snapshot,
-        chosen: list[Chosen],
+        chosen: ChosenRows,
         prompt_logprobs: list[tuple[Work, list[TokenLogprob]]],
     ) -> Computed:
         first = 0 if self.drafter is None else self.drafter.first
         return Computed(work, after, chosen, prompt_logprobs, first)
 
-    def _advance(self, step: Prepared, chosen: list[Chosen]) -> None:
+    def _advance(self, step: Prepared, chosen: ChosenRows) -> None:
         """All sequences have their new tokens, and the KV of all but the newest."""
         seats = self._seats
         seats.computed[step.seats] += step.known
         seats.drafted[step.seats] = 0
-        if not chosen:
+        if not len(chosen):
             return
-        of = step.seats[step.sampled]
-        counts = np.fromiter((len(item.ids) for item in chosen), np.int64, len(chosen))
+        of, counts = step.seats[step.sampled], chosen.counts
         seats.total[of] += counts
         seats.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
-        seats.newest[of] = [item.ids[-1] if item.ids else 0 for item in chosen]
-        seats.ended[of] = [item.finish is not None or not item.ids for item in chosen]
+        some = counts > 0
+        seats.newest[of[some]] = chosen.ids[counts.cumsum()[some] - 1]
+        seats.ended[of] = (chosen.finish != GOES_ON) | ~some
         if self._pool is not None:
             self._pool.put(of, seats.newest[of].tolist())
-        for item in chosen:
-            if item.sequence.penalties is not None:
-                for token in item.ids:
-                    item.sequence.penalties.add(token)
+        for row in places_of(seats.penalised[of]).tolist():
+            item = chosen.row(row)
+            assert item.sequence.penalties is not None
+            for token in item.ids:
+                item.sequence.penalties.add(token)
 
-    def _choose(self, step: Prepared, logits: torch.Tensor) -> list[Chosen]:
+    def _choose(self, step: Prepared, logits: torch.Tensor) -> ChosenRows:
         """Tokens for all sequences that are sampled, as many as their drafts allow."""
         if not len(step.sampled):
-            return []
+            return ChosenRows.none(step.work)
         of = step.seats[step.sampled]
         drafts = step.batch.tokens[step.batch.logit_rows[: len(logits)]]
-        sequences = sequences_of(step.work, step.sampled)
+        sequences = step.work.sequences_at(step.sampled)
         rows = Rows(sequences, of, self._seats.total[of], step.sampled_rows, drafts)
         sampled = self._sampler.sample(logits, rows)
         if self._rejection is not None:
@@ -212,20 +216,18 @@ class Forward:
         drafted = rows.counts - 1
         if self.adaptive is not None and drafted.any():
             self.adaptive.acceptance.checked(rows.seats, drafted, np.maximum(counts - 1, 0))
-        chosen = choose(rows, sampled.ids, counts)
-        return self._with_logprobs(sampled, rows, chosen) if sampled.raw is not None else chosen
+        chosen = choose(step.work, step.sampled, rows, self._seats.ends(of), sampled.ids, counts)
+        if sampled.raw is not None:
+            self._add_logprobs(sampled, rows, chosen)
+        return chosen
 
-    def _with_logprobs(self, sampled: Sampled, rows: Rows, chosen: list[Chosen]) -> list[Chosen]:
-        lengths = np.fromiter((len(item.ids) for item in chosen), np.int64, len(chosen))
-        starts = rows.starts
-        offsets = np.arange(len(sampled.ids)) - np.repeat(starts, rows.counts)
-        entries = self._sampler.logprobs(sampled, rows, offsets < np.repeat(lengths, rows.counts))
-        found: list[Chosen] = []
-        for item, start in zip(chosen, starts.tolist(), strict=True):
-            own = [entry for entry in entries[start : start + len(item.ids)] if entry is not None]
-            wanted = item.sequence.sampling.logprobs is not None
-            found.append(item._replace(logprobs=own) if wanted else item)
-        return found
+    def _add_logprobs(self, sampled: Sampled, rows: Rows, chosen: ChosenRows) -> None:
+        starts, counts = rows.starts, chosen.counts
+        offsets = np.arange(len(sampled.ids)) - starts.repeat(rows.counts)
+        entries = self._sampler.logprobs(sampled, rows, offsets < counts.repeat(rows.counts))
+        for row in places_of(self._sampler.wants_logprobs(rows.seats)).tolist():
+            own = entries[starts[row] : starts[row] + counts[row]]
+            chosen.logprobs[row] = [entry for entry in own if entry is not None]
 
     def _wait_for_device(self) -> None:
         if fence := self._model.fence():

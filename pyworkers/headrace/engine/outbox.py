@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import replace
 
 from headrace.engine.block_log import BlockLog
 from headrace.engine.result import Answers, StepResult
@@ -22,17 +20,17 @@ from headrace.frames import (
     KvReady,
     Load,
     Offer,
-    Output,
     Step,
-    TokenLogprob,
     Transferred,
 )
+from headrace.outputs import Outputs, joined
 
 log = logging.getLogger(__name__)
 
 MOST_REPORTS = 1024  # of ended pulls, for a router that takes nothing. A guess
 # Refusals and ends that a router has not taken yet. One that asks on and takes nothing is not heard until it does.
 MOST_ENDS = 16_384
+MOST_STEPS = 8  # whose outputs a slow link's outbox keeps before they are joined. A guess
 FRAME_VALUES = 1 << 20  # ids and log-probabilities in one Step; keeps a frame below its limit
 
 
@@ -47,7 +45,7 @@ class Outbox:
         self._last = StepResult()
         self._load = Load()
         self._waiting_tokens = 0
-        self._outputs: dict[int, Output] = {}
+        self._outputs: list[Outputs] = []  # of successive steps, none empty
         self._failed: dict[int, Failed] = {}
         self._freed: dict[int, Freed] = {}
         self._ready: dict[int, KvReady] = {}
@@ -65,9 +63,12 @@ class Outbox:
         self._waiting_tokens = waiting_tokens
 
     def answer(self, answers: Answers) -> None:
-        for output in answers.outputs:
-            before = self._outputs.get(output.request)
-            self._outputs[output.request] = output if before is None else _merged(before, output)
+        if answers.said:
+            self._outputs.append(Outputs.of(answers.said))
+        if answers.columns is not None:
+            self._outputs.append(answers.columns)
+        if len(self._outputs) > MOST_STEPS:
+            self._outputs = [joined(self._outputs)]
         self._failed |= {failed.request: failed for failed in answers.failed}
         self._freed |= {freed.request: freed for freed in answers.freed}
 
@@ -77,7 +78,7 @@ class Outbox:
 
     def cancelled(self, request: int, blocks: int | None) -> None:
         """The router gave `request` up: nothing but its blocks is of interest any more. None: they are not free yet."""
-        self._outputs.pop(request, None)
+        self._outputs = [part for it in self._outputs if len(part := it.without(request))]
         self._failed.pop(request, None)
         self._freed.pop(request, None)
         self._ready.pop(request, None)
@@ -111,7 +112,8 @@ class Outbox:
         """
         frames: list[FromWorker] = [] if self.log is None else [*self.log.take()]
         frames += self._ready.values()
-        frames += [self._step(part) for part in _parts(self._outputs.values())]
+        outputs = joined(self._outputs) if self._outputs else Outputs.of([])
+        frames += [self._step(part) for part in outputs.parts(FRAME_VALUES)]
         frames += self._reports
         frames += self._failed.values()
         frames += self._freed.values()
@@ -128,7 +130,7 @@ class Outbox:
         self._freed.clear()
         return frames
 
-    def _step(self, outputs: list[Output]) -> Step:
+    def _step(self, outputs: Outputs) -> Step:
         last = self._last
         return Step(
             step=last.step,
@@ -143,39 +145,3 @@ class Outbox:
             load=self._load,
             outputs=outputs,
         )
-
-
-def _merged(before: Output, after: Output) -> Output:
-    logprobs: list[TokenLogprob] | None = before.logprobs
-    if after.logprobs is not None:
-        logprobs = [*(logprobs or []), *after.logprobs]
-    return replace(
-        before,
-        ids=before.ids + after.ids,
-        logprobs=logprobs,
-        finish=after.finish,
-        drafted=before.drafted + after.drafted,
-        accepted=before.accepted + after.accepted,
-    )
-
-
-def _parts(outputs: Iterable[Output]) -> list[list[Output]]:
-    """`outputs` in their order, cut so that no part is too long for a frame; at least one part."""
-    parts: list[list[Output]] = [[]]
-    values = 0
-    for output in outputs:
-        more = _values(output)
-        if values + more > FRAME_VALUES and parts[-1]:
-            parts.append([])
-            values = 0
-        parts[-1].append(output)
-        values += more
-    return parts
-
-
-def _values(output: Output) -> int:
-    count = len(output.ids)
-    for entries in (output.logprobs, output.prompt_logprobs):
-        if entries:
-            count += sum(1 + len(entry.top) for entry in entries)
-    return count

@@ -4,22 +4,36 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.engine.work import Work
+import numpy as np
+
+from headrace.engine.work import StepWork
 from headrace.frames import Failed, Freed, Output
+from headrace.outputs import Outputs
 
 
-@dataclass(slots=True)
 class Answers:
     """What one link is to hear about its requests."""
 
-    outputs: list[Output] = field(default_factory=list[Output])
-    failed: list[Failed] = field(default_factory=list[Failed])
-    freed: list[Freed] = field(default_factory=list[Freed])
+    def __init__(
+        self,
+        outputs: list[Output] | None = None,
+        failed: list[Failed] | None = None,
+        freed: list[Freed] | None = None,
+    ) -> None:
+        self.said = outputs or []  # before `columns`
+        self.columns: Outputs | None = None
+        self.failed = failed or []
+        self.freed = freed or []
+
+    @property
+    def outputs(self) -> list[Output]:
+        return self.said if self.columns is None else [*self.said, *self.columns]
 
     @property
     def ended(self) -> list[int]:
         """Requests that get no more outputs; their blocks may be free later."""
-        finished = [output.request for output in self.outputs if output.finish is not None]
+        special = () if self.columns is None else self.columns.special.values()
+        finished = [o.request for o in (*self.said, *special) if o.finish is not None]
         return finished + [failed.request for failed in self.failed]
 
 
@@ -40,16 +54,15 @@ class StepResult:
     accepted: int = 0
     answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
 
-    def count(self, work: list[Work]) -> None:
+    def count(self, work: StepWork) -> None:
         """What is about to be computed."""
-        for item in work:
-            start, count = item.start, item.count
-            if item.sequence.decodes:
-                self.decode_rows += 1
-            else:
-                self.prefill_tokens += count
-                self.prefill_context += count * start + count * (count - 1) // 2
-            self.kv_tokens += start + count + item.drafts
+        starts, counts = work.starts, work.counts
+        self.decode_rows += int(np.count_nonzero(work.decodes))
+        self.kv_tokens += int((starts + counts + work.drafts).sum())
+        if self.decode_rows < len(work):
+            starts, counts = starts[~work.decodes], counts[~work.decodes]
+            self.prefill_tokens += int(counts.sum())
+            self.prefill_context += int((counts * starts + counts * (counts - 1) // 2).sum())
 
     def of(self, link: int) -> Answers:
         return self.answers.setdefault(link, Answers())

@@ -229,6 +229,10 @@ class Sampler:
         """Whether all tokens there are simply the most probable ones, and nothing more is asked of them."""
         return bool(self._plain[seats].all())
 
+    def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the log-probabilities of answers are asked for there."""
+        return self._logprobs[seats]
+
     def draws_tokens(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether tokens are drawn there, rather than the most probable ones taken."""
         return self._temperature[seats] > 0

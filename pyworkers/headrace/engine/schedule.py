@@ -25,12 +25,15 @@ from bisect import bisect_left, bisect_right, insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from headrace.engine.ahead import Ahead
 from headrace.engine.block_pool import BlockPool
+from headrace.engine.columns import Columns, Ints
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.publishing import Publishing
 from headrace.engine.sequence import Sequence, Stage
-from headrace.engine.work import Work
+from headrace.engine.work import StepWork, Work
 
 ANSWER_WEIGHT = 1 / 16  # of the newest answer in the mean length; a guess
 LOOK_PAST = 64  # waiting sequences passed over in one step because their prefix is being computed
@@ -43,7 +46,7 @@ class Plan:
     that comes from elsewhere.
     """
 
-    work: list[Work]
+    work: StepWork
     admitted: list[Sequence]
     reserved: list[Sequence] = field(default_factory=list[Sequence])
 
@@ -74,11 +77,13 @@ class Scheduler:
         self.ready: list[Sequence] = []
         self.parked: set[Sequence] = set()
         self.preemptions = 0
-        self.ahead = Ahead(pool, block_tokens, drafts)
+        self.columns = Columns(max_sequences)
+        self.ahead = Ahead(pool, self.columns, block_tokens, drafts)
         self._stalled = False  # a plan would be empty until something changes
         self._lacks_blocks = False  # the first to wait found too few in the last plan
         self._arriving = 0  # of those who wait, how many wait for blocks only
         self._seats = list(range(max_sequences - 1, -1, -1))
+        self._in_order: Ints | None = None  # the seats of `running`, unless that changed
         self._expected_answer = 0.0
         self._publishing = Publishing(pool, self.ahead)
 
@@ -149,8 +154,28 @@ class Scheduler:
     @property
     def spoken_for(self) -> int:
         """Blocks that those who have some are still expected to ask for."""
-        others = (*self.running, *self.ready, *self.parked)
-        return sum(self._blocks_to_come(other) for other in others)
+        others = sum(self._blocks_to_come(other) for other in (*self.ready, *self.parked))
+        columns, seats = self.columns, self.seats
+        prompts, limits = columns.prompt_len[seats], columns.limit[seats]
+        answers = columns.total[seats] - prompts + self.block_tokens
+        expected = np.maximum(answers, int(self._expected_answer))
+        blocks = -(-np.minimum(limits, prompts + expected) // self.block_tokens)
+        more = np.maximum(blocks - columns.held[seats], 0)
+        more[columns.hands_off[seats]] = 0
+        return others + int(more.sum())
+
+    @property
+    def arriving(self) -> int:
+        """Of those who wait, how many wait for blocks only."""
+        return self._arriving
+
+    @property
+    def seats(self) -> Ints:
+        """Those of `running`, in its order."""
+        if self._in_order is None:
+            seats = [sequence.seat for sequence in self.running]
+            self._in_order = np.array(seats, dtype=np.int64)
+        return self._in_order
 
     def changed(self) -> None:
         """There may be more room than at the last plan."""
@@ -169,34 +194,41 @@ class Scheduler:
         preemptions = self.preemptions
         decodes = self._plan_decodes()
         budget = self.max_batched_tokens - len(decodes)
-        prefills = [sequence for sequence in self.running if sequence.remaining > 1]
+        seats = self.seats
+        prefills = self.columns.sequences_of(seats[self.columns.remaining(seats) > 1])
+        drafts = np.zeros(len(decodes), dtype=np.int64)
         if self.ahead.most > 0:
             contested = bool(prefills or self.waiting or self.ready)
             rows = budget // 2 if contested else budget
-            budget -= self.ahead.add(decodes, rows, len(self.running))
-        prompts: list[Work] = []
+            drafts = self.ahead.add(decodes, rows, len(self.running))
+            budget -= int(drafts.sum())
+        work = StepWork.decoding(decodes, drafts, self.columns)
+        prompts: list[tuple[Sequence, int]] = []  # with how many tokens
         for place, sequence in enumerate(prefills):
             contested = place + 1 < len(prefills) or bool(self.waiting)
             count = self._chunk(sequence, budget, contested=contested)
             budget -= count
             if count > 0:
-                prompts.append(Work(sequence, count))
+                prompts.append((sequence, count))
         decided = len(prompts)
         seated: list[Sequence] = []
         reserved: list[Sequence] = []
         if preemptions == self.preemptions:  # what was just preempted would come straight back
             budget = self._admit(prompts, seated, reserved, budget)
-        admitted = seated + [work.sequence for work in prompts[decided:]]
-        for place, work in enumerate(prompts):  # what nobody else wanted
-            more = self._chunk(work.sequence, work.count + budget, contested=False)
-            if more > work.count:
-                budget -= more - work.count
-                prompts[place] = Work(work.sequence, more)
-        for work in prompts:
-            if work.count == work.sequence.remaining:
-                self.ahead.after_prompt(work.sequence, len(self.running))
-        work = decodes + self.ahead.begin(seated, budget, len(self.running)) + prompts
-        self._stalled = not work and preemptions == self.preemptions
+        admitted = seated + [sequence for sequence, _ in prompts[decided:]]
+        for place, (sequence, count) in enumerate(prompts):  # what nobody else wanted
+            more = self._chunk(sequence, count + budget, contested=False)
+            if more > count:
+                budget -= more - count
+                prompts[place] = sequence, more
+        for sequence, count in prompts:
+            if count == sequence.remaining:
+                self.ahead.after_prompt(sequence, len(self.running))
+        listed = self.ahead.begin(seated, budget, len(self.running))
+        listed += [Work.of(sequence, count, self.columns) for sequence, count in prompts]
+        if listed:
+            work = work.then(StepWork.listed(listed))
+        self._stalled = not len(work) and preemptions == self.preemptions
         return Plan(work, admitted, reserved)
 
     def _make_way(self) -> None:
@@ -214,29 +246,33 @@ class Scheduler:
         if victim := max(victims, key=_order, default=None):
             self._preempt(victim)
 
-    def _plan_decodes(self) -> list[Work]:
-        decodes: list[Work] = []
-        place = 0
-        while place < len(self.running):  # preemption shortens it from the end
-            sequence = self.running[place]
-            if sequence.remaining == 1 and not sequence.ends and self._ensure_block(sequence):
-                decodes.append(Work(sequence, 1))
-            place += 1
+    def _plan_decodes(self) -> Ints:
+        """The seats of those that decode, in order; each has room for its token."""
+        columns, seats = self.columns, self.seats
+        decodes = seats[(columns.remaining(seats) == 1) & ~columns.ends(seats)]
+        last = columns.reached(decodes) + columns.coming_drafts[decodes]
+        last = np.minimum(last, columns.limit[decodes] - 1)
+        full = decodes[columns.held[decodes] * self.block_tokens <= last]
+        preemptions = self.preemptions
+        for sequence in columns.sequences_of(full):
+            if sequence.stage is Stage.RUNNING:  # preemption takes from the end
+                self._ensure_block(sequence)
+        if preemptions != self.preemptions:
+            decodes = decodes[columns.taken[decodes]]
         return decodes
 
-    def _ensure_block(self, sequence: Sequence) -> bool:
-        """Make room for one more token, wherever it comes to stand. False when the sequence itself had to go."""
+    def _ensure_block(self, sequence: Sequence) -> None:
+        """Make room for one more token, wherever it comes to stand; or the sequence itself had to go."""
         last = min(sequence.reached + sequence.coming_drafts, sequence.limit - 1)
         while len(sequence.blocks) * self.block_tokens <= last:
             if (blocks := self.pool.allocate(1)) is not None:
-                sequence.blocks += blocks
+                sequence.hold(blocks)
                 continue
             # One whose KV goes to another worker keeps it; the sequence that asks is none of those.
             victim = next(s for s in reversed(self.running) if s.hand_off_ms is None)
             self._preempt(victim)
             if victim is sequence:
-                return False
-        return True
+                return
 
     def _preempt(self, sequence: Sequence) -> None:
         if sequence.prompt_logprobs is not None and not sequence.coming_tokens:
@@ -254,7 +290,11 @@ class Scheduler:
         return (budget + 1) // 2 if contested else budget
 
     def _admit(
-        self, prompts: list[Work], seated: list[Sequence], reserved: list[Sequence], budget: int
+        self,
+        prompts: list[tuple[Sequence, int]],
+        seated: list[Sequence],
+        reserved: list[Sequence],
+        budget: int,
     ) -> int:
         """Let ready and waiting sequences go on while seats, budget and pool last; returns the rest of the budget."""
         to_come: int | None = None
@@ -306,7 +346,7 @@ class Scheduler:
                 self._take_seat(sequence)
                 count = self._chunk(sequence, budget, contested=place < len(self.waiting))
                 budget -= count
-                prompts.append(Work(sequence, count))
+                prompts.append((sequence, count))
         while self.ready and self._seats and budget > 0 and self._seat_ready(seated):
             budget -= 1
         return budget
@@ -318,7 +358,7 @@ class Scheduler:
         while missing > 0:
             blocks = self.pool.allocate(missing)
             if blocks is not None:
-                sequence.blocks += blocks
+                sequence.hold(blocks)
                 break
             if self.running:
                 return False  # they end, or give way
@@ -355,7 +395,7 @@ class Scheduler:
         self.pool.note_use(sequence.names[: len(shared)])
         blocks = self.pool.allocate(fresh)
         assert blocks is not None, "the caller counted"
-        sequence.blocks = shared + blocks
+        sequence.hold(shared + blocks)
         sequence.published = len(shared)
         sequence.computed = len(shared) * self.block_tokens
         self.ahead.found(sequence)
@@ -363,19 +403,18 @@ class Scheduler:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
 
     def _take_seat(self, sequence: Sequence) -> None:
-        sequence.seat = self._seats.pop()
-        sequence.sitting += 1
+        self.columns.take(sequence, self._seats.pop())
         sequence.tabled = 0
         sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
+        self._in_order = None
         self._publishing.begin(sequence.names[sequence.published :])
 
     def _give_up_seat(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
+        self._in_order = None
         self._publishing.end(sequence.names[sequence.published :])
-        assert sequence.seat is not None
-        self._seats.append(sequence.seat)
-        sequence.seat = None
+        self._seats.append(self.columns.leave(sequence))
 
     def _give_back(self, sequence: Sequence) -> int:
         released = len(sequence.blocks)
@@ -383,6 +422,7 @@ class Scheduler:
         self.pool.release(sequence.twins)  # after their children
         sequence.blocks = []
         sequence.twins = []
+        sequence.held = 0
         sequence.computed = sequence.published = sequence.drafts = 0
         sequence.coming_rows = sequence.coming_tokens = sequence.coming_drafts = 0
         return released
@@ -440,6 +480,8 @@ class Scheduler:
         assert len({*seats, *self._seats}) == self.max_sequences, "a seat is taken twice or lost"
         arriving = sum(sequence.arriving is not None for sequence in self.waiting)
         assert arriving == self._arriving, "miscounted who waits for blocks only"
+        assert [*self.seats] == seats, "seats are not in order"
+        self.columns.check()
         self._publishing.check(self.running)
 
 

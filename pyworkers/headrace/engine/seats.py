@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.columns import Ints
+from headrace.engine.rows import places_of
 from headrace.engine.sequence import Sequence
 
-Ints = NDArray[np.int64]
+STOPS = 8  # stop tokens of a sequence that are looked at for all seats at once. A guess
+NO_STOP = -2  # no token, and not what stands for one that could not be chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,24 @@ class Table:
     keys_from: int  # of those; see `Seats`
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends the answers of some sequences."""
+
+    limits: Ints  # [rows], of their tokens
+    _stops: Ints  # [rows, STOPS]
+    _more: dict[int, frozenset[int]]  # by row, where these are too few
+
+    def stop(self, rows: Ints | slice, ids: Ints) -> NDArray[np.bool_]:
+        """Whether each of `ids`, which is of that row, is a stop token of it."""
+        found = (self._stops[rows] == ids[:, None]).any(axis=1)
+        if self._more:
+            for place, row in enumerate(np.arange(len(self.limits))[rows].tolist()):
+                if row in self._more:
+                    found[place] = int(ids[place]) in self._more[row]
+        return found
+
+
 class Seats:
     """Counts are in tokens, as in `Sequence`. A step reads and writes the seats of its own work only."""
 
@@ -68,6 +89,9 @@ class Seats:
         self.newest = np.zeros(max_sequences, dtype=np.int32)  # the last token, where it answers
         self.answers = np.zeros(max_sequences, dtype=np.bool_)  # here, and not on another worker
         self.ended = np.zeros(max_sequences, dtype=np.bool_)  # it has its last token, or failed
+        self.penalised = np.zeros(max_sequences, dtype=np.bool_)
+        self._stops = np.full((max_sequences, STOPS), NO_STOP, dtype=np.int64)
+        self._more_stops: dict[int, frozenset[int]] = {}  # of the seats where these are too few
         self.drafts = np.zeros((max_sequences, max(drafts, 1)), dtype=np.int32)
         self.drafted = zeros()  # how many of them there are
         self.keys_from, self.keys_to = zeros(), zeros()  # positions with keys in the drafting layer
@@ -82,6 +106,13 @@ class Seats:
         self.newest[seat] = seated.newest
         self.answers[seat] = sequence.hand_off_ms is None
         self.ended[seat] = False
+        self.penalised[seat] = sequence.penalties is not None
+        self._stops[seat] = NO_STOP
+        self._more_stops.pop(seat, None)
+        if len(sequence.stop_ids) > STOPS:
+            self._more_stops[seat] = sequence.stop_ids
+        else:
+            self._stops[seat, : len(sequence.stop_ids)] = list(sequence.stop_ids)
         self.drafted[seat] = 0
         self.keys_from[seat], self.keys_to[seat] = seated.keys_from, seated.keys_to
         self._blocks[seat] = 0
@@ -93,6 +124,15 @@ class Seats:
         self._blocks[seat, table.place : stop] = table.blocks
         self._filled[seat] = stop
         self.keys_from[seat] = max(self.keys_from[seat], table.keys_from)
+
+    def ends(self, seats: Ints) -> Ends:
+        """Of those who have these seats now; the seats may be others' when it is asked."""
+        more = {
+            row: stops
+            for seat, stops in self._more_stops.items()
+            for row in places_of(seats == seat).tolist()
+        }
+        return Ends(self.limit[seats], self._stops[seats], more)
 
     def room(self, seats: Ints) -> Ints:
         """Tokens that the blocks of these seats hold."""

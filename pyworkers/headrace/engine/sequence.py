@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine import columns
+from headrace.engine.columns import Count, Ints
 from headrace.engine.penalties import Penalties
 from headrace.frames import Sampling, TokenLogprob
 
@@ -41,7 +43,8 @@ class Sequence:
     A waiting sequence has no blocks and `computed == 0`, also after a preemption: its tokens stay,
     their KV is computed again.
 
-    Steps under way change nothing of it before they are finished; `coming_*` say what they will bring.
+    Steps under way change nothing of it before they are finished; `coming_*` say what they will bring. Numbers that
+    change with each step stand in `counts`, see `Columns`.
     """
 
     key: Key
@@ -56,22 +59,12 @@ class Sequence:
     deadline_s: float | None  # on the clock of `Engine.step`
     names: list[bytes]  # chained hashes of the full blocks of prompt + generated known so far
     penalties: Penalties | None = None
-    computed: int = 0  # tokens whose KV is in the cache
-    coming_rows: int = 0  # tokens whose KV the steps under way compute, but for drafts
-    coming_tokens: int = 0  # that they choose, but for accepted drafts
-    coming_drafts: int = 0  # that they check: so many tokens more may come
-    drafts: int = 0  # guesses at the tokens after `total` that there are
-    keys_from: int = 1  # the drafting layer has the keys of positions `keys_from:keys_to`
-    keys_to: int = 1
     stage: Stage = Stage.OUTSIDE
     blocks: list[int] = field(default_factory=list[int])
     twins: list[int] = field(
         default_factory=list[int]
     )  # named blocks with the same contents, held too
-    published: int = 0  # leading blocks whose contents are named in the pool
     seat: int | None = None  # row of the block table and of the sampler, while running
-    sitting: int = 0  # counts the seats that it took
-    tabled: int = 0  # leading blocks that the seat's row of the block table has
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     answered: bool = False  # the first Output went out
     prompt_logprobs: list[TokenLogprob] | None = None  # collected so far; None when not wanted
@@ -82,18 +75,40 @@ class Sequence:
     lease_end_s: float | None = None  # set once its first token is out
     arriving: Arriving | None = None  # its KV comes from another worker; None once it runs
     prompt_len: int = field(init=False)
+    counts: Ints = field(init=False, repr=False)
+
+    total = Count(columns.TOTAL)  # prompt and generated
+    computed = Count(columns.COMPUTED)  # tokens whose KV is in the cache
+    coming_rows = Count(columns.COMING_ROWS)  # whose KV the steps under way compute, but for drafts
+    coming_tokens = Count(columns.COMING_TOKENS)  # that they choose, but for accepted drafts
+    coming_drafts = Count(columns.COMING_DRAFTS)  # that they check: so many tokens more may come
+    drafts = Count(columns.DRAFTS)  # guesses at the tokens after `total` that there are
+    keys_from = Count(columns.KEYS_FROM)  # the drafting layer has keys of `keys_from:keys_to`
+    keys_to = Count(columns.KEYS_TO)
+    published = Count(columns.PUBLISHED)  # leading blocks whose contents are named in the pool
+    held = Count(columns.HELD)  # `blocks`
+    tabled = Count(columns.TABLED)  # leading blocks that the seat's row of the block table has
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
+        self.counts = np.zeros(columns.COUNTS, dtype=np.int64)
+        self.total = self.prompt_len + len(self.generated)
+        self.keys_from = self.keys_to = 1
 
-    @property
-    def total(self) -> int:
-        return self.prompt_len + len(self.generated)
+    def add(self, tokens: list[int]) -> None:
+        """These were generated."""
+        self.generated += tokens
+        self.total += len(tokens)
+
+    def hold(self, blocks: list[int]) -> None:
+        """These are its next blocks."""
+        self.blocks += blocks
+        self.held += len(blocks)
 
     @property
     def length(self) -> int:
         """`total` after the steps under way, at least."""
-        return self.prompt_len + len(self.generated) + self.coming_tokens
+        return self.total + self.coming_tokens
 
     @property
     def reached(self) -> int:

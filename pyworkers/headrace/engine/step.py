@@ -14,8 +14,8 @@ from headrace.engine.export import Chunk
 from headrace.engine.result import StepResult
 from headrace.engine.seats import Seated, Table
 from headrace.engine.sequence import Sequence
-from headrace.engine.verify import Chosen
-from headrace.engine.work import Work
+from headrace.engine.verify import ChosenRows
+from headrace.engine.work import StepWork, Work
 from headrace.frames import TokenLogprob
 
 
@@ -23,7 +23,7 @@ from headrace.frames import TokenLogprob
 class Order:
     """What is to be computed, and what changed about seats since the step before."""
 
-    work: list[Work]
+    work: StepWork
     seated: list[Seated]
     tables: list[Table]
     chunks: list[Chunk]
@@ -43,9 +43,9 @@ class Snapshot:
 class Computed:
     """What the model said of `work`: that of the order without those who had ended."""
 
-    work: list[Work]
+    work: StepWork
     after: Snapshot
-    chosen: list[Chosen]
+    chosen: ChosenRows
     prompt_logprobs: list[tuple[Work, list[TokenLogprob]]]
     first_drafts: int  # for a sequence that comes with its KV
 

@@ -10,24 +10,30 @@ import logging
 from collections import Counter, deque
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headrace.engine.answering import Answering
 from headrace.engine.arrival import Arrivals
+from headrace.engine.columns import Ints
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.export import Chunk, Exports
 from headrace.engine.forward import Forward
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
+from headrace.engine.rows import places_of
 from headrace.engine.schedule import Plan, Scheduler
 from headrace.engine.seats import Seated, Table
 from headrace.engine.sequence import Sequence
 from headrace.engine.step import Computed, Order, Step
-from headrace.engine.work import Work
+from headrace.engine.verify import ChosenRows
+from headrace.engine.work import StepWork, Work
 
 log = logging.getLogger(__name__)
 
 
 class UnderWay:
-    """Begins steps and finishes them. `publish` names the blocks that a sequence has whole."""
+    """Begins steps and finishes them. `publish_of` names the blocks that those at some seats have whole."""
 
     def __init__(
         self,
@@ -38,7 +44,7 @@ class UnderWay:
         *,
         arrivals: Arrivals,
         exports: Exports,
-        publish: Callable[[Sequence], None],
+        publish_of: Callable[[Ints], None],
     ) -> None:
         self._scheduler = scheduler
         self._forward = forward
@@ -46,7 +52,7 @@ class UnderWay:
         self._answering = answering
         self._arrivals = arrivals
         self._exports = exports
-        self._publish = publish
+        self._publish_of = publish_of
         self._under_way: deque[Step] = deque()
         self.finished = 0  # steps so far
 
@@ -66,7 +72,7 @@ class UnderWay:
             self._under_way[-1].reserved += plan.reserved
         else:
             self._arrivals.reserved(plan.reserved)
-        if not plan.work:
+        if not len(plan.work):
             if self._under_way:
                 # One that just lost its seat may have a token coming, and is not planned without it.
                 self._under_way[-1].last = True
@@ -75,24 +81,26 @@ class UnderWay:
         result = result or StepResult()
         result.count(plan.work)
         step = Step(self._order(plan), self._forward.launch, result)
-        for item in plan.work:
-            item.sequence.coming_rows += item.count
-            item.sequence.coming_tokens += item.chooses
-            item.sequence.coming_drafts += item.drafts
+        columns, work = self._scheduler.columns, plan.work
+        columns.coming_rows[work.seats] += work.counts
+        columns.coming_tokens[work.seats] += work.chooses
+        columns.coming_drafts[work.seats] += work.drafts
         self._under_way.append(step)
         return step
 
     def _order(self, plan: Plan) -> Order:
         tables: list[Table] = []
         chunks: list[Chunk] = []
-        for item in plan.work:
-            sequence = item.sequence
-            if len(sequence.blocks) > sequence.tabled:
-                new = sequence.blocks[sequence.tabled :]
-                tables.append(Table(item.seat, sequence.tabled, new, sequence.keys_from))
-                sequence.tabled = len(sequence.blocks)
-            if sequence.export is not None:
-                chunks.append(Chunk(sequence.export, item.start, item.count))
+        columns, seats = self._scheduler.columns, plan.work.seats
+        for seat in seats[columns.held[seats] > columns.tabled[seats]].tolist():
+            sequence: Sequence = columns.sequences[seat]
+            place = sequence.tabled
+            tables.append(Table(seat, place, sequence.blocks[place:], sequence.keys_from))
+            sequence.tabled = sequence.held
+        for place in places_of(columns.hands_off[seats]).tolist():
+            item = plan.work[place]
+            assert item.sequence.export is not None
+            chunks.append(Chunk(item.sequence.export, item.start, item.count))
         seated = [Seated.of(sequence) for sequence in plan.admitted]
         return Order(plan.work, seated, tables, chunks)
 
@@ -130,38 +138,61 @@ class UnderWay:
     def _take_in(self, step: Step, computed: Computed) -> None:
         """What became of the sequences that are still here; one that lost its seat meanwhile keeps its tokens."""
         self._scheduler.ahead.first = computed.first_drafts
-        here = [chosen for chosen in computed.chosen if self._is_here(chosen.sequence)]
-        for chosen in here:
-            chosen.sequence.generated += chosen.ids
-        places = zip(
-            computed.work,
-            computed.after.computed.tolist(),
-            computed.after.drafts.tolist(),
-            computed.after.keys_from.tolist(),
-            computed.after.keys_to.tolist(),
-            strict=True,
-        )
-        for item, tokens, drafts, keys_from, keys_to in places:
-            if item.sits:
-                sequence = item.sequence
-                sequence.computed, sequence.drafts = tokens, drafts
-                sequence.coming_rows -= item.count
-                sequence.coming_tokens -= item.chooses
-                sequence.coming_drafts -= item.drafts
-                sequence.keys_from = max(sequence.keys_from, keys_from)
-                sequence.keys_to = keys_to
-                self._publish(sequence)
+        columns, work, after = self._scheduler.columns, computed.work, computed.after
+        sit = self._sit(work)
+        self._append(computed.chosen, sit)
+        stays = work.where(sit)
+        seats = stays.seats
+        columns.computed[seats] = after.computed[sit]
+        columns.drafts[seats] = after.drafts[sit]
+        columns.coming_rows[seats] -= stays.counts
+        columns.coming_tokens[seats] -= stays.chooses
+        columns.coming_drafts[seats] -= stays.drafts
+        columns.keys_from[seats] = np.maximum(columns.keys_from[seats], after.keys_from[sit])
+        columns.keys_to[seats] = after.keys_to[sit]
+        self._publish_of(seats)
         self._exports.commit(step.order.chunks)
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
                 self._answering.scored(item.sequence, entries, step.result)
-        for chosen in here:
-            if self._is_here(chosen.sequence):  # the log-probabilities of its prompt were numbers
-                self._answering.tokens(chosen, step.result)
+        if computed.prompt_logprobs:
+            sit = self._sit(work)  # without those that the log-probabilities of their prompts ended
+        self._answering.tokens(computed.chosen, sit[computed.chosen.places], step.result)
+
+    def _append(self, chosen: ChosenRows, sit: NDArray[np.bool_]) -> None:
+        """The sequences have their tokens."""
+        columns = self._scheduler.columns
+        sits = sit[chosen.places]
+        seats = chosen.work.seats[chosen.places[sits]]
+        ids: list[int] = chosen.ids.tolist()
+        if sits.all() and (chosen.counts == 1).all():
+            for answer, token in zip(columns.answers[seats].tolist(), ids, strict=True):
+                answer.append(token)
+            columns.total[seats] += 1
+            return
+        stops = chosen.counts.cumsum()
+        starts = stops - chosen.counts
+        slices = zip(starts[sits].tolist(), stops[sits].tolist(), strict=True)
+        for answer, (start, stop) in zip(columns.answers[seats].tolist(), slices, strict=True):
+            answer += ids[start:stop]
+        columns.total[seats] += chosen.counts[sits]
+        for row in places_of(~sits).tolist():
+            sequence: Sequence = chosen.work.sequences[chosen.places[row]]
+            if self._is_here(sequence):
+                sequence.add(ids[starts[row] : stops[row]])
+
+    def _sit(self, work: StepWork) -> NDArray[np.bool_]:
+        """Who still has the seat of this step."""
+        columns = self._scheduler.columns
+        return columns.taken[work.seats] & (columns.epoch[work.seats] == work.epochs)
+
+    def _sits(self, item: Work) -> bool:
+        columns = self._scheduler.columns
+        return bool(columns.taken[item.seat]) and columns.epoch.item(item.seat) == item.epoch
 
     def _concerns(self, item: Work) -> bool:
         """It has the seat that it had, or lost that since and keeps what it was given."""
-        return item.sits or (item.chooses and self._is_here(item.sequence))
+        return self._sits(item) or (item.chooses and self._is_here(item.sequence))
 
     def _is_here(self, sequence: Sequence) -> bool:
         return self._requests.get(sequence.key) is sequence
@@ -169,7 +200,8 @@ class UnderWay:
     def check(self) -> None:
         """Assert that what sequences count on is what comes."""
         coming = Counter[tuple[Sequence, str]]()
-        for item in [item for step in self._under_way for item in step.order.work if item.sits]:
+        every = [item for step in self._under_way for item in step.order.work]
+        for item in filter(self._sits, every):
             coming[item.sequence, "rows"] += item.count
             coming[item.sequence, "tokens"] += item.chooses
             coming[item.sequence, "drafts"] += item.drafts

@@ -4,10 +4,12 @@
 //! length is believed only as far as the bytes after it allow, so decoding takes at most a small multiple of the input
 //! in memory; nesting is as deep as the types and no deeper.
 
+mod columns;
 mod io;
 mod msgpack;
 mod rules;
 
+pub use columns::{ColumnsError, OutputColumns};
 pub use io::{FrameReader, FrameWriter, ReadError};
 
 use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_str, put_uint};

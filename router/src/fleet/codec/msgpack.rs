@@ -224,6 +224,10 @@ pub(super) fn put_uint(out: &mut Vec<u8>, value: u64) {
     sure(encode::write_uint(out, value));
 }
 
+pub(super) fn put_nil(out: &mut Vec<u8>) {
+    sure(encode::write_nil(out));
+}
+
 pub(super) fn put_str(out: &mut Vec<u8>, text: &str) {
     sure(encode::write_str_len(out, len32(text.len())));
     out.extend_from_slice(text.as_bytes());
@@ -366,7 +370,7 @@ impl<T: Wire> Wire for Option<T> {
     fn write(&self, out: &mut Vec<u8>) {
         match self {
             Some(value) => value.write(out),
-            None => sure(encode::write_nil(out)),
+            None => put_nil(out),
         }
     }
 
