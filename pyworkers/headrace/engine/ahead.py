@@ -42,7 +42,7 @@ class Ahead:
         known = columns.length(seats) + columns.coming_drafts[seats] + drafts
         lacks = known + self.most > columns.held[seats] * self._block_tokens
         for place in places_of(lacks | columns.hands_off[seats]).tolist():
-            sequence: Sequence = columns.sequences[seats[place]]
+            sequence = columns.at(seats.item(place))
             drafts[place] = self._reserve(sequence, int(drafts[place]), running)
         return drafts
 

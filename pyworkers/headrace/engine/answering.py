@@ -36,7 +36,7 @@ class Answering:
         said = plain.copy()
         special: dict[int, Output] = {}
         for row in places_of(~plain).tolist():
-            sequence: Sequence = work.sequences[chosen.places[row]]
+            sequence = work.sequence(chosen.places.item(row))
             if self._requests.get(sequence.key) is not sequence:
                 continue
             links[row], requests[row] = sequence.key

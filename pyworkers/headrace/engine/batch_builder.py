@@ -54,7 +54,7 @@ def build(seats: Seats, work: StepWork, newest_of: torch.Tensor | None = None) -
         guessed = places_of(newest[owners] & (offsets > 0))
         tokens[guessed] = seats.drafts[seat_rows[guessed], offsets[guessed] - 1]
     for place in places_of(~newest).tolist():
-        chunk = work.sequences[place].tokens(int(first[place]), int(stop[place]))
+        chunk = work.sequence(place).tokens(int(first[place]), int(stop[place]))
         tokens[starts[place] : starts[place + 1]] = chunk
 
     sampled = places_of((stop == total) & (total < seats.limit[of]))

@@ -108,6 +108,9 @@ class Columns:
         if sequence.seat is not None:
             self.plain[sequence.seat] = sequence.hand_off_ms is None
 
+    def at(self, seat: int | np.int64) -> Sequence:
+        return self.sequences.item(seat)
+
     def sequences_of(self, seats: Ints) -> list[Sequence]:
         return self.sequences[seats].tolist()
 

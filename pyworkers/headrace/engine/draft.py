@@ -136,7 +136,7 @@ class Drafter:
         in_prompt = ~answered | (totals - after > 1)
         for row in unseen[in_prompt[owners[unseen]]].tolist():
             place, end = owners[row], int(positions[row])
-            tokens[row] = step.work.sequences[place].tokens(end, end + 1)[0]
+            tokens[row] = step.work.sequence(int(place)).tokens(end, end + 1)[0]
         tails = seats.blocks(of[owners], np.maximum(before[owners] - 1, 0))
         hidden_from = np.where(positions == before[owners], -1 - tails, row_of - 1)
         return not self._draft(

@@ -331,9 +331,9 @@ def _where_finite(ids: NDArray[np.int64], best: NDArray[np.float32]) -> NDArray[
 
 
 def _rows(logits: torch.Tensor, rows: NDArray[np.int64], *, copy: bool = False) -> torch.Tensor:
-    """Rows of `logits`; all of them without a copy unless one is asked for."""
-    if len(rows) == len(logits) and not copy:
-        return logits
+    """Rows of `logits`, in ascending order; those that stand together without a copy unless one is asked for."""
+    if not copy and len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+        return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[torch.from_numpy(rows).to(logits.device)]
 
 

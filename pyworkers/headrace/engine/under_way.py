@@ -93,7 +93,7 @@ class UnderWay:
         chunks: list[Chunk] = []
         columns, seats = self._scheduler.columns, plan.work.seats
         for seat in seats[columns.held[seats] > columns.tabled[seats]].tolist():
-            sequence: Sequence = columns.sequences[seat]
+            sequence = columns.at(seat)
             place = sequence.tabled
             tables.append(Table(seat, place, sequence.blocks[place:], sequence.keys_from))
             sequence.tabled = sequence.held
@@ -177,7 +177,7 @@ class UnderWay:
             answer += ids[start:stop]
         columns.total[seats] += chosen.counts[sits]
         for row in places_of(~sits).tolist():
-            sequence: Sequence = chosen.work.sequences[chosen.places[row]]
+            sequence = chosen.work.sequence(chosen.places.item(row))
             if self._is_here(sequence):
                 sequence.add(ids[starts[row] : stops[row]])
 

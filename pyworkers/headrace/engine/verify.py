@@ -63,7 +63,7 @@ class ChosenRows:
     def row(self, row: int) -> Chosen:
         stop = int(self.counts[: row + 1].sum())
         return Chosen(
-            self.work.sequences[self.places[row]],
+            self.work.sequence(self.places[row]),
             self.ids[stop - self.counts[row] : stop].tolist(),
             self.logprobs.get(row),
             FINISHES[self.finish[row]],

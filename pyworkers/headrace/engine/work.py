@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -72,7 +73,7 @@ class StepWork:
         starts = columns.reached(seats)
         scores = np.zeros(count, dtype=np.bool_)
         for place in (~columns.plain[seats]).nonzero()[0].tolist():
-            scores[place] = _scores(columns.sequences[seats[place]], int(starts[place]))
+            scores[place] = _scores(columns.at(seats[place]), starts.item(place))
         return StepWork(
             columns.sequences[seats],
             seats,
@@ -115,7 +116,7 @@ class StepWork:
             return self
         return StepWork(*[field[mask] for field in self._fields()])
 
-    def _fields(self) -> tuple[NDArray[np.generic], ...]:
+    def _fields(self) -> tuple[NDArray[Any], ...]:
         return (
             self.sequences,
             self.seats,
@@ -137,6 +138,9 @@ class StepWork:
 
     def __iter__(self) -> Iterator[Work]:
         return (self[place] for place in range(len(self)))
+
+    def sequence(self, place: int | np.int64) -> Sequence:
+        return self.sequences.item(place)
 
     def sequences_at(self, places: Ints) -> list[Sequence]:
         return self.sequences[places].tolist()
