@@ -8,11 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Protocol, runtime_checkable
 
-import numpy as np
-
-from headrace import _core
 from headrace.errors import MalformedFrame
 from headrace.frames import (
     MAX_FRAME_BYTES,
@@ -44,7 +41,6 @@ from headrace.frames import (
     Transferred,
     Welcome,
 )
-from headrace.outputs import Outputs
 from headrace.schema import Part, Schema
 
 # Of one frame. What there is much of is bytes on this wire, but for the lists of a `Fetch`: two values for each block.
@@ -53,22 +49,24 @@ MAX_VALUES: Final = 1 << 18
 
 def encode(frame: Frame) -> bytes:
     """The body of `frame`. Raises MalformedFrame if a field is of the wrong type or out of range, and FrameTooLong."""
-    if type(frame) is Step and type(frame.outputs) is Outputs:
+    if type(frame) is Step and isinstance(frame.outputs, InColumns):
         return _encode_columns(frame, frame.outputs)
     return _SCHEMA.encode(frame)
 
 
-def _encode_columns(step: Step, outputs: Outputs) -> bytes:
+@runtime_checkable
+class InColumns(Protocol):
+    """Outputs that write themselves: `headrace.outputs`, which needs numpy, as this module must not."""
+
+    def encode_rows(self, one: Callable[[Output, int], bytes]) -> bytes:
+        """As a list of them; `one` writes an output, that of a row."""
+        ...
+
+
+def _encode_columns(step: Step, outputs: InColumns) -> bytes:
     """The same bytes as those of a step with a list of these."""
     head = _SCHEMA.encode(replace(step, outputs=[]))[:-1]  # without the empty list
-    body = head + _core.encode_outputs(
-        outputs.requests,
-        outputs.counts.astype(np.uint32),
-        outputs.ids.astype(np.uint32),
-        drafted=outputs.drafted.astype(np.uint32),
-        accepted=outputs.accepted.astype(np.uint32),
-        special=[(row, _OUTPUT.encode(it, row)) for row, it in outputs.special.items()],
-    )
+    body = head + outputs.encode_rows(_OUTPUT.encode)
     _SCHEMA.check_length(len(body))
     return body
 

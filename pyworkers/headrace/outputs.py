@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import SupportsIndex, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import _core
 from headrace.frames import Output, TokenLogprob
 
 
@@ -66,6 +67,17 @@ class Outputs(Sequence[Output]):
         return isinstance(other, (list, Outputs)) and list(self) == list(other)
 
     __hash__ = None  # type: ignore[assignment]  # it is equal to lists
+
+    def encode_rows(self, one: Callable[[Output, int], bytes]) -> bytes:
+        """The field `outputs` of a `Step`; `one` writes what is special, of a row."""
+        return _core.encode_outputs(
+            self.requests,
+            self.counts.astype(np.uint32),
+            self.ids.astype(np.uint32),
+            drafted=self.drafted.astype(np.uint32),
+            accepted=self.accepted.astype(np.uint32),
+            special=[(row, one(output, row)) for row, output in self.special.items()],
+        )
 
     def where(self, mask: NDArray[np.bool_]) -> Outputs:
         """The rows of `mask`."""

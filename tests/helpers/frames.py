@@ -2,6 +2,7 @@
 
 import dataclasses
 import types
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
@@ -73,7 +74,7 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         return st.sampled_from(edges) | st.integers(low, high)
     if origin is Literal:
         return st.sampled_from(arguments)
-    if origin is list:
+    if origin in {list, Sequence}:
         return st.lists(_values(arguments[0]), max_size=20)
     if origin in {Union, types.UnionType}:
         return st.one_of([_values(argument) for argument in arguments])

@@ -139,7 +139,7 @@ class Columns:
             assert sequence.seat == seat, "a sequence is not where it sits"
             assert np.shares_memory(sequence.counts, self.counts[:, seat]), "two places for counts"
             assert self.answers[seat] is sequence.generated, "tokens go elsewhere"
-            assert sequence.total == len(sequence.prompt) + len(sequence.generated), "miscounted"
+            assert self.total[seat] == sequence.total, "miscounted tokens"
             assert sequence.held == len(sequence.blocks), "miscounted blocks"
             assert sequence.tabled <= sequence.held, "a table of more than there is"
             assert sequence.key == (self.link[seat], int(self.request[seat])), "another's key"

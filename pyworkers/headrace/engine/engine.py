@@ -394,13 +394,27 @@ class Engine:
         """`_publish` those at these seats."""
         if not self.config.prefix_cache:
             return
-        columns = self.scheduler.columns
+        columns, block_tokens = self.scheduler.columns, self.config.block_tokens
         whole = columns.computed[seats]
         if self.model.answers_apart:
             whole = np.minimum(whole, columns.prompt_len[seats])
-        full = whole // self.config.block_tokens
-        for sequence in columns.sequences_of(seats[full != columns.published[seats]]):
-            self._publish(sequence)
+        full = whole // block_tokens
+        due = full != columns.published[seats]
+        seats, full = seats[due], full[due]
+        one = (full == columns.published[seats] + 1) & ~columns.hands_off[seats]
+        some: list[Sequence] = []
+        names: list[bytes] = []
+        for sequence, stop, next_one in zip(
+            columns.sequences_of(seats), full.tolist(), one.tolist(), strict=True
+        ):
+            if next_one and len(sequence.names) == stop - 1:  # as with almost all that decode
+                tokens = sequence.tokens((stop - 1) * block_tokens, stop * block_tokens)
+                parent = sequence.names[-1] if stop > 1 else None
+                names += self._namer.follow(parent, tokens, sequence.salt)
+                some.append(sequence)
+            else:
+                self._publish(sequence)
+        self.scheduler.publish_next(some, names)
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""

@@ -111,6 +111,7 @@ class Forward:
             self._pool.put(some, [seated.newest for seated in order.seated])
         for table in order.tables:
             self._seats.table(table)
+        self._seats.grow(order.grown)
 
     def _launch(self, order: Order, work: StepWork) -> Read:
         if not len(work):

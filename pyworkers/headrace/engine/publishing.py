@@ -61,6 +61,21 @@ class Publishing:
         sequence.published = full
         return replaced
 
+    def publish_next(self, sequence: Sequence, name: bytes) -> bool:
+        """Name the block after those with names, where `name` was not known to be computed; otherwise as `publish`."""
+        names = sequence.names
+        place = len(names)
+        own = sequence.blocks[place]
+        keyed = self._ahead.most == 0 or self._ahead.has_keys(sequence, place)
+        block = self._pool.publish(own, name, names[-1] if names else None, keyed=keyed)
+        names.append(name)
+        sequence.published = place + 1
+        if block == own:
+            return False
+        sequence.blocks[place] = block
+        self._ahead.exchanged(sequence, place)
+        return True
+
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that these are all that compute names."""
         computing = Counter(n for s in running for n in s.names[s.published :])

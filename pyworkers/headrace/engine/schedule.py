@@ -252,14 +252,19 @@ class Scheduler:
         decodes = seats[(columns.remaining(seats) == 1) & ~columns.ends(seats)]
         last = columns.reached(decodes) + columns.coming_drafts[decodes]
         last = np.minimum(last, columns.limit[decodes] - 1)
-        full = decodes[columns.held[decodes] * self.block_tokens <= last]
-        preemptions = self.preemptions
+        missing = last // self.block_tokens + 1 - columns.held[decodes]
+        full = decodes[missing > 0]
+        if not len(full):
+            return decodes
+        if missing.max() == 1 and (blocks := self.pool.allocate(len(full))) is not None:
+            for sequence, block in zip(columns.sequences_of(full), blocks, strict=True):
+                sequence.blocks.append(block)
+            columns.held[full] += 1
+            return decodes
         for sequence in columns.sequences_of(full):
             if sequence.stage is Stage.RUNNING:  # preemption takes from the end
                 self._ensure_block(sequence)
-        if preemptions != self.preemptions:
-            decodes = decodes[columns.taken[decodes]]
-        return decodes
+        return decodes[columns.taken[decodes]]
 
     def _ensure_block(self, sequence: Sequence) -> None:
         """Make room for one more token, wherever it comes to stand; or the sequence itself had to go."""
@@ -445,6 +450,16 @@ class Scheduler:
         if sequence.stage is Stage.RUNNING:
             self._publishing.end(sequence.names[published:full])
         self._stalled = False  # they may be what somebody lacks
+
+    def publish_next(self, sequences: list[Sequence], names: list[bytes]) -> None:
+        """Each of these, which run, filled the block after those that have names; nobody knew this name before.
+
+        Not for one whose KV another worker pulls. What `append_names` and `publish` do, for many at once.
+        """
+        for sequence, name in zip(sequences, names, strict=True):
+            if self._publishing.publish_next(sequence, name):
+                sequence.tabled = min(sequence.tabled, len(sequence.names) - 1)
+        self._stalled = False
 
     def rename(self, sequence: Sequence, names: list[bytes]) -> None:
         """Use other names for the blocks of `sequence`, after `BlockPool.clear_names`."""

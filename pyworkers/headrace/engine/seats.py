@@ -74,6 +74,16 @@ class Ends:
         return found
 
 
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """The tables of these seats have one block more, at `places`. All are `[grown]`."""
+
+    seats: Ints
+    places: Ints
+    blocks: Ints
+    keys_from: Ints
+
+
 class Seats:
     """Counts are in tokens, as in `Sequence`. A step reads and writes the seats of its own work only."""
 
@@ -124,6 +134,12 @@ class Seats:
         self._blocks[seat, table.place : stop] = table.blocks
         self._filled[seat] = stop
         self.keys_from[seat] = max(self.keys_from[seat], table.keys_from)
+
+    def grow(self, grown: Grown) -> None:
+        """What `table` does, for one block of each."""
+        self._blocks[grown.seats, grown.places] = grown.blocks
+        self._filled[grown.seats] = grown.places + 1
+        self.keys_from[grown.seats] = np.maximum(self.keys_from[grown.seats], grown.keys_from)
 
     def ends(self, seats: Ints) -> Ends:
         """Of those who have these seats now; the seats may be others' when it is asked."""

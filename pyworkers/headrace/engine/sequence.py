@@ -77,7 +77,6 @@ class Sequence:
     prompt_len: int = field(init=False)
     counts: Ints = field(init=False, repr=False)
 
-    total = Count(columns.TOTAL)  # prompt and generated
     computed = Count(columns.COMPUTED)  # tokens whose KV is in the cache
     coming_rows = Count(columns.COMING_ROWS)  # whose KV the steps under way compute, but for drafts
     coming_tokens = Count(columns.COMING_TOKENS)  # that they choose, but for accepted drafts
@@ -92,18 +91,22 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
         self.counts = np.zeros(columns.COUNTS, dtype=np.int64)
-        self.total = self.prompt_len + len(self.generated)
+        self.counts[columns.TOTAL] = self.total
         self.keys_from = self.keys_to = 1
 
     def add(self, tokens: list[int]) -> None:
         """These were generated."""
         self.generated += tokens
-        self.total += len(tokens)
+        self.counts[columns.TOTAL] += len(tokens)
 
     def hold(self, blocks: list[int]) -> None:
         """These are its next blocks."""
         self.blocks += blocks
         self.held += len(blocks)
+
+    @property
+    def total(self) -> int:
+        return self.prompt_len + len(self.generated)
 
     @property
     def length(self) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from headrace.engine.errors import KernelPanic
 from headrace.engine.export import Chunk
 from headrace.engine.result import StepResult
-from headrace.engine.seats import Seated, Table
+from headrace.engine.seats import Grown, Seated, Table
 from headrace.engine.sequence import Sequence
 from headrace.engine.verify import ChosenRows
 from headrace.engine.work import StepWork, Work
@@ -26,6 +26,7 @@ class Order:
     work: StepWork
     seated: list[Seated]
     tables: list[Table]
+    grown: Grown
     chunks: list[Chunk]
 
 

@@ -23,7 +23,7 @@ from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.rows import places_of
 from headrace.engine.schedule import Plan, Scheduler
-from headrace.engine.seats import Seated, Table
+from headrace.engine.seats import Grown, Seated, Table
 from headrace.engine.sequence import Sequence
 from headrace.engine.step import Computed, Order, Step
 from headrace.engine.verify import ChosenRows
@@ -92,7 +92,9 @@ class UnderWay:
         tables: list[Table] = []
         chunks: list[Chunk] = []
         columns, seats = self._scheduler.columns, plan.work.seats
-        for seat in seats[columns.held[seats] > columns.tabled[seats]].tolist():
+        more = columns.held[seats] - columns.tabled[seats]
+        grown = self._grown(seats[more == 1])
+        for seat in seats[more > 1].tolist():
             sequence = columns.at(seat)
             place = sequence.tabled
             tables.append(Table(seat, place, sequence.blocks[place:], sequence.keys_from))
@@ -102,7 +104,14 @@ class UnderWay:
             assert item.sequence.export is not None
             chunks.append(Chunk(item.sequence.export, item.start, item.count))
         seated = [Seated.of(sequence) for sequence in plan.admitted]
-        return Order(plan.work, seated, tables, chunks)
+        return Order(plan.work, seated, tables, grown, chunks)
+
+    def _grown(self, seats: Ints) -> Grown:
+        columns = self._scheduler.columns
+        blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(seats)]
+        places = columns.tabled[seats]
+        columns.tabled[seats] = columns.held[seats]
+        return Grown(seats, places, np.array(blocks, dtype=np.int64), columns.keys_from[seats])
 
     def finish(self, step: Step, now_s: float = 0.0) -> StepResult:
         """`Engine.finish`."""
