@@ -39,12 +39,33 @@ class Ahead:
         while most > 0 and int(np.minimum(wanted, most).sum()) > rows:
             most -= 1
         drafts = np.minimum(wanted, most)
-        known = columns.length(seats) + columns.coming_drafts[seats] + drafts
-        lacks = known + self.most > columns.held[seats] * self._block_tokens
-        for place in places_of(lacks | columns.hands_off[seats]).tolist():
-            sequence = columns.at(seats.item(place))
-            drafts[place] = self._reserve(sequence, int(drafts[place]), running)
+        before = columns.length(seats) + columns.coming_drafts[seats]
+        lacks = before + drafts + self.most > columns.held[seats] * self._block_tokens
+        lacks |= columns.hands_off[seats]
+        if lacks.any():
+            some = places_of(lacks)
+            drafts[some] = self._reserve_for(seats[some], before[some], drafts[some], running)
         return drafts
+
+    def _reserve_for(self, seats: Ints, before: Ints, drafts: Ints, running: int) -> Ints:
+        """`_reserve` of those at these seats; at once where all get what they need, and that is one block each."""
+        columns = self._columns
+        wanted = np.minimum(before + drafts + self.most, columns.limit[seats])
+        missing = np.maximum(-(-wanted // self._block_tokens) - columns.held[seats], 0)
+        missing[columns.hands_off[seats]] = 0
+        count = int(missing.sum())
+        if missing.max() > 1 or self._pool.available - count < running:
+            each = zip(columns.sequences_of(seats), drafts.tolist(), strict=True)
+            reserved = [self._reserve(sequence, own, running) for sequence, own in each]
+            return np.array(reserved, dtype=np.int64)
+        blocks = self._pool.allocate(count)
+        assert blocks is not None, "they are available"
+        for sequence, block in zip(columns.sequences_of(seats[missing > 0]), blocks, strict=True):
+            sequence.blocks.append(block)
+        columns.held[seats] += missing
+        room = columns.held[seats] * self._block_tokens - before
+        room[columns.hands_off[seats]] = 0
+        return np.maximum(np.minimum(drafts, room), 0)
 
     def _wanted(self, seats: Ints) -> Ints:
         """How many drafts there will be; where a step under way is about to make them, one more than there were."""
@@ -95,6 +116,14 @@ class Ahead:
         """Whether its full block at `place`, which it computed or pulled, has the drafting layer's keys."""
         start, end = place * self._block_tokens, (place + 1) * self._block_tokens
         return self.most == 0 or (sequence.keys_from <= max(start, 1) and end <= sequence.keys_to)
+
+    def have_keys(self, seats: Ints, places: Ints) -> list[bool]:
+        """`has_keys` of one block of each of these seats."""
+        if self.most == 0:
+            return [True] * len(seats)
+        starts, ends = places * self._block_tokens, (places + 1) * self._block_tokens
+        from_start = self._columns.keys_from[seats] <= np.maximum(starts, 1)
+        return (from_start & (ends <= self._columns.keys_to[seats])).tolist()
 
     def _reserve(self, sequence: Sequence, drafts: int, running: int) -> int:
         """Blocks for the tokens of this step, `drafts` of them drafts, and for the drafts after it.

@@ -149,7 +149,10 @@ class BlockLog:
                 runs[-1][1].append(key)
             else:
                 runs.append((parent, [key]))
-        return [StoredRun(parent=parent, hashes=_pack(keys)) for parent, keys in runs]
+        return [
+            StoredRun(parent, keys[0].to_bytes(8, "little") if len(keys) == 1 else _pack(keys))
+            for parent, keys in runs
+        ]
 
 
 def _pack(keys: Iterable[int]) -> bytes:

@@ -1,4 +1,4 @@
-"""What the engine counts of the sequences with a seat, in arrays by seat: a step looks at rows that need something only.
+"""What the engine counts of the sequences with a seat, in arrays by seat: a step touches those that need something.
 
 The counts of a sequence always stand in an array, to which its attributes lead (`Count`): one of its own, or from the
 moment that it has a seat a column of `Columns.counts`. So there is one place for each number, whoever asks.

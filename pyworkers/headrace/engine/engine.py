@@ -402,19 +402,20 @@ class Engine:
         due = full != columns.published[seats]
         seats, full = seats[due], full[due]
         one = (full == columns.published[seats] + 1) & ~columns.hands_off[seats]
-        some: list[Sequence] = []
+        some: list[int] = []
         names: list[bytes] = []
-        for sequence, stop, next_one in zip(
-            columns.sequences_of(seats), full.tolist(), one.tolist(), strict=True
-        ):
-            if next_one and len(sequence.names) == stop - 1:  # as with almost all that decode
+        due_seats, stops = seats.tolist(), full.tolist()
+        for place, sequence in enumerate(columns.sequences_of(seats)):
+            stop = stops[place]
+            if one[place] and len(sequence.names) == stop - 1:  # as with almost all that decode
                 tokens = sequence.tokens((stop - 1) * block_tokens, stop * block_tokens)
                 parent = sequence.names[-1] if stop > 1 else None
                 names += self._namer.follow(parent, tokens, sequence.salt)
-                some.append(sequence)
+                some.append(due_seats[place])
             else:
                 self._publish(sequence)
-        self.scheduler.publish_next(some, names)
+        if some:
+            self.scheduler.publish_next(np.array(some, dtype=np.int64), names)
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""

@@ -61,15 +61,16 @@ class Publishing:
         sequence.published = full
         return replaced
 
-    def publish_next(self, sequence: Sequence, name: bytes) -> bool:
-        """Name the block after those with names, where `name` was not known to be computed; otherwise as `publish`."""
+    def publish_next(self, sequence: Sequence, name: bytes, *, keyed: bool) -> bool:
+        """Name the block after those with names, all of which are published; the caller counts it.
+
+        `name` was not known to be computed. `keyed`: see `BlockPool.publish`. Otherwise as `publish`.
+        """
         names = sequence.names
         place = len(names)
         own = sequence.blocks[place]
-        keyed = self._ahead.most == 0 or self._ahead.has_keys(sequence, place)
         block = self._pool.publish(own, name, names[-1] if names else None, keyed=keyed)
         names.append(name)
-        sequence.published = place + 1
         if block == own:
             return False
         sequence.blocks[place] = block

@@ -451,13 +451,18 @@ class Scheduler:
             self._publishing.end(sequence.names[published:full])
         self._stalled = False  # they may be what somebody lacks
 
-    def publish_next(self, sequences: list[Sequence], names: list[bytes]) -> None:
-        """Each of these, which run, filled the block after those that have names; nobody knew this name before.
+    def publish_next(self, seats: Ints, names: list[bytes]) -> None:
+        """Those at these seats filled the block after those that have names; nobody knew these names before.
 
         Not for one whose KV another worker pulls. What `append_names` and `publish` do, for many at once.
         """
-        for sequence, name in zip(sequences, names, strict=True):
-            if self._publishing.publish_next(sequence, name):
+        places = self.columns.published[seats]
+        self.columns.published[seats] += 1
+        keyed = self.ahead.have_keys(seats, places)
+        for sequence, name, has_keys in zip(
+            self.columns.sequences_of(seats), names, keyed, strict=True
+        ):
+            if self._publishing.publish_next(sequence, name, keyed=has_keys):
                 sequence.tabled = min(sequence.tabled, len(sequence.names) - 1)
         self._stalled = False
 
