@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, TypeAlias
 
 from headrace.errors import MalformedFrame
 from headrace.frames import (
@@ -49,24 +49,20 @@ MAX_VALUES: Final = 1 << 18
 
 def encode(frame: Frame) -> bytes:
     """The body of `frame`. Raises MalformedFrame if a field is of the wrong type or out of range, and FrameTooLong."""
-    if type(frame) is Step and isinstance(frame.outputs, InColumns):
-        return _encode_columns(frame, frame.outputs)
+    if type(frame) is Step and (columns := getattr(frame.outputs, "encode_rows", None)):
+        return _encode_columns(frame, columns)
     return _SCHEMA.encode(frame)
 
 
-@runtime_checkable
-class InColumns(Protocol):
-    """Outputs that write themselves: `headrace.outputs`, which needs numpy, as this module must not."""
-
-    def encode_rows(self, one: Callable[[Output, int], bytes]) -> bytes:
-        """As a list of them; `one` writes an output, that of a row."""
-        ...
+# What `headrace.outputs`, which needs numpy, as this module must not, has for it: outputs as a list of them is written,
+# by a function that writes one of them, of a row.
+EncodeRows: TypeAlias = Callable[[Callable[[Output, int], bytes]], bytes]
 
 
-def _encode_columns(step: Step, outputs: InColumns) -> bytes:
-    """The same bytes as those of a step with a list of these."""
+def _encode_columns(step: Step, encode_rows: EncodeRows) -> bytes:
+    """The same bytes as those of a step with a list of these outputs."""
     head = _SCHEMA.encode(replace(step, outputs=[]))[:-1]  # without the empty list
-    body = head + outputs.encode_rows(_OUTPUT.encode)
+    body = head + encode_rows(_OUTPUT.encode)
     _SCHEMA.check_length(len(body))
     return body
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.columns import Ints
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
@@ -33,6 +34,11 @@ class Answering:
         plain = sits & columns.plain[seats] & (chosen.finish == GOES_ON) & (chosen.counts > 0)
         plain[list(chosen.logprobs)] = False
         links, requests = columns.link[seats], columns.request[seats]
+        if plain.all():  # so it is in most steps
+            drafted, accepted = chosen.drafted, chosen.accepted
+            outputs = Outputs(requests, chosen.counts, chosen.ids, drafted, accepted, {})
+            self._tell(outputs, links, result)
+            return
         said = plain.copy()
         special: dict[int, Output] = {}
         for row in places_of(~plain).tolist():
@@ -44,8 +50,6 @@ class Answering:
             if output is not None:
                 special[row] = output
                 said[row] = True
-        result.drafted += int(chosen.drafted[said].sum())
-        result.accepted += int(chosen.accepted[said].sum())
         outputs = Outputs(
             requests,
             np.where(plain, chosen.counts, 0),
@@ -54,8 +58,19 @@ class Answering:
             chosen.accepted,
             special,
         )
-        for link in np.unique(links[said]).tolist():
-            result.of(link).columns = outputs.where(said & (links == link))
+        self._tell(outputs.where(said), links[said], result)
+
+    def _tell(self, outputs: Outputs, links: Ints, result: StepResult) -> None:
+        """Each link what is of its requests."""
+        result.drafted += int(outputs.drafted.sum())
+        result.accepted += int(outputs.accepted.sum())
+        if not len(links):
+            return
+        if (links == links[0]).all():
+            result.of(links.item(0)).columns = outputs
+            return
+        for link in np.unique(links).tolist():
+            result.of(link).columns = outputs.where(links == link)
 
     def _say_of(self, chosen: Chosen, result: StepResult) -> Output | None:
         """Of one that got its first token, or its last, or more than tokens, or none."""

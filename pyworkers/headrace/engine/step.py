@@ -39,6 +39,12 @@ class Snapshot:
     keys_from: NDArray[np.int64]
     keys_to: NDArray[np.int64]
 
+    def where(self, mask: NDArray[np.bool_]) -> Snapshot:
+        if mask.all():
+            return self
+        fields = (self.computed, self.drafts, self.keys_from, self.keys_to)
+        return Snapshot(*[field[mask] for field in fields])
+
 
 @dataclass(frozen=True, slots=True)
 class Computed:

@@ -151,14 +151,15 @@ class UnderWay:
         sit = self._sit(work)
         self._append(computed.chosen, sit)
         stays = work.where(sit)
+        after = after.where(sit)
         seats = stays.seats
-        columns.computed[seats] = after.computed[sit]
-        columns.drafts[seats] = after.drafts[sit]
+        columns.computed[seats] = after.computed
+        columns.drafts[seats] = after.drafts
         columns.coming_rows[seats] -= stays.counts
         columns.coming_tokens[seats] -= stays.chooses
         columns.coming_drafts[seats] -= stays.drafts
-        columns.keys_from[seats] = np.maximum(columns.keys_from[seats], after.keys_from[sit])
-        columns.keys_to[seats] = after.keys_to[sit]
+        columns.keys_from[seats] = np.maximum(columns.keys_from[seats], after.keys_from)
+        columns.keys_to[seats] = after.keys_to
         self._publish_of(seats)
         self._exports.commit(step.order.chunks)
         for item, entries in computed.prompt_logprobs:
