@@ -42,16 +42,17 @@ def build(seats: Seats, work: StepWork, newest_of: torch.Tensor | None = None) -
     counts = known + drafts
     starts = np.zeros(count + 1, dtype=np.int64)
     counts.cumsum(out=starts[1:])
-    owners = np.arange(count).repeat(counts)
-    offsets = np.arange(starts[-1]) - starts[owners]
-    seat_rows = of[owners]
-    positions = first[owners] + offsets
+    seat_rows, positions, newest_rows, offsets = of, first, newest, starts[:0]
+    if starts[-1] > count:  # not a row each, as most steps have
+        owners = np.arange(count).repeat(counts)
+        offsets = np.arange(starts[-1]) - starts[owners]
+        seat_rows, positions, newest_rows = of[owners], first[owners] + offsets, newest[owners]
 
     tokens = seats.newest[seat_rows]
     if newest_of is not None:
-        tokens = np.where(newest[owners], -1 - seat_rows, tokens).astype(np.int32)
+        tokens = np.where(newest_rows, -1 - seat_rows, tokens).astype(np.int32)
     if drafts.any():
-        guessed = places_of(newest[owners] & (offsets > 0))
+        guessed = places_of(newest_rows & (offsets > 0))
         tokens[guessed] = seats.drafts[seat_rows[guessed], offsets[guessed] - 1]
     for place in places_of(~newest).tolist():
         chunk = work.sequence(place).tokens(int(first[place]), int(stop[place]))

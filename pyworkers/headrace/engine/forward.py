@@ -191,9 +191,12 @@ class Forward:
         of, counts = step.seats[step.sampled], chosen.counts
         seats.total[of] += counts
         seats.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
-        some = counts > 0
-        seats.newest[of[some]] = chosen.ids[counts.cumsum()[some] - 1]
-        seats.ended[of] = (chosen.finish != GOES_ON) | ~some
+        if (counts == 1).all():
+            seats.newest[of] = chosen.ids
+        else:
+            some = counts > 0
+            seats.newest[of[some]] = chosen.ids[counts.cumsum()[some] - 1]
+        seats.ended[of] = (chosen.finish != GOES_ON) | (counts == 0)
         if self._pool is not None:
             self._pool.put(of, seats.newest[of].tolist())
         for row in places_of(seats.penalised[of]).tolist():

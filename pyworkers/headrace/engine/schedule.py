@@ -192,10 +192,8 @@ class Scheduler:
         """
         self._make_way()
         preemptions = self.preemptions
-        decodes = self._plan_decodes()
+        decodes, prefills = self._plan_decodes()
         budget = self.max_batched_tokens - len(decodes)
-        seats = self.seats
-        prefills = self.columns.sequences_of(seats[self.columns.remaining(seats) > 1])
         drafts = np.zeros(len(decodes), dtype=np.int64)
         if self.ahead.most > 0:
             contested = bool(prefills or self.waiting or self.ready)
@@ -246,25 +244,32 @@ class Scheduler:
         if victim := max(victims, key=_order, default=None):
             self._preempt(victim)
 
-    def _plan_decodes(self) -> Ints:
-        """The seats of those that decode, in order; each has room for its token."""
+    def _plan_decodes(self) -> tuple[Ints, list[Sequence]]:
+        """The seats of those that decode, each of which has room for its token, and those with more to compute."""
         columns, seats = self.columns, self.seats
-        decodes = seats[(columns.remaining(seats) == 1) & ~columns.ends(seats)]
-        last = columns.reached(decodes) + columns.coming_drafts[decodes]
+        reached = columns.reached(seats)
+        remaining = columns.length(seats) - reached
+        decode = remaining == 1
+        prefills = columns.sequences_of(seats[remaining > 1])
+        if columns.coming_tokens.any():
+            decode &= ~columns.ends(seats)
+        decodes = seats[decode]
+        last = reached[decode] + columns.coming_drafts[decodes]
         last = np.minimum(last, columns.limit[decodes] - 1)
         missing = last // self.block_tokens + 1 - columns.held[decodes]
         full = decodes[missing > 0]
         if not len(full):
-            return decodes
+            return decodes, prefills
         if missing.max() == 1 and (blocks := self.pool.allocate(len(full))) is not None:
             for sequence, block in zip(columns.sequences_of(full), blocks, strict=True):
                 sequence.blocks.append(block)
             columns.held[full] += 1
-            return decodes
+            return decodes, prefills
         for sequence in columns.sequences_of(full):
             if sequence.stage is Stage.RUNNING:  # preemption takes from the end
                 self._ensure_block(sequence)
-        return decodes[columns.taken[decodes]]
+        prefills = [sequence for sequence in prefills if sequence.stage is Stage.RUNNING]
+        return decodes[columns.taken[decodes]], prefills
 
     def _ensure_block(self, sequence: Sequence) -> None:
         """Make room for one more token, wherever it comes to stand; or the sequence itself had to go."""

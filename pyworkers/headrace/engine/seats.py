@@ -61,12 +61,12 @@ class Ends:
     """What ends the answers of some sequences."""
 
     limits: Ints  # [rows], of their tokens
-    _stops: Ints  # [rows, STOPS]
+    _stops: Ints  # [some, rows]
     _more: dict[int, frozenset[int]]  # by row, where these are too few
 
     def stop(self, rows: Ints | slice, ids: Ints) -> NDArray[np.bool_]:
         """Whether each of `ids`, which is of that row, is a stop token of it."""
-        found = (self._stops[rows] == ids[:, None]).any(axis=1)
+        found = (self._stops[:, rows] == ids).any(axis=0)
         if self._more:
             for place, row in enumerate(np.arange(len(self.limits))[rows].tolist()):
                 if row in self._more:
@@ -100,7 +100,8 @@ class Seats:
         self.answers = np.zeros(max_sequences, dtype=np.bool_)  # here, and not on another worker
         self.ended = np.zeros(max_sequences, dtype=np.bool_)  # it has its last token, or failed
         self.penalised = np.zeros(max_sequences, dtype=np.bool_)
-        self._stops = np.full((max_sequences, STOPS), NO_STOP, dtype=np.int64)
+        self._stops = np.full((STOPS, max_sequences), NO_STOP, dtype=np.int64)
+        self._most_stops = 0  # that anybody had, up to `STOPS`
         self._more_stops: dict[int, frozenset[int]] = {}  # of the seats where these are too few
         self.drafts = np.zeros((max_sequences, max(drafts, 1)), dtype=np.int32)
         self.drafted = zeros()  # how many of them there are
@@ -117,12 +118,13 @@ class Seats:
         self.answers[seat] = sequence.hand_off_ms is None
         self.ended[seat] = False
         self.penalised[seat] = sequence.penalties is not None
-        self._stops[seat] = NO_STOP
+        self._stops[:, seat] = NO_STOP
         self._more_stops.pop(seat, None)
         if len(sequence.stop_ids) > STOPS:
             self._more_stops[seat] = sequence.stop_ids
         else:
-            self._stops[seat, : len(sequence.stop_ids)] = list(sequence.stop_ids)
+            self._stops[: len(sequence.stop_ids), seat] = list(sequence.stop_ids)
+            self._most_stops = max(self._most_stops, len(sequence.stop_ids))
         self.drafted[seat] = 0
         self.keys_from[seat], self.keys_to[seat] = seated.keys_from, seated.keys_to
         self._blocks[seat] = 0
@@ -148,7 +150,7 @@ class Seats:
             for seat, stops in self._more_stops.items()
             for row in places_of(seats == seat).tolist()
         }
-        return Ends(self.limit[seats], self._stops[seats], more)
+        return Ends(self.limit[seats], self._stops[: self._most_stops, seats], more)
 
     def room(self, seats: Ints) -> Ints:
         """Tokens that the blocks of these seats hold."""
