@@ -113,20 +113,22 @@ def _install_compute(seams: Seams) -> None:
                 reach("chunk", _seed(item.sequence))
         return read
 
-    def tokens(original: Any, answering: Any, chosen: Any, result: Any) -> None:
-        sequence = chosen.sequence
-        seed = _seed(sequence)
-        if sequence.total >= sequence.limit:
-            reach("last step", seed)
-        original(answering, chosen, result)
-        if seed in seams.to_begin:
-            seams.to_begin.discard(seed)
-            seams.control.send(event="began", seed=seed)
-        generated = len(sequence.generated)
-        for number in range(generated - len(chosen.ids) + 1, generated + 1):
-            if number == 1:
-                reach("first token", seed)
-            reach(f"token {number}", seed)
+    def tokens(original: Any, answering: Any, chosen: Any, sits: Any, result: Any) -> None:
+        rows = list(chosen)
+        for row in rows:
+            if row.sequence.total >= row.sequence.limit:
+                reach("last step", _seed(row.sequence))
+        original(answering, chosen, sits, result)
+        for row in rows:
+            seed = _seed(row.sequence)
+            if seed in seams.to_begin:
+                seams.to_begin.discard(seed)
+                seams.control.send(event="began", seed=seed)
+            generated = len(row.sequence.generated)
+            for number in range(generated - len(row.ids) + 1, generated + 1):
+                if number == 1:
+                    reach("first token", seed)
+                reach(f"token {number}", seed)
 
     wrap(Forward, "launch", launch)
     wrap(Answering, "tokens", tokens)
