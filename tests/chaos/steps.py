@@ -114,7 +114,8 @@ def _install_compute(seams: Seams) -> None:
         return read
 
     def tokens(original: Any, answering: Any, chosen: Any, sits: Any, result: Any) -> None:
-        rows = list(chosen)
+        here = answering._requests.get
+        rows = [row for row in chosen if here(row.sequence.key) is row.sequence]
         for row in rows:
             if row.sequence.total >= row.sequence.limit:
                 reach("last step", _seed(row.sequence))
