@@ -101,11 +101,12 @@ class Outputs(Sequence[Output]):
         """These in their order, cut so that no part has more than `most_values` ids and log-probabilities, unless in
         one row; at least one part.
         """
-        values = self.counts.copy()
-        for row, output in self.special.items():
-            values[row] = _values(output)
-        if values.sum() <= most_values:
+        special = {row: _values(output) for row, output in self.special.items()}
+        if len(self.ids) + sum(special.values()) <= most_values:
             return [self]
+        values = self.counts.copy()
+        for row, more in special.items():
+            values[row] = more
         part, parts, left = np.zeros(len(self), dtype=np.int64), 0, most_values
         for row, more in enumerate(values.tolist()):
             if more > left and row > 0 and part[row - 1] == parts:
