@@ -15,6 +15,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.memory import allocate_kv, kv_blocks
 from headrace.engine.names import KeyedNamer
 from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello
+from headrace.settings import step_sizes
 
 if TYPE_CHECKING:
     from headrace.engine.config import Verify
@@ -46,6 +47,7 @@ def load(settings: WorkerSettings) -> Loaded:
     device = settings.device
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = step_sizes(settings, torch.device(device).type)
     checkpoint = resolve(settings.model)
     checkpoint.progress = bar = ProgressBar(f"loading {checkpoint.name}", quiet_s=QUIET_S)
     try:
@@ -54,7 +56,7 @@ def load(settings: WorkerSettings) -> Loaded:
             dtype=cast("DType", settings.dtype),
             kv_dtype=cast("KvDType", settings.kv_dtype),
             device=device,
-            block_tokens=settings.block_tokens,
+            block_tokens=sizes.block_tokens,
             mtp=settings.mtp > 0,
         )
     finally:
@@ -63,15 +65,15 @@ def load(settings: WorkerSettings) -> Loaded:
     num_blocks = kv_blocks(
         settings.kv_memory_bytes,
         block_bytes=model.kv_block_bytes,
-        most_blocks=-(-context // settings.block_tokens) * settings.max_sequences,
+        most_blocks=-(-context // sizes.block_tokens) * sizes.max_sequences,
         device=torch.device(device),
     )
     allocate_kv(model, num_blocks, torch.device(device))
     config = EngineConfig(
         num_blocks=num_blocks,
-        block_tokens=settings.block_tokens,
-        max_sequences=settings.max_sequences,
-        max_batched_tokens=settings.max_batched_tokens,
+        block_tokens=sizes.block_tokens,
+        max_sequences=sizes.max_sequences,
+        max_batched_tokens=sizes.max_batched_tokens,
         max_waiting=settings.max_waiting,
         context_tokens=settings.context_tokens,
         prefix_cache=settings.prefix_cache,
@@ -80,18 +82,21 @@ def load(settings: WorkerSettings) -> Loaded:
         mtp_fixed=settings.mtp_fixed,
     )
     # Until a router brings its key nothing is named: no request comes before its Welcome.
-    engine = Engine(model, config, KeyedNamer(bytes(32), settings.block_tokens))
+    engine = Engine(model, config, KeyedNamer(bytes(32), sizes.block_tokens))
     prints = checkpoint.fingerprints()
     name = settings.served_model_name or checkpoint.name
     log.info(
-        "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB",
+        "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB; at most %d answers at once, "
+        "%d tokens in a step",
         name,
         device,
         model.dtype_name,
         time.monotonic() - began,
         num_blocks,
-        settings.block_tokens,
+        sizes.block_tokens,
         num_blocks * model.kv_block_bytes / 2**20,
+        sizes.max_sequences,
+        sizes.max_batched_tokens,
     )
     hello = Hello(
         protocol=PROTOCOL,
@@ -105,7 +110,7 @@ def load(settings: WorkerSettings) -> Loaded:
             chat_template=prints.chat_template,
             kv_layout=model.kv_layout,
             hash_scheme=HASH_SCHEME,
-            block_tokens=settings.block_tokens,
+            block_tokens=sizes.block_tokens,
         ),
         capacity=capacity(config),
         context_tokens=engine.context_tokens,

@@ -39,9 +39,9 @@ class WorkerSettings:
     dtype: str
     kv_memory_bytes: int | None
     context_tokens: int | None
-    block_tokens: int
-    max_sequences: int
-    max_batched_tokens: int
+    block_tokens: int | None
+    max_sequences: int | None
+    max_batched_tokens: int | None
     max_waiting: int
     prefix_cache: bool
     secret: str | None
@@ -56,6 +56,42 @@ class WorkerSettings:
     mtp_verify: str = "noise"
     mtp_fixed: bool = False
     overlap: bool = True  # a step is planned while the one before it runs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSizes:
+    """How a worker cuts its work. All are counts of what the name says."""
+
+    block_tokens: int
+    max_sequences: int
+    max_batched_tokens: int
+
+
+# A chunk of a GPU's size amortises reading the weights; a CPU is at its arithmetic from some hundred rows on, and
+# answers wait for the prompt rows beside them. Those of GPUs are guesses, not tuned on one yet.
+SIZES_OF_DEVICE = {
+    "cpu": StepSizes(block_tokens=16, max_sequences=64, max_batched_tokens=256),
+    "cuda": StepSizes(block_tokens=64, max_sequences=512, max_batched_tokens=8192),
+}
+
+
+def step_sizes(settings: WorkerSettings, device_type: str) -> StepSizes:
+    """What was typed, and the defaults of "cpu" or "cuda" for the rest, which give way where the two contradict."""
+    default = SIZES_OF_DEVICE[device_type]
+    sequences = settings.max_sequences
+    batched = settings.max_batched_tokens
+    if sequences is None:
+        sequences = min(default.max_sequences, batched or default.max_batched_tokens)
+    return StepSizes(
+        block_tokens=settings.block_tokens or default.block_tokens,
+        max_sequences=sequences,
+        max_batched_tokens=batched or max(default.max_batched_tokens, sequences),
+    )
+
+
+def _by_device(name: str) -> str:
+    sizes = {device: getattr(SIZES_OF_DEVICE[device], name) for device in ("cpu", "cuda")}
+    return f"{sizes['cpu']} on a CPU, {sizes['cuda']} on a GPU"
 
 
 def size_bytes(text: str) -> int:
@@ -177,25 +213,25 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--block-tokens",
         type=positive,
-        default=16,
         metavar="N",
-        help="tokens in one block of the KV cache (default: %(default)s)",
+        help="tokens in one block of the KV cache; the workers of a model agree on it "
+        f"(default: {_by_device('block_tokens')})",
     )
     group.add_argument(
         "--max-sequences",
         "--max-num-seqs",
         type=positive,
-        default=64,
         metavar="N",
-        help="answers that run at once in one worker (default: %(default)s)",
+        help="answers that run at once in one worker "
+        f"(default: {_by_device('max_sequences')}, at most --max-batched-tokens)",
     )
     group.add_argument(
         "--max-batched-tokens",
         "--max-num-batched-tokens",
         type=positive,
-        default=256,
         metavar="N",
-        help="tokens in one step, prompts and answers together (default: %(default)s)",
+        help="tokens in one step, prompts and answers together "
+        f"(default: {_by_device('max_batched_tokens')}, at least --max-sequences)",
     )
     group.add_argument(
         "--max-waiting",
@@ -238,7 +274,8 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def check_model_arguments(args: argparse.Namespace) -> None:
     """Raise SettingsError for what `add_model_arguments` took and a worker cannot be."""
     check_model(args.model)
-    if args.max_batched_tokens < args.max_sequences:
+    both = args.max_batched_tokens is not None and args.max_sequences is not None
+    if both and args.max_batched_tokens < args.max_sequences:
         raise SettingsError(
             f"--max-batched-tokens {args.max_batched_tokens} is less than --max-sequences "
             f"{args.max_sequences}: each running answer takes one token of every step"

@@ -73,6 +73,57 @@ def test_what_serve_was_told_reaches_the_worker(tmp_path: Path) -> None:
     assert not checked.overlap
 
 
+def typed(flags: list[str]) -> settings.WorkerSettings:
+    """What `headrace worker` makes of its flags."""
+    parser = argparse.ArgumentParser()
+    settings.add_model_arguments(parser)
+    settings.add_link_arguments(parser)
+    return settings.worker_settings(parser.parse_args(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "cpu", "cuda"),
+    [
+        ([], (16, 64, 256), (64, 512, 8192)),
+        (["--max-sequences=5"], (16, 5, 256), (64, 5, 8192)),
+        (["--max-sequences=1000"], (16, 1000, 1000), (64, 1000, 8192)),
+        (["--max-batched-tokens=48"], (16, 48, 48), (64, 48, 48)),
+        (["--block-tokens=32", "--max-batched-tokens=9999"], (32, 64, 9999), (32, 512, 9999)),
+        (
+            ["--block-tokens=48", "--max-sequences=7", "--max-batched-tokens=70"],
+            (48, 7, 70),
+            (48, 7, 70),
+        ),
+    ],
+)
+def test_steps_are_cut_by_the_device_unless_flags_say_how(
+    flags: list[str], cpu: tuple[int, int, int], cuda: tuple[int, int, int]
+) -> None:
+    for device, (block, sequences, batched) in (("cpu", cpu), ("cuda", cuda)):
+        sizes = settings.step_sizes(typed(flags), device)
+        assert sizes == settings.StepSizes(
+            block_tokens=block, max_sequences=sequences, max_batched_tokens=batched
+        )
+
+
+def test_help_shows_the_defaults_of_each_device(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("serve", "worker"):
+        with pytest.raises(SystemExit):
+            cli.main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        for name, default in (
+            ("block_tokens", "16 on a CPU, 64 on a GPU"),
+            ("max_sequences", "64 on a CPU, 512 on a GPU"),
+            ("max_batched_tokens", "256 on a CPU, 8192 on a GPU"),
+        ):
+            sizes = settings.SIZES_OF_DEVICE
+            assert default in shown
+            assert (
+                default
+                == f"{getattr(sizes['cpu'], name)} on a CPU, {getattr(sizes['cuda'], name)} on a GPU"
+            )
+
+
 def test_mtp_is_bounded_and_off_unless_asked_for(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     parser = argparse.ArgumentParser()
@@ -139,7 +190,10 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["--workers", "0"], "above 0"),
         (["--kv-memory", "lots"], "no size"),
         (["--no-such-flag"], "--no-such-flag"),
-        (["--max-sequences", "512"], "--max-batched-tokens 256 is less than --max-sequences 512"),
+        (
+            ["--max-sequences", "512", "--max-batched-tokens", "256"],
+            "--max-batched-tokens 256 is less than --max-sequences 512",
+        ),
         (["--host", "no.such.host.invalid", "--port", "0"], "--host no.such.host.invalid"),
         (["--router-args", "'"], "--router-args"),
     ],
