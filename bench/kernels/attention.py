@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import torch
 from torch.nn import functional
 
@@ -12,6 +13,7 @@ from bench.kernels.shapes import GroupedQueries, Latent, Shape, Sizes
 from headrace_kernels import paged_attention as paged
 from headrace_kernels.merge_spans import merge_spans, merge_spans_bytes, merge_spans_ref
 from headrace_kernels.mla_attention import (
+    attention_plan,
     mla_attention,
     mla_attention_bytes,
     mla_attention_flops,
@@ -57,25 +59,28 @@ def _together(cache: torch.Tensor, tables: torch.Tensor, context: int) -> torch.
 
 
 def _merge(shape: Shape, heads: int, dim: int, sizes: Sizes) -> Case:
-    places = sizes.decode_rows * heads
+    rows = sizes.decode_rows
     spans = 2 if sizes.dry else -(-sizes.context // paged.SPAN)
 
     def build(bench: Bench) -> Work:
-        part = bench.draw(spans, places, dim, dtype=torch.float32)
-        lse = bench.draw(spans, places, dtype=torch.float32)
-        out = torch.empty(places, dim, dtype=torch.bfloat16, device=bench.device)
+        part = bench.draw(spans * rows, heads, dim, dtype=torch.float32)
+        lse = bench.draw(spans * rows, heads, dtype=torch.float32)
+        # A row's spans are as many rows apart as there are.
+        steps = [list(range(rows)), [rows] * rows, [spans] * rows]
+        where = bench.integers(steps)
+        out = torch.empty(rows, heads, dim, dtype=torch.bfloat16, device=bench.device)
         return Work(
-            ours=lambda: merge_spans(part, lse, out),
-            theirs=lambda: merge_spans_ref(part, lse, out),
-            theirs_is="the reference, in torch operations",
+            ours=lambda: merge_spans(part, lse, where, out),
+            theirs=lambda: merge_spans_ref(part, lse, where, out),
+            theirs_is="the reference, one row after the other",
             check=lambda: (
-                merge_spans(part, lse, torch.empty_like(out)),
-                merge_spans_ref(part, lse, torch.empty_like(out)),
+                merge_spans(part, lse, where, torch.empty_like(out)),
+                merge_spans_ref(part, lse, where, torch.empty_like(out)),
             ),
-            nbytes=merge_spans_bytes(spans, places, dim, 2),
+            nbytes=merge_spans_bytes(spans * rows, rows, heads, dim, 2),
         )
 
-    point = f"{spans} spans, {places} places, {dim}"
+    point = f"{rows} rows of {spans} spans, {heads} heads, {dim}"
     return Case(wrapper="merge_spans", model=shape.model, point=point, build=build)
 
 
@@ -92,13 +97,12 @@ def _grouped(
         q = bench.draw(seqs * rows, a.heads, a.dim)
         starts = list(range(0, seqs * rows + 1, rows))
         where = (tables, bench.integers(starts), bench.integers([context] * seqs))
-        tile_seq, tile_row = paged.row_tiles(starts)
-        tiles = (tile_seq.to(bench.device), tile_row.to(bench.device))
+        plan = paged.attention_plan(
+            starts, [context] * seqs, heads=a.heads, dim=a.dim, device=bench.device
+        )
 
         def ours() -> torch.Tensor:
-            return paged.paged_attention(
-                q, caches[0], caches[1], *where, scale=scale, max_context=context, tiles=tiles
-            )
+            return paged.paged_attention(q, caches[0], caches[1], *where, scale=scale, plan=plan)
 
         k, v = (_together(cache, tables, context).transpose(1, 2) for cache in caches)
         queries = q.unflatten(0, (seqs, rows)).transpose(1, 2)
@@ -147,8 +151,15 @@ def _absorbed(shape: Shape, a: Latent, seqs: int, sizes: Sizes, dtype: torch.dty
             bench.integers([0] * seqs),
         )
 
+        plan = attention_plan(
+            np.full(seqs, context - 1, np.int32),
+            heads=a.heads,
+            kv_lora=a.kv_lora,
+            device=bench.device,
+        )
+
         def ours() -> torch.Tensor:
-            return mla_attention(q, kv_b, cache, *where, scale=scale, max_context=context)
+            return mla_attention(q, kv_b, cache, *where, scale=scale, plan=plan)
 
         keys = _together(cache, tables, context).to(q.dtype)
         w_k, w_v = kv_b.split((a.nope, a.v), dim=1)
@@ -162,9 +173,7 @@ def _absorbed(shape: Shape, a: Latent, seqs: int, sizes: Sizes, dtype: torch.dty
 
         def check() -> tuple[torch.Tensor, torch.Tensor]:
             wide = cache.float() if dtype == E4M3 else cache
-            return ours(), mla_attention_ref(
-                q, kv_b, wide, *where, scale=scale, max_context=context
-            )
+            return ours(), mla_attention_ref(q, kv_b, wide, *where, scale=scale, plan=plan)
 
         costs = a.costs
         return Work(

@@ -27,21 +27,23 @@ summed in tiles of KV_TILE tokens, and the spans are merged in order (merge_span
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
+from numpy.typing import NDArray
 from triton.runtime import driver
 
 from headrace_kernels.head_linear import head_linear
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.merge_spans import merge_spans
-from headrace_kernels.unseen import finite_or_nan
+from headrace_kernels.span_plan import SpanPlan, row_width, span_plan
+from headrace_kernels.unseen import finite_or_nan, finite_values_ref
 
 HALF_TILE = 256  # values of a latent that a program sums, at most
 KV_TILE = 32  # tokens; a guess, not tuned yet
 SPAN = 1024  # tokens of one program, so that a long context fills the device; a guess
 STAGES = 2  # a guess, not tuned yet
-PART_BYTES = 1 << 29  # of spans that wait to be merged; more rows take turns
 
 
 class Tiles(NamedTuple):
@@ -59,18 +61,27 @@ HOPPER = Tiles(heads=128, heads_per_warp=16)
 OTHERS = Tiles(heads=64, heads_per_warp=8)
 
 
-@triton.jit(do_not_specialize=["max_blocks", "row_start"])
+def attention_plan(
+    positions: NDArray[np.int32], *, heads: int, kv_lora: int, device: torch.device
+) -> SpanPlan:
+    """For rows at these positions, in the order of the queries, for all layers."""
+    ones = np.ones(len(positions), dtype=np.int64)
+    return span_plan(ones, positions + 1, span=SPAN, width=row_width(heads, kv_lora), device=device)
+
+
+@triton.jit(do_not_specialize=["max_blocks", "first_work", "works"])
 def _attend_latent_kernel(
-    latent_ptr, q_ptr, cache_ptr, tables_ptr, seqs_ptr, positions_ptr, first_keys_ptr, part_ptr, lse_ptr,
-    scale, max_blocks, row_start, q_row,
+    latent_ptr, q_ptr, cache_ptr, tables_ptr, seqs_ptr, positions_ptr, first_keys_ptr, works_ptr, part_ptr,
+    lse_ptr, scale, max_blocks, first_work, works, q_row,
     HEADS: tl.constexpr, NOPE: tl.constexpr, KV_LORA: tl.constexpr, ROPE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, HEADS_TILE: tl.constexpr, HALVES: tl.constexpr, HALF_TILE: tl.constexpr,
     ROPE_TILE: tl.constexpr, KV_TILE: tl.constexpr, SPAN: tl.constexpr, INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    here = tl.program_id(0)  # row of this launch, which starts with `row_start`
+    work = first_work + tl.program_id(0)
     half = tl.program_id(1) % HALVES  # of the latent, that this program sums
-    span = tl.program_id(2)
-    row = (row_start + here).to(tl.int64)
+    row = tl.load(works_ptr + work).to(tl.int64)
+    span = tl.load(works_ptr + works + work)
+    part = tl.load(works_ptr + 2 * works + work).to(tl.int64)
     head = tl.program_id(1) // HALVES * HEADS_TILE + tl.arange(0, HEADS_TILE)
     mine = half * HALF_TILE + tl.arange(0, HALF_TILE)
     other = (HALVES - 1 - half) * HALF_TILE + tl.arange(0, HALF_TILE)
@@ -137,7 +148,7 @@ def _attend_latent_kernel(
     any_seen = total > 0.0
     result = acc / tl.where(any_seen, total, 1.0)[:, None]
     lse = tl.where(any_seen, best + tl.log(tl.where(any_seen, total, 1.0)), -float("inf"))
-    place = (span.to(tl.int64) * tl.num_programs(0) + here) * HEADS + head
+    place = part * HEADS + head
     tl.store(
         part_ptr + place[:, None] * KV_LORA + mine[None, :], result,
         mask=(head[:, None] < HEADS) & (mine[None, :] < KV_LORA),
@@ -163,11 +174,11 @@ def mla_attention(
     first_keys: torch.Tensor,
     *,
     scale: float,
-    max_context: int,
+    plan: SpanPlan,
 ) -> torch.Tensor:
     """Attention of every row over the keys that it sees; zeros where there are none.
 
-    `max_context` is above all of `positions`, and known on the host, so the launch needs no copy from the device.
+    `plan` is of the same positions, known on the host: the launch needs no copy from the device.
     """
     rows, heads, q_dim = q.shape
     kv_lora = kv_b.shape[2]
@@ -178,28 +189,28 @@ def mla_attention(
     assert row_seqs.shape == positions.shape == (rows,)
     q_latent = head_linear(q[..., :nope_dim], kv_b[:, :nope_dim])  # [rows, heads, kv_lora]
     summed = torch.empty_like(q_latent)
-    spans = max(1, triton.cdiv(max_context, SPAN))
-    rows_at_once = max(1, PART_BYTES // (4 * spans * heads * kv_lora))
+    assert plan.rows.shape[1] == rows
     tiles = launch_tiles()
     heads_tile = min(tiles.heads, max(16, triton.next_power_of_2(heads)))
     latent_tile = max(16, triton.next_power_of_2(kv_lora))
     half_tile = min(latent_tile, HALF_TILE)
     halves = latent_tile // half_tile
     assert halves <= 2, f"a latent of {kv_lora} values is more than two halves of {half_tile}"
-    launch = {"num_warps": max(4, heads_tile // tiles.heads_per_warp), "num_stages": STAGES}
-    for start in range(0, rows, rows_at_once):
-        n = min(rows_at_once, rows - start)
-        part = torch.empty(spans, n * heads, kv_lora, dtype=torch.float32, device=q.device)
-        lse = torch.empty(spans, n * heads, dtype=torch.float32, device=q.device)
-        _attend_latent_kernel[(n, triton.cdiv(heads, heads_tile) * halves, spans)](
-            q_latent, q, cache, block_tables, row_seqs, positions, first_keys, part, lse,
-            scale, block_tables.shape[1], start, q.stride(0),
+    warps = max(4, heads_tile // tiles.heads_per_warp)
+    for launch in plan.launches:
+        part = torch.empty(launch.parts, heads, kv_lora, dtype=torch.float32, device=q.device)
+        lse = torch.empty(launch.parts, heads, dtype=torch.float32, device=q.device)
+        _attend_latent_kernel[(len(launch.works), triton.cdiv(heads, heads_tile) * halves)](
+            q_latent, q, cache, block_tables, row_seqs, positions, first_keys, plan.works, part,
+            lse, scale, block_tables.shape[1], launch.works.start, plan.works.shape[1], q.stride(0),
             HEADS=heads, NOPE=nope_dim, KV_LORA=kv_lora, ROPE=rope_dim, BLOCK_TOKENS=cache.shape[1],
             HEADS_TILE=heads_tile, HALVES=halves, HALF_TILE=half_tile,
             ROPE_TILE=max(16, triton.next_power_of_2(rope_dim)), KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
-            **launch,
+            num_warps=warps, num_stages=STAGES,
         )  # fmt: skip
-        merge_spans(part, lse, summed[start : start + n].flatten(0, 1))
+        of_rows = summed[launch.rows.start : launch.rows.stop]
+        merge_spans(part, lse, plan.rows, of_rows, first_row=launch.rows.start)
+        del part, lse  # before the next launch takes as much
     return head_linear(summed, kv_b[:, nope_dim:].transpose(1, 2))
 
 
@@ -213,7 +224,7 @@ def mla_attention_ref(
     first_keys: torch.Tensor,
     *,
     scale: float,
-    max_context: int,  # noqa: ARG001 - only the kernel needs it
+    plan: SpanPlan,  # noqa: ARG001 - only the kernel needs it
 ) -> torch.Tensor:
     """The same in torch, one sequence after the other."""
     kv_lora = kv_b.shape[2]
@@ -233,8 +244,10 @@ def mla_attention_ref(
         scores = query[rows] @ keys.T * scale  # [rows, heads, context]
         token = torch.arange(context, device=q.device)
         hidden = (token > position[:, None]) | (token < first_keys[seq])
+        latents, broken = finite_values_ref(keys[:, :kv_lora])
+        scores = scores.masked_fill(broken, torch.nan)
         weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
-        summed = weights @ keys[:, :kv_lora]  # [rows, heads, kv_lora]
+        summed = weights @ latents  # [rows, heads, kv_lora]
         out[rows] = torch.einsum("rhl,hvl->rhv", summed, w_v).to(out.dtype)
     return out
 

@@ -15,17 +15,21 @@ KV_TILE tokens, and the spans of a row are merged in order. None of this depends
 chunked, or on what was cached: a row gives the same bits whichever way it came.
 """
 
-import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET
 from headrace_kernels.merge_spans import merge_spans
-from headrace_kernels.unseen import finite_or_nan, finite_values
+from headrace_kernels.span_plan import SpanPlan, row_width, span_plan
+from headrace_kernels.unseen import finite_or_nan, finite_values, finite_values_ref
+from headrace_kernels.upload import upload
 
-ROWS_TILE = 16  # query rows that `row_tiles` puts together
+ROWS_TILE = 16  # query rows that a plan puts together
 # Rows times heads of a group in one program, at most: the M of `tl.dot`. 16 heads and 16 rows took 2 KB of stack a
 # thread; bench/results/kernel_resources.json has the registers of this. A guess, not tuned yet.
 M_TILE = 128
@@ -35,22 +39,62 @@ SPAN = (
 )
 
 
-@triton.jit(do_not_specialize=["rows", "max_blocks"])
+@dataclass(frozen=True, slots=True)
+class AttentionPlan:
+    """What every layer of a step needs to know, made once."""
+
+    tile_seq: torch.Tensor  # [tiles] int32
+    tile_row: torch.Tensor  # [tiles] int32, its first row
+    spans: SpanPlan
+
+
+def attention_plan(
+    seq_starts: Sequence[int],
+    context_lens: Sequence[int],
+    *,
+    heads: int,
+    dim: int,
+    device: torch.device,
+) -> AttentionPlan:
+    """Rows of the sequences one after the other, as the step has them."""
+    seqs: list[int] = []
+    firsts: list[int] = []
+    counts: list[int] = []
+    contexts: list[int] = []
+    for seq, context in enumerate(context_lens):
+        start, end = seq_starts[seq], seq_starts[seq + 1]
+        for first in range(start, end, ROWS_TILE):
+            last = min(first + ROWS_TILE, end)
+            seqs.append(seq)
+            firsts.append(first)
+            counts.append(last - first)
+            contexts.append(context - (end - last))
+    return AttentionPlan(
+        upload(np.array(seqs, dtype=np.int32), device),
+        upload(np.array(firsts, dtype=np.int32), device),
+        span_plan(counts, contexts, span=SPAN, width=row_width(heads, dim), device=device),
+    )
+
+
+@triton.jit(do_not_specialize=["first_work", "works", "max_blocks"])
 def _attend_span_kernel(
-    q_ptr, k_ptr, v_ptr, tables_ptr, starts_ptr, lens_ptr, tile_seq_ptr, tile_row_ptr, part_ptr, lse_ptr,
-    scale, rows, max_blocks,
+    q_ptr, k_ptr, v_ptr, tables_ptr, starts_ptr, lens_ptr, tile_seq_ptr, tile_row_ptr, works_ptr, part_ptr,
+    lse_ptr, scale, first_work, works, max_blocks,
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, DIM_TILE: tl.constexpr,
     BLOCK_TOKENS: tl.constexpr, GROUP_TILE: tl.constexpr,
     ROWS_TILE: tl.constexpr, ROWS: tl.constexpr, KV_TILE: tl.constexpr, SPAN: tl.constexpr,
     INTERPRET: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
+    work = first_work + tl.program_id(0)
     parts: tl.constexpr = ROWS_TILE // ROWS  # of the tile; a program has one
     kv_head = tl.program_id(1) // parts
-    span = tl.program_id(2)
+    tile = tl.load(works_ptr + work)
+    span = tl.load(works_ptr + works + work)
+    first_part = tl.load(works_ptr + 2 * works + work)
     group: tl.constexpr = HEADS // KV_HEADS
     seq = tl.load(tile_seq_ptr + tile)
-    first_row = tl.load(tile_row_ptr + tile) + tl.program_id(1) % parts * ROWS
+    row_of_tile = tl.load(tile_row_ptr + tile)
+    first_row = row_of_tile + tl.program_id(1) % parts * ROWS
     last_row = tl.load(starts_ptr + seq + 1)
     context = tl.load(lens_ptr + seq)
 
@@ -115,7 +159,7 @@ def _attend_span_kernel(
     seen = total > 0.0
     result = acc / tl.where(seen, total, 1.0)[:, None]
     lse = tl.where(seen, best + tl.log(tl.where(seen, total, 1.0)), -float("inf"))
-    place = (span.to(tl.int64) * rows + row64) * HEADS + head
+    place = (first_part + row64 - row_of_tile) * HEADS + head
     tl.store(
         part_ptr + place[:, None] * DIM + d[None, :],
         result,
@@ -133,50 +177,38 @@ def paged_attention(
     context_lens: torch.Tensor,
     *,
     scale: float,
-    max_context: int,
-    tiles: tuple[torch.Tensor, torch.Tensor],
+    plan: AttentionPlan,
 ) -> torch.Tensor:
     """Attention of every row over its sequence up to its own position.
 
-    `max_context` is at least the largest of `context_lens`; `tiles` comes from `row_tiles` of the same `seq_starts`.
-    Both are known on the host, so the launch needs no copy from the device.
+    `plan` is of the same `seq_starts` and `context_lens`, known on the host: the launch needs no copy from the device.
     """
     rows, heads, dim = q.shape
     block_tokens, kv_heads = k_cache.shape[1], k_cache.shape[2]
     assert heads % kv_heads == 0 and k_cache.shape == v_cache.shape and k_cache.shape[3] == dim
     assert q.is_contiguous() and k_cache.is_contiguous() and v_cache.is_contiguous()
     out = torch.empty_like(q)
-    if not rows:
-        return out
-    spans = triton.cdiv(max_context, SPAN)
-    part = torch.empty(spans, rows, heads, dim, dtype=torch.float32, device=q.device)
-    lse = torch.empty(spans, rows, heads, dtype=torch.float32, device=q.device)
+    spans = plan.spans
+    assert spans.rows.shape[1] == rows
     dim_tile = max(16, triton.next_power_of_2(dim))
-    tile_seq, tile_row = tiles
     group_tile = triton.next_power_of_2(heads // kv_heads)
     assert group_tile <= M_TILE, f"{heads // kv_heads} heads of a group are more than {M_TILE}"
     rows_at_once = min(ROWS_TILE, M_TILE // group_tile)
-    launch = {"num_warps": 8 if rows_at_once * group_tile == 128 else 4}
-    _attend_span_kernel[(tile_seq.numel(), kv_heads * (ROWS_TILE // rows_at_once), spans)](
-        q, k_cache, v_cache, block_tables, seq_starts, context_lens, tile_seq, tile_row, part, lse,
-        scale, rows, block_tables.shape[1],
-        HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile, BLOCK_TOKENS=block_tokens,
-        GROUP_TILE=group_tile, ROWS_TILE=ROWS_TILE, ROWS=rows_at_once, KV_TILE=KV_TILE, SPAN=SPAN,
-        INTERPRET=INTERPRET, **launch,
-    )  # fmt: skip
-    merge_spans(part.flatten(1, 2), lse.flatten(1), out.flatten(0, 1))
+    warps = 8 if rows_at_once * group_tile == 128 else 4
+    for launch in spans.launches:
+        part = torch.empty(launch.parts, heads, dim, dtype=torch.float32, device=q.device)
+        lse = torch.empty(launch.parts, heads, dtype=torch.float32, device=q.device)
+        _attend_span_kernel[(len(launch.works), kv_heads * (ROWS_TILE // rows_at_once))](
+            q, k_cache, v_cache, block_tables, seq_starts, context_lens, plan.tile_seq, plan.tile_row, spans.works,
+            part, lse, scale, launch.works.start, spans.works.shape[1], block_tables.shape[1],
+            HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile, BLOCK_TOKENS=block_tokens,
+            GROUP_TILE=group_tile, ROWS_TILE=ROWS_TILE, ROWS=rows_at_once, KV_TILE=KV_TILE, SPAN=SPAN,
+            INTERPRET=INTERPRET, num_warps=warps,
+        )  # fmt: skip
+        of_rows = out[launch.rows.start : launch.rows.stop]
+        merge_spans(part, lse, spans.rows, of_rows, first_row=launch.rows.start)
+        del part, lse  # before the next launch takes as much
     return out
-
-
-def row_tiles(seq_starts: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cut the rows of each sequence into tiles: (sequence, first row) of each tile, int32, on the CPU."""
-    seqs: list[int] = []
-    firsts: list[int] = []
-    for seq, (start, end) in enumerate(itertools.pairwise(seq_starts)):
-        for first in range(start, end, ROWS_TILE):
-            seqs.append(seq)
-            firsts.append(first)
-    return torch.tensor(seqs, dtype=torch.int32), torch.tensor(firsts, dtype=torch.int32)
 
 
 def paged_attention_ref(
@@ -199,6 +231,8 @@ def paged_attention_ref(
         k = k_cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group, dim=1)
         v = v_cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), k) * scale
+        v, broken = finite_values_ref(v)
+        scores = scores.masked_fill(broken.T[:, None], torch.nan)
         position = torch.arange(context - (end - start), context, device=q.device)
         hidden = torch.arange(context, device=q.device)[None, :] > position[:, None]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)

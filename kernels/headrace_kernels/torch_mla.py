@@ -228,8 +228,12 @@ class TorchMlaStep(TorchValues):
         self._slots = self._here(batch.slots)
         self._row_seqs = self._here(_row_seqs(batch))
         self._first_keys = torch.zeros(batch.seqs, dtype=torch.int32, device=backend.device)
-        self._max_context = int(batch.context_lens.max(initial=0))
         self._prompt = None if batch.prompt_lens is None else _Prompt(batch, backend.device)
+        a = backend.attention
+        absorbed = slice(None) if self._prompt is None else self._prompt.other_rows
+        self._plan = mla_attention.attention_plan(
+            batch.positions[absorbed], heads=a.heads, kv_lora=a.kv_lora_rank, device=backend.device
+        )
         # The newest row of each block that is written into.
         offsets = batch.slots % backend.attention.block_tokens
         newest = offsets == backend.attention.block_tokens - 1
@@ -307,7 +311,7 @@ class TorchMlaStep(TorchValues):
             positions,
             self._first_keys,
             scale=self._backend.attention.scale,
-            max_context=self._max_context,
+            plan=self._plan,
         )
 
     def _apart(
@@ -378,7 +382,8 @@ class _Prompt:
         row_seqs = _row_seqs(batch)
         is_prompt = batch.positions < batch.prompt_lens[row_seqs]
         self.rows = upload(np.flatnonzero(is_prompt), device)
-        self.others = upload(np.flatnonzero(~is_prompt), device)
+        self.other_rows = np.flatnonzero(~is_prompt)
+        self.others = upload(self.other_rows, device)
         self.seqs = upload(seqs, device)
         seq_starts = [0, *np.cumsum(rows[seqs]).tolist()]
         contexts = (first + rows)[seqs].tolist()

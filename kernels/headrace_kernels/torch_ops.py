@@ -45,8 +45,7 @@ class Kernels:
 def _reference_attention(
     *args: torch.Tensor,
     scale: float,
-    max_context: int,  # noqa: ARG001 - only the kernel needs it
-    tiles: object,  # noqa: ARG001
+    plan: object,  # noqa: ARG001 - only the kernel needs it
 ) -> torch.Tensor:
     return paged_attention.paged_attention_ref(*args, scale=scale)
 
@@ -228,9 +227,14 @@ class TorchStep(TorchValues):
             upload(array, device)
             for array in (batch.block_tables, batch.seq_starts, batch.context_lens)
         ]
-        self._max_context = int(batch.context_lens.max(initial=0))
-        seqs, rows = paged_attention.row_tiles(batch.seq_starts.tolist())
-        self._tiles = (upload(seqs.numpy(), device), upload(rows.numpy(), device))
+        a = backend.attention
+        self._plan = paged_attention.attention_plan(
+            batch.seq_starts.tolist(),
+            batch.context_lens.tolist(),
+            heads=a.heads,
+            dim=a.head_dim,
+            device=device,
+        )
 
     def rope_and_store_kv(self, qkv: torch.Tensor, layer: int) -> torch.Tensor:
         a = self._backend.attention
@@ -251,7 +255,6 @@ class TorchStep(TorchValues):
             *self._backend.kv[layer],
             *self._sequences,
             scale=a.scale,
-            max_context=self._max_context,
-            tiles=self._tiles,
+            plan=self._plan,
         )
         return out.view(len(qkv), -1)

@@ -8,6 +8,7 @@ broken tokens become NaN before the mask, so that rows which see them get one. T
 
 from typing import Any
 
+import torch
 import triton
 import triton.language as tl
 
@@ -24,3 +25,9 @@ def finite_values(value) -> tuple[Any, Any]:
 def finite_or_nan(scores) -> tl.tensor:
     """`scores` with NaN for what is not finite, before the mask: a score of -inf would be as if it were not seen."""
     return tl.where(tl.abs(scores) < float("inf"), scores, float("nan"))
+
+
+def finite_values_ref(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same in torch, of `[..., dim]`; scores of broken tokens are NaN before the mask."""
+    finite = values.isfinite()
+    return values.where(finite, 0.0), ~finite.all(-1)

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
+from headrace_kernels import mla_attention as absorbed
 from headrace_kernels.fp8_grouped_linear import fp8_experts
 from headrace_kernels.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
 from headrace_kernels.linear import linear
-from headrace_kernels.mla_attention import mla_attention
 from headrace_kernels.mla_prefill import mla_prefill, prefill_plan
 from headrace_kernels.mla_store import mla_store
 from headrace_kernels.moe import Experts, SingleRank, moe
 from headrace_kernels.ops import Routing
-from headrace_kernels.paged_attention import paged_attention, row_tiles
+from headrace_kernels.paged_attention import attention_plan, paged_attention
 from headrace_kernels.rms_norm import rms_norm
 from headrace_kernels.rope import rope_and_store_kv
 from headrace_kernels.silu_mul import silu_mul
@@ -52,7 +53,8 @@ class Dense:
         starts = torch.tensor([0, rows], dtype=torch.int32)
         paged_attention(
             q.contiguous(), k_cache, v_cache, torch.zeros(1, -(-context // BLOCK_TOKENS), dtype=torch.int32),
-            starts, starts[1:], scale=0.1, max_context=context, tiles=row_tiles([0, rows]),
+            starts, starts[1:], scale=0.1,
+            plan=attention_plan([0, rows], [context], heads=self.heads, dim=self.dim, device=starts.device),
         )  # fmt: skip
         rms_norm(empty(rows, self.hidden), empty(self.hidden), 1e-6)
         linear(empty(rows, self.hidden), empty(qkv.shape[1] * self.dim, self.hidden))
@@ -81,8 +83,10 @@ def latent_attention(cache_dtype: torch.dtype, rows: int, context: int) -> None:
     slots = positions.long()
     mla_store(q, latent, norm, 1e-6, turns, positions, slots, cache, rope_interleave=True)
     zero = table[0, :1]
-    mla_attention(
-        q, kv_b, cache, table, positions * 0, positions, zero, scale=0.1, max_context=context
+    at = np.arange(context - rows, context, dtype=np.int32)
+    spans = absorbed.attention_plan(at, heads=heads, kv_lora=kv_lora, device=zero.device)
+    absorbed.mla_attention(
+        q, kv_b, cache, table, positions * 0, positions, zero, scale=0.1, plan=spans
     )
     plan = prefill_plan([0, rows], [context], torch.device("cpu"))
     mla_prefill(q, kv_b, cache, table, zero, plan, scale=0.1)

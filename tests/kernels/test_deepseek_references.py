@@ -5,6 +5,7 @@ Tolerances: float32 sums of some tens of terms in another order.
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
@@ -15,7 +16,7 @@ pytest.importorskip("triton")
 from headrace_kernels.fp8_grouped_linear import fp8_experts
 from headrace_kernels.fp8_linear import fp8_linear_ref, fp8_matrix
 from headrace_kernels.fp8_quantise import BLOCK, quantise_rows_ref
-from headrace_kernels.mla_attention import mla_attention_ref
+from headrace_kernels.mla_attention import attention_plan, mla_attention_ref
 from headrace_kernels.mla_prefill import mla_prefill_ref, prefill_plan
 from headrace_kernels.mla_store import mla_store_ref
 from headrace_kernels.moe import Experts, Received, Returned, SingleRank, moe_ref
@@ -110,8 +111,9 @@ def test_attention_is_that_of_transformers_either_way(interleave: bool) -> None:
     kv_b = theirs.kv_b_proj.weight.view(4, 22, 24)  # type: ignore[operator]
     table, zeros = torch.arange(4, dtype=torch.int32)[None], torch.zeros(rows, dtype=torch.int32)
     scale: float = theirs.scaling  # type: ignore[assignment]
+    spans = attention_plan(np.arange(rows, dtype=np.int32), heads=4, kv_lora=24, device=CPU)
     absorbed = mla_attention_ref(
-        q, kv_b, cache, table, zeros, positions.int(), zeros[:1], scale=scale, max_context=rows
+        q, kv_b, cache, table, zeros, positions.int(), zeros[:1], scale=scale, plan=spans
     )
     plan = prefill_plan([0, rows], [rows], CPU)
     expanded = mla_prefill_ref(q, kv_b, cache, table, zeros[:1], plan, scale=scale)
@@ -246,7 +248,8 @@ def test_an_e4m3_cache_holds_the_rounded_entries_and_cuts_off_what_is_too_large(
     assert (narrow.float()[1, 1, 0].abs() == 448) and not narrow.float()[0, 1].any()
     kv_b, table = torch.randn(2, 5, 16), torch.tensor([[1, 0]], dtype=torch.int32)
     zero = torch.zeros(1, dtype=torch.int32)
+    spans = attention_plan(np.ones(1, dtype=np.int32), heads=2, kv_lora=16, device=CPU)
     got = mla_attention_ref(
-        torch.randn(1, 2, 4), kv_b, narrow, table, zero, zero + 1, zero, scale=1.0, max_context=8
+        torch.randn(1, 2, 4), kv_b, narrow, table, zero, zero + 1, zero, scale=1.0, plan=spans
     )
     assert got.isfinite().all()

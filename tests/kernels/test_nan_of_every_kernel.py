@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import numpy as np
 import pytest
 import torch
 
@@ -378,11 +379,13 @@ def in_cache(name: str, *at: int) -> list[Spot]:
     ]
 
 
-def of_spans(args: Args) -> torch.Tensor:
-    """Rows of `part`, as the queries come: `[spans, rows * heads, ...]` or `[spans, rows, heads, ...]`."""
-    rows = 2 * NEW
-    part = args["part_ptr"].unflatten(1, (rows, -1)).transpose(0, 1)
-    return side_by_side(part, args["lse_ptr"].unflatten(1, (rows, -1)).transpose(0, 1).exp())
+def of_spans(tile_rows: int) -> Callable[[Args], torch.Tensor]:
+    """Rows of `part`, as the queries come. It is `[tiles, spans, rows of a tile]` of `[heads, ...]`."""
+
+    def in_rows(x: torch.Tensor) -> torch.Tensor:
+        return x.unflatten(0, (2 * NEW // tile_rows, -1, tile_rows)).transpose(1, 2).flatten(0, 1)
+
+    return lambda args: side_by_side(in_rows(args["part_ptr"]), in_rows(args["lse_ptr"]).exp())
 
 
 def short_spans(run: Callable[[], object]) -> Callable[[], None]:
@@ -403,19 +406,19 @@ def attention() -> list[Case]:
 
     def grouped_queries() -> None:
         cache = draw(2, 2 * FIRST_SEQ, BLOCK, 2, 16, seed=1)
-        tile_seq, tile_row = paged.row_tiles(starts)
         paged.paged_attention(
             draw(2 * NEW, 4, 16), cache[0], cache[1], tables(), integers(starts), integers([CONTEXT] * 2),
-            scale=0.2, max_context=CONTEXT, tiles=(tile_seq.to(DEVICE), tile_row.to(DEVICE)),
+            scale=0.2, plan=paged.attention_plan(starts, [CONTEXT] * 2, heads=4, dim=16, device=DEVICE),
         )  # fmt: skip
 
     kv_b = draw(HEADS, NOPE + V, LORA, seed=4) * LORA**-0.5
 
     def latent() -> None:
+        at = np.array([*range(CONTEXT - NEW, CONTEXT)] * 2, dtype=np.int32)
         absorbed.mla_attention(
             draw(2 * NEW, HEADS, NOPE + ROPE), kv_b, draw(2 * FIRST_SEQ, BLOCK, LORA + ROPE, seed=1),
-            tables(), integers([0] * NEW + [1] * NEW), integers([*range(CONTEXT - NEW, CONTEXT)] * 2),
-            integers([0, 0]), scale=0.2, max_context=CONTEXT,
+            tables(), integers([0] * NEW + [1] * NEW), torch.from_numpy(at).to(DEVICE),
+            integers([0, 0]), scale=0.2, plan=absorbed.attention_plan(at, heads=HEADS, kv_lora=LORA, device=DEVICE),
         )  # fmt: skip
 
     def expanded() -> None:
@@ -441,14 +444,14 @@ def attention() -> list[Case]:
         Case(
             "paged_attention._attend_span_kernel",
             short_spans(grouped_queries),
-            of_spans,
+            of_spans(NEW),
             parts,
             [*query, *in_cache("k_ptr", 1, 3), *in_cache("v_ptr", 1, 3)],
         ),
         Case(
             "mla_attention._attend_latent_kernel",
             short_spans(latent),
-            of_spans,
+            of_spans(1),
             parts,
             [
                 Spot("latent_ptr", (4, 1, 0), [4]),
@@ -484,11 +487,14 @@ def attention() -> list[Case]:
         Case(
             "merge_spans._merge_spans_kernel",
             lambda: merge_spans(
-                draw(3, ROWS, 7), draw(3, ROWS, seed=1), torch.empty(ROWS, 7, device=DEVICE)
+                draw(3 * ROWS, 1, 7),
+                draw(3 * ROWS, 1, seed=1),
+                integers([*ALL, *[ROWS] * ROWS, *[3] * ROWS]).view(3, ROWS),
+                torch.empty(ROWS, 1, 7, device=DEVICE),
             ),
             lambda args: args["out_ptr"],
             frozenset({"out_ptr"}),
-            [Spot("part_ptr", (1, 2, 3), [2]), Spot("lse_ptr", (1, 2), [2])],
+            [Spot("part_ptr", (ROWS + 2, 0, 3), [2]), Spot("lse_ptr", (ROWS + 2, 0), [2])],
         ),
     ]
 

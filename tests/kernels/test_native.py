@@ -155,3 +155,37 @@ def test_attention_survives_scores_that_overflow_a_plain_softmax() -> None:
         heads=(1, 1, 8),
     )
     assert torch.isfinite(y).all() and y.abs().max() <= qkv[:, 16:].abs().max() * 1.0001
+
+
+@pytest.mark.parametrize("heads", [(1, 1, 8), (9, 3, 64), (14, 1, 16)])
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("simd", ["avx512", "avx2", "portable"])
+def test_a_value_that_is_no_number_reaches_the_rows_that_see_it_and_no_older_one(
+    simd: str, bad: float, heads: tuple[int, int, int]
+) -> None:
+    """Rows of a prompt go through in tiles, up to the newest one's position: 0 * NaN would spoil the older ones."""
+    q_heads, kv_heads, dim = heads
+    seqs = [3, 150]
+
+    def attend(qkv: torch.Tensor) -> torch.Tensor:
+        return compute(
+            qkv,
+            lambda _, step, v: step.paged_attention(step.rope_and_store_kv(v, 0), 0),
+            heads=heads,
+            seqs=seqs,
+            simd=simd,
+        )
+
+    qkv = noise(sum(seqs), (q_heads + 2 * kv_heads) * dim)
+    try:
+        before = attend(qkv)
+    except ValueError:
+        pytest.skip(f"this machine has no {simd}")
+    for position in (0, 1, 63, 64, 70, 149):
+        for part in (q_heads, q_heads + kv_heads):  # a key, a value
+            spoiled = qkv.clone()
+            spoiled[3 + position, part * dim + 1] = bad
+            after = attend(spoiled)
+            assert torch.equal(after[: 3 + position], before[: 3 + position])
+            if part > q_heads:  # a query may give an infinite key the weight 0
+                assert not after[3 + position :, 1].isfinite().any()

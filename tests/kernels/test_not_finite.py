@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+import numpy as np
 import pytest
 import torch
 
@@ -331,10 +332,11 @@ def attend(
     kv_b = draw(HEADS, NOPE + V, LORA, dtype=q.dtype, seed=4) * LORA**-0.5
     tables, first = integers(list(range(len(cache)))).view(1, -1), integers([first_key])
     if way.startswith("absorbed"):
+        at = np.array(positions, dtype=np.int32)
         kernel = absorbed.mla_attention_ref if way.endswith("ref") else absorbed.mla_attention
         return kernel(
             q, kv_b, cache, tables, integers([0] * len(q)), integers(positions), first,
-            scale=0.2, max_context=positions[-1] + 1,
+            scale=0.2, plan=absorbed.attention_plan(at, heads=HEADS, kv_lora=LORA, device=DEVICE),
         )  # fmt: skip
     plan = prefill.prefill_plan([0, len(q)], [positions[-1] + 1], DEVICE)
     kernel = prefill.mla_prefill_ref if way.endswith("ref") else prefill.mla_prefill
@@ -404,13 +406,15 @@ def test_what_others_left_in_the_cache_is_not_seen(way: str, cache_dtype: torch.
 @bad_values
 @pytest.mark.parametrize("run", [merge_spans, merge_spans_ref])
 def test_merge_spans(run: Callable[..., torch.Tensor], bad: float) -> None:
-    lse = draw(3, 5, seed=1) * 20
+    lse = draw(5, 3, seed=1) * 20
+    of_rows = integers([0, 3, 6, 9, 12, 1, 1, 1, 1, 1, 3, 3, 3, 3, 3]).view(3, 5)
 
     def rows(part: torch.Tensor) -> torch.Tensor:
-        return run(part.transpose(0, 1).contiguous(), lse, torch.empty(5, 7, device=DEVICE))
+        out = torch.empty(5, 1, 7, device=DEVICE)
+        return run(part.view(15, 1, 7), lse.view(15, 1), of_rows, out)
 
     assert_shows_in_its_row(rows, draw(5, 3, 7), (2, 1, 3), bad)
-    lse[1, 2] = -INF  # as where the sum of the weights is no number
+    lse[2, 1] = -INF  # as where the sum of the weights is no number
     part = draw(5, 3, 7)
     part[2, 1] = NAN
     assert rows(part)[2].isnan().all()

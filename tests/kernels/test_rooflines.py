@@ -57,7 +57,7 @@ def test_products_cost_their_weights_once() -> None:
 
 def test_the_rest_moves_its_rows() -> None:
     assert mla_store_bytes(1, 128, 512, 64, 2, 2) == 2 * 2 * 128 * 64 + 2 * 576 + 2 * 576
-    assert merge_spans_bytes(2, 128, 512, 2) == 4 * 2 * 128 * 513 + 2 * 128 * 512
+    assert merge_spans_bytes(2, 1, 128, 512, 2) == 4 * 2 * 128 * 513 + 2 * 128 * 512
     assert quantise_rows_bytes(1, 7168, 2) == 3 * 7168 + 4 * 56
     assert route_bytes(1, 256, 8) == 1024 + 64
     assert permute_bytes(4, 8, 256) == 4 * (96 + 257)

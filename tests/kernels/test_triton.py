@@ -11,13 +11,14 @@ import torch
 
 pytest.importorskip("triton")
 
+from headrace_kernels import span_plan
 from headrace_kernels.linear import IN_TILE, OUT_TILE, ROWS_TILE, linear, linear_ref
 from headrace_kernels.paged_attention import (
     KV_TILE,
     SPAN,
+    attention_plan,
     paged_attention,
     paged_attention_ref,
-    row_tiles,
 )
 from headrace_kernels.rms_norm import rms_norm, rms_norm_ref
 from headrace_kernels.rope import rope_and_store_kv, rope_and_store_kv_ref
@@ -143,8 +144,13 @@ class Paged:
             torch.tensor(starts, dtype=torch.int32, device=DEVICE),
             torch.tensor(ends, dtype=torch.int32, device=DEVICE),
             scale=self.scale,
-            max_context=max(ends),
-            tiles=tuple(t.to(DEVICE) for t in row_tiles(starts)),  # type: ignore[arg-type]
+            plan=attention_plan(
+                starts,
+                ends,
+                heads=self.q.shape[1],
+                dim=self.q.shape[2],
+                device=torch.device(DEVICE),
+            ),
         )
 
     def reference(self) -> torch.Tensor:
@@ -189,7 +195,24 @@ def test_a_row_of_attention_does_not_depend_on_batch_or_chunks(heads: int) -> No
     assert torch.equal(torch.cat(chunks), whole[:60])
 
 
+def test_spans_that_take_turns_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    contexts, rows = [2 * SPAN + 30, 50, SPAN + 1, 7], [40, 50, 1, 7]
+    paged = Paged(contexts, rows, heads=3, kv_heads=1, dim=16, dtype=torch.float32)
+    whole = paged.run([0, 1, 2, 3], contexts, rows)
+    for rows_at_once in (1, 60):
+        monkeypatch.setattr(span_plan, "PART_BYTES", rows_at_once * 4 * 3 * (16 + 1))
+        assert torch.equal(paged.run([0, 1, 2, 3], contexts, rows), whole)
+
+
 def test_no_rows_are_no_work() -> None:
+    none = paged_attention(
+        draw(0, 4, 16, dtype=torch.float32), *draw(2, 3, 16, 2, 16, dtype=torch.float32),
+        torch.zeros(1, 1, dtype=torch.int32, device=DEVICE),
+        torch.zeros(2, dtype=torch.int32, device=DEVICE),
+        torch.ones(1, dtype=torch.int32, device=DEVICE),
+        scale=1.0, plan=attention_plan([0, 0], [1], heads=4, dim=16, device=torch.device(DEVICE)),
+    )  # fmt: skip
+    assert none.shape == (0, 4, 16)
     empty = draw(0, 8, dtype=torch.float32)
     assert rms_norm(empty, draw(8, dtype=torch.float32), 1e-5).shape == (0, 8)
     assert silu_mul(empty).shape == (0, 4)

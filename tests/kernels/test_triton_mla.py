@@ -6,6 +6,7 @@ results by one or two roundings, as the latent query is rounded on its way.
 
 import itertools
 
+import numpy as np
 import pytest
 import torch
 
@@ -13,6 +14,7 @@ pytest.importorskip("triton")
 
 from headrace_kernels import mla_attention as absorbed
 from headrace_kernels import mla_prefill as prefill
+from headrace_kernels import span_plan
 from headrace_kernels.head_linear import IN_TILE, OUT_TILE, ROWS_TILE, head_linear, head_linear_ref
 from headrace_kernels.merge_spans import merge_spans, merge_spans_ref
 from headrace_kernels.mla_store import mla_store, mla_store_ref
@@ -64,13 +66,18 @@ def test_head_linear(rows: int, n_in: int, n_out: int, dtype: torch.dtype) -> No
 
 
 def test_merge_spans_leaves_out_those_that_saw_nothing() -> None:
-    part, lse = draw(3, 5, 7), draw(3, 5, seed=1) * 20
-    lse[0, 1] = lse[:, 2] = lse[2, 3] = -torch.inf
-    want = merge_spans_ref(part, lse, torch.empty(5, 7, device=DEVICE))
-    got = merge_spans(part, lse, torch.empty_like(want))
+    part, lse = draw(16, 5, 7), draw(16, 5, seed=1) * 20
+    lse[0, 1] = lse[:, 2] = lse[6, 3] = -torch.inf
+    # of three rows beside one another; of a row alone, whose spans follow one another; of a row without any
+    rows = integers([0, 1, 2, 9, 0, 3, 3, 3, 1, 1, 3, 3, 3, 7, 0]).view(3, 5)
+    want = merge_spans_ref(part, lse, rows, torch.empty(5, 5, 7, device=DEVICE))
+    got = merge_spans(part, lse, rows, torch.empty_like(want))
     close(got, want)
-    assert not got[2].any()
-    assert torch.equal(merge_spans(part[:2], lse[:2], torch.empty_like(want))[3], got[3])
+    assert not got[:, 2].any() and not got[4].any()
+    some = merge_spans(part, lse, rows, torch.empty_like(want[1:4]), first_row=1)
+    assert torch.equal(some, got[1:4])
+    fewer = integers([0, 3, 2]).view(3, 1)  # but not the last one, which saw nothing
+    assert torch.equal(merge_spans(part, lse, fewer, torch.empty_like(want[:1]))[0, 3], got[0, 3])
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -167,6 +174,8 @@ class Latents:
         row_seqs = [i for i, (_, _, count) in enumerate(todo) for _ in range(count)]
         positions = [p for _, end, count in todo for p in range(end - count, end)]
         run = absorbed.mla_attention_ref if reference else absorbed.mla_attention
+        heads, _, kv_lora = self.kv_b.shape
+        at = np.array(positions, dtype=np.int32)
         return run(
             q,
             self.kv_b,
@@ -176,7 +185,7 @@ class Latents:
             integers(positions),
             integers([self.first_keys[s] for s in seqs]),
             scale=self.scale,
-            max_context=max(ends),
+            plan=absorbed.attention_plan(at, heads=heads, kv_lora=kv_lora, device=DEVICE),
         )
 
     def expanded(
@@ -270,8 +279,9 @@ def test_a_row_of_absorbed_attention_does_not_depend_on_the_others(
     assert torch.equal(latents.absorbed([2], [70], [2]), together[5:])
     parts = [latents.absorbed([0], [end], [count]) for end, count in ((147, 1), (150, 3))]
     assert torch.equal(torch.cat(parts), together[:4])
-    monkeypatch.setattr(absorbed, "PART_BYTES", 1)  # one row after the other
-    assert torch.equal(latents.absorbed(*latents.all), together)
+    for part_bytes in (1, 4 * 4 * 3 * (24 + 1)):  # one row after the other, or some
+        monkeypatch.setattr(span_plan, "PART_BYTES", part_bytes)
+        assert torch.equal(latents.absorbed(*latents.all), together)
 
 
 def test_a_row_of_prefill_does_not_depend_on_batch_chunks_or_launches(

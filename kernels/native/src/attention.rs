@@ -264,8 +264,9 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
         let lane = s.load(&lane);
         let mut greatest = [f32::NEG_INFINITY; M];
         let mut weight = [0.0; M];
-        let mut end = 0;
+        let (mut shared, mut end) = (usize::MAX, 0);
         for visible in self.visible {
+            shared = shared.min(visible);
             end = end.max(visible);
         }
         // Splits begin at multiples of their length, also where there are no keys yet.
@@ -307,18 +308,19 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
             }
             // Values: lanes are outputs.
             let (first_key, end) = (self.first_key, end.min(start + SPLIT));
-            let split = Split { blocks: self.blocks, first_key, start, end };
-            let (kv, p, rescale) = (self.kv, &p, &rescale);
+            let split = Split { blocks: self.blocks, first_key, shared, start, end };
+            let (kv, p, rescale, visible) = (self.kv, &p, &rescale);
+            let visible = &self.visible;
             let mut column = 0;
             while column < columns {
                 column += match columns - column {
                     4.. if Self::abreast::<S>() == 4 => {
-                        add_values::<S, M, 4>(s, kv, split, column, p, rescale, sums)
+                        add_values::<S, M, 4>(s, kv, split, column, p, rescale, visible, sums)
                     }
                     2.. if Self::abreast::<S>() >= 2 => {
-                        add_values::<S, M, 2>(s, kv, split, column, p, rescale, sums)
+                        add_values::<S, M, 2>(s, kv, split, column, p, rescale, visible, sums)
                     }
-                    _ => add_values::<S, M, 1>(s, kv, split, column, p, rescale, sums),
+                    _ => add_values::<S, M, 1>(s, kv, split, column, p, rescale, visible, sums),
                 };
             }
         }
@@ -385,6 +387,8 @@ fn exp_one<S: Simd>(s: S, x: f32) -> f32 {
 struct Split<'a> {
     blocks: &'a [i32],
     first_key: usize,
+    /// All rows see the positions before it.
+    shared: usize,
     start: usize,
     end: usize,
 }
@@ -398,6 +402,7 @@ fn add_values<S: Simd, const M: usize, const N: usize>(
     column: usize,
     p: &[[f32; M]; SPLIT],
     rescale: &[f32; M],
+    visible: &[usize; M],
     sums: &mut [[f32; LANES]],
 ) -> usize {
     let columns = kv.shape.value_width() / LANES;
@@ -411,13 +416,26 @@ fn add_values<S: Simd, const M: usize, const N: usize>(
         let (_, values) = kv.part(split.blocks, first);
         let count = LANES.min(split.end - first);
         let skip = split.first_key.saturating_sub(first).min(count);
-        let values = values[skip * columns..].chunks_exact(columns);
-        for (p, values) in p[skip..count].iter().zip(values) {
+        let mut values = values[skip * columns..].chunks_exact(columns);
+        let shared = split.shared.saturating_sub(first).clamp(skip, count);
+        for (p, values) in p[skip..shared].iter().zip(values.by_ref()) {
             let values = &values[column..column + N];
             for n in 0..N {
                 let value = s.load(&values[n]);
                 for m in 0..M {
                     acc[m][n] = s.fma(s.splat(p[m]), value, acc[m][n]);
+                }
+            }
+        }
+        // The newest positions, which some rows do not see. Their weight there is 0, but 0 * NaN is NaN.
+        for (i, (p, values)) in (shared..count).zip(p[shared..count].iter().zip(values)) {
+            let values = &values[column..column + N];
+            for n in 0..N {
+                let value = s.load(&values[n]);
+                for m in 0..M {
+                    if first + i < visible[m] {
+                        acc[m][n] = s.fma(s.splat(p[m]), value, acc[m][n]);
+                    }
                 }
             }
         }
