@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
 use headrace_kernels::mla::{self, MlaShape};
-use headrace_kernels::moe::{self, ExpertParts};
+use headrace_kernels::moe;
 use headrace_kernels::op::{self, RecordError};
 use headrace_kernels::program::{self, AttentionConfig};
 use headrace_kernels::routing::Routing;
@@ -152,17 +152,16 @@ pub(crate) struct Experts(Arc<moe::Experts>);
 #[pymethods]
 impl Experts {
     #[new]
-    #[pyo3(signature = (gate, bias, gate_up, down, stored, dtype, *, top_k, groups, top_groups,
-                        normalise, scale))]
+    #[pyo3(signature = (gate, bias, gate_up, down, dtype, *, top_k, groups, top_groups, normalise,
+                        scale))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn new(
         py: Python<'_>,
         gate: PyReadonlyArray2<'_, f32>,
         bias: Vec<f32>,
-        gate_up: Vec<Stored<'_>>,
-        down: Vec<Stored<'_>>,
-        stored: &str,
+        gate_up: Bound<'_, PyAny>,
+        down: Bound<'_, PyAny>,
         dtype: &str,
         top_k: usize,
         groups: usize,
@@ -172,25 +171,35 @@ impl Experts {
     ) -> PyResult<Self> {
         let (experts, hidden) = gate.as_array().dim();
         let routing = Routing { experts, top_k, groups, top_groups, normalise, scale };
-        let all = |parts: &[Stored<'_>], width: usize| {
-            if parts.iter().any(|part| part.width() != width) {
-                let text = format!("experts: a tensor is not {width} wide");
+        routing.check().map_err(value_error)?;
+        for (what, got) in [("gate_up", gate_up.len()?), ("down", down.len()?)] {
+            if got != experts {
+                let text =
+                    format!("experts: list of {what} has {got} elements, expected {experts}");
                 return Err(PyValueError::new_err(text));
             }
-            Ok(())
-        };
-        all(&gate_up, hidden)?;
-        all(&down, down.first().map_or(0, Stored::width))?;
-        let parts = ExpertParts {
-            gate: Elements::F32(gate.as_slice()?),
-            bias,
-            gate_up: gate_up.iter().map(|part| part.elements(stored)).collect::<PyResult<_>>()?,
-            down: down.iter().map(|part| part.elements(stored)).collect::<PyResult<_>>()?,
-            hidden,
-        };
-        let dtype = dtype_named(dtype)?;
-        let packed = py.detach(|| moe::Experts::pack(&parts, routing, dtype));
-        Ok(Self(Arc::new(packed.map_err(value_error)?)))
+        }
+        let width = down.get_item(0)?.extract::<(Stored<'_>, String)>()?.0.width();
+        let gate = Elements::F32(gate.as_slice()?);
+        let size = (hidden, width);
+        let packed = moe::Experts::with_room(gate, bias, size, routing, dtype_named(dtype)?);
+        let mut packed = packed.map_err(value_error)?;
+        for expert in 0..experts {
+            // Each is read when it is asked for, and let go of before the next one.
+            let (first, first_stored): (Stored<'_>, String) =
+                gate_up.get_item(expert)?.extract()?;
+            let (second, second_stored): (Stored<'_>, String) = down.get_item(expert)?.extract()?;
+            for (got, expected) in [(first.width(), hidden), (second.width(), width)] {
+                if got != expected {
+                    let text = format!("experts: a tensor is not {expected} wide");
+                    return Err(PyValueError::new_err(text));
+                }
+            }
+            let (first, second) =
+                (first.elements(&first_stored)?, second.elements(&second_stored)?);
+            py.detach(|| packed.push(first, second)).map_err(value_error)?;
+        }
+        Ok(Self(Arc::new(packed)))
     }
 
     #[getter]

@@ -44,13 +44,21 @@ class Fp8Experts:
 
 
 def fp8_experts(matrices: Sequence[Fp8Matrix]) -> Fp8Experts:
-    """The matrices of all experts as one, stacked."""
-    weights = torch.stack([matrix.weight.view(torch.uint8) for matrix in matrices])
-    return Fp8Experts(
-        weights.view(torch.float8_e4m3fn),
-        torch.stack([matrix.scale for matrix in matrices]),
-        matrices[0].row_block,
-    )
+    """The matrices of all experts as one, stacked. Each is asked for once, and let go of before the next."""
+    count, first = len(matrices), matrices[0]
+    weights = first.weight.new_empty(count, *first.weight.shape, dtype=torch.uint8)
+    scales = first.scale.new_empty(count, *first.scale.shape)
+
+    def put(expert: int, matrix: Fp8Matrix) -> None:
+        weights[expert] = matrix.weight.view(torch.uint8)
+        scales[expert] = matrix.scale
+
+    put(0, first)
+    row_block = first.row_block
+    del first
+    for expert in range(1, count):
+        put(expert, matrices[expert])
+    return Fp8Experts(weights.view(torch.float8_e4m3fn), scales, row_block)
 
 
 @triton.jit

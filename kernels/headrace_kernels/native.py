@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace import _core
+from headrace_kernels.lazy import Lazy
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Attention,
@@ -122,14 +123,11 @@ class NativeBackend:
     ) -> _core.Experts:
         if len(gate) != routing.experts:
             raise ValueError(f"experts: gate has {len(gate)} rows, expected {routing.experts}")
-        first, second = list(gate_up), list(down)  # each may be read when it is asked for: once
-        stored = _stored([*first, *second])
         return _core.Experts(
             _array(gate, "float32"),
             bias.float().tolist(),
-            [_array(part, stored) for part in first],
-            [_array(part, stored) for part in second],
-            stored,
+            _arrays(gate_up),
+            _arrays(down),
             self.dtype_name,
             top_k=routing.top_k,
             groups=routing.groups,
@@ -270,6 +268,17 @@ def _stored(parts: Sequence[torch.Tensor]) -> str:
     """The dtype that all parts have in memory, or can be given without loss."""
     dtypes = {STORED.get(part.dtype, "float32") for part in parts}
     return dtypes.pop() if len(dtypes) == 1 else "float32"
+
+
+def _arrays(tensors: Sequence[torch.Tensor]) -> Lazy[tuple[NDArray[Any], str]]:
+    """As Rust takes them, with the dtype in which each is stored."""
+
+    def array(i: int) -> tuple[NDArray[Any], str]:
+        tensor = tensors[i]
+        stored = _stored([tensor])
+        return _array(tensor, stored), stored
+
+    return Lazy(range(len(tensors)), array)
 
 
 def _array(x: torch.Tensor, stored: str) -> NDArray[Any]:

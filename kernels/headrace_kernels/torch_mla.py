@@ -17,6 +17,7 @@ import torch
 from headrace_kernels import fp8_linear, mla_attention, mla_prefill, mla_store, moe, torch_ops
 from headrace_kernels.fp8_grouped_linear import fp8_experts
 from headrace_kernels.fp8_linear import Fp8Matrix, fp8_matrix
+from headrace_kernels.lazy import Lazy
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Compiled,
@@ -135,10 +136,7 @@ class TorchMlaBackend(TorchWeights):
         routing: Routing,
     ) -> moe.Experts:
         def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
-            whole = torch.empty(len(parts), *parts[0].shape, dtype=self.dtype, device=self.device)
-            for i in range(len(parts)):  # one at a time: each may be read when it is asked for
-                whole[i] = parts[i]
-            return whole
+            return stack(parts, self.dtype, self.device)
 
         return self._experts(gate, bias, stacked(gate_up), stacked(down), routing)
 
@@ -155,7 +153,8 @@ class TorchMlaBackend(TorchWeights):
         def stacked(
             experts: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
         ) -> moe.Fp8Experts:
-            return fp8_experts([self.fp8_matrix(experts[i]).weight for i in range(len(experts))])
+            matrices = Lazy(range(len(experts)), lambda i: self.fp8_matrix(experts[i]).weight)
+            return fp8_experts(matrices)
 
         return self._experts(gate, bias, stacked(gate_up), stacked(down), routing)
 
@@ -212,6 +211,17 @@ class TorchMlaBackend(TorchWeights):
             return cast("torch.Tensor", describe(TorchDraftStep(self, batch))).float()
 
         return run
+
+
+def stack(parts: Sequence[torch.Tensor], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """All parts as one. Each is asked for once, and let go of before the next."""
+    first = parts[0]
+    whole = torch.empty(len(parts), *first.shape, dtype=dtype, device=device)
+    whole[0] = first
+    del first
+    for i in range(1, len(parts)):
+        whole[i] = parts[i]
+    return whole
 
 
 class TorchMlaStep(TorchValues):

@@ -244,16 +244,16 @@ class Experts:
     """Router and experts of one layer; `Routing` explains the rest.
 
     `gate` is `[experts, hidden]`, and stays float32. Of each expert `gate_up` holds `[2 * width, hidden]` and `down`
-    `[hidden, width]`; see `Weight` for `stored` and `dtype`. What does not fit together raises ValueError.
+    `[hidden, width]`, each with its `stored`; for that and `dtype` see `Weight`. They are asked for one by one, and let
+    go of before the next. What does not fit together raises ValueError.
     """
 
     def __new__(
         cls,
         gate: NDArray[np.float32],
         bias: Sequence[float],
-        gate_up: Sequence[NDArray[np.float32] | NDArray[np.uint16]],
-        down: Sequence[NDArray[np.float32] | NDArray[np.uint16]],
-        stored: str,
+        gate_up: Sequence[tuple[NDArray[np.float32] | NDArray[np.uint16], str]],
+        down: Sequence[tuple[NDArray[np.float32] | NDArray[np.uint16], str]],
         dtype: str,
         *,
         top_k: int,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
 use headrace_kernels::mla::{HeadMatrices, MlaShape};
-use headrace_kernels::moe::{ExpertParts, Experts};
+use headrace_kernels::moe::Experts;
 use headrace_kernels::op::{RecordError, Value};
 use headrace_kernels::program::{AttentionConfig, Program};
 use headrace_kernels::routing::Routing;
@@ -58,13 +58,6 @@ impl Made {
     }
 
     fn experts(&self) -> Result<Arc<Experts>, Box<dyn std::error::Error>> {
-        let parts = ExpertParts {
-            gate: self.elements(EXPERTS * HIDDEN),
-            bias: vec![0.0; EXPERTS],
-            gate_up: vec![self.elements(2 * WIDTH * HIDDEN); EXPERTS],
-            down: vec![self.elements(WIDTH * HIDDEN); EXPERTS],
-            hidden: HIDDEN,
-        };
         let routing = Routing {
             experts: EXPERTS,
             top_k: EXPERTS,
@@ -73,7 +66,13 @@ impl Made {
             normalise: true,
             scale: EXPERTS as f32,
         };
-        Ok(Arc::new(Experts::pack(&parts, routing, self.dtype)?))
+        let gate = self.elements(EXPERTS * HIDDEN);
+        let size = (HIDDEN, WIDTH);
+        let mut experts = Experts::with_room(gate, vec![0.0; EXPERTS], size, routing, self.dtype)?;
+        for _ in 0..EXPERTS {
+            experts.push(self.elements(2 * WIDTH * HIDDEN), self.elements(WIDTH * HIDDEN))?;
+        }
+        Ok(Arc::new(experts))
     }
 
     fn table(&self) -> Arc<Table> {

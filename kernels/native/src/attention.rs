@@ -309,18 +309,18 @@ impl<const M: usize> Kernel for Softmax<'_, M> {
             // Values: lanes are outputs.
             let (first_key, end) = (self.first_key, end.min(start + SPLIT));
             let split = Split { blocks: self.blocks, first_key, shared, start, end };
-            let (kv, p, rescale, visible) = (self.kv, &p, &rescale);
-            let visible = &self.visible;
+            let turned = Turned { p: &p, rescale: &rescale, visible: &self.visible };
+            let kv = self.kv;
             let mut column = 0;
             while column < columns {
                 column += match columns - column {
                     4.. if Self::abreast::<S>() == 4 => {
-                        add_values::<S, M, 4>(s, kv, split, column, p, rescale, visible, sums)
+                        add_values::<S, M, 4>(s, kv, split, column, &turned, sums)
                     }
                     2.. if Self::abreast::<S>() >= 2 => {
-                        add_values::<S, M, 2>(s, kv, split, column, p, rescale, visible, sums)
+                        add_values::<S, M, 2>(s, kv, split, column, &turned, sums)
                     }
-                    _ => add_values::<S, M, 1>(s, kv, split, column, p, rescale, visible, sums),
+                    _ => add_values::<S, M, 1>(s, kv, split, column, &turned, sums),
                 };
             }
         }
@@ -393,6 +393,15 @@ struct Split<'a> {
     end: usize,
 }
 
+/// The weights of one split, position by position.
+struct Turned<'a, const M: usize> {
+    p: &'a [[f32; M]; SPLIT],
+    /// Of what was summed before it.
+    rescale: &'a [f32; M],
+    /// Behind the last position that each row sees.
+    visible: &'a [usize; M],
+}
+
 /// Rescales `N` columns of the sums from `column` on, and adds the split's values to them; returns `N`.
 #[inline(always)]
 fn add_values<S: Simd, const M: usize, const N: usize>(
@@ -400,11 +409,10 @@ fn add_values<S: Simd, const M: usize, const N: usize>(
     kv: Keys<'_>,
     split: Split<'_>,
     column: usize,
-    p: &[[f32; M]; SPLIT],
-    rescale: &[f32; M],
-    visible: &[usize; M],
+    turned: &Turned<'_, M>,
     sums: &mut [[f32; LANES]],
 ) -> usize {
+    let Turned { p, rescale, visible } = turned;
     let columns = kv.shape.value_width() / LANES;
     let mut acc = [[s.splat(0.0); N]; M];
     for m in 0..M {

@@ -26,21 +26,6 @@ pub struct Experts {
     down: Weight,
 }
 
-/// Experts as a checkpoint stores them.
-#[derive(Debug)]
-pub struct ExpertParts<'a> {
-    /// `[experts, hidden]`.
-    pub gate: Elements<'a>,
-    /// `[experts]`.
-    pub bias: Vec<f32>,
-    /// `[2 * width, hidden]` of each.
-    pub gate_up: Vec<Elements<'a>>,
-    /// `[hidden, width]` of each.
-    pub down: Vec<Elements<'a>>,
-    /// Width of the rows.
-    pub hidden: usize,
-}
-
 /// Why a layer cannot be made.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum ExpertsError {
@@ -59,36 +44,44 @@ pub enum ExpertsError {
     },
 }
 
+fn check_size(what: &'static str, got: usize, expected: usize) -> Result<(), ExpertsError> {
+    if got == expected { Ok(()) } else { Err(ExpertsError::Size { what, got, expected }) }
+}
+
 impl Experts {
-    /// Packs the experts as `dtype`; the router stays `f32`.
+    /// The router, `[experts, hidden]` and `[experts]`, which stays `f32`, and room for experts of this width, which are
+    /// packed as `dtype` one by one: so they are not in memory together as they came.
     /// # Errors
     /// If parts do not fit together.
-    pub fn pack(
-        parts: &ExpertParts<'_>,
+    pub fn with_room(
+        gate: Elements<'_>,
+        bias: Vec<f32>,
+        (hidden, width): (usize, usize),
         routing: Routing,
         dtype: Dtype,
     ) -> Result<Self, ExpertsError> {
         routing.check()?;
-        let (count, hidden) = (routing.experts, parts.hidden);
-        let size = |what, got, expected| {
-            if got == expected { Ok(()) } else { Err(ExpertsError::Size { what, got, expected }) }
-        };
-        size("gate", parts.gate.len(), count * hidden)?;
-        size("bias", parts.bias.len(), count)?;
-        size("list of gate_up", parts.gate_up.len(), count)?;
-        size("list of down", parts.down.len(), count)?;
-        let width = (parts.down[0].len() / hidden.max(1)).max(1);
-        for (gate_up, down) in parts.gate_up.iter().zip(&parts.down) {
-            size("gate_up", gate_up.len(), 2 * width * hidden)?;
-            size("down", down.len(), width * hidden)?;
-        }
+        let count = routing.experts;
+        check_size("gate", gate.len(), count * hidden)?;
+        check_size("bias", bias.len(), count)?;
         Ok(Self {
             routing,
-            gate: Weight::pack(&[parts.gate], hidden, None, Dtype::Float32),
-            bias: parts.bias.clone(),
-            gate_up: Weight::pack_apart(&parts.gate_up, 2 * width, hidden, dtype),
-            down: Weight::pack_apart(&parts.down, hidden, width, dtype),
+            gate: Weight::pack(&[gate], hidden, None, Dtype::Float32),
+            bias,
+            gate_up: Weight::with_room(count, 2 * width, hidden, dtype),
+            down: Weight::with_room(count, hidden, width, dtype),
         })
+    }
+
+    /// Packs the next expert, `[2 * width, hidden]` and `[hidden, width]`.
+    /// # Errors
+    /// If it has another shape.
+    pub fn push(&mut self, gate_up: Elements<'_>, down: Elements<'_>) -> Result<(), ExpertsError> {
+        check_size("gate_up", gate_up.len(), self.gate_up.n() * self.gate_up.k())?;
+        check_size("down", down.len(), self.down.n() * self.down.k())?;
+        self.gate_up.push(gate_up);
+        self.down.push(down);
+        Ok(())
     }
 
     /// Width of the rows.

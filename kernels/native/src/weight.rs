@@ -171,15 +171,27 @@ impl Weight {
     /// # Panics
     /// If there is none, or one has another shape.
     pub fn pack_apart(matrices: &[Elements<'_>], n: usize, k: usize, dtype: Dtype) -> Self {
-        assert!(
-            k > 0 && !matrices.is_empty() && matrices.iter().all(|matrix| matrix.len() == n * k),
-            "matrices of one shape"
-        );
-        let mut lanes = Lanes::with_room(matrices.len() * n.div_ceil(PANEL), k, dtype);
+        assert!(!matrices.is_empty(), "matrices of one shape");
+        let mut packed = Self::with_room(matrices.len(), n, k, dtype);
         for matrix in matrices {
-            lanes.push_matrix(&[*matrix], n, k);
+            packed.push(*matrix);
         }
-        Self { lanes, bias: None, count: matrices.len(), n, k }
+        packed
+    }
+
+    /// None yet, with room for `count` matrices `[n, k]`, to be used one by one.
+    pub fn with_room(count: usize, n: usize, k: usize, dtype: Dtype) -> Self {
+        let lanes = Lanes::with_room(count * n.div_ceil(PANEL), k, dtype);
+        Self { lanes, bias: None, count: 0, n, k }
+    }
+
+    /// Packs one more.
+    /// # Panics
+    /// If it has another shape.
+    pub fn push(&mut self, matrix: Elements<'_>) {
+        assert!(self.k > 0 && matrix.len() == self.n * self.k, "matrices of one shape");
+        self.lanes.push_matrix(&[matrix], self.n, self.k);
+        self.count += 1;
     }
 
     /// How many matrices.

@@ -6,8 +6,9 @@ from the file. torch is imported with the first tensor, so that asking for a con
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from headrace.models import doc
 from headrace.models.config import ModelConfig, ModelFileError, read_config, read_json_object
+from headrace.models.read_ahead import MOST_AHEAD_BYTES, MOST_READERS, Place, ReadAhead, cores
 from headrace.models.safetensors_file import DTYPES, SafetensorsFile
 
 if TYPE_CHECKING:
@@ -32,6 +34,8 @@ __all__ = [
 
 # Called with the bytes that were read so far and with all that there are.
 Progress = Callable[[int, int], None]
+
+READ_AHEAD_FROM = 1 << 30  # bytes; a guess
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 
@@ -63,6 +67,8 @@ class Checkpoint(ABC):
         self.config = config
         self.progress: Progress | None = None  # told about each tensor that is read
         self._read_bytes = 0
+        self._ahead: ReadAhead | None = None
+        self._unread: set[str] = set()  # of what is read ahead
 
     @property
     @abstractmethod
@@ -192,11 +198,50 @@ class Checkpoint(ABC):
         if columns is not None:
             assert columns.step == 1 and 0 <= columns.start <= columns.stop <= whole.shape[-1]
             tensor = tensor[..., columns.start : columns.stop]
+        stored_bytes = self.infos[stored].nbytes
+        if self._ahead is not None:
+            self._ahead.consumed(self._first_read(stored))
         if self.progress is not None:
-            stored_bytes = self.infos[stored].nbytes
             self._read_bytes += stored_bytes * tensor.numel() // max(whole.numel(), 1)
             self.progress(min(self._read_bytes, self.nbytes), self.nbytes)
         return tensor
+
+    def _first_read(self, stored: str) -> int:
+        """Bytes of a tensor that was not read before; of a part as of all of it."""
+        if stored not in self._unread:
+            return 0
+        self._unread.remove(stored)
+        return self.infos[stored].nbytes
+
+    def place(self, name: str) -> Place | None:
+        """Where the tensor of `infos` is; None where nothing can be read ahead of it."""
+        del name
+        return None
+
+    @contextlib.contextmanager
+    def read_ahead(
+        self, names: Sequence[str], *, least_bytes: int = READ_AHEAD_FROM
+    ) -> Generator[None]:
+        """Have `names` read in this order while the caller loads them. A small checkpoint is not worth the threads.
+
+        Raises `CheckpointError` where a file cannot be read.
+        """
+        places = [place for name in names if (place := self.place(name)) is not None]
+        if sum(place.nbytes for place in places) < least_bytes:
+            yield
+            return
+        from headrace.engine.memory import available_bytes  # which imports torch
+
+        readers = min(MOST_READERS, cores())
+        ahead_bytes = min(MOST_AHEAD_BYTES, available_bytes() // 4)
+        self._unread = set(names)
+        try:
+            with ReadAhead(places, readers=readers, ahead_bytes=ahead_bytes) as self._ahead:
+                yield
+        except OSError as error:
+            raise CheckpointError(f"{self.path}: cannot be read: {error}") from error
+        finally:
+            self._ahead = None
 
     def doc(self) -> bytes:
         """The JSON document from which the router tokenises and renders for this model."""
@@ -262,6 +307,11 @@ class SafetensorsCheckpoint(Checkpoint):
 
     def _load(self, name: str) -> torch.Tensor:
         return self._files[self._infos[name].file].tensor(name)
+
+    def place(self, name: str) -> Place | None:
+        file = self._files[self._infos[name].file]
+        entry = file.entries[name]
+        return Place(file.path, entry.start, entry.nbytes)
 
     def sample(self, name: str) -> bytes:
         return self._files[self._infos[name].file].sample(name)

@@ -9,6 +9,7 @@ Weights go by their Hugging Face names.
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -18,8 +19,9 @@ from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
 from headrace.models.deepseek_mtp import find_mtp
-from headrace.models.deepseek_weights import Layer, Weights, load_weights
+from headrace.models.deepseek_weights import Fp8Backend, Layer, Weights, load_weights
 from headrace.models.rope import attention_scale, rope_of
+from headrace.models.survey import SurveyBackend, survey
 from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
 
 # As llama's, and for its reason.
@@ -121,7 +123,7 @@ def load_deepseek(
                 f"a KV cache in {kv_dtype} is for GPUs; on the CPU it is float32"
             )
         native = NativeBackend(attention, dtype=AUTO_CPU if dtype == "auto" else dtype)
-        weights = load_weights(checkpoint, native, mtp=mtp)
+        weights = _read(checkpoint, native, mtp=mtp, fp8=None)
         return Deepseek(config, weights, native, block_tokens)
 
     from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
@@ -139,8 +141,21 @@ def load_deepseek(
     # FP8 weights stay as they are where nobody asks for another dtype and the device multiplies them.
     capability = torch.cuda.get_device_capability(device)
     fp8 = backend if dtype == "auto" and capability >= FP8_CAPABILITY else None
-    weights = load_weights(checkpoint, backend, mtp=mtp, fp8=fp8)
+    weights = _read(checkpoint, backend, mtp=mtp, fp8=fp8)
     return Deepseek(config, weights, backend, block_tokens)
+
+
+def _read(
+    checkpoint: Checkpoint, backend: MlaBackend, *, mtp: bool, fp8: Fp8Backend | None
+) -> Weights:
+    """All weights, once all that there is has been checked."""
+
+    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> Weights:
+        keeps: Any = nothing
+        return load_weights(surveyed, keeps, mtp=mtp, fp8=None if fp8 is None else keeps)
+
+    with checkpoint.read_ahead(survey(checkpoint, load)):
+        return load_weights(checkpoint, backend, mtp=mtp, fp8=fp8)
 
 
 def attention_of(config: ModelConfig, block_tokens: int, *, mtp: bool) -> MlaAttention:

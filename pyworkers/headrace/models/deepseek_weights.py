@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace.models.checkpoint import EMBEDDING, HEAD, Checkpoint
 from headrace.models.deepseek_mtp import MtpKeys, draft_token_ids, find_mtp
 from headrace.models.fp8 import Scaled
+from headrace_kernels.lazy import Lazy
 from headrace_kernels.ops import Experts, HeadMatrices, Matrix, MlaBackend, Routing, Table, Vector
 
 T = TypeVar("T")
@@ -115,12 +116,14 @@ def load_weights(
     size = (config.vocab_size, config.hidden_size)
     embedding = checkpoint.tensor(EMBEDDING, size)
     head = embedding if config.tie_word_embeddings else checkpoint.tensor(HEAD, size)
+    table, layers = backend.table(embedding), range(config.num_layers)
+    made = backend.matrix([head])
     weights = Weights(
-        embedding=backend.table(embedding),
-        layers=[loader.layer(f"model.layers.{i}", i) for i in range(config.num_layers)],
+        embedding=table,
+        layers=[loader.layer(f"model.layers.{i}", i) for i in layers],
         norm=loader.vector("model.norm", config.hidden_size),
-        head=backend.matrix([head]),
-        mtp=loader.mtp(find_mtp(checkpoint), head) if mtp else None,
+        head=made,
+        mtp=loader.mtp(find_mtp(checkpoint), head, made) if mtp else None,
     )
     checkpoint.finished()
     return weights
@@ -197,7 +200,8 @@ class _Loader:
             experts=None if dense else self._experts(f"{prefix}.mlp"),
         )
 
-    def mtp(self, keys: MtpKeys, head: torch.Tensor) -> Mtp:
+    def mtp(self, keys: MtpKeys, head: torch.Tensor, made: Matrix) -> Mtp:
+        """`made` is the model's head, which drafts share unless they have some rows of it."""
         hidden, own = self._config.hidden_size, keys.own
         ids = draft_token_ids(self._checkpoint, own)
         return Mtp(
@@ -206,7 +210,7 @@ class _Loader:
             join=self._matrix([_Part(name=f"{own}.eh_proj", outputs=hidden)], 2 * hidden),
             layer=self.layer(keys.layer, keys.index),
             norm=self.vector(keys.norm, hidden),
-            head=self._backend.matrix([head if ids is None else head[ids.long()]]),
+            head=made if ids is None else self._backend.matrix([head[ids.long()]]),
             token_ids=None if ids is None else ids.numpy().astype(np.int32),
         )
 
@@ -312,9 +316,9 @@ class _Loader:
         routing = self._routing()
         first = "gate_up_proj" if fused else f"{mine.start}.down_proj.weight"
         if self._fp8 is not None and self._is_fp8(f"{prefix}.experts.{first}"):
-            halves = _Each(mine, scaled_of("gate_up")), _Each(mine, scaled_of("down"))
+            halves = Lazy(mine, scaled_of("gate_up")), Lazy(mine, scaled_of("down"))
             return self._fp8.fp8_experts(*routers, *halves, routing)
-        gate_up, down = _Each(mine, float_of("gate_up")), _Each(mine, float_of("down"))
+        gate_up, down = Lazy(mine, float_of("gate_up")), Lazy(mine, float_of("down"))
         return self._backend.experts(*routers, gate_up, down, routing)
 
     def _routing(self) -> Routing:
@@ -327,25 +331,6 @@ class _Loader:
             normalise=deepseek.normalise_weights,
             scale=deepseek.routed_scale,
         )
-
-
-class _Each(Sequence[T], Generic[T]):
-    """Read when asked for: the experts of a layer need not be in memory together."""
-
-    def __init__(self, experts: range, read: Callable[[int], T]) -> None:
-        self._experts, self._read = experts, read
-
-    def __len__(self) -> int:
-        return len(self._experts)
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[T]: ...
-    def __getitem__(self, index: int | slice) -> T | Sequence[T]:
-        if isinstance(index, slice):
-            return _Each(self._experts[index], self._read)
-        return self._read(self._experts[index])
 
 
 def _one(x: torch.Tensor) -> torch.Tensor:

@@ -21,6 +21,7 @@ from gguf.quants import dequantize
 from numpy.typing import NDArray
 
 from headrace.models.config import ModelFileError
+from headrace.models.mapped import array_of, mapped
 
 __all__ = ["GgufEntry", "GgufError", "GgufFile"]
 
@@ -69,10 +70,10 @@ class GgufFile:
             with path.open("rb") as file:
                 if path.stat().st_size < 24:
                     raise GgufError(f"{path}: truncated: a GGUF file has at least 24 bytes")
-                # Copy-on-write, so that torch gets a writable buffer and the file can never change.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map = mapped(file)
         except OSError as error:
             raise GgufError(f"{path}: cannot be read: {error.strerror or error}") from error
+        self._bytes = array_of(self._map)
         self.metadata, self.entries = _Reader(path, self._map).header()
         for kind in {entry.kind for entry in self.entries.values()}:
             self._check_kind(kind)
@@ -105,7 +106,7 @@ class GgufFile:
     def raw(self, name: str) -> NDArray[np.uint8]:
         """The stored bytes of a tensor, without a copy."""
         entry = self.entries[name]
-        return np.frombuffer(self._map, np.uint8, entry.nbytes, entry.start)
+        return self._bytes[entry.start : entry.start + entry.nbytes]
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The tensor, dequantised. A view of the file only where it is stored as float32."""

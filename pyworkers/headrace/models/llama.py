@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import cast
 
 import torch
 
@@ -15,6 +16,7 @@ from headrace.models.checkpoint import Checkpoint
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.rope import rope_of
+from headrace.models.survey import SurveyBackend, survey
 from headrace_kernels.ops import Attention, Backend, Matrix, Step, Table, Value, Vector
 
 # Measured with SmolLM2-135M (bench/results/engine_forward.json): a third of float32's time for a lone sequence and a
@@ -78,7 +80,13 @@ def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_token
         if name == "int8":
             raise UnsupportedModelError("int8 weights are supported on the CPU only")
         backend = TorchBackend(attention, dtype=name, device=device, kernels=TRITON)
-    return Llama(config, load_weights(checkpoint, backend), backend, block_tokens)
+
+    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> Weights:
+        return load_weights(surveyed, cast("Backend", nothing))
+
+    with checkpoint.read_ahead(survey(checkpoint, load)):
+        weights = load_weights(checkpoint, backend)
+    return Llama(config, weights, backend, block_tokens)
 
 
 def attention_of(config: ModelConfig, block_tokens: int) -> Attention:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import math
-import mmap
 import struct
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.models.config import ModelFileError
+from headrace.models.mapped import array_of, mapped
 
 if TYPE_CHECKING:
     import torch
@@ -83,25 +84,28 @@ class SafetensorsFile:
             with path.open("rb") as file:
                 size = path.stat().st_size
                 self.entries, self.metadata = _read_header(file, path, size)
-                # Copy-on-write, so that torch gets a writable buffer and the file can never change.
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self._map = mapped(file)
         except OSError as error:
             raise SafetensorsError(f"{path}: cannot be read: {error.strerror or error}") from error
 
     def tensor(self, name: str) -> torch.Tensor:
-        """A view of the file, or a copy where the data is not aligned to its dtype."""
+        """A view of the file, or a copy where the data is not aligned to its dtype. Whoever writes to it is killed."""
         import torch
 
         entry = self.entries[name]
         dtype = cast("torch.dtype", getattr(torch, DTYPES[entry.dtype]))
         if entry.nbytes == 0:
             return torch.empty(entry.shape, dtype=dtype)
-        count = entry.nbytes // dtype.itemsize
+        part = self._bytes[entry.start : entry.start + entry.nbytes]
         if entry.start % dtype.itemsize:
-            data = bytearray(self._map[entry.start : entry.start + entry.nbytes])
-            return torch.frombuffer(data, dtype=dtype, count=count).reshape(entry.shape)
-        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=entry.start)
-        return flat.reshape(entry.shape)
+            part = part.clone()
+        return part.view(dtype).reshape(entry.shape)
+
+    @cached_property
+    def _bytes(self) -> torch.Tensor:
+        import torch
+
+        return torch.from_numpy(array_of(self._map))
 
     def sample(self, name: str) -> bytes:
         """The first and last bytes of the tensor."""

@@ -1,0 +1,187 @@
+"""A checkpoint is checked whole before anything of it is read, also one of DeepSeek-R1's size."""
+
+from __future__ import annotations
+
+import json
+import resource
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.models.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
+from headrace.models.deepseek_weights import load_weights
+from headrace.models.survey import SurveyBackend, survey
+from helpers.tiny_deepseek import deepseek_shapes
+from helpers.tiny_model import tiny_tokenizer, write_json_files
+
+SHARDS = 163
+R1: dict[str, Any] = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "vocab_size": 129_280,
+    "hidden_size": 7168,
+    "intermediate_size": 18_432,
+    "moe_intermediate_size": 2048,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 128,
+    "num_key_value_heads": 128,
+    "n_shared_experts": 1,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_group": 8,
+    "topk_group": 4,
+    "routed_scaling_factor": 2.5,
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "first_k_dense_replace": 3,
+    "moe_layer_freq": 1,
+    "q_lora_rank": 1536,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_nextn_predict_layers": 1,
+    "max_position_embeddings": 163_840,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10_000,
+    "rope_scaling": {
+        "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "original_max_position_embeddings": 4096,
+    },
+    "attention_bias": False,
+    "hidden_act": "silu",
+    "tie_word_embeddings": False,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+    },
+}  # fmt: skip
+ITEM_BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4, "I8": 1}
+Layout = dict[str, tuple[str, tuple[int, ...]]]
+
+
+def r1_layout() -> Layout:
+    """Names, dtypes and shapes of the published checkpoint: 91,991 tensors."""
+    layout: Layout = {}
+    for name, shape in deepseek_shapes(R1).items():
+        if name.endswith("e_score_correction_bias"):
+            layout[name] = ("F32", shape)
+            continue
+        kept = ("norm", "mlp.gate.", "embed_tokens", "lm_head", "eh_proj")
+        if any(part in name for part in kept):
+            layout[name] = ("BF16", shape)
+            continue
+        layout[name] = ("F8_E4M3", shape)
+        layout[f"{name}_scale_inv"] = ("F32", (-(-shape[0] // 128), -(-shape[1] // 128)))
+    # The layer that drafts comes with copies of the embedding and the head.
+    for copied in ("embed_tokens", "shared_head.head"):
+        layout[f"model.layers.61.{copied}.weight"] = ("BF16", (129_280, 7168))
+    return layout
+
+
+def write_sparse(path: Path, layout: Layout) -> Path:
+    """Files of the true lengths without a byte of data, and their index."""
+    write_json_files(path, R1)
+    vocab = json.dumps(tiny_tokenizer())
+    (path / "tokenizer.json").write_text(vocab)
+    names = list(layout)
+    per_shard = -(-len(names) // SHARDS)
+    weight_map: dict[str, str] = {}
+    for number in range(SHARDS):
+        shard = f"model-{number + 1:05}-of-{SHARDS:06}.safetensors"
+        header: dict[str, Any] = {}
+        at = 0
+        for name in names[number * per_shard : (number + 1) * per_shard]:
+            dtype, shape = layout[name]
+            end = at + ITEM_BYTES[dtype] * torch.Size(shape).numel()
+            header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
+            weight_map[name] = shard
+            at = end
+        text = json.dumps(header).encode()
+        with (path / shard).open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + at)
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+def check(checkpoint: Checkpoint, *, fp8: bool) -> list[str]:
+    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> object:
+        keeps: Any = nothing
+        return load_weights(surveyed, keeps, mtp=True, fp8=keeps if fp8 else None)
+
+    return survey(checkpoint, load)
+
+
+@pytest.fixture(scope="module")
+def r1(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sparse(tmp_path_factory.mktemp("r1"), r1_layout())
+
+
+@pytest.mark.parametrize("fp8", [True, False])
+def test_the_layout_of_r1_passes_without_a_byte_of_data(r1: Path, fp8: bool) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    checkpoint = SafetensorsCheckpoint(r1)
+    assert len(checkpoint.infos) == 91_991
+    assert checkpoint.nbytes > 680e9
+    names = check(checkpoint, fp8=fp8)
+    assert len(names) == len(set(names)) == 91_991 - 2  # the copies
+    grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
+    assert grown_mib < 300  # 92,000 names with their places; what a layer's tensors alone take is 11 GB
+
+
+EXPERT = "model.layers.60.mlp.experts.255.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({EXPERT: None}, rf"tensor '{EXPERT}' is missing"),
+        ({f"{EXPERT}_scale_inv": None}, rf"{EXPERT}: expected its scales as .*_scale_inv, which is missing"),
+        ({EXPERT: ("F8_E4M3", (2048, 7167))}, rf"{EXPERT}: expected shape \[2048, 7168\], found \[2048, 7167\]"),
+        ({f"{EXPERT}_scale_inv": ("F32", (16, 55))}, r"_scale_inv: expected float32 \[16, 56\] .* found float32 \[16, 55\]"),
+        ({f"{EXPERT}_scale_inv": ("BF16", (16, 56))}, r"_scale_inv: expected float32 \[16, 56\] .* found bfloat16"),
+        ({EXPERT: ("I8", (2048, 7168))}, rf"{EXPERT}: expected a floating-point dtype, found int8"),
+        (
+            {"model.layers.60.mlp.experts.256.up_proj.weight": ("F8_E4M3", (2048, 7168))},
+            r"'model.layers.60.mlp.experts.256.up_proj.weight' is no tensor of this model",
+        ),
+        ({"model.layers.3.self_attn.k_proj.weight": ("BF16", (1, 1))}, r"k_proj.weight' is no tensor of this model"),
+        ({"model.norm.weight": ("BF16", (7169,))}, r"model.norm.weight: expected shape \[7168\], found \[7169\]"),
+    ],
+    ids=["missing", "no scale", "shape", "scale shape", "scale dtype", "dtype", "extra", "extra kind", "norm"],
+)  # fmt: skip
+def test_what_does_not_fit_is_named(
+    change: dict[str, tuple[str, tuple[int, ...]] | None], why: str, tmp_path: Path
+) -> None:
+    layout = r1_layout()
+    for name, entry in change.items():
+        if entry is None:
+            del layout[name]
+        else:
+            layout[name] = entry
+    checkpoint = SafetensorsCheckpoint(write_sparse(tmp_path, layout))
+    with pytest.raises(CheckpointError, match=why):
+        check(checkpoint, fp8=True)
+
+
+def test_an_index_that_names_another_shard_is_refused(r1: Path, tmp_path: Path) -> None:
+    for file in r1.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    index = tmp_path / "model.safetensors.index.json"
+    raw = json.loads(index.read_text())
+    raw["weight_map"][EXPERT] = f"model-00001-of-{SHARDS:06}.safetensors"
+    index.unlink()
+    index.write_text(json.dumps(raw))
+    with pytest.raises(CheckpointError, match=f"00001-of-.*tensor '{EXPERT}' is missing"):
+        SafetensorsCheckpoint(tmp_path)
+    missing = f"model-00163-of-{SHARDS:06}.safetensors"
+    (tmp_path / missing).unlink()
+    with pytest.raises(CheckpointError, match=f"1 of {SHARDS} shards are missing: {missing}"):
+        SafetensorsCheckpoint(tmp_path)
