@@ -75,7 +75,7 @@ def test_a_chunk_of_llama_8b_behind_a_long_context_stays_in_bounds() -> None:
     )
     assert bound == PART_BYTES
     assert max(taken) <= bound
-    assert sum(taken) > 16 << 30
+    assert sum(taken) > 16_800_000_000
 
 
 def test_one_long_context_costs_the_rows_beside_it_nothing() -> None:
