@@ -25,6 +25,7 @@ from headrace_kernels.ops import (
     MlaAttention,
     Progress,
     Routing,
+    StepKind,
     layer_groups,
 )
 from headrace_kernels.pool_memory import PoolMemory
@@ -44,6 +45,7 @@ class NativeBackend:
 
     answers_apart = False
     ahead_on = None
+    step = StepKind(element_bytes=4, torch=False)
 
     def __init__(
         self, attention: Attention | MlaAttention, *, dtype: str, simd: str | None = None

@@ -205,12 +205,24 @@ class MlaStep(RowStep, Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepKind:
+    """What the memory of a step depends on beside shapes."""
+
+    element_bytes: int  # of values
+    torch: bool  # its kernels, rather than those in Rust
+    fp8: bool = False  # some weights stay e4m3
+
+
 class Store(Protocol):
     """Keeps weights and cache on one device in one dtype."""
 
     kv_block_bytes: int
     kv_layout: str
     dtype_name: str
+
+    @property
+    def step(self) -> StepKind: ...
 
     @property
     def ahead_on(self) -> torch.device | None:

@@ -121,6 +121,7 @@ class TorchMlaBackend(TorchWeights):
         self, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], bias: torch.Tensor | None = None
     ) -> ScaledMatrix:
         """FP8 matrices `[out_i, in]` with their scales as one, stacked, which stays in FP8."""
+        self.keeps_fp8 = True
         here = [(weight.to(self.device), scale.to(self.device)) for weight, scale in parts]
         return ScaledMatrix(fp8_matrix(here), None if bias is None else self.vector(bias))
 

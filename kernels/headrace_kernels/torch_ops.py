@@ -23,6 +23,7 @@ from headrace_kernels.ops import (
     MlaAttention,
     Progress,
     Step,
+    StepKind,
     layer_groups,
 )
 from headrace_kernels.upload import upload
@@ -81,6 +82,7 @@ class TorchWeights:
         self.device = torch.device(device)
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.dtype_name = dtype
+        self.keeps_fp8 = False  # until such a weight comes
 
     def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Matrix:
         stacked = torch.cat([part.to(self.device, self.dtype) for part in parts])
@@ -91,6 +93,10 @@ class TorchWeights:
 
     def table(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype)
+
+    @property
+    def step(self) -> StepKind:
+        return StepKind(element_bytes=self.dtype.itemsize, torch=True, fp8=self.keeps_fp8)
 
     @property
     def ahead_on(self) -> torch.device | None:

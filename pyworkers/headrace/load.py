@@ -62,11 +62,18 @@ def load(settings: WorkerSettings) -> Loaded:
     finally:
         bar.close()
     context = min(model.context_tokens, settings.context_tokens or model.context_tokens)
+    step = model.step_memory(
+        rows=sizes.max_batched_tokens,
+        answers=min(sizes.max_sequences * (1 + settings.mtp), sizes.max_batched_tokens),
+        context_tokens=context,
+        mtp=settings.mtp > 0,
+    )
     num_blocks = kv_blocks(
         settings.kv_memory_bytes,
         block_bytes=model.kv_block_bytes,
         most_blocks=-(-context // sizes.block_tokens) * sizes.max_sequences,
         device=torch.device(device),
+        step=step,
     )
     allocate_kv(model, num_blocks, torch.device(device))
     config = EngineConfig(
@@ -87,7 +94,7 @@ def load(settings: WorkerSettings) -> Loaded:
     name = settings.served_model_name or checkpoint.name
     log.info(
         "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB; at most %d answers at once, "
-        "%d tokens in a step",
+        "%d tokens in a step, which takes %s",
         name,
         device,
         model.dtype_name,
@@ -97,6 +104,7 @@ def load(settings: WorkerSettings) -> Loaded:
         num_blocks * model.kv_block_bytes / 2**20,
         sizes.max_sequences,
         sizes.max_batched_tokens,
+        step,
     )
     hello = Hello(
         protocol=PROTOCOL,

@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.frames import HandOff, KvFrom, Resume, Sampling, Submit
+from headrace.models.step_memory import StepMemory
 from headrace_kernels.ops import KvPool, KvRegion
 from headrace_kernels.pool_memory import PoolMemory
 
@@ -48,6 +49,10 @@ class ToyModel:
         self.rows = 0
         self.fail_next: BaseException | None = None
         self.allocate_kv(1)
+
+    def step_memory(self, *, rows: int, answers: int, context_tokens: int, mtp: bool) -> StepMemory:
+        del answers, context_tokens, mtp
+        return StepMemory(lasting=0, attention=0, mlp=0, logits=4 * rows * self.vocab_size)
 
     def allocate_kv(self, num_blocks: int) -> None:
         self.memory = PoolMemory(num_blocks * self.kv_block_bytes)

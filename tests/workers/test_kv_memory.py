@@ -2,37 +2,74 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
 from headrace.engine import memory
 from headrace.engine.memory import allocate_kv, kv_blocks, machine_bytes
+from headrace.models.step_memory import StepMemory
 from helpers.toy import ToyModel
 
 CPU = torch.device("cpu")
 
 
-def test_a_gpu_keeps_a_part_of_what_is_free_for_activations(
+NOTHING = StepMemory(lasting=0, attention=0, mlp=0, logits=0)
+MIB = 1 << 20
+
+
+def test_a_gpu_keeps_what_a_step_takes_and_a_part_of_the_rest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     gpu = torch.device("cuda:1")
     readings = {gpu: (1000, 5000)}  # bytes free and in all
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: readings[device])
-    assert kv_blocks(None, block_bytes=10, most_blocks=10_000, device=gpu) == 85
-    assert kv_blocks(None, block_bytes=10, most_blocks=60, device=gpu) == 60
-    assert kv_blocks(990, block_bytes=10, most_blocks=60, device=gpu) == 99  # as asked
-    with pytest.raises(ValueError, match=r"850 bytes hold no KV block: one takes 851 bytes"):
-        kv_blocks(None, block_bytes=851, most_blocks=60, device=gpu)
+    most = partial(kv_blocks, None, device=gpu)
+    assert most(block_bytes=10, most_blocks=10_000, step=NOTHING) == 93
+    step = StepMemory(lasting=50, attention=250, mlp=200, logits=240)
+    assert most(block_bytes=10, most_blocks=10_000, step=step) == 65
+    assert most(block_bytes=10, most_blocks=60, step=step) == 60
+    asked = kv_blocks(690, block_bytes=10, most_blocks=60, device=gpu, step=step)
+    assert asked == 69  # as asked
+    with pytest.raises(ValueError, match=r"651 bytes hold no KV block: one takes 652 bytes"):
+        most(block_bytes=652, most_blocks=60, step=step)
+
+
+def test_a_step_that_does_not_fit_is_refused_with_numbers_and_what_to_change(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gpu = torch.device("cuda:0")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (1000 * MIB, 5000 * MIB))
+    blocks = partial(kv_blocks, block_bytes=MIB, most_blocks=9, device=gpu)
+    step = StepMemory(lasting=MIB, attention=600 * MIB, mlp=1100 * MIB, logits=900 * MIB)
+    with pytest.raises(
+        ValueError,
+        match=r"the largest step takes 1101 MiB \(attention 600, mlp 1100, logits 900, lasting 1\), cuda:0 has "
+        r"1000 MiB free; give less --max-batched-tokens, --max-sequences or --context-tokens$",
+    ):
+        blocks(None, step=step)
+    step = StepMemory(lasting=0, attention=600 * MIB, mlp=0, logits=0)
+    assert blocks(400 * MIB, step=step) == 400
+    with pytest.raises(
+        ValueError,
+        match=r"takes 600 MiB .* beside a KV cache of 401 MiB, cuda:0 has 1000 MiB free; .* or --kv-memory$",
+    ):
+        blocks(401 * MIB, step=step)
 
 
 def test_a_cpu_keeps_memory_for_other_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory, "available_bytes", lambda: 1000)
-    assert kv_blocks(None, block_bytes=10, most_blocks=10_000, device=CPU) == 25
+    blocks = partial(kv_blocks, None, block_bytes=10, most_blocks=10_000, device=CPU)
+    assert blocks(step=NOTHING) == 25
+    assert blocks(step=StepMemory(lasting=200, attention=0, mlp=0, logits=0)) == 20
+    with pytest.raises(ValueError, match="cpu has 0 MiB free"):
+        blocks(step=StepMemory(lasting=1001, attention=0, mlp=0, logits=0))
 
 
 def test_a_budget_that_holds_no_block_is_refused() -> None:
     with pytest.raises(ValueError, match=r"99 bytes hold no KV block: one takes 100 bytes"):
-        kv_blocks(99, block_bytes=100, most_blocks=5, device=CPU)
+        kv_blocks(99, block_bytes=100, most_blocks=5, device=CPU, step=NOTHING)
 
 
 def test_more_than_the_machine_has_is_refused() -> None:

@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from headrace.engine.memory import available_bytes, kv_blocks
 from headrace.errors import Refused
 from headrace.frames import PROTOCOL, Bye
 from headrace.load import Loaded, load
+from headrace.models.step_memory import StepMemory
 from headrace.settings import WorkerSettings
 from headrace.supervise import EXIT_CONFIG
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
@@ -160,10 +162,12 @@ def test_a_worker_listens_where_others_can_be(routers: tuple[str, ...], host: st
 def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
     block = 1 << 20
     cpu = torch.device("cpu")
-    blocks = kv_blocks(None, block_bytes=block, most_blocks=10**9, device=cpu)
+    step = StepMemory(lasting=0, attention=1, mlp=0, logits=0)
+    of = partial(kv_blocks, block_bytes=block, device=cpu, step=step)
+    blocks = of(None, most_blocks=10**9)
     assert 0 < blocks * block < available_bytes()
-    assert kv_blocks(None, block_bytes=block, most_blocks=3, device=cpu) == 3
-    assert kv_blocks(10 * block, block_bytes=block, most_blocks=3, device=cpu) == 10
+    assert of(None, most_blocks=3) == 3
+    assert of(10 * block, most_blocks=3) == 10
 
 
 async def started(loaded: Loaded, router: FakeRouter) -> tuple[asyncio.Task[None], Conversation]:

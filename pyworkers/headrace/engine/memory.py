@@ -10,25 +10,48 @@ import torch
 
 if TYPE_CHECKING:
     from headrace.models import Model
+    from headrace.models.step_memory import StepMemory
 
 CPU_SHARE = 0.25  # of the memory that is available at start: other workers run beside this one
-CUDA_SHARE = 0.85  # of what is free once the weights are loaded; the rest is for activations
+# Of what is free once weights are loaded and a step has what it needs; the rest is for what the allocator cannot put
+# together and for the driver. A guess, not run on a GPU yet.
+CUDA_SHARE = 0.93
 
 
 def kv_blocks(
-    memory_bytes: int | None, *, block_bytes: int, most_blocks: int, device: torch.device
+    memory_bytes: int | None,
+    *,
+    block_bytes: int,
+    most_blocks: int,
+    device: torch.device,
+    step: StepMemory,
 ) -> int:
-    """Blocks that fit into `memory_bytes`, or into a share of what is free; never more than `most_blocks`.
+    """Blocks that fit into `memory_bytes`, or into a share of what a step leaves free; never more than `most_blocks`.
 
-    Raises `ValueError` when not even one fits.
+    Raises `ValueError` where the largest step does not fit, or no block beside it.
     """
-    budget = memory_bytes if memory_bytes is not None else _free_share_bytes(device)
+    free = _free_bytes(device)
+    _check_step(step, free, memory_bytes or 0, device)
+    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+    budget = memory_bytes if memory_bytes is not None else int((free - step.total) * share)
     blocks = budget // block_bytes
     if blocks < 1:
         raise ValueError(
             f"{budget} bytes hold no KV block: one takes {block_bytes} bytes; give --kv-memory more"
         )
     return blocks if memory_bytes is not None else min(blocks, most_blocks)
+
+
+def _check_step(step: StepMemory, free: int, kv_bytes: int, device: torch.device) -> None:
+    if step.total + kv_bytes <= free:
+        return
+    mib = 2**20
+    beside = f", beside a KV cache of {kv_bytes / mib:.0f} MiB" if kv_bytes else ""
+    change = "--max-batched-tokens, --max-sequences or --context-tokens"
+    change += " or --kv-memory" if kv_bytes else ""
+    raise ValueError(
+        f"the largest step takes {step}{beside}, {device} has {free / mib:.0f} MiB free; give less {change}"
+    )
 
 
 def allocate_kv(model: Model, num_blocks: int, device: torch.device) -> None:
@@ -56,11 +79,11 @@ def machine_bytes() -> int:
     return min(limits)
 
 
-def _free_share_bytes(device: torch.device) -> int:
+def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
-        return int(free * CUDA_SHARE)
-    return int(available_bytes() * CPU_SHARE)
+        return int(free)
+    return available_bytes()
 
 
 def available_bytes() -> int:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from headrace.models.checkpoint import Checkpoint
     from headrace.models.config import ModelConfig
+    from headrace.models.step_memory import StepMemory
     from headrace_kernels.ops import Fence, KvPool, Progress
 
 __all__ = [
@@ -49,6 +50,10 @@ class Model(Protocol):
     answers_apart: bool  # rows of an answer are computed by other arithmetic than those of a prompt
     drafts: bool  # whether `draft` can be called
     draft_token_ids: NDArray[np.int32] | None  # of the columns of draft logits; None: all tokens
+
+    def step_memory(self, *, rows: int, answers: int, context_tokens: int, mtp: bool) -> StepMemory:
+        """What a step takes beside weights and cache; `answers` are the rows that are sampled, drafts included."""
+        ...
 
     def allocate_kv(self, num_blocks: int) -> None:
         """Make the cache hold `num_blocks` blocks; what it held before is gone."""

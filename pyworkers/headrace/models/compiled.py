@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from headrace.models import UnsupportedModelError
 from headrace.models.batch import Batch, DraftBatch
 from headrace.models.config import ModelConfig
+from headrace.models.step_memory import StepMemory, StepShape, step_memory
 from headrace_kernels.ops import Compiled, CompiledDraft, Fence, KvPool, Progress, Store
 
 
@@ -38,6 +39,19 @@ class CompiledModel:
         self._store = store
         self._run = run
         self._draft = draft
+
+    def step_memory(self, *, rows: int, answers: int, context_tokens: int, mtp: bool) -> StepMemory:
+        step = self._store.step
+        shape = StepShape(
+            rows=rows,
+            answers=answers,
+            context_tokens=context_tokens,
+            mtp=mtp,
+            element_bytes=step.element_bytes,
+            torch=step.torch,
+            fp8=step.fp8,
+        )
+        return step_memory(self.config, shape)
 
     def allocate_kv(self, num_blocks: int) -> None:
         self._store.allocate_kv(num_blocks)

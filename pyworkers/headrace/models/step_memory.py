@@ -1,0 +1,147 @@
+"""What a step of the largest batch takes beside weights and cache: planned from shapes before the cache gets its share.
+
+Each number is the sum of what exists at one moment of a pass; the largest moment counts. Values that a pass keeps in
+local names (`llama.forward`, `deepseek.decoder_layer`) are in it, also those that nobody reads any more. Kernels on a
+CPU work with float32 and in small parts, those of torch with the dtype of the values and with buffers of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from headrace.models.config import ModelConfig
+from headrace.models.config_deepseek import DeepseekConfig
+
+NATIVE_SCRATCH_BYTES = 64 << 20  # of the Rust kernels and of Python; above what was seen
+DRAW_BYTES = (
+    12 * 4 * (1 << 23)
+)  # of what `sampler.DRAW_ELEMENTS` logits become while tokens are drawn
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepShape:
+    """The largest step that settings allow."""
+
+    rows: int  # prompts and answers together
+    answers: int  # rows that are sampled: of all sequences, with their drafts
+    context_tokens: int
+    mtp: bool
+    element_bytes: int
+    torch: bool  # its kernels, rather than those in Rust
+    fp8: bool  # weights stay e4m3, so that activations are quantised
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepMemory:
+    """Bytes at the worst moment of each part. `lasting` is there all the time."""
+
+    lasting: int
+    attention: int
+    mlp: int
+    logits: int  # and sampling
+
+    @property
+    def total(self) -> int:
+        return self.lasting + max(self.attention, self.mlp, self.logits)
+
+    def __str__(self) -> str:
+        parts = (
+            f"{name} {getattr(self, name) / 2**20:.0f}"
+            for name in ("attention", "mlp", "logits", "lasting")
+        )
+        return f"{self.total / 2**20:.0f} MiB ({', '.join(parts)})"
+
+
+def step_memory(config: ModelConfig, shape: StepShape) -> StepMemory:
+    """For a model with this config.json."""
+    if config.deepseek is not None:
+        return _latent(config, config.deepseek, shape)
+    return _grouped(config, shape)
+
+
+def _grouped(config: ModelConfig, shape: StepShape) -> StepMemory:
+    rows, e = shape.rows, shape.element_bytes
+    q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    held = rows * e * (2 * config.hidden_size + q + 2 * kv)  # x, what was normed of it, qkv
+    attention = held + rows * e * 2 * q
+    if shape.torch:
+        attention += _spans(shape, config.num_heads, config.head_dim, paged=True)
+    return StepMemory(
+        lasting=_lasting(shape),
+        attention=attention,
+        mlp=held + rows * e * 3 * config.intermediate_size,
+        logits=held + _logits(config, shape),
+    )
+
+
+def _latent(config: ModelConfig, deepseek: DeepseekConfig, shape: StepShape) -> StepMemory:
+    rows, e, hidden, heads = shape.rows, shape.element_bytes, config.hidden_size, config.num_heads
+    q_dim = deepseek.nope_dim + deepseek.rope_dim
+    latent = deepseek.kv_lora_rank + deepseek.rope_dim
+    qkv_a = latent + (deepseek.q_lora_rank or heads * q_dim)
+    held = rows * e * (2 * hidden + qkv_a + latent + heads * q_dim)
+    # What drafting holds around its layer: token, hidden state, both together.
+    drafting = rows * e * 4 * hidden if shape.mtp else 0
+    out = rows * e * heads * deepseek.v_dim
+    absorbed_rows = rows if shape.mtp else min(rows, shape.answers)
+    absorbed = absorbed_rows * e * heads * (q_dim + 2 * deepseek.kv_lora_rank + deepseek.v_dim)
+    expanded = 0
+    if shape.torch:
+        absorbed += _spans(shape, heads, deepseek.kv_lora_rank, paged=False)
+        expanded = _expanded(shape, heads, deepseek)
+    quantised = rows * max(hidden, heads * deepseek.v_dim) * 5 // 4 if shape.fp8 else 0
+    pairs = rows * deepseek.experts_per_token
+    width = deepseek.expert_size
+    moe = pairs * (e * max(3 * width, width + hidden) + 40)  # with ids, weights and places
+    moe += rows * (4 * (hidden + 2 * deepseek.experts) + e * hidden)
+    moe += (pairs * width + rows * hidden) * 5 // 4 if shape.fp8 else 0
+    dense = max(config.intermediate_size, deepseek.shared_experts * width)
+    mlp = max(rows * e * 3 * dense + quantised, moe)
+    return StepMemory(
+        lasting=_lasting(shape) + (2 * rows * e * hidden if shape.mtp else 0),
+        attention=held + drafting + out + max(absorbed, expanded, quantised),
+        mlp=held + drafting + mlp,
+        logits=held + _logits(config, shape),
+    )
+
+
+def _lasting(shape: StepShape) -> int:
+    """Arrays of the batch, its tables and plans; what Rust keeps."""
+    by_row = 64 * shape.rows
+    tables = 8 * (shape.answers + 1) * -(-shape.context_tokens // 16)
+    return by_row + tables + (0 if shape.torch else NATIVE_SCRATCH_BYTES)
+
+
+def _logits(config: ModelConfig, shape: StepShape) -> int:
+    """Of every row: a request may ask for the log-probabilities of its prompt. Those of answers may be copied."""
+    e, vocab = shape.element_bytes, config.vocab_size
+    rows = shape.rows
+    kept = rows * (2 * config.hidden_size * e + 4 * vocab)
+    converting = rows * e * vocab if shape.torch and e != 4 else 0
+    return kept + max(converting, 4 * shape.answers * vocab + DRAW_BYTES)
+
+
+def _spans(shape: StepShape, heads: int, dim: int, *, paged: bool) -> int:
+    """Of attention that is summed span by span: no more than the bound, and no more than there is."""
+    from headrace_kernels import mla_attention, paged_attention
+    from headrace_kernels.span_plan import part_bytes, row_width
+
+    width = row_width(heads, dim)
+    tile_rows, span = (
+        (paged_attention.ROWS_TILE, paged_attention.SPAN) if paged else (1, mla_attention.SPAN)
+    )
+    most = part_bytes(tile_rows, shape.context_tokens, span=span, width=width)
+    return min(most, 4 * width * shape.rows * -(-shape.context_tokens // span))
+
+
+def _expanded(shape: StepShape, heads: int, deepseek: DeepseekConfig) -> int:
+    """Of prompt rows whose keys and values are made of the latents."""
+    from headrace_kernels import mla_prefill
+
+    rows, e, v = shape.rows, shape.element_bytes, deepseek.v_dim
+    q_dim = deepseek.nope_dim + deepseek.rope_dim
+    by_row = rows * heads * (e * (q_dim + v) + 4 * (v + 1))  # queries, results in both types
+    tokens = max(mla_prefill.LAUNCH_TOKENS, mla_prefill.SPAN)
+    tokens = min(tokens, shape.context_tokens * max(1, shape.answers))
+    of_latents = deepseek.kv_lora_rank + deepseek.rope_dim + heads * (deepseek.nope_dim + v)
+    return by_row + tokens * e * of_latents
