@@ -14,6 +14,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.memory import allocate_kv, kv_blocks
 from headrace.engine.names import KeyedNamer
+from headrace.engine.warm_up import WarmUp, warm_up
 from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello
 from headrace.settings import step_sizes
 
@@ -38,7 +39,7 @@ class Loaded:
 
 
 def load(settings: WorkerSettings) -> Loaded:
-    """Read the model and allocate its KV cache. Raises `ValueError` where a setting cannot work."""
+    """Read the model, make its KV cache and compile its kernels. Raises `ValueError` where a setting cannot work."""
     from headrace.models import load_model
     from headrace.models.progress import ProgressBar
     from headrace.models.source import resolve
@@ -76,6 +77,17 @@ def load(settings: WorkerSettings) -> Loaded:
         step=step,
     )
     allocate_kv(model, num_blocks, torch.device(device))
+    if model.ahead_on is None:
+        log.info("no warm-up: on a CPU no kernel is compiled")
+    else:
+        warm_up(
+            WarmUp(
+                model=model,
+                num_blocks=num_blocks,
+                rows=sizes.max_batched_tokens,
+                sequences=sizes.max_sequences,
+            )
+        )
     config = EngineConfig(
         num_blocks=num_blocks,
         block_tokens=sizes.block_tokens,

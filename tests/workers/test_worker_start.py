@@ -204,3 +204,21 @@ async def test_a_second_signal_stops(settings: WorkerSettings, tmp_path: Path) -
         async with asyncio.timeout(TIMEOUT_S):
             await task
         loaded.engine.check_idle()
+
+
+def test_kernels_are_compiled_before_a_worker_is_ready(
+    settings: WorkerSettings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    load(settings)
+    assert "no warm-up: on a CPU no kernel is compiled" in caplog.text
+
+    def load_toy(checkpoint: Any, *, block_tokens: int, **_: object) -> ToyModel:
+        model = ToyModel(vocab_size=checkpoint.config.vocab_size, block_tokens=block_tokens)
+        model.ahead_on = torch.device("cpu")  # as if it had a device
+        return model
+
+    monkeypatch.setattr(headrace.models, "load_model", load_toy)
+    model = load(settings).engine.model
+    assert isinstance(model, ToyModel) and model.forwards == 4
+    assert "warm-up: 5 of 5" in caplog.text

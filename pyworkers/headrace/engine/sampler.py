@@ -36,7 +36,7 @@ MAX_PROMPT_LOGPROBS = 1 << 20  # values of one prompt; about 16 MB on the wire
 LARGEST = 1e6  # of what logits are divided by, multiplied with, or changed by: float32 stays finite
 GREEDY_BELOW = 1e-6  # a lower temperature only asks float64 for trouble
 LEAST_LOGPROB = -9999.0  # of a token that cannot be: JSON has no infinity
-DRAW_ELEMENTS = 1 << 23  # logits looked at in one go when tokens are drawn; bounds memory
+DRAW_ELEMENTS = 1 << 23  # logits looked at in one go when tokens are drawn or scored; bounds memory
 
 
 def check_sampling(sampling: Sampling, vocab_size: int, *, prompt_tokens: int) -> None:
@@ -301,6 +301,17 @@ def token_logprobs(
     """For each row the log-probability of its token, and its `tops` most probable ones."""
     if not len(tokens):
         return []
+    most = max(1, DRAW_ELEMENTS // logits.shape[1])
+    if len(tokens) > most:  # of a prompt
+        return [
+            entry
+            for start in range(0, len(tokens), most)
+            for entry in token_logprobs(
+                logits[start : start + most],
+                tokens[start : start + most],
+                tops[start : start + most],
+            )
+        ]
     rows = np.arange(len(tokens))
     _, best = narrow.argmax(logits)
     with np.errstate(invalid="ignore"):  # rows that are not finite: their request fails anyway

@@ -1,0 +1,155 @@
+"""Steps without a request, so that every kernel is compiled before a worker is ready: else requests wait for that.
+
+A kernel is compiled for the types and sizes of the model and for its own constants, not for the number of rows or the
+length of contexts. So a few steps of each kind reach them all. They write into blocks that nobody has yet.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from headrace.engine import narrow, noise
+from headrace.engine.narrow import Draws
+from headrace.models.batch import Batch, DraftBatch
+
+if TYPE_CHECKING:
+    from headrace.models import Model
+
+log = logging.getLogger(__name__)
+
+LIMIT_S = 600.0  # after which no further step begins; a guess
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmUp:
+    """The steps for one model, whose cache has `num_blocks`."""
+
+    model: Model
+    num_blocks: int
+    rows: int  # of the largest step
+    sequences: int
+
+    def steps(self) -> list[tuple[str, Callable[[], object]]]:
+        """Each with its name, in order: a draft pass reads what the step before it kept."""
+        tokens = min(
+            self.rows, self.num_blocks * self.model.block_tokens, self.model.context_tokens
+        )
+        answers = min(self.sequences, self.rows)
+        one, all_at_once = self._batch([2], [1]), self._batch([2] * answers, [1] * answers)
+        prompt = self._batch([tokens], [tokens])
+        mixed = self._batch([max(1, tokens - 1), 2], [max(1, tokens - 1), 1])
+        steps: list[tuple[str, Callable[[], object]]] = []
+        for name, batch in (
+            ("the largest prompt chunk", prompt),
+            ("one answer", one),
+            ("as many answers as there may be", all_at_once),
+            ("a prompt beside an answer", mixed),
+        ):
+            steps.append((name, partial(self.model.forward, batch)))
+            if self.model.drafts:
+                steps.append((f"drafts after {name}", partial(self._draft, batch)))
+        steps.append(("sampling", self._sample))
+        return steps
+
+    def _batch(self, contexts: list[int], counts: list[int]) -> Batch:
+        """Sequences that end with so many new rows; those of one row are answers."""
+        block_tokens = self.model.block_tokens
+        most = -(-max(contexts) // block_tokens)
+        starts = np.concatenate(([0], np.cumsum(counts)))
+        owner = np.arange(len(counts)).repeat(counts)
+        positions = np.arange(starts[-1]) - starts[owner] + (np.array(contexts) - counts)[owner]
+        tables = np.arange(len(counts) * most).reshape(-1, most) % self.num_blocks
+        slots = tables[owner, positions // block_tokens] * block_tokens + positions % block_tokens
+        return Batch(
+            tokens=np.zeros(len(owner), dtype=np.int32),
+            positions=positions.astype(np.int32),
+            slots=slots.astype(np.int64),
+            seq_starts=starts.astype(np.int32),
+            context_lens=np.array(contexts, dtype=np.int32),
+            block_tables=tables.astype(np.int32),
+            logit_rows=(starts[1:] - 1).astype(np.int32),
+            prompt_lens=np.where(np.array(counts) > 1, contexts, 1).astype(np.int32),
+        )
+
+    def _draft(self, batch: Batch) -> None:
+        """A pass over known rows, and one that goes on from it."""
+        known = self._draft_batch(batch, np.arange(batch.rows), chained=False)
+        self.model.draft(known)
+        ones = [1] * batch.seqs
+        after = self._batch(batch.context_lens.tolist(), ones)
+        self.model.draft(self._draft_batch(after, known.logit_rows, chained=True))
+
+    def _draft_batch(
+        self,
+        batch: Batch,
+        hidden_from: np.ndarray[tuple[int], np.dtype[np.int64]],
+        *,
+        chained: bool,
+    ) -> DraftBatch:
+        return DraftBatch(
+            tokens=batch.tokens,
+            positions=batch.positions,
+            slots=batch.slots,
+            seq_starts=batch.seq_starts,
+            context_lens=batch.context_lens,
+            block_tables=batch.block_tables,
+            logit_rows=batch.logit_rows,
+            hidden_from=hidden_from.astype(np.int32),
+            first_keys=np.zeros(batch.seqs, dtype=np.int32),
+            chained=chained,
+        )
+
+    def _sample(self) -> None:
+        """The most probable token, a draw from all, and one from the highest."""
+        vocab, count = self.model.vocab_size, min(2, self.sequences)
+        logits = torch.zeros(count, vocab, device=self.model.ahead_on or "cpu")
+        logits[:, 0] = 1
+        tokens = torch.arange(vocab, dtype=torch.int32, device=logits.device)
+        _, best = narrow.argmax(logits)
+        ones = np.ones(count)
+        keys = noise.keys(np.arange(count, dtype=np.uint64), np.arange(count))
+        draws = Draws(best, ones, np.zeros(count, np.int64), ones * 0.9, ones * 0, *keys)
+        narrow.race(logits, draws, tokens)
+        narrow.highest(logits, np.full(count, min(vocab, 20)))
+
+
+def warm_up(
+    warming: WarmUp, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic
+) -> int:
+    """Run the steps and say how far it is. Returns how many were run: not all where `limit_s` is over before.
+
+    Raises `ValueError` where the device has not the memory for one.
+    """
+    steps = warming.steps()
+    began_s = clock()
+    with torch.inference_mode():
+        for done, (name, step) in enumerate(steps):
+            spent_s = clock() - began_s
+            if spent_s >= limit_s:
+                log.warning(
+                    "warm-up: %d of %d steps done in %.0f s, which is all that it may take: requests will wait while "
+                    "kernels of %s are compiled",
+                    done,
+                    len(steps),
+                    spent_s,
+                    ", ".join(name for name, _ in steps[done:]),
+                )
+                return done
+            try:
+                step()
+                if fence := warming.model.fence():
+                    fence.synchronize()
+            except torch.OutOfMemoryError as error:
+                raise ValueError(
+                    f"warm-up: no memory for {name}: {error}; give less --max-batched-tokens or --kv-memory"
+                ) from error
+            log.info("warm-up: %d of %d, %s, %.1f s", done + 1, len(steps), name, clock() - began_s)
+    return len(steps)

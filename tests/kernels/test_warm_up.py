@@ -1,0 +1,125 @@
+"""Before a worker is ready, steps without a request reach every kernel in every form that requests will need."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from triton.runtime.jit import KernelInterface
+
+from headrace.engine.warm_up import WarmUp, warm_up
+from headrace.models import Model
+from headrace.models.checkpoint import SafetensorsCheckpoint
+from headrace.models.deepseek import Deepseek
+from headrace.models.deepseek import attention_of as latent_attention
+from headrace.models.deepseek_weights import load_weights
+from headrace.models.llama import Llama, attention_of
+from headrace.models.llama import load_weights as load_llama_weights
+from headrace_kernels import torch_mla, torch_ops
+from helpers.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
+from helpers.tiny_model import tiny_llama, write_json_files
+from helpers.toy import ToyModel
+
+BLOCK, BLOCKS = 16, 40
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def of(model: Model, rows: int = 50, sequences: int = 9) -> WarmUp:
+    model.allocate_kv(BLOCKS)
+    return WarmUp(model=model, num_blocks=BLOCKS, rows=rows, sequences=sequences)
+
+
+def llama(path: Path) -> Model:
+    checkpoint = SafetensorsCheckpoint(tiny_llama(path))
+    backend = torch_ops.TorchBackend(
+        attention_of(checkpoint.config, BLOCK), dtype="bfloat16", device=DEVICE, kernels=torch_ops.TRITON
+    )  # fmt: skip
+    return Llama(checkpoint.config, load_llama_weights(checkpoint, backend), backend, BLOCK)
+
+
+def deepseek(path: Path, *, mtp: bool, fp8: bool) -> Model:
+    raw = tiny_config(mtp=True)
+    tensors = tiny_tensors(raw)
+    write_json_files(path, raw)
+    save_tensors(path, quantise_fp8(tensors)[0] if fp8 else tensors)
+    checkpoint = SafetensorsCheckpoint(path)
+    backend = torch_mla.TorchMlaBackend(
+        latent_attention(checkpoint.config, BLOCK, mtp=mtp), dtype="bfloat16", device=DEVICE,
+        kernels=torch_mla.TRITON,
+    )  # fmt: skip
+    weights = load_weights(checkpoint, backend, mtp=mtp, fp8=backend if fp8 else None)
+    return Deepseek(checkpoint.config, weights, backend, BLOCK)
+
+
+def forms(run: Callable[[], object]) -> set[tuple[object, ...]]:
+    """Kernels that are launched, with what each is compiled for but for numbers. Nothing is computed."""
+    found: set[tuple[object, ...]] = set()
+
+    def launch(kernel: Any, _grid: object) -> Callable[..., None]:
+        def note(*args: Any, **constants: Any) -> None:
+            types = tuple(x.dtype if torch.is_tensor(x) else type(x) for x in args)
+            found.add((kernel.fn.__name__, types, tuple(sorted(constants.items()))))
+
+        return note
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(KernelInterface, "__getitem__", launch)
+        run()
+    return found
+
+
+@pytest.mark.parametrize("kind", ["llama", "deepseek", "fp8", "drafts", "drafts of fp8"])
+def test_requests_meet_no_kernel_that_was_not_warmed(kind: str, tmp_path: Path) -> None:
+    model = (
+        llama(tmp_path)
+        if kind == "llama"
+        else deepseek(tmp_path, mtp="drafts" in kind, fp8="fp8" in kind)
+    )
+    warming = of(model)
+    warmed = forms(lambda: warm_up(warming))
+    assert len(warmed) >= 6
+
+    def steps() -> None:
+        for rows, sequences in ((1, 1), (3, 2), (64, 33), (300, 40)):
+            for _, step in of(model, rows, sequences).steps():
+                step()
+
+    assert forms(steps) == warmed
+    alone = forms(lambda: warming.steps()[0][1]())
+    assert alone < warmed or kind == "llama"  # a prompt alone does not reach them all
+
+
+def test_it_says_how_far_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    model = ToyModel(block_tokens=BLOCK)
+    count = warm_up(of(model))
+    lines = [message for message in caplog.messages if message.startswith("warm-up")]
+    assert len(lines) == count == 5
+    assert lines[0].startswith("warm-up: 1 of 5, the largest prompt chunk, ")
+    assert lines[-1].startswith("warm-up: 5 of 5, sampling, ")
+    assert model.forwards == 4
+
+
+def test_it_ends_when_its_time_is_up(caplog: pytest.LogCaptureFixture) -> None:
+    now = iter([0.0, 0.0, 4.0, 4.0, 9.0, 10.0])
+    model = ToyModel(block_tokens=BLOCK)
+    assert warm_up(of(model), limit_s=9.5, clock=lambda: next(now)) == 2
+    assert model.forwards == 2
+    assert "2 of 5 steps done in 10 s" in caplog.text
+    assert "as many answers as there may be, a prompt beside an answer, sampling" in caplog.text
+
+
+def test_no_memory_for_a_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ToyModel, "forward", fail)
+    with pytest.raises(ValueError, match=r"no memory for the largest prompt chunk: .* give less"):
+        warm_up(of(ToyModel(block_tokens=BLOCK)))
