@@ -274,11 +274,12 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 def check_model_arguments(args: argparse.Namespace) -> None:
     """Raise SettingsError for what `add_model_arguments` took and a worker cannot be."""
     check_model(args.model)
-    both = args.max_batched_tokens is not None and args.max_sequences is not None
-    if both and args.max_batched_tokens < args.max_sequences:
+    batched: int | None = args.max_batched_tokens
+    sequences: int | None = args.max_sequences
+    if batched is not None and sequences is not None and batched < sequences:
         raise SettingsError(
-            f"--max-batched-tokens {args.max_batched_tokens} is less than --max-sequences "
-            f"{args.max_sequences}: each running answer takes one token of every step"
+            f"--max-batched-tokens {batched} is less than --max-sequences "
+            f"{sequences}: each running answer takes one token of every step"
         )
     if args.mtp > MOST_MTP:
         raise SettingsError(

@@ -205,8 +205,9 @@ def test_spans_that_take_turns_are_the_same_to_the_bit(monkeypatch: pytest.Monke
 
 
 def test_no_rows_are_no_work() -> None:
+    cache = draw(3, 16, 2, 16, dtype=torch.float32)
     none = paged_attention(
-        draw(0, 4, 16, dtype=torch.float32), *draw(2, 3, 16, 2, 16, dtype=torch.float32),
+        draw(0, 4, 16, dtype=torch.float32), cache, cache,
         torch.zeros(1, 1, dtype=torch.int32, device=DEVICE),
         torch.zeros(2, dtype=torch.int32, device=DEVICE),
         torch.ones(1, dtype=torch.int32, device=DEVICE),

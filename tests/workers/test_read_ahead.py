@@ -31,7 +31,11 @@ def test_neighbours_are_read_together_and_large_tensors_in_parts() -> None:
 def test_readers_work_at_the_same_time() -> None:
     together = threading.Barrier(3, timeout=TIMEOUT_S)  # two readers and this test
     places = [Place(A, 0, 5), Place(B, 0, 5)]
-    with ReadAhead(places, readers=2, ahead_bytes=10, read=lambda _: together.wait()):
+
+    def wait(_: Place) -> None:
+        together.wait()
+
+    with ReadAhead(places, readers=2, ahead_bytes=10, read=wait):
         together.wait()
     assert not together.broken
 

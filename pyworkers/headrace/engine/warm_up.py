@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from headrace.engine import narrow, noise
 from headrace.engine.narrow import Draws
@@ -90,7 +91,7 @@ class WarmUp:
     def _draft_batch(
         self,
         batch: Batch,
-        hidden_from: np.ndarray[tuple[int], np.dtype[np.int64]],
+        hidden_from: NDArray[np.integer],
         *,
         chained: bool,
     ) -> DraftBatch:
