@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from headrace.models.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
+from headrace.models.deepseek import load_deepseek
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.survey import SurveyBackend, survey
-from helpers.tiny_deepseek import deepseek_shapes
+from helpers.tiny_deepseek import deepseek_shapes, tiny_deepseek
 from helpers.tiny_model import tiny_tokenizer, write_json_files
 
 SHARDS = 163
@@ -136,6 +137,39 @@ def test_the_layout_of_r1_passes_without_a_byte_of_data(r1: Path, fp8: bool) -> 
     assert (
         grown_mib < 300
     )  # 92,000 names with their places; what a layer's tensors alone take is 11 GB
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {},
+        {"q_lora_rank": None, "attention_bias": True},
+        {"attention_bias": True},
+        {"tie_word_embeddings": True},
+        {"mtp_draft_vocab_size": 20},
+        {"n_shared_experts": 0},
+    ],
+    ids=str,
+)
+def test_every_form_of_a_checkpoint_is_read_as_surveyed(
+    change: dict[str, Any], stacked: bool, tmp_path: Path
+) -> None:
+    folder = tiny_deepseek(tmp_path, mtp=True, fused=stacked, **change)
+    checkpoint = SafetensorsCheckpoint(folder)
+    read: list[str] = []
+    load_one = checkpoint._load  # pyright: ignore[reportPrivateUsage]
+
+    def noted(name: str) -> torch.Tensor:
+        read.append(name)
+        return load_one(name)
+
+    names = check(checkpoint, fp8=False)
+    checkpoint._load = noted  # pyright: ignore[reportPrivateUsage]
+    load_deepseek(
+        checkpoint, dtype="auto", device="cpu", block_tokens=16, mtp=True, kv_dtype="auto"
+    )
+    assert set(names) == set(read) == set(checkpoint.names())
 
 
 EXPERT = "model.layers.60.mlp.experts.255.up_proj.weight"

@@ -238,13 +238,18 @@ class _Loader:
         """Of stacked parts, of which some may have none."""
         if not any(part.bias for part in parts):
             return None
-        biases = [
-            self._checkpoint.tensor(f"{part.name}.bias", (part.outputs,)).float()
+        found = {
+            part.name: self._checkpoint.tensor(f"{part.name}.bias", (part.outputs,)).float()
+            for part in parts
             if part.bias
-            else torch.zeros(n)
-            for part, n in zip(parts, rows, strict=True)
-        ]
-        return torch.cat(biases)
+        }
+        like = next(iter(found.values()))
+        return torch.cat(
+            [
+                found[part.name] if part.bias else like.new_zeros(n)
+                for part, n in zip(parts, rows, strict=True)
+            ]
+        )
 
     def _is_fp8(self, name: str) -> bool:
         return self._checkpoint.info(name).dtype.startswith("float8")
