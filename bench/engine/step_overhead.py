@@ -41,6 +41,7 @@ from headrace.engine.result import StepResult
 from headrace.frames import Sampling, Submit
 from headrace.models import Batch
 from headrace.models.batch import DraftBatch
+from headrace.models.step_memory import StepMemory
 from headrace_kernels.ops import Fence, KvPool, Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -87,6 +88,10 @@ class NoModel:
 
     def allocate_kv(self, num_blocks: int) -> None:
         del num_blocks
+
+    def step_memory(self, *, rows: int, answers: int, context_tokens: int, mtp: bool) -> StepMemory:
+        del rows, answers, context_tokens, mtp
+        raise AssertionError("no cache is sized here")
 
     def kv_pool(self) -> KvPool:
         raise AssertionError("no KV is moved here")

@@ -196,7 +196,7 @@ def mla_attention(
     half_tile = min(latent_tile, HALF_TILE)
     halves = latent_tile // half_tile
     assert halves <= 2, f"a latent of {kv_lora} values is more than two halves of {half_tile}"
-    warps = max(4, heads_tile // tiles.heads_per_warp)
+    options = {"num_warps": max(4, heads_tile // tiles.heads_per_warp), "num_stages": STAGES}
     for launch in plan.launches:
         part = torch.empty(launch.parts, heads, kv_lora, dtype=torch.float32, device=q.device)
         lse = torch.empty(launch.parts, heads, dtype=torch.float32, device=q.device)
@@ -206,7 +206,7 @@ def mla_attention(
             HEADS=heads, NOPE=nope_dim, KV_LORA=kv_lora, ROPE=rope_dim, BLOCK_TOKENS=cache.shape[1],
             HEADS_TILE=heads_tile, HALVES=halves, HALF_TILE=half_tile,
             ROPE_TILE=max(16, triton.next_power_of_2(rope_dim)), KV_TILE=KV_TILE, SPAN=SPAN, INTERPRET=INTERPRET,
-            num_warps=warps, num_stages=STAGES,
+            **options,
         )  # fmt: skip
         of_rows = summed[launch.rows.start : launch.rows.stop]
         merge_spans(part, lse, plan.rows, of_rows, first_row=launch.rows.start)

@@ -194,7 +194,7 @@ def paged_attention(
     group_tile = triton.next_power_of_2(heads // kv_heads)
     assert group_tile <= M_TILE, f"{heads // kv_heads} heads of a group are more than {M_TILE}"
     rows_at_once = min(ROWS_TILE, M_TILE // group_tile)
-    warps = 8 if rows_at_once * group_tile == 128 else 4
+    options = {"num_warps": 8 if rows_at_once * group_tile == 128 else 4}
     for launch in spans.launches:
         part = torch.empty(launch.parts, heads, dim, dtype=torch.float32, device=q.device)
         lse = torch.empty(launch.parts, heads, dtype=torch.float32, device=q.device)
@@ -203,7 +203,7 @@ def paged_attention(
             part, lse, scale, launch.works.start, spans.works.shape[1], block_tables.shape[1],
             HEADS=heads, KV_HEADS=kv_heads, DIM=dim, DIM_TILE=dim_tile, BLOCK_TOKENS=block_tokens,
             GROUP_TILE=group_tile, ROWS_TILE=ROWS_TILE, ROWS=rows_at_once, KV_TILE=KV_TILE, SPAN=SPAN,
-            INTERPRET=INTERPRET, num_warps=warps,
+            INTERPRET=INTERPRET, **options,
         )  # fmt: skip
         of_rows = out[launch.rows.start : launch.rows.stop]
         merge_spans(part, lse, spans.rows, of_rows, first_row=launch.rows.start)
