@@ -38,7 +38,7 @@ from headrace_kernels.head_linear import head_linear
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.merge_spans import merge_spans
 from headrace_kernels.span_plan import SpanPlan, row_width, span_plan
-from headrace_kernels.unseen import finite_or_nan, finite_values_ref
+from headrace_kernels.unseen import finite_or_nan, finite_or_nan_ref, finite_values_ref
 
 HALF_TILE = 256  # values of a latent that a program sums, at most
 KV_TILE = 32  # tokens; a guess, not tuned yet
@@ -245,7 +245,7 @@ def mla_attention_ref(
         token = torch.arange(context, device=q.device)
         hidden = (token > position[:, None]) | (token < first_keys[seq])
         latents, broken = finite_values_ref(keys[:, :kv_lora])
-        scores = scores.masked_fill(broken, torch.nan)
+        scores = finite_or_nan_ref(scores).masked_fill(broken, torch.nan)
         weights = scores.masked_fill(hidden[:, None], -torch.inf).softmax(-1)
         summed = weights @ latents  # [rows, heads, kv_lora]
         out[rows] = torch.einsum("rhl,hvl->rhv", summed, w_v).to(out.dtype)

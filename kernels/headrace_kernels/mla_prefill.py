@@ -29,7 +29,12 @@ import triton.language as tl
 
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.linear import linear
-from headrace_kernels.unseen import finite_or_nan, finite_values, finite_values_ref
+from headrace_kernels.unseen import (
+    finite_or_nan,
+    finite_or_nan_ref,
+    finite_values,
+    finite_values_ref,
+)
 from headrace_kernels.upload import upload
 
 ROWS_TILE = 128  # query rows in one program; a guess, not tuned yet
@@ -332,7 +337,7 @@ def mla_prefill_ref(
         token = torch.arange(context, device=q.device)
         hidden = (token > position) | (token < first_keys[seq])
         values, broken = finite_values_ref(values)
-        scores = scores.masked_fill(broken[:, None], torch.nan)
+        scores = finite_or_nan_ref(scores).masked_fill(broken[:, None], torch.nan)
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)
         out[start:end] = torch.einsum("hrt,htv->rhv", weights, values).to(out.dtype)
     return out

@@ -26,7 +26,12 @@ import triton.language as tl
 from headrace_kernels.interpret import INTERPRET
 from headrace_kernels.merge_spans import merge_spans
 from headrace_kernels.span_plan import SpanPlan, row_width, span_plan
-from headrace_kernels.unseen import finite_or_nan, finite_values, finite_values_ref
+from headrace_kernels.unseen import (
+    finite_or_nan,
+    finite_or_nan_ref,
+    finite_values,
+    finite_values_ref,
+)
 from headrace_kernels.upload import upload
 
 ROWS_TILE = 16  # query rows that a plan puts together
@@ -232,7 +237,7 @@ def paged_attention_ref(
         v = v_cache[blocks].flatten(0, 1)[:context].float().repeat_interleave(group, dim=1)
         scores = torch.einsum("qhd,khd->hqk", q[start:end].float(), k) * scale
         v, broken = finite_values_ref(v)
-        scores = scores.masked_fill(broken.T[:, None], torch.nan)
+        scores = finite_or_nan_ref(scores).masked_fill(broken.T[:, None], torch.nan)
         position = torch.arange(context - (end - start), context, device=q.device)
         hidden = torch.arange(context, device=q.device)[None, :] > position[:, None]
         weights = scores.masked_fill(hidden, -torch.inf).softmax(-1)

@@ -31,3 +31,8 @@ def finite_values_ref(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     """The same in torch, of `[..., dim]`; scores of broken tokens are NaN before the mask."""
     finite = values.isfinite()
     return values.where(finite, 0.0), ~finite.all(-1)
+
+
+def finite_or_nan_ref(scores: torch.Tensor) -> torch.Tensor:
+    """The same in torch."""
+    return scores.where(scores.isfinite(), torch.nan)

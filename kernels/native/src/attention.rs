@@ -364,7 +364,9 @@ impl<const M: usize> Softmax<'_, M> {
                 // Only differences below 2^24 matter, and those are exact.
                 let left = s.splat(self.visible[m] as f32 - (at + n * LANES) as f32);
                 let hidden = s.splat(f32::NEG_INFINITY);
-                scores[n][m] = s.select_less(lane, left, sums[m][n], hidden);
+                // 0 * infinity is NaN: a score of -infinity would be as if the row did not see it.
+                let score = s.fma(sums[m][n], s.splat(0.0), sums[m][n]);
+                scores[n][m] = s.select_less(lane, left, score, hidden);
                 if at + n * LANES < self.first_key {
                     let missing = s.splat((self.first_key - (at + n * LANES)) as f32);
                     scores[n][m] = s.select_less(lane, missing, hidden, scores[n][m]);

@@ -166,7 +166,7 @@ class Sampler:
         drawn = places_of((self._temperature[seats] > 0) & np.isfinite(best))
         if len(drawn):
             tokens = self._all_tokens(logits)
-            for some in np.array_split(drawn, -(-len(drawn) * self.vocab_size // DRAW_ELEMENTS)):
+            for some in _parts(drawn, logits):
                 ids[some] = self._draw(
                     _rows(logits, some), best[some], seats[some], positions[some], tokens
                 )
@@ -269,6 +269,8 @@ class Sampler:
         """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids."""
         draws = self.draws(best, seats, positions)
         draws.top_k[draws.top_k >= len(tokens)] = 0
+        if not draws.top_k.any():  # spares the copies of all that says how to draw
+            return narrow.race(logits, draws, tokens)
         ids = np.zeros(len(best), dtype=np.int64)
         if (some := np.flatnonzero(draws.top_k)).size:
             ids[some] = _draw_top_k(_rows(logits, some), draws.of(some), tokens)
@@ -341,9 +343,22 @@ def _where_finite(ids: NDArray[np.int64], best: NDArray[np.float32]) -> NDArray[
     return ids
 
 
+def _parts(rows: NDArray[np.int64], logits: torch.Tensor) -> list[NDArray[np.int64]]:
+    """`rows` in parts that bound the memory of a draw. On a CPU rows that stand together take none."""
+    if logits.device.type == "cpu" and _together(rows):
+        return [rows]
+    return np.array_split(rows, -(-len(rows) * logits.shape[1] // DRAW_ELEMENTS))
+
+
+def _together(rows: NDArray[np.int64]) -> bool:
+    return len(rows) > 0 and bool(rows[-1] - rows[0] + 1 == len(rows))
+
+
 def _rows(logits: torch.Tensor, rows: NDArray[np.int64], *, copy: bool = False) -> torch.Tensor:
     """Rows of `logits`, in ascending order; those that stand together without a copy unless one is asked for."""
-    if not copy and len(rows) and rows[-1] - rows[0] + 1 == len(rows):
+    if not copy and _together(rows):
+        if len(rows) == len(logits):
+            return logits
         return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[torch.from_numpy(rows).to(logits.device)]
 

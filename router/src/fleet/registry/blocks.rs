@@ -43,11 +43,12 @@ impl Registry {
         self.block_turn.acquire().await.ok() // it is never closed
     }
 
-    /// Lets the other tasks of this thread go on, and other threads have the lock.
+    /// Lets the other tasks of this thread go on, other threads have the lock, and other processes the core.
     ///
     /// # Cancel safety
     /// It changes nothing.
     pub(in crate::fleet) async fn let_others_pass(&self) {
+        std::thread::yield_now();
         for _ in 0..LOOKS {
             yield_now().await;
             if !self.state.is_wanted() {
