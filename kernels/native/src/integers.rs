@@ -226,14 +226,15 @@ fn tile<S: Simd, const M: usize, const N: usize>(
 ) -> [[S::Sums; N]; M] {
     let mut sums = [[s.zero_sums(); N]; M];
     for (i, a) in a.iter().enumerate() {
-        for n in 0..N {
-            let pairs = &w[n][i * 2];
-            if M <= STREAMING_ROWS && n == 0 {
-                s.prefetch(std::ptr::from_ref(pairs).wrapping_byte_add(AHEAD));
-            }
-            let pairs = s.load_pairs(&pairs.0);
-            for m in 0..M {
-                sums[m][n] = s.add_products(sums[m][n], a[m], pairs);
+        if M <= STREAMING_ROWS {
+            s.prefetch(std::ptr::from_ref(&w[0][i * 2]).wrapping_byte_add(AHEAD));
+        }
+        // Row by row: a pair of the row is in a register while it meets all columns, and then no more. Column by column
+        // the pairs of all rows stay in registers, and sums have to go to the stack.
+        let columns: [S::Pairs; N] = std::array::from_fn(|n| s.load_pairs(&w[n][i * 2].0));
+        for m in 0..M {
+            for n in 0..N {
+                sums[m][n] = s.add_products(sums[m][n], a[m], columns[n]);
             }
         }
     }
