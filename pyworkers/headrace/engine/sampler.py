@@ -102,6 +102,8 @@ class Rows:
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """[rows] each: the seat, and the position whose token is chosen."""
+        if len(self.drafts) == len(self.counts):  # one row each
+            return self.seats, self.totals
         return self.seats.repeat(self.counts), spread(self.totals, self.counts)
 
     def last(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
