@@ -145,6 +145,10 @@ class NativeBackend:
         stored = STORED.get(x.dtype, "float32")
         return _core.Table(_array(x, stored), stored)
 
+    def tied_head(self, table: _core.Table, embedding: torch.Tensor) -> _core.Weight:
+        del table  # products read panels of columns, look-ups read rows
+        return self.matrix([embedding])
+
     def allocate_kv(self, num_blocks: int) -> None:
         self._kv = self._memory = None  # so that old and new never exist together
         self._memory = PoolMemory(num_blocks * self.kv_block_bytes)

@@ -237,6 +237,10 @@ class Store(Protocol):
 
     def table(self, x: torch.Tensor) -> Table: ...
 
+    def tied_head(self, table: Table, embedding: torch.Tensor) -> Matrix:
+        """The embedding as the head's matrix; `table` was made of it."""
+        ...
+
     def allocate_kv(self, num_blocks: int) -> None:
         """Make the cache hold that many blocks, in place of what it held."""
         ...

@@ -94,6 +94,10 @@ class TorchWeights:
     def table(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype)
 
+    def tied_head(self, table: torch.Tensor, embedding: torch.Tensor) -> Matrix:
+        del embedding  # the table has the layout of a matrix
+        return Matrix(table, None)
+
     @property
     def step(self) -> StepKind:
         return StepKind(element_bytes=self.dtype.itemsize, torch=True, fp8=self.keeps_fp8)

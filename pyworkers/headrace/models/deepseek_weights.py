@@ -117,7 +117,8 @@ def load_weights(
     embedding = checkpoint.tensor(EMBEDDING, size)
     head = embedding if config.tie_word_embeddings else checkpoint.tensor(HEAD, size)
     table, layers = backend.table(embedding), range(config.num_layers)
-    made = backend.matrix([head])
+    tied = config.tie_word_embeddings
+    made = backend.tied_head(table, head) if tied else backend.matrix([head])
     weights = Weights(
         embedding=table,
         layers=[loader.layer(f"model.layers.{i}", i) for i in layers],

@@ -143,14 +143,14 @@ def load_weights(checkpoint: Checkpoint, backend: Backend) -> Weights:
         )
 
     embedding = checkpoint.tensor("model.embed_tokens.weight", (config.vocab_size, hidden))
-    head = (
-        embedding
-        if config.tie_word_embeddings
-        else checkpoint.tensor("lm_head.weight", (config.vocab_size, hidden))
-    )
+    table = backend.table(embedding)
+    if config.tie_word_embeddings:
+        head = backend.tied_head(table, embedding)
+    else:
+        head = backend.matrix([checkpoint.tensor("lm_head.weight", (config.vocab_size, hidden))])
     return Weights(
-        embedding=backend.table(embedding),
+        embedding=table,
         layers=[layer(f"model.layers.{i}") for i in range(config.num_layers)],
         norm=vector("model.norm"),
-        head=backend.matrix([head]),
+        head=head,
     )

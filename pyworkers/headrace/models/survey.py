@@ -104,6 +104,9 @@ class SurveyBackend:
     def table(self, x: torch.Tensor) -> None:
         del x
 
+    def tied_head(self, table: None, embedding: torch.Tensor) -> None:
+        del table, embedding
+
     def head_matrices(self, kv_b: torch.Tensor) -> None:
         del kv_b
 
