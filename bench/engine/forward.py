@@ -25,8 +25,8 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from headrace.models import Batch, DType, Model, load_model
-from headrace.models.checkpoint import Checkpoint
-from headrace.models.source import resolve
+from headrace.models.load.checkpoint import Checkpoint
+from headrace.models.load.source import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from report import write

@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
+from headrace.engine.cache.block_hash import KeyedNamer
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
-from headrace.frames import Sampling
-from headrace.lane import Lane
-from headrace.models.batch import Batch, DraftBatch
+from headrace.wire.frames import Sampling
+from headrace.worker.step_executor import Lane
+from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.ops import Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from headrace.engine.cache.block_hash import KeyedNamer
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
-from headrace.engine.schedule import Plan
-from headrace.frames import Sampling, Submit
+from headrace.engine.scheduler import Plan
 from headrace.models import Model
+from headrace.wire.frames import Sampling, Submit
 
 WAITING = 64
 PREFIX = 131_072  # tokens

@@ -21,7 +21,7 @@ import tokenizers
 import torch
 
 from headrace.models import DType, Model, load_model
-from headrace.models.source import resolve
+from headrace.models.load.source import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

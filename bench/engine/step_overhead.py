@@ -29,19 +29,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.codec import encode
-from headrace.engine import forward as forward_pass
-from headrace.engine import narrow, sampler
-from headrace.engine.block_log import BlockLog, CacheView
+from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_log import BlockLog, CacheView
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
-from headrace.engine.outbox import Outbox
 from headrace.engine.result import StepResult
-from headrace.frames import Sampling, Submit
+from headrace.engine.sampling import sampler, topk
+from headrace.engine.step import forward as forward_pass
 from headrace.models import Batch
-from headrace.models.batch import DraftBatch
 from headrace.models.step_memory import StepMemory
+from headrace.wire.codec import encode
+from headrace.wire.frames import Sampling, Submit
+from headrace.worker.outbox import Outbox
+from headrace_kernels.batch import DraftBatch
 from headrace_kernels.ops import Fence, KvPool, Progress
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -57,7 +57,7 @@ RUNS = 3
 STEPS = 40  # of a run, and again as many for its parts
 LIMITS_MS = {32: 2.0, 256: 0.8, 1024: 3.0}
 MOST_DRAFTED = 1024  # in a step: what they are drafted from takes 200 MB
-ON_LOGITS = [(narrow, name) for name in ("argmax", "race", "highest", "log_total")]
+ON_LOGITS = [(topk, name) for name in ("argmax", "race", "highest", "log_total")]
 ON_LOGITS.append((sampler, "_rows"))
 
 

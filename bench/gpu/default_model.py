@@ -15,9 +15,9 @@ import sys
 from pathlib import Path
 
 from bench.gpu.wheel import ROOT
-from headrace.models.cache import cache_root
 from headrace.models.config import ModelFileError
-from headrace.models.default_model import (
+from headrace.models.load.cache import cache_root
+from headrace.models.load.default_model import (
     DEFAULT_MODEL,
     DefaultModelError,
     Package,

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from headrace.models import doc
-from headrace.models.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorInfo
 from headrace.models.config import ModelConfig, parse_config
 from headrace.models.config_deepseek import DeepseekConfig
 from headrace.models.fp8 import SCALE_SUFFIX, scale_shape
+from headrace.models.load import doc
+from headrace.models.load.checkpoint import EMBEDDING, HEAD, Checkpoint, TensorInfo
 
 # config.json of deepseek-ai/DeepSeek-R1, as far as it says how the model computes.
 R1_CONFIG: dict[str, Any] = {

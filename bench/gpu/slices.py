@@ -32,7 +32,7 @@ from bench.kernels.timing import Clock, GpuClock, HostClock
 from headrace.models.config import parse_config
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import Layer, load_weights
-from headrace_kernels.moe import Experts
+from headrace_kernels.moe.experts import Experts
 from headrace_kernels.ops import Routing
 from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 

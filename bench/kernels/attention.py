@@ -10,16 +10,16 @@ from torch.nn import functional
 
 from bench.kernels.case import Bench, Case, Work
 from bench.kernels.shapes import GroupedQueries, Latent, Shape, Sizes
-from headrace_kernels import paged_attention as paged
-from headrace_kernels.merge_spans import merge_spans, merge_spans_bytes, merge_spans_ref
-from headrace_kernels.mla_attention import (
+from headrace_kernels.attention import paged_attention as paged
+from headrace_kernels.attention.merge_spans import merge_spans, merge_spans_bytes, merge_spans_ref
+from headrace_kernels.attention.mla_attention import (
     attention_plan,
     mla_attention,
     mla_attention_bytes,
     mla_attention_flops,
     mla_attention_ref,
 )
-from headrace_kernels.mla_prefill import (
+from headrace_kernels.attention.mla_prefill import (
     mla_prefill,
     mla_prefill_bytes,
     mla_prefill_flops,

@@ -9,7 +9,13 @@ from torch.nn import functional
 
 from bench.kernels.case import Bench, Case, Work
 from bench.kernels.shapes import GroupedQueries, Latent, Shape, Sizes
-from headrace_kernels.fp8_linear import (
+from headrace_kernels.attention.head_linear import (
+    head_linear,
+    head_linear_bytes,
+    head_linear_flops,
+    head_linear_ref,
+)
+from headrace_kernels.dense.fp8_linear import (
     Fp8Matrix,
     fp8_linear,
     fp8_linear_bytes,
@@ -17,19 +23,13 @@ from headrace_kernels.fp8_linear import (
     fp8_linear_ref,
     fp8_matrix,
 )
-from headrace_kernels.fp8_quantise import (
+from headrace_kernels.dense.fp8_quantise import (
     BLOCK,
     quantise_rows,
     quantise_rows_bytes,
     quantise_rows_ref,
 )
-from headrace_kernels.head_linear import (
-    head_linear,
-    head_linear_bytes,
-    head_linear_flops,
-    head_linear_ref,
-)
-from headrace_kernels.linear import linear, linear_bytes, linear_flops, linear_ref
+from headrace_kernels.dense.linear import linear, linear_bytes, linear_flops, linear_ref
 
 
 def cases(sizes: Sizes) -> Iterator[Case]:

@@ -9,14 +9,14 @@ from torch.nn import functional
 
 from bench.kernels.case import Bench, Case, Work
 from bench.kernels.shapes import GroupedQueries, Latent, Shape, Sizes
-from headrace_kernels.mla_store import mla_store, mla_store_bytes, mla_store_ref
-from headrace_kernels.rms_norm import rms_norm, rms_norm_bytes, rms_norm_ref
-from headrace_kernels.rope import (
+from headrace_kernels.attention.mla_store import mla_store, mla_store_bytes, mla_store_ref
+from headrace_kernels.attention.rope import (
     rope_and_store_kv,
     rope_and_store_kv_bytes,
     rope_and_store_kv_ref,
 )
-from headrace_kernels.silu_mul import silu_mul, silu_mul_bytes, silu_mul_ref
+from headrace_kernels.dense.rms_norm import rms_norm, rms_norm_bytes, rms_norm_ref
+from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_bytes, silu_mul_ref
 
 EPS = 1e-6
 REFERENCE = "the reference, in torch operations"

@@ -12,7 +12,9 @@ from bench.kernels.case import Bench, Case, Work
 from bench.kernels.dense import an_fp8_matrix
 from bench.kernels.one_rank import OneRankOf
 from bench.kernels.shapes import Mixture, Shape, Sizes
-from headrace_kernels.fp8_grouped_linear import (
+from headrace_kernels.moe.combine import combine, combine_bytes, combine_ref
+from headrace_kernels.moe.experts import Dispatch, Experts, SingleRank, moe, moe_ref
+from headrace_kernels.moe.fp8_grouped_linear import (
     Fp8Experts,
     fp8_experts,
     fp8_grouped_linear,
@@ -20,16 +22,14 @@ from headrace_kernels.fp8_grouped_linear import (
     fp8_grouped_linear_flops,
     fp8_grouped_linear_ref,
 )
-from headrace_kernels.moe import Dispatch, Experts, SingleRank, moe, moe_ref
-from headrace_kernels.moe_combine import combine, combine_bytes, combine_ref
-from headrace_kernels.moe_grouped_linear import (
+from headrace_kernels.moe.grouped_linear import (
     grouped_linear,
     grouped_linear_bytes,
     grouped_linear_flops,
     grouped_linear_ref,
 )
-from headrace_kernels.moe_permute import permute, permute_bytes, permute_ref
-from headrace_kernels.moe_route import route, route_bytes, route_ref
+from headrace_kernels.moe.permute import permute, permute_bytes, permute_ref
+from headrace_kernels.moe.route import route, route_bytes, route_ref
 from headrace_kernels.ops import Routing
 
 REFERENCE = "the reference, in torch operations"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_kernels.moe import Received, Returned
+from headrace_kernels.moe.experts import Received, Returned
 
 
 @dataclass(frozen=True, slots=True)

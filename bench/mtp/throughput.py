@@ -31,17 +31,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from headrace.engine.cache.block_hash import KeyedNamer
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
-from headrace.frames import Sampling, Submit
 from headrace.models import DType
-from headrace.models.checkpoint import Checkpoint
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
-from headrace.models.source import resolve
+from headrace.models.load.checkpoint import Checkpoint
+from headrace.models.load.source import resolve
 from headrace.mtp_training.prompts import Prompts
 from headrace.mtp_training.writer import Encoder
+from headrace.wire.frames import Sampling, Submit
 from headrace_kernels.native import NativeBackend
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

@@ -22,7 +22,7 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
-from headrace.models.source import resolve
+from headrace.models.load.source import resolve
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from report import ROOT, write

@@ -30,10 +30,11 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
-from headrace.transfer import TransferClient, TransferServer
-from headrace.transfer.members import Members
-from headrace.transfer.nixl import find_nixl
-from headrace.transfer.server_link import FRAME_BYTES
+from headrace.kv_transfer.backends.nixl import find_nixl
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.members import Members
+from headrace.kv_transfer.peers.server import TransferServer
+from headrace.kv_transfer.peers.server_link import FRAME_BYTES
 from headrace_kernels.ops import KvPool, KvRegion
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))

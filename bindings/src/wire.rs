@@ -1,4 +1,4 @@
-//! Frames as dicts, `{"Ping": {"nonce": 1}}`: for tools and tests. Workers use `headrace.codec`.
+//! Frames as dicts, `{"Ping": {"nonce": 1}}`: for tools and tests. Workers use `headrace.wire.codec`.
 
 use headrace_router::core::frame::Frame;
 use headrace_router::fleet::codec;

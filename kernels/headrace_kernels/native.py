@@ -31,7 +31,7 @@ from headrace_kernels.ops import (
 from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch, DraftBatch
+    from headrace_kernels.batch import Batch, DraftBatch
 
 Floats = NDArray[np.float32]
 STORED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 if TYPE_CHECKING:
     import torch
 
-    from headrace.models.batch import Batch, DraftBatch
+    from headrace_kernels.batch import Batch, DraftBatch
 
 # Layers whose KV is handed on together while later ones are computed; the last group may have fewer. A guess.
 LAYERS_PER_GROUP = 8

@@ -14,10 +14,13 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from headrace_kernels import fp8_linear, mla_attention, mla_prefill, mla_store, moe, torch_ops
-from headrace_kernels.fp8_grouped_linear import fp8_experts
-from headrace_kernels.fp8_linear import Fp8Matrix, fp8_matrix
+from headrace_kernels import torch_ops
+from headrace_kernels.attention import mla_attention, mla_prefill, mla_store
+from headrace_kernels.dense import fp8_linear
+from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_matrix
 from headrace_kernels.lazy import Lazy
+from headrace_kernels.moe import experts
+from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Compiled,
@@ -40,7 +43,7 @@ from headrace_kernels.torch_ops import (
 from headrace_kernels.upload import upload
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch, DraftBatch
+    from headrace_kernels.batch import Batch, DraftBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,7 @@ TRITON = MlaKernels(
     mla_store.mla_store,
     mla_attention.mla_attention,
     mla_prefill.mla_prefill,
-    moe.moe,
+    experts.moe,
     fp8_linear.fp8_linear,
 )
 REFERENCE = MlaKernels(
@@ -68,7 +71,7 @@ REFERENCE = MlaKernels(
     mla_store.mla_store_ref,
     mla_attention.mla_attention_ref,
     mla_prefill.mla_prefill_ref,
-    moe.moe_ref,
+    experts.moe_ref,
     fp8_linear.fp8_linear_ref,
 )
 
@@ -135,7 +138,7 @@ class TorchMlaBackend(TorchWeights):
         gate_up: Sequence[torch.Tensor],
         down: Sequence[torch.Tensor],
         routing: Routing,
-    ) -> moe.Experts:
+    ) -> experts.Experts:
         def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             return stack(parts, self.dtype, self.device)
 
@@ -148,12 +151,12 @@ class TorchMlaBackend(TorchWeights):
         gate_up: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
         down: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
         routing: Routing,
-    ) -> moe.Experts:
+    ) -> experts.Experts:
         """Like `experts`, with each matrix as stacked FP8 parts and their scales, which stays in FP8."""
 
         def stacked(
             experts: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
-        ) -> moe.Fp8Experts:
+        ) -> experts.Fp8Experts:
             matrices = Lazy(range(len(experts)), lambda i: self.fp8_matrix(experts[i]).weight)
             return fp8_experts(matrices)
 
@@ -161,14 +164,14 @@ class TorchMlaBackend(TorchWeights):
 
     def _experts(
         self, gate: torch.Tensor, bias: torch.Tensor, gate_up: Any, down: Any, routing: Routing
-    ) -> moe.Experts:
-        return moe.Experts(
+    ) -> experts.Experts:
+        return experts.Experts(
             gate=gate.to(self.device, torch.float32),
             bias=bias.to(self.device, torch.float32),
             gate_up=gate_up,
             down=down,
             routing=routing,
-            dispatch=moe.SingleRank(),
+            dispatch=experts.SingleRank(),
         )
 
     def allocate_kv(self, num_blocks: int) -> None:
@@ -345,7 +348,9 @@ class TorchMlaStep(TorchValues):
             out[prompt.others] = self._absorbed(q[prompt.others], kv_b, layer, row_seqs, positions)
         return out
 
-    def moe(self, x: torch.Tensor, experts: moe.Experts, residual: torch.Tensor) -> torch.Tensor:
+    def moe(
+        self, x: torch.Tensor, experts: experts.Experts, residual: torch.Tensor
+    ) -> torch.Tensor:
         return self._backend.kernels.moe(x, experts, residual)
 
     def keep_hidden(self, x: torch.Tensor) -> None:

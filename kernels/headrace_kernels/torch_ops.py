@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from headrace_kernels import linear, paged_attention, rms_norm, rope, silu_mul
+from headrace_kernels.attention import paged_attention, rope
+from headrace_kernels.dense import linear, rms_norm, silu_mul
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Attention,
@@ -29,7 +30,7 @@ from headrace_kernels.ops import (
 from headrace_kernels.upload import upload
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch
+    from headrace_kernels.batch import Batch
 
 
 @dataclass(frozen=True, slots=True)

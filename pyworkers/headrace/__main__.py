@@ -1,6 +1,6 @@
 """`python -m headrace` is `headrace`."""
 
-from headrace.cli import main
+from headrace.cli.main import main
 
 if __name__ == "__main__":
     raise SystemExit(main())

@@ -21,9 +21,9 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 
-from headrace.models.checkpoint import Checkpoint
 from headrace.models.config import ModelFileError
-from headrace.models.source import resolve
+from headrace.models.load.checkpoint import Checkpoint
+from headrace.models.load.source import resolve
 from headrace.mtp_training.acceptance import by_group, measure
 from headrace.mtp_training.batches import Vocabulary, frequent_tokens
 from headrace.mtp_training.corpus import SEQUENCES, TEMPERATURES, Corpus, Mix, write_and_read

@@ -32,7 +32,7 @@ from attack import (
 from attack.attack import Attack, Outcome, Scale, Trial
 from attack.report import Row, percentile, table
 from attack.stack import ROOT, Programs, Stack, others_between, stack, status_of, with_template
-from headrace.models.source import resolve
+from headrace.models.load.source import resolve
 from helpers.origin import origin
 
 MODEL = "attacked"

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from attack.attack import Outcome, Scale, Trial
 from attack.stack import Programs
-from headrace.transfer import TransferClient, TransferError, TransferServer
-from headrace.transfer.base import TICKET_BYTES, LinkBroken, layout_text
-from headrace.transfer.members import Members
-from headrace.transfer.messages import Open
+from headrace.kv_transfer.backends.base import TICKET_BYTES, LinkBroken, TransferError, layout_text
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.members import Members
+from headrace.kv_transfer.peers.messages import Open
+from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv import FakeSource, make_pool
 from helpers.kv_peers import BACKENDS, LAYOUT, MEMBERS, Backend, connected, proven
 

@@ -15,7 +15,7 @@ from attack.attack import Attack, Outcome, Scale
 from attack.stack import START_S, Router, Stack, start_workers
 from attack.strangers import dial, hear, say
 from attack.wire import Reply, ask, get, send, tally
-from headrace.frames import Frame, Hello, Step, StepCost, Submit
+from headrace.wire.frames import Frame, Hello, Step, StepCost, Submit
 
 MODEL = "raced"
 LIAR = "liar0"

@@ -12,7 +12,7 @@ from pathlib import Path
 from attack.attack import Outcome, Scale, Trial
 from attack.stack import Programs, Router, start_router, until_ready
 from attack.wire import Reply, ask, tally
-from headrace.models.default_model import DEFAULT_MODEL
+from headrace.models.load.default_model import DEFAULT_MODEL
 
 AT_ONCE = 4
 UNDER_WAY_S = 5.0

@@ -11,8 +11,8 @@ import time
 from attack.attack import Attack, Outcome, Scale
 from attack.stack import Stack, start_workers
 from attack.wire import ask, get, send
-from headrace import codec
-from headrace.frames import (
+from headrace.wire import codec
+from headrace.wire.frames import (
     PROTOCOL,
     Blocks,
     Capacity,

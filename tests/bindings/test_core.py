@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import _core, codec, errors
-from headrace.frames import Frame
+from headrace import _core, errors
+from headrace.wire import codec
+from headrace.wire.frames import Frame
 from helpers.frames import any_frame, as_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"

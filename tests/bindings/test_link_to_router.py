@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from headrace import _core, frames
+from headrace import _core
 from headrace.errors import Refused, RouterNotTrusted
-from headrace.frames import Capacity, Describe, Fingerprints, Hello
-from headrace.link import Link, LinkConfig
+from headrace.wire import frames
+from headrace.wire.frames import Capacity, Describe, Fingerprints, Hello
+from headrace.wire.link import Link, LinkConfig
 
 SECRET = "open sesame"
 HELLO = Hello(

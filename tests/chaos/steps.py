@@ -40,7 +40,7 @@ def _install_intake(seams: Seams) -> None:
     """A request comes, gets its blocks, and gives them back."""
     from headrace.engine.engine import Engine
     from headrace.engine.requests import Requests
-    from headrace.engine.schedule import Scheduler
+    from headrace.engine.scheduler import Scheduler
 
     reach, tell = seams.reach, seams.control.send
 
@@ -93,8 +93,8 @@ def _install_intake(seams: Seams) -> None:
 
 def _install_compute(seams: Seams) -> None:
     """Prompts are computed chunk by chunk, tokens one by one, or several where they were drafted."""
-    from headrace.engine.answering import Answering
-    from headrace.engine.forward import Forward
+    from headrace.engine.outputs import Answering
+    from headrace.engine.step.forward import Forward
 
     reach = seams.reach
 
@@ -137,9 +137,9 @@ def _install_compute(seams: Seams) -> None:
 
 def _install_links(seams: Seams) -> None:
     """What goes to the routers, and the connections there."""
-    from headrace.connection import Connection
-    from headrace.frames import Step
-    from headrace.link import Session
+    from headrace.wire.connection import Connection
+    from headrace.wire.frames import Step
+    from headrace.wire.link import Session
 
     connections: list[tuple[Any, asyncio.AbstractEventLoop]] = []
 
@@ -168,8 +168,8 @@ def _install_links(seams: Seams) -> None:
 def _install_prefill(seams: Seams) -> None:
     """KV that others pull from here."""
     from headrace.engine.engine import Engine
-    from headrace.transfer.offers import Serving
-    from headrace.transfer.server import TransferServer
+    from headrace.kv_transfer.peers.offers import Serving
+    from headrace.kv_transfer.peers.server import TransferServer
 
     def offer(original: Any, server: Any, source: Any, *args: Any, **kwargs: Any) -> Any:
         if (seed := _seed_of(seams, getattr(source, "key", None))) is not None:
@@ -197,8 +197,8 @@ def _install_prefill(seams: Seams) -> None:
 def _install_decode(seams: Seams) -> None:
     """KV that comes from elsewhere, and the first token."""
     from headrace.engine.engine import Engine
-    from headrace.transfer.client_link import ClientLink, Pulling
-    from headrace.transfer.messages import Release
+    from headrace.kv_transfer.peers.client_link import ClientLink, Pulling
+    from headrace.kv_transfer.peers.messages import Release
 
     def ticket(original: Any, engine: Any, key: Any) -> None:
         seams.reach("ticket", _seed_of(seams, key))

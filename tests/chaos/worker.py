@@ -27,9 +27,9 @@ from chaos.steps import install
 PR_SET_PDEATHSIG = 1
 PRELOADED = (
     "uvloop",
-    "headrace.cli",
-    "headrace.start",
-    "headrace.worker",
+    "headrace.cli.main",
+    "headrace.worker.main",
+    "headrace.worker.worker",
     "headrace.models.llama",
     "headrace_kernels.native",
 )
@@ -106,13 +106,13 @@ def _fork(path: str, command: dict[str, Any], ours: list[socket.socket]) -> int:
 
 
 def _work(path: str, name: str, argv: list[str]) -> int:
-    from headrace import cli
+    from headrace.cli import main
 
     control = Control(path, name)
     seams = Seams(control)
     install(seams)
     control.listen(seams.command)
-    return cli.main(["worker", *argv])
+    return main.main(["worker", *argv])
 
 
 if __name__ == "__main__":

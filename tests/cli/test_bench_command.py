@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from headrace import plot
-from headrace.supervise import EXIT_CONFIG, EXIT_USAGE
+from headrace.cli import plot
+from headrace.cli.supervise import EXIT_CONFIG, EXIT_USAGE
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from headrace import cli, convert
-from headrace.models.checkpoint import SafetensorsCheckpoint
-from headrace.models.deepseek_folder import Conversion
-from headrace.models.smollm2_r1 import R1_FORMS
-from headrace.models.source import resolve
+from headrace.cli import convert, main
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.source import resolve
+from headrace.models.r1_demo.deepseek_folder import Conversion
+from headrace.models.r1_demo.smollm2_r1 import R1_FORMS
 from helpers.tiny_gguf import tiny_gguf
 from helpers.tiny_model import tiny_llama, tiny_mtp_head
 
@@ -25,7 +25,7 @@ def llama(tmp_path: Path) -> Path:
 
 
 def run(*arguments: object, status: int = 0) -> None:
-    assert cli.main(["convert", *map(str, arguments)]) == status
+    assert main.main(["convert", *map(str, arguments)]) == status
 
 
 def test_a_folder_is_written_and_named(
@@ -147,7 +147,7 @@ def test_what_cannot_be_done_is_one_line(
 )
 def test_wrong_arguments_are_refused(arguments: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["convert", *arguments])
+        main.main(["convert", *arguments])
     assert caught.value.code == 2
 
 

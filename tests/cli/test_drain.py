@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace import cli, drain
+from headrace.cli import drain, main
 
 
 def state(phase: str, **change: Any) -> dict[str, Any]:
@@ -81,7 +81,7 @@ def router(*answers: tuple[int, Any]) -> Generator[Router]:
 
 
 def run(server: Router, *arguments: str) -> int:
-    return cli.main(["drain", "my worker", "--url", f"127.0.0.1:{server.server_port}", *arguments])
+    return main.main(["drain", "my worker", "--url", f"127.0.0.1:{server.server_port}", *arguments])
 
 
 @pytest.fixture(autouse=True)
@@ -170,5 +170,5 @@ def test_a_drain_that_never_ends_is_given_up(
 @pytest.mark.parametrize("budget", ["", "s", "-1s", "1 day", "2h", "inf", "nan", "1e3"])
 def test_a_budget_that_is_no_time_is_refused(budget: str) -> None:
     with pytest.raises(SystemExit) as caught:
-        cli.main(["drain", "w", f"--budget={budget}"])
+        main.main(["drain", "w", f"--budget={budget}"])
     assert caught.value.code == 2

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace import chat, cli, keys, serve, settings
-from headrace.unix_http import UnixConnection
+from headrace import settings
+from headrace.cli import chat, keys, main, serve
+from headrace.cli.unix_http import UnixConnection
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_a_key_on_the_command_line_is_refused(
     command: list[str], instead: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        status = cli.main(command)
+        status = main.main(command)
     except SystemExit as ended:
         status = ended.code
     error = capfd.readouterr().err
@@ -82,7 +83,7 @@ def test_serving_other_machines_needs_keys_or_the_wish(
     host: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("HEADRACE_API_KEY", raising=False)
-    assert cli.main(["serve", "--host", host, "--port", "0"]) == 2
+    assert main.main(["serve", "--host", host, "--port", "0"]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"headrace serve: --host {host} can be reached by others")
     assert "--api-key-file" in error and "--allow-anonymous-clients" in error

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from headrace.private_folder import PREFIX, parents, private_folder, remove_dead
+from headrace.cli.private_folder import PREFIX, parents, private_folder, remove_dead
 from headrace.settings import SettingsError
 
 OWNER = """
 import pathlib, socket, sys
-from headrace.private_folder import private_folder
+from headrace.cli.private_folder import private_folder
 with private_folder([pathlib.Path(sys.argv[1])]) as folder:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(str(folder / "router.sock"))

@@ -16,11 +16,11 @@ from typing import Any, cast
 
 import pytest
 
-from headrace import serve
-from headrace.console import Printer, Stop
-from headrace.serve import ServeSettings
+from headrace.cli import serve
+from headrace.cli.console import Printer, Stop
+from headrace.cli.serve import ServeSettings
+from headrace.cli.supervise import Keeper
 from headrace.settings import SettingsError
-from headrace.supervise import Keeper
 from helpers.processes import until_gone
 
 SETTINGS = ServeSettings(

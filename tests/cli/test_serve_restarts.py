@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace import chat
-from headrace.private_folder import parents
+from headrace.cli import chat
+from headrace.cli.private_folder import parents
 from helpers.serving import Server, eventually
 
 SERVE = (sys.executable, "-m", "helpers.mock_serve")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace import cli, serve, settings
+from headrace import settings
+from headrace.cli import main, serve
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
@@ -109,7 +110,7 @@ def test_steps_are_cut_by_the_device_unless_flags_say_how(
 def test_help_shows_the_defaults_of_each_device(capsys: pytest.CaptureFixture[str]) -> None:
     for command in ("serve", "worker"):
         with pytest.raises(SystemExit):
-            cli.main([command, "--help"])
+            main.main([command, "--help"])
         shown = " ".join(capsys.readouterr().out.split())
         for name, default in (
             ("block_tokens", "16 on a CPU, 64 on a GPU"),
@@ -167,7 +168,7 @@ def test_wrong_models_are_one_line(
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "model.bin").touch()
-    assert cli.main(["serve", name.format(tmp_path)]) == cli.EXIT_USAGE
+    assert main.main(["serve", name.format(tmp_path)]) == main.EXIT_USAGE
     error = capsys.readouterr().err
     assert why in error
     assert error.startswith("headrace serve: ")
@@ -177,7 +178,7 @@ def test_wrong_models_are_one_line(
 def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert cli.main(["serve", "--port", str(port)]) == cli.EXIT_USAGE
+        assert main.main(["serve", "--port", str(port)]) == main.EXIT_USAGE
     error = capsys.readouterr().err
     assert error == f"headrace serve: cannot listen on 127.0.0.1:{port}: Address already in use\n"
 
@@ -202,10 +203,10 @@ def test_wrong_flags_are_named(
     flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        status = cli.main(["serve", *flags])
+        status = main.main(["serve", *flags])
     except SystemExit as ended:
         status = ended.code
-    assert status == cli.EXIT_USAGE
+    assert status == main.EXIT_USAGE
     assert why in capsys.readouterr().err
 
 
@@ -223,10 +224,10 @@ def test_flags_of_the_router_are_told_their_place(
     flags: list[str], why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     try:
-        status = cli.main(["serve", *flags])
+        status = main.main(["serve", *flags])
     except SystemExit as ended:
         status = ended.code
-    assert status == cli.EXIT_USAGE
+    assert status == main.EXIT_USAGE
     assert why in capsys.readouterr().err
 
 
@@ -235,7 +236,7 @@ def test_flags_of_nobody_are_told_no_place(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        cli.main([command, "--no-such-flag"])
+        main.main([command, "--no-such-flag"])
     error = capsys.readouterr().err
     assert error.endswith("unrecognized arguments: --no-such-flag\n")
 
@@ -246,22 +247,22 @@ def test_who_may_come_in_is_told_to_the_router() -> None:
         *("--admin-listen=unix:a", "--admin-listen=127.0.0.1:1"),
         *("--allowed-hosts=a,b", "--allowed-hosts=c", "--allowed-origins=https://a"),
     ]
-    args = cli._parser().parse_args(["serve", *flags])
+    args = main._parser().parse_args(["serve", *flags])
     assert sorted(serve.access_argv(args)) == sorted(flags)
-    assert serve.access_argv(cli._parser().parse_args(["serve"])) == []
+    assert serve.access_argv(main._parser().parse_args(["serve"])) == []
 
 
 @pytest.mark.parametrize("command", ["serve", "worker", "chat", "fetch", "version"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        cli.main([command, "--help"])
+        main.main([command, "--help"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: headrace {command}")
 
 
 def test_help_is_quick_and_imports_nothing_heavy() -> None:
     code = (
-        "import sys\nfrom headrace.cli import main\n"
+        "import sys\nfrom headrace.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'triton', 'headrace._core', 'msgpack'} & sys.modules.keys()\n"
         "assert not heavy, heavy"
@@ -305,5 +306,5 @@ def test_what_a_worker_does_for_split_requests(capsys: pytest.CaptureFixture[str
     flags = ["--role", "decode", "--no-transfer", "--transfer-host", "10.0.0.1"]
     told = settings.worker_settings(parser.parse_args(flags))
     assert (told.role, told.transfer, told.transfer_host) == ("decode", False, "10.0.0.1")
-    assert cli.main(["worker", "--role", "prefill", "--no-transfer"]) == cli.EXIT_USAGE
+    assert main.main(["worker", "--role", "prefill", "--no-transfer"]) == main.EXIT_USAGE
     assert "nothing to do" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.supervise import (
+from headrace.cli.supervise import (
     EXIT_CONFIG,
     EXIT_USAGE,
     Command,
@@ -242,8 +242,8 @@ async def test_a_grandchild_that_keeps_the_output_open_does_not_delay_the_restar
 async def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys\n"
-        "from headrace.supervise import Command, Keeper\n"
-        "child = 'from headrace.supervise import die_with_supervisor as d; d();' \\\n"
+        "from headrace.cli.supervise import Command, Keeper\n"
+        "child = 'from headrace.cli.supervise import die_with_supervisor as d; d();' \\\n"
         "        'import os, signal; print(os.getpid()); signal.pause()'\n"
         "keeper = Keeper(Command(name='x', argv=[sys.executable, '-c', child]),\n"
         "                lambda name, line: print(line, flush=True))\n"

@@ -8,18 +8,18 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from headrace_kernels import mla_attention as absorbed
-from headrace_kernels.fp8_grouped_linear import fp8_experts
-from headrace_kernels.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
-from headrace_kernels.linear import linear
-from headrace_kernels.mla_prefill import mla_prefill, prefill_plan
-from headrace_kernels.mla_store import mla_store
-from headrace_kernels.moe import Experts, SingleRank, moe
+from headrace_kernels.attention import mla_attention as absorbed
+from headrace_kernels.attention.mla_prefill import mla_prefill, prefill_plan
+from headrace_kernels.attention.mla_store import mla_store
+from headrace_kernels.attention.paged_attention import attention_plan, paged_attention
+from headrace_kernels.attention.rope import rope_and_store_kv
+from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
+from headrace_kernels.dense.linear import linear
+from headrace_kernels.dense.rms_norm import rms_norm
+from headrace_kernels.dense.silu_mul import silu_mul
+from headrace_kernels.moe.experts import Experts, SingleRank, moe
+from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
 from headrace_kernels.ops import Routing
-from headrace_kernels.paged_attention import attention_plan, paged_attention
-from headrace_kernels.rms_norm import rms_norm
-from headrace_kernels.rope import rope_and_store_kv
-from headrace_kernels.silu_mul import silu_mul
 
 BLOCK_TOKENS = 64
 

@@ -28,7 +28,7 @@ def groups() -> list[list[Attack]]:
 @pytest.fixture(scope="session")
 def doc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What workers say of the default model."""
-    from headrace.models.source import resolve
+    from headrace.models.load.source import resolve
 
     path = tmp_path_factory.mktemp("attack") / "doc.json"
     path.write_bytes(resolve(None).doc())

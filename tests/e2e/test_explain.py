@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from headrace import cli
+from headrace.cli import main
 from helpers.serving import Server
 
 STAGES = ("tokenise", "queue", "route", "prefill", "first-token")
@@ -30,7 +30,7 @@ def test_a_prompt_that_comes_again_is_explained_by_its_cache(
     [candidate] = decision["candidates"]
     assert candidate["cached_tokens"] > 0
 
-    assert cli.main(["explain", "e2e/explained", "--url", tiny.url]) == 0
+    assert main.main(["explain", "e2e/explained", "--url", tiny.url]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "request e2e/explained"
     assert f"{decision['policy']} chose {decision['winner']}" in lines

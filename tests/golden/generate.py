@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from headrace import codec
-from headrace.frames import (
+from headrace.wire import codec
+from headrace.wire.frames import (
     Blocks,
     Bye,
     Cancel,

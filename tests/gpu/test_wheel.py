@@ -14,7 +14,7 @@ import pytest
 from bench.gpu import default_model
 from bench.gpu.wheel import NotReadyError, make_ready, rust_digest
 from headrace.models.config import ModelFileError
-from headrace.models.default_model import DEFAULT_MODEL
+from headrace.models.load.default_model import DEFAULT_MODEL
 
 
 def wheel(folder: Path, name: str, version: str, **files: str) -> Path:

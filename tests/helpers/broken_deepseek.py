@@ -8,10 +8,10 @@ import torch
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.frames import Sampling
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.wire.frames import Sampling
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.torch_mla import MlaKernels, TorchMlaBackend
 from helpers.tiny_deepseek import Tensors, quantise_fp8, save_tensors, tiny_config, tiny_tensors

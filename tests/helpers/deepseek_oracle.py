@@ -19,9 +19,9 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
     DeepseekV3RMSNorm,
 )
 
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.ops import MlaBackend
 from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.frames import Sampling
+from headrace.wire.frames import Sampling
 
 
 def cut(p: NDArray[np.float64], sampling: Sampling) -> NDArray[np.float64]:

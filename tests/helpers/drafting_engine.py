@@ -8,7 +8,7 @@ import numpy as np
 
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
-from headrace.frames import Output, Ranked, Sampling, Submit, TokenLogprob
+from headrace.wire.frames import Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.drafting_toy import DraftingToy
 from helpers.toy import ToyModel, make_submit
 from helpers.toy_engine import engine_on

@@ -18,7 +18,7 @@ from headrace_kernels.pool_memory import PoolMemory
 from helpers.toy import GARBAGE, GROUPS, ToyModel, check_batch, digest, toy_logits
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch, DraftBatch
+    from headrace_kernels.batch import Batch, DraftBatch
     from headrace_kernels.ops import Progress
 
 KNOWN: dict[int, NDArray[np.int64]] = {}  # hidden state -> the KV that it is of, of all models

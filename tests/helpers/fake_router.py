@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self, TypeVar
 
-from headrace import codec
-from headrace.frames import (
+from headrace.wire import codec
+from headrace.wire.frames import (
     PROTOCOL,
     Blocks,
     Failed,

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 from hypothesis import strategies as st
 
-from headrace.frames import (
+from headrace.wire.frames import (
     MAX_TICKET_BYTES,
     NAME_BYTES,
     U32,

@@ -11,11 +11,11 @@ from contextlib import asynccontextmanager, suppress
 from typing import Literal, TypeAlias
 
 from headrace import _core
-from headrace.transfer import Limits
-from headrace.transfer.base import VERSION, LinkBroken, layout_text
-from headrace.transfer.members import NONCE_BYTES, PROOF_BYTES, Members, Transcript
-from headrace.transfer.memory import HostMemory
-from headrace.transfer.messages import (
+from headrace.kv_transfer.backends.base import VERSION, Limits, LinkBroken, layout_text
+from headrace.kv_transfer.backends.memory import HostMemory
+from headrace.kv_transfer.backends.shm import ShmExporter
+from headrace.kv_transfer.peers.members import NONCE_BYTES, PROOF_BYTES, Members, Transcript
+from headrace.kv_transfer.peers.messages import (
     Challenge,
     Data,
     Hello,
@@ -26,8 +26,7 @@ from headrace.transfer.messages import (
     Started,
     Welcome,
 )
-from headrace.transfer.shm import ShmExporter
-from headrace.transfer.stream import Stream
+from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
 
 LAYOUT = "test-1 layers_per_group=2"

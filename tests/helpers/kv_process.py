@@ -11,7 +11,9 @@ import sys
 
 import uvloop
 
-from headrace.transfer import TransferClient, TransferError, TransferServer
+from headrace.kv_transfer.backends.base import TransferError
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv import FakeSource, make_pool
 from helpers.kv_peers import LAYOUT, MEMBERS, QUICK
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from headrace.engine.cache.kv_export import Export
 from headrace.engine.engine import Engine
-from headrace.engine.export import Export
 from headrace.engine.sequence import Key
-from headrace.frames import Submit
+from headrace.wire.frames import Submit
 from helpers.pair import Heard, legs_of, unsplit
 from helpers.toy import ToyModel, make_submit
 from helpers.toy_engine import engine_on

@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from headrace import _core, codec
-from headrace.frames import PROTOCOL, Capacity, Fingerprints, Frame, Hello, Load, Step, Welcome
-from headrace.link import Link, LinkConfig
+from headrace import _core
+from headrace.wire import codec
+from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Frame, Hello, Load, Step, Welcome
+from headrace.wire.link import Link, LinkConfig
 
 HELLO = Hello(
     PROTOCOL,

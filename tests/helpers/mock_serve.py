@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from headrace import cli, serve
-from headrace.console import Printer, Stop
-from headrace.serve import ServeSettings
-from headrace.supervise import Command, Keeper, RestartRule
+from headrace.cli import main, serve
+from headrace.cli.console import Printer, Stop
+from headrace.cli.serve import ServeSettings
+from headrace.cli.supervise import Command, Keeper, RestartRule
 
 worker_command = serve.worker_command
 
@@ -41,4 +41,4 @@ if __name__ == "__main__":
     serve.Keeper = partial(Keeper, rule=soon)  # pyright: ignore[reportAttributeAccessIssue]
     serve.worker_command = mock_command
     serve.fetch_model = no_model
-    sys.exit(cli.main(["serve", *sys.argv[1:]]))
+    sys.exit(main.main(["serve", *sys.argv[1:]]))

@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-from headrace.models.default_model import Package, ensure_default_model
+from headrace.models.load.default_model import Package, ensure_default_model
 from helpers.tiny_gguf import tiny_gguf
 from helpers.tiny_model import tiny_llama
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.models.batch import Batch, DraftBatch
+from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.ops import Backend
 
 BLOCK = 16

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from headrace.engine.arrival import Pull
+from headrace.engine.cache.kv_export import Export
+from headrace.engine.cache.kv_import import Pull
 from headrace.engine.engine import Engine
-from headrace.engine.export import Export
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
-from headrace.frames import Failed, HandOff, KvFrom, Output, Submit, TokenLogprob
+from headrace.wire.frames import Failed, HandOff, KvFrom, Output, Submit, TokenLogprob
 from helpers.kv_copy import copy_block
 
 KV_FROM = KvFrom(worker="p", transfer=["none"], timeout_ms=1000)

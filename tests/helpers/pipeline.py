@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
-from headrace.engine.step import Step
+from headrace.engine.step.step import Step
 
 Choose = Callable[[int], int]
 """One of so many possibilities."""

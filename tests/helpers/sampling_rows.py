@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.sampler import Rows, Sampler
+from headrace.engine.sampling.sampler import Rows, Sampler
 from headrace.engine.sequence import Sequence
 
 

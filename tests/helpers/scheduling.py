@@ -6,10 +6,10 @@ from itertools import count
 
 import numpy as np
 
-from headrace.engine.block_pool import BlockPool
-from headrace.engine.schedule import Plan, Scheduler
+from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Key, Sequence
-from headrace.frames import Sampling
+from headrace.wire.frames import Sampling
 from helpers.toy import ToyNamer
 
 BLOCK = 4

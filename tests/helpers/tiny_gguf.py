@@ -10,7 +10,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.models.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from helpers.tiny_model import SPECIALS, tiny_tokenizer
 
 _NAMES = {

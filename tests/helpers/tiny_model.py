@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
-from headrace.models.safetensors_file import write_safetensors
+from headrace.models.load.safetensors_file import write_safetensors
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")  # ids 0, 1, 2, as in SmolLM2
 WORDS = (

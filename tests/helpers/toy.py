@@ -15,13 +15,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.frames import HandOff, KvFrom, Resume, Sampling, Submit
 from headrace.models.step_memory import StepMemory
+from headrace.wire.frames import HandOff, KvFrom, Resume, Sampling, Submit
 from headrace_kernels.ops import KvPool, KvRegion
 from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch, DraftBatch
+    from headrace_kernels.batch import Batch, DraftBatch
     from headrace_kernels.ops import Fence, Progress
 
 GARBAGE = 0xDEAD

@@ -14,24 +14,24 @@ import numpy as np
 import torch
 
 from headrace import _core
-from headrace.discovery import Fixed
+from headrace.engine.cache.block_hash import KeyedNamer
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
-from headrace.frames import PROTOCOL, Fingerprints, Hello, Role, Snapshot
-from headrace.handoff.desk import Transfer
-from headrace.link import Link, LinkConfig
-from headrace.links import Links
-from headrace.load import capacity
-from headrace.transfer.client import TransferClient
-from headrace.transfer.members import Members
-from headrace.transfer.server import TransferServer
-from headrace.worker import Worker
+from headrace.kv_transfer.connector import Transfer
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.members import Members
+from headrace.kv_transfer.peers.server import TransferServer
+from headrace.wire.discovery import Fixed
+from headrace.wire.frames import PROTOCOL, Fingerprints, Hello, Role, Snapshot
+from headrace.wire.link import Link, LinkConfig
+from headrace.wire.links import Links
+from headrace.worker.load_model import capacity
+from headrace.worker.worker import Worker
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
 from helpers.toy import ToyModel, digest, toy_logits
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch
+    from headrace_kernels.batch import Batch
     from headrace_kernels.ops import Progress
 
 BLOCK = 4

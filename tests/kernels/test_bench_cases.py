@@ -19,7 +19,7 @@ from bench.kernels.launched import kernels_of_the_package
 from bench.kernels.measure import WrongResultError, all_cases, measure, with_shares
 from bench.kernels.shapes import DRY, FULL
 from bench.kernels.timing import HostClock
-from headrace_kernels.silu_mul import silu_mul, silu_mul_ref
+from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 ROOT = Path(__file__).parents[2]

@@ -13,15 +13,15 @@ from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3
 
 pytest.importorskip("triton")
 
-from headrace_kernels.fp8_grouped_linear import fp8_experts
-from headrace_kernels.fp8_linear import fp8_linear_ref, fp8_matrix
-from headrace_kernels.fp8_quantise import BLOCK, quantise_rows_ref
-from headrace_kernels.mla_attention import attention_plan, mla_attention_ref
-from headrace_kernels.mla_prefill import mla_prefill_ref, prefill_plan
-from headrace_kernels.mla_store import mla_store_ref
-from headrace_kernels.moe import Experts, Received, Returned, SingleRank, moe_ref
-from headrace_kernels.moe_permute import permute_ref
-from headrace_kernels.moe_route import route_ref
+from headrace_kernels.attention.mla_attention import attention_plan, mla_attention_ref
+from headrace_kernels.attention.mla_prefill import mla_prefill_ref, prefill_plan
+from headrace_kernels.attention.mla_store import mla_store_ref
+from headrace_kernels.dense.fp8_linear import fp8_linear_ref, fp8_matrix
+from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows_ref
+from headrace_kernels.moe.experts import Experts, Received, Returned, SingleRank, moe_ref
+from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
+from headrace_kernels.moe.permute import permute_ref
+from headrace_kernels.moe.route import route_ref
 from headrace_kernels.ops import Routing
 
 CPU = torch.device("cpu")

@@ -90,8 +90,8 @@ def test_native_experts_are_packed_one_by_one() -> None:
 
 def test_torch_experts_are_stacked_one_by_one() -> None:
     pytest.importorskip("triton")
-    from headrace_kernels.fp8_grouped_linear import fp8_experts
-    from headrace_kernels.fp8_linear import fp8_matrix
+    from headrace_kernels.dense.fp8_linear import fp8_matrix
+    from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
     from headrace_kernels.torch_mla import stack
 
     reader = Reader()

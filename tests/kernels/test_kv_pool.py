@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from headrace.models import Batch
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.llama import Llama, attention_of, load_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Backend, Fence, KvPool, layer_groups
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend

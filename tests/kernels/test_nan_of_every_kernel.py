@@ -23,24 +23,24 @@ pytest.importorskip("triton")
 from triton.runtime.jit import KernelInterface
 
 import headrace_kernels
-from headrace_kernels import mla_attention as absorbed
-from headrace_kernels import mla_prefill as prefill
-from headrace_kernels import paged_attention as paged
-from headrace_kernels.fp8_grouped_linear import fp8_experts, fp8_grouped_linear
-from headrace_kernels.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
-from headrace_kernels.fp8_quantise import quantise_rows
-from headrace_kernels.head_linear import head_linear
-from headrace_kernels.linear import linear
-from headrace_kernels.merge_spans import merge_spans
-from headrace_kernels.mla_store import mla_store
-from headrace_kernels.moe_combine import combine
-from headrace_kernels.moe_grouped_linear import grouped_linear
-from headrace_kernels.moe_permute import permute, permute_ref
-from headrace_kernels.moe_route import route
+from headrace_kernels.attention import mla_attention as absorbed
+from headrace_kernels.attention import mla_prefill as prefill
+from headrace_kernels.attention import paged_attention as paged
+from headrace_kernels.attention.head_linear import head_linear
+from headrace_kernels.attention.merge_spans import merge_spans
+from headrace_kernels.attention.mla_store import mla_store
+from headrace_kernels.attention.rope import rope_and_store_kv
+from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
+from headrace_kernels.dense.fp8_quantise import quantise_rows
+from headrace_kernels.dense.linear import linear
+from headrace_kernels.dense.rms_norm import rms_norm
+from headrace_kernels.dense.silu_mul import silu_mul
+from headrace_kernels.moe.combine import combine
+from headrace_kernels.moe.fp8_grouped_linear import fp8_experts, fp8_grouped_linear
+from headrace_kernels.moe.grouped_linear import grouped_linear
+from headrace_kernels.moe.permute import permute, permute_ref
+from headrace_kernels.moe.route import route
 from headrace_kernels.ops import Routing
-from headrace_kernels.rms_norm import rms_norm
-from headrace_kernels.rope import rope_and_store_kv
-from headrace_kernels.silu_mul import silu_mul
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 E4M3 = torch.float8_e4m3fn

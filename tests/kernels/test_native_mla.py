@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.models.batch import Batch
+from headrace_kernels.batch import Batch
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Compiled, MlaAttention, MlaStep, Value
 from helpers.paged_rows import BLOCK, PagedRows, Part, cache_floats

@@ -20,28 +20,28 @@ pytest.importorskip("triton")
 import triton
 import triton.language as tl
 
-from headrace_kernels import mla_attention as absorbed
-from headrace_kernels import mla_prefill as prefill
-from headrace_kernels.fp8_grouped_linear import (
+from headrace_kernels.attention import mla_attention as absorbed
+from headrace_kernels.attention import mla_prefill as prefill
+from headrace_kernels.attention.head_linear import head_linear, head_linear_ref
+from headrace_kernels.attention.merge_spans import merge_spans, merge_spans_ref
+from headrace_kernels.attention.mla_store import mla_store, mla_store_ref
+from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear, fp8_linear_ref, fp8_matrix
+from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref
+from headrace_kernels.dense.linear import linear, linear_ref
+from headrace_kernels.dense.rms_norm import rms_norm, rms_norm_ref
+from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
+from headrace_kernels.interpret import INTERPRET, narrow, widen
+from headrace_kernels.moe.combine import combine, combine_ref
+from headrace_kernels.moe.fp8_grouped_linear import (
     Fp8Experts,
     fp8_experts,
     fp8_grouped_linear,
     fp8_grouped_linear_ref,
 )
-from headrace_kernels.fp8_linear import Fp8Matrix, fp8_linear, fp8_linear_ref, fp8_matrix
-from headrace_kernels.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref
-from headrace_kernels.head_linear import head_linear, head_linear_ref
-from headrace_kernels.interpret import INTERPRET, narrow, widen
-from headrace_kernels.linear import linear, linear_ref
-from headrace_kernels.merge_spans import merge_spans, merge_spans_ref
-from headrace_kernels.mla_store import mla_store, mla_store_ref
-from headrace_kernels.moe_combine import combine, combine_ref
-from headrace_kernels.moe_grouped_linear import grouped_linear, grouped_linear_ref
-from headrace_kernels.moe_permute import permute_ref
-from headrace_kernels.moe_route import route, route_ref
+from headrace_kernels.moe.grouped_linear import grouped_linear, grouped_linear_ref
+from headrace_kernels.moe.permute import permute_ref
+from headrace_kernels.moe.route import route, route_ref
 from headrace_kernels.ops import Routing
-from headrace_kernels.rms_norm import rms_norm, rms_norm_ref
-from headrace_kernels.silu_mul import silu_mul, silu_mul_ref
 from headrace_kernels.torch_mla import TRITON
 from helpers.broken_deepseek import (
     NOT_FINITE,

@@ -4,18 +4,21 @@ import pytest
 
 pytest.importorskip("triton")
 
-from headrace_kernels.fp8_grouped_linear import fp8_grouped_linear_bytes, fp8_grouped_linear_flops
-from headrace_kernels.fp8_linear import fp8_linear_bytes, fp8_linear_flops
-from headrace_kernels.fp8_quantise import quantise_rows_bytes
-from headrace_kernels.head_linear import head_linear_bytes, head_linear_flops
-from headrace_kernels.merge_spans import merge_spans_bytes
-from headrace_kernels.mla_attention import mla_attention_bytes, mla_attention_flops
-from headrace_kernels.mla_prefill import mla_prefill_bytes, mla_prefill_flops
-from headrace_kernels.mla_store import mla_store_bytes
-from headrace_kernels.moe_combine import combine_bytes
-from headrace_kernels.moe_grouped_linear import grouped_linear_bytes, grouped_linear_flops
-from headrace_kernels.moe_permute import permute_bytes
-from headrace_kernels.moe_route import route_bytes
+from headrace_kernels.attention.head_linear import head_linear_bytes, head_linear_flops
+from headrace_kernels.attention.merge_spans import merge_spans_bytes
+from headrace_kernels.attention.mla_attention import mla_attention_bytes, mla_attention_flops
+from headrace_kernels.attention.mla_prefill import mla_prefill_bytes, mla_prefill_flops
+from headrace_kernels.attention.mla_store import mla_store_bytes
+from headrace_kernels.dense.fp8_linear import fp8_linear_bytes, fp8_linear_flops
+from headrace_kernels.dense.fp8_quantise import quantise_rows_bytes
+from headrace_kernels.moe.combine import combine_bytes
+from headrace_kernels.moe.fp8_grouped_linear import (
+    fp8_grouped_linear_bytes,
+    fp8_grouped_linear_flops,
+)
+from headrace_kernels.moe.grouped_linear import grouped_linear_bytes, grouped_linear_flops
+from headrace_kernels.moe.permute import permute_bytes
+from headrace_kernels.moe.route import route_bytes
 
 LATENT = {"kv_lora": 512, "rope_dim": 64, "nope_dim": 128, "v_dim": 128}
 BF16 = {"element_bytes": 2, "cache_bytes": 2}

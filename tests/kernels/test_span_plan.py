@@ -10,8 +10,8 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace_kernels import mla_attention, paged_attention, span_plan
-from headrace_kernels.span_plan import PART_BYTES, SpanPlan, part_bytes, row_width
+from headrace_kernels.attention import mla_attention, paged_attention, span_plan
+from headrace_kernels.attention.span_plan import PART_BYTES, SpanPlan, part_bytes, row_width
 
 CPU = torch.device("cpu")
 

@@ -18,21 +18,15 @@ pytest.importorskip("triton")
 from triton.runtime.jit import KernelInterface
 
 from headrace.models import Model, step_memory
-from headrace.models.batch import Batch, DraftBatch
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek
 from headrace.models.deepseek import attention_of as latent_attention
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.llama import Llama, attention_of
 from headrace.models.llama import load_weights as load_llama_weights
-from headrace_kernels import (
-    mla_attention,
-    mla_prefill,
-    paged_attention,
-    span_plan,
-    torch_mla,
-    torch_ops,
-)
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace_kernels import torch_mla, torch_ops
+from headrace_kernels.attention import mla_attention, mla_prefill, paged_attention, span_plan
+from headrace_kernels.batch import Batch, DraftBatch
 from helpers.live_bytes import LiveBytes
 from helpers.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
 from helpers.tiny_model import tiny_llama, write_json_files

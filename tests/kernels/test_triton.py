@@ -11,19 +11,19 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace_kernels import span_plan
-from headrace_kernels.linear import IN_TILE, OUT_TILE, ROWS_TILE, linear, linear_ref
-from headrace_kernels.paged_attention import (
+from headrace_kernels.attention import span_plan
+from headrace_kernels.attention.paged_attention import (
     KV_TILE,
     SPAN,
     attention_plan,
     paged_attention,
     paged_attention_ref,
 )
-from headrace_kernels.rms_norm import rms_norm, rms_norm_ref
-from headrace_kernels.rope import rope_and_store_kv, rope_and_store_kv_ref
-from headrace_kernels.silu_mul import TILE as SILU_TILE
-from headrace_kernels.silu_mul import silu_mul, silu_mul_ref
+from headrace_kernels.attention.rope import rope_and_store_kv, rope_and_store_kv_ref
+from headrace_kernels.dense.linear import IN_TILE, OUT_TILE, ROWS_TILE, linear, linear_ref
+from headrace_kernels.dense.rms_norm import rms_norm, rms_norm_ref
+from headrace_kernels.dense.silu_mul import TILE as SILU_TILE
+from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3}

@@ -16,11 +16,11 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace.models.batch import Batch, DraftBatch
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
-from headrace_kernels import mla_attention, mla_prefill
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace_kernels.attention import mla_attention, mla_prefill
+from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.torch_mla import REFERENCE, TRITON, MlaKernels, TorchMlaBackend
 from helpers.tiny_deepseek import tiny_deepseek
 

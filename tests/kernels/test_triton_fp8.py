@@ -12,14 +12,20 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace_kernels.fp8_grouped_linear import (
+from headrace_kernels.dense.fp8_linear import (
+    ROWS_TILE,
+    Fp8Matrix,
+    fp8_linear,
+    fp8_linear_ref,
+    fp8_matrix,
+)
+from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref
+from headrace_kernels.moe.fp8_grouped_linear import (
     fp8_experts,
     fp8_grouped_linear,
     fp8_grouped_linear_ref,
 )
-from headrace_kernels.fp8_linear import ROWS_TILE, Fp8Matrix, fp8_linear, fp8_linear_ref, fp8_matrix
-from headrace_kernels.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref
-from headrace_kernels.moe_permute import permute_ref
+from headrace_kernels.moe.permute import permute_ref
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RELATIVE = 1e-3 if torch.cuda.is_available() else 2e-6

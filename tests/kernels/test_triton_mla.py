@@ -12,12 +12,18 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace_kernels import mla_attention as absorbed
-from headrace_kernels import mla_prefill as prefill
-from headrace_kernels import span_plan
-from headrace_kernels.head_linear import IN_TILE, OUT_TILE, ROWS_TILE, head_linear, head_linear_ref
-from headrace_kernels.merge_spans import merge_spans, merge_spans_ref
-from headrace_kernels.mla_store import mla_store, mla_store_ref
+from headrace_kernels.attention import mla_attention as absorbed
+from headrace_kernels.attention import mla_prefill as prefill
+from headrace_kernels.attention import span_plan
+from headrace_kernels.attention.head_linear import (
+    IN_TILE,
+    OUT_TILE,
+    ROWS_TILE,
+    head_linear,
+    head_linear_ref,
+)
+from headrace_kernels.attention.merge_spans import merge_spans, merge_spans_ref
+from headrace_kernels.attention.mla_store import mla_store, mla_store_ref
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -11,12 +11,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace_kernels import fp8_grouped_linear, moe_combine, moe_grouped_linear, moe_permute
-from headrace_kernels.fp8_grouped_linear import Fp8Experts, fp8_experts
-from headrace_kernels.fp8_linear import fp8_matrix
-from headrace_kernels.moe import Experts, SingleRank, moe, moe_ref
-from headrace_kernels.moe_combine import combine, combine_ref
-from headrace_kernels.moe_grouped_linear import (
+from headrace_kernels.dense.fp8_linear import fp8_matrix
+from headrace_kernels.moe import combine as moe_combine
+from headrace_kernels.moe import fp8_grouped_linear
+from headrace_kernels.moe import grouped_linear as moe_grouped_linear
+from headrace_kernels.moe import permute as moe_permute
+from headrace_kernels.moe.combine import combine, combine_ref
+from headrace_kernels.moe.experts import Experts, SingleRank, moe, moe_ref
+from headrace_kernels.moe.fp8_grouped_linear import Fp8Experts, fp8_experts
+from headrace_kernels.moe.grouped_linear import (
     IN_TILE,
     OUT_TILE,
     ROWS_TILE,
@@ -24,8 +27,8 @@ from headrace_kernels.moe_grouped_linear import (
     grouped_linear_ref,
     most_tiles,
 )
-from headrace_kernels.moe_permute import Permutation, permute, permute_ref
-from headrace_kernels.moe_route import route, route_ref
+from headrace_kernels.moe.permute import Permutation, permute, permute_ref
+from headrace_kernels.moe.route import route, route_ref
 from headrace_kernels.ops import Routing
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")

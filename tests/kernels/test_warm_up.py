@@ -16,12 +16,12 @@ from triton.runtime.jit import KernelInterface
 
 from headrace.engine.warm_up import WarmUp, warm_up
 from headrace.models import Model
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek
 from headrace.models.deepseek import attention_of as latent_attention
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.llama import Llama, attention_of
 from headrace.models.llama import load_weights as load_llama_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels import torch_mla, torch_ops
 from helpers.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
 from helpers.tiny_model import tiny_llama, write_json_files

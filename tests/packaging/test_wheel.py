@@ -42,14 +42,14 @@ def test_the_wheel_holds_both_packages_and_the_extension(tmp_path: Path) -> None
         "headrace/cli.py",
         "headrace/py.typed",
         "headrace/models/__init__.py",
-        "headrace/models/data/smollm2_mtp.safetensors",
+        "headrace/models/r1_demo/data/smollm2_mtp.safetensors",
         "headrace_kernels/__init__.py",
         f"{info}/licenses/LICENSE",
     ):
         assert name in names
     sources = (ROOT / "kernels" / "headrace_kernels").glob("*.py")
     assert {f"headrace_kernels/{source.name}" for source in sources} <= names
-    assert "headrace=headrace.cli:main" in entry_points
+    assert "headrace=headrace.cli.main:main" in entry_points
     assert not [n for n in names if "__pycache__" in n or n.startswith(("tests", "kernels"))]
 
 
@@ -64,8 +64,8 @@ def test_the_source_archive_can_build_everything(tmp_path: Path) -> None:
         "bindings/Cargo.toml",
         "kernels/native/Cargo.toml",
         "pyproject.toml",
-        "pyworkers/headrace/cli.py",
-        "pyworkers/headrace/models/data/smollm2_mtp.safetensors",
+        "pyworkers/headrace/cli/main.py",
+        "pyworkers/headrace/models/r1_demo/data/smollm2_mtp.safetensors",
         "pyworkers/headrace_kernels/__init__.py",
         "router/Cargo.toml",
     ):

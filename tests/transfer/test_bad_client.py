@@ -10,9 +10,9 @@ from itertools import count
 
 import pytest
 
-from headrace.transfer import Limits, TransferClient, TransferError, TransferServer
-from headrace.transfer.base import LinkBroken, layout_text
-from headrace.transfer.messages import (
+from headrace.kv_transfer.backends.base import Limits, LinkBroken, TransferError, layout_text
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.messages import (
     Abort,
     Alive,
     Closed,
@@ -23,7 +23,8 @@ from headrace.transfer.messages import (
     Release,
     Started,
 )
-from headrace.transfer.stream import Stream
+from headrace.kv_transfer.peers.server import TransferServer
+from headrace.kv_transfer.peers.stream import Stream
 from helpers.kv import FakeSource, all_bytes, make_pool, overwrite
 from helpers.kv_peers import (
     BACKENDS,

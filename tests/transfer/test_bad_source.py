@@ -7,11 +7,19 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from headrace.transfer import Limits, TransferClient, TransferError
-from headrace.transfer.base import LinkBroken
-from headrace.transfer.messages import Closed, Data, Ready, Refuse, Release, Started, Welcome
-from headrace.transfer.shm import SCHEMA, Part, Pool
-from headrace.transfer.stream import Stream
+from headrace.kv_transfer.backends.base import Limits, LinkBroken, TransferError
+from headrace.kv_transfer.backends.shm import SCHEMA, Part, Pool
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.messages import (
+    Closed,
+    Data,
+    Ready,
+    Refuse,
+    Release,
+    Started,
+    Welcome,
+)
+from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
 from helpers.kv import all_bytes, make_pool, overwrite
 from helpers.kv_peers import (

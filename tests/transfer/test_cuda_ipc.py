@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.transfer import TransferClient, TransferServer, cuda_ipc
-from headrace.transfer.base import LinkBroken
-from headrace.transfer.cuda_ipc import CudaIpcExporter, Handle
-from headrace.transfer.endpoints import able_backends, exporters_for
-from headrace.transfer.nixl import find_nixl
+from headrace.kv_transfer.backends import cuda_ipc
+from headrace.kv_transfer.backends.base import LinkBroken
+from headrace.kv_transfer.backends.cuda_ipc import CudaIpcExporter, Handle
+from headrace.kv_transfer.backends.endpoints import able_backends, exporters_for
+from headrace.kv_transfer.backends.nixl import find_nixl
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
 from helpers.kv import FakeSource, block_of, make_pool
 from helpers.kv_peers import LAYOUT, MEMBERS, QUICK

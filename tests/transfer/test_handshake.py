@@ -11,12 +11,19 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from headrace.transfer import TransferClient, TransferError, TransferServer
-from headrace.transfer import client as client_module
-from headrace.transfer import server as server_module
-from headrace.transfer.base import TICKET_BYTES, VERSION, LinkBroken, layout_text
-from headrace.transfer.members import NONCE_BYTES, PROOF_BYTES, Members, Transcript
-from headrace.transfer.messages import (
+from headrace.kv_transfer.backends.base import (
+    TICKET_BYTES,
+    VERSION,
+    LinkBroken,
+    TransferError,
+    layout_text,
+)
+from headrace.kv_transfer.backends.shm import ShmExporter
+from headrace.kv_transfer.peers import client as client_module
+from headrace.kv_transfer.peers import server as server_module
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.members import NONCE_BYTES, PROOF_BYTES, Members, Transcript
+from headrace.kv_transfer.peers.messages import (
     SCHEMA,
     Alive,
     Challenge,
@@ -27,8 +34,8 @@ from headrace.transfer.messages import (
     Refuse,
     Welcome,
 )
-from headrace.transfer.shm import ShmExporter
-from headrace.transfer.stream import Stream
+from headrace.kv_transfer.peers.server import TransferServer
+from headrace.kv_transfer.peers.stream import Stream
 from helpers.kv import FakeSource, make_pool
 from helpers.kv_peers import (
     BACKENDS,

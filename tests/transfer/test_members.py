@@ -7,8 +7,14 @@ import secrets
 
 import pytest
 
-from headrace.transfer.base import TICKET_BYTES
-from headrace.transfer.members import MAX_KEYS, NONCE_BYTES, PROOF_BYTES, Members, Transcript
+from headrace.kv_transfer.backends.base import TICKET_BYTES
+from headrace.kv_transfer.peers.members import (
+    MAX_KEYS,
+    NONCE_BYTES,
+    PROOF_BYTES,
+    Members,
+    Transcript,
+)
 
 KEY, OTHER = b"k" * 32, b"o" * 32
 

@@ -9,8 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.transfer import TransferClient, TransferError, TransferServer, endpoints
-from headrace.transfer.nixl import find_nixl
+from headrace.kv_transfer.backends import endpoints
+from headrace.kv_transfer.backends.base import TransferError
+from headrace.kv_transfer.backends.nixl import find_nixl
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
 from helpers.kv import SHAPES, FakeSource, Shape, all_bytes, block_of, make_pool, memory_of
 from helpers.kv_peers import LAYOUT, MEMBERS, QUICK, until

@@ -7,7 +7,9 @@ import signal
 
 import pytest
 
-from headrace.transfer import TransferClient, TransferError, TransferServer
+from headrace.kv_transfer.backends.base import TransferError
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv import FakeSource, make_pool
 from helpers.kv_peers import BACKENDS, LAYOUT, MEMBERS, QUICK, Backend
 from helpers.kv_processes import line, process, tell

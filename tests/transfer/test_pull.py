@@ -10,7 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.transfer import Limits, TransferClient, TransferServer
+from headrace.kv_transfer.backends.base import Limits
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
 from helpers.kv import (
     SHAPES,

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.transfer.room import MAX_STRANGERS, STRANGERS_OF_ADDRESS, Room
+from headrace.kv_transfer.peers.room import MAX_STRANGERS, STRANGERS_OF_ADDRESS, Room
 
 
 def test_strangers_of_one_address_leave_for_each_other_only() -> None:

@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from headrace.transfer import TransferClient, TransferServer, stream
+from headrace.kv_transfer.peers import stream
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv import FakeSource, block_of, make_pool, overwrite
 from helpers.kv_peers import MEMBERS
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.transfer.spans import IOV_MAX, Spans
+from headrace.kv_transfer.backends.spans import IOV_MAX, Spans
 
 
 @given(st.lists(st.binary(min_size=1, max_size=9), max_size=12), st.data())

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from headrace.transfer import Limits, TransferClient, TransferServer
-from headrace.transfer import server as server_module
-from headrace.transfer.base import VERSION, LinkBroken, layout_text
-from headrace.transfer.messages import Challenge, Hello, Open, Refuse
-from headrace.transfer.room import MAX_STRANGERS, STRANGERS_OF_ADDRESS
-from headrace.transfer.server import peer_address
-from headrace.transfer.stream import Stream
+from headrace.kv_transfer.backends.base import VERSION, Limits, LinkBroken, layout_text
+from headrace.kv_transfer.peers import server as server_module
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.messages import Challenge, Hello, Open, Refuse
+from headrace.kv_transfer.peers.room import MAX_STRANGERS, STRANGERS_OF_ADDRESS
+from headrace.kv_transfer.peers.server import TransferServer, peer_address
+from headrace.kv_transfer.peers.stream import Stream
 from helpers.kv import FakeSource, make_pool
 from helpers.kv_peers import (
     BACKENDS,

@@ -6,12 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine import block_log
-from headrace.engine.block_log import SHORT_DELTA, BlockLog, CacheView, block_key
-from headrace.engine.block_pool import BlockEvent, BlockPool, Cleared, Removed, Stored
-from headrace.engine.outbox import FRAME_VALUES, Outbox
+from headrace.engine.cache import block_log
+from headrace.engine.cache.block_log import SHORT_DELTA, BlockLog, CacheView, block_key
+from headrace.engine.cache.block_pool import BlockEvent, BlockPool, Cleared, Removed, Stored
 from headrace.engine.result import Answers, StepResult
-from headrace.frames import (
+from headrace.wire.frames import (
     Blocks,
     Failed,
     Freed,
@@ -23,6 +22,7 @@ from headrace.frames import (
     StoredRun,
     TokenLogprob,
 )
+from headrace.worker.outbox import FRAME_VALUES, Outbox
 from helpers.fake_router import keys
 
 

@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from headrace.engine.block_pool import BlockPool, Cleared, Removed, Stored
+from headrace.engine.cache.block_pool import BlockPool, Cleared, Removed, Stored
 
 BLOCKS = 8
 

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Key
-from headrace.frames import HandOff
+from headrace.wire.frames import HandOff
 from helpers.toy import ToyModel, make_submit
 from helpers.toy_engine import engine_on
 

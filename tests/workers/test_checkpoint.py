@@ -16,9 +16,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
-from headrace.models.safetensors_file import SafetensorsError, SafetensorsFile, write_safetensors
+from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
+from headrace.models.load.safetensors_file import (
+    SafetensorsError,
+    SafetensorsFile,
+    write_safetensors,
+)
 from helpers.tiny_model import llama_shapes, tiny_llama
 
 

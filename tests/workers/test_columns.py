@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.columns import Columns
 from headrace.engine.engine import Engine
-from headrace.engine.schedule import Scheduler
-from headrace.engine.seats import STOPS, Grown, Seated, Seats
+from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence
-from headrace.engine.work import StepWork, Work
-from headrace.frames import Sampling
+from headrace.engine.step.columns import Columns
+from headrace.engine.step.input_batch import STOPS, Grown, Seated, Seats
+from headrace.engine.step.work import StepWork, Work
+from headrace.wire.frames import Sampling
 from helpers.drafting_engine import Heard, plain
 from helpers.drafting_engine import make_engine as drafting_engine
 from helpers.pipeline import Pipeline

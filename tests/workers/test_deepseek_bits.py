@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from headrace.models import DType, load_model
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.native import NativeBackend
 from helpers.deepseek_oracle import CONFIGS, build_mtp, load, prompt
 from helpers.drafting import Drafter

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from headrace.models import UnsupportedModelError, load_model
-from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
 from headrace.models.deepseek_weights import Share, load_weights
 from headrace.models.fp8 import Scaled
+from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
 from helpers.deepseek_oracle import BackendName, load, prompt
 from helpers.stepping import Stepper
 from helpers.tiny_deepseek import (

@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace.models import UnsupportedModelError, load_model
-from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek
 from headrace.models.deepseek_mtp import find_mtp
+from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
 from helpers.deepseek_oracle import (
     VOCAB,
     BackendName,

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from headrace.models import Batch
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
 from helpers.deepseek_oracle import build, build_mtp, expected, prompt
 from helpers.drafting import Drafter

@@ -9,8 +9,9 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from headrace import discovery
-from headrace.discovery import (
+from headrace.settings import split_routers
+from headrace.wire import discovery
+from headrace.wire.discovery import (
     MAX_ROUTERS,
     Address,
     Change,
@@ -21,7 +22,6 @@ from headrace.discovery import (
     Report,
     parse_sources,
 )
-from headrace.settings import split_routers
 
 TIMEOUT_S = 20.0
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.models.checkpoint import SafetensorsCheckpoint
-from headrace.models.doc import ModelDocError, read_model_files
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.doc import ModelDocError, read_model_files
 from helpers.tiny_model import CHAT_TEMPLATE, tiny_llama
 
 

@@ -16,7 +16,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.errors import RequestError
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
-from headrace.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
+from headrace.wire.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.pipeline import Pipeline
 from helpers.toy import ToyNamer, digest, make_submit, toy_logits
 from helpers.toy_engine import BLOCK, make_engine

@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from headrace import discovery
-from headrace.discovery import EtcdPrefix, parse_sources
-from headrace.etcd import Etcd, EtcdError
-from headrace.link import parse_address
+from headrace.wire import discovery
+from headrace.wire.discovery import EtcdPrefix, parse_sources
+from headrace.wire.etcd import Etcd, EtcdError
+from headrace.wire.link import parse_address
 from helpers.etcd import EtcdServer, free_ports
 
 TIMEOUT_S = 30.0
@@ -210,7 +210,7 @@ async def test_a_watch_that_goes_wrong_is_an_error_and_no_crash(line: bytes) -> 
 
 
 async def test_a_dead_etcd_is_late_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.etcd.CALL_S", 0.05)
+    monkeypatch.setattr("headrace.wire.etcd.CALL_S", 0.05)
     hold = asyncio.Event()
 
     async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

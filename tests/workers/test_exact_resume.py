@@ -14,13 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headrace.engine.cache.block_hash import KeyedNamer
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
-from headrace.frames import Ranked, Resume, Sampling, Submit, TokenLogprob
 from headrace.models import Model
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.llama import Llama, attention_of, load_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.wire.frames import Ranked, Resume, Sampling, Submit, TokenLogprob
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Backend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from headrace import cli, explain
+from headrace.cli import explain, main
 
 
 def candidate(worker: str, total_ms: float, excluded: str | None = None) -> dict[str, Any]:
@@ -137,11 +137,11 @@ def test_the_command_asks_for_the_request_and_prints(
     document = {"request": "a/b c", "decisions": [decision()]}
     with server(200, document) as (url, asked):
         flags = ["--url", url, "--api-key-file", f"{tmp_path}/keys"]
-        assert cli.main(["explain", "a/b c", *flags]) == 0
+        assert main.main(["explain", "a/b c", *flags]) == 0
         monkeypatch.setenv(
             "HEADRACE_ADMIN_KEY", "op"
         )  # sees more, so it is sent where there is one
-        assert cli.main(["explain", "a/b c", *flags, "--json"]) == 0
+        assert main.main(["explain", "a/b c", *flags, "--json"]) == 0
     assert asked == [f"/decisions/a%2Fb%20c Bearer {key}" for key in ("k", "op")]
     text, _, rest = capsys.readouterr().out.partition("{")
     assert text.startswith("request a/b c\n")
@@ -166,11 +166,11 @@ def test_what_cannot_be_shown_is_one_line(
     status: int, document: object, says: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with server(status, document) as (url, _):
-        assert cli.main(["explain", "x", "--url", url]) == 1
+        assert main.main(["explain", "x", "--url", url]) == 1
     error = capsys.readouterr().err
     assert error.startswith("headrace explain: ") and says in error and error.count("\n") == 1
 
 
 def test_a_server_that_is_not_there_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "x", "--url", "http://127.0.0.1:1"]) == 1
+    assert main.main(["explain", "x", "--url", "http://127.0.0.1:1"]) == 1
     assert "cannot reach" in capsys.readouterr().err

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.fp8 import scale_shape
+from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
 from helpers.tiny_deepseek import (
     Tensors,
     dequantise_blocks,

@@ -13,8 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import codec
-from headrace.codec import decode, encode
 from headrace.errors import (
     FrameTooLong,
     FrameTruncated,
@@ -23,7 +21,9 @@ from headrace.errors import (
     UnknownFrameType,
     WireError,
 )
-from headrace.frames import (
+from headrace.wire import codec
+from headrace.wire.codec import decode, encode
+from headrace.wire.frames import (
     MAX_FRAME_BYTES,
     Bye,
     Continue,
@@ -219,6 +219,6 @@ def test_floats_are_written_with_64_bits_and_read_with_32_too() -> None:
 
 
 def test_importing_the_codec_loads_nothing_heavy() -> None:
-    code = "import sys, headrace, headrace.codec, headrace.link; print(*sys.modules)"
+    code = "import sys, headrace, headrace.wire.codec, headrace.wire.link; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not {"torch", "numpy", "triton", "transformers"} & set(done.stdout.split())

@@ -13,9 +13,9 @@ from gguf import GGMLQuantizationType as Kind
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
-from headrace.models.gguf import GgufCheckpoint, GgufError
+from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
+from headrace.models.load.gguf import GgufCheckpoint, GgufError
 from helpers.tiny_gguf import tiny_gguf
 from helpers.tiny_model import tiny_llama
 
@@ -70,7 +70,7 @@ def test_k_quants_are_read(tmp_path: Path, kind: Kind) -> None:
     """The gguf package cannot write them: blocks of zeros, whose values are zero."""
     import gguf
 
-    from headrace.models.gguf_file import GgufFile
+    from headrace.models.load.gguf_file import GgufFile
 
     path = tmp_path / "k.gguf"
     writer = gguf.GGUFWriter(path, "llama")

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.block_pool import BlockPool
+from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.cache.hot import Uses
 from headrace.engine.engine import Engine
-from headrace.engine.hot import Uses
 from helpers.kv_copy import copy_block
 from helpers.pair import unsplit
 from helpers.toy import ToyModel, ToyNamer, make_submit

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from headrace.engine.outbox import MOST_REPORTS, Outbox
 from headrace.engine.sequence import Key
-from headrace.frames import Fetch, Freed, KvFrom, KvReady, Offer, Step, Transferred
-from headrace.handoff.handover import Fetches
-from headrace.handoff.puller import MAX_PULLS, MAX_PULLS_OF_SOURCE, Job, Puller
-from headrace.link import reachable
-from headrace.transfer.base import Pulled, TransferError
+from headrace.kv_transfer.backends.base import Pulled, TransferError
+from headrace.kv_transfer.migration import Fetches
+from headrace.kv_transfer.pulls import MAX_PULLS, MAX_PULLS_OF_SOURCE, Job, Puller
+from headrace.wire.frames import Fetch, Freed, KvFrom, KvReady, Offer, Step, Transferred
+from headrace.wire.link import reachable
+from headrace.worker.outbox import MOST_REPORTS, Outbox
 from helpers.fake_router import TIMEOUT_S
 from helpers.toy import ToyModel
 from helpers.toy_engine import engine_on

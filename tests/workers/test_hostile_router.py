@@ -15,13 +15,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace import codec, schema
-from headrace import worker as worker_module
-from headrace.codec import MAX_VALUES
-from headrace.engine import outbox as outbox_module
-from headrace.engine.outbox import MOST_ENDS, Outbox
 from headrace.errors import FrameTruncated, MalformedFrame, WireError
-from headrace.frames import (
+from headrace.kv_transfer import migration
+from headrace.wire import codec, schema
+from headrace.wire.codec import MAX_VALUES
+from headrace.wire.frames import (
     Cancel,
     Continue,
     Failed,
@@ -32,8 +30,10 @@ from headrace.frames import (
     Snapshot,
     Ticket,
 )
-from headrace.handoff import handover
-from headrace.link import Session
+from headrace.wire.link import Session
+from headrace.worker import outbox as outbox_module
+from headrace.worker import worker as worker_module
+from headrace.worker.outbox import MOST_ENDS, Outbox
 from helpers.fake_router import FakeRouter
 from helpers.link_scene import WELCOME, Peer, link_to, packed, router
 from helpers.split import Pair, pair
@@ -315,7 +315,7 @@ async def test_news_of_requests_that_are_not_here_leave_nothing(two: Pair) -> No
 async def test_only_so_many_fetches_are_under_way(
     two: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(handover, "MOST_FETCHES", 3)
+    monkeypatch.setattr(migration, "MOST_FETCHES", 3)
     assert two.p.hello is not None
     for request in range(10):
         name = request.to_bytes(16, "little")

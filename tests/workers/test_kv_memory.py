@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 import torch
 
-from headrace.engine import memory
-from headrace.engine.memory import allocate_kv, kv_blocks, machine_bytes
+from headrace.engine.cache import memory
+from headrace.engine.cache.memory import allocate_kv, kv_blocks, machine_bytes
 from headrace.models.step_memory import StepMemory
 from helpers.toy import ToyModel
 

@@ -10,8 +10,17 @@ import pytest
 import uvloop
 
 from headrace.errors import FrameTooLong, LinkClosed, LinkLost, UnknownFrameType
-from headrace.frames import MAX_FRAME_BYTES, Bye, Frame, Hello, ModelPart, Ping, Sampling, Submit
-from headrace.link import Session
+from headrace.wire.frames import (
+    MAX_FRAME_BYTES,
+    Bye,
+    Frame,
+    Hello,
+    ModelPart,
+    Ping,
+    Sampling,
+    Submit,
+)
+from headrace.wire.link import Session
 from helpers.link_scene import HEARTBEAT, WELCOME, Peer, hold, link_to, packed, router
 
 

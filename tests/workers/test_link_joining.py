@@ -13,8 +13,8 @@ import pytest
 
 from headrace import _core
 from headrace.errors import Refused, RouterNotTrusted
-from headrace.frames import PROTOCOL, Frame, Prove, Refuse, Welcome
-from headrace.link import QUIET_DIALS, Backoff, Link, LinkConfig, parse_address, tls_context
+from headrace.wire.frames import PROTOCOL, Frame, Prove, Refuse, Welcome
+from headrace.wire.link import QUIET_DIALS, Backoff, Link, LinkConfig, parse_address, tls_context
 from helpers.link_scene import (
     HEARTBEAT,
     HELLO,

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from headrace import _core, links
-from headrace.discovery import Address, Report
+from headrace import _core
 from headrace.errors import HeldOff, LinkLost, Refused
-from headrace.frames import PROTOCOL, Capacity, Fingerprints, Hello, Refuse
-from headrace.link import Link, LinkConfig, Session, _refused
-from headrace.links import Links
+from headrace.wire import links
+from headrace.wire.discovery import Address, Report
+from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello, Refuse
+from headrace.wire.link import Link, LinkConfig, Session, _refused
+from headrace.wire.links import Links
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
 
 HELLO = Hello(

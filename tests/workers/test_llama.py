@@ -12,8 +12,8 @@ from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from headrace.models import DType, UnsupportedModelError, load_model
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.llama import Llama, attention_of, load_weights
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
 from helpers.stepping import Stepper

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.block_pool import BlockPool
-from headrace.engine.schedule import Plan
+from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.scheduler import Plan
 from headrace.engine.sequence import Sequence
 from helpers.scheduling import BLOCK, counts, make_scheduler, make_sequence, run_step
 

@@ -13,8 +13,8 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind
 from headrace.engine.sequence import Key
-from headrace.frames import Sampling
 from headrace.models import Batch
+from headrace.wire.frames import Sampling
 from headrace_kernels.ops import Progress
 from helpers.drafting_engine import (
     BLOCK,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.engine.acceptance import (
+from headrace.engine.speculative.acceptance import (
     DEEPER_WEIGHT,
     LEVELS,
     RATE,

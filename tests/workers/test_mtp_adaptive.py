@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from headrace.engine.adaptive import (
+from headrace.engine.speculative.adaptive import (
     PATIENCE,
     PROBE_AT_MOST_EVERY,
     TRIED,
@@ -16,7 +16,7 @@ from headrace.engine.adaptive import (
     UNTRIED,
     Adaptive,
 )
-from headrace.frames import Ranked, Sampling
+from headrace.wire.frames import Ranked, Sampling
 from helpers.drafting_engine import Heard, assert_same, make_engine, run
 from helpers.toy import make_submit
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.models import load_model
-from headrace.models.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from helpers.drafting_engine import KINDS, Heard, run
 from helpers.pair import split
 from helpers.tiny_deepseek import tiny_deepseek

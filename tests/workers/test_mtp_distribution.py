@@ -12,13 +12,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine.draft_head import DraftHead
-from headrace.engine.penalties import Penalties
-from headrace.engine.rejection import Rejection
-from headrace.engine.sampler import Sampler, needs_penalties
+from headrace.engine.sampling.penalties import Penalties
+from headrace.engine.sampling.sampler import Sampler, needs_penalties
+from headrace.engine.sampling.verify import kept
 from headrace.engine.sequence import Key, Sequence
-from headrace.engine.verify import kept
-from headrace.frames import Ranked, Sampling
+from headrace.engine.speculative.draft_head import DraftHead
+from headrace.engine.speculative.rejection import Rejection
+from headrace.wire.frames import Ranked, Sampling
 from helpers.distribution import chi_squared, cut
 from helpers.sampling_rows import one_each, rows_of, take_seat
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.sequence import Key
-from headrace.frames import Submit
+from headrace.wire.frames import Submit
 from helpers.drafting_engine import KINDS, Heard, a_submit, make_engine, plain
 from helpers.pipeline import Pipeline
 from helpers.toy import ToyNamer, make_submit

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from headrace.engine.batch_builder import Prepared
 from headrace.engine.engine import Engine
-from headrace.frames import Sampling
-from headrace.models.batch import DraftBatch
+from headrace.engine.step.batch_builder import Prepared
+from headrace.wire.frames import Sampling
+from headrace_kernels.batch import DraftBatch
 from helpers.drafting_engine import BLOCK, Heard, a_submit, make_engine, plain, run
 from helpers.pair import split
 from helpers.toy import make_submit

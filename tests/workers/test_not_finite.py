@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from headrace.engine.engine import Engine
-from headrace.frames import Sampling
-from headrace.models.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.wire.frames import Sampling
 from headrace_kernels.torch_mla import REFERENCE
 from helpers.broken_deepseek import (
     NOT_FINITE,

@@ -11,12 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import _core
-from headrace.codec import decode, encode
-from headrace.engine.outbox import MOST_STEPS, Outbox
 from headrace.engine.result import Answers
 from headrace.errors import FrameTooLong, MalformedFrame
-from headrace.frames import MAX_FRAME_BYTES, Load, Output, Ranked, Step, TokenLogprob
-from headrace.outputs import Outputs, joined
+from headrace.wire.codec import decode, encode
+from headrace.wire.frames import MAX_FRAME_BYTES, Load, Output, Ranked, Step, TokenLogprob
+from headrace.wire.output_columns import Outputs, joined
+from headrace.worker.outbox import MOST_STEPS, Outbox
 
 IDS = st.integers(0, 2**32 - 1)
 REQUESTS = st.sampled_from([0, 1, 127, 128, 2**32, 2**63, 2**64 - 1])

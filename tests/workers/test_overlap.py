@@ -12,7 +12,7 @@ import torch
 from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind
 from headrace.engine.sequence import Key
-from headrace.frames import Sampling, Submit
+from headrace.wire.frames import Sampling, Submit
 from helpers.drafting_engine import Heard, kind, make_engine, plain
 from helpers.drafting_engine import run as finish_all
 from helpers.pair import KV_FROM
@@ -21,7 +21,7 @@ from helpers.toy_engine import BLOCK
 from helpers.toy_engine import make_engine as toy_engine
 
 if TYPE_CHECKING:
-    from headrace.models.batch import Batch
+    from headrace_kernels.batch import Batch
     from headrace_kernels.ops import Progress
 
 

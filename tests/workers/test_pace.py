@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.engine.result import StepResult
-from headrace.pace import CERTAIN, LEAST_LEAD_S, Pace
+from headrace.worker.step_timer import CERTAIN, LEAST_LEAD_S, Pace
 
 ANSWERS = StepResult(decode_rows=8)
 PROMPT = StepResult(prefill_tokens=100)

@@ -6,8 +6,8 @@ import io
 
 import pytest
 
-from headrace.models import progress
-from headrace.models.progress import ProgressBar
+from headrace.models.load import progress
+from headrace.models.load.progress import ProgressBar
 
 
 class Terminal(io.StringIO):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.frames import Resume
 from headrace.models import Batch
+from headrace.wire.frames import Resume
 from headrace_kernels.ops import Progress
 from helpers.toy import ToyModel, make_submit, pack
 from helpers.toy_engine import engine_on

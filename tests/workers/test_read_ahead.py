@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.checkpoint import CheckpointError, SafetensorsCheckpoint
-from headrace.models.read_ahead import Piece, Place, ReadAhead, pieces
+from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
+from headrace.models.load.read_ahead import Piece, Place, ReadAhead, pieces
 from helpers.tiny_deepseek import save_tensors, tiny_config, tiny_tensors
 from helpers.tiny_model import write_json_files
 
@@ -102,7 +102,7 @@ def test_a_checkpoint_is_read_in_the_order_of_its_loader(
             assert bounds["readers"] >= 1
             super().__init__(places, **bounds)  # pyright: ignore[reportArgumentType]
 
-    monkeypatch.setattr("headrace.models.checkpoint.ReadAhead", Noted)
+    monkeypatch.setattr("headrace.models.load.checkpoint.ReadAhead", Noted)
     with checkpoint.read_ahead(names, least_bytes=0):
         for name in names:
             checkpoint.tensor(name)

@@ -14,11 +14,11 @@ import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from headrace.models import load_model
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.config import ModelFileError, parse_config
-from headrace.models.deepseek_folder import plan
-from headrace.models.reexpress import Form, ReexpressError, as_deepseek_layer, form_of
-from headrace.models.safetensors_file import SafetensorsFile
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.safetensors_file import SafetensorsFile
+from headrace.models.r1_demo.deepseek_folder import plan
+from headrace.models.r1_demo.reexpress import Form, ReexpressError, as_deepseek_layer, form_of
 from headrace.mtp_training.head_file import read_head
 from helpers.deepseek_oracle import BackendName, load
 from helpers.drafting import Drafter

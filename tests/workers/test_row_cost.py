@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from headrace.engine.row_cost import RowCost
+from headrace.engine.speculative.row_cost import RowCost
 
 
 def test_the_cost_of_rows_is_found() -> None:

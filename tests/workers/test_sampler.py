@@ -10,13 +10,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine import narrow, noise
 from headrace.engine.errors import RequestError
-from headrace.engine.narrow import Draws
-from headrace.engine.penalties import Penalties
-from headrace.engine.sampler import Sampler, check_sampling, needs_penalties
+from headrace.engine.sampling import noise, topk
+from headrace.engine.sampling.penalties import Penalties
+from headrace.engine.sampling.sampler import Sampler, check_sampling, needs_penalties
+from headrace.engine.sampling.topk import Draws
 from headrace.engine.sequence import Key, Sequence
-from headrace.frames import Ranked, Sampling, TokenLogprob
+from headrace.wire.frames import Ranked, Sampling, TokenLogprob
 from helpers.distribution import chi_squared, cut
 from helpers.sampling_rows import one_each, take_seat
 from helpers.toy import make_submit
@@ -236,8 +236,8 @@ def test_the_race_on_the_device_has_the_same_winners(
         key2=key2,
     )
     tokens = torch.arange(vocab, dtype=torch.int32)
-    host = narrow.race(logits, draws, tokens)
-    other = narrow.race_on_device(logits.to(device), draws, tokens.to(device))
+    host = topk.race(logits, draws, tokens)
+    other = topk.race_on_device(logits.to(device), draws, tokens.to(device))
     assert (host == other).all()
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.models.cache import CacheError
-from headrace.models.checkpoint import SafetensorsCheckpoint
-from headrace.models.smollm2_r1 import R1_FORMS, ensure_smollm2_r1
+from headrace.models.load.cache import CacheError
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.models.r1_demo.smollm2_r1 import R1_FORMS, ensure_smollm2_r1
 from helpers.package_index import Index
 from helpers.tiny_model import tiny_mtp_head
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from headrace.engine.cache.block_hash import KeyedNamer
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.names import KeyedNamer
-from headrace.frames import Sampling
 from headrace.models import load_model
-from headrace.models.default_model import ensure_default_model
-from headrace.models.source import resolve
+from headrace.models.load.default_model import ensure_default_model
+from headrace.models.load.source import resolve
+from headrace.wire.frames import Sampling
 from helpers.texts import TEXTS
 from helpers.toy import make_submit
 

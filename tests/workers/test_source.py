@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models import cache, default_model
-from headrace.models.cache import CacheError
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.config import ModelFileError
-from headrace.models.default_model import DefaultModelError, ensure_default_model
-from headrace.models.gguf import GgufCheckpoint
-from headrace.models.source import SourceError, resolve
+from headrace.models.load import cache, default_model
+from headrace.models.load.cache import CacheError
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.default_model import DefaultModelError, ensure_default_model
+from headrace.models.load.gguf import GgufCheckpoint
+from headrace.models.load.source import SourceError, resolve
 from helpers.package_index import Index
 from helpers.tiny_gguf import tiny_gguf
 from helpers.tiny_model import tiny_llama
@@ -241,7 +241,7 @@ def test_without_the_hub_package_the_extra_is_named(monkeypatch: pytest.MonkeyPa
 def test_asking_for_a_document_imports_no_torch(tmp_path: Path) -> None:
     directory = tiny_llama(tmp_path / "tiny")
     code = (
-        "import sys; from headrace.models.source import resolve; c = resolve(sys.argv[1]); "
+        "import sys; from headrace.models.load.source import resolve; c = resolve(sys.argv[1]); "
         "c.doc(); c.fingerprints(); heavy = {'torch', 'transformers', 'gguf'} & set(sys.modules); "
         "sys.exit(f'imported {heavy}' if heavy else 0)"
     )

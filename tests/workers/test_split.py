@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from headrace.frames import Ranked, Sampling
+from headrace.wire.frames import Ranked, Sampling
 from helpers.legs import make_engine
 from helpers.pair import split, unsplit
 from helpers.toy import make_submit

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from headrace.engine.cache.kv_export import Export
 from headrace.engine.engine import Engine
-from headrace.engine.export import Export
-from headrace.frames import Sampling
 from headrace.models import Batch
+from headrace.wire.frames import Sampling
 from headrace_kernels.ops import Fence, Progress
 from helpers.legs import BLOCK, PROMPT, D, P, exported, legs, make_engine, run, truth
 from helpers.pair import Heard, split, unsplit

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.arrival import Pull
+from headrace.engine.cache.kv_export import Export
+from headrace.engine.cache.kv_import import Pull
 from headrace.engine.engine import Engine
-from headrace.engine.export import Export
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
-from headrace.frames import Sampling, Submit
+from headrace.wire.frames import Sampling, Submit
 from helpers.drafting_toy import DraftingToy
 from helpers.kv_copy import copy_block
 from helpers.pair import Heard, legs_of, unsplit

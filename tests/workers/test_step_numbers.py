@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.engine.engine import Engine
-from headrace.engine.schedule import Plan
+from headrace.engine.scheduler import Plan
 from helpers.toy import ToyModel, make_submit
 from helpers.toy_engine import engine_on
 
 if TYPE_CHECKING:
     import torch
 
-    from headrace.models.batch import Batch
+    from headrace_kernels.batch import Batch
     from headrace_kernels.ops import Progress
 
 BLOCK = 4

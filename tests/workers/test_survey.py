@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.models.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
 from headrace.models.deepseek import load_deepseek
 from headrace.models.deepseek_weights import load_weights
-from headrace.models.survey import SurveyBackend, survey
+from headrace.models.load.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
+from headrace.models.load.survey import SurveyBackend, survey
 from helpers.tiny_deepseek import deepseek_shapes, tiny_deepseek
 from helpers.tiny_model import tiny_tokenizer, write_json_files
 

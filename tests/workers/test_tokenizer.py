@@ -11,11 +11,11 @@ import gguf
 import pytest
 from tokenizers import Tokenizer
 
-from headrace.models.default_model import ensure_default_model
-from headrace.models.doc import ModelDocError
-from headrace.models.gguf import GgufCheckpoint
-from headrace.models.gguf_file import GgufFile
-from headrace.models.tokenizer import gguf_model_files
+from headrace.models.load.default_model import ensure_default_model
+from headrace.models.load.doc import ModelDocError
+from headrace.models.load.gguf import GgufCheckpoint
+from headrace.models.load.gguf_file import GgufFile
+from headrace.models.load.tokenizer import gguf_model_files
 from helpers.tiny_gguf import tiny_gguf
 from helpers.tiny_model import tiny_llama
 

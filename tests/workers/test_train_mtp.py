@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from headrace import train_mtp
-from headrace.models.checkpoint import SafetensorsCheckpoint
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.mtp_training import corpus as corpus_files
 from headrace.mtp_training.acceptance import measure
 from headrace.mtp_training.batches import Vocabulary, batch_plan

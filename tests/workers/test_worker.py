@@ -13,7 +13,7 @@ import pytest
 
 from headrace import _core
 from headrace.errors import Refused
-from headrace.frames import (
+from headrace.wire.frames import (
     Bye,
     Cancel,
     Describe,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from headrace.frames import Cancel, Drain, Fetch, KvFrom, Offer, Transferred
+from headrace.wire.frames import Cancel, Drain, Fetch, KvFrom, Offer, Transferred
 from helpers.split import Pair, pair
 from helpers.toy import make_submit
 from helpers.worker_scene import true_greedy

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 
-from headrace.frames import Cancel, Drain
+from headrace.wire.frames import Cancel, Drain
 from helpers.fake_router import FakeRouter
 from helpers.toy import make_submit
 from helpers.worker_scene import Scene, joined, running, true_greedy

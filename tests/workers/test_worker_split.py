@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.frames import (
+from headrace.wire.frames import (
     Cancel,
     Continue,
     Ranked,

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.frames import (
+from headrace.kv_transfer.peers.members import Transcript
+from headrace.wire.frames import (
     Bye,
     Cancel,
     Continue,
@@ -18,7 +19,6 @@ from headrace.frames import (
     Ticket,
     Transferred,
 )
-from headrace.transfer.members import Transcript
 from helpers.fake_router import TIMEOUT_S, FakeRouter
 from helpers.split import PREFILL, Legs, Pair, pair
 from helpers.toy import make_submit, pack

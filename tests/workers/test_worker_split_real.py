@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace import start
-from headrace.frames import Sampling, Snapshot
-from headrace.load import load
 from headrace.settings import WorkerSettings
+from headrace.wire.frames import Sampling, Snapshot
+from headrace.worker import main
+from headrace.worker.load_model import load
 from helpers.fake_router import Conversation, FakeRouter
 from helpers.split import Legs
 from helpers.tiny_model import tiny_llama
@@ -42,7 +42,7 @@ SETTINGS = WorkerSettings(
 
 @contextlib.asynccontextmanager
 async def served(router: FakeRouter, settings: WorkerSettings) -> AsyncGenerator[Conversation]:
-    task = asyncio.create_task(start.serve(load(settings), settings))
+    task = asyncio.create_task(main.serve(load(settings), settings))
     try:
         talk = await router.worker()
         await talk.until(lambda: any(isinstance(f, Snapshot) and f.last for f in talk.seen))

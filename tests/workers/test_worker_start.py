@@ -15,14 +15,14 @@ import pytest
 import torch
 
 import headrace.models
-from headrace import start
-from headrace.engine.memory import available_bytes, kv_blocks
+from headrace.cli.supervise import EXIT_CONFIG
+from headrace.engine.cache.memory import available_bytes, kv_blocks
 from headrace.errors import Refused
-from headrace.frames import PROTOCOL, Bye
-from headrace.load import Loaded, load
 from headrace.models.step_memory import StepMemory
 from headrace.settings import WorkerSettings
-from headrace.supervise import EXIT_CONFIG
+from headrace.wire.frames import PROTOCOL, Bye
+from headrace.worker import main
+from headrace.worker.load_model import Loaded, load
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
 from helpers.tiny_model import tiny_llama
 from helpers.toy import ToyModel, make_submit
@@ -96,7 +96,7 @@ def test_a_small_pool_shortens_the_context(settings: WorkerSettings) -> None:
 def test_settings_that_cannot_work_end_with_their_own_status(
     settings: WorkerSettings, change: dict[str, Any]
 ) -> None:
-    assert start.run(replace(settings, **change)) == EXIT_CONFIG
+    assert main.run(replace(settings, **change)) == EXIT_CONFIG
 
 
 def test_a_model_without_a_drafting_layer_does_not_serve_with_mtp(
@@ -104,7 +104,7 @@ def test_a_model_without_a_drafting_layer_does_not_serve_with_mtp(
 ) -> None:
     llama = str(tiny_llama(tmp_path / "tiny"))
     at = replace(SETTINGS, model=llama, kv_memory_bytes=1 << 20, mtp=1)
-    assert start.run(at) == EXIT_CONFIG
+    assert main.run(at) == EXIT_CONFIG
     assert "llama has no layer for multi-token prediction" in caplog.text
 
 
@@ -116,9 +116,9 @@ def test_full_collections_pass_over_what_was_loaded(
         again = Loaded(loaded.engine, b"", loaded.hello)
         assert any(found is again for found in gc.get_objects()), "what comes later is collected"
 
-    monkeypatch.setattr(start, "serve", serve)
+    monkeypatch.setattr(main, "serve", serve)
     try:
-        assert start.run(settings) == 0
+        assert main.run(settings) == 0
     finally:
         gc.unfreeze()
 
@@ -137,8 +137,8 @@ def test_a_router_that_sends_a_worker_away_says_why(
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(keep())
 
-    monkeypatch.setattr(start, "serve", serve)
-    assert start.run(settings) == EXIT_CONFIG
+    monkeypatch.setattr(main, "serve", serve)
+    assert main.run(settings) == EXIT_CONFIG
     assert "give each worker its own name" in caplog.text
 
 
@@ -155,8 +155,8 @@ def test_a_router_that_sends_a_worker_away_says_why(
     ],
 )
 def test_a_worker_listens_where_others_can_be(routers: tuple[str, ...], host: str) -> None:
-    assert start.transfer_host(replace(SETTINGS, routers=routers)) == host
-    assert start.transfer_host(replace(SETTINGS, routers=routers, transfer_host="h")) == "h"
+    assert main.transfer_host(replace(SETTINGS, routers=routers)) == host
+    assert main.transfer_host(replace(SETTINGS, routers=routers, transfer_host="h")) == "h"
 
 
 def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
@@ -172,7 +172,7 @@ def test_unasked_the_cache_takes_a_share_of_the_memory() -> None:
 
 async def started(loaded: Loaded, router: FakeRouter) -> tuple[asyncio.Task[None], Conversation]:
     at = replace(SETTINGS, routers=(router.address,))
-    task = asyncio.create_task(start.serve(loaded, at))
+    task = asyncio.create_task(main.serve(loaded, at))
     return task, await router.worker()
 
 

@@ -1,7 +1,7 @@
 //! A model worker's engine without a model: paged blocks, prefix cache, continuous batching, and a clock that the
 //! caller turns. Pure: no time passes here and nothing is random that the seed does not decide.
 //!
-//! It schedules as `headrace.engine.schedule` does: a step gives one row to each sequence that decodes and the rest of
+//! It schedules as `headrace.engine.scheduler` does: a step gives one row to each sequence that decodes and the rest of
 //! its token budget to prompts, first come first served. A sequence is admitted once the pool has room for all that it
 //! may write, so none is ever preempted.
 //!

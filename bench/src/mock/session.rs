@@ -18,7 +18,7 @@ use super::worker::Worker;
 
 mod legs;
 
-/// Keys of one `Snapshot` part, as in `headrace.engine.block_log`.
+/// Keys of one `Snapshot` part, as in `headrace.engine.cache.block_log`.
 const SNAPSHOT_KEYS: usize = 1 << 17;
 
 /// What moves KV between mock workers: nothing but time.

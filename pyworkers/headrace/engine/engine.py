@@ -20,25 +20,25 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.engine.answering import Answering
-from headrace.engine.arrival import Arrivals, Pull
-from headrace.engine.block_pool import BlockEvent, BlockPool
-from headrace.engine.columns import Ints
+from headrace.engine.cache.block_hash import BlockNamer
+from headrace.engine.cache.block_pool import BlockEvent, BlockPool
+from headrace.engine.cache.hot import HotBlock
+from headrace.engine.cache.kv_export import Export, Exports
+from headrace.engine.cache.kv_import import Arrivals, Pull
+from headrace.engine.cache.migration import Adoption, HandOver
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.export import Export, Exports
-from headrace.engine.forward import Forward
-from headrace.engine.hand_over import Adoption, HandOver
-from headrace.engine.hot import HotBlock
 from headrace.engine.intake import Intake
-from headrace.engine.names import BlockNamer
+from headrace.engine.outputs import Answering
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
-from headrace.engine.schedule import Scheduler
+from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
-from headrace.engine.step import Step
-from headrace.engine.under_way import UnderWay
-from headrace.frames import Load, Submit
+from headrace.engine.step.columns import Ints
+from headrace.engine.step.forward import Forward
+from headrace.engine.step.in_flight import UnderWay
+from headrace.engine.step.step import Step
+from headrace.wire.frames import Load, Submit
 
 if TYPE_CHECKING:
     from headrace.models import Model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from headrace.errors import HeadraceError
-from headrace.frames import Failed
+from headrace.wire.frames import Failed
 
 
 class FailureKind(StrEnum):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.arrival import Arriving
+from headrace.engine.cache.kv_import import Arriving
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.penalties import Penalties
-from headrace.engine.sampler import check_sampling, needs_penalties
+from headrace.engine.sampling.penalties import Penalties
+from headrace.engine.sampling.sampler import check_sampling, needs_penalties
 from headrace.engine.sequence import Key, Sequence
-from headrace.frames import Submit
+from headrace.wire.frames import Submit
 
 
 class Intake:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from headrace.engine.arrival import Arrivals
+from headrace.engine.cache.kv_import import Arrivals
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.schedule import Scheduler
+from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
 
 

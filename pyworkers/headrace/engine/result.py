@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from headrace.engine.work import StepWork
-from headrace.frames import Failed, Freed, Output
-from headrace.outputs import Outputs
+from headrace.engine.step.work import StepWork
+from headrace.wire.frames import Failed, Freed, Output
+from headrace.wire.output_columns import Outputs
 
 
 class Answers:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine import columns
-from headrace.engine.columns import Count, Ints
-from headrace.engine.penalties import Penalties
-from headrace.frames import Sampling, TokenLogprob
+from headrace.engine.sampling.penalties import Penalties
+from headrace.engine.step import columns
+from headrace.engine.step.columns import Count, Ints
+from headrace.wire.frames import Sampling, TokenLogprob
 
 if TYPE_CHECKING:
-    from headrace.engine.arrival import Arriving
-    from headrace.engine.export import Export
+    from headrace.engine.cache.kv_export import Export
+    from headrace.engine.cache.kv_import import Arriving
 
 
 class Key(NamedTuple):

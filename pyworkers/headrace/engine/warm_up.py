@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine import narrow, noise
-from headrace.engine.narrow import Draws
-from headrace.models.batch import Batch, DraftBatch
+from headrace.engine.sampling import noise, topk
+from headrace.engine.sampling.topk import Draws
+from headrace_kernels.batch import Batch, DraftBatch
 
 if TYPE_CHECKING:
     from headrace.models import Model
@@ -114,12 +114,12 @@ class WarmUp:
         logits = torch.zeros(count, vocab, device=self.model.ahead_on or "cpu")
         logits[:, 0] = 1
         tokens = torch.arange(vocab, dtype=torch.int32, device=logits.device)
-        _, best = narrow.argmax(logits)
+        _, best = topk.argmax(logits)
         ones = np.ones(count)
         keys = noise.keys(np.arange(count, dtype=np.uint64), np.arange(count))
         draws = Draws(best, ones, np.zeros(count, np.int64), ones * 0.9, ones * 0, *keys)
-        narrow.race(logits, draws, tokens)
-        narrow.highest(logits, np.full(count, min(vocab, 20)))
+        topk.race(logits, draws, tokens)
+        topk.highest(logits, np.full(count, min(vocab, 20)))
 
 
 def warm_up(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from headrace.models.batch import Batch, DraftBatch
+from headrace_kernels.batch import Batch, DraftBatch
 
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
 
-    from headrace.models.checkpoint import Checkpoint
     from headrace.models.config import ModelConfig
+    from headrace.models.load.checkpoint import Checkpoint
     from headrace.models.step_memory import StepMemory
     from headrace_kernels.ops import Fence, KvPool, Progress
 

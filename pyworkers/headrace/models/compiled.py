@@ -7,9 +7,9 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.models import UnsupportedModelError
-from headrace.models.batch import Batch, DraftBatch
 from headrace.models.config import ModelConfig
 from headrace.models.step_memory import StepMemory, StepShape, step_memory
+from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.ops import Compiled, CompiledDraft, Fence, KvPool, Progress, Store
 
 

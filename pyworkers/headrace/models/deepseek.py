@@ -14,14 +14,14 @@ from typing import Any
 import torch
 
 from headrace.models import DType, KvDType, UnsupportedModelError
-from headrace.models.checkpoint import Checkpoint
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
 from headrace.models.deepseek_mtp import find_mtp
 from headrace.models.deepseek_weights import Fp8Backend, Layer, Weights, load_weights
+from headrace.models.load.checkpoint import Checkpoint
+from headrace.models.load.survey import SurveyBackend, survey
 from headrace.models.rope import attention_scale, rope_of
-from headrace.models.survey import SurveyBackend, survey
 from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
 
 # As llama's, and for its reason.

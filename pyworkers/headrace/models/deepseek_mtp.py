@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace.models.checkpoint import Checkpoint, CheckpointError
+from headrace.models.load.checkpoint import Checkpoint, CheckpointError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.models.checkpoint import EMBEDDING, HEAD, Checkpoint
 from headrace.models.deepseek_mtp import MtpKeys, draft_token_ids, find_mtp
 from headrace.models.fp8 import Scaled
+from headrace.models.load.checkpoint import EMBEDDING, HEAD, Checkpoint
 from headrace_kernels.lazy import Lazy
 from headrace_kernels.ops import Experts, HeadMatrices, Matrix, MlaBackend, Routing, Table, Vector
 

@@ -12,11 +12,11 @@ from typing import cast
 import torch
 
 from headrace.models import DType, UnsupportedModelError
-from headrace.models.checkpoint import Checkpoint
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
+from headrace.models.load.checkpoint import Checkpoint
+from headrace.models.load.survey import SurveyBackend, survey
 from headrace.models.rope import rope_of
-from headrace.models.survey import SurveyBackend, survey
 from headrace_kernels.ops import Attention, Backend, Matrix, Step, Table, Value, Vector
 
 # Measured with SmolLM2-135M (bench/results/engine_forward.json): a third of float32's time for a lone sequence and a

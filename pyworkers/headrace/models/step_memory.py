@@ -123,8 +123,8 @@ def _logits(config: ModelConfig, shape: StepShape) -> int:
 
 def _spans(shape: StepShape, heads: int, dim: int, *, paged: bool) -> int:
     """Of attention that is summed span by span: no more than the bound, and no more than there is."""
-    from headrace_kernels import mla_attention, paged_attention
-    from headrace_kernels.span_plan import part_bytes, row_width
+    from headrace_kernels.attention import mla_attention, paged_attention
+    from headrace_kernels.attention.span_plan import part_bytes, row_width
 
     width = row_width(heads, dim)
     tile_rows, span = (
@@ -136,7 +136,7 @@ def _spans(shape: StepShape, heads: int, dim: int, *, paged: bool) -> int:
 
 def _expanded(shape: StepShape, heads: int, deepseek: DeepseekConfig) -> int:
     """Of prompt rows whose keys and values are made of the latents."""
-    from headrace_kernels import mla_prefill
+    from headrace_kernels.attention import mla_prefill
 
     rows, e, v = shape.rows, shape.element_bytes, deepseek.v_dim
     q_dim = deepseek.nope_dim + deepseek.rope_dim

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine import noise
+from headrace.engine.sampling import noise
 from headrace.mtp_training.batches import Vocabulary, make_batch
 from headrace.mtp_training.module import MtpHead
 from headrace.mtp_training.writer import Written

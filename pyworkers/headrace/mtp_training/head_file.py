@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from safetensors.torch import save
 
-from headrace.models.checkpoint import Checkpoint
+from headrace.models.load.checkpoint import Checkpoint
+from headrace.models.load.safetensors_file import SafetensorsError, SafetensorsFile
 from headrace.models.rope import rope_of
-from headrace.models.safetensors_file import SafetensorsError, SafetensorsFile
 from headrace.mtp_training.module import HeadShape, MtpHead
 
 MAX_FILE_BYTES = 8_000_000

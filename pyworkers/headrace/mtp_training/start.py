@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from headrace.models.checkpoint import Checkpoint
+from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.rope import rope_of
 from headrace.mtp_training.batches import TrainBatch, Vocabulary, batch_plan, make_batch
 from headrace.mtp_training.module import HeadShape, MtpHead, Seen

@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine import noise
-from headrace.models.batch import Batch
-from headrace.models.checkpoint import Checkpoint
+from headrace.engine.sampling import noise
 from headrace.models.llama import attention_of, load_weights
 from headrace.models.llama import forward as describe
+from headrace.models.load.checkpoint import Checkpoint
 from headrace.mtp_training.prompts import Prompt
+from headrace_kernels.batch import Batch
 from headrace_kernels.native import NativeBackend
 
 BLOCK_TOKENS = 16

@@ -6,7 +6,7 @@ use super::sequence::{Sequence, Stage, Work};
 use super::{Engine, Export, Pull};
 
 /// Waiting sequences passed over in one step because their prefix is being computed; as in
-/// `headrace.engine.schedule`.
+/// `headrace.engine.scheduler`.
 const LOOK_PAST: usize = 64;
 
 /// What a step does, as its cost and its frame count it.

@@ -1,0 +1,1 @@
+"""Products with dense weights, and what stands between them row by row."""

@@ -1,0 +1,1 @@
+"""A mixture of experts: route, permute, multiply, combine."""

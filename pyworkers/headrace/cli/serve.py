@@ -1,0 +1,443 @@
+"""`headrace serve`: one router and its workers on this machine, supervised.
+
+A Unix socket joins them. It lives in a private folder and goes when we go, or with the next start. The
+secret that lets workers join is in the environment of the children: a file would need a disk with room,
+and stay behind where we are killed. Logs go to stderr under the name of their process; stdout gets the URL.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import http.client
+import importlib.util
+import ipaddress
+import json
+import os
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from headrace import logs, settings
+from headrace.cli.console import Printer, Stop
+from headrace.cli.private_folder import parents, private_folder
+from headrace.cli.supervise import (
+    EXIT_USAGE,
+    Command,
+    GaveUpError,
+    Keeper,
+    ToldWrongError,
+    supervised,
+)
+from headrace.cli.unix_http import UnixConnection
+
+START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
+ROUTER_STOP_S = 10.0  # after its drain; it ends by itself within 8 s
+WORKER_STOP_S = 10.0  # with no router left, a worker has nothing to finish
+STOP_OVERDUE_S = 5.0  # after all that, this process is ended
+# After a second signal, for the router to end each answer with an error. This process itself is ended after 2 s
+# (`router/src/signals.rs`), and has to tidy up before.
+ROUTER_HURRY_S = 1.7
+POLL_S = 0.1
+READY_TIMEOUT_S = 1.0  # of one question to the router on this machine; an orderly end waits for it
+
+ONE_THREAD = {  # a machine's cores are shared out by the number of workers
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Checked arguments of `headrace serve`; `port` is a real port."""
+
+    host: str
+    port: int
+    roles: tuple[str, ...]  # of each worker; a name is its role's with a number
+    model: str | None
+    worker_argv: list[str]
+    router_argv: list[str]
+    drain_timeout_s: float
+    admin: Path | None = None  # where the router tells of its workers, once there is a folder
+    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+
+    @property
+    def names(self) -> list[str]:
+        """Of the workers: worker-0, or prefill-0 and decode-0, each kind counted from 0."""
+        kinds = ["worker" if role == "both" else role for role in self.roles]
+        return [f"{kind}-{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
+
+    @property
+    def reach(self) -> str:
+        """An address at which this machine reaches the router."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.host, self.host)
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.reach}]" if ":" in self.reach else self.reach
+        return f"http://{host}:{self.port}"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve until told to stop. Raises SettingsError before anything was started."""
+    settings.check_model_arguments(args)
+    roles = worker_roles(args.workers, args.prefill, args.decode)
+    if importlib.util.find_spec("torch") is None:
+        raise settings.SettingsError("workers need more: pip install 'headrace[worker]'")
+    try:
+        router_argv = shlex.split(args.router_args)
+    except ValueError as error:
+        raise settings.SettingsError(f"--router-args: {error}") from error
+    router_argv = [*access_argv(args), *router_argv]
+    check_exposed(args.host, router_argv)
+    checked = ServeSettings(
+        host=args.host,
+        port=free_port(args.host, args.port),
+        roles=roles,
+        model=args.model,
+        worker_argv=settings.model_argv(args),
+        router_argv=router_argv,
+        drain_timeout_s=args.drain_timeout,
+    )
+    logs.never_wait(stdout=True)
+    return asyncio.run(_serve_alone(checked))
+
+
+def worker_roles(workers: int | None, prefill: int | None, decode: int | None) -> tuple[str, ...]:
+    """The role of each worker. Raises SettingsError for numbers that make no service."""
+    if prefill is None and decode is None:
+        return ("both",) * (workers or 1)
+    if workers is not None:
+        raise settings.SettingsError(
+            "--workers N serves whole requests, --prefill N --decode N splits them: take one or the other"
+        )
+    if prefill is None or decode is None:
+        given, lacks = ("--decode", "--prefill") if prefill is None else ("--prefill", "--decode")
+        raise settings.SettingsError(f"{given} needs {lacks}: neither kind serves alone")
+    return ("prefill",) * prefill + ("decode",) * decode
+
+
+def fetch(model: str | None) -> int:
+    """`headrace fetch`: have the model on this machine, and print where it lies."""
+    settings.check_model(model)
+    try:
+        from headrace.models import config
+        from headrace.models.load import source
+    except ModuleNotFoundError as error:
+        raise settings.SettingsError(
+            f"{error.name} is missing: pip install 'headrace[worker]'"
+        ) from error
+    try:
+        print(source.resolve(model).path)
+    except config.ModelFileError as error:
+        raise settings.SettingsError(str(error)) from error
+    return 0
+
+
+async def _serve_alone(config: ServeSettings) -> int:
+    """`serve` in a process that does nothing else: the signals end it whatever happens."""
+    from headrace import _core
+
+    stop = Stop()
+    drain_s = config.drain_timeout_s + ROUTER_STOP_S + WORKER_STOP_S
+    _core.end_on_signals(stop.numbers, drain_s + STOP_OVERDUE_S)
+    return await serve(config, stop)
+
+
+async def serve(config: ServeSettings, stop: Stop) -> int:
+    """Start everything, keep it running, and stop it in order; the exit status."""
+    began = time.monotonic()
+    log = Printer(["headrace", "router", *config.names])
+    if (status := await fetch_model(config.model, stop, log)) is not None:
+        return status
+    with private_folder() as folder:
+        config = replace(config, admin=folder / "admin.sock")
+        if folder.parent != parents()[0]:
+            log("headrace", f"{parents()[0]} takes nothing: the socket is in {folder}")
+        router = Keeper(router_command(config, folder), log)
+        workers = [
+            Keeper(worker_command(config, folder, name, role), log)
+            for name, role in zip(config.names, config.roles, strict=True)
+        ]
+        log("headrace", f"starting the router, {', '.join(config.names)}")
+        running = {asyncio.create_task(k.run(), name=k.command.name): k for k in (router, *workers)}
+        watcher = asyncio.create_task(announce(config, router, workers, log, began))
+        try:
+            failed = await until_stop_or_failure(running, router, watcher, stop, log)
+            if failed is None:
+                log(
+                    "headrace",
+                    "stopping: running answers may finish; Ctrl-C again ends them within 2 s",
+                )
+                await stop_in_order(running, router, config.drain_timeout_s, stop)
+        finally:
+            watcher.cancel()
+            for keeper in running.values():
+                keeper.kill()
+            await asyncio.gather(watcher, *running, return_exceptions=True)
+    log("headrace", "stopped")
+    if failed is not None:
+        return failed
+    return 128 + stop.last_signal if stop.now.is_set() else 0
+
+
+async def fetch_model(model: str | None, stop: Stop, log: Printer) -> int | None:
+    """Get the model once, before the workers ask for it; None, or the exit status if that failed.
+
+    A process of its own: it keeps us free of what reading a model imports, and shows its progress
+    on our terminal. Its group is its own too, so that the download ends with it.
+    """
+    log("headrace", f"model: {model or 'the default, SmolLM2-135M-Instruct'}")
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "headrace", "fetch", *([] if model is None else [model])),
+        env=os.environ | supervised(),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        process_group=0,
+    )
+    ended = asyncio.create_task(process.wait())
+    asked = asyncio.create_task(stop.soon.wait())
+    try:
+        await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
+        if asked.done():
+            return 128 + stop.last_signal
+        return ended.result() or None
+    finally:
+        asked.cancel()
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await ended
+
+
+async def until_stop_or_failure(
+    running: dict[asyncio.Task[None], Keeper],
+    router: Keeper,
+    watcher: asyncio.Task[None],
+    stop: Stop,
+    log: Printer,
+) -> int | None:
+    """Return None when asked to stop, the exit status when nothing is left that could serve.
+
+    A worker that is given up leaves the service to the others.
+    """
+    asked = asyncio.create_task(stop.soon.wait())
+    left = dict(running)
+    waiting: set[asyncio.Task[Any]] = {asked, watcher, *left}
+    try:
+        while True:
+            done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if asked in done:
+                return None
+            for task in done:
+                keeper = left.pop(task, None)
+                log("headrace", f"error: {_reason(task)}")
+                if keeper is None or keeper is router or set(left.values()) == {router}:
+                    return EXIT_USAGE if isinstance(task.exception(), ToldWrongError) else 1
+                log("headrace", f"going on without {keeper.command.name}")
+    finally:
+        asked.cancel()
+
+
+def _reason(task: asyncio.Task[Any]) -> str:
+    error = task.exception()
+    if error is None or isinstance(error, GaveUpError):
+        return str(error or f"{task.get_name()} ended")
+    raise error  # our own mistake: with its traceback
+
+
+async def stop_in_order(
+    running: dict[asyncio.Task[None], Keeper], router: Keeper, drain_s: float, stop: Stop
+) -> None:
+    """Router first, which drains; then the workers, which it no longer needs.
+
+    After a second signal the router ends its answers with an error, while the workers are still there. Whatever is left
+    when this returns is to be killed.
+    """
+    now = asyncio.create_task(stop.now.wait())
+    try:
+        for group, wait_s in (
+            ([t for t, k in running.items() if k is router], drain_s + ROUTER_STOP_S),
+            ([t for t, k in running.items() if k is not router], WORKER_STOP_S),
+        ):
+            for task in group:
+                running[task].stop()
+            waiting: set[asyncio.Task[Any]] = {t for t in group if not t.done()}
+            give_up_at = time.monotonic() + wait_s
+            while waiting and not now.done() and time.monotonic() < give_up_at:
+                done, _ = await asyncio.wait(
+                    {now, *waiting},
+                    timeout=give_up_at - time.monotonic(),
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                waiting -= done
+            if now.done():
+                router.hurry()
+                routers = [t for t, k in running.items() if k is router]
+                await asyncio.wait(routers, timeout=ROUTER_HURRY_S)
+                return
+    finally:
+        now.cancel()
+
+
+async def announce(
+    config: ServeSettings, router: Keeper, workers: list[Keeper], log: Printer, began: float
+) -> None:
+    """Take note of who is ready. One line when a worker joins, also after a restart; the URL once all are there.
+
+    `began` is when the person asked; to fetch the model took part of the time since. Never returns.
+    Raises GaveUpError if the workers take too long.
+    """
+    seen = dict.fromkeys(workers, 0)  # which start of each worker was seen to be ready
+    model: str | None = None  # that a worker was seen to serve
+    ready = False
+    give_up_at = time.monotonic() + START_TIMEOUT_S
+    while True:
+        late = [one for one in workers if seen[one] != one.starts and not one.ended]
+        joined = await asyncio.to_thread(ready_workers, config) if late else None
+        if joined is not None:
+            router.ready()
+        for keeper in late:
+            name = keeper.command.name
+            if keeper.running and joined and name in joined:
+                seen[keeper] = keeper.starts
+                keeper.ready()
+                model = joined[name]
+                log(name, f"ready, serves {model}")
+        if not ready and model is not None and all(seen[k] or k.ended for k in workers):
+            ready = True
+            print_ready(config, model, time.monotonic() - began)
+        if not ready and time.monotonic() > give_up_at:
+            raise GaveUpError(f"the workers were not ready after {START_TIMEOUT_S:.0f} s")
+        await asyncio.sleep(POLL_S if late else 10 * POLL_S)
+
+
+def access_argv(args: argparse.Namespace) -> list[str]:
+    """The flags that say who may come in, for the router, which checks them."""
+    given: dict[str, list[Any]] = {
+        "--api-key-file": [args.api_key_file],
+        "--admin-key-file": [args.admin_key_file],
+        "--admin-listen": args.admin_listen,
+        "--allowed-hosts": args.allowed_hosts,
+        "--allowed-origins": args.allowed_origins,
+    }
+    argv = [f"{flag}={one}" for flag, all_of in given.items() for one in all_of if one is not None]
+    return [*argv, "--allow-anonymous-clients"] if args.allow_anonymous_clients else argv
+
+
+def check_exposed(host: str, router_argv: list[str]) -> None:
+    """Raise SettingsError for what the router would refuse, but before a model is fetched for it."""
+    lets_in = ("--api-key-file", "--allow-anonymous-clients")
+    if os.environ.get("HEADRACE_API_KEY") or any(flag.startswith(lets_in) for flag in router_argv):
+        return
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return  # a name, which the router looks up
+    if not address.is_loopback:
+        raise settings.SettingsError(
+            f"--host {host} can be reached by others, and no API key is asked for: give --api-key-file FILE (or "
+            "HEADRACE_API_KEY), or --allow-anonymous-clients if everybody who can reach it may use it"
+        )
+
+
+def ready_workers(config: ServeSettings) -> dict[str, str] | None:
+    """Model by name of each worker that can take requests; None while the router cannot answer."""
+    assert config.admin is not None
+    connection = UnixConnection(config.admin, timeout=READY_TIMEOUT_S)
+    try:
+        connection.request("GET", "/workers")
+        listed = json.loads(connection.getresponse().read())
+    except (OSError, http.client.HTTPException, ValueError):
+        return None
+    finally:
+        connection.close()
+    workers: list[dict[str, Any]] = listed.get("workers", [])
+    return {w["id"]: w["model"] for w in workers if w["state"] == "ready"}
+
+
+def print_ready(config: ServeSettings, model: str, seconds: float) -> None:
+    """The lines a person waits for, on stdout."""
+    body = json.dumps(
+        {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
+    )
+    export, key = key_lines(config.router_argv)
+    print(
+        f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n\n{export}"
+        f"  curl -N {config.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
+        f"    -d '{body}'\n"
+        f"  headrace chat --url {config.url}\n",
+        flush=True,
+    )
+
+
+def key_lines(router_argv: list[str]) -> tuple[str, str]:
+    """What the printed commands need where the router asks for an API key: a line before them, and a line of curl's."""
+    value = os.environ.get("HEADRACE_API_KEY", "")
+    file = next((word for word in router_argv if word.startswith("--api-key-file")), None)
+    if not value and file is None:
+        return "", ""
+    one_key = file is None and "," not in value
+    export = "" if one_key else "  export HEADRACE_API_KEY=...  # one of the API keys\n"
+    return export, '    -H "Authorization: Bearer $HEADRACE_API_KEY" \\\n'
+
+
+def router_command(config: ServeSettings, folder: Path) -> Command:
+    return Command(
+        name="router",
+        argv=[
+            *(sys.executable, "-m", "headrace", "router"),
+            f"--host={config.host}",
+            f"--port={config.port}",
+            f"--worker-listen=unix:{folder / 'router.sock'}",
+            f"--admin-listen=unix:{folder / 'admin.sock'}",
+            f"--drain-timeout-ms={round(config.drain_timeout_s * 1000)}",
+            *config.router_argv,
+        ],
+        env={"HEADRACE_SECRET": config.secret},
+    )
+
+
+def worker_command(config: ServeSettings, folder: Path, name: str, role: str) -> Command:
+    return Command(
+        name=name,
+        argv=[
+            *(sys.executable, "-m", "headrace", "worker"),
+            *config.worker_argv,
+            f"--name={name}",
+            f"--role={role}",
+            f"--router=unix:{folder / 'router.sock'}",
+        ],
+        env={name: value for name, value in ONE_THREAD.items() if name not in os.environ}
+        | {"HEADRACE_SECRET": config.secret},
+    )
+
+
+def free_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises SettingsError if the router could not listen there.
+
+    Chosen here rather than by the router, so that a restarted router listens where the first did.
+    """
+    try:
+        kind, _, _, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(kind, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+            probe.listen(1)
+            return probe.getsockname()[1]
+    except socket.gaierror as error:
+        raise settings.SettingsError(f"--host {host}: {error.strerror}") from error
+    except OSError as error:
+        why = error.strerror or str(error)
+        raise settings.SettingsError(f"cannot listen on {host}:{port}: {why}") from error

@@ -1,0 +1,159 @@
+"""What one router has to hear about the block cache: a snapshot, then numbered deltas.
+
+A slow router gets a smaller delta, never a gap: changes that undo each other vanish, and when the delta would be longer
+than a snapshot, it becomes one. A router that lost track gets a snapshot too (`BlockLog.restart`). Keys are the first 8
+bytes of a block's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from headrace.engine.cache.block_pool import BlockEvent, Cleared, Removed, Stored
+from headrace.wire.frames import Blocks, Snapshot, StoredRun
+
+SNAPSHOT_KEYS = 1 << 17  # in one frame: 1 MiB
+SHORT_DELTA = 1024  # changes; below it a delta is never traded for a snapshot. A guess
+DEVICE_TIER = 0
+
+
+def block_key(name: bytes) -> int:
+    return int.from_bytes(name[:8], "little")
+
+
+class CacheView:
+    """The keys in the cache, parents before children, kept up to date by events.
+
+    It lives beside the links, so that they never look into the pool while a step changes it.
+    """
+
+    def __init__(self) -> None:
+        # Insertion order has parents first: a parent is stored before and evicted after its children.
+        self.parents: dict[int, int | None] = {}
+
+    def apply(self, events: Iterable[BlockEvent], logs: Iterable[BlockLog]) -> None:
+        """Bring the view and the logs of all links up to date."""
+        logs = list(logs)
+        for event in events:
+            match event:
+                case Stored(name, parent):
+                    key = block_key(name)
+                    self.parents[key] = None if parent is None else block_key(parent)
+                    for log in logs:
+                        log.stored(key)
+                case Removed(name):
+                    key = block_key(name)
+                    self.parents.pop(key, None)
+                    for log in logs:
+                        log.removed(key)
+                case Cleared():
+                    self.parents.clear()
+                    for log in logs:
+                        log.cleared()
+
+
+class BlockLog:
+    """Changes that one router has not heard of yet. It begins with a snapshot.
+
+    Snapshots and deltas are numbered as one series: a snapshot takes the place of the delta that was due. So the router
+    can tell a new snapshot from an old one, and a delta that the snapshot contains from the one after it.
+    """
+
+    def __init__(self, view: CacheView, epoch: int) -> None:
+        self._view = view
+        self._epoch = epoch
+        self._sequence = -1  # of the last snapshot or delta sent
+        self._snapshot = True  # the next thing to send is one
+        self._cleared = False
+        self._stored: dict[int, None] = {}  # in order
+        self._removed: set[int] = set()
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._snapshot or self._cleared or self._stored or self._removed)
+
+    def restart(self) -> None:
+        """The router lost track of what it heard: the next thing to send is a snapshot."""
+        self._stored.clear()
+        self._removed.clear()
+        self._cleared = False
+        self._snapshot = True
+
+    def stored(self, key: int) -> None:
+        if self._snapshot:
+            return
+        if key in self._removed:
+            self._removed.discard(key)  # the router never heard that it had gone
+        else:
+            self._stored[key] = None
+        self._bound()
+
+    def removed(self, key: int) -> None:
+        if self._snapshot:
+            return
+        if key in self._stored:
+            del self._stored[key]  # the router never heard of it
+        else:
+            self._removed.add(key)
+        self._bound()
+
+    def cleared(self) -> None:
+        self._stored.clear()
+        self._removed.clear()
+        self._cleared = not self._snapshot
+
+    def _bound(self) -> None:
+        changes = len(self._stored) + len(self._removed)
+        if changes > len(self._view.parents) + SHORT_DELTA:
+            self.restart()
+
+    def take(self) -> list[Snapshot | Blocks]:
+        """The frames that bring the router up to date; nothing is pending afterwards."""
+        if not self.pending:
+            return []
+        self._sequence += 1
+        if self._snapshot:
+            self._snapshot = False
+            return list(self._snapshot_frames())
+        delta = Blocks(
+            epoch=self._epoch,
+            sequence=self._sequence,
+            stored=self._runs(),
+            removed=_pack(self._removed),
+            cleared=self._cleared,
+            tier=DEVICE_TIER,
+        )
+        self._stored.clear()
+        self._removed.clear()
+        self._cleared = False
+        return [delta]
+
+    def _snapshot_frames(self) -> Iterator[Snapshot]:
+        keys = list(self._view.parents)
+        for start in range(0, max(len(keys), 1), SNAPSHOT_KEYS):
+            part = keys[start : start + SNAPSHOT_KEYS]
+            yield Snapshot(
+                epoch=self._epoch,
+                sequence=self._sequence,
+                hashes=_pack(part),
+                last=start + SNAPSHOT_KEYS >= len(keys),
+            )
+
+    def _runs(self) -> list[StoredRun]:
+        runs: list[tuple[int | None, list[int]]] = []
+        for key in self._stored:
+            parent = self._view.parents[key]
+            if runs and parent is not None and runs[-1][1][-1] == parent:
+                runs[-1][1].append(key)
+            else:
+                runs.append((parent, [key]))
+        return [
+            StoredRun(parent, keys[0].to_bytes(8, "little") if len(keys) == 1 else _pack(keys))
+            for parent, keys in runs
+        ]
+
+
+def _pack(keys: Iterable[int]) -> bytes:
+    return np.fromiter(keys, dtype="<u8").tobytes()

@@ -1,0 +1,148 @@
+"""KV that this worker pulls from another one: what a sequence waits for before it can decode.
+
+An arriving sequence holds nothing until its ticket is there. Then it waits for blocks in order with all others; once it
+has them, a mover writes what the prefix cache lacks. It decodes when the KV is there and the first tokens are. Where
+the pull fails, or nothing comes, it computes its prompt like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.sequence import Key, Sequence, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Blocks are reserved: pull them, then say `Engine.pulled` or `Engine.pull_failed`.
+
+    `wanted` may be empty, where the prefix cache has it all; the source still waits for its release.
+    """
+
+    key: Key
+    wanted: list[tuple[int, int]]  # (place in the sequence, block here), places ascending
+    tokens: int  # whose KV the source has; the last block may be full in part
+
+
+@dataclass(slots=True)
+class Arriving:
+    """What is known of the pull of one sequence."""
+
+    tokens: int  # whose KV comes: the prompt, and what was generated before this leg
+    timeout_s: float  # from `going` on
+    ticket: bool = False
+    going: bool = False  # the first tokens are there, or none come
+    alone: bool = False  # nothing comes, or nothing good: compute it here
+    written: bool = False  # a mover may write to its blocks
+    arrived: bool = False  # the KV is whole
+    pull_by_s: float | None = None  # later than that it is not worth waiting for
+
+
+class Arrivals:
+    """Moves arriving sequences from stage to stage. `publish` names the blocks that a sequence has whole."""
+
+    def __init__(self, scheduler: Scheduler, publish: Callable[[Sequence], None]) -> None:
+        self._scheduler = scheduler
+        self._publish = publish
+        self._outside: set[Sequence] = set()  # they hold nothing and wait for a frame
+        self._reserved: list[Sequence] = []  # their pulls were not taken yet
+
+    @property
+    def outside(self) -> int:
+        """How many sequences are here that the scheduler does not know."""
+        return len(self._outside)
+
+    def expect(self, sequence: Sequence) -> None:
+        """A new one."""
+        self._outside.add(sequence)
+
+    def forget(self, sequence: Sequence) -> None:
+        """It is over. Its blocks are the caller's business."""
+        self._outside.discard(sequence)
+
+    def ticket(self, sequence: Sequence) -> None:
+        """The ticket is there: it waits for blocks. Nothing of one that has it, or needs it no more."""
+        arriving = sequence.arriving
+        if arriving is None or arriving.ticket or arriving.alone:
+            return
+        arriving.ticket = True
+        self._outside.remove(sequence)
+        self._scheduler.wait(sequence)
+
+    def reserved(self, sequences: list[Sequence]) -> None:
+        """They have their blocks."""
+        self._reserved += sequences
+
+    def take_pulls(self) -> list[Pull]:
+        """From now on somebody may write to the blocks of these."""
+        pulls: list[Pull] = []
+        for sequence in self._reserved:
+            arriving = sequence.arriving
+            if sequence.stage is not Stage.PARKED or arriving is None:
+                continue  # it ended, or computes its prompt
+            arriving.written = True
+            wanted = [*enumerate(sequence.blocks)][sequence.published :]
+            pulls.append(Pull(sequence.key, wanted, arriving.tokens))
+        self._reserved = []
+        return pulls
+
+    def go_on(self, sequence: Sequence, generated: list[int], now_s: float) -> None:
+        """These are the first tokens; none means that nothing comes. Nothing of one that has them."""
+        arriving = sequence.arriving
+        if arriving is None or arriving.going:
+            return
+        arriving.going = True
+        arriving.pull_by_s = now_s + arriving.timeout_s
+        sequence.add(generated)
+        if sequence.penalties is not None:
+            for token in generated:
+                sequence.penalties.add(token)
+        if not generated:
+            arriving.alone = True
+            if sequence.sampling.prompt_logprobs is not None and not sequence.generated:
+                sequence.prompt_logprobs = []  # nobody else gives them
+        if arriving.alone and not arriving.written:
+            self.compute(sequence)
+        elif arriving.arrived:
+            self._ready(sequence)
+
+    def pulled(self, sequence: Sequence) -> None:
+        """All KV is there."""
+        arriving = sequence.arriving
+        if arriving is None or not arriving.written:
+            return
+        arriving.written = False
+        sequence.computed = sequence.keys_to = arriving.tokens
+        self._publish(sequence)
+        if arriving.alone:
+            self.compute(sequence)  # it finds in the cache what was pulled
+        elif arriving.going:
+            self._ready(sequence)
+        else:
+            arriving.arrived = True
+
+    def failed(self, sequence: Sequence) -> None:
+        """The KV does not come, or counts for nothing. Until the first tokens are known there is nothing to do."""
+        arriving = sequence.arriving
+        if arriving is None or arriving.arrived:
+            return
+        arriving.written = False
+        arriving.alone = True
+        if arriving.going:
+            self.compute(sequence)
+            return
+        self._scheduler.remove(sequence)
+        self._outside.add(sequence)
+
+    def compute(self, sequence: Sequence) -> None:
+        """From now on it is a sequence like any other, and waits for its turn."""
+        self._outside.discard(sequence)
+        self._scheduler.remove(sequence)
+        sequence.arriving = None
+        self._scheduler.wait(sequence)
+
+    def _ready(self, sequence: Sequence) -> None:
+        sequence.arriving = None
+        self._scheduler.unpark(sequence)

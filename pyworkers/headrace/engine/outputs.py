@@ -1,0 +1,152 @@
+"""What routers are told of the sequences of a step, and what becomes of those that ended with it."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.requests import Requests
+from headrace.engine.result import StepResult
+from headrace.engine.sampling.verify import GOES_ON, Chosen, ChosenRows
+from headrace.engine.scheduler import Scheduler
+from headrace.engine.sequence import Sequence
+from headrace.engine.step.columns import Ints
+from headrace.engine.step.rows import places_of
+from headrace.wire.frames import Finish, Freed, Output, TokenLogprob
+from headrace.wire.output_columns import Outputs
+
+
+class Answering:
+    """Writes into step results. `pinned` are exports whose lease begins with the end of the step."""
+
+    def __init__(self, scheduler: Scheduler, requests: Requests) -> None:
+        self._scheduler = scheduler
+        self._requests = requests
+        self.pinned: list[Sequence] = []
+
+    def tokens(self, chosen: ChosenRows, sits: NDArray[np.bool_], result: StepResult) -> None:
+        """Sequences got tokens, which they have already; or none, and fail. `sits`: who has the seat of the step."""
+        columns, work = self._scheduler.columns, chosen.work
+        seats = work.seats[chosen.places]
+        plain = sits & columns.plain[seats] & (chosen.finish == GOES_ON) & (chosen.counts > 0)
+        plain[list(chosen.logprobs)] = False
+        links, requests = columns.link[seats], columns.request[seats]
+        if plain.all():  # so it is in most steps
+            drafted, accepted = chosen.drafted, chosen.accepted
+            outputs = Outputs(requests, chosen.counts, chosen.ids, drafted, accepted, {})
+            self._tell(outputs, links, result)
+            return
+        said = plain.copy()
+        special: dict[int, Output] = {}
+        for row in places_of(~plain).tolist():
+            sequence = work.sequence(chosen.places.item(row))
+            if self._requests.get(sequence.key) is not sequence:
+                continue
+            links[row], requests[row] = sequence.key
+            output = self._say_of(chosen.row(row), result)
+            if output is not None:
+                special[row] = output
+                said[row] = True
+        outputs = Outputs(
+            requests,
+            np.where(plain, chosen.counts, 0),
+            chosen.ids[plain.repeat(chosen.counts)],
+            chosen.drafted,
+            chosen.accepted,
+            special,
+        )
+        self._tell(outputs.where(said), links[said], result)
+
+    def _tell(self, outputs: Outputs, links: Ints, result: StepResult) -> None:
+        """Each link what is of its requests."""
+        result.drafted += int(outputs.drafted.sum())
+        result.accepted += int(outputs.accepted.sum())
+        if not len(links):
+            return
+        if (links == links[0]).all():
+            result.of(links.item(0)).columns = outputs
+            return
+        for link in np.unique(links).tolist():
+            result.of(link).columns = outputs.where(links == link)
+
+    def _say_of(self, chosen: Chosen, result: StepResult) -> Output | None:
+        """Of one that got its first token, or its last, or more than tokens, or none."""
+        sequence = chosen.sequence
+        if not chosen.ids:
+            self.fail(sequence, _not_finite(), result)
+            return None
+        output = self._output(chosen, chosen.finish)
+        self._end(sequence, chosen.finish, result)
+        if sequence.export is not None and chosen.finish is None:
+            self._pin(sequence, result)
+        return output
+
+    def scored(self, sequence: Sequence, entries: list[TokenLogprob], result: StepResult) -> None:
+        """More of its prompt's log-probabilities; they are all there is where nothing is to be generated."""
+        assert sequence.prompt_logprobs is not None
+        if any(math.isnan(entry.logprob) for entry in entries):
+            self.fail(sequence, _not_finite(), result)
+            return
+        sequence.prompt_logprobs += entries
+        if sequence.limit == sequence.prompt_len == sequence.computed:
+            self._say(sequence, "length", result)
+
+    def late(self, sequence: Sequence, result: StepResult) -> None:
+        """Its deadline passed."""
+        sequence.prompt_logprobs = None  # perhaps not complete
+        self._say(sequence, "cancelled", result)
+
+    def fail(self, sequence: Sequence, error: RequestError, result: StepResult) -> None:
+        result.of(sequence.key.link).failed.append(error.frame(sequence.key.request))
+        self.free(sequence, result)
+
+    def free(self, sequence: Sequence, result: StepResult) -> None:
+        blocks = self._requests.end(sequence)
+        if blocks is not None:  # otherwise `pulled` or `pull_failed` says it
+            freed = Freed(request=sequence.key.request, blocks=blocks)
+            result.of(sequence.key.link).freed.append(freed)
+
+    def _say(self, sequence: Sequence, finish: Finish, result: StepResult) -> None:
+        """It ends without a token."""
+        output = self._output(Chosen(sequence, [], None, finish, 0, 0), finish)
+        result.of(sequence.key.link).said.append(output)
+        self._end(sequence, finish, result)
+
+    def _output(self, chosen: Chosen, finish: Finish | None) -> Output:
+        sequence = chosen.sequence
+        first = not sequence.answered
+        output = Output(
+            request=sequence.key.request,
+            ids=chosen.ids,
+            logprobs=chosen.logprobs,
+            finish=finish,
+            cached_tokens=sequence.cached_tokens if first else None,
+            prompt_logprobs=sequence.prompt_logprobs if first else None,
+            drafted=chosen.drafted,
+            accepted=chosen.accepted,
+        )
+        sequence.prompt_logprobs = None  # sent, and not wanted again after a preemption
+        self._scheduler.columns.answered(sequence)
+        return output
+
+    def _end(self, sequence: Sequence, finish: Finish | None, result: StepResult) -> None:
+        if finish is not None:
+            if finish != "cancelled" and sequence.export is None:
+                self._scheduler.note_answer(len(sequence.generated))
+            self.free(sequence, result)
+
+    def _pin(self, sequence: Sequence, result: StepResult) -> None:
+        """The rest of the answer is another worker's: keep the blocks for it."""
+        assert sequence.export is not None
+        if sequence.export.released:
+            self.free(sequence, result)
+        else:
+            self._scheduler.park(sequence)
+            self.pinned.append(sequence)
+
+
+def _not_finite() -> RequestError:
+    return RequestError(FailureKind.ENGINE, "the model's logits are not finite")

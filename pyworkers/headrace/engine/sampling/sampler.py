@@ -1,0 +1,369 @@
+"""From logits to tokens, for all rows of a step at once.
+
+In the order of `Sampling`: logit bias, penalties, `min_tokens`, temperature, top-k, top-p (of what top-k left), min-p,
+then the draw by position-keyed noise (`noise.py`). Greedy takes the most probable token, on a tie the lowest id.
+Log-probabilities are those of the raw logits: before bias, penalties and temperature.
+
+A sequence may have several rows, for successive positions: all but the first stand on drafts of the tokens before
+them, and are treated as if these had been generated (`verify.py` says which of them count).
+
+A row's result is a function of that row alone, bit for bit. `narrow.py` finds the few tokens that can be chosen; here
+they are cut and drawn exactly, in float64 on the host, so that a worker with a GPU and one without differ only as much
+as their logits do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.sampling import noise, topk
+from headrace.engine.sampling.logits_processors import Context, edit
+from headrace.engine.sampling.topk import Draws
+from headrace.engine.sequence import Sequence
+from headrace.engine.speculative.draft_head import DraftHead
+from headrace.engine.step.rows import places_of, spread
+from headrace.wire.frames import Ranked, Sampling, TokenLogprob
+
+MAX_LOGPROBS = 128  # alternatives at one place; bounds the size of an answer
+MAX_PROMPT_LOGPROBS = 1 << 20  # values of one prompt; about 16 MB on the wire
+LARGEST = 1e6  # of what logits are divided by, multiplied with, or changed by: float32 stays finite
+GREEDY_BELOW = 1e-6  # a lower temperature only asks float64 for trouble
+LEAST_LOGPROB = -9999.0  # of a token that cannot be: JSON has no infinity
+DRAW_ELEMENTS = 1 << 23  # logits looked at in one go when tokens are drawn or scored; bounds memory
+
+
+def check_sampling(sampling: Sampling, vocab_size: int, *, prompt_tokens: int) -> None:
+    """Raises `RequestError` (`bad_sampling`) and names the field that is out of range."""
+    s = sampling
+    ranges = [
+        ("temperature", s.temperature, 0.0, LARGEST),
+        ("top_p", s.top_p, 1e-9, 1.0),
+        ("min_p", s.min_p, 0.0, 1.0),
+        ("repetition_penalty", s.repetition_penalty, 1 / LARGEST, LARGEST),
+        ("presence_penalty", s.presence_penalty, -LARGEST, LARGEST),
+        ("frequency_penalty", s.frequency_penalty, -LARGEST, LARGEST),
+        ("logprobs", s.logprobs or 0, 0, MAX_LOGPROBS),
+        ("prompt_logprobs", s.prompt_logprobs or 0, 0, MAX_LOGPROBS),
+    ]
+    for name, value, low, high in ranges:
+        if not (math.isfinite(value) and low <= value <= high):
+            raise RequestError(
+                FailureKind.BAD_SAMPLING, f"{name} is {value}, allowed is {low} to {high}"
+            )
+    entries = 0 if s.prompt_logprobs is None else prompt_tokens * (s.prompt_logprobs + 1)
+    if entries > MAX_PROMPT_LOGPROBS:
+        raise RequestError(
+            FailureKind.BAD_SAMPLING,
+            f"prompt_logprobs asks for {entries} values, the limit is {MAX_PROMPT_LOGPROBS}",
+        )
+    for token, bias in s.logit_bias:
+        if token >= vocab_size or not -LARGEST <= bias <= LARGEST:
+            raise RequestError(
+                FailureKind.BAD_SAMPLING,
+                f"logit_bias of token {token} is {bias}; the vocabulary has {vocab_size} tokens, "
+                f"and a bias is {-LARGEST:g} to {LARGEST:g}",
+            )
+
+
+def needs_penalties(sampling: Sampling) -> bool:
+    return (
+        sampling.repetition_penalty != 1
+        or sampling.presence_penalty != 0
+        or sampling.frequency_penalty != 0
+    )
+
+
+@dataclass(slots=True)
+class Rows:
+    """Rows of logits: `counts[i]` successive positions of `sequences[i]`, the first one after all its tokens."""
+
+    sequences: list[Sequence]
+    seats: NDArray[np.int64]  # [sequences]
+    totals: NDArray[np.int64]  # [sequences], tokens so far
+    counts: NDArray[np.int64]  # [sequences]
+    drafts: NDArray[np.int32]  # [rows], the draft before each row; means nothing for a first row
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """The first row of each sequence."""
+        return self.counts.cumsum() - self.counts
+
+    @property
+    def owners(self) -> NDArray[np.int64]:
+        """[rows], whose row it is, as a place in `sequences`."""
+        return np.arange(len(self.counts)).repeat(self.counts)
+
+    def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """[rows] each: the seat, and the position whose token is chosen."""
+        if len(self.drafts) == len(self.counts):  # one row each
+            return self.seats, self.totals
+        return self.seats.repeat(self.counts), spread(self.totals, self.counts)
+
+    def last(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """The same of the last row of each sequence."""
+        return self.seats, self.totals + self.counts - 1
+
+
+@dataclass(slots=True)
+class Sampled:
+    """What was chosen for each row; -1 where the logits were not finite."""
+
+    ids: NDArray[np.int64]  # [rows]
+    best: NDArray[np.float32]  # [rows], the highest logit after edits
+    # Logits before edits, and of each row which of them are its, -1: none; where any request asks for probabilities.
+    raw: tuple[torch.Tensor, NDArray[np.int64]] | None
+
+
+class Sampler:
+    """Keeps the parameters of the running sequences by seat."""
+
+    def __init__(self, vocab_size: int, max_sequences: int) -> None:
+        self.vocab_size = vocab_size
+        self._temperature = np.zeros(max_sequences)
+        self._top_k = np.zeros(max_sequences, dtype=np.int64)
+        self._top_p = np.ones(max_sequences)
+        self._min_p = np.zeros(max_sequences)
+        self._seed = np.zeros(max_sequences, dtype=np.uint64)
+        self._edits = np.zeros(max_sequences, dtype=np.bool_)  # logits change before all else
+        self._logprobs = np.zeros(max_sequences, dtype=np.bool_)
+        # Its tokens are simply the most probable ones, and nothing more is asked of them.
+        self._plain = np.ones(max_sequences, dtype=np.bool_)
+        self._tokens: torch.Tensor | None = None  # all ids, where the logits are
+
+    def seat(self, sequence: Sequence, seat: int) -> None:
+        """`sequence` took this seat: `sample` may meet it from now on."""
+        s = sequence.sampling
+        self._temperature[seat] = s.temperature if s.temperature >= GREEDY_BELOW else 0
+        self._top_k[seat] = s.top_k if s.top_k < self.vocab_size else 0
+        self._top_p[seat] = s.top_p
+        self._min_p[seat] = s.min_p
+        self._seed[seat] = s.seed
+        masks = s.min_tokens > 0 and len(sequence.stop_ids) > 0
+        self._edits[seat] = masks or sequence.penalties is not None or len(s.logit_bias) > 0
+        self._logprobs[seat] = s.logprobs is not None
+        drawn = self._temperature[seat] > 0
+        self._plain[seat] = not (drawn or self._edits[seat] or self._logprobs[seat])
+
+    def sample(self, logits: torch.Tensor, rows: Rows) -> Sampled:
+        """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten."""
+        assert logits.shape[1] == self.vocab_size
+        if self.takes_best(rows.seats):  # a lone step feels each of the calls that this spares
+            ids, best = topk.argmax(logits)
+            return Sampled(_where_finite(ids, best), best, None)
+        seats, positions = rows.places()
+        raw = None
+        if len(with_logprobs := places_of(self._logprobs[seats])):
+            raw_rows = np.full(len(seats), -1)
+            raw_rows[with_logprobs] = np.arange(len(with_logprobs))
+            raw = _rows(logits, with_logprobs, copy=True), raw_rows
+        self._edit(logits, rows, seats, None)
+        ids, best = topk.argmax(logits)
+        drawn = places_of((self._temperature[seats] > 0) & np.isfinite(best))
+        if len(drawn):
+            tokens = self._all_tokens(logits)
+            for some in _parts(drawn, logits):
+                ids[some] = self._draw(
+                    _rows(logits, some), best[some], seats[some], positions[some], tokens
+                )
+        return Sampled(_where_finite(ids, best), best, raw)
+
+    def logprobs(
+        self, sampled: Sampled, rows: Rows, wanted: NDArray[np.bool_]
+    ) -> list[TokenLogprob | None]:
+        """Of the chosen tokens of the rows that are `wanted`; `None` for those whose request asked for none."""
+        found: list[TokenLogprob | None] = [None] * len(wanted)
+        if sampled.raw is None:
+            return found
+        raw, raw_rows = sampled.raw
+        some = np.flatnonzero(wanted & (raw_rows >= 0) & (sampled.ids >= 0))
+        tops = [rows.sequences[owner].sampling.logprobs or 0 for owner in rows.owners[some]]
+        entries = token_logprobs(_rows(raw, raw_rows[some]), sampled.ids[some], tops)
+        for row, entry in zip(some, entries, strict=True):
+            found[row] = entry
+        return found
+
+    def draft(self, logits: torch.Tensor, rows: Rows, head: DraftHead) -> NDArray[np.int64]:
+        """Guess what `sample` will choose for the last row of each sequence; `logits` is `[sequences, drafts]`.
+
+        The noise is that of the same position, so that a good guess of the logits is a good guess of the draw.
+        """
+        if self.takes_best(rows.seats):
+            return head.ids[topk.argmax(logits)[0]]
+        seats, positions = rows.last()
+        self._edit(logits, rows, seats, head)
+        columns, best = topk.argmax(logits)
+        ids = head.ids[columns]
+        drawn = places_of((self._temperature[seats] > 0) & np.isfinite(best))
+        if len(drawn):
+            ids[drawn] = self._draw(
+                _rows(logits, drawn), best[drawn], seats[drawn], positions[drawn], head.on(logits)
+            )
+        return ids
+
+    def _edit(
+        self, logits: torch.Tensor, rows: Rows, seats: NDArray[np.int64], head: DraftHead | None
+    ) -> None:
+        """Change the rows of those who ask for it. With `head`, `logits` are its, for the last row of each sequence."""
+        edited = places_of(self._edits[seats])
+        if not len(edited):
+            return
+        first = rows.starts
+        last = first + rows.counts - 1
+        owners = np.arange(len(first)) if head is not None else rows.owners
+        contexts: list[Context] = []
+        for row in edited.tolist():
+            owner = int(owners[row])
+            stop = row if head is None else int(last[owner])
+            drafts = rows.drafts[int(first[owner]) + 1 : stop + 1]
+            sequence = rows.sequences[owner]
+            generated = int(rows.totals[owner]) - sequence.prompt_len
+            contexts.append(Context(sequence, generated, drafts.tolist()))
+        edit(logits, edited, contexts, None if head is None else head.columns)
+
+    def takes_best(self, seats: NDArray[np.int64]) -> bool:
+        """Whether all tokens there are simply the most probable ones, and nothing more is asked of them."""
+        return bool(self._plain[seats].all())
+
+    def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether the log-probabilities of answers are asked for there."""
+        return self._logprobs[seats]
+
+    def draws_tokens(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Whether tokens are drawn there, rather than the most probable ones taken."""
+        return self._temperature[seats] > 0
+
+    def seeds(self, seats: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return self._seed[seats]
+
+    def draws(
+        self, best: NDArray[np.float32], seats: NDArray[np.int64], positions: NDArray[np.int64]
+    ) -> Draws:
+        """How rows with these highest logits are drawn from."""
+        return Draws(
+            best,
+            self._temperature[seats],
+            self._top_k[seats],
+            self._top_p[seats],
+            self._min_p[seats],
+            *noise.keys(self._seed[seats], positions),
+        )
+
+    def _all_tokens(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._tokens is None or self._tokens.device != logits.device:
+            self._tokens = torch.arange(self.vocab_size, dtype=torch.int32, device=logits.device)
+        return self._tokens
+
+    def _draw(
+        self,
+        logits: torch.Tensor,
+        best: NDArray[np.float32],
+        seats: NDArray[np.int64],
+        positions: NDArray[np.int64],
+        tokens: torch.Tensor,
+    ) -> NDArray[np.int64]:
+        """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids."""
+        draws = self.draws(best, seats, positions)
+        draws.top_k[draws.top_k >= len(tokens)] = 0
+        if not draws.top_k.any():  # spares the copies of all that says how to draw
+            return narrow.race(logits, draws, tokens)
+        ids = np.zeros(len(best), dtype=np.int64)
+        if (some := np.flatnonzero(draws.top_k)).size:
+            ids[some] = _draw_top_k(_rows(logits, some), draws.of(some), tokens)
+        if (some := np.flatnonzero(draws.top_k == 0)).size:
+            ids[some] = topk.race(_rows(logits, some), draws.of(some), tokens)
+        return ids
+
+
+def _draw_top_k(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np.int64]:
+    """Draw among the tokens that top-k, then top-p, then min-p leave."""
+    found = topk.highest(logits, draws.top_k)
+    scaled = (found.logits - found.logits[:, :1]) / draws.temperature[:, None]  # [rows, most]
+    weights = np.exp(scaled)
+    weights[np.arange(weights.shape[1]) >= draws.top_k[:, None]] = 0
+    up_to = np.cumsum(weights, axis=1)
+    before = np.concatenate([np.zeros((len(weights), 1)), up_to[:, :-1]], axis=1)
+    stays = weights > 0
+    stays &= (before < draws.top_p[:, None] * up_to[:, -1:]) | (draws.top_p == 1)[:, None]
+    stays &= weights >= draws.min_p[:, None]
+    ids = tokens[torch.from_numpy(found.ids).to(tokens.device)].cpu().numpy()
+    bits = noise.bits(ids.astype(np.uint32), draws.key[:, None], draws.key2[:, None])
+    time = np.log(noise.exponential(bits)) - scaled
+    winner = np.where(stays, time, np.inf).argmin(axis=1)
+    return ids[np.arange(len(winner)), winner].astype(np.int64)
+
+
+def token_logprobs(
+    logits: torch.Tensor, tokens: NDArray[np.int64], tops: Items[int]
+) -> list[TokenLogprob]:
+    """For each row the log-probability of its token, and its `tops` most probable ones."""
+    if not len(tokens):
+        return []
+    most = max(1, DRAW_ELEMENTS // logits.shape[1])
+    if len(tokens) > most:  # of a prompt
+        return [
+            entry
+            for start in range(0, len(tokens), most)
+            for entry in token_logprobs(
+                logits[start : start + most],
+                tokens[start : start + most],
+                tops[start : start + most],
+            )
+        ]
+    rows = np.arange(len(tokens))
+    _, best = topk.argmax(logits)
+    with np.errstate(invalid="ignore"):  # rows that are not finite: their request fails anyway
+        normaliser = best + topk.log_total(logits, best)
+    at_token = logits[torch.from_numpy(rows), torch.from_numpy(tokens)].cpu().numpy()
+    counts = np.clip(np.asarray(tops, dtype=np.int64), 1, logits.shape[1])
+    highest = topk.highest(logits, counts)
+    return [
+        TokenLogprob(
+            logprob=_logprob(at_token[row] - normaliser[row]),
+            top=[
+                Ranked(int(token), _logprob(logit - normaliser[row]))
+                for token, logit in zip(
+                    highest.ids[row, :top], highest.logits[row, :top], strict=True
+                )
+            ],
+        )
+        for row, top in enumerate(tops)
+    ]
+
+
+def _where_finite(ids: NDArray[np.int64], best: NDArray[np.float32]) -> NDArray[np.int64]:
+    """`ids`, -1 where the highest logit is no finite number."""
+    finite = np.isfinite(best)
+    if not finite.all():
+        ids[~finite] = -1
+    return ids
+
+
+def _parts(rows: NDArray[np.int64], logits: torch.Tensor) -> list[NDArray[np.int64]]:
+    """`rows` in parts that bound the memory of a draw. On a CPU rows that stand together take none."""
+    if logits.device.type == "cpu" and _together(rows):
+        return [rows]
+    return np.array_split(rows, -(-len(rows) * logits.shape[1] // DRAW_ELEMENTS))
+
+
+def _together(rows: NDArray[np.int64]) -> bool:
+    return len(rows) > 0 and bool(rows[-1] - rows[0] + 1 == len(rows))
+
+
+def _rows(logits: torch.Tensor, rows: NDArray[np.int64], *, copy: bool = False) -> torch.Tensor:
+    """Rows of `logits`, in ascending order; those that stand together without a copy unless one is asked for."""
+    if not copy and _together(rows):
+        if len(rows) == len(logits):
+            return logits
+        return logits[int(rows[0]) : int(rows[-1]) + 1]
+    return logits[torch.from_numpy(rows).to(logits.device)]
+
+
+def _logprob(value: float) -> float:
+    return max(float(value), LEAST_LOGPROB)

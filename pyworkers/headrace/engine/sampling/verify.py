@@ -1,0 +1,131 @@
+"""Which drafts were right, and so how many tokens a step gives each sequence.
+
+A draft counts if it is the very token that was sampled at its place, each place with its own noise. So the text is the
+one that would have come without drafts, however they were made and however many there were. The other way, which may
+give another text of the same distribution, is `rejection.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.sampling.sampler import Rows
+from headrace.engine.sequence import Sequence
+from headrace.engine.step.columns import Ints
+from headrace.engine.step.input_batch import Ends
+from headrace.engine.step.rows import places_of, spread
+from headrace.engine.step.work import StepWork
+from headrace.wire.frames import Finish, TokenLogprob
+
+GOES_ON: Final = 0
+STOP: Final = 1
+LENGTH: Final = 2
+FINISHES: Final[list[Finish | None]] = [None, "stop", "length"]
+
+
+class Chosen(NamedTuple):
+    """The tokens that a step gives a sequence; none where the logits were not finite."""
+
+    sequence: Sequence
+    ids: list[int]
+    logprobs: list[TokenLogprob] | None
+    finish: Finish | None
+    drafted: int
+    accepted: int  # how many of `ids` were drafts
+
+
+@dataclass(slots=True)
+class ChosenRows:
+    """The fields of `Chosen`, of all sequences that got a token: all `[rows]`, but for `ids`."""
+
+    work: StepWork
+    places: Ints  # in `work`, ascending
+    ids: Ints  # `counts` of each row, row after row
+    counts: Ints
+    finish: NDArray[np.int8]  # place in `FINISHES`
+    drafted: Ints
+    accepted: Ints
+    logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict[int, list[TokenLogprob]])
+
+    @staticmethod
+    def none(work: StepWork) -> ChosenRows:
+        ints = np.zeros(0, dtype=np.int64)
+        return ChosenRows(work, ints, ints, ints, ints.astype(np.int8), ints, ints)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def row(self, row: int) -> Chosen:
+        stop = int(self.counts[: row + 1].sum())
+        return Chosen(
+            self.work.sequence(self.places[row]),
+            self.ids[stop - self.counts[row] : stop].tolist(),
+            self.logprobs.get(row),
+            FINISHES[self.finish[row]],
+            int(self.drafted[row]),
+            int(self.accepted[row]),
+        )
+
+    def __iter__(self) -> Iterator[Chosen]:
+        return (self.row(row) for row in range(len(self)))
+
+
+def kept(rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How many tokens of each sequence count: those that equal the next row's draft, and the one after them.
+
+    0 where the first of `ids` is -1: no token at all. Such a token ends the run before it otherwise.
+    """
+    if len(ids) == len(rows.counts):  # no drafts
+        return (ids >= 0).astype(np.int64)
+    starts = rows.starts
+    wrong = np.ones(len(ids), dtype=np.bool_)
+    wrong[:-1] = ids[:-1] != rows.drafts[1:]
+    wrong[starts + rows.counts - 1] = True
+    ends = places_of(wrong)
+    ends = ends[ends.searchsorted(starts)]  # the first of each sequence
+    return ends - starts + (ids[ends] >= 0)
+
+
+def choose(
+    work: StepWork,
+    places: Ints,
+    rows: Rows,
+    ends: Ends,
+    ids: NDArray[np.int64],
+    counts: NDArray[np.int64],
+) -> ChosenRows:
+    """The first `counts` tokens of each sequence, those at `places` of `work`, cut where its answer ends."""
+    accepted = np.maximum(counts - 1, 0)
+    if len(ids) == len(counts):  # one token each, or none
+        drafted = np.zeros(len(counts), dtype=np.int64)
+        stopped = ends.stop(slice(None), ids)
+        if not counts.all():
+            ids = ids[counts > 0]
+    else:
+        drafted = rows.counts - 1
+        ids = ids[spread(rows.starts, counts)]
+        ids, counts, stopped = _cut(ends, ids, counts)
+        accepted = np.minimum(accepted, counts)
+    finish = np.where(rows.totals + counts >= ends.limits, LENGTH, GOES_ON).astype(np.int8)
+    finish[stopped] = STOP
+    return ChosenRows(work, places, ids, counts, finish, drafted, accepted)
+
+
+def _cut(ends: Ends, ids: Ints, counts: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
+    """`ids` of each row up to its first stop token, how many these are, and which rows have one."""
+    stopped = np.zeros(len(counts), dtype=np.bool_)
+    owners = np.arange(len(counts)).repeat(counts)
+    stops = places_of(ends.stop(owners, ids))
+    if not len(stops):
+        return ids, counts, stopped
+    starts = counts.cumsum() - counts
+    rows = owners[stops]
+    stopped[rows] = True
+    left = counts.copy()
+    left[rows[::-1]] = (stops - starts[rows] + 1)[::-1]  # of a row with two, the first comes last
+    return ids[spread(starts, left)], left, stopped

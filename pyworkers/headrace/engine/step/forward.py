@@ -1,0 +1,250 @@
+"""One order through the model: batch, forward pass, sampled tokens, drafts for the next step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from headrace.engine.cache.kv_export import Exports
+from headrace.engine.config import EngineConfig
+from headrace.engine.sampling.sampler import Rows, Sampled, Sampler, token_logprobs
+from headrace.engine.sampling.verify import GOES_ON, ChosenRows, choose, kept
+from headrace.engine.speculative.adaptive import Adaptive
+from headrace.engine.speculative.draft import Drafter
+from headrace.engine.speculative.draft_head import DraftHead
+from headrace.engine.speculative.rejection import Rejection
+from headrace.engine.step.batch_builder import Prepared, build
+from headrace.engine.step.input_batch import Seats
+from headrace.engine.step.rows import places_of
+from headrace.engine.step.step import Computed, Order, Read, Snapshot
+from headrace.engine.step.token_pool import TokenPool
+from headrace.engine.step.work import StepWork, Work
+from headrace.wire.frames import TokenLogprob
+
+if TYPE_CHECKING:
+    from headrace.models import Model
+
+
+class Forward:
+    """The model with what it needs to know of those who have a seat. `clock` counts seconds.
+
+    One thread at a time, and step after step in the order of the engine. Of a sequence it reads only what does not
+    change while it has its seat; its penalties are this class's own.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        config: EngineConfig,
+        exports: Exports,
+        *,
+        context_tokens: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._model = model
+        self._exports = exports
+        self._clock = clock
+        self._sampler = Sampler(model.vocab_size, config.max_sequences)
+        self._seats = Seats(
+            block_tokens=model.block_tokens,
+            max_sequences=config.max_sequences,
+            max_blocks=-(-context_tokens // config.block_tokens),
+            drafts=config.mtp,
+        )
+        # Where a step's end says how far it came, as with drafts, the next one has to wait for that.
+        self._pool: TokenPool | None = None
+        if model.ahead_on is not None and config.mtp == 0:
+            self._pool = TokenPool(config.max_sequences, model.ahead_on, model.fence)
+        self.adaptive: Adaptive | None = None
+        self._rejection: Rejection | None = None
+        self.drafter: Drafter | None = None
+        if config.mtp > 0:
+            head = DraftHead(model.vocab_size, model.draft_token_ids)
+            if not config.mtp_fixed:
+                self.adaptive = Adaptive(config.mtp, config.max_sequences)
+            if config.mtp_verify == "rejection":
+                self._rejection = Rejection(self._sampler, head)
+            self.drafter = Drafter(
+                model,
+                self._sampler,
+                self._seats,
+                self.adaptive,
+                self._rejection,
+                head=head,
+                most=config.mtp,
+                clock=clock,
+            )
+
+    @property
+    def returns_early(self) -> bool:
+        """What `launch` returns may take its time, on any thread."""
+        return self._pool is not None
+
+    def launch(self, order: Order) -> Read:
+        """Give a step to the model; what this returns waits for the end of it. Both raise whatever the model raises.
+
+        When it is read, or has failed, the device writes to no block any more: what is computed can be read by others,
+        and what is freed can be another's.
+        """
+        self._seat(order)
+        work = order.work.where(~self._seats.ended[order.work.seats])
+        try:
+            with torch.inference_mode():
+                return self._launch(order, work)
+        except BaseException:  # a panic of the Rust code, too
+            self._seats.ended[work.seats] = True  # the step after it goes without
+            self._wait_for_device()
+            raise
+
+    def _seat(self, order: Order) -> None:
+        for seated in order.seated:
+            self._seats.take(seated)
+            self._sampler.seat(seated.sequence, seated.seat)
+            if self.adaptive is not None:
+                self.adaptive.seat(seated.seat)
+        if self._pool is not None and order.seated:
+            some = [seated.seat for seated in order.seated]
+            self._pool.put(some, [seated.newest for seated in order.seated])
+        for table in order.tables:
+            self._seats.table(table)
+        self._seats.grow(order.grown)
+
+    def _launch(self, order: Order, work: StepWork) -> Read:
+        if not len(work):
+            return partial(self._computed, work, self._snapshot(work), ChosenRows.none(work), [])
+        if self.drafter is not None:
+            self.drafter.begin(work)
+        began_s = self._clock()
+        step = build(self._seats, work, None if self._pool is None else self._pool.newest)
+        if order.chunks:
+            logits = self._model.forward(step.batch, self._exports.progress_of(order.chunks))
+        else:
+            logits = self._model.forward(step.batch)
+        if self._pool is not None and self._stays(step):
+            return self._leave(step, logits, self._pool)
+        prompt_logprobs = _prompt_logprobs(step, logits)
+        chosen = self._choose(step, logits[: int(step.sampled_rows.sum())])
+        if len(logits) == 0:  # otherwise the rows that were read came after all KV
+            self._wait_for_device()
+        if self.adaptive is not None and step.batch.rows == step.sampled_rows.sum():
+            self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
+        self._advance(step, chosen)
+        if self.drafter is not None and self.drafter.follow(step):
+            self._wait_for_device()
+        return partial(self._computed, work, self._snapshot(work), chosen, prompt_logprobs)
+
+    def _stays(self, step: Prepared) -> bool:
+        """The host need not see the logits."""
+        return not step.prompt_rows and self._sampler.takes_best(step.seats[step.sampled])
+
+    def _leave(self, step: Prepared, logits: torch.Tensor, pool: TokenPool) -> Read:
+        """Its tokens are there for the next step; here they are known when they are read."""
+        seats, of = self._seats, step.seats[step.sampled]
+        rows = Rows(
+            step.work.sequences_at(step.sampled),
+            of,
+            seats.total[of],
+            step.sampled_rows,
+            np.zeros(len(of), dtype=np.int32),
+        )
+        ends = seats.ends(of)  # when it is read, others may sit there
+        coming = pool.choose(logits, of)
+        seats.computed[step.seats] += step.known
+        seats.total[of] += 1
+        snapshot = self._snapshot(step.work)
+
+        def read() -> Computed:
+            ids = coming.read()
+            counts = (ids >= 0).astype(np.int64)
+            chosen = choose(step.work, step.sampled, rows, ends, ids, counts)
+            return self._computed(step.work, snapshot, chosen, [])
+
+        return read
+
+    def _snapshot(self, work: StepWork) -> Snapshot:
+        seats, of = self._seats, work.seats
+        return Snapshot(
+            seats.computed[of], seats.drafted[of], seats.keys_from[of], seats.keys_to[of]
+        )
+
+    def _computed(
+        self,
+        work: StepWork,
+        after: Snapshot,
+        chosen: ChosenRows,
+        prompt_logprobs: list[tuple[Work, list[TokenLogprob]]],
+    ) -> Computed:
+        first = 0 if self.drafter is None else self.drafter.first
+        return Computed(work, after, chosen, prompt_logprobs, first)
+
+    def _advance(self, step: Prepared, chosen: ChosenRows) -> None:
+        """All sequences have their new tokens, and the KV of all but the newest."""
+        seats = self._seats
+        seats.computed[step.seats] += step.known
+        seats.drafted[step.seats] = 0
+        if not len(chosen):
+            return
+        of, counts = step.seats[step.sampled], chosen.counts
+        seats.total[of] += counts
+        seats.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
+        if (counts == 1).all():
+            seats.newest[of] = chosen.ids
+        else:
+            some = counts > 0
+            seats.newest[of[some]] = chosen.ids[counts.cumsum()[some] - 1]
+        seats.ended[of] = (chosen.finish != GOES_ON) | (counts == 0)
+        if self._pool is not None:
+            self._pool.put(of, seats.newest[of].tolist())
+        for row in places_of(seats.penalised[of]).tolist():
+            item = chosen.row(row)
+            assert item.sequence.penalties is not None
+            for token in item.ids:
+                item.sequence.penalties.add(token)
+
+    def _choose(self, step: Prepared, logits: torch.Tensor) -> ChosenRows:
+        """Tokens for all sequences that are sampled, as many as their drafts allow."""
+        if not len(step.sampled):
+            return ChosenRows.none(step.work)
+        of = step.seats[step.sampled]
+        drafts = step.batch.tokens[step.batch.logit_rows[: len(logits)]]
+        sequences = step.work.sequences_at(step.sampled)
+        rows = Rows(sequences, of, self._seats.total[of], step.sampled_rows, drafts)
+        sampled = self._sampler.sample(logits, rows)
+        if self._rejection is not None:
+            self._rejection.judge(logits, rows, sampled)
+        counts = kept(rows, sampled.ids)
+        drafted = rows.counts - 1
+        if self.adaptive is not None and drafted.any():
+            self.adaptive.acceptance.checked(rows.seats, drafted, np.maximum(counts - 1, 0))
+        chosen = choose(step.work, step.sampled, rows, self._seats.ends(of), sampled.ids, counts)
+        if sampled.raw is not None:
+            self._add_logprobs(sampled, rows, chosen)
+        return chosen
+
+    def _add_logprobs(self, sampled: Sampled, rows: Rows, chosen: ChosenRows) -> None:
+        starts, counts = rows.starts, chosen.counts
+        offsets = np.arange(len(sampled.ids)) - starts.repeat(rows.counts)
+        entries = self._sampler.logprobs(sampled, rows, offsets < counts.repeat(rows.counts))
+        for row in places_of(self._sampler.wants_logprobs(rows.seats)).tolist():
+            own = entries[starts[row] : starts[row] + counts[row]]
+            chosen.logprobs[row] = [entry for entry in own if entry is not None]
+
+    def _wait_for_device(self) -> None:
+        if fence := self._model.fence():
+            fence.synchronize()
+
+
+def _prompt_logprobs(step: Prepared, logits: torch.Tensor) -> list[tuple[Work, list[TokenLogprob]]]:
+    found: list[tuple[Work, list[TokenLogprob]]] = []
+    row = int(step.sampled_rows.sum())
+    for item, targets in step.prompt_rows:
+        rows = logits[row : row + len(targets)]
+        row += len(targets)
+        top = item.sequence.sampling.prompt_logprobs or 0
+        entries = token_logprobs(rows, targets.astype(np.int64), [top] * len(targets))
+        found.append((item, entries))
+    return found

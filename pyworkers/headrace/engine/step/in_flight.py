@@ -1,0 +1,221 @@
+"""The steps under way: how a step is planned and ordered, and what becomes of its sequences once it ran.
+
+At most two, which end in the order of their beginning. What the first one brings is not known when the second one is
+planned: sequences say what is coming (`Sequence.coming_*`), and here that is added up and taken off again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, deque
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.cache.kv_export import Chunk, Exports
+from headrace.engine.cache.kv_import import Arrivals
+from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.outputs import Answering
+from headrace.engine.requests import Requests
+from headrace.engine.result import StepResult
+from headrace.engine.sampling.verify import ChosenRows
+from headrace.engine.scheduler import Plan, Scheduler
+from headrace.engine.sequence import Sequence
+from headrace.engine.step.columns import Ints
+from headrace.engine.step.forward import Forward
+from headrace.engine.step.input_batch import Grown, Seated, Table
+from headrace.engine.step.rows import places_of
+from headrace.engine.step.step import Computed, Order, Step
+from headrace.engine.step.work import StepWork, Work
+
+log = logging.getLogger(__name__)
+
+
+class UnderWay:
+    """Begins steps and finishes them. `publish_of` names the blocks that those at some seats have whole."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        forward: Forward,
+        requests: Requests,
+        answering: Answering,
+        *,
+        arrivals: Arrivals,
+        exports: Exports,
+        publish_of: Callable[[Ints], None],
+    ) -> None:
+        self._scheduler = scheduler
+        self._forward = forward
+        self._requests = requests
+        self._answering = answering
+        self._arrivals = arrivals
+        self._exports = exports
+        self._publish_of = publish_of
+        self._under_way: deque[Step] = deque()
+        self.finished = 0  # steps so far
+
+    def __len__(self) -> int:
+        return len(self._under_way)
+
+    @property
+    def may_begin(self) -> bool:
+        """`Engine.may_begin`."""
+        return not self._under_way or (len(self._under_way) == 1 and not self._under_way[0].last)
+
+    def begin(self, result: StepResult | None = None) -> Step | None:
+        """`Engine.begin`."""
+        assert self.may_begin, "finish what is under way"
+        plan = self._scheduler.plan()
+        if self._under_way:
+            self._under_way[-1].reserved += plan.reserved
+        else:
+            self._arrivals.reserved(plan.reserved)
+        if not len(plan.work):
+            if self._under_way:
+                # One that just lost its seat may have a token coming, and is not planned without it.
+                self._under_way[-1].last = True
+            return None
+        self._exports.admit(plan.admitted)
+        result = result or StepResult()
+        result.count(plan.work)
+        step = Step(self._order(plan), self._forward.launch, result)
+        columns, work = self._scheduler.columns, plan.work
+        columns.coming_rows[work.seats] += work.counts
+        columns.coming_tokens[work.seats] += work.chooses
+        columns.coming_drafts[work.seats] += work.drafts
+        self._under_way.append(step)
+        return step
+
+    def _order(self, plan: Plan) -> Order:
+        tables: list[Table] = []
+        chunks: list[Chunk] = []
+        columns, seats = self._scheduler.columns, plan.work.seats
+        more = columns.held[seats] - columns.tabled[seats]
+        grown = self._grown(seats[more == 1])
+        for seat in seats[more > 1].tolist():
+            sequence = columns.at(seat)
+            place = sequence.tabled
+            tables.append(Table(seat, place, sequence.blocks[place:], sequence.keys_from))
+            sequence.tabled = sequence.held
+        for place in places_of(columns.hands_off[seats]).tolist():
+            item = plan.work[place]
+            assert item.sequence.export is not None
+            chunks.append(Chunk(item.sequence.export, item.start, item.count))
+        seated = [Seated.of(sequence) for sequence in plan.admitted]
+        return Order(plan.work, seated, tables, grown, chunks)
+
+    def _grown(self, seats: Ints) -> Grown:
+        columns = self._scheduler.columns
+        blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(seats)]
+        places = columns.tabled[seats]
+        columns.tabled[seats] = columns.held[seats]
+        return Grown(seats, places, np.array(blocks, dtype=np.int64), columns.keys_from[seats])
+
+    def finish(self, step: Step, now_s: float = 0.0) -> StepResult:
+        """`Engine.finish`."""
+        assert self._under_way and step is self._under_way[0], "steps end in their order"
+        self._under_way.popleft()
+        self.finished += 1
+        step.result.step = self.finished
+        self._arrivals.reserved(step.reserved)
+        if step.computed is not None:
+            self._take_in(step, step.computed)
+        else:
+            assert step.error is not None, "run it, and read it"
+            self._fail(step, step.error)
+        self._begin_leases(now_s)
+        return step.result
+
+    def _begin_leases(self, now_s: float) -> None:
+        for sequence in self._answering.pinned:
+            assert sequence.hand_off_ms is not None
+            sequence.lease_end_s = now_s + sequence.hand_off_ms / 1e3
+            self._requests.time(sequence)
+        self._answering.pinned.clear()
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
+        log.error("a step of %d sequences failed", len(step.order.work), exc_info=error)
+        text = f"the step failed: {type(error).__name__}: {error}"
+        for item in step.order.work:
+            if self._concerns(item):
+                failure = RequestError(FailureKind.ENGINE, text)
+                self._answering.fail(item.sequence, failure, step.result)
+
+    def _take_in(self, step: Step, computed: Computed) -> None:
+        """What became of the sequences that are still here; one that lost its seat meanwhile keeps its tokens."""
+        self._scheduler.ahead.first = computed.first_drafts
+        columns, work, after = self._scheduler.columns, computed.work, computed.after
+        sit = self._sit(work)
+        self._append(computed.chosen, sit)
+        stays = work.where(sit)
+        after = after.where(sit)
+        seats = stays.seats
+        columns.computed[seats] = after.computed
+        columns.drafts[seats] = after.drafts
+        columns.coming_rows[seats] -= stays.counts
+        columns.coming_tokens[seats] -= stays.chooses
+        columns.coming_drafts[seats] -= stays.drafts
+        columns.keys_from[seats] = np.maximum(columns.keys_from[seats], after.keys_from)
+        columns.keys_to[seats] = after.keys_to
+        self._publish_of(seats)
+        self._exports.commit(step.order.chunks)
+        for item, entries in computed.prompt_logprobs:
+            if self._concerns(item):
+                self._answering.scored(item.sequence, entries, step.result)
+        if computed.prompt_logprobs:
+            sit = self._sit(work)  # without those that the log-probabilities of their prompts ended
+        self._answering.tokens(computed.chosen, sit[computed.chosen.places], step.result)
+
+    def _append(self, chosen: ChosenRows, sit: NDArray[np.bool_]) -> None:
+        """The sequences have their tokens."""
+        columns = self._scheduler.columns
+        sits = sit[chosen.places]
+        seats = chosen.work.seats[chosen.places[sits]]
+        ids: list[int] = chosen.ids.tolist()
+        if sits.all() and (chosen.counts == 1).all():
+            for answer, token in zip(columns.answers[seats].tolist(), ids, strict=True):
+                answer.append(token)
+            columns.total[seats] += 1
+            return
+        stops = chosen.counts.cumsum()
+        starts = stops - chosen.counts
+        slices = zip(starts[sits].tolist(), stops[sits].tolist(), strict=True)
+        for answer, (start, stop) in zip(columns.answers[seats].tolist(), slices, strict=True):
+            answer += ids[start:stop]
+        columns.total[seats] += chosen.counts[sits]
+        for row in places_of(~sits).tolist():
+            sequence = chosen.work.sequence(chosen.places.item(row))
+            if self._is_here(sequence):
+                sequence.add(ids[starts[row] : stops[row]])
+
+    def _sit(self, work: StepWork) -> NDArray[np.bool_]:
+        """Who still has the seat of this step."""
+        columns = self._scheduler.columns
+        return columns.taken[work.seats] & (columns.epoch[work.seats] == work.epochs)
+
+    def _sits(self, item: Work) -> bool:
+        columns = self._scheduler.columns
+        return bool(columns.taken[item.seat]) and columns.epoch.item(item.seat) == item.epoch
+
+    def _concerns(self, item: Work) -> bool:
+        """It has the seat that it had, or lost that since and keeps what it was given."""
+        return self._sits(item) or (item.chooses and self._is_here(item.sequence))
+
+    def _is_here(self, sequence: Sequence) -> bool:
+        return self._requests.get(sequence.key) is sequence
+
+    def check(self) -> None:
+        """Assert that what sequences count on is what comes."""
+        coming = Counter[tuple[Sequence, str]]()
+        every = [item for step in self._under_way for item in step.order.work]
+        for item in filter(self._sits, every):
+            coming[item.sequence, "rows"] += item.count
+            coming[item.sequence, "tokens"] += item.chooses
+            coming[item.sequence, "drafts"] += item.drafts
+        for it in self._requests.here.values():
+            counted = (it.coming_rows, it.coming_tokens, it.coming_drafts)
+            true = tuple(coming[it, what] for what in ("rows", "tokens", "drafts"))
+            assert counted == true, "miscounted what the steps under way bring"

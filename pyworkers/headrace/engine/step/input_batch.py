@@ -1,0 +1,172 @@
+"""What steps know of the sequences with a seat: arrays by seat, so that a step walks no lists.
+
+Steps run one after the other, while the engine does other things with the sequences. What it did reaches a step with
+its order (`Seated`, `Table`); what steps did is here at once for the next one, and for the engine once a step is
+finished. So a step can be prepared before the one ahead of it has chosen its tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.sequence import Sequence
+from headrace.engine.step.columns import Ints
+from headrace.engine.step.rows import places_of
+
+STOPS = 8  # stop tokens of a sequence that are looked at for all seats at once. A guess
+NO_STOP = -2  # no token, and not what stands for one that could not be chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Seated:
+    """A sequence took a seat, with what it was then."""
+
+    sequence: Sequence
+    seat: int
+    computed: int
+    total: int
+    newest: int
+    keys_from: int
+    keys_to: int
+
+    @staticmethod
+    def of(sequence: Sequence) -> Seated:
+        assert sequence.seat is not None
+        return Seated(
+            sequence,
+            sequence.seat,
+            sequence.computed,
+            sequence.total,
+            sequence.generated[-1] if sequence.generated else 0,
+            sequence.keys_from,
+            sequence.keys_to,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The blocks of a seat from `place` on are `blocks`: more of them, or others with the same contents."""
+
+    seat: int
+    place: int
+    blocks: list[int]
+    keys_from: int  # of those; see `Seats`
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What ends the answers of some sequences."""
+
+    limits: Ints  # [rows], of their tokens
+    _stops: Ints  # [some, rows]
+    _more: dict[int, frozenset[int]]  # by row, where these are too few
+
+    def stop(self, rows: Ints | slice, ids: Ints) -> NDArray[np.bool_]:
+        """Whether each of `ids`, which is of that row, is a stop token of it."""
+        found = (self._stops[:, rows] == ids).any(axis=0)
+        if self._more:
+            for place, row in enumerate(np.arange(len(self.limits))[rows].tolist()):
+                if row in self._more:
+                    found[place] = int(ids[place]) in self._more[row]
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """The tables of these seats have one block more, at `places`. All are `[grown]`."""
+
+    seats: Ints
+    places: Ints
+    blocks: Ints
+    keys_from: Ints
+
+
+class Seats:
+    """Counts are in tokens, as in `Sequence`. A step reads and writes the seats of its own work only."""
+
+    def __init__(
+        self, *, block_tokens: int, max_sequences: int, max_blocks: int, drafts: int
+    ) -> None:
+        def zeros() -> Ints:
+            return np.zeros(max_sequences, dtype=np.int64)
+
+        self.block_tokens = block_tokens
+        self.prompt_len, self.limit = zeros(), zeros()
+        self.computed, self.total = zeros(), zeros()
+        self.newest = np.zeros(max_sequences, dtype=np.int32)  # the last token, where it answers
+        self.answers = np.zeros(max_sequences, dtype=np.bool_)  # here, and not on another worker
+        self.ended = np.zeros(max_sequences, dtype=np.bool_)  # it has its last token, or failed
+        self.penalised = np.zeros(max_sequences, dtype=np.bool_)
+        self._stops = np.full((STOPS, max_sequences), NO_STOP, dtype=np.int64)
+        self._most_stops = 0  # that anybody had, up to `STOPS`
+        self._more_stops: dict[int, frozenset[int]] = {}  # of the seats where these are too few
+        self.drafts = np.zeros((max_sequences, max(drafts, 1)), dtype=np.int32)
+        self.drafted = zeros()  # how many of them there are
+        self.keys_from, self.keys_to = zeros(), zeros()  # positions with keys in the drafting layer
+        self._blocks = np.zeros((max_sequences, max_blocks), dtype=np.int32)
+        self._filled = zeros()
+
+    def take(self, seated: Seated) -> None:
+        """Another sequence has this seat; its table follows."""
+        sequence, seat = seated.sequence, seated.seat
+        self.prompt_len[seat], self.limit[seat] = sequence.prompt_len, sequence.limit
+        self.computed[seat], self.total[seat] = seated.computed, seated.total
+        self.newest[seat] = seated.newest
+        self.answers[seat] = sequence.hand_off_ms is None
+        self.ended[seat] = False
+        self.penalised[seat] = sequence.penalties is not None
+        self._stops[:, seat] = NO_STOP
+        self._more_stops.pop(seat, None)
+        if len(sequence.stop_ids) > STOPS:
+            self._more_stops[seat] = sequence.stop_ids
+        else:
+            self._stops[: len(sequence.stop_ids), seat] = list(sequence.stop_ids)
+            self._most_stops = max(self._most_stops, len(sequence.stop_ids))
+        self.drafted[seat] = 0
+        self.keys_from[seat], self.keys_to[seat] = seated.keys_from, seated.keys_to
+        self._blocks[seat] = 0
+        self._filled[seat] = 0
+
+    def table(self, table: Table) -> None:
+        """The blocks of a seat changed."""
+        seat, stop = table.seat, table.place + len(table.blocks)
+        self._blocks[seat, table.place : stop] = table.blocks
+        self._filled[seat] = stop
+        self.keys_from[seat] = max(self.keys_from[seat], table.keys_from)
+
+    def grow(self, grown: Grown) -> None:
+        """What `table` does, for one block of each."""
+        self._blocks[grown.seats, grown.places] = grown.blocks
+        self._filled[grown.seats] = grown.places + 1
+        self.keys_from[grown.seats] = np.maximum(self.keys_from[grown.seats], grown.keys_from)
+
+    def ends(self, seats: Ints) -> Ends:
+        """Of those who have these seats now; the seats may be others' when it is asked."""
+        more = {
+            row: stops
+            for seat, stops in self._more_stops.items()
+            for row in places_of(seats == seat).tolist()
+        }
+        return Ends(self.limit[seats], self._stops[: self._most_stops, seats], more)
+
+    def room(self, seats: Ints) -> Ints:
+        """Tokens that the blocks of these seats hold."""
+        return self._filled[seats] * self.block_tokens
+
+    def blocks(self, seats: Ints, positions: NDArray[np.integer]) -> Ints:
+        """The block of each position of its seat."""
+        return self._blocks[seats, positions // self.block_tokens].astype(np.int64)
+
+    def slots(self, seats: Ints, positions: NDArray[np.integer]) -> Ints:
+        """The slot of each position of its seat."""
+        return (
+            self.blocks(seats, positions) * self.block_tokens + positions % self.block_tokens
+        ).astype(np.int64)
+
+    def tables(self, seats: Ints, tokens: int) -> NDArray[np.int32]:
+        """The block tables of these seats, for at most so many tokens each."""
+        width = -(-tokens // self.block_tokens)
+        return self._blocks[:, :width].take(seats, axis=0)

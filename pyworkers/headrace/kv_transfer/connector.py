@@ -1,0 +1,130 @@
+"""All that one worker does about KV of other workers, behind one door for its loop."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from headrace.engine.sequence import Key
+from headrace.kv_transfer.consumer import Arrivals
+from headrace.kv_transfer.migration import Fetches, HandOver
+from headrace.kv_transfer.producer import Exports, Tell
+from headrace.kv_transfer.pulls import Puller
+from headrace.wire.frames import Continue, Fetch, Offer, Submit, Ticket
+
+if TYPE_CHECKING:
+    from headrace.engine.engine import Engine
+    from headrace.kv_transfer.peers.client import TransferClient
+    from headrace.kv_transfer.peers.members import Members
+    from headrace.kv_transfer.peers.server import TransferServer
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """Both ends of moving KV, made for one pool, and whom they move it to and from."""
+
+    server: TransferServer
+    client: TransferClient
+    members: Members
+
+
+class Desk:
+    """All methods but `progressed` and `close` are for the event loop, as the engine is."""
+
+    def __init__(
+        self, engine: Engine, transfer: Transfer, tell: Tell, wake: Callable[[], None]
+    ) -> None:
+        self._engine = engine
+        self._transfer = transfer
+        self._puller = Puller(transfer.client, wake)
+        self._exports = Exports(engine, transfer.server, tell, wake)
+        self._arrivals = Arrivals(engine, self._puller, tell)
+        self._handover = HandOver(engine, transfer.server)
+        self._fetches = Fetches(engine, self._puller, tell)
+
+    def trust(self, hash_keys: Iterable[bytes]) -> None:
+        """KV goes to and comes from workers that know one of these keys, and nobody else."""
+        self._transfer.members.trust(hash_keys)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing is offered and nothing is pulled: the engine's blocks are its own."""
+        return self._puller.idle and self._handover.until_s is None
+
+    @property
+    def next_deadline_s(self) -> float:
+        """When `settle` has to be called, at the latest; infinite where there is no such time."""
+        return min(
+            self._arrivals.next_deadline_s,
+            self._fetches.next_deadline_s,
+            self._handover.until_s or math.inf,
+        )
+
+    def submitted(self, key: Key, submit: Submit) -> None:
+        """The engine has taken it."""
+        if submit.kv_from is not None:
+            self._arrivals.submitted(key, submit.kv_from)
+
+    def take_in(self, link: int, frame: Ticket | Continue | Fetch, now_s: float) -> None:
+        key = Key(link, frame.request)
+        match frame:
+            case Ticket():
+                self._arrivals.ticket(key, frame.ticket)
+            case Continue():
+                self._arrivals.go_on(key, frame.generated, now_s)
+            case Fetch():
+                self._fetches.fetch(key, frame, now_s)
+
+    def settle(self, now_s: float) -> None:
+        """Bring the engine and the movers of bytes up to date with each other."""
+        self._puller.settle()
+        self._arrivals.settle(now_s)
+        self._exports.settle()
+        self._fetches.settle(now_s)
+        self._handover.settle(now_s)
+
+    def progressed(self) -> None:
+        """A prompt that others pull was admitted, or more of one is computed. On the event loop, at any time."""
+        self._exports.offer()
+
+    def ended(self, key: Key) -> None:
+        """The engine ended a request by itself."""
+        self._exports.withdraw(key)
+        self._arrivals.ended(key)
+
+    def cancel(self, key: Key) -> int | None:
+        """Stop a request at any stage; returns how many blocks are free now, None if that is told later."""
+        self._exports.withdraw(key)
+        self._fetches.cancel(key)
+        blocks = self._engine.cancel(key)
+        self._arrivals.ended(key)
+        return blocks
+
+    def cancel_link(self, link: int) -> int:
+        """Cancel all requests of a router that is gone; returns how many there were."""
+        self._exports.withdraw_link(link)
+        self._fetches.cancel_link(link)
+        count = self._engine.cancel_link(link)
+        self._arrivals.ended_link(link)
+        return count
+
+    def offer(self, most: int, budget_s: float, now_s: float) -> Offer:
+        """The hottest blocks, for others to fetch before this worker leaves."""
+        return self._handover.offer(most, budget_s, now_s)
+
+    def end_offer(self) -> None:
+        """Everybody has what they wanted of it."""
+        self._handover.end()
+
+    def give_up(self) -> None:
+        """Time is up: nothing more goes out or comes in."""
+        self._handover.end()
+        self._exports.withdraw_all()
+        self._puller.stop_all("cancelled")
+
+    async def close(self) -> None:
+        """Hang up on everybody."""
+        await asyncio.gather(self._transfer.client.close(), self._transfer.server.close())

@@ -1,0 +1,217 @@
+"""What the two ends of a transfer connection say to each other; `base.py` says when.
+
+A message is `u32 little-endian length | msgpack [number, field, ...]`. After a `Data` come the bytes it speaks of.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from headrace.errors import MalformedFrame
+from headrace.kv_transfer.backends.base import TICKET_BYTES, Ending
+from headrace.kv_transfer.peers.members import MAX_KEYS, NONCE_BYTES, PROOF_BYTES
+from headrace.wire.schema import U16, U32, Schema
+
+# Of a context of a million tokens in blocks of 16 a `Pull` has 256 KiB.
+MAX_MESSAGE_BYTES: Final = 1 << 20
+MAX_BLOCKS: Final = (MAX_MESSAGE_BYTES - 1024) // 4  # of one pull
+# Before it has proved anything a peer may be anybody: it gets no more of our memory than this. A `Prove` with a proof
+# for each of `MAX_KEYS` has 579 bytes.
+MAX_STRANGER_BYTES: Final = 1 << 10
+MAX_HANDSHAKE_BYTES: Final = 64 << 10  # of what follows until the Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First message. The nonce is random."""
+
+    version: U16
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """The client belongs here: proofs by all keys that it has (`members.py`), about the ticket of the pull to come."""
+
+    ticket: bytes
+    proofs: list[bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """What the client is. `layout` is what `layout_text` says, `backends` are those it can do, best first."""
+
+    layout: str
+    backends: list[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """Take the blocks at these places of the ticket's source; `places` is u32 little-endian. Numbers are not reused."""
+
+    pull: U32
+    ticket: bytes
+    places: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The client has all of it: does it count?"""
+
+    pull: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The client wants no more of it."""
+
+    pull: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """A sign of life."""
+
+
+@dataclass(frozen=True, slots=True)
+class Challenge:
+    """Answer to `Hello`: another random nonce."""
+
+    nonce: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The client is let in, to move bytes by `backend`, whose `Mover` understands `about`; the source's own proof."""
+
+    backend: str
+    about: bytes
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Why a client is not let in: what differs, and both values.
+
+    Where that is the ticket, `ours` is a word of `Ending` and `yours` says more.
+    """
+
+    field: str  # version, proof, ticket, links, layout, backends
+    ours: str
+    yours: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The source's numbers of the wanted blocks, u32 little-endian; empty where the client has no use for them."""
+
+    pull: U32
+    blocks: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Segments of one group, of the wanted blocks `start` to `stop`, may be read. No segment is named twice."""
+
+    pull: U32
+    group: U32
+    start: U32
+    stop: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """Those segments follow, region by region and in each block by block; `crc32` is of all of them."""
+
+    pull: U32
+    group: U32
+    start: U32
+    stop: U32
+    crc32: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Answer to `Release` and `Abort`: the server does nothing for this pull any more. Nothing follows."""
+
+    pull: U32
+    intact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The server ended the pull. Nothing follows."""
+
+    pull: U32
+    why: Ending
+    message: str
+
+
+FromClient: TypeAlias = Hello | Prove | Open | Pull | Release | Abort | Alive
+FromServer: TypeAlias = (
+    Challenge | Welcome | Refuse | Started | Ready | Data | Closed | Ended | Alive
+)
+
+
+def _exactly(field: str, value: bytes, size: int) -> None:
+    if len(value) != size:
+        raise MalformedFrame(f".{field}", f"{size} bytes", str(len(value)))
+
+
+def _nonce_rule(message: Hello | Challenge) -> None:
+    _exactly("nonce", message.nonce, NONCE_BYTES)
+
+
+def _prove_rule(message: Prove) -> None:
+    _exactly("ticket", message.ticket, TICKET_BYTES)
+    if len(message.proofs) > MAX_KEYS:
+        raise MalformedFrame(".proofs", f"at most {MAX_KEYS}", str(len(message.proofs)))
+    for place, proof in enumerate(message.proofs):
+        _exactly(f"proofs[{place}]", proof, PROOF_BYTES)
+
+
+def _welcome_rule(message: Welcome) -> None:
+    _exactly("proof", message.proof, PROOF_BYTES)
+
+
+def _pull_rule(message: Pull) -> None:
+    _exactly("ticket", message.ticket, TICKET_BYTES)
+    if len(message.places) % 4:
+        raise MalformedFrame(".places", "4 bytes each", str(len(message.places)))
+
+
+def _extent_rule(message: Ready | Data) -> None:
+    if message.start >= message.stop:
+        raise MalformedFrame(".stop", f"more than {message.start}", str(message.stop))
+
+
+SCHEMA: Final = Schema(
+    {
+        1: ("hello", Hello),
+        2: ("pull", Pull),
+        3: ("release", Release),
+        4: ("abort", Abort),
+        5: ("alive", Alive),
+        6: ("prove", Prove),
+        7: ("open", Open),
+        32: ("welcome", Welcome),
+        33: ("refuse", Refuse),
+        34: ("started", Started),
+        35: ("ready", Ready),
+        36: ("data", Data),
+        37: ("closed", Closed),
+        38: ("ended", Ended),
+        39: ("challenge", Challenge),
+    },
+    MAX_MESSAGE_BYTES,
+    {
+        Hello: _nonce_rule,
+        Challenge: _nonce_rule,
+        Prove: _prove_rule,
+        Welcome: _welcome_rule,
+        Pull: _pull_rule,
+        Ready: _extent_rule,
+        Data: _extent_rule,
+    },
+)

@@ -1,0 +1,127 @@
+"""What a loader will read, found out before the first byte is: every name, shape and dtype is checked by then.
+
+The loader itself runs, on tensors that have a shape and no data and for a backend that keeps nothing. So there is one
+list of what a model consists of, and a checkpoint of hundreds of gigabytes is refused in seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from headrace.models.fp8 import Scaled
+from headrace.models.load import doc
+from headrace.models.load.checkpoint import HEAD, Checkpoint, CheckpointError, TensorInfo
+
+__all__ = ["Survey", "SurveyBackend", "survey"]
+
+# What published checkpoints have beside what is read: layers that draft, and turns that follow from config.json.
+_LAYER = re.compile(r"model\.layers\.(\d+)\.")
+_OWN_DRAFTING = re.compile(r"(?:model\.)?mtp\.")
+_TURNS = ".rotary_emb.inv_freq"
+
+
+def survey(
+    checkpoint: Checkpoint, load: Callable[[Checkpoint, SurveyBackend], object]
+) -> list[str]:
+    """The tensors that `load` reads, in its order.
+
+    Raises `CheckpointError` for one that is missing, of another shape or of another kind of dtype, and for one that
+    belongs to no part of the model.
+    """
+    surveyed = Survey(checkpoint)
+    load(surveyed, SurveyBackend())
+    extra = [name for name in checkpoint.infos if name not in surveyed.asked]
+    extra = [name for name in extra if not _may_be_there(name, checkpoint)]
+    if extra:
+        info = checkpoint.infos[extra[0]]
+        more = f", and {len(extra) - 1} more" if len(extra) > 1 else ""
+        raise CheckpointError(
+            f"{checkpoint.path}: {info.file}: {extra[0]!r} is no tensor of this model{more}: config.json or the "
+            "weights are of another one"
+        )
+    return list(surveyed.asked)
+
+
+def _may_be_there(name: str, checkpoint: Checkpoint) -> bool:
+    config = checkpoint.config
+    if match := _LAYER.match(name):
+        return int(match[1]) >= config.num_layers or name.endswith(_TURNS)
+    return bool(_OWN_DRAFTING.match(name)) or (name == HEAD and config.tie_word_embeddings)
+
+
+class Survey(Checkpoint):
+    """A checkpoint without data. Integers are read: they are few, and the loader looks at them."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(checkpoint.name, checkpoint.path, checkpoint.config)
+        self._of = checkpoint
+        self.asked: dict[str, None] = {}  # an ordered set
+
+    @property
+    def infos(self) -> Mapping[str, TensorInfo]:
+        return self._of.infos
+
+    def tensor(
+        self,
+        name: str,
+        shape: Iterable[int] | None = None,
+        *,
+        rows: range | None = None,
+        columns: range | None = None,
+    ) -> torch.Tensor:
+        if not self._check(name, shape).dtype.startswith("float8"):
+            return self._read(name, rows, columns)
+        scaled = self.scaled(name, shape, rows=rows, columns=columns)
+        return torch.empty_like(scaled.weight, dtype=torch.float32)
+
+    def _load(self, name: str) -> torch.Tensor:
+        self.asked[name] = None
+        info = self.infos[name]
+        if info.dtype in ("int32", "int64"):
+            return self._of.integers(name, info.shape)
+        return torch.empty(info.shape, dtype=getattr(torch, info.dtype), device="meta")
+
+    def sample(self, name: str) -> bytes:
+        return self._of.sample(name)
+
+    def model_files(self) -> doc.ModelFiles:
+        return self._of.model_files()
+
+
+class SurveyBackend:
+    """Every backend's part in loading, and nothing comes of it."""
+
+    def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> None:
+        del parts, bias
+
+    def vector(self, x: torch.Tensor) -> None:
+        del x
+
+    def table(self, x: torch.Tensor) -> None:
+        del x
+
+    def tied_head(self, table: None, embedding: torch.Tensor) -> None:
+        del table, embedding
+
+    def head_matrices(self, kv_b: torch.Tensor) -> None:
+        del kv_b
+
+    def fp8_matrix(self, parts: Sequence[Scaled], bias: torch.Tensor | None = None) -> None:
+        del parts, bias
+
+    def experts(
+        self, gate: Any, bias: Any, gate_up: Sequence[Any], down: Sequence[Any], routing: Any
+    ) -> None:
+        del gate, bias, routing
+        for halves in (gate_up, down):
+            for expert in range(len(halves)):
+                halves[expert]
+
+    def fp8_experts(
+        self, gate: Any, bias: Any, gate_up: Sequence[Any], down: Sequence[Any], routing: Any
+    ) -> None:
+        self.experts(gate, bias, gate_up, down, routing)

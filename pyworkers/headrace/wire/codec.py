@@ -1,0 +1,155 @@
+"""Frames to bytes and back: the numbers of frames, and the lengths that have to fit each other.
+
+Both directions are as strict as the Rust side. `tests/golden/` holds frames that both languages read and write byte for
+byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
+
+from headrace.errors import MalformedFrame
+from headrace.wire.frames import (
+    MAX_FRAME_BYTES,
+    MAX_TICKET_BYTES,
+    NAME_BYTES,
+    Blocks,
+    Bye,
+    Cancel,
+    Continue,
+    Describe,
+    Drain,
+    Failed,
+    Fetch,
+    Frame,
+    Freed,
+    Hello,
+    KvReady,
+    ModelPart,
+    Offer,
+    Output,
+    Ping,
+    Prove,
+    Refuse,
+    Resync,
+    Snapshot,
+    Step,
+    Submit,
+    Ticket,
+    Transferred,
+    Welcome,
+)
+from headrace.wire.schema import Part, Schema
+
+# Of one frame. What there is much of is bytes on this wire, but for the lists of a `Fetch`: two values for each block.
+MAX_VALUES: Final = 1 << 18
+
+
+def encode(frame: Frame) -> bytes:
+    """The body of `frame`. Raises MalformedFrame if a field is of the wrong type or out of range, and FrameTooLong."""
+    if type(frame) is Step and (columns := getattr(frame.outputs, "encode_rows", None)):
+        return _encode_columns(frame, columns)
+    return _SCHEMA.encode(frame)
+
+
+# `output_columns`, which needs numpy, as this module must not, has it: outputs as a list of them is written, by a
+# function that writes one of them, of a row.
+EncodeRows: TypeAlias = Callable[[Callable[[Output, int], bytes]], bytes]
+
+
+def _encode_columns(step: Step, encode_rows: EncodeRows) -> bytes:
+    """The same bytes as those of a step with a list of these outputs."""
+    head = _SCHEMA.encode(replace(step, outputs=[]))[:-1]  # without the empty list
+    body = head + encode_rows(_OUTPUT.encode)
+    _SCHEMA.check_length(len(body))
+    return body
+
+
+def decode(body: bytes) -> Frame:
+    """The frame with this body, or a WireError."""
+    return _SCHEMA.decode(body)
+
+
+# --- rules: lengths that have to fit each other, which no type can say ---
+
+
+def _ticket_rule(frame: KvReady | Ticket | Offer | Fetch) -> None:
+    if len(frame.ticket) > MAX_TICKET_BYTES:
+        got = str(len(frame.ticket))
+        raise MalformedFrame(".ticket", f"at most {MAX_TICKET_BYTES} bytes", got)
+
+
+def _offer_rule(frame: Offer) -> None:
+    _ticket_rule(frame)
+    _one_each("hits", frame.hits, _tree(frame))
+
+
+def _continue_rule(frame: Continue) -> None:
+    _units("generated", frame.generated, 4)
+
+
+def _fetch_rule(frame: Fetch) -> None:
+    _ticket_rule(frame)
+    _one_each("offset", frame.offset, _tree(frame))
+
+
+def _tree(frame: Offer | Fetch) -> int:
+    """Number of blocks, each of whose parents stands before it."""
+    blocks = _units("names", frame.names, NAME_BYTES)
+    _one_each("parents", frame.parents, blocks)
+    for place, parent in enumerate(frame.parents):
+        if not -1 <= parent < place:
+            expected = f"-1 or a place before {place}"
+            raise MalformedFrame(f".parents[{place}]", expected, str(parent))
+    return blocks
+
+
+def _units(field: str, value: bytes, unit: int) -> int:
+    if len(value) % unit:
+        raise MalformedFrame(f".{field}", f"a multiple of {unit} bytes", str(len(value)))
+    return len(value) // unit
+
+
+def _one_each(field: str, items: list[int], blocks: int) -> None:
+    if len(items) != blocks:
+        raise MalformedFrame(f".{field}", f"{blocks} items", str(len(items)))
+
+
+_RULES: Final[dict[type, Callable[[Any], None]]] = {
+    KvReady: _ticket_rule,
+    Offer: _offer_rule,
+    Ticket: _ticket_rule,
+    Continue: _continue_rule,
+    Fetch: _fetch_rule,
+}
+
+
+_NUMBERS: Final[dict[int, tuple[str, type]]] = {
+    1: ("hello", Hello),
+    2: ("prove", Prove),
+    3: ("snapshot", Snapshot),
+    4: ("blocks", Blocks),
+    5: ("step", Step),
+    6: ("model", ModelPart),
+    7: ("kv_ready", KvReady),
+    8: ("freed", Freed),
+    9: ("failed", Failed),
+    10: ("bye", Bye),
+    11: ("transferred", Transferred),
+    12: ("offer", Offer),
+    32: ("welcome", Welcome),
+    33: ("refuse", Refuse),
+    34: ("submit", Submit),
+    35: ("describe", Describe),
+    36: ("cancel", Cancel),
+    37: ("drain", Drain),
+    38: ("ping", Ping),
+    39: ("resync", Resync),
+    40: ("ticket", Ticket),
+    41: ("continue", Continue),
+    42: ("fetch", Fetch),
+}
+_SCHEMA: Final = Schema(_NUMBERS, MAX_FRAME_BYTES, _RULES, max_values=MAX_VALUES)
+_OUTPUT: Final = Part(Output, "step.outputs")

@@ -1,0 +1,434 @@
+"""Every message between router and worker: the twin of `router/src/core/frame.rs`, which says what each field is.
+
+A body is the msgpack array `[type, field, field, ...]`; nested dataclasses are arrays too. `codec.py` makes it from the
+annotations below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+from headrace.wire.schema import I8, I32, U8, U16, U32, U64
+
+PROTOCOL: Final = 1
+MAX_FRAME_BYTES: Final = 64 << 20
+MAX_TICKET_BYTES: Final = 256
+NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
+
+
+Role: TypeAlias = Literal["prefill", "decode", "both"]
+Finish: TypeAlias = Literal["stop", "length", "cancelled"]
+
+
+# --- worker -> router ---
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprints:
+    """What must agree between two sides before they may share KV or hashes."""
+
+    weights: str
+    tokenizer: str
+    chat_template: str
+    kv_layout: str
+    hash_scheme: str
+    block_tokens: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """Upper bounds of one worker."""
+
+    blocks: U32
+    sequences: U32
+    batched_tokens: U32
+    waiting: U32
+    host_blocks: U32 = 0
+    disk_blocks: U32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepCost:
+    """What a step costs, as factors of the counts in `Step`."""
+
+    fixed_ms: float
+    prefill_ms: float
+    context_ms: float
+    row_ms: float
+    kv_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Ranks that step together."""
+
+    id: str
+    rank: U32
+    size: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """First frame of a link. `Link` fills in `nonce`."""
+
+    protocol: U16
+    worker: str
+    epoch: U64
+    role: Role
+    model: str
+    fingerprints: Fingerprints
+    capacity: Capacity
+    context_tokens: U32
+    group: Group | None = None
+    transfer: list[str] = field(default_factory=list[str])
+    nonce: bytes = b""
+    step_prior: StepCost | None = None
+    kv_block_bytes: U64 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Proof that the worker knows the deployment secret."""
+
+    proof: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Part of the full list of cached blocks. `hashes` are block keys of 8 bytes, little-endian.
+
+    No `Blocks` stand between the parts of one snapshot.
+    """
+
+    epoch: U64
+    sequence: U64
+    hashes: bytes
+    last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StoredRun:
+    """A run of blocks, each the child of the one before."""
+
+    parent: U64 | None
+    hashes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """What changed in a worker's cache, sent before the `Step` that changed it.
+
+    Order of application: cleared, removed, stored.
+    """
+
+    epoch: U64
+    sequence: U64
+    stored: list[StoredRun]
+    removed: bytes
+    cleared: bool
+    tier: U8
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Pool and queue of a worker after a step."""
+
+    blocks_used: U32 = 0
+    blocks_cached: U32 = 0
+    running: U32 = 0
+    waiting: U32 = 0
+
+
+class Ranked(NamedTuple):
+    """A token and its log-probability (or, in `Sampling.logit_bias`, its bias)."""
+
+    token: U32
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probability of the token at one place, and of the most probable ones there, best first."""
+
+    logprob: float
+    top: list[Ranked]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What one sequence got from a step."""
+
+    request: U64
+    ids: list[U32]
+    logprobs: list[TokenLogprob] | None = None
+    finish: Finish | None = None
+    cached_tokens: U32 | None = None
+    prompt_logprobs: list[TokenLogprob] | None = None
+    drafted: U32 = 0
+    accepted: U32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine step. With `outputs` empty and the `step` of before it is a heartbeat."""
+
+    step: U64
+    ms: float
+    prefill_tokens: U32
+    prefill_context: U64
+    decode_rows: U32
+    kv_tokens: U64
+    waiting_tokens: U64
+    drafted: U32
+    accepted: U32
+    load: Load
+    outputs: Sequence[Output]  # a list, or columns (`Outputs`)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelPart:
+    """Part of a model description; all parts together are one JSON document."""
+
+    fingerprint: str
+    part: U32
+    last: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class KvReady:
+    """Permission to pull a request's KV, from when it has its blocks."""
+
+    request: U64
+    ticket: bytes
+    lease_ms: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Freed:
+    """All blocks of a request are free."""
+
+    request: U64
+    blocks: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request that cannot be served by this worker."""
+
+    request: U64
+    kind: str
+    message: str
+    retryable: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bye:
+    """The worker leaves."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transferred:
+    """A pull of KV ended; `error` is a word, None if all came."""
+
+    request: U64
+    worker: str
+    backend: str
+    blocks: U32
+    bytes: U64
+    ms: float
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """The hottest cached blocks, pinned for others to pull: names of `NAME_BYTES`, parents before children."""
+
+    ticket: bytes
+    names: bytes
+    parents: list[I32]
+    hits: list[U32]
+    lease_ms: U32
+
+
+# --- router -> worker ---
+
+
+@dataclass(frozen=True, slots=True)
+class Welcome:
+    """The worker is part of the fleet (after `Prove`, where there is a secret)."""
+
+    protocol: U16
+    router: str
+    heartbeat_ms: U32
+    challenge: bytes
+    proof: bytes
+    hash_key: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Why a worker may not join."""
+
+    field: str
+    expected: str
+    got: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are chosen. The defaults are greedy, with everything else off."""
+
+    temperature: float = 0.0
+    top_k: U32 = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: U64 = 0
+    logprobs: U32 | None = None
+    prompt_logprobs: U32 | None = None
+    logit_bias: list[Ranked] = field(default_factory=list[Ranked])
+    ignore_eos: bool = False
+    min_tokens: U32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KvFrom:
+    """Where the KV of a prompt comes from, when not from this worker."""
+
+    worker: str
+    transfer: list[str]
+    timeout_ms: U32
+
+
+@dataclass(frozen=True, slots=True)
+class HandOff:
+    """Makes a leg one that computes the prompt and one token, and keeps the KV for another worker."""
+
+    lease_ms: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """State of a request that began on another worker. `generated` is u32 little-endian."""
+
+    generated: bytes
+    rng_counter: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """One leg of a request. `tokens` is the prompt, u32 little-endian."""
+
+    request: U64
+    tokens: bytes
+    sampling: Sampling
+    stop_ids: list[U32]
+    max_tokens: U32
+    deadline_ms: U64 | None = None
+    priority: I8 = 0
+    salt: bytes = b""
+    kv_from: KvFrom | None = None
+    resume: Resume | None = None
+    hand_off: HandOff | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Describe:
+    """Asks for a model description."""
+
+    fingerprint: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Ends a request."""
+
+    request: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """Take nothing new, finish what runs, leave."""
+
+    budget_ms: U64
+    hand_over: U32 = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Asks for a `Step` as a sign of life."""
+
+    nonce: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Resync:
+    """The view of the cached blocks is lost: send the snapshot again, then deltas from there on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Passes a `KvReady` on to the leg that waits for it."""
+
+    request: U64
+    ticket: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Lets a leg with `kv_from` generate, after these tokens (u32 little-endian); none: all by itself."""
+
+    request: U64
+    generated: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Fetch:
+    """Asks for blocks of an `Offer`; `offset` are their places in it, `parents` places in these `names`."""
+
+    request: U64
+    kv_from: KvFrom
+    ticket: bytes
+    names: bytes
+    parents: list[I32]
+    offset: list[U32]
+
+
+FromWorker: TypeAlias = (
+    Hello
+    | Prove
+    | Snapshot
+    | Blocks
+    | Step
+    | ModelPart
+    | KvReady
+    | Freed
+    | Failed
+    | Bye
+    | Transferred
+    | Offer
+)
+FromRouter: TypeAlias = (
+    Welcome
+    | Refuse
+    | Submit
+    | Describe
+    | Cancel
+    | Drain
+    | Ping
+    | Resync
+    | Ticket
+    | Continue
+    | Fetch
+)
+Frame: TypeAlias = FromWorker | FromRouter

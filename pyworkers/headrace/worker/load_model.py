@@ -1,0 +1,148 @@
+"""From settings to a model in an engine, and what routers are told about it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from headrace._core import HASH_SCHEME
+from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.memory import allocate_kv, kv_blocks
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.warm_up import WarmUp, warm_up
+from headrace.settings import step_sizes
+from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
+
+if TYPE_CHECKING:
+    from headrace.engine.config import Verify
+    from headrace.models import DType, KvDType
+    from headrace.settings import WorkerSettings
+    from headrace.wire.frames import Role
+
+log = logging.getLogger(__name__)
+
+QUIET_S = 3.0  # a model that loads sooner shows no bar
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to serve, and what routers are told about it."""
+
+    engine: Engine
+    document: bytes
+    hello: Hello
+
+
+def load(settings: WorkerSettings) -> Loaded:
+    """Read the model, make its KV cache and compile its kernels. Raises `ValueError` where a setting cannot work."""
+    from headrace.models import load_model
+    from headrace.models.load.progress import ProgressBar
+    from headrace.models.load.source import resolve
+
+    began = time.monotonic()
+    device = settings.device
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    sizes = step_sizes(settings, torch.device(device).type)
+    checkpoint = resolve(settings.model)
+    checkpoint.progress = bar = ProgressBar(f"loading {checkpoint.name}", quiet_s=QUIET_S)
+    try:
+        model = load_model(
+            checkpoint,
+            dtype=cast("DType", settings.dtype),
+            kv_dtype=cast("KvDType", settings.kv_dtype),
+            device=device,
+            block_tokens=sizes.block_tokens,
+            mtp=settings.mtp > 0,
+        )
+    finally:
+        bar.close()
+    context = min(model.context_tokens, settings.context_tokens or model.context_tokens)
+    step = model.step_memory(
+        rows=sizes.max_batched_tokens,
+        answers=min(sizes.max_sequences * (1 + settings.mtp), sizes.max_batched_tokens),
+        context_tokens=context,
+        mtp=settings.mtp > 0,
+    )
+    num_blocks = kv_blocks(
+        settings.kv_memory_bytes,
+        block_bytes=model.kv_block_bytes,
+        most_blocks=-(-context // sizes.block_tokens) * sizes.max_sequences,
+        device=torch.device(device),
+        step=step,
+    )
+    allocate_kv(model, num_blocks, torch.device(device))
+    if model.ahead_on is None:
+        log.info("no warm-up: on a CPU no kernel is compiled")
+    else:
+        warm_up(
+            WarmUp(
+                model=model,
+                num_blocks=num_blocks,
+                rows=sizes.max_batched_tokens,
+                sequences=sizes.max_sequences,
+            )
+        )
+    config = EngineConfig(
+        num_blocks=num_blocks,
+        block_tokens=sizes.block_tokens,
+        max_sequences=sizes.max_sequences,
+        max_batched_tokens=sizes.max_batched_tokens,
+        max_waiting=settings.max_waiting,
+        context_tokens=settings.context_tokens,
+        prefix_cache=settings.prefix_cache,
+        mtp=settings.mtp,
+        mtp_verify=cast("Verify", settings.mtp_verify),
+        mtp_fixed=settings.mtp_fixed,
+    )
+    # Until a router brings its key nothing is named: no request comes before its Welcome.
+    engine = Engine(model, config, KeyedNamer(bytes(32), sizes.block_tokens))
+    prints = checkpoint.fingerprints()
+    name = settings.served_model_name or checkpoint.name
+    log.info(
+        "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB; at most %d answers at once, "
+        "%d tokens in a step, which takes %s",
+        name,
+        device,
+        model.dtype_name,
+        time.monotonic() - began,
+        num_blocks,
+        sizes.block_tokens,
+        num_blocks * model.kv_block_bytes / 2**20,
+        sizes.max_sequences,
+        sizes.max_batched_tokens,
+        step,
+    )
+    hello = Hello(
+        protocol=PROTOCOL,
+        worker=settings.name,
+        epoch=time.time_ns() // 1_000_000,
+        role=cast("Role", settings.role),
+        model=name,
+        fingerprints=Fingerprints(
+            weights=prints.weights,
+            tokenizer=prints.tokenizer,
+            chat_template=prints.chat_template,
+            kv_layout=model.kv_layout,
+            hash_scheme=HASH_SCHEME,
+            block_tokens=sizes.block_tokens,
+        ),
+        capacity=capacity(config),
+        context_tokens=engine.context_tokens,
+        kv_block_bytes=model.kv_block_bytes if settings.transfer else 0,
+    )
+    return Loaded(engine, checkpoint.doc(), hello)
+
+
+def capacity(config: EngineConfig) -> Capacity:
+    return Capacity(
+        blocks=config.num_blocks,
+        sequences=config.max_sequences,
+        batched_tokens=config.max_batched_tokens,
+        waiting=config.max_waiting,
+    )

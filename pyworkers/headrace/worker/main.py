@@ -1,0 +1,147 @@
+"""`headrace worker`: the process around one worker, its settings and its signals."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from headrace import _core
+from headrace.cli.supervise import EXIT_CONFIG
+from headrace.errors import Refused, RouterNotTrusted
+from headrace.kv_transfer.connector import Transfer
+from headrace.kv_transfer.peers.client import TransferClient
+from headrace.kv_transfer.peers.members import Members
+from headrace.kv_transfer.peers.server import TransferServer
+from headrace.wire.discovery import Address, parse_sources
+from headrace.wire.frames import Hello
+from headrace.wire.link import Link, LinkConfig, parse_address, tls_context
+from headrace.wire.links import Links, first
+from headrace.worker.load_model import Loaded, load
+from headrace.worker.worker import Worker
+
+if TYPE_CHECKING:
+    from headrace.settings import WorkerSettings
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 30.0  # for what runs when the process is told to stop
+DRAIN_OVERDUE_S = (
+    10.0  # after which a process that is still there is ended: a step or a transfer hangs
+)
+
+
+def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
+    """Raises `ValueError` for what names no router."""
+    sources = parse_sources(settings.routers)
+    tls = tls_context(settings.router_ca) if settings.router_tls else None
+
+    def dial(address: Address, joined: Callable[[str], bool]) -> Link:
+        config = LinkConfig(
+            address=address.text, secret=settings.secret, tls=tls, tls_name=address.tls_name
+        )
+        return Link(config, hello, joined=joined)
+
+    return Links(sources, dial)
+
+
+async def serve(loaded: Loaded, settings: WorkerSettings, *, alone: bool = False) -> None:
+    """Serve the routers until one of them or a signal drains the worker; a second signal stops it.
+
+    Where it is `alone` in its process, that ends then, whatever it is at.
+
+    Raises OSError where the transfer endpoint cannot listen.
+    """
+    transfer = await open_transfer(loaded, settings) if settings.transfer else None
+    endpoints = [] if transfer is None else transfer.server.endpoints
+    hello = replace(loaded.hello, transfer=list(endpoints))
+    worker = Worker(
+        loaded.engine,
+        links(settings, lambda: hello),
+        hello=hello,
+        document=loaded.document,
+        transfer=transfer,
+        overlap=settings.overlap,
+    )
+    loop = asyncio.get_running_loop()
+    signals = 0
+
+    def on_signal(number: int) -> None:
+        nonlocal signals
+        signals += 1
+        worker.drain(DRAIN_S if signals == 1 else 0.0, signal.Signals(number).name)
+
+    numbers = [int(signal.SIGINT), int(signal.SIGTERM)]
+    for number in numbers:
+        loop.add_signal_handler(number, on_signal, number)
+    if alone:
+        _core.end_on_signals(numbers, DRAIN_S + DRAIN_OVERDUE_S)  # after those: they stay
+    await worker.serve()
+
+
+async def open_transfer(loaded: Loaded, settings: WorkerSettings) -> Transfer:
+    """Listen for workers that want KV from here."""
+    pool = loaded.engine.model.kv_pool()
+    layout = loaded.hello.fingerprints.kv_layout
+    members = Members()  # none, until a router took us
+    server = TransferServer(pool, layout, members=members, host=transfer_host(settings))
+    await server.start()
+    log.info("KV can be pulled from %s", ", ".join(server.endpoints))
+    return Transfer(server, TransferClient(pool, layout, members=members), members)
+
+
+def transfer_host(settings: WorkerSettings) -> str:
+    """Where to listen for other workers: unasked, on all addresses, or on none but this machine's own if no router is
+    elsewhere. `Link` tells each router the address that it is dialled from.
+    """
+    if settings.transfer_host is not None:
+        return settings.transfer_host
+    if any(router.startswith(("dns:", "etcd:")) for router in settings.routers):
+        return "0.0.0.0"
+    addresses = [parse_address(router) for router in settings.routers]
+    hosts = [address[0] for address in addresses if isinstance(address, tuple)]
+    if all(host == "localhost" or host.startswith("127.") for host in hosts):
+        return "127.0.0.1"
+    if all(host == "::1" for host in hosts):
+        return "::1"
+    return "::" if any(":" in host for host in hosts) else "0.0.0.0"
+
+
+def run(settings: WorkerSettings, *, alone: bool = False) -> int:
+    """`headrace worker`: load, serve, leave; the exit status. For `alone` see `serve`."""
+    levels = {"error": "ERROR", "warn": "WARNING", "info": "INFO", "debug": "DEBUG"}
+    logging.basicConfig(
+        level=levels[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
+    )
+    torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
+    try:
+        parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
+        loaded = load(settings)
+    except (ValueError, OSError) as error:
+        log.error("%s", error)  # noqa: TRY400  a setting is wrong, not the program
+        return EXIT_CONFIG
+    gc.collect()
+    # What is loaded by now stays. A full collection would walk it, for 0.1 s in which no answer goes on.
+    gc.freeze()
+    status = 0
+    try:
+        _event_loop_run()(serve(loaded, settings, alone=alone))
+    except* (Refused, RouterNotTrusted, OSError) as group:
+        log.error("%s", first(group))  # noqa: TRY400
+        status = EXIT_CONFIG
+    return status
+
+
+def _event_loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.run
+    return uvloop.run

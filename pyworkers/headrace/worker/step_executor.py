@@ -1,0 +1,131 @@
+"""The threads that run an engine's steps, one after the other, and which of them are under way.
+
+While one runs, the next one is prepared and queued behind it: the thread goes from one to the other without waiting for
+the event loop, which takes in what the first one gave while the second one runs. Where a device still computes when a
+step has run, a second thread waits for that, so that the next step is on the device before it is done with the first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+from headrace.engine.engine import Engine
+from headrace.engine.result import StepResult
+from headrace.engine.step.step import Step
+from headrace.worker.step_timer import Pace
+
+
+@dataclass(slots=True, eq=False)
+class Running:
+    """A step that was given to the thread."""
+
+    step: Step
+    done: asyncio.Future[None]
+    prepare_s: list[float]  # what it took to plan it, and to launch it where it is read late
+    began_s: float  # when the thread came to it, as far as is known here
+
+
+class Lane:
+    """For the event loop, which alone touches the engine. Times are those of `time.perf_counter`.
+
+    `wake` is called when a step has run. With `ahead` a step is prepared while one runs.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        wake: Callable[[], None],
+        *,
+        ahead: bool = True,
+    ) -> None:
+        self._engine = engine
+        self._runner = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine reader")
+        self._wake = wake
+        self._ahead = ahead
+        self._pace = Pace()
+        self._running: deque[Running] = deque()
+        self._prepare_s = math.inf
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Wait for what runs."""
+        self._runner.shutdown()
+        self._reader.shutdown()
+
+    @property
+    def busy(self) -> bool:
+        """A step is under way."""
+        return len(self._running) > 0
+
+    @property
+    def done(self) -> bool:
+        """The first step under way has run."""
+        return self.busy and self._running[0].done.done()
+
+    @property
+    def prepare_s(self) -> float:
+        """When the next step is to be planned; infinite where the end of one under way comes first."""
+        return self._prepare_s if self.busy else -math.inf
+
+    def begin(self) -> bool:
+        """Plan a step and give it to the thread. False where there is nothing to compute as yet."""
+        self._prepare_s = math.inf
+        planning_s = time.perf_counter()
+        step = None if self._engine.idle else self._engine.begin()
+        if step is None:
+            return False
+        began_s = time.perf_counter()
+        prepare_s = [began_s - planning_s]
+        if self._engine.reads_late:
+            launched = self._runner.submit(_launch, step, prepare_s)
+            ran = self._reader.submit(_read, step, launched)
+        else:
+            ran = self._runner.submit(step.run)
+        done = asyncio.wrap_future(ran)
+        done.add_done_callback(lambda _: self._wake())
+        self._running.append(Running(step, done, prepare_s, began_s))
+        if len(self._running) == 1:
+            self._look_ahead()
+        return True
+
+    def _look_ahead(self) -> None:
+        """When to plan the step after the one that runs now."""
+        self._prepare_s = math.inf
+        if self._ahead and self._engine.may_begin:
+            first = self._running[0]
+            self._prepare_s = first.began_s + self._pace.prepare_after_s(first.step.result)
+
+    def finish(self) -> StepResult:
+        """Take in what the first step under way gave, which has run."""
+        first = self._running.popleft()
+        first.done.result()
+        first.step.read()
+        ended_s = time.perf_counter()
+        result = self._engine.finish(first.step, asyncio.get_running_loop().time())
+        self._pace.prepared(sum(first.prepare_s))
+        self._pace.ended(result, ended_s - first.began_s)
+        if self._running:
+            self._running[0].began_s = ended_s
+            self._look_ahead()
+        return result
+
+
+def _launch(step: Step, prepare_s: list[float]) -> None:
+    began_s = time.perf_counter()
+    step.run()
+    prepare_s.append(time.perf_counter() - began_s)
+
+
+def _read(step: Step, launched: Future[None]) -> None:
+    launched.result()
+    step.read()

@@ -1,0 +1,437 @@
+"""One worker: requests of all its routers on one engine.
+
+The event loop owns the links and the engine, a thread of its own runs the steps (`lane.py`): there are no locks. A
+request follows `receive` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that is slow or gone costs the
+others nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeAlias
+
+from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_log import BlockLog, CacheView
+from headrace.engine.engine import Engine
+from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.result import StepResult
+from headrace.engine.sequence import Key
+from headrace.errors import LinkClosed, LinkError, LinkLost
+from headrace.kv_transfer.connector import Desk, Transfer
+from headrace.kv_transfer.producer import News
+from headrace.wire.frames import (
+    Bye,
+    Cancel,
+    Continue,
+    Describe,
+    Drain,
+    Fetch,
+    Hello,
+    ModelPart,
+    Ping,
+    Resync,
+    Submit,
+    Ticket,
+)
+from headrace.wire.link import Session
+from headrace.wire.links import Links, first
+from headrace.worker.outbox import Outbox
+from headrace.worker.step_executor import Lane
+
+log = logging.getLogger(__name__)
+
+MODEL_PART_BYTES = 1 << 20
+INBOX_FRAMES = 1024  # between the links and the engine; when full, the sockets push back. A guess
+# Frames taken in before the loop looks at what ran meanwhile: so a flood of them holds no other router up. A guess
+FRAMES_OF_A_TURN = 256
+
+ForEngine: TypeAlias = Submit | Cancel | Drain | Ticket | Continue | Fetch
+"""Frames that are taken in before a step is planned."""
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The link is up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """The link is gone."""
+
+
+@dataclass(slots=True, eq=False)
+class Peer:
+    """One session with a router. `number` names its requests inside the engine."""
+
+    number: int
+    session: Session
+    outbox: Outbox = field(default_factory=Outbox)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    took: asyncio.Event = field(default_factory=asyncio.Event)  # the outbox was emptied
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Something for the engine loop to take in."""
+
+    peer: Peer
+    what: Joined | Left | ForEngine
+    at_s: float
+
+
+class Worker:
+    """An engine and its links. `serve` runs it until it is drained."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        links: Links,
+        *,
+        hello: Hello,
+        document: bytes,
+        transfer: Transfer | None = None,
+        overlap: bool = True,
+    ) -> None:
+        """With `overlap` a step is planned while the one before it runs."""
+        self.engine = engine
+        self._overlap = overlap
+        self._desk = None if transfer is None else Desk(engine, transfer, self._tell, self._wake)
+        self._links = links
+        self._hello = hello
+        self._document = document
+        self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue(INBOX_FRAMES)
+        self._peers: dict[int, Peer] = {}  # those that joined
+        self._numbers = count()
+        self._view = CacheView()
+        self._hash_key: bytes | None = None
+        self._drain_until_s: float | None = None  # set once the worker leaves
+        self._gave_up = False  # all that still ran
+        self._stopped = asyncio.Event()  # nothing runs any more: senders send the rest and end
+
+    async def serve(self) -> None:
+        """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers."""
+        async with asyncio.TaskGroup() as tasks, self._closing():
+            links = tasks.create_task(self._links.run(self._talk), name="links")
+            await self.generate()
+            self._stopped.set()
+            self._links.stop()
+            for peer in self._peers.values():
+                peer.wake.set()
+            discarding = tasks.create_task(self._discard(), name="discard")
+            await asyncio.wait([links])
+            discarding.cancel()
+
+    async def generate(self) -> None:
+        """The main loop: take in what came, compute steps, hand out what they gave.
+
+        What comes is taken in at once, also while a step runs; the next one is planned shortly before that ends. A
+        step's `ms` is all the time since the step before, or since the arrival that ended an idle time: the turns of
+        this loop that requests wait for, not only the model.
+        """
+        self._watch_progress(asyncio.get_running_loop())
+        began_s = time.perf_counter()
+        with Lane(self.engine, self._wake, ahead=self._overlap) as lane:
+            while lane.busy or not self._gone:
+                await self._take_in_some()
+                self._settle()
+                if lane.done:
+                    result = lane.finish()
+                    ended_s = time.perf_counter()
+                    result.ms = (ended_s - began_s) * 1e3
+                    began_s = ended_s
+                    self._hand_out(result)
+                    await asyncio.sleep(0)  # senders have it before the next one
+                elif lane.prepare_s <= time.perf_counter() and lane.begin():
+                    continue
+                elif lane.busy:
+                    await self._something(lane.prepare_s)
+                else:
+                    self._settle()  # the plan may have found blocks for KV that comes
+                    if self.engine.idle and not self._gone:
+                        await self._something(math.inf)
+                        began_s = time.perf_counter()
+
+    async def _take_in_some(self) -> None:
+        """What came, as far as a turn goes."""
+        for _ in range(FRAMES_OF_A_TURN):
+            if self._inbox.empty():
+                return
+            self._take_in(self._inbox.get_nowait())
+        await asyncio.sleep(0)  # a queue that has something in it lets nobody else run
+
+    async def _something(self, prepare_s: float) -> None:
+        """Wait for an arrival, the end of a step, the next thing that is due, or `prepare_s`."""
+        self.engine.check_idle()
+        due_s = self.engine.next_deadline_s
+        until_s = min(
+            math.inf if due_s is None else due_s,
+            math.inf if self._desk is None else self._desk.next_deadline_s,
+            self._give_up_s,
+            asyncio.get_running_loop().time() + prepare_s - time.perf_counter(),
+        )
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout_at(None if until_s == math.inf else until_s):
+                self._take_in(await self._inbox.get())
+
+    @property
+    def _at_rest(self) -> bool:
+        return self.engine.empty and (self._desk is None or self._desk.idle)
+
+    @property
+    def _give_up_s(self) -> float:
+        """When the time of a draining worker is up; infinite where it is not, or was."""
+        if self._drain_until_s is None or self._gave_up:
+            return math.inf
+        return self._drain_until_s
+
+    @property
+    def _gone(self) -> bool:
+        return self._drain_until_s is not None and self._at_rest
+
+    def _settle(self) -> None:
+        """All that is due."""
+        now_s = asyncio.get_running_loop().time()
+        due_s = self.engine.next_deadline_s
+        if due_s is not None and due_s <= now_s:
+            self._answer(self.engine.expire(now_s))
+        if self._desk is not None:
+            self._desk.settle(now_s)
+        if now_s >= self._give_up_s:
+            self._gave_up = True  # once: what is left are movers that have yet to stop
+            if self._desk is not None:
+                self._desk.give_up()
+            text = "the worker had no time left to finish it"
+            self._answer(self.engine.abandon(FailureKind.DRAINING, text))
+        self._note_changes()
+
+    def _watch_progress(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have those who pull from here hear of each group of layers, while the step goes on."""
+        desk = self._desk
+        if desk is None:
+            return
+
+        def ring() -> None:
+            loop.call_soon_threadsafe(desk.progressed)
+
+        self.engine.alarm.call = ring
+
+    @contextlib.asynccontextmanager
+    async def _closing(self) -> AsyncGenerator[None]:
+        try:
+            yield
+        finally:
+            if self._desk is not None:
+                await self._desk.close()
+
+    def _take_in(self, arrival: Arrival | None) -> None:
+        if arrival is None:  # only to wake up
+            return
+        peer = arrival.peer
+        match what := arrival.what:
+            case Joined():
+                self._join(peer)
+            case Left():
+                cancelled = (self._desk or self.engine).cancel_link(peer.number)
+                self._peers.pop(peer.number, None)
+                self._trust()
+                level = logging.WARNING if cancelled else logging.INFO
+                log.log(level, "router %s left with %d requests", peer.session.router, cancelled)
+            case Submit() as submit:
+                try:
+                    self._admit(submit, peer, arrival.at_s)
+                except RequestError as error:
+                    peer.outbox.failed(error.frame(submit.request))
+                else:
+                    return  # the next step says the rest
+            case Cancel(request):
+                blocks = (self._desk or self.engine).cancel(Key(peer.number, request))
+                peer.outbox.cancelled(request, blocks)
+            case Drain():
+                self._drain(what, peer, arrival.at_s)
+            case Ticket() | Continue() | Fetch() as frame:
+                self._take_in_news(frame, peer, arrival.at_s)
+        peer.wake.set()  # it sends once this turn of the loop has noted all changes
+
+    def _admit(self, submit: Submit, peer: Peer, at_s: float) -> None:
+        if self._drain_until_s is not None:
+            raise RequestError(FailureKind.DRAINING, "this worker leaves")
+        if self._desk is None and (submit.kv_from is not None or submit.hand_off is not None):
+            raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
+        self.engine.submit(submit, link=peer.number, now_s=at_s)
+        if self._desk is not None:
+            self._desk.submitted(Key(peer.number, submit.request), submit)
+
+    def _drain(self, drain: Drain, peer: Peer, now_s: float) -> None:
+        """Offer what is hot first. A later Drain that wants no offer ends the one there is."""
+        budget_s = drain.budget_ms / 1e3
+        if self._desk is not None:
+            if drain.hand_over:
+                peer.outbox.tell(self._desk.offer(drain.hand_over, budget_s, now_s))
+            else:
+                self._desk.end_offer()
+        self.drain(budget_s, f"router {peer.session.router} asked for it")
+
+    def _take_in_news(self, frame: Ticket | Continue | Fetch, peer: Peer, at_s: float) -> None:
+        """Of KV that is to come. Whoever moves none has refused the request already."""
+        if self._desk is None:
+            return
+        try:
+            self._desk.take_in(peer.number, frame, at_s)
+        except RequestError as error:  # tokens that cannot be
+            blocks = self._desk.cancel(Key(peer.number, frame.request))
+            peer.outbox.cancelled(frame.request, blocks)
+            peer.outbox.failed(error.frame(frame.request))
+
+    def _join(self, peer: Peer) -> None:
+        key = peer.session.hash_key
+        if key != self._hash_key:
+            if self._hash_key is not None:
+                log.warning(
+                    "router %s brought a new hash key: the prefix cache is cleared (several routers need one secret)",
+                    peer.session.router,
+                )
+            self._hash_key = key
+            self.engine.use_namer(KeyedNamer(key, self.engine.config.block_tokens))
+            self._note_changes()
+        peer.outbox.log = BlockLog(self._view, self._hello.epoch)
+        if self._drain_until_s is not None:
+            peer.outbox.bye = Bye("draining")
+        self._peers[peer.number] = peer
+        self._trust()
+
+    def _trust(self) -> None:
+        """KV moves between workers of the routers that this one has links to."""
+        if self._desk is not None:
+            self._desk.trust(peer.session.hash_key for peer in self._peers.values())
+
+    def _hand_out(self, result: StepResult) -> None:
+        """What a step gave."""
+        self._answer(result)
+        for peer in self._peers.values():
+            peer.outbox.stepped(result)
+            peer.wake.set()
+        self._note_changes()
+
+    def _answer(self, result: StepResult) -> None:
+        for number, answers in result.answers.items():
+            if self._desk is not None:
+                for request in answers.ended:
+                    self._desk.ended(Key(number, request))
+            if number in self._peers:
+                self._peers[number].outbox.answer(answers)
+                self._peers[number].wake.set()
+
+    def _note_changes(self) -> None:
+        """Pass on what changed in cache and load."""
+        outboxes = [peer.outbox for peer in self._peers.values()]
+        self._view.apply(self.engine.take_events(), [box.log for box in outboxes if box.log])
+        load, waiting_tokens = self.engine.load, self.engine.waiting_tokens
+        for outbox in outboxes:
+            outbox.loaded(load, waiting_tokens)
+
+    def drain(self, budget_s: float, reason: str) -> None:
+        """Take nothing new, finish what runs within `budget_s`, leave. A second call may only shorten that."""
+        until_s = asyncio.get_running_loop().time() + budget_s
+        if self._drain_until_s is None:
+            log.info("draining for at most %.1f s: %s", budget_s, reason)
+            for peer in self._peers.values():
+                peer.outbox.bye = Bye(reason)
+                peer.wake.set()
+        self._drain_until_s = min(until_s, self._drain_until_s or until_s)
+        self._wake()
+
+    def _wake(self) -> None:
+        """Have the loop look around, if it waits."""
+        with contextlib.suppress(asyncio.QueueFull):  # then it does not
+            self._inbox.put_nowait(None)
+
+    def _tell(self, link: int, news: News) -> None:
+        """To a router, if it is still there."""
+        peer = self._peers.get(link)
+        if peer is not None:
+            peer.outbox.tell(news)
+            peer.wake.set()
+
+    async def _talk(self, session: Session) -> None:
+        """One session with a router, to its end."""
+        peer = Peer(next(self._numbers), session)
+        try:
+            async with session, asyncio.TaskGroup() as tasks:
+                await self._put(peer, Joined())
+                receiving = tasks.create_task(self._receive(peer), name="receive")
+                await self._send(peer)
+                receiving.cancel()
+        except* LinkLost as group:
+            lost = first(group)
+            level = logging.INFO if isinstance(lost, LinkClosed) else logging.WARNING
+            log.log(level, "router %s: %s", session.router, lost)
+        except* LinkError:
+            await self._put(peer, Left())
+            raise
+        await self._put(peer, Left())
+
+    async def _put(self, peer: Peer, what: Joined | Left | ForEngine) -> None:
+        await self._inbox.put(Arrival(peer, what, asyncio.get_running_loop().time()))
+
+    async def _discard(self) -> None:
+        """Keeps the inbox from filling up when nobody takes from it any more."""
+        while True:
+            await self._inbox.get()
+
+    async def _receive(self, peer: Peer) -> None:
+        async for frame in peer.session:
+            match frame:
+                case Submit() | Cancel() | Drain() | Ticket() | Continue() | Fetch():
+                    while peer.outbox.crowded:
+                        peer.took.clear()
+                        await peer.took.wait()
+                    await self._put(peer, frame)
+                case Ping():
+                    peer.wake.set()
+                case Resync(reason):
+                    self._restart_log(peer, reason)
+                case Describe(fingerprint):
+                    await self._describe(peer, fingerprint)
+                case _:
+                    raise LinkLost(
+                        f"the router sent a {type(frame).__name__} where it has no place"
+                    )
+
+    def _restart_log(self, peer: Peer, reason: str) -> None:
+        """Needs no step's end: the log lives on the event loop."""
+        log.warning("router %s wants to know all blocks again: %s", peer.session.router, reason)
+        if peer.outbox.log is not None:  # otherwise the first snapshot is still to come
+            peer.outbox.log.restart()
+            peer.wake.set()
+
+    async def _describe(self, peer: Peer, fingerprint: str) -> None:
+        prints = self._hello.fingerprints
+        ours = f"{prints.tokenizer}/{prints.chat_template}"
+        if fingerprint != ours:
+            raise LinkLost(f"the router asked for model {fingerprint!r}, here is {ours!r}")
+        starts = range(0, len(self._document), MODEL_PART_BYTES)
+        for part, start in enumerate(starts):
+            data = self._document[start : start + MODEL_PART_BYTES]
+            last = start + MODEL_PART_BYTES >= len(self._document)
+            await peer.session.send(ModelPart(fingerprint, part, last, data))
+
+    async def _send(self, peer: Peer) -> None:
+        """All that goes to one router, at least a heartbeat. Returns after the last frame of a drained worker."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(peer.session.heartbeat_s):
+                    await peer.wake.wait()
+            peer.wake.clear()
+            last = self._stopped.is_set()
+            frames = peer.outbox.take()
+            peer.took.set()
+            await peer.session.send(*frames)
+            if last:
+                return
