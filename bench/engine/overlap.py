@@ -22,11 +22,11 @@ from typing import Any
 
 import torch
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.wire.frames import Sampling
-from headrace.worker.step_executor import Lane
+from headrace.worker.step_executor import StepExecutor
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.ops import Progress
 
@@ -93,7 +93,7 @@ class Device(Sleeper):
 async def drive(engine: Engine, *, ahead: bool, steps: int) -> None:
     """The main loop of a worker that nobody talks to."""
     wake = asyncio.Event()
-    with Lane(engine, wake.set, ahead=ahead) as lane:
+    with StepExecutor(engine, wake.set, ahead=ahead) as lane:
         while steps > 0 or lane.busy:
             wake.clear()
             if lane.done:
@@ -119,7 +119,7 @@ def gaps_ms(
         mtp=mtp,
         mtp_fixed=True,
     )
-    engine = Engine(model, config, KeyedNamer(bytes(32), BLOCK))
+    engine = Engine(model, config, KeyedBlockHasher(bytes(32), BLOCK))
     for request in range(sequences):
         engine.submit(submit(request, sampling))
     while engine.waiting_tokens:

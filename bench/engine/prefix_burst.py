@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.scheduler import Plan
@@ -32,7 +32,7 @@ def measure_burst(model: Model) -> dict[str, float]:
             max_sequences=2 * WAITING,
             max_batched_tokens=CHUNK,
         ),
-        KeyedNamer(bytes(32), BLOCK),
+        KeyedBlockHasher(bytes(32), BLOCK),
     )
     random = np.random.default_rng(5)
     prefix = random.integers(3, model.vocab_size, PREFIX)

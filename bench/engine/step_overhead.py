@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.block_log import BlockLog, CacheView
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -170,7 +170,7 @@ def measure(sequences: int, sampling: Sampling, mtp: int, *, right: bool) -> dic
         mtp_fixed=True,
     )
     model = NoModel(right=right, rows=sequences * (1 + mtp))
-    engine = Engine(model, config, KeyedNamer(bytes(32), BLOCK))
+    engine = Engine(model, config, KeyedBlockHasher(bytes(32), BLOCK))
     frames = Frames(engine)
     for request in range(sequences):
         engine.submit(submit(request, sampling))

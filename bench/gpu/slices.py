@@ -31,7 +31,7 @@ from bench.kernels.one_rank import OneRankOf
 from bench.kernels.timing import Clock, GpuClock, HostClock
 from headrace.models.config import parse_config
 from headrace.models.deepseek import Deepseek, attention_of
-from headrace.models.deepseek_weights import Layer, load_weights
+from headrace.models.deepseek_weights import DeepseekLayer, load_weights
 from headrace_kernels.moe.experts import Experts
 from headrace_kernels.ops import Routing
 from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
@@ -77,7 +77,10 @@ DRY = Plan(
 
 
 def build(
-    raw: dict[str, Any], plan: Plan, device: torch.device, change: Callable[[Layer], Layer]
+    raw: dict[str, Any],
+    plan: Plan,
+    device: torch.device,
+    change: Callable[[DeepseekLayer], DeepseekLayer],
 ) -> Deepseek:
     """A model of random weights with room for the largest batch; `change` is told each of its layers."""
     checkpoint = RandomCheckpoint(raw, device)
@@ -187,7 +190,7 @@ def one_rank(plan: Plan, clock: Clock, device: torch.device, end_at: float) -> R
     )
     random = torch.Generator(device).manual_seed(7)
 
-    def of_the_group(layer: Layer) -> Layer:
+    def of_the_group(layer: DeepseekLayer) -> DeepseekLayer:
         if layer.experts is None:
             return layer
         mine: Experts = layer.experts

@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.models import DType
@@ -144,7 +144,7 @@ def engine_of(models: Models, drafts: int, size: int, tokens: int) -> Engine:
         max_batched_tokens=max(4 * size, 256),
         mtp=drafts,
     )
-    return Engine(model, config, KeyedNamer(bytes(32), BLOCK), clock=time.thread_time)
+    return Engine(model, config, KeyedBlockHasher(bytes(32), BLOCK), clock=time.thread_time)
 
 
 def case(

@@ -1,6 +1,6 @@
 """The operations that model families are written in, and who carries them out.
 
-A family describes its forward pass once, as a function of a `Step`. A `Backend` compiles that description:
+A family describes its forward pass once, as a function of a `ForwardPass`. A `Backend` compiles that description:
 the native one records it into a program that Rust runs whole, the torch one calls it for every batch.
 All of them keep the rule of the engine: a row's result does not depend on the rows beside it.
 """
@@ -21,11 +21,11 @@ LAYERS_PER_GROUP = 8
 
 # Opaque: what a backend made, only it can read.
 Value: TypeAlias = Any  # [rows, width]
-Matrix: TypeAlias = Any  # [out, in], with an optional bias
-Table: TypeAlias = Any  # [vocab, hidden]
+LinearWeight: TypeAlias = Any  # [out, in], with an optional bias
+EmbeddingTable: TypeAlias = Any  # [vocab, hidden]
 Vector: TypeAlias = Any  # [width]
 HeadMatrices: TypeAlias = Any  # [heads, nope_dim + v_dim, kv_lora_rank]
-Experts: TypeAlias = Any  # router and experts of one layer
+LayerExperts: TypeAlias = Any  # router and experts of one layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,13 +133,13 @@ class Progress(Protocol):
 class RowStep(Protocol):
     """What every forward pass can do with rows by themselves. Each operation returns a new value."""
 
-    def embed(self, table: Table) -> Value:
+    def embed(self, table: EmbeddingTable) -> Value:
         """The embeddings of the batch's tokens."""
         ...
 
     def rms_norm(self, x: Value, weight: Vector, eps: float) -> Value: ...
 
-    def linear(self, x: Value, weight: Matrix, residual: Value | None = None) -> Value:
+    def linear(self, x: Value, weight: LinearWeight, residual: Value | None = None) -> Value:
         """`x @ weight.T (+ bias) (+ residual)`."""
         ...
 
@@ -152,7 +152,7 @@ class RowStep(Protocol):
         ...
 
 
-class Step(RowStep, Protocol):
+class ForwardPass(RowStep, Protocol):
     """One forward pass. Each operation returns a new value; only the cache is changed."""
 
     def rope_and_store_kv(self, qkv: Value, layer: int) -> Value:
@@ -190,7 +190,7 @@ class MlaStep(RowStep, Protocol):
         """
         ...
 
-    def moe(self, x: Value, experts: Experts, residual: Value) -> Value:
+    def moe(self, x: Value, experts: LayerExperts, residual: Value) -> Value:
         """`residual + sum_k weight_k * expert_k(x)`, added in ascending order of experts."""
         ...
 
@@ -229,13 +229,15 @@ class Store(Protocol):
         """The device that still computes when a pass returns; `None` where none does."""
         ...
 
-    def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Matrix:
+    def matrix(
+        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
+    ) -> LinearWeight:
         """Matrices `[out_i, in]` as one, stacked."""
         ...
 
     def vector(self, x: torch.Tensor) -> Vector: ...
 
-    def table(self, x: torch.Tensor) -> Table: ...
+    def table(self, x: torch.Tensor) -> EmbeddingTable: ...
 
     def tied_head(self, table: Table, embedding: torch.Tensor) -> Matrix:
         """The embedding as the head's matrix; `table` was made of it."""
@@ -257,7 +259,7 @@ class Store(Protocol):
 class Backend(Store, Protocol):
     """Runs what families describe."""
 
-    def compile(self, describe: Callable[[Step], Value]) -> Compiled:
+    def compile(self, describe: Callable[[ForwardPass], Value]) -> Compiled:
         """The function that computes `describe` for a batch: float32, valid until its next call."""
         ...
 
@@ -278,7 +280,7 @@ class MlaBackend(Store, Protocol):
         gate_up: Sequence[torch.Tensor],
         down: Sequence[torch.Tensor],
         routing: Routing,
-    ) -> Experts:
+    ) -> LayerExperts:
         """Router `[experts, hidden]` with its bias `[experts]`, and each expert's `[2 * width, hidden]` and
         `[hidden, width]`.
         """

@@ -34,7 +34,7 @@ from headrace_kernels.ops import (
 )
 from headrace_kernels.torch_ops import (
     Kernels,
-    Matrix,
+    TorchMatrix,
     TorchValues,
     TorchWeights,
     groups_after,
@@ -260,10 +260,10 @@ class TorchMlaStep(TorchValues):
     def linear(
         self,
         x: torch.Tensor,
-        weight: Matrix | ScaledMatrix,
+        weight: TorchMatrix | ScaledMatrix,
         residual: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        if isinstance(weight, Matrix):
+        if isinstance(weight, TorchMatrix):
             return super().linear(x, weight, residual)
         y = self._backend.kernels.fp8_linear(x, weight.weight)
         if weight.bias is not None:

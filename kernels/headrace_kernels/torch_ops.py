@@ -19,11 +19,11 @@ from headrace_kernels.ops import (
     Attention,
     Compiled,
     Fence,
+    ForwardPass,
     KvPool,
     KvRegion,
     MlaAttention,
     Progress,
-    Step,
     StepKind,
     layer_groups,
 )
@@ -69,7 +69,7 @@ REFERENCE = Kernels(
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class TorchMatrix:
     """A weight `[out, in]` and its bias."""
 
     weight: torch.Tensor
@@ -85,9 +85,11 @@ class TorchWeights:
         self.dtype_name = dtype
         self.keeps_fp8 = False  # until such a weight comes
 
-    def matrix(self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None) -> Matrix:
+    def matrix(
+        self, parts: Sequence[torch.Tensor], bias: torch.Tensor | None = None
+    ) -> TorchMatrix:
         stacked = torch.cat([part.to(self.device, self.dtype) for part in parts])
-        return Matrix(stacked, None if bias is None else self.vector(bias))
+        return TorchMatrix(stacked, None if bias is None else self.vector(bias))
 
     def vector(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype)
@@ -168,7 +170,7 @@ class TorchBackend(TorchWeights):
             memfd=None,
         )
 
-    def compile(self, describe: Callable[[Step], Any]) -> Compiled:
+    def compile(self, describe: Callable[[ForwardPass], Any]) -> Compiled:
         @torch.inference_mode()
         def run(batch: Batch, progress: Progress | None = None) -> torch.Tensor:
             return cast("torch.Tensor", describe(TorchStep(self, batch, progress))).float()
@@ -191,7 +193,7 @@ def region(part: torch.Tensor) -> KvRegion:
 
 
 class TorchValues:
-    """The operations of a `Step` that need no cache, computed at once."""
+    """The operations of a `ForwardPass` that need no cache, computed at once."""
 
     def __init__(self, batch: Batch, device: torch.device, kernels: Kernels) -> None:
         self._kernels = kernels
@@ -208,7 +210,7 @@ class TorchValues:
         return self._kernels.rms_norm(x, weight, eps)
 
     def linear(
-        self, x: torch.Tensor, weight: Matrix, residual: torch.Tensor | None = None
+        self, x: torch.Tensor, weight: TorchMatrix, residual: torch.Tensor | None = None
     ) -> torch.Tensor:
         y = self._kernels.linear(x, weight.weight)
         if weight.bias is not None:
@@ -225,7 +227,7 @@ class TorchValues:
 
 
 class TorchStep(TorchValues):
-    """A `Step` that computes at once."""
+    """A `ForwardPass` that computes at once."""
 
     def __init__(self, backend: TorchBackend, batch: Batch, progress: Progress | None) -> None:
         super().__init__(batch, backend.device, backend.kernels)

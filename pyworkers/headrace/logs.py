@@ -133,7 +133,7 @@ class Lines:
         return f"WARNING lines of the log were lost here: {', '.join(why)}\n".encode()
 
 
-class Output(io.TextIOBase):
+class LogStream(io.TextIOBase):
     """What takes the place of `sys.stderr` or `sys.stdout`. Lines go on when they are whole, or at a flush."""
 
     def __init__(self, lines: Lines, fd: int) -> None:
@@ -189,10 +189,10 @@ def never_wait(*, stdout: bool = False) -> None:
 
 
 def _in_place_of(stream: TextIO, fd: int) -> TextIO:
-    if isinstance(stream, Output):
+    if isinstance(stream, LogStream):
         return stream
     lines = Lines(fd)
-    output = Output(lines, fd)
+    output = LogStream(lines, fd)
 
     def last_lines() -> None:
         output.flush()

@@ -14,7 +14,7 @@ from attack.stack import Programs
 from headrace.kv_transfer.backends.base import TICKET_BYTES, LinkBroken, TransferError, layout_text
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
-from headrace.kv_transfer.peers.messages import Open
+from headrace.kv_transfer.peers.messages import KvOpen
 from headrace.kv_transfer.peers.server import TransferServer
 from helpers.kv import FakeSource, make_pool
 from helpers.kv_peers import BACKENDS, LAYOUT, MEMBERS, Backend, connected, proven
@@ -48,7 +48,7 @@ async def descriptors(server: TransferServer, ticket: bytes, members: Members) -
     async with connected(server.endpoints, "shm") as stream:
         with contextlib.suppress(LinkBroken):
             prove = await proven(stream, ticket, members=members)
-            await stream.send([prove, Open(layout_text(LAYOUT, POOL), ["shm"])])
+            await stream.send([prove, KvOpen(layout_text(LAYOUT, POOL), ["shm"])])
             _, fds = await stream.receive_with_fds(MANY_BYTES)
             count = len(fds)
             for fd in fds:

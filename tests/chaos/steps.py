@@ -93,7 +93,7 @@ def _install_intake(seams: Seams) -> None:
 
 def _install_compute(seams: Seams) -> None:
     """Prompts are computed chunk by chunk, tokens one by one, or several where they were drafted."""
-    from headrace.engine.outputs import Answering
+    from headrace.engine.outputs import OutputBuilder
     from headrace.engine.step.forward import Forward
 
     reach = seams.reach
@@ -132,7 +132,7 @@ def _install_compute(seams: Seams) -> None:
                 reach(f"token {number}", seed)
 
     wrap(Forward, "launch", launch)
-    wrap(Answering, "tokens", tokens)
+    wrap(OutputBuilder, "tokens", tokens)
 
 
 def _install_links(seams: Seams) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from headrace import logs
-from headrace.logs import WAITING_BYTES, Lines, Lost, Output
+from headrace.logs import WAITING_BYTES, Lines, LogStream, Lost
 
 SOON_S = 30.0
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -160,7 +160,7 @@ def test_a_pipe_that_somebody_made_non_blocking_is_waited_for(pipe: Pipe) -> Non
 
 def test_writes_become_lines_and_what_has_no_end_waits_for_a_flush(pipe: Pipe) -> None:
     lines = Lines(pipe.write_end)
-    output = Output(lines, pipe.write_end)
+    output = LogStream(lines, pipe.write_end)
     print("two", "words", file=output)
     output.write("half \udcff")
     assert lines.flush(SOON_S)

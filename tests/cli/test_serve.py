@@ -17,7 +17,7 @@ from typing import Any, cast
 import pytest
 
 from headrace.cli import serve
-from headrace.cli.console import Printer, Stop
+from headrace.cli.console import Printer, StopSignals
 from headrace.cli.serve import ServeSettings
 from headrace.cli.supervise import Keeper
 from headrace.settings import SettingsError
@@ -139,7 +139,7 @@ async def test_stopping_while_the_model_is_fetched_ends_the_download_too(
     fetch.write_text(f"#!/bin/sh\nsleep 600 &\necho $! > {fifo}\nwait\n")
     fetch.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fetch))
-    stop = Stop()
+    stop = StopSignals()
     fetching = asyncio.create_task(serve.fetch_model(None, stop, Printer(["headrace"])))
     async with asyncio.timeout(20):
         download = int(await asyncio.to_thread(fifo.read_text))
@@ -155,13 +155,13 @@ async def test_a_failed_fetch_ends_it_with_the_same_status(
     fetch.write_text("#!/bin/sh\nexit 7\n")
     fetch.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fetch))
-    assert await serve.fetch_model("org/name", Stop(), Printer(["headrace"])) == 7
+    assert await serve.fetch_model("org/name", StopSignals(), Printer(["headrace"])) == 7
 
 
 async def test_nohup_keeps_it_from_stopping_with_the_terminal() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        stop = Stop()
+        stop = StopSignals()
         os.kill(os.getpid(), signal.SIGHUP)
         os.kill(os.getpid(), signal.SIGTERM)
         async with asyncio.timeout(20):

@@ -18,13 +18,13 @@ from headrace.kv_transfer.peers.members import NONCE_BYTES, PROOF_BYTES, Members
 from headrace.kv_transfer.peers.messages import (
     Challenge,
     Data,
-    Hello,
-    Open,
-    Prove,
-    Pull,
+    KvHello,
+    KvOpen,
+    KvProve,
+    KvWelcome,
+    PullBlocks,
     Ready,
     Started,
-    Welcome,
 )
 from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
@@ -90,12 +90,12 @@ class SourceScript:
     async def challenge(self) -> Transcript:
         """Up to what the client has proved."""
         hello = await self.stream.receive()
-        assert isinstance(hello, Hello)
+        assert isinstance(hello, KvHello)
         await self.stream.send([Challenge(NONCE)])
         prove = await self.stream.receive()
-        assert isinstance(prove, Prove)
+        assert isinstance(prove, KvProve)
         transcript = Transcript(hello.nonce, NONCE, prove.ticket)
-        assert isinstance(await self.stream.receive(), Open)
+        assert isinstance(await self.stream.receive(), KvOpen)
         self.proof = MEMBERS.answer(transcript, prove.proofs) or bytes(PROOF_BYTES)
         return transcript
 
@@ -104,15 +104,15 @@ class SourceScript:
         if self.backend == "shm":
             exporter = ShmExporter(self.pool)
             described, fds = exporter.describe()
-            welcome = Welcome("shm", described if about is None else about, self.proof)
+            welcome = KvWelcome("shm", described if about is None else about, self.proof)
             await self.stream.send_with_fds(welcome, fds)
             exporter.close()
         else:
-            await self.stream.send([Welcome("tcp", about or b"", self.proof)])
+            await self.stream.send([KvWelcome("tcp", about or b"", self.proof)])
 
-    async def pull(self) -> Pull:
-        pull = await self.receive(Pull)
-        assert isinstance(pull, Pull)
+    async def pull(self) -> PullBlocks:
+        pull = await self.receive(PullBlocks)
+        assert isinstance(pull, PullBlocks)
         return pull
 
     async def receive(self, kind: type) -> object:
@@ -121,11 +121,11 @@ class SourceScript:
             pass
         return message
 
-    async def start(self, pull: Pull) -> None:
+    async def start(self, pull: PullBlocks) -> None:
         """Places are block numbers."""
         await self.stream.send([Started(pull.pull, pull.places)])
 
-    async def hand_over(self, pull: Pull, group: int, *, crc_off_by: int = 0) -> None:
+    async def hand_over(self, pull: PullBlocks, group: int, *, crc_off_by: int = 0) -> None:
         blocks = array("I", pull.places)
         if self.backend == "shm":
             await self.stream.send([Ready(pull.pull, group, 0, len(blocks))])
@@ -175,12 +175,12 @@ async def _connect(endpoints: list[str], backend: Backend) -> Stream:
 
 async def proven(
     stream: Stream, ticket: bytes, nonce: bytes = NONCE, members: Members = MEMBERS
-) -> Prove:
+) -> KvProve:
     """What a client says to the source's challenge, for which this waits."""
-    await stream.send([Hello(VERSION, nonce)])
+    await stream.send([KvHello(VERSION, nonce)])
     challenge = await stream.receive()
     assert isinstance(challenge, Challenge), challenge
-    return Prove(ticket, members.puller_proofs(Transcript(nonce, challenge.nonce, ticket)))
+    return KvProve(ticket, members.puller_proofs(Transcript(nonce, challenge.nonce, ticket)))
 
 
 async def greet(stream: Stream, pool: KvPool, backend: Backend, ticket: bytes) -> None:
@@ -188,8 +188,8 @@ async def greet(stream: Stream, pool: KvPool, backend: Backend, ticket: bytes) -
     import os
 
     prove = await proven(stream, ticket)
-    await stream.send([prove, Open(layout_text(LAYOUT, pool), [backend])])
+    await stream.send([prove, KvOpen(layout_text(LAYOUT, pool), [backend])])
     welcome, fds = await stream.receive_with_fds(1 << 16)
     for fd in fds:
         os.close(fd)
-    assert isinstance(welcome, Welcome), welcome
+    assert isinstance(welcome, KvWelcome), welcome

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headrace.engine.cache.kv_export import Export
+from headrace.engine.cache.kv_export import KvExport
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Submit
@@ -27,7 +27,7 @@ def legs(submit: Submit | None = None) -> tuple[Submit, Submit]:
     return legs_of(submit or make_submit(0, PROMPT), P.request, D.request)
 
 
-def exported(engine: Engine, submit: Submit | None = None) -> tuple[Export, Heard]:
+def exported(engine: Engine, submit: Submit | None = None) -> tuple[KvExport, Heard]:
     """An export whose first token is out."""
     engine.submit(legs(submit)[0])
     heard = Heard()

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from headrace.cli import main, serve
-from headrace.cli.console import Printer, Stop
+from headrace.cli.console import Printer, StopSignals
 from headrace.cli.serve import ServeSettings
 from headrace.cli.supervise import Command, Keeper, RestartRule
 
@@ -32,7 +32,7 @@ def mock_command(config: ServeSettings, folder: Path, name: str, role: str) -> C
     return replace(real, argv=argv)
 
 
-async def no_model(_model: str | None, _stop: Stop, _log: Printer) -> None:
+async def no_model(_model: str | None, _stop: StopSignals, _log: Printer) -> None:
     """Nothing to fetch."""
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from headrace.engine.cache.kv_export import Export
-from headrace.engine.cache.kv_import import Pull
+from headrace.engine.cache.kv_export import KvExport
+from headrace.engine.cache.kv_import import PullRequest
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
@@ -47,7 +47,7 @@ class Heard:
                     self.freed = freed.blocks
 
 
-def move(source: Engine, export: Export, to: Engine, pull: Pull) -> None:
+def move(source: Engine, export: KvExport, to: Engine, pull: PullRequest) -> None:
     """Copy what is wanted, group by group; all of it has to be whole by now."""
     here, there = source.model.kv_pool(), to.model.kv_pool()
     for place, block in pull.wanted:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
-from headrace.engine.step.step import Step
+from headrace.engine.step.step import EngineStep
 
 Choose = Callable[[int], int]
 """One of so many possibilities."""
@@ -20,8 +20,8 @@ class Pipeline:
         self.engine = engine
         self.choose = choose
         self.most_under_way = 0
-        self._to_run: deque[Step] = deque()
-        self._ran: deque[Step] = deque()
+        self._to_run: deque[EngineStep] = deque()
+        self._ran: deque[EngineStep] = deque()
 
     @property
     def idle(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from headrace import _core
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.kv_transfer.connector import Transfer
@@ -75,7 +75,7 @@ class Scene:
         config = EngineConfig(
             num_blocks=blocks, block_tokens=BLOCK, max_sequences=sequences, max_batched_tokens=16
         )
-        self.engine = Engine(self.model, config, KeyedNamer(bytes(32), BLOCK))
+        self.engine = Engine(self.model, config, KeyedBlockHasher(bytes(32), BLOCK))
         self._hello = Hello(
             protocol=PROTOCOL,
             worker=name,

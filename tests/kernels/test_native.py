@@ -11,9 +11,9 @@ import torch
 
 from headrace_kernels.batch import Batch
 from headrace_kernels.native import NativeBackend
-from headrace_kernels.ops import Attention, Step, Value
+from headrace_kernels.ops import Attention, ForwardPass, Value
 
-Describe = Callable[[NativeBackend, Step, Value], Value]
+Describe = Callable[[NativeBackend, ForwardPass, Value], Value]
 BLOCK = 16
 
 

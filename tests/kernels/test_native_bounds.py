@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace_kernels.native import NativeBackend
-from headrace_kernels.ops import Attention, MlaAttention, MlaStep, Step, Value
+from headrace_kernels.ops import Attention, ForwardPass, MlaAttention, MlaStep, Value
 from helpers.paged_rows import BLOCK, PagedRows, cache_floats
 
 HEADS, DIM, LORA, ROPE = 2, 8, 8, 4
@@ -49,7 +49,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def dense(backend: NativeBackend, step: Step) -> Value:
+def dense(backend: NativeBackend, step: ForwardPass) -> Value:
     x = step.embed(backend.table(noise(sum(LENGTHS), (HEADS + 2) * DIM)))
     return step.wanted_rows(step.paged_attention(step.rope_and_store_kv(x, 0), 0))
 

@@ -18,7 +18,7 @@ from headrace.kv_transfer.peers.messages import (
     Closed,
     Data,
     Ended,
-    Pull,
+    PullBlocks,
     Ready,
     Release,
     Started,
@@ -81,8 +81,8 @@ async def next_of(stream: Stream, *kinds: type) -> object:
             return message
 
 
-def pull_of(ticket: bytes, places: list[int], number: int = 0) -> Pull:
-    return Pull(number, ticket, b"".join(place.to_bytes(4, "little") for place in places))
+def pull_of(ticket: bytes, places: list[int], number: int = 0) -> PullBlocks:
+    return PullBlocks(number, ticket, b"".join(place.to_bytes(4, "little") for place in places))
 
 
 STEPS = (

@@ -8,16 +8,16 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from headrace.kv_transfer.backends.base import Limits, LinkBroken, TransferError
-from headrace.kv_transfer.backends.shm import SCHEMA, Part, Pool
+from headrace.kv_transfer.backends.shm import SCHEMA, ShmPart, ShmPool
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.messages import (
     Closed,
     Data,
+    KvRefuse,
+    KvWelcome,
     Ready,
-    Refuse,
     Release,
     Started,
-    Welcome,
 )
 from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
@@ -247,7 +247,7 @@ async def message_of_no_bytes(script: SourceScript) -> None:
 
 @wrong
 async def another_welcome(script: SourceScript) -> None:
-    await script.stream.send([Welcome(script.backend, b"", script.proof)])
+    await script.stream.send([KvWelcome(script.backend, b"", script.proof)])
 
 
 @wrong
@@ -310,7 +310,7 @@ async def test_a_pool_that_is_no_description_is_not_mapped(about: bytes) -> None
 
 async def test_a_pool_larger_than_its_memory_is_not_read_from() -> None:
 
-    about = SCHEMA.encode(Pool(16, [[Part(1 << 40, 0, 192)]] * 3))
+    about = SCHEMA.encode(ShmPool(16, [[ShmPart(1 << 40, 0, 192)]] * 3))
     error = await pull_from("shm", lambda script: script.welcome(about))
     assert error.kind == "lost"
     assert "larger than its memory" in error.message
@@ -320,7 +320,7 @@ async def test_a_pool_larger_than_its_memory_is_not_read_from() -> None:
 async def test_a_pool_of_other_regions_than_ours_is_not_read_from(groups: list[list[int]]) -> None:
     """More bytes in a block than we have, and they would be written into the next one."""
 
-    about = SCHEMA.encode(Pool(1, [[Part(0, 0, size) for size in group] for group in groups]))
+    about = SCHEMA.encode(ShmPool(1, [[ShmPart(0, 0, size) for size in group] for group in groups]))
     error = await pull_from("shm", lambda script: script.welcome(about))
     assert (error.kind, "other regions" in error.message) == ("lost", True)
 
@@ -328,16 +328,16 @@ async def test_a_pool_of_other_regions_than_ours_is_not_read_from(groups: list[l
 @pytest.mark.parametrize(
     ("refuse", "kind"),
     [
-        (Refuse("version", "2", "1"), "refused"),
-        (Refuse("layout", "a", "b"), "layout"),
-        (Refuse("proof", "0", "1"), "lost"),
-        (Refuse("links", "1 at most", "one more"), "lost"),
+        (KvRefuse("version", "2", "1"), "refused"),
+        (KvRefuse("layout", "a", "b"), "layout"),
+        (KvRefuse("proof", "0", "1"), "lost"),
+        (KvRefuse("links", "1 at most", "one more"), "lost"),
     ],
 )
 @pytest.mark.parametrize("early", [True, False])
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_refusal_says_both_values(
-    backend: Backend, early: bool, refuse: Refuse, kind: str
+    backend: Backend, early: bool, refuse: KvRefuse, kind: str
 ) -> None:
     async def serve(script: SourceScript) -> None:
         await (script.stream.receive() if early else script.challenge())

@@ -27,12 +27,12 @@ from headrace.kv_transfer.peers.messages import (
     SCHEMA,
     Alive,
     Challenge,
-    Hello,
-    Open,
-    Prove,
-    Pull,
-    Refuse,
-    Welcome,
+    KvHello,
+    KvOpen,
+    KvProve,
+    KvRefuse,
+    KvWelcome,
+    PullBlocks,
 )
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.stream import Stream
@@ -54,7 +54,7 @@ from helpers.kv_peers import (
 )
 
 POOL = make_pool(seed=1)
-OPEN = {backend: Open(layout_text(LAYOUT, POOL), [backend]) for backend in BACKENDS}
+OPEN = {backend: KvOpen(layout_text(LAYOUT, POOL), [backend]) for backend in BACKENDS}
 SOURCE = FakeSource(blocks=(4, 5))
 
 
@@ -84,7 +84,7 @@ async def all_that_comes(stream: Stream) -> tuple[list[object], int]:
 
 # --- wrong clients ---
 
-Strange = Callable[[Stream, bytes], Awaitable[Prove]]
+Strange = Callable[[Stream, bytes], Awaitable[KvProve]]
 STRANGE: dict[str, Strange] = {}
 
 
@@ -93,43 +93,43 @@ def strange(make: Strange) -> None:
 
 
 @strange
-async def no_proof(stream: Stream, ticket: bytes) -> Prove:
+async def no_proof(stream: Stream, ticket: bytes) -> KvProve:
     return dataclasses.replace(await proven(stream, ticket), proofs=[])
 
 
 @strange
-async def guessed_proofs(stream: Stream, ticket: bytes) -> Prove:
+async def guessed_proofs(stream: Stream, ticket: bytes) -> KvProve:
     guesses = [secrets.token_bytes(PROOF_BYTES) for _ in range(16)]
     return dataclasses.replace(await proven(stream, ticket), proofs=guesses)
 
 
 @strange
-async def a_proof_of_another_deployment(stream: Stream, ticket: bytes) -> Prove:
+async def a_proof_of_another_deployment(stream: Stream, ticket: bytes) -> KvProve:
     return await proven(stream, ticket, members=Members([b"o" * 32]))
 
 
 @strange
-async def a_proof_for_another_ticket(stream: Stream, ticket: bytes) -> Prove:
+async def a_proof_for_another_ticket(stream: Stream, ticket: bytes) -> KvProve:
     return dataclasses.replace(await proven(stream, bytes(TICKET_BYTES)), ticket=ticket)
 
 
 @strange
-async def a_proof_for_another_challenge(stream: Stream, ticket: bytes) -> Prove:
+async def a_proof_for_another_challenge(stream: Stream, ticket: bytes) -> KvProve:
     """As one that another source has asked for."""
     await proven(stream, ticket)
-    return Prove(ticket, MEMBERS.puller_proofs(Transcript(NONCE, bytes(NONCE_BYTES), ticket)))
+    return KvProve(ticket, MEMBERS.puller_proofs(Transcript(NONCE, bytes(NONCE_BYTES), ticket)))
 
 
 @strange
-async def the_proof_of_a_source(stream: Stream, ticket: bytes) -> Prove:
+async def the_proof_of_a_source(stream: Stream, ticket: bytes) -> KvProve:
     """As one gets it by letting a worker dial, which proves itself first."""
-    await stream.send([Hello(VERSION, NONCE)])
+    await stream.send([KvHello(VERSION, NONCE)])
     challenge = await stream.receive()
     assert isinstance(challenge, Challenge)
     about = Transcript(NONCE, challenge.nonce, ticket)
     answer = MEMBERS.answer(about, MEMBERS.puller_proofs(about))
     assert answer is not None
-    return Prove(ticket, [answer])
+    return KvProve(ticket, [answer])
 
 
 @pytest.mark.parametrize("name", STRANGE)
@@ -143,7 +143,7 @@ async def test_without_the_right_proof_a_good_ticket_opens_nothing(
             await stream.send([await STRANGE[name](stream, ticket), OPEN[backend]])
             said, fds = await all_that_comes(stream)
         assert fds == 0
-        assert said == [Refuse("proof", "one of a worker of this router", "none of it")]
+        assert said == [KvRefuse("proof", "one of a worker of this router", "none of it")]
         assert server.turned_away == {"proof": 1}
         assert server.open_tickets == 1
 
@@ -166,14 +166,14 @@ async def test_without_a_ticket_that_is_open_the_right_proof_opens_nothing(
             await client.close()
         if how == "in use":
             await greet(first, POOL, "tcp", ticket)
-            await first.send([Pull(0, ticket, bytes(4))])
+            await first.send([PullBlocks(0, ticket, bytes(4))])
             await until(lambda: source.asked > 0)
         async with connected(server.endpoints, backend) as stream:
             await stream.send([await proven(stream, ticket), OPEN[backend]])
             said, fds = await all_that_comes(stream)
         assert fds == 0
         (refuse,) = said
-        assert isinstance(refuse, Refuse)
+        assert isinstance(refuse, KvRefuse)
         assert refuse.field == "ticket"
         assert refuse.ours == (how if how in {"revoked", "expired"} else "refused")
 
@@ -188,12 +188,12 @@ async def test_what_was_heard_on_one_connection_is_of_no_use_on_another(backend:
             welcome, fds = await stream.receive_with_fds(1 << 16)
             for fd in fds:
                 os.close(fd)
-            assert isinstance(welcome, Welcome)
+            assert isinstance(welcome, KvWelcome)
         async with connected(server.endpoints, backend) as stream:
-            await stream.send([Hello(VERSION, NONCE), heard, OPEN[backend]])
+            await stream.send([KvHello(VERSION, NONCE), heard, OPEN[backend]])
             said, fds = await all_that_comes(stream)
         assert fds == 0
-        assert [type(message) for message in said] == [Challenge, Refuse]
+        assert [type(message) for message in said] == [Challenge, KvRefuse]
 
 
 async def test_no_challenge_comes_twice() -> None:
@@ -201,7 +201,7 @@ async def test_no_challenge_comes_twice() -> None:
     async with serving() as server:
         for _ in range(20):
             async with connected(server.endpoints, "shm") as stream:
-                await stream.send([Hello(VERSION, NONCE)])
+                await stream.send([KvHello(VERSION, NONCE)])
                 challenge = await stream.receive()
                 assert isinstance(challenge, Challenge)
                 nonces.add(challenge.nonce)
@@ -230,20 +230,20 @@ def message(value: object) -> bytes:
 
 
 TICKET = bytes(TICKET_BYTES)
-HELLO = message(Hello(VERSION, NONCE))
+HELLO = message(KvHello(VERSION, NONCE))
 MALFORMED = {
     "a nonce that is short": framed(b"\x93\x01\x02\xc4\x0f" + bytes(15)),
     "a version that is text": framed(b"\x93\x01\xa12\xc4\x10" + bytes(16)),
     "a hello of the first version": framed(b"\x95\x01\x01\xa0\x90\xc4\x00"),
     "hello twice": HELLO + HELLO,
-    "prove first": message(Prove(TICKET, [])),
+    "prove first": message(KvProve(TICKET, [])),
     "open first": message(OPEN["shm"]),
     "open without a proof": HELLO + message(OPEN["shm"]),
-    "pull first": message(Pull(0, TICKET, b"")),
-    "pull without a proof": HELLO + message(Pull(0, TICKET, b"")),
+    "pull first": message(PullBlocks(0, TICKET, b"")),
+    "pull without a proof": HELLO + message(PullBlocks(0, TICKET, b"")),
     "alive first": message(Alive()),
     "alive for a proof": HELLO + message(Alive()),
-    "a welcome": message(Welcome("shm", b"", bytes(PROOF_BYTES))),
+    "a welcome": message(KvWelcome("shm", b"", bytes(PROOF_BYTES))),
     "a ticket of 23 bytes": HELLO + framed(b"\x93\x06\xc4\x17" + bytes(23) + b"\x90"),
     "a proof of 31 bytes": HELLO + framed(b"\x93\x06\xc4\x18" + TICKET + b"\x91\xc4\x1f" + bytes(31)),
     "17 proofs": HELLO
@@ -281,15 +281,15 @@ async def test_what_follows_the_proof_is_bounded_too(backend: Backend) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_another_version_is_refused(backend: Backend) -> None:
     async with serving() as server, connected(server.endpoints, backend) as stream:
-        await stream.send([Hello(VERSION + 1, NONCE)])
-        assert await stream.receive() == Refuse("version", str(VERSION), str(VERSION + 1))
+        await stream.send([KvHello(VERSION + 1, NONCE)])
+        assert await stream.receive() == KvRefuse("version", str(VERSION), str(VERSION + 1))
 
 
 async def test_no_back_end_in_common() -> None:
     async with serving() as server, connected(server.endpoints, "tcp") as stream:
         prove = await proven(stream, server.offer(SOURCE, lambda: None))
-        await stream.send([prove, Open(layout_text(LAYOUT, POOL), ["shm", "pigeon"])])
-        assert await stream.receive() == Refuse("backends", "tcp", "shm, pigeon")
+        await stream.send([prove, KvOpen(layout_text(LAYOUT, POOL), ["shm", "pigeon"])])
+        assert await stream.receive() == KvRefuse("backends", "tcp", "shm, pigeon")
 
 
 async def test_another_user_hears_not_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -357,7 +357,7 @@ async def test_a_source_that_proves_nothing_is_not_pulled_from(
             script.proof = MEMBERS.answer(other, MEMBERS.puller_proofs(other)) or b""
         exporter = ShmExporter(POOL)
         described, fds = exporter.describe()
-        welcome = Welcome(backend, described, script.proof)
+        welcome = KvWelcome(backend, described, script.proof)
         if backend == "shm":
             await stream.send_with_fds(welcome, fds)
         else:

@@ -15,7 +15,7 @@ import pytest
 from headrace.kv_transfer.backends.base import VERSION, Limits, LinkBroken, layout_text
 from headrace.kv_transfer.peers import server as server_module
 from headrace.kv_transfer.peers.client import TransferClient
-from headrace.kv_transfer.peers.messages import Challenge, Hello, Open, Refuse
+from headrace.kv_transfer.peers.messages import Challenge, KvHello, KvOpen, KvRefuse
 from headrace.kv_transfer.peers.room import MAX_STRANGERS, STRANGERS_OF_ADDRESS
 from headrace.kv_transfer.peers.server import TransferServer, peer_address
 from headrace.kv_transfer.peers.stream import Stream
@@ -87,7 +87,7 @@ async def test_connections_that_greet_and_stop_there_cost_nobody_a_pull(backend:
     async with serving() as server, strangers(server, backend, 100) as streams:
         for stream in streams:
             with suppress(LinkBroken):  # it had to leave for a newer one
-                await stream.send([Hello(VERSION, NONCE)])
+                await stream.send([KvHello(VERSION, NONCE)])
                 assert isinstance(await stream.receive(), Challenge)
         for way in BACKENDS:
             await a_pull(server, way)
@@ -114,7 +114,7 @@ async def trickle(stream: Stream) -> None:
 async def test_a_trickle_of_bytes_buys_no_time(backend: Backend, greeted: bool) -> None:
     async with serving(QUICK) as server, connected(server.endpoints, backend) as stream:
         if greeted:
-            await stream.send([Hello(VERSION, NONCE)])
+            await stream.send([KvHello(VERSION, NONCE)])
             assert isinstance(await stream.receive(), Challenge)
         async with asyncio.timeout(10):
             with pytest.raises(LinkBroken):
@@ -140,9 +140,9 @@ async def test_members_and_strangers_of_either_way_have_room_of_their_own() -> N
         ):
             await greet(by_tcp, POOL, "tcp", ticket)
             await greet(by_shm, POOL, "shm", ticket)
-            open_ = Open(layout_text(LAYOUT, POOL), ["tcp"])
+            open_ = KvOpen(layout_text(LAYOUT, POOL), ["tcp"])
             await one_more.send([await proven(one_more, ticket), open_])
-            assert await one_more.receive() == Refuse("links", "1 at most", "one more")
+            assert await one_more.receive() == KvRefuse("links", "1 at most", "one more")
             async with strangers(server, "tcp", SILENT):
                 pass
             assert by_tcp._broken is None  # strangers do not push members out
@@ -216,7 +216,7 @@ async def test_a_source_whose_backlog_is_full_is_dialled_until_there_is_room() -
     assert not pull.done()
     (await loop.sock_accept(listener))[0].close()
     sock, _ = await loop.sock_accept(listener)
-    assert isinstance(await Stream(sock).receive(), Hello)
+    assert isinstance(await Stream(sock).receive(), KvHello)
     pull.cancel()
     await asyncio.gather(pull, return_exceptions=True)
     await client.close()
@@ -228,8 +228,8 @@ async def test_what_strangers_do_is_said_now_and_then(caplog: pytest.LogCaptureF
     async with serving() as server:
         for _ in range(50):
             async with connected(server.endpoints, "shm") as stream:
-                await stream.send([Hello(VERSION + 1, NONCE)])
-                assert isinstance(await stream.receive(), Refuse)
+                await stream.send([KvHello(VERSION + 1, NONCE)])
+                assert isinstance(await stream.receive(), KvRefuse)
         assert server.turned_away == {"version": 50}
     said = [record for record in caplog.records if record.levelname == "WARNING"]
     assert len(said) == 1

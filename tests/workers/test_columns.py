@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.engine.engine import Engine
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence
-from headrace.engine.step.columns import Columns
-from headrace.engine.step.input_batch import STOPS, Grown, Seated, Seats
+from headrace.engine.step.columns import RowCounts
+from headrace.engine.step.input_batch import STOPS, AddedRow, GrownTables, InputBatch
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import Sampling
 from helpers.drafting_engine import Heard, plain
@@ -56,7 +56,7 @@ def waiting_tokens_of(engine: Engine) -> int:
     )
 )
 def test_counts_follow_their_sequence_from_seat_to_seat(acts: list[tuple[str, int, int]]) -> None:
-    columns = Columns(4)
+    columns = RowCounts(4)
     sequences = [make_sequence(3) for _ in range(10)]
     true = [dict.fromkeys(NAMES, 0) for _ in sequences]
     for act, which, number in acts:
@@ -82,7 +82,7 @@ def test_counts_follow_their_sequence_from_seat_to_seat(acts: list[tuple[str, in
 
 
 def test_what_an_array_says_is_what_its_sequence_says() -> None:
-    columns = Columns(2)
+    columns = RowCounts(2)
     sequence = make_sequence(5)
     columns.take(sequence, 1)
     columns.computed[1] += 7
@@ -190,16 +190,16 @@ def test_blocks_for_many_at_once_are_those_that_each_would_get_alone() -> None:
         scheduler.check()
 
 
-def seated(seats: Seats, seat: int, stop_ids: frozenset[int], limit: int) -> Sequence:
+def seated(seats: InputBatch, seat: int, stop_ids: frozenset[int], limit: int) -> Sequence:
     sequence = make_sequence(3, answer=limit - 3)
     sequence.stop_ids, sequence.seat = stop_ids, seat
-    seats.take(Seated.of(sequence))
+    seats.take(AddedRow.of(sequence))
     return sequence
 
 
 def test_what_ends_an_answer_is_that_of_who_sat_there_then() -> None:
     """A step is read when the seat may be another's already."""
-    seats = Seats(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
+    seats = InputBatch(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
     many = frozenset(range(100, 101 + STOPS))
     seated(seats, 0, frozenset({7, 8}), 20)
     seated(seats, 1, many, 30)
@@ -244,12 +244,12 @@ def test_each_of_many_stop_tokens_ends_an_answer(drafts: int, extra: int) -> Non
 
 
 def test_tables_that_grew_by_a_block_are_those_that_were_set() -> None:
-    seats = Seats(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
+    seats = InputBatch(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
     for seat in range(3):
         seated(seats, seat, frozenset(), 16)
     of = np.array([2, 0])
-    seats.grow(Grown(of, np.array([0, 0]), np.array([5, 6]), np.array([1, 9])))
-    seats.grow(Grown(of[:1], np.array([1]), np.array([7]), np.array([3])))
+    seats.grow(GrownTables(of, np.array([0, 0]), np.array([5, 6]), np.array([1, 9])))
+    seats.grow(GrownTables(of[:1], np.array([1]), np.array([7]), np.array([3])))
     assert seats.tables(np.array([0, 1, 2]), 8).tolist() == [[6, 0], [0, 0], [5, 7]]
     assert seats.room(np.array([0, 1, 2])).tolist() == [4, 0, 8]
     assert seats.keys_from.tolist() == [9, 1, 3]

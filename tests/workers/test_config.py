@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from headrace.models.config import ConfigError, parse_config, read_config
+from headrace.models.config import ModelConfigError, parse_config, read_config
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -94,7 +94,7 @@ def test_eos_ids_of_the_generation_config_win() -> None:
     ],
 )
 def test_a_bad_field_is_named(change: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ModelConfigError) as caught:
         parse_config(LLAMA | change, where="dir")
     assert str(caught.value).startswith("dir/config.json")
     assert text in str(caught.value)
@@ -105,7 +105,7 @@ def test_a_bad_field_is_named(change: dict[str, Any], text: str) -> None:
 )
 def test_a_bad_generation_default_is_named(change: dict[str, Any]) -> None:
     with pytest.raises(
-        ConfigError, match=rf"generation_config.json: {next(iter(change))}: expected"
+        ModelConfigError, match=rf"generation_config.json: {next(iter(change))}: expected"
     ):
         parse_config(LLAMA, change)
 
@@ -116,12 +116,12 @@ def test_a_bad_generation_default_is_named(change: dict[str, Any]) -> None:
 )
 def test_a_file_that_is_no_json_object_is_named(tmp_path: Path, content: bytes, text: str) -> None:
     (tmp_path / "config.json").write_bytes(content)
-    with pytest.raises(ConfigError, match=text):
+    with pytest.raises(ModelConfigError, match=text):
         read_config(tmp_path)
 
 
 def test_a_missing_config_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"config.json: cannot be read: No such file"):
+    with pytest.raises(ModelConfigError, match=r"config.json: cannot be read: No such file"):
         read_config(tmp_path)
 
 

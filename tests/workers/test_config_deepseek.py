@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from headrace.models.config import ConfigError, ModelConfig, parse_config
+from headrace.models.config import ModelConfig, ModelConfigError, parse_config
 from headrace.models.rope import UnsupportedRopeError, attention_scale, rope_of
 
 # The fields without a default; the others are those of DeepSeek-R1.
@@ -129,7 +129,7 @@ def test_fp8_of_deepseek_is_accepted() -> None:
     ],
 )
 def test_a_bad_field_is_named(change: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises(ModelConfigError) as caught:
         parse(**change)
     assert str(caught.value).startswith("dir/config.json")
     assert text in str(caught.value)

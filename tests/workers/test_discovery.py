@@ -13,13 +13,13 @@ from headrace.settings import split_routers
 from headrace.wire import discovery
 from headrace.wire.discovery import (
     MAX_ROUTERS,
-    Address,
     Change,
     Discovery,
     DnsName,
     EtcdPrefix,
     Fixed,
     Report,
+    RouterAddress,
     parse_sources,
 )
 
@@ -39,7 +39,7 @@ class Told:
         await asyncio.Event().wait()
 
     def says(self, *texts: str) -> None:
-        self.report([Address(text) for text in texts])
+        self.report([RouterAddress(text) for text in texts])
 
 
 class Changes:
@@ -54,7 +54,7 @@ class Changes:
         return sorted(address.text for address in change.added), sorted(change.removed)
 
     @contextlib.asynccontextmanager
-    async def of(self, *sources: discovery.Source) -> AsyncGenerator[None]:
+    async def of(self, *sources: discovery.RouterSource) -> AsyncGenerator[None]:
         task = asyncio.create_task(Discovery(sources, self.all.put_nowait).run())
         try:
             yield
@@ -152,7 +152,7 @@ async def test_the_certificate_is_for_the_name_that_was_looked_up() -> None:
     changes = Changes()
     async with changes.of(Zone(["10.0.0.1"]).source()):
         change = await changes.all.get()
-    assert change.added == (Address("10.0.0.1:8001", tls_name="routers.test"),)
+    assert change.added == (RouterAddress("10.0.0.1:8001", tls_name="routers.test"),)
 
 
 async def test_the_systems_resolver_knows_this_machine() -> None:

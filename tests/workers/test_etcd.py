@@ -40,7 +40,7 @@ class Known:
                 pass
 
     @contextlib.asynccontextmanager
-    async def of(self, source: discovery.Source) -> AsyncGenerator[None]:
+    async def of(self, source: discovery.RouterSource) -> AsyncGenerator[None]:
         def report(addresses: object) -> None:
             self._told.put_nowait({address.text for address in addresses})  # type: ignore[attr-defined]
 
@@ -53,7 +53,7 @@ class Known:
                 await task
 
 
-def follow(*endpoints: str) -> discovery.Source:
+def follow(*endpoints: str) -> discovery.RouterSource:
     (source,) = parse_sources([f"etcd:{','.join(endpoints)}/head/race"])
     return source
 

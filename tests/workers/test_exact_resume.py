@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.models import Model
@@ -155,7 +155,7 @@ def engines(
         config = EngineConfig(
             num_blocks=12, block_tokens=BLOCK, max_sequences=4, max_batched_tokens=BATCHED
         )
-        return Engine(models[0], config, KeyedNamer(bytes(32), BLOCK))
+        return Engine(models[0], config, KeyedBlockHasher(bytes(32), BLOCK))
 
     return make
 

@@ -12,7 +12,7 @@ import pytest
 from headrace import _core
 from headrace.errors import HeldOff, LinkLost, Refused
 from headrace.wire import links
-from headrace.wire.discovery import Address, Report
+from headrace.wire.discovery import Report, RouterAddress
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello, Refuse
 from headrace.wire.link import Link, LinkConfig, Session, _refused
 from headrace.wire.links import Links
@@ -47,7 +47,7 @@ class Scene:
         self.ready.set()
         await asyncio.Event().wait()
 
-    def _dial(self, address: Address, joined: Callable[[str], bool]) -> Link:
+    def _dial(self, address: RouterAddress, joined: Callable[[str], bool]) -> Link:
         self.dials.append(address.text)
         quick = LinkConfig(address=address.text, first_backoff_s=0.001, max_backoff_s=0.002)
         return Link(quick, lambda: HELLO, joined=joined)
@@ -62,7 +62,7 @@ class Scene:
 
     async def names(self, *routers: FakeRouter | str) -> None:
         await self.ready.wait()
-        self.report([Address(r if isinstance(r, str) else r.address) for r in routers])
+        self.report([RouterAddress(r if isinstance(r, str) else r.address) for r in routers])
 
     async def joined(self) -> str:
         async with asyncio.timeout(TIMEOUT_S):

@@ -15,7 +15,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.models import load_model
@@ -102,7 +102,7 @@ def test_greedy_answers_equal_transformers(
     config = EngineConfig(
         num_blocks=256, block_tokens=BLOCK, max_sequences=16, max_batched_tokens=64
     )
-    engine = Engine(model, config, KeyedNamer(bytes(32), BLOCK))
+    engine = Engine(model, config, KeyedBlockHasher(bytes(32), BLOCK))
     for number, ids in enumerate(prompts):
         greedy = Sampling(ignore_eos=True)
         engine.submit(make_submit(number, ids, max_tokens=ANSWER, sampling=greedy))

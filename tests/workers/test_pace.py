@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.engine.result import StepResult
-from headrace.worker.step_timer import CERTAIN, LEAST_LEAD_S, Pace
+from headrace.worker.step_timer import CERTAIN, LEAST_LEAD_S, StepTimer
 
 ANSWERS = StepResult(decode_rows=8)
 PROMPT = StepResult(prefill_tokens=100)
@@ -14,11 +14,11 @@ BOTH = StepResult(decode_rows=8, prefill_tokens=100)
 
 def test_where_nothing_is_known_it_is_prepared_at_once() -> None:
     for step in (ANSWERS, PROMPT, BOTH):
-        assert Pace().prepare_after_s(step) == 0
+        assert StepTimer().prepare_after_s(step) == 0
 
 
 def test_it_is_prepared_shortly_before_the_end() -> None:
-    pace = Pace()
+    pace = StepTimer()
     for _ in range(3):
         pace.ended(ANSWERS, 0.040)
         pace.ended(PROMPT, 0.200)
@@ -30,13 +30,13 @@ def test_it_is_prepared_shortly_before_the_end() -> None:
 
 
 def test_steps_too_short_to_wait_for_are_followed_at_once() -> None:
-    pace = Pace()
+    pace = StepTimer()
     pace.ended(ANSWERS, 0.001)
     assert pace.prepare_after_s(ANSWERS) == 0
 
 
 def test_it_follows_steps_that_become_longer() -> None:
-    pace = Pace()
+    pace = StepTimer()
     pace.ended(ANSWERS, 0.010)
     for _ in range(60):
         pace.ended(ANSWERS, 0.030)
@@ -44,7 +44,7 @@ def test_it_follows_steps_that_become_longer() -> None:
 
 
 def test_a_mixed_step_shorter_than_one_of_answers_only_makes_prompts_free() -> None:
-    pace = Pace()
+    pace = StepTimer()
     pace.ended(ANSWERS, 0.050)
     pace.ended(BOTH, 0.040)
     assert pace.prepare_after_s(PROMPT) == 0

@@ -6,7 +6,7 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.models import load_model
@@ -31,7 +31,7 @@ def greedy(name: str) -> list[list[int]]:
     config = EngineConfig(
         num_blocks=256, block_tokens=BLOCK, max_sequences=len(TEXTS), max_batched_tokens=128
     )
-    engine = Engine(model, config, KeyedNamer(bytes(32), BLOCK))
+    engine = Engine(model, config, KeyedBlockHasher(bytes(32), BLOCK))
     for number, text in enumerate(TEXTS):
         ids: list[int] = tokenizer.encode(text).ids
         sampling = Sampling(ignore_eos=True)

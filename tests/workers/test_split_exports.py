@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from headrace.engine.cache.kv_export import Export
+from headrace.engine.cache.kv_export import KvExport
 from headrace.engine.engine import Engine
 from headrace.models import Batch
 from headrace.wire.frames import Sampling
@@ -102,7 +102,7 @@ def test_parts_of_an_export_are_ready_group_by_group_while_a_step_runs() -> None
             taken[:] = [export]
             seen.append([sum(export.ready(place, group) for place in range(3)) for group in (0, 1)])
 
-    taken: list[Export] = []
+    taken: list[KvExport] = []
     engine.alarm.call = look
     engine.submit(legs()[0])
     engine.step()
@@ -192,7 +192,7 @@ def late_engine(model: LateModel) -> Engine:
 def test_a_chunk_that_chooses_no_token_counts_once_the_device_has_written_it() -> None:
     model = LateModel()
     engine = late_engine(model)
-    exports: list[Export] = []
+    exports: list[KvExport] = []
 
     def whole() -> list[bool]:
         return [export.ready(place, g) for export in exports for place in (0, 1) for g in (0, 1)]

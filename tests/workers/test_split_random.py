@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.cache.kv_export import Export
-from headrace.engine.cache.kv_import import Pull
+from headrace.engine.cache.kv_export import KvExport
+from headrace.engine.cache.kv_import import PullRequest
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
@@ -43,8 +43,8 @@ class Request:
     split: bool
     heard: Heard = field(default_factory=Heard)
     prefill_over: bool = False
-    export: Export | None = None
-    pull: Pull | None = None
+    export: KvExport | None = None
+    pull: PullRequest | None = None
     told: bool = False  # Continue was sent
     cancelled: bool = False
 

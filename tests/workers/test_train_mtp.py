@@ -27,7 +27,7 @@ from headrace.mtp_training.corpus import CorpusError, read_corpus, shard_path
 from headrace.mtp_training.head_file import HeadFileError, read_head, save_head
 from headrace.mtp_training.loop import StateError
 from headrace.mtp_training.loss import Distill
-from headrace.mtp_training.module import MtpHead
+from headrace.mtp_training.module import HeadModule
 from headrace.mtp_training.prompts import PromptFileError, Prompts, read_prompts
 from headrace.mtp_training.start import fresh_head
 from headrace.mtp_training.writer import Writer, Written
@@ -55,7 +55,7 @@ def run(model: Path, out: Path, *more: str) -> int:
     return train_mtp.main(["--model", str(model), "--out", str(out), *SMALL, *more])
 
 
-def head_of(model: Path, ffn: int = 64) -> MtpHead:
+def head_of(model: Path, ffn: int = 64) -> HeadModule:
     return fresh_head(SafetensorsCheckpoint(model), ffn)
 
 
@@ -198,7 +198,7 @@ def test_the_loss_is_the_cross_entropy_and_has_its_gradient() -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, x)[0], gradient, rtol=1e-4, atol=1e-4)
 
 
-class Oracle(MtpHead):
+class Oracle(HeadModule):
     """Foresees what it is told to."""
 
     answers: torch.Tensor  # [passes, rows, hidden]

@@ -8,7 +8,7 @@ import signal
 import sys
 
 
-class Stop:
+class StopSignals:
     """What the signals asked for: `soon` with the first, `now` with the second."""
 
     def __init__(self) -> None:

@@ -35,7 +35,7 @@ class PlotError(Exception):
 
 
 @dataclass(slots=True)
-class Group:
+class ReportGroup:
     """Reports that belong into the same pictures: one trace, one mode."""
 
     title: str
@@ -121,21 +121,21 @@ def draw(reports: Sequence[Report], out: Path) -> list[Path]:
     return [save([panel], out / f"{panel[0]}.png") for panel in panels]
 
 
-def _groups(reports: Sequence[Report]) -> list[Group]:
-    groups: dict[tuple[str, ...], Group] = {}
+def _groups(reports: Sequence[Report]) -> list[ReportGroup]:
+    groups: dict[tuple[str, ...], ReportGroup] = {}
     for report in reports:
         parts = tuple(str(report.get(part) or "") for part in ("trace", "mode", "scope"))
         title = " · ".join(part for part in parts if part)
         name = re.sub(r"[^A-Za-z0-9.]+", "-", "-".join(part for part in parts if part))
-        groups.setdefault(parts, Group(title, name or "load", [])).reports.append(report)
+        groups.setdefault(parts, ReportGroup(title, name or "load", [])).reports.append(report)
     return list(groups.values())
 
 
-def _panels(group: Group) -> list[tuple[str, Callable[[Any], None]]]:
+def _panels(group: ReportGroup) -> list[tuple[str, Callable[[Any], None]]]:
     """Names of pictures and what paints them."""
     panels: list[tuple[str, Callable[[Any], None]]] = []
 
-    def add(name: str, paint: Callable[[Any, Group], None]) -> None:
+    def add(name: str, paint: Callable[[Any, ReportGroup], None]) -> None:
         panels.append((f"{group.name}.{name}", lambda axes: paint(axes, group)))
 
     if group.is_sweep:
@@ -150,7 +150,7 @@ def _panels(group: Group) -> list[tuple[str, Callable[[Any], None]]]:
     return panels
 
 
-def _ttft_cdf(axes: Any, group: Group) -> None:
+def _ttft_cdf(axes: Any, group: ReportGroup) -> None:
     for report in group.reports:
         curve = report.get("ttft_curve_ms") or []
         shares = [100 * (i + 1) / len(curve) for i in range(len(curve))]
@@ -160,7 +160,7 @@ def _ttft_cdf(axes: Any, group: Group) -> None:
     _finish(axes, group, "time to first token (ms, log scale)", "requests (%)", "lower right")
 
 
-def _hit_rate(axes: Any, group: Group) -> None:
+def _hit_rate(axes: Any, group: ReportGroup) -> None:
     for report in group.reports:
         bins = report.get("hit_rate_over_time") or []
         found = [100 * b["cached_tokens"] / max(b["prompt_tokens"], 1) for b in bins]
@@ -181,7 +181,7 @@ def _hit_rate(axes: Any, group: Group) -> None:
     _finish(axes, group, "time of the trace (s)", "prompt tokens found in a cache (%)", "best")
 
 
-def _goodput(axes: Any, group: Group) -> None:
+def _goodput(axes: Any, group: ReportGroup) -> None:
     def point(report: Report) -> float | None:
         return (report.get("goodput") or {}).get("per_s")
 
@@ -192,7 +192,7 @@ def _goodput(axes: Any, group: Group) -> None:
     _finish(axes, group, "offered requests per second", label, "upper left")
 
 
-def _ttft_over_load(axes: Any, group: Group) -> None:
+def _ttft_over_load(axes: Any, group: ReportGroup) -> None:
     def point(report: Report) -> float | None:
         return (report.get("ttft_ms") or {}).get("mean")
 
@@ -202,7 +202,7 @@ def _ttft_over_load(axes: Any, group: Group) -> None:
     _finish(axes, group, "offered requests per second", label, "upper left")
 
 
-def _over_load(axes: Any, group: Group, value: Callable[[Report], float | None]) -> None:
+def _over_load(axes: Any, group: ReportGroup, value: Callable[[Report], float | None]) -> None:
     lines: dict[str, list[Report]] = {}
     for report in group.reports:
         if report.get("offered_per_s") and value(report) is not None:
@@ -226,7 +226,7 @@ def _style(report: Report) -> dict[str, Any]:
     return {"label": label, "color": colour, "linewidth": 2.4 if label == "kv" else 1.5}
 
 
-def _finish(axes: Any, group: Group, x: str, y: str, legend: str) -> None:
+def _finish(axes: Any, group: ReportGroup, x: str, y: str, legend: str) -> None:
     axes.set_title(group.title, fontsize=11)
     axes.set_xlabel(x)
     axes.set_ylabel(y)

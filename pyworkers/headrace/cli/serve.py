@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import logs, settings
-from headrace.cli.console import Printer, Stop
+from headrace.cli.console import Printer, StopSignals
 from headrace.cli.private_folder import parents, private_folder
 from headrace.cli.supervise import (
     EXIT_USAGE,
@@ -147,13 +147,13 @@ async def _serve_alone(config: ServeSettings) -> int:
     """`serve` in a process that does nothing else: the signals end it whatever happens."""
     from headrace import _core
 
-    stop = Stop()
+    stop = StopSignals()
     drain_s = config.drain_timeout_s + ROUTER_STOP_S + WORKER_STOP_S
     _core.end_on_signals(stop.numbers, drain_s + STOP_OVERDUE_S)
     return await serve(config, stop)
 
 
-async def serve(config: ServeSettings, stop: Stop) -> int:
+async def serve(config: ServeSettings, stop: StopSignals) -> int:
     """Start everything, keep it running, and stop it in order; the exit status."""
     began = time.monotonic()
     log = Printer(["headrace", "router", *config.names])
@@ -190,7 +190,7 @@ async def serve(config: ServeSettings, stop: Stop) -> int:
     return 128 + stop.last_signal if stop.now.is_set() else 0
 
 
-async def fetch_model(model: str | None, stop: Stop, log: Printer) -> int | None:
+async def fetch_model(model: str | None, stop: StopSignals, log: Printer) -> int | None:
     """Get the model once, before the workers ask for it; None, or the exit status if that failed.
 
     A process of its own: it keeps us free of what reading a model imports, and shows its progress
@@ -223,7 +223,7 @@ async def until_stop_or_failure(
     running: dict[asyncio.Task[None], Keeper],
     router: Keeper,
     watcher: asyncio.Task[None],
-    stop: Stop,
+    stop: StopSignals,
     log: Printer,
 ) -> int | None:
     """Return None when asked to stop, the exit status when nothing is left that could serve.
@@ -256,7 +256,7 @@ def _reason(task: asyncio.Task[Any]) -> str:
 
 
 async def stop_in_order(
-    running: dict[asyncio.Task[None], Keeper], router: Keeper, drain_s: float, stop: Stop
+    running: dict[asyncio.Task[None], Keeper], router: Keeper, drain_s: float, stop: StopSignals
 ) -> None:
     """Router first, which drains; then the workers, which it no longer needs.
 

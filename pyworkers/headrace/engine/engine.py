@@ -20,24 +20,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from headrace.engine.cache.block_hash import BlockNamer
+from headrace.engine.cache.block_hash import BlockHasher
 from headrace.engine.cache.block_pool import BlockEvent, BlockPool
 from headrace.engine.cache.hot import HotBlock
-from headrace.engine.cache.kv_export import Export, Exports
-from headrace.engine.cache.kv_import import Arrivals, Pull
-from headrace.engine.cache.migration import Adoption, HandOver
+from headrace.engine.cache.kv_export import KvExport, KvExports
+from headrace.engine.cache.kv_import import KvImports, PullRequest
+from headrace.engine.cache.migration import Adoption, PinnedBlocks
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.intake import Intake
-from headrace.engine.outputs import Answering
+from headrace.engine.outputs import OutputBuilder
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
 from headrace.engine.step.columns import Ints
 from headrace.engine.step.forward import Forward
-from headrace.engine.step.in_flight import UnderWay
-from headrace.engine.step.step import Step
+from headrace.engine.step.in_flight import StepsInFlight
+from headrace.engine.step.step import EngineStep
 from headrace.wire.frames import Load, Submit
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class Engine:
         self,
         model: Model,
         config: EngineConfig,
-        namer: BlockNamer,
+        namer: BlockHasher,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -77,7 +77,7 @@ class Engine:
             drafts=config.mtp,
         )
         self._namer = namer
-        self._exports = Exports(config.block_tokens)
+        self._exports = KvExports(config.block_tokens)
         self.alarm = self._exports.alarm  # rings when an export has begun or moved on
         self._forward = Forward(
             model, config, self._exports, context_tokens=self.context_tokens, clock=clock
@@ -87,11 +87,11 @@ class Engine:
             model_tokens=model_tokens,
             context_tokens=self.context_tokens,
         )
-        self._arrivals = Arrivals(self.scheduler, self._publish)
-        self._hand_over = HandOver(self.pool)
+        self._arrivals = KvImports(self.scheduler, self._publish)
+        self._hand_over = PinnedBlocks(self.pool)
         self._requests = Requests(self.scheduler, self._arrivals)
-        self._answering = Answering(self.scheduler, self._requests)
-        self._under_way = UnderWay(
+        self._answering = OutputBuilder(self.scheduler, self._requests)
+        self._under_way = StepsInFlight(
             self.scheduler,
             self._forward,
             self._requests,
@@ -202,7 +202,7 @@ class Engine:
         if sequence := self._requests.get(key):
             self._arrivals.ticket(sequence)
 
-    def take_pulls(self) -> list[Pull]:
+    def take_pulls(self) -> list[PullRequest]:
         """Arriving requests that a `step` gave their blocks since the last call.
 
         Each of them ends in `pulled` or `pull_failed`.
@@ -245,7 +245,7 @@ class Engine:
 
     # --- KV that goes to another worker ---
 
-    def take_exports(self) -> list[Export]:
+    def take_exports(self) -> list[KvExport]:
         """Exports admitted since the last call, in order. For any thread, also during a step.
 
         `alarm.call` tells of them, and of each part that became whole, on the thread of the step.
@@ -298,7 +298,7 @@ class Engine:
         self._hand_over.end(adoption, arrived=arrived)
         self.scheduler.changed()
 
-    def use_namer(self, namer: BlockNamer) -> None:
+    def use_namer(self, namer: BlockHasher) -> None:
         """Name blocks otherwise from now on. Nothing cached so far is found again."""
         self._namer = namer
         self.pool.clear_names()
@@ -349,14 +349,14 @@ class Engine:
         """A step can be planned now: none is under way, or one whose end it need not know."""
         return self._under_way.may_begin
 
-    def begin(self, result: StepResult | None = None) -> Step | None:
+    def begin(self, result: StepResult | None = None) -> EngineStep | None:
         """Plan a step: run it, after those that began before, then `finish` it. `None` where nothing can be computed.
 
         Its result is `result`, if there is one.
         """
         return self._under_way.begin(result)
 
-    def finish(self, step: Step, now_s: float = 0.0) -> StepResult:
+    def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
         """Take in the first of the steps under way, once it was read.
 
         Never raises for what a request or the model did.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.cache.kv_import import Arriving
+from headrace.engine.cache.kv_import import KvImport
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import check_sampling, needs_penalties
@@ -42,7 +42,7 @@ class Intake:
         arriving = None
         if submit.kv_from is not None:
             tokens, timeout_s = len(prompt) + len(generated), submit.kv_from.timeout_ms / 1e3
-            arriving = Arriving(tokens=tokens, timeout_s=timeout_s)
+            arriving = KvImport(tokens=tokens, timeout_s=timeout_s)
         # A resumed answer has sent them already; of a prompt that is computed elsewhere they come from there.
         scores = sampling.prompt_logprobs is not None and not generated and arriving is None
         self._arrivals += 1

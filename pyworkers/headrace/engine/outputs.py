@@ -19,7 +19,7 @@ from headrace.wire.frames import Finish, Freed, Output, TokenLogprob
 from headrace.wire.output_columns import Outputs
 
 
-class Answering:
+class OutputBuilder:
     """Writes into step results. `pinned` are exports whose lease begins with the end of the step."""
 
     def __init__(self, scheduler: Scheduler, requests: Requests) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from headrace.engine.cache.kv_import import Arrivals
+from headrace.engine.cache.kv_import import KvImports
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
@@ -13,7 +13,7 @@ from headrace.engine.sequence import Key, Sequence, Stage
 class Requests:
     """All sequences from their submit to the last of their blocks."""
 
-    def __init__(self, scheduler: Scheduler, arrivals: Arrivals) -> None:
+    def __init__(self, scheduler: Scheduler, arrivals: KvImports) -> None:
         self._scheduler = scheduler
         self._arrivals = arrivals
         self.here: dict[Key, Sequence] = {}

@@ -31,8 +31,8 @@ from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.cache.publishing import Publishing
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Sequence, Stage
-from headrace.engine.speculative.lookahead import Ahead
-from headrace.engine.step.columns import Columns, Ints
+from headrace.engine.speculative.lookahead import Lookahead
+from headrace.engine.step.columns import Ints, RowCounts
 from headrace.engine.step.work import StepWork, Work
 
 ANSWER_WEIGHT = 1 / 16  # of the newest answer in the mean length; a guess
@@ -77,8 +77,8 @@ class Scheduler:
         self.ready: list[Sequence] = []
         self.parked: set[Sequence] = set()
         self.preemptions = 0
-        self.columns = Columns(max_sequences)
-        self.ahead = Ahead(pool, self.columns, block_tokens, drafts)
+        self.columns = RowCounts(max_sequences)
+        self.ahead = Lookahead(pool, self.columns, block_tokens, drafts)
         self._stalled = False  # a plan would be empty until something changes
         self._lacks_blocks = False  # the first to wait found too few in the last plan
         self._arriving = 0  # of those who wait, how many wait for blocks only

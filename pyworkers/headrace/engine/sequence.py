@@ -15,8 +15,8 @@ from headrace.engine.step.columns import Count, Ints
 from headrace.wire.frames import Sampling, TokenLogprob
 
 if TYPE_CHECKING:
-    from headrace.engine.cache.kv_export import Export
-    from headrace.engine.cache.kv_import import Arriving
+    from headrace.engine.cache.kv_export import KvExport
+    from headrace.engine.cache.kv_import import KvImport
 
 
 class Key(NamedTuple):
@@ -71,9 +71,9 @@ class Sequence:
     hand_off_ms: int | None = (
         None  # lease of its KV, which another worker pulls after the first token
     )
-    export: Export | None = None  # from the admission on, with `hand_off_ms`
+    export: KvExport | None = None  # from the admission on, with `hand_off_ms`
     lease_end_s: float | None = None  # set once its first token is out
-    arriving: Arriving | None = None  # its KV comes from another worker; None once it runs
+    arriving: KvImport | None = None  # its KV comes from another worker; None once it runs
     prompt_len: int = field(init=False)
     counts: Ints = field(init=False, repr=False)
 

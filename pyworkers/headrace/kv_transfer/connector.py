@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from headrace.engine.sequence import Key
-from headrace.kv_transfer.consumer import Arrivals
-from headrace.kv_transfer.migration import Fetches, HandOver
-from headrace.kv_transfer.producer import Exports, Tell
+from headrace.kv_transfer.consumer import Consumer
+from headrace.kv_transfer.migration import Fetches, Migration
+from headrace.kv_transfer.producer import Producer, Tell
 from headrace.kv_transfer.pulls import Puller
 from headrace.wire.frames import Continue, Fetch, Offer, Submit, Ticket
 
@@ -31,7 +31,7 @@ class Transfer:
     members: Members
 
 
-class Desk:
+class KvConnector:
     """All methods but `progressed` and `close` are for the event loop, as the engine is."""
 
     def __init__(
@@ -40,9 +40,9 @@ class Desk:
         self._engine = engine
         self._transfer = transfer
         self._puller = Puller(transfer.client, wake)
-        self._exports = Exports(engine, transfer.server, tell, wake)
-        self._arrivals = Arrivals(engine, self._puller, tell)
-        self._handover = HandOver(engine, transfer.server)
+        self._exports = Producer(engine, transfer.server, tell, wake)
+        self._arrivals = Consumer(engine, self._puller, tell)
+        self._handover = Migration(engine, transfer.server)
         self._fetches = Fetches(engine, self._puller, tell)
 
     def trust(self, hash_keys: Iterable[bytes]) -> None:

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)
-class Arrival:
+class AwaitedKv:
     """One request, from its Submit until it goes on and its KV has come or is given up."""
 
     kv_from: KvFrom
@@ -34,14 +34,14 @@ class Arrival:
     until_s: float = math.inf  # from Continue on: later, the KV is computed here
 
 
-class Arrivals:
+class Consumer:
     """Requests of one engine that wait for KV. All methods are for the event loop."""
 
     def __init__(self, engine: Engine, puller: Puller, tell: Tell) -> None:
         self._engine = engine
         self._puller = puller
         self._tell = tell
-        self._waiting: dict[Key, Arrival] = {}
+        self._waiting: dict[Key, AwaitedKv] = {}
 
     @property
     def next_deadline_s(self) -> float:
@@ -49,7 +49,7 @@ class Arrivals:
         return min((it.until_s for it in self._waiting.values()), default=math.inf)
 
     def submitted(self, key: Key, kv_from: KvFrom) -> None:
-        self._waiting[key] = Arrival(kv_from)
+        self._waiting[key] = AwaitedKv(kv_from)
 
     def ticket(self, key: Key, ticket: bytes) -> None:
         """The first one counts. One for a request that is not here crossed its end."""
@@ -108,7 +108,7 @@ class Arrivals:
             )
             self._puller.start(arrival.job)
 
-    def _give_up(self, key: Key, arrival: Arrival, why: ErrorKind) -> None:
+    def _give_up(self, key: Key, arrival: AwaitedKv, why: ErrorKind) -> None:
         """Compute it here, from the moment that nothing writes to its blocks."""
         arrival.until_s = math.inf
         if arrival.job is not None:

@@ -38,7 +38,7 @@ class Pinned:
         return True
 
 
-class HandOver:
+class Migration:
     """At most one offer, to the router that asked for it last. All methods are for the event loop."""
 
     def __init__(self, engine: Engine, server: TransferServer) -> None:

@@ -13,7 +13,7 @@ from headrace.engine.sequence import Key
 from headrace.wire.frames import Freed, KvReady, Offer, Transferred
 
 if TYPE_CHECKING:
-    from headrace.engine.cache.kv_export import Export
+    from headrace.engine.cache.kv_export import KvExport
     from headrace.engine.engine import Engine
     from headrace.kv_transfer.backends.base import Ending
     from headrace.kv_transfer.peers.server import TransferServer
@@ -26,14 +26,14 @@ Tell = Callable[[int, News], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class OpenExport:
     """An export that may be pulled."""
 
-    export: Export
+    export: KvExport
     ticket: bytes
 
 
-class Exports:
+class Producer:
     """Tickets for the exports of one engine. All methods are for the event loop."""
 
     def __init__(
@@ -43,7 +43,7 @@ class Exports:
         self._server = server
         self._tell = tell
         self._wake = wake
-        self._open: dict[Key, Open] = {}
+        self._open: dict[Key, OpenExport] = {}
         self._over: deque[Key] = deque()  # pulled, or never to be pulled; one entry for each ticket
 
     def offer(self) -> None:
@@ -52,7 +52,7 @@ class Exports:
             key = export.key
             done, failed = partial(self._done, key), partial(self._failed, key)
             ticket = self._server.offer(export, done, failed)
-            self._open[key] = Open(export, ticket)
+            self._open[key] = OpenExport(export, ticket)
             self._tell(key.link, KvReady(key.request, ticket, export.lease_ms))
         if self._open:
             self._server.wake()

@@ -12,14 +12,14 @@ from pathlib import Path
 from typing import Any, cast
 
 from headrace.models.config_deepseek import DeepseekConfig, read_deepseek
-from headrace.models.config_fields import ConfigError, Fields, ModelFileError, read_json_object
+from headrace.models.config_fields import Fields, ModelConfigError, ModelFileError, read_json_object
 
 __all__ = [
     "ROPE_TYPES",
-    "ConfigError",
     "Fields",
     "GenerationDefaults",
     "ModelConfig",
+    "ModelConfigError",
     "ModelFileError",
     "RopeConfig",
     "parse_config",
@@ -105,7 +105,7 @@ def parse_config(
     model_type = config.text("model_type")
     family = _FAMILIES.get(model_type)
     if family is None:
-        raise ConfigError(
+        raise ModelConfigError(
             f"{config.where}: model_type {model_type!r} is not known; known: {', '.join(sorted(_FAMILIES))}"
         )
     return family(config, Fields(f"{prefix}generation_config.json", generation or {}))
@@ -116,19 +116,19 @@ def _llama(config: Fields, generation: Fields) -> ModelConfig:
     num_heads = config.integer("num_attention_heads")
     num_kv_heads = config.integer("num_key_value_heads", num_heads)
     if num_heads % num_kv_heads:
-        raise ConfigError(
+        raise ModelConfigError(
             f"{config.where}: num_attention_heads {num_heads} is not a multiple of "
             f"num_key_value_heads {num_kv_heads}"
         )
     head_dim = config.raw.get("head_dim")
     if head_dim is None and hidden_size % num_heads:
-        raise ConfigError(
+        raise ModelConfigError(
             f"{config.where}: hidden_size {hidden_size} is not a multiple of num_attention_heads "
             f"{num_heads}, and head_dim is missing"
         )
     head_dim = config.integer("head_dim", hidden_size // num_heads)
     if head_dim % 2:
-        raise ConfigError(
+        raise ModelConfigError(
             f"{config.where}: head_dim {head_dim} is odd; rotary positions need pairs"
         )
     _refuse_quantisation(config)
@@ -162,7 +162,7 @@ def _model_config(
     model_type = config.text("model_type")
     hidden_act = config.text("hidden_act", "silu")
     if hidden_act not in ("silu", "swish"):
-        raise ConfigError(
+        raise ModelConfigError(
             f"{config.where}: hidden_act {hidden_act!r} is not known to {model_type}; known: silu"
         )
     vocab_size = config.integer("vocab_size")
@@ -226,11 +226,13 @@ def _rope(config: Fields, dim: int) -> RopeConfig:
     raw = dict(new if new is not None else old or {})
     rope = Fields(f"{config.where}: {key}", raw)
     if raw and all(isinstance(value, dict) for value in raw.values()):
-        raise ConfigError(f"{rope.where}: one set for all layers is expected, found {sorted(raw)}")
+        raise ModelConfigError(
+            f"{rope.where}: one set for all layers is expected, found {sorted(raw)}"
+        )
     raw.setdefault("rope_type", raw.pop("type", None) or "default")
     rope_type = rope.text("rope_type")
     if rope_type not in ROPE_TYPES:
-        raise ConfigError(
+        raise ModelConfigError(
             f"{rope.where}: rope_type {rope_type!r} is not known; known: {', '.join(ROPE_TYPES)}"
         )
     for parameter in ROPE_TYPES[rope_type]:
@@ -244,7 +246,7 @@ def _rope(config: Fields, dim: int) -> RopeConfig:
     if "rope_theta" in raw:
         inner = rope.number("rope_theta")
         if config.raw.get("rope_theta") is not None and inner != theta:
-            raise ConfigError(
+            raise ModelConfigError(
                 f"{config.where}: rope_theta is {theta:g}, but {inner:g} inside {key}"
             )
         theta = inner
@@ -252,7 +254,7 @@ def _rope(config: Fields, dim: int) -> RopeConfig:
         raise rope.fail("low_freq_factor", "less than high_freq_factor")
     rotated = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
     if rotated != 1.0:
-        raise ConfigError(
+        raise ModelConfigError(
             f"{config.where}: partial_rotary_factor {rotated:g} is not supported; only 1 is"
         )
     return RopeConfig(rope_type=rope_type, theta=theta, raw=raw)
@@ -267,7 +269,7 @@ def _check_factors(rope: Fields, key: str, count: int) -> None:
     ):
         raise rope.fail(key, "a list of numbers above 0")
     if len(numbers) != count:
-        raise ConfigError(
+        raise ModelConfigError(
             f"{rope.where}: {key}: expected {count} numbers, one a frequency, found {len(numbers)}"
         )
 
@@ -276,7 +278,7 @@ def _refuse_quantisation(config: Fields) -> None:
     quantisation = config.table("quantization_config")
     if quantisation is not None:
         method = quantisation.get("quant_method", "unnamed")
-        raise ConfigError(
+        raise ModelConfigError(
             f"{config.where}: quantization_config: method {method!r} is not supported for "
             f"{config.raw.get('model_type')}; use a checkpoint that is not quantised, or a GGUF file"
         )

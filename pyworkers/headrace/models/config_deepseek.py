@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from headrace.models.config_fields import ConfigError, Fields
+from headrace.models.config_fields import Fields, ModelConfigError
 
 __all__ = ["DeepseekConfig", "HiddenState", "read_deepseek"]
 
@@ -42,7 +42,7 @@ class DeepseekConfig:
 
 
 def read_deepseek(config: Fields) -> DeepseekConfig:
-    """Raises `ConfigError`."""
+    """Raises `ModelConfigError`."""
     config.choice("scoring_func", ("sigmoid",))
     config.choice("topk_method", ("noaux_tc",))
     if config.integer("moe_layer_freq", 1) != 1:
@@ -134,7 +134,7 @@ def _check_quantisation(config: Fields) -> None:
     fields = Fields(f"{config.where}: quantization_config", raw)
     method = fields.text("quant_method")
     if method != "fp8":
-        raise ConfigError(
+        raise ModelConfigError(
             f"{fields.where}: quant_method {method!r} is not supported for deepseek_v3; supported: fp8"
         )
     fields.choice("fmt", ("e4m3",))

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-__all__ = ["ConfigError", "Fields", "ModelFileError", "read_json_object"]
+__all__ = ["Fields", "ModelConfigError", "ModelFileError", "read_json_object"]
 
 
 class ModelFileError(ValueError):
     """A file of a model is missing, broken, or asks for something unknown; the text names file and key."""
 
 
-class ConfigError(ModelFileError):
+class ModelConfigError(ModelFileError):
     """A field of config.json or generation_config.json is missing, mistyped, contradictory or unknown."""
 
 
@@ -27,9 +27,9 @@ class Fields:
     where: str
     raw: Mapping[str, Any]
 
-    def fail(self, key: str, expected: str) -> ConfigError:
+    def fail(self, key: str, expected: str) -> ModelConfigError:
         found = f"found {_show(self.raw[key])}" if key in self.raw else "the field is missing"
-        return ConfigError(f"{self.where}: {key}: expected {expected}, {found}")
+        return ModelConfigError(f"{self.where}: {key}: expected {expected}, {found}")
 
     def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
         """An integer of at least `low`. A missing or null field is `default`, if there is one."""
@@ -94,15 +94,15 @@ class Fields:
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
-    """The JSON object in `path`, or a `ConfigError` that says where it stops being one."""
+    """The JSON object in `path`, or a `ModelConfigError` that says where it stops being one."""
     try:
         value: object = json.loads(path.read_bytes())
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise ModelConfigError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path}: not valid JSON: {error}") from error
+        raise ModelConfigError(f"{path}: not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ConfigError(f"{path}: expected a JSON object, found {_show(value)}")
+        raise ModelConfigError(f"{path}: expected a JSON object, found {_show(value)}")
     return cast("dict[str, Any]", value)
 
 

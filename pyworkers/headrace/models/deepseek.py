@@ -18,7 +18,12 @@ from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
 from headrace.models.deepseek_mtp import find_mtp
-from headrace.models.deepseek_weights import Fp8Backend, Layer, Weights, load_weights
+from headrace.models.deepseek_weights import (
+    DeepseekLayer,
+    DeepseekWeights,
+    Fp8Backend,
+    load_weights,
+)
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.survey import SurveyBackend, survey
 from headrace.models.rope import attention_scale, rope_of
@@ -34,7 +39,7 @@ FP8_CAPABILITY = (8, 9)
 LATENT_EPS = 1e-6
 
 
-def forward(step: MlaStep, weights: Weights, config: ModelConfig) -> Value:
+def forward(step: MlaStep, weights: DeepseekWeights, config: ModelConfig) -> Value:
     """Logits of the wanted rows."""
     eps = config.rms_norm_eps
     x = step.embed(weights.embedding)
@@ -49,7 +54,7 @@ def forward(step: MlaStep, weights: Weights, config: ModelConfig) -> Value:
     return step.linear(step.rms_norm(step.wanted_rows(x), weights.norm, eps), weights.head)
 
 
-def draft(step: MlaStep, weights: Weights, config: ModelConfig) -> Value:
+def draft(step: MlaStep, weights: DeepseekWeights, config: ModelConfig) -> Value:
     """Draft logits of the wanted rows, over the tokens of the draft head."""
     mtp, eps = weights.mtp, config.rms_norm_eps
     assert mtp is not None
@@ -65,7 +70,9 @@ def draft(step: MlaStep, weights: Weights, config: ModelConfig) -> Value:
     return step.linear(step.rms_norm(step.wanted_rows(x), mtp.norm, eps), mtp.head)
 
 
-def decoder_layer(step: MlaStep, x: Value, layer: Layer, index: int, config: ModelConfig) -> Value:
+def decoder_layer(
+    step: MlaStep, x: Value, layer: DeepseekLayer, index: int, config: ModelConfig
+) -> Value:
     """Attention, then the experts or the MLP; `index` is that of its cache."""
     eps = config.rms_norm_eps
     h = step.rms_norm(x, layer.attention_norm, eps)
@@ -87,7 +94,7 @@ class Deepseek(CompiledModel):
     """The DeepSeek-V3 family on one backend."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, backend: MlaBackend, block_tokens: int
+        self, config: ModelConfig, weights: DeepseekWeights, backend: MlaBackend, block_tokens: int
     ) -> None:
         run = backend.compile(partial(forward, weights=weights, config=config))
         mtp = weights.mtp
@@ -147,10 +154,10 @@ def load_deepseek(
 
 def _read(
     checkpoint: Checkpoint, backend: MlaBackend, *, mtp: bool, fp8: Fp8Backend | None
-) -> Weights:
+) -> DeepseekWeights:
     """All weights, once all that there is has been checked."""
 
-    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> Weights:
+    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> DeepseekWeights:
         keeps: Any = nothing
         return load_weights(surveyed, keeps, mtp=mtp, fp8=None if fp8 is None else keeps)
 

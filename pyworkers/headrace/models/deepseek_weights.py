@@ -18,7 +18,15 @@ from headrace.models.deepseek_mtp import MtpKeys, draft_token_ids, find_mtp
 from headrace.models.fp8 import Scaled
 from headrace.models.load.checkpoint import EMBEDDING, HEAD, Checkpoint
 from headrace_kernels.lazy import Lazy
-from headrace_kernels.ops import Experts, HeadMatrices, Matrix, MlaBackend, Routing, Table, Vector
+from headrace_kernels.ops import (
+    EmbeddingTable,
+    HeadMatrices,
+    LayerExperts,
+    LinearWeight,
+    MlaBackend,
+    Routing,
+    Vector,
+)
 
 T = TypeVar("T")
 
@@ -26,7 +34,9 @@ T = TypeVar("T")
 class Fp8Backend(Protocol):
     """A backend that also computes with FP8 weights as they are stored. Matrices come as parts to be stacked."""
 
-    def fp8_matrix(self, parts: Sequence[Scaled], bias: torch.Tensor | None = None) -> Matrix: ...
+    def fp8_matrix(
+        self, parts: Sequence[Scaled], bias: torch.Tensor | None = None
+    ) -> LinearWeight: ...
 
     def fp8_experts(
         self,
@@ -35,7 +45,7 @@ class Fp8Backend(Protocol):
         gate_up: Sequence[Sequence[Scaled]],
         down: Sequence[Sequence[Scaled]],
         routing: Routing,
-    ) -> Experts: ...
+    ) -> LayerExperts: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,30 +53,28 @@ class LowRank:
     """Queries by way of a narrow value: `q_b @ norm(q_a @ x)`."""
 
     norm: Vector
-    q_b: Matrix
+    q_b: LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mlp:
-    gate_up: Matrix
-    down: Matrix
+class DeepseekMlp:
+    gate_up: LinearWeight
+    down: LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class DeepseekLayer:
     attention_norm: Vector
-    qkv_a: (
-        Matrix  # all that attention takes of the hidden state: q_width columns, then latent and key
-    )
+    qkv_a: LinearWeight  # all that attention takes of the hidden state: q_width columns, then latent and key
     q_width: int
     latent_width: int
     low_rank: LowRank | None  # None: the first columns of qkv_a are the queries
     latent_norm: Vector
     kv_b: HeadMatrices
-    out: Matrix
+    out: LinearWeight
     mlp_norm: Vector
-    mlp: Mlp | None  # of a dense layer, or the shared expert
-    experts: Experts | None
+    mlp: DeepseekMlp | None  # of a dense layer, or the shared expert
+    experts: LayerExperts | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,19 +83,19 @@ class Mtp:
 
     token_norm: Vector
     hidden_norm: Vector
-    join: Matrix  # of [token | hidden]
-    layer: Layer
+    join: LinearWeight  # of [token | hidden]
+    layer: DeepseekLayer
     norm: Vector
-    head: Matrix
+    head: LinearWeight
     token_ids: NDArray[np.int32] | None  # of the head's rows; None: all tokens in order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    embedding: Table
-    layers: list[Layer]
+class DeepseekWeights:
+    embedding: EmbeddingTable
+    layers: list[DeepseekLayer]
     norm: Vector
-    head: Matrix
+    head: LinearWeight
     mtp: Mtp | None
 
 
@@ -106,7 +114,7 @@ def load_weights(
     mtp: bool = False,
     share: Share | None = None,
     fp8: Fp8Backend | None = None,
-) -> Weights:
+) -> DeepseekWeights:
     """Read what `share` (by default everything) needs. With `mtp` also the layer that drafts.
 
     `fp8` is the same backend where FP8 weights are to stay what they are; otherwise they are dequantised.
@@ -119,7 +127,7 @@ def load_weights(
     table, layers = backend.table(embedding), range(config.num_layers)
     tied = config.tie_word_embeddings
     made = backend.tied_head(table, head) if tied else backend.matrix([head])
-    weights = Weights(
+    weights = DeepseekWeights(
         embedding=table,
         layers=[loader.layer(f"model.layers.{i}", i) for i in layers],
         norm=loader.vector("model.norm", config.hidden_size),
@@ -166,7 +174,7 @@ class _Loader:
     def vector(self, prefix: str, width: int) -> Vector:
         return self._backend.vector(self._checkpoint.tensor(f"{prefix}.weight", (width,)))
 
-    def layer(self, prefix: str, index: int) -> Layer:
+    def layer(self, prefix: str, index: int) -> DeepseekLayer:
         config, deepseek = self._config, self._deepseek
         hidden, attention = config.hidden_size, f"{prefix}.self_attn"
         latent_width = deepseek.kv_lora_rank + deepseek.rope_dim
@@ -187,7 +195,7 @@ class _Loader:
         kv = f"{attention}.kv_a_proj_with_mqa"
         kv_a = _Part(name=kv, outputs=latent_width, bias=config.attention_bias)
         dense = index < deepseek.dense_layers
-        return Layer(
+        return DeepseekLayer(
             attention_norm=self.vector(f"{prefix}.input_layernorm", hidden),
             qkv_a=self._matrix([q, kv_a], hidden),
             q_width=q_width,
@@ -201,7 +209,7 @@ class _Loader:
             experts=None if dense else self._experts(f"{prefix}.mlp"),
         )
 
-    def mtp(self, keys: MtpKeys, head: torch.Tensor, made: Matrix) -> Mtp:
+    def mtp(self, keys: MtpKeys, head: torch.Tensor, made: LinearWeight) -> Mtp:
         """`made` is the model's head, which drafts share unless they have some rows of it."""
         hidden, own = self._config.hidden_size, keys.own
         ids = draft_token_ids(self._checkpoint, own)
@@ -219,7 +227,9 @@ class _Loader:
         """Rows or columns of this rank's heads."""
         return range(self._share.heads.start * width, self._share.heads.stop * width)
 
-    def _matrix(self, parts: Sequence[_Part], inputs: int, columns: range | None = None) -> Matrix:
+    def _matrix(
+        self, parts: Sequence[_Part], inputs: int, columns: range | None = None
+    ) -> LinearWeight:
         if self._fp8 is not None and all(self._is_fp8(f"{part.name}.weight") for part in parts):
             shapes = [(part.outputs, inputs) for part in parts]
             scaled = [
@@ -263,29 +273,29 @@ class _Loader:
         kv_b = self._checkpoint.tensor(f"{attention}.kv_b_proj.weight", shape, rows=rows)
         return self._backend.head_matrices(kv_b.view(-1, width, rank))
 
-    def _out(self, attention: str) -> Matrix:
+    def _out(self, attention: str) -> LinearWeight:
         config, v_dim = self._config, self._deepseek.v_dim
         part = _Part(
             name=f"{attention}.o_proj", outputs=config.hidden_size, bias=config.attention_bias
         )
         return self._matrix([part], config.num_heads * v_dim, columns=self._of_heads(v_dim))
 
-    def _dense(self, prefix: str) -> Mlp:
+    def _dense(self, prefix: str) -> DeepseekMlp:
         return self._mlp(prefix, self._config.intermediate_size)
 
-    def _shared(self, prefix: str) -> Mlp | None:
+    def _shared(self, prefix: str) -> DeepseekMlp | None:
         width = self._deepseek.shared_experts * self._deepseek.expert_size
         return self._mlp(f"{prefix}.shared_experts", width) if width else None
 
-    def _mlp(self, prefix: str, width: int) -> Mlp:
+    def _mlp(self, prefix: str, width: int) -> DeepseekMlp:
         hidden = self._config.hidden_size
         halves = [_Part(name=f"{prefix}.{half}_proj", outputs=width) for half in ("gate", "up")]
-        return Mlp(
+        return DeepseekMlp(
             gate_up=self._matrix(halves, hidden),
             down=self._matrix([_Part(name=f"{prefix}.down_proj", outputs=hidden)], width),
         )
 
-    def _experts(self, prefix: str) -> Experts:
+    def _experts(self, prefix: str) -> LayerExperts:
         checkpoint, deepseek, hidden = self._checkpoint, self._deepseek, self._config.hidden_size
         fused = f"{prefix}.experts.gate_up_proj" in checkpoint
         names = _FUSED if fused else _SINGLE

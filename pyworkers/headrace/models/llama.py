@@ -17,7 +17,15 @@ from headrace.models.config import ModelConfig
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.survey import SurveyBackend, survey
 from headrace.models.rope import rope_of
-from headrace_kernels.ops import Attention, Backend, Matrix, Step, Table, Value, Vector
+from headrace_kernels.ops import (
+    Attention,
+    Backend,
+    EmbeddingTable,
+    ForwardPass,
+    LinearWeight,
+    Value,
+    Vector,
+)
 
 # Measured with SmolLM2-135M (bench/results/engine_forward.json): a third of float32's time for a lone sequence and a
 # quarter of its memory, for 0.4 % more perplexity.
@@ -25,24 +33,24 @@ AUTO_CPU: DType = "int8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layer:
+class LlamaLayer:
     attention_norm: Vector
-    qkv: Matrix
-    out: Matrix
+    qkv: LinearWeight
+    out: LinearWeight
     mlp_norm: Vector
-    gate_up: Matrix
-    down: Matrix
+    gate_up: LinearWeight
+    down: LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Weights:
-    embedding: Table
-    layers: list[Layer]
+class LlamaWeights:
+    embedding: EmbeddingTable
+    layers: list[LlamaLayer]
     norm: Vector
-    head: Matrix
+    head: LinearWeight
 
 
-def forward(step: Step, weights: Weights, eps: float) -> Value:
+def forward(step: ForwardPass, weights: LlamaWeights, eps: float) -> Value:
     """Logits of the wanted rows."""
     x = step.embed(weights.embedding)
     for i, layer in enumerate(weights.layers):
@@ -58,7 +66,7 @@ class Llama(CompiledModel):
     """The llama family on one backend."""
 
     def __init__(
-        self, config: ModelConfig, weights: Weights, backend: Backend, block_tokens: int
+        self, config: ModelConfig, weights: LlamaWeights, backend: Backend, block_tokens: int
     ) -> None:
         run = backend.compile(partial(forward, weights=weights, eps=config.rms_norm_eps))
         super().__init__(config, backend, run, block_tokens)
@@ -81,7 +89,7 @@ def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_token
             raise UnsupportedModelError("int8 weights are supported on the CPU only")
         backend = TorchBackend(attention, dtype=name, device=device, kernels=TRITON)
 
-    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> Weights:
+    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> LlamaWeights:
         return load_weights(surveyed, cast("Backend", nothing))
 
     with checkpoint.read_ahead(survey(checkpoint, load)):
@@ -107,13 +115,13 @@ def attention_of(config: ModelConfig, block_tokens: int) -> Attention:
     )
 
 
-def load_weights(checkpoint: Checkpoint, backend: Backend) -> Weights:
+def load_weights(checkpoint: Checkpoint, backend: Backend) -> LlamaWeights:
     """Read every tensor once and hand it to the backend."""
     config = checkpoint.config
     hidden, ffn = config.hidden_size, config.intermediate_size
     q, kv = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
 
-    def matrix(prefix: str, outputs: dict[str, int], inputs: int, bias: bool) -> Matrix:
+    def matrix(prefix: str, outputs: dict[str, int], inputs: int, bias: bool) -> LinearWeight:
         names = [f"{prefix}.{name}" for name in outputs]
         sizes = list(outputs.values())
         pairs = list(zip(names, sizes, strict=True))
@@ -124,9 +132,9 @@ def load_weights(checkpoint: Checkpoint, backend: Backend) -> Weights:
     def vector(name: str) -> Vector:
         return backend.vector(checkpoint.tensor(f"{name}.weight", (hidden,)))
 
-    def layer(prefix: str) -> Layer:
+    def layer(prefix: str) -> LlamaLayer:
         attention = f"{prefix}.self_attn"
-        return Layer(
+        return LlamaLayer(
             attention_norm=vector(f"{prefix}.input_layernorm"),
             qkv=matrix(
                 attention,
@@ -148,7 +156,7 @@ def load_weights(checkpoint: Checkpoint, backend: Backend) -> Weights:
         head = backend.tied_head(table, embedding)
     else:
         head = backend.matrix([checkpoint.tensor("lm_head.weight", (config.vocab_size, hidden))])
-    return Weights(
+    return LlamaWeights(
         embedding=table,
         layers=[layer(f"model.layers.{i}") for i in range(config.num_layers)],
         norm=vector("model.norm"),

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from headrace.engine.sampling import noise
 from headrace.mtp_training.batches import Vocabulary, make_batch
-from headrace.mtp_training.module import MtpHead
+from headrace.mtp_training.module import HeadModule
 from headrace.mtp_training.writer import Written
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Acceptance:
+class HeadAcceptance:
     """`by_position[m]` is the share of right m-th drafts among those whose predecessors are all right."""
 
     answers: int
@@ -34,14 +34,14 @@ class Acceptance:
 
 
 def measure(
-    head: MtpHead,
+    head: HeadModule,
     embedding: torch.Tensor,
     draft_head: torch.Tensor,
     sequences: Sequence[Written],
     vocabulary: Vocabulary,
     *,
     drafts: int,
-) -> Acceptance:
+) -> HeadAcceptance:
     right = [_right(head, embedding, draft_head, s, vocabulary, drafts) for s in sequences]
     tries, hits = np.zeros(drafts), np.zeros(drafts)
     for each in right:
@@ -52,7 +52,7 @@ def measure(
             alive = alive & each[: len(alive), m]
             hits[m] += alive.sum()
     written = np.concatenate([s.tokens[s.prompt_len :] for s in sequences])
-    return Acceptance(
+    return HeadAcceptance(
         answers=len(sequences),
         tokens=int(tries[0]),
         by_position=(hits / np.maximum(tries, 1)).tolist(),
@@ -62,8 +62,8 @@ def measure(
 
 
 def by_group(
-    measured: Callable[[Sequence[Written]], Acceptance], sequences: Sequence[Written]
-) -> dict[str, Acceptance]:
+    measured: Callable[[Sequence[Written]], HeadAcceptance], sequences: Sequence[Written]
+) -> dict[str, HeadAcceptance]:
     """`measured` for each kind of text and temperature, and for all."""
     groups: dict[str, list[Written]] = {}
     for s in sequences:
@@ -74,7 +74,7 @@ def by_group(
 
 
 def _right(
-    head: MtpHead,
+    head: HeadModule,
     embedding: torch.Tensor,
     draft_head: torch.Tensor,
     s: Written,

@@ -12,7 +12,7 @@ from safetensors.torch import save
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.safetensors_file import SafetensorsError, SafetensorsFile
 from headrace.models.rope import rope_of
-from headrace.mtp_training.module import HeadShape, MtpHead
+from headrace.mtp_training.module import HeadModule, HeadShape
 
 MAX_FILE_BYTES = 8_000_000
 
@@ -23,7 +23,7 @@ class HeadFileError(ValueError):
 
 def save_head(
     path: Path,
-    head: MtpHead,
+    head: HeadModule,
     draft_token_ids: np.ndarray[tuple[int], np.dtype[np.int32]],
     metadata: dict[str, str],
 ) -> None:
@@ -59,7 +59,7 @@ def _ordered(data: bytes) -> bytes:
 
 def read_head(
     path: Path, checkpoint: Checkpoint
-) -> tuple[MtpHead, np.ndarray[tuple[int], np.dtype[np.int32]]]:
+) -> tuple[HeadModule, np.ndarray[tuple[int], np.dtype[np.int32]]]:
     """The head in `path` and the tokens that it drafts. Raises `HeadFileError` or `ModelFileError`."""
     file = SafetensorsFile(path)
     if "mlp.gate_proj.weight" not in file.entries:
@@ -67,7 +67,7 @@ def read_head(
     config = checkpoint.config
     rope = rope_of(config)
     shape = HeadShape.of(config, file.entries["mlp.gate_proj.weight"].shape[0])
-    head = MtpHead(shape, torch.from_numpy(rope.inv_freq.copy()), rope.scale)
+    head = HeadModule(shape, torch.from_numpy(rope.inv_freq.copy()), rope.scale)
     expected = {name: tuple(value.shape) for name, value in head.state_dict().items()}
     for name, wanted in expected.items():
         entry = file.entries.get(name)

@@ -56,7 +56,7 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, bias=False)
 
 
-class Attention(nn.Module):
+class HeadAttention(nn.Module):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
@@ -66,7 +66,7 @@ class Attention(nn.Module):
         self.o_proj = _linear(q, shape.hidden)
 
 
-class Mlp(nn.Module):
+class HeadMlp(nn.Module):
     def __init__(self, shape: HeadShape) -> None:
         super().__init__()
         self.gate_proj = _linear(shape.hidden, shape.ffn)
@@ -77,7 +77,7 @@ class Mlp(nn.Module):
         return functional.silu(self.gate_proj(x)) * self.up_proj(x)
 
 
-class MtpHead(nn.Module):
+class HeadModule(nn.Module):
     """Its parameters bear the names of the head file."""
 
     def __init__(self, shape: HeadShape, inv_freq: torch.Tensor, rope_scale: float = 1.0) -> None:
@@ -87,9 +87,9 @@ class MtpHead(nn.Module):
         self.hnorm = RmsNorm(shape.hidden, shape.eps)
         self.eh_proj = _linear(2 * shape.hidden, shape.hidden)
         self.input_layernorm = RmsNorm(shape.hidden, shape.eps)
-        self.self_attn = Attention(shape)
+        self.self_attn = HeadAttention(shape)
         self.post_attention_layernorm = RmsNorm(shape.hidden, shape.eps)
-        self.mlp = Mlp(shape)
+        self.mlp = HeadMlp(shape)
         self.norm = RmsNorm(shape.hidden, shape.eps)
         self.inv_freq: torch.Tensor
         self.register_buffer("inv_freq", inv_freq, persistent=False)
@@ -123,7 +123,7 @@ class MtpHead(nn.Module):
 class Seen:
     """The keys and values of the passes so far, and the attention of the next one over them."""
 
-    def __init__(self, head: MtpHead, rows: int, device: torch.device) -> None:
+    def __init__(self, head: HeadModule, rows: int, device: torch.device) -> None:
         self._attn = head.self_attn
         self._shape = head.shape
         positions = torch.arange(1, rows + 1, device=device, dtype=torch.float32)

@@ -17,7 +17,7 @@ from torch.nn import functional
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.rope import rope_of
 from headrace.mtp_training.batches import TrainBatch, Vocabulary, batch_plan, make_batch
-from headrace.mtp_training.module import HeadShape, MtpHead, Seen
+from headrace.mtp_training.module import HeadModule, HeadShape, Seen
 from headrace.mtp_training.writer import Written
 
 RIDGE = 1e-3  # of the mean square of the inputs; 1e-2 was measured worse
@@ -26,14 +26,14 @@ ROWS = 4096  # of a batch
 Parts = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
-def fresh_head(checkpoint: Checkpoint, ffn: int) -> MtpHead:
+def fresh_head(checkpoint: Checkpoint, ffn: int) -> HeadModule:
     """The model's last layer, with the strongest of its neurons. Raises `ModelFileError`, `ValueError`."""
     config = checkpoint.config
     if not 1 <= ffn <= config.intermediate_size:
         raise ValueError(f"an FFN of {ffn} neurons, expected 1 to {config.intermediate_size}")
     shape = HeadShape.of(config, ffn)
     rope = rope_of(config)
-    head = MtpHead(shape, torch.from_numpy(rope.inv_freq.copy()), rope.scale)
+    head = HeadModule(shape, torch.from_numpy(rope.inv_freq.copy()), rope.scale)
     last = f"model.layers.{config.num_layers - 1}"
 
     def weight(name: str) -> torch.Tensor:
@@ -63,7 +63,7 @@ def fresh_head(checkpoint: Checkpoint, ffn: int) -> MtpHead:
 
 @torch.no_grad()
 def fit(
-    head: MtpHead,
+    head: HeadModule,
     embedding: torch.Tensor,
     sequences: Sequence[Written],
     vocabulary: Vocabulary,

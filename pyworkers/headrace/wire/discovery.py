@@ -18,7 +18,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from headrace.wire.etcd import Compacted, Entry, Etcd
+from headrace.wire.etcd import Compacted, Etcd, EtcdEntry
 from headrace.wire.link import Backoff, parse_address
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ READ_AGAIN_S = 60.0  # a watch that is silent this long is not believed: the pre
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class RouterAddress:
     """One way to a router."""
 
     text: str  # HOST:PORT, [IPV6]:PORT or unix:PATH
@@ -44,15 +44,15 @@ class Address:
 class Change:
     """What came and what went since the last one. Never both empty."""
 
-    added: tuple[Address, ...]
+    added: tuple[RouterAddress, ...]
     removed: tuple[str, ...]  # texts
 
 
-Report = Callable[[Iterable[Address]], None]
+Report = Callable[[Iterable[RouterAddress]], None]
 """Takes all the addresses that a source knows now."""
 
 
-class Source(Protocol):
+class RouterSource(Protocol):
     """Somebody who knows routers."""
 
     async def run(self, report: Report) -> None:
@@ -64,7 +64,7 @@ class Fixed:
     """Addresses that stay."""
 
     def __init__(self, addresses: Iterable[str]) -> None:
-        self._addresses = [Address(text) for text in addresses]
+        self._addresses = [RouterAddress(text) for text in addresses]
 
     async def run(self, report: Report) -> None:
         report(self._addresses)
@@ -124,9 +124,9 @@ class DnsName:
                 delay_s = self._refresh_s * self._rng.uniform(0.8, 1.2)
             await asyncio.sleep(delay_s)
 
-    def _address(self, ip: str) -> Address:
+    def _address(self, ip: str) -> RouterAddress:
         host = f"[{ip}]" if ":" in ip else ip
-        return Address(f"{host}:{self._port}", tls_name=self._name)
+        return RouterAddress(f"{host}:{self._port}", tls_name=self._name)
 
 
 class EtcdPrefix:
@@ -148,7 +148,7 @@ class EtcdPrefix:
         self._prefix = prefix.encode()
         self._read_again_s = read_again_s
         self._backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, rng or random.Random())
-        self._entries: dict[bytes, Address] = {}
+        self._entries: dict[bytes, RouterAddress] = {}
 
     async def run(self, report: Report) -> None:
         for endpoint in cycle(self._endpoints):
@@ -180,7 +180,7 @@ class EtcdPrefix:
                     async with asyncio.timeout(self._read_again_s):
                         changed = await anext(changes)
 
-    def _take_in(self, entries: list[Entry], report: Report) -> None:
+    def _take_in(self, entries: list[EtcdEntry], report: Report) -> None:
         for entry in entries:
             address = None if entry.value is None else self._address(entry)
             if address is None:  # one that makes no sense any more is none either
@@ -190,7 +190,7 @@ class EtcdPrefix:
         source = f"etcd prefix {self._prefix.decode(errors='replace')}"
         report(first_ones(source, list(self._entries.values())))
 
-    def _address(self, entry: Entry) -> Address | None:
+    def _address(self, entry: EtcdEntry) -> RouterAddress | None:
         assert entry.value is not None
         try:
             document: Any = json.loads(entry.value)
@@ -204,10 +204,10 @@ class EtcdPrefix:
         except (ValueError, KeyError, RecursionError) as error:
             log.warning("discovery bad_entry: etcd key %r: %s; passed over", entry.key, error)
             return None
-        return Address(text)
+        return RouterAddress(text)
 
 
-def first_ones(source: str, addresses: list[Address]) -> list[Address]:
+def first_ones(source: str, addresses: list[RouterAddress]) -> list[RouterAddress]:
     """At most MAX_ROUTERS of them, the same ones each time."""
     if len(addresses) > MAX_ROUTERS:
         log.error(
@@ -220,11 +220,13 @@ def first_ones(source: str, addresses: list[Address]) -> list[Address]:
 class Discovery:
     """The addresses of all sources together; one that several of them name counts once."""
 
-    def __init__(self, sources: Iterable[Source], on_change: Callable[[Change], None]) -> None:
+    def __init__(
+        self, sources: Iterable[RouterSource], on_change: Callable[[Change], None]
+    ) -> None:
         self._sources = list(sources)
         self._on_change = on_change
-        self._told: list[dict[str, Address]] = [{} for _ in self._sources]
-        self._known: dict[str, Address] = {}
+        self._told: list[dict[str, RouterAddress]] = [{} for _ in self._sources]
+        self._known: dict[str, RouterAddress] = {}
 
     async def run(self) -> None:
         """Follow all sources until cancelled, or until none of them can change any more."""
@@ -233,14 +235,14 @@ class Discovery:
                 tasks.create_task(source.run(self._reporter(number)), name=f"discovery {number}")
 
     def _reporter(self, number: int) -> Report:
-        def report(addresses: Iterable[Address]) -> None:
+        def report(addresses: Iterable[RouterAddress]) -> None:
             self._told[number] = {address.text: address for address in addresses}
             self._compare()
 
         return report
 
     def _compare(self) -> None:
-        now: dict[str, Address] = {}
+        now: dict[str, RouterAddress] = {}
         for told in self._told:
             for text, address in told.items():
                 now.setdefault(text, address)
@@ -251,13 +253,13 @@ class Discovery:
             self._on_change(Change(added, removed))
 
 
-def parse_sources(specs: Iterable[str]) -> list[Source]:
+def parse_sources(specs: Iterable[str]) -> list[RouterSource]:
     """Sources of `--router`: addresses, `dns:NAME:PORT` and `etcd:HOST:PORT[,HOST:PORT]/PREFIX`.
 
     Raises ValueError for what is none of these.
     """
     fixed: list[str] = []
-    sources: list[Source] = []
+    sources: list[RouterSource] = []
     for spec in specs:
         if spec.startswith("dns:"):
             name = parse_address(spec.removeprefix("dns:"))

@@ -28,7 +28,7 @@ class Compacted(EtcdError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class EtcdEntry:
     """A key and its value; `value` is None where the key went."""
 
     key: bytes
@@ -43,7 +43,7 @@ class Etcd:
         self._port = port
         self.name = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
-    async def read(self, prefix: bytes, limit: int) -> tuple[list[Entry], int]:
+    async def read(self, prefix: bytes, limit: int) -> tuple[list[EtcdEntry], int]:
         """At most `limit` entries, and the revision that they are of."""
         body = _range(prefix) | {"limit": limit}
         async with asyncio.timeout(CALL_S), _connection(self._host, self._port) as connection:
@@ -51,7 +51,7 @@ class Etcd:
             answer = await connection.whole()
         return [_entry(kv) for kv in _list(answer, "kvs")], _revision(answer)
 
-    async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[list[Entry]]:
+    async def watch(self, prefix: bytes, revision: int) -> AsyncGenerator[list[EtcdEntry]]:
         """What changes from `revision` on. The first item, empty, says that the watch stands. Ends only by raising."""
         body = {"create_request": _range(prefix) | {"start_revision": revision}}
         async with _connection(self._host, self._port) as connection:
@@ -184,17 +184,17 @@ def _range(prefix: bytes) -> dict[str, Any]:
     return {"key": base64.b64encode(prefix).decode(), "range_end": base64.b64encode(end).decode()}
 
 
-def _entry(kv: dict[str, Any]) -> Entry:
-    return Entry(_bytes(kv, "key"), _bytes(kv, "value"))
+def _entry(kv: dict[str, Any]) -> EtcdEntry:
+    return EtcdEntry(_bytes(kv, "key"), _bytes(kv, "value"))
 
 
-def _changed(event: dict[str, Any]) -> Entry:
+def _changed(event: dict[str, Any]) -> EtcdEntry:
     """A put has no type: it is the default of the enum, which the gateway leaves out."""
     kv = event.get("kv")
     if not isinstance(kv, dict):
         raise EtcdError("an event without a key")
     kv = cast(dict[str, Any], kv)
-    return Entry(_bytes(kv, "key"), None) if event.get("type") == "DELETE" else _entry(kv)
+    return EtcdEntry(_bytes(kv, "key"), None) if event.get("type") == "DELETE" else _entry(kv)
 
 
 def _bytes(kv: dict[str, Any], name: str) -> bytes:

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, field
 
 from headrace.errors import AlreadyJoined, HeldOff, Refused, RouterNotTrusted
-from headrace.wire.discovery import Address, Change, Discovery, Source
+from headrace.wire.discovery import Change, Discovery, RouterAddress, RouterSource
 from headrace.wire.link import Link, Session
 
 log = logging.getLogger(__name__)
@@ -26,7 +26,7 @@ LOST_WAY_S = (
 
 Joined = Callable[[str], bool]
 """Whether there is a session with the router of this name."""
-Dial = Callable[[Address, Joined], Link]
+Dial = Callable[[RouterAddress, Joined], Link]
 Talk = Callable[[Session], Awaitable[None]]
 
 
@@ -34,7 +34,7 @@ Talk = Callable[[Session], Awaitable[None]]
 class Way:
     """An address and the task that keeps its link."""
 
-    address: Address
+    address: RouterAddress
     task: asyncio.Task[None] = field(init=False)
     wanted: bool = True  # discovery still names it
     router: str | None = None  # whose session is up
@@ -44,7 +44,7 @@ class Way:
 class Links:
     """`run` keeps the links until `stop` and, after that, the end of the sessions."""
 
-    def __init__(self, sources: Iterable[Source], dial: Dial) -> None:
+    def __init__(self, sources: Iterable[RouterSource], dial: Dial) -> None:
         self._discovery = Discovery(sources, self._changed)
         self._dial = dial
         self._ways: dict[str, Way] = {}

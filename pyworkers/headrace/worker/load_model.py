@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import torch
 
 from headrace._core import HASH_SCHEME
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.memory import allocate_kv, kv_blocks
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -101,7 +101,7 @@ def load(settings: WorkerSettings) -> Loaded:
         mtp_fixed=settings.mtp_fixed,
     )
     # Until a router brings its key nothing is named: no request comes before its Welcome.
-    engine = Engine(model, config, KeyedNamer(bytes(32), sizes.block_tokens))
+    engine = Engine(model, config, KeyedBlockHasher(bytes(32), sizes.block_tokens))
     prints = checkpoint.fingerprints()
     name = settings.served_model_name or checkpoint.name
     log.info(

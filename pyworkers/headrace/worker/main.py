@@ -20,7 +20,7 @@ from headrace.kv_transfer.connector import Transfer
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
 from headrace.kv_transfer.peers.server import TransferServer
-from headrace.wire.discovery import Address, parse_sources
+from headrace.wire.discovery import RouterAddress, parse_sources
 from headrace.wire.frames import Hello
 from headrace.wire.link import Link, LinkConfig, parse_address, tls_context
 from headrace.wire.links import Links, first
@@ -43,7 +43,7 @@ def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
     sources = parse_sources(settings.routers)
     tls = tls_context(settings.router_ca) if settings.router_tls else None
 
-    def dial(address: Address, joined: Callable[[str], bool]) -> Link:
+    def dial(address: RouterAddress, joined: Callable[[str], bool]) -> Link:
         config = LinkConfig(
             address=address.text, secret=settings.secret, tls=tls, tls_name=address.tls_name
         )

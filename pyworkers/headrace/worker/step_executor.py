@@ -18,21 +18,21 @@ from typing import Self
 
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
-from headrace.engine.step.step import Step
-from headrace.worker.step_timer import Pace
+from headrace.engine.step.step import EngineStep
+from headrace.worker.step_timer import StepTimer
 
 
 @dataclass(slots=True, eq=False)
 class Running:
     """A step that was given to the thread."""
 
-    step: Step
+    step: EngineStep
     done: asyncio.Future[None]
     prepare_s: list[float]  # what it took to plan it, and to launch it where it is read late
     began_s: float  # when the thread came to it, as far as is known here
 
 
-class Lane:
+class StepExecutor:
     """For the event loop, which alone touches the engine. Times are those of `time.perf_counter`.
 
     `wake` is called when a step has run. With `ahead` a step is prepared while one runs.
@@ -50,7 +50,7 @@ class Lane:
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine reader")
         self._wake = wake
         self._ahead = ahead
-        self._pace = Pace()
+        self._pace = StepTimer()
         self._running: deque[Running] = deque()
         self._prepare_s = math.inf
 
@@ -120,12 +120,12 @@ class Lane:
         return result
 
 
-def _launch(step: Step, prepare_s: list[float]) -> None:
+def _launch(step: EngineStep, prepare_s: list[float]) -> None:
     began_s = time.perf_counter()
     step.run()
     prepare_s.append(time.perf_counter() - began_s)
 
 
-def _read(step: Step, launched: Future[None]) -> None:
+def _read(step: EngineStep, launched: Future[None]) -> None:
     launched.result()
     step.read()

@@ -10,7 +10,7 @@ LEAST_LEAD_S = 2e-3  # the event loop's clock may count whole milliseconds
 # These are guesses.
 
 
-class Pace:
+class StepTimer:
     """How long steps take, and preparing them, as they did lately. Seconds."""
 
     def __init__(self) -> None:

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import TypeAlias
 
-from headrace.engine.cache.block_hash import KeyedNamer
+from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.block_log import BlockLog, CacheView
 from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.errors import LinkClosed, LinkError, LinkLost
-from headrace.kv_transfer.connector import Desk, Transfer
+from headrace.kv_transfer.connector import KvConnector, Transfer
 from headrace.kv_transfer.producer import News
 from headrace.wire.frames import (
     Bye,
@@ -43,7 +43,7 @@ from headrace.wire.frames import (
 from headrace.wire.link import Session
 from headrace.wire.links import Links, first
 from headrace.worker.outbox import Outbox
-from headrace.worker.step_executor import Lane
+from headrace.worker.step_executor import StepExecutor
 
 log = logging.getLogger(__name__)
 
@@ -78,7 +78,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
+class EngineInput:
     """Something for the engine loop to take in."""
 
     peer: Peer
@@ -102,11 +102,13 @@ class Worker:
         """With `overlap` a step is planned while the one before it runs."""
         self.engine = engine
         self._overlap = overlap
-        self._desk = None if transfer is None else Desk(engine, transfer, self._tell, self._wake)
+        self._desk = (
+            None if transfer is None else KvConnector(engine, transfer, self._tell, self._wake)
+        )
         self._links = links
         self._hello = hello
         self._document = document
-        self._inbox: asyncio.Queue[Arrival | None] = asyncio.Queue(INBOX_FRAMES)
+        self._inbox: asyncio.Queue[EngineInput | None] = asyncio.Queue(INBOX_FRAMES)
         self._peers: dict[int, Peer] = {}  # those that joined
         self._numbers = count()
         self._view = CacheView()
@@ -137,7 +139,7 @@ class Worker:
         """
         self._watch_progress(asyncio.get_running_loop())
         began_s = time.perf_counter()
-        with Lane(self.engine, self._wake, ahead=self._overlap) as lane:
+        with StepExecutor(self.engine, self._wake, ahead=self._overlap) as lane:
             while lane.busy or not self._gone:
                 await self._take_in_some()
                 self._settle()
@@ -230,7 +232,7 @@ class Worker:
             if self._desk is not None:
                 await self._desk.close()
 
-    def _take_in(self, arrival: Arrival | None) -> None:
+    def _take_in(self, arrival: EngineInput | None) -> None:
         if arrival is None:  # only to wake up
             return
         peer = arrival.peer
@@ -298,7 +300,7 @@ class Worker:
                     peer.session.router,
                 )
             self._hash_key = key
-            self.engine.use_namer(KeyedNamer(key, self.engine.config.block_tokens))
+            self.engine.use_namer(KeyedBlockHasher(key, self.engine.config.block_tokens))
             self._note_changes()
         peer.outbox.log = BlockLog(self._view, self._hello.epoch)
         if self._drain_until_s is not None:
@@ -378,7 +380,7 @@ class Worker:
         await self._put(peer, Left())
 
     async def _put(self, peer: Peer, what: Joined | Left | ForEngine) -> None:
-        await self._inbox.put(Arrival(peer, what, asyncio.get_running_loop().time()))
+        await self._inbox.put(EngineInput(peer, what, asyncio.get_running_loop().time()))
 
     async def _discard(self) -> None:
         """Keeps the inbox from filling up when nobody takes from it any more."""

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from headrace import _core
 
 
-class BlockNamer(Protocol):
+class BlockHasher(Protocol):
     """Names the full blocks of token sequences. Equal names mean equal tokens up to there, and equal salt."""
 
     def follow(self, parent: bytes | None, tokens: NDArray[np.int32], salt: bytes) -> list[bytes]:
@@ -18,7 +18,7 @@ class BlockNamer(Protocol):
         ...
 
 
-class KeyedNamer:
+class KeyedBlockHasher:
     """Names by the deployment's hash key."""
 
     def __init__(self, key: bytes, block_tokens: int) -> None:

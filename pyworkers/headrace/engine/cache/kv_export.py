@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from headrace_kernels.ops import Fence, Progress
 
 
-class Export:
+class KvExport:
     """Plain attributes; any thread may read them at any time.
 
     The thread of the step writes `step` and `fences`, that of the engine all others.
@@ -114,22 +114,22 @@ class Alarm:
 class Chunk(NamedTuple):
     """Part of a prompt, computed by one step."""
 
-    export: Export
+    export: KvExport
     start: int
     tokens: int
 
 
-class Exports:
+class KvExports:
     """Begins exports and keeps them up to date."""
 
     def __init__(self, block_tokens: int) -> None:
         self.alarm = Alarm()
         self._block_tokens = block_tokens
-        self._new: deque[Export] = deque()
+        self._new: deque[KvExport] = deque()
 
-    def take(self) -> list[Export]:
+    def take(self) -> list[KvExport]:
         """Those that began since the last call, in order, but for the revoked ones. For any thread, at any time."""
-        exports: list[Export] = []
+        exports: list[KvExport] = []
         while self._new:
             export = self._new.popleft()
             if not export.revoked:
@@ -140,7 +140,7 @@ class Exports:
         """Those of them that others will pull begin."""
         for sequence in admitted:
             if sequence.hand_off_ms is not None:
-                sequence.export = Export(
+                sequence.export = KvExport(
                     sequence.key,
                     blocks=tuple(sequence.blocks),
                     tokens=sequence.total,

@@ -15,7 +15,7 @@ from headrace.engine.sequence import Key, Sequence, Stage
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class PullRequest:
     """Blocks are reserved: pull them, then say `Engine.pulled` or `Engine.pull_failed`.
 
     `wanted` may be empty, where the prefix cache has it all; the source still waits for its release.
@@ -27,7 +27,7 @@ class Pull:
 
 
 @dataclass(slots=True)
-class Arriving:
+class KvImport:
     """What is known of the pull of one sequence."""
 
     tokens: int  # whose KV comes: the prompt, and what was generated before this leg
@@ -40,7 +40,7 @@ class Arriving:
     pull_by_s: float | None = None  # later than that it is not worth waiting for
 
 
-class Arrivals:
+class KvImports:
     """Moves arriving sequences from stage to stage. `publish` names the blocks that a sequence has whole."""
 
     def __init__(self, scheduler: Scheduler, publish: Callable[[Sequence], None]) -> None:
@@ -75,16 +75,16 @@ class Arrivals:
         """They have their blocks."""
         self._reserved += sequences
 
-    def take_pulls(self) -> list[Pull]:
+    def take_pulls(self) -> list[PullRequest]:
         """From now on somebody may write to the blocks of these."""
-        pulls: list[Pull] = []
+        pulls: list[PullRequest] = []
         for sequence in self._reserved:
             arriving = sequence.arriving
             if sequence.stage is not Stage.PARKED or arriving is None:
                 continue  # it ended, or computes its prompt
             arriving.written = True
             wanted = [*enumerate(sequence.blocks)][sequence.published :]
-            pulls.append(Pull(sequence.key, wanted, arriving.tokens))
+            pulls.append(PullRequest(sequence.key, wanted, arriving.tokens))
         self._reserved = []
         return pulls
 

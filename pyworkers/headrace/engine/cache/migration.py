@@ -22,7 +22,7 @@ class Adoption:
     epoch: int  # of the names
 
 
-class HandOver:
+class PinnedBlocks:
     """References to blocks of `pool` that no sequence holds."""
 
     def __init__(self, pool: BlockPool) -> None:

@@ -7,13 +7,13 @@ from collections.abc import Iterable
 
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.sequence import Sequence
-from headrace.engine.speculative.lookahead import Ahead
+from headrace.engine.speculative.lookahead import Lookahead
 
 
 class Publishing:
     """Names full blocks. It knows the names that are being computed, so that nobody computes them twice."""
 
-    def __init__(self, pool: BlockPool, ahead: Ahead) -> None:
+    def __init__(self, pool: BlockPool, ahead: Lookahead) -> None:
         self._pool = pool
         self._ahead = ahead
         # Of blocks that running sequences will publish; a pull may last, nobody waits for it.

@@ -6,7 +6,7 @@ pass goes on from the guess of the pass before, one row a sequence. Rows on gues
 over known tokens, and no row sees keys behind its own position, so nothing is ever read that is not true.
 
 The hidden state before a step's first row is in the tail of its block, unless rows of later tokens were in that block.
-Where it is gone, or drafting was off for a while, the keys have a hole: `Seats.keys_from` moves behind it.
+Where it is gone, or drafting was off for a while, the keys have a hole: `InputBatch.keys_from` moves behind it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from headrace.engine.speculative.adaptive import Adaptive
 from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.engine.step.batch_builder import Prepared
-from headrace.engine.step.input_batch import Ints, Seats
+from headrace.engine.step.input_batch import InputBatch, Ints
 from headrace.engine.step.rows import places_of, spread
 from headrace.engine.step.work import StepWork
 from headrace_kernels.batch import DraftBatch
@@ -54,7 +54,7 @@ class Drafter:
         self,
         model: Model,
         sampler: Sampler,
-        seats: Seats,
+        seats: InputBatch,
         adaptive: Adaptive | None,
         rejection: Rejection | None,
         *,

@@ -14,15 +14,15 @@ import numpy as np
 
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.columns import Columns, Ints
+from headrace.engine.step.columns import Ints, RowCounts
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.work import Work
 
 
-class Ahead:
+class Lookahead:
     """What sequences get for drafts, at most `most` for each; none where `most` is 0."""
 
-    def __init__(self, pool: BlockPool, columns: Columns, block_tokens: int, most: int) -> None:
+    def __init__(self, pool: BlockPool, columns: RowCounts, block_tokens: int, most: int) -> None:
         self._pool = pool
         self._columns = columns
         self._block_tokens = block_tokens

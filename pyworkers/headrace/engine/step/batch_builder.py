@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from headrace.engine.step.input_batch import Seats
+from headrace.engine.step.input_batch import InputBatch
 from headrace.engine.step.rows import places_of, spread
 from headrace.engine.step.work import StepWork, Work
 from headrace_kernels.batch import Batch
@@ -30,7 +30,7 @@ class Prepared:
     prompt_rows: list[tuple[Work, NDArray[np.int32]]]  # with the token that each row predicts
 
 
-def build(seats: Seats, work: StepWork, newest_of: torch.Tensor | None = None) -> Prepared:
+def build(seats: InputBatch, work: StepWork, newest_of: torch.Tensor | None = None) -> Prepared:
     """For sequences that have not ended. With `newest_of` their newest tokens are there, by seat."""
     count = len(work)
     of, known = work.seats, work.counts

@@ -1,7 +1,7 @@
 """What the engine counts of the sequences with a seat, in arrays by seat: a step touches those that need something.
 
 The counts of a sequence always stand in an array, to which its attributes lead (`Count`): one of its own, or from the
-moment that it has a seat a column of `Columns.counts`. So there is one place for each number, whoever asks.
+moment that it has a seat a column of `RowCounts.counts`. So there is one place for each number, whoever asks.
 
 These are the engine's. What the thread of the steps knows of the same seats is `Seats`.
 """
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Ints = NDArray[np.int64]
 
-# Rows of `Columns.counts`, and places in `Sequence.counts`.
+# Rows of `RowCounts.counts`, and places in `Sequence.counts`.
 TOTAL: Final = 0
 COMPUTED: Final = 1
 COMING_ROWS: Final = 2
@@ -50,7 +50,7 @@ class Count:
         sequence.counts[self._place] = value
 
 
-class Columns:
+class RowCounts:
     """All arrays are `[seats]`. What stands at a seat that nobody has means nothing, but for `taken` and `epoch`."""
 
     def __init__(self, seats: int) -> None:

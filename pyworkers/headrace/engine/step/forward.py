@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from headrace.engine.cache.kv_export import Exports
+from headrace.engine.cache.kv_export import KvExports
 from headrace.engine.config import EngineConfig
 from headrace.engine.sampling.sampler import Rows, Sampled, Sampler, token_logprobs
 from headrace.engine.sampling.verify import GOES_ON, ChosenRows, choose, kept
@@ -18,9 +18,9 @@ from headrace.engine.speculative.draft import Drafter
 from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.engine.step.batch_builder import Prepared, build
-from headrace.engine.step.input_batch import Seats
+from headrace.engine.step.input_batch import InputBatch
 from headrace.engine.step.rows import places_of
-from headrace.engine.step.step import Computed, Order, Read, Snapshot
+from headrace.engine.step.step import Computed, Order, Read, SequencesAfter
 from headrace.engine.step.token_pool import TokenPool
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
@@ -40,7 +40,7 @@ class Forward:
         self,
         model: Model,
         config: EngineConfig,
-        exports: Exports,
+        exports: KvExports,
         *,
         context_tokens: int,
         clock: Callable[[], float],
@@ -49,7 +49,7 @@ class Forward:
         self._exports = exports
         self._clock = clock
         self._sampler = Sampler(model.vocab_size, config.max_sequences)
-        self._seats = Seats(
+        self._seats = InputBatch(
             block_tokens=model.block_tokens,
             max_sequences=config.max_sequences,
             max_blocks=-(-context_tokens // config.block_tokens),
@@ -165,16 +165,16 @@ class Forward:
 
         return read
 
-    def _snapshot(self, work: StepWork) -> Snapshot:
+    def _snapshot(self, work: StepWork) -> SequencesAfter:
         seats, of = self._seats, work.seats
-        return Snapshot(
+        return SequencesAfter(
             seats.computed[of], seats.drafted[of], seats.keys_from[of], seats.keys_to[of]
         )
 
     def _computed(
         self,
         work: StepWork,
-        after: Snapshot,
+        after: SequencesAfter,
         chosen: ChosenRows,
         prompt_logprobs: list[tuple[Work, list[TokenLogprob]]],
     ) -> Computed:

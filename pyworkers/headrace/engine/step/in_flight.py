@@ -13,10 +13,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.cache.kv_export import Chunk, Exports
-from headrace.engine.cache.kv_import import Arrivals
+from headrace.engine.cache.kv_export import Chunk, KvExports
+from headrace.engine.cache.kv_import import KvImports
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.outputs import Answering
+from headrace.engine.outputs import OutputBuilder
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import ChosenRows
@@ -24,15 +24,15 @@ from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Sequence
 from headrace.engine.step.columns import Ints
 from headrace.engine.step.forward import Forward
-from headrace.engine.step.input_batch import Grown, Seated, Table
+from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
 from headrace.engine.step.rows import places_of
-from headrace.engine.step.step import Computed, Order, Step
+from headrace.engine.step.step import Computed, EngineStep, Order
 from headrace.engine.step.work import StepWork, Work
 
 log = logging.getLogger(__name__)
 
 
-class UnderWay:
+class StepsInFlight:
     """Begins steps and finishes them. `publish_of` names the blocks that those at some seats have whole."""
 
     def __init__(
@@ -40,10 +40,10 @@ class UnderWay:
         scheduler: Scheduler,
         forward: Forward,
         requests: Requests,
-        answering: Answering,
+        answering: OutputBuilder,
         *,
-        arrivals: Arrivals,
-        exports: Exports,
+        arrivals: KvImports,
+        exports: KvExports,
         publish_of: Callable[[Ints], None],
     ) -> None:
         self._scheduler = scheduler
@@ -53,7 +53,7 @@ class UnderWay:
         self._arrivals = arrivals
         self._exports = exports
         self._publish_of = publish_of
-        self._under_way: deque[Step] = deque()
+        self._under_way: deque[EngineStep] = deque()
         self.finished = 0  # steps so far
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class UnderWay:
         """`Engine.may_begin`."""
         return not self._under_way or (len(self._under_way) == 1 and not self._under_way[0].last)
 
-    def begin(self, result: StepResult | None = None) -> Step | None:
+    def begin(self, result: StepResult | None = None) -> EngineStep | None:
         """`Engine.begin`."""
         assert self.may_begin, "finish what is under way"
         plan = self._scheduler.plan()
@@ -80,7 +80,7 @@ class UnderWay:
         self._exports.admit(plan.admitted)
         result = result or StepResult()
         result.count(plan.work)
-        step = Step(self._order(plan), self._forward.launch, result)
+        step = EngineStep(self._order(plan), self._forward.launch, result)
         columns, work = self._scheduler.columns, plan.work
         columns.coming_rows[work.seats] += work.counts
         columns.coming_tokens[work.seats] += work.chooses
@@ -89,7 +89,7 @@ class UnderWay:
         return step
 
     def _order(self, plan: Plan) -> Order:
-        tables: list[Table] = []
+        tables: list[TableUpdate] = []
         chunks: list[Chunk] = []
         columns, seats = self._scheduler.columns, plan.work.seats
         more = columns.held[seats] - columns.tabled[seats]
@@ -97,23 +97,25 @@ class UnderWay:
         for seat in seats[more > 1].tolist():
             sequence = columns.at(seat)
             place = sequence.tabled
-            tables.append(Table(seat, place, sequence.blocks[place:], sequence.keys_from))
+            tables.append(TableUpdate(seat, place, sequence.blocks[place:], sequence.keys_from))
             sequence.tabled = sequence.held
         for place in places_of(columns.hands_off[seats]).tolist():
             item = plan.work[place]
             assert item.sequence.export is not None
             chunks.append(Chunk(item.sequence.export, item.start, item.count))
-        seated = [Seated.of(sequence) for sequence in plan.admitted]
+        seated = [AddedRow.of(sequence) for sequence in plan.admitted]
         return Order(plan.work, seated, tables, grown, chunks)
 
-    def _grown(self, seats: Ints) -> Grown:
+    def _grown(self, seats: Ints) -> GrownTables:
         columns = self._scheduler.columns
         blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(seats)]
         places = columns.tabled[seats]
         columns.tabled[seats] = columns.held[seats]
-        return Grown(seats, places, np.array(blocks, dtype=np.int64), columns.keys_from[seats])
+        return GrownTables(
+            seats, places, np.array(blocks, dtype=np.int64), columns.keys_from[seats]
+        )
 
-    def finish(self, step: Step, now_s: float = 0.0) -> StepResult:
+    def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
         """`Engine.finish`."""
         assert self._under_way and step is self._under_way[0], "steps end in their order"
         self._under_way.popleft()
@@ -135,7 +137,7 @@ class UnderWay:
             self._requests.time(sequence)
         self._answering.pinned.clear()
 
-    def _fail(self, step: Step, error: Exception) -> None:
+    def _fail(self, step: EngineStep, error: Exception) -> None:
         """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
         log.error("a step of %d sequences failed", len(step.order.work), exc_info=error)
         text = f"the step failed: {type(error).__name__}: {error}"
@@ -144,7 +146,7 @@ class UnderWay:
                 failure = RequestError(FailureKind.ENGINE, text)
                 self._answering.fail(item.sequence, failure, step.result)
 
-    def _take_in(self, step: Step, computed: Computed) -> None:
+    def _take_in(self, step: EngineStep, computed: Computed) -> None:
         """What became of the sequences that are still here; one that lost its seat meanwhile keeps its tokens."""
         self._scheduler.ahead.first = computed.first_drafts
         columns, work, after = self._scheduler.columns, computed.work, computed.after

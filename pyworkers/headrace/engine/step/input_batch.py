@@ -1,8 +1,8 @@
 """What steps know of the sequences with a seat: arrays by seat, so that a step walks no lists.
 
 Steps run one after the other, while the engine does other things with the sequences. What it did reaches a step with
-its order (`Seated`, `Table`); what steps did is here at once for the next one, and for the engine once a step is
-finished. So a step can be prepared before the one ahead of it has chosen its tokens.
+its order (`AddedRow`, `TableUpdate`); what steps did is here at once for the next one, and for the engine once a step
+is finished. So a step can be prepared before the one ahead of it has chosen its tokens.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NO_STOP = -2  # no token, and not what stands for one that could not be chosen
 
 
 @dataclass(frozen=True, slots=True)
-class Seated:
+class AddedRow:
     """A sequence took a seat, with what it was then."""
 
     sequence: Sequence
@@ -33,9 +33,9 @@ class Seated:
     keys_to: int
 
     @staticmethod
-    def of(sequence: Sequence) -> Seated:
+    def of(sequence: Sequence) -> AddedRow:
         assert sequence.seat is not None
-        return Seated(
+        return AddedRow(
             sequence,
             sequence.seat,
             sequence.computed,
@@ -47,13 +47,13 @@ class Seated:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TableUpdate:
     """The blocks of a seat from `place` on are `blocks`: more of them, or others with the same contents."""
 
     seat: int
     place: int
     blocks: list[int]
-    keys_from: int  # of those; see `Seats`
+    keys_from: int  # of those; see `InputBatch`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class Grown:
+class GrownTables:
     """The tables of these seats have one block more, at `places`. All are `[grown]`."""
 
     seats: Ints
@@ -84,7 +84,7 @@ class Grown:
     keys_from: Ints
 
 
-class Seats:
+class InputBatch:
     """Counts are in tokens, as in `Sequence`. A step reads and writes the seats of its own work only."""
 
     def __init__(
@@ -109,7 +109,7 @@ class Seats:
         self._blocks = np.zeros((max_sequences, max_blocks), dtype=np.int32)
         self._filled = zeros()
 
-    def take(self, seated: Seated) -> None:
+    def take(self, seated: AddedRow) -> None:
         """Another sequence has this seat; its table follows."""
         sequence, seat = seated.sequence, seated.seat
         self.prompt_len[seat], self.limit[seat] = sequence.prompt_len, sequence.limit
@@ -130,14 +130,14 @@ class Seats:
         self._blocks[seat] = 0
         self._filled[seat] = 0
 
-    def table(self, table: Table) -> None:
+    def table(self, table: TableUpdate) -> None:
         """The blocks of a seat changed."""
         seat, stop = table.seat, table.place + len(table.blocks)
         self._blocks[seat, table.place : stop] = table.blocks
         self._filled[seat] = stop
         self.keys_from[seat] = max(self.keys_from[seat], table.keys_from)
 
-    def grow(self, grown: Grown) -> None:
+    def grow(self, grown: GrownTables) -> None:
         """What `table` does, for one block of each."""
         self._blocks[grown.seats, grown.places] = grown.blocks
         self._filled[grown.seats] = grown.places + 1

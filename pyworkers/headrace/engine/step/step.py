@@ -14,7 +14,7 @@ from headrace.engine.errors import KernelPanic
 from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import ChosenRows
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.input_batch import Grown, Seated, Table
+from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
 
@@ -24,14 +24,14 @@ class Order:
     """What is to be computed, and what changed about seats since the step before."""
 
     work: StepWork
-    seated: list[Seated]
-    tables: list[Table]
-    grown: Grown
+    seated: list[AddedRow]
+    tables: list[TableUpdate]
+    grown: GrownTables
     chunks: list[Chunk]
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class SequencesAfter:
     """Where a step leaves its sequences. All are `[work]`."""
 
     computed: NDArray[np.int64]  # tokens whose KV is in the cache
@@ -39,11 +39,11 @@ class Snapshot:
     keys_from: NDArray[np.int64]
     keys_to: NDArray[np.int64]
 
-    def where(self, mask: NDArray[np.bool_]) -> Snapshot:
+    def where(self, mask: NDArray[np.bool_]) -> SequencesAfter:
         if mask.all():
             return self
         fields = (self.computed, self.drafts, self.keys_from, self.keys_to)
-        return Snapshot(*[field[mask] for field in fields])
+        return SequencesAfter(*[field[mask] for field in fields])
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Computed:
     """What the model said of `work`: that of the order without those who had ended."""
 
     work: StepWork
-    after: Snapshot
+    after: SequencesAfter
     chosen: ChosenRows
     prompt_logprobs: list[tuple[Work, list[TokenLogprob]]]
     first_drafts: int  # for a sequence that comes with its KV
@@ -60,7 +60,7 @@ class Computed:
 Read: TypeAlias = Callable[[], Computed]
 
 
-class Step:
+class EngineStep:
     """`run` it once, after the step before it, then `read` it; each on any thread. Then the engine finishes it."""
 
     def __init__(self, order: Order, launch: Callable[[Order], Read], result: StepResult) -> None:

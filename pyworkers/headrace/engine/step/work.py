@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.columns import Columns, Ints
+from headrace.engine.step.columns import Ints, RowCounts
 
 Flags = NDArray[np.bool_]
 
@@ -34,7 +34,7 @@ class Work:
     scores: bool  # tokens of the prompt
 
     @staticmethod
-    def of(sequence: Sequence, count: int, columns: Columns) -> Work:
+    def of(sequence: Sequence, count: int, columns: RowCounts) -> Work:
         seat, start, length = sequence.seat, sequence.reached, sequence.length
         assert seat is not None
         return Work(
@@ -67,7 +67,7 @@ class StepWork:
     scores: Flags
 
     @staticmethod
-    def decoding(seats: Ints, drafts: Ints, columns: Columns) -> StepWork:
+    def decoding(seats: Ints, drafts: Ints, columns: RowCounts) -> StepWork:
         """One token each of sequences with nothing else left to compute, and `drafts`."""
         count = len(seats)
         starts = columns.reached(seats)

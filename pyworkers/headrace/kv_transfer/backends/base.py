@@ -100,7 +100,7 @@ class Limits:
     max_pulls: int = 256  # of one link, at a time
 
 
-class Source(Protocol):
+class KvSource(Protocol):
     """Blocks that may be pulled. Attributes are written on any thread and read on the event loop."""
 
     @property
@@ -136,7 +136,7 @@ class Move:
     ours: Sequence[int]
 
 
-class Stop:
+class StopWriting:
     """Set on the event loop, read by whatever writes to the pool: not one more segment."""
 
     __slots__ = ("asked",)
@@ -164,7 +164,7 @@ class Mover(Protocol):
     num_blocks: int  # of that pool
     broken: str | None  # why it can move nothing more
 
-    async def move(self, moves: list[Move], stop: Stop) -> None:
+    async def move(self, moves: list[Move], stop: StopWriting) -> None:
         """Copy them all, or fewer if asked to stop. Raises LinkBroken.
 
         However it ends, also when it is cancelled: nothing writes to the pool any more.

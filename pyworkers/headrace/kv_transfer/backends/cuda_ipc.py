@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from headrace.errors import WireError
-from headrace.kv_transfer.backends.base import LinkBroken, Move, Stop
+from headrace.kv_transfer.backends.base import LinkBroken, Move, StopWriting
 from headrace.kv_transfer.backends.memory import blocks_of, check_sizes, runs
 from headrace.kv_transfer.backends.shm import settled
 from headrace.kv_transfer.peers.messages import MAX_HANDSHAKE_BYTES
@@ -40,7 +40,7 @@ class Handle:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CudaPart:
     """A region of the source's pool, inside one of its storages."""
 
     storage: U32
@@ -50,16 +50,16 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class CudaPool:
     """The source's pool."""
 
     device: str  # its UUID
     storages: list[Handle]
     num_blocks: U32
-    groups: list[list[Part]]
+    groups: list[list[CudaPart]]
 
 
-SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HANDSHAKE_BYTES)
+SCHEMA: Final = Schema({1: ("pool", CudaPool)}, MAX_HANDSHAKE_BYTES)
 
 
 class CudaIpcExporter:
@@ -77,20 +77,20 @@ class CudaIpcExporter:
     def describe(self) -> tuple[bytes, list[int]]:
         # A new handle for each client: torch counts those who hold one.
         storages: dict[int, torch.UntypedStorage] = {}
-        groups: list[list[Part]] = []
+        groups: list[list[CudaPart]] = []
         for group in self._pool.groups:
-            parts: list[Part] = []
+            parts: list[CudaPart] = []
             for region in group:
                 memory = cast("torch.Tensor", region.memory)
                 storage = memory.untyped_storage()
                 storages.setdefault(storage.data_ptr(), storage)
                 index = list(storages).index(storage.data_ptr())
                 offset = region.offset + int(memory.storage_offset())
-                parts.append(Part(index, region.stride, offset, region.nbytes))
+                parts.append(CudaPart(index, region.stride, offset, region.nbytes))
             groups.append(parts)
         memory = cast("torch.Tensor", self._pool.groups[0][0].memory)
         handles = [share(storage) for storage in storages.values()]
-        pool = Pool(device_uuid(memory.device.index), handles, self._pool.num_blocks, groups)
+        pool = CudaPool(device_uuid(memory.device.index), handles, self._pool.num_blocks, groups)
         return SCHEMA.encode(pool), []
 
     def close(self) -> None:
@@ -104,7 +104,7 @@ class CudaIpcMover:
         """Raises LinkBroken if the source's memory cannot be mapped here."""
         self._thread = thread
         try:
-            theirs: Pool = SCHEMA.decode(about)
+            theirs: CudaPool = SCHEMA.decode(about)
         except WireError as error:
             raise LinkBroken(f"its pool: {error}") from error
         check_sizes([[part.nbytes for part in group] for group in theirs.groups], pool)
@@ -121,7 +121,7 @@ class CudaIpcMover:
         self._ours = [[blocks_of(r, pool.num_blocks) for r in group] for group in pool.groups]
         self._stream = side_stream(self._ours[0][0].device)
 
-    async def move(self, moves: list[Move], stop: Stop) -> None:
+    async def move(self, moves: list[Move], stop: StopWriting) -> None:
         loop = asyncio.get_running_loop()
         copying = loop.run_in_executor(self._thread, self._copy, moves, stop)
         try:
@@ -133,7 +133,7 @@ class CudaIpcMover:
                 stop.asked = True
                 await settled(copying)
 
-    def _copy(self, moves: list[Move], stop: Stop) -> None:
+    def _copy(self, moves: list[Move], stop: StopWriting) -> None:
         import torch
 
         with torch.cuda.stream(self._stream):
@@ -154,7 +154,7 @@ class CudaIpcMover:
         """The mapping goes with the last tensor on it."""
 
 
-def _rows(storages: list[Any], part: Part, num_blocks: int) -> torch.Tensor:
+def _rows(storages: list[Any], part: CudaPart, num_blocks: int) -> torch.Tensor:
     """A region as [num_blocks, nbytes]; torch checks that it lies inside its storage."""
     import torch
 

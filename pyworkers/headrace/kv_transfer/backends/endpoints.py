@@ -29,7 +29,7 @@ MAX_ENDPOINTS: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class SourceAddress:
     """Where to dial, and what may be done there, best first."""
 
     target: str | tuple[str, int]  # name of an abstract Unix socket, or host and port
@@ -49,16 +49,16 @@ class Exporters:
     remote: list[Exporter] = field(default_factory=list[Exporter])
 
 
-def addresses(endpoints: Sequence[str], able: Sequence[str]) -> list[Address]:
+def addresses(endpoints: Sequence[str], able: Sequence[str]) -> list[SourceAddress]:
     """Where to dial, best first, and which of the `able` back-ends to offer there. Unknown endpoints are left out."""
-    found: dict[str | tuple[str, int], Address] = {}
+    found: dict[str | tuple[str, int], SourceAddress] = {}
     for endpoint in endpoints[:MAX_ENDPOINTS]:
         backend, _, rest = endpoint.partition(":")
         target = _target(backend, rest)
         if backend == "nixl" and backend in able and find_nixl() is None:
             continue  # then the same address by TCP
         if target is not None and backend in able:
-            address = found.setdefault(target, Address(target, []))
+            address = found.setdefault(target, SourceAddress(target, []))
             if backend not in address.backends:
                 address.backends.append(backend)
     return list(found.values())

@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.errors import WireError
-from headrace.kv_transfer.backends.base import LinkBroken, Move, Stop
+from headrace.kv_transfer.backends.base import LinkBroken, Move, StopWriting
 from headrace.kv_transfer.backends.memory import check_sizes, runs
 from headrace.kv_transfer.backends.shm import settled
 from headrace.kv_transfer.peers.messages import MAX_HANDSHAKE_BYTES
@@ -45,7 +45,7 @@ GRACE_S: Final = 0.25  # for a read that is not wanted any more: a living peer n
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class NixlPart:
     """A region of the source's pool, in its own address space."""
 
     address: U64  # of block 0
@@ -54,17 +54,17 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class NixlPool:
     """The source's pool, and how its agent is reached."""
 
     agent: bytes
     memory: str  # DRAM or VRAM
     device: U32
     num_blocks: U32
-    groups: list[list[Part]]
+    groups: list[list[NixlPart]]
 
 
-SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HANDSHAKE_BYTES)
+SCHEMA: Final = Schema({1: ("pool", NixlPool)}, MAX_HANDSHAKE_BYTES)
 
 
 def find_nixl() -> Any | None:
@@ -102,11 +102,11 @@ class NixlExporter:
         except Exception as error:  # NIXL's own have no closer base
             raise ValueError(f"NIXL cannot register {kind} memory here: {error}") from error
         groups = [
-            [Part(_address(r) + r.offset, r.stride, r.nbytes) for r in group]
+            [NixlPart(_address(r) + r.offset, r.stride, r.nbytes) for r in group]
             for group in pool.groups
         ]
         metadata = self._agent.get_agent_metadata()
-        self._about = SCHEMA.encode(Pool(metadata, kind, device, pool.num_blocks, groups))
+        self._about = SCHEMA.encode(NixlPool(metadata, kind, device, pool.num_blocks, groups))
 
     def describe(self) -> tuple[bytes, list[int]]:
         return self._about, []
@@ -121,7 +121,7 @@ class NixlMover:
     def __init__(self, nixl: Any, pool: KvPool, about: bytes) -> None:
         """Raises LinkBroken."""
         try:
-            theirs: Pool = SCHEMA.decode(about)
+            theirs: NixlPool = SCHEMA.decode(about)
         except WireError as error:
             raise LinkBroken(f"its pool: {error}") from error
         check_sizes([[part.nbytes for part in group] for group in theirs.groups], pool)
@@ -144,7 +144,7 @@ class NixlMover:
         except Exception as error:  # NIXL's own have no closer base
             log.warning("transfer: no NIXL agent: %s", error)
 
-    async def move(self, moves: list[Move], stop: Stop) -> None:
+    async def move(self, moves: list[Move], stop: StopWriting) -> None:
         await asyncio.shield(asyncio.wrap_future(self._opening))  # nothing is written yet
         reading = asyncio.get_running_loop().run_in_executor(self._thread, self._read, moves, stop)
         try:
@@ -156,7 +156,7 @@ class NixlMover:
         if problem is not None:
             raise LinkBroken(problem)
 
-    def _read(self, moves: list[Move], stop: Stop) -> str | None:
+    def _read(self, moves: list[Move], stop: StopWriting) -> str | None:
         """What went wrong. In that case the agent has ended: nothing may refer to it, such as a traceback."""
         if stop.asked:
             return None
@@ -166,7 +166,7 @@ class NixlMover:
             self._agent = None
         return problem
 
-    def _try(self, moves: list[Move], stop: Stop) -> str | None:
+    def _try(self, moves: list[Move], stop: StopWriting) -> str | None:
         if self._agent is None:
             return "its NIXL agent has ended"
         try:
@@ -180,7 +180,7 @@ class NixlMover:
             return f"NIXL: {str(error) or type(error).__name__}"
         return None
 
-    def _wait(self, handle: Any, state: str, stop: Stop) -> str:
+    def _wait(self, handle: Any, state: str, stop: StopWriting) -> str:
         give_up_s: float | None = None
         while state == "PROC":
             if stop.asked:
@@ -216,7 +216,7 @@ class NixlMover:
 
 
 def _rows(
-    part: Part, other: Part, blocks: Any, theirs: Any, ours: Any, device: int
+    part: NixlPart, other: NixlPart, blocks: Any, theirs: Any, ours: Any, device: int
 ) -> NDArray[np.uint64]:
     """Descriptors (address, bytes, device); blocks side by side on both sides are one."""
     if part.stride == part.nbytes and other.stride == other.nbytes:
@@ -232,10 +232,11 @@ def _rows(
     return rows
 
 
-def _where(pool: KvPool) -> tuple[str, int, list[list[Part]]]:
+def _where(pool: KvPool) -> tuple[str, int, list[list[NixlPart]]]:
     """Kind of memory, device, and the regions by address."""
     parts = [
-        [Part(_address(r) + r.offset, r.stride, r.nbytes) for r in group] for group in pool.groups
+        [NixlPart(_address(r) + r.offset, r.stride, r.nbytes) for r in group]
+        for group in pool.groups
     ]
     memory = pool.groups[0][0].memory
     if pool.device == "cpu" or isinstance(memory, memoryview):

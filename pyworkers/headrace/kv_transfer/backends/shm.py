@@ -17,7 +17,7 @@ import numpy as np
 
 from headrace import _core
 from headrace.errors import WireError
-from headrace.kv_transfer.backends.base import LinkBroken, Move, Stop
+from headrace.kv_transfer.backends.base import LinkBroken, Move, StopWriting
 from headrace.kv_transfer.backends.memory import check_sizes, segment_bytes
 from headrace.kv_transfer.peers.messages import MAX_HANDSHAKE_BYTES
 from headrace.wire.schema import U32, U64, Schema
@@ -31,7 +31,7 @@ INLINE_BYTES: Final = 128 << 10  # so few are copied sooner than a thread is wok
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ShmPart:
     """A region of the source's pool, inside its file."""
 
     stride: U64
@@ -40,14 +40,14 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
+class ShmPool:
     """The source's pool: its blocks, its regions by layer group."""
 
     num_blocks: U32
-    groups: list[list[Part]]
+    groups: list[list[ShmPart]]
 
 
-SCHEMA: Final = Schema({1: ("pool", Pool)}, MAX_HANDSHAKE_BYTES)
+SCHEMA: Final = Schema({1: ("pool", ShmPool)}, MAX_HANDSHAKE_BYTES)
 
 
 class ShmExporter:
@@ -60,8 +60,8 @@ class ShmExporter:
         """Raises ValueError if the pool does not lie in one."""
         if pool.memfd is None:
             raise ValueError("only a pool in a memfd can be shared")
-        groups = [[Part(r.stride, r.offset, r.nbytes) for r in group] for group in pool.groups]
-        self._about = SCHEMA.encode(Pool(pool.num_blocks, groups))
+        groups = [[ShmPart(r.stride, r.offset, r.nbytes) for r in group] for group in pool.groups]
+        self._about = SCHEMA.encode(ShmPool(pool.num_blocks, groups))
         self._fd = os.open(f"/proc/self/fd/{pool.memfd}", os.O_RDONLY | os.O_CLOEXEC)
 
     def describe(self) -> tuple[bytes, list[int]]:
@@ -82,7 +82,7 @@ class ShmMover:
         if len(fds) != 1:
             raise LinkBroken(f"{len(fds)} files instead of one")
         try:
-            theirs: Pool = SCHEMA.decode(about)
+            theirs: ShmPool = SCHEMA.decode(about)
         except WireError as error:
             raise LinkBroken(f"its pool: {error}") from error
         check_sizes([[part.nbytes for part in group] for group in theirs.groups], pool)
@@ -97,7 +97,7 @@ class ShmMover:
         self._ours = pool.groups
         self._segment_bytes = segment_bytes(pool)
 
-    async def move(self, moves: list[Move], stop: Stop) -> None:
+    async def move(self, moves: list[Move], stop: StopWriting) -> None:
         if sum(len(move.ours) * self._segment_bytes[move.group] for move in moves) <= INLINE_BYTES:
             self._copy(moves, stop)
             return
@@ -110,7 +110,7 @@ class ShmMover:
                 stop.asked = True
                 await settled(copying)
 
-    def _copy(self, moves: list[Move], stop: Stop) -> None:
+    def _copy(self, moves: list[Move], stop: StopWriting) -> None:
         for move in moves:
             theirs, ours = np.array(move.theirs, np.uint64), np.array(move.ours, np.uint64)
             for part, region in zip(self._theirs[move.group], self._ours[move.group], strict=True):
@@ -130,7 +130,7 @@ class ShmMover:
         """The mapping goes with the last array on it."""
 
 
-def _checked(part: Part, num_blocks: int, size: int) -> Part:
+def _checked(part: ShmPart, num_blocks: int, size: int) -> ShmPart:
     if num_blocks == 0 or part.offset + (num_blocks - 1) * part.stride + part.nbytes > size:
         raise LinkBroken("its pool is larger than its memory")
     return part

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final, Protocol
 
 from headrace import _core
-from headrace.kv_transfer.backends.base import Stop, TransferError
+from headrace.kv_transfer.backends.base import StopWriting, TransferError
 from headrace.kv_transfer.backends.memory import Memory
 from headrace.kv_transfer.backends.spans import Spans
 from headrace.kv_transfer.peers.messages import Data
@@ -41,7 +41,7 @@ class TcpExporter:
 class Wanting(Protocol):
     """Who waits for the bytes of a `Data`."""
 
-    stop: Stop
+    stop: StopWriting
 
     @property
     def targets(self) -> Sequence[int]:

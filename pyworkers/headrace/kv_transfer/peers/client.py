@@ -22,7 +22,12 @@ from headrace.kv_transfer.backends.base import (
     TransferError,
     layout_text,
 )
-from headrace.kv_transfer.backends.endpoints import Address, able_backends, addresses, open_mover
+from headrace.kv_transfer.backends.endpoints import (
+    SourceAddress,
+    able_backends,
+    addresses,
+    open_mover,
+)
 from headrace.kv_transfer.backends.memory import open_memory, segment_bytes
 from headrace.kv_transfer.backends.tcp import Receiver
 from headrace.kv_transfer.peers.client_link import ClientLink
@@ -31,11 +36,11 @@ from headrace.kv_transfer.peers.messages import (
     MAX_HANDSHAKE_BYTES,
     MAX_STRANGER_BYTES,
     Challenge,
-    Hello,
-    Open,
-    Prove,
-    Refuse,
-    Welcome,
+    KvHello,
+    KvOpen,
+    KvProve,
+    KvRefuse,
+    KvWelcome,
 )
 from headrace.kv_transfer.peers.server import peer_credentials
 from headrace.kv_transfer.peers.stream import Stream
@@ -175,7 +180,7 @@ class TransferClient:
         raise TransferError("lost", "; ".join(reasons))
 
     async def _shake_hands(
-        self, sock: socket.socket, address: Address, ticket: bytes
+        self, sock: socket.socket, address: SourceAddress, ticket: bytes
     ) -> ClientLink:
         stream = Stream(sock)
         try:
@@ -183,10 +188,10 @@ class TransferClient:
                 raise LinkBroken(f"belongs to user {user}")
             transcript = await self._meet(stream, ticket)
             proofs = self._members.puller_proofs(transcript)
-            await stream.send([Prove(ticket, proofs), Open(self._layout, address.backends)])
+            await stream.send([KvProve(ticket, proofs), KvOpen(self._layout, address.backends)])
             welcome, fds = await stream.receive_with_fds(MAX_HANDSHAKE_BYTES)
             try:
-                if not isinstance(welcome, Welcome):
+                if not isinstance(welcome, KvWelcome):
                     raise _not_let_in(welcome, ticket)
                 if not self._members.is_source(transcript, welcome.proof):
                     raise LinkBroken("is no worker of our routers")
@@ -201,14 +206,14 @@ class TransferClient:
     async def _meet(self, stream: Stream, ticket: bytes) -> Transcript:
         """Exchange nonces."""
         nonce = secrets.token_bytes(NONCE_BYTES)
-        await stream.send([Hello(VERSION, nonce)])
+        await stream.send([KvHello(VERSION, nonce)])
         challenge = await stream.receive(MAX_STRANGER_BYTES)
         if not isinstance(challenge, Challenge):
             raise _not_let_in(challenge, ticket)
         return Transcript(nonce, challenge.nonce, ticket)
 
     def _welcomed(
-        self, stream: Stream, welcome: Welcome, fds: list[int], address: Address
+        self, stream: Stream, welcome: KvWelcome, fds: list[int], address: SourceAddress
     ) -> ClientLink:
         if welcome.backend not in address.backends:
             raise LinkBroken(f"a welcome to {welcome.backend:.200}")
@@ -242,7 +247,7 @@ class TicketRefused(TransferError):
 
 
 def _not_let_in(answer: object, ticket: bytes) -> Exception:
-    if not isinstance(answer, Refuse):
+    if not isinstance(answer, KvRefuse):
         return LinkBroken(f"no welcome, but {answer!r:.200}")
     if answer.field == "ticket":
         return TicketRefused(ENDINGS.get(answer.ours, "refused"), answer.yours, ticket)
@@ -258,7 +263,7 @@ def _alive(dialling: asyncio.Task[ClientLink]) -> bool:
     return not dialling.cancelled() and dialling.exception() is None and dialling.result().usable
 
 
-async def _connect(address: Address) -> socket.socket:
+async def _connect(address: SourceAddress) -> socket.socket:
     """Raises OSError."""
     loop = asyncio.get_running_loop()
     if isinstance(address.target, str):

@@ -19,7 +19,7 @@ from headrace.kv_transfer.backends.base import (
     Move,
     Mover,
     Pulled,
-    Stop,
+    StopWriting,
     TransferError,
 )
 from headrace.kv_transfer.backends.tcp import Receiver
@@ -31,7 +31,7 @@ from headrace.kv_transfer.peers.messages import (
     Data,
     Ended,
     FromClient,
-    Pull,
+    PullBlocks,
     Ready,
     Release,
     Started,
@@ -52,7 +52,7 @@ class Pulling:
     targets: Sequence[int]  # our blocks
     cursors: list[int]  # wanted blocks that were announced
     asked_s: float  # when
-    stop: Stop = field(default_factory=Stop)
+    stop: StopWriting = field(default_factory=StopWriting)
     sources: Sequence[int] | None = None  # the source's blocks, once started
     ready: deque[Move] = field(default_factory=deque[Move])  # announced, not taken up yet
     missing: int = 0  # segments that are neither here nor in `ready`
@@ -194,7 +194,7 @@ class ClientLink:
         )
         self._pulls[number] = pulling
         self.idle_since_s = None
-        self._say(Pull(number, ticket, array("I", [place for place, _ in ordered]).tobytes()))
+        self._say(PullBlocks(number, ticket, array("I", [place for place, _ in ordered]).tobytes()))
         return pulling
 
     async def _advance(self, pulling: Pulling) -> None:

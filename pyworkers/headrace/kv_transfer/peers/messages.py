@@ -13,17 +13,17 @@ from headrace.kv_transfer.backends.base import TICKET_BYTES, Ending
 from headrace.kv_transfer.peers.members import MAX_KEYS, NONCE_BYTES, PROOF_BYTES
 from headrace.wire.schema import U16, U32, Schema
 
-# Of a context of a million tokens in blocks of 16 a `Pull` has 256 KiB.
+# Of a context of a million tokens in blocks of 16 a `PullBlocks` has 256 KiB.
 MAX_MESSAGE_BYTES: Final = 1 << 20
 MAX_BLOCKS: Final = (MAX_MESSAGE_BYTES - 1024) // 4  # of one pull
-# Before it has proved anything a peer may be anybody: it gets no more of our memory than this. A `Prove` with a proof
+# Before it has proved anything a peer may be anybody: it gets no more of our memory than this. A `KvProve` with a proof
 # for each of `MAX_KEYS` has 579 bytes.
 MAX_STRANGER_BYTES: Final = 1 << 10
 MAX_HANDSHAKE_BYTES: Final = 64 << 10  # of what follows until the Welcome
 
 
 @dataclass(frozen=True, slots=True)
-class Hello:
+class KvHello:
     """First message. The nonce is random."""
 
     version: U16
@@ -31,7 +31,7 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
-class Prove:
+class KvProve:
     """The client belongs here: proofs by all keys that it has (`members.py`), about the ticket of the pull to come."""
 
     ticket: bytes
@@ -39,7 +39,7 @@ class Prove:
 
 
 @dataclass(frozen=True, slots=True)
-class Open:
+class KvOpen:
     """What the client is. `layout` is what `layout_text` says, `backends` are those it can do, best first."""
 
     layout: str
@@ -47,7 +47,7 @@ class Open:
 
 
 @dataclass(frozen=True, slots=True)
-class Pull:
+class PullBlocks:
     """Take the blocks at these places of the ticket's source; `places` is u32 little-endian. Numbers are not reused."""
 
     pull: U32
@@ -76,13 +76,13 @@ class Alive:
 
 @dataclass(frozen=True, slots=True)
 class Challenge:
-    """Answer to `Hello`: another random nonce."""
+    """Answer to `KvHello`: another random nonce."""
 
     nonce: bytes
 
 
 @dataclass(frozen=True, slots=True)
-class Welcome:
+class KvWelcome:
     """The client is let in, to move bytes by `backend`, whose `Mover` understands `about`; the source's own proof."""
 
     backend: str
@@ -91,7 +91,7 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
+class KvRefuse:
     """Why a client is not let in: what differs, and both values.
 
     Where that is the ticket, `ours` is a word of `Ending` and `yours` says more.
@@ -148,9 +148,9 @@ class Ended:
     message: str
 
 
-FromClient: TypeAlias = Hello | Prove | Open | Pull | Release | Abort | Alive
+FromClient: TypeAlias = KvHello | KvProve | KvOpen | PullBlocks | Release | Abort | Alive
 FromServer: TypeAlias = (
-    Challenge | Welcome | Refuse | Started | Ready | Data | Closed | Ended | Alive
+    Challenge | KvWelcome | KvRefuse | Started | Ready | Data | Closed | Ended | Alive
 )
 
 
@@ -159,11 +159,11 @@ def _exactly(field: str, value: bytes, size: int) -> None:
         raise MalformedFrame(f".{field}", f"{size} bytes", str(len(value)))
 
 
-def _nonce_rule(message: Hello | Challenge) -> None:
+def _nonce_rule(message: KvHello | Challenge) -> None:
     _exactly("nonce", message.nonce, NONCE_BYTES)
 
 
-def _prove_rule(message: Prove) -> None:
+def _prove_rule(message: KvProve) -> None:
     _exactly("ticket", message.ticket, TICKET_BYTES)
     if len(message.proofs) > MAX_KEYS:
         raise MalformedFrame(".proofs", f"at most {MAX_KEYS}", str(len(message.proofs)))
@@ -171,11 +171,11 @@ def _prove_rule(message: Prove) -> None:
         _exactly(f"proofs[{place}]", proof, PROOF_BYTES)
 
 
-def _welcome_rule(message: Welcome) -> None:
+def _welcome_rule(message: KvWelcome) -> None:
     _exactly("proof", message.proof, PROOF_BYTES)
 
 
-def _pull_rule(message: Pull) -> None:
+def _pull_rule(message: PullBlocks) -> None:
     _exactly("ticket", message.ticket, TICKET_BYTES)
     if len(message.places) % 4:
         raise MalformedFrame(".places", "4 bytes each", str(len(message.places)))
@@ -188,15 +188,15 @@ def _extent_rule(message: Ready | Data) -> None:
 
 SCHEMA: Final = Schema(
     {
-        1: ("hello", Hello),
-        2: ("pull", Pull),
+        1: ("hello", KvHello),
+        2: ("pull", PullBlocks),
         3: ("release", Release),
         4: ("abort", Abort),
         5: ("alive", Alive),
-        6: ("prove", Prove),
-        7: ("open", Open),
-        32: ("welcome", Welcome),
-        33: ("refuse", Refuse),
+        6: ("prove", KvProve),
+        7: ("open", KvOpen),
+        32: ("welcome", KvWelcome),
+        33: ("refuse", KvRefuse),
         34: ("started", Started),
         35: ("ready", Ready),
         36: ("data", Data),
@@ -206,11 +206,11 @@ SCHEMA: Final = Schema(
     },
     MAX_MESSAGE_BYTES,
     {
-        Hello: _nonce_rule,
+        KvHello: _nonce_rule,
         Challenge: _nonce_rule,
-        Prove: _prove_rule,
-        Welcome: _welcome_rule,
-        Pull: _pull_rule,
+        KvProve: _prove_rule,
+        KvWelcome: _welcome_rule,
+        PullBlocks: _pull_rule,
         Ready: _extent_rule,
         Data: _extent_rule,
     },

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.errors import HeadraceError
-from headrace.kv_transfer.backends.base import TICKET_BYTES, Ending, Extent, Source
+from headrace.kv_transfer.backends.base import TICKET_BYTES, Ending, Extent, KvSource
 
 # Tickets that were withdrawn, so that a late pull hears why. More, and it hears that the ticket is unknown.
 REMEMBERED: Final = 1024
@@ -26,11 +26,11 @@ class Denied(HeadraceError):
 
 
 @dataclass(slots=True, eq=False)
-class Offer:
+class OfferedTicket:
     """One ticket."""
 
     ticket: bytes
-    source: Source
+    source: KvSource
     on_released: Callable[[], None]
     on_failed: Callable[[], None] | None
     shared: bool  # any number of pulls may use it
@@ -48,7 +48,7 @@ class Serving:
     """One pull at the source. Each group is handed over in the order of the wanted blocks."""
 
     number: int
-    offer: Offer
+    offer: OfferedTicket
     places: Sequence[int]
     cursors: list[int] = field(
         default_factory=list[int]
@@ -89,19 +89,19 @@ class Offers:
 
     def __init__(self, num_groups: int) -> None:
         self._num_groups = num_groups
-        self._open: dict[bytes, Offer] = {}
+        self._open: dict[bytes, OfferedTicket] = {}
         self._withdrawn: OrderedDict[bytes, Ending] = OrderedDict()
 
     def add(
         self,
-        source: Source,
+        source: KvSource,
         on_released: Callable[[], None],
         on_failed: Callable[[], None] | None,
         *,
         shared: bool,
     ) -> bytes:
         ticket = secrets.token_bytes(TICKET_BYTES)
-        self._open[ticket] = Offer(ticket, source, on_released, on_failed, shared)
+        self._open[ticket] = OfferedTicket(ticket, source, on_released, on_failed, shared)
         return ticket
 
     def withdraw(self, ticket: bytes, why: Ending) -> None:
@@ -113,7 +113,7 @@ class Offers:
             if len(self._withdrawn) > REMEMBERED:
                 self._withdrawn.popitem(last=False)
 
-    def find(self, ticket: bytes) -> Offer:
+    def find(self, ticket: bytes) -> OfferedTicket:
         """What may be pulled with it now. Raises Denied."""
         if ticket in self._withdrawn:
             raise Denied(self._withdrawn[ticket], "the ticket was withdrawn")
@@ -154,7 +154,7 @@ class Offers:
         if not offer.shared and offer.withdrawn is None and offer.on_failed is not None:
             offer.on_failed()
 
-    def _forget(self, offer: Offer) -> None:
+    def _forget(self, offer: OfferedTicket) -> None:
         if not offer.shared:
             self._open.pop(offer.ticket, None)
 

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.errors import HeadraceError
-from headrace.kv_transfer.backends.base import Ending, Exporter, Limits, Source, layout_text
+from headrace.kv_transfer.backends.base import Ending, Exporter, KvSource, Limits, layout_text
 from headrace.kv_transfer.backends.endpoints import exporters_for
 from headrace.kv_transfer.backends.memory import open_memory, segment_bytes
 from headrace.kv_transfer.peers.members import Members
@@ -101,7 +101,7 @@ class TransferServer:
 
     def offer(
         self,
-        source: Source,
+        source: KvSource,
         on_released: Callable[[], None],
         on_failed: Callable[[], None] | None = None,
         *,

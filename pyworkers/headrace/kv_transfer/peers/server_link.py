@@ -30,15 +30,15 @@ from headrace.kv_transfer.peers.messages import (
     Data,
     Ended,
     FromServer,
-    Hello,
-    Open,
-    Prove,
-    Pull,
+    KvHello,
+    KvOpen,
+    KvProve,
+    KvRefuse,
+    KvWelcome,
+    PullBlocks,
     Ready,
-    Refuse,
     Release,
     Started,
-    Welcome,
 )
 from headrace.kv_transfer.peers.offers import Denied, Offers, Serving
 from headrace.kv_transfer.peers.stream import Stream
@@ -53,7 +53,7 @@ UNBOUNDED: Final = sys.maxsize  # blocks in one `Ready`: it costs no memory
 # Refusals that anybody can bring about, as often as he likes: the server counts them and says so now and then.
 STRANGE: Final = ("version", "proof")
 
-Handshake = TypeVar("Handshake", Hello, Prove, Open)
+Handshake = TypeVar("Handshake", KvHello, KvProve, KvOpen)
 
 
 class ServerLink:
@@ -118,12 +118,12 @@ class ServerLink:
 
     async def _shake_hands(self) -> Exporter:
         """Whoever has shown nothing yet hears nothing but our version."""
-        hello = await self._next(Hello, MAX_STRANGER_BYTES)
+        hello = await self._next(KvHello, MAX_STRANGER_BYTES)
         if hello.version != VERSION:
             await self._refuse("version", str(VERSION), str(hello.version))
         nonce = secrets.token_bytes(NONCE_BYTES)
         await self._stream.send([Challenge(nonce)])
-        prove = await self._next(Prove, MAX_STRANGER_BYTES)
+        prove = await self._next(KvProve, MAX_STRANGER_BYTES)
         transcript = Transcript(hello.nonce, nonce, prove.ticket)
         proof = self._members.answer(transcript, prove.proofs)
         if proof is None:
@@ -134,9 +134,9 @@ class ServerLink:
             await self._refuse("ticket", denied.why, denied.message)
         if not self._admit(self):
             await self._refuse("links", f"{self._limits.max_links} at most", "one more")
-        return await self._welcome(await self._next(Open, MAX_HANDSHAKE_BYTES), proof)
+        return await self._welcome(await self._next(KvOpen, MAX_HANDSHAKE_BYTES), proof)
 
-    async def _welcome(self, opening: Open, proof: bytes) -> Exporter:
+    async def _welcome(self, opening: KvOpen, proof: bytes) -> Exporter:
         """Settle on a back-end, and hand out what it takes to use it."""
         if opening.layout != self._layout:
             await self._refuse("layout", self._layout, opening.layout)
@@ -144,7 +144,7 @@ class ServerLink:
             for exporter in self._exporters:
                 if exporter.name == name:
                     about, fds = exporter.describe()
-                    welcome = Welcome(name, about, proof)
+                    welcome = KvWelcome(name, about, proof)
                     if fds:
                         await self._stream.send_with_fds(welcome, fds)
                     else:
@@ -165,7 +165,7 @@ class ServerLink:
         level = logging.DEBUG if field in STRANGE else logging.WARNING
         text = "transfer: a client is refused: its %s is %.200r, here it is %.200r"
         log.log(level, text, field, yours, ours)
-        await self._stream.send([Refuse(field, ours, yours)])
+        await self._stream.send([KvRefuse(field, ours, yours)])
         raise LinkBroken("refused")
 
     def _alive(self) -> None:
@@ -184,7 +184,7 @@ class ServerLink:
             match await self._stream.receive():
                 case Alive():
                     pass
-                case Pull() as pull:
+                case PullBlocks() as pull:
                     self._begin(pull)
                 case Release(number):
                     self._release(number)
@@ -193,7 +193,7 @@ class ServerLink:
                 case other:
                     raise LinkBroken(f"a {type(other).__name__} where it has no place")
 
-    def _begin(self, pull: Pull) -> None:
+    def _begin(self, pull: PullBlocks) -> None:
         if pull.pull <= self._last_number:
             raise LinkBroken(f"pull {pull.pull} after pull {self._last_number}")
         self._last_number = pull.pull

@@ -20,7 +20,7 @@ from typing import Any
 
 from headrace.models.config import ModelFileError
 
-__all__ = ["CacheError", "Entry", "Report", "cache_root", "ensure", "to_stderr"]
+__all__ = ["CacheError", "CachedModel", "Report", "cache_root", "ensure", "to_stderr"]
 
 LOCK_WAIT_S = 1800.0
 POLL_S = 0.2
@@ -33,7 +33,7 @@ class CacheError(ModelFileError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class CachedModel:
     """One model directory of the cache."""
 
     name: str  # of the model, for people
@@ -55,7 +55,7 @@ def cache_root() -> Path:
     return (Path(xdg) if xdg else Path.home() / ".cache") / "headrace"
 
 
-def ensure(entry: Entry, make: Make, *, root: Path | None, say: Report) -> Path:
+def ensure(entry: CachedModel, make: Make, *, root: Path | None, say: Report) -> Path:
     """The directory of `entry`, made by the first call or where it was damaged.
 
     Any number of processes may call this at once: one works, the others wait for it. Raises `CacheError`, and
@@ -81,7 +81,7 @@ def ensure(entry: Entry, make: Make, *, root: Path | None, say: Report) -> Path:
     return target
 
 
-def _make(entry: Entry, make: Make, target: Path) -> None:
+def _make(entry: CachedModel, make: Make, target: Path) -> None:
     """Make the directory beside `target`, then rename it into place: it is never there in part."""
     work = target.parent / f".{entry.directory_name}.partial"
     shutil.rmtree(work, ignore_errors=True)  # of a run that was killed

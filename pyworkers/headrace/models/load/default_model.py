@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.models.config import GenerationDefaults, ModelFileError
-from headrace.models.load.cache import Entry, Report, cache_root, ensure, to_stderr
+from headrace.models.load.cache import CachedModel, Report, cache_root, ensure, to_stderr
 from headrace.models.load.hf_folder import write_texts
 from headrace.models.load.progress import ProgressBar
 
@@ -88,7 +88,7 @@ def ensure_default_model(
     """
     folder = root or cache_root()
     say = report or to_stderr
-    entry = Entry(
+    entry = CachedModel(
         name=package.name,
         directory_name=package.directory_name,
         disk_bytes=package.disk_bytes,

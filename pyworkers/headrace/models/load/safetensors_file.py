@@ -25,7 +25,7 @@ from headrace.models.load.mapped import array_of, mapped
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DTYPES", "Entry", "SafetensorsError", "SafetensorsFile", "write_safetensors"]
+__all__ = ["DTYPES", "SafetensorsError", "SafetensorsFile", "TensorEntry", "write_safetensors"]
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SAMPLE_BYTES = 64
@@ -66,7 +66,7 @@ class SafetensorsError(ModelFileError):
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TensorEntry:
     """One tensor of a header; `start` counts from the beginning of the file."""
 
     dtype: str
@@ -115,7 +115,9 @@ class SafetensorsFile:
         return self._map[entry.start : entry.start + head] + self._map[end - head : end]
 
 
-def _read_header(file: BinaryIO, path: Path, size: int) -> tuple[dict[str, Entry], dict[str, str]]:
+def _read_header(
+    file: BinaryIO, path: Path, size: int
+) -> tuple[dict[str, TensorEntry], dict[str, str]]:
     """The tensors, and what else the writer noted; the format wants that to be strings."""
     if size < 8:
         raise SafetensorsError(
@@ -159,7 +161,7 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
 
 
-def _entry(path: Path, name: str, value: Any, data_start: int, size: int) -> Entry:
+def _entry(path: Path, name: str, value: Any, data_start: int, size: int) -> TensorEntry:
     def fail(key: str, expected: str, found: object) -> SafetensorsError:
         return SafetensorsError(f"{path}: {name}: {key}: expected {expected}, found {found!r}")
 
@@ -186,10 +188,12 @@ def _entry(path: Path, name: str, value: Any, data_start: int, size: int) -> Ent
         raise fail(
             "data_offsets", f"{math.prod(dims) * item_bytes} bytes for {dtype} {shape}", end - begin
         )
-    return Entry(dtype, dims, data_start + begin, end - begin)
+    return TensorEntry(dtype, dims, data_start + begin, end - begin)
 
 
-def _check_layout(path: Path, entries: Mapping[str, Entry], data_start: int, size: int) -> None:
+def _check_layout(
+    path: Path, entries: Mapping[str, TensorEntry], data_start: int, size: int
+) -> None:
     """Tensors follow one another without overlap, hole or rest, as the format asks."""
     at, before = data_start, "the header"
     for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].nbytes)):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from headrace.models.load.cache import Entry, Report, ensure, to_stderr
+from headrace.models.load.cache import CachedModel, Report, ensure, to_stderr
 from headrace.models.load.default_model import DEFAULT_MODEL, Package, ensure_default_model
 from headrace.models.load.progress import ProgressBar
 
@@ -38,7 +38,7 @@ def ensure_smollm2_r1(
     paired = R1_FORMS[name]
     say = report or to_stderr
     found = head if head is not None and head.exists() else None
-    entry = Entry(
+    entry = CachedModel(
         name=name,
         directory_name=f"{name}-{package.sha256[:12]}-{_digest(found)}-v{FORMAT}",
         disk_bytes=DISK_BYTES[paired],
