@@ -34,7 +34,8 @@ class Batch:
     # [seqs], tokens of a sequence that are its prompt, which a GPU computes in another way than the answer; None: all
     # rows in the way of the answer
     prompt_lens: NDArray[np.int32] | None = None
-    # [seats], on the model's device, int32: a token below 0 is that of seat -1 - token, which the host does not know
+    # [batch rows], on the model's device, int32: a token below 0 is that of batch row -1 - token, which the host does
+    # not know
     # yet. Only for models that run ahead of the host
     newest: torch.Tensor | None = None
 

@@ -199,8 +199,8 @@ class TorchValues:
         self._kernels = kernels
         self._tokens = upload(batch.tokens, device)
         if batch.newest is not None:
-            of_seat = batch.newest[(-1 - self._tokens).clamp(min=0)]
-            self._tokens = torch.where(self._tokens < 0, of_seat, self._tokens)
+            of_batch_row = batch.newest[(-1 - self._tokens).clamp(min=0)]
+            self._tokens = torch.where(self._tokens < 0, of_batch_row, self._tokens)
         self._logit_rows = upload(batch.logit_rows, device)
 
     def embed(self, table: torch.Tensor) -> torch.Tensor:

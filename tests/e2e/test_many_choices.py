@@ -11,7 +11,7 @@ REQUESTS, CHOICES = 4, 128
 
 
 async def test_a_token_of_another_tenant_comes_before_many_choices_end(tiny: Server) -> None:
-    """Ahead of it are eight times as many choices as the worker has seats, each of 500 steps."""
+    """Ahead of it are eight times as many choices as the worker has batch rows, each of 500 steps."""
     client, model = tiny.async_client, tiny.model
     ended: list[str] = []
 
@@ -39,7 +39,7 @@ async def test_a_token_of_another_tenant_comes_before_many_choices_end(tiny: Ser
 
 
 def all_under_way(server: Server) -> bool:
-    """The router has taken all choices, and the worker has no seat left."""
+    """The router has taken all choices, and the worker has no batch row left."""
     [streams] = re.findall(rb"^headrace_streams (\d+)$", server.get("/metrics").body, re.MULTILINE)
     [worker] = server.workers().values()
     return (

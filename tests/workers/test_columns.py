@@ -1,4 +1,4 @@
-"""What the engine keeps in arrays by seat is what the sequences are, whoever sits where, and whenever they leave."""
+"""What the engine keeps in arrays by batch row is what the sequences are, wherever they run, whenever they leave."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ NAMES = ("computed", "coming_rows", "coming_tokens", "coming_drafts", "drafts", 
 def check_against(scheduler: Scheduler) -> None:
     """Every question to the arrays has the answer that the sequences give one by one."""
     columns, running = scheduler.columns, scheduler.running
-    seats = scheduler.seats
-    assert columns.sequences_of(seats) == running
+    batch_rows = scheduler.batch_rows
+    assert columns.sequences_of(batch_rows) == running
     for name in ("length", "reached", "remaining", "ends"):
         of_each = [getattr(sequence, name) for sequence in running]
-        assert getattr(columns, name)(seats).tolist() == of_each, name
+        assert getattr(columns, name)(batch_rows).tolist() == of_each, name
     one_by_one = [scheduler._blocks_to_come(sequence) for sequence in running]  # type: ignore[reportPrivateUsage]
     rest = [*scheduler.ready, *scheduler.parked]
     of_rest = sum(scheduler._blocks_to_come(it) for it in rest)  # type: ignore[reportPrivateUsage]
@@ -55,19 +55,19 @@ def waiting_tokens_of(engine: Engine) -> int:
         max_size=60,
     )
 )
-def test_counts_follow_their_sequence_from_seat_to_seat(acts: list[tuple[str, int, int]]) -> None:
+def test_counts_follow_their_sequence_from_row_to_row(acts: list[tuple[str, int, int]]) -> None:
     columns = RowCounts(4)
     sequences = [make_sequence(3) for _ in range(10)]
     true = [dict.fromkeys(NAMES, 0) for _ in sequences]
     for act, which, number in acts:
         sequence = sequences[which]
         free = np.flatnonzero(~columns.taken)
-        if act == "sit" and sequence.seat is None and len(free):
+        if act == "sit" and sequence.batch_row is None and len(free):
             columns.take(sequence, int(free[number % len(free)]))
-        elif act == "leave" and sequence.seat is not None:
-            seat, epoch = sequence.seat, columns.epoch[sequence.seat].item()
-            assert columns.leave(sequence) == seat
-            assert columns.epoch[seat] == epoch + 1
+        elif act == "leave" and sequence.batch_row is not None:
+            batch_row, epoch = sequence.batch_row, columns.epoch[sequence.batch_row].item()
+            assert columns.leave(sequence) == batch_row
+            assert columns.epoch[batch_row] == epoch + 1
         elif act == "add":
             sequence.add([number])
         elif act == "count":
@@ -77,8 +77,8 @@ def test_counts_follow_their_sequence_from_seat_to_seat(acts: list[tuple[str, in
         columns.check()
         for it, counts in zip(sequences, true, strict=True):
             assert {name: getattr(it, name) for name in NAMES} == counts
-            if it.seat is not None:
-                assert columns.total[it.seat] == it.total == 3 + len(it.generated)
+            if it.batch_row is not None:
+                assert columns.total[it.batch_row] == it.total == 3 + len(it.generated)
 
 
 def test_what_an_array_says_is_what_its_sequence_says() -> None:
@@ -89,7 +89,7 @@ def test_what_an_array_says_is_what_its_sequence_says() -> None:
     assert sequence.computed == 7
     columns.leave(sequence)
     columns.computed[1] += 1
-    assert sequence.computed == 7, "the seat is another's"
+    assert sequence.computed == 7, "the batch row is another's"
 
 
 def test_work_in_columns_is_the_work_of_each() -> None:
@@ -97,9 +97,9 @@ def test_work_in_columns_is_the_work_of_each() -> None:
     for length in (5, 9, 3):
         scheduler.add(make_sequence(length))
     run_step(scheduler)
-    columns, seats = scheduler.columns, scheduler.seats
+    columns, batch_rows = scheduler.columns, scheduler.batch_rows
     each = [Work.of(sequence, 1, columns) for sequence in scheduler.running]
-    together = StepWork.decoding(seats, np.zeros(3, dtype=np.int64), columns)
+    together = StepWork.decoding(batch_rows, np.zeros(3, dtype=np.int64), columns)
     assert [*together] == each == [*StepWork.listed(each)]
     assert [*together.then(together)] == each + each
     assert [*together.where(np.array([True, False, True]))] == [each[0], each[2]]
@@ -119,19 +119,19 @@ jobs = st.tuples(
 @given(
     traffic=st.lists(jobs, min_size=1, max_size=10),
     blocks=st.integers(7, 24),
-    seats=st.integers(1, 4),
+    batch_rows=st.integers(1, 4),
     reads_late=st.booleans(),
     choices=st.randoms(use_true_random=False),
 )
 def test_arrays_say_what_sequences_are_whatever_happens(
     traffic: list[tuple[int, int, int, int, int, str]],
     blocks: int,
-    seats: int,
+    batch_rows: int,
     reads_late: bool,
     choices: Any,
 ) -> None:
     """Seats change hands, sequences lose theirs, end, are cancelled under way; two steps run at once."""
-    engine, _ = make_engine(blocks=blocks, sequences=seats, batched=8, reads_late=reads_late)
+    engine, _ = make_engine(blocks=blocks, sequences=batch_rows, batched=8, reads_late=reads_late)
     pipeline = Pipeline(engine, choices.randrange)
     todo, now_s = list(enumerate(traffic)), 0.0
     while todo or not pipeline.idle:
@@ -190,24 +190,26 @@ def test_blocks_for_many_at_once_are_those_that_each_would_get_alone() -> None:
         scheduler.check()
 
 
-def seated(seats: InputBatch, seat: int, stop_ids: frozenset[int], limit: int) -> Sequence:
+def placed(
+    input_batch: InputBatch, batch_row: int, stop_ids: frozenset[int], limit: int
+) -> Sequence:
     sequence = make_sequence(3, answer=limit - 3)
-    sequence.stop_ids, sequence.seat = stop_ids, seat
-    seats.take(AddedRow.of(sequence))
+    sequence.stop_ids, sequence.batch_row = stop_ids, batch_row
+    input_batch.take(AddedRow.of(sequence))
     return sequence
 
 
 def test_what_ends_an_answer_is_that_of_who_sat_there_then() -> None:
-    """A step is read when the seat may be another's already."""
-    seats = InputBatch(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
+    """A step is read when the batch row may be another's already."""
+    input_batch = InputBatch(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
     many = frozenset(range(100, 101 + STOPS))
-    seated(seats, 0, frozenset({7, 8}), 20)
-    seated(seats, 1, many, 30)
-    seated(seats, 2, frozenset(), 40)
+    placed(input_batch, 0, frozenset({7, 8}), 20)
+    placed(input_batch, 1, many, 30)
+    placed(input_batch, 2, frozenset(), 40)
     of = np.array([2, 1, 0])
-    before = seats.ends(of)
-    seated(seats, 0, frozenset({9}), 50)
-    seated(seats, 1, frozenset(), 60)
+    before = input_batch.ends(of)
+    placed(input_batch, 0, frozenset({9}), 50)
+    placed(input_batch, 1, frozenset(), 60)
     assert before.limits.tolist() == [40, 30, 20]
     for ids, ends in (
         ([7, 7, 7], [False, False, True]),
@@ -218,7 +220,7 @@ def test_what_ends_an_answer_is_that_of_who_sat_there_then() -> None:
         assert before.stop(slice(None), np.array(ids)).tolist() == ends
     rows = np.array([0, 1, 1, 2])
     assert before.stop(rows, np.array([8, 8, 103, 8])).tolist() == [False, False, True, True]
-    after = seats.ends(of)
+    after = input_batch.ends(of)
     assert after.stop(slice(None), np.array([9, 100, 9])).tolist() == [False, False, True]
 
 
@@ -244,12 +246,12 @@ def test_each_of_many_stop_tokens_ends_an_answer(drafts: int, extra: int) -> Non
 
 
 def test_tables_that_grew_by_a_block_are_those_that_were_set() -> None:
-    seats = InputBatch(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
-    for seat in range(3):
-        seated(seats, seat, frozenset(), 16)
+    input_batch = InputBatch(block_tokens=4, max_sequences=3, max_blocks=4, drafts=0)
+    for batch_row in range(3):
+        placed(input_batch, batch_row, frozenset(), 16)
     of = np.array([2, 0])
-    seats.grow(GrownTables(of, np.array([0, 0]), np.array([5, 6]), np.array([1, 9])))
-    seats.grow(GrownTables(of[:1], np.array([1]), np.array([7]), np.array([3])))
-    assert seats.tables(np.array([0, 1, 2]), 8).tolist() == [[6, 0], [0, 0], [5, 7]]
-    assert seats.room(np.array([0, 1, 2])).tolist() == [4, 0, 8]
-    assert seats.keys_from.tolist() == [9, 1, 3]
+    input_batch.grow(GrownTables(of, np.array([0, 0]), np.array([5, 6]), np.array([1, 9])))
+    input_batch.grow(GrownTables(of[:1], np.array([1]), np.array([7]), np.array([3])))
+    assert input_batch.tables(np.array([0, 1, 2]), 8).tolist() == [[6, 0], [0, 0], [5, 7]]
+    assert input_batch.room(np.array([0, 1, 2])).tolist() == [4, 0, 8]
+    assert input_batch.keys_from.tolist() == [9, 1, 3]

@@ -51,16 +51,16 @@ def decided(plan: Plan, here: list[Sequence]) -> list[object]:
     ),
     blocks=st.integers(23, 60),
     batched=st.integers(4, 40),
-    seats=st.integers(1, 4),
+    batch_rows=st.integers(1, 4),
 )
 def test_plans_are_those_of_a_scheduler_that_walks(
     jobs: list[tuple[int, int, int, int, int, int, int | None]],
     blocks: int,
     batched: int,
-    seats: int,
+    batch_rows: int,
 ) -> None:
     both = [
-        make_scheduler(sequences=seats, batched=batched, pool=pool)
+        make_scheduler(sequences=batch_rows, batched=batched, pool=pool)
         for pool in (BlockPool(blocks), WalkingPool(blocks))
     ]
     one = both[0]

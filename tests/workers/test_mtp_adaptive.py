@@ -41,9 +41,9 @@ class Machine:
         varies: bool = False,
     ) -> None:
         self.adaptive = Adaptive(most, SEATS)
-        self.seats = np.arange(count)
-        for seat in self.seats.tolist():
-            self.adaptive.seat(seat)
+        self.batch_rows = np.arange(count)
+        for batch_row in self.batch_rows.tolist():
+            self.adaptive.take_row(batch_row)
         self.right = np.broadcast_to(np.array(right), count)
         self.costs = fixed, row, draft
         self.random = np.random.default_rng(seed)
@@ -54,8 +54,8 @@ class Machine:
 
     def only(self, count: int) -> None:
         """The others are gone."""
-        self.seats, self.right, self.made = (
-            self.seats[:count],
+        self.batch_rows, self.right, self.made = (
+            self.batch_rows[:count],
             self.right[:count],
             self.made[:count],
         )
@@ -64,10 +64,10 @@ class Machine:
         """Drafts of each step."""
         totals: list[int] = []
         fixed, row, draft = self.costs
-        most = np.full(len(self.seats), self.adaptive.most)
+        most = np.full(len(self.batch_rows), self.adaptive.most)
         for _ in range(steps):
-            drafts = self.adaptive.choose(self.seats, most)
-            follows = int(self.adaptive.keeps_up(self.seats).sum())
+            drafts = self.adaptive.choose(self.batch_rows, most)
+            follows = int(self.adaptive.keeps_up(self.batch_rows).sum())
             self.slower = 0.97 * self.slower + self.drift * self.random.standard_normal()
             ms = 0.0
             chances = self._chances()
@@ -83,23 +83,23 @@ class Machine:
                 going = going[drafts[going] > depth]
                 if len(going):
                     sure = chances[going, depth - 1]
-                    going = going[self.adaptive.goes_on(self.seats[going], depth, sure)]
+                    going = going[self.adaptive.goes_on(self.batch_rows[going], depth, sure)]
             totals.append(int(made.sum()))
             self.made += made
-            rows = len(self.seats) + totals[-1]
+            rows = len(self.batch_rows) + totals[-1]
             self.adaptive.forward.note(rows, self._seen(fixed + row * rows))
             ms += fixed + row * rows
             hits = self.random.random(chances.shape) < chances
             accepted = np.minimum(np.cumprod(hits, axis=1).sum(axis=1), made)
             if made.any():
-                self.adaptive.acceptance.checked(self.seats, made, accepted)
-            self.tokens += len(self.seats) + accepted.sum()
+                self.adaptive.acceptance.checked(self.batch_rows, made, accepted)
+            self.tokens += len(self.batch_rows) + accepted.sum()
             self.ms += ms
         return totals
 
     def _chances(self) -> NDArray[np.float64]:
         """Of each draft, `[sequences, most]`; the drafting layer knows them."""
-        shape = len(self.seats), self.adaptive.most
+        shape = len(self.batch_rows), self.adaptive.most
         right = np.broadcast_to(self.right[:, None], shape)
         return self.random.beta(right, 1 - right) if self.varies else right
 
@@ -169,9 +169,9 @@ def test_the_layer_says_which_drafts_deserve_another_one(count: int) -> None:
 def test_who_goes_on_is_who_is_surest() -> None:
     machine = Machine(8, right=0.9, fixed=10.0, row=0.6, draft=0.1)
     machine.steps(300)
-    assert (machine.adaptive.choose(machine.seats, np.full(8, 3)) == 3).all()
+    assert (machine.adaptive.choose(machine.batch_rows, np.full(8, 3)) == 3).all()
     sure = np.array([0.05, 0.95, 0.5, 0.99, 0.05, 0.9, 0.1, 0.05])
-    goes = machine.adaptive.goes_on(machine.seats, 1, sure)
+    goes = machine.adaptive.goes_on(machine.batch_rows, 1, sure)
     assert goes[[1, 3, 5]].all()
     assert not goes[[0, 4, 6, 7]].any()
 
@@ -181,11 +181,11 @@ def test_what_begins_has_to_pay_even_if_rows_cost_more_than_they_seem_to() -> No
     machine.steps(UNTRIED + TRIES)
     adaptive = machine.adaptive
     adaptive.acceptance.rates[:] = 0.65
-    seats, most = machine.seats, np.ones(8, dtype=np.int64)
+    batch_rows, most = machine.batch_rows, np.ones(8, dtype=np.int64)
 
     def drafts(doubt: float) -> bool:
         adaptive.forward._doubt = doubt**2
-        return bool(adaptive.choose(seats, most).all())
+        return bool(adaptive.choose(batch_rows, most).all())
 
     assert not drafts(0.3), "5 % more tokens per ms, or 1 % less"
     assert drafts(0.03)
@@ -197,8 +197,8 @@ def test_an_answer_without_room_to_draft_says_nothing_of_what_pays() -> None:
     machine.steps(100)
     none = np.zeros(1, np.int64)
     for _ in range(8):
-        assert machine.adaptive.choose(machine.seats, none).tolist() == [0]
-        machine.adaptive.seat(0)
+        assert machine.adaptive.choose(machine.batch_rows, none).tolist() == [0]
+        machine.adaptive.take_row(0)
         totals = machine.steps(60)
         assert totals.count(0) <= 2, "it need not begin anew"
 
@@ -221,36 +221,36 @@ def test_a_module_that_becomes_good_is_found_out() -> None:
 
 def test_the_drafting_layer_follows_those_that_drafted_a_while_ago() -> None:
     adaptive = Adaptive(3, SEATS)
-    seats, none = np.arange(2), np.zeros(2, np.int64)
-    for seat in seats.tolist():
-        adaptive.seat(seat)
+    batch_rows, none = np.arange(2), np.zeros(2, np.int64)
+    for batch_row in batch_rows.tolist():
+        adaptive.take_row(batch_row)
     for _ in range(UNTRIED):
-        assert not adaptive.choose(seats, np.full(2, 3)).any(), "what is new in memory is slow"
-    drafts = adaptive.choose(seats, np.full(2, 3))
+        assert not adaptive.choose(batch_rows, np.full(2, 3)).any(), "what is new in memory is slow"
+    drafts = adaptive.choose(batch_rows, np.full(2, 3))
     assert sorted(drafts.tolist()) == [0, 3], "one tries"
     for _ in range(PATIENCE):
-        adaptive.choose(seats, none)
-        assert adaptive.keeps_up(seats).tolist() == (drafts > 0).tolist()
-    adaptive.choose(seats, none)
-    assert not adaptive.keeps_up(seats).any()
+        adaptive.choose(batch_rows, none)
+        assert adaptive.keeps_up(batch_rows).tolist() == (drafts > 0).tolist()
+    adaptive.choose(batch_rows, none)
+    assert not adaptive.keeps_up(batch_rows).any()
 
 
 def test_the_drafting_layer_follows_the_first_ones_before_anything_is_known() -> None:
     """Once. Otherwise the prompt that all others begin with would be in the cache without its keys."""
     for count in (1, 32):
         adaptive = Adaptive(2, SEATS)
-        seats = np.arange(count)
-        for seat in seats.tolist():
-            adaptive.seat(seat)
-        adaptive.choose(seats, np.full(count, 2))
-        assert adaptive.keeps_up(seats).all()
-        adaptive.choose(seats, np.full(count, 2))
-        assert not adaptive.keeps_up(seats).any()
+        batch_rows = np.arange(count)
+        for batch_row in batch_rows.tolist():
+            adaptive.take_row(batch_row)
+        adaptive.choose(batch_rows, np.full(count, 2))
+        assert adaptive.keeps_up(batch_rows).all()
+        adaptive.choose(batch_rows, np.full(count, 2))
+        assert not adaptive.keeps_up(batch_rows).any()
 
 
 def test_the_drafting_layer_does_not_follow_answers_of_one_token() -> None:
     adaptive = Adaptive(2, SEATS)
-    adaptive.seat(0)
+    adaptive.take_row(0)
     adaptive.choose(np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert not adaptive.keeps_up(np.zeros(1, np.int64)).any()
 
@@ -260,9 +260,9 @@ def test_the_drafting_layer_follows_new_ones_only_where_others_draft() -> None:
     costs = Machine(4, right=0.8, fixed=2.0, row=5.0, draft=0.1)
     for machine, follows in [(pays, True), (costs, False)]:
         machine.steps(40)
-        machine.adaptive.seat(1)
-        machine.adaptive.choose(machine.seats, np.array([3, 0, 3, 3]))
-        assert machine.adaptive.keeps_up(machine.seats[1:2]).all() == follows
+        machine.adaptive.take_row(1)
+        machine.adaptive.choose(machine.batch_rows, np.array([3, 0, 3, 3]))
+        assert machine.adaptive.keeps_up(machine.batch_rows[1:2]).all() == follows
 
 
 @settings(max_examples=60, deadline=None)
@@ -274,11 +274,11 @@ def test_any_numbers_give_possible_drafts(data: st.DataObject) -> None:
     ms = st.floats(0, 1e9, allow_nan=False)
     for _ in range(draw(st.integers(1, 40))):
         count = draw(st.integers(0, 8))
-        seats = np.array(draw(st.permutations(range(SEATS))))[:count]
+        batch_rows = np.array(draw(st.permutations(range(SEATS))))[:count]
         bounds = np.array(
             draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)), np.int64
         )
-        drafts = adaptive.choose(seats, bounds)
+        drafts = adaptive.choose(batch_rows, bounds)
         assert (drafts >= 0).all()
         assert (drafts <= np.minimum(bounds, most)).all()
         adaptive.forward.note(draw(st.integers(1, 999)), draw(ms))
@@ -287,10 +287,10 @@ def test_any_numbers_give_possible_drafts(data: st.DataObject) -> None:
             going = drafts > depth
             if going.any():
                 sure = np.array(draw(st.lists(st.floats(0, 1), min_size=count, max_size=count)))
-                goes = adaptive.goes_on(seats[going], depth, sure[going])
+                goes = adaptive.goes_on(batch_rows[going], depth, sure[going])
                 drafts[np.flatnonzero(going)[~goes]] = depth
         if drafts.any():
-            adaptive.acceptance.checked(seats, drafts, drafts // 2)
+            adaptive.acceptance.checked(batch_rows, drafts, drafts // 2)
 
 
 @pytest.mark.parametrize(
@@ -344,8 +344,8 @@ def test_short_runs_after_a_warm_up_lose_nothing(count: int) -> None:
         machine.costs = 7.0, 2.6, 0.2
     machine.steps(100)
     for _ in range(8):
-        for seat in machine.seats.tolist():
-            machine.adaptive.seat(seat)
+        for batch_row in machine.batch_rows.tolist():
+            machine.adaptive.take_row(batch_row)
         assert machine.speed(64) > 0.97 * without(count, *machine.costs[:2])
 
 
@@ -359,8 +359,8 @@ def test_noise_and_drift_hardly_make_it_draft_where_that_does_not_pay(
     )
     machine.steps(100)
     for _ in range(12):
-        for seat in machine.seats.tolist():
-            machine.adaptive.seat(seat)
+        for batch_row in machine.batch_rows.tolist():
+            machine.adaptive.take_row(batch_row)
         assert machine.speed(64) > 0.97 * without(count, *machine.costs[:2])
 
 

@@ -20,7 +20,7 @@ from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.wire.frames import Ranked, Sampling
 from helpers.distribution import chi_squared, cut
-from helpers.sampling_rows import one_each, rows_of, take_seat
+from helpers.sampling_rows import one_each, rows_of, take_row
 
 VOCAB = 12
 ANSWERS = 200_000
@@ -28,11 +28,11 @@ BATCH = 5_000
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
 
 
-def make_sequence(seat: int, sampling: Sampling) -> Sequence:
+def make_sequence(batch_row: int, sampling: Sampling) -> Sequence:
     penalties = Penalties(PROMPT, [], with_prompt=True) if needs_penalties(sampling) else None
     return Sequence(
-        key=Key(0, seat),
-        arrival=seat,
+        key=Key(0, batch_row),
+        arrival=batch_row,
         priority=0,
         prompt=PROMPT,
         generated=[],
@@ -43,7 +43,7 @@ def make_sequence(seat: int, sampling: Sampling) -> Sequence:
         deadline_s=None,
         names=[],
         penalties=penalties,
-        seat=seat,
+        batch_row=batch_row,
     )
 
 
@@ -66,9 +66,9 @@ def two_tokens(
     right = 0
     sampler = Sampler(VOCAB, BATCH)
     check = Rejection(sampler, head)
-    sequences = [make_sequence(seat, sampling) for seat in range(BATCH)]
+    sequences = [make_sequence(batch_row, sampling) for batch_row in range(BATCH)]
     for sequence in sequences:
-        take_seat(sampler, sequence)
+        take_row(sampler, sequence)
     for start in range(0, ANSWERS, BATCH):
         sampler._seed[:] = np.arange(start, start + BATCH)
         drafts = np.zeros((BATCH, 1 + most), dtype=np.int32)

@@ -67,7 +67,7 @@ def submits() -> list[Submit]:
 @pytest.mark.parametrize("reads_late", [False, True])
 @pytest.mark.parametrize("k", [0, 1, 3])
 def test_answers_are_those_of_steps_one_by_one(k: int, reads_late: bool) -> None:
-    """Greedy and drawn, with penalties, log-probabilities and stop tokens; more requests than seats."""
+    """Greedy and drawn, with penalties, log-probabilities and stop tokens; more requests than batch rows."""
     engine, model = make_engine(k, agreement=0.7) if k else toy_engine(reads_late=reads_late)
     assert engine.reads_late == (reads_late and k == 0)
     for submit in submits():
@@ -158,7 +158,7 @@ def test_what_is_cancelled_under_way_is_not_heard_of_and_its_blocks_are_free_at_
     assert engine.cancel(Key(0, 0)) == 6
     assert engine.pool.used == 0
     engine.submit(make_submit(1, [2] * 25, max_tokens=6))
-    following = engine.begin()  # in the seat and in the blocks of the other
+    following = engine.begin()  # in the batch row and in the blocks of the other
     assert following is not None
     for it in (step, following):
         it.run()

@@ -18,7 +18,7 @@ from headrace.engine.sampling.topk import Draws
 from headrace.engine.sequence import Key, Sequence
 from headrace.wire.frames import Ranked, Sampling, TokenLogprob
 from helpers.distribution import chi_squared, cut
-from helpers.sampling_rows import one_each, take_seat
+from helpers.sampling_rows import one_each, take_row
 from helpers.toy import make_submit
 
 VOCAB = 64
@@ -40,7 +40,7 @@ def device(request: pytest.FixtureRequest) -> str:
 def make_sequence(
     sampling: Sampling,
     *,
-    seat: int = 0,
+    batch_row: int = 0,
     prompt: list[int] | None = None,
     generated: list[int] | None = None,
     stop_ids: frozenset[int] = frozenset(),
@@ -51,8 +51,8 @@ def make_sequence(
     if needs_penalties(sampling):
         penalties = Penalties(ids, answer, with_prompt=sampling.repetition_penalty != 1)
     return Sequence(
-        key=Key(0, seat),
-        arrival=seat,
+        key=Key(0, batch_row),
+        arrival=batch_row,
         priority=0,
         prompt=ids,
         generated=answer,
@@ -63,7 +63,7 @@ def make_sequence(
         deadline_s=None,
         names=[],
         penalties=penalties,
-        seat=seat,
+        batch_row=batch_row,
     )
 
 
@@ -82,9 +82,9 @@ def sample_with(sampler: Sampler, logits: torch.Tensor, sequences: list[Sequence
 
 
 def sample(logits: torch.Tensor, sequences: list[Sequence]) -> Sampled:
-    sampler = Sampler(logits.shape[1], max(s.seat or 0 for s in sequences) + 1)
+    sampler = Sampler(logits.shape[1], max(s.batch_row or 0 for s in sequences) + 1)
     for sequence in sequences:
-        take_seat(sampler, sequence)
+        take_row(sampler, sequence)
     return sample_with(sampler, logits.clone(), sequences)
 
 
@@ -94,9 +94,11 @@ def frequencies(logits: NDArray[np.float32], sampling: Sampling) -> NDArray[np.i
     counts = np.zeros(len(logits), dtype=np.int64)
     sampler = Sampler(len(logits), batch)
     for start in range(0, DRAWS, batch):
-        sequences = [make_sequence(replace(sampling, seed=start + i), seat=i) for i in range(batch)]
+        sequences = [
+            make_sequence(replace(sampling, seed=start + i), batch_row=i) for i in range(batch)
+        ]
         for sequence in sequences:
-            take_seat(sampler, sequence)
+            take_row(sampler, sequence)
         rows = torch.from_numpy(np.tile(logits, (batch, 1)))
         counts += np.bincount(sampler.sample(rows, one_each(sequences)).ids, minlength=len(logits))
     return counts
@@ -144,7 +146,7 @@ def test_draws_at_successive_positions_are_independent() -> None:
     for position in range(DRAWS):
         sequence = make_sequence(Sampling(temperature=1.0, seed=5))
         sequence.generated = range(position)  # type: ignore[assignment]  # only its length counts
-        take_seat(sampler, sequence)
+        take_row(sampler, sequence)
         token = sample_with(sampler, logits, [sequence]).ids[0]
         assert token is not None
         counts[before, token] += 1
@@ -178,7 +180,7 @@ def test_a_row_is_the_same_alone_and_among_others(vocab: int) -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn((32, vocab), generator=generator) * 3
     sequences = [
-        make_sequence(s, seat=i, generated=[i, i, 7], prompt=[5, i + 1])
+        make_sequence(s, batch_row=i, generated=[i, i, 7], prompt=[5, i + 1])
         for i, s in enumerate(many_kinds())
     ]
     together = sample(logits, sequences)
@@ -190,10 +192,10 @@ def test_a_row_is_the_same_alone_and_among_others(vocab: int) -> None:
 
 def test_other_seeds_and_positions_give_other_tokens() -> None:
     logits = torch.zeros((40, VOCAB))
-    seeds = [make_sequence(Sampling(temperature=1.0, seed=i), seat=i) for i in range(40)]
+    seeds = [make_sequence(Sampling(temperature=1.0, seed=i), batch_row=i) for i in range(40)]
     assert len(set(sample(logits, seeds).ids)) > 15
     places = [
-        make_sequence(Sampling(temperature=1.0), seat=i, generated=[0] * i) for i in range(40)
+        make_sequence(Sampling(temperature=1.0), batch_row=i, generated=[0] * i) for i in range(40)
     ]
     assert len(set(sample(logits, places).ids)) > 15
 
@@ -266,8 +268,8 @@ def test_logprobs_are_those_of_the_raw_logits() -> None:
 def test_logit_bias_forces_and_forbids() -> None:
     logits = torch.randn((2, VOCAB), generator=torch.Generator().manual_seed(5))
     best = int(logits[1].argmax())
-    forced = make_sequence(Sampling(logit_bias=[Ranked(40, 100.0)]), seat=0)
-    forbidden = make_sequence(Sampling(logit_bias=[Ranked(best, -100.0)]), seat=1)
+    forced = make_sequence(Sampling(logit_bias=[Ranked(40, 100.0)]), batch_row=0)
+    forbidden = make_sequence(Sampling(logit_bias=[Ranked(best, -100.0)]), batch_row=1)
     ids = sample(logits, [forced, forbidden]).ids
     assert ids[0] == 40
     assert ids[1] == int(logits[1].topk(2).indices[1])
@@ -280,7 +282,7 @@ def test_penalties_are_those_of_the_definition() -> None:
     )
     sequence = make_sequence(sampling, prompt=[0, 1], generated=[2, 2])
     sampler = Sampler(5, 1)
-    take_seat(sampler, sequence)
+    take_row(sampler, sequence)
     edited = logits.clone()
     sample_with(sampler, edited, [sequence])
     assert edited[0].tolist() == pytest.approx([1.5, -2.0, 2.9 / 2 - 0.25 - 2 * 0.5, 2.0, 0.5])
@@ -302,9 +304,11 @@ def test_no_stop_token_before_min_tokens() -> None:
     logits = torch.zeros((2, VOCAB))
     logits[:, 6] = 9.0
     logits[:, 8] = 5.0
-    early = make_sequence(Sampling(min_tokens=3), seat=0, generated=[1, 1], stop_ids=frozenset([6]))
+    early = make_sequence(
+        Sampling(min_tokens=3), batch_row=0, generated=[1, 1], stop_ids=frozenset([6])
+    )
     late = make_sequence(
-        Sampling(min_tokens=3), seat=1, generated=[1, 1, 1], stop_ids=frozenset([6])
+        Sampling(min_tokens=3), batch_row=1, generated=[1, 1, 1], stop_ids=frozenset([6])
     )
     assert sample(logits, [early, late]).ids == [8, 6]
 
@@ -315,9 +319,9 @@ def test_logits_that_are_not_finite_fail_their_row_only(bad: float) -> None:
     logits[1, 5] = bad
     logits[2, 7] = 1.0
     sequences = [
-        make_sequence(Sampling(temperature=1.0), seat=0),
-        make_sequence(Sampling(temperature=1.0, top_p=0.5, logprobs=2), seat=1),
-        make_sequence(Sampling(), seat=2),
+        make_sequence(Sampling(temperature=1.0), batch_row=0),
+        make_sequence(Sampling(temperature=1.0, top_p=0.5, logprobs=2), batch_row=1),
+        make_sequence(Sampling(), batch_row=2),
     ]
     ids = sample(logits, sequences).ids
     assert ids[0] is not None
@@ -358,7 +362,7 @@ def test_extreme_but_legal_sampling_works() -> None:
         Sampling(temperature=1.0, top_k=2**32 - 1),
         Sampling(temperature=1.0, top_k=1),
     ]
-    ids = sample(logits, [make_sequence(s, seat=i) for i, s in enumerate(kinds)]).ids
+    ids = sample(logits, [make_sequence(s, batch_row=i) for i, s in enumerate(kinds)]).ids
     best = logits.argmax(dim=1).tolist()
     assert [ids[i] for i in (0, 2, 3, 5)] == [best[i] for i in (0, 2, 3, 5)]
     assert make_submit(0, [1]).sampling == Sampling()

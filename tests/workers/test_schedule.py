@@ -122,7 +122,7 @@ def test_higher_priority_goes_first() -> None:
     assert run_step(scheduler).work[0].sequence is high
 
 
-def test_many_answers_of_low_priority_leave_a_seat_to_a_normal_one_at_once() -> None:
+def test_many_answers_of_low_priority_leave_a_batch_row_to_a_normal_one_at_once() -> None:
     scheduler = make_scheduler(sequences=8, batched=32)
     many = [make_sequence(3, answer=50, priority=-1) for _ in range(20)]
     for sequence in many:
@@ -141,7 +141,7 @@ def test_many_answers_of_low_priority_leave_a_seat_to_a_normal_one_at_once() -> 
     assert all(sequence.total == sequence.limit for sequence in many)
 
 
-def test_what_makes_way_keeps_half_of_the_seats() -> None:
+def test_what_makes_way_keeps_half_of_the_batch_rows() -> None:
     scheduler = make_scheduler(sequences=8, batched=32)
     low = [make_sequence(3, answer=30, priority=-1) for _ in range(8)]
     for sequence in low:

@@ -304,11 +304,11 @@ def test_another_hash_key_wakes_those_that_wait() -> None:
     assert engine.idle
 
 
-def test_one_that_only_lacks_a_seat_loses_no_blocks_to_those_that_need_none() -> None:
+def test_one_that_only_lacks_a_batch_row_loses_no_blocks_to_those_that_need_none() -> None:
     engine = make_engine(blocks=12, sequences=1)
     engine.submit(make_submit(5, [1] * 7, max_tokens=9))  # up to 4 blocks
     engine.step()
-    engine.submit(make_submit(6, [2] * 28, max_tokens=2))  # 7 blocks, and no seat
+    engine.submit(make_submit(6, [2] * 28, max_tokens=2))  # 7 blocks, and no batch row
     engine.submit(legs()[1])
     engine.ticket(D)
     engine.step()
@@ -322,7 +322,7 @@ def test_one_that_only_lacks_a_seat_loses_no_blocks_to_those_that_need_none() ->
     assert order == [5, 6]
 
 
-def test_arrived_requests_take_the_next_seat_in_order_and_share_the_pool() -> None:
+def test_arrived_requests_take_the_next_batch_row_in_order_and_share_the_pool() -> None:
     """Where all blocks are in arrived ones, the last of them gives way, and is computed again."""
     prefill, decode = make_engine(), make_engine(blocks=6)
     answers: dict[int, Heard] = {}

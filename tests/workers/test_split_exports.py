@@ -19,7 +19,7 @@ from helpers.toy import ToyModel, ToyNamer, make_submit
 from helpers.toy_engine import engine_on
 
 
-def test_an_export_holds_its_blocks_and_no_seat_after_its_first_token() -> None:
+def test_an_export_holds_its_blocks_and_no_batch_row_after_its_first_token() -> None:
     engine = make_engine(sequences=1)
     export, heard = exported(engine)
     assert (heard.ids, heard.finish, heard.freed) == (truth()[:1], None, None)

@@ -77,7 +77,7 @@ def test_a_cached_prefix_is_left_out_once_it_is_known() -> None:
     engine.submit(make_submit(2, [*range(32), *range(20)], max_tokens=5))
     engine.submit(make_submit(3, list(range(32)), max_tokens=5))
     assert engine.waiting_tokens == 52 + 32
-    result = engine.step()  # 8 blocks are found; 3 has no seat
+    result = engine.step()  # 8 blocks are found; 3 has no batch row
     assert (result.prefill_tokens, result.prefill_context) == (16, sum(range(32, 48)))
     assert engine.waiting_tokens == 4 + 32
 

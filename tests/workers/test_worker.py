@@ -76,7 +76,7 @@ async def test_cancel_at_every_stage_frees_and_says_so(tmp_path: Path) -> None:
         talk.send(make_submit(3, [3] * 5, max_tokens=200))
         gate.release(3)
         await talk.until(lambda: len(talk.answer(1).ids) >= 2)
-        # 1 decodes, 2 is in its prompt, 3 waits for a seat, 4 is unknown; a step holds the engine.
+        # 1 decodes, 2 is in its prompt, 3 waits for a batch row, 4 is unknown; a step holds the engine.
         beats = len(talk.steps)
         talk.send(Cancel(4), Cancel(3), Cancel(2), Cancel(1), Ping(0))
         await talk.until(lambda: len(talk.steps) > beats)  # the worker has read them

@@ -129,10 +129,10 @@ class Engine:
         """
         waiting = self.scheduler.waiting
         tokens = sum(sequence.total for sequence in waiting if sequence.arriving is None)
-        columns, seats = self.scheduler.columns, self.scheduler.seats
-        total = columns.total[seats]
-        remaining = total - columns.computed[seats]
-        decode = (remaining <= 1) & (total > columns.prompt_len[seats])
+        columns, batch_rows = self.scheduler.columns, self.scheduler.batch_rows
+        total = columns.total[batch_rows]
+        remaining = total - columns.computed[batch_rows]
+        decode = (remaining <= 1) & (total > columns.prompt_len[batch_rows])
         return tokens + int(remaining[~decode].sum())
 
     @property
@@ -390,28 +390,28 @@ class Engine:
             self.scheduler.append_names(sequence, names)
         self.scheduler.publish(sequence)
 
-    def _publish_of(self, seats: Ints) -> None:
-        """`_publish` those at these seats."""
+    def _publish_of(self, batch_rows: Ints) -> None:
+        """`_publish` those at these batch rows."""
         if not self.config.prefix_cache:
             return
         columns, block_tokens = self.scheduler.columns, self.config.block_tokens
-        whole = columns.computed[seats]
+        whole = columns.computed[batch_rows]
         if self.model.answers_apart:
-            whole = np.minimum(whole, columns.prompt_len[seats])
+            whole = np.minimum(whole, columns.prompt_len[batch_rows])
         full = whole // block_tokens
-        due = full != columns.published[seats]
-        seats, full = seats[due], full[due]
-        one = (full == columns.published[seats] + 1) & ~columns.hands_off[seats]
+        due = full != columns.published[batch_rows]
+        batch_rows, full = batch_rows[due], full[due]
+        one = (full == columns.published[batch_rows] + 1) & ~columns.hands_off[batch_rows]
         some: list[int] = []
         names: list[bytes] = []
-        due_seats, stops = seats.tolist(), full.tolist()
-        for place, sequence in enumerate(columns.sequences_of(seats)):
+        due_rows, stops = batch_rows.tolist(), full.tolist()
+        for place, sequence in enumerate(columns.sequences_of(batch_rows)):
             stop = stops[place]
             if one[place] and len(sequence.names) == stop - 1:  # as with almost all that decode
                 tokens = sequence.tokens((stop - 1) * block_tokens, stop * block_tokens)
                 parent = sequence.names[-1] if stop > 1 else None
                 names += self._namer.follow(parent, tokens, sequence.salt)
-                some.append(due_seats[place])
+                some.append(due_rows[place])
             else:
                 self._publish(sequence)
         if some:

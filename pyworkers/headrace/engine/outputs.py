@@ -28,12 +28,12 @@ class OutputBuilder:
         self.pinned: list[Sequence] = []
 
     def tokens(self, chosen: ChosenRows, sits: NDArray[np.bool_], result: StepResult) -> None:
-        """Sequences got tokens, which they have already; or none, and fail. `sits`: who has the seat of the step."""
+        """Sequences got tokens, which they have already; or none, and fail. `sits`: who still has its row."""
         columns, work = self._scheduler.columns, chosen.work
-        seats = work.seats[chosen.places]
-        plain = sits & columns.plain[seats] & (chosen.finish == GOES_ON) & (chosen.counts > 0)
+        batch_rows = work.batch_rows[chosen.places]
+        plain = sits & columns.plain[batch_rows] & (chosen.finish == GOES_ON) & (chosen.counts > 0)
         plain[list(chosen.logprobs)] = False
-        links, requests = columns.link[seats], columns.request[seats]
+        links, requests = columns.link[batch_rows], columns.request[batch_rows]
         if plain.all():  # so it is in most steps
             drafted, accepted = chosen.drafted, chosen.accepted
             outputs = Outputs(requests, chosen.counts, chosen.ids, drafted, accepted, {})

@@ -10,13 +10,13 @@ that fair and steady:
   stay; computing them again yields the same KV, so its answer is the same.
 - A sequence is admitted only if the pool keeps room for what the running ones are still expected to write. The
   expectation is the mean length of the answers so far, so that admission does not lead to preemption.
-- A sequence below normal priority runs where nobody else would: while such sequences hold more than half of the seats,
-  a normal one that finds no seat or no blocks gets those of the newest of them, one in a step. The other half is
-  theirs, so that nobody starves. The router gives that priority to the many answers of one tenant.
+- A sequence below normal priority runs where nobody else would: while such sequences hold more than half of the batch
+  rows, a normal one that finds no batch row or no blocks gets those of the newest of them, one in a step. The other
+  half is theirs, so that nobody starves. The router gives that priority to the many answers of one tenant.
 
-Sequences whose KV moves between workers have blocks without a seat for a while. One whose KV comes waits for blocks in
-order with the others, then it is parked until all is there, then it is ready for a seat. One whose KV goes is parked
-from its first token on, and nothing takes its blocks before.
+Sequences whose KV moves between workers have blocks without a batch row for a while. One whose KV comes waits for
+blocks in order with the others, then it is parked until all is there, then it is ready for a batch row. One whose KV goes
+is parked from its first token on, and nothing takes its blocks before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ PROMPT_LOGPROBS_CHUNK = 128  # rows of a step whose logits are kept for one prom
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One step: its work, decoding sequences first, which of them took a seat just now, and which got blocks for KV
+    """One step: its work, decoding sequences first, which of them took a batch row just now, which got blocks for KV
     that comes from elsewhere.
     """
 
@@ -82,8 +82,8 @@ class Scheduler:
         self._stalled = False  # a plan would be empty until something changes
         self._lacks_blocks = False  # the first to wait found too few in the last plan
         self._arriving = 0  # of those who wait, how many wait for blocks only
-        self._seats = list(range(max_sequences - 1, -1, -1))
-        self._in_order: Ints | None = None  # the seats of `running`, unless that changed
+        self._free_rows = list(range(max_sequences - 1, -1, -1))
+        self._in_order: Ints | None = None  # the batch rows of `running`, unless that changed
         self._expected_answer = 0.0
         self._publishing = Publishing(pool, self.ahead)
 
@@ -129,7 +129,7 @@ class Scheduler:
                 _take_out(self.waiting, sequence)
                 self._arriving -= sequence.arriving is not None
             case Stage.RUNNING:
-                self._give_up_seat(sequence)
+                self._give_up_row(sequence)
             case Stage.PARKED:
                 self.parked.remove(sequence)
             case Stage.READY:
@@ -139,7 +139,7 @@ class Scheduler:
 
     def park(self, sequence: Sequence) -> None:
         """A running sequence leaves the batch and keeps its blocks."""
-        self._give_up_seat(sequence)
+        self._give_up_row(sequence)
         self.parked.add(sequence)
         sequence.stage = Stage.PARKED
 
@@ -155,13 +155,13 @@ class Scheduler:
     def spoken_for(self) -> int:
         """Blocks that those who have some are still expected to ask for."""
         others = sum(self._blocks_to_come(other) for other in (*self.ready, *self.parked))
-        columns, seats = self.columns, self.seats
-        prompts, limits = columns.prompt_len[seats], columns.limit[seats]
-        answers = columns.total[seats] - prompts + self.block_tokens
+        columns, batch_rows = self.columns, self.batch_rows
+        prompts, limits = columns.prompt_len[batch_rows], columns.limit[batch_rows]
+        answers = columns.total[batch_rows] - prompts + self.block_tokens
         expected = np.maximum(answers, int(self._expected_answer))
         blocks = -(-np.minimum(limits, prompts + expected) // self.block_tokens)
-        more = np.maximum(blocks - columns.held[seats], 0)
-        more[columns.hands_off[seats]] = 0
+        more = np.maximum(blocks - columns.held[batch_rows], 0)
+        more[columns.hands_off[batch_rows]] = 0
         return others + int(more.sum())
 
     @property
@@ -170,11 +170,11 @@ class Scheduler:
         return self._arriving
 
     @property
-    def seats(self) -> Ints:
+    def batch_rows(self) -> Ints:
         """Those of `running`, in its order."""
         if self._in_order is None:
-            seats = [sequence.seat for sequence in self.running]
-            self._in_order = np.array(seats, dtype=np.int64)
+            batch_rows = [sequence.batch_row for sequence in self.running]
+            self._in_order = np.array(batch_rows, dtype=np.int64)
         return self._in_order
 
     def changed(self) -> None:
@@ -209,11 +209,11 @@ class Scheduler:
             if count > 0:
                 prompts.append((sequence, count))
         decided = len(prompts)
-        seated: list[Sequence] = []
+        placed: list[Sequence] = []
         reserved: list[Sequence] = []
         if preemptions == self.preemptions:  # what was just preempted would come straight back
-            budget = self._admit(prompts, seated, reserved, budget)
-        admitted = seated + [sequence for sequence, _ in prompts[decided:]]
+            budget = self._admit(prompts, placed, reserved, budget)
+        admitted = placed + [sequence for sequence, _ in prompts[decided:]]
         for place, (sequence, count) in enumerate(prompts):  # what nobody else wanted
             more = self._chunk(sequence, count + budget, contested=False)
             if more > count:
@@ -222,7 +222,7 @@ class Scheduler:
         for sequence, count in prompts:
             if count == sequence.remaining:
                 self.ahead.after_prompt(sequence, len(self.running))
-        listed = self.ahead.begin(seated, budget, len(self.running))
+        listed = self.ahead.begin(placed, budget, len(self.running))
         listed += [Work.of(sequence, count, self.columns) for sequence, count in prompts]
         if listed:
             work = work.then(StepWork.listed(listed))
@@ -230,8 +230,8 @@ class Scheduler:
         return Plan(work, admitted, reserved)
 
     def _make_way(self) -> None:
-        """Preempt one below normal priority, if one that is not waits for a seat or for blocks."""
-        lacks, self._lacks_blocks = not self._seats or self._lacks_blocks, False
+        """Preempt one below normal priority, if one that is not waits for a batch row or for blocks."""
+        lacks, self._lacks_blocks = not self._free_rows or self._lacks_blocks, False
         first = min(
             (queue[0] for queue in (self.waiting, self.ready) if queue), key=_order, default=None
         )
@@ -245,15 +245,15 @@ class Scheduler:
             self._preempt(victim)
 
     def _plan_decodes(self) -> tuple[Ints, list[Sequence]]:
-        """The seats of those that decode, each of which has room for its token, and those with more to compute."""
-        columns, seats = self.columns, self.seats
-        reached = columns.reached(seats)
-        remaining = columns.length(seats) - reached
+        """The batch rows of those that decode, each of which has room for its token, and those with more to compute."""
+        columns, batch_rows = self.columns, self.batch_rows
+        reached = columns.reached(batch_rows)
+        remaining = columns.length(batch_rows) - reached
         decode = remaining == 1
-        prefills = columns.sequences_of(seats[remaining > 1])
+        prefills = columns.sequences_of(batch_rows[remaining > 1])
         if columns.coming_tokens.any():
-            decode &= ~columns.ends(seats)
-        decodes = seats[decode]
+            decode &= ~columns.ends(batch_rows)
+        decodes = batch_rows[decode]
         last = reached[decode] + columns.coming_drafts[decodes]
         last = np.minimum(last, columns.limit[decodes] - 1)
         missing = last // self.block_tokens + 1 - columns.held[decodes]
@@ -302,22 +302,29 @@ class Scheduler:
     def _admit(
         self,
         prompts: list[tuple[Sequence, int]],
-        seated: list[Sequence],
+        placed: list[Sequence],
         reserved: list[Sequence],
         budget: int,
     ) -> int:
-        """Let ready and waiting sequences go on while seats, budget and pool last; returns the rest of the budget."""
+        """Let ready and waiting sequences go on while batch rows, budget and pool last; returns the budget left."""
         to_come: int | None = None
-        passed = 0  # blocks of those that only lack a seat: who is passed over loses none by it
+        passed = (
+            0  # blocks of those that only lack a batch row: who is passed over loses none by it
+        )
         place = 0
         while place < min(len(self.waiting), LOOK_PAST):
             sequence = self.waiting[place]
-            if self.ready and self._seats and budget > 0 and _order(self.ready[0]) < sequence.order:
-                if not self._seat_ready(seated):
+            if (
+                self.ready
+                and self._free_rows
+                and budget > 0
+                and _order(self.ready[0]) < sequence.order
+            ):
+                if not self._place_ready(placed):
                     break
                 budget -= 1
                 continue
-            can_start = budget > 0 and bool(self._seats)
+            can_start = budget > 0 and bool(self._free_rows)
             if not can_start and not self._arriving:
                 break
             credit = self._creditable(sequence)
@@ -353,15 +360,15 @@ class Scheduler:
                 sequence.stage = Stage.PARKED
                 reserved.append(sequence)
             else:
-                self._take_seat(sequence)
+                self._take_row(sequence)
                 count = self._chunk(sequence, budget, contested=place < len(self.waiting))
                 budget -= count
                 prompts.append((sequence, count))
-        while self.ready and self._seats and budget > 0 and self._seat_ready(seated):
+        while self.ready and self._free_rows and budget > 0 and self._place_ready(placed):
             budget -= 1
         return budget
 
-    def _seat_ready(self, seated: list[Sequence]) -> bool:
+    def _place_ready(self, placed: list[Sequence]) -> bool:
         """Let the first ready sequence run. False when it has to wait for a block."""
         sequence = self.ready[0]
         missing = self._blocks(sequence.total) - len(sequence.blocks)
@@ -377,8 +384,8 @@ class Scheduler:
             if victim is sequence:
                 return False
         self.ready.pop(0)
-        self._take_seat(sequence)
-        seated.append(sequence)
+        self._take_row(sequence)
+        placed.append(sequence)
         return True
 
     def _creditable(self, sequence: Sequence) -> int:
@@ -412,19 +419,19 @@ class Scheduler:
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
 
-    def _take_seat(self, sequence: Sequence) -> None:
-        self.columns.take(sequence, self._seats.pop())
+    def _take_row(self, sequence: Sequence) -> None:
+        self.columns.take(sequence, self._free_rows.pop())
         sequence.tabled = 0
         sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
         self._in_order = None
         self._publishing.begin(sequence.names[sequence.published :])
 
-    def _give_up_seat(self, sequence: Sequence) -> None:
+    def _give_up_row(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
         self._in_order = None
         self._publishing.end(sequence.names[sequence.published :])
-        self._seats.append(self.columns.leave(sequence))
+        self._free_rows.append(self.columns.leave(sequence))
 
     def _give_back(self, sequence: Sequence) -> int:
         released = len(sequence.blocks)
@@ -456,16 +463,16 @@ class Scheduler:
             self._publishing.end(sequence.names[published:full])
         self._stalled = False  # they may be what somebody lacks
 
-    def publish_next(self, seats: Ints, names: list[bytes]) -> None:
-        """Those at these seats filled the block after those that have names; nobody knew these names before.
+    def publish_next(self, batch_rows: Ints, names: list[bytes]) -> None:
+        """Those at these batch rows filled the block after those that have names; nobody knew these names before.
 
         Not for one whose KV another worker pulls. What `append_names` and `publish` do, for many at once.
         """
-        places = self.columns.published[seats]
-        self.columns.published[seats] += 1
-        keyed = self.ahead.have_keys(seats, places)
+        places = self.columns.published[batch_rows]
+        self.columns.published[batch_rows] += 1
+        keyed = self.ahead.have_keys(batch_rows, places)
         for sequence, name, has_keys in zip(
-            self.columns.sequences_of(seats), names, keyed, strict=True
+            self.columns.sequences_of(batch_rows), names, keyed, strict=True
         ):
             if self._publishing.publish_next(sequence, name, keyed=has_keys):
                 sequence.tabled = min(sequence.tabled, len(sequence.names) - 1)
@@ -501,11 +508,13 @@ class Scheduler:
         self.pool.check(held)
         for sequences in (self.running, self.waiting, self.ready):
             assert sequences == sorted(sequences, key=_order), "sequences are not in order"
-        seats = [sequence.seat for sequence in self.running]
-        assert len({*seats, *self._seats}) == self.max_sequences, "a seat is taken twice or lost"
+        batch_rows = [sequence.batch_row for sequence in self.running]
+        assert len({*batch_rows, *self._free_rows}) == self.max_sequences, (
+            "a batch row is taken twice or lost"
+        )
         arriving = sum(sequence.arriving is not None for sequence in self.waiting)
         assert arriving == self._arriving, "miscounted who waits for blocks only"
-        assert [*self.seats] == seats, "seats are not in order"
+        assert [*self.batch_rows] == batch_rows, "batch rows are not in order"
         self.columns.check()
         self._publishing.check(self.running)
 

@@ -31,9 +31,9 @@ class Stage(Enum):
 
     OUTSIDE = auto()  # nothing; the scheduler does not know it
     WAITING = auto()  # nothing
-    RUNNING = auto()  # blocks and a seat
+    RUNNING = auto()  # blocks and a batch row
     PARKED = auto()  # blocks, which others read or write; it computes nothing
-    READY = auto()  # blocks with all KV; it decodes as soon as there is a seat
+    READY = auto()  # blocks with all KV; it decodes as soon as there is a batch row
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -64,7 +64,7 @@ class Sequence:
     twins: list[int] = field(
         default_factory=list[int]
     )  # named blocks with the same contents, held too
-    seat: int | None = None  # row of the block table and of the sampler, while running
+    batch_row: int | None = None  # row of the block table and of the sampler, while running
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     answered: bool = False  # the first Output went out
     prompt_logprobs: list[TokenLogprob] | None = None  # collected so far; None when not wanted
@@ -86,7 +86,7 @@ class Sequence:
     keys_to = Count(columns.KEYS_TO)
     published = Count(columns.PUBLISHED)  # leading blocks whose contents are named in the pool
     held = Count(columns.HELD)  # `blocks`
-    tabled = Count(columns.TABLED)  # leading blocks that the seat's row of the block table has
+    tabled = Count(columns.TABLED)  # leading blocks that the batch row's row of the block table has
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)

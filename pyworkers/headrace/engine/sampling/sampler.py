@@ -85,7 +85,7 @@ class Rows:
     """Rows of logits: `counts[i]` successive positions of `sequences[i]`, the first one after all its tokens."""
 
     sequences: list[Sequence]
-    seats: NDArray[np.int64]  # [sequences]
+    batch_rows: NDArray[np.int64]  # [sequences]
     totals: NDArray[np.int64]  # [sequences], tokens so far
     counts: NDArray[np.int64]  # [sequences]
     drafts: NDArray[np.int32]  # [rows], the draft before each row; means nothing for a first row
@@ -101,14 +101,14 @@ class Rows:
         return np.arange(len(self.counts)).repeat(self.counts)
 
     def places(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """[rows] each: the seat, and the position whose token is chosen."""
+        """[rows] each: the batch row, and the position whose token is chosen."""
         if len(self.drafts) == len(self.counts):  # one row each
-            return self.seats, self.totals
-        return self.seats.repeat(self.counts), spread(self.totals, self.counts)
+            return self.batch_rows, self.totals
+        return self.batch_rows.repeat(self.counts), spread(self.totals, self.counts)
 
     def last(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """The same of the last row of each sequence."""
-        return self.seats, self.totals + self.counts - 1
+        return self.batch_rows, self.totals + self.counts - 1
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Sampled:
 
 
 class Sampler:
-    """Keeps the parameters of the running sequences by seat."""
+    """Keeps the parameters of the running sequences by batch row."""
 
     def __init__(self, vocab_size: int, max_sequences: int) -> None:
         self.vocab_size = vocab_size
@@ -137,40 +137,40 @@ class Sampler:
         self._plain = np.ones(max_sequences, dtype=np.bool_)
         self._tokens: torch.Tensor | None = None  # all ids, where the logits are
 
-    def seat(self, sequence: Sequence, seat: int) -> None:
-        """`sequence` took this seat: `sample` may meet it from now on."""
+    def take_row(self, sequence: Sequence, batch_row: int) -> None:
+        """`sequence` took this batch row: `sample` may meet it from now on."""
         s = sequence.sampling
-        self._temperature[seat] = s.temperature if s.temperature >= GREEDY_BELOW else 0
-        self._top_k[seat] = s.top_k if s.top_k < self.vocab_size else 0
-        self._top_p[seat] = s.top_p
-        self._min_p[seat] = s.min_p
-        self._seed[seat] = s.seed
+        self._temperature[batch_row] = s.temperature if s.temperature >= GREEDY_BELOW else 0
+        self._top_k[batch_row] = s.top_k if s.top_k < self.vocab_size else 0
+        self._top_p[batch_row] = s.top_p
+        self._min_p[batch_row] = s.min_p
+        self._seed[batch_row] = s.seed
         masks = s.min_tokens > 0 and len(sequence.stop_ids) > 0
-        self._edits[seat] = masks or sequence.penalties is not None or len(s.logit_bias) > 0
-        self._logprobs[seat] = s.logprobs is not None
-        drawn = self._temperature[seat] > 0
-        self._plain[seat] = not (drawn or self._edits[seat] or self._logprobs[seat])
+        self._edits[batch_row] = masks or sequence.penalties is not None or len(s.logit_bias) > 0
+        self._logprobs[batch_row] = s.logprobs is not None
+        drawn = self._temperature[batch_row] > 0
+        self._plain[batch_row] = not (drawn or self._edits[batch_row] or self._logprobs[batch_row])
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten."""
         assert logits.shape[1] == self.vocab_size
-        if self.takes_best(rows.seats):  # a lone step feels each of the calls that this spares
+        if self.takes_best(rows.batch_rows):  # a lone step feels each of the calls that this spares
             ids, best = topk.argmax(logits)
             return Sampled(_where_finite(ids, best), best, None)
-        seats, positions = rows.places()
+        batch_rows, positions = rows.places()
         raw = None
-        if len(with_logprobs := places_of(self._logprobs[seats])):
-            raw_rows = np.full(len(seats), -1)
+        if len(with_logprobs := places_of(self._logprobs[batch_rows])):
+            raw_rows = np.full(len(batch_rows), -1)
             raw_rows[with_logprobs] = np.arange(len(with_logprobs))
             raw = _rows(logits, with_logprobs, copy=True), raw_rows
-        self._edit(logits, rows, seats, None)
+        self._edit(logits, rows, batch_rows, None)
         ids, best = topk.argmax(logits)
-        drawn = places_of((self._temperature[seats] > 0) & np.isfinite(best))
+        drawn = places_of((self._temperature[batch_rows] > 0) & np.isfinite(best))
         if len(drawn):
             tokens = self._all_tokens(logits)
             for some in _parts(drawn, logits):
                 ids[some] = self._draw(
-                    _rows(logits, some), best[some], seats[some], positions[some], tokens
+                    _rows(logits, some), best[some], batch_rows[some], positions[some], tokens
                 )
         return Sampled(_where_finite(ids, best), best, raw)
 
@@ -194,24 +194,32 @@ class Sampler:
 
         The noise is that of the same position, so that a good guess of the logits is a good guess of the draw.
         """
-        if self.takes_best(rows.seats):
+        if self.takes_best(rows.batch_rows):
             return head.ids[topk.argmax(logits)[0]]
-        seats, positions = rows.last()
-        self._edit(logits, rows, seats, head)
+        batch_rows, positions = rows.last()
+        self._edit(logits, rows, batch_rows, head)
         columns, best = topk.argmax(logits)
         ids = head.ids[columns]
-        drawn = places_of((self._temperature[seats] > 0) & np.isfinite(best))
+        drawn = places_of((self._temperature[batch_rows] > 0) & np.isfinite(best))
         if len(drawn):
             ids[drawn] = self._draw(
-                _rows(logits, drawn), best[drawn], seats[drawn], positions[drawn], head.on(logits)
+                _rows(logits, drawn),
+                best[drawn],
+                batch_rows[drawn],
+                positions[drawn],
+                head.on(logits),
             )
         return ids
 
     def _edit(
-        self, logits: torch.Tensor, rows: Rows, seats: NDArray[np.int64], head: DraftHead | None
+        self,
+        logits: torch.Tensor,
+        rows: Rows,
+        batch_rows: NDArray[np.int64],
+        head: DraftHead | None,
     ) -> None:
         """Change the rows of those who ask for it. With `head`, `logits` are its, for the last row of each sequence."""
-        edited = places_of(self._edits[seats])
+        edited = places_of(self._edits[batch_rows])
         if not len(edited):
             return
         first = rows.starts
@@ -227,32 +235,32 @@ class Sampler:
             contexts.append(Context(sequence, generated, drafts.tolist()))
         edit(logits, edited, contexts, None if head is None else head.columns)
 
-    def takes_best(self, seats: NDArray[np.int64]) -> bool:
+    def takes_best(self, batch_rows: NDArray[np.int64]) -> bool:
         """Whether all tokens there are simply the most probable ones, and nothing more is asked of them."""
-        return bool(self._plain[seats].all())
+        return bool(self._plain[batch_rows].all())
 
-    def wants_logprobs(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def wants_logprobs(self, batch_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the log-probabilities of answers are asked for there."""
-        return self._logprobs[seats]
+        return self._logprobs[batch_rows]
 
-    def draws_tokens(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def draws_tokens(self, batch_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether tokens are drawn there, rather than the most probable ones taken."""
-        return self._temperature[seats] > 0
+        return self._temperature[batch_rows] > 0
 
-    def seeds(self, seats: NDArray[np.int64]) -> NDArray[np.uint64]:
-        return self._seed[seats]
+    def seeds(self, batch_rows: NDArray[np.int64]) -> NDArray[np.uint64]:
+        return self._seed[batch_rows]
 
     def draws(
-        self, best: NDArray[np.float32], seats: NDArray[np.int64], positions: NDArray[np.int64]
+        self, best: NDArray[np.float32], batch_rows: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Draws:
         """How rows with these highest logits are drawn from."""
         return Draws(
             best,
-            self._temperature[seats],
-            self._top_k[seats],
-            self._top_p[seats],
-            self._min_p[seats],
-            *noise.keys(self._seed[seats], positions),
+            self._temperature[batch_rows],
+            self._top_k[batch_rows],
+            self._top_p[batch_rows],
+            self._min_p[batch_rows],
+            *noise.keys(self._seed[batch_rows], positions),
         )
 
     def _all_tokens(self, logits: torch.Tensor) -> torch.Tensor:
@@ -264,15 +272,15 @@ class Sampler:
         self,
         logits: torch.Tensor,
         best: NDArray[np.float32],
-        seats: NDArray[np.int64],
+        batch_rows: NDArray[np.int64],
         positions: NDArray[np.int64],
         tokens: torch.Tensor,
     ) -> NDArray[np.int64]:
         """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids."""
-        draws = self.draws(best, seats, positions)
+        draws = self.draws(best, batch_rows, positions)
         draws.top_k[draws.top_k >= len(tokens)] = 0
         if not draws.top_k.any():  # spares the copies of all that says how to draw
-            return narrow.race(logits, draws, tokens)
+            return topk.race(logits, draws, tokens)
         ids = np.zeros(len(best), dtype=np.int64)
         if (some := np.flatnonzero(draws.top_k)).size:
             ids[some] = _draw_top_k(_rows(logits, some), draws.of(some), tokens)

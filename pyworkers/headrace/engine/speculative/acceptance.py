@@ -25,12 +25,12 @@ UNKNOWN = -1  # instead of a level
 
 
 class Acceptance:
-    """Of the running sequences by seat, at `most` drafts for each."""
+    """Of the running sequences by batch row, at `most` drafts for each."""
 
     def __init__(self, most: int, max_sequences: int) -> None:
         self.rates = np.full((max_sequences, most), RATE)
         self._prior = np.full(most, RATE)
-        self._seated = np.zeros(max_sequences, dtype=np.bool_)  # by anybody so far
+        self._placed = np.zeros(max_sequences, dtype=np.bool_)  # by anybody so far
         self._levels = np.full((max_sequences, most), UNKNOWN)
         self._drawn = False  # levels may be known
         self._chances = np.ones(max_sequences)  # that all drafts so far are right
@@ -42,21 +42,21 @@ class Acceptance:
         self._weights = np.where(self._looked, RATE_WEIGHT, np.where(deeper, DEEPER_WEIGHT, 0))
         self._right = np.where(depth < drafted, depth < accepted, drafted == accepted)
 
-    def seat(self, seat: int) -> None:
-        """Another sequence has this seat."""
-        if self._seated[seat]:
-            self._prior += PRIOR_WEIGHT * (self.rates[seat] - self._prior)
-        self._seated[seat] = True
-        self.rates[seat] = self._prior
-        self._levels[seat] = UNKNOWN
+    def take_row(self, batch_row: int) -> None:
+        """Another sequence has this batch row."""
+        if self._placed[batch_row]:
+            self._prior += PRIOR_WEIGHT * (self.rates[batch_row] - self._prior)
+        self._placed[batch_row] = True
+        self.rates[batch_row] = self._prior
+        self._levels[batch_row] = UNKNOWN
 
-    def rested(self, seats: NDArray[np.int64], steps: int) -> None:
+    def rested(self, batch_rows: NDArray[np.int64], steps: int) -> None:
         """They did not draft for so many steps: what was known of them is not true for ever."""
-        rates = self.rates[seats]
-        self.rates[seats] = rates + min(FORGET_WEIGHT * steps, 1) * (self._prior - rates)
+        rates = self.rates[batch_rows]
+        self.rates[batch_rows] = rates + min(FORGET_WEIGHT * steps, 1) * (self._prior - rates)
 
     def drawn(
-        self, seats: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
+        self, batch_rows: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
     ) -> NDArray[np.float64]:
         """Each has a draft at this depth, from 1, to which the layer gave this probability.
 
@@ -64,29 +64,29 @@ class Acceptance:
         """
         levels = np.minimum((probability * LEVELS).astype(np.int64), LEVELS - 1)
         if depth == 1:
-            self._levels[seats] = UNKNOWN
-            self._chances[seats] = 1
-        self._levels[seats, depth - 1] = levels
+            self._levels[batch_rows] = UNKNOWN
+            self._chances[batch_rows] = 1
+        self._levels[batch_rows, depth - 1] = levels
         self._drawn = True
-        chances = self._chances[seats] * self._of_level[levels]
-        self._chances[seats] = chances
+        chances = self._chances[batch_rows] * self._of_level[levels]
+        self._chances[batch_rows] = chances
         return chances
 
     def checked(
-        self, seats: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
+        self, batch_rows: NDArray[np.int64], drafted: NDArray[np.int64], accepted: NDArray[np.int64]
     ) -> None:
         """So many drafts of each were looked at, and so many were right."""
         right = self._right[drafted, accepted]
-        rates = self.rates[seats]
-        self.rates[seats] = rates + self._weights[drafted, accepted] * (right - rates)
+        rates = self.rates[batch_rows]
+        self.rates[batch_rows] = rates + self._weights[drafted, accepted] * (right - rates)
         if not self._drawn:
             return
         self._drawn = False
-        levels = self._levels[seats]
+        levels = self._levels[batch_rows]
         known = self._looked[drafted, accepted] & (levels != UNKNOWN)
         if known.any():
             counts = np.bincount(levels[known], minlength=LEVELS)
             surplus = np.bincount(levels[known], right[known], LEVELS) - counts * self._of_level
             weights = 1 - (1 - LEVEL_WEIGHT) ** counts
             self._of_level += weights * surplus / np.maximum(counts, 1)
-            self._levels[seats] = UNKNOWN
+            self._levels[batch_rows] = UNKNOWN

@@ -59,7 +59,7 @@ class _Size:
 
 
 class Adaptive:
-    """What drafts of the running sequences, by seat, bring, and what rows cost."""
+    """What drafts of the running sequences, by batch row, bring, and what rows cost."""
 
     def __init__(self, most: int, max_sequences: int) -> None:
         self.most = most
@@ -78,80 +78,80 @@ class Adaptive:
         """Of the rows of a step that only decodes, for those that the last choice was for."""
         return self._size.forward
 
-    def seat(self, seat: int) -> None:
-        """Another sequence has this seat."""
-        self.acceptance.seat(seat)
-        self._draws[seat] = False
+    def take_row(self, batch_row: int) -> None:
+        """Another sequence has this batch row."""
+        self.acceptance.take_row(batch_row)
+        self._draws[batch_row] = False
         self._due = True
-        self._idle[seat] = NEW
+        self._idle[batch_row] = NEW
 
     def goes_on(
-        self, seats: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
+        self, batch_rows: NDArray[np.int64], depth: int, probability: NDArray[np.float64]
     ) -> NDArray[np.bool_]:
         """Whether another draft is worth it for each that has one at `depth`, from 1, of this probability."""
-        chances = self.acceptance.drawn(seats, depth, probability)
-        goes = np.ones(len(seats), dtype=np.bool_)
+        chances = self.acceptance.drawn(batch_rows, depth, probability)
+        goes = np.ones(len(batch_rows), dtype=np.bool_)
         if self._exact:
             return goes
-        gains = chances * self.acceptance.rates[seats, depth]
+        gains = chances * self.acceptance.rates[batch_rows, depth]
         order = (-gains).argsort(kind="stable")
-        count = np.arange(1.0, len(seats) + 1)
+        count = np.arange(1.0, len(batch_rows) + 1)
         ms = self.passes.at(count) + self.forward.each * count
         surplus = gains[order].cumsum() - self._size.speed * ms
         best = int(surplus.argmax())
         goes[order[best + 1 if surplus[best] > 0 else 0 :]] = False
         return goes
 
-    def choose(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
+    def choose(self, batch_rows: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.int64]:
         """How many tokens to draft for each, `most` at the utmost, as long as it `goes_on`."""
         most = np.minimum(most, self.most)
-        size = self._of_size(len(seats))
+        size = self._of_size(len(batch_rows))
         self._due |= size is not self._size
         self._size = size
         room = bool(most.any())  # otherwise the step tells nothing of what pays
         size.turns += room
         tries = self._exact = size.turns <= UNTRIED + TRIES
-        drafts = np.zeros(len(seats), dtype=np.int64)
+        drafts = np.zeros(len(batch_rows), dtype=np.int64)
         if tries:  # find out what rows cost
             if size.turns > UNTRIED and size.turns % 2:
-                some = self._some(seats)
+                some = self._some(batch_rows)
                 drafts[some] = most[some]
         elif room:
-            drafts = np.where(self._chosen(size, seats, most), most, 0)
-            size.chose(len(seats), pays=bool(drafts.any()))
+            drafts = np.where(self._chosen(size, batch_rows, most), most, 0)
+            size.chose(len(batch_rows), pays=bool(drafts.any()))
             if size.turns >= size.probe_at:
                 self._exact = True
-                drafts = self._probe(seats, drafts, most)
-        idle = self._idle[seats]
+                drafts = self._probe(batch_rows, drafts, most)
+        idle = self._idle[batch_rows]
         # The first step of a sequence decides whether the layer follows it, and its prompt. As long as nothing is known
         # it does that once: blocks of prompts are shared for long, and drafts lack what they have no keys of.
         if tries and room:
             idle[idle == NEW] = PATIENCE - 1
         elif not room or not size.pays:
             idle[idle == NEW] = PATIENCE
-        self._idle[seats] = np.where(drafts > 0, 0, idle + 1)
+        self._idle[batch_rows] = np.where(drafts > 0, 0, idle + 1)
         return drafts
 
     def _chosen(
-        self, size: _Size, seats: NDArray[np.int64], most: NDArray[np.int64]
+        self, size: _Size, batch_rows: NDArray[np.int64], most: NDArray[np.int64]
     ) -> NDArray[np.bool_]:
         """Who drafts: the best, or for some steps what was."""
-        every = REVIEW_EVERY if size.pays else max(min(REVIEW_EVERY, len(seats)), 1)
+        every = REVIEW_EVERY if size.pays else max(min(REVIEW_EVERY, len(batch_rows)), 1)
         if size.pays and size.turns <= YOUNG:
             every = 1
         if size.turns % every == 0 or (self._due and size.pays):
             self._due = False
-            rest = seats[~self._draws[seats]]
+            rest = batch_rows[~self._draws[batch_rows]]
             if len(rest):
                 self.acceptance.rested(rest, every)
-            self._draws[seats] = self._best(seats, most)
+            self._draws[batch_rows] = self._best(batch_rows, most)
         elif not size.pays:
-            return np.zeros(len(seats), dtype=np.bool_)
-        return self._draws[seats]
+            return np.zeros(len(batch_rows), dtype=np.bool_)
+        return self._draws[batch_rows]
 
-    def keeps_up(self, seats: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def keeps_up(self, batch_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the drafting layer follows these sequences: they draft, or did a while ago."""
-        return self._idle[seats] <= PATIENCE
+        return self._idle[batch_rows] <= PATIENCE
 
     def _of_size(self, sequences: int) -> _Size:
         key = sequences.bit_length()
@@ -161,13 +161,13 @@ class Adaptive:
             self._sizes[key] = _Size(each)
         return self._sizes[key]
 
-    def _some(self, seats: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _some(self, batch_rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """Places of the few that try something: who did not draft for longest."""
-        return np.argsort(-self._idle[seats], kind="stable")[: -(-len(seats) // TRIED)]
+        return np.argsort(-self._idle[batch_rows], kind="stable")[: -(-len(batch_rows) // TRIED)]
 
-    def _best(self, seats: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.bool_]:
-        count = len(seats)
-        gains = self.acceptance.rates[seats].cumprod(axis=1)  # [sequences, most]
+    def _best(self, batch_rows: NDArray[np.int64], most: NDArray[np.int64]) -> NDArray[np.bool_]:
+        count = len(batch_rows)
+        gains = self.acceptance.rates[batch_rows].cumprod(axis=1)  # [sequences, most]
         gains[np.arange(self.most) >= most[:, None]] = -1
         order = (-gains).ravel().argsort(kind="stable")[: np.count_nonzero(gains >= 0)]
         depths = order % self.most
@@ -184,7 +184,7 @@ class Adaptive:
         without = count / max(self.forward.at(count), 1e-9)
         self._size.speed = max(float(speed[best]), without)
         spent = ms[best]
-        if not self._draws[seats].any():
+        if not self._draws[batch_rows].any():
             # What begins has to pay even if rows cost more than they seem to.
             spent += self.forward.doubt * (best + 1)
         if tokens[best] > MARGIN * without * spent:
@@ -192,14 +192,14 @@ class Adaptive:
         return draws
 
     def _probe(
-        self, seats: NDArray[np.int64], drafts: NDArray[np.int64], most: NDArray[np.int64]
+        self, batch_rows: NDArray[np.int64], drafts: NDArray[np.int64], most: NDArray[np.int64]
     ) -> NDArray[np.int64]:
         """Something else than `drafts`, for one step: fewer where there are many, for a few where there were none."""
         size = self._size
         size.gap = min(size.gap * 2, PROBE_EVERY if size.pays else PROBE_AT_MOST_EVERY)
         size.probe_at = size.turns + size.gap
         drafts = np.minimum(drafts, size.turns // PROBE_EVERY % self.most)
-        some = self._some(seats)
-        some = some[self._idle[seats[some]] > 0]
+        some = self._some(batch_rows)
+        some = some[self._idle[batch_rows[some]] > 0]
         drafts[some] = np.minimum(most[some], 1) if size.pays else most[some]
         return drafts

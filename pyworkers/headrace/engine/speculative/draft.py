@@ -38,7 +38,7 @@ class _Known:
     """Rows of known tokens, sequence by sequence, and how many tokens to draft from each one's last row."""
 
     sequences: NDArray[np.object_]  # `Sequence`
-    seats: Ints
+    batch_rows: Ints
     starts: Ints  # the first position
     stops: Ints  # behind the last one
     tokens: NDArray[np.int32]  # [rows]
@@ -48,13 +48,13 @@ class _Known:
 
 
 class Drafter:
-    """Drafts for the sequences with a seat. `rejection` is told what drafts were drawn from."""
+    """Drafts for the sequences with a batch row. `rejection` is told what drafts were drawn from."""
 
     def __init__(
         self,
         model: Model,
         sampler: Sampler,
-        seats: InputBatch,
+        input_batch: InputBatch,
         adaptive: Adaptive | None,
         rejection: Rejection | None,
         *,
@@ -64,7 +64,7 @@ class Drafter:
     ) -> None:
         self._model = model
         self._sampler = sampler
-        self._seats = seats
+        self._input_batch = input_batch
         self._adaptive = adaptive  # None: as many as possible, always
         self._rejection = rejection
         self._head = head
@@ -73,20 +73,20 @@ class Drafter:
         self.first = most  # how many a sequence that comes with its KV may draft
 
     def begin(self, work: StepWork) -> None:
-        """Draft for sequences that just took their seat with all their KV, from the tails of their blocks."""
+        """Draft for sequences that just took their batch row with all their KV, from the tails of their blocks."""
         if not work.begins.any():
             return
-        seats, some = self._seats, work.where(work.begins)
-        of = some.seats
-        starts = seats.computed[of]
+        input_batch, some = self._input_batch, work.where(work.begins)
+        of = some.batch_rows
+        starts = input_batch.computed[of]
         known = _Known(
             some.sequences,
             of,
             starts,
             starts + 1,
-            seats.newest[of],
-            (-1 - seats.blocks(of, starts - 1)).astype(np.int32),
-            seats.keys_from[of],
+            input_batch.newest[of],
+            (-1 - input_batch.blocks(of, starts - 1)).astype(np.int32),
+            input_batch.keys_from[of],
             some.drafts,
         )
         self._draft(known)
@@ -94,15 +94,15 @@ class Drafter:
     def follow(self, step: Prepared) -> bool:
         """Cover what a step computed, and draft for the next one. Returns whether the device may still write.
 
-        What is known of the seats is what the step left.
+        What is known of the batch rows is what the step left.
         """
-        seats, batch, of = self._seats, step.batch, step.seats
-        after, totals = seats.computed[of], seats.total[of]
-        room = seats.room(of)
-        live = ~seats.ended[of]
-        answered = totals > seats.prompt_len[of]
-        decodes = live & seats.answers[of] & answered & (totals - after == 1)
-        most = np.minimum(np.minimum(seats.limit[of] - totals - 1, room - after), self._most)
+        input_batch, batch, of = self._input_batch, step.batch, step.batch_rows
+        after, totals = input_batch.computed[of], input_batch.total[of]
+        room = input_batch.room(of)
+        live = ~input_batch.ended[of]
+        answered = totals > input_batch.prompt_len[of]
+        decodes = live & input_batch.answers[of] & answered & (totals - after == 1)
+        most = np.minimum(np.minimum(input_batch.limit[of] - totals - 1, room - after), self._most)
         drafts = np.zeros(len(of), dtype=np.int64)
         places = places_of(decodes)
         follows = np.ones(len(of), dtype=np.bool_)
@@ -118,8 +118,8 @@ class Drafter:
         rows = batch.seq_starts[:-1].astype(np.int64)
         before = batch.positions[rows].astype(np.int64)
         stops = after + (live & (totals > after) & (room > after))
-        keys_from, keys_to = seats.keys_from[of], seats.keys_to[of]
-        aligned = (keys_to == before) & (before % seats.block_tokens == 0) & (before > 0)
+        keys_from, keys_to = input_batch.keys_from[of], input_batch.keys_to[of]
+        aligned = (keys_to == before) & (before % input_batch.block_tokens == 0) & (before > 0)
         starts = np.where(aligned, before, before + 1)
         hole = keys_to < starts
         keys_from[hole] = starts[hole]
@@ -132,12 +132,12 @@ class Drafter:
         row_of = rows[owners] + positions - before[owners]  # of the same token in the batch
         tokens = batch.tokens[np.minimum(row_of, batch.rows - 1)]
         unseen = places_of(positions == after[owners])  # tokens that the step did not compute
-        tokens[unseen] = seats.newest[of[owners[unseen]]]
+        tokens[unseen] = input_batch.newest[of[owners[unseen]]]
         in_prompt = ~answered | (totals - after > 1)
         for row in unseen[in_prompt[owners[unseen]]].tolist():
             place, end = owners[row], int(positions[row])
             tokens[row] = step.work.sequence(int(place)).tokens(end, end + 1)[0]
-        tails = seats.blocks(of[owners], np.maximum(before[owners] - 1, 0))
+        tails = input_batch.blocks(of[owners], np.maximum(before[owners] - 1, 0))
         hidden_from = np.where(positions == before[owners], -1 - tails, row_of - 1)
         return not self._draft(
             _Known(
@@ -156,13 +156,16 @@ class Drafter:
         """All passes. Returns whether the last one's logits were read."""
         counts = known.stops - known.starts
         last_rows = counts.cumsum() - 1
-        seats = self._seats
-        seats.keys_from[known.seats], seats.keys_to[known.seats] = known.keys_from, known.stops
+        input_batch = self._input_batch
+        input_batch.keys_from[known.batch_rows], input_batch.keys_to[known.batch_rows] = (
+            known.keys_from,
+            known.stops,
+        )
         drafting = places_of(known.drafts > 0)
         began_s = self._clock()
         logits = self._model.draft(
             self._batch(
-                known.seats,
+                known.batch_rows,
                 spread(known.starts, counts),
                 counts,
                 known.tokens,
@@ -174,7 +177,7 @@ class Drafter:
         )
         guesses = np.zeros((len(drafting), self._most + 1), dtype=np.int64)
         made = np.zeros(len(drafting), dtype=np.int64)
-        totals = seats.total[known.seats[drafting]]
+        totals = input_batch.total[known.batch_rows[drafting]]
         depth, hidden_from = 1, last_rows[drafting]
         going = np.arange(len(drafting))  # places in `drafting`
         prompts = int(counts.max()) > self._most + 1
@@ -182,7 +185,7 @@ class Drafter:
             some = drafting[going]
             rows = Rows(
                 known.sequences[some].tolist(),
-                known.seats[some],
+                known.batch_rows[some],
                 totals[going],
                 np.full(len(some), depth),
                 guesses[going, :depth].ravel().astype(np.int32),
@@ -192,7 +195,7 @@ class Drafter:
                 self._rejection.drafted(logits, rows)
             now_s = self._clock()
             if self._adaptive is not None and not (prompts and depth == 1):
-                computed = len(known.seats) if depth == 1 else len(going)
+                computed = len(known.batch_rows) if depth == 1 else len(going)
                 self._adaptive.passes.note(computed, (now_s - began_s) * 1e3)
             made[going] = depth
             more = places_of(known.drafts[some] > depth)
@@ -200,7 +203,7 @@ class Drafter:
                 places = drafting[going[more]]
                 columns = self._head.columns_of(guesses[going[more], depth])
                 sure = topk.probability(logits, more, columns)
-                more = more[self._adaptive.goes_on(known.seats[places], depth, sure)]
+                more = more[self._adaptive.goes_on(known.batch_rows[places], depth, sure)]
             hidden_from = hidden_from[more] if depth == 1 else more
             going = going[more]
             if not len(going):
@@ -209,7 +212,7 @@ class Drafter:
             began_s = now_s
             logits = self._model.draft(
                 self._batch(
-                    known.seats[some],
+                    known.batch_rows[some],
                     known.stops[some] + depth - 1,
                     np.ones(len(some), dtype=np.int64),
                     guesses[going, depth].astype(np.int32),
@@ -220,13 +223,13 @@ class Drafter:
                 )
             )
             depth += 1
-        seats.drafts[known.seats[drafting], : self._most] = guesses[:, 1:]
-        seats.drafted[known.seats[drafting]] = made
+        input_batch.drafts[known.batch_rows[drafting], : self._most] = guesses[:, 1:]
+        input_batch.drafted[known.batch_rows[drafting]] = made
         return len(drafting) > 0
 
     def _batch(
         self,
-        seats: Ints,
+        batch_rows: Ints,
         positions: Ints,
         counts: Ints,
         tokens: NDArray[np.int32],
@@ -242,10 +245,10 @@ class Drafter:
         return DraftBatch(
             tokens=tokens,
             positions=positions.astype(np.int32),
-            slots=self._seats.slots(seats.repeat(counts), positions),
+            slots=self._input_batch.slots(batch_rows.repeat(counts), positions),
             seq_starts=starts,
             context_lens=ends.astype(np.int32),
-            block_tables=self._seats.tables(seats, int(ends.max())),
+            block_tables=self._input_batch.tables(batch_rows, int(ends.max())),
             logit_rows=logit_rows.astype(np.int32),
             hidden_from=hidden_from,
             first_keys=keys_from.astype(np.int32),

@@ -29,55 +29,57 @@ class Lookahead:
         self.most = most
         self.first = most  # for a sequence whose KV came from elsewhere
 
-    def add(self, seats: Ints, rows: int, running: int) -> Ints:
-        """How many drafts the decoding sequences at `seats` may check, in `rows` at most.
+    def add(self, batch_rows: Ints, rows: int, running: int) -> Ints:
+        """How many drafts the decoding sequences at `batch rows` may check, in `rows` at most.
 
         `running` sequences may each need one more block.
         """
         columns, most = self._columns, self.most
-        wanted = self._wanted(seats)
+        wanted = self._wanted(batch_rows)
         while most > 0 and int(np.minimum(wanted, most).sum()) > rows:
             most -= 1
         drafts = np.minimum(wanted, most)
-        before = columns.length(seats) + columns.coming_drafts[seats]
-        lacks = before + drafts + self.most > columns.held[seats] * self._block_tokens
-        lacks |= columns.hands_off[seats]
+        before = columns.length(batch_rows) + columns.coming_drafts[batch_rows]
+        lacks = before + drafts + self.most > columns.held[batch_rows] * self._block_tokens
+        lacks |= columns.hands_off[batch_rows]
         if lacks.any():
             some = places_of(lacks)
-            drafts[some] = self._reserve_for(seats[some], before[some], drafts[some], running)
+            drafts[some] = self._reserve_for(batch_rows[some], before[some], drafts[some], running)
         return drafts
 
-    def _reserve_for(self, seats: Ints, before: Ints, drafts: Ints, running: int) -> Ints:
-        """`_reserve` of those at these seats; at once where all get what they need, and that is one block each."""
+    def _reserve_for(self, batch_rows: Ints, before: Ints, drafts: Ints, running: int) -> Ints:
+        """`_reserve` of those at these batch rows; at once where all get what they need, and that is one block each."""
         columns = self._columns
-        wanted = np.minimum(before + drafts + self.most, columns.limit[seats])
-        missing = np.maximum(-(-wanted // self._block_tokens) - columns.held[seats], 0)
-        missing[columns.hands_off[seats]] = 0
+        wanted = np.minimum(before + drafts + self.most, columns.limit[batch_rows])
+        missing = np.maximum(-(-wanted // self._block_tokens) - columns.held[batch_rows], 0)
+        missing[columns.hands_off[batch_rows]] = 0
         count = int(missing.sum())
         if missing.max() > 1 or self._pool.available - count < running:
-            each = zip(columns.sequences_of(seats), drafts.tolist(), strict=True)
+            each = zip(columns.sequences_of(batch_rows), drafts.tolist(), strict=True)
             reserved = [self._reserve(sequence, own, running) for sequence, own in each]
             return np.array(reserved, dtype=np.int64)
         blocks = self._pool.allocate(count)
         assert blocks is not None, "they are available"
-        for sequence, block in zip(columns.sequences_of(seats[missing > 0]), blocks, strict=True):
+        for sequence, block in zip(
+            columns.sequences_of(batch_rows[missing > 0]), blocks, strict=True
+        ):
             sequence.blocks.append(block)
-        columns.held[seats] += missing
-        room = columns.held[seats] * self._block_tokens - before
-        room[columns.hands_off[seats]] = 0
+        columns.held[batch_rows] += missing
+        room = columns.held[batch_rows] * self._block_tokens - before
+        room[columns.hands_off[batch_rows]] = 0
         return np.maximum(np.minimum(drafts, room), 0)
 
-    def _wanted(self, seats: Ints) -> Ints:
+    def _wanted(self, batch_rows: Ints) -> Ints:
         """How many drafts there will be; where a step under way is about to make them, one more than there were."""
         columns = self._columns
-        there = columns.drafts[seats]
-        left = columns.limit[seats] - columns.length(seats) - 1
+        there = columns.drafts[batch_rows]
+        left = columns.limit[batch_rows] - columns.length(batch_rows) - 1
         more = np.maximum(np.minimum(there + 1, left), 0)
-        return np.where(columns.coming_rows[seats] == 0, there, more)
+        return np.where(columns.coming_rows[batch_rows] == 0, there, more)
 
-    def begin(self, seated: list[Sequence], rows: int, running: int) -> list[Work]:
-        """Decoding of sequences that just took their seats with all their KV: they may draft at once."""
-        work = [Work.of(sequence, 1, self._columns) for sequence in seated]
+    def begin(self, placed: list[Sequence], rows: int, running: int) -> list[Work]:
+        """Decoding of sequences that just took their batch rows with all their KV: they may draft at once."""
+        work = [Work.of(sequence, 1, self._columns) for sequence in placed]
         for item in work if self.most > 0 else []:
             sequence = item.sequence
             drafts = min(self.first, rows, sequence.limit - sequence.total - 1)
@@ -117,13 +119,13 @@ class Lookahead:
         start, end = place * self._block_tokens, (place + 1) * self._block_tokens
         return self.most == 0 or (sequence.keys_from <= max(start, 1) and end <= sequence.keys_to)
 
-    def have_keys(self, seats: Ints, places: Ints) -> list[bool]:
-        """`has_keys` of one block of each of these seats."""
+    def have_keys(self, batch_rows: Ints, places: Ints) -> list[bool]:
+        """`has_keys` of one block of each of these batch rows."""
         if self.most == 0:
-            return [True] * len(seats)
+            return [True] * len(batch_rows)
         starts, ends = places * self._block_tokens, (places + 1) * self._block_tokens
-        from_start = self._columns.keys_from[seats] <= np.maximum(starts, 1)
-        return (from_start & (ends <= self._columns.keys_to[seats])).tolist()
+        from_start = self._columns.keys_from[batch_rows] <= np.maximum(starts, 1)
+        return (from_start & (ends <= self._columns.keys_to[batch_rows])).tolist()
 
     def _reserve(self, sequence: Sequence, drafts: int, running: int) -> int:
         """Blocks for the tokens of this step, `drafts` of them drafts, and for the drafts after it.

@@ -28,24 +28,24 @@ class Rejection:
     def __init__(self, sampler: Sampler, head: DraftHead) -> None:
         self._sampler = sampler
         self._head = head
-        self._drawn_from: dict[tuple[int, int], NDArray[np.float32]] = {}  # by seat and depth
+        self._drawn_from: dict[tuple[int, int], NDArray[np.float32]] = {}  # by batch row and depth
 
     def drafted(self, logits: torch.Tensor, rows: Rows) -> None:
         """Drafts for the last row of each sequence were just drawn from these `logits`."""
-        seats, positions = rows.last()
-        drawn = np.flatnonzero(self._sampler.draws_tokens(seats))
+        batch_rows, positions = rows.last()
+        drawn = np.flatnonzero(self._sampler.draws_tokens(batch_rows))
         for some in _parts(drawn, logits.shape[1]):
             own = _rows(logits, some)
-            draws = self._sampler.draws(topk.argmax(own)[1], seats[some], positions[some])
+            draws = self._sampler.draws(topk.argmax(own)[1], batch_rows[some], positions[some])
             for row, q in zip(some.tolist(), distributions(own, draws), strict=True):
-                key = int(seats[row]), int(rows.counts[row]) - 1
+                key = int(batch_rows[row]), int(rows.counts[row]) - 1
                 self._drawn_from[key] = q.astype(np.float32)
 
     def judge(self, logits: torch.Tensor, rows: Rows, sampled: Sampled) -> None:
         """Put what the drafts become in place of what was sampled for their rows; `logits` are edited."""
-        seats, positions = rows.places()
+        batch_rows, positions = rows.places()
         starts = rows.starts
-        going = np.flatnonzero(self._sampler.draws_tokens(seats[starts]))
+        going = np.flatnonzero(self._sampler.draws_tokens(batch_rows[starts]))
         depth = 0
         while len(going := going[rows.counts[going] > depth + 1]):
             at = starts[going] + depth
@@ -54,13 +54,15 @@ class Rejection:
             right = np.zeros(len(going), dtype=np.bool_)
             for part in _parts(np.arange(len(at)), logits.shape[1]):
                 some = at[part]
-                draws = self._sampler.draws(sampled.best[some], seats[some], positions[some])
+                draws = self._sampler.draws(sampled.best[some], batch_rows[some], positions[some])
                 p = distributions(_rows(logits, some), draws)
                 q = np.zeros_like(p)
-                kept = [self._drawn_from[seat, depth] for seat in seats[some].tolist()]
+                kept = [
+                    self._drawn_from[batch_row, depth] for batch_row in batch_rows[some].tolist()
+                ]
                 q[:, self._head.ids] = np.stack(kept)
                 drafts = rows.drafts[some + 1].astype(np.int64)
-                seeds = self._sampler.seeds(seats[some])
+                seeds = self._sampler.seeds(batch_rows[some])
                 right[part], ids = decide(p, q, drafts, seeds, positions[some])
                 sampled.ids[some] = ids
             going = going[right]

@@ -1,9 +1,9 @@
-"""What the engine counts of the sequences with a seat, in arrays by seat: a step touches those that need something.
+"""What the engine counts of running sequences, in arrays by batch row: a step touches those that need something.
 
 The counts of a sequence always stand in an array, to which its attributes lead (`Count`): one of its own, or from the
-moment that it has a seat a column of `RowCounts.counts`. So there is one place for each number, whoever asks.
+moment that it has a batch row a column of `RowCounts.counts`. So there is one place for each number, whoever asks.
 
-These are the engine's. What the thread of the steps knows of the same seats is `Seats`.
+These are the engine's. What the thread of the steps knows of the same batch rows is `InputBatch`.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ class Count:
 
 
 class RowCounts:
-    """All arrays are `[seats]`. What stands at a seat that nobody has means nothing, but for `taken` and `epoch`."""
+    """All arrays are `[batch rows]`. What stands at a free batch row means nothing, but for `taken` and `epoch`."""
 
-    def __init__(self, seats: int) -> None:
-        self.counts = np.zeros((COUNTS, seats), dtype=np.int64)
+    def __init__(self, batch_rows: int) -> None:
+        self.counts = np.zeros((COUNTS, batch_rows), dtype=np.int64)
         self.total = self.counts[TOTAL]
         self.computed = self.counts[COMPUTED]
         self.coming_rows = self.counts[COMING_ROWS]
@@ -66,85 +66,91 @@ class RowCounts:
         self.published = self.counts[PUBLISHED]
         self.held = self.counts[HELD]
         self.tabled = self.counts[TABLED]
-        self.prompt_len = np.zeros(seats, dtype=np.int64)
-        self.limit = np.zeros(seats, dtype=np.int64)
-        self.link = np.zeros(seats, dtype=np.int64)
-        self.request = np.zeros(seats, dtype=np.uint64)
-        self.hands_off = np.zeros(seats, dtype=np.bool_)  # its answer is another worker's
+        self.prompt_len = np.zeros(batch_rows, dtype=np.int64)
+        self.limit = np.zeros(batch_rows, dtype=np.int64)
+        self.link = np.zeros(batch_rows, dtype=np.int64)
+        self.request = np.zeros(batch_rows, dtype=np.uint64)
+        self.hands_off = np.zeros(batch_rows, dtype=np.bool_)  # its answer is another worker's
         # A token of it is all that there is to say: it answers here, and the first Output is out.
-        self.plain = np.zeros(seats, dtype=np.bool_)
-        self.taken = np.zeros(seats, dtype=np.bool_)
-        self.epoch = np.zeros(seats, dtype=np.int64)  # counts who had the seat
-        self.sequences = np.empty(seats, dtype=np.object_)
-        self.answers = np.empty(seats, dtype=np.object_)  # their `generated`
+        self.plain = np.zeros(batch_rows, dtype=np.bool_)
+        self.taken = np.zeros(batch_rows, dtype=np.bool_)
+        self.epoch = np.zeros(batch_rows, dtype=np.int64)  # counts who had the batch row
+        self.sequences = np.empty(batch_rows, dtype=np.object_)
+        self.answers = np.empty(batch_rows, dtype=np.object_)  # their `generated`
 
-    def take(self, sequence: Sequence, seat: int) -> None:
-        """`sequence` has this seat, which nobody had."""
-        assert not self.taken[seat] and sequence.seat is None
-        self.counts[:, seat] = sequence.counts
-        sequence.counts = self.counts[:, seat]
-        sequence.seat = seat
-        self.prompt_len[seat], self.limit[seat] = sequence.prompt_len, sequence.limit
-        self.link[seat], self.request[seat] = sequence.key
-        self.hands_off[seat] = sequence.hand_off_ms is not None
-        self.plain[seat] = sequence.answered and sequence.hand_off_ms is None
-        self.taken[seat] = True
-        self.sequences[seat], self.answers[seat] = sequence, sequence.generated
+    def take(self, sequence: Sequence, batch_row: int) -> None:
+        """`sequence` has this batch row, which nobody had."""
+        assert not self.taken[batch_row] and sequence.batch_row is None
+        self.counts[:, batch_row] = sequence.counts
+        sequence.counts = self.counts[:, batch_row]
+        sequence.batch_row = batch_row
+        self.prompt_len[batch_row], self.limit[batch_row] = sequence.prompt_len, sequence.limit
+        self.link[batch_row], self.request[batch_row] = sequence.key
+        self.hands_off[batch_row] = sequence.hand_off_ms is not None
+        self.plain[batch_row] = sequence.answered and sequence.hand_off_ms is None
+        self.taken[batch_row] = True
+        self.sequences[batch_row], self.answers[batch_row] = sequence, sequence.generated
 
     def leave(self, sequence: Sequence) -> int:
-        """It keeps its counts; returns the seat that it had, which another may take."""
-        seat = sequence.seat
-        assert seat is not None and self.sequences[seat] is sequence
+        """It keeps its counts; returns the batch row that it had, which another may take."""
+        batch_row = sequence.batch_row
+        assert batch_row is not None and self.sequences[batch_row] is sequence
         sequence.counts = sequence.counts.copy()
-        sequence.seat = None
-        self.taken[seat] = False
-        self.epoch[seat] += 1
-        self.sequences[seat] = self.answers[seat] = None
-        return seat
+        sequence.batch_row = None
+        self.taken[batch_row] = False
+        self.epoch[batch_row] += 1
+        self.sequences[batch_row] = self.answers[batch_row] = None
+        return batch_row
 
     def answered(self, sequence: Sequence) -> None:
         """Its first Output goes out."""
         sequence.answered = True
-        if sequence.seat is not None:
-            self.plain[sequence.seat] = sequence.hand_off_ms is None
+        if sequence.batch_row is not None:
+            self.plain[sequence.batch_row] = sequence.hand_off_ms is None
 
-    def at(self, seat: int | np.int64) -> Sequence:
-        return self.sequences.item(seat)
+    def at(self, batch_row: int | np.int64) -> Sequence:
+        return self.sequences.item(batch_row)
 
-    def sequences_of(self, seats: Ints) -> list[Sequence]:
-        return self.sequences[seats].tolist()
+    def sequences_of(self, batch_rows: Ints) -> list[Sequence]:
+        return self.sequences[batch_rows].tolist()
 
     # --- the same as the properties of a sequence, of many ---
 
-    def length(self, seats: Ints) -> Ints:
-        return self.total[seats] + self.coming_tokens[seats]
+    def length(self, batch_rows: Ints) -> Ints:
+        return self.total[batch_rows] + self.coming_tokens[batch_rows]
 
-    def reached(self, seats: Ints) -> Ints:
-        return self.computed[seats] + self.coming_rows[seats]
+    def reached(self, batch_rows: Ints) -> Ints:
+        return self.computed[batch_rows] + self.coming_rows[batch_rows]
 
-    def remaining(self, seats: Ints) -> Ints:
-        return self.length(seats) - self.reached(seats)
+    def remaining(self, batch_rows: Ints) -> Ints:
+        return self.length(batch_rows) - self.reached(batch_rows)
 
-    def ends(self, seats: Ints) -> NDArray[np.bool_]:
-        return (self.coming_tokens[seats] > 0) & (self.length(seats) >= self.limit[seats])
+    def ends(self, batch_rows: Ints) -> NDArray[np.bool_]:
+        return (self.coming_tokens[batch_rows] > 0) & (
+            self.length(batch_rows) >= self.limit[batch_rows]
+        )
 
     def check(self) -> None:
         """Assert that the arrays say what the sequences are."""
-        for seat in range(len(self.taken)):
-            sequence: Sequence | None = self.sequences[seat]
-            assert self.taken[seat] == (sequence is not None), "a seat is taken by nobody"
+        for batch_row in range(len(self.taken)):
+            sequence: Sequence | None = self.sequences[batch_row]
+            assert self.taken[batch_row] == (sequence is not None), "a batch row is taken by nobody"
             if sequence is None:
-                assert self.answers[seat] is None, "an answer without a sequence"
+                assert self.answers[batch_row] is None, "an answer without a sequence"
                 continue
-            assert sequence.seat == seat, "a sequence is not where it sits"
-            assert np.shares_memory(sequence.counts, self.counts[:, seat]), "two places for counts"
-            assert self.answers[seat] is sequence.generated, "tokens go elsewhere"
-            assert self.total[seat] == sequence.total, "miscounted tokens"
+            assert sequence.batch_row == batch_row, "a sequence is not where it sits"
+            assert np.shares_memory(sequence.counts, self.counts[:, batch_row]), (
+                "two places for counts"
+            )
+            assert self.answers[batch_row] is sequence.generated, "tokens go elsewhere"
+            assert self.total[batch_row] == sequence.total, "miscounted tokens"
             assert sequence.held == len(sequence.blocks), "miscounted blocks"
             assert sequence.tabled <= sequence.held, "a table of more than there is"
-            assert sequence.key == (self.link[seat], int(self.request[seat])), "another's key"
-            assert self.prompt_len[seat] == sequence.prompt_len, "another's prompt"
-            assert self.limit[seat] == sequence.limit, "another's limit"
+            assert sequence.key == (self.link[batch_row], int(self.request[batch_row])), (
+                "another's key"
+            )
+            assert self.prompt_len[batch_row] == sequence.prompt_len, "another's prompt"
+            assert self.limit[batch_row] == sequence.limit, "another's limit"
             plain = sequence.answered and sequence.hand_off_ms is None
-            assert self.plain[seat] == plain, "who is plain"
-            assert self.hands_off[seat] == (sequence.hand_off_ms is not None), "who hands off"
+            assert self.plain[batch_row] == plain, "who is plain"
+            assert self.hands_off[batch_row] == (sequence.hand_off_ms is not None), "who hands off"

@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 
 
 class Forward:
-    """The model with what it needs to know of those who have a seat. `clock` counts seconds.
+    """The model with what it needs to know of those who have a batch row. `clock` counts seconds.
 
     One thread at a time, and step after step in the order of the engine. Of a sequence it reads only what does not
-    change while it has its seat; its penalties are this class's own.
+    change while it has its batch row; its penalties are this class's own.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Forward:
         self._exports = exports
         self._clock = clock
         self._sampler = Sampler(model.vocab_size, config.max_sequences)
-        self._seats = InputBatch(
+        self._input_batch = InputBatch(
             block_tokens=model.block_tokens,
             max_sequences=config.max_sequences,
             max_blocks=-(-context_tokens // config.block_tokens),
@@ -71,7 +71,7 @@ class Forward:
             self.drafter = Drafter(
                 model,
                 self._sampler,
-                self._seats,
+                self._input_batch,
                 self.adaptive,
                 self._rejection,
                 head=head,
@@ -90,28 +90,28 @@ class Forward:
         When it is read, or has failed, the device writes to no block any more: what is computed can be read by others,
         and what is freed can be another's.
         """
-        self._seat(order)
-        work = order.work.where(~self._seats.ended[order.work.seats])
+        self._batch_row(order)
+        work = order.work.where(~self._input_batch.ended[order.work.batch_rows])
         try:
             with torch.inference_mode():
                 return self._launch(order, work)
         except BaseException:  # a panic of the Rust code, too
-            self._seats.ended[work.seats] = True  # the step after it goes without
+            self._input_batch.ended[work.batch_rows] = True  # the step after it goes without
             self._wait_for_device()
             raise
 
-    def _seat(self, order: Order) -> None:
-        for seated in order.seated:
-            self._seats.take(seated)
-            self._sampler.seat(seated.sequence, seated.seat)
+    def _batch_row(self, order: Order) -> None:
+        for placed in order.placed:
+            self._input_batch.take(placed)
+            self._sampler.take_row(placed.sequence, placed.batch_row)
             if self.adaptive is not None:
-                self.adaptive.seat(seated.seat)
-        if self._pool is not None and order.seated:
-            some = [seated.seat for seated in order.seated]
-            self._pool.put(some, [seated.newest for seated in order.seated])
+                self.adaptive.take_row(placed.batch_row)
+        if self._pool is not None and order.placed:
+            some = [placed.batch_row for placed in order.placed]
+            self._pool.put(some, [placed.newest for placed in order.placed])
         for table in order.tables:
-            self._seats.table(table)
-        self._seats.grow(order.grown)
+            self._input_batch.table(table)
+        self._input_batch.grow(order.grown)
 
     def _launch(self, order: Order, work: StepWork) -> Read:
         if not len(work):
@@ -119,7 +119,7 @@ class Forward:
         if self.drafter is not None:
             self.drafter.begin(work)
         began_s = self._clock()
-        step = build(self._seats, work, None if self._pool is None else self._pool.newest)
+        step = build(self._input_batch, work, None if self._pool is None else self._pool.newest)
         if order.chunks:
             logits = self._model.forward(step.batch, self._exports.progress_of(order.chunks))
         else:
@@ -139,22 +139,22 @@ class Forward:
 
     def _stays(self, step: Prepared) -> bool:
         """The host need not see the logits."""
-        return not step.prompt_rows and self._sampler.takes_best(step.seats[step.sampled])
+        return not step.prompt_rows and self._sampler.takes_best(step.batch_rows[step.sampled])
 
     def _leave(self, step: Prepared, logits: torch.Tensor, pool: TokenPool) -> Read:
         """Its tokens are there for the next step; here they are known when they are read."""
-        seats, of = self._seats, step.seats[step.sampled]
+        input_batch, of = self._input_batch, step.batch_rows[step.sampled]
         rows = Rows(
             step.work.sequences_at(step.sampled),
             of,
-            seats.total[of],
+            input_batch.total[of],
             step.sampled_rows,
             np.zeros(len(of), dtype=np.int32),
         )
-        ends = seats.ends(of)  # when it is read, others may sit there
+        ends = input_batch.ends(of)  # when it is read, others may sit there
         coming = pool.choose(logits, of)
-        seats.computed[step.seats] += step.known
-        seats.total[of] += 1
+        input_batch.computed[step.batch_rows] += step.known
+        input_batch.total[of] += 1
         snapshot = self._snapshot(step.work)
 
         def read() -> Computed:
@@ -166,9 +166,12 @@ class Forward:
         return read
 
     def _snapshot(self, work: StepWork) -> SequencesAfter:
-        seats, of = self._seats, work.seats
+        input_batch, of = self._input_batch, work.batch_rows
         return SequencesAfter(
-            seats.computed[of], seats.drafted[of], seats.keys_from[of], seats.keys_to[of]
+            input_batch.computed[of],
+            input_batch.drafted[of],
+            input_batch.keys_from[of],
+            input_batch.keys_to[of],
         )
 
     def _computed(
@@ -183,23 +186,23 @@ class Forward:
 
     def _advance(self, step: Prepared, chosen: ChosenRows) -> None:
         """All sequences have their new tokens, and the KV of all but the newest."""
-        seats = self._seats
-        seats.computed[step.seats] += step.known
-        seats.drafted[step.seats] = 0
+        input_batch = self._input_batch
+        input_batch.computed[step.batch_rows] += step.known
+        input_batch.drafted[step.batch_rows] = 0
         if not len(chosen):
             return
-        of, counts = step.seats[step.sampled], chosen.counts
-        seats.total[of] += counts
-        seats.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
+        of, counts = step.batch_rows[step.sampled], chosen.counts
+        input_batch.total[of] += counts
+        input_batch.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
         if (counts == 1).all():
-            seats.newest[of] = chosen.ids
+            input_batch.newest[of] = chosen.ids
         else:
             some = counts > 0
-            seats.newest[of[some]] = chosen.ids[counts.cumsum()[some] - 1]
-        seats.ended[of] = (chosen.finish != GOES_ON) | (counts == 0)
+            input_batch.newest[of[some]] = chosen.ids[counts.cumsum()[some] - 1]
+        input_batch.ended[of] = (chosen.finish != GOES_ON) | (counts == 0)
         if self._pool is not None:
-            self._pool.put(of, seats.newest[of].tolist())
-        for row in places_of(seats.penalised[of]).tolist():
+            self._pool.put(of, input_batch.newest[of].tolist())
+        for row in places_of(input_batch.penalised[of]).tolist():
             item = chosen.row(row)
             assert item.sequence.penalties is not None
             for token in item.ids:
@@ -209,18 +212,20 @@ class Forward:
         """Tokens for all sequences that are sampled, as many as their drafts allow."""
         if not len(step.sampled):
             return ChosenRows.none(step.work)
-        of = step.seats[step.sampled]
+        of = step.batch_rows[step.sampled]
         drafts = step.batch.tokens[step.batch.logit_rows[: len(logits)]]
         sequences = step.work.sequences_at(step.sampled)
-        rows = Rows(sequences, of, self._seats.total[of], step.sampled_rows, drafts)
+        rows = Rows(sequences, of, self._input_batch.total[of], step.sampled_rows, drafts)
         sampled = self._sampler.sample(logits, rows)
         if self._rejection is not None:
             self._rejection.judge(logits, rows, sampled)
         counts = kept(rows, sampled.ids)
         drafted = rows.counts - 1
         if self.adaptive is not None and drafted.any():
-            self.adaptive.acceptance.checked(rows.seats, drafted, np.maximum(counts - 1, 0))
-        chosen = choose(step.work, step.sampled, rows, self._seats.ends(of), sampled.ids, counts)
+            self.adaptive.acceptance.checked(rows.batch_rows, drafted, np.maximum(counts - 1, 0))
+        chosen = choose(
+            step.work, step.sampled, rows, self._input_batch.ends(of), sampled.ids, counts
+        )
         if sampled.raw is not None:
             self._add_logprobs(sampled, rows, chosen)
         return chosen
@@ -229,7 +234,7 @@ class Forward:
         starts, counts = rows.starts, chosen.counts
         offsets = np.arange(len(sampled.ids)) - starts.repeat(rows.counts)
         entries = self._sampler.logprobs(sampled, rows, offsets < counts.repeat(rows.counts))
-        for row in places_of(self._sampler.wants_logprobs(rows.seats)).tolist():
+        for row in places_of(self._sampler.wants_logprobs(rows.batch_rows)).tolist():
             own = entries[starts[row] : starts[row] + counts[row]]
             chosen.logprobs[row] = [entry for entry in own if entry is not None]
 

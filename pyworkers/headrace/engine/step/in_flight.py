@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class StepsInFlight:
-    """Begins steps and finishes them. `publish_of` names the blocks that those at some seats have whole."""
+    """Begins steps and finishes them. `publish_of` names the blocks that those at some batch rows have whole."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class StepsInFlight:
             self._arrivals.reserved(plan.reserved)
         if not len(plan.work):
             if self._under_way:
-                # One that just lost its seat may have a token coming, and is not planned without it.
+                # One that just lost its batch row may have a token coming, and is not planned without it.
                 self._under_way[-1].last = True
             return None
         self._exports.admit(plan.admitted)
@@ -82,37 +82,39 @@ class StepsInFlight:
         result.count(plan.work)
         step = EngineStep(self._order(plan), self._forward.launch, result)
         columns, work = self._scheduler.columns, plan.work
-        columns.coming_rows[work.seats] += work.counts
-        columns.coming_tokens[work.seats] += work.chooses
-        columns.coming_drafts[work.seats] += work.drafts
+        columns.coming_rows[work.batch_rows] += work.counts
+        columns.coming_tokens[work.batch_rows] += work.chooses
+        columns.coming_drafts[work.batch_rows] += work.drafts
         self._under_way.append(step)
         return step
 
     def _order(self, plan: Plan) -> Order:
         tables: list[TableUpdate] = []
         chunks: list[Chunk] = []
-        columns, seats = self._scheduler.columns, plan.work.seats
-        more = columns.held[seats] - columns.tabled[seats]
-        grown = self._grown(seats[more == 1])
-        for seat in seats[more > 1].tolist():
-            sequence = columns.at(seat)
+        columns, batch_rows = self._scheduler.columns, plan.work.batch_rows
+        more = columns.held[batch_rows] - columns.tabled[batch_rows]
+        grown = self._grown(batch_rows[more == 1])
+        for batch_row in batch_rows[more > 1].tolist():
+            sequence = columns.at(batch_row)
             place = sequence.tabled
-            tables.append(TableUpdate(seat, place, sequence.blocks[place:], sequence.keys_from))
+            tables.append(
+                TableUpdate(batch_row, place, sequence.blocks[place:], sequence.keys_from)
+            )
             sequence.tabled = sequence.held
-        for place in places_of(columns.hands_off[seats]).tolist():
+        for place in places_of(columns.hands_off[batch_rows]).tolist():
             item = plan.work[place]
             assert item.sequence.export is not None
             chunks.append(Chunk(item.sequence.export, item.start, item.count))
-        seated = [AddedRow.of(sequence) for sequence in plan.admitted]
-        return Order(plan.work, seated, tables, grown, chunks)
+        placed = [AddedRow.of(sequence) for sequence in plan.admitted]
+        return Order(plan.work, placed, tables, grown, chunks)
 
-    def _grown(self, seats: Ints) -> GrownTables:
+    def _grown(self, batch_rows: Ints) -> GrownTables:
         columns = self._scheduler.columns
-        blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(seats)]
-        places = columns.tabled[seats]
-        columns.tabled[seats] = columns.held[seats]
+        blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(batch_rows)]
+        places = columns.tabled[batch_rows]
+        columns.tabled[batch_rows] = columns.held[batch_rows]
         return GrownTables(
-            seats, places, np.array(blocks, dtype=np.int64), columns.keys_from[seats]
+            batch_rows, places, np.array(blocks, dtype=np.int64), columns.keys_from[batch_rows]
         )
 
     def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
@@ -147,22 +149,22 @@ class StepsInFlight:
                 self._answering.fail(item.sequence, failure, step.result)
 
     def _take_in(self, step: EngineStep, computed: Computed) -> None:
-        """What became of the sequences that are still here; one that lost its seat meanwhile keeps its tokens."""
+        """What became of the sequences that are still here; one that lost its batch row meanwhile keeps its tokens."""
         self._scheduler.ahead.first = computed.first_drafts
         columns, work, after = self._scheduler.columns, computed.work, computed.after
         sit = self._sit(work)
         self._append(computed.chosen, sit)
         stays = work.where(sit)
         after = after.where(sit)
-        seats = stays.seats
-        columns.computed[seats] = after.computed
-        columns.drafts[seats] = after.drafts
-        columns.coming_rows[seats] -= stays.counts
-        columns.coming_tokens[seats] -= stays.chooses
-        columns.coming_drafts[seats] -= stays.drafts
-        columns.keys_from[seats] = np.maximum(columns.keys_from[seats], after.keys_from)
-        columns.keys_to[seats] = after.keys_to
-        self._publish_of(seats)
+        batch_rows = stays.batch_rows
+        columns.computed[batch_rows] = after.computed
+        columns.drafts[batch_rows] = after.drafts
+        columns.coming_rows[batch_rows] -= stays.counts
+        columns.coming_tokens[batch_rows] -= stays.chooses
+        columns.coming_drafts[batch_rows] -= stays.drafts
+        columns.keys_from[batch_rows] = np.maximum(columns.keys_from[batch_rows], after.keys_from)
+        columns.keys_to[batch_rows] = after.keys_to
+        self._publish_of(batch_rows)
         self._exports.commit(step.order.chunks)
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
@@ -175,35 +177,37 @@ class StepsInFlight:
         """The sequences have their tokens."""
         columns = self._scheduler.columns
         sits = sit[chosen.places]
-        seats = chosen.work.seats[chosen.places[sits]]
+        batch_rows = chosen.work.batch_rows[chosen.places[sits]]
         ids: list[int] = chosen.ids.tolist()
         if sits.all() and (chosen.counts == 1).all():
-            for answer, token in zip(columns.answers[seats].tolist(), ids, strict=True):
+            for answer, token in zip(columns.answers[batch_rows].tolist(), ids, strict=True):
                 answer.append(token)
-            columns.total[seats] += 1
+            columns.total[batch_rows] += 1
             return
         stops = chosen.counts.cumsum()
         starts = stops - chosen.counts
         slices = zip(starts[sits].tolist(), stops[sits].tolist(), strict=True)
-        for answer, (start, stop) in zip(columns.answers[seats].tolist(), slices, strict=True):
+        for answer, (start, stop) in zip(columns.answers[batch_rows].tolist(), slices, strict=True):
             answer += ids[start:stop]
-        columns.total[seats] += chosen.counts[sits]
+        columns.total[batch_rows] += chosen.counts[sits]
         for row in places_of(~sits).tolist():
             sequence = chosen.work.sequence(chosen.places.item(row))
             if self._is_here(sequence):
                 sequence.add(ids[starts[row] : stops[row]])
 
     def _sit(self, work: StepWork) -> NDArray[np.bool_]:
-        """Who still has the seat of this step."""
+        """Who still has the batch row of this step."""
         columns = self._scheduler.columns
-        return columns.taken[work.seats] & (columns.epoch[work.seats] == work.epochs)
+        return columns.taken[work.batch_rows] & (columns.epoch[work.batch_rows] == work.epochs)
 
     def _sits(self, item: Work) -> bool:
         columns = self._scheduler.columns
-        return bool(columns.taken[item.seat]) and columns.epoch.item(item.seat) == item.epoch
+        return (
+            bool(columns.taken[item.batch_row]) and columns.epoch.item(item.batch_row) == item.epoch
+        )
 
     def _concerns(self, item: Work) -> bool:
-        """It has the seat that it had, or lost that since and keeps what it was given."""
+        """It has the batch row that it had, or lost that since and keeps what it was given."""
         return self._sits(item) or (item.chooses and self._is_here(item.sequence))
 
     def _is_here(self, sequence: Sequence) -> bool:

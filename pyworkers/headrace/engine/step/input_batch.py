@@ -1,4 +1,4 @@
-"""What steps know of the sequences with a seat: arrays by seat, so that a step walks no lists.
+"""What steps know of the sequences with a batch row: arrays by batch row, so that a step walks no lists.
 
 Steps run one after the other, while the engine does other things with the sequences. What it did reaches a step with
 its order (`AddedRow`, `TableUpdate`); what steps did is here at once for the next one, and for the engine once a step
@@ -16,16 +16,16 @@ from headrace.engine.sequence import Sequence
 from headrace.engine.step.columns import Ints
 from headrace.engine.step.rows import places_of
 
-STOPS = 8  # stop tokens of a sequence that are looked at for all seats at once. A guess
+STOPS = 8  # stop tokens of a sequence that are looked at for all batch rows at once. A guess
 NO_STOP = -2  # no token, and not what stands for one that could not be chosen
 
 
 @dataclass(frozen=True, slots=True)
 class AddedRow:
-    """A sequence took a seat, with what it was then."""
+    """A sequence took a batch row, with what it was then."""
 
     sequence: Sequence
-    seat: int
+    batch_row: int
     computed: int
     total: int
     newest: int
@@ -34,10 +34,10 @@ class AddedRow:
 
     @staticmethod
     def of(sequence: Sequence) -> AddedRow:
-        assert sequence.seat is not None
+        assert sequence.batch_row is not None
         return AddedRow(
             sequence,
-            sequence.seat,
+            sequence.batch_row,
             sequence.computed,
             sequence.total,
             sequence.generated[-1] if sequence.generated else 0,
@@ -48,9 +48,9 @@ class AddedRow:
 
 @dataclass(frozen=True, slots=True)
 class TableUpdate:
-    """The blocks of a seat from `place` on are `blocks`: more of them, or others with the same contents."""
+    """The blocks of a batch row from `place` on are `blocks`: more of them, or others with the same contents."""
 
-    seat: int
+    batch_row: int
     place: int
     blocks: list[int]
     keys_from: int  # of those; see `InputBatch`
@@ -76,16 +76,16 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class GrownTables:
-    """The tables of these seats have one block more, at `places`. All are `[grown]`."""
+    """The tables of these batch rows have one block more, at `places`. All are `[grown]`."""
 
-    seats: Ints
+    batch_rows: Ints
     places: Ints
     blocks: Ints
     keys_from: Ints
 
 
 class InputBatch:
-    """Counts are in tokens, as in `Sequence`. A step reads and writes the seats of its own work only."""
+    """Counts are in tokens, as in `Sequence`. A step reads and writes the batch rows of its own work only."""
 
     def __init__(
         self, *, block_tokens: int, max_sequences: int, max_blocks: int, drafts: int
@@ -102,71 +102,75 @@ class InputBatch:
         self.penalised = np.zeros(max_sequences, dtype=np.bool_)
         self._stops = np.full((STOPS, max_sequences), NO_STOP, dtype=np.int64)
         self._most_stops = 0  # that anybody had, up to `STOPS`
-        self._more_stops: dict[int, frozenset[int]] = {}  # of the seats where these are too few
+        self._more_stops: dict[
+            int, frozenset[int]
+        ] = {}  # of the batch rows where these are too few
         self.drafts = np.zeros((max_sequences, max(drafts, 1)), dtype=np.int32)
         self.drafted = zeros()  # how many of them there are
         self.keys_from, self.keys_to = zeros(), zeros()  # positions with keys in the drafting layer
         self._blocks = np.zeros((max_sequences, max_blocks), dtype=np.int32)
         self._filled = zeros()
 
-    def take(self, seated: AddedRow) -> None:
-        """Another sequence has this seat; its table follows."""
-        sequence, seat = seated.sequence, seated.seat
-        self.prompt_len[seat], self.limit[seat] = sequence.prompt_len, sequence.limit
-        self.computed[seat], self.total[seat] = seated.computed, seated.total
-        self.newest[seat] = seated.newest
-        self.answers[seat] = sequence.hand_off_ms is None
-        self.ended[seat] = False
-        self.penalised[seat] = sequence.penalties is not None
-        self._stops[:, seat] = NO_STOP
-        self._more_stops.pop(seat, None)
+    def take(self, placed: AddedRow) -> None:
+        """Another sequence has this batch row; its table follows."""
+        sequence, batch_row = placed.sequence, placed.batch_row
+        self.prompt_len[batch_row], self.limit[batch_row] = sequence.prompt_len, sequence.limit
+        self.computed[batch_row], self.total[batch_row] = placed.computed, placed.total
+        self.newest[batch_row] = placed.newest
+        self.answers[batch_row] = sequence.hand_off_ms is None
+        self.ended[batch_row] = False
+        self.penalised[batch_row] = sequence.penalties is not None
+        self._stops[:, batch_row] = NO_STOP
+        self._more_stops.pop(batch_row, None)
         if len(sequence.stop_ids) > STOPS:
-            self._more_stops[seat] = sequence.stop_ids
+            self._more_stops[batch_row] = sequence.stop_ids
         else:
-            self._stops[: len(sequence.stop_ids), seat] = list(sequence.stop_ids)
+            self._stops[: len(sequence.stop_ids), batch_row] = list(sequence.stop_ids)
             self._most_stops = max(self._most_stops, len(sequence.stop_ids))
-        self.drafted[seat] = 0
-        self.keys_from[seat], self.keys_to[seat] = seated.keys_from, seated.keys_to
-        self._blocks[seat] = 0
-        self._filled[seat] = 0
+        self.drafted[batch_row] = 0
+        self.keys_from[batch_row], self.keys_to[batch_row] = placed.keys_from, placed.keys_to
+        self._blocks[batch_row] = 0
+        self._filled[batch_row] = 0
 
     def table(self, table: TableUpdate) -> None:
-        """The blocks of a seat changed."""
-        seat, stop = table.seat, table.place + len(table.blocks)
-        self._blocks[seat, table.place : stop] = table.blocks
-        self._filled[seat] = stop
-        self.keys_from[seat] = max(self.keys_from[seat], table.keys_from)
+        """The blocks of a batch row changed."""
+        batch_row, stop = table.batch_row, table.place + len(table.blocks)
+        self._blocks[batch_row, table.place : stop] = table.blocks
+        self._filled[batch_row] = stop
+        self.keys_from[batch_row] = max(self.keys_from[batch_row], table.keys_from)
 
     def grow(self, grown: GrownTables) -> None:
         """What `table` does, for one block of each."""
-        self._blocks[grown.seats, grown.places] = grown.blocks
-        self._filled[grown.seats] = grown.places + 1
-        self.keys_from[grown.seats] = np.maximum(self.keys_from[grown.seats], grown.keys_from)
+        self._blocks[grown.batch_rows, grown.places] = grown.blocks
+        self._filled[grown.batch_rows] = grown.places + 1
+        self.keys_from[grown.batch_rows] = np.maximum(
+            self.keys_from[grown.batch_rows], grown.keys_from
+        )
 
-    def ends(self, seats: Ints) -> Ends:
-        """Of those who have these seats now; the seats may be others' when it is asked."""
+    def ends(self, batch_rows: Ints) -> Ends:
+        """Of those who have these batch rows now; the batch rows may be others' when it is asked."""
         more = {
             row: stops
-            for seat, stops in self._more_stops.items()
-            for row in places_of(seats == seat).tolist()
+            for batch_row, stops in self._more_stops.items()
+            for row in places_of(batch_rows == batch_row).tolist()
         }
-        return Ends(self.limit[seats], self._stops[: self._most_stops, seats], more)
+        return Ends(self.limit[batch_rows], self._stops[: self._most_stops, batch_rows], more)
 
-    def room(self, seats: Ints) -> Ints:
-        """Tokens that the blocks of these seats hold."""
-        return self._filled[seats] * self.block_tokens
+    def room(self, batch_rows: Ints) -> Ints:
+        """Tokens that the blocks of these batch rows hold."""
+        return self._filled[batch_rows] * self.block_tokens
 
-    def blocks(self, seats: Ints, positions: NDArray[np.integer]) -> Ints:
-        """The block of each position of its seat."""
-        return self._blocks[seats, positions // self.block_tokens].astype(np.int64)
+    def blocks(self, batch_rows: Ints, positions: NDArray[np.integer]) -> Ints:
+        """The block of each position of its batch row."""
+        return self._blocks[batch_rows, positions // self.block_tokens].astype(np.int64)
 
-    def slots(self, seats: Ints, positions: NDArray[np.integer]) -> Ints:
-        """The slot of each position of its seat."""
+    def slots(self, batch_rows: Ints, positions: NDArray[np.integer]) -> Ints:
+        """The slot of each position of its batch row."""
         return (
-            self.blocks(seats, positions) * self.block_tokens + positions % self.block_tokens
+            self.blocks(batch_rows, positions) * self.block_tokens + positions % self.block_tokens
         ).astype(np.int64)
 
-    def tables(self, seats: Ints, tokens: int) -> NDArray[np.int32]:
-        """The block tables of these seats, for at most so many tokens each."""
+    def tables(self, batch_rows: Ints, tokens: int) -> NDArray[np.int32]:
+        """The block tables of these batch rows, for at most so many tokens each."""
         width = -(-tokens // self.block_tokens)
-        return self._blocks[:, :width].take(seats, axis=0)
+        return self._blocks[:, :width].take(batch_rows, axis=0)

@@ -21,10 +21,10 @@ from headrace.wire.frames import TokenLogprob
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be computed, and what changed about seats since the step before."""
+    """What is to be computed, and what changed about batch rows since the step before."""
 
     work: StepWork
-    seated: list[AddedRow]
+    placed: list[AddedRow]
     tables: list[TableUpdate]
     grown: GrownTables
     chunks: list[Chunk]

@@ -35,22 +35,24 @@ class Coming:
 
 
 class TokenPool:
-    """The newest token of each seat on `device`; `fence` comes after all work given to that so far."""
+    """The newest token of each batch row on `device`; `fence` comes after all work given to that so far."""
 
-    def __init__(self, seats: int, device: torch.device, fence: Callable[[], Fence | None]) -> None:
-        self.newest = torch.zeros(seats, dtype=torch.int32, device=device)
+    def __init__(
+        self, batch_rows: int, device: torch.device, fence: Callable[[], Fence | None]
+    ) -> None:
+        self.newest = torch.zeros(batch_rows, dtype=torch.int32, device=device)
         self._fence = fence
 
-    def put(self, seats: list[int] | NDArray[np.int64], tokens: list[int]) -> None:
+    def put(self, batch_rows: list[int] | NDArray[np.int64], tokens: list[int]) -> None:
         """The host knows these."""
-        at = upload(np.asarray(seats, dtype=np.int64), self.newest.device)
+        at = upload(np.asarray(batch_rows, dtype=np.int64), self.newest.device)
         self.newest[at] = upload(np.asarray(tokens, dtype=np.int32), self.newest.device)
 
-    def choose(self, logits: torch.Tensor, seats: NDArray[np.int64]) -> Coming:
-        """The most probable token of each row is the newest of its seat."""
+    def choose(self, logits: torch.Tensor, batch_rows: NDArray[np.int64]) -> Coming:
+        """The most probable token of each row is the newest of its batch row."""
         ids = logits.argmax(dim=1)
         best = logits.gather(1, ids[:, None])[:, 0]
-        self.newest[upload(seats, self.newest.device)] = ids.int()
+        self.newest[upload(batch_rows, self.newest.device)] = ids.int()
         return Coming(_to_host(ids), _to_host(best), self._fence())
 
 

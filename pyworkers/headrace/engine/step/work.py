@@ -23,8 +23,8 @@ class Work:
     """
 
     sequence: Sequence
-    seat: int
-    epoch: int  # of the seat
+    batch_row: int
+    epoch: int  # of the batch row
     start: int  # its first token's place, or more where drafts were accepted
     count: int
     drafts: int
@@ -35,12 +35,12 @@ class Work:
 
     @staticmethod
     def of(sequence: Sequence, count: int, columns: RowCounts) -> Work:
-        seat, start, length = sequence.seat, sequence.reached, sequence.length
-        assert seat is not None
+        batch_row, start, length = sequence.batch_row, sequence.reached, sequence.length
+        assert batch_row is not None
         return Work(
             sequence,
-            seat,
-            columns.epoch.item(seat),
+            batch_row,
+            columns.epoch.item(batch_row),
             start,
             count,
             drafts=0,
@@ -56,7 +56,7 @@ class StepWork:
     """The fields of `Work`, all `[work]`."""
 
     sequences: NDArray[np.object_]
-    seats: Ints
+    batch_rows: Ints
     epochs: Ints
     starts: Ints
     counts: Ints
@@ -67,23 +67,23 @@ class StepWork:
     scores: Flags
 
     @staticmethod
-    def decoding(seats: Ints, drafts: Ints, columns: RowCounts) -> StepWork:
+    def decoding(batch_rows: Ints, drafts: Ints, columns: RowCounts) -> StepWork:
         """One token each of sequences with nothing else left to compute, and `drafts`."""
-        count = len(seats)
-        starts = columns.reached(seats)
+        count = len(batch_rows)
+        starts = columns.reached(batch_rows)
         scores = np.zeros(count, dtype=np.bool_)
-        for place in (~columns.plain[seats]).nonzero()[0].tolist():
-            scores[place] = _scores(columns.at(seats[place]), starts.item(place))
+        for place in (~columns.plain[batch_rows]).nonzero()[0].tolist():
+            scores[place] = _scores(columns.at(batch_rows[place]), starts.item(place))
         return StepWork(
-            columns.sequences[seats],
-            seats,
-            columns.epoch[seats],
+            columns.sequences[batch_rows],
+            batch_rows,
+            columns.epoch[batch_rows],
             starts,
             np.ones(count, dtype=np.int64),
             drafts,
             begins=np.zeros(count, dtype=np.bool_),
-            decodes=starts + 1 > columns.prompt_len[seats],
-            chooses=starts + 1 < columns.limit[seats],
+            decodes=starts + 1 > columns.prompt_len[batch_rows],
+            chooses=starts + 1 < columns.limit[batch_rows],
             scores=scores,
         )
 
@@ -93,7 +93,7 @@ class StepWork:
         sequences[:] = [item.sequence for item in work]
         return StepWork(
             sequences,
-            _ints([item.seat for item in work]),
+            _ints([item.batch_row for item in work]),
             _ints([item.epoch for item in work]),
             _ints([item.start for item in work]),
             _ints([item.count for item in work]),
@@ -119,7 +119,7 @@ class StepWork:
     def _fields(self) -> tuple[NDArray[Any], ...]:
         return (
             self.sequences,
-            self.seats,
+            self.batch_rows,
             self.epochs,
             self.starts,
             self.counts,
@@ -131,7 +131,7 @@ class StepWork:
         )
 
     def __len__(self) -> int:
-        return len(self.seats)
+        return len(self.batch_rows)
 
     def __getitem__(self, place: int) -> Work:
         return Work(*[field.item(place) for field in self._fields()])
