@@ -90,25 +90,25 @@ class Device(Sleeper):
         return Fence(self.passes[-1][1]) if self.passes else None
 
 
-async def drive(engine: Engine, *, ahead: bool, steps: int) -> None:
+async def drive(engine: Engine, *, overlap: bool, steps: int) -> None:
     """The main loop of a worker that nobody talks to."""
     wake = asyncio.Event()
-    with StepExecutor(engine, wake.set, ahead=ahead) as lane:
-        while steps > 0 or lane.busy:
+    with StepExecutor(engine, wake.set, overlap=overlap) as executor:
+        while steps > 0 or executor.busy:
             wake.clear()
-            if lane.done:
-                lane.finish()
+            if executor.done:
+                executor.finish()
                 steps -= 1
-            elif steps > 0 and lane.prepare_s <= time.perf_counter() and lane.begin():
+            elif steps > 0 and executor.prepare_s <= time.perf_counter() and executor.begin():
                 continue
             else:
-                left_s = lane.prepare_s - time.perf_counter()
+                left_s = executor.prepare_s - time.perf_counter()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(wake.wait(), None if left_s == math.inf else left_s)
 
 
 def gaps_ms(
-    model: Sleeper, sequences: int, sampling: Sampling, mtp: int, *, ahead: bool
+    model: Sleeper, sequences: int, sampling: Sampling, mtp: int, *, overlap: bool
 ) -> list[float]:
     """Between passes of steps in which all sequences decode."""
     config = EngineConfig(
@@ -124,9 +124,9 @@ def gaps_ms(
         engine.submit(submit(request, sampling))
     while engine.waiting_tokens:
         engine.step()
-    asyncio.run(drive(engine, ahead=ahead, steps=5))
+    asyncio.run(drive(engine, overlap=overlap, steps=5))
     del model.passes[:-1]
-    asyncio.run(drive(engine, ahead=ahead, steps=STEPS))
+    asyncio.run(drive(engine, overlap=overlap, steps=STEPS))
     starts = [began for began, _ in model.passes[1:]]
     ends = [ended for _, ended in model.passes[:-1]]
     return [(start - end) * 1e3 for start, end in zip(starts, ends, strict=True)]
@@ -150,11 +150,11 @@ def main() -> None:
         for name, (model, sampling, mtp) in cases.items():
             found: dict[bool, list[float]] = {False: [], True: []}
             for _ in range(TURNS):
-                for ahead, gaps in found.items():
-                    gaps += gaps_ms(model(), sequences, sampling, mtp, ahead=ahead)
+                for overlap, gaps in found.items():
+                    gaps += gaps_ms(model(), sequences, sampling, mtp, overlap=overlap)
             rows.append({"sequences": sequences, "case": name})
-            for ahead, gaps in found.items():
-                key = "overlap" if ahead else "one_by_one"
+            for overlap, gaps in found.items():
+                key = "overlap" if overlap else "one_by_one"
                 rows[-1][f"{key}_ms"] = round(statistics.median(gaps), 3)
                 rows[-1][f"{key}_p90_ms"] = round(statistics.quantiles(gaps, n=10)[-1], 3)
             print(*(f"{key}={value}" for key, value in rows[-1].items()), flush=True)

@@ -194,7 +194,7 @@ def measure(sequences: int, sampling: Sampling, mtp: int, *, right: bool) -> dic
     parts = Parts()
     parts.watch(engine.scheduler, "plan", "plan")
     parts.watch(forward_pass, "build", "batch")
-    parts.watch(engine._under_way, "_take_in", "take_in")  # type: ignore[reportPrivateUsage]
+    parts.watch(engine._in_flight, "_take_in", "take_in")  # type: ignore[reportPrivateUsage]
     parts.watch(frames, "write", "frames")
     for _ in range(STEPS):
         frames.write(engine.step())

@@ -104,10 +104,10 @@ class Injector:
             if worker is None or fired is None:
                 return outcome
             outcome.reached, outcome.at_s = True, fired.at_s
-            under_way = (
+            in_flight = (
                 fault.token is not None
             )  # it was in the middle of a step, which may have gone out yet
-            waiting = self._affected(fired, 1 if under_way else 0)
+            waiting = self._affected(fired, 1 if in_flight else 0)
             await self._follow(fault, worker, outcome)
             await self._recovered(waiting, fired, outcome)
             await self.fleet.ready()

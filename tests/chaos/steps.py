@@ -113,13 +113,13 @@ def _install_compute(seams: Seams) -> None:
                 reach("chunk", _seed(item.sequence))
         return read
 
-    def tokens(original: Any, answering: Any, chosen: Any, sits: Any, result: Any) -> None:
-        here = answering._requests.get
+    def tokens(original: Any, outputs: Any, chosen: Any, sits: Any, result: Any) -> None:
+        here = outputs._requests.get
         rows = [row for row in chosen if here(row.sequence.key) is row.sequence]
         for row in rows:
             if row.sequence.total >= row.sequence.limit:
                 reach("last step", _seed(row.sequence))
-        original(answering, chosen, sits, result)
+        original(outputs, chosen, sits, result)
         for row in rows:
             seed = _seed(row.sequence)
             if seed in seams.to_begin:

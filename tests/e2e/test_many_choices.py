@@ -27,7 +27,7 @@ async def test_a_token_of_another_tenant_comes_before_many_choices_end(tiny: Ser
     many = {"n": CHOICES, "max_tokens": 500}
     greedy = [asyncio.create_task(complete("greedy", **many)) for _ in range(REQUESTS)]
     try:
-        await asyncio.to_thread(eventually, lambda: all_under_way(tiny), tiny.tail)
+        await asyncio.to_thread(eventually, lambda: all_in_flight(tiny), tiny.tail)
         await complete("modest", max_tokens=1)
         assert ended == ["modest"]
     finally:
@@ -38,7 +38,7 @@ async def test_a_token_of_another_tenant_comes_before_many_choices_end(tiny: Ser
     await asyncio.to_thread(tiny.wait_idle)
 
 
-def all_under_way(server: Server) -> bool:
+def all_in_flight(server: Server) -> bool:
     """The router has taken all choices, and the worker has no batch row left."""
     [streams] = re.findall(rb"^headrace_streams (\d+)$", server.get("/metrics").body, re.MULTILINE)
     [worker] = server.workers().values()

@@ -125,7 +125,7 @@ class SourceScript:
         """Places are block numbers."""
         await self.stream.send([Started(pull.pull, pull.places)])
 
-    async def hand_over(self, pull: PullBlocks, group: int, *, crc_off_by: int = 0) -> None:
+    async def migration(self, pull: PullBlocks, group: int, *, crc_off_by: int = 0) -> None:
         blocks = array("I", pull.places)
         if self.backend == "shm":
             await self.stream.send([Ready(pull.pull, group, 0, len(blocks))])

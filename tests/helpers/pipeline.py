@@ -19,16 +19,16 @@ class Pipeline:
     def __init__(self, engine: Engine, choose: Choose | None) -> None:
         self.engine = engine
         self.choose = choose
-        self.most_under_way = 0
+        self.most_in_flight = 0
         self._to_run: deque[EngineStep] = deque()
         self._ran: deque[EngineStep] = deque()
 
     @property
     def idle(self) -> bool:
-        return self.engine.idle and not self.engine.under_way
+        return self.engine.idle and not self.engine.in_flight
 
     def turn(self, now_s: float = 0.0) -> list[StepResult]:
-        if self.choose is None and not self.engine.under_way:
+        if self.choose is None and not self.engine.in_flight:
             return [self.engine.step(now_s)]
         results = [self.engine.expire(now_s)]
         possible: list[Callable[[], StepResult | None]] = []
@@ -52,7 +52,7 @@ class Pipeline:
     def _begin(self) -> None:
         if step := self.engine.begin():
             self._to_run.append(step)
-            self.most_under_way = max(self.most_under_way, self.engine.under_way)
+            self.most_in_flight = max(self.most_in_flight, self.engine.in_flight)
 
     def _run(self) -> None:
         step = self._to_run.popleft()

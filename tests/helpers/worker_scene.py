@@ -128,7 +128,7 @@ class Scene:
         """As if the process were killed, as far as one process can do that to itself."""
         gate, self.model.gate = self.model.gate, None
         if gate is not None:
-            gate.release(1000)  # the step under way
+            gate.release(1000)  # the step in flight
         self.task.cancel()
         with contextlib.suppress(asyncio.CancelledError, BaseExceptionGroup):
             await self.task

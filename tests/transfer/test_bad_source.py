@@ -68,7 +68,7 @@ async def behave_until(script: SourceScript, step: str) -> None:
             if script.backend == "tcp":  # the header, and no bytes
                 await script.stream.send([Data(pull.pull, group, 0, 3, 0)])
             return
-        await script.hand_over(pull, group)
+        await script.migration(pull, group)
     if step == "moved":
         return
     await script.receive(Release)
@@ -188,10 +188,10 @@ async def test_after_a_cancelled_pull_the_connection_goes_on() -> None:
         await script.start(first)
         started.set()
         second = await script.pull()
-        await script.hand_over(first, 0, crc_off_by=1)
+        await script.migration(first, 0, crc_off_by=1)
         await script.start(second)
         for group in range(3):
-            await script.hand_over(second, group)
+            await script.migration(second, group)
         await script.receive(Release)
         await stream.send([Closed(second.pull, True)])
         await forever(stream)

@@ -41,7 +41,7 @@ def check_against(scheduler: Scheduler) -> None:
 
 
 def waiting_tokens_of(engine: Engine) -> int:
-    waiting = [s for s in engine.scheduler.waiting if s.arriving is None]
+    waiting = [s for s in engine.scheduler.waiting if s.kv_import is None]
     running = engine.scheduler.running
     computing = [s for s in running if s.total - s.computed > 1 or not s.generated]
     return sum(s.total for s in waiting) + sum(s.total - s.computed for s in computing)

@@ -157,7 +157,7 @@ def test_a_new_hash_key_forgets_the_cache_and_keeps_what_runs() -> None:
     prompt = list(range(21))
     engine.submit(make_submit(0, prompt, max_tokens=20))
     heard = run(engine, steps=5)
-    engine.use_namer(ToyNamer(BLOCK, b"other"))
+    engine.use_hasher(ToyNamer(BLOCK, b"other"))
     engine.check()
     engine.submit(make_submit(1, prompt, max_tokens=2))
     run(engine, heard)

@@ -26,7 +26,7 @@ def names_of(prompt: list[int]) -> list[bytes]:
     return ToyNamer(BLOCK).follow(None, np.array(prompt, np.int32), b"")
 
 
-def hand_over(source: Engine, heir: Engine, count: int, *, arrived: bool = True) -> int:
+def migration(source: Engine, heir: Engine, count: int, *, arrived: bool = True) -> int:
     """Copy the hottest blocks; how many were wanted."""
     hot = source.hottest(count)
     blocks = source.pin([block.name for block in hot])
@@ -62,27 +62,27 @@ def test_an_heir_finds_what_was_handed_over() -> None:
     whole = unsplit(source, make_submit(0, prompt))
     heir.take_events()
     assert (
-        hand_over(source, heir, 100) == 5
+        migration(source, heir, 100) == 5
     )  # of the prompt, and of the answer but for its last token
     stored = heir.take_events()
     assert len(stored) == 5
     heard = unsplit(heir, make_submit(0, prompt))
     assert heard.first is not None and heard.first.cached_tokens == 12
     assert heard.ids == whole.ids
-    assert hand_over(source, heir, 100) == 0  # it has them all
+    assert migration(source, heir, 100) == 0  # it has them all
 
 
 def test_what_did_not_arrive_is_not_found() -> None:
     source, heir = make_engine(), make_engine()
     prompt = [7, 3] * 8
     unsplit(source, make_submit(0, prompt))
-    assert hand_over(source, heir, 100, arrived=False) == 5
+    assert migration(source, heir, 100, arrived=False) == 5
     assert (heir.pool.cached, heir.pool.used) == (0, 0)
     source, heir = make_engine(), make_engine()
     unsplit(source, make_submit(0, prompt))
     hot = source.hottest(5)
     adoption = heir.adopt([block.name for block in hot], [-1, 0, 1, 2, 3])
-    heir.use_namer(ToyNamer(BLOCK, b"other"))  # the names mean nothing any more
+    heir.use_hasher(ToyNamer(BLOCK, b"other"))  # the names mean nothing any more
     heir.adopted(adoption, arrived=True)
     assert (heir.pool.cached, heir.pool.used) == (0, 0)
 
@@ -155,7 +155,7 @@ def test_the_hottest_are_closed_under_parents_whatever_was_evicted(
     for place, block in enumerate(hot):
         assert block.parent is None or block.parent in names[:place]
         assert engine.pool.find(block.name) is not None
-    hand_over(engine, make_engine(12), count)
+    migration(engine, make_engine(12), count)
 
 
 def test_a_pool_without_names_has_nothing_hot() -> None:

@@ -48,7 +48,7 @@ def test_random_traffic_is_answered_as_if_nothing_were_drafted(data: st.DataObje
             engine.cancel(Key(0, victim))
             cancelled.add(victim)
         elif turn == 5 and draw(st.integers(0, 9)) == 0:
-            engine.use_namer(ToyNamer(4, key=bytes([len(submits)])))
+            engine.use_hasher(ToyNamer(4, key=bytes([len(submits)])))
         else:
             for result in line.turn():
                 heard.hear(result)

@@ -30,11 +30,11 @@ def run_ahead(engine: Engine, heard: Heard | None = None) -> tuple[Heard, int]:
 
     Where steps are read late, the next one runs before that.
     """
-    heard, ahead = heard or Heard(), 0
+    heard, lookahead = heard or Heard(), 0
     step, ran = engine.begin(), False
     while step is not None:
         following = engine.begin() if engine.may_begin and not engine.idle else None
-        ahead += following is not None
+        lookahead += following is not None
         if not ran:
             step.run()
         ran = following is not None and engine.reads_late
@@ -48,7 +48,7 @@ def run_ahead(engine: Engine, heard: Heard | None = None) -> tuple[Heard, int]:
         step = following
     assert engine.idle
     engine.check_idle()
-    return heard, ahead
+    return heard, lookahead
 
 
 def submits() -> list[Submit]:
@@ -72,22 +72,22 @@ def test_answers_are_those_of_steps_one_by_one(k: int, reads_late: bool) -> None
     assert engine.reads_late == (reads_late and k == 0)
     for submit in submits():
         engine.submit(submit)
-    heard, ahead = run_ahead(engine)
+    heard, lookahead = run_ahead(engine)
     for submit in submits():
         request = submit.request
         found = heard.ids(request), heard.logprobs(request), heard.finish(request)
         assert found == plain(submit)
-    assert ahead > 0.8 * model.forwards
+    assert lookahead > 0.8 * model.forwards
 
 
 def test_drafts_are_checked_and_accepted_as_in_steps_one_by_one() -> None:
     submit = make_submit(0, [1] * 9, max_tokens=30, sampling=Sampling(ignore_eos=True))
     one_by_one, _ = make_engine(2, agreement=1.0)
     one_by_one.submit(submit)
-    ahead, _ = make_engine(2, agreement=1.0)
-    ahead.submit(submit)
+    lookahead, _ = make_engine(2, agreement=1.0)
+    lookahead.submit(submit)
     wanted = finish_all(one_by_one)
-    heard, _ = run_ahead(ahead)
+    heard, _ = run_ahead(lookahead)
     assert heard.ids(0) == wanted.ids(0)
     # The second step knows of no drafts yet; from there on there is one more allowed each time.
     assert heard.drafts(0)[1] >= wanted.drafts(0)[1] - 6
@@ -117,10 +117,10 @@ def test_greedy_answers_stay_on_the_device_until_they_are_read() -> None:
     whole = plain(make_submit(0, [1, 2, 3], max_tokens=9))[0]
     place = next(i for i in range(2, 9) if whole[i] not in whole[:i])
     engine.submit(make_submit(0, [1, 2, 3], max_tokens=50, stop_ids=[whole[place]]))
-    heard, ahead = run_ahead(engine)
+    heard, lookahead = run_ahead(engine)
     assert heard.ids(0) == whole[: place + 1]
     assert heard.finish(0) == "stop"
-    assert ahead == place + 1
+    assert lookahead == place + 1
     assert model.rows == 3 + place + 1
 
 
@@ -174,8 +174,8 @@ def test_a_mover_gets_no_block_that_a_step_under_way_writes_to() -> None:
     engine, model = toy_engine(blocks=8)
     engine.submit(make_submit(0, [1] * 20, max_tokens=9))
     engine.step()
-    arriving = replace(make_submit(1, [2] * 25, max_tokens=6), kv_from=KV_FROM)
-    engine.submit(arriving)
+    kv_import = replace(make_submit(1, [2] * 25, max_tokens=6), kv_from=KV_FROM)
+    engine.submit(kv_import)
     engine.ticket(Key(0, 1))
     step = engine.begin()
     assert step is not None
@@ -287,18 +287,18 @@ def test_one_preempted_under_way_keeps_the_token_that_was_coming(scores: int | N
     engine.submit(first)
     heard.hear(engine.step())
     engine.submit(second)
-    preempted_under_way = False
+    preempted_in_flight = False
     step = engine.begin()
     while step is not None:
         before = engine.scheduler.preemptions
         following = engine.begin() if engine.may_begin and not engine.idle else None
-        preempted_under_way |= engine.scheduler.preemptions > before
+        preempted_in_flight |= engine.scheduler.preemptions > before
         step.run()
         step.read()
         heard.hear(engine.finish(step))
         engine.check()
         step = following or (None if engine.idle else engine.begin())
-    assert preempted_under_way
+    assert preempted_in_flight
     for submit in (first, second):
         assert heard.ids(submit.request) == plain(replace(submit, sampling=Sampling()))[0]
     entries = heard.outputs[1][0].prompt_logprobs
@@ -360,7 +360,7 @@ def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
     for number in range(4):
         step, following = engine.begin(), engine.begin()
         assert step is not None
-        engine.use_namer(ToyNamer(BLOCK, key=bytes([number])))
+        engine.use_hasher(ToyNamer(BLOCK, key=bytes([number])))
         for it in (step, following):
             if it is not None:
                 it.run()

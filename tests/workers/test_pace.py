@@ -18,33 +18,37 @@ def test_where_nothing_is_known_it_is_prepared_at_once() -> None:
 
 
 def test_it_is_prepared_shortly_before_the_end() -> None:
-    pace = StepTimer()
+    step_timer = StepTimer()
     for _ in range(3):
-        pace.ended(ANSWERS, 0.040)
-        pace.ended(PROMPT, 0.200)
-    assert pace.prepare_after_s(ANSWERS) == pytest.approx(CERTAIN * 0.040 - LEAST_LEAD_S)
-    assert pace.prepare_after_s(PROMPT) == pytest.approx(CERTAIN * 0.200 - LEAST_LEAD_S)
-    assert pace.prepare_after_s(BOTH) == pytest.approx(CERTAIN * 0.240 - LEAST_LEAD_S)
-    pace.prepared(0.008)
-    assert pace.prepare_after_s(ANSWERS) == pytest.approx(CERTAIN * 0.040 - LEAST_LEAD_S - 0.002)
+        step_timer.ended(ANSWERS, 0.040)
+        step_timer.ended(PROMPT, 0.200)
+    assert step_timer.prepare_after_s(ANSWERS) == pytest.approx(CERTAIN * 0.040 - LEAST_LEAD_S)
+    assert step_timer.prepare_after_s(PROMPT) == pytest.approx(CERTAIN * 0.200 - LEAST_LEAD_S)
+    assert step_timer.prepare_after_s(BOTH) == pytest.approx(CERTAIN * 0.240 - LEAST_LEAD_S)
+    step_timer.prepared(0.008)
+    assert step_timer.prepare_after_s(ANSWERS) == pytest.approx(
+        CERTAIN * 0.040 - LEAST_LEAD_S - 0.002
+    )
 
 
 def test_steps_too_short_to_wait_for_are_followed_at_once() -> None:
-    pace = StepTimer()
-    pace.ended(ANSWERS, 0.001)
-    assert pace.prepare_after_s(ANSWERS) == 0
+    step_timer = StepTimer()
+    step_timer.ended(ANSWERS, 0.001)
+    assert step_timer.prepare_after_s(ANSWERS) == 0
 
 
 def test_it_follows_steps_that_become_longer() -> None:
-    pace = StepTimer()
-    pace.ended(ANSWERS, 0.010)
+    step_timer = StepTimer()
+    step_timer.ended(ANSWERS, 0.010)
     for _ in range(60):
-        pace.ended(ANSWERS, 0.030)
-    assert pace.prepare_after_s(ANSWERS) == pytest.approx(CERTAIN * 0.030 - LEAST_LEAD_S, rel=0.01)
+        step_timer.ended(ANSWERS, 0.030)
+    assert step_timer.prepare_after_s(ANSWERS) == pytest.approx(
+        CERTAIN * 0.030 - LEAST_LEAD_S, rel=0.01
+    )
 
 
 def test_a_mixed_step_shorter_than_one_of_answers_only_makes_prompts_free() -> None:
-    pace = StepTimer()
-    pace.ended(ANSWERS, 0.050)
-    pace.ended(BOTH, 0.040)
-    assert pace.prepare_after_s(PROMPT) == 0
+    step_timer = StepTimer()
+    step_timer.ended(ANSWERS, 0.050)
+    step_timer.ended(BOTH, 0.040)
+    assert step_timer.prepare_after_s(PROMPT) == 0

@@ -49,11 +49,11 @@ def test_readers_stay_so_many_bytes_ahead() -> None:
         seen.release()
 
     places = [Place(A, 10 * i, 8) for i in range(6)]
-    with ReadAhead(places, readers=1, ahead_bytes=16, read=note) as ahead:
+    with ReadAhead(places, readers=1, ahead_bytes=16, read=note) as lookahead:
         for _ in range(2):
             assert seen.acquire(timeout=TIMEOUT_S)
         for place in places[:4]:  # with each that the loader takes there is room for one more
-            ahead.consumed(place.nbytes)
+            lookahead.consumed(place.nbytes)
             assert seen.acquire(timeout=TIMEOUT_S)
             assert read == places[: len(read)]
             assert sum(place.nbytes for place in read) <= 16 + 8 * (places.index(place) + 1)
@@ -75,16 +75,16 @@ def test_a_file_that_cannot_be_read_fails_the_load(tmp_path: Path) -> None:
         failed.set()
         raise OSError(f"{place.path}: input/output error")
 
-    def load(ahead: ReadAhead) -> None:
+    def load(lookahead: ReadAhead) -> None:
         assert failed.wait(TIMEOUT_S)
         while True:  # until the reader has said so
-            ahead.consumed(0)
+            lookahead.consumed(0)
 
     with (
-        ReadAhead([gone] * 2, readers=1, ahead_bytes=5, read=fail) as ahead,
+        ReadAhead([gone] * 2, readers=1, ahead_bytes=5, read=fail) as lookahead,
         pytest.raises(OSError, match="gone: input/output error"),
     ):
-        load(ahead)
+        load(lookahead)
 
 
 def test_a_checkpoint_is_read_in_the_order_of_its_loader(

@@ -280,7 +280,7 @@ def test_another_hash_key_in_the_middle_of_a_pull_changes_no_answer() -> None:
     [pull] = decode.take_pulls()
     assert len(pull.wanted) == 2
     for engine in (prefill, decode):
-        engine.use_namer(ToyNamer(BLOCK, b"other"))
+        engine.use_hasher(ToyNamer(BLOCK, b"other"))
         engine.check()
     move(prefill, export, decode, pull)
     assert prefill.released(P) == 3
@@ -298,7 +298,7 @@ def test_another_hash_key_wakes_those_that_wait() -> None:
     engine.submit(make_submit(9, [1] * 8, max_tokens=1))
     engine.step()
     assert engine.idle  # no room
-    engine.use_namer(ToyNamer(BLOCK, b"other"))
+    engine.use_hasher(ToyNamer(BLOCK, b"other"))
     assert not engine.idle
     engine.step()
     assert engine.idle

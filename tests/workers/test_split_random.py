@@ -244,7 +244,7 @@ class Scene:
         """
         for turn in range(9000):
             engines = (self.prefill, self.decode)
-            if all(engine.empty and not engine.under_way for engine in engines):
+            if all(engine.empty and not engine.in_flight for engine in engines):
                 return
             for line in (self.prefill_line, self.decode_line):
                 line.choose = (lambda count, turn=turn: turn % count) if self.overlap else None

@@ -40,7 +40,7 @@ def fetch(two: Pair, offer: Offer, number: int, **changes: Any) -> Fetch:
 
 
 async def offered(two: Pair, blocks: int = 100, budget_ms: int = 20_000) -> Offer:
-    two.p.send(Drain(budget_ms, hand_over=blocks))
+    two.p.send(Drain(budget_ms, migration=blocks))
     return await two.p.until_frame(Offer)
 
 

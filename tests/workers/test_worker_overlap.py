@@ -70,7 +70,7 @@ async def test_a_worker_out_of_time_leaves_with_steps_under_way(tmp_path: Path) 
         await talk.until(lambda: talk.answer(1).failed is not None)
         gate.release(1000)
         await scene.ended()
-        assert scene.engine.under_way == 0
+        assert scene.engine.in_flight == 0
         scene.check()
 
 
@@ -81,7 +81,7 @@ def watch(scene: Scene) -> list[int]:
 
     def watched() -> object:
         step = begin()
-        seen.append(scene.engine.under_way)
+        seen.append(scene.engine.in_flight)
         return step
 
     scene.engine.begin = watched  # type: ignore[method-assign, assignment]

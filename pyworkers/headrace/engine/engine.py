@@ -6,7 +6,7 @@ waits for the engine. Everything else may be called at any time between, and by 
 Whatever a request or a model does wrong ends as a named failure of the requests concerned; the engine goes on.
 
 Blocks that are freed while a step writes to them may be another sequence's at once, as steps run one after the other.
-Only movers, which write from elsewhere, get no block before the steps under way are done with it.
+Only movers, which write from elsewhere, get no block before the steps in flight are done with it.
 
 A request whose prompt is computed here and answered elsewhere (`hand_off`) is an export; one whose KV comes from
 elsewhere (`kv_from`) is arriving.
@@ -54,7 +54,7 @@ class Engine:
         self,
         model: Model,
         config: EngineConfig,
-        namer: BlockHasher,
+        hasher: BlockHasher,
         *,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
@@ -76,28 +76,28 @@ class Engine:
             prefix_cache=config.prefix_cache,
             drafts=config.mtp,
         )
-        self._namer = namer
-        self._exports = KvExports(config.block_tokens)
-        self.alarm = self._exports.alarm  # rings when an export has begun or moved on
+        self._hasher = hasher
+        self._kv_exports = KvExports(config.block_tokens)
+        self.alarm = self._kv_exports.alarm  # rings when an export has begun or moved on
         self._forward = Forward(
-            model, config, self._exports, context_tokens=self.context_tokens, clock=clock
+            model, config, self._kv_exports, context_tokens=self.context_tokens, clock=clock
         )
         self._intake = Intake(
             vocab_size=model.vocab_size,
             model_tokens=model_tokens,
             context_tokens=self.context_tokens,
         )
-        self._arrivals = KvImports(self.scheduler, self._publish)
-        self._hand_over = PinnedBlocks(self.pool)
-        self._requests = Requests(self.scheduler, self._arrivals)
-        self._answering = OutputBuilder(self.scheduler, self._requests)
-        self._under_way = StepsInFlight(
+        self._kv_imports = KvImports(self.scheduler, self._publish)
+        self._migration = PinnedBlocks(self.pool)
+        self._requests = Requests(self.scheduler, self._kv_imports)
+        self._outputs = OutputBuilder(self.scheduler, self._requests)
+        self._in_flight = StepsInFlight(
             self.scheduler,
             self._forward,
             self._requests,
-            self._answering,
-            arrivals=self._arrivals,
-            exports=self._exports,
+            self._outputs,
+            kv_imports=self._kv_imports,
+            kv_exports=self._kv_exports,
             publish_of=self._publish_of,
         )
 
@@ -117,7 +117,7 @@ class Engine:
             blocks_used=self.pool.used,
             blocks_cached=self.pool.cached,
             running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) - self.scheduler.arriving,
+            waiting=len(self.scheduler.waiting) - self.scheduler.kv_import,
         )
 
     @property
@@ -128,7 +128,7 @@ class Engine:
         elsewhere is none of it.
         """
         waiting = self.scheduler.waiting
-        tokens = sum(sequence.total for sequence in waiting if sequence.arriving is None)
+        tokens = sum(sequence.total for sequence in waiting if sequence.kv_import is None)
         columns, batch_rows = self.scheduler.columns, self.scheduler.batch_rows
         total = columns.total[batch_rows]
         remaining = total - columns.computed[batch_rows]
@@ -138,7 +138,7 @@ class Engine:
     @property
     def steps(self) -> int:
         """Steps finished so far."""
-        return self._under_way.finished
+        return self._in_flight.finished
 
     @property
     def next_deadline_s(self) -> float | None:
@@ -153,12 +153,12 @@ class Engine:
         key = Key(link, submit.request)
         self._requests.check_new(key)
         sequence = self._intake.sequence(key, submit, now_s)
-        self.scheduler.check_queue(self._arrivals.outside)
+        self.scheduler.check_queue(self._kv_imports.outside)
         sequence.names = self._names(
             sequence
         )  # after all that may refuse it: long prompts take their time
-        if sequence.arriving is not None:
-            self._arrivals.expect(sequence)
+        if sequence.kv_import is not None:
+            self._kv_imports.expect(sequence)
         else:
             self.scheduler.wait(sequence)
         self._requests.add(sequence)
@@ -167,7 +167,7 @@ class Engine:
         if not self.config.prefix_cache:
             return []
         tokens = sequence.tokens(0, self._shareable(sequence, sequence.total))
-        return self._namer.follow(None, tokens, sequence.salt)
+        return self._hasher.follow(None, tokens, sequence.salt)
 
     def _shareable(self, sequence: Sequence, tokens: int) -> int:
         """How many of its first `tokens` tokens others may share.
@@ -200,14 +200,14 @@ class Engine:
     def ticket(self, key: Key) -> None:
         """The router has the ticket for an arriving request: reserve blocks, when there is room. Others: no effect."""
         if sequence := self._requests.get(key):
-            self._arrivals.ticket(sequence)
+            self._kv_imports.ticket(sequence)
 
     def take_pulls(self) -> list[PullRequest]:
         """Arriving requests that a `step` gave their blocks since the last call.
 
         Each of them ends in `pulled` or `pull_failed`.
         """
-        return self._arrivals.take_pulls()
+        return self._kv_imports.take_pulls()
 
     def pulled(self, key: Key) -> int | None:
         """The mover has stopped, all is there, and the source said that it was good.
@@ -217,7 +217,7 @@ class Engine:
         if key in self._requests.leaving:
             return self._requests.leave(key)
         if sequence := self._requests.get(key):
-            self._arrivals.pulled(sequence)
+            self._kv_imports.pulled(sequence)
             self._requests.time(sequence)
         return None
 
@@ -226,7 +226,7 @@ class Engine:
         if key in self._requests.leaving:
             return self._requests.leave(key)
         if sequence := self._requests.get(key):
-            self._arrivals.failed(sequence)
+            self._kv_imports.failed(sequence)
             self._requests.time(sequence)
         return None
 
@@ -238,9 +238,9 @@ class Engine:
         cannot be; then nothing changed. Unknown requests and further calls: no effect.
         """
         if sequence := self._requests.get(key):
-            if sequence.arriving is not None and not sequence.arriving.going:
+            if sequence.kv_import is not None and not sequence.kv_import.going:
                 self._intake.check_first(sequence, generated)
-            self._arrivals.go_on(sequence, generated, now_s)
+            self._kv_imports.go_on(sequence, generated, now_s)
             self._requests.time(sequence)
 
     # --- KV that goes to another worker ---
@@ -250,7 +250,7 @@ class Engine:
 
         `alarm.call` tells of them, and of each part that became whole, on the thread of the step.
         """
-        return self._exports.take()
+        return self._kv_exports.take()
 
     def released(self, key: Key) -> int | None:
         """The puller has all of an export. Returns how many blocks it gave back (`Freed` is due).
@@ -273,11 +273,11 @@ class Engine:
 
     def pin(self, names: list[bytes]) -> list[int]:
         """Keep these blocks, which `hottest` just gave, where they are until `unpin`. Raises `KeyError`."""
-        return self._hand_over.pin(names)
+        return self._migration.pin(names)
 
     def unpin(self, blocks: list[int]) -> None:
         """What `pin` gave is read no more."""
-        self._hand_over.release(blocks)
+        self._migration.release(blocks)
         self.scheduler.changed()
 
     def adopt(self, names: list[bytes], parents: list[int]) -> Adoption:
@@ -286,23 +286,23 @@ class Engine:
         Pull its `wanted` once `steps_done` of this moment says so, then call `adopted`. `parents` are places in
         `names`, -1 at the root. Raises `ValueError` where a parent is not before its child.
         """
-        return self._hand_over.adopt(names, parents, keep_free=self.scheduler.spoken_for)
+        return self._migration.adopt(names, parents, keep_free=self.scheduler.spoken_for)
 
     def steps_done(self) -> Callable[[], bool]:
         """Says whether the steps that are under way now have ended: they may write to blocks that are free by now."""
-        steps = self.steps + self.under_way
+        steps = self.steps + self.in_flight
         return lambda: self.steps >= steps
 
     def adopted(self, adoption: Adoption, *, arrived: bool) -> None:
         """The mover has stopped. With `arrived` all of `wanted` is there and goes into the prefix cache."""
-        self._hand_over.end(adoption, arrived=arrived)
+        self._migration.end(adoption, arrived=arrived)
         self.scheduler.changed()
 
-    def use_namer(self, namer: BlockHasher) -> None:
+    def use_hasher(self, hasher: BlockHasher) -> None:
         """Name blocks otherwise from now on. Nothing cached so far is found again."""
-        self._namer = namer
+        self._hasher = hasher
         self.pool.clear_names()
-        self._hand_over.renamed()
+        self._migration.renamed()
         for sequence in self._requests.here.values():
             self.scheduler.rename(sequence, self._names(sequence))
         for sequence in self._requests.leaving.values():
@@ -315,9 +315,9 @@ class Engine:
         result = StepResult(step=self.steps)
         for sequence in list(self._requests.here.values()):
             if sequence.lease_end_s is not None:
-                self._answering.free(sequence, result)
+                self._outputs.free(sequence, result)
             else:
-                self._answering.fail(sequence, RequestError(kind, message), result)
+                self._outputs.fail(sequence, RequestError(kind, message), result)
         return result
 
     def take_events(self) -> list[BlockEvent]:
@@ -335,9 +335,9 @@ class Engine:
         return self.finish(step, now_s + time.monotonic() - began_s)
 
     @property
-    def under_way(self) -> int:
+    def in_flight(self) -> int:
         """Steps that began and are not finished."""
-        return len(self._under_way)
+        return len(self._in_flight)
 
     @property
     def reads_late(self) -> bool:
@@ -347,21 +347,21 @@ class Engine:
     @property
     def may_begin(self) -> bool:
         """A step can be planned now: none is under way, or one whose end it need not know."""
-        return self._under_way.may_begin
+        return self._in_flight.may_begin
 
     def begin(self, result: StepResult | None = None) -> EngineStep | None:
         """Plan a step: run it, after those that began before, then `finish` it. `None` where nothing can be computed.
 
         Its result is `result`, if there is one.
         """
-        return self._under_way.begin(result)
+        return self._in_flight.begin(result)
 
     def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
-        """Take in the first of the steps under way, once it was read.
+        """Take in the first of the steps in flight, once it was read.
 
         Never raises for what a request or the model did.
         """
-        return self._under_way.finish(step, now_s)
+        return self._in_flight.finish(step, now_s)
 
     def expire(self, now_s: float) -> StepResult:
         """End what is due by now. Part of every step; for an idle engine it is enough."""
@@ -369,11 +369,11 @@ class Engine:
         for sequence in self._requests.due(now_s):
             if sequence.lease_end_s is not None:
                 # Its first token is out: the other leg has the last word.
-                self._answering.free(sequence, result)
+                self._outputs.free(sequence, result)
             elif sequence.deadline_s is not None and sequence.deadline_s <= now_s:
-                self._answering.late(sequence, result)
+                self._outputs.late(sequence, result)
             else:
-                self._arrivals.compute(sequence)
+                self._kv_imports.compute(sequence)
                 self._requests.time(sequence)
         return result
 
@@ -386,7 +386,7 @@ class Engine:
             named = len(sequence.names)
             parent = sequence.names[-1] if named else None
             tokens = sequence.tokens(named * block_tokens, full * block_tokens)
-            names = self._namer.follow(parent, tokens, sequence.salt)
+            names = self._hasher.follow(parent, tokens, sequence.salt)
             self.scheduler.append_names(sequence, names)
         self.scheduler.publish(sequence)
 
@@ -410,7 +410,7 @@ class Engine:
             if one[place] and len(sequence.names) == stop - 1:  # as with almost all that decode
                 tokens = sequence.tokens((stop - 1) * block_tokens, stop * block_tokens)
                 parent = sequence.names[-1] if stop > 1 else None
-                names += self._namer.follow(parent, tokens, sequence.salt)
+                names += self._hasher.follow(parent, tokens, sequence.salt)
                 some.append(due_rows[place])
             else:
                 self._publish(sequence)
@@ -419,12 +419,12 @@ class Engine:
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""
-        self.scheduler.check(self._hand_over.held.elements())
+        self.scheduler.check(self._migration.held.elements())
         self._requests.check()
-        self._under_way.check()
+        self._in_flight.check()
 
     def check_idle(self) -> None:
         """Assert in O(1) that an engine without requests holds no block, but for pinned and adopted ones."""
         if self.empty:
-            used = self.pool.used - len(self._hand_over.held)
+            used = self.pool.used - len(self._migration.held)
             assert used == 0, f"{used} blocks leaked"

@@ -22,7 +22,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._model_tokens = model_tokens
         self._context_tokens = context_tokens
-        self._arrivals = 0
+        self._kv_imports = 0
 
     def sequence(self, key: Key, submit: Submit, now_s: float) -> Sequence:
         """The sequence of a request, without block names yet. Raises `RequestError`."""
@@ -39,16 +39,16 @@ class Intake:
         self._check_length(len(prompt), len(resumed), limit, submit)
         stop_ids = frozenset(i for i in submit.stop_ids if i < self._vocab_size)
         generated = resumed.tolist()
-        arriving = None
+        kv_import = None
         if submit.kv_from is not None:
             tokens, timeout_s = len(prompt) + len(generated), submit.kv_from.timeout_ms / 1e3
-            arriving = KvImport(tokens=tokens, timeout_s=timeout_s)
+            kv_import = KvImport(tokens=tokens, timeout_s=timeout_s)
         # A resumed answer has sent them already; of a prompt that is computed elsewhere they come from there.
-        scores = sampling.prompt_logprobs is not None and not generated and arriving is None
-        self._arrivals += 1
+        scores = sampling.prompt_logprobs is not None and not generated and kv_import is None
+        self._kv_imports += 1
         return Sequence(
             key=key,
-            arrival=self._arrivals,
+            arrival=self._kv_imports,
             priority=submit.priority,
             prompt=prompt,
             generated=generated,
@@ -65,7 +65,7 @@ class Intake:
             ),
             prompt_logprobs=[] if scores else None,
             hand_off_ms=None if submit.hand_off is None else submit.hand_off.lease_ms,
-            arriving=arriving,
+            kv_import=kv_import,
         )
 
     def _tokens(self, data: bytes, what: str) -> NDArray[np.int32]:

@@ -13,9 +13,9 @@ from headrace.engine.sequence import Key, Sequence, Stage
 class Requests:
     """All sequences from their submit to the last of their blocks."""
 
-    def __init__(self, scheduler: Scheduler, arrivals: KvImports) -> None:
+    def __init__(self, scheduler: Scheduler, kv_imports: KvImports) -> None:
         self._scheduler = scheduler
-        self._arrivals = arrivals
+        self._kv_imports = kv_imports
         self.here: dict[Key, Sequence] = {}
         self.leaving: dict[Key, Sequence] = {}  # they ended, and a mover may still write
         self._timed: dict[Sequence, None] = {}  # those with any time limit
@@ -60,9 +60,9 @@ class Requests:
         self._timed.pop(sequence, None)
         if sequence.export is not None:
             sequence.export.revoked = True  # before a block of it can be another's
-        if sequence.arriving is not None:
-            self._arrivals.forget(sequence)
-            if sequence.arriving.written:
+        if sequence.kv_import is not None:
+            self._kv_imports.forget(sequence)
+            if sequence.kv_import.written:
                 self.leaving[sequence.key] = sequence
                 return None
         return self._scheduler.remove(sequence)
@@ -77,7 +77,7 @@ class Requests:
         known = {*scheduler.running, *scheduler.waiting, *scheduler.ready, *scheduler.parked}
         here = {*self.here.values(), *self.leaving.values()}
         assert known <= here, "a request is not known any more"
-        assert len(here - known) == self._arrivals.outside, "a request is lost"
+        assert len(here - known) == self._kv_imports.outside, "a request is lost"
         assert all(s.stage is Stage.OUTSIDE for s in here - known), "a request is lost"
         assert all(sequence in here for sequence in self._timed), "one that ended has a deadline"
 
@@ -87,7 +87,7 @@ def _due_s(sequence: Sequence) -> float:
     due_s = math.inf if sequence.deadline_s is None else sequence.deadline_s
     if sequence.lease_end_s is not None:
         due_s = min(due_s, sequence.lease_end_s)
-    arriving = sequence.arriving
-    if arriving is not None and arriving.pull_by_s is not None and not arriving.written:
-        due_s = min(due_s, arriving.pull_by_s)
+    kv_import = sequence.kv_import
+    if kv_import is not None and kv_import.pull_by_s is not None and not kv_import.written:
+        due_s = min(due_s, kv_import.pull_by_s)
     return due_s

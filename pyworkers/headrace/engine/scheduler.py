@@ -15,8 +15,8 @@ that fair and steady:
   half is theirs, so that nobody starves. The router gives that priority to the many answers of one tenant.
 
 Sequences whose KV moves between workers have blocks without a batch row for a while. One whose KV comes waits for
-blocks in order with the others, then it is parked until all is there, then it is ready for a batch row. One whose KV goes
-is parked from its first token on, and nothing takes its blocks before.
+blocks in order with the others, then it is parked until all is there, then it is ready for a batch row. One whose KV
+goes is parked from its first token on, and nothing takes its blocks before.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class Scheduler:
         self.parked: set[Sequence] = set()
         self.preemptions = 0
         self.columns = RowCounts(max_sequences)
-        self.ahead = Lookahead(pool, self.columns, block_tokens, drafts)
+        self.lookahead = Lookahead(pool, self.columns, block_tokens, drafts)
         self._stalled = False  # a plan would be empty until something changes
         self._lacks_blocks = False  # the first to wait found too few in the last plan
-        self._arriving = 0  # of those who wait, how many wait for blocks only
+        self._importing = 0  # of those who wait, how many wait for blocks only
         self._free_rows = list(range(max_sequences - 1, -1, -1))
         self._in_order: Ints | None = None  # the batch rows of `running`, unless that changed
         self._expected_answer = 0.0
-        self._publishing = Publishing(pool, self.ahead)
+        self._publishing = Publishing(pool, self.lookahead)
 
     @property
     def idle(self) -> bool:
@@ -115,7 +115,7 @@ class Scheduler:
         """Let `sequence`, which is outside, wait."""
         assert sequence.stage is Stage.OUTSIDE
         insort(self.waiting, sequence, key=_order)
-        self._arriving += sequence.arriving is not None
+        self._importing += sequence.kv_import is not None
         sequence.stage = Stage.WAITING
         self._stalled = False
 
@@ -127,7 +127,7 @@ class Scheduler:
                 pass
             case Stage.WAITING:
                 _take_out(self.waiting, sequence)
-                self._arriving -= sequence.arriving is not None
+                self._importing -= sequence.kv_import is not None
             case Stage.RUNNING:
                 self._give_up_row(sequence)
             case Stage.PARKED:
@@ -165,9 +165,9 @@ class Scheduler:
         return others + int(more.sum())
 
     @property
-    def arriving(self) -> int:
+    def kv_import(self) -> int:
         """Of those who wait, how many wait for blocks only."""
-        return self._arriving
+        return self._importing
 
     @property
     def batch_rows(self) -> Ints:
@@ -195,10 +195,10 @@ class Scheduler:
         decodes, prefills = self._plan_decodes()
         budget = self.max_batched_tokens - len(decodes)
         drafts = np.zeros(len(decodes), dtype=np.int64)
-        if self.ahead.most > 0:
+        if self.lookahead.most > 0:
             contested = bool(prefills or self.waiting or self.ready)
             rows = budget // 2 if contested else budget
-            drafts = self.ahead.add(decodes, rows, len(self.running))
+            drafts = self.lookahead.add(decodes, rows, len(self.running))
             budget -= int(drafts.sum())
         work = StepWork.decoding(decodes, drafts, self.columns)
         prompts: list[tuple[Sequence, int]] = []  # with how many tokens
@@ -221,8 +221,8 @@ class Scheduler:
                 prompts[place] = sequence, more
         for sequence, count in prompts:
             if count == sequence.remaining:
-                self.ahead.after_prompt(sequence, len(self.running))
-        listed = self.ahead.begin(placed, budget, len(self.running))
+                self.lookahead.after_prompt(sequence, len(self.running))
+        listed = self.lookahead.begin(placed, budget, len(self.running))
         listed += [Work.of(sequence, count, self.columns) for sequence, count in prompts]
         if listed:
             work = work.then(StepWork.listed(listed))
@@ -251,10 +251,10 @@ class Scheduler:
         remaining = columns.length(batch_rows) - reached
         decode = remaining == 1
         prefills = columns.sequences_of(batch_rows[remaining > 1])
-        if columns.coming_tokens.any():
+        if columns.pending_tokens.any():
             decode &= ~columns.ends(batch_rows)
         decodes = batch_rows[decode]
-        last = reached[decode] + columns.coming_drafts[decodes]
+        last = reached[decode] + columns.pending_drafts[decodes]
         last = np.minimum(last, columns.limit[decodes] - 1)
         missing = last // self.block_tokens + 1 - columns.held[decodes]
         full = decodes[missing > 0]
@@ -273,7 +273,7 @@ class Scheduler:
 
     def _ensure_block(self, sequence: Sequence) -> None:
         """Make room for one more token, wherever it comes to stand; or the sequence itself had to go."""
-        last = min(sequence.reached + sequence.coming_drafts, sequence.limit - 1)
+        last = min(sequence.reached + sequence.pending_drafts, sequence.limit - 1)
         while len(sequence.blocks) * self.block_tokens <= last:
             if (blocks := self.pool.allocate(1)) is not None:
                 sequence.hold(blocks)
@@ -285,7 +285,7 @@ class Scheduler:
                 return
 
     def _preempt(self, sequence: Sequence) -> None:
-        if sequence.prompt_logprobs is not None and not sequence.coming_tokens:
+        if sequence.prompt_logprobs is not None and not sequence.pending_tokens:
             sequence.prompt_logprobs = []  # they start again with the prompt
         self.remove(sequence)
         self.preemptions += 1
@@ -325,24 +325,24 @@ class Scheduler:
                 budget -= 1
                 continue
             can_start = budget > 0 and bool(self._free_rows)
-            if not can_start and not self._arriving:
+            if not can_start and not self._importing:
                 break
             credit = self._creditable(sequence)
             depth = self._depth(sequence, credit)
-            late = sequence.arriving is not None and sequence.arriving.going
+            late = sequence.kv_import is not None and sequence.kv_import.going
             if depth < credit and self._publishing.comes(sequence.names[depth]) and not late:
                 place += 1  # its next block is being computed: share it then
                 continue
             if to_come is None:
                 to_come = self.spoken_for
-            tokens = sequence.total if sequence.arriving is None else sequence.arriving.tokens
+            tokens = sequence.total if sequence.kv_import is None else sequence.kv_import.tokens
             fresh = self._blocks(tokens) - depth
             needed = fresh + self.pool.unreferenced_of(sequence.names, depth)
             room = self.pool.available - to_come - passed
             if needed > room:
                 self._lacks_blocks = place == 0
                 break  # a smaller one behind it must not starve it
-            if sequence.arriving is None and not can_start:
+            if sequence.kv_import is None and not can_start:
                 passed += needed
                 place += 1
                 continue
@@ -354,8 +354,8 @@ class Scheduler:
             self.waiting.pop(place)
             self._take_blocks(sequence, shared, fresh)
             to_come += self._blocks_to_come(sequence)
-            if sequence.arriving is not None:
-                self._arriving -= 1
+            if sequence.kv_import is not None:
+                self._importing -= 1
                 self.parked.add(sequence)
                 sequence.stage = Stage.PARKED
                 reserved.append(sequence)
@@ -395,7 +395,7 @@ class Scheduler:
         """
         if not self.prefix_cache or sequence.prompt_logprobs is not None:
             return 0
-        tokens = sequence.total - 1 if sequence.arriving is None else sequence.arriving.tokens
+        tokens = sequence.total - 1 if sequence.kv_import is None else sequence.kv_import.tokens
         return min(tokens // self.block_tokens, len(sequence.names))
 
     def _depth(self, sequence: Sequence, credit: int) -> int:
@@ -405,7 +405,7 @@ class Scheduler:
         depth = self.pool.depth(sequence.names, credit)
         if sequence.hand_off_ms is None or self.pool.all_keyed:
             return depth
-        return len(self.ahead.whole(self.pool.match(sequence.names[:depth])))
+        return len(self.lookahead.whole(self.pool.match(sequence.names[:depth])))
 
     def _take_blocks(self, sequence: Sequence, shared: list[int], fresh: int) -> None:
         self.pool.share(shared)
@@ -415,13 +415,13 @@ class Scheduler:
         sequence.hold(shared + blocks)
         sequence.published = len(shared)
         sequence.computed = len(shared) * self.block_tokens
-        self.ahead.found(sequence)
+        self.lookahead.found(sequence)
         if sequence.cached_tokens is None:
             sequence.cached_tokens = min(sequence.computed, sequence.prompt_len)
 
     def _take_row(self, sequence: Sequence) -> None:
         self.columns.take(sequence, self._free_rows.pop())
-        sequence.tabled = 0
+        sequence.blocks_in_table = 0
         sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
         self._in_order = None
@@ -441,7 +441,7 @@ class Scheduler:
         sequence.twins = []
         sequence.held = 0
         sequence.computed = sequence.published = sequence.drafts = 0
-        sequence.coming_rows = sequence.coming_tokens = sequence.coming_drafts = 0
+        sequence.pending_rows = sequence.pending_tokens = sequence.pending_drafts = 0
         return released
 
     def append_names(self, sequence: Sequence, names: list[bytes]) -> None:
@@ -458,7 +458,7 @@ class Scheduler:
         if not self.prefix_cache or full == published:
             return
         if self._publishing.publish(sequence, full):
-            sequence.tabled = min(sequence.tabled, published)
+            sequence.blocks_in_table = min(sequence.blocks_in_table, published)
         if sequence.stage is Stage.RUNNING:
             self._publishing.end(sequence.names[published:full])
         self._stalled = False  # they may be what somebody lacks
@@ -470,12 +470,12 @@ class Scheduler:
         """
         places = self.columns.published[batch_rows]
         self.columns.published[batch_rows] += 1
-        keyed = self.ahead.have_keys(batch_rows, places)
+        keyed = self.lookahead.have_keys(batch_rows, places)
         for sequence, name, has_keys in zip(
             self.columns.sequences_of(batch_rows), names, keyed, strict=True
         ):
             if self._publishing.publish_next(sequence, name, keyed=has_keys):
-                sequence.tabled = min(sequence.tabled, len(sequence.names) - 1)
+                sequence.blocks_in_table = min(sequence.blocks_in_table, len(sequence.names) - 1)
         self._stalled = False
 
     def rename(self, sequence: Sequence, names: list[bytes]) -> None:
@@ -512,8 +512,8 @@ class Scheduler:
         assert len({*batch_rows, *self._free_rows}) == self.max_sequences, (
             "a batch row is taken twice or lost"
         )
-        arriving = sum(sequence.arriving is not None for sequence in self.waiting)
-        assert arriving == self._arriving, "miscounted who waits for blocks only"
+        kv_import = sum(sequence.kv_import is not None for sequence in self.waiting)
+        assert kv_import == self._importing, "miscounted who waits for blocks only"
         assert [*self.batch_rows] == batch_rows, "batch rows are not in order"
         self.columns.check()
         self._publishing.check(self.running)

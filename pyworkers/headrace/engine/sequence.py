@@ -43,7 +43,7 @@ class Sequence:
     A waiting sequence has no blocks and `computed == 0`, also after a preemption: its tokens stay,
     their KV is computed again.
 
-    Steps under way change nothing of it before they are finished; `coming_*` say what they will bring. Numbers that
+    Steps under way change nothing of it before they are finished; `pending_*` say what they will bring. Numbers that
     change with each step stand in `counts`, see `Columns`.
     """
 
@@ -73,20 +73,24 @@ class Sequence:
     )
     export: KvExport | None = None  # from the admission on, with `hand_off_ms`
     lease_end_s: float | None = None  # set once its first token is out
-    arriving: KvImport | None = None  # its KV comes from another worker; None once it runs
+    kv_import: KvImport | None = None  # its KV comes from another worker; None once it runs
     prompt_len: int = field(init=False)
     counts: Ints = field(init=False, repr=False)
 
     computed = Count(columns.COMPUTED)  # tokens whose KV is in the cache
-    coming_rows = Count(columns.COMING_ROWS)  # whose KV the steps under way compute, but for drafts
-    coming_tokens = Count(columns.COMING_TOKENS)  # that they choose, but for accepted drafts
-    coming_drafts = Count(columns.COMING_DRAFTS)  # that they check: so many tokens more may come
+    pending_rows = Count(
+        columns.PENDING_ROWS
+    )  # whose KV the steps in flight compute, but for drafts
+    pending_tokens = Count(columns.PENDING_TOKENS)  # that they choose, but for accepted drafts
+    pending_drafts = Count(columns.PENDING_DRAFTS)  # that they check: so many tokens more may come
     drafts = Count(columns.DRAFTS)  # guesses at the tokens after `total` that there are
     keys_from = Count(columns.KEYS_FROM)  # the drafting layer has keys of `keys_from:keys_to`
     keys_to = Count(columns.KEYS_TO)
     published = Count(columns.PUBLISHED)  # leading blocks whose contents are named in the pool
     held = Count(columns.HELD)  # `blocks`
-    tabled = Count(columns.TABLED)  # leading blocks that the batch row's row of the block table has
+    blocks_in_table = Count(
+        columns.BLOCKS_IN_TABLE
+    )  # leading blocks that the batch row's row of the block table has
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
@@ -110,17 +114,17 @@ class Sequence:
 
     @property
     def length(self) -> int:
-        """`total` after the steps under way, at least."""
-        return self.total + self.coming_tokens
+        """`total` after the steps in flight, at least."""
+        return self.total + self.pending_tokens
 
     @property
     def reached(self) -> int:
-        """`computed` after the steps under way, at least."""
-        return self.computed + self.coming_rows
+        """`computed` after the steps in flight, at least."""
+        return self.computed + self.pending_rows
 
     @property
     def remaining(self) -> int:
-        """Tokens to compute, after the steps under way, before the next one can be chosen."""
+        """Tokens to compute, after the steps in flight, before the next one can be chosen."""
         return self.length - self.reached
 
     @property
@@ -130,8 +134,8 @@ class Sequence:
 
     @property
     def ends(self) -> bool:
-        """The steps under way choose its last token for sure."""
-        return self.coming_tokens > 0 and self.length >= self.limit
+        """The steps in flight choose its last token for sure."""
+        return self.pending_tokens > 0 and self.length >= self.limit
 
     @property
     def order(self) -> tuple[int, int]:

@@ -40,9 +40,9 @@ class KvConnector:
         self._engine = engine
         self._transfer = transfer
         self._puller = Puller(transfer.client, wake)
-        self._exports = Producer(engine, transfer.server, tell, wake)
-        self._arrivals = Consumer(engine, self._puller, tell)
-        self._handover = Migration(engine, transfer.server)
+        self._producer = Producer(engine, transfer.server, tell, wake)
+        self._consumer = Consumer(engine, self._puller, tell)
+        self._migration = Migration(engine, transfer.server)
         self._fetches = Fetches(engine, self._puller, tell)
 
     def trust(self, hash_keys: Iterable[bytes]) -> None:
@@ -52,77 +52,77 @@ class KvConnector:
     @property
     def idle(self) -> bool:
         """Nothing is offered and nothing is pulled: the engine's blocks are its own."""
-        return self._puller.idle and self._handover.until_s is None
+        return self._puller.idle and self._migration.until_s is None
 
     @property
     def next_deadline_s(self) -> float:
         """When `settle` has to be called, at the latest; infinite where there is no such time."""
         return min(
-            self._arrivals.next_deadline_s,
+            self._consumer.next_deadline_s,
             self._fetches.next_deadline_s,
-            self._handover.until_s or math.inf,
+            self._migration.until_s or math.inf,
         )
 
     def submitted(self, key: Key, submit: Submit) -> None:
         """The engine has taken it."""
         if submit.kv_from is not None:
-            self._arrivals.submitted(key, submit.kv_from)
+            self._consumer.submitted(key, submit.kv_from)
 
     def take_in(self, link: int, frame: Ticket | Continue | Fetch, now_s: float) -> None:
         key = Key(link, frame.request)
         match frame:
             case Ticket():
-                self._arrivals.ticket(key, frame.ticket)
+                self._consumer.ticket(key, frame.ticket)
             case Continue():
-                self._arrivals.go_on(key, frame.generated, now_s)
+                self._consumer.go_on(key, frame.generated, now_s)
             case Fetch():
                 self._fetches.fetch(key, frame, now_s)
 
     def settle(self, now_s: float) -> None:
         """Bring the engine and the movers of bytes up to date with each other."""
         self._puller.settle()
-        self._arrivals.settle(now_s)
-        self._exports.settle()
+        self._consumer.settle(now_s)
+        self._producer.settle()
         self._fetches.settle(now_s)
-        self._handover.settle(now_s)
+        self._migration.settle(now_s)
 
     def progressed(self) -> None:
         """A prompt that others pull was admitted, or more of one is computed. On the event loop, at any time."""
-        self._exports.offer()
+        self._producer.offer()
 
     def ended(self, key: Key) -> None:
         """The engine ended a request by itself."""
-        self._exports.withdraw(key)
-        self._arrivals.ended(key)
+        self._producer.withdraw(key)
+        self._consumer.ended(key)
 
     def cancel(self, key: Key) -> int | None:
         """Stop a request at any stage; returns how many blocks are free now, None if that is told later."""
-        self._exports.withdraw(key)
+        self._producer.withdraw(key)
         self._fetches.cancel(key)
         blocks = self._engine.cancel(key)
-        self._arrivals.ended(key)
+        self._consumer.ended(key)
         return blocks
 
     def cancel_link(self, link: int) -> int:
         """Cancel all requests of a router that is gone; returns how many there were."""
-        self._exports.withdraw_link(link)
+        self._producer.withdraw_link(link)
         self._fetches.cancel_link(link)
         count = self._engine.cancel_link(link)
-        self._arrivals.ended_link(link)
+        self._consumer.ended_link(link)
         return count
 
     def offer(self, most: int, budget_s: float, now_s: float) -> Offer:
         """The hottest blocks, for others to fetch before this worker leaves."""
-        return self._handover.offer(most, budget_s, now_s)
+        return self._migration.offer(most, budget_s, now_s)
 
     def end_offer(self) -> None:
         """Everybody has what they wanted of it."""
-        self._handover.end()
+        self._migration.end()
 
     def give_up(self) -> None:
         """Time is up: nothing more goes out or comes in."""
-        self._handover.end()
-        self._exports.withdraw_all()
+        self._migration.end()
+        self._producer.withdraw_all()
         self._puller.stop_all("cancelled")
 
     async def close(self) -> None:

@@ -97,20 +97,20 @@ class Fetches:
         self._engine = engine
         self._puller = puller
         self._tell = tell
-        self._under_way: dict[Key, Fetching] = {}
+        self._in_flight: dict[Key, Fetching] = {}
 
     @property
     def next_deadline_s(self) -> float:
         """When the first of them is to be given up; those that were need a while to stop."""
-        going = (it for it in self._under_way.values() if it.job.stopped is None)
+        going = (it for it in self._in_flight.values() if it.job.stopped is None)
         return min((it.until_s for it in going), default=math.inf)
 
     def fetch(self, key: Key, fetch: Fetch, now_s: float) -> None:
         """Pull what is not here yet, as far as there is room. Every fetch is reported."""
-        if key in self._under_way:
+        if key in self._in_flight:
             log.debug("handoff: fetch %d is here already", key.request)
             return
-        if len(self._under_way) >= MOST_FETCHES:
+        if len(self._in_flight) >= MOST_FETCHES:
             report = Transferred(key.request, fetch.kv_from.worker, "", 0, 0, 0.0, "no_room")
             self._tell(key.link, report)
             return
@@ -127,26 +127,26 @@ class Fetches:
             may_write=self._engine.steps_done(),
         )
         until_s = now_s + fetch.kv_from.timeout_ms / 1e3
-        self._under_way[key] = Fetching(job, adoption, until_s)
+        self._in_flight[key] = Fetching(job, adoption, until_s)
         self._puller.start(job)
 
     def settle(self, now_s: float) -> None:
         """Give up what is late."""
-        for it in self._under_way.values():
+        for it in self._in_flight.values():
             if it.until_s <= now_s:
                 self._puller.stop(it.job, "timeout")
 
     def cancel(self, key: Key) -> None:
-        if key in self._under_way:
-            self._puller.stop(self._under_way[key].job, "cancelled")
+        if key in self._in_flight:
+            self._puller.stop(self._in_flight[key].job, "cancelled")
 
     def cancel_link(self, link: int) -> None:
         """Cancel all of a router."""
-        for key in self._under_way:
+        for key in self._in_flight:
             if key.link == link:
                 self.cancel(key)
 
     def _fetched(self, job: Job) -> None:
-        adoption = self._under_way.pop(job.key).adoption
+        adoption = self._in_flight.pop(job.key).adoption
         self._engine.adopted(adoption, arrived=job.pulled is not None)
         self._tell(job.key.link, job.report)

@@ -35,7 +35,7 @@ class Running:
 class StepExecutor:
     """For the event loop, which alone touches the engine. Times are those of `time.perf_counter`.
 
-    `wake` is called when a step has run. With `ahead` a step is prepared while one runs.
+    `wake` is called when a step has run. With `overlap` a step is prepared while one runs.
     """
 
     def __init__(
@@ -43,14 +43,14 @@ class StepExecutor:
         engine: Engine,
         wake: Callable[[], None],
         *,
-        ahead: bool = True,
+        overlap: bool = True,
     ) -> None:
         self._engine = engine
         self._runner = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="engine reader")
         self._wake = wake
-        self._ahead = ahead
-        self._pace = StepTimer()
+        self._overlap = overlap
+        self._step_timer = StepTimer()
         self._running: deque[Running] = deque()
         self._prepare_s = math.inf
 
@@ -69,7 +69,7 @@ class StepExecutor:
 
     @property
     def done(self) -> bool:
-        """The first step under way has run."""
+        """The first step in flight has run."""
         return self.busy and self._running[0].done.done()
 
     @property
@@ -95,28 +95,28 @@ class StepExecutor:
         done.add_done_callback(lambda _: self._wake())
         self._running.append(Running(step, done, prepare_s, began_s))
         if len(self._running) == 1:
-            self._look_ahead()
+            self._prepare_next()
         return True
 
-    def _look_ahead(self) -> None:
+    def _prepare_next(self) -> None:
         """When to plan the step after the one that runs now."""
         self._prepare_s = math.inf
-        if self._ahead and self._engine.may_begin:
+        if self._overlap and self._engine.may_begin:
             first = self._running[0]
-            self._prepare_s = first.began_s + self._pace.prepare_after_s(first.step.result)
+            self._prepare_s = first.began_s + self._step_timer.prepare_after_s(first.step.result)
 
     def finish(self) -> StepResult:
-        """Take in what the first step under way gave, which has run."""
+        """Take in what the first step in flight gave, which has run."""
         first = self._running.popleft()
         first.done.result()
         first.step.read()
         ended_s = time.perf_counter()
         result = self._engine.finish(first.step, asyncio.get_running_loop().time())
-        self._pace.prepared(sum(first.prepare_s))
-        self._pace.ended(result, ended_s - first.began_s)
+        self._step_timer.prepared(sum(first.prepare_s))
+        self._step_timer.ended(result, ended_s - first.began_s)
         if self._running:
             self._running[0].began_s = ended_s
-            self._look_ahead()
+            self._prepare_next()
         return result
 
 

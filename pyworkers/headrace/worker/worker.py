@@ -1,8 +1,8 @@
 """One worker: requests of all its routers on one engine.
 
-The event loop owns the links and the engine, a thread of its own runs the steps (`lane.py`): there are no locks. A
-request follows `receive` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that is slow or gone costs the
-others nothing.
+The event loop owns the links and the engine, a thread of its own runs the steps (`step_executor.py`): there are no
+locks. A request follows `receive` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that
+is slow or gone costs the others nothing.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Worker:
         """With `overlap` a step is planned while the one before it runs."""
         self.engine = engine
         self._overlap = overlap
-        self._desk = (
+        self._connector = (
             None if transfer is None else KvConnector(engine, transfer, self._tell, self._wake)
         )
         self._links = links
@@ -139,21 +139,21 @@ class Worker:
         """
         self._watch_progress(asyncio.get_running_loop())
         began_s = time.perf_counter()
-        with StepExecutor(self.engine, self._wake, ahead=self._overlap) as lane:
-            while lane.busy or not self._gone:
+        with StepExecutor(self.engine, self._wake, overlap=self._overlap) as executor:
+            while executor.busy or not self._gone:
                 await self._take_in_some()
                 self._settle()
-                if lane.done:
-                    result = lane.finish()
+                if executor.done:
+                    result = executor.finish()
                     ended_s = time.perf_counter()
                     result.ms = (ended_s - began_s) * 1e3
                     began_s = ended_s
                     self._hand_out(result)
                     await asyncio.sleep(0)  # senders have it before the next one
-                elif lane.prepare_s <= time.perf_counter() and lane.begin():
+                elif executor.prepare_s <= time.perf_counter() and executor.begin():
                     continue
-                elif lane.busy:
-                    await self._something(lane.prepare_s)
+                elif executor.busy:
+                    await self._something(executor.prepare_s)
                 else:
                     self._settle()  # the plan may have found blocks for KV that comes
                     if self.engine.idle and not self._gone:
@@ -174,7 +174,7 @@ class Worker:
         due_s = self.engine.next_deadline_s
         until_s = min(
             math.inf if due_s is None else due_s,
-            math.inf if self._desk is None else self._desk.next_deadline_s,
+            math.inf if self._connector is None else self._connector.next_deadline_s,
             self._give_up_s,
             asyncio.get_running_loop().time() + prepare_s - time.perf_counter(),
         )
@@ -184,7 +184,7 @@ class Worker:
 
     @property
     def _at_rest(self) -> bool:
-        return self.engine.empty and (self._desk is None or self._desk.idle)
+        return self.engine.empty and (self._connector is None or self._connector.idle)
 
     @property
     def _give_up_s(self) -> float:
@@ -203,24 +203,24 @@ class Worker:
         due_s = self.engine.next_deadline_s
         if due_s is not None and due_s <= now_s:
             self._answer(self.engine.expire(now_s))
-        if self._desk is not None:
-            self._desk.settle(now_s)
+        if self._connector is not None:
+            self._connector.settle(now_s)
         if now_s >= self._give_up_s:
             self._gave_up = True  # once: what is left are movers that have yet to stop
-            if self._desk is not None:
-                self._desk.give_up()
+            if self._connector is not None:
+                self._connector.give_up()
             text = "the worker had no time left to finish it"
             self._answer(self.engine.abandon(FailureKind.DRAINING, text))
         self._note_changes()
 
     def _watch_progress(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have those who pull from here hear of each group of layers, while the step goes on."""
-        desk = self._desk
-        if desk is None:
+        connector = self._connector
+        if connector is None:
             return
 
         def ring() -> None:
-            loop.call_soon_threadsafe(desk.progressed)
+            loop.call_soon_threadsafe(connector.progressed)
 
         self.engine.alarm.call = ring
 
@@ -229,8 +229,8 @@ class Worker:
         try:
             yield
         finally:
-            if self._desk is not None:
-                await self._desk.close()
+            if self._connector is not None:
+                await self._connector.close()
 
     def _take_in(self, arrival: EngineInput | None) -> None:
         if arrival is None:  # only to wake up
@@ -240,7 +240,7 @@ class Worker:
             case Joined():
                 self._join(peer)
             case Left():
-                cancelled = (self._desk or self.engine).cancel_link(peer.number)
+                cancelled = (self._connector or self.engine).cancel_link(peer.number)
                 self._peers.pop(peer.number, None)
                 self._trust()
                 level = logging.WARNING if cancelled else logging.INFO
@@ -253,7 +253,7 @@ class Worker:
                 else:
                     return  # the next step says the rest
             case Cancel(request):
-                blocks = (self._desk or self.engine).cancel(Key(peer.number, request))
+                blocks = (self._connector or self.engine).cancel(Key(peer.number, request))
                 peer.outbox.cancelled(request, blocks)
             case Drain():
                 self._drain(what, peer, arrival.at_s)
@@ -264,30 +264,30 @@ class Worker:
     def _admit(self, submit: Submit, peer: Peer, at_s: float) -> None:
         if self._drain_until_s is not None:
             raise RequestError(FailureKind.DRAINING, "this worker leaves")
-        if self._desk is None and (submit.kv_from is not None or submit.hand_off is not None):
+        if self._connector is None and (submit.kv_from is not None or submit.hand_off is not None):
             raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
         self.engine.submit(submit, link=peer.number, now_s=at_s)
-        if self._desk is not None:
-            self._desk.submitted(Key(peer.number, submit.request), submit)
+        if self._connector is not None:
+            self._connector.submitted(Key(peer.number, submit.request), submit)
 
     def _drain(self, drain: Drain, peer: Peer, now_s: float) -> None:
         """Offer what is hot first. A later Drain that wants no offer ends the one there is."""
         budget_s = drain.budget_ms / 1e3
-        if self._desk is not None:
-            if drain.hand_over:
-                peer.outbox.tell(self._desk.offer(drain.hand_over, budget_s, now_s))
+        if self._connector is not None:
+            if drain.migration:
+                peer.outbox.tell(self._connector.offer(drain.migration, budget_s, now_s))
             else:
-                self._desk.end_offer()
+                self._connector.end_offer()
         self.drain(budget_s, f"router {peer.session.router} asked for it")
 
     def _take_in_news(self, frame: Ticket | Continue | Fetch, peer: Peer, at_s: float) -> None:
         """Of KV that is to come. Whoever moves none has refused the request already."""
-        if self._desk is None:
+        if self._connector is None:
             return
         try:
-            self._desk.take_in(peer.number, frame, at_s)
+            self._connector.take_in(peer.number, frame, at_s)
         except RequestError as error:  # tokens that cannot be
-            blocks = self._desk.cancel(Key(peer.number, frame.request))
+            blocks = self._connector.cancel(Key(peer.number, frame.request))
             peer.outbox.cancelled(frame.request, blocks)
             peer.outbox.failed(error.frame(frame.request))
 
@@ -300,7 +300,7 @@ class Worker:
                     peer.session.router,
                 )
             self._hash_key = key
-            self.engine.use_namer(KeyedBlockHasher(key, self.engine.config.block_tokens))
+            self.engine.use_hasher(KeyedBlockHasher(key, self.engine.config.block_tokens))
             self._note_changes()
         peer.outbox.log = BlockLog(self._view, self._hello.epoch)
         if self._drain_until_s is not None:
@@ -310,8 +310,8 @@ class Worker:
 
     def _trust(self) -> None:
         """KV moves between workers of the routers that this one has links to."""
-        if self._desk is not None:
-            self._desk.trust(peer.session.hash_key for peer in self._peers.values())
+        if self._connector is not None:
+            self._connector.trust(peer.session.hash_key for peer in self._peers.values())
 
     def _hand_out(self, result: StepResult) -> None:
         """What a step gave."""
@@ -323,9 +323,9 @@ class Worker:
 
     def _answer(self, result: StepResult) -> None:
         for number, answers in result.answers.items():
-            if self._desk is not None:
+            if self._connector is not None:
                 for request in answers.ended:
-                    self._desk.ended(Key(number, request))
+                    self._connector.ended(Key(number, request))
             if number in self._peers:
                 self._peers[number].outbox.answer(answers)
                 self._peers[number].wake.set()

@@ -129,12 +129,12 @@ class KvExports:
 
     def take(self) -> list[KvExport]:
         """Those that began since the last call, in order, but for the revoked ones. For any thread, at any time."""
-        exports: list[KvExport] = []
+        kv_exports: list[KvExport] = []
         while self._new:
             export = self._new.popleft()
             if not export.revoked:
-                exports.append(export)
-        return exports
+                kv_exports.append(export)
+        return kv_exports
 
     def admit(self, admitted: list[Sequence]) -> None:
         """Those of them that others will pull begin."""

@@ -64,10 +64,10 @@ class KvImports:
 
     def ticket(self, sequence: Sequence) -> None:
         """The ticket is there: it waits for blocks. Nothing of one that has it, or needs it no more."""
-        arriving = sequence.arriving
-        if arriving is None or arriving.ticket or arriving.alone:
+        kv_import = sequence.kv_import
+        if kv_import is None or kv_import.ticket or kv_import.alone:
             return
-        arriving.ticket = True
+        kv_import.ticket = True
         self._outside.remove(sequence)
         self._scheduler.wait(sequence)
 
@@ -79,58 +79,58 @@ class KvImports:
         """From now on somebody may write to the blocks of these."""
         pulls: list[PullRequest] = []
         for sequence in self._reserved:
-            arriving = sequence.arriving
-            if sequence.stage is not Stage.PARKED or arriving is None:
+            kv_import = sequence.kv_import
+            if sequence.stage is not Stage.PARKED or kv_import is None:
                 continue  # it ended, or computes its prompt
-            arriving.written = True
+            kv_import.written = True
             wanted = [*enumerate(sequence.blocks)][sequence.published :]
-            pulls.append(PullRequest(sequence.key, wanted, arriving.tokens))
+            pulls.append(PullRequest(sequence.key, wanted, kv_import.tokens))
         self._reserved = []
         return pulls
 
     def go_on(self, sequence: Sequence, generated: list[int], now_s: float) -> None:
         """These are the first tokens; none means that nothing comes. Nothing of one that has them."""
-        arriving = sequence.arriving
-        if arriving is None or arriving.going:
+        kv_import = sequence.kv_import
+        if kv_import is None or kv_import.going:
             return
-        arriving.going = True
-        arriving.pull_by_s = now_s + arriving.timeout_s
+        kv_import.going = True
+        kv_import.pull_by_s = now_s + kv_import.timeout_s
         sequence.add(generated)
         if sequence.penalties is not None:
             for token in generated:
                 sequence.penalties.add(token)
         if not generated:
-            arriving.alone = True
+            kv_import.alone = True
             if sequence.sampling.prompt_logprobs is not None and not sequence.generated:
                 sequence.prompt_logprobs = []  # nobody else gives them
-        if arriving.alone and not arriving.written:
+        if kv_import.alone and not kv_import.written:
             self.compute(sequence)
-        elif arriving.arrived:
+        elif kv_import.arrived:
             self._ready(sequence)
 
     def pulled(self, sequence: Sequence) -> None:
         """All KV is there."""
-        arriving = sequence.arriving
-        if arriving is None or not arriving.written:
+        kv_import = sequence.kv_import
+        if kv_import is None or not kv_import.written:
             return
-        arriving.written = False
-        sequence.computed = sequence.keys_to = arriving.tokens
+        kv_import.written = False
+        sequence.computed = sequence.keys_to = kv_import.tokens
         self._publish(sequence)
-        if arriving.alone:
+        if kv_import.alone:
             self.compute(sequence)  # it finds in the cache what was pulled
-        elif arriving.going:
+        elif kv_import.going:
             self._ready(sequence)
         else:
-            arriving.arrived = True
+            kv_import.arrived = True
 
     def failed(self, sequence: Sequence) -> None:
         """The KV does not come, or counts for nothing. Until the first tokens are known there is nothing to do."""
-        arriving = sequence.arriving
-        if arriving is None or arriving.arrived:
+        kv_import = sequence.kv_import
+        if kv_import is None or kv_import.arrived:
             return
-        arriving.written = False
-        arriving.alone = True
-        if arriving.going:
+        kv_import.written = False
+        kv_import.alone = True
+        if kv_import.going:
             self.compute(sequence)
             return
         self._scheduler.remove(sequence)
@@ -140,9 +140,9 @@ class KvImports:
         """From now on it is a sequence like any other, and waits for its turn."""
         self._outside.discard(sequence)
         self._scheduler.remove(sequence)
-        sequence.arriving = None
+        sequence.kv_import = None
         self._scheduler.wait(sequence)
 
     def _ready(self, sequence: Sequence) -> None:
-        sequence.arriving = None
+        sequence.kv_import = None
         self._scheduler.unpark(sequence)

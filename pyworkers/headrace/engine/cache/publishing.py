@@ -13,9 +13,9 @@ from headrace.engine.speculative.lookahead import Lookahead
 class Publishing:
     """Names full blocks. It knows the names that are being computed, so that nobody computes them twice."""
 
-    def __init__(self, pool: BlockPool, ahead: Lookahead) -> None:
+    def __init__(self, pool: BlockPool, lookahead: Lookahead) -> None:
         self._pool = pool
-        self._ahead = ahead
+        self._lookahead = lookahead
         # Of blocks that running sequences will publish; a pull may last, nobody waits for it.
         self._computing: Counter[bytes] = Counter()
 
@@ -52,12 +52,12 @@ class Publishing:
                     sequence.twins.append(known)
                 continue
             parent = sequence.names[place - 1] if place > 0 else None
-            keyed = self._ahead.has_keys(sequence, place)
+            keyed = self._lookahead.has_keys(sequence, place)
             block = self._pool.publish(own, name, parent, keyed=keyed)
             if block != own:
                 replaced = True
                 sequence.blocks[place] = block
-                self._ahead.exchanged(sequence, place)
+                self._lookahead.exchanged(sequence, place)
         sequence.published = full
         return replaced
 
@@ -74,7 +74,7 @@ class Publishing:
         if block == own:
             return False
         sequence.blocks[place] = block
-        self._ahead.exchanged(sequence, place)
+        self._lookahead.exchanged(sequence, place)
         return True
 
     def check(self, running: Iterable[Sequence]) -> None:

@@ -39,7 +39,7 @@ class Lookahead:
         while most > 0 and int(np.minimum(wanted, most).sum()) > rows:
             most -= 1
         drafts = np.minimum(wanted, most)
-        before = columns.length(batch_rows) + columns.coming_drafts[batch_rows]
+        before = columns.length(batch_rows) + columns.pending_drafts[batch_rows]
         lacks = before + drafts + self.most > columns.held[batch_rows] * self._block_tokens
         lacks |= columns.hands_off[batch_rows]
         if lacks.any():
@@ -70,12 +70,12 @@ class Lookahead:
         return np.maximum(np.minimum(drafts, room), 0)
 
     def _wanted(self, batch_rows: Ints) -> Ints:
-        """How many drafts there will be; where a step under way is about to make them, one more than there were."""
+        """How many drafts there will be; where a step in flight is about to make them, one more than there were."""
         columns = self._columns
         there = columns.drafts[batch_rows]
         left = columns.limit[batch_rows] - columns.length(batch_rows) - 1
         more = np.maximum(np.minimum(there + 1, left), 0)
-        return np.where(columns.coming_rows[batch_rows] == 0, there, more)
+        return np.where(columns.pending_rows[batch_rows] == 0, there, more)
 
     def begin(self, placed: list[Sequence], rows: int, running: int) -> list[Work]:
         """Decoding of sequences that just took their batch rows with all their KV: they may draft at once."""
@@ -134,7 +134,7 @@ class Lookahead:
         """
         if sequence.hand_off_ms is not None:
             return 0  # it ends with its first token, and its blocks are known to others
-        before = sequence.length + sequence.coming_drafts
+        before = sequence.length + sequence.pending_drafts
         known = before + drafts  # tokens whose KV this step writes, if it ends the prompt
         if known + self.most <= len(sequence.blocks) * self._block_tokens:
             return drafts

@@ -21,15 +21,15 @@ Ints = NDArray[np.int64]
 # Rows of `RowCounts.counts`, and places in `Sequence.counts`.
 TOTAL: Final = 0
 COMPUTED: Final = 1
-COMING_ROWS: Final = 2
-COMING_TOKENS: Final = 3
-COMING_DRAFTS: Final = 4
+PENDING_ROWS: Final = 2
+PENDING_TOKENS: Final = 3
+PENDING_DRAFTS: Final = 4
 DRAFTS: Final = 5
 KEYS_FROM: Final = 6
 KEYS_TO: Final = 7
 PUBLISHED: Final = 8
 HELD: Final = 9
-TABLED: Final = 10
+BLOCKS_IN_TABLE: Final = 10
 COUNTS: Final = 11
 
 
@@ -57,15 +57,15 @@ class RowCounts:
         self.counts = np.zeros((COUNTS, batch_rows), dtype=np.int64)
         self.total = self.counts[TOTAL]
         self.computed = self.counts[COMPUTED]
-        self.coming_rows = self.counts[COMING_ROWS]
-        self.coming_tokens = self.counts[COMING_TOKENS]
-        self.coming_drafts = self.counts[COMING_DRAFTS]
+        self.pending_rows = self.counts[PENDING_ROWS]
+        self.pending_tokens = self.counts[PENDING_TOKENS]
+        self.pending_drafts = self.counts[PENDING_DRAFTS]
         self.drafts = self.counts[DRAFTS]
         self.keys_from = self.counts[KEYS_FROM]
         self.keys_to = self.counts[KEYS_TO]
         self.published = self.counts[PUBLISHED]
         self.held = self.counts[HELD]
-        self.tabled = self.counts[TABLED]
+        self.blocks_in_table = self.counts[BLOCKS_IN_TABLE]
         self.prompt_len = np.zeros(batch_rows, dtype=np.int64)
         self.limit = np.zeros(batch_rows, dtype=np.int64)
         self.link = np.zeros(batch_rows, dtype=np.int64)
@@ -117,16 +117,16 @@ class RowCounts:
     # --- the same as the properties of a sequence, of many ---
 
     def length(self, batch_rows: Ints) -> Ints:
-        return self.total[batch_rows] + self.coming_tokens[batch_rows]
+        return self.total[batch_rows] + self.pending_tokens[batch_rows]
 
     def reached(self, batch_rows: Ints) -> Ints:
-        return self.computed[batch_rows] + self.coming_rows[batch_rows]
+        return self.computed[batch_rows] + self.pending_rows[batch_rows]
 
     def remaining(self, batch_rows: Ints) -> Ints:
         return self.length(batch_rows) - self.reached(batch_rows)
 
     def ends(self, batch_rows: Ints) -> NDArray[np.bool_]:
-        return (self.coming_tokens[batch_rows] > 0) & (
+        return (self.pending_tokens[batch_rows] > 0) & (
             self.length(batch_rows) >= self.limit[batch_rows]
         )
 
@@ -145,7 +145,7 @@ class RowCounts:
             assert self.answers[batch_row] is sequence.generated, "tokens go elsewhere"
             assert self.total[batch_row] == sequence.total, "miscounted tokens"
             assert sequence.held == len(sequence.blocks), "miscounted blocks"
-            assert sequence.tabled <= sequence.held, "a table of more than there is"
+            assert sequence.blocks_in_table <= sequence.held, "a table of more than there is"
             assert sequence.key == (self.link[batch_row], int(self.request[batch_row])), (
                 "another's key"
             )

@@ -40,13 +40,13 @@ class Forward:
         self,
         model: Model,
         config: EngineConfig,
-        exports: KvExports,
+        kv_exports: KvExports,
         *,
         context_tokens: int,
         clock: Callable[[], float],
     ) -> None:
         self._model = model
-        self._exports = exports
+        self._kv_exports = kv_exports
         self._clock = clock
         self._sampler = Sampler(model.vocab_size, config.max_sequences)
         self._input_batch = InputBatch(
@@ -121,7 +121,7 @@ class Forward:
         began_s = self._clock()
         step = build(self._input_batch, work, None if self._pool is None else self._pool.newest)
         if order.chunks:
-            logits = self._model.forward(step.batch, self._exports.progress_of(order.chunks))
+            logits = self._model.forward(step.batch, self._kv_exports.progress_of(order.chunks))
         else:
             logits = self._model.forward(step.batch)
         if self._pool is not None and self._stays(step):
@@ -152,13 +152,13 @@ class Forward:
             np.zeros(len(of), dtype=np.int32),
         )
         ends = input_batch.ends(of)  # when it is read, others may sit there
-        coming = pool.choose(logits, of)
+        pending = pool.choose(logits, of)
         input_batch.computed[step.batch_rows] += step.known
         input_batch.total[of] += 1
         snapshot = self._snapshot(step.work)
 
         def read() -> Computed:
-            ids = coming.read()
+            ids = pending.read()
             counts = (ids >= 0).astype(np.int64)
             chosen = choose(step.work, step.sampled, rows, ends, ids, counts)
             return self._computed(step.work, snapshot, chosen, [])

@@ -1,7 +1,7 @@
-"""The steps under way: how a step is planned and ordered, and what becomes of its sequences once it ran.
+"""The steps in flight: how a step is planned and ordered, and what becomes of its sequences once it ran.
 
 At most two, which end in the order of their beginning. What the first one brings is not known when the second one is
-planned: sequences say what is coming (`Sequence.coming_*`), and here that is added up and taken off again.
+planned: sequences say what is coming (`Sequence.pending_*`), and here that is added up and taken off again.
 """
 
 from __future__ import annotations
@@ -40,67 +40,67 @@ class StepsInFlight:
         scheduler: Scheduler,
         forward: Forward,
         requests: Requests,
-        answering: OutputBuilder,
+        outputs: OutputBuilder,
         *,
-        arrivals: KvImports,
-        exports: KvExports,
+        kv_imports: KvImports,
+        kv_exports: KvExports,
         publish_of: Callable[[Ints], None],
     ) -> None:
         self._scheduler = scheduler
         self._forward = forward
         self._requests = requests
-        self._answering = answering
-        self._arrivals = arrivals
-        self._exports = exports
+        self._outputs = outputs
+        self._kv_imports = kv_imports
+        self._kv_exports = kv_exports
         self._publish_of = publish_of
-        self._under_way: deque[EngineStep] = deque()
+        self._in_flight: deque[EngineStep] = deque()
         self.finished = 0  # steps so far
 
     def __len__(self) -> int:
-        return len(self._under_way)
+        return len(self._in_flight)
 
     @property
     def may_begin(self) -> bool:
         """`Engine.may_begin`."""
-        return not self._under_way or (len(self._under_way) == 1 and not self._under_way[0].last)
+        return not self._in_flight or (len(self._in_flight) == 1 and not self._in_flight[0].last)
 
     def begin(self, result: StepResult | None = None) -> EngineStep | None:
         """`Engine.begin`."""
         assert self.may_begin, "finish what is under way"
         plan = self._scheduler.plan()
-        if self._under_way:
-            self._under_way[-1].reserved += plan.reserved
+        if self._in_flight:
+            self._in_flight[-1].reserved += plan.reserved
         else:
-            self._arrivals.reserved(plan.reserved)
+            self._kv_imports.reserved(plan.reserved)
         if not len(plan.work):
-            if self._under_way:
+            if self._in_flight:
                 # One that just lost its batch row may have a token coming, and is not planned without it.
-                self._under_way[-1].last = True
+                self._in_flight[-1].last = True
             return None
-        self._exports.admit(plan.admitted)
+        self._kv_exports.admit(plan.admitted)
         result = result or StepResult()
         result.count(plan.work)
         step = EngineStep(self._order(plan), self._forward.launch, result)
         columns, work = self._scheduler.columns, plan.work
-        columns.coming_rows[work.batch_rows] += work.counts
-        columns.coming_tokens[work.batch_rows] += work.chooses
-        columns.coming_drafts[work.batch_rows] += work.drafts
-        self._under_way.append(step)
+        columns.pending_rows[work.batch_rows] += work.counts
+        columns.pending_tokens[work.batch_rows] += work.chooses
+        columns.pending_drafts[work.batch_rows] += work.drafts
+        self._in_flight.append(step)
         return step
 
     def _order(self, plan: Plan) -> Order:
         tables: list[TableUpdate] = []
         chunks: list[Chunk] = []
         columns, batch_rows = self._scheduler.columns, plan.work.batch_rows
-        more = columns.held[batch_rows] - columns.tabled[batch_rows]
+        more = columns.held[batch_rows] - columns.blocks_in_table[batch_rows]
         grown = self._grown(batch_rows[more == 1])
         for batch_row in batch_rows[more > 1].tolist():
             sequence = columns.at(batch_row)
-            place = sequence.tabled
+            place = sequence.blocks_in_table
             tables.append(
                 TableUpdate(batch_row, place, sequence.blocks[place:], sequence.keys_from)
             )
-            sequence.tabled = sequence.held
+            sequence.blocks_in_table = sequence.held
         for place in places_of(columns.hands_off[batch_rows]).tolist():
             item = plan.work[place]
             assert item.sequence.export is not None
@@ -111,19 +111,19 @@ class StepsInFlight:
     def _grown(self, batch_rows: Ints) -> GrownTables:
         columns = self._scheduler.columns
         blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(batch_rows)]
-        places = columns.tabled[batch_rows]
-        columns.tabled[batch_rows] = columns.held[batch_rows]
+        places = columns.blocks_in_table[batch_rows]
+        columns.blocks_in_table[batch_rows] = columns.held[batch_rows]
         return GrownTables(
             batch_rows, places, np.array(blocks, dtype=np.int64), columns.keys_from[batch_rows]
         )
 
     def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
         """`Engine.finish`."""
-        assert self._under_way and step is self._under_way[0], "steps end in their order"
-        self._under_way.popleft()
+        assert self._in_flight and step is self._in_flight[0], "steps end in their order"
+        self._in_flight.popleft()
         self.finished += 1
         step.result.step = self.finished
-        self._arrivals.reserved(step.reserved)
+        self._kv_imports.reserved(step.reserved)
         if step.computed is not None:
             self._take_in(step, step.computed)
         else:
@@ -133,11 +133,11 @@ class StepsInFlight:
         return step.result
 
     def _begin_leases(self, now_s: float) -> None:
-        for sequence in self._answering.pinned:
+        for sequence in self._outputs.pinned:
             assert sequence.hand_off_ms is not None
             sequence.lease_end_s = now_s + sequence.hand_off_ms / 1e3
             self._requests.time(sequence)
-        self._answering.pinned.clear()
+        self._outputs.pinned.clear()
 
     def _fail(self, step: EngineStep, error: Exception) -> None:
         """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
@@ -146,11 +146,11 @@ class StepsInFlight:
         for item in step.order.work:
             if self._concerns(item):
                 failure = RequestError(FailureKind.ENGINE, text)
-                self._answering.fail(item.sequence, failure, step.result)
+                self._outputs.fail(item.sequence, failure, step.result)
 
     def _take_in(self, step: EngineStep, computed: Computed) -> None:
         """What became of the sequences that are still here; one that lost its batch row meanwhile keeps its tokens."""
-        self._scheduler.ahead.first = computed.first_drafts
+        self._scheduler.lookahead.first = computed.first_drafts
         columns, work, after = self._scheduler.columns, computed.work, computed.after
         sit = self._sit(work)
         self._append(computed.chosen, sit)
@@ -159,19 +159,19 @@ class StepsInFlight:
         batch_rows = stays.batch_rows
         columns.computed[batch_rows] = after.computed
         columns.drafts[batch_rows] = after.drafts
-        columns.coming_rows[batch_rows] -= stays.counts
-        columns.coming_tokens[batch_rows] -= stays.chooses
-        columns.coming_drafts[batch_rows] -= stays.drafts
+        columns.pending_rows[batch_rows] -= stays.counts
+        columns.pending_tokens[batch_rows] -= stays.chooses
+        columns.pending_drafts[batch_rows] -= stays.drafts
         columns.keys_from[batch_rows] = np.maximum(columns.keys_from[batch_rows], after.keys_from)
         columns.keys_to[batch_rows] = after.keys_to
         self._publish_of(batch_rows)
-        self._exports.commit(step.order.chunks)
+        self._kv_exports.commit(step.order.chunks)
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
-                self._answering.scored(item.sequence, entries, step.result)
+                self._outputs.scored(item.sequence, entries, step.result)
         if computed.prompt_logprobs:
             sit = self._sit(work)  # without those that the log-probabilities of their prompts ended
-        self._answering.tokens(computed.chosen, sit[computed.chosen.places], step.result)
+        self._outputs.tokens(computed.chosen, sit[computed.chosen.places], step.result)
 
     def _append(self, chosen: ChosenRows, sit: NDArray[np.bool_]) -> None:
         """The sequences have their tokens."""
@@ -215,13 +215,13 @@ class StepsInFlight:
 
     def check(self) -> None:
         """Assert that what sequences count on is what comes."""
-        coming = Counter[tuple[Sequence, str]]()
-        every = [item for step in self._under_way for item in step.order.work]
+        pending = Counter[tuple[Sequence, str]]()
+        every = [item for step in self._in_flight for item in step.order.work]
         for item in filter(self._sits, every):
-            coming[item.sequence, "rows"] += item.count
-            coming[item.sequence, "tokens"] += item.chooses
-            coming[item.sequence, "drafts"] += item.drafts
+            pending[item.sequence, "rows"] += item.count
+            pending[item.sequence, "tokens"] += item.chooses
+            pending[item.sequence, "drafts"] += item.drafts
         for it in self._requests.here.values():
-            counted = (it.coming_rows, it.coming_tokens, it.coming_drafts)
-            true = tuple(coming[it, what] for what in ("rows", "tokens", "drafts"))
-            assert counted == true, "miscounted what the steps under way bring"
+            counted = (it.pending_rows, it.pending_tokens, it.pending_drafts)
+            true = tuple(pending[it, what] for what in ("rows", "tokens", "drafts"))
+            assert counted == true, "miscounted what the steps in flight bring"

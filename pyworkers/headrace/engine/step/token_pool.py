@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
+class PendingTokens:
     """Tokens on their way to the host."""
 
     ids: torch.Tensor
@@ -48,12 +48,12 @@ class TokenPool:
         at = upload(np.asarray(batch_rows, dtype=np.int64), self.newest.device)
         self.newest[at] = upload(np.asarray(tokens, dtype=np.int32), self.newest.device)
 
-    def choose(self, logits: torch.Tensor, batch_rows: NDArray[np.int64]) -> Coming:
+    def choose(self, logits: torch.Tensor, batch_rows: NDArray[np.int64]) -> PendingTokens:
         """The most probable token of each row is the newest of its batch row."""
         ids = logits.argmax(dim=1)
         best = logits.gather(1, ids[:, None])[:, 0]
         self.newest[upload(batch_rows, self.newest.device)] = ids.int()
-        return Coming(_to_host(ids), _to_host(best), self._fence())
+        return PendingTokens(_to_host(ids), _to_host(best), self._fence())
 
 
 def _to_host(values: torch.Tensor) -> torch.Tensor:
