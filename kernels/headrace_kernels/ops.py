@@ -239,7 +239,7 @@ class Store(Protocol):
 
     def table(self, x: torch.Tensor) -> EmbeddingTable: ...
 
-    def tied_head(self, table: Table, embedding: torch.Tensor) -> Matrix:
+    def tied_head(self, table: EmbeddingTable, embedding: torch.Tensor) -> LinearWeight:
         """The embedding as the head's matrix; `table` was made of it."""
         ...
 

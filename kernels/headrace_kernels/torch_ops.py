@@ -97,9 +97,9 @@ class TorchWeights:
     def table(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self.device, self.dtype)
 
-    def tied_head(self, table: torch.Tensor, embedding: torch.Tensor) -> Matrix:
+    def tied_head(self, table: torch.Tensor, embedding: torch.Tensor) -> TorchMatrix:
         del embedding  # the table has the layout of a matrix
-        return Matrix(table, None)
+        return TorchMatrix(table, None)
 
     @property
     def step(self) -> StepKind:

@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from headrace_kernels.mla_attention import attention_plan, mla_attention_ref
-from headrace_kernels.mla_prefill import mla_prefill_ref, prefill_plan
-from headrace_kernels.paged_attention import paged_attention_ref
+from headrace_kernels.attention.mla_attention import attention_plan, mla_attention_ref
+from headrace_kernels.attention.mla_prefill import mla_prefill_ref, prefill_plan
+from headrace_kernels.attention.paged_attention import paged_attention_ref
 
 INFINITE = [float("inf"), -float("inf")]
 BLOCK, CONTEXT, BROKEN = 4, 7, 3

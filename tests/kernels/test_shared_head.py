@@ -8,11 +8,11 @@ import pytest
 
 pytest.importorskip("triton")
 
-from headrace.models.checkpoint import SafetensorsCheckpoint
 from headrace.models.deepseek import attention_of as latent_attention
 from headrace.models.deepseek_weights import load_weights as load_deepseek
 from headrace.models.llama import attention_of
 from headrace.models.llama import load_weights as load_llama
+from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels import torch_mla, torch_ops
 from headrace_kernels.native import NativeBackend
 from helpers.tiny_deepseek import tiny_deepseek

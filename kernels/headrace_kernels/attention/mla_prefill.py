@@ -27,7 +27,12 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace_kernels.attention.unseen import finite_or_nan, finite_or_nan_ref, finite_values, finite_values_ref
+from headrace_kernels.attention.unseen import (
+    finite_or_nan,
+    finite_or_nan_ref,
+    finite_values,
+    finite_values_ref,
+)
 from headrace_kernels.dense.linear import linear
 from headrace_kernels.interpret import INTERPRET, widen
 from headrace_kernels.upload import upload

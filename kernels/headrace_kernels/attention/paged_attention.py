@@ -25,7 +25,12 @@ import triton.language as tl
 
 from headrace_kernels.attention.merge_spans import merge_spans
 from headrace_kernels.attention.span_plan import SpanPlan, row_width, span_plan
-from headrace_kernels.attention.unseen import finite_or_nan, finite_or_nan_ref, finite_values, finite_values_ref
+from headrace_kernels.attention.unseen import (
+    finite_or_nan,
+    finite_or_nan_ref,
+    finite_values,
+    finite_values_ref,
+)
 from headrace_kernels.interpret import INTERPRET
 from headrace_kernels.upload import upload
 
