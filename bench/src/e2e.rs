@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 use headrace_router::config::{Config, RouterArgs};
-use headrace_router::shutdown::{Server, Stopper};
+use headrace_router::server::{Server, Stopper};
 use serde_json::{Value, json};
 
 use crate::{BadInput, Cli, Command, load, mock, replay};

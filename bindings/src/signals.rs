@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use headrace_router::shutdown::Stopper;
-use headrace_router::signals::{Bounds, STOP, Signals};
+use headrace_router::process::signals::{Bounds, STOP, Signals};
+use headrace_router::server::Stopper;
 use pyo3::prelude::*;
 
 /// Python's own handlers stay and do the work; this thread only sees to it that the process ends.

@@ -7,12 +7,12 @@ use bytes::Bytes;
 use tokio::time::Instant;
 
 use crate::config::Config;
-use crate::decision_log::DecisionLog;
 use crate::decisions::Decisions;
+use crate::decisions::log::DecisionLog;
 use crate::fleet::{Fleet, StartError};
-use crate::memory::Memory;
+use crate::limits::memory::Memory;
+use crate::limits::shares::Shares;
 use crate::metrics::Metrics;
-use crate::shares::Shares;
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
 #[derive(Debug)]

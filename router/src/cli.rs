@@ -9,11 +9,11 @@ use tokio::runtime::Runtime;
 
 use crate::config::argv::{NoKey, NoSecret};
 use crate::config::{Config, RouterArgs};
-use crate::exit::{PUT_AWAY, put_away};
 use crate::log::{LAST_LINES, flush, init_log, print, say};
-use crate::runtime::runtime;
-use crate::shutdown::Server;
-use crate::signals::{Bounds, OVERDUE, STOP, Signals};
+use crate::process::exit::{PUT_AWAY, put_away};
+use crate::process::runtime::runtime;
+use crate::process::signals::{Bounds, OVERDUE, STOP, Signals};
+use crate::server::Server;
 
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;

@@ -6,6 +6,7 @@
 //! writing, `unread` bounds what waits for clients that do not read.
 
 mod accept;
+pub(crate) mod admin;
 mod guarded;
 mod half_closed;
 mod http1;
@@ -23,7 +24,7 @@ use axum::Router;
 use tokio::net::TcpStream;
 
 use crate::app::App;
-use crate::shutdown::Stopper;
+use crate::server::Stopper;
 use guarded::{Guarded, Protocol};
 use open::Open;
 use socket::Socket;

@@ -1,10 +1,12 @@
 //! Decisions that were made: the latest ones in memory, all of them in the log, if there is one.
 
+pub(crate) mod log;
+
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::decision::Decision;
-use crate::decision_log::DecisionLog;
+use crate::decisions::log::DecisionLog;
 use crate::request::Account;
 
 /// Decisions that are remembered.

@@ -18,6 +18,7 @@ mod pool;
 mod pulls;
 mod queue;
 pub(crate) mod registry;
+pub mod stream;
 mod told;
 mod views;
 

@@ -8,35 +8,16 @@
 //! `json` and `Job` is pure, but for what it charges.
 
 pub(crate) mod access;
-mod answers;
-mod body;
 mod call;
 mod chat;
-mod chat_reply;
-mod completion_reply;
 mod completions;
 mod drain;
-mod events;
 mod explain;
-mod fields;
-#[cfg(test)]
-mod fuzz;
 mod generate;
-mod headers;
-mod ids;
-mod json;
-mod logprobs;
-mod messages;
-mod missing;
 mod ops;
-mod params;
-mod pieces;
-mod reject;
+mod parse;
 mod reply;
-mod token_ids;
-mod token_log;
 mod tokenize;
-mod whole;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,8 +31,8 @@ use axum::routing::{get, post};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator};
-use crate::http::fields::clip;
-use crate::http::reject::Reject;
+use crate::http::parse::fields::clip;
+use crate::http::reply::reject::Reject;
 
 /// All routes. Where API keys are configured they guard everything but the probes, `/metrics`, and what is for operators,
 /// who have keys or an address of their own.
@@ -114,7 +95,7 @@ pub(crate) fn too_much_unread() -> impl IntoResponse {
 /// As a request with this body.
 #[doc(hidden)]
 pub fn read_body(body: &[u8], bytes: usize) -> Result<(serde_json::Value, usize), RouteError> {
-    let mut memory = crate::memory::Pool::private(bytes).share();
+    let mut memory = crate::limits::memory::Pool::private(bytes).share();
     let document = json::parse(body, None, &mut memory)?;
     Ok((document.value, memory.peak()))
 }

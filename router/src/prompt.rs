@@ -27,9 +27,9 @@ pub use detokenize::{Decoded, Decoder};
 pub use doc::{GenerationDefaults, ModelDoc};
 pub use pool::TokenizePool;
 
-use crate::background;
 use crate::error::RouteError;
-use crate::memory::{Refused, Share};
+use crate::limits::memory::{Refused, Share};
+use crate::process::background;
 use crate::request::{ChatPrompt, Prompt};
 use encoding::{Encoding, Input, Rendering};
 use pieces::Pieces;

@@ -8,9 +8,9 @@ mod journey;
 use std::sync::Arc;
 
 use crate::core::frame::{Ranked, Sampling};
-use crate::memory::Share;
+use crate::limits::memory::Share;
+use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
-use crate::shares::Holder;
 
 pub use answer::{Answer, answer};
 pub use journey::{Goal, Journey, Stages};

@@ -10,7 +10,7 @@ use headrace_router::core::frame::{
     Snapshot, Step, Submit, Welcome,
 };
 use headrace_router::fleet::codec::{FrameReader, FrameWriter};
-use headrace_router::shutdown::Server;
+use headrace_router::server::Server;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};

@@ -14,7 +14,7 @@ use super::unread::Unread;
 use super::{Clients, Peer, serve};
 use crate::app::App;
 use crate::net::pause_after;
-use crate::shutdown::Stopper;
+use crate::server::Stopper;
 
 /// Accepts for ever, at most `most` at a time.
 pub(crate) async fn accept_clients(

@@ -13,9 +13,9 @@ use crate::core::decision::Decision;
 use crate::core::frame::{HandOff, KvFrom, RequestId, Submit};
 use crate::core::scheduler::Output;
 use crate::error::RouteError;
-use crate::memory::Share;
+use crate::fleet::stream::{Mailbox, TokenStream};
+use crate::limits::memory::Share;
 use crate::prompt::PromptEngine;
-use crate::stream::{Mailbox, TokenStream};
 
 /// Places for the legs of a request, booked until this drops or is used.
 #[derive(Debug)]

@@ -22,7 +22,7 @@ use super::pool::Pool;
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{self, Cancel, Frame, Offer, Transferred};
-use crate::lock::Lock;
+use crate::process::lock::Lock;
 
 /// For a worker to say what it offers.
 const OFFER: Duration = Duration::from_secs(3);

@@ -27,7 +27,7 @@ use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Describe, Frame, ModelPart, Ping, RequestId, Submit};
-use crate::lock::Lock;
+use crate::process::lock::Lock;
 
 /// Submits that may wait for the socket. Few: a worker's queue is the place to wait.
 const SUBMITS_WAITING: usize = 64;

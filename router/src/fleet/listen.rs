@@ -22,8 +22,8 @@ use super::told::Told;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Frame, MAX_FRAME_BYTES, Submit};
-use crate::lock::Lock;
 use crate::net::{self, SocketFile};
+use crate::process::lock::Lock;
 
 type ReadHalf = Box<dyn AsyncRead + Send + Unpin>;
 type WriteHalf = Box<dyn AsyncWrite + Send + Unpin>;

@@ -15,7 +15,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::lock::Lock;
+use crate::process::lock::Lock;
 
 /// All of them. Each costs a descriptor and a task; one that has sent nothing has no buffer yet. A guess: some times what a
 /// fleet of a thousand workers that dial at once has in the middle of a handshake.

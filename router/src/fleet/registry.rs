@@ -26,8 +26,8 @@ use crate::core::circuit::{CircuitRule, Circuits};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
 use crate::core::scheduler::{Given, Output, Withdrawal};
 use crate::error::RouteError;
-use crate::lock::{Held, Lock};
 use crate::metrics::Metrics;
+use crate::process::lock::{Held, Lock};
 use crate::prompt::{ModelDoc, PromptEngine, PromptError};
 
 /// All workers.

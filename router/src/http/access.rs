@@ -20,7 +20,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
 use crate::config::{AccessConfig, Tenant};
-use crate::http::reject::Reject;
+use crate::http::reply::reject::Reject;
 
 pub(super) use cors::cors;
 

@@ -12,10 +12,10 @@ use crate::config::{Keys, Tenant};
 use crate::connection::Peer;
 use crate::error::RouteError;
 use crate::http::access::caller;
-use crate::http::headers::{bad_header, request_id, session, single};
+use crate::http::parse::headers::{bad_header, request_id, session, single};
 use crate::http::{explain, reject::Reject};
+use crate::limits::shares::{Holder, address_number};
 use crate::request::{Account, Goal, Job, Journey, Stages, Usage};
-use crate::shares::{Holder, address_number};
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
 const EXPLAIN: &str = "X-Headrace-Explain";

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use serde_json::{Map, Value};
 
 use crate::error::RouteError;
-use crate::http::fields::{Fields, bad, unsupported, wrong_type};
-use crate::http::missing::{self, Missing};
-use crate::http::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
+use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
+use crate::http::parse::missing::{self, Missing};
+use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::{ids, messages};
-use crate::memory::Share;
+use crate::limits::memory::Share;
+use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
 use crate::request::{Account, ChatPrompt, Job, Prompt};
-use crate::shares::Holder;
 
 /// A checked request.
 #[derive(Debug)]
@@ -257,7 +257,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::memory::Pool;
+    use crate::limits::memory::Pool;
 
     fn checked(extra: &Value) -> Result<ChatRequest, RouteError> {
         let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
@@ -339,7 +339,8 @@ mod tests {
         assert!((LONGEST / 2..LONGEST).contains(&body.len()));
         // as `config` has it for bodies of this length
         let mut memory = Pool::private(8 * LONGEST + (4 << 20)).share();
-        let fields = crate::http::json::parse(body.as_bytes(), None, &mut memory).unwrap().value;
+        let fields =
+            crate::http::parse::json::parse(body.as_bytes(), None, &mut memory).unwrap().value;
         let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
         check(Fields::of_body(fields).unwrap(), "m".into(), &model, &mut memory).unwrap();
         assert!((3 * text.len()..3 * text.len() + 10_000).contains(&memory.used()));

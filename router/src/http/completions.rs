@@ -5,14 +5,14 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use crate::error::RouteError;
-use crate::http::fields::{Fields, bad, kind, wrong_type};
-use crate::http::ids;
-use crate::http::missing::{self, Missing};
-use crate::http::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
-use crate::http::token_ids::{IdList, Ids, Several};
+use crate::http::parse::fields::{Fields, bad, kind, wrong_type};
+use crate::http::parse::ids;
+use crate::http::parse::missing::{self, Missing};
+use crate::http::parse::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
+use crate::http::parse::token_ids::{IdList, Ids, Several};
+use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
 use crate::request::{Account, Job, Prompt};
-use crate::shares::Holder;
 
 /// OpenAI's own default of `max_tokens` here.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -167,7 +167,7 @@ fn best_of(fields: &mut Fields, n: u32) -> Result<(), RouteError> {
             "best_of",
             format!("`best_of` is {best_of}, it must not be less than `n`, {n}"),
         )),
-        Some(best_of) if best_of > n => Err(super::fields::unsupported(
+        Some(best_of) if best_of > n => Err(crate::http::parse::fields::unsupported(
             "best_of",
             "all answers that are made are sent; use `n`",
         )),
@@ -187,8 +187,8 @@ mod tests {
 
     use super::*;
     use crate::http::generate::PROMPT;
-    use crate::http::json;
-    use crate::memory::Pool;
+    use crate::http::parse::json;
+    use crate::limits::memory::Pool;
 
     fn checked(body: &Value) -> Result<CompletionRequest, RouteError> {
         let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };

@@ -11,9 +11,9 @@ use serde_json::Value;
 use crate::app::App;
 use crate::fleet::{DrainError, DrainOrder};
 use crate::http::Surface;
-use crate::http::fields::clip;
 use crate::http::generate;
-use crate::http::reject::Reject;
+use crate::http::parse::fields::clip;
+use crate::http::reply::reject::Reject;
 
 /// What is asked for where the body says nothing else.
 const BUDGET_MS: i64 = 30_000;

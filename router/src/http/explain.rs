@@ -17,8 +17,8 @@ use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 use crate::decisions::REMEMBERED;
 use crate::http::access::{Sees, caller};
-use crate::http::fields::clip;
-use crate::http::reject::Reject;
+use crate::http::parse::fields::clip;
+use crate::http::reply::reject::Reject;
 use crate::request::Account;
 
 /// The decision itself, where it is short.

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ModelInfo;
-use crate::http::fields::clip;
-use crate::http::reject::Reject;
+use crate::http::parse::fields::clip;
+use crate::http::reply::reject::Reject;
 
 /// Alive.
 pub(super) async fn health() -> Json<Value> {

@@ -1,5 +1,15 @@
 //! What both kinds of answer have in common: who it is, how it is collected, how it is sent.
 
+pub(super) mod answers;
+pub(super) mod chat;
+pub(super) mod completion;
+pub(super) mod events;
+pub(super) mod logprobs;
+pub(super) mod pieces;
+pub(super) mod reject;
+pub(super) mod token_log;
+pub(super) mod whole;
+
 use std::sync::Arc;
 
 use axum::response::Response;
@@ -7,15 +17,16 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::error::RouteError;
-use crate::http::answers::Answers;
 use crate::http::call::Call;
-use crate::http::events::{self, Events};
-use crate::http::params::Delivery;
-use crate::http::pieces::json_response;
-use crate::http::token_log::{self, TokenLog};
-use crate::http::whole::{Shape, WholeAnswer};
-use crate::http::{ids, reject::Reject};
-use crate::memory::{Refused, Share};
+use crate::http::parse::ids;
+use crate::http::parse::params::Delivery;
+use crate::http::reply::answers::Answers;
+use crate::http::reply::events::{self, Events};
+use crate::http::reply::pieces::json_response;
+use crate::http::reply::reject::Reject;
+use crate::http::reply::token_log::{self, TokenLog};
+use crate::http::reply::whole::{Shape, WholeAnswer};
+use crate::limits::memory::{Refused, Share};
 use crate::request::{Delta, FinishReason, Job, Usage};
 
 /// OpenAI's `system_fingerprint`: it changes when the software that serves does.

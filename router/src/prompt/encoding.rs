@@ -9,7 +9,7 @@ use super::template::Prepared;
 use super::tokenize::{PIECE_BYTES, SLOW_BYTES, Walk, WalkError, WalkLimits, Walked};
 use super::{Model, Room};
 use crate::error::RouteError;
-use crate::memory::Share;
+use crate::limits::memory::Share;
 use crate::request::ChatPrompt;
 
 /// What is to become tokens.

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::queue::{Bounds, Full, Job, Queue};
-use crate::background;
 use crate::error::RouteError;
+use crate::process::background;
 
 /// Threads that render templates and tokenise. One pool serves all models.
 ///

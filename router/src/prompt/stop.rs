@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::memory::{ALLOCATION_BYTES, Refused, Share};
+use crate::limits::memory::{ALLOCATION_BYTES, Refused, Share};
 
 /// The stop strings of a request: an Aho-Corasick automaton over their bytes. Build it once, share it among choices.
 ///
@@ -209,7 +209,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::memory::Pool;
+    use crate::limits::memory::Pool;
 
     fn run(stops: &[&str], chunks: &[&str]) -> (String, bool, Vec<String>) {
         let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();

@@ -10,7 +10,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{RequestId, Resume, Sampling, Submit};
 use crate::error::RouteError;
 use crate::fleet::booking::Wanted;
-use crate::stream::TokenStream;
+use crate::fleet::stream::TokenStream;
 
 /// A choice on its worker.
 #[derive(Debug)]

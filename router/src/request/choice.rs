@@ -16,9 +16,9 @@ use crate::app::App;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, TokenLogprob};
 use crate::error::RouteError;
+use crate::fleet::stream::Chunk;
+use crate::limits::shares::StreamPermit;
 use crate::prompt::{Decoder, PromptEngine};
-use crate::shares::StreamPermit;
-use crate::stream::Chunk;
 
 /// What all choices of a job share.
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::core::frame::{Bye, Frame};
-use headrace_router::shutdown::Server;
+use headrace_router::server::Server;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
 

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
+use headrace_router::limits::shares::Holder;
 use headrace_router::prompt::StopStrings;
 use headrace_router::request::{
     Account, Answer, Delta, FinishReason, Job, Journey, Prompt, answer,
 };
-use headrace_router::shares::Holder;
 
 use crate::fake_worker::*;
 

@@ -8,8 +8,8 @@ use headrace_router::app::App;
 use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
+use headrace_router::limits::shares::Holder;
 use headrace_router::request::{Answer, Goal, Job, Journey, Prompt, answer};
-use headrace_router::shares::Holder;
 use tokio::task::JoinHandle;
 
 use super::caching::*;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::core::frame::{Capacity, Finish};
-use headrace_router::shutdown::{Server, run};
+use headrace_router::server::{Server, run};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::task::JoinHandle;
@@ -18,7 +18,7 @@ fn args() -> RouterArgs {
 /// A client in the middle of a stream.
 struct UnderWay {
     serving: JoinHandle<()>,
-    stopper: headrace_router::shutdown::Stopper,
+    stopper: headrace_router::server::Stopper,
     worker: FakeWorker,
     request: headrace_router::core::frame::RequestId,
     client: TcpStream,

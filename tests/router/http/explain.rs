@@ -3,7 +3,7 @@
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::core::decision::{Decision, replay};
 use headrace_router::core::frame::{Failed, Finish, Frame, StepCost};
-use headrace_router::shutdown::Server;
+use headrace_router::server::Server;
 use serde_json::{Value, json};
 
 use super::client::{Reply, TestRouter, args, chunks};

@@ -8,8 +8,8 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Hello, Offer, RequestId, Role, Transferred};
-use crate::lock::{Held, Lock};
 use crate::metrics::{BACKENDS, OUTCOMES, known_word};
+use crate::process::lock::{Held, Lock};
 
 /// One drain. What stays as it was is public; the rest is behind a short lock.
 #[derive(Debug)]

@@ -10,7 +10,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{Frame, RequestId};
 use crate::core::scheduler::Output;
 use crate::error::RouteError;
-use crate::stream::Mailbox;
+use crate::fleet::stream::Mailbox;
 
 #[derive(Debug)]
 pub(super) struct Leg {

@@ -19,10 +19,10 @@ use crate::core::frame::{
 use crate::core::scheduler::{Output, Withdrawal};
 use crate::error::RouteError;
 use crate::fleet::registry::Said;
-use crate::lock::Held;
-use crate::memory::Refused;
+use crate::fleet::stream::{Appended, Mailbox};
+use crate::limits::memory::Refused;
 use crate::metrics::Metrics;
-use crate::stream::{Appended, Mailbox};
+use crate::process::lock::Held;
 
 /// A worker frees the blocks of a cancelled request in this time. A guess: a long prefill step on a CPU fits in.
 const FREED_TIMEOUT: Duration = Duration::from_secs(60);

@@ -2,7 +2,7 @@
 
 use axum::http::{HeaderMap, Version, header};
 
-use crate::http::reject::Reject;
+use crate::http::reply::reject::Reject;
 
 /// Refuses what hyper lets pass and another server may read another way. hyper itself refuses several lengths that
 /// differ, and closes the connection after a request with both a length and chunks.

@@ -6,8 +6,8 @@ use axum::extract::Request;
 use axum::http::{header, uri::Authority};
 
 use crate::config::Names;
-use crate::http::fields::clip;
-use crate::http::reject::Reject;
+use crate::http::parse::fields::clip;
+use crate::http::reply::reject::Reject;
 
 /// The host and port that a request names, after a check that it names one. HTTP/1.0 need not name any.
 pub(super) fn named(request: &Request) -> Result<Option<&str>, Reject> {

@@ -3,8 +3,8 @@
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 
 use crate::config::Names;
-use crate::http::fields::clip;
-use crate::http::reject::Reject;
+use crate::http::parse::fields::clip;
+use crate::http::reply::reject::Reject;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 

@@ -1,0 +1,240 @@
+//! Addresses of operators: Unix sockets that only the router's own user can open, or ports, each with the few routes that
+//! show or change the fleet.
+//!
+//! They do not share the bounds of the clients: who floods the port of the clients keeps no operator out.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, UnixListener};
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tokio_util::task::TaskTracker;
+
+use crate::app::App;
+use crate::config::WorkerListen;
+use crate::fleet::StartError;
+use crate::http::access::Entrance;
+use crate::net::{self, SocketFile};
+use crate::server::Stopper;
+
+/// Connections that may be open at once at one address; more wait to be accepted. A guess: some dashboards and a drain.
+const CONNECTIONS: usize = 64;
+/// One connection serves one request after the other for no longer than this, so that those that rest make room.
+const LONGEST_CONNECTION: Duration = Duration::from_secs(120);
+/// For the headers of a request to arrive.
+const HEADERS: Duration = Duration::from_secs(10);
+/// After an accept that failed, for lack of descriptors perhaps.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// Bound addresses of operators.
+#[derive(Debug)]
+pub(crate) struct AdminListeners(Vec<Listener>);
+
+#[derive(Debug)]
+enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, SocketFile),
+}
+
+impl AdminListeners {
+    /// Binds all of them.
+    ///
+    /// # Errors
+    /// One cannot be bound.
+    pub(crate) async fn bind(addresses: &[WorkerListen]) -> Result<Self, StartError> {
+        let mut bound = Vec::new();
+        for address in addresses {
+            let listener = match address {
+                WorkerListen::Tcp(text) => TcpListener::bind(text).await.map(Listener::Tcp),
+                WorkerListen::Unix(path) => net::listen_unix(path, Some(0o600))
+                    .await
+                    .map(|(listener, file)| Listener::Unix(listener, file)),
+            };
+            let failed = |source| StartError::Bind { address: address.to_string(), source };
+            bound.push(listener.map_err(failed)?);
+        }
+        Ok(Self(bound))
+    }
+
+    /// With the ports that were taken.
+    pub(crate) fn addresses(&self) -> Vec<WorkerListen> {
+        let address = |listener: &Listener| match listener {
+            Listener::Tcp(listener) => {
+                listener.local_addr().ok().map(|address| WorkerListen::Tcp(address.to_string()))
+            }
+            Listener::Unix(_, file) => Some(WorkerListen::Unix(file.path().to_owned())),
+        };
+        self.0.iter().filter_map(address).collect()
+    }
+
+    /// Serves until the server stops; also while it drains, when there is something to see.
+    pub(crate) async fn serve(self, app: Arc<App>, stopper: Stopper) {
+        if self.0.is_empty() {
+            return;
+        }
+        let tasks = TaskTracker::new();
+        let routes = crate::http::operators(Arc::clone(&app));
+        for listener in self.0 {
+            let door = Door {
+                routes: routes.clone(),
+                room: Arc::new(Semaphore::new(CONNECTIONS)),
+                asks_for_key: !app.config.http.access.admin_keys.is_empty(),
+                stopper: stopper.clone(),
+                tasks: tasks.clone(),
+            };
+            tasks.spawn(door.open(listener));
+        }
+        tasks.close();
+        tasks.wait().await;
+    }
+}
+
+/// What all connections to one address share.
+#[derive(Clone)]
+struct Door {
+    routes: Router,
+    room: Arc<Semaphore>,
+    asks_for_key: bool,
+    stopper: Stopper,
+    tasks: TaskTracker,
+}
+
+impl Door {
+    async fn open(self, listener: Listener) {
+        tokio::select! {
+            () = self.accept(&listener) => {}
+            () = self.stopper.stopped() => {}
+        }
+    }
+
+    /// Accepts for ever.
+    async fn accept(&self, listener: &Listener) {
+        loop {
+            let room = Arc::clone(&self.room).acquire_owned().await;
+            let room = room.expect("nobody closes it");
+            let accepted = match listener {
+                Listener::Tcp(listener) => listener.accept().await.map(|(stream, _)| {
+                    let peer =
+                        if self.asks_for_key { Entrance::Anybody } else { Entrance::Operator };
+                    self.spawn(stream, peer, room);
+                }),
+                Listener::Unix(listener, _) => listener
+                    .accept()
+                    .await
+                    .map(|(stream, _)| self.spawn(stream, Entrance::Operator, room)),
+            };
+            if let Err(error) = accepted {
+                tracing::warn!(%error, "cannot accept an operator");
+                sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+
+    fn spawn<S>(&self, stream: S, peer: Entrance, room: tokio::sync::OwnedSemaphorePermit)
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (routes, stopper) = (self.routes.clone(), self.stopper.clone());
+        self.tasks.spawn(async move {
+            tokio::select! {
+                _ = timeout(LONGEST_CONNECTION, converse(stream, peer, routes)) => {}
+                () = stopper.stopped() => {}
+            }
+            drop(room);
+        });
+    }
+}
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send,
+    peer: Entrance,
+    routes: Router,
+) -> Result<(), hyper::Error> {
+    let routes = TowerToHyperService::new(routes);
+    let service = service_fn(move |mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        hyper::service::Service::call(&routes, request)
+    });
+    let mut http = http1::Builder::new();
+    http.timer(TokioTimer::new()).header_read_timeout(HEADERS).half_close(true);
+    http.serve_connection(TokioIo::new(stream), service).await
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    fn door() -> Door {
+        Door {
+            routes: Router::new(),
+            room: Arc::new(Semaphore::new(CONNECTIONS)),
+            asks_for_key: false,
+            stopper: Stopper::default(),
+            tasks: TaskTracker::new(),
+        }
+    }
+
+    /// An operator's end of a connection.
+    async fn come(door: &Door) -> DuplexStream {
+        let (ours, theirs) = duplex(4_096);
+        let room = Arc::clone(&door.room).acquire_owned().await.unwrap();
+        door.spawn(ours, Entrance::Operator, room);
+        theirs
+    }
+
+    /// Asks for what is not there, and reads the answer as far as its head.
+    async fn ask(connection: &mut DuplexStream) -> io::Result<()> {
+        connection.write_all(b"GET /none HTTP/1.1\r\nHost: localhost\r\n\r\n").await?;
+        let mut answer = Vec::new();
+        while !answer.ends_with(b"\r\n\r\n") {
+            answer.push(connection.read_u8().await?);
+        }
+        assert!(answer.starts_with(b"HTTP/1.1 404"), "{}", String::from_utf8_lossy(&answer));
+        Ok(())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_says_nothing_and_who_stays_for_ever_makes_room() {
+        let (door, begin) = (door(), Instant::now());
+        let silent = come(&door).await;
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert_eq!(begin.elapsed().as_secs(), HEADERS.as_secs());
+        drop(silent);
+        door.tasks.reopen();
+
+        let (begin, mut busy) = (Instant::now(), come(&door).await);
+        while ask(&mut busy).await.is_ok() {
+            sleep(HEADERS / 2).await;
+        }
+        assert!(begin.elapsed() >= LONGEST_CONNECTION, "it is served until then");
+        assert!(begin.elapsed() <= LONGEST_CONNECTION + HEADERS, "{:?}", begin.elapsed());
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert_eq!(door.room.available_permits(), CONNECTIONS);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_end_of_the_server_ends_them() {
+        let (door, begin) = (door(), Instant::now());
+        let _silent = come(&door).await;
+        door.stopper.hang_up();
+        door.tasks.close();
+        door.tasks.wait().await;
+        assert!(begin.elapsed() < HEADERS);
+    }
+}

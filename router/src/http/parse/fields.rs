@@ -1,0 +1,299 @@
+//! Takes the fields of a JSON object one by one, each with its type and range; what nobody took is unknown.
+//!
+//! A field that is `null` counts as absent: OpenAI's schema makes nearly every parameter nullable, and clients that
+//! serialise whole structs send all of them.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value};
+
+use crate::error::RouteError;
+
+/// A wrong field: `param` is its path as the client would write it, such as `messages[2].role`.
+pub(in crate::http) fn bad(param: impl Into<String>, message: impl Into<String>) -> RouteError {
+    RouteError::BadRequest { param: Some(param.into()), message: message.into() }
+}
+
+/// A body wrong as a whole.
+pub(in crate::http) fn bad_body(message: impl Into<String>) -> RouteError {
+    RouteError::BadRequest { param: None, message: message.into() }
+}
+
+/// A parameter that would change the answer, were it not missing here.
+pub(in crate::http) fn unsupported(param: impl Into<String>, why: &str) -> RouteError {
+    let param = param.into();
+    let message = format!("`{param}` is not supported: {why}");
+    bad(param, message)
+}
+
+/// At most the first 64 characters: what clients send goes back to them, but not all of it.
+pub(in crate::http) fn clip(text: &str) -> String {
+    match text.char_indices().nth(64) {
+        Some((end, _)) => format!("{}...", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// The name of a value's type, with its article.
+pub(in crate::http) fn kind(value: &Value) -> &'static str {
+    match value {
+        Value::Null => "null",
+        Value::Bool(_) => "a boolean",
+        Value::Number(_) => "a number",
+        Value::String(_) => "a string",
+        Value::Array(_) => "an array",
+        Value::Object(_) => "an object",
+    }
+}
+
+/// `param` has the wrong type.
+pub(in crate::http) fn wrong_type(
+    param: impl Into<String>,
+    wanted: &str,
+    got: &Value,
+) -> RouteError {
+    let param = param.into();
+    let message = format!("`{param}` must be {wanted}, not {}", kind(got));
+    bad(param, message)
+}
+
+fn out_of_range<T: Display>(
+    param: String,
+    range: &RangeInclusive<T>,
+    got: impl Display,
+) -> RouteError {
+    let message =
+        format!("`{param}` must be between {} and {}, not {got}", range.start(), range.end());
+    bad(param, message)
+}
+
+/// The fields of one object that were not taken yet.
+#[derive(Debug)]
+pub(in crate::http) struct Fields {
+    /// Path of the object: empty for the body, otherwise such as `messages[2]`.
+    at: String,
+    rest: Map<String, Value>,
+}
+
+impl Fields {
+    /// The body.
+    ///
+    /// # Errors
+    /// `BadRequest` if it is no object.
+    pub(in crate::http) fn of_body(value: Value) -> Result<Self, RouteError> {
+        let Value::Object(rest) = value else {
+            return Err(bad_body(format!("the body must be a JSON object, not {}", kind(&value))));
+        };
+        Ok(Self { at: String::new(), rest })
+    }
+
+    /// An object inside the body.
+    ///
+    /// # Errors
+    /// `BadRequest` if it is no object.
+    pub(in crate::http) fn of(value: Value, at: String) -> Result<Self, RouteError> {
+        let Value::Object(rest) = value else { return Err(wrong_type(at, "an object", &value)) };
+        Ok(Self { at, rest })
+    }
+
+    /// Full path of a field of this object.
+    pub(in crate::http) fn path(&self, name: &str) -> String {
+        if self.at.is_empty() { name.to_owned() } else { format!("{}.{name}", self.at) }
+    }
+
+    /// A field of any type; `None` if absent or `null`.
+    pub(in crate::http) fn take(&mut self, name: &str) -> Option<Value> {
+        self.rest.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// True if a field is there and says something.
+    pub(in crate::http) fn has(&self, name: &str) -> bool {
+        self.rest.get(name).is_some_and(|value| !value.is_null())
+    }
+
+    /// What `take` gave, or an error that says that it must be there.
+    pub(in crate::http) fn require<T>(
+        &self,
+        name: &str,
+        value: Option<T>,
+    ) -> Result<T, RouteError> {
+        value.ok_or_else(|| {
+            let path = self.path(name);
+            let message = format!("`{path}` is required");
+            bad(path, message)
+        })
+    }
+
+    pub(in crate::http) fn boolean(&mut self, name: &str) -> Result<Option<bool>, RouteError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Bool(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_type(self.path(name), "a boolean", &other)),
+        }
+    }
+
+    pub(in crate::http) fn string(&mut self, name: &str) -> Result<Option<String>, RouteError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::String(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_type(self.path(name), "a string", &other)),
+        }
+    }
+
+    pub(in crate::http) fn array(&mut self, name: &str) -> Result<Option<Vec<Value>>, RouteError> {
+        match self.take(name) {
+            None => Ok(None),
+            Some(Value::Array(value)) => Ok(Some(value)),
+            Some(other) => Err(wrong_type(self.path(name), "an array", &other)),
+        }
+    }
+
+    pub(in crate::http) fn object(&mut self, name: &str) -> Result<Option<Self>, RouteError> {
+        self.take(name).map(|value| Self::of(value, self.path(name))).transpose()
+    }
+
+    pub(in crate::http) fn integer(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<i64>,
+    ) -> Result<Option<i64>, RouteError> {
+        self.take(name).map(|value| integer(&value, self.path(name), &range)).transpose()
+    }
+
+    /// An integer whose range is that of `u32` from `min` on.
+    pub(in crate::http) fn count(
+        &mut self,
+        name: &str,
+        min: u32,
+    ) -> Result<Option<u32>, RouteError> {
+        let value = self.integer(name, i64::from(min)..=i64::from(u32::MAX))?;
+        Ok(value.map(|value| u32::try_from(value).expect("range was checked")))
+    }
+
+    pub(in crate::http) fn number(
+        &mut self,
+        name: &str,
+        range: RangeInclusive<f64>,
+    ) -> Result<Option<f64>, RouteError> {
+        self.take(name).map(|value| number(&value, self.path(name), &range)).transpose()
+    }
+
+    /// Everything that was not taken.
+    pub(in crate::http) fn into_rest(self) -> Map<String, Value> {
+        self.rest
+    }
+
+    /// Ends the check of this object.
+    ///
+    /// # Errors
+    /// `BadRequest` naming a field that nobody took. A `null` one says nothing and passes.
+    pub(in crate::http) fn finish(self) -> Result<(), RouteError> {
+        match self.rest.iter().find(|(_, value)| !value.is_null()) {
+            None => Ok(()),
+            Some((name, _)) => {
+                let path = self.path(&clip(name));
+                let message = format!("unrecognized request argument: `{path}`");
+                Err(bad(path, message))
+            }
+        }
+    }
+}
+
+/// `value` as an integer within `range`.
+///
+/// # Errors
+/// `BadRequest` about `param`.
+pub(in crate::http) fn integer(
+    value: &Value,
+    param: String,
+    range: &RangeInclusive<i64>,
+) -> Result<i64, RouteError> {
+    let Value::Number(got) = value else { return Err(wrong_type(param, "an integer", value)) };
+    match got.as_i64() {
+        Some(integer) if range.contains(&integer) => Ok(integer),
+        None if got.is_f64() && got.as_f64().is_some_and(|float| float.fract() != 0.0) => {
+            let message = format!("`{param}` must be an integer, not {got}");
+            Err(bad(param, message))
+        }
+        // A whole number that is written as a float (`16.0`, or `1e30`, which no range contains).
+        None => match got.as_f64() {
+            #[expect(clippy::cast_possible_truncation, reason = "the range was checked as floats")]
+            #[expect(
+                clippy::cast_precision_loss,
+                reason = "bounds only, and 2^53 is beyond any exact one"
+            )]
+            Some(float)
+                if float.abs() < 9.0e15
+                    && (*range.start() as f64..=*range.end() as f64).contains(&float) =>
+            {
+                Ok(float as i64)
+            }
+            _ => Err(out_of_range(param, range, got)),
+        },
+        Some(_) => Err(out_of_range(param, range, got)),
+    }
+}
+
+/// `value` as a number within `range`.
+///
+/// # Errors
+/// `BadRequest` about `param`.
+pub(in crate::http) fn number(
+    value: &Value,
+    param: String,
+    range: &RangeInclusive<f64>,
+) -> Result<f64, RouteError> {
+    let Value::Number(got) = value else { return Err(wrong_type(param, "a number", value)) };
+    match got.as_f64() {
+        Some(float) if range.contains(&float) => Ok(float),
+        _ => Err(out_of_range(param, range, got)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(value: Value) -> Fields {
+        Fields::of_body(value).unwrap()
+    }
+
+    fn message<T: std::fmt::Debug>(result: Result<T, RouteError>) -> String {
+        result.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_field_has_its_type_or_names_itself() {
+        let mut body = fields(json!({"a": "x", "b": 3, "c": null, "d": true}));
+        assert_eq!(message(body.number("a", 0.0..=1.0)), "`a` must be a number, not a string");
+        assert_eq!(message(body.integer("b", 0..=2)), "`b` must be between 0 and 2, not 3");
+        assert_eq!(body.string("c").unwrap(), None);
+        assert_eq!(message(body.finish()), "unrecognized request argument: `d`");
+    }
+
+    #[test]
+    fn integers_may_be_written_as_whole_floats_only() {
+        for (value, want) in [(json!(16.0), Some(16)), (json!(1.5), None), (json!(1e30), None)] {
+            assert_eq!(fields(json!({"a": value})).integer("a", 0..=100).ok().flatten(), want);
+        }
+        assert!(fields(json!({"a": u64::MAX})).integer("a", i64::MIN..=i64::MAX).is_err());
+    }
+
+    #[test]
+    fn nested_fields_carry_their_path() {
+        let mut inner = Fields::of(json!({"role": 1}), "messages[2]".into()).unwrap();
+        assert_eq!(
+            message(inner.string("role")),
+            "`messages[2].role` must be a string, not a number"
+        );
+    }
+
+    #[test]
+    fn long_names_are_clipped() {
+        let name = "x".repeat(1_000_000);
+        assert!(message(fields(json!({ name: 1 })).finish()).len() < 120);
+    }
+}

@@ -1,0 +1,145 @@
+//! What is said in headers: the request's id, and the session it belongs to. `access` reads who sends it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::extract::{MatchedPath, Request, State};
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use crate::app::App;
+use crate::error::RouteError;
+use crate::http::access::Access;
+use crate::http::parse::ids;
+use crate::http::reply::reject::{ErrorCode, Reject};
+
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Longest id that is taken over from a client.
+const MAX_REQUEST_ID: usize = 128;
+/// Headers that name a session, best first. The fields `prompt_cache_key` and `user` come after them.
+const SESSION: [&str; 3] = ["x-session-id", "x-session-affinity", "x-correlation-id"];
+
+/// Admits requests, gives every answer its `X-Request-ID`, the client's own or a new one, and counts it.
+pub(in crate::http) async fn observe(
+    State((app, access)): State<(Arc<App>, Access)>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let began = Instant::now();
+    let id = request.headers().get(&REQUEST_ID).filter(|id| is_request_id(id)).cloned();
+    let id = id.unwrap_or_else(|| {
+        HeaderValue::try_from(ids::name("req-")).expect("made of letters and digits")
+    });
+    let matched = request.extensions().get::<MatchedPath>().cloned();
+    let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
+    let trace = request.headers().get("traceparent").cloned(); // for the log only
+    request.extensions_mut().insert(RequestId(id.clone()));
+    let mut left = Left { app: &app, route, answered: false };
+    let mut response = match access.admit(&mut request) {
+        Ok(()) => next.run(request).await,
+        Err(reject) => reject.into_response(),
+    };
+    left.answered = true;
+    let status = response.status().as_u16();
+    let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
+    app.metrics.http.request(route, status, error);
+    tracing::debug!(?id, route, status, error, ?trace, elapsed = ?began.elapsed(), "answered");
+    response.headers_mut().insert(REQUEST_ID, id);
+    response
+}
+
+/// Name of a request, left on it for its handler.
+#[derive(Debug, Clone)]
+struct RequestId(HeaderValue);
+
+/// Name of a request that [`observe`] has seen.
+pub(in crate::http) fn request_id(request: &Request) -> String {
+    let id = request.extensions().get::<RequestId>();
+    let text = id.and_then(|id| id.0.to_str().ok());
+    text.unwrap_or_default().to_owned()
+}
+
+/// Counts a request that was dropped before its answer began: its client left, or its connection was cut.
+struct Left<'a> {
+    app: &'a App,
+    route: &'a str,
+    answered: bool,
+}
+
+impl Drop for Left<'_> {
+    fn drop(&mut self) {
+        if !self.answered {
+            let gone = Reject::from(RouteError::ClientGone);
+            self.app.metrics.http.request(self.route, gone.status(), "client_gone");
+        }
+    }
+}
+
+fn is_request_id(value: &HeaderValue) -> bool {
+    (1..=MAX_REQUEST_ID).contains(&value.len()) && value.as_bytes().iter().all(u8::is_ascii_graphic)
+}
+
+/// The value of a header that may come once.
+///
+/// # Errors
+/// `BadRequest` where it comes more often, or is not text.
+pub(in crate::http) fn single<'a>(
+    headers: &'a HeaderMap,
+    name: &'static str,
+) -> Result<Option<&'a str>, RouteError> {
+    let mut values = headers.get_all(name).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    if values.next().is_some() {
+        return Err(bad_header(name, "came more than once; send it once"));
+    }
+    let text = value.to_str().map_err(|_| bad_header(name, "is not plain text"))?;
+    Ok(Some(text.trim()))
+}
+
+/// `BadRequest` about a header.
+pub(in crate::http) fn bad_header(name: &'static str, problem: &str) -> RouteError {
+    RouteError::BadRequest {
+        param: Some(name.to_owned()),
+        message: format!("the header {name} {problem}"),
+    }
+}
+
+/// The session that the headers name.
+pub(in crate::http) fn session(headers: &HeaderMap) -> Option<String> {
+    let mut named = SESSION.iter().filter_map(|name| headers.get(*name)?.to_str().ok());
+    named.find(|value| !value.is_empty()).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_session_header_wins() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(session(&headers), None);
+        headers.insert("x-correlation-id", HeaderValue::from_static("c"));
+        assert_eq!(session(&headers).as_deref(), Some("c"));
+        headers.insert("x-session-id", HeaderValue::from_static("s"));
+        assert_eq!(session(&headers).as_deref(), Some("s"));
+    }
+
+    #[test]
+    fn a_header_that_counts_comes_once_and_without_its_spaces() {
+        let mut headers = HeaderMap::new();
+        assert_eq!(single(&headers, "x-a").unwrap(), None);
+        headers.insert("x-a", HeaderValue::from_static(" a b\t"));
+        assert_eq!(single(&headers, "x-a").unwrap(), Some("a b"));
+        headers.append("x-a", HeaderValue::from_static("c"));
+        assert!(single(&headers, "x-a").is_err());
+    }
+
+    #[test]
+    fn request_ids_are_short_and_printable() {
+        for (value, good) in [("abc-1", true), ("", false), ("a b", false)] {
+            assert_eq!(is_request_id(&HeaderValue::from_static(value)), good, "{value:?}");
+        }
+        assert!(!is_request_id(&HeaderValue::try_from("x".repeat(129)).unwrap()));
+    }
+}

@@ -1,0 +1,140 @@
+//! Parameters that other servers have and this one does not: none is ignored where it would change the answer.
+
+use serde_json::Value;
+
+use crate::error::RouteError;
+use crate::http::parse::fields::{Fields, unsupported};
+
+/// A parameter that this server does not have, though some server does: its name, and what to say about it. It passes
+/// only where its value would do nothing.
+pub(in crate::http) struct Missing {
+    pub(in crate::http) name: &'static str,
+    pub(in crate::http) does_nothing: fn(&Value) -> bool,
+    pub(in crate::http) why: &'static str,
+}
+
+impl Missing {
+    /// No value of it does nothing.
+    pub(in crate::http) const fn always(name: &'static str, why: &'static str) -> Self {
+        Self { name, does_nothing: |_| false, why }
+    }
+}
+
+fn empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty)
+}
+
+fn is_false(value: &Value) -> bool {
+    *value == Value::Bool(false)
+}
+
+const NO_GUIDE: &str = "this server does not constrain the output yet";
+
+/// Missing from both endpoints.
+pub(in crate::http) const EVERYWHERE: &[Missing] = &[
+    Missing {
+        name: "response_format",
+        does_nothing: |value| value["type"] == "text",
+        why: "the only format is {\"type\": \"text\"}",
+    },
+    Missing::always("guided_json", NO_GUIDE),
+    Missing::always("guided_regex", NO_GUIDE),
+    Missing::always("guided_choice", NO_GUIDE),
+    Missing::always("guided_grammar", NO_GUIDE),
+    Missing::always("guided_decoding_backend", NO_GUIDE),
+    Missing::always("structured_outputs", NO_GUIDE),
+    Missing { name: "allowed_token_ids", does_nothing: empty, why: NO_GUIDE },
+    Missing { name: "bad_words", does_nothing: empty, why: NO_GUIDE },
+    Missing { name: "logits_processors", does_nothing: empty, why: "use `logit_bias`" },
+    Missing { name: "use_beam_search", does_nothing: is_false, why: "there is no beam search" },
+    Missing {
+        name: "length_penalty",
+        does_nothing: |value| value.as_f64() == Some(1.0),
+        why: "there is no beam search",
+    },
+    Missing { name: "early_stopping", does_nothing: is_false, why: "there is no beam search" },
+    Missing {
+        name: "include_stop_str_in_output",
+        does_nothing: is_false,
+        why: "stop strings are never part of the answer",
+    },
+    Missing {
+        name: "spaces_between_special_tokens",
+        does_nothing: |value| *value == Value::Bool(true),
+        why: "special tokens are written as they are",
+    },
+    Missing::always("truncate_prompt_tokens", "prompts are never cut silently"),
+    Missing::always("prompt_logprobs", "use /v1/completions with `echo` and `logprobs`"),
+    Missing {
+        name: "return_token_ids",
+        does_nothing: is_false,
+        why: "see `logprobs`, or /tokenize",
+    },
+    Missing {
+        name: "return_tokens_as_token_ids",
+        does_nothing: is_false,
+        why: "log-probabilities carry the bytes of each token",
+    },
+    Missing::always("kv_transfer_params", "the router places requests itself"),
+];
+
+/// Refuses parameters of `missing` whose value would do something.
+///
+/// # Errors
+/// `BadRequest` naming it.
+pub(in crate::http) fn refuse(fields: &mut Fields, missing: &[Missing]) -> Result<(), RouteError> {
+    for one in missing {
+        if let Some(value) = fields.take(one.name)
+            && !(one.does_nothing)(&value)
+        {
+            return Err(unsupported(one.name, one.why));
+        }
+    }
+    Ok(())
+}
+
+/// Parameters that are known, change nothing here and are therefore accepted.
+///
+/// # Errors
+/// `BadRequest` if one has the wrong type.
+pub(in crate::http) fn take_harmless(fields: &mut Fields) -> Result<(), RouteError> {
+    fields.object("metadata")?;
+    fields.string("safety_identifier")?;
+    fields.boolean("parallel_tool_calls")?;
+    fields.string("prompt_cache_retention")?;
+    fields.object("prompt_cache_options")?;
+    match fields.string("service_tier")?.as_deref() {
+        None | Some("auto" | "default") => Ok(()),
+        Some(_) => Err(unsupported("service_tier", "there is one tier, \"default\"")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn missing_parameters_pass_only_where_they_do_nothing() {
+        let check = |body: Value| refuse(&mut Fields::of_body(body).unwrap(), EVERYWHERE);
+        for good in [
+            json!({"response_format": {"type": "text"}}),
+            json!({"use_beam_search": false, "bad_words": [], "length_penalty": 1, "guided_json": null}),
+        ] {
+            check(good).unwrap();
+        }
+        for (name, value) in [
+            ("response_format", json!({"type": "json_object"})),
+            ("response_format", json!("text")),
+            ("guided_json", json!({})),
+            ("bad_words", json!(["x"])),
+            ("use_beam_search", json!(true)),
+        ] {
+            match check(json!({ name: value })) {
+                Err(RouteError::BadRequest { param, .. }) => assert_eq!(param.unwrap(), name),
+                other => panic!("{name}: {other:?}"),
+            }
+        }
+    }
+}

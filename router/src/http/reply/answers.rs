@@ -1,0 +1,99 @@
+//! The answers to all jobs of one HTTP request as one sequence of deltas.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use futures_util::future::try_join_all;
+use futures_util::stream::FuturesUnordered;
+
+use crate::app::App;
+use crate::error::RouteError;
+use crate::request::{self, Answer, Delta, Job, Usage};
+
+type Step = (usize, Answer, Option<Result<Delta, RouteError>>);
+type Next = Pin<Box<dyn Future<Output = Step> + Send>>;
+
+/// Deltas of one or of many answers. Dropping it drops the answers, which cancels them.
+pub(in crate::http) struct Answers {
+    source: Source,
+    /// Choices per job.
+    n: usize,
+}
+
+enum Source {
+    /// The common case, without any machinery around it.
+    One(Answer),
+    /// One call of `next` under way per open answer, and the usage of all so far.
+    Many { next: FuturesUnordered<Next>, usage: Vec<Usage> },
+}
+
+impl Answers {
+    /// Places all jobs, which have the same `n`. If one cannot be placed, none is.
+    ///
+    /// # Errors
+    /// That of the first job that failed.
+    ///
+    /// # Cancel safety
+    /// A dropped call leaves nothing behind.
+    pub(in crate::http) async fn place(
+        app: &Arc<App>,
+        mut jobs: Vec<Job>,
+    ) -> Result<Self, RouteError> {
+        let n = jobs.first().map_or(0, |job| job.n) as usize;
+        let source = if jobs.len() == 1 {
+            let job = jobs.pop().expect("there is one");
+            Source::One(request::answer(app, job).await?)
+        } else {
+            let answers =
+                try_join_all(jobs.into_iter().map(|job| request::answer(app, job))).await?;
+            let usage = answers.iter().map(Answer::usage).collect();
+            let next = answers.into_iter().enumerate().map(|(i, answer)| advance(i, answer));
+            Source::Many { next: next.collect(), usage }
+        };
+        Ok(Self { source, n })
+    }
+
+    /// What comes next; `choice` counts through the choices of all jobs.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub(in crate::http) async fn next(&mut self) -> Option<Result<Delta, RouteError>> {
+        match &mut self.source {
+            Source::One(answer) => answer.next().await,
+            Source::Many { next, usage } => loop {
+                let (job, answer, delta) = next.next().await?;
+                usage[job] = answer.usage();
+                let Some(delta) = delta else { continue };
+                next.push(advance(job, answer));
+                let first = u32::try_from(job * self.n).expect("choices were bounded");
+                return Some(delta.map(|delta| Delta { choice: first + delta.choice, ..delta }));
+            },
+        }
+    }
+
+    /// Tokens of all jobs so far, final after `next` gave `None`.
+    pub(in crate::http) fn usage(&self) -> Usage {
+        match &self.source {
+            Source::One(answer) => answer.usage(),
+            Source::Many { usage, .. } => usage.iter().copied().fold(Usage::default(), sum),
+        }
+    }
+}
+
+fn advance(job: usize, mut answer: Answer) -> Next {
+    Box::pin(async move {
+        let delta = answer.next().await;
+        (job, answer, delta)
+    })
+}
+
+fn sum(a: Usage, b: Usage) -> Usage {
+    Usage {
+        prompt_tokens: a.prompt_tokens + b.prompt_tokens,
+        completion_tokens: a.completion_tokens + b.completion_tokens,
+        cached_tokens: a.cached_tokens + b.cached_tokens,
+        accepted_drafts: a.accepted_drafts.saturating_add(b.accepted_drafts),
+        rejected_drafts: a.rejected_drafts.saturating_add(b.rejected_drafts),
+    }
+}

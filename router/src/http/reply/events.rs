@@ -1,0 +1,275 @@
+//! Server-sent events: a delta in, one write out.
+//!
+//! The bytes of an event that stay the same through a stream (id, model, time) are made once; each event then is that
+//! prefix, the text as a JSON string, and a suffix, appended to a buffer that the stream keeps. Nothing is made before
+//! the socket asks for it: hyper polls the body only when it has room, so a slow client slows its own stream, and what
+//! it does not take waits in the bounded store of the request. Dropping the body drops the answers and so cancels them.
+//!
+//! No comments are sent to keep idle connections alive: before the first token there is no status yet to send them
+//! under, and after it the deadline for the next token is no longer than what proxies wait.
+
+use std::collections::VecDeque;
+use std::fmt::Write as _;
+use std::io;
+
+use axum::body::Body;
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse, Response};
+use bytes::{BufMut as _, Bytes, BytesMut};
+use futures_util::stream;
+use serde::Serialize;
+
+use crate::error::RouteError;
+use crate::http::call::Ending;
+use crate::http::parse::params::Delivery;
+use crate::http::reply::answers::Answers;
+use crate::http::reply::reject::Reject;
+use crate::http::reply::{FINGERPRINT, Head, UsageBody};
+use crate::request::{Delta, Usage};
+
+/// How a delta looks as events.
+pub(in crate::http) trait Events: Send + 'static {
+    /// Appends the events of one delta, each between `envelope.open` and `envelope.close`.
+    fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut);
+    /// The constant part.
+    fn envelope(&self, delivery: Delivery) -> Envelope;
+}
+
+/// The part that all events of a stream share.
+#[derive(Debug)]
+pub(in crate::http) struct Envelope {
+    prefix: Vec<u8>,
+    delivery: Delivery,
+}
+
+impl Envelope {
+    pub(in crate::http) fn new(head: &Head, object: &str, delivery: Delivery) -> Self {
+        #[derive(Serialize)]
+        struct Fields<'a> {
+            id: &'a str,
+            object: &'a str,
+            created: u64,
+            model: &'a str,
+            service_tier: &'a str,
+            system_fingerprint: &'a str,
+        }
+        let mut prefix = BytesMut::from(&b"data: "[..]);
+        let fields = Fields {
+            id: &head.id,
+            object,
+            created: head.created,
+            model: &head.model,
+            service_tier: "default",
+            system_fingerprint: FINGERPRINT,
+        };
+        json(&mut prefix, &fields);
+        prefix.truncate(prefix.len() - 1); // its closing brace
+        prefix.extend_from_slice(b",\"choices\":[");
+        Self { prefix: prefix.to_vec(), delivery }
+    }
+
+    /// Up to the choice.
+    pub(in crate::http) fn open(&self, out: &mut BytesMut) {
+        out.extend_from_slice(&self.prefix);
+    }
+
+    /// From the choice on.
+    pub(in crate::http) fn close(&self, usage: Usage, out: &mut BytesMut) {
+        out.extend_from_slice(b"]");
+        if self.delivery.running_usage {
+            out.extend_from_slice(b",\"usage\":");
+            json(out, &UsageBody::from(usage));
+        } else if self.delivery.include_usage {
+            out.extend_from_slice(b",\"usage\":null");
+        }
+        out.extend_from_slice(b"}\n\n");
+    }
+
+    /// The event with the final usage, without choices.
+    fn usage(&self, usage: Usage, out: &mut BytesMut) {
+        self.open(out);
+        out.extend_from_slice(b"],\"usage\":");
+        json(out, &UsageBody::from(usage));
+        out.extend_from_slice(b"}\n\n");
+    }
+}
+
+/// Appends `value` as JSON.
+pub(in crate::http) fn json(out: &mut BytesMut, value: &(impl Serialize + ?Sized)) {
+    serde_json::to_writer(out.writer(), value)
+        .expect("plain data, and writing to memory cannot fail");
+}
+
+/// Appends a number.
+pub(in crate::http) fn number(out: &mut BytesMut, value: u32) {
+    write!(out, "{value}").expect("writing to memory cannot fail");
+}
+
+/// Tokens with log-probabilities in one event: twenty alternatives each make half a megabyte of that.
+const EVENT_TOKENS: usize = 256;
+
+fn fits(delta: &Delta) -> bool {
+    delta.tokens.len() + delta.prompt_tokens.as_ref().map_or(0, Vec::len) <= EVENT_TOKENS
+}
+
+/// A delta as one or several whose events are of bounded size: where log-probabilities of a prompt are sent, or a slow
+/// client lets them pile up.
+fn split(mut delta: Delta) -> VecDeque<Delta> {
+    let mut deltas = VecDeque::new();
+    if fits(&delta) {
+        deltas.push_back(delta);
+        return deltas;
+    }
+    // the text comes with the first one, the end with the last one
+    let (choice, finish) = (delta.choice, delta.finish.take());
+    let mut text = Some(std::mem::take(&mut delta.text));
+    let mut next = |tokens, prompt_tokens| Delta {
+        choice,
+        text: text.take().unwrap_or_default(),
+        tokens,
+        prompt_tokens,
+        finish: None,
+    };
+    let mut prompt = delta.prompt_tokens.unwrap_or_default().into_iter();
+    while prompt.len() > 0 {
+        let part = prompt.by_ref().take(EVENT_TOKENS).collect();
+        deltas.push_back(next(Vec::new(), Some(part)));
+    }
+    let mut tokens = delta.tokens.into_iter();
+    while tokens.len() > 0 {
+        let part = tokens.by_ref().take(EVENT_TOKENS).collect();
+        deltas.push_back(next(part, None));
+    }
+    if let Some(last) = deltas.back_mut() {
+        last.finish = finish;
+    }
+    deltas
+}
+
+struct Stream<S> {
+    /// Written before anything else is asked for.
+    ready: VecDeque<Delta>,
+    /// `None` once all is said.
+    answers: Option<Answers>,
+    shape: S,
+    envelope: Envelope,
+    ending: Ending,
+    buffer: BytesMut,
+    /// The client was cut off for taking nothing. Should it read on, it finds its connection closed.
+    cut_off: bool,
+}
+
+impl<S: Events> Stream<S> {
+    /// The next piece of the body.
+    async fn next(&mut self) -> Option<io::Result<Bytes>> {
+        if std::mem::take(&mut self.cut_off) {
+            return Some(Err(io::Error::other("the client took nothing")));
+        }
+        let answers = self.answers.as_mut()?;
+        loop {
+            let delta = match self.ready.pop_front() {
+                Some(ready) => {
+                    if self.ready.is_empty() {
+                        self.ready = VecDeque::new(); // most streams never need it again
+                    }
+                    Some(Ok(ready))
+                }
+                None => match answers.next().await {
+                    Some(Ok(delta)) if !fits(&delta) => {
+                        self.ready = split(delta);
+                        continue;
+                    }
+                    next => next,
+                },
+            };
+            match delta {
+                Some(Ok(delta)) => {
+                    self.shape.delta(&delta, answers.usage(), &self.envelope, &mut self.buffer);
+                    if self.buffer.is_empty() {
+                        continue; // all of it is held back until the next token decides
+                    }
+                }
+                Some(Err(error)) => {
+                    tracing::warn!(%error, "an answer failed after its first byte");
+                    self.ending.failed(&error);
+                    self.cut_off = matches!(error, RouteError::ClientGone);
+                    self.buffer.extend_from_slice(b"event: error\ndata: ");
+                    json(&mut self.buffer, &Reject::from(error).body());
+                    self.buffer.extend_from_slice(b"\n\n");
+                    self.answers = None; // and no [DONE]: the answer is not whole
+                }
+                None => {
+                    self.ending.answered(answers.usage());
+                    if self.envelope.delivery.include_usage {
+                        self.envelope.usage(answers.usage(), &mut self.buffer);
+                    }
+                    if let Some(decisions) = self.ending.comment() {
+                        write!(self.buffer, ": headrace-decision {decisions}\n\n")
+                            .expect("writing to memory cannot fail");
+                    }
+                    self.buffer.extend_from_slice(b"data: [DONE]\n\n");
+                    self.answers = None;
+                }
+            }
+            return Some(Ok(self.buffer.split().freeze()));
+        }
+    }
+}
+
+/// The whole response; `first` was waited for, so its status is 200.
+pub(in crate::http) fn response<S: Events>(
+    first: Delta,
+    answers: Answers,
+    shape: S,
+    delivery: Delivery,
+    ending: Ending,
+) -> Response {
+    let envelope = shape.envelope(delivery);
+    let buffer = BytesMut::with_capacity(4096);
+    let (ready, answers) = (split(first), Some(answers));
+    let stream =
+        Box::new(Stream { ready, answers, shape, envelope, ending, buffer, cut_off: false });
+    let body = stream::unfold(stream, |mut stream| async move {
+        let piece = stream.next().await?;
+        Some((piece, stream))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8")),
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
+        // nginx would otherwise collect the events before it passes them on.
+        (header::HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no")),
+    ];
+    (headers, Body::from_stream(body)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::request::{FinishReason, ScoredToken};
+
+    #[test]
+    fn many_tokens_are_several_deltas_that_say_the_same() {
+        let tokens = |ids: std::ops::Range<u32>| -> Vec<_> {
+            ids.map(|id| ScoredToken { id, logprob: None, top: Vec::new() }).collect()
+        };
+        let delta = Delta {
+            choice: 3,
+            text: "text".into(),
+            tokens: tokens(600..1000),
+            prompt_tokens: Some(tokens(0..600)),
+            finish: Some(FinishReason::Stop),
+        };
+        let deltas = split(delta.clone());
+        assert!(deltas.len() == 5 && deltas.iter().all(|delta| delta.choice == 3 && fits(delta)));
+        let texts: String = deltas.iter().map(|delta| delta.text.as_str()).collect();
+        assert_eq!((texts.as_str(), deltas[0].text.as_str()), ("text", "text"));
+        let ends: Vec<_> = deltas.iter().map(|delta| delta.finish).collect();
+        assert_eq!(ends, [None, None, None, None, Some(FinishReason::Stop)]);
+        let all = deltas.iter().flat_map(|delta| {
+            delta.prompt_tokens.iter().flatten().chain(&delta.tokens).map(|token| token.id)
+        });
+        assert!(all.eq(0..1000));
+        let small = Delta { tokens: tokens(0..2), prompt_tokens: None, ..delta };
+        assert_eq!(split(small.clone()), [small]);
+    }
+}

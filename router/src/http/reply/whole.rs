@@ -1,0 +1,158 @@
+//! An answer as one JSON object. All of it is there before its first byte is sent, as numbers; text it becomes as the
+//! client takes it.
+
+use bytes::BytesMut;
+
+use crate::http::reply::events::json;
+use crate::http::reply::pieces::Parts;
+use crate::http::reply::token_log::Cursor;
+use crate::http::reply::{Choice, FINGERPRINT, Head, UsageBody, finish_reason};
+use crate::limits::memory::Share;
+use crate::request::{ScoredToken, Usage};
+
+/// How the choices of an answer look.
+pub(in crate::http) trait Shape: Send + 'static {
+    /// The answer's type, in OpenAI's words.
+    const OBJECT: &'static str;
+
+    fn head(&self) -> &Head;
+
+    /// Appends a choice's text, as fields that end with a comma.
+    fn text(&mut self, index: usize, text: &str, out: &mut BytesMut);
+
+    /// How often the tokens with log-probabilities are gone through; 0 if there are none.
+    fn columns(&self) -> usize;
+
+    /// Appends what stands before the tokens of this column, or after the last one.
+    fn open(&self, column: usize, out: &mut BytesMut);
+
+    /// Appends what this column has of a token.
+    fn token(&mut self, column: usize, token: &ScoredToken, out: &mut BytesMut);
+}
+
+/// The body.
+pub(in crate::http) struct WholeAnswer<S> {
+    shape: S,
+    choices: Vec<Choice>,
+    usage: Usage,
+    at: Part,
+    _memory: Share,
+}
+
+/// What is to be written next.
+enum Part {
+    Head,
+    /// The text of this choice.
+    Text(usize),
+    /// Tokens of a choice; `cursor` is `None` before the first one.
+    Tokens {
+        choice: usize,
+        column: usize,
+        cursor: Option<Cursor>,
+    },
+    Tail,
+}
+
+impl<S: Shape> WholeAnswer<S> {
+    pub(in crate::http) fn new(
+        shape: S,
+        choices: Vec<Choice>,
+        usage: Usage,
+        memory: Share,
+    ) -> Self {
+        Self { shape, choices, usage, at: Part::Head, _memory: memory }
+    }
+
+    fn head(&self, out: &mut BytesMut) {
+        let head = self.shape.head();
+        out.extend_from_slice(b"{\"id\":");
+        json(out, &head.id);
+        out.extend_from_slice(b",\"object\":");
+        json(out, S::OBJECT);
+        out.extend_from_slice(b",\"created\":");
+        json(out, &head.created);
+        out.extend_from_slice(b",\"model\":");
+        json(out, &head.model);
+        out.extend_from_slice(b",\"choices\":[");
+    }
+
+    fn tail(&self, out: &mut BytesMut) {
+        out.extend_from_slice(b"],\"usage\":");
+        json(out, &UsageBody::from(self.usage));
+        out.extend_from_slice(b",\"service_tier\":\"default\",\"system_fingerprint\":");
+        json(out, FINGERPRINT);
+        out.extend_from_slice(b"}");
+    }
+
+    /// The beginning of a choice; gives what follows.
+    fn text(&mut self, index: usize, out: &mut BytesMut) -> Part {
+        let Some(choice) = self.choices.get(index) else { return Part::Tail };
+        if index > 0 {
+            out.extend_from_slice(b",");
+        }
+        out.extend_from_slice(b"{\"index\":");
+        json(out, &index);
+        out.extend_from_slice(b",");
+        self.shape.text(index, &choice.text, out);
+        out.extend_from_slice(b"\"logprobs\":");
+        if self.shape.columns() > 0 {
+            return Part::Tokens { choice: index, column: 0, cursor: None };
+        }
+        out.extend_from_slice(b"null");
+        self.end(index, out)
+    }
+
+    /// The end of a choice; gives what follows.
+    fn end(&mut self, index: usize, out: &mut BytesMut) -> Part {
+        // what was written needs no memory any more
+        let choice = std::mem::take(&mut self.choices[index]);
+        out.extend_from_slice(b",\"finish_reason\":");
+        json(out, &choice.finish.map(finish_reason));
+        out.extend_from_slice(b"}");
+        Part::Text(index + 1)
+    }
+
+    fn tokens(
+        &mut self,
+        choice: usize,
+        column: usize,
+        cursor: Option<Cursor>,
+        out: &mut BytesMut,
+    ) -> Part {
+        if cursor.is_none() {
+            self.shape.open(column, out);
+            if column == self.shape.columns() {
+                return self.end(choice, out);
+            }
+        }
+        let mut at = cursor.unwrap_or_default();
+        match self.choices[choice].tokens.read(&mut at) {
+            None => Part::Tokens { choice, column: column + 1, cursor: None },
+            Some(token) => {
+                if cursor.is_some() {
+                    out.extend_from_slice(b",");
+                }
+                self.shape.token(column, &token, out);
+                Part::Tokens { choice, column, cursor: Some(at) }
+            }
+        }
+    }
+}
+
+impl<S: Shape> Parts for WholeAnswer<S> {
+    fn write(&mut self, out: &mut BytesMut) -> bool {
+        self.at = match self.at {
+            Part::Head => {
+                self.head(out);
+                Part::Text(0)
+            }
+            Part::Text(index) => self.text(index, out),
+            Part::Tokens { choice, column, cursor } => self.tokens(choice, column, cursor, out),
+            Part::Tail => {
+                self.tail(out);
+                return false;
+            }
+        };
+        true
+    }
+}

@@ -1,0 +1,7 @@
+//! The process around the router: its runtime, its signals, threads for long work, and its end.
+
+pub(crate) mod background;
+pub mod exit;
+pub(crate) mod lock;
+pub mod runtime;
+pub mod signals;

@@ -1,0 +1,182 @@
+//! From start to the last answer: both addresses and the drain.
+
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::TcpListener;
+use tokio::time::{sleep, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::app::App;
+use crate::config::{Config, WorkerListen};
+use crate::connection::accept_clients;
+use crate::connection::admin::AdminListeners;
+use crate::fleet::StartError;
+use crate::limits::descriptors;
+use crate::net;
+
+/// For answers that are cut to end with an error event, and for connections that are hung up on to end.
+const LAST_EVENTS: Duration = Duration::from_secs(1);
+
+/// A router that listens on both sides.
+#[derive(Debug)]
+pub struct Server {
+    app: Arc<App>,
+    operators: AdminListeners,
+    listener: TcpListener,
+    address: SocketAddr,
+    /// Connections of clients at a time.
+    most: usize,
+    stopper: Stopper,
+}
+
+/// Ends a [`Server`] from anywhere. Cheap to clone.
+#[derive(Debug, Clone, Default)]
+pub struct Stopper {
+    drain: CancellationToken,
+    stop: CancellationToken,
+    hang_up: CancellationToken,
+}
+
+impl Stopper {
+    /// Take nothing new, finish what runs (up to `--drain-timeout-ms`), then end.
+    pub fn drain(&self) {
+        self.drain.cancel();
+    }
+
+    /// End at once: answers are cut, with an error where there is still a client to tell.
+    pub fn stop(&self) {
+        self.drain.cancel();
+        self.stop.cancel();
+    }
+
+    pub(crate) async fn draining(&self) {
+        self.drain.cancelled().await;
+    }
+
+    pub(crate) async fn stopping(&self) {
+        self.stop.cancelled().await;
+    }
+
+    /// Ends connections, whatever they are at.
+    pub(crate) fn hang_up(&self) {
+        self.hang_up.cancel();
+    }
+
+    /// Connections end now, whatever they are at.
+    pub(crate) async fn stopped(&self) {
+        self.hang_up.cancelled().await;
+    }
+}
+
+impl Server {
+    /// Binds both addresses.
+    ///
+    /// # Errors
+    /// An address cannot be bound, or the certificate cannot be used.
+    pub async fn start(config: Config) -> Result<Self, StartError> {
+        let (host, port) = (config.http.host.clone(), config.http.port);
+        let most = descriptors::connections(config.http.max_connections);
+        let bound = async {
+            let listener = net::listen(&host, port).await?;
+            let address = listener.local_addr()?;
+            Ok((listener, address))
+        };
+        let (listener, address) = bound
+            .await
+            .map_err(|source| StartError::Bind { address: format!("{host}:{port}"), source })?;
+        let operators = AdminListeners::bind(&config.http.access.admin_listen).await?;
+        let app = App::start(config).await?;
+        Ok(Self { app, operators, listener, address, most, stopper: Stopper::default() })
+    }
+
+    /// Where clients connect.
+    #[must_use]
+    pub fn http_address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Where workers dial in, with the port that was taken.
+    #[must_use]
+    pub fn worker_address(&self) -> &WorkerListen {
+        self.app.fleet.address()
+    }
+
+    /// Where operators are served besides, with the ports that were taken.
+    #[must_use]
+    pub fn admin_addresses(&self) -> Vec<WorkerListen> {
+        self.operators.addresses()
+    }
+
+    /// What the requests share.
+    #[must_use]
+    pub fn app(&self) -> &Arc<App> {
+        &self.app
+    }
+
+    /// Ends this server.
+    #[must_use]
+    pub fn stopper(&self) -> Stopper {
+        self.stopper.clone()
+    }
+
+    /// Serves until the stopper was used and, after a drain, the last answer ended.
+    pub async fn serve(self) {
+        let Self { app, operators, listener, address, most, stopper } = self;
+        for warning in &app.config.http.access.warnings {
+            tracing::warn!("{warning}");
+        }
+        tracing::info!(%address, workers = %app.fleet.address(), "listening");
+        for address in operators.addresses() {
+            tracing::info!(%address, "listening for operators");
+        }
+        // whoever drops this future ends the tasks, too
+        let _guards = [&stopper.stop, &stopper.hang_up].map(|token| token.clone().drop_guard());
+        let operators = tokio::spawn(operators.serve(Arc::clone(&app), stopper.clone()));
+        let connections = TaskTracker::new();
+        tokio::select! {
+            () = accept_clients(&app, listener, most, &stopper, &connections) => {}
+            () = stopper.draining() => {}
+        }
+        app.fleet.shut_down();
+        connections.close();
+        tracing::info!(connections = connections.len(), "draining");
+        tokio::select! {
+            () = connections.wait() => {}
+            () = sleep(app.config.drain_timeout) => tracing::warn!("out of time: answers are cut"),
+            () = stopper.stopping() => tracing::warn!("stopped: answers are cut"),
+        }
+        stopper.stop();
+        app.fleet.cut();
+        let ended = timeout(LAST_EVENTS, connections.wait()).await.is_ok();
+        stopper.hang_up();
+        if !ended && timeout(LAST_EVENTS, connections.wait()).await.is_err() {
+            tracing::warn!(connections = connections.len(), "busy, and left behind");
+        }
+        let _ = timeout(LAST_EVENTS, operators).await; // hung up on with the rest
+        app.fleet.close().await;
+        tracing::info!("stopped");
+    }
+}
+
+/// Starts a router and serves until `shutdown` is done and the drain is over.
+///
+/// # Errors
+/// It could not start.
+pub async fn run(config: Config, shutdown: impl Future<Output = ()>) -> Result<(), StartError> {
+    let server = Server::start(config).await?;
+    let stopper = server.stopper();
+    let drain = async {
+        shutdown.await;
+        stopper.drain();
+        std::future::pending::<()>().await;
+    };
+    tokio::select! {
+        () = server.serve() => {}
+        () = drain => {}
+    }
+    Ok(())
+}
