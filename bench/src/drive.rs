@@ -73,7 +73,7 @@ pub(crate) async fn open_loop(
     // The runtime's timer has ticks of a millisecond; with --mock-speed 30 that is 30.
     let clock = Clock::start()?;
     let run = timed(async |begin| {
-        let mut under_way = JoinSet::new();
+        let mut in_flight = JoinSet::new();
         let mut samples = Vec::with_capacity(times.len());
         for (i, time) in times.iter().enumerate() {
             let request = request(i); // made before its time comes
@@ -81,16 +81,16 @@ pub(crate) async fn open_loop(
             let _ = clock.at(due).await; // it outlives the loop, so it rings
             let (client, progress) = (Arc::clone(client), Arc::clone(progress));
             progress.sent();
-            under_way.spawn(async move {
+            in_flight.spawn(async move {
                 let sample = client.sample(&request, begin, due).await;
                 progress.done(&sample);
                 sample
             });
-            while let Some(done) = under_way.try_join_next() {
+            while let Some(done) = in_flight.try_join_next() {
                 samples.push(done.expect("a request does not panic"));
             }
         }
-        samples.extend(under_way.join_all().await);
+        samples.extend(in_flight.join_all().await);
         samples
     });
     Ok(run.await)
@@ -139,10 +139,10 @@ pub(crate) async fn conversations(
     progress: &Arc<Progress>,
 ) -> Run {
     timed(async |begin| {
-        let mut under_way = JoinSet::new();
+        let mut in_flight = JoinSet::new();
         for (start, turns) in all {
             let (client, progress) = (Arc::clone(client), Arc::clone(progress));
-            under_way.spawn(async move {
+            in_flight.spawn(async move {
                 let mut samples = Vec::with_capacity(turns.len());
                 let mut due = begin + start;
                 for (request, pause) in turns {
@@ -161,7 +161,7 @@ pub(crate) async fn conversations(
                 samples
             });
         }
-        under_way.join_all().await.into_iter().flatten().collect()
+        in_flight.join_all().await.into_iter().flatten().collect()
     })
     .await
 }

@@ -71,7 +71,7 @@ pub(crate) async fn run(args: &LinkArgs) -> anyhow::Result<Report> {
             salt: Vec::new(),
             kv_from: None,
             resume: None,
-            hand_off: None,
+            kv_transfer: None,
         };
         let started = Instant::now();
         writer.push(&Frame::Submit(submit))?;

@@ -28,10 +28,10 @@ pub(crate) mod engine;
 pub(crate) mod exchange;
 pub(crate) mod fault;
 mod greeting;
+pub(crate) mod kv_legs;
 mod model;
 mod pace;
 mod pool;
-pub(crate) mod porter;
 pub(crate) mod preset;
 mod session;
 #[cfg(test)]

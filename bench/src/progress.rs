@@ -72,7 +72,7 @@ impl Counts {
         let (sent, done) = (self.sent.load(Relaxed), self.done.load(Relaxed));
         let errors = self.errors.load(Relaxed);
         let seconds = elapsed.as_secs();
-        let under_way = sent.saturating_sub(done);
+        let in_flight = sent.saturating_sub(done);
         let tail = format!("{done} answered, {under_way} under way, {errors} errors, {seconds} s");
         if self.all == 0 {
             return format!("{name}  {tail}");

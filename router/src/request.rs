@@ -3,7 +3,7 @@
 mod answer;
 mod attempt;
 mod choice;
-mod journey;
+mod request_trace;
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
 
 pub use answer::{Answer, answer};
-pub use journey::{Goal, Journey, Stages};
+pub use request_trace::{RequestTrace, Slo, Stages};
 
 /// A checked request: what `http` hands over. One job answers `n` choices of one prompt.
 #[derive(Debug, Clone)]
@@ -45,7 +45,7 @@ pub struct Job {
     /// Whose share of the places it takes.
     pub holder: Holder,
     /// The HTTP request that it belongs to.
-    pub journey: Arc<Journey>,
+    pub request_trace: Arc<RequestTrace>,
     /// Number of its choice 0 among all choices of that.
     pub first_choice: u32,
     /// Separates prefix caches.

@@ -9,7 +9,7 @@
 //! replays with blocks of 16 tokens and costs the same time.
 
 mod contents;
-mod hand_over;
+mod migration;
 mod plan;
 mod sequence;
 #[cfg(test)]
@@ -22,7 +22,7 @@ use headrace_router::core::frame::{
     Blocks, Capacity, Failed, Finish, Freed, Load, Output, RequestId, Step, StepCost,
 };
 
-pub(crate) use self::hand_over::{Export, Progress, Pull};
+pub(crate) use self::migration::{Export, Progress, Pull};
 use self::plan::Counts;
 use self::sequence::{Sequence, Stage, Work};
 use super::pool::BlockPool;
@@ -66,7 +66,7 @@ pub(crate) struct Leg {
     /// Tokens of the answer that came from another worker; `prompt_tokens` counts them too.
     pub(crate) resumed: u32,
     /// Only the prompt is wanted and the first token; for so many ms after that the blocks stay for who pulls them.
-    pub(crate) hand_off: Option<u32>,
+    pub(crate) kv_transfer: Option<u32>,
     /// The prompt's KV comes from another worker, for which it waits at most so many ms once the answer may go on.
     pub(crate) arrives: Option<u32>,
 }
@@ -102,7 +102,7 @@ pub(crate) struct Engine {
     steps: u64,
     sequence: u64,
     /// Of the step that runs.
-    under_way: Option<Counts>,
+    in_flight: Option<Counts>,
     /// Share of each prompt that it says was cached and was not.
     lie: f64,
 }
@@ -130,7 +130,7 @@ impl Engine {
             waiting_tokens: 0,
             steps: 0,
             sequence: 0,
-            under_way: None,
+            in_flight: None,
             lie: 0.0,
             config,
         }
@@ -232,7 +232,7 @@ impl Engine {
         self.exports.clear();
         self.pulls.clear();
         self.waiting_tokens = 0;
-        self.under_way = None;
+        self.in_flight = None;
         let mut requests: Vec<_> = self.known.drain().collect();
         requests.sort_unstable();
         requests
@@ -256,7 +256,7 @@ impl Engine {
 
     /// Starts a step and says how long it takes, in ms; `None` when there is nothing to do.
     pub(crate) fn begin_step(&mut self) -> Option<f64> {
-        assert!(self.under_way.is_none(), "one step at a time");
+        assert!(self.in_flight.is_none(), "one step at a time");
         if self.running.is_empty() && self.waiting.is_empty() {
             return None;
         }
@@ -264,7 +264,7 @@ impl Engine {
         if counts.is_nothing() {
             return None; // all wait for something that no step brings
         }
-        self.under_way = Some(counts);
+        self.in_flight = Some(counts);
         self.steps += 1;
         let stretch = 1.0 + self.config.noise * noise(self.config.seed, self.steps);
         Some(counts.ms(&self.cost) * stretch)
@@ -272,7 +272,7 @@ impl Engine {
 
     /// Ends the step that runs. `ms` is what it took, for the frame.
     pub(crate) fn end_step(&mut self, ms: f64) -> StepResult {
-        let counts = self.under_way.take().expect("a step began");
+        let counts = self.in_flight.take().expect("a step began");
         let mut outputs = Vec::new();
         let mut freed = Vec::new();
         let mut progress = Vec::new();
@@ -285,7 +285,7 @@ impl Engine {
             let decodes = matches!(work, Work::Decode(_));
             let new = sequence.advance(work);
             self.publish(&mut sequence);
-            let lease_ms = sequence.leg.hand_off;
+            let lease_ms = sequence.leg.kv_transfer;
             let computed = sequence.computed;
             if lease_ms.is_some() {
                 let request = sequence.leg.request;
@@ -339,7 +339,7 @@ impl Engine {
     /// The load as it is now, without a step.
     pub(crate) fn heartbeat(&self) -> Step {
         let prompts = self.running.iter().filter(|sequence| sequence.in_prefill);
-        let under_way: u64 = prompts.map(|sequence| u64::from(sequence.remaining())).sum();
+        let in_flight: u64 = prompts.map(|sequence| u64::from(sequence.remaining())).sum();
         Step {
             step: self.steps,
             ms: 0.0,
@@ -347,7 +347,7 @@ impl Engine {
             prefill_context: 0,
             decode_rows: 0,
             kv_tokens: 0,
-            waiting_tokens: self.waiting_tokens + under_way,
+            waiting_tokens: self.waiting_tokens + in_flight,
             drafted: 0,
             accepted: 0,
             load: Load {

@@ -178,7 +178,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             clippy::redundant_closure_for_method_calls,
             reason = "the method fits one lifetime only"
         )]
-        let said = self.worker.porter(Instant::now(), |porter| porter.hear());
+        let said = self.worker.kv_legs(Instant::now(), |kv_legs| kv_legs.hear());
         self.say(said)
     }
 
@@ -263,7 +263,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             Frame::Drain(drain) => {
                 let until = Instant::now() + Duration::from_millis(drain.budget_ms.min(1 << 32));
                 if self.drain_until.is_none() {
-                    if drain.hand_over > 0 {
+                    if drain.migration > 0 {
                         self.writer.push(&Frame::Offer(nothing_to_offer()))?;
                     }
                     self.writer.push(&Frame::Bye(Bye { reason: "draining".into() }))?;

@@ -16,9 +16,9 @@ use super::engine::{Engine, EngineConfig, StepResult};
 use super::exchange::Exchange;
 use super::fault::{Fault, Health, Mischief};
 use super::greeting::Refused;
+use super::kv_legs::{KvLegs, Say};
 use super::model::Model;
 use super::pace::Pace;
-use super::porter::{Porter, Say};
 use super::session::{self, BACKEND, Ended};
 use crate::random::Random;
 
@@ -226,7 +226,7 @@ impl Worker {
         let slowdown = self.mischief.slowdown(now_ms);
         let ms = self.engine.begin_step().map(|ms| ms * slowdown / self.fleet.speed);
         let Self { fleet, engine, number, mischief, .. } = self;
-        let began = |porter: &mut Porter<'_>| porter.began(|| mischief.ills(now_ms));
+        let began = |kv_legs: &mut KvLegs<'_>| kv_legs.began(|| mischief.ills(now_ms));
         let said = at_exchange(fleet, engine, *number, start, began);
         (ms, said)
     }
@@ -236,7 +236,7 @@ impl Worker {
         let now_ms = self.now_ms();
         self.engine.claim_more(self.mischief.lie(now_ms));
         let mut result = self.engine.end_step(ms);
-        self.porter(end, |porter| porter.ended(&result));
+        self.kv_legs(end, |kv_legs| kv_legs.ended(&result));
         let blocks = result.blocks.take();
         result.blocks =
             blocks.and_then(|blocks| self.mischief.blocks(now_ms, blocks, &mut self.engine));
@@ -250,7 +250,7 @@ impl Worker {
     }
 
     /// Does something at the exchange, as of `at`.
-    pub(super) fn porter<T>(&mut self, at: Instant, act: impl FnOnce(&mut Porter<'_>) -> T) -> T {
+    pub(super) fn kv_legs<T>(&mut self, at: Instant, act: impl FnOnce(&mut KvLegs<'_>) -> T) -> T {
         at_exchange(&self.fleet, &mut self.engine, self.number, at, act)
     }
 
@@ -269,13 +269,13 @@ impl Worker {
     /// Tells the other workers whether it answers them.
     pub(super) fn freeze(&mut self, frozen: bool) {
         let worker = self.number;
-        self.porter(Instant::now(), |porter| porter.exchange.freeze(worker, frozen));
+        self.kv_legs(Instant::now(), |kv_legs| kv_legs.exchange.freeze(worker, frozen));
     }
 
     /// Stops all requests, and what others had to do with them; which they were.
     pub(super) fn cancel_all(&mut self) -> Vec<RequestId> {
         let worker = self.number;
-        self.porter(Instant::now(), |porter| porter.exchange.forget(worker, porter.now_ms));
+        self.kv_legs(Instant::now(), |kv_legs| kv_legs.exchange.forget(worker, kv_legs.now_ms));
         self.engine.cancel_all()
     }
 
@@ -369,11 +369,11 @@ fn at_exchange<T>(
     engine: &mut Engine,
     worker: usize,
     at: Instant,
-    act: impl FnOnce(&mut Porter<'_>) -> T,
+    act: impl FnOnce(&mut KvLegs<'_>) -> T,
 ) -> T {
     let now_ms = at.saturating_duration_since(fleet.started).as_secs_f64() * 1e3;
     let mut exchange = fleet.exchange.lock().expect("no holder panics");
-    let done = act(&mut Porter { engine, exchange: &mut exchange, worker, now_ms });
+    let done = act(&mut KvLegs { engine, exchange: &mut exchange, worker, now_ms });
     for worker in exchange.take_told() {
         fleet.bells[worker].notify_one();
     }

@@ -242,12 +242,12 @@ impl World {
     }
 
     /// Gives those who wait what room there is.
-    fn pump(&mut self) {
+    fn dispatch_waiting(&mut self) {
         // a request that fails on arrival may make room at once
         while !self.dispatch.nobody_waits() {
             let mut delivered = Vec::new();
             let may_open = self.may_open();
-            self.dispatch.pump(may_open, self.now_ms, |request, placed| {
+            self.dispatch.dispatch_waiting(may_open, self.now_ms, |request, placed| {
                 delivered.push((request, placed));
                 true
             });

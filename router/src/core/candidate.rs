@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use crate::core::estimate::{
-    DecodeLeg, Demand, Estimate, Source, Standing, alone, estimate, prefill_leg,
+    DecodeLeg, Demand, Estimate, Source, WorkerLoad, alone, estimate, prefill_leg,
 };
 use crate::core::frame::Role;
 use crate::core::transfer::Sources;
@@ -117,7 +117,7 @@ pub struct Candidate {
     /// Leading tokens that it holds in a lower tier. Shown, not counted: nothing says yet what fetching them costs.
     pub lower_tier_tokens: u32,
     /// How it stands.
-    pub standing: Standing,
+    pub worker_load: WorkerLoad,
     /// What pulling KV costs it; only where it can, and there are prefill workers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sources: Option<Arc<Sources>>,
@@ -144,9 +144,9 @@ impl Candidate {
     pub fn estimate(&self, ask: &Ask) -> Estimate {
         let demand = ask.demand(self.cached_tokens);
         match self.role {
-            Role::Prefill => prefill_leg(&self.standing, &demand),
-            Role::Decode => alone(&self.standing, &demand),
-            Role::Both => estimate(&self.standing, &demand),
+            Role::Prefill => prefill_leg(&self.worker_load, &demand),
+            Role::Decode => alone(&self.worker_load, &demand),
+            Role::Both => estimate(&self.worker_load, &demand),
         }
     }
 
@@ -163,19 +163,19 @@ impl Candidate {
     }
 
     pub(super) fn source(&self, ask: &Ask, leg: &Estimate) -> Source {
-        Source::new(&self.standing, &ask.demand(self.cached_tokens), leg)
+        Source::new(&self.worker_load, &ask.demand(self.cached_tokens), leg)
     }
 
     pub(super) fn decode_leg(&self, ask: &Ask, alone: &Estimate) -> DecodeLeg {
         let demand = ask.demand(self.decode_cached_tokens());
-        DecodeLeg::new(&self.standing, &demand, ask.block_bytes as f64, alone)
+        DecodeLeg::new(&self.worker_load, &demand, ask.block_bytes as f64, alone)
     }
 }
 
 #[cfg(test)]
 impl Candidate {
     /// A worker that stands like this and holds nothing.
-    pub(crate) fn with(id: u32, role: Role, standing: Standing) -> Self {
+    pub(crate) fn with(id: u32, role: Role, worker_load: WorkerLoad) -> Self {
         Self {
             id: WorkerId(id),
             name: format!("worker-{id}").into(),
@@ -188,7 +188,7 @@ impl Candidate {
             cached_tokens: 0,
             coming_tokens: 0,
             lower_tier_tokens: 0,
-            standing,
+            worker_load,
             sources: None,
         }
     }

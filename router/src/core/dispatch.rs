@@ -31,7 +31,7 @@ pub struct Dispatch<T> {
 pub enum Submitted<T> {
     /// It goes there.
     Placed(Placement, T),
-    /// It waits; a later [`Dispatch::pump`] places it.
+    /// It waits; a later [`Dispatch::dispatch_waiting`] places it.
     Waits,
     /// It was not taken.
     Refused(Refusal, T),
@@ -128,7 +128,7 @@ impl<T> Dispatch<T> {
 
     /// Gives those who wait what room there is. `deliver` is told of each placement and of each refusal; what it does not
     /// take, because nobody waits for it any more, is given back.
-    pub fn pump(
+    pub fn dispatch_waiting(
         &mut self,
         may_open: bool,
         now_ms: f64,
@@ -142,7 +142,7 @@ impl<T> Dispatch<T> {
             };
             deliver(item, Err(refusal));
         }
-        if !self.pump_returning(now_ms, &mut deliver) && may_open {
+        if !self.dispatch_returning(now_ms, &mut deliver) && may_open {
             return;
         }
         while let Some((entry, item, result)) = self.next(may_open, now_ms) {
@@ -213,7 +213,7 @@ impl<T> Dispatch<T> {
     }
 
     /// False if one of them waits for a room that nobody else may have then.
-    fn pump_returning(
+    fn dispatch_returning(
         &mut self,
         now_ms: f64,
         deliver: &mut impl FnMut(T, Result<Placement, Refusal>) -> bool,

@@ -1,7 +1,7 @@
 //! What a placement would cost, in milliseconds: of a whole request on one worker, and of the two halves of a split one.
 //!
 //! Every term follows from what the workers measured. Two numbers of the shape were chosen and say so below: the share of
-//! harm that counts, by simulation, and the exponent of the barrier, by guess.
+//! harm that counts, by simulation, and the exponent of the saturation penalty, by guess.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,7 +10,7 @@ use crate::core::transfer::TransferCost;
 
 /// How a worker stands at the moment of a decision. Counts are real numbers, as predictions may be.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Standing {
+pub struct WorkerLoad {
     /// Of its steps.
     pub cost: StepCost,
     /// Tokens that one step may take.
@@ -79,9 +79,9 @@ pub struct Estimate {
     /// All tokens after the first.
     pub decode_ms: f64,
     /// Delay of the rows that are there already, summed over them, and of the requests that are still to come.
-    pub harm_ms: f64,
+    pub interference_ms: f64,
     /// For pools that fill: convex, nothing at first, much at the end.
-    pub barrier_ms: f64,
+    pub saturation_ms: f64,
 }
 
 impl Estimate {
@@ -94,11 +94,15 @@ impl Estimate {
     /// What is compared.
     #[must_use]
     pub fn total_ms(&self) -> f64 {
-        self.ttft_ms() + self.transfer_ms + self.decode_ms + self.harm_ms + self.barrier_ms
+        self.ttft_ms()
+            + self.transfer_ms
+            + self.decode_ms
+            + self.interference_ms
+            + self.saturation_ms
     }
 }
 
-/// The barrier is `service * fill^8 / (1 - fill)`: under 1 % of the service time up to half a pool, 0.8 of it at 80 %, 4 of
+/// The saturation penalty is `service * fill^8 / (1 - fill)`: under 1 % of the service time up to half a pool, 0.8 of it at 80 %, 4 of
 /// it at 90 %. The shape is M/M/1's; the exponent is a guess that keeps it out of the way of a pool with room.
 const BARRIER_EXPONENT: i32 = 8;
 /// A pool is never taken for fuller than this, so that full ones can still be told apart by their other terms.
@@ -111,10 +115,10 @@ const HARM: f64 = 0.1;
 
 /// Predicts what placing all of `demand` on a worker that stands like this would cost.
 #[must_use]
-pub fn estimate(standing: &Standing, demand: &Demand) -> Estimate {
-    let prompt = Prompt::of(standing, demand);
-    let answer = Answer::of(standing, demand);
-    let others = standing.occupied + standing.group_rows;
+pub fn estimate(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
+    let prompt = Prompt::of(worker_load, demand);
+    let answer = Answer::of(worker_load, demand);
+    let others = worker_load.occupied + worker_load.group_rows;
     let delay_ms = HARM * others * (prompt.own_ms + answer.row_ms);
     let blocks = (prompt.uncached + answer.tokens) / demand.block_tokens.max(1.0);
     Estimate {
@@ -122,36 +126,36 @@ pub fn estimate(standing: &Standing, demand: &Demand) -> Estimate {
         prefill_ms: prompt.ms,
         transfer_ms: 0.0,
         decode_ms: answer.ms,
-        harm_ms: delay_ms + standing.pressure * prompt.own_ms,
-        barrier_ms: barrier_ms(standing, blocks, prompt.ms + answer.ms),
+        interference_ms: delay_ms + worker_load.pressure * prompt.own_ms,
+        saturation_ms: saturation_ms(worker_load, blocks, prompt.ms + answer.ms),
     }
 }
 
 /// The same for a worker that is there to generate: its rows need not wait for a prompt, since others are there to compute it,
 /// so their delay counts in full.
 #[must_use]
-pub fn alone(standing: &Standing, demand: &Demand) -> Estimate {
-    let own_ms = Prompt::of(standing, demand).own_ms;
-    let others = standing.occupied + standing.group_rows;
-    let whole = estimate(standing, demand);
-    Estimate { harm_ms: whole.harm_ms + (1.0 - HARM) * others * own_ms, ..whole }
+pub fn alone(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
+    let own_ms = Prompt::of(worker_load, demand).own_ms;
+    let others = worker_load.occupied + worker_load.group_rows;
+    let whole = estimate(worker_load, demand);
+    Estimate { interference_ms: whole.interference_ms + (1.0 - HARM) * others * own_ms, ..whole }
 }
 
 /// Predicts what computing the prompt of `demand` on a worker that does nothing else would cost: the prefill leg of a split
 /// request, up to its first token. The harm is to the other ranks of its group, and to the prompts that come later.
 #[must_use]
-pub fn prefill_leg(standing: &Standing, demand: &Demand) -> Estimate {
-    let prompt = Prompt::of(standing, demand);
+pub fn prefill_leg(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
+    let prompt = Prompt::of(worker_load, demand);
     // no room: it comes as other prompts are done and fetched, each after about as long as this one takes
-    let room_ms = missing_share(standing, demand) * prompt.ms;
+    let room_ms = missing_share(worker_load, demand) * prompt.ms;
     let blocks = prompt.uncached / demand.block_tokens.max(1.0);
     Estimate {
         queue_ms: prompt.wait_ms + room_ms,
         prefill_ms: prompt.ms,
         transfer_ms: 0.0,
         decode_ms: 0.0,
-        harm_ms: (HARM * standing.group_rows + standing.pressure) * prompt.own_ms,
-        barrier_ms: barrier_ms(standing, blocks, prompt.ms),
+        interference_ms: (HARM * worker_load.group_rows + worker_load.pressure) * prompt.own_ms,
+        saturation_ms: saturation_ms(worker_load, blocks, prompt.ms),
     }
 }
 
@@ -161,8 +165,8 @@ pub(super) struct DecodeLeg {
     /// Until it has room for the KV.
     wait_ms: f64,
     decode_ms: f64,
-    harm_ms: f64,
-    barrier_ms: f64,
+    interference_ms: f64,
+    saturation_ms: f64,
     /// What it lacks of the prompt's KV, in tokens and MiB.
     lacks_tokens: f64,
     lacks_mib: f64,
@@ -173,20 +177,20 @@ pub(super) struct DecodeLeg {
 impl DecodeLeg {
     /// `alone`: what the whole request would cost there.
     pub(super) fn new(
-        standing: &Standing,
+        worker_load: &WorkerLoad,
         demand: &Demand,
         block_bytes: f64,
         alone: &Estimate,
     ) -> Self {
-        let answer = Answer::of(standing, demand);
+        let answer = Answer::of(worker_load, demand);
         let block_tokens = demand.block_tokens.max(1.0);
         let lacks_tokens = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
         let blocks = (lacks_tokens + answer.tokens) / block_tokens;
         Self {
             wait_ms: answer.wait_ms,
             decode_ms: answer.ms,
-            harm_ms: HARM * (standing.occupied + standing.group_rows) * answer.row_ms,
-            barrier_ms: barrier_ms(standing, blocks, answer.ms),
+            interference_ms: HARM * (worker_load.occupied + worker_load.group_rows) * answer.row_ms,
+            saturation_ms: saturation_ms(worker_load, blocks, answer.ms),
             lacks_tokens,
             lacks_mib: (lacks_tokens / block_tokens).ceil() * block_bytes / f64::from(1 << 20),
             alone_ms: alone.ttft_ms(),
@@ -195,7 +199,7 @@ impl DecodeLeg {
 
     /// What it costs whoever computes the prompt.
     pub(super) fn base_ms(&self) -> f64 {
-        self.decode_ms + self.harm_ms + self.barrier_ms
+        self.decode_ms + self.interference_ms + self.saturation_ms
     }
 
     /// From the first token until decoding goes on, if the KV comes from there at such a cost. Blocks move as they are
@@ -215,8 +219,8 @@ impl DecodeLeg {
             prefill_ms: prefill.prefill_ms,
             transfer_ms,
             decode_ms: self.decode_ms,
-            harm_ms: prefill.harm_ms + self.harm_ms,
-            barrier_ms: prefill.barrier_ms + self.barrier_ms,
+            interference_ms: prefill.interference_ms + self.interference_ms,
+            saturation_ms: prefill.saturation_ms + self.saturation_ms,
         }
     }
 }
@@ -231,12 +235,12 @@ pub(super) struct Source {
 }
 
 impl Source {
-    pub(super) fn new(standing: &Standing, demand: &Demand, leg: &Estimate) -> Self {
+    pub(super) fn new(worker_load: &WorkerLoad, demand: &Demand, leg: &Estimate) -> Self {
         let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
         Self {
             queue_ms: leg.queue_ms,
             ttft_ms: leg.ttft_ms(),
-            last_tokens: uncached.min(standing.step_tokens.max(1.0)),
+            last_tokens: uncached.min(worker_load.step_tokens.max(1.0)),
         }
     }
 }
@@ -253,24 +257,24 @@ struct Prompt {
 }
 
 impl Prompt {
-    fn of(standing: &Standing, demand: &Demand) -> Self {
-        let Standing { cost, rows, kv_tokens, backlog_tokens, .. } = *standing;
+    fn of(worker_load: &WorkerLoad, demand: &Demand) -> Self {
+        let WorkerLoad { cost, rows, kv_tokens, backlog_tokens, .. } = *worker_load;
         let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
         let own_ms = cost.prompt_ms(demand.cached_tokens, uncached);
         // Every step that carries a piece of a prompt also carries the rows that decode.
         let around_ms =
-            (cost.fixed_ms + cost.row_ms * rows + cost.kv_ms * kv_tokens).max(standing.group_ms);
-        let per_step = (standing.step_tokens - rows).max(1.0);
+            (cost.fixed_ms + cost.row_ms * rows + cost.kv_ms * kv_tokens).max(worker_load.group_ms);
+        let per_step = (worker_load.step_tokens - rows).max(1.0);
         let steps_ahead = backlog_tokens / per_step;
         let steps_in_all = ((backlog_tokens + uncached) / per_step).ceil();
         let ahead_ms = steps_ahead * around_ms
             + cost.prefill_ms * backlog_tokens
-            + cost.context_ms * standing.backlog_context;
-        let busy = standing.occupied > 0.0;
-        let rest_ms = if busy { (around_ms - standing.elapsed_ms).max(0.0) } else { 0.0 };
-        let wait_ms = if backlog_tokens > 0.0 && standing.backlog_runs {
+            + cost.context_ms * worker_load.backlog_context;
+        let busy = worker_load.occupied > 0.0;
+        let rest_ms = if busy { (around_ms - worker_load.elapsed_ms).max(0.0) } else { 0.0 };
+        let wait_ms = if backlog_tokens > 0.0 && worker_load.backlog_runs {
             // A step that is overdue does not do the work of the next ones.
-            ahead_ms - standing.elapsed_ms.min(ahead_ms / steps_ahead.max(1.0))
+            ahead_ms - worker_load.elapsed_ms.min(ahead_ms / steps_ahead.max(1.0))
         } else {
             rest_ms + ahead_ms
         };
@@ -290,46 +294,46 @@ struct Answer {
 }
 
 impl Answer {
-    fn of(standing: &Standing, demand: &Demand) -> Self {
-        let Standing { cost, occupied, slots, .. } = *standing;
+    fn of(worker_load: &WorkerLoad, demand: &Demand) -> Self {
+        let WorkerLoad { cost, occupied, slots, .. } = *worker_load;
         // With a row more, and with those that are rows once the backlog is done and what is on its way has come.
         let rows_then = (occupied + 1.0).min(slots);
-        let to_come = standing.backlog_tokens + standing.arriving_tokens;
-        let kv_then = standing.kv_tokens + to_come + demand.prompt_tokens;
+        let to_come = worker_load.backlog_tokens + worker_load.arriving_tokens;
+        let kv_then = worker_load.kv_tokens + to_come + demand.prompt_tokens;
         let step_then = cost.fixed_ms + cost.row_ms * rows_then + cost.kv_ms * kv_then;
-        let tpot_ms = step_then.max(standing.group_ms) / standing.accepted.max(1.0);
+        let tpot_ms = step_then.max(worker_load.group_ms) / worker_load.accepted.max(1.0);
         let tokens = demand.output_tokens.max(1.0);
         // All slots taken: one becomes free each time that one of them ends.
         let too_many = (occupied + 1.0 - slots).max(0.0);
         let slot_ms = too_many * tokens * tpot_ms / slots.max(1.0);
         // No room: it comes as running requests end, each with its share of the pool; on average they are half way through.
-        let room_ms = missing_share(standing, demand) * tokens * tpot_ms / 2.0;
+        let room_ms = missing_share(worker_load, demand) * tokens * tpot_ms / 2.0;
         let more_ms = cost.row_ms + cost.kv_ms * demand.prompt_tokens;
         Self {
             tokens,
             wait_ms: slot_ms.max(room_ms),
             ms: (tokens - 1.0) * tpot_ms,
-            row_ms: more_ms * tokens / standing.accepted,
+            row_ms: more_ms * tokens / worker_load.accepted,
         }
     }
 }
 
 /// Of the blocks in use, the share that has to become free before the prompt has room.
-fn missing_share(standing: &Standing, demand: &Demand) -> f64 {
-    let used = standing.blocks_used;
+fn missing_share(worker_load: &WorkerLoad, demand: &Demand) -> f64 {
+    let used = worker_load.blocks_used;
     let needed = demand.prompt_tokens / demand.block_tokens.max(1.0);
-    let missing = (used + needed - standing.blocks).clamp(0.0, used);
+    let missing = (used + needed - worker_load.blocks).clamp(0.0, used);
     if missing > 0.0 { missing / used } else { 0.0 }
 }
 
 /// See [`BARRIER_EXPONENT`].
-fn barrier_ms(standing: &Standing, blocks: f64, service_ms: f64) -> f64 {
-    let fill = ((standing.blocks_used + blocks) / standing.blocks.max(1.0)).min(FULL);
+fn saturation_ms(worker_load: &WorkerLoad, blocks: f64, service_ms: f64) -> f64 {
+    let fill = ((worker_load.blocks_used + blocks) / worker_load.blocks.max(1.0)).min(FULL);
     service_ms * fill.powi(BARRIER_EXPONENT) / (1.0 - fill)
 }
 
 #[cfg(test)]
-impl Standing {
+impl WorkerLoad {
     /// A worker with room and nothing to do.
     pub(crate) fn idle(cost: StepCost) -> Self {
         Self {

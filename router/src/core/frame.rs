@@ -3,17 +3,17 @@
 //! On the wire a frame is the msgpack array `[type, fields...]`, fields in the order in which they stand here; nested
 //! structs are arrays too. `tests/golden/` holds frames that Rust and Python both read and write byte for byte.
 
-mod handover;
 mod handshake;
+mod migration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::handover::{
-    Continue, Fetch, HandOff, KvFrom, KvReady, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
-    Transferred,
-};
 pub use self::handshake::{
     Capacity, Fingerprints, Group, Hello, Prove, Refuse, Role, StepCost, Welcome,
+};
+pub use self::migration::{
+    Continue, Fetch, KvFrom, KvReady, KvTransfer, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
+    Transferred,
 };
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers.
@@ -344,7 +344,7 @@ pub struct Submit {
     /// Migration: go on from here.
     pub resume: Option<Resume>,
     /// Split serving: compute the prompt and one token, and keep the KV for another worker.
-    pub hand_off: Option<HandOff>,
+    pub kv_transfer: Option<KvTransfer>,
 }
 
 /// Asks for a model description.
@@ -367,7 +367,7 @@ pub struct Drain {
     /// What runs may run this long.
     pub budget_ms: u64,
     /// Offer at most so many of the hottest cached blocks first ([`Offer`]); 0 offers none, and ends an offer made before.
-    pub hand_over: u32,
+    pub migration: u32,
 }
 
 /// Asks for a sign of life.

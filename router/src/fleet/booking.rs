@@ -10,7 +10,7 @@ use super::registry::Registry;
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::decision::Decision;
-use crate::core::frame::{HandOff, KvFrom, RequestId, Submit};
+use crate::core::frame::{KvFrom, KvTransfer, RequestId, Submit};
 use crate::core::scheduler::Output;
 use crate::error::RouteError;
 use crate::fleet::stream::{Mailbox, TokenStream};
@@ -135,7 +135,7 @@ impl Reservation {
         let FleetConfig { kv_lease, transfer_timeout, .. } = self.registry.setup.config.fleet;
         let prefill_submit = Submit {
             request: prefill.place.request,
-            hand_off: Some(HandOff { lease_ms: millis(kv_lease) }),
+            kv_transfer: Some(KvTransfer { lease_ms: millis(kv_lease) }),
             ..submit.clone()
         };
         let decode_submit = Submit {

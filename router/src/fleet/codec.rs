@@ -15,9 +15,9 @@ pub use io::{FrameReader, FrameWriter, ReadError};
 use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_str, put_uint};
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Finish,
-    Frame, Freed, Group, HandOff, Hello, KvFrom, KvReady, Load, MAX_FRAME_BYTES, ModelPart, Offer,
-    Output, Ping, Prove, Ranked, Refuse, Resume, Resync, Role, Sampling, Snapshot, Step, StepCost,
-    StoredRun, Submit, Ticket, TokenLogprob, Transferred, Welcome,
+    Frame, Freed, Group, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES, ModelPart,
+    Offer, Output, Ping, Prove, Ranked, Refuse, Resume, Resync, Role, Sampling, Snapshot, Step,
+    StepCost, StoredRun, Submit, Ticket, TokenLogprob, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -266,18 +266,18 @@ structs! {
     Refuse { field, expected, got, message }
     Submit {
         request, tokens, sampling, stop_ids, max_tokens, deadline_ms, priority, salt, kv_from, resume,
-        hand_off,
+        kv_transfer,
     }
     Sampling {
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,
         prompt_logprobs, logit_bias, ignore_eos, min_tokens,
     }
     KvFrom { worker, transfer, timeout_ms }
-    HandOff { lease_ms }
+    KvTransfer { lease_ms }
     Resume { generated, rng_counter }
     Describe { fingerprint }
     Cancel { request }
-    Drain { budget_ms, hand_over }
+    Drain { budget_ms, migration }
     Ping { nonce }
     Resync { reason }
     Ticket { request, ticket } => rules::pass_on

@@ -1,7 +1,7 @@
 //! A worker is asked to leave: what its cache holds that is hot goes to others first, then what it runs may end.
 //!
-//! The router asks it for its hottest blocks ([`Drain::offered`]), shares them out (`core::hand_over`) and has each heir
-//! pull its share. What the heirs hold in the end is read off the block index, not believed from what was sent. Requests go
+//! The router asks it for its hottest blocks ([`Drain::offered`]), shares them out (`core::migration`) and has each target
+//! pull its share. What the targets hold in the end is read off the block index, not believed from what was sent. Requests go
 //! on meanwhile; what is not done when the budget is over goes on elsewhere, like the requests of any worker that is lost.
 
 mod orders;
@@ -16,7 +16,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use self::orders::Orders;
-use self::progress::{Drain, HandOver, Outcome, Phase};
+use self::progress::{Drain, Migration, Outcome, Phase};
 use super::link::{Link, LinkError};
 use super::pool::Pool;
 use super::registry::Registry;
@@ -28,7 +28,7 @@ use crate::process::lock::Lock;
 const OFFER: Duration = Duration::from_secs(3);
 /// After the budget, for the last words of a worker.
 const GRACE: Duration = Duration::from_secs(5);
-/// Between the end of a pull and the heir's word that it holds the blocks: looked for so long, so far apart.
+/// Between the end of a pull and the target's word that it holds the blocks: looked for so long, so far apart.
 const ANNOUNCED: Duration = Duration::from_millis(500);
 const ANNOUNCED_PAUSE: Duration = Duration::from_millis(25);
 /// Look-ups in the index for which the whole router waits at a time: well below a ms.
@@ -42,7 +42,7 @@ pub struct DrainOrder {
     /// For what runs to end.
     pub budget: Duration,
     /// Blocks to hand over at most.
-    pub hand_over: u32,
+    pub migration: u32,
 }
 
 /// Why a worker is not drained.
@@ -96,7 +96,7 @@ impl Drains {
         self.of(id).is_some_and(|drain| drain.offered(offer))
     }
 
-    /// A pull ended, perhaps one of an heir.
+    /// A pull ended, perhaps one of a target.
     pub(super) fn transferred(&self, id: WorkerId, pull: &Transferred) {
         for drain in self.all() {
             drain.pulled(id, pull);
@@ -112,7 +112,7 @@ impl Drains {
         }
     }
 
-    /// A worker's link ended, with so many legs on it: of one that leaves, or of an heir.
+    /// A worker's link ended, with so many legs on it: of one that leaves, or of a target.
     pub(super) fn left(&self, id: WorkerId, legs: usize) {
         for drain in self.all() {
             drain.left(id, legs);
@@ -157,7 +157,7 @@ impl Registry {
         }
         let (link, source) = (Arc::clone(&found.link), &found.hello);
         let moves = source.kv_block_bytes > 0 && !source.transfer.is_empty();
-        let asked = if moves { order.hand_over } else { 0 };
+        let asked = if moves { order.migration } else { 0 };
         let drain = Arc::new(Drain::new(source, link.id, order.budget, asked, link.in_flight()));
         self.drains.remember(&drain);
         state.pool(link.id).expect("it was found").set_draining(link.id);
@@ -179,14 +179,14 @@ impl Registry {
     ) {
         let deadline = drain.began + order.budget;
         if asked > 0 {
-            let outcome = self.hand_over(drain, order).await;
-            drain.hand_over_ended(outcome);
+            let outcome = self.migration(drain, order).await;
+            drain.migration_ended(outcome);
             // the pins go, and the worker may leave when it has nothing to do
             let left = deadline.saturating_duration_since(Instant::now());
             link.send(drain_frame(left, 0));
         } else {
-            let why = if order.hand_over > 0 { Outcome::CannotMove } else { Outcome::NotAsked };
-            drain.hand_over_ended(why);
+            let why = if order.migration > 0 { Outcome::CannotMove } else { Outcome::NotAsked };
+            drain.migration_ended(why);
         }
         let in_time = drain.wait(deadline + GRACE, |state| state.has_left.then_some(())).await;
         if in_time.is_none() {
@@ -200,7 +200,7 @@ impl Registry {
         tracing::info!(worker = drain.worker, %summary, "drained");
     }
 
-    async fn hand_over(self: &Arc<Self>, drain: &Arc<Drain>, order: DrainOrder) -> Outcome {
+    async fn migration(self: &Arc<Self>, drain: &Arc<Drain>, order: DrainOrder) -> Outcome {
         let until = drain.began + order.budget.min(OFFER);
         let offer = drain.wait(until, |state| match state.offer.take() {
             Some(offer) => Some(Some(offer)),
@@ -218,10 +218,10 @@ impl Registry {
         let lease = Duration::from_millis(offer.lease_ms.into());
         let limit = (order.budget / 2).min(lease);
         let orders = Orders::new(self, drain, &offer, limit).await;
-        drain.begin_hand_over(&offer, orders.parts());
+        drain.begin_migration(&offer, orders.parts());
         if orders.is_empty() {
             let (kept, _) = self.kept(drain, &offer, every(&offer)).await;
-            drain.hand_over_is(kept);
+            drain.migration_is(kept);
             return Outcome::NoSuccessor;
         }
         for (link, fetch) in orders.into_fetches() {
@@ -229,9 +229,9 @@ impl Registry {
         }
         let until = Instant::now() + limit;
         let pulled = drain.wait(until, |state| state.all_pulled().then_some(())).await;
-        for (heir, request) in drain.give_up_pulls() {
+        for (target, request) in drain.give_up_pulls() {
             let links: Vec<Arc<Link>> = self.state().pools.values().flat_map(Pool::links).collect();
-            if let Some(link) = links.iter().find(|link| link.id == heir) {
+            if let Some(link) = links.iter().find(|link| link.id == target) {
                 link.send(Frame::Cancel(Cancel { request }));
             }
         }
@@ -240,18 +240,18 @@ impl Registry {
         if pulled.is_some() { Outcome::Done } else { Outcome::Late }
     }
 
-    /// Waits for the heirs' own word of what they hold now, shortly, and takes note of it.
+    /// Waits for the targets' own word of what they hold now, shortly, and takes note of it.
     async fn until_announced(&self, drain: &Drain, offer: &Offer) {
         let until = Instant::now() + ANNOUNCED;
         let (mut kept, mut missing) = self.kept(drain, offer, every(offer)).await;
         while kept.blocks < drain.blocks_pulled() && Instant::now() < until {
-            drain.hand_over_is(kept);
+            drain.migration_is(kept);
             sleep(ANNOUNCED_PAUSE).await;
             let (more, still_missing) = self.kept(drain, offer, missing).await;
-            kept = HandOver { blocks: kept.blocks + more.blocks, hits: kept.hits + more.hits };
+            kept = Migration { blocks: kept.blocks + more.blocks, hits: kept.hits + more.hits };
             missing = still_missing;
         }
-        drain.hand_over_is(kept);
+        drain.migration_is(kept);
     }
 
     /// What of these places of the offer is held by workers that stay, as the index has it: also what they had before. And
@@ -261,8 +261,8 @@ impl Registry {
         drain: &Drain,
         offer: &Offer,
         places: Vec<usize>,
-    ) -> (HandOver, Vec<usize>) {
-        let (mut kept, mut missing) = (HandOver::default(), Vec::new());
+    ) -> (Migration, Vec<usize>) {
+        let (mut kept, mut missing) = (Migration::default(), Vec::new());
         let stay: Vec<WorkerId> = match self.state().pools.get(&drain.model) {
             Some(pool) => pool.stay().map(|(worker, _)| worker.link.id).collect(),
             None => return (kept, places),
@@ -295,9 +295,9 @@ fn every(offer: &Offer) -> Vec<usize> {
     (0..offer.hits.len()).collect()
 }
 
-fn drain_frame(budget: Duration, hand_over: u32) -> Frame {
+fn drain_frame(budget: Duration, migration: u32) -> Frame {
     let budget_ms = u64::try_from(budget.as_millis()).unwrap_or(u64::MAX);
-    Frame::Drain(frame::Drain { budget_ms, hand_over })
+    Frame::Drain(frame::Drain { budget_ms, migration })
 }
 
 /// How a phase is called in answers.

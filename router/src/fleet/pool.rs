@@ -240,15 +240,15 @@ impl Pool {
         places(&self.workers, placement)
     }
 
-    /// Gives those who wait what room there is; `deliver` as for [`Dispatch::pump`].
-    pub(super) fn pump(
+    /// Gives those who wait what room there is; `deliver` as for [`Dispatch::dispatch_waiting`].
+    pub(super) fn dispatch_waiting(
         &mut self,
         now_ms: f64,
         mut deliver: impl FnMut(Waiting, Result<(Placement, Places), Refusal>) -> bool,
     ) {
         let may_open = self.some_may_open();
         let Self { dispatch, workers, .. } = self;
-        dispatch.pump(may_open, now_ms, |waiting, placed| {
+        dispatch.dispatch_waiting(may_open, now_ms, |waiting, placed| {
             let placed = placed.map(|placement| {
                 let places = places(workers, &placement);
                 (placement, places.expect("the scheduler knows the same workers"))

@@ -2,7 +2,7 @@
 //! task, so that a request is placed without a hop between tasks.
 
 mod blocks;
-mod coming;
+mod joining;
 mod names;
 mod placing;
 
@@ -199,7 +199,7 @@ impl Registry {
         let model = state.models.get(&id).cloned();
         let asked_again = state.remove(id, self.clock_ms());
         if let Some(model) = model {
-            self.pump(&mut state, &model);
+            self.dispatch_waiting(&mut state, &model);
         }
         drop(state);
         if let Some((link, fingerprint)) = asked_again {
@@ -309,7 +309,7 @@ impl Registry {
             }
         }
         for model in changed {
-            self.pump(&mut state, &model);
+            self.dispatch_waiting(&mut state, &model);
         }
     }
 
@@ -333,7 +333,7 @@ impl Registry {
                 without_snapshot.extend(pool.without_snapshot(now, describe_timeout));
             }
             for model in models {
-                self.pump(&mut state, &model);
+                self.dispatch_waiting(&mut state, &model);
             }
             state.forget_idle(now);
         }

@@ -15,7 +15,7 @@ use crate::http::access::caller;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
 use crate::http::{explain, reject::Reject};
 use crate::limits::shares::{Holder, address_number};
-use crate::request::{Account, Goal, Job, Journey, Stages, Usage};
+use crate::request::{Account, Job, RequestTrace, Slo, Stages, Usage};
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
 const EXPLAIN: &str = "X-Headrace-Explain";
@@ -33,7 +33,7 @@ const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-w
 /// One request for a generation, from its headers to those of its answer.
 #[derive(Debug)]
 pub(super) struct Call {
-    journey: Arc<Journey>,
+    request_trace: Arc<RequestTrace>,
     session: Option<String>,
     account: Account,
     /// Whose alone is what is cached of its prompt.
@@ -51,7 +51,7 @@ impl Call {
         let headers = request.headers();
         let routing = &app.config.routing;
         let first_token = deadline(headers)?.unwrap_or(routing.ttft_deadline);
-        let goal = first_token.map(|first_token| Goal {
+        let slo = first_token.map(|first_token| Slo {
             first_token,
             tpot_ms: routing.slo_tpot_ms,
             metrics: Arc::clone(&app.metrics),
@@ -64,7 +64,7 @@ impl Call {
             session: session(headers),
             account,
             cache_of: caller.cache_of(app),
-            journey: Journey::new(request_id(request), goal),
+            request_trace: RequestTrace::new(request_id(request), slo),
         })
     }
 
@@ -76,49 +76,48 @@ impl Call {
             job.salt = tenant.salt(&job.salt);
         }
         job.holder = self.holder;
-        job.journey = Arc::clone(&self.journey);
+        job.request_trace = Arc::clone(&self.request_trace);
         job.first_choice = first_choice;
     }
 
     /// Takes note that all choices came to their end.
     pub(super) fn answered(&self, usage: Usage, choices: usize) {
-        self.journey.answered(usage, choices);
+        self.request_trace.answered(usage, choices);
     }
 
     /// What a stream needs to say at its end.
     pub(super) fn ending(&self, choices: usize) -> Ending {
         // what fits a header is said there
-        let explain = self.explain && explain::header(&self.journey.decisions()).is_none();
-        Ending { journey: Arc::clone(&self.journey), choices, explain }
+        let explain = self.explain && explain::header(&self.request_trace.decisions()).is_none();
+        Ending { request_trace: Arc::clone(&self.request_trace), choices, explain }
     }
 
     /// The answer with its headers.
     pub(super) fn finish(&self, answer: Result<Response, Reject>) -> Response {
         let mut response = answer.unwrap_or_else(|reject| {
             if let Reject::Route(error) = &reject {
-                self.journey.failed(error);
+                self.request_trace.failed(error);
             } else {
-                self.journey.refused();
+                self.request_trace.refused();
             }
             reject.into_response()
         });
         let headers = response.headers_mut();
-        if let Some(value) = server_timing(&self.journey.stages()) {
+        if let Some(value) = server_timing(&self.request_trace.stages()) {
             headers.insert(SERVER_TIMING, value);
         }
-        if let Some(worker) = self.journey.worker() {
+        if let Some(worker) = self.request_trace.worker() {
             headers.insert(WORKER, printable(&worker));
         }
-        if let Some(worker) = self.journey.prefill_worker() {
+        if let Some(worker) = self.request_trace.prefill_worker() {
             headers.insert(PREFILL_WORKER, printable(&worker));
         }
-        let decisions = self.journey.decisions();
+        let decisions = self.request_trace.decisions();
         if self.explain && !decisions.is_empty() {
             match explain::header(&decisions) {
                 Some(value) => headers.insert(explain::DECISION, value),
-                None => {
-                    headers.insert(explain::LOCATION, explain::location(self.journey.request_id()))
-                }
+                None => headers
+                    .insert(explain::LOCATION, explain::location(self.request_trace.request_id())),
             };
         }
         response
@@ -128,7 +127,7 @@ impl Call {
 /// What is to be done and said when a stream ends.
 #[derive(Debug)]
 pub(super) struct Ending {
-    journey: Arc<Journey>,
+    request_trace: Arc<RequestTrace>,
     choices: usize,
     explain: bool,
 }
@@ -136,17 +135,17 @@ pub(super) struct Ending {
 impl Ending {
     /// It came to its end.
     pub(super) fn answered(&self, usage: Usage) {
-        self.journey.answered(usage, self.choices);
+        self.request_trace.answered(usage, self.choices);
     }
 
     /// It broke off.
     pub(super) fn failed(&self, error: &RouteError) {
-        self.journey.failed(error);
+        self.request_trace.failed(error);
     }
 
     /// The last comment of the stream, where one was asked for.
     pub(super) fn comment(&self) -> Option<String> {
-        self.explain.then(|| explain::ascii_json(&self.journey.decisions()))
+        self.explain.then(|| explain::ascii_json(&self.request_trace.decisions()))
     }
 }
 

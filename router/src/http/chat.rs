@@ -112,7 +112,7 @@ pub(super) fn check(
         priority: common.priority,
         account: Account::default(), // `Call::apply` knows this and the next three
         holder: Holder::default(),
-        journey: Arc::default(),
+        request_trace: Arc::default(),
         first_choice: 0,
         salt: common.salt,
         memory: None, // the caller's

@@ -32,11 +32,11 @@ pub(super) async fn begin(
     let generate::Read { mut fields, memory: _memory, .. } =
         generate::read(&surface, request, None, Ok).await?;
     let budget_ms = fields.integer("budget_ms", 0..=LONGEST_BUDGET_MS)?.unwrap_or(BUDGET_MS);
-    let hand_over = fields.integer("hand_over", 0..=MOST_BLOCKS)?.unwrap_or(HAND_OVER);
+    let migration = fields.integer("hand_over", 0..=MOST_BLOCKS)?.unwrap_or(HAND_OVER);
     fields.finish()?;
     let order = DrainOrder {
         budget: Duration::from_millis(u64::try_from(budget_ms).expect("range was checked")),
-        hand_over: u32::try_from(hand_over).expect("range was checked"),
+        migration: u32::try_from(migration).expect("range was checked"),
     };
     match surface.app.fleet.drain(&worker, order) {
         Ok(state) => Ok((StatusCode::ACCEPTED, Json(state))),

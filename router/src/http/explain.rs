@@ -76,8 +76,8 @@ struct Parts {
     prefill_ms: f64,
     transfer_ms: f64,
     decode_ms: f64,
-    harm_ms: f64,
-    barrier_ms: f64,
+    interference_ms: f64,
+    saturation_ms: f64,
     total_ms: f64,
 }
 
@@ -138,8 +138,8 @@ impl Parts {
             prefill_ms: rounded(estimate.prefill_ms),
             transfer_ms: rounded(estimate.transfer_ms),
             decode_ms: rounded(estimate.decode_ms),
-            harm_ms: rounded(estimate.harm_ms),
-            barrier_ms: rounded(estimate.barrier_ms),
+            interference_ms: rounded(estimate.interference_ms),
+            saturation_ms: rounded(estimate.saturation_ms),
             total_ms: rounded(estimate.total_ms()),
         }
     }

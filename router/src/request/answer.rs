@@ -62,7 +62,7 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         waited: app.config.deadlines.request,
     });
     app.metrics.requests.encode_seconds.observe(begin.elapsed());
-    job.journey.tokenised(job.first_choice, begin.elapsed());
+    job.request_trace.tokenised(job.first_choice, begin.elapsed());
     let ids: Arc<[u32]> = encoded??.into();
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;

@@ -45,15 +45,15 @@ impl Attempt {
         let place = match registry.place(&wanted, common.deadline).await {
             Ok(place) => place,
             Err(error) => {
-                job.journey.waited(choice, asked.elapsed());
+                job.request_trace.waited(choice, asked.elapsed());
                 // where no other worker is left, the error of the one before says more
                 let nowhere = matches!(error, RouteError::NoWorker { .. });
                 return Err((self.before.filter(|_| nowhere).unwrap_or(error), None));
             }
         };
         let route = hash_time + asked.elapsed().saturating_sub(place.waited());
-        job.journey.waited(choice, place.waited());
-        job.journey.placed(choice, &place, route);
+        job.request_trace.waited(choice, place.waited());
+        job.request_trace.placed(choice, &place, route);
         common.app.decisions.note(&job.account, place.decision());
         let worker = place.worker();
         let submit = self.submit(&common, index, on_the_worker(&wanted));
@@ -82,7 +82,7 @@ impl Attempt {
         let generated = u32::try_from(self.generated.len()).unwrap_or(u32::MAX);
         let prompt_tokens = u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
         Wanted {
-            name: job.journey.request_id().to_owned(),
+            name: job.request_trace.request_id().to_owned(),
             model: job.model.clone(),
             engine: Arc::clone(&common.engine),
             prompt_tokens: prompt_tokens.saturating_add(generated),
@@ -95,7 +95,7 @@ impl Attempt {
             priority: if begun { i8::MAX } else { job.priority },
             yields: common.permit.yields(index) && !begun,
             // on its way already: late is better than not at all, and it counts as late
-            first_token_by: job.journey.first_token_by().filter(|_| self.before.is_none()),
+            first_token_by: job.request_trace.first_token_by().filter(|_| self.before.is_none()),
             begun,
             excluded: self.excluded.clone(),
         }
@@ -123,7 +123,7 @@ impl Attempt {
             salt: common.job.salt.clone(),
             kv_from: None,
             resume,
-            hand_off: None,
+            kv_transfer: None,
         }
     }
 }

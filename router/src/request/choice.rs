@@ -337,15 +337,16 @@ impl Choice {
 
     /// The client is about to get a part of it.
     fn note_progress(&mut self, submitted: Instant, is_last: bool) {
-        let (journey, choice) = (&self.common.job.journey, self.common.choice(self.index));
+        let (request_trace, choice) =
+            (&self.common.job.request_trace, self.common.choice(self.index));
         if let Some(first) = self.first_token.filter(|_| !self.delivered) {
-            journey.first_token(choice, first, first.saturating_duration_since(submitted));
+            request_trace.first_token(choice, first, first.saturating_duration_since(submitted));
         }
         self.delivered = true;
         if let State::Running(leg) = &self.state
             && let Some(last) = leg.stream.last_arrival().filter(|_| is_last)
         {
-            journey.last_token(last);
+            request_trace.last_token(last);
         }
     }
 

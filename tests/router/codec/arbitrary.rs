@@ -58,7 +58,7 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
         text().prop_map(|fingerprint| Frame::Describe(Describe { fingerprint })),
         request().prop_map(|request| Frame::Cancel(Cancel { request })),
         (int64(), int32())
-            .prop_map(|(budget_ms, hand_over)| { Frame::Drain(Drain { budget_ms, hand_over }) }),
+            .prop_map(|(budget_ms, migration)| { Frame::Drain(Drain { budget_ms, migration }) }),
         int64().prop_map(|nonce| Frame::Ping(Ping { nonce })),
         text().prop_map(|reason| Frame::Resync(Resync { reason })),
         (request(), ticket())
@@ -361,7 +361,7 @@ fn submit() -> BoxedStrategy<Submit> {
         any::<i8>(),
         bytes(),
         (option::of(kv_from()), option::of(resume)),
-        option::of(int32().prop_map(|lease_ms| HandOff { lease_ms })),
+        option::of(int32().prop_map(|lease_ms| KvTransfer { lease_ms })),
     )
         .prop_map(
             |(
@@ -374,7 +374,7 @@ fn submit() -> BoxedStrategy<Submit> {
                 priority,
                 salt,
                 (kv_from, resume),
-                hand_off,
+                kv_transfer,
             )| Submit {
                 request,
                 tokens,
@@ -386,7 +386,7 @@ fn submit() -> BoxedStrategy<Submit> {
                 salt,
                 kv_from,
                 resume,
-                hand_off,
+                kv_transfer,
             },
         )
         .boxed()

@@ -197,7 +197,7 @@ async fn before_its_snapshot_a_worker_gets_neither_work_nor_credit() {
     until("it is ready", || state_of(&app, "early") == "ready").await;
     let job = ask(&of_faulty());
     let _answer = answer(&app, job.clone()).await.unwrap();
-    let chosen = chosen(&job.journey);
+    let chosen = chosen(&job.request_trace);
     assert_eq!((&*chosen.name, chosen.held_tokens), ("early", HELD));
 }
 

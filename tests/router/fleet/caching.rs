@@ -9,7 +9,7 @@ use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::Candidate;
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::HashKey;
-use headrace_router::request::{Job, Journey, Prompt, answer};
+use headrace_router::request::{Job, Prompt, RequestTrace, answer};
 
 use super::requests::{job, next};
 use crate::fake_worker::*;
@@ -30,7 +30,12 @@ pub(super) fn prompt(number: u32, blocks: u32) -> Vec<u32> {
 /// Asks for a short answer to a prompt.
 pub(super) fn ask(prompt: &[u32]) -> Job {
     let prompt = Prompt::Tokens(prompt.to_vec());
-    Job { prompt, max_tokens: Some(4), journey: Journey::new("test".into(), None), ..job() }
+    Job {
+        prompt,
+        max_tokens: Some(4),
+        request_trace: RequestTrace::new("test".into(), None),
+        ..job()
+    }
 }
 
 /// A worker that says what it caches.
@@ -161,8 +166,8 @@ pub(super) fn run(keys: &[u64]) -> Vec<StoredRun> {
 }
 
 /// The worker that a job was placed on, as the decision saw it.
-pub(super) fn chosen(journey: &Journey) -> Candidate {
-    journey.decisions()[0].chosen().unwrap().0.clone()
+pub(super) fn chosen(request_trace: &RequestTrace) -> Candidate {
+    request_trace.decisions()[0].chosen().unwrap().0.clone()
 }
 
 /// Asks, has the chosen one of `fleet` answer, and takes the answer. `cached`: what that one says its cache gave, from what
@@ -173,9 +178,9 @@ pub(super) async fn served(
     job: Job,
     cached: impl FnOnce(u32) -> u32,
 ) -> (String, u32) {
-    let journey = Arc::clone(&job.journey);
+    let request_trace = Arc::clone(&job.request_trace);
     let mut answer = answer(app, job).await.unwrap();
-    let chosen = chosen(&journey);
+    let chosen = chosen(&request_trace);
     let worker = fleet.iter_mut().find(|worker| *worker.name == *chosen.name).unwrap();
     let request = worker.submitted().await.request;
     worker.begins(request, cached(chosen.held_tokens), Some(Finish::Length));

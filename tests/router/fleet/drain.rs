@@ -19,8 +19,8 @@ fn movable(name: &str) -> Behaviour {
     behaviour
 }
 
-fn order(budget_ms: u64, hand_over: u32) -> DrainOrder {
-    DrainOrder { budget: Duration::from_millis(budget_ms), hand_over }
+fn order(budget_ms: u64, migration: u32) -> DrainOrder {
+    DrainOrder { budget: Duration::from_millis(budget_ms), migration }
 }
 
 fn name(block: u8) -> [u8; NAME_BYTES] {
@@ -60,7 +60,7 @@ async fn fetch_asked(worker: &mut FakeWorker) -> Fetch {
     }
 }
 
-/// The heir announces what it fetched, and says that it has it.
+/// The target announces what it fetched, and says that it has it.
 fn pulls(worker: &FakeWorker, fetch: &Fetch, epoch: u64) {
     let keys: Vec<u8> =
         fetch.names.chunks(NAME_BYTES).flat_map(|name| name[..8].to_vec()).collect();
@@ -96,20 +96,20 @@ async fn over(app: &App, worker: &str) -> Value {
 async fn the_hottest_blocks_go_to_those_who_stay_before_the_worker_leaves() {
     let app = start_router(|_| {}).await;
     let mut leaving = movable("w1").ready(&app).await;
-    let heirs = [movable("w2"), movable("w3")];
-    let epochs = heirs.clone().map(|heir| heir.hello.epoch);
-    let [two, three] = heirs;
-    let mut heirs = [two.ready(&app).await, three.ready(&app).await];
+    let targets = [movable("w2"), movable("w3")];
+    let epochs = targets.clone().map(|target| target.hello.epoch);
+    let [two, three] = targets;
+    let mut targets = [two.ready(&app).await, three.ready(&app).await];
     let begun = app.fleet.drain("w1", order(5_000, 100)).unwrap();
     assert_eq!((&begun["phase"], &begun["worker"]), (&json!("offering"), &json!("w1")));
     assert_eq!(state_of(&app, "w1"), "draining");
     assert_eq!(app.fleet.drain("w1", order(1, 1)).unwrap_err(), DrainError::Already);
-    assert_eq!(drain_asked(&mut leaving).await, Drain { budget_ms: 5_000, hand_over: 100 });
+    assert_eq!(drain_asked(&mut leaving).await, Drain { budget_ms: 5_000, migration: 100 });
     leaving.send(Frame::Bye(Bye { reason: "the router asked for it".into() }));
     leaving.send(Frame::Offer(offer()));
     let mut places = Vec::new();
-    for (heir, epoch) in heirs.iter_mut().zip(epochs) {
-        let fetch = fetch_asked(heir).await;
+    for (target, epoch) in targets.iter_mut().zip(epochs) {
+        let fetch = fetch_asked(target).await;
         assert_eq!((&fetch.kv_from.worker, &fetch.ticket), (&"w1".into(), &vec![9; 16]));
         assert_eq!(fetch.kv_from.transfer, ["tcp:w1:1"]);
         assert_eq!(fetch.kv_from.timeout_ms, 2_500, "half of the budget is for requests");
@@ -122,24 +122,24 @@ async fn the_hottest_blocks_go_to_those_who_stay_before_the_worker_leaves() {
             "one chain"
         );
         places.push(fetch.offset.clone());
-        pulls(heir, &fetch, epoch);
+        pulls(target, &fetch, epoch);
     }
     places.sort();
     assert_eq!(places, [vec![0, 1, 2], vec![3, 4]], "each chain whole to one of them");
     let second = drain_asked(&mut leaving).await;
-    assert_eq!(second.hand_over, 0, "the pins may go");
+    assert_eq!(second.migration, 0, "the pins may go");
     assert!(second.budget_ms > 0 && second.budget_ms <= 5_000);
     drop(leaving);
     let done = over(&app, "w1").await;
-    let hand_over = &done["hand_over"];
-    assert_eq!(hand_over["outcome"], "done", "{done}");
+    let migration = &done["hand_over"];
+    assert_eq!(migration["outcome"], "done", "{done}");
     assert_eq!(
-        (&hand_over["blocks_offered"], &hand_over["blocks_handed_over"]),
+        (&migration["blocks_offered"], &migration["blocks_handed_over"]),
         (&json!(5), &json!(5))
     );
-    assert_eq!((&hand_over["hits_offered"], &hand_over["hits_kept"]), (&json!(20), &json!(20)));
-    assert_eq!(hand_over["hit_rate_kept"], 1.0);
-    assert_eq!(hand_over["successors"].as_array().unwrap().len(), 2);
+    assert_eq!((&migration["hits_offered"], &migration["hits_kept"]), (&json!(20), &json!(20)));
+    assert_eq!(migration["hit_rate_kept"], 1.0);
+    assert_eq!(migration["successors"].as_array().unwrap().len(), 2);
     assert_eq!(done["left_in_time"], true);
     assert_eq!(done["requests"], json!({"running": 0, "finished": 0, "moved": 0}));
     assert_eq!(metric(&app, "headrace_drains_total", "left"), 1.0);
@@ -151,17 +151,19 @@ async fn an_heir_that_fails_or_dies_or_says_nothing_costs_its_share_only() {
     for fate in ["fails", "dies", "says nothing"] {
         let app = start_router(|_| {}).await;
         let mut leaving = movable("w1").ready(&app).await;
-        let mut heir = movable("w2").ready(&app).await;
+        let mut target = movable("w2").ready(&app).await;
         app.fleet.drain("w1", order(300, 100)).unwrap();
         leaving.send(Frame::Offer(offer()));
-        let fetch = fetch_asked(&mut heir).await;
+        let fetch = fetch_asked(&mut target).await;
         assert_eq!(fetch.offset, [0, 1, 2, 3, 4]);
         match fate {
-            "fails" => heir.send(Frame::Transferred(transferred(&fetch, Some("checksum")))),
-            "dies" => heir = movable("w3").ready(&app).await,
-            _ => assert_eq!(heir.cancelled().await, fetch.request, "nobody waits for it any more"),
+            "fails" => target.send(Frame::Transferred(transferred(&fetch, Some("checksum")))),
+            "dies" => target = movable("w3").ready(&app).await,
+            _ => {
+                assert_eq!(target.cancelled().await, fetch.request, "nobody waits for it any more")
+            }
         }
-        while drain_asked(&mut leaving).await.hand_over > 0 {}
+        while drain_asked(&mut leaving).await.migration > 0 {}
         drop(leaving);
         let done = over(&app, "w1").await;
         let error = &done["hand_over"]["successors"][0]["error"];
@@ -172,7 +174,7 @@ async fn an_heir_that_fails_or_dies_or_says_nothing_costs_its_share_only() {
         };
         assert_eq!(error, expected);
         assert_eq!(done["hand_over"]["hit_rate_kept"], 0.0);
-        drop(heir);
+        drop(target);
     }
 }
 
@@ -201,12 +203,12 @@ async fn a_worker_that_offers_nothing_or_cannot_leaves_all_the_same() {
     // asked for nothing; cannot; has nothing; is gone; is alone with its kind of blocks
     let mut one = movable("w1").ready(&app).await;
     app.fleet.drain("w1", order(5_000, 0)).unwrap();
-    assert_eq!(drain_asked(&mut one).await.hand_over, 0);
+    assert_eq!(drain_asked(&mut one).await.migration, 0);
     drop(one);
     assert_eq!(over(&app, "w1").await["hand_over"]["outcome"], "not_asked");
     let mut two = Behaviour::new("w2").ready(&app).await;
     app.fleet.drain("w2", order(5_000, 10)).unwrap();
-    assert_eq!(drain_asked(&mut two).await.hand_over, 0);
+    assert_eq!(drain_asked(&mut two).await.migration, 0);
     drop(two);
     assert_eq!(over(&app, "w2").await["hand_over"]["outcome"], "cannot_move");
     let three = movable("w3").ready(&app).await;
@@ -237,7 +239,7 @@ async fn no_offer_is_waited_for_for_long_and_a_late_one_harms_nobody() {
     app.fleet.drain("w1", order(200, 10)).unwrap();
     until("the answer", || state(&app, "w1")["hand_over"]["outcome"] == "no_offer").await;
     leaving.send(Frame::Offer(offer()));
-    while drain_asked(&mut leaving).await.hand_over > 0 {}
+    while drain_asked(&mut leaving).await.migration > 0 {}
     assert_eq!(state_of(&app, "w1"), "draining", "its link is still there");
     drop(leaving);
     over(&app, "w1").await;

@@ -40,7 +40,7 @@ async fn wave(app: &Arc<App>, n: u32) -> (f64, f64) {
     for i in (0..WAVE).step_by(5) {
         let job = ask(&text(i));
         answers.push(answer(app, job.clone()).await.unwrap());
-        let chosen = chosen(&job.journey);
+        let chosen = chosen(&job.request_trace);
         assert_eq!((&*chosen.name, chosen.held_tokens), (&*name(i), BLOCKS * BLOCK));
     }
     let seen = (metric(app, "headrace_index_blocks", ""), metric(app, "headrace_index_bytes", ""));
@@ -50,7 +50,7 @@ async fn wave(app: &Arc<App>, n: u32) -> (f64, f64) {
         workers[i as usize] = newer;
         until("its former life is gone", || state_of(app, &name(i)).is_empty()).await;
         workers.push(Caching::ready(app, &name(i)).await);
-        let order = DrainOrder { budget: Duration::from_secs(1), hand_over: 0 };
+        let order = DrainOrder { budget: Duration::from_secs(1), migration: 0 };
         app.fleet.drain(&name((i + 1) % WAVE), order).unwrap();
     }
     drop(answers);

@@ -8,7 +8,7 @@ use headrace_router::error::RouteError;
 use headrace_router::limits::shares::Holder;
 use headrace_router::prompt::StopStrings;
 use headrace_router::request::{
-    Account, Answer, Delta, FinishReason, Job, Journey, Prompt, answer,
+    Account, Answer, Delta, FinishReason, Job, Prompt, RequestTrace, answer,
 };
 
 use crate::fake_worker::*;
@@ -28,7 +28,7 @@ pub(super) fn job() -> Job {
         priority: 0,
         account: Account::default(),
         holder: Holder::default(),
-        journey: Journey::new("test".into(), None),
+        request_trace: RequestTrace::new("test".into(), None),
         first_choice: 0,
         salt: Vec::new(),
         memory: None,

@@ -9,7 +9,7 @@ use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::limits::shares::Holder;
-use headrace_router::request::{Answer, Goal, Job, Journey, Prompt, answer};
+use headrace_router::request::{Answer, Goal, Job, Prompt, RequestTrace, answer};
 use tokio::task::JoinHandle;
 
 use super::caching::*;
@@ -52,7 +52,7 @@ async fn busy(app: &App, workers: &[Caching]) {
 fn wanted_within(app: &App, first_token: Duration, job: Job) -> Job {
     let metrics = Arc::clone(&app.metrics);
     let goal = Goal { first_token, tpot_ms: None, metrics };
-    Job { journey: Journey::new("test".into(), Some(goal)), ..job }
+    Job { request_trace: RequestTrace::new("test".into(), Some(goal)), ..job }
 }
 
 /// Asks in a task of its own, and returns once it waits as the `n`th.
@@ -66,8 +66,8 @@ async fn waits(app: &Arc<App>, n: usize, job: Job) -> JoinHandle<Result<Answer, 
 }
 
 /// What a placement on this worker could have counted on.
-fn cached_on(journey: &Journey, worker: &str) -> u32 {
-    let decisions = journey.decisions();
+fn cached_on(request_trace: &RequestTrace, worker: &str) -> u32 {
+    let decisions = request_trace.decisions();
     let candidates = &decisions[0].candidates;
     candidates.iter().find(|candidate| *candidate.name == *worker).unwrap().cached_tokens
 }
@@ -124,16 +124,16 @@ async fn a_burst_with_one_prefix_goes_to_one_worker_before_any_event() {
         answers.push(answer(&app, job.clone()).await.unwrap());
         jobs.push(job);
     }
-    let home = chosen(&jobs[0].journey);
+    let home = chosen(&jobs[0].request_trace);
     assert_eq!((home.held_tokens, home.cached_tokens), (0, 0));
     for job in &jobs[1..] {
-        let chosen = chosen(&job.journey);
+        let chosen = chosen(&job.request_trace);
         assert_eq!((chosen.id, chosen.held_tokens, chosen.cached_tokens), (home.id, 0, 60 * BLOCK));
     }
     // another prefix goes elsewhere
     let other = ask(&prompt(2, 60));
     answers.push(answer(&app, other.clone()).await.unwrap());
-    assert_ne!(chosen(&other.journey).id, home.id);
+    assert_ne!(chosen(&other.request_trace).id, home.id);
     let worker = workers.iter_mut().find(|worker| *worker.name == *home.name).unwrap();
     for _ in 0..6 {
         worker.submitted().await;
@@ -150,8 +150,8 @@ async fn all_choices_of_a_request_go_to_one_worker() {
     for number in 0..4 {
         let job = Job { n: 4, ..ask(&prompt(number, 60)) };
         let _answer = answer(&app, job.clone()).await.unwrap();
-        let winners: HashSet<_> = job.journey.decisions().iter().map(|d| d.winner).collect();
-        assert_eq!((job.journey.decisions().len(), winners.len()), (4, 1));
+        let winners: HashSet<_> = job.request_trace.decisions().iter().map(|d| d.winner).collect();
+        assert_eq!((job.request_trace.decisions().len(), winners.len()), (4, 1));
     }
     all_is_given_back(&app).await;
 }
@@ -195,7 +195,7 @@ async fn a_worker_that_dies_before_the_first_token_takes_its_bookings_with_it() 
     for n in 0..3 {
         let job = ask(&[&text[..], &prompt(100 + n, 20)[..]].concat());
         answers.push(answer(&app, job.clone()).await.unwrap());
-        assert_eq!(&*chosen(&job.journey).name, "dying");
+        assert_eq!(&*chosen(&job.request_trace).name, "dying");
         dying.submitted().await;
         jobs.push(job);
     }
@@ -212,7 +212,7 @@ async fn a_worker_that_dies_before_the_first_token_takes_its_bookings_with_it() 
             other.begins(request, 0, Some(Finish::Length));
         });
         assert_eq!(delta.unwrap().unwrap().text, "a", "moved on");
-        assert_eq!(&*chosen(&job.journey).name, "other");
+        assert_eq!(&*chosen(&job.request_trace).name, "other");
     }
     assert_eq!(metric(&app, "headrace_retries_total", ""), 3.0);
     all_is_given_back(&app).await;
@@ -220,7 +220,7 @@ async fn a_worker_that_dies_before_the_first_token_takes_its_bookings_with_it() 
     let _reborn = Caching::ready(&app, "dying").await;
     let job = ask(&text);
     let _answer = answer(&app, job.clone()).await.unwrap();
-    assert_eq!(cached_on(&job.journey, "dying"), 0);
+    assert_eq!(cached_on(&job.request_trace, "dying"), 0);
 }
 
 #[tokio::test]
@@ -228,7 +228,7 @@ async fn a_client_that_hangs_up_before_the_first_token_leaves_no_prediction() {
     let app = start_router(|_| {}).await;
     let mut worker = Caching::ready(&app, "w0").await;
     let text = prompt(1, 60);
-    let seen = |job: &Job| cached_on(&job.journey, "w0");
+    let seen = |job: &Job| cached_on(&job.request_trace, "w0");
     let (first, second, third) = (ask(&text), ask(&text), ask(&text));
     let answer_ = answer(&app, first.clone()).await.unwrap();
     worker.submitted().await;

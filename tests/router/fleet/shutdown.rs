@@ -26,11 +26,11 @@ struct UnderWay {
     app: std::sync::Arc<headrace_router::app::App>,
 }
 
-async fn under_way(args: RouterArgs) -> UnderWay {
-    under_way_on(Behaviour::new("w1"), args).await
+async fn in_flight(args: RouterArgs) -> UnderWay {
+    in_flight_on(Behaviour::new("w1"), args).await
 }
 
-async fn under_way_on(worker: Behaviour, args: RouterArgs) -> UnderWay {
+async fn in_flight_on(worker: Behaviour, args: RouterArgs) -> UnderWay {
     let server = Server::start(Config::try_from(args).unwrap()).await.unwrap();
     let (address, stopper, app) = (server.http_address(), server.stopper(), server.app().clone());
     let serving = tokio::spawn(server.serve());
@@ -63,7 +63,7 @@ async fn rest(client: &mut TcpStream) -> String {
 
 #[tokio::test]
 async fn a_drain_finishes_what_runs_and_takes_nothing_new() {
-    let mut it = under_way(args()).await;
+    let mut it = in_flight(args()).await;
     it.stopper.drain();
     until("no new connection", || std::net::TcpStream::connect(it.address).is_err()).await;
     assert!(!it.serving.is_finished());
@@ -84,7 +84,7 @@ fn assert_cut(rest: &str) {
 
 #[tokio::test]
 async fn an_answer_past_the_deadline_of_a_drain_ends_with_an_error() {
-    let mut it = under_way(RouterArgs { drain_timeout_ms: 100, ..args() }).await;
+    let mut it = in_flight(RouterArgs { drain_timeout_ms: 100, ..args() }).await;
     it.stopper.drain();
     in_time("the end", it.serving).await.unwrap();
     assert_cut(&rest(&mut it.client).await);
@@ -93,7 +93,7 @@ async fn an_answer_past_the_deadline_of_a_drain_ends_with_an_error() {
 
 #[tokio::test]
 async fn a_second_signal_ends_at_once_and_says_so() {
-    let mut it = under_way(args()).await;
+    let mut it = in_flight(args()).await;
     it.stopper.drain();
     it.stopper.stop();
     in_time("the end", it.serving).await.unwrap();
@@ -120,7 +120,7 @@ fn assert_refused(answer: &str) {
 
 #[tokio::test]
 async fn who_has_nothing_yet_is_refused_by_name_when_the_drain_is_cut() {
-    let mut it = under_way(args()).await;
+    let mut it = in_flight(args()).await;
     let mut waiting = asks(&it).await;
     it.worker.submitted().await; // and the worker says nothing
     it.stopper.stop();
@@ -132,7 +132,7 @@ async fn who_has_nothing_yet_is_refused_by_name_when_the_drain_is_cut() {
 async fn who_waits_for_a_worker_is_refused_by_name_when_the_drain_is_cut() {
     let mut worker = Behaviour::new("w1");
     worker.hello.capacity = Capacity { sequences: 1, waiting: 0, ..worker.hello.capacity.clone() };
-    let mut it = under_way_on(worker, args()).await;
+    let mut it = in_flight_on(worker, args()).await;
     let mut waiting = asks(&it).await;
     let app = it.app.clone();
     until("it waits", || metric(&app, "headrace_queue_requests", "") == 1.0).await;
@@ -145,7 +145,7 @@ async fn who_waits_for_a_worker_is_refused_by_name_when_the_drain_is_cut() {
 
 #[tokio::test]
 async fn a_request_that_never_comes_whole_does_not_hold_up_the_end() {
-    let it = under_way(args()).await;
+    let it = in_flight(args()).await;
     let mut half = TcpStream::connect(it.address).await.unwrap();
     let request =
         "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{";

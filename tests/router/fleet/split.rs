@@ -88,8 +88,8 @@ async fn both_legs_are_submitted_at_once_and_the_answer_is_one_stream() {
     let mut split = Split::of(wanted).await;
     let (prefill, decode) = (&split.on_prefill, &split.on_decode);
     assert_ne!(prefill.request, decode.request);
-    assert_eq!(prefill.hand_off, Some(HandOff { lease_ms: 30_000 }));
-    assert_eq!((&prefill.kv_from, &decode.hand_off), (&None, &None));
+    assert_eq!(prefill.kv_transfer, Some(KvTransfer { lease_ms: 30_000 }));
+    assert_eq!((&prefill.kv_from, &decode.kv_transfer), (&None, &None));
     let from = decode.kv_from.clone().unwrap();
     assert_eq!((from.worker.as_str(), from.timeout_ms), ("p1", 10_000));
     assert_eq!(from.transfer, ["tcp:p1:1"]);

@@ -19,7 +19,7 @@ fn chat(extra: &Value) -> Vec<u8> {
 }
 
 /// A router with one worker that leaves the answers to the test, and a request that it holds.
-async fn under_way(stream: bool) -> (TestRouter, FakeWorker, Connection, RequestId) {
+async fn in_flight(stream: bool) -> (TestRouter, FakeWorker, Connection, RequestId) {
     let args = RouterArgs { queue_timeout_ms: 300, ..args() }; // one that broke off waits so long for another worker
     let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args).await;
     let mut connection = router.connect().await;
@@ -31,7 +31,7 @@ async fn under_way(stream: bool) -> (TestRouter, FakeWorker, Connection, Request
 #[tokio::test]
 async fn a_failure_before_the_first_token_has_a_status_streamed_or_not() {
     for stream in [false, true] {
-        let (_router, worker, mut connection, request) = under_way(stream).await;
+        let (_router, worker, mut connection, request) = in_flight(stream).await;
         let (kind, message) = ("engine".into(), "out of luck".into());
         worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
         let reply = connection.reply().await;
@@ -43,7 +43,7 @@ async fn a_failure_before_the_first_token_has_a_status_streamed_or_not() {
 
 #[tokio::test]
 async fn what_only_the_worker_can_refuse_is_still_the_clients_mistake() {
-    let (_router, worker, mut connection, request) = under_way(false).await;
+    let (_router, worker, mut connection, request) = in_flight(false).await;
     let (kind, message) = ("bad_sampling".into(), "prompt_logprobs asks for too much".into());
     worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
     let reply = connection.reply().await;
@@ -54,7 +54,7 @@ async fn what_only_the_worker_can_refuse_is_still_the_clients_mistake() {
 
 #[tokio::test]
 async fn a_worker_lost_in_the_middle_is_an_error_event_and_no_done() {
-    let (_router, worker, mut connection, request) = under_way(true).await;
+    let (_router, worker, mut connection, request) = in_flight(true).await;
     worker.gives(request, &letters("a"), None);
     assert_eq!(connection.head().await.status, 200);
     let mut text = connection.piece().await;
@@ -71,7 +71,7 @@ async fn a_worker_lost_in_the_middle_is_an_error_event_and_no_done() {
 
 #[tokio::test]
 async fn a_failure_in_the_middle_of_a_whole_answer_has_a_status() {
-    let (_router, worker, mut connection, request) = under_way(false).await;
+    let (_router, worker, mut connection, request) = in_flight(false).await;
     worker.gives(request, &letters("a"), None);
     let (kind, message) = ("engine".into(), "out of luck".into());
     worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
@@ -82,7 +82,7 @@ async fn a_failure_in_the_middle_of_a_whole_answer_has_a_status() {
 #[tokio::test]
 async fn a_client_that_hangs_up_cancels_before_and_after_the_first_token() {
     for (stream, first_token) in [(true, false), (true, true), (false, false), (false, true)] {
-        let (_router, mut worker, mut connection, request) = under_way(stream).await;
+        let (_router, mut worker, mut connection, request) = in_flight(stream).await;
         if first_token {
             worker.gives(request, &letters("a"), None);
         }
@@ -97,7 +97,7 @@ async fn a_client_that_hangs_up_cancels_before_and_after_the_first_token() {
 
 #[tokio::test]
 async fn a_body_counts_until_its_prompt_is_tokens() {
-    let (router, worker, mut connection, request) = under_way(false).await;
+    let (router, worker, mut connection, request) = in_flight(false).await;
     let body = || metric(&router.app, "headrace_http_body_bytes", "");
     until("its body is given back", || body() == 0.0).await;
     worker.gives(request, &letters("a"), Some(Finish::Length));
@@ -108,7 +108,7 @@ async fn a_body_counts_until_its_prompt_is_tokens() {
 
 #[tokio::test]
 async fn a_request_whose_client_leaves_before_its_answer_is_counted() {
-    let (router, mut worker, connection, _) = under_way(true).await;
+    let (router, mut worker, connection, _) = in_flight(true).await;
     drop(connection);
     worker.cancelled().await;
     let gone = || metric(&router.app, "headrace_http_requests_total", "status=\"499\"");

@@ -181,7 +181,7 @@ impl Engine {
             return;
         }
         self.is_awaited_from_now(sequence);
-        if let Some(lease_ms) = sequence.leg.hand_off {
+        if let Some(lease_ms) = sequence.leg.kv_transfer {
             let computed = sequence.computed;
             self.exports.push(Export { request, prompt_tokens, computed, lease_ms });
         }

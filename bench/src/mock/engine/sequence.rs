@@ -126,7 +126,7 @@ impl Sequence {
 
     /// Tokens whose KV it writes here, at most.
     pub(super) fn most_computed(&self) -> u32 {
-        if self.leg.hand_off.is_some() { self.leg.prompt_tokens } else { self.limit - 1 }
+        if self.leg.kv_transfer.is_some() { self.leg.prompt_tokens } else { self.limit - 1 }
     }
 
     /// Key of a full block. Those of an answer are made up: nobody else's prompt contains them.

@@ -46,7 +46,7 @@ pub(crate) fn leg(request: u64, tokens: u32, common: u64, max_tokens: u32) -> Le
         max_tokens,
         seed: request,
         resumed: 0,
-        hand_off: None,
+        kv_transfer: None,
         arrives: None,
     }
 }

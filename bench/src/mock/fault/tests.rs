@@ -93,7 +93,7 @@ fn a_lie_stays_below_the_prompt() {
                 max_tokens: 1,
                 seed: 1,
                 resumed: 0,
-                hand_off: None,
+                kv_transfer: None,
                 arrives: None,
             })
             .unwrap();
@@ -112,7 +112,7 @@ fn event(engine: &mut Engine) -> Blocks {
         max_tokens: 1,
         seed: 1,
         resumed: 0,
-        hand_off: None,
+        kv_transfer: None,
         arrives: None,
     };
     engine.submit(leg).unwrap();

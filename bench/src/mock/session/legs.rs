@@ -14,7 +14,7 @@ use tokio::io::AsyncWrite;
 use super::{BACKEND, Session};
 use crate::mock::engine::Leg;
 use crate::mock::exchange::Pulled;
-use crate::mock::porter::Say;
+use crate::mock::kv_legs::Say;
 
 impl<W: AsyncWrite + Unpin> Session<'_, W> {
     /// The other worker's part of an answer is over.
@@ -23,7 +23,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         if !go.generated.len().is_multiple_of(4) {
             bail!("{} bytes of tokens in Continue", go.generated.len());
         }
-        let said = self.worker.porter(Instant::now(), |p| p.go_on(go.request, generated));
+        let said = self.worker.kv_legs(Instant::now(), |p| p.go_on(go.request, generated));
         self.say(said)
     }
 
@@ -46,7 +46,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
     }
 
     pub(super) fn cancel(&mut self, request: RequestId) -> anyhow::Result<Option<Freed>> {
-        let (said, freed) = self.worker.porter(Instant::now(), |porter| porter.cancel(request));
+        let (said, freed) = self.worker.kv_legs(Instant::now(), |kv_legs| kv_legs.cancel(request));
         self.say(said)?;
         Ok(freed)
     }
@@ -80,7 +80,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         if self.drain_until.is_some() {
             return fail("draining", "this worker leaves", true);
         }
-        if submit.hand_off.is_some() && submit.kv_from.is_some() {
+        if submit.kv_transfer.is_some() && submit.kv_from.is_some() {
             return fail("unsupported", "a leg is pulled or pulls, not both", false);
         }
         let resumed = resume.map_or(0, |resume| {
@@ -105,7 +105,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             max_tokens: max_tokens.saturating_sub(resumed),
             seed: sampling.seed,
             resumed,
-            hand_off: submit.hand_off.map(|hand_off| hand_off.lease_ms),
+            kv_transfer: submit.kv_transfer.map(|kv_transfer| kv_transfer.lease_ms),
             arrives: submit.kv_from.map(|kv_from| kv_from.timeout_ms),
         })?;
         Ok(shortened)

@@ -1,7 +1,7 @@
 //! One request on two mock workers, frame by frame.
 
 use headrace_router::core::frame::{
-    Continue, Finish, Freed, HandOff, KvFrom, KvReady, Output, Role, Ticket, Transferred,
+    Continue, Finish, Freed, KvFrom, KvReady, KvTransfer, Output, Role, Ticket, Transferred,
 };
 
 use super::*;
@@ -41,7 +41,7 @@ fn submit(request: RequestId, max_tokens: u32) -> Submit {
         salt: Vec::new(),
         kv_from: None,
         resume: None,
-        hand_off: None,
+        kv_transfer: None,
     }
 }
 
@@ -94,8 +94,8 @@ impl ByHand {
 impl Pair {
     /// Both legs; the ticket is passed on.
     async fn begin(&mut self, lease_ms: u32, timeout_ms: u32) {
-        let hand_off = Some(HandOff { lease_ms });
-        self.prefill.send(Frame::Submit(Submit { hand_off, ..submit(PREFILL, 6) })).await;
+        let kv_transfer = Some(KvTransfer { lease_ms });
+        self.prefill.send(Frame::Submit(Submit { kv_transfer, ..submit(PREFILL, 6) })).await;
         let leg = Submit { kv_from: kv_from(timeout_ms), ..submit(DECODE, 6) };
         self.decode.send(Frame::Submit(leg)).await;
         let ready = self.prefill.kv_ready().await;
@@ -136,8 +136,8 @@ async fn a_split_answer_is_the_whole_one_and_both_sides_are_freed() {
 #[tokio::test]
 async fn an_answer_of_one_token_ends_where_it_began() {
     let mut pair = pair("").await;
-    let hand_off = Some(HandOff { lease_ms: 10_000 });
-    pair.prefill.send(Frame::Submit(Submit { hand_off, ..submit(PREFILL, 1) })).await;
+    let kv_transfer = Some(KvTransfer { lease_ms: 10_000 });
+    pair.prefill.send(Frame::Submit(Submit { kv_transfer, ..submit(PREFILL, 1) })).await;
     assert_eq!(pair.prefill.output().await.finish, Some(Finish::Length));
     assert_eq!(pair.prefill.freed().await.request, PREFILL);
 }
@@ -200,8 +200,8 @@ async fn resumed_legs_go_on_after_what_was_generated() {
     let whole = pair.whole().await;
     let generated: Vec<u8> = whole[..2].iter().flat_map(|id| id.to_le_bytes()).collect();
     let resume = Some(headrace_router::core::frame::Resume { generated, rng_counter: 2 });
-    let hand_off = Some(HandOff { lease_ms: 10_000 });
-    let leg = Submit { resume: resume.clone(), hand_off, ..submit(PREFILL, 6) };
+    let kv_transfer = Some(KvTransfer { lease_ms: 10_000 });
+    let leg = Submit { resume: resume.clone(), kv_transfer, ..submit(PREFILL, 6) };
     pair.prefill.send(Frame::Submit(leg)).await;
     let leg = Submit { resume, kv_from: kv_from(10_000), ..submit(DECODE, 6) };
     pair.decode.send(Frame::Submit(leg)).await;
@@ -228,7 +228,7 @@ async fn late_and_unknown_tickets_and_continues_are_ignored() {
     pair.decode.send(Frame::Ticket(Ticket { request: RequestId(9), ticket: vec![1] })).await;
     pair.decode.send(Frame::Continue(Continue { request: RequestId(9), generated: vec![] })).await;
     let leg = Submit {
-        hand_off: Some(HandOff { lease_ms: 1 }),
+        kv_transfer: Some(KvTransfer { lease_ms: 1 }),
         kv_from: kv_from(1),
         ..submit(DECODE, 6)
     };

@@ -7,7 +7,7 @@ use headrace_router::core::scheduler::{Given, Output, Placement, PrefillLeg};
 use super::World;
 use crate::mock::engine::Leg;
 use crate::mock::exchange::Pulled;
-use crate::mock::porter::{Porter, Say};
+use crate::mock::kv_legs::{KvLegs, Say};
 use crate::sim::arrival::State;
 use crate::sim::events::Event;
 
@@ -52,7 +52,7 @@ impl World {
             max_tokens: arrival.max_tokens - before,
             seed: request as u64,
             resumed: before,
-            hand_off: None,
+            kv_transfer: None,
             arrives: None,
         };
         let leg = SimLeg { request, place, part: Part::Whole, before, generated: 0 };
@@ -69,9 +69,9 @@ impl World {
         }
         let place = self.place_of(worker);
         let part = Part::Prefill { decode, handed_off: false };
-        let hand_off = Some(self.kv_lease_ms);
+        let kv_transfer = Some(self.kv_lease_ms);
         let leg = SimLeg { place, part, ..leg };
-        self.send(leg, Leg { request: prefill, hand_off, ..whole });
+        self.send(leg, Leg { request: prefill, kv_transfer, ..whole });
     }
 
     fn place_of(&self, id: WorkerId) -> usize {
@@ -191,11 +191,11 @@ impl World {
             clippy::redundant_closure_for_method_calls,
             reason = "the method fits one lifetime only"
         )]
-        let said = self.porter(place, |porter| porter.hear());
+        let said = self.kv_legs(place, |kv_legs| kv_legs.hear());
         self.said(place, said);
         self.ring_for(place);
         self.begin_step(place);
-        self.pump();
+        self.dispatch_waiting();
     }
 
     /// Sees to it that workers are told in time what others did.
@@ -215,10 +215,10 @@ impl World {
         }
     }
 
-    pub(super) fn porter<T>(&mut self, place: usize, act: impl FnOnce(&mut Porter<'_>) -> T) -> T {
+    pub(super) fn kv_legs<T>(&mut self, place: usize, act: impl FnOnce(&mut KvLegs<'_>) -> T) -> T {
         let engine = &mut self.workers[place].engine;
         let (exchange, now_ms) = (&mut self.exchange, self.now_ms);
-        let done = act(&mut Porter { engine, exchange, worker: place, now_ms });
+        let done = act(&mut KvLegs { engine, exchange, worker: place, now_ms });
         self.ring();
         done
     }
@@ -246,7 +246,7 @@ impl World {
         let Some(leg) = self.legs.get_mut(&decode) else { return };
         leg.before += generated;
         let place = leg.place;
-        let said = self.porter(place, |porter| porter.go_on(decode, generated));
+        let said = self.kv_legs(place, |kv_legs| kv_legs.go_on(decode, generated));
         self.said(place, said);
         self.begin_step(place);
     }
@@ -262,7 +262,7 @@ impl World {
     fn cancel(&mut self, name: RequestId) {
         let Some(leg) = self.legs.get(&name) else { return };
         let place = leg.place;
-        let (said, _) = self.porter(place, |porter| porter.cancel(name));
+        let (said, _) = self.kv_legs(place, |kv_legs| kv_legs.cancel(name));
         self.said(place, said);
         self.leg_ends(name, false);
         self.begin_step(place);

@@ -5,7 +5,7 @@ use headrace_router::core::scheduler::Given;
 
 use super::World;
 use crate::mock::fault::Health;
-use crate::mock::porter::Porter;
+use crate::mock::kv_legs::KvLegs;
 use crate::sim::events::Event;
 use crate::sim::worker::SimWorker;
 
@@ -21,8 +21,8 @@ impl World {
             self.events.at(ends_ms, Event::StepEnds { worker: place, life });
         }
         let SimWorker { engine, mischief, .. } = &mut self.workers[place];
-        let mut porter = Porter { engine, exchange: &mut self.exchange, worker: place, now_ms };
-        let said = porter.began(|| mischief.ills(now_ms));
+        let mut kv_legs = KvLegs { engine, exchange: &mut self.exchange, worker: place, now_ms };
+        let said = kv_legs.began(|| mischief.ills(now_ms));
         self.said(place, said);
     }
 
@@ -34,7 +34,7 @@ impl World {
             return;
         }
         let Some(mut result) = worker.end_step(now_ms) else { return };
-        self.porter(place, |porter| porter.ended(&result));
+        self.kv_legs(place, |kv_legs| kv_legs.ended(&result));
         self.begin_step(place);
         let given = self.given(&result.step.outputs);
         let (worker, scheduler) = (&mut self.workers[place], &mut self.dispatch.scheduler);
@@ -46,7 +46,7 @@ impl World {
             self.take_in(place, &output);
         }
         self.workers[place].resync(&mut self.dispatch.scheduler, now_ms);
-        self.pump();
+        self.dispatch_waiting();
     }
 
     /// A fault begins or ends, or the simulation does.
@@ -76,7 +76,7 @@ impl World {
             Health::Frozen => {}
             Health::Working => self.wake(place),
         }
-        self.pump();
+        self.dispatch_waiting();
     }
 
     /// A worker that can work does: it joins, or goes on where it was frozen.
@@ -110,7 +110,7 @@ impl World {
             let id = link.id;
             self.dispatch.scheduler.set_open(id, false);
             self.give_up_legs(place, id, "its worker is silent", true);
-            self.pump();
+            self.dispatch_waiting();
         }
     }
 
@@ -121,7 +121,7 @@ impl World {
             worker.engine.cancel_all();
             worker.step_ms = None;
             self.leave(place, "its worker is silent");
-            self.pump();
+            self.dispatch_waiting();
         }
     }
 
@@ -146,7 +146,7 @@ impl World {
             }
         }
         self.events.at(now_ms + self.heartbeat_ms / 2.0, Event::Sweep);
-        self.pump();
+        self.dispatch_waiting();
     }
 
     pub(super) fn may_open(&self) -> bool {

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::core::candidate::digest;
-use crate::core::estimate::Standing;
+use crate::core::estimate::WorkerLoad;
 use crate::core::frame::{Role, StepCost};
 use crate::core::policy::PolicyName;
 
@@ -13,8 +13,8 @@ fn number() -> impl Strategy<Value = f64> {
 }
 
 prop_compose! {
-    fn standing()(n in proptest::collection::vec(number(), 15), runs in any::<bool>()) -> Standing {
-        Standing {
+    fn worker_load()(n in proptest::collection::vec(number(), 15), runs in any::<bool>()) -> WorkerLoad {
+        WorkerLoad {
             cost: StepCost {
                 fixed_ms: n[0],
                 prefill_ms: n[1],
@@ -44,19 +44,19 @@ prop_compose! {
 
 prop_compose! {
     fn candidates()(
-        standings in proptest::collection::vec((standing(), 0..900u32, any::<bool>()), 1..9),
+        worker_loads in proptest::collection::vec((worker_load(), 0..900u32, any::<bool>()), 1..9),
     ) -> Vec<Candidate> {
-        let candidate = |(id, (standing, cached_tokens, full)): (u32, (Standing, u32, bool))| {
+        let candidate = |(id, (worker_load, cached_tokens, full)): (u32, (WorkerLoad, u32, bool))| {
             Candidate {
                 excluded: full.then_some(Exclusion::Full),
                 occupied: id,
                 booked_tokens: u64::from(id) * 10,
                 held_tokens: cached_tokens,
                 cached_tokens,
-                ..Candidate::with(id, Role::Both, standing)
+                ..Candidate::with(id, Role::Both, worker_load)
             }
         };
-        (0..).zip(standings).map(candidate).collect()
+        (0..).zip(worker_loads).map(candidate).collect()
     }
 }
 
@@ -103,11 +103,11 @@ proptest! {
 fn regret_is_what_the_other_choice_would_have_cost_more() {
     let cost =
         StepCost { fixed_ms: 1.0, prefill_ms: 1.0, context_ms: 0.0, row_ms: 0.0, kv_ms: 0.0 };
-    let standing = Standing { step_tokens: 1e9, blocks: 1e9, ..Standing::idle(cost) };
+    let worker_load = WorkerLoad { step_tokens: 1e9, blocks: 1e9, ..WorkerLoad::idle(cost) };
     let candidate = |id, cached_tokens| Candidate {
         held_tokens: cached_tokens,
         cached_tokens,
-        ..Candidate::with(id, Role::Both, standing)
+        ..Candidate::with(id, Role::Both, worker_load)
     };
     let mut shadow = Chooser::new(PolicyName::RoundRobin, 1);
     let ask = Ask {

@@ -80,9 +80,12 @@ fn submit(dispatch: &mut Dispatch<u64>, want: Want, now_ms: f64) -> Submitted<u6
     dispatch.submit(want, n, 100, n, true, now_ms)
 }
 
-fn pump(dispatch: &mut Dispatch<u64>, now_ms: f64) -> Vec<(u64, Result<WorkerId, Refusal>)> {
+fn dispatch_waiting(
+    dispatch: &mut Dispatch<u64>,
+    now_ms: f64,
+) -> Vec<(u64, Result<WorkerId, Refusal>)> {
     let mut told = Vec::new();
-    dispatch.pump(true, now_ms, |item, placed| {
+    dispatch.dispatch_waiting(true, now_ms, |item, placed| {
         told.push((item, placed.map(|placement| placement.worker)));
         true
     });
@@ -96,10 +99,10 @@ fn a_full_fleet_lets_requests_wait_and_an_end_lets_one_go_on() {
     assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Placed(..)));
     assert!(matches!(submit(&mut dispatch, want(3), 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
-    assert!(pump(&mut dispatch, 1.0).is_empty());
+    assert!(dispatch_waiting(&mut dispatch, 1.0).is_empty());
     let ended = dispatch.end(RequestId(2), Output { tokens: 50, complete: true }, 2_000.0).unwrap();
     assert!(ended.block_seconds > 0.0);
-    let told = pump(&mut dispatch, 2_000.0);
+    let told = dispatch_waiting(&mut dispatch, 2_000.0);
     assert_eq!(told, [(3, Ok(ended.worker))]);
     assert_eq!((dispatch.queue().len(), dispatch.scheduler.legs()), (1, 2));
 }
@@ -131,7 +134,7 @@ fn who_has_many_answers_leaves_the_last_places_to_others() {
     assert_eq!(taken, 10, "of four rows and a queue of eight");
     // those that wait are passed over by one that may take the last places, and only by that one
     assert!(matches!(submit(&mut dispatch, want(100), 0.0), Submitted::Waits));
-    assert_eq!(pump(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))]);
+    assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))]);
     // the same in the queue of the router
     let waits = |submitted: &Submitted<u64>| matches!(submitted, Submitted::Waits);
     let waiting = (13..40).filter(|n| waits(&submit(&mut dispatch, greedy(*n), 2.0))).count();
@@ -150,7 +153,11 @@ fn one_that_makes_way_and_finds_no_room_holds_nobody_up() {
     let taken = (1..=16).filter(|n| placed(submit(&mut dispatch, greedy(*n), 0.0))).count();
     assert_eq!((taken, dispatch.queue().len()), (10, 6));
     assert!(matches!(submit(&mut dispatch, want(100), 0.0), Submitted::Waits));
-    assert_eq!(pump(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))], "although they are before it");
+    assert_eq!(
+        dispatch_waiting(&mut dispatch, 1.0),
+        [(100, Ok(WorkerId(0)))],
+        "although they are before it"
+    );
 }
 
 #[test]
@@ -164,7 +171,7 @@ fn a_long_queue_of_what_makes_way_is_not_long_for_others() {
         "as long as the queue is not three quarters as long: {taken}"
     );
     assert!(matches!(submit(&mut dispatch, want(100), 0.0), Submitted::Waits));
-    assert_eq!(pump(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))]);
+    assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(100, Ok(WorkerId(0)))]);
     assert!(matches!(submit(&mut dispatch, greedy(50), 1.0), Submitted::Waits));
 }
 
@@ -201,7 +208,7 @@ fn one_who_is_gone_takes_no_place() {
     assert_eq!(dispatch.leave(3), None);
     dispatch.end(RequestId(1), Output::default(), 1.0);
     let mut told = Vec::new();
-    dispatch.pump(true, 1.0, |item, _| {
+    dispatch.dispatch_waiting(true, 1.0, |item, _| {
         told.push(item);
         item != 2 // 2 hung up in between
     });
@@ -264,7 +271,7 @@ fn one_whose_deadline_passed_is_told_how_long_it_would_have_taken_since_it_came(
     submit(&mut dispatch, want(1), 1_000.0);
     let late = Want { deadline_ms: Some(5_000.0), ..want(2) };
     assert!(matches!(submit(&mut dispatch, late, 1_000.0), Submitted::Waits));
-    let told = pump(&mut dispatch, 6_000.0);
+    let told = dispatch_waiting(&mut dispatch, 6_000.0);
     let [(2, Err(Refusal::TooLate { predicted_ms, deadline_ms, .. }))] = told[..] else {
         panic!("{told:?}")
     };
@@ -292,7 +299,7 @@ fn a_tenant_is_charged_for_what_is_placed_and_in_the_end_for_what_it_took() {
     let served = dispatch.queue().served(1).unwrap();
     assert!((served - ended.block_seconds).abs() < 1e-9, "{served} for {}", ended.block_seconds);
     let mut charge = 0.0;
-    dispatch.pump(true, 9_000.0, |item, placed| {
+    dispatch.dispatch_waiting(true, 9_000.0, |item, placed| {
         charge = placed.unwrap().expected_block_seconds;
         item != 2 // who hung up in between
     });
@@ -306,9 +313,9 @@ fn without_workers_those_who_began_before_do_not_let_the_others_wait_in_vain() {
     dispatch.scheduler.set_open(WorkerId(0), false);
     assert!(matches!(submit(&mut dispatch, patient(1), 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Waits));
-    assert!(pump(&mut dispatch, 1.0).is_empty(), "one may come");
+    assert!(dispatch_waiting(&mut dispatch, 1.0).is_empty(), "one may come");
     let mut told = Vec::new();
-    dispatch.pump(false, 2.0, |item, placed| {
+    dispatch.dispatch_waiting(false, 2.0, |item, placed| {
         told.push((item, placed.map(|_| ())));
         true
     });
@@ -328,7 +335,7 @@ fn one_that_makes_way_and_may_not_go_where_there_is_room_does_not_hold_up_its_li
     let first = |leg: &u64| dispatch.scheduler.worker_of(RequestId(*leg)) == Some(WorkerId(0));
     let leg = [1, 2].into_iter().find(first).unwrap();
     dispatch.end(RequestId(leg), Output::default(), 1.0);
-    assert_eq!(pump(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
+    assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
 }
 
 #[test]
@@ -337,8 +344,8 @@ fn a_deadline_that_passes_in_the_queue_ends_the_wait() {
     submit(&mut dispatch, want(1), 0.0);
     let late = Want { deadline_ms: Some(5_000.0), ..want(2) };
     assert!(matches!(submit(&mut dispatch, late, 0.0), Submitted::Waits));
-    assert!(pump(&mut dispatch, 4_999.0).is_empty());
-    let told = pump(&mut dispatch, 5_001.0);
+    assert!(dispatch_waiting(&mut dispatch, 4_999.0).is_empty());
+    let told = dispatch_waiting(&mut dispatch, 5_001.0);
     assert!(matches!(told[..], [(2, Err(Refusal::TooLate { .. }))]), "{told:?}");
 }
 
@@ -349,7 +356,7 @@ fn without_workers_a_request_waits_only_if_one_may_come() {
     assert!(matches!(refused, Submitted::Refused(Refusal::NoneOpen, 1)));
     assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Waits));
     let mut told = Vec::new();
-    dispatch.pump(false, 1.0, |item, placed| {
+    dispatch.dispatch_waiting(false, 1.0, |item, placed| {
         told.push((item, placed.map(|_| ())));
         true
     });
@@ -370,7 +377,7 @@ fn one_that_every_worker_failed_does_not_hold_up_the_others() {
             .is_some_and(|ended| ended.worker == WorkerId(0))
     });
     assert!(on_first.is_some());
-    let told = pump(&mut dispatch, 1.0);
+    let told = dispatch_waiting(&mut dispatch, 1.0);
     assert!(told.contains(&(4, Ok(WorkerId(0)))), "{told:?}");
 }
 
@@ -391,14 +398,14 @@ fn one_that_began_before_waits_for_whoever_comes_and_goes_before_all_others() {
     let other = submit(&mut dispatch, want(5), 10.0);
     assert!(matches!(other, Submitted::Refused(..)), "{other:?}: it is not its turn");
     assert_eq!(
-        pump(&mut dispatch, 10.0),
+        dispatch_waiting(&mut dispatch, 10.0),
         [(3, Ok(WorkerId(0)))],
         "who failed it is better than none"
     );
     dispatch.scheduler.set_open(WorkerId(0), false);
     dispatch.end(RequestId(3), Output::default(), 20.0);
     let mut told = 0;
-    dispatch.pump(false, 20.0, |_, _| {
+    dispatch.dispatch_waiting(false, 20.0, |_, _| {
         told += 1;
         true
     });
@@ -416,11 +423,11 @@ fn one_that_waits_for_another_worker_than_that_which_failed_it_holds_nobody_up()
     assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
     dispatch.end(RequestId(1), Output::default(), 1.0);
-    assert_eq!(pump(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
+    assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
     dispatch.end(RequestId(2), Output::default(), 2.0);
     let mut gone = Vec::new();
     let served = dispatch.queue().served(0);
-    dispatch.pump(true, 2.0, |item, _| {
+    dispatch.dispatch_waiting(true, 2.0, |item, _| {
         gone.push(item);
         false // it hung up
     });
@@ -450,11 +457,11 @@ fn however_many_may_not_go_to_the_worker_with_room_the_one_who_may_goes() {
         dispatch.end(RequestId(ended[0]), Output::default(), 1.0);
     };
     on(&mut dispatch, WorkerId(0));
-    assert_eq!(pump(&mut dispatch, 1.0), [(300, Ok(WorkerId(0)))]);
+    assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(300, Ok(WorkerId(0)))]);
     on(&mut dispatch, WorkerId(1));
-    assert_eq!(pump(&mut dispatch, 2.0), [(10, Ok(WorkerId(1)))], "the first who may");
+    assert_eq!(dispatch_waiting(&mut dispatch, 2.0), [(10, Ok(WorkerId(1)))], "the first who may");
     on(&mut dispatch, WorkerId(2));
-    assert_eq!(pump(&mut dispatch, 3.0), [(11, Ok(WorkerId(2)))]);
+    assert_eq!(dispatch_waiting(&mut dispatch, 3.0), [(11, Ok(WorkerId(2)))]);
     assert_eq!((dispatch.returning(), dispatch.queue().len()), (198, 1));
 }
 
@@ -532,7 +539,7 @@ proptest! {
                 }
                 Event::WorkerLeaves(id) => dispatch.worker_left(WorkerId(id), now_ms),
             }
-            for (item, placed) in pump(&mut dispatch, now_ms) {
+            for (item, placed) in dispatch_waiting(&mut dispatch, now_ms) {
                 let what = if placed.is_ok() { "placed" } else { "refused" };
                 prop_assert!(fate.insert(item, what).is_none(), "{item} twice");
                 if placed.is_ok() {

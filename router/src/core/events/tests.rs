@@ -148,8 +148,8 @@ fn a_gap_withdraws_everything_until_the_snapshot_asked_for() {
     assert_eq!((events.live(), events.blocks()), (false, 0));
     let resync = events.ask(5.0).expect("the first loss is asked about at once");
     assert_eq!(resync.reason, "block events 12 after 10");
-    for under_way in 13..16 {
-        let ignored = verdict(&mut events, &delta(under_way, 0..1, 0..0), 6.0);
+    for in_flight in 13..16 {
+        let ignored = verdict(&mut events, &delta(in_flight, 0..1, 0..0), 6.0);
         assert_eq!(ignored, Verdict::Ignore(Ignored::Resyncing));
     }
     let (one, two) = (part(15, 0..3, false), part(15, 3..4, true));
@@ -357,7 +357,7 @@ struct Sim {
     sequence: u64,
     /// The cache as of each sequence.
     truth: HashMap<u64, HashSet<u64>>,
-    under_way: VecDeque<Event>,
+    in_flight: VecDeque<Event>,
     view: HashSet<u64>,
     at: u64,
     now_ms: f64,
@@ -376,7 +376,7 @@ impl Sim {
             let hashes = pack(keys.iter().copied());
             let last = i + 1 == parts.len();
             let part = Snapshot { epoch: EPOCH, sequence: self.sequence, hashes, last };
-            self.under_way.push_back(Event::Part(part));
+            self.in_flight.push_back(Event::Part(part));
         }
     }
 
@@ -391,7 +391,7 @@ impl Sim {
             cleared: std::mem::take(&mut self.cleared),
             tier: 0,
         };
-        self.under_way.push_back(Event::Delta(blocks));
+        self.in_flight.push_back(Event::Delta(blocks));
     }
 
     fn arrive(&mut self, events: &mut BlockEvents, event: &Event) {
@@ -447,23 +447,23 @@ impl Sim {
             Act::Snapshot(keys) => self.snapshot(keys),
             Act::Flush => self.flush(),
             Act::Arrive => {
-                if let Some(event) = self.under_way.pop_front() {
+                if let Some(event) = self.in_flight.pop_front() {
                     self.arrive(events, &event);
                 }
                 if events.ask(self.now_ms).is_some() {
                     self.snapshot(3);
                 }
             }
-            Act::Drop => drop(self.under_way.pop_front()),
+            Act::Drop => drop(self.in_flight.pop_front()),
             Act::Double => {
-                if let Some(event) = self.under_way.front().cloned() {
-                    self.under_way.insert(self.under_way.len() / 2, event);
+                if let Some(event) = self.in_flight.front().cloned() {
+                    self.in_flight.insert(self.in_flight.len() / 2, event);
                 }
             }
             Act::Swap => {
-                let len = self.under_way.len();
+                let len = self.in_flight.len();
                 if len > 1 {
-                    self.under_way.swap(0, len / 2);
+                    self.in_flight.swap(0, len / 2);
                 }
             }
             Act::Wait(ms) => self.now_ms += ms,
@@ -484,7 +484,7 @@ proptest! {
             }
         }
         // then the way is good again: a snapshot arrives whole, and whatever comes after it
-        sim.under_way.clear();
+        sim.in_flight.clear();
         sim.now_ms += LONGEST_PAUSE_MS;
         if events.ask(sim.now_ms).is_none() {
             sim.snapshot(5);
@@ -493,7 +493,7 @@ proptest! {
         }
         sim.act(&mut events, &Act::Store(99));
         sim.flush();
-        while let Some(event) = sim.under_way.pop_front() {
+        while let Some(event) = sim.in_flight.pop_front() {
             sim.arrive(&mut events, &event);
         }
         prop_assert!(events.live());

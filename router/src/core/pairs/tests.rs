@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId};
 use crate::core::decision::{Chooser, Decision, NoPlace, decide, replay};
-use crate::core::estimate::Standing;
+use crate::core::estimate::WorkerLoad;
 use crate::core::frame::{Role, StepCost};
 use crate::core::policy::PolicyName;
 use crate::core::transfer::{Sources, TransferCost};
@@ -33,16 +33,16 @@ fn way(latency_ms: f64, mib_ms: f64) -> TransferCost {
 }
 
 fn prefill(id: u32) -> Candidate {
-    Candidate::with(id, Role::Prefill, Standing::idle(COST))
+    Candidate::with(id, Role::Prefill, WorkerLoad::idle(COST))
 }
 
 /// One with so many rows.
 fn decode(id: u32, rows: f64) -> Candidate {
     let kv_tokens = rows * 2_000.0;
-    let standing = Standing { rows, occupied: rows, kv_tokens, ..Standing::idle(COST) };
+    let worker_load = WorkerLoad { rows, occupied: rows, kv_tokens, ..WorkerLoad::idle(COST) };
     let sources = Sources { any: way(1.0, 0.01), known: Vec::new() };
     let sources = Some(Arc::new(sources));
-    Candidate { sources, ..Candidate::with(id, Role::Decode, standing) }
+    Candidate { sources, ..Candidate::with(id, Role::Decode, worker_load) }
 }
 
 fn choose(policy: PolicyName, ask: &Ask, workers: &[Candidate]) -> Decision {
@@ -64,7 +64,10 @@ fn a_worker_is_estimated_by_what_its_role_does() {
         [prefill(0), decode, both].map(|candidate| candidate.estimate(&ask));
     assert!(prompt.decode_ms == 0.0 && whole.decode_ms > 0.0);
     assert_eq!(answer.ttft_ms(), whole.ttft_ms());
-    assert!(answer.harm_ms > 5.0 * whole.harm_ms, "rows there need not wait for prompts");
+    assert!(
+        answer.interference_ms > 5.0 * whole.interference_ms,
+        "rows there need not wait for prompts"
+    );
 }
 
 #[test]
@@ -116,8 +119,8 @@ fn what_the_decode_worker_has_is_not_moved_and_a_failing_source_is_avoided() {
 #[test]
 fn a_deadline_is_met_by_whoever_can() {
     let mut slow = prefill(0);
-    slow.standing.backlog_tokens = 20_000.0;
-    slow.standing.occupied = 1.0;
+    slow.worker_load.backlog_tokens = 20_000.0;
+    slow.worker_load.occupied = 1.0;
     slow.cached_tokens = 7_000;
     let workers = [slow, prefill(1), decode(2, 60.0)];
     let mut ask = ask(8_000);
@@ -148,7 +151,7 @@ fn equal_pairs_take_turns_on_both_sides_and_a_session_stays() {
 fn who_would_rather_wait_for_a_prefill_worker_waits_and_who_would_not_does_not() {
     let mut long = prefill(0);
     long.excluded = Some(Exclusion::Backlog);
-    long.standing.backlog_tokens = 20_000.0;
+    long.worker_load.backlog_tokens = 20_000.0;
     let workers = [long, decode(1, 60.0)];
     let waits = choose(PolicyName::Kv, &ask(8_000), &workers);
     assert_eq!((waits.winner, waits.no_place()), (None, NoPlace::AllFull));
@@ -200,7 +203,7 @@ prop_compose! {
     ) -> Candidate {
         let cost = StepCost { prefill_ms: 0.1 * slow, fixed_ms: 5.0 * slow, ..COST };
         let rows = f64::from(rows.min(occupied));
-        let standing = Standing {
+        let worker_load = WorkerLoad {
             occupied: occupied.into(),
             rows: if role == Role::Prefill { 0.0 } else { rows },
             kv_tokens: rows * 1_000.0,
@@ -208,7 +211,7 @@ prop_compose! {
             arriving_tokens: arriving.into(),
             blocks_used: used,
             pressure,
-            ..Standing::idle(cost)
+            ..WorkerLoad::idle(cost)
         };
         let cost = |i: usize| {
             let (latency_ms, mib_ms, failing) = costs[i];
@@ -222,7 +225,7 @@ prop_compose! {
             excluded,
             cached_tokens: cached * 16,
             sources: pulls.then_some(sources),
-            ..Candidate::with(0, role, standing)
+            ..Candidate::with(0, role, worker_load)
         }
     }
 }

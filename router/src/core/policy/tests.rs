@@ -8,20 +8,20 @@ use super::session_hash::load_bound;
 use super::*;
 use crate::core::candidate::{Ask, Exclusion, WorkerId, digest};
 use crate::core::decision::{Chooser, Decision, NoPlace, decide};
-use crate::core::estimate::Standing;
+use crate::core::estimate::WorkerLoad;
 use crate::core::frame::{Role, StepCost};
 
 const COST: StepCost =
     StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 1e-6, row_ms: 0.1, kv_ms: 1e-4 };
 
-fn standing(occupied: u32, sequences: u32) -> Standing {
-    Standing {
+fn worker_load(occupied: u32, sequences: u32) -> WorkerLoad {
+    WorkerLoad {
         step_tokens: 2048.0,
         slots: sequences.into(),
         occupied: occupied.into(),
         rows: occupied.into(),
         kv_tokens: f64::from(occupied) * 1000.0,
-        ..Standing::idle(COST)
+        ..WorkerLoad::idle(COST)
     }
 }
 
@@ -29,7 +29,7 @@ fn worker(id: u32, occupied: u32) -> Candidate {
     Candidate {
         occupied,
         booked_tokens: u64::from(occupied) * 100,
-        ..Candidate::with(id, Role::Both, standing(occupied, 64))
+        ..Candidate::with(id, Role::Both, worker_load(occupied, 64))
     }
 }
 
@@ -74,7 +74,7 @@ fn fill(workers: &mut [Candidate], policy: PolicyName, n: usize) -> Vec<WorkerId
         let chosen = workers.iter_mut().find(|worker| worker.id == winner).unwrap();
         chosen.occupied += 1;
         chosen.booked_tokens += 100;
-        chosen.standing = standing(chosen.occupied, chosen.sequences);
+        chosen.worker_load = worker_load(chosen.occupied, chosen.sequences);
         winners.push(winner);
     }
     winners
@@ -100,7 +100,7 @@ fn any_fleet() -> impl Strategy<Value = Vec<Candidate>> {
                 let mut worker = worker(id, occupied);
                 worker.excluded = excluded;
                 worker.cached_tokens = cached * 16;
-                worker.standing.backlog_tokens = backlog.into();
+                worker.worker_load.backlog_tokens = backlog.into();
                 worker
             })
             .collect()
@@ -213,10 +213,10 @@ fn kv_goes_where_the_prompt_is_cached_until_the_queue_there_costs_more() {
     let mut workers = fleet(4);
     workers[2].cached_tokens = 992;
     assert_eq!(place(&workers, PolicyName::Kv, 1), [WorkerId(2)]);
-    workers[2].standing.backlog_tokens = 500.0;
-    workers[2].standing.occupied = 1.0;
+    workers[2].worker_load.backlog_tokens = 500.0;
+    workers[2].worker_load.occupied = 1.0;
     assert_eq!(place(&workers, PolicyName::Kv, 1), [WorkerId(2)]);
-    workers[2].standing.backlog_tokens = 1200.0;
+    workers[2].worker_load.backlog_tokens = 1200.0;
     assert_ne!(place(&workers, PolicyName::Kv, 1), [WorkerId(2)]);
 }
 
@@ -240,16 +240,16 @@ fn equal_costs_rotate_and_a_session_breaks_the_tie() {
 fn kv_meets_a_deadline_before_it_saves_work() {
     let mut workers = fleet(2);
     workers[0].cached_tokens = 992;
-    workers[0].standing.backlog_tokens = 700.0;
-    workers[0].standing.occupied = 1.0;
-    workers[1].standing.occupied = 30.0; // harm to many, but soon
-    workers[1].standing.rows = 30.0;
+    workers[0].worker_load.backlog_tokens = 700.0;
+    workers[0].worker_load.occupied = 1.0;
+    workers[1].worker_load.occupied = 30.0; // interference with many, but soon
+    workers[1].worker_load.rows = 30.0;
     let mut chooser = chooser(PolicyName::Kv);
     let decision = choose(&workers, ask(None), &mut chooser);
     assert_eq!(decision.winner, Some(WorkerId(0)));
     let [slow, soon] = [0, 1].map(|i| decision.estimates[i].ttft_ms());
     assert!(soon > slow, "{soon} {slow}: the deadline below would tell nothing");
-    workers[0].standing.backlog_tokens = 1500.0;
+    workers[0].worker_load.backlog_tokens = 1500.0;
     let late = Ask { deadline_ms: Some(soon * 1.01), ..ask(None) };
     assert_eq!(choose(&workers, late, &mut chooser).winner, Some(WorkerId(1)));
     let hopeless = Ask { deadline_ms: Some(1.0), ..ask(None) };

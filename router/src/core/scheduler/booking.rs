@@ -259,9 +259,9 @@ impl Scheduler {
     pub fn has_room(&self, id: WorkerId, now_ms: f64) -> bool {
         let Some(worker) = self.find(id).map(|i| &self.workers[i]) else { return false };
         let free = worker.open && worker.occupied() < worker.places_for_requests();
-        let standing =
-            || worker.standing_before_yielding(&worker.standing(self.block_tokens, now_ms));
-        free && (!self.holds_back() || !self.has_long_queue(worker.role, &standing()))
+        let worker_load =
+            || worker.load_before_yielding(&worker.worker_load(self.block_tokens, now_ms));
+        free && (!self.holds_back() || !self.has_long_queue(worker.role, &worker_load()))
     }
 }
 

@@ -6,7 +6,7 @@ use super::holdings::Found;
 use super::worker::Worker;
 use super::{Scheduler, Want};
 use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId, digest};
-use crate::core::estimate::{Demand, Standing, estimate, prefill_leg};
+use crate::core::estimate::{Demand, WorkerLoad, estimate, prefill_leg};
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
 
@@ -51,10 +51,10 @@ impl Scheduler {
             } else {
                 Found::default()
             };
-            let mut standing = worker.standing(self.block_tokens, now_ms);
-            standing.pressure = pressure[usize::from(worker.decodes())];
+            let mut worker_load = worker.worker_load(self.block_tokens, now_ms);
+            worker_load.pressure = pressure[usize::from(worker.decodes())];
             if let Some(group) = groups.iter().find(|group| worker.is_in(group.name)) {
-                (standing.group_ms, standing.group_rows) = group.rest(worker);
+                (worker_load.group_ms, worker_load.group_rows) = group.rest(worker);
             }
             let tokens = |blocks: u32| blocks * self.block_tokens;
             let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
@@ -70,7 +70,7 @@ impl Scheduler {
                 cached_tokens: tokens(found.held.max(found.booked)),
                 coming_tokens: tokens(found.pulled),
                 lower_tier_tokens: tokens(found.lower),
-                standing,
+                worker_load,
                 sources: pulls.then(|| Arc::clone(worker.inbound.costs())),
             });
         }
@@ -118,9 +118,9 @@ impl Scheduler {
         let long = |(c, worker): &(&Candidate, &Worker)| {
             if yields {
                 let longest = YIELDING_QUEUE * self.rules.worker_queue_ms;
-                self.has_queue_of(longest, c.role, &c.standing)
+                self.has_queue_of(longest, c.role, &c.worker_load)
             } else {
-                self.has_long_queue(c.role, &worker.standing_before_yielding(&c.standing))
+                self.has_long_queue(c.role, &worker.load_before_yielding(&c.worker_load))
             }
         };
         let all_long = |prefill: bool| {
@@ -137,11 +137,11 @@ impl Scheduler {
         }
     }
 
-    pub(super) fn has_long_queue(&self, role: Role, standing: &Standing) -> bool {
-        self.has_queue_of(self.rules.worker_queue_ms, role, standing)
+    pub(super) fn has_long_queue(&self, role: Role, worker_load: &WorkerLoad) -> bool {
+        self.has_queue_of(self.rules.worker_queue_ms, role, worker_load)
     }
 
-    fn has_queue_of(&self, longest_ms: f64, role: Role, standing: &Standing) -> bool {
+    fn has_queue_of(&self, longest_ms: f64, role: Role, worker_load: &WorkerLoad) -> bool {
         let demand = Demand {
             prompt_tokens: 1.0,
             cached_tokens: 0.0,
@@ -149,10 +149,10 @@ impl Scheduler {
             block_tokens: self.block_tokens.into(),
         };
         let queue_ms = || match role {
-            Role::Prefill => prefill_leg(standing, &demand).queue_ms,
-            Role::Decode | Role::Both => estimate(standing, &demand).queue_ms,
+            Role::Prefill => prefill_leg(worker_load, &demand).queue_ms,
+            Role::Decode | Role::Both => estimate(worker_load, &demand).queue_ms,
         };
-        standing.backlog_tokens > 0.0 && queue_ms() > longest_ms
+        worker_load.backlog_tokens > 0.0 && queue_ms() > longest_ms
     }
 }
 

@@ -278,7 +278,7 @@ fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
     assert_eq!(placement.worker, WorkerId(2), "rank 1 is idle, but waits for rank 0 at each step");
     let [_, rank, alone] = [0, 1, 2].map(|i| placement.decision.estimates[i]);
     assert!(rank.decode_ms > 5.0 * alone.decode_ms);
-    assert!(rank.harm_ms > alone.harm_ms);
+    assert!(rank.interference_ms > alone.interference_ms);
 }
 
 #[test]
@@ -305,8 +305,9 @@ fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
             let _ = scheduler.step(WorkerId(id), &step, Given::default(), 0.0);
         }
         let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
-        let of =
-            |candidate: &Candidate| (candidate.standing.group_ms, candidate.standing.group_rows);
+        let of = |candidate: &Candidate| {
+            (candidate.worker_load.group_ms, candidate.worker_load.group_rows)
+        };
         let candidates = &placement.decision.candidates;
         let mut groups: Vec<_> = rows.into_iter().zip(candidates.iter().map(of)).collect();
         groups.sort_by_key(|(running, _)| *running);
@@ -557,7 +558,7 @@ proptest! {
         for worker in &scheduler.workers {
             prop_assert_eq!((worker.booked_requests, worker.booked_tokens), (0, 0));
             prop_assert_eq!((worker.backlog_tokens, worker.arriving_tokens, worker.pinned), (0, 0, 0));
-            prop_assert_eq!(worker.standing(BLOCK, now_ms).blocks_used, 0.0);
+            prop_assert_eq!(worker.worker_load(BLOCK, now_ms).blocks_used, 0.0);
             prop_assert_eq!(scheduler.holdings.booked(&worker.places), 0);
         }
     }
@@ -613,7 +614,7 @@ fn an_idle_worker_is_not_held_to_what_it_read_last() {
         1.0,
     );
     let placed = scheduler.place(&want(1, &keys(1, 4, 0)), 2.0).unwrap();
-    let kv_tokens = placed.decision.candidates.iter().map(|c| c.standing.kv_tokens);
+    let kv_tokens = placed.decision.candidates.iter().map(|c| c.worker_load.kv_tokens);
     assert_eq!(kv_tokens.collect::<Vec<_>>(), [0.0, 0.0]);
 }
 
@@ -637,8 +638,8 @@ fn whoever_does_not_yield_finds_the_prompts_of_those_who_do_behind_its_own() {
     }
     let both = |scheduler: &Scheduler| {
         let worker = &scheduler.workers[0];
-        let all = worker.standing(BLOCK, 0.0);
-        (all, worker.standing_before_yielding(&all))
+        let all = worker.worker_load(BLOCK, 0.0);
+        (all, worker.load_before_yielding(&all))
     };
     let (all, before) = both(&scheduler);
     assert_eq!((all.backlog_tokens, before.backlog_tokens), (7.0 * 67.0, 67.0));

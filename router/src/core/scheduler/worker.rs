@@ -11,7 +11,7 @@ use super::legs::{Given, Leg, Part};
 use super::measured::Measured;
 use crate::core::candidate::{WorkerId, WorkerName};
 use crate::core::cost::{StepFeatures, StepFit, context};
-use crate::core::estimate::Standing;
+use crate::core::estimate::WorkerLoad;
 use crate::core::frame::{Capacity, Load, RequestId, Role, Step};
 use crate::core::transfer::Inbound;
 
@@ -387,13 +387,13 @@ impl Worker {
     }
 
     /// How it stands.
-    pub(super) fn standing(&self, block_tokens: u32, now_ms: f64) -> Standing {
+    pub(super) fn worker_load(&self, block_tokens: u32, now_ms: f64) -> WorkerLoad {
         let (backlog_tokens, backlog_context) = self.backlog();
         let occupied = self.occupied();
         let elapsed_ms = if occupied > 0 { (now_ms - self.step_began_ms).max(0.0) } else { 0.0 };
         let to_come = (self.backlog_tokens as f64 + self.arriving_new) / f64::from(block_tokens);
         let no_rows = (self.prefills.len() + self.arrivals.len()) as f64;
-        Standing {
+        WorkerLoad {
             cost: self.fit.cost(),
             step_tokens: self.capacity.batched_tokens.into(),
             slots: self.capacity.sequences.into(),
@@ -416,17 +416,17 @@ impl Worker {
 
     /// The same for a request that others make way for: their prompts wait behind its own, and half of the seats at least
     /// are given to requests like it.
-    pub(super) fn standing_before_yielding(&self, standing: &Standing) -> Standing {
+    pub(super) fn load_before_yielding(&self, worker_load: &WorkerLoad) -> WorkerLoad {
         let (yielding, tokens) = (f64::from(self.yielding), self.yielding_tokens as f64);
-        let left = (standing.backlog_tokens - tokens).max(0.0);
+        let left = (worker_load.backlog_tokens - tokens).max(0.0);
         let share =
-            if standing.backlog_tokens > 0.0 { left / standing.backlog_tokens } else { 0.0 };
-        Standing {
-            occupied: standing.occupied
-                - (yielding - standing.slots / 2.0).clamp(0.0, standing.occupied),
+            if worker_load.backlog_tokens > 0.0 { left / worker_load.backlog_tokens } else { 0.0 };
+        WorkerLoad {
+            occupied: worker_load.occupied
+                - (yielding - worker_load.slots / 2.0).clamp(0.0, worker_load.occupied),
             backlog_tokens: left,
-            backlog_context: standing.backlog_context * share,
-            ..*standing
+            backlog_context: worker_load.backlog_context * share,
+            ..*worker_load
         }
     }
 

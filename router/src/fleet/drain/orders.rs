@@ -1,4 +1,4 @@
-//! Which heir is to pull what: the frames that say so.
+//! Which target is to pull what: the frames that say so.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use super::super::link::Link;
 use super::super::registry::Registry;
 use super::progress::{Drain, Pull};
 use crate::core::frame::{Fetch, KvFrom, NAME_BYTES, Offer, RequestId, Role};
-use crate::core::hand_over::{Heir, Share, share_out};
+use crate::core::migration::{MigrationTarget, Share, divide};
 
 /// Workers that blocks are shared out to, at most: each pulls over a connection of its own.
 const HEIRS: usize = 16;
 
-/// One `Fetch` for each heir that gets something.
+/// One `Fetch` for each target that gets something.
 pub(super) struct Orders(Vec<(Arc<Link>, Fetch)>);
 
 impl Orders {
@@ -25,15 +25,15 @@ impl Orders {
         offer: &Offer,
         limit: Duration,
     ) -> Self {
-        let (links, heirs): (Vec<Arc<Link>>, Vec<Heir>) =
-            heirs(registry, drain).into_iter().unzip();
+        let (links, targets): (Vec<Arc<Link>>, Vec<MigrationTarget>) =
+            targets(registry, drain).into_iter().unzip();
         let (parents, hits) = (offer.parents.clone(), offer.hits.clone());
         // for a big offer this takes some 100 ms
-        let shares = spawn_blocking(move || share_out(&parents, &hits, &heirs)).await;
+        let shares = spawn_blocking(move || divide(&parents, &hits, &targets)).await;
         let shares = shares.expect("parents were checked when the offer came");
         let orders = shares.into_iter().map(|share| {
             let request = registry.state().new_request();
-            (Arc::clone(&links[share.heir]), fetch(request, drain, offer, &share, limit))
+            (Arc::clone(&links[share.target]), fetch(request, drain, offer, &share, limit))
         });
         Self(orders.collect())
     }
@@ -42,7 +42,7 @@ impl Orders {
         self.0.is_empty()
     }
 
-    /// What each heir is to pull, for the progress.
+    /// What each target is to pull, for the progress.
     pub(super) fn parts(&self) -> Vec<Pull> {
         let part = |(link, fetch): &(Arc<Link>, Fetch)| {
             Pull::new(link.id, link.worker.clone(), fetch.request, fetch.offset.len())
@@ -56,24 +56,24 @@ impl Orders {
 }
 
 /// Who may take blocks, the least busy first.
-fn heirs(registry: &Registry, drain: &Drain) -> Vec<(Arc<Link>, Heir)> {
-    let mut found: Vec<(Arc<Link>, Role, Heir)> = Vec::new();
+fn targets(registry: &Registry, drain: &Drain) -> Vec<(Arc<Link>, MigrationTarget)> {
+    let mut found: Vec<(Arc<Link>, Role, MigrationTarget)> = Vec::new();
     if let Some(pool) = registry.state().pools.get(&drain.model) {
         for (worker, view) in pool.stay() {
             let (hello, used) = (&worker.hello, view.load.blocks_used);
             // half of what requests leave: its own hot blocks are worth as much
             let room = hello.capacity.blocks.saturating_sub(used) / 2;
             if hello.kv_block_bytes == drain.kv_block_bytes && room > 0 {
-                found.push((Arc::clone(&worker.link), hello.role, Heir { room, used }));
+                found.push((Arc::clone(&worker.link), hello.role, MigrationTarget { room, used }));
             }
         }
     }
     if found.iter().any(|(_, role, _)| *role == drain.role) {
         found.retain(|(_, role, _)| *role == drain.role);
     }
-    found.sort_by_key(|(_, _, heir)| heir.used);
+    found.sort_by_key(|(_, _, target)| target.used);
     found.truncate(HEIRS);
-    found.into_iter().map(|(link, _, heir)| (link, heir)).collect()
+    found.into_iter().map(|(link, _, target)| (link, target)).collect()
 }
 
 fn fetch(

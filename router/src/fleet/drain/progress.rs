@@ -1,4 +1,4 @@
-//! How a drain stands: told by the links of the leaving worker and of the heirs, read by who asked for it.
+//! How a drain stands: told by the links of the leaving worker and of the targets, read by who asked for it.
 
 use std::time::Duration;
 
@@ -37,8 +37,8 @@ pub(super) struct State {
     pub(super) has_left: bool,
     in_time: Option<bool>,
     pulls: Vec<Pull>,
-    offered: HandOver,
-    kept: HandOver,
+    offered: Migration,
+    kept: Migration,
     outcome: Outcome,
     moved: usize,
     took: Option<Duration>,
@@ -52,7 +52,7 @@ pub(super) enum Phase {
     Done,
 }
 
-/// How the hand-over ended.
+/// How the migration ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
     UnderWay,
@@ -84,15 +84,15 @@ impl Outcome {
 
 /// Blocks, and how often they were hit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct HandOver {
+pub(super) struct Migration {
     pub(super) blocks: usize,
     pub(super) hits: u64,
 }
 
-/// What one heir pulls.
+/// What one target pulls.
 #[derive(Debug)]
 pub(super) struct Pull {
-    heir: WorkerId,
+    target: WorkerId,
     worker: String,
     request: RequestId,
     blocks: usize,
@@ -115,8 +115,8 @@ impl Ended {
 }
 
 impl Pull {
-    pub(super) fn new(heir: WorkerId, worker: String, request: RequestId, blocks: usize) -> Self {
-        Self { heir, worker, request, blocks, ended: None }
+    pub(super) fn new(target: WorkerId, worker: String, request: RequestId, blocks: usize) -> Self {
+        Self { target, worker, request, blocks, ended: None }
     }
 }
 
@@ -142,8 +142,8 @@ impl Drain {
             has_left: false,
             in_time: None,
             pulls: Vec::new(),
-            offered: HandOver::default(),
-            kept: HandOver::default(),
+            offered: Migration::default(),
+            kept: Migration::default(),
             outcome: Outcome::UnderWay,
             moved: 0,
             took: None,
@@ -200,9 +200,9 @@ impl Drain {
         })
     }
 
-    pub(super) fn pulled(&self, heir: WorkerId, pull: &Transferred) {
+    pub(super) fn pulled(&self, target: WorkerId, pull: &Transferred) {
         self.change(|state| {
-            let wanted = |own: &&mut Pull| own.request == pull.request && own.heir == heir;
+            let wanted = |own: &&mut Pull| own.request == pull.request && own.target == target;
             let Some(own) = state.pulls.iter_mut().find(wanted) else { return };
             own.ended.get_or_insert(Ended {
                 backend: known_word(&BACKENDS, &pull.backend),
@@ -224,7 +224,7 @@ impl Drain {
                 state.has_left = true;
                 state.moved += legs;
             }
-            for pull in state.pulls.iter_mut().filter(|pull| pull.heir == id) {
+            for pull in state.pulls.iter_mut().filter(|pull| pull.target == id) {
                 pull.ended.get_or_insert(Ended::failed("lost"));
             }
         });
@@ -232,11 +232,11 @@ impl Drain {
 
     // ---- what the one who follows it notes ----
 
-    pub(super) fn begin_hand_over(&self, offer: &Offer, pulls: Vec<Pull>) {
+    pub(super) fn begin_migration(&self, offer: &Offer, pulls: Vec<Pull>) {
         self.change(|state| {
             state.phase = Phase::HandingOver;
             let hits = offer.hits.iter().map(|&hits| u64::from(hits)).sum();
-            state.offered = HandOver { blocks: offer.hits.len(), hits };
+            state.offered = Migration { blocks: offer.hits.len(), hits };
             state.pulls = pulls;
         });
     }
@@ -247,7 +247,7 @@ impl Drain {
             let open = state.pulls.iter_mut().filter(|pull| pull.ended.is_none());
             open.map(|pull| {
                 pull.ended = Some(Ended::failed("timeout"));
-                (pull.heir, pull.request)
+                (pull.target, pull.request)
             })
             .collect()
         })
@@ -259,11 +259,11 @@ impl Drain {
     }
 
     /// What of the offer those who stay hold now.
-    pub(super) fn hand_over_is(&self, kept: HandOver) {
+    pub(super) fn migration_is(&self, kept: Migration) {
         self.change(|state| state.kept = kept);
     }
 
-    pub(super) fn hand_over_ended(&self, outcome: Outcome) {
+    pub(super) fn migration_ended(&self, outcome: Outcome) {
         self.change(|state| {
             state.outcome = outcome;
             state.phase = Phase::Finishing;

@@ -150,7 +150,7 @@ impl Registry {
                 let model = wanted.model.clone();
                 let ticket = Ticket::new(Arc::clone(self), *next_ticket, model, answer);
                 // those before it may wait for a worker that failed nobody else
-                self.pump(&mut state, &wanted.model);
+                self.dispatch_waiting(&mut state, &wanted.model);
                 Ok(Placed::Waits(ticket))
             }
             Submitted::Refused(refusal, _) => Err(self.refused(&refusal)),
@@ -188,13 +188,13 @@ impl Registry {
     }
 
     /// Gives those who wait what room there is.
-    pub(super) fn pump(self: &Arc<Self>, state: &mut State, model: &str) {
+    pub(super) fn dispatch_waiting(self: &Arc<Self>, state: &mut State, model: &str) {
         let Some(pool) = state.pools.get_mut(model) else { return };
         if pool.dispatch.nobody_waits() {
             return;
         }
         let engine = pool.engine.clone();
-        pool.pump(self.clock_ms(), |waiting, placed| {
+        pool.dispatch_waiting(self.clock_ms(), |waiting, placed| {
             let understood = engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.engine));
             let answer = match placed {
                 Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
@@ -276,7 +276,7 @@ impl Registry {
         let may_help = || pool.dispatch.scheduler.has_room(id, self.clock_ms());
         if !pool.dispatch.nobody_waits() && (may_help() || !pool.some_may_open()) {
             let model = pool.model.clone();
-            self.pump(&mut state, &model);
+            self.dispatch_waiting(&mut state, &model);
         }
         Some(changed)
     }

@@ -3,7 +3,7 @@
 use super::*;
 use crate::core::candidate::Ask;
 use crate::core::decision::{Chooser, decide};
-use crate::core::estimate::Standing;
+use crate::core::estimate::WorkerLoad;
 use crate::core::frame::StepCost;
 use crate::core::transfer::{Sources, TransferCost};
 
@@ -13,9 +13,9 @@ fn split() -> Decision {
         StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 0.0, row_ms: 0.1, kv_ms: 0.0 };
     let any = TransferCost { latency_ms: 2.0, mib_ms: 1.0, failing: 0.0 };
     let sources = Some(Arc::new(Sources { any, known: Vec::new() }));
-    let decodes = Candidate::with(1, Role::Decode, Standing::idle(cost));
+    let decodes = Candidate::with(1, Role::Decode, WorkerLoad::idle(cost));
     let workers = vec![
-        Candidate::with(0, Role::Prefill, Standing::idle(cost)),
+        Candidate::with(0, Role::Prefill, WorkerLoad::idle(cost)),
         Candidate { sources, ..decodes },
     ];
     let ask = Ask {

@@ -23,7 +23,7 @@ pub(crate) struct Machine<'r> {
     bindings: Vec<Vec<(usize, Value<'r>)>>,
     frames: Vec<Frame>,
     /// The frame of the macro that runs.
-    barrier: usize,
+    saturation: usize,
     /// What that macro captured.
     closure: Option<usize>,
     closures: Vec<HashMap<Name, Value<'r>>>,
@@ -87,7 +87,7 @@ impl<'r> Machine<'r> {
             given: vec![None; names],
             bindings: vec![Vec::new(); names],
             frames: vec![Frame::default()],
-            barrier: 0,
+            saturation: 0,
             closure: None,
             closures: Vec::new(),
             namespaces: Vec::new(),
@@ -117,7 +117,7 @@ impl<'r> Machine<'r> {
     /// What `name` stands for, if for anything.
     pub(crate) fn lookup(&self, name: Name) -> Option<Value<'r>> {
         if let Some((frame, value)) = self.bindings[name].last()
-            && *frame >= self.barrier
+            && *frame >= self.saturation
         {
             return Some(value.clone());
         }
@@ -191,14 +191,14 @@ impl<'r> Machine<'r> {
     /// Opens the frame of a macro with what it captured; [`Self::leave_macro`] goes back.
     pub(crate) fn enter_macro(&mut self, closure: Option<usize>) -> Result<Caller<'r>, Error> {
         self.push_frame()?;
-        let barrier = std::mem::replace(&mut self.barrier, self.frames.len() - 1);
+        let saturation = std::mem::replace(&mut self.saturation, self.frames.len() - 1);
         let closure = std::mem::replace(&mut self.closure, closure);
-        Ok(Caller { barrier, closure, running: std::mem::take(&mut self.running) })
+        Ok(Caller { saturation, closure, running: std::mem::take(&mut self.running) })
     }
 
     pub(crate) fn leave_macro(&mut self, caller: Caller<'r>) {
         self.pop_frame();
-        self.barrier = caller.barrier;
+        self.saturation = caller.saturation;
         self.closure = caller.closure;
         self.running = caller.running;
     }
@@ -318,7 +318,7 @@ impl<'r> Machine<'r> {
 
 /// What a macro's end goes back to.
 pub(crate) struct Caller<'r> {
-    barrier: usize,
+    saturation: usize,
     closure: Option<usize>,
     running: Vec<(usize, Option<&'r For>)>,
 }

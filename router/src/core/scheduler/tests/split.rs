@@ -296,7 +296,7 @@ fn the_load_of_prompts_counts_for_its_own_kind_and_by_those_who_are_open() {
         }
         scheduler.set_open(WorkerId(1), !close);
         let placement = scheduler.place(&want(1, &keys(1, 9, 0)), 8_000.0).unwrap();
-        [0, 2].map(|id| seen(&placement.decision, WorkerId(id)).standing.pressure)
+        [0, 2].map(|id| seen(&placement.decision, WorkerId(id)).worker_load.pressure)
     };
     let ([two, decode], [one, _]) = (pressure(false), pressure(true));
     assert_eq!(decode, 0.0, "prompts are computed elsewhere");

@@ -15,16 +15,16 @@ use crate::metrics::Metrics;
 
 /// The way of one HTTP request, which may have several choices.
 #[derive(Debug)]
-pub struct Journey {
+pub struct RequestTrace {
     request_id: String,
     arrived: Instant,
-    goal: Option<Goal>,
+    slo: Option<Slo>,
     known: Mutex<Known>,
 }
 
 /// What a request with a deadline for its first token is measured by.
 #[derive(Debug)]
-pub struct Goal {
+pub struct Slo {
     /// From the arrival on.
     pub first_token: Duration,
     /// For each further token.
@@ -59,11 +59,11 @@ struct Known {
     decisions: BTreeMap<u32, Arc<Decision>>,
     first_token: Option<Instant>,
     last_token: Option<Instant>,
-    /// The goal was counted, or does not count.
+    /// The slo was counted, or does not count.
     over: bool,
 }
 
-/// What became of a request with a goal.
+/// What became of a request with a slo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Outcome {
     Met,
@@ -109,20 +109,20 @@ impl Outcome {
     }
 }
 
-impl Default for Journey {
-    /// One without a name or a goal, that begins now.
+impl Default for RequestTrace {
+    /// One without a name or a slo, that begins now.
     fn default() -> Self {
         let known = Mutex::default();
-        Self { request_id: String::new(), arrived: Instant::now(), goal: None, known }
+        Self { request_id: String::new(), arrived: Instant::now(), slo: None, known }
     }
 }
 
-impl Journey {
+impl RequestTrace {
     /// It begins now. `request_id` is the `X-Request-ID` of its answer.
     #[must_use]
-    pub fn new(request_id: String, goal: Option<Goal>) -> Arc<Self> {
+    pub fn new(request_id: String, slo: Option<Slo>) -> Arc<Self> {
         let (arrived, known) = (Instant::now(), Mutex::default());
-        Arc::new(Self { request_id, arrived, goal, known })
+        Arc::new(Self { request_id, arrived, slo, known })
     }
 
     /// `X-Request-ID` of its answer.
@@ -134,7 +134,7 @@ impl Journey {
     /// When the first token is too late.
     #[must_use]
     pub fn first_token_by(&self) -> Option<Instant> {
-        Some(self.arrived + self.goal.as_ref()?.first_token)
+        Some(self.arrived + self.slo.as_ref()?.first_token)
     }
 
     /// The stages of choice 0.
@@ -206,28 +206,28 @@ impl Journey {
 
     /// All choices came to their end.
     pub(crate) fn answered(&self, usage: Usage, choices: usize) {
-        let Some(goal) = &self.goal else { return };
+        let Some(slo) = &self.slo else { return };
         let mut known = self.known();
         let first = known.first_token.unwrap_or_else(Instant::now); // an answer may have no token
-        let outcome = if first > self.arrived + goal.first_token {
+        let outcome = if first > self.arrived + slo.first_token {
             Outcome::LateFirstToken
-        } else if known.is_slow(first, goal.tpot_ms, usage, choices) {
+        } else if known.is_slow(first, slo.tpot_ms, usage, choices) {
             Outcome::SlowTokens
         } else {
             Outcome::Met
         };
-        known.count(goal, Some(outcome));
+        known.count(slo, Some(outcome));
     }
 
     /// It ended with an error. Nobody is turned away who got a token before.
     pub(crate) fn failed(&self, error: &RouteError) {
-        let Some(goal) = &self.goal else { return };
+        let Some(slo) = &self.slo else { return };
         let mut known = self.known();
         let outcome = match Outcome::of(error) {
             Some(Outcome::Rejected) if known.first_token.is_some() => Some(Outcome::Failed),
             outcome => outcome,
         };
-        known.count(goal, outcome);
+        known.count(slo, outcome);
     }
 
     /// It was turned away by the HTTP surface: the request was wrong.
@@ -250,23 +250,23 @@ impl Known {
         further > 0.0 && took_ms > further * limit_ms
     }
 
-    fn count(&mut self, goal: &Goal, outcome: Option<Outcome>) {
+    fn count(&mut self, slo: &Slo, outcome: Option<Outcome>) {
         if !std::mem::replace(&mut self.over, true)
             && let Some(outcome) = outcome
         {
-            goal.metrics.requests.slo.inc([outcome.as_str()]);
+            slo.metrics.requests.slo.inc([outcome.as_str()]);
         }
     }
 }
 
-impl Drop for Journey {
+impl Drop for RequestTrace {
     /// The client hung up. That is a miss if the first token was late by then; otherwise nobody can say.
     fn drop(&mut self) {
-        let Some(goal) = &self.goal else { return };
+        let Some(slo) = &self.slo else { return };
         let known = self.known.get_mut().expect("no holder panics");
         let first = known.first_token.unwrap_or_else(Instant::now);
-        let is_late = first > self.arrived + goal.first_token;
-        known.count(goal, is_late.then_some(Outcome::LateFirstToken));
+        let is_late = first > self.arrived + slo.first_token;
+        known.count(slo, is_late.then_some(Outcome::LateFirstToken));
     }
 }
 

@@ -72,15 +72,15 @@ impl World {
         }
     }
 
-    fn porter(&mut self, worker: usize) -> Porter<'_> {
+    fn kv_legs(&mut self, worker: usize) -> KvLegs<'_> {
         let engine = &mut self.engines[worker];
-        Porter { engine, exchange: &mut self.exchange, worker, now_ms: self.now_ms }
+        KvLegs { engine, exchange: &mut self.exchange, worker, now_ms: self.now_ms }
     }
 
     fn submit(&mut self, number: u64, leg: Leg, prefill: usize, decode: usize) {
         let p = Leg {
             request: RequestId(number | OF_PREFILL),
-            hand_off: Some(self.lease_ms),
+            kv_transfer: Some(self.lease_ms),
             ..leg.clone()
         };
         let d = Leg { arrives: Some(self.patience_ms), ..leg.clone() };
@@ -105,7 +105,7 @@ impl World {
             return;
         }
         let decode = request.decode;
-        let said = self.porter(decode).go_on(RequestId(number), generated);
+        let said = self.kv_legs(decode).go_on(RequestId(number), generated);
         self.say(decode, said);
         self.begin(decode);
     }
@@ -115,7 +115,7 @@ impl World {
         request.is_given_up = true;
         let (prefill, decode) = (request.prefill, request.decode);
         for (worker, id) in [(prefill, number | OF_PREFILL), (decode, number)] {
-            let (said, freed) = self.porter(worker).cancel(RequestId(id));
+            let (said, freed) = self.kv_legs(worker).cancel(RequestId(id));
             self.say(worker, said);
             self.say(worker, freed.map(Say::Freed).into_iter().collect());
             self.begin(worker);
@@ -153,7 +153,7 @@ impl World {
         self.ends_ms[worker] = ms.map(|ms| self.now_ms + ms);
         let lost = self.lost;
         let mut draws = self.now_ms.to_bits() >> 20;
-        let said = self.porter(worker).began(|| {
+        let said = self.kv_legs(worker).began(|| {
             draws = draws.wrapping_mul(25_214_903_917).wrapping_add(11);
             Ills { slow: 1.0, fails: lost > 0 && (draws >> 16).is_multiple_of(lost) }
         });
@@ -163,7 +163,7 @@ impl World {
     fn end(&mut self, worker: usize) {
         self.ends_ms[worker] = None;
         let result = self.engines[worker].end_step(1.0);
-        self.porter(worker).ended(&result);
+        self.kv_legs(worker).ended(&result);
         self.begin(worker);
         for output in result.step.outputs {
             let number = output.request.0 & !OF_PREFILL;
@@ -223,7 +223,7 @@ impl World {
             if is_step {
                 self.end(worker);
             } else {
-                let said = self.porter(worker).hear();
+                let said = self.kv_legs(worker).hear();
                 self.say(worker, said);
                 self.begin(worker);
             }
@@ -441,7 +441,7 @@ fn an_answer_that_has_no_token_left_cannot_go_on() {
     let mut world = World::new(&FINE);
     let d = Leg { arrives: Some(1_000), ..leg(0, 50, 0, 5) };
     world.engines[2].submit(d).unwrap();
-    let said = world.porter(2).go_on(RequestId(0), 5);
+    let said = world.kv_legs(2).go_on(RequestId(0), 5);
     let [Say::Failed(failed)] = &said[..] else { panic!("{said:?}") };
     assert_eq!(failed.kind, "bad_continue");
     assert!(world.engines[2].is_idle());

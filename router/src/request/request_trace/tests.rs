@@ -1,4 +1,4 @@
-//! What is counted for requests with a goal, and what is said of the stages.
+//! What is counted for requests with a slo, and what is said of the stages.
 
 use tokio::time::advance;
 
@@ -6,10 +6,10 @@ use super::*;
 
 const MS: Duration = Duration::from_millis(1);
 
-fn journey(tpot_ms: Option<f64>) -> (Arc<Journey>, Arc<Metrics>) {
+fn request_trace(tpot_ms: Option<f64>) -> (Arc<RequestTrace>, Arc<Metrics>) {
     let metrics = Arc::new(Metrics::default());
-    let goal = Goal { first_token: 100 * MS, tpot_ms, metrics: Arc::clone(&metrics) };
-    (Journey::new("r".into(), Some(goal)), metrics)
+    let slo = Slo { first_token: 100 * MS, tpot_ms, metrics: Arc::clone(&metrics) };
+    (RequestTrace::new("r".into(), Some(slo)), metrics)
 }
 
 fn counted(metrics: &Metrics) -> String {
@@ -24,13 +24,13 @@ fn usage(completion_tokens: u32) -> Usage {
 
 /// A request whose first token comes after `first` and whose 11th and last one `rest` later.
 async fn after(first: Duration, rest: Duration) -> String {
-    let (journey, metrics) = journey(Some(5.0));
+    let (request_trace, metrics) = request_trace(Some(5.0));
     advance(first).await;
-    journey.first_token(0, Instant::now(), first);
+    request_trace.first_token(0, Instant::now(), first);
     advance(rest).await;
-    journey.last_token(Instant::now());
-    journey.answered(usage(11), 1);
-    journey.answered(usage(11), 1); // once is all that counts
+    request_trace.last_token(Instant::now());
+    request_trace.answered(usage(11), 1);
+    request_trace.answered(usage(11), 1); // once is all that counts
     counted(&metrics)
 }
 
@@ -39,42 +39,42 @@ async fn a_goal_is_met_or_missed_by_its_first_or_by_the_further_tokens() {
     assert_eq!(after(100 * MS, 50 * MS).await, "met");
     assert_eq!(after(101 * MS, 50 * MS).await, "late_first_token");
     assert_eq!(after(100 * MS, 51 * MS).await, "slow_tokens");
-    let (journey, metrics) = journey(Some(1e-9));
-    journey.first_token(0, Instant::now(), MS);
-    journey.answered(usage(2), 2); // one token a choice: none further
+    let (request_trace, metrics) = request_trace(Some(1e-9));
+    request_trace.first_token(0, Instant::now(), MS);
+    request_trace.answered(usage(2), 2); // one token a choice: none further
     assert_eq!(counted(&metrics), "met");
 }
 
 #[tokio::test(start_paused = true)]
 async fn errors_count_as_rejected_or_failed_and_the_clients_own_do_not_count() {
     let failed = |error: RouteError| {
-        let (journey, metrics) = journey(None);
-        journey.failed(&error);
+        let (request_trace, metrics) = request_trace(None);
+        request_trace.failed(&error);
         counted(&metrics)
     };
     assert_eq!(failed(RouteError::NoWorker { retry_after: MS }), "rejected");
     assert_eq!(failed(RouteError::ShuttingDown), "rejected");
-    let (cut, metrics) = journey(None);
+    let (cut, metrics) = request_trace(None);
     cut.first_token(0, Instant::now(), MS);
     cut.failed(&RouteError::ShuttingDown);
     assert_eq!(counted(&metrics), "failed", "at the end of a drain, say");
     assert_eq!(failed(RouteError::Internal(String::new())), "failed");
     assert_eq!(failed(RouteError::BadRequest { param: None, message: String::new() }), "");
-    let (journey, metrics) = journey(None);
-    journey.refused();
+    let (request_trace, metrics) = request_trace(None);
+    request_trace.refused();
     advance(200 * MS).await;
-    drop(journey);
+    drop(request_trace);
     assert_eq!(counted(&metrics), "");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_client_that_hangs_up_counts_only_if_its_first_token_was_late() {
     for (first, want) in [(99, ""), (101, "late_first_token")] {
-        let (waiting, metrics) = journey(None);
+        let (waiting, metrics) = request_trace(None);
         advance(first * MS).await;
         drop(waiting);
         assert_eq!(counted(&metrics), want);
-        let (begun, metrics) = journey(None);
+        let (begun, metrics) = request_trace(None);
         advance(first * MS).await;
         begun.first_token(0, Instant::now(), MS);
         advance(500 * MS).await;
@@ -85,19 +85,19 @@ async fn a_client_that_hangs_up_counts_only_if_its_first_token_was_late() {
 
 #[tokio::test(start_paused = true)]
 async fn stages_are_those_of_choice_0_and_add_up_over_its_tries() {
-    let journey = Journey::new("r".into(), None);
+    let request_trace = RequestTrace::new("r".into(), None);
     for choice in [0, 1] {
-        journey.tokenised(choice, (choice + 1) * MS);
-        journey.waited(choice, 3 * MS);
-        journey.waited(choice, 4 * MS);
+        request_trace.tokenised(choice, (choice + 1) * MS);
+        request_trace.waited(choice, 3 * MS);
+        request_trace.waited(choice, 4 * MS);
     }
     advance(9 * MS).await;
-    journey.first_token(1, Instant::now(), 5 * MS);
-    let stages = journey.stages();
+    request_trace.first_token(1, Instant::now(), 5 * MS);
+    let stages = request_trace.stages();
     assert_eq!((stages.tokenise, stages.queue), (Some(MS), Some(7 * MS)));
     assert_eq!((stages.prefill, stages.first_token), (None, Some(9 * MS)));
     advance(MS).await;
-    journey.first_token(0, Instant::now(), 6 * MS);
-    let stages = journey.stages();
+    request_trace.first_token(0, Instant::now(), 6 * MS);
+    let stages = request_trace.stages();
     assert_eq!((stages.prefill, stages.first_token), (Some(6 * MS), Some(9 * MS)));
 }

@@ -16,7 +16,7 @@ pub const NAME_BYTES: usize = 16;
 
 /// Makes a leg one that computes the prompt and the first token, and keeps the KV for another worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HandOff {
+pub struct KvTransfer {
     /// From the first token on, the blocks stay pinned at most this long.
     pub lease_ms: u32,
 }

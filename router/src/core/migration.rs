@@ -1,59 +1,61 @@
-//! Who gets which of the blocks that a leaving worker offers. Pure: a tree of blocks, their hits, and the heirs' room.
+//! Who gets which of the blocks that a leaving worker offers. Pure: a tree of blocks, their hits, and the targets' room.
 
 use std::cmp::Reverse;
 
 /// A worker that may take blocks over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Heir {
+pub struct MigrationTarget {
     /// Blocks that it may take.
     pub room: u32,
     /// Blocks that its requests hold: of two with equal shares the one with fewer goes first.
     pub used: u32,
 }
 
-/// Blocks for one heir: places in the offer, ascending, so that parents stand before children.
+/// Blocks for one target: places in the offer, ascending, so that parents stand before children.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Share {
-    /// Place in the list of heirs.
-    pub heir: usize,
+    /// Place in the list of targets.
+    pub target: usize,
     /// Places in the offer.
     pub blocks: Vec<u32>,
 }
 
-/// Splits the offered tree among the heirs so that hits are spread evenly. A block never goes without all blocks before it
+/// Splits the offered tree among the targets so that hits are spread evenly. A block never goes without all blocks before it
 /// (it would be of no use), so what is common to two shares goes to both. Without room, the least hit blocks are left out.
-/// Takes about as long as there are blocks times heirs, however long the chains are.
+/// Takes about as long as there are blocks times targets, however long the chains are.
 ///
 /// `parents[i]` is the place of the block before block `i`, and less than `i`; -1 at a root.
 ///
 /// # Panics
 /// A parent does not stand before its child, or `hits` has another length.
 #[must_use]
-pub fn share_out(parents: &[i32], hits: &[u32], heirs: &[Heir]) -> Vec<Share> {
+pub fn divide(parents: &[i32], hits: &[u32], targets: &[MigrationTarget]) -> Vec<Share> {
     assert_eq!(parents.len(), hits.len());
-    if heirs.is_empty() {
+    if targets.is_empty() {
         return Vec::new();
     }
     let tree = Tree::new(parents, hits);
-    let mut estates: Vec<Estate> = heirs
+    let mut shares_so_far: Vec<TargetShare> = targets
         .iter()
-        .map(|heir| Estate { heir, given: vec![false; hits.len()], blocks: 0, hits: 0 })
+        .map(|target| TargetShare { target, given: vec![false; hits.len()], blocks: 0, hits: 0 })
         .collect();
-    for unit in tree.units(heirs.len()) {
+    for unit in tree.units(targets.len()) {
         // most even first; whoever has no room for all of it, after all who have
-        let mut order: Vec<usize> = (0..estates.len()).collect();
-        order.sort_by_key(|&i| (estates[i].hits, estates[i].heir.used, i));
+        let mut order: Vec<usize> = (0..shares_so_far.len()).collect();
+        order.sort_by_key(|&i| (shares_so_far[i].hits, shares_so_far[i].target.used, i));
         let fits = order.iter().copied().find(|&i| {
-            tree.lacking_before(&unit, &estates[i].given) + unit.blocks.len() <= estates[i].room()
+            tree.lacking_before(&unit, &shares_so_far[i].given) + unit.blocks.len()
+                <= shares_so_far[i].room()
         });
-        let roomiest = || order.iter().copied().max_by_key(|&i| (estates[i].room(), Reverse(i)));
+        let roomiest =
+            || order.iter().copied().max_by_key(|&i| (shares_so_far[i].room(), Reverse(i)));
         let Some(chosen) = fits.or_else(roomiest) else { continue };
-        let blocks = tree.with_lacking(&unit, &estates[chosen].given);
-        estates[chosen].take(&blocks, unit.hits);
+        let blocks = tree.with_lacking(&unit, &shares_so_far[chosen].given);
+        shares_so_far[chosen].take(&blocks, unit.hits);
     }
-    let shares = estates.into_iter().enumerate().map(|(heir, estate)| Share {
-        heir,
-        blocks: (0..).zip(estate.given).filter_map(|(i, given)| given.then_some(i)).collect(),
+    let shares = shares_so_far.into_iter().enumerate().map(|(target, share_so_far)| Share {
+        target,
+        blocks: (0..).zip(share_so_far.given).filter_map(|(i, given)| given.then_some(i)).collect(),
     });
     shares.filter(|share| !share.blocks.is_empty()).collect()
 }
@@ -71,7 +73,7 @@ struct Tree<'a> {
     jump: Vec<usize>,
 }
 
-/// A subtree that goes to one heir.
+/// A subtree that goes to one target.
 struct Unit {
     /// Ascending; the first one is its root.
     blocks: Vec<usize>,
@@ -109,9 +111,9 @@ impl<'a> Tree<'a> {
 
     /// Subtrees of about equal weight, the most hit first: one with more than an even share is split where it
     /// forks.
-    fn units(&self, heirs: usize) -> Vec<Unit> {
+    fn units(&self, targets: usize) -> Vec<Unit> {
         let total: u64 = self.roots.iter().map(|&root| self.below[root]).sum();
-        let even = total.div_ceil(heirs as u64);
+        let even = total.div_ceil(targets as u64);
         let (mut pending, mut tops) = (self.roots.clone(), Vec::new());
         while let Some(block) = pending.pop() {
             match self.branches(block) {
@@ -176,17 +178,17 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// What one heir gets.
-struct Estate<'a> {
-    heir: &'a Heir,
+/// What one target gets.
+struct TargetShare<'a> {
+    target: &'a MigrationTarget,
     given: Vec<bool>,
     blocks: usize,
     hits: u64,
 }
 
-impl Estate<'_> {
+impl TargetShare<'_> {
     fn room(&self) -> usize {
-        (self.heir.room as usize).saturating_sub(self.blocks)
+        (self.target.room as usize).saturating_sub(self.blocks)
     }
 
     /// Takes blocks that it lacks, in order, as long as there is room: what is left out has nothing below it that is in.
@@ -210,13 +212,13 @@ mod tests {
 
     use super::*;
 
-    fn heirs(rooms: &[u32]) -> Vec<Heir> {
-        rooms.iter().map(|&room| Heir { room, used: 0 }).collect()
+    fn targets(rooms: &[u32]) -> Vec<MigrationTarget> {
+        rooms.iter().map(|&room| MigrationTarget { room, used: 0 }).collect()
     }
 
     #[test]
     fn two_chains_go_to_two_heirs() {
-        let shares = share_out(&[-1, 0, -1, 2], &[5, 5, 4, 4], &heirs(&[10, 10]));
+        let shares = divide(&[-1, 0, -1, 2], &[5, 5, 4, 4], &targets(&[10, 10]));
         let blocks: Vec<_> = shares.iter().map(|share| share.blocks.clone()).collect();
         assert_eq!(blocks, [vec![0, 1], vec![2, 3]]);
     }
@@ -225,27 +227,27 @@ mod tests {
     fn a_common_prefix_goes_to_both() {
         // 0 - 1 - 2
         //      \- 3
-        let shares = share_out(&[-1, 0, 1, 1], &[9, 9, 5, 4], &heirs(&[10, 10]));
+        let shares = divide(&[-1, 0, 1, 1], &[9, 9, 5, 4], &targets(&[10, 10]));
         let blocks: Vec<_> = shares.iter().map(|share| share.blocks.clone()).collect();
         assert_eq!(blocks, [vec![0, 1, 2], vec![0, 1, 3]]);
     }
 
     #[test]
     fn without_room_the_hottest_go_first_and_parents_before_children() {
-        let shares = share_out(&[-1, -1, 1], &[1, 7, 7], &heirs(&[1]));
-        assert_eq!(shares, [Share { heir: 0, blocks: vec![1] }]);
-        assert!(share_out(&[-1], &[1], &heirs(&[0])).is_empty());
-        assert!(share_out(&[-1], &[1], &[]).is_empty());
-        assert!(share_out(&[], &[], &heirs(&[5])).is_empty());
+        let shares = divide(&[-1, -1, 1], &[1, 7, 7], &targets(&[1]));
+        assert_eq!(shares, [Share { target: 0, blocks: vec![1] }]);
+        assert!(divide(&[-1], &[1], &targets(&[0])).is_empty());
+        assert!(divide(&[-1], &[1], &[]).is_empty());
+        assert!(divide(&[], &[], &targets(&[5])).is_empty());
     }
 
     #[test]
     fn of_equal_heirs_the_one_with_less_to_do_goes_first() {
-        let heirs = [Heir { room: 9, used: 5 }, Heir { room: 9, used: 1 }];
-        assert_eq!(share_out(&[-1], &[1], &heirs), [Share { heir: 1, blocks: vec![0] }]);
+        let targets = [MigrationTarget { room: 9, used: 5 }, MigrationTarget { room: 9, used: 1 }];
+        assert_eq!(divide(&[-1], &[1], &targets), [Share { target: 1, blocks: vec![0] }]);
     }
 
-    /// A chain with a leaf at each of its blocks, shared out to heirs some of whom never have room for another leaf.
+    /// A chain with a leaf at each of its blocks, shared out to targets some of whom never have room for another leaf.
     #[test]
     fn long_chains_with_many_forks_are_no_longer_work_than_short_ones() {
         let half = 30_000;
@@ -254,7 +256,7 @@ mod tests {
         let mut rooms = vec![20_000; 15];
         rooms.push(60_000);
         let begin = std::time::Instant::now();
-        let shares = share_out(&parents, &hits, &heirs(&rooms));
+        let shares = divide(&parents, &hits, &targets(&rooms));
         assert!(!shares.is_empty());
         // walking each way to the root takes more than a minute
         assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
@@ -276,17 +278,17 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_lacking_before_a_unit_is_counted_as_if_walked(
-            (parents, hits) in offers(), most in 0_usize..60, heirs_n in 1_usize..6
+            (parents, hits) in offers(), most in 0_usize..60, targets_n in 1_usize..6
         ) {
             let tree = Tree::new(&parents, &hits);
-            let heir = Heir { room: u32::try_from(most).unwrap(), used: 0 };
+            let target = MigrationTarget { room: u32::try_from(most).unwrap(), used: 0 };
             let given = vec![false; hits.len()];
-            let mut estate = Estate { heir: &heir, given, blocks: 0, hits: 0 };
-            for unit in tree.units(heirs_n) {
-                let lacking = tree.with_lacking(&unit, &estate.given);
-                let before = tree.lacking_before(&unit, &estate.given);
+            let mut share_so_far = TargetShare { target: &target, given, blocks: 0, hits: 0 };
+            for unit in tree.units(targets_n) {
+                let lacking = tree.with_lacking(&unit, &share_so_far.given);
+                let before = tree.lacking_before(&unit, &share_so_far.given);
                 prop_assert_eq!(before + unit.blocks.len(), lacking.len());
-                estate.take(&lacking, unit.hits);
+                share_so_far.take(&lacking, unit.hits);
             }
         }
 
@@ -294,21 +296,21 @@ mod tests {
         fn no_block_goes_without_its_parent_and_nobody_gets_more_than_fits(
             (parents, hits) in offers(), rooms in prop::collection::vec(0_u32..80, 0..5)
         ) {
-            let shares = share_out(&parents, &hits, &heirs(&rooms));
+            let shares = divide(&parents, &hits, &targets(&rooms));
             for share in &shares {
-                prop_assert!(share.blocks.len() <= rooms[share.heir] as usize);
+                prop_assert!(share.blocks.len() <= rooms[share.target] as usize);
                 prop_assert!(share.blocks.is_sorted_by(|a, b| a < b));
                 for &block in &share.blocks {
                     let parent = parents[block as usize];
                     prop_assert!(parent < 0 || share.blocks.contains(&u32::try_from(parent).unwrap()));
                 }
             }
-            prop_assert!(shares.is_sorted_by_key(|share| share.heir));
+            prop_assert!(shares.is_sorted_by_key(|share| share.target));
         }
 
         #[test]
-        fn with_room_every_block_finds_an_heir((parents, hits) in offers(), heirs_n in 1_usize..5) {
-            let shares = share_out(&parents, &hits, &heirs(&vec![1000; heirs_n]));
+        fn with_room_every_block_finds_an_heir((parents, hits) in offers(), targets_n in 1_usize..5) {
+            let shares = divide(&parents, &hits, &targets(&vec![1000; targets_n]));
             for block in 0..u32::try_from(parents.len()).unwrap() {
                 prop_assert!(shares.iter().any(|share| share.blocks.contains(&block)));
             }

@@ -7,7 +7,7 @@ use super::exchange::{Exchange, Ills, News, Pulled};
 
 /// One worker's engine and the exchange, at a moment.
 #[derive(Debug)]
-pub(crate) struct Porter<'a> {
+pub(crate) struct KvLegs<'a> {
     pub(crate) engine: &'a mut Engine,
     pub(crate) exchange: &'a mut Exchange,
     /// Number of the worker.
@@ -29,7 +29,7 @@ pub(crate) enum Say {
     Transferred(Pulled),
 }
 
-impl Porter<'_> {
+impl KvLegs<'_> {
     /// After the beginning of each step, whether there was anything to do or not: prompts that were admitted may be
     /// pulled, and those that got their blocks are. `ills`: what befalls the next one of the former.
     pub(crate) fn began(&mut self, mut ills: impl FnMut() -> Ills) -> Vec<Say> {
