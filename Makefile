@@ -12,7 +12,7 @@ CARGO ?= cargo
 PORT ?= 8000
 MODEL ?=
 ARGS ?=
-# Extra arguments for pytest, such as TESTS="tests/workers -k sampler", or TESTS="-n 0 --pdb" for one process.
+# Extra arguments for pytest, such as TESTS="tests/engine -k sampler", or TESTS="-n 0 --pdb" for one process.
 TESTS ?=
 # Of bench-routing: files, names with commas, numbers, a file; what is left out is its default.
 TRACES ?=

@@ -10,7 +10,7 @@ from headrace.engine.cache.kv_import import PullRequest
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
-from headrace.wire.frames import Failed, HandOff, KvFrom, Output, Submit, TokenLogprob
+from headrace.wire.frames import Failed, KvTransfer, KvFrom, Output, Submit, TokenLogprob
 from helpers.kv_copy import copy_block
 
 KV_FROM = KvFrom(worker="p", transfer=["none"], timeout_ms=1000)
@@ -101,6 +101,6 @@ def unsplit(engine: Engine, submit: Submit) -> Heard:
 
 def legs_of(submit: Submit, p: int, d: int) -> tuple[Submit, Submit]:
     return (
-        replace(submit, request=p, hand_off=HandOff(1000)),
+        replace(submit, request=p, kv_transfer=KvTransfer(1000)),
         replace(submit, request=d, kv_from=KV_FROM),
     )

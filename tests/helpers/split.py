@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.wire.frames import Cancel, Continue, HandOff, KvFrom, KvReady, Ticket
+from headrace.wire.frames import Cancel, Continue, KvTransfer, KvFrom, KvReady, Ticket
 from helpers.fake_router import Answer, Conversation, FakeRouter
 from helpers.toy import make_submit, pack
 from helpers.worker_scene import Scene, joined, running
@@ -39,7 +39,7 @@ class Legs:
         leg = make_submit(number, prompt, **fields)
         ways = hello.transfer if self.transfer is None else self.transfer
         kv_from = KvFrom(hello.worker, ways, timeout_ms)
-        self.p.send(replace(leg, request=PREFILL + number, hand_off=HandOff(lease_ms)))
+        self.p.send(replace(leg, request=PREFILL + number, kv_transfer=KvTransfer(lease_ms)))
         self.d.send(replace(leg, kv_from=kv_from))
 
     async def ready(self, number: int) -> KvReady:

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.models.step_memory import StepMemory
-from headrace.wire.frames import HandOff, KvFrom, Resume, Sampling, Submit
+from headrace.wire.frames import KvTransfer, KvFrom, Resume, Sampling, Submit
 from headrace_kernels.ops import KvPool, KvRegion
 from headrace_kernels.pool_memory import PoolMemory
 
@@ -202,5 +202,5 @@ def make_submit(
         salt=salt,
         kv_from=kv_from,
         resume=None if resumed is None else Resume(pack(resumed), len(resumed)),
-        hand_off=None if lease_ms is None else HandOff(lease_ms),
+        kv_transfer=None if lease_ms is None else KvTransfer(lease_ms),
     )

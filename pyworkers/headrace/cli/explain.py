@@ -13,7 +13,7 @@ from headrace.cli import keys
 from headrace.cli.chat import ChatError, Server
 from headrace.cli.terminal import printable
 
-TIMES = ("queue", "prefill", "transfer", "decode", "harm", "barrier", "total")
+TIMES = ("queue", "prefill", "transfer", "decode", "interference", "saturation", "total")
 """The parts of a prediction, each `*_ms` in the answer of `/decisions/ID`; `total` is compared."""
 
 

@@ -8,7 +8,7 @@ Whatever a request or a model does wrong ends as a named failure of the requests
 Blocks that are freed while a step writes to them may be another sequence's at once, as steps run one after the other.
 Only movers, which write from elsewhere, get no block before the steps in flight are done with it.
 
-A request whose prompt is computed here and answered elsewhere (`hand_off`) is an export; one whose KV comes from
+A request whose prompt is computed here and answered elsewhere (`kv_transfer`) is an export; one whose KV comes from
 elsewhere (`kv_from`) is arriving.
 """
 
@@ -401,7 +401,7 @@ class Engine:
         full = whole // block_tokens
         due = full != columns.published[batch_rows]
         batch_rows, full = batch_rows[due], full[due]
-        one = (full == columns.published[batch_rows] + 1) & ~columns.hands_off[batch_rows]
+        one = (full == columns.published[batch_rows] + 1) & ~columns.exports_kv[batch_rows]
         some: list[int] = []
         names: list[bytes] = []
         due_rows, stops = batch_rows.tolist(), full.tolist()

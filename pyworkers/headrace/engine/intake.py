@@ -26,7 +26,7 @@ class Intake:
 
     def sequence(self, key: Key, submit: Submit, now_s: float) -> Sequence:
         """The sequence of a request, without block names yet. Raises `RequestError`."""
-        if submit.kv_from is not None and submit.hand_off is not None:
+        if submit.kv_from is not None and submit.kv_transfer is not None:
             text = "a leg that pulls its KV cannot hand it off as well"
             raise RequestError(FailureKind.UNSUPPORTED, text)
         sampling = submit.sampling
@@ -64,7 +64,7 @@ class Intake:
                 else None
             ),
             prompt_logprobs=[] if scores else None,
-            hand_off_ms=None if submit.hand_off is None else submit.hand_off.lease_ms,
+            export_lease_ms=None if submit.kv_transfer is None else submit.kv_transfer.lease_ms,
             kv_import=kv_import,
         )
 

@@ -161,7 +161,7 @@ class Scheduler:
         expected = np.maximum(answers, int(self._expected_answer))
         blocks = -(-np.minimum(limits, prompts + expected) // self.block_tokens)
         more = np.maximum(blocks - columns.held[batch_rows], 0)
-        more[columns.hands_off[batch_rows]] = 0
+        more[columns.exports_kv[batch_rows]] = 0
         return others + int(more.sum())
 
     @property
@@ -240,7 +240,7 @@ class Scheduler:
         low = len(self.running) - bisect_right(self.running, 0, key=lambda s: -s.priority)
         if low <= self.max_sequences // 2:
             return
-        victims = (s for s in self.running[-low:] if s.hand_off_ms is None)
+        victims = (s for s in self.running[-low:] if s.export_lease_ms is None)
         if victim := max(victims, key=_order, default=None):
             self._preempt(victim)
 
@@ -279,7 +279,7 @@ class Scheduler:
                 sequence.hold(blocks)
                 continue
             # One whose KV goes to another worker keeps it; the sequence that asks is none of those.
-            victim = next(s for s in reversed(self.running) if s.hand_off_ms is None)
+            victim = next(s for s in reversed(self.running) if s.export_lease_ms is None)
             self._preempt(victim)
             if victim is sequence:
                 return
@@ -403,7 +403,7 @@ class Scheduler:
         long prefix must not be walked for that.
         """
         depth = self.pool.depth(sequence.names, credit)
-        if sequence.hand_off_ms is None or self.pool.all_keyed:
+        if sequence.export_lease_ms is None or self.pool.all_keyed:
             return depth
         return len(self.lookahead.whole(self.pool.match(sequence.names[:depth])))
 
@@ -492,7 +492,7 @@ class Scheduler:
 
     def _blocks_to_come(self, sequence: Sequence) -> int:
         """Blocks that a sequence is expected to ask for; at least one while it may ask at all."""
-        if sequence.hand_off_ms is not None:
+        if sequence.export_lease_ms is not None:
             return 0  # it ends with its first token
         expected = max(int(self._expected_answer), len(sequence.generated) + self.block_tokens)
         length = min(sequence.limit, sequence.prompt_len + expected)

@@ -68,10 +68,10 @@ class Sequence:
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     answered: bool = False  # the first Output went out
     prompt_logprobs: list[TokenLogprob] | None = None  # collected so far; None when not wanted
-    hand_off_ms: int | None = (
+    export_lease_ms: int | None = (
         None  # lease of its KV, which another worker pulls after the first token
     )
-    export: KvExport | None = None  # from the admission on, with `hand_off_ms`
+    export: KvExport | None = None  # from the admission on, with `export_lease_ms`
     lease_end_s: float | None = None  # set once its first token is out
     kv_import: KvImport | None = None  # its KV comes from another worker; None once it runs
     prompt_len: int = field(init=False)

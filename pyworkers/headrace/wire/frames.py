@@ -309,7 +309,7 @@ class KvFrom:
 
 
 @dataclass(frozen=True, slots=True)
-class HandOff:
+class KvTransfer:
     """Makes a leg one that computes the prompt and one token, and keeps the KV for another worker."""
 
     lease_ms: U32
@@ -337,7 +337,7 @@ class Submit:
     salt: bytes = b""
     kv_from: KvFrom | None = None
     resume: Resume | None = None
-    hand_off: HandOff | None = None
+    kv_transfer: KvTransfer | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,7 +359,7 @@ class Drain:
     """Take nothing new, finish what runs, leave."""
 
     budget_ms: U64
-    hand_over: U32 = 0
+    migration: U32 = 0
 
 
 @dataclass(frozen=True, slots=True)

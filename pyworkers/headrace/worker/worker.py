@@ -264,7 +264,9 @@ class Worker:
     def _admit(self, submit: Submit, peer: Peer, at_s: float) -> None:
         if self._drain_until_s is not None:
             raise RequestError(FailureKind.DRAINING, "this worker leaves")
-        if self._connector is None and (submit.kv_from is not None or submit.hand_off is not None):
+        if self._connector is None and (
+            submit.kv_from is not None or submit.kv_transfer is not None
+        ):
             raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
         self.engine.submit(submit, link=peer.number, now_s=at_s)
         if self._connector is not None:

@@ -139,14 +139,14 @@ class KvExports:
     def admit(self, admitted: list[Sequence]) -> None:
         """Those of them that others will pull begin."""
         for sequence in admitted:
-            if sequence.hand_off_ms is not None:
+            if sequence.export_lease_ms is not None:
                 sequence.export = KvExport(
                     sequence.key,
                     blocks=tuple(sequence.blocks),
                     tokens=sequence.total,
                     computed=sequence.computed,
                     block_tokens=self._block_tokens,
-                    lease_ms=sequence.hand_off_ms,
+                    lease_ms=sequence.export_lease_ms,
                 )
                 self._new.append(sequence.export)
 

@@ -46,7 +46,7 @@ class Publishing:
         for place in range(sequence.published, full):
             name, own = sequence.names[place], sequence.blocks[place]
             known = self._pool.find(name)
-            if sequence.hand_off_ms is not None and known is not None:
+            if sequence.export_lease_ms is not None and known is not None:
                 if known != own:
                     self._pool.share([known])
                     sequence.twins.append(known)

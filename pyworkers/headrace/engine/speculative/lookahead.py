@@ -41,7 +41,7 @@ class Lookahead:
         drafts = np.minimum(wanted, most)
         before = columns.length(batch_rows) + columns.pending_drafts[batch_rows]
         lacks = before + drafts + self.most > columns.held[batch_rows] * self._block_tokens
-        lacks |= columns.hands_off[batch_rows]
+        lacks |= columns.exports_kv[batch_rows]
         if lacks.any():
             some = places_of(lacks)
             drafts[some] = self._reserve_for(batch_rows[some], before[some], drafts[some], running)
@@ -52,7 +52,7 @@ class Lookahead:
         columns = self._columns
         wanted = np.minimum(before + drafts + self.most, columns.limit[batch_rows])
         missing = np.maximum(-(-wanted // self._block_tokens) - columns.held[batch_rows], 0)
-        missing[columns.hands_off[batch_rows]] = 0
+        missing[columns.exports_kv[batch_rows]] = 0
         count = int(missing.sum())
         if missing.max() > 1 or self._pool.available - count < running:
             each = zip(columns.sequences_of(batch_rows), drafts.tolist(), strict=True)
@@ -66,7 +66,7 @@ class Lookahead:
             sequence.blocks.append(block)
         columns.held[batch_rows] += missing
         room = columns.held[batch_rows] * self._block_tokens - before
-        room[columns.hands_off[batch_rows]] = 0
+        room[columns.exports_kv[batch_rows]] = 0
         return np.maximum(np.minimum(drafts, room), 0)
 
     def _wanted(self, batch_rows: Ints) -> Ints:
@@ -132,7 +132,7 @@ class Lookahead:
 
         Returns how many drafts have room.
         """
-        if sequence.hand_off_ms is not None:
+        if sequence.export_lease_ms is not None:
             return 0  # it ends with its first token, and its blocks are known to others
         before = sequence.length + sequence.pending_drafts
         known = before + drafts  # tokens whose KV this step writes, if it ends the prompt

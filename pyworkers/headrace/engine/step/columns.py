@@ -70,7 +70,7 @@ class RowCounts:
         self.limit = np.zeros(batch_rows, dtype=np.int64)
         self.link = np.zeros(batch_rows, dtype=np.int64)
         self.request = np.zeros(batch_rows, dtype=np.uint64)
-        self.hands_off = np.zeros(batch_rows, dtype=np.bool_)  # its answer is another worker's
+        self.exports_kv = np.zeros(batch_rows, dtype=np.bool_)  # its answer is another worker's
         # A token of it is all that there is to say: it answers here, and the first Output is out.
         self.plain = np.zeros(batch_rows, dtype=np.bool_)
         self.taken = np.zeros(batch_rows, dtype=np.bool_)
@@ -86,8 +86,8 @@ class RowCounts:
         sequence.batch_row = batch_row
         self.prompt_len[batch_row], self.limit[batch_row] = sequence.prompt_len, sequence.limit
         self.link[batch_row], self.request[batch_row] = sequence.key
-        self.hands_off[batch_row] = sequence.hand_off_ms is not None
-        self.plain[batch_row] = sequence.answered and sequence.hand_off_ms is None
+        self.exports_kv[batch_row] = sequence.export_lease_ms is not None
+        self.plain[batch_row] = sequence.answered and sequence.export_lease_ms is None
         self.taken[batch_row] = True
         self.sequences[batch_row], self.answers[batch_row] = sequence, sequence.generated
 
@@ -106,7 +106,7 @@ class RowCounts:
         """Its first Output goes out."""
         sequence.answered = True
         if sequence.batch_row is not None:
-            self.plain[sequence.batch_row] = sequence.hand_off_ms is None
+            self.plain[sequence.batch_row] = sequence.export_lease_ms is None
 
     def at(self, batch_row: int | np.int64) -> Sequence:
         return self.sequences.item(batch_row)
@@ -151,6 +151,8 @@ class RowCounts:
             )
             assert self.prompt_len[batch_row] == sequence.prompt_len, "another's prompt"
             assert self.limit[batch_row] == sequence.limit, "another's limit"
-            plain = sequence.answered and sequence.hand_off_ms is None
+            plain = sequence.answered and sequence.export_lease_ms is None
             assert self.plain[batch_row] == plain, "who is plain"
-            assert self.hands_off[batch_row] == (sequence.hand_off_ms is not None), "who hands off"
+            assert self.exports_kv[batch_row] == (sequence.export_lease_ms is not None), (
+                "who hands off"
+            )

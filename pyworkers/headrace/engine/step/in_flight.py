@@ -101,7 +101,7 @@ class StepsInFlight:
                 TableUpdate(batch_row, place, sequence.blocks[place:], sequence.keys_from)
             )
             sequence.blocks_in_table = sequence.held
-        for place in places_of(columns.hands_off[batch_rows]).tolist():
+        for place in places_of(columns.exports_kv[batch_rows]).tolist():
             item = plan.work[place]
             assert item.sequence.export is not None
             chunks.append(Chunk(item.sequence.export, item.start, item.count))
@@ -134,8 +134,8 @@ class StepsInFlight:
 
     def _begin_leases(self, now_s: float) -> None:
         for sequence in self._outputs.pinned:
-            assert sequence.hand_off_ms is not None
-            sequence.lease_end_s = now_s + sequence.hand_off_ms / 1e3
+            assert sequence.export_lease_ms is not None
+            sequence.lease_end_s = now_s + sequence.export_lease_ms / 1e3
             self._requests.time(sequence)
         self._outputs.pinned.clear()
 

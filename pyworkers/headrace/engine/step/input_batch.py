@@ -117,7 +117,7 @@ class InputBatch:
         self.prompt_len[batch_row], self.limit[batch_row] = sequence.prompt_len, sequence.limit
         self.computed[batch_row], self.total[batch_row] = placed.computed, placed.total
         self.newest[batch_row] = placed.newest
-        self.answers[batch_row] = sequence.hand_off_ms is None
+        self.answers[batch_row] = sequence.export_lease_ms is None
         self.ended[batch_row] = False
         self.penalised[batch_row] = sequence.penalties is not None
         self._stops[:, batch_row] = NO_STOP

@@ -26,19 +26,19 @@ def names_of(prompt: list[int]) -> list[bytes]:
     return ToyNamer(BLOCK).follow(None, np.array(prompt, np.int32), b"")
 
 
-def migration(source: Engine, heir: Engine, count: int, *, arrived: bool = True) -> int:
+def migration(source: Engine, target: Engine, count: int, *, arrived: bool = True) -> int:
     """Copy the hottest blocks; how many were wanted."""
     hot = source.hottest(count)
     blocks = source.pin([block.name for block in hot])
     place = {block.name: i for i, block in enumerate(hot)}
     parents = [-1 if block.parent is None else place[block.parent] for block in hot]
-    adoption = heir.adopt([block.name for block in hot], parents)
-    heir.check()
+    adoption = target.adopt([block.name for block in hot], parents)
+    target.check()
     for at, block in adoption.wanted:
-        copy_block(source.model.kv_pool(), blocks[at], heir.model.kv_pool(), block)
-    heir.adopted(adoption, arrived=arrived)
+        copy_block(source.model.kv_pool(), blocks[at], target.model.kv_pool(), block)
+    target.adopted(adoption, arrived=arrived)
     source.unpin(blocks)
-    for engine in (source, heir):
+    for engine in (source, target):
         engine.check()
         engine.check_idle()
     return len(adoption.wanted)
@@ -57,34 +57,34 @@ def test_what_is_used_most_is_hottest_and_parents_come_first() -> None:
 
 
 def test_an_heir_finds_what_was_handed_over() -> None:
-    source, heir = make_engine(), make_engine()
+    source, target = make_engine(), make_engine()
     prompt = [7, 3] * 8
     whole = unsplit(source, make_submit(0, prompt))
-    heir.take_events()
+    target.take_events()
     assert (
-        migration(source, heir, 100) == 5
+        migration(source, target, 100) == 5
     )  # of the prompt, and of the answer but for its last token
-    stored = heir.take_events()
+    stored = target.take_events()
     assert len(stored) == 5
-    heard = unsplit(heir, make_submit(0, prompt))
+    heard = unsplit(target, make_submit(0, prompt))
     assert heard.first is not None and heard.first.cached_tokens == 12
     assert heard.ids == whole.ids
-    assert migration(source, heir, 100) == 0  # it has them all
+    assert migration(source, target, 100) == 0  # it has them all
 
 
 def test_what_did_not_arrive_is_not_found() -> None:
-    source, heir = make_engine(), make_engine()
+    source, target = make_engine(), make_engine()
     prompt = [7, 3] * 8
     unsplit(source, make_submit(0, prompt))
-    assert migration(source, heir, 100, arrived=False) == 5
-    assert (heir.pool.cached, heir.pool.used) == (0, 0)
-    source, heir = make_engine(), make_engine()
+    assert migration(source, target, 100, arrived=False) == 5
+    assert (target.pool.cached, target.pool.used) == (0, 0)
+    source, target = make_engine(), make_engine()
     unsplit(source, make_submit(0, prompt))
     hot = source.hottest(5)
-    adoption = heir.adopt([block.name for block in hot], [-1, 0, 1, 2, 3])
-    heir.use_hasher(ToyNamer(BLOCK, b"other"))  # the names mean nothing any more
-    heir.adopted(adoption, arrived=True)
-    assert (heir.pool.cached, heir.pool.used) == (0, 0)
+    adoption = target.adopt([block.name for block in hot], [-1, 0, 1, 2, 3])
+    target.use_hasher(ToyNamer(BLOCK, b"other"))  # the names mean nothing any more
+    target.adopted(adoption, arrived=True)
+    assert (target.pool.cached, target.pool.used) == (0, 0)
 
 
 def test_pinned_blocks_stay_whatever_else_comes() -> None:
@@ -103,20 +103,20 @@ def test_pinned_blocks_stay_whatever_else_comes() -> None:
 
 
 def test_an_heir_disturbs_nobody_who_runs() -> None:
-    source, heir = make_engine(), make_engine(blocks=12)
+    source, target = make_engine(), make_engine(blocks=12)
     unsplit(source, make_submit(0, list(range(40))))
     for _ in range(100):
-        heir.scheduler.note_answer(20)
-    heir.submit(make_submit(1, [1] * 10, max_tokens=20))  # 3 blocks now, 8 in the end
-    heir.step()
+        target.scheduler.note_answer(20)
+    target.submit(make_submit(1, [1] * 10, max_tokens=20))  # 3 blocks now, 8 in the end
+    target.step()
     hot = source.hottest(50)
-    adoption = heir.adopt([block.name for block in hot], [*range(-1, len(hot) - 1)])
+    adoption = target.adopt([block.name for block in hot], [*range(-1, len(hot) - 1)])
     assert [place for place, _ in adoption.wanted] == [0, 1, 2, 3]
-    while not heir.idle:
-        heir.step()
-        heir.check()
-    assert heir.scheduler.preemptions == 0
-    heir.adopted(adoption, arrived=False)
+    while not target.idle:
+        target.step()
+        target.check()
+    assert target.scheduler.preemptions == 0
+    target.adopted(adoption, arrived=False)
 
 
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, -1]])

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Key
-from headrace.wire.frames import HandOff
+from headrace.wire.frames import KvTransfer
 from helpers.toy import ToyModel, make_submit
 from helpers.toy_engine import engine_on
 
@@ -26,7 +26,7 @@ def test_a_short_request_begins_within_two_steps(chunks: int, handed_off: bool) 
     subject = engine()
     long = make_submit(1, [5 + i % 40 for i in range(LONG)], max_tokens=4)
     if handed_off:
-        long = replace(long, hand_off=HandOff(lease_ms=1_000))
+        long = replace(long, kv_transfer=KvTransfer(lease_ms=1_000))
     subject.submit(long)
     for _ in range(chunks):
         subject.step()

@@ -19,7 +19,7 @@ LONG = list(range(40))
 
 
 @pytest.fixture
-async def heirs(tmp_path: Path) -> AsyncGenerator[Pair]:
+async def pair_of_workers(tmp_path: Path) -> AsyncGenerator[Pair]:
     """The prefill worker leaves, and the decode worker stays: for this their roles do not matter."""
     async with pair(tmp_path) as workers:
         yield workers
@@ -50,8 +50,8 @@ async def fetched(two: Pair, number: int) -> Transferred:
     return report
 
 
-async def test_what_was_hot_stays_in_the_fleet(heirs: Pair) -> None:
-    two = heirs
+async def test_what_was_hot_stays_in_the_fleet(pair_of_workers: Pair) -> None:
+    two = pair_of_workers
     for number in (1, 2, 3):
         two.p.send(make_submit(number, LONG, max_tokens=1))
     two.p.send(make_submit(4, LONG[:8] + [7] * 9, max_tokens=1))
@@ -73,8 +73,8 @@ async def test_what_was_hot_stays_in_the_fleet(heirs: Pair) -> None:
     two.decode.check()
 
 
-async def test_only_what_is_missing_and_asked_for_is_fetched(heirs: Pair) -> None:
-    two = heirs
+async def test_only_what_is_missing_and_asked_for_is_fetched(pair_of_workers: Pair) -> None:
+    two = pair_of_workers
     two.p.send(make_submit(1, LONG, max_tokens=1))
     two.d.send(make_submit(2, LONG[:9], max_tokens=1))
     await two.p.until_freed(1)
@@ -100,8 +100,8 @@ async def test_only_what_is_missing_and_asked_for_is_fetched(heirs: Pair) -> Non
     two.decode.check()
 
 
-async def test_an_offer_ends_with_its_lease(heirs: Pair) -> None:
-    two = heirs
+async def test_an_offer_ends_with_its_lease(pair_of_workers: Pair) -> None:
+    two = pair_of_workers
     two.p.send(make_submit(1, LONG, max_tokens=1))
     await two.p.until_freed(1)
     offer = await offered(two, budget_ms=30)
@@ -113,17 +113,19 @@ async def test_an_offer_ends_with_its_lease(heirs: Pair) -> None:
     assert two.d.cache == set()
 
 
-async def test_a_worker_with_nothing_to_offer_says_so(heirs: Pair) -> None:
-    offer = await offered(heirs)
+async def test_a_worker_with_nothing_to_offer_says_so(pair_of_workers: Pair) -> None:
+    offer = await offered(pair_of_workers)
     assert (offer.names, offer.parents, offer.hits) == (b"", [], [])
-    heirs.d.send(fetch(heirs, offer, 50))
-    assert (await fetched(heirs, 50)).blocks == 0
-    heirs.p.send(Drain(20_000))
-    await heirs.prefill.ended()
+    pair_of_workers.d.send(fetch(pair_of_workers, offer, 50))
+    assert (await fetched(pair_of_workers, 50)).blocks == 0
+    pair_of_workers.p.send(Drain(20_000))
+    await pair_of_workers.prefill.ended()
 
 
-async def test_a_fetch_that_is_cancelled_or_has_a_bad_ticket_leaves_nothing(heirs: Pair) -> None:
-    two = heirs
+async def test_a_fetch_that_is_cancelled_or_has_a_bad_ticket_leaves_nothing(
+    pair_of_workers: Pair,
+) -> None:
+    two = pair_of_workers
     two.p.send(make_submit(1, LONG, max_tokens=1))
     await two.p.until_freed(1)
     offer = await offered(two)
@@ -160,8 +162,10 @@ async def test_a_fetch_takes_only_room_that_nobody_needs(tmp_path: Path) -> None
         two.decode.check()
 
 
-async def test_a_fetch_waits_for_the_step_under_way_and_nobody_for_the_fetch(heirs: Pair) -> None:
-    two = heirs
+async def test_a_fetch_waits_for_the_step_under_way_and_nobody_for_the_fetch(
+    pair_of_workers: Pair,
+) -> None:
+    two = pair_of_workers
     two.p.send(make_submit(1, LONG, max_tokens=1))
     await two.p.until_freed(1)
     offer = await offered(two)

@@ -1,6 +1,6 @@
 """An answer cut anywhere and gone on with elsewhere is the same, bit by bit, tokens and log-probabilities.
 
-Cut by a lost worker (`resume`), or between the legs of a split request (`hand_off` and `kv_from`), or both.
+Cut by a lost worker (`resume`), or between the legs of a split request (`kv_transfer` and `kv_from`), or both.
 """
 
 from __future__ import annotations
