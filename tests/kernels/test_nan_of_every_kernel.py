@@ -8,8 +8,6 @@ without a case fails here.
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -22,7 +20,7 @@ pytest.importorskip("triton")
 
 from triton.runtime.jit import KernelInterface
 
-import headrace_kernels
+from bench.kernels.launched import kernels_of_the_package, name_of
 from headrace_kernels.attention import mla_attention as absorbed
 from headrace_kernels.attention import mla_prefill as prefill
 from headrace_kernels.attention import paged_attention as paged
@@ -110,10 +108,6 @@ def copied(x: Any) -> Any:
     return empty.set_(memory, x.storage_offset(), x.size(), x.stride())  # pyright: ignore[reportArgumentType]
 
 
-def name_of(kernel: Any) -> str:
-    return f"{kernel.fn.__module__.removeprefix('headrace_kernels.')}.{kernel.fn.__name__}"
-
-
 def last_launch(case: Case) -> Launch:
     """With copies of what its arguments were before."""
     launches: list[Launch] = []
@@ -133,17 +127,6 @@ def last_launch(case: Case) -> Launch:
         patch.setattr(KernelInterface, "__getitem__", record)
         case.run()
     return launches[-1]
-
-
-def kernels_of_the_package() -> set[str]:
-    """What is launched: the functions of Triton that no other one calls."""
-    found: dict[str, Any] = {}
-    for module in pkgutil.walk_packages(headrace_kernels.__path__, "headrace_kernels."):
-        for member in vars(importlib.import_module(module.name)).values():
-            if isinstance(member, KernelInterface):
-                found[name_of(member)] = member
-    called = {name for kernel in found.values() for name in kernel.fn.__code__.co_names}
-    return {name for name in found if name.rpartition(".")[2] not in called}
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:

@@ -1,4 +1,4 @@
-//! The golden frames, which Python reads and writes too (tests/workers/test_frames.py).
+//! The golden frames, which Python reads and writes too (tests/wire/test_frames.py).
 
 use std::path::PathBuf;
 

@@ -34,7 +34,7 @@ from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
-from headrace.engine.step.columns import Ints
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.in_flight import StepsInFlight
 from headrace.engine.step.step import EngineStep

@@ -13,7 +13,7 @@ from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import GOES_ON, Chosen, ChosenRows
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.columns import Ints
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
 from headrace.wire.frames import Finish, Freed, Output, TokenLogprob
 from headrace.wire.output_columns import Outputs

@@ -32,7 +32,7 @@ from headrace.engine.cache.publishing import Publishing
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Sequence, Stage
 from headrace.engine.speculative.lookahead import Lookahead
-from headrace.engine.step.columns import Ints, RowCounts
+from headrace.engine.step.row_counts import Ints, RowCounts
 from headrace.engine.step.work import StepWork, Work
 
 ANSWER_WEIGHT = 1 / 16  # of the newest answer in the mean length; a guess

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.sampling.penalties import Penalties
-from headrace.engine.step import columns
-from headrace.engine.step.columns import Count, Ints
+from headrace.engine.step import row_counts
+from headrace.engine.step.row_counts import Count, Ints
 from headrace.wire.frames import Sampling, TokenLogprob
 
 if TYPE_CHECKING:
@@ -77,31 +77,31 @@ class Sequence:
     prompt_len: int = field(init=False)
     counts: Ints = field(init=False, repr=False)
 
-    computed = Count(columns.COMPUTED)  # tokens whose KV is in the cache
+    computed = Count(row_counts.COMPUTED)  # tokens whose KV is in the cache
     pending_rows = Count(
-        columns.PENDING_ROWS
+        row_counts.PENDING_ROWS
     )  # whose KV the steps in flight compute, but for drafts
-    pending_tokens = Count(columns.PENDING_TOKENS)  # that they choose, but for accepted drafts
-    pending_drafts = Count(columns.PENDING_DRAFTS)  # that they check: so many tokens more may come
-    drafts = Count(columns.DRAFTS)  # guesses at the tokens after `total` that there are
-    keys_from = Count(columns.KEYS_FROM)  # the drafting layer has keys of `keys_from:keys_to`
-    keys_to = Count(columns.KEYS_TO)
-    published = Count(columns.PUBLISHED)  # leading blocks whose contents are named in the pool
-    held = Count(columns.HELD)  # `blocks`
+    pending_tokens = Count(row_counts.PENDING_TOKENS)  # that they choose, but for accepted drafts
+    pending_drafts = Count(row_counts.PENDING_DRAFTS)  # that they check: so many tokens more may come
+    drafts = Count(row_counts.DRAFTS)  # guesses at the tokens after `total` that there are
+    keys_from = Count(row_counts.KEYS_FROM)  # the drafting layer has keys of `keys_from:keys_to`
+    keys_to = Count(row_counts.KEYS_TO)
+    published = Count(row_counts.PUBLISHED)  # leading blocks whose contents are named in the pool
+    held = Count(row_counts.HELD)  # `blocks`
     blocks_in_table = Count(
-        columns.BLOCKS_IN_TABLE
+        row_counts.BLOCKS_IN_TABLE
     )  # leading blocks that the batch row's row of the block table has
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
-        self.counts = np.zeros(columns.COUNTS, dtype=np.int64)
-        self.counts[columns.TOTAL] = self.total
+        self.counts = np.zeros(row_counts.COUNTS, dtype=np.int64)
+        self.counts[row_counts.TOTAL] = self.total
         self.keys_from = self.keys_to = 1
 
     def add(self, tokens: list[int]) -> None:
         """These were generated."""
         self.generated += tokens
-        self.counts[columns.TOTAL] += len(tokens)
+        self.counts[row_counts.TOTAL] += len(tokens)
 
     def hold(self, blocks: list[int]) -> None:
         """These are its next blocks."""

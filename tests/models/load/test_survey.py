@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 import torch
 
+from bench.gpu.random_checkpoint import R1_CONFIG
+
 from headrace.models.deepseek import load_deepseek
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
@@ -19,50 +21,12 @@ from helpers.tiny_deepseek import deepseek_shapes, tiny_deepseek
 from helpers.tiny_model import tiny_tokenizer, write_json_files
 
 SHARDS = 163
-R1: dict[str, Any] = {
-    "architectures": ["DeepseekV3ForCausalLM"],
-    "model_type": "deepseek_v3",
-    "vocab_size": 129_280,
-    "hidden_size": 7168,
-    "intermediate_size": 18_432,
-    "moe_intermediate_size": 2048,
-    "num_hidden_layers": 61,
-    "num_attention_heads": 128,
-    "num_key_value_heads": 128,
-    "n_shared_experts": 1,
-    "n_routed_experts": 256,
-    "num_experts_per_tok": 8,
-    "n_group": 8,
-    "topk_group": 4,
-    "routed_scaling_factor": 2.5,
-    "scoring_func": "sigmoid",
-    "topk_method": "noaux_tc",
-    "norm_topk_prob": True,
-    "first_k_dense_replace": 3,
+R1: dict[str, Any] = R1_CONFIG | {
     "moe_layer_freq": 1,
-    "q_lora_rank": 1536,
-    "kv_lora_rank": 512,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
     "num_nextn_predict_layers": 1,
-    "max_position_embeddings": 163_840,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 10_000,
-    "rope_scaling": {
-        "type": "yarn", "factor": 40, "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0,
-        "original_max_position_embeddings": 4096,
-    },
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "tie_word_embeddings": False,
     "bos_token_id": 0,
     "eos_token_id": 1,
-    "torch_dtype": "bfloat16",
-    "quantization_config": {
-        "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
-    },
-}  # fmt: skip
+}
 ITEM_BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4, "I8": 1}
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.columns import Ints, RowCounts
+from headrace.engine.step.row_counts import Ints, RowCounts
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.work import Work
 

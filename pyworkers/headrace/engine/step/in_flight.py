@@ -22,7 +22,7 @@ from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import ChosenRows
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.columns import Ints
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
 from headrace.engine.step.rows import places_of

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.columns import Ints
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
 
 STOPS = 8  # stop tokens of a sequence that are looked at for all batch rows at once. A guess

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.columns import Ints, RowCounts
+from headrace.engine.step.row_counts import Ints, RowCounts
 
 Flags = NDArray[np.bool_]
 
