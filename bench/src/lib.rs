@@ -1,5 +1,7 @@
 //! Load against an endpoint, workers without a model, and what else measures a router. Each command prints one report.
 
+use std::io::Write as _;
+
 use std::ffi::OsString;
 
 use clap::{Parser as _, Subcommand};
@@ -113,14 +115,18 @@ fn one_thread() -> std::io::Result<tokio::runtime::Runtime> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()
 }
 
-#[expect(clippy::print_stdout, reason = "the report is this program's output")]
 pub(crate) fn print_json(report: &Value) {
-    println!("{report:#}");
+    print(&format_args!("{report:#}\n"));
 }
 
-#[expect(clippy::print_stdout, reason = "the report is this program's output")]
+/// Writes to standard output. Who has read enough (`| head`) closes it, which is no fault.
 pub(crate) fn print(report: &impl std::fmt::Display) {
-    print!("{report}");
+    let written = write!(std::io::stdout().lock(), "{report}");
+    if let Err(error) = written
+        && error.kind() != std::io::ErrorKind::BrokenPipe
+    {
+        report_error(&error.into());
+    }
 }
 
 #[expect(clippy::print_stderr, reason = "a command line tool says there what went wrong")]

@@ -29,7 +29,7 @@ pub(crate) struct LoadArgs {
     client: ClientArgs,
 
     /// Requests in all [default: 100, or as many as fit into --duration].
-    #[arg(short = 'n', long, help_heading = "When")]
+    #[arg(short = 'n', long, value_parser = clap::value_parser!(u64).range(1..), help_heading = "When")]
     requests: Option<u64>,
     /// No request begins after this time: 30s, 2m.
     #[arg(long, value_name = "TIME", value_parser = time_ms, help_heading = "When")]
@@ -65,9 +65,9 @@ pub(crate) struct LoadArgs {
     /// Number of the first request; a request's number is in its prompt, so other numbers are other prompts.
     #[arg(long, default_value_t = 0, help_heading = "What")]
     first: u64,
-    /// Equal seeds are equal times and prompts.
-    #[arg(long, default_value_t = 0, help_heading = "What")]
-    seed: u64,
+    /// Equal seeds are equal times and prompts [default: from the clock, and printed].
+    #[arg(long, help_heading = "What")]
+    seed: Option<u64>,
     /// Tokens to generate (`max_tokens` with `ignore_eos`).
     #[arg(long, default_value_t = 64, help_heading = "What")]
     max_tokens: u32,
@@ -93,6 +93,7 @@ pub(crate) struct LoadArgs {
 /// # Errors
 /// The endpoint cannot be reached or names no model, or no request was answered. Failures of single requests are counted.
 pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
+    let seed = seed(args.seed);
     let prompts = match &args.prompts {
         Some(file) => prompts::read(file, args.chat)?,
         None => Prompts::MadeUp(MadeUp {
@@ -101,7 +102,7 @@ pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
             shared: args.shared_prefix,
             beginnings: args.prefixes,
             chat: args.chat,
-            seed: args.seed,
+            seed,
             vocab: args.vocab,
         }),
     };
@@ -118,7 +119,7 @@ pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
     let cpu = || args.pids.iter().map(|&pid| cpu_seconds(pid)).collect::<Result<Vec<_>, _>>();
     let before = cpu()?;
     let run = match args.rate {
-        Some(rate) => open(&args, rate, &client, request).await?,
+        Some(rate) => open(&args, rate, seed, &client, request).await?,
         None => closed(&args, &client, request).await,
     };
     let after = cpu()?;
@@ -134,16 +135,28 @@ pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
     args.output.write(&Report::new(setting, &run.samples))
 }
 
+/// The seed that was given, or one from the clock: a second run with the prompts of the first one would meet a warm cache.
+#[expect(clippy::print_stderr, reason = "a run is repeated with it, and the report may be JSON")]
+fn seed(given: Option<u64>) -> u64 {
+    given.unwrap_or_else(|| {
+        let since = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let seed = since.as_millis() as u64;
+        eprintln!("headrace bench load: seed {seed}; `--seed {seed}` repeats this run");
+        seed
+    })
+}
+
 async fn open(
     args: &LoadArgs,
     rate: f64,
+    seed: u64,
     client: &Arc<Client>,
     request: impl Fn(u64) -> crate::client::Request,
 ) -> std::io::Result<Run> {
     let until = args.duration.map_or(Duration::MAX, |ms| Duration::from_secs_f64(ms / 1e3));
     let default = args.duration.map_or(DEFAULT_REQUESTS, |_| u64::MAX);
     let count = usize::try_from(args.requests.unwrap_or(default)).unwrap_or(usize::MAX);
-    let mut random = Random::new(args.seed);
+    let mut random = Random::new(seed);
     let times = arrival_times(args.arrivals, rate, count, until, &mut random);
     let progress = Arc::new(Progress::new("load", times.len()));
     open_loop(client, &times, |i| request(i as u64), &progress).await

@@ -1,7 +1,8 @@
 //! Checks chat messages and puts them into the form that chat templates read.
 //!
-//! Templates are written against `transformers`: `content` is text (or none, beside tool calls), tool arguments are
-//! objects rather than JSON in a string, and nobody knows the role `developer`, OpenAI's newer name for `system`.
+//! Templates are written against `transformers`: `content` is text, and empty where tool calls stand in its place, as many
+//! templates add to it; tool arguments are objects rather than JSON in a string; and nobody knows the role `developer`,
+//! OpenAI's newer name for `system`.
 
 use serde_json::{Map, Value, json};
 
@@ -80,7 +81,8 @@ fn check_one(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError
     let content =
         fields.take("content").map(|value| text(value, &fields.path("content"))).transpose()?;
     let content_is_set = content.is_some();
-    out.insert("content".into(), content.map_or(Value::Null, Value::String));
+    out.insert("content".into(), Value::String(content.unwrap_or_default()));
+    fields.take("cache_control"); // a hint of other vendors' clients about caches; ours needs none
 
     let mut may_be_empty = role == Role::Function;
     if let Some(name) = fields.string("name")? {
@@ -122,7 +124,7 @@ fn assistant_extras(
         stands_in = true;
     }
     if let Some(refusal) = fields.string("refusal")? {
-        if out["content"].is_null() {
+        if out["content"] == "" {
             out.insert("content".into(), refusal.into());
         }
         stands_in = true;
@@ -209,7 +211,7 @@ fn part_text(mut part: Fields) -> Result<String, RouteError> {
     };
     let text = part.string(field)?;
     let text = part.require(field, text)?;
-    part.take("cache_control"); // a hint of other vendors' clients about caches; ours needs none
+    part.take("cache_control");
     part.take("prompt_cache_breakpoint");
     part.finish()?;
     Ok(text)
@@ -280,7 +282,7 @@ mod tests {
         };
         let got = checked(call(r#"{"x": 1}"#));
         assert_eq!(got["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
-        assert!(got["content"].is_null());
+        assert_eq!(got["content"], "", "templates add to it");
         assert_eq!(checked(call("{x"))["tool_calls"][0]["function"]["arguments"], json!("{x"));
     }
 
