@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+
+from headrace.host_memory import available_bytes, machine_bytes
 
 if TYPE_CHECKING:
     from headrace.models import Model
@@ -70,37 +70,8 @@ def allocate_kv(model: Model, num_blocks: int, device: torch.device) -> None:
         ) from error
 
 
-def machine_bytes() -> int:
-    """Memory of the machine, or what its control group allows of it."""
-    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    limit = _lines(Path("/sys/fs/cgroup") / "memory.max")
-    if limit and limit[0].isdigit():
-        limits.append(int(limit[0]))
-    return min(limits)
-
-
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return int(free)
     return available_bytes()
-
-
-def available_bytes() -> int:
-    """Memory that this process may still take: of the machine, and of its control group."""
-    limits = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in _lines(Path("/proc/meminfo")):
-        if line.startswith("MemAvailable:"):
-            limits[0] = int(line.split()[1]) * 1024
-    group = Path("/sys/fs/cgroup")
-    limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
-    if limit and used and limit[0].isdigit():
-        limits.append(max(int(limit[0]) - int(used[0]), 0))
-    return min(limits)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

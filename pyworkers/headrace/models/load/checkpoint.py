@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headrace.host_memory import available_bytes
 from headrace.models.config import ModelConfig, ModelFileError, read_config, read_json_object
 from headrace.models.load import doc
 from headrace.models.load.read_ahead import MOST_AHEAD_BYTES, MOST_READERS, Place, ReadAhead, cores
@@ -230,8 +231,6 @@ class Checkpoint(ABC):
         if sum(place.nbytes for place in places) < least_bytes:
             yield
             return
-        from headrace.engine.cache.memory import available_bytes  # which imports torch
-
         readers = min(MOST_READERS, cores())
         ahead_bytes = min(MOST_AHEAD_BYTES, available_bytes() // 4)
         self._unread = set(names)

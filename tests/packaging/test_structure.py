@@ -1,0 +1,145 @@
+"""The shape of the Python packages, read from their code: who imports whom, and what a type name stands for."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {"headrace": ROOT / "pyworkers/headrace", "headrace_kernels": ROOT / "kernels/headrace_kernels"}
+NATIVE = "headrace._core"
+MOST_FILES = 16
+# Forms of one thing on two sides of a seam.
+SAME_NAME: dict[str, int] = {}
+
+
+def modules() -> dict[str, ast.Module]:
+    """Every module of both packages by its name."""
+    found: dict[str, ast.Module] = {}
+    for package, folder in FOLDERS.items():
+        for path in folder.rglob("*.py"):
+            parts = [package, *path.relative_to(folder).with_suffix("").parts]
+            name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            found[name] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = modules()
+
+
+def at_run_time(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """Imports that happen when a module is loaded: neither inside of functions nor for type checkers alone."""
+    found: list[ast.Import | ast.ImportFrom] = []
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            found.append(node)
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test):
+            continue
+        elif not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            found += at_run_time(node)
+    return found
+
+
+def every(tree: ast.AST) -> list[ast.Import | ast.ImportFrom]:
+    """All imports, wherever they stand."""
+    return [node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom)]
+
+
+def targets(nodes: list[ast.Import | ast.ImportFrom]) -> set[str]:
+    """Modules of ours that these statements load."""
+    found: set[str] = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        else:
+            base = node.module or ""
+            names = [f"{base}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES or name == NATIVE else base for name in names]
+        found.update(name for name in names if name in MODULES or name == NATIVE)
+    return found
+
+
+def related(a: str, b: str) -> bool:
+    """One is the other's parent."""
+    return a.startswith(f"{b}.") or b.startswith(f"{a}.")
+
+
+def test_no_module_imports_itself_by_a_detour() -> None:
+    edges = {
+        name: {to for to in targets(at_run_time(tree)) if not related(name, to)}
+        for name, tree in MODULES.items()
+    }
+    state: dict[str, bool] = {}  # true while its imports are followed
+    trail: list[str] = []
+
+    def follow(name: str) -> None:
+        if name in state:
+            assert not state[name], f"a circle: {' -> '.join([*trail[trail.index(name) :], name])}"
+            return
+        state[name] = True
+        trail.append(name)
+        for to in sorted(edges.get(name, ())):
+            follow(to)
+        trail.pop()
+        state[name] = False
+
+    for name in sorted(edges):
+        follow(name)
+
+
+def room(module: str) -> str:
+    """`headrace.engine.step.forward` is in the room `engine`, `headrace.errors` is its own."""
+    package, *rest = module.split(".")
+    if package != "headrace" or not rest:
+        return package
+    return rest[0]
+
+
+def test_rooms_import_each_other_as_the_architecture_says() -> None:
+    found: defaultdict[str, set[str]] = defaultdict(set)
+    for name, tree in MODULES.items():
+        found[room(name)].update(room(to) for to in targets(every(tree)))
+    text = (ROOT / "ARCHITECTURE.md").read_text()
+    block = re.search(r"```text\n(# Python: who imports whom\n.*?)```", text, re.DOTALL)
+    assert block is not None
+    said = {
+        line.partition(" -> ")[0].strip(): set(line.partition(" -> ")[2].split(", "))
+        for line in block[1].splitlines()
+        if " -> " in line
+    }
+    everywhere = {"errors", "settings", "logs", "host_memory", "_core", "headrace"}
+    mean = {
+        name: to - everywhere - {name}
+        for name, to in found.items()
+        if name not in everywhere and to - everywhere - {name}
+    }
+    assert mean == said
+
+
+def test_kernels_know_nothing_of_workers() -> None:
+    for name, tree in MODULES.items():
+        if name.startswith("headrace_kernels"):
+            above = {to for to in targets(every(tree)) if not to.startswith("headrace_kernels")}
+            assert above <= {NATIVE, "headrace"}, f"{name} imports {above}"
+
+
+def test_a_public_type_name_stands_for_one_thing() -> None:
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for module, tree in MODULES.items():
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places[node.name].append(module)
+    twice = {name: where for name, where in places.items() if len(where) > SAME_NAME.get(name, 1)}
+    assert not twice
+
+
+@pytest.mark.parametrize("package", FOLDERS)
+def test_rooms_are_small_enough_to_look_around_in(package: str) -> None:
+    folders = [FOLDERS[package], *(p for p in FOLDERS[package].rglob("*") if p.is_dir())]
+    for folder in folders:
+        count = sum(path.suffix == ".py" and path.name != "__init__.py" for path in folder.iterdir())
+        assert count <= MOST_FILES, f"{folder.relative_to(ROOT)} has {count} modules"
