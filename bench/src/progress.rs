@@ -73,7 +73,7 @@ impl Counts {
         let errors = self.errors.load(Relaxed);
         let seconds = elapsed.as_secs();
         let in_flight = sent.saturating_sub(done);
-        let tail = format!("{done} answered, {under_way} under way, {errors} errors, {seconds} s");
+        let tail = format!("{done} answered, {in_flight} in flight, {errors} errors, {seconds} s");
         if self.all == 0 {
             return format!("{name}  {tail}");
         }

@@ -33,7 +33,7 @@ mod _core {
     #[pymodule_export]
     use crate::outputs::encode_outputs;
     #[pymodule_export]
-    use crate::process::signals::end_on_signals;
+    use crate::signals::end_on_signals;
     #[pymodule_export]
     use crate::race::race;
     #[pymodule_export]

@@ -78,7 +78,7 @@ fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router 
     routes
         .fallback(no_such_path)
         .method_not_allowed_fallback(wrong_method)
-        .layer(from_fn_with_state((state, access), headers::observe))
+        .layer(from_fn_with_state((state, access), parse::headers::observe))
         .with_state(surface)
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn too_much_unread() -> impl IntoResponse {
 #[doc(hidden)]
 pub fn read_body(body: &[u8], bytes: usize) -> Result<(serde_json::Value, usize), RouteError> {
     let mut memory = crate::limits::memory::Pool::private(bytes).share();
-    let document = json::parse(body, None, &mut memory)?;
+    let document = parse::json::parse(body, None, &mut memory)?;
     Ok((document.value, memory.peak()))
 }
 

@@ -12,8 +12,9 @@ use crate::config::{Keys, Tenant};
 use crate::connection::Peer;
 use crate::error::RouteError;
 use crate::http::access::caller;
+use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
-use crate::http::{explain, reject::Reject};
+use crate::http::reply::reject::Reject;
 use crate::limits::shares::{Holder, address_number};
 use crate::request::{Account, Job, RequestTrace, Slo, Stages, Usage};
 

@@ -8,7 +8,7 @@ use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
-use crate::http::{ids, messages};
+use crate::http::parse::{ids, messages};
 use crate::limits::memory::Share;
 use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;

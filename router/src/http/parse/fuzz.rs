@@ -6,8 +6,9 @@ use serde_json::{Map, Value, json};
 use crate::error::RouteError;
 use crate::http::generate::PROMPT;
 use crate::http::parse::fields::Fields;
+use crate::http::parse::json as reader;
 use crate::http::parse::params::ModelFacts;
-use crate::http::{chat, completions, json as reader};
+use crate::http::{chat, completions};
 use crate::limits::memory::{Pool, Share};
 
 /// Every name that some check looks for, so that random objects get past the first one.

@@ -7,8 +7,9 @@
 use serde_json::{Map, Value, json};
 
 use crate::error::RouteError;
+use crate::http::chat;
 use crate::http::parse::fields::{Fields, bad, clip, unsupported, wrong_type};
-use crate::http::{chat, json};
+use crate::http::parse::json;
 use crate::limits::memory::{ALLOCATION_BYTES, Share};
 
 /// Between the text parts of one message, as vLLM does it.
