@@ -33,13 +33,13 @@ mod _core {
     #[pymodule_export]
     use crate::outputs::encode_outputs;
     #[pymodule_export]
-    use crate::signals::end_on_signals;
-    #[pymodule_export]
     use crate::race::race;
     #[pymodule_export]
     use crate::router::{Router, router_main};
     #[pymodule_export]
     use crate::segments::{copy_segments, crc32};
+    #[pymodule_export]
+    use crate::signals::end_on_signals;
     #[pymodule_export]
     use crate::wire::{decode_frame, encode_frame};
 }

@@ -160,7 +160,7 @@ async fn an_heir_that_fails_or_dies_or_says_nothing_costs_its_share_only() {
             "fails" => target.send(Frame::Transferred(transferred(&fetch, Some("checksum")))),
             "dies" => target = movable("w3").ready(&app).await,
             _ => {
-                assert_eq!(target.cancelled().await, fetch.request, "nobody waits for it any more")
+                assert_eq!(target.cancelled().await, fetch.request, "nobody waits for it any more");
             }
         }
         while drain_asked(&mut leaving).await.migration > 0 {}

@@ -9,7 +9,7 @@ use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::limits::shares::Holder;
-use headrace_router::request::{Answer, Goal, Job, Prompt, RequestTrace, answer};
+use headrace_router::request::{Answer, Job, Prompt, RequestTrace, Slo, answer};
 use tokio::task::JoinHandle;
 
 use super::caching::*;
@@ -51,8 +51,8 @@ async fn busy(app: &App, workers: &[Caching]) {
 /// The same job with a deadline for its first token.
 fn wanted_within(app: &App, first_token: Duration, job: Job) -> Job {
     let metrics = Arc::clone(&app.metrics);
-    let goal = Goal { first_token, tpot_ms: None, metrics };
-    Job { request_trace: RequestTrace::new("test".into(), Some(goal)), ..job }
+    let slo = Slo { first_token, tpot_ms: None, metrics };
+    Job { request_trace: RequestTrace::new("test".into(), Some(slo)), ..job }
 }
 
 /// Asks in a task of its own, and returns once it waits as the `n`th.

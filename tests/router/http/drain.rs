@@ -9,7 +9,7 @@ async fn a_drain_is_begun_and_followed() {
     let reply = router.get("/workers/my%20worker/drain").await;
     assert_eq!((reply.status, &reply.error()["code"]), (404, &"unknown_drain".into()));
     let path = "/workers/my%20worker/drain";
-    let reply = router.post(path, r#"{"budget_ms": 5000, "migration": 10}"#).await;
+    let reply = router.post(path, r#"{"budget_ms": 5000, "hand_over": 10}"#).await;
     assert_eq!(reply.status, 202);
     assert_eq!(reply.json()["budget_ms"], 5000);
     let reply = router.post(path, "{}").await;
@@ -34,9 +34,9 @@ async fn bad_orders_are_refused_by_field_and_change_nothing() {
         (r#"{"budget_ms": 3600001}"#, "budget_ms"),
         (r#"{"budget_ms": "30s"}"#, "budget_ms"),
         (r#"{"budget_ms": 1.5}"#, "budget_ms"),
-        (r#"{"migration": -1}"#, "hand_over"),
-        (r#"{"migration": 65537}"#, "hand_over"),
-        (r#"{"migration": true}"#, "hand_over"),
+        (r#"{"hand_over": -1}"#, "hand_over"),
+        (r#"{"hand_over": 65537}"#, "hand_over"),
+        (r#"{"hand_over": true}"#, "hand_over"),
         (r#"{"keep": 1}"#, "keep"),
     ];
     for (body, field) in cases {
