@@ -1,4 +1,4 @@
-"""The README's examples work as printed, but for the port."""
+"""The examples of the README and of docs/api.md work as printed, but for the port."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,11 @@ from helpers.serving import ROOT, Server
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
-def blocks(language: str, containing: str) -> list[str]:
-    readme = ROOT / "README.md"
-    found = BLOCK.findall(readme.read_text()) if readme.exists() else []
+DOCUMENTS = ("README.md", "docs/api.md")
+
+
+def blocks(language: str, containing: str, documents: Sequence[str] = DOCUMENTS) -> list[str]:
+    found = [pair for name in documents for pair in BLOCK.findall((ROOT / name).read_text())]
     return [text for lang, text in found if lang == language and containing in text]
 
 
@@ -27,8 +30,8 @@ def curl_blocks() -> list[str]:
 
 
 def test_there_are_examples() -> None:
-    assert any("chat/completions" in script for script in curl_blocks())
-    assert blocks("python", "openai")
+    assert blocks("bash", "chat/completions", ["README.md"])
+    assert blocks("python", "openai", ["docs/api.md"])
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
