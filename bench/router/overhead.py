@@ -179,7 +179,7 @@ def main() -> None:
                 "client_cpu_s": result["client_cpu_s"],
             }
 
-        # Names follow the peers' table in the README: A is unary and short, B streams at full speed, C512 at a pace.
+        # A is unary and short, B streams at full speed, C512 at a pace.
         cases = {
             "A_unary_c64_1_token": (0.0, ["-n", "10000", "-c", "64", "--max-tokens", "1", "--unary", "--chat"]),
             "B_stream_c64_64_tokens_full_speed": (0.0, ["-n", "2000", "-c", "64", "--max-tokens", "64", "--chat"]),
