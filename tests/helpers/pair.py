@@ -10,7 +10,7 @@ from headrace.engine.cache.kv_import import PullRequest
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
-from headrace.wire.frames import Failed, KvTransfer, KvFrom, Output, Submit, TokenLogprob
+from headrace.wire.frames import Failed, KvFrom, KvTransfer, Output, Submit, TokenLogprob
 from helpers.kv_copy import copy_block
 
 KV_FROM = KvFrom(worker="p", transfer=["none"], timeout_ms=1000)

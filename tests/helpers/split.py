@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from headrace.wire.frames import Cancel, Continue, KvTransfer, KvFrom, KvReady, Ticket
+from headrace.wire.frames import Cancel, Continue, KvFrom, KvReady, KvTransfer, Ticket
 from helpers.fake_router import Answer, Conversation, FakeRouter
 from helpers.toy import make_submit, pack
 from helpers.worker_scene import Scene, joined, running

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.models.step_memory import StepMemory
-from headrace.wire.frames import KvTransfer, KvFrom, Resume, Sampling, Submit
+from headrace.wire.frames import KvFrom, KvTransfer, Resume, Sampling, Submit
 from headrace_kernels.ops import KvPool, KvRegion
 from headrace_kernels.pool_memory import PoolMemory
 

@@ -17,8 +17,8 @@ import torch
 import headrace.models
 from headrace.cli.supervise import EXIT_CONFIG
 from headrace.engine.cache.memory import kv_blocks
-from headrace.host_memory import available_bytes
 from headrace.errors import Refused
+from headrace.host_memory import available_bytes
 from headrace.models.step_memory import StepMemory
 from headrace.settings import WorkerSettings
 from headrace.wire.frames import PROTOCOL, Bye

@@ -34,9 +34,9 @@ from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
-from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.in_flight import StepsInFlight
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.step import EngineStep
 from headrace.wire.frames import Load, Submit
 

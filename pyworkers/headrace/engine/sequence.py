@@ -82,7 +82,9 @@ class Sequence:
         row_counts.PENDING_ROWS
     )  # whose KV the steps in flight compute, but for drafts
     pending_tokens = Count(row_counts.PENDING_TOKENS)  # that they choose, but for accepted drafts
-    pending_drafts = Count(row_counts.PENDING_DRAFTS)  # that they check: so many tokens more may come
+    pending_drafts = Count(
+        row_counts.PENDING_DRAFTS
+    )  # that they check: so many tokens more may come
     drafts = Count(row_counts.DRAFTS)  # guesses at the tokens after `total` that there are
     keys_from = Count(row_counts.KEYS_FROM)  # the drafting layer has keys of `keys_from:keys_to`
     keys_to = Count(row_counts.KEYS_TO)

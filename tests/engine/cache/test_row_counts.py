@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headrace.engine.engine import Engine
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence
-from headrace.engine.step.row_counts import RowCounts
 from headrace.engine.step.input_batch import STOPS, AddedRow, GrownTables, InputBatch
+from headrace.engine.step.row_counts import RowCounts
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import Sampling
 from helpers.drafting_engine import Heard, plain

@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from bench.gpu.random_checkpoint import R1_CONFIG
-
 from headrace.models.deepseek import load_deepseek
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from headrace.engine.sampling.sampler import Rows
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.input_batch import Ends
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of, spread
 from headrace.engine.step.work import StepWork
 from headrace.wire.frames import Finish, TokenLogprob

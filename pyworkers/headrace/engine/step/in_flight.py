@@ -22,9 +22,9 @@ from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import ChosenRows
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Sequence
-from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.step import Computed, EngineStep, Order
 from headrace.engine.step.work import StepWork, Work
