@@ -96,7 +96,7 @@ mod tests {
         let line = counts.line("replay", Duration::from_secs(3));
         assert_eq!(
             line,
-            "replay [======                  ] of 8: 2 answered, 2 under way, 1 errors, 3 s"
+            "replay [======                  ] of 8: 2 answered, 2 in flight, 1 errors, 3 s"
         );
         let unknown = Counts::default().line("load", Duration::ZERO);
         assert_eq!(unknown, "load  0 answered, 0 under way, 0 errors, 0 s");
