@@ -99,6 +99,6 @@ mod tests {
             "replay [======                  ] of 8: 2 answered, 2 in flight, 1 errors, 3 s"
         );
         let unknown = Counts::default().line("load", Duration::ZERO);
-        assert_eq!(unknown, "load  0 answered, 0 under way, 0 errors, 0 s");
+        assert_eq!(unknown, "load  0 answered, 0 in flight, 0 errors, 0 s");
     }
 }

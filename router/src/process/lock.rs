@@ -125,7 +125,7 @@ mod tests {
             let _ = holder.join();
             return; // as a process that goes on
         }
-        let this = "lock::tests::a_panic_of_the_holder_ends_the_process_by_name";
+        let this = "process::lock::tests::a_panic_of_the_holder_ends_the_process_by_name";
         let mut child = Command::new(std::env::current_exe().expect("this test has a file"));
         let child = child.args(["--exact", this, "--nocapture"]).env(CHILD, "1");
         let output = child.output().expect("it runs again");
