@@ -130,3 +130,42 @@ class ConfigError(HeadraceError, ValueError):
 
 class StartError(HeadraceError, OSError):
     """A router could not start, for instance because its port is taken."""
+
+
+class CannotRun(HeadraceError, ValueError):
+    """What was typed is right and cannot be done with this machine or this model. One line; commands end with 78."""
+
+
+class MissingExtra(CannotRun):
+    """A package is not installed that the base install does not bring. The text names the extra that does."""
+
+    def __init__(self, package: str, extra: str, what_for: str = "") -> None:
+        super().__init__(package, extra, what_for)
+        self.package = package
+        self.extra = extra
+        self.what_for = what_for
+
+    def __str__(self) -> str:
+        start = f"{self.what_for}: " if self.what_for else ""
+        return f"{start}{self.package} is not installed; run: pip install 'headrace[{self.extra}]'"
+
+
+class NoDevice(CannotRun):
+    """The device that a flag names cannot be used on this machine. The text says what is missing and what to do."""
+
+
+class ContextTooLong(CannotRun):
+    """Somebody typed a longer context than the model allows or the KV cache holds."""
+
+    def __init__(self, typed: int, limit: int, of: str, instead: str) -> None:
+        super().__init__(typed, limit, of, instead)
+        self.typed = typed
+        self.limit = limit
+        self.of = of  # whose limit, as a clause
+        self.instead = instead
+
+    def __str__(self) -> str:
+        return (
+            f"--max-model-len (--context-tokens) {self.typed} is more than the {self.limit} tokens that {self.of}; "
+            f"give at most {self.limit}, or {self.instead}"
+        )

@@ -11,6 +11,8 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.errors import ContextTooLong
+
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 KV_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
@@ -163,6 +165,12 @@ def check_model(model: str | None) -> None:
             raise SettingsError(f"{model} is a file, but its name does not end in .gguf")
     elif model.startswith((".", "/", "~")) or model.endswith(".gguf") or model.count("/") > 1:
         raise SettingsError(f"there is no model at {model}")
+
+
+def check_context(typed: int | None, longest: int) -> None:
+    """Raise `ContextTooLong` where somebody typed a longer context than the positions of the model allow."""
+    if typed is not None and typed > longest:
+        raise ContextTooLong(typed, longest, "this model allows", "leave the flag out")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:

@@ -134,6 +134,7 @@ async def test_an_impossible_configuration_is_given_up_at_once() -> None:
     ("output", "why"),
     [
         (["starting", "no such dtype: int3", ""], "no such dtype: int3"),
+        (["ERROR no such dtype: int3"], "no such dtype: int3"),
         (
             ["error: '--port' is there twice", "", "Usage: x", "", "try '--help'."],
             "'--port' is there twice",

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from headrace.cli import main, serve
 from headrace.cli.console import Printer, StopSignals
-from headrace.cli.serve import ServeSettings
+from headrace.cli.serve import ServedAs, ServeSettings
 from headrace.cli.supervise import Command, Keeper, RestartRule
 
 worker_command = serve.worker_command
@@ -32,8 +32,9 @@ def mock_command(config: ServeSettings, folder: Path, name: str, role: str) -> C
     return replace(real, argv=argv)
 
 
-async def no_model(_model: str | None, _stop: StopSignals, _log: Printer) -> None:
+async def no_model(_config: ServeSettings, _stop: StopSignals, _log: Printer) -> ServedAs:
     """Nothing to fetch."""
+    return ServedAs(device="cpu", dtype="float32")
 
 
 if __name__ == "__main__":

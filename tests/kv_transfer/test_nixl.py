@@ -163,7 +163,9 @@ async def test_without_nixl_the_same_address_is_dialled_for_tcp(
     assert (await client.pull(both, ticket, [(0, 0)], timeout_s=5)).backend == "tcp"
     await client.close()
     await server.close()
-    with pytest.raises(ValueError, match="NIXL is not installed"):
+    with pytest.raises(
+        ValueError, match=r"nixl is not installed; run: pip install .headrace\[nixl\]"
+    ):
         await TransferServer(make_pool(), LAYOUT, members=MEMBERS, backends=["nixl"]).start()
     with pytest.raises(ValueError, match="no such transfer back-end: pigeon"):
         await TransferServer(make_pool(), LAYOUT, members=MEMBERS, backends=["pigeon"]).start()

@@ -17,7 +17,7 @@ import torch
 import headrace.models
 from headrace.cli.supervise import EXIT_CONFIG
 from headrace.engine.cache.memory import kv_blocks
-from headrace.errors import Refused
+from headrace.errors import ContextTooLong, Refused
 from headrace.host_memory import available_bytes
 from headrace.models.step_memory import StepMemory
 from headrace.settings import WorkerSettings
@@ -81,7 +81,31 @@ def test_hello_says_what_was_loaded(settings: WorkerSettings) -> None:
 
 
 def test_a_small_pool_shortens_the_context(settings: WorkerSettings) -> None:
-    assert load(replace(settings, kv_memory_bytes=64 * 3)).hello.context_tokens == 12
+    small = replace(settings, kv_memory_bytes=64 * 3, context_tokens=None)
+    assert load(small).hello.context_tokens == 12
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"context_tokens": 513}, "513 is more than the 512 tokens that this model allows"),
+        ({"kv_memory_bytes": 64 * 3}, "100 is more than the 12 tokens that the KV cache holds"),
+    ],
+    ids=["model", "cache"],
+)
+def test_a_context_that_was_typed_is_not_cut(
+    settings: WorkerSettings, change: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ContextTooLong) as refused:
+        main.run(replace(settings, **change))
+    line = str(refused.value)
+    assert line.startswith("--max-model-len (--context-tokens) ") and says in line
+    assert "\n" not in line
+
+
+def test_the_longest_context_that_can_be_may_be_typed(settings: WorkerSettings) -> None:
+    typed = replace(settings, context_tokens=12, kv_memory_bytes=64 * 3)
+    assert load(typed).hello.context_tokens == 12
 
 
 @pytest.mark.parametrize(
@@ -98,6 +122,24 @@ def test_settings_that_cannot_work_end_with_their_own_status(
     settings: WorkerSettings, change: dict[str, Any]
 ) -> None:
     assert main.run(replace(settings, **change)) == EXIT_CONFIG
+
+
+@pytest.mark.parametrize(
+    ("dtype", "told"),
+    [
+        ("auto", "tiny in int8 on cpu (--dtype float32 leaves the weights as they are); loaded"),
+        ("int8", "tiny in int8 on cpu; loaded"),
+        ("float32", "tiny in float32 on cpu; loaded"),
+    ],
+)
+def test_the_log_says_what_the_weights_became(
+    dtype: str, told: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    model = str(tiny_llama(tmp_path / "tiny"))
+    at = replace(SETTINGS, model=model, dtype=dtype, kv_memory_bytes=1 << 20, block_tokens=16)
+    load(at)
+    assert told in caplog.text
 
 
 def test_a_model_without_a_drafting_layer_does_not_serve_with_mtp(

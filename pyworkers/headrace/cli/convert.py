@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
 import tempfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace import settings
+from headrace.extras import needs
 
 if TYPE_CHECKING:
     from headrace.models.r1_demo.deepseek_folder import Conversion
@@ -18,20 +20,17 @@ SPARE_BYTES = 64 << 20  # for tokenizer and configuration
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert, and print the new folder. Raises SettingsError; then nothing was left behind."""
+    """Convert, and print the new folder. Raises SettingsError and MissingExtra; then nothing was left behind."""
     settings.check_model(args.model)
     out = Path(args.out).expanduser()
     if out.exists() or out.is_symlink():
         raise settings.SettingsError(f"--out {out} exists already; nothing is overwritten")
-    try:
+    with needs("worker"):
+        importlib.import_module("torch")  # sooner than when the first weights are read
         from headrace.models import config
         from headrace.models.load import default_model, source
         from headrace.models.r1_demo import smollm2_r1
         from headrace.models.r1_demo.deepseek_folder import plan
-    except ModuleNotFoundError as error:
-        raise settings.SettingsError(
-            f"{error.name} is missing: pip install 'headrace[worker]'"
-        ) from error
     head = None if args.mtp_head is None else Path(args.mtp_head).expanduser()
     if args.mtp:
         if args.model not in default_model.NAMES:

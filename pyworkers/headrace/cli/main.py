@@ -13,11 +13,13 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from headrace import logs, settings
 from headrace.cli import keys
+from headrace.cli.parser import Parser
 from headrace.cli.supervise import EXIT_CONFIG, EXIT_USAGE, die_with_supervisor
+from headrace.errors import CannotRun
+from headrace.extras import needs
 
 SERVE_EXAMPLES = """\
 examples:
@@ -29,8 +31,9 @@ examples:
   headrace serve --router-args="--policy session-hash --log-level debug"
 
 Ctrl-C lets running answers finish; a second one stops within 2 s, a third at once.
-Exit status: 0 after a drain, 1 if nothing is left that could serve, 2 if flags (also those in
---router-args), key files or the model are refused, and 128 and the signal's number after a second one.
+Exit status: 0 after a drain; 1 if nothing is left that could serve; 2 if flags (also those in
+--router-args), key files or the model are refused; 78 if this machine lacks what they need (an extra, a GPU)
+or a worker cannot do what it was told; 128 and the signal's number after a second signal.
 """
 
 WORKER_EXAMPLES = """\
@@ -69,29 +72,39 @@ examples:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status: 0, 1 (failed), 2 (wrong arguments), 130 (interrupted)."""
+    """Run one command; the exit status: 0, 1 (failed), 2 (wrong arguments), 78 (not on this machine), 130 (Ctrl-C)."""
     die_with_supervisor()
     arguments = list(sys.argv[1:] if argv is None else argv)
+    typed = arguments[0] if arguments else ""
     try:
-        if arguments and arguments[0] in NATIVE:  # their flags are their own
-            return NATIVE[arguments[0]](arguments[1:])
+        if typed in NATIVE:  # their flags are their own
+            return NATIVE[typed](arguments[1:])
         _check_router_args(arguments)
         parser = _parser()
-        args, unknown = parser.parse_known_args(arguments)
-        if unknown:
-            hint = _router_hint(unknown) if arguments[0] == "serve" else ""
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint}")
+        of_command = parser.commands.get(typed)
+        if of_command is not None:
+            hint = _router_hint if typed == "serve" else None
+            of_command.refuse_unknown(arguments[1:], hint)
+        else:
+            parser.refuse_unknown(arguments[:1])
+        args, words = parser.parse_known_args(arguments)
+        if words:
+            (of_command or parser).error(f"unrecognized arguments: {' '.join(words)}")
+        typed = args.typed
         command: Callable[[argparse.Namespace], int] = args.command
         return command(args)
     except settings.SettingsError as error:
-        print(f"headrace {arguments[0]}: {error}", file=sys.stderr)
+        print(f"headrace {typed}: {error}", file=sys.stderr)
         return EXIT_USAGE
+    except CannotRun as error:
+        print(f"headrace {typed}: {error}", file=sys.stderr)
+        return EXIT_CONFIG
     except KeyboardInterrupt:
         return 130
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+def _parser() -> Parser:
+    parser = Parser(
         prog="headrace",
         description="Serve language models from a fleet of workers as one OpenAI-compatible "
         "endpoint.",
@@ -102,10 +115,11 @@ def _parser() -> argparse.ArgumentParser:
 
     def command(
         name: str, run: Callable[[argparse.Namespace], int], summary: str, examples: str = ""
-    ) -> argparse.ArgumentParser:
+    ) -> Parser:
         description = summary[0].upper() + summary[1:] + "."
         added = commands.add_parser(name, help=summary, description=description, epilog=examples)
-        added.set_defaults(command=run)
+        added.set_defaults(command=run, typed=name)
+        parser.commands[name] = added
         return added
 
     serve = command("serve", _serve, "router and workers on this machine", SERVE_EXAMPLES)
@@ -123,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     drain = command("drain", _drain, "ask a worker to leave in good order", DRAIN_EXAMPLES)
     _add_drain_arguments(drain)
     fetch = command("fetch", _fetch, "get a model now, so that `serve` starts offline")
-    fetch.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
+    _add_fetch_arguments(fetch)
     convert = command(
         "convert", _convert, "re-express a llama model as another family", CONVERT_EXAMPLES
     )
@@ -158,19 +172,6 @@ def _router_hint(unknown: list[str]) -> str:
 def _as_router_args(flag: str) -> str:
     """An example of `--router-args`. It repeats no value: that may be a key."""
     return f'--router-args="{flag.partition("=")[0]} ..."'
-
-
-class _Parser(argparse.ArgumentParser):
-    """Keeps the line breaks of examples, and takes no abbreviated flags."""
-
-    def __init__(self, **options: Any) -> None:
-        options["formatter_class"] = _Format
-        super().__init__(allow_abbrev=False, **options)
-
-
-class _Format(argparse.RawDescriptionHelpFormatter):
-    def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=32, width=100)
 
 
 def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
@@ -316,6 +317,17 @@ def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="the result as JSON")
 
 
+def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
+    # `serve` runs this command before its workers: errors then name `serve`, and stdout gets what workers will make of
+    # the model rather than its place
+    hidden = argparse.SUPPRESS
+    parser.add_argument("--for", dest="typed", choices=("serve",), default="fetch", help=hidden)
+    parser.add_argument("--device", choices=settings.DEVICES, default="auto", help=hidden)
+    parser.add_argument("--dtype", choices=settings.DTYPES, default="auto", help=hidden)
+    parser.add_argument("--context-tokens", type=settings.positive, help=hidden)
+
+
 def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
@@ -383,15 +395,8 @@ NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
 def _worker(args: argparse.Namespace) -> int:
     checked = settings.worker_settings(args)
     logs.never_wait()
-    try:
+    with needs("worker"):
         from headrace.worker import main
-    except ModuleNotFoundError as error:
-        print(
-            f"headrace worker: {error.name} is missing; install what workers need: "
-            "pip install 'headrace[worker]'",
-            file=sys.stderr,
-        )
-        return EXIT_CONFIG
     return main.run(checked, alone=True)
 
 
@@ -417,7 +422,7 @@ def _fetch(args: argparse.Namespace) -> int:
     from headrace.cli import serve
 
     logs.never_wait()
-    return serve.fetch(args.model)
+    return serve.fetch(args)
 
 
 def _convert(args: argparse.Namespace) -> int:

@@ -21,7 +21,7 @@ import signal
 import socket
 import sys
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from headrace import logs, settings
 from headrace.cli.console import Printer, StopSignals
 from headrace.cli.private_folder import parents, private_folder
 from headrace.cli.supervise import (
-    EXIT_USAGE,
     Command,
     GaveUpError,
     Keeper,
@@ -37,6 +36,8 @@ from headrace.cli.supervise import (
     supervised,
 )
 from headrace.cli.unix_http import UnixConnection
+from headrace.errors import MissingExtra
+from headrace.extras import needs
 
 START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
 ROUTER_STOP_S = 10.0  # after its drain; it ends by itself within 8 s
@@ -67,6 +68,9 @@ class ServeSettings:
     worker_argv: list[str]
     router_argv: list[str]
     drain_timeout_s: float
+    device: str = "auto"
+    dtype: str = "auto"
+    context_tokens: int | None = None
     admin: Path | None = None  # where the router tells of its workers, once there is a folder
     secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
 
@@ -75,6 +79,12 @@ class ServeSettings:
         """Of the workers: worker-0, or prefill-0 and decode-0, each kind counted from 0."""
         kinds = ["worker" if role == "both" else role for role in self.roles]
         return [f"{kind}-{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
+
+    @property
+    def generating(self) -> set[str]:
+        """The workers that answers can come from: prompts alone are no service."""
+        pairs = zip(self.names, self.roles, strict=True)
+        return {name for name, role in pairs if role != "prefill"}
 
     @property
     def reach(self) -> str:
@@ -88,11 +98,11 @@ class ServeSettings:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises SettingsError before anything was started."""
+    """Serve until told to stop. Raises SettingsError and MissingExtra before anything was started."""
     settings.check_model_arguments(args)
     roles = worker_roles(args.workers, args.prefill, args.decode)
     if importlib.util.find_spec("torch") is None:
-        raise settings.SettingsError("workers need more: pip install 'headrace[worker]'")
+        raise MissingExtra("torch", "worker")
     try:
         router_argv = shlex.split(args.router_args)
     except ValueError as error:
@@ -107,6 +117,9 @@ def run(args: argparse.Namespace) -> int:
         worker_argv=settings.model_argv(args),
         router_argv=router_argv,
         drain_timeout_s=args.drain_timeout,
+        device=args.device,
+        dtype=args.dtype,
+        context_tokens=args.context_tokens,
     )
     logs.never_wait(stdout=True)
     return asyncio.run(_serve_alone(checked))
@@ -126,19 +139,39 @@ def worker_roles(workers: int | None, prefill: int | None, decode: int | None) -
     return ("prefill",) * prefill + ("decode",) * decode
 
 
-def fetch(model: str | None) -> int:
-    """`headrace fetch`: have the model on this machine, and print where it lies."""
-    settings.check_model(model)
-    try:
-        from headrace.models import config
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedAs:
+    """What workers make of the model, as they will find it themselves."""
+
+    device: str
+    dtype: str  # of the weights
+
+    def __str__(self) -> str:
+        return f"{self.dtype} on {'the CPU' if self.device == 'cpu' else self.device}"
+
+
+def fetch(args: argparse.Namespace) -> int:
+    """`headrace fetch`: have the model on this machine, and print where it lies; for `serve`, a `ServedAs` as JSON.
+
+    Raises SettingsError and CannotRun.
+    """
+    settings.check_model(args.model)
+    with needs("worker"):
+        from headrace.models import UnsupportedModelError, config, dtype_of_weights
         from headrace.models.load import source
-    except ModuleNotFoundError as error:
-        raise settings.SettingsError(
-            f"{error.name} is missing: pip install 'headrace[worker]'"
-        ) from error
+        from headrace.worker.device import choose_device
+
+        for_serve = args.typed == "serve"
+        device = choose_device(args.device) if for_serve else "cpu"  # sooner than a download
     try:
-        print(source.resolve(model).path)
-    except config.ModelFileError as error:
+        checkpoint = source.resolve(args.model)
+        if for_serve:
+            settings.check_context(args.context_tokens, checkpoint.config.context_tokens)
+            dtype = dtype_of_weights(checkpoint.config, args.dtype, device)
+            print(json.dumps(asdict(ServedAs(device=device, dtype=dtype))))
+        else:
+            print(checkpoint.path)
+    except (config.ModelFileError, UnsupportedModelError) as error:
         raise settings.SettingsError(str(error)) from error
     return 0
 
@@ -157,8 +190,9 @@ async def serve(config: ServeSettings, stop: StopSignals) -> int:
     """Start everything, keep it running, and stop it in order; the exit status."""
     began = time.monotonic()
     log = Printer(["headrace", "router", *config.names])
-    if (status := await fetch_model(config.model, stop, log)) is not None:
-        return status
+    served_as = await fetch_model(config, stop, log)
+    if isinstance(served_as, int):
+        return served_as
     with private_folder() as folder:
         config = replace(config, admin=folder / "admin.sock")
         if folder.parent != parents()[0]:
@@ -170,9 +204,9 @@ async def serve(config: ServeSettings, stop: StopSignals) -> int:
         ]
         log("headrace", f"starting the router, {', '.join(config.names)}")
         running = {asyncio.create_task(k.run(), name=k.command.name): k for k in (router, *workers)}
-        watcher = asyncio.create_task(announce(config, router, workers, log, began))
+        watcher = asyncio.create_task(announce(config, served_as, router, workers, log, began))
         try:
-            failed = await until_stop_or_failure(running, router, watcher, stop, log)
+            failed = await until_stop_or_failure(config, running, router, watcher, stop, log)
             if failed is None:
                 log(
                     "headrace",
@@ -190,36 +224,43 @@ async def serve(config: ServeSettings, stop: StopSignals) -> int:
     return 128 + stop.last_signal if stop.now.is_set() else 0
 
 
-async def fetch_model(model: str | None, stop: StopSignals, log: Printer) -> int | None:
-    """Get the model once, before the workers ask for it; None, or the exit status if that failed.
+async def fetch_model(config: ServeSettings, stop: StopSignals, log: Printer) -> ServedAs | int:
+    """Get the model once, before the workers ask for it; what they make of it, or the exit status if that failed.
 
     A process of its own: it keeps us free of what reading a model imports, and shows its progress
     on our terminal. Its group is its own too, so that the download ends with it.
     """
-    log("headrace", f"model: {model or 'the default, SmolLM2-135M-Instruct'}")
+    log("headrace", f"model: {config.model or 'the default, SmolLM2-135M-Instruct'}")
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "headrace", "fetch", *([] if model is None else [model])),
+        *(sys.executable, "-m", "headrace", "fetch", "--for=serve"),
+        *(f"--device={config.device}", f"--dtype={config.dtype}"),
+        *([] if config.context_tokens is None else [f"--context-tokens={config.context_tokens}"]),
+        *([] if config.model is None else ["--", config.model]),
         env=os.environ | supervised(),
         stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
         process_group=0,
     )
-    ended = asyncio.create_task(process.wait())
+    ended = asyncio.create_task(process.communicate())
     asked = asyncio.create_task(stop.soon.wait())
     try:
         await asyncio.wait({ended, asked}, return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
             return 128 + stop.last_signal
-        return ended.result() or None
+        found, _ = ended.result()
+        if process.returncode:
+            return process.returncode
+        return ServedAs(**json.loads(found))
     finally:
         asked.cancel()
-        if process.returncode is None:
+        if not ended.done():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await ended
 
 
 async def until_stop_or_failure(
+    config: ServeSettings,
     running: dict[asyncio.Task[None], Keeper],
     router: Keeper,
     watcher: asyncio.Task[None],
@@ -241,8 +282,10 @@ async def until_stop_or_failure(
             for task in done:
                 keeper = left.pop(task, None)
                 log("headrace", f"error: {_reason(task)}")
-                if keeper is None or keeper is router or set(left.values()) == {router}:
-                    return EXIT_USAGE if isinstance(task.exception(), ToldWrongError) else 1
+                still = {one.command.name for one in left.values()} & config.generating
+                if keeper is None or keeper is router or not still:
+                    error = task.exception()
+                    return error.status if isinstance(error, ToldWrongError) else 1
                 log("headrace", f"going on without {keeper.command.name}")
     finally:
         asked.cancel()
@@ -259,6 +302,10 @@ async def stop_in_order(
     running: dict[asyncio.Task[None], Keeper], router: Keeper, drain_s: float, stop: StopSignals
 ) -> None:
     """Router first, which drains; then the workers, which it no longer needs.
+
+    The other way round answers would be lost: a worker that drains takes nothing new, and the router may still have
+    requests that wait, prompts whose answer belongs on another worker, and choices that are not placed yet. The
+    workers see their router leave in good order, which is no warning for either side.
 
     After a second signal the router ends its answers with an error, while the workers are still there. Whatever is left
     when this returns is to be killed.
@@ -290,9 +337,17 @@ async def stop_in_order(
 
 
 async def announce(
-    config: ServeSettings, router: Keeper, workers: list[Keeper], log: Printer, began: float
+    config: ServeSettings,
+    served_as: ServedAs,
+    router: Keeper,
+    workers: list[Keeper],
+    log: Printer,
+    began: float,
 ) -> None:
     """Take note of who is ready. One line when a worker joins, also after a restart; the URL once all are there.
+
+    A worker is ready once the router can give it requests: it has the model's tokenizer and the worker's blocks. So the
+    URL works as soon as it is printed.
 
     `began` is when the person asked; to fetch the model took part of the time since. Never returns.
     Raises GaveUpError if the workers take too long.
@@ -312,10 +367,11 @@ async def announce(
                 seen[keeper] = keeper.starts
                 keeper.ready()
                 model = joined[name]
-                log(name, f"ready, serves {model}")
-        if not ready and model is not None and all(seen[k] or k.ended for k in workers):
+                log(name, f"ready, serves {model} in {served_as}")
+        answers = any(seen[k] and k.command.name in config.generating for k in workers)
+        if not ready and model and answers and all(seen[k] or k.ended for k in workers):
             ready = True
-            print_ready(config, model, time.monotonic() - began)
+            print_ready(config, model, served_as, time.monotonic() - began)
         if not ready and time.monotonic() > give_up_at:
             raise GaveUpError(f"the workers were not ready after {START_TIMEOUT_S:.0f} s")
         await asyncio.sleep(POLL_S if late else 10 * POLL_S)
@@ -365,19 +421,27 @@ def ready_workers(config: ServeSettings) -> dict[str, str] | None:
     return {w["id"]: w["model"] for w in workers if w["state"] == "ready"}
 
 
-def print_ready(config: ServeSettings, model: str, seconds: float) -> None:
+def print_ready(config: ServeSettings, model: str, served_as: ServedAs, seconds: float) -> None:
     """The lines a person waits for, on stdout."""
     body = json.dumps(
         {"model": model, "messages": [{"role": "user", "content": "Hello!"}], "stream": True}
     )
     export, key = key_lines(config.router_argv)
     print(
-        f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n\n{export}"
+        f"\nHeadrace is ready after {seconds:.1f} s: {config.url}\n"
+        f"{model} in {served_as}{_quantised(config, served_as)}\n\n{export}"
         f"  curl -N {config.url}/v1/chat/completions -H 'Content-Type: application/json' \\\n{key}"
         f"    -d '{body}'\n"
         f"  headrace chat --url {config.url}\n",
         flush=True,
     )
+
+
+def _quantised(config: ServeSettings, served_as: ServedAs) -> str:
+    """What a person should know who did not choose int8."""
+    if served_as.dtype != "int8" or config.dtype == "int8":
+        return ""
+    return "; --dtype float32 leaves the weights as they are"
 
 
 def key_lines(router_argv: list[str]) -> tuple[str, str]:

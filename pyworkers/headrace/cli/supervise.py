@@ -80,7 +80,11 @@ class GaveUpError(Exception):
 
 
 class ToldWrongError(GaveUpError):
-    """A process refused what it was told: flags, or what they name."""
+    """A process refused what it was told: flags, or what they name. `status` is the one that the process ended with."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.status = status
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +199,8 @@ class Keeper:
         ended = "left in good order" if restarts.left(status) else describe_exit(status)
         delay_s = restarts.delay_after(status, time.monotonic())
         if delay_s is None and status in (EXIT_USAGE, EXIT_CONFIG):
-            raise ToldWrongError(f"{name} cannot do what it was told: {reason(self._last_lines)}")
+            told = f"{name} cannot do what it was told: {reason(self._last_lines)}"
+            raise ToldWrongError(told, status)
         if delay_s is None:
             last = last_line(self._last_lines)
             hint = f"; its last line was: {last}" if last else ""
@@ -246,7 +251,7 @@ def reason(output: Sequence[str]) -> str:
     """Why a program refused what it was told: clap says so from `error: ` to an empty line, others in the last line."""
     of_clap = dropwhile(lambda line: not line.startswith("error: "), output)
     told = " ".join(line.strip() for line in takewhile(bool, of_clap))
-    return told.removeprefix("error: ") or last_line(output)
+    return told.removeprefix("error: ") or last_line(output).removeprefix("ERROR ")
 
 
 def describe_exit(status: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from headrace.models import DType, KvDType, UnsupportedModelError
+from headrace.models import DType, KvDType, UnsupportedModelError, dtype_of_weights
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
@@ -28,9 +28,6 @@ from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.survey import SurveyBackend, survey
 from headrace.models.rope import attention_scale, rope_of
 from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
-
-# As llama's, and for its reason.
-AUTO_CPU: DType = "int8"
 
 # From which on GPUs multiply e4m3: Ada and Hopper.
 FP8_CAPABILITY = (8, 9)
@@ -122,22 +119,21 @@ def load_deepseek(
     attention = attention_of(config, block_tokens, mtp=mtp)
     if mtp:
         find_mtp(checkpoint)  # before anything large is read
-    if torch.device(device).type == "cpu":
+    device_type = torch.device(device).type
+    name = dtype_of_weights(config, dtype, device_type)
+    if device_type == "cpu":
         from headrace_kernels.native import NativeBackend
 
         if kv_dtype != "auto":
             raise UnsupportedModelError(
                 f"a KV cache in {kv_dtype} is for GPUs; on the CPU it is float32"
             )
-        native = NativeBackend(attention, dtype=AUTO_CPU if dtype == "auto" else dtype)
+        native = NativeBackend(attention, dtype=name)
         weights = _read(checkpoint, native, mtp=mtp, fp8=None)
         return Deepseek(config, weights, native, block_tokens)
 
     from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 
-    name = config.dtype if dtype == "auto" else dtype
-    if name == "int8":
-        raise UnsupportedModelError("int8 weights are supported on the CPU only")
     backend = TorchMlaBackend(
         attention,
         dtype=name,

@@ -11,7 +11,7 @@ from typing import cast
 
 import torch
 
-from headrace.models import DType, UnsupportedModelError
+from headrace.models import DType, UnsupportedModelError, dtype_of_weights
 from headrace.models.compiled import CompiledModel
 from headrace.models.config import ModelConfig
 from headrace.models.load.checkpoint import Checkpoint
@@ -26,10 +26,6 @@ from headrace_kernels.ops import (
     Value,
     Vector,
 )
-
-# Measured with SmolLM2-135M (bench/results/engine_forward.json): a third of float32's time for a lone sequence and a
-# quarter of its memory, for 0.4 % more perplexity.
-AUTO_CPU: DType = "int8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,17 +72,15 @@ def load_llama(checkpoint: Checkpoint, *, dtype: DType, device: str, block_token
     """The model of `checkpoint` on the backend of `device`. Raises `UnsupportedModelError`."""
     config = checkpoint.config
     attention = attention_of(config, block_tokens)
-    if torch.device(device).type == "cpu":
+    device_type = torch.device(device).type
+    name = dtype_of_weights(config, dtype, device_type)
+    if device_type == "cpu":
         from headrace_kernels.native import NativeBackend
 
-        name = AUTO_CPU if dtype == "auto" else dtype
         backend: Backend = NativeBackend(attention, dtype=name)
     else:
         from headrace_kernels.torch_ops import TRITON, TorchBackend
 
-        name = config.dtype if dtype == "auto" else dtype
-        if name == "int8":
-            raise UnsupportedModelError("int8 weights are supported on the CPU only")
         backend = TorchBackend(attention, dtype=name, device=device, kernels=TRITON)
 
     def load(surveyed: Checkpoint, nothing: SurveyBackend) -> LlamaWeights:

@@ -15,8 +15,10 @@ from headrace.engine.cache.memory import allocate_kv, kv_blocks
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.warm_up import WarmUp, warm_up
-from headrace.settings import step_sizes
+from headrace.errors import ContextTooLong
+from headrace.settings import check_context, step_sizes
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
+from headrace.worker.device import choose_device
 
 if TYPE_CHECKING:
     from headrace.engine.config import Verify
@@ -45,11 +47,12 @@ def load(settings: WorkerSettings) -> Loaded:
     from headrace.models.load.source import resolve
 
     began = time.monotonic()
-    device = settings.device
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = choose_device(settings.device)
     sizes = step_sizes(settings, torch.device(device).type)
     checkpoint = resolve(settings.model)
+    check_context(
+        settings.context_tokens, checkpoint.config.context_tokens
+    )  # sooner than weights are read
     checkpoint.progress = bar = ProgressBar(f"loading {checkpoint.name}", quiet_s=QUIET_S)
     try:
         model = load_model(
@@ -76,6 +79,7 @@ def load(settings: WorkerSettings) -> Loaded:
         device=torch.device(device),
         step=step,
     )
+    check_cache(settings.context_tokens, num_blocks * sizes.block_tokens)
     allocate_kv(model, num_blocks, torch.device(device))
     if model.ahead_on is None:
         log.info("no warm-up: on a CPU no kernel is compiled")
@@ -104,12 +108,16 @@ def load(settings: WorkerSettings) -> Loaded:
     engine = Engine(model, config, KeyedBlockHasher(bytes(32), sizes.block_tokens))
     prints = checkpoint.fingerprints()
     name = settings.served_model_name or checkpoint.name
+    unasked = ""
+    if settings.dtype == "auto" and model.dtype_name == "int8":
+        unasked = " (--dtype float32 leaves the weights as they are)"
     log.info(
-        "%s on %s as %s, loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB; at most %d answers at once, "
+        "%s in %s on %s%s; loaded in %.1f s; KV cache: %d blocks of %d tokens, %.0f MiB; at most %d answers at once, "
         "%d tokens in a step, which takes %s",
         name,
-        device,
         model.dtype_name,
+        device,
+        unasked,
         time.monotonic() - began,
         num_blocks,
         sizes.block_tokens,
@@ -137,6 +145,12 @@ def load(settings: WorkerSettings) -> Loaded:
         kv_block_bytes=model.kv_block_bytes if settings.transfer else 0,
     )
     return Loaded(engine, checkpoint.doc(), hello)
+
+
+def check_cache(typed: int | None, holds: int) -> None:
+    """Raise `ContextTooLong` where somebody typed a longer context than the cache holds; unasked it is cut to that."""
+    if typed is not None and typed > holds:
+        raise ContextTooLong(typed, holds, "the KV cache holds", "a larger --kv-memory")
 
 
 def capacity(config: EngineConfig) -> Capacity:

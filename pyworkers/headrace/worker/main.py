@@ -15,7 +15,7 @@ import torch
 
 from headrace import _core
 from headrace.cli.supervise import EXIT_CONFIG
-from headrace.errors import Refused, RouterNotTrusted
+from headrace.errors import CannotRun, Refused, RouterNotTrusted
 from headrace.kv_transfer.connector import Transfer
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
@@ -115,7 +115,10 @@ def transfer_host(settings: WorkerSettings) -> str:
 
 
 def run(settings: WorkerSettings, *, alone: bool = False) -> int:
-    """`headrace worker`: load, serve, leave; the exit status. For `alone` see `serve`."""
+    """`headrace worker`: load, serve, leave; the exit status. For `alone` see `serve`.
+
+    Raises `CannotRun`.
+    """
     levels = {"error": "ERROR", "warn": "WARNING", "info": "INFO", "debug": "DEBUG"}
     logging.basicConfig(
         level=levels[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
@@ -124,6 +127,8 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
         loaded = load(settings)
+    except CannotRun:
+        raise  # the command says why
     except (ValueError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400  a setting is wrong, not the program
         return EXIT_CONFIG

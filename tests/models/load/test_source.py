@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.errors import MissingExtra
 from headrace.models.config import ModelFileError
 from headrace.models.load import cache, default_model
 from headrace.models.load.cache import CacheError
@@ -234,7 +235,9 @@ def test_an_unreachable_hub_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_hub_package_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(SourceError, match=r"pip install \"headrace\[hub\]\""):
+    with pytest.raises(
+        MissingExtra, match=r"huggingface_hub is not .*pip install 'headrace\[hub\]'"
+    ):
         resolve("org/name")
 
 

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+from headrace.errors import MissingExtra
 from headrace.kv_transfer.backends.base import Exporter, Mover
 from headrace.kv_transfer.backends.cuda_ipc import CudaIpcExporter, CudaIpcMover
 from headrace.kv_transfer.backends.nixl import NixlExporter, NixlMover, find_nixl
@@ -110,7 +111,7 @@ def _exporter(name: str, pool: KvPool) -> Exporter:
     if name == "nixl":
         nixl = find_nixl()
         if nixl is None:
-            raise ValueError('NIXL is not installed: pip install "headrace[nixl]"')
+            raise MissingExtra("nixl", "nixl", "transfer")
         return NixlExporter(nixl, pool)
     return TcpExporter()
 

@@ -10,6 +10,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from headrace.extras import needs
 from headrace.models.config import ModelFileError
 from headrace.models.load.checkpoint import Checkpoint, SafetensorsCheckpoint
 from headrace.models.load.default_model import DEFAULT_MODEL, NAMES, ensure_default_model
@@ -26,7 +27,10 @@ class SourceError(ModelFileError):
 
 
 def resolve(model: str | None) -> Checkpoint:
-    """Open the checkpoint of `model`; fetches it first where that is needed. Raises `ModelFileError`."""
+    """Open the checkpoint of `model`; fetches it first where that is needed.
+
+    Raises `ModelFileError`, and `MissingExtra` for a model of a hub without the hub's client.
+    """
     if model is None or model in NAMES:
         return SafetensorsCheckpoint(ensure_default_model(), DEFAULT_MODEL.name)
     if model in R1_FORMS:
@@ -58,12 +62,8 @@ def _open_file(path: Path) -> Checkpoint:
 
 def _from_hub(model: str) -> Checkpoint:
     """A snapshot of the hub: one that is cached and complete is used as it is, without asking the hub."""
-    try:
+    with needs("hub", f"{model}: there is no such directory, and to fetch it from a hub"):
         hub: Any = importlib.import_module("huggingface_hub")
-    except ImportError as error:
-        raise SourceError(
-            f'{model}: no such directory; to fetch it from a hub, run `pip install "headrace[hub]"`'
-        ) from error
     try:
         cached = hub.snapshot_download(model, allow_patterns=_HUB_FILES, local_files_only=True)
         return SafetensorsCheckpoint(Path(cached), model)
