@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import plot
-from headrace.cli.supervise import EXIT_CONFIG, EXIT_USAGE
+from headrace.cli.supervise import EXIT_USAGE
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 
@@ -120,11 +119,51 @@ def test_what_is_no_report_is_refused(
     assert capsys.readouterr().err.startswith("headrace bench plot: ")
 
 
-def test_without_matplotlib_the_extra_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    file = tmp_path / "report.json"
-    file.write_text(json.dumps(report("kv", 1.0)))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
-    assert plot.run([str(file), "--out", str(tmp_path)]) == EXIT_CONFIG
-    assert "pip install 'headrace[bench]'" in capsys.readouterr().err
+def painted(file: Path) -> dict[str, Any]:
+    """The pictures of a file, as axes that can be asked, by the end of their names."""
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    [group] = plot._groups(plot.read(file))
+    pictures: dict[str, Any] = {}
+    for name, paint in plot._panels(group):
+        axes = Figure().add_subplot()
+        paint(axes)
+        pictures[name.rpartition(".")[2]] = axes
+    return pictures
+
+
+def test_a_lone_run_has_title_axes_and_legend(tmp_path: Path) -> None:
+    file = tmp_path / "monday.json"
+    file.write_text(json.dumps(report(None, 100.0) | {"trace": None, "mode": None}))
+    pictures = painted(file)
+    assert pictures.keys() == {"ttft", "hits"}
+    assert pictures["ttft"].get_title() == "Time to first token · 3 requests"
+    assert pictures["hits"].get_title() == "Prompt tokens found in caches · 3 requests"
+    for axes in pictures.values():
+        assert axes.get_xlabel() and axes.get_ylabel()
+        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["monday"]
+
+
+def test_a_lone_point_is_a_point_and_more_are_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(report("kv", 100.0)))
+    pictures = painted(file)
+    [one] = [line for line in pictures["hits"].get_lines() if line.get_label() == "kv"]
+    assert (one.get_linestyle(), one.get_marker()) == ("None", "o")
+    [curve] = pictures["ttft"].get_lines()
+    assert curve.get_linestyle() == "-"
+    assert len(curve.get_xdata()) == 3
+
+
+def test_runs_without_a_name_are_called_after_their_file(tmp_path: Path) -> None:
+    file = tmp_path / "sweep.json"
+    file.write_text(json.dumps([report(None, 100.0, rate) for rate in (1.0, 2.0)]))
+    legend = painted(file)["ttft-load"].get_legend()
+    assert [text.get_text() for text in legend.get_texts()] == ["sweep"]
+
+
+def test_nothing_is_drawn_of_what_a_run_did_not_measure(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(report("kv", 100.0) | {"hit_rate_over_time": []}))
+    assert painted(file).keys() == {"ttft"}

@@ -6,8 +6,6 @@ and, where a policy was run at several loads, goodput and time to first token ov
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
 import json
 import re
 import sys
@@ -16,7 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from headrace.cli.parser import Parser
 from headrace.cli.supervise import EXIT_CONFIG, EXIT_USAGE
+from headrace.errors import MissingExtra
+from headrace.extras import needs
 
 Report = dict[str, Any]
 # Okabe and Ito's palette, which people with any colour vision can tell apart.
@@ -51,10 +52,9 @@ class ReportGroup:
 
 def run(arguments: Sequence[str]) -> int:
     """Draw what the arguments ask for; the exit status."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="headrace bench plot",
         description="Draw reports of `bench load`, `bench replay`, `sim` and `make bench-routing`.",
-        allow_abbrev=False,
     )
     parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help="reports, as JSON")
     parser.add_argument(
@@ -64,6 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         metavar="DIR|FILE.png",
         help="a folder for one picture each, or one file for all of them",
     )
+    parser.refuse_unknown(arguments)
     args = parser.parse_args(arguments)
     try:
         reports = [report for file in args.files for report in read(file)]
@@ -72,7 +73,7 @@ def run(arguments: Sequence[str]) -> int:
     except PlotError as error:
         print(f"headrace bench plot: {error}", file=sys.stderr)
         return EXIT_USAGE
-    except ModuleNotFoundError as error:
+    except MissingExtra as error:
         print(f"headrace bench plot: {error}", file=sys.stderr)
         return EXIT_CONFIG
     return 0
@@ -88,22 +89,20 @@ def read(file: Path) -> list[Report]:
     for report in reports:
         if not isinstance(report, dict) or "requests" not in report:
             raise PlotError(f"{file}: neither a report nor a list of reports")
-    if len(reports) == 1 and not reports[0].get("policy"):
-        reports[0]["policy"] = file.stem  # a run without a name is called after its file
+    for report in reports:
+        if not report.get("policy"):
+            report["policy"] = file.stem  # a run without a name is called after its file
     return reports
 
 
 def draw(reports: Sequence[Report], out: Path) -> list[Path]:
-    """Write the pictures and return their files. Raises PlotError, or ModuleNotFoundError without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ModuleNotFoundError(
-            "matplotlib is missing; install what benchmarks need: pip install 'headrace[bench]'"
-        )
+    """Write the pictures and return their files. Raises PlotError, and MissingExtra without matplotlib."""
+    with needs("bench"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
     panels = [panel for group in _groups(reports) for panel in _panels(group)]
     if not panels:
         raise PlotError("the reports hold nothing to draw")
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
 
     def save(chosen: list[tuple[str, Callable[[Any], None]]], file: Path) -> Path:
         columns = min(len(chosen), 2)
@@ -145,7 +144,7 @@ def _panels(group: ReportGroup) -> list[tuple[str, Callable[[Any], None]]]:
         return panels
     if any(report.get("ttft_curve_ms") for report in group.reports):
         add("ttft", _ttft_cdf)
-    if any(report.get("token_hit_rate") is not None for report in group.reports):
+    if any(report.get("hit_rate_over_time") for report in group.reports):
         add("hits", _hit_rate)
     return panels
 
@@ -154,17 +153,18 @@ def _ttft_cdf(axes: Any, group: ReportGroup) -> None:
     for report in group.reports:
         curve = report.get("ttft_curve_ms") or []
         shares = [100 * (i + 1) / len(curve) for i in range(len(curve))]
-        axes.plot(curve, shares, **_style(report))
+        _draw(axes, curve, shares, report)
     axes.set_xscale("log")
-    axes.set_ylim(0, 100)
-    _finish(axes, group, "time to first token (ms, log scale)", "requests (%)", "lower right")
+    axes.set_ylim(0, 102)  # a point at 100 % is seen whole
+    labels = "time to first token (ms, log scale)", "requests that had it by then (%)"
+    _finish(axes, group, "Time to first token", *labels, "lower right")
 
 
 def _hit_rate(axes: Any, group: ReportGroup) -> None:
     for report in group.reports:
         bins = report.get("hit_rate_over_time") or []
         found = [100 * b["cached_tokens"] / max(b["prompt_tokens"], 1) for b in bins]
-        axes.plot([b["from_s"] for b in bins], found, **_style(report))
+        _draw(axes, [b["from_s"] for b in bins], found, report)
     bounds = [report.get("bound_hit_rate") for report in group.reports]
     bound = next((bound for bound in bounds if bound is not None), None)
     if bound is not None:
@@ -178,7 +178,8 @@ def _hit_rate(axes: Any, group: ReportGroup) -> None:
             color="#555555",
         )
     axes.set_ylim(bottom=0)
-    _finish(axes, group, "time of the trace (s)", "prompt tokens found in a cache (%)", "best")
+    labels = "time since the start (s)", "prompt tokens found in a cache (%)"
+    _finish(axes, group, "Prompt tokens found in caches", *labels, "best")
 
 
 def _goodput(axes: Any, group: ReportGroup) -> None:
@@ -188,8 +189,8 @@ def _goodput(axes: Any, group: ReportGroup) -> None:
     _over_load(axes, group, point)
     slo = next(report["goodput"]["slo"] for report in group.reports if report.get("goodput"))
     limits = ", ".join(f"{name.removesuffix('_ms')} {limit:g} ms" for name, limit in slo.items())
-    label = f"requests per second within {limits}"
-    _finish(axes, group, "offered requests per second", label, "upper left")
+    labels = "offered requests per second", f"requests per second within {limits}"
+    _finish(axes, group, "Goodput", *labels, "upper left")
 
 
 def _ttft_over_load(axes: Any, group: ReportGroup) -> None:
@@ -198,8 +199,8 @@ def _ttft_over_load(axes: Any, group: ReportGroup) -> None:
 
     _over_load(axes, group, point)
     axes.set_yscale("log")
-    label = "mean time to first token (ms, log scale)"
-    _finish(axes, group, "offered requests per second", label, "upper left")
+    labels = "offered requests per second", "mean time to first token (ms, log scale)"
+    _finish(axes, group, "Time to first token over the load", *labels, "upper left")
 
 
 def _over_load(axes: Any, group: ReportGroup, value: Callable[[Report], float | None]) -> None:
@@ -210,9 +211,20 @@ def _over_load(axes: Any, group: ReportGroup, value: Callable[[Report], float | 
     for line in lines.values():
         line.sort(key=lambda report: report["offered_per_s"])
         xs = [report["offered_per_s"] for report in line]
-        axes.plot(
-            xs, [value(report) for report in line], marker="o", markersize=4, **_style(line[0])
-        )
+        _draw(axes, xs, [value(report) for report in line], line[0], markers=True)
+
+
+def _draw(
+    axes: Any, xs: Sequence[float], ys: Sequence[Any], report: Report, *, markers: bool = False
+) -> None:
+    """A line; one point alone is drawn as a point, which a line would not show."""
+    style = _style(report)
+    if len(xs) == 1:
+        style |= {"linestyle": "none", "marker": "o", "markersize": 7}
+    elif markers:
+        style |= {"marker": "o", "markersize": 4}
+    if xs:  # a run without any would stand in the legend for nothing
+        axes.plot(xs, ys, **style)
 
 
 def _label(report: Report) -> str:
@@ -226,10 +238,14 @@ def _style(report: Report) -> dict[str, Any]:
     return {"label": label, "color": colour, "linewidth": 2.4 if label == "kv" else 1.5}
 
 
-def _finish(axes: Any, group: ReportGroup, x: str, y: str, legend: str) -> None:
-    axes.set_title(group.title, fontsize=11)
+def _finish(axes: Any, group: ReportGroup, what: str, x: str, y: str, legend: str) -> None:
+    """Title, names of the axes, legend. A run alone has its number of requests in the title."""
+    parts = [what, group.title]
+    if len(group.reports) == 1:
+        parts.append(f"{group.reports[0]['requests']:,} requests")
+    axes.set_title(" · ".join(filter(None, parts)), fontsize=11)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(visible=True, which="major", alpha=0.3)
-    if any(_label(report) for report in group.reports):
+    if axes.get_legend_handles_labels()[0]:
         axes.legend(loc=legend, fontsize=9, framealpha=0.9)
