@@ -49,7 +49,33 @@ def test_candidates_are_listed_by_cost_and_those_excluded_come_last() -> None:
     rows = [line.split() for line in lines[7:10]]
     assert rows[0][:4] == ["->", "w1", "1,024", "2.5"] and rows[0][-1] == "50.2"
     assert [row[0] for row in rows[1:]] == ["w2", "w0"] and rows[2][-1] == "full"
-    assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
+    assert lines[-3] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
+
+
+def test_words_that_are_no_time_of_the_request_are_explained_once() -> None:
+    text = explain.describe({"request": "req-1", "decisions": [decision(), decision()]})
+    assert text.endswith(f"\n\n{explain.LEGEND}") and text.count(explain.LEGEND) == 1
+    assert "delay that this request adds to the requests already running there" in explain.LEGEND
+    assert "penalty that grows as the worker's KV cache fills" in explain.LEGEND
+
+
+def test_what_happened_stands_below_what_was_predicted() -> None:
+    actual = {"cached_tokens": 1000, "queue_ms": 1.25, "prefill_ms": 40.0, "total_ms": 55.5}
+    text = explain.describe({"request": "req-1", "decisions": [decision(actual=actual)]})
+    lines = text.splitlines()
+    predicted, happened = lines[7].split(), lines[8].split()
+    assert predicted[:4] == ["->", "w1", "1,024", "2.5"]
+    assert happened == ["actual", "1,000", "1.2", "40.0", "-", "-", "-", "-", "55.5"]
+    assert [len(line) for line in lines[7:9]] == [len(lines[7])] * 2, "columns are aligned"
+    assert "actual" not in explain.describe({"request": "req-1", "decisions": [decision()]})
+
+
+def test_a_prediction_names_its_parts_as_the_router_does() -> None:
+    assert {"interference", "saturation"} <= set(explain.TIMES)
+    incomplete = decision()
+    del incomplete["candidates"][1]["total_ms"]
+    with pytest.raises(KeyError):
+        explain.describe({"request": "req-1", "decisions": [incomplete]})
 
 
 def test_no_winner_an_agreeing_shadow_and_several_placements_are_said() -> None:
@@ -88,14 +114,14 @@ def test_a_pair_stands_beside_those_that_would_have_done_it_alone() -> None:
     assert lines[3] == "kv chose p0 for the prompt and w1 for the answer"
     assert lines[7].split()[:5] == ["->", "p0", "+", "w1", "512"]
     assert lines[8].split()[0] == "w1"
-    assert lines[-3].split()[:3] == ["->", "p0", "512"]
-    assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
+    assert lines[-5].split()[:3] == ["->", "p0", "512"]
+    assert lines[-3] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
 
     alone = split_decision(prefill=None, shadow={**decision()["shadow"], "prefill": "p0"})
     lines = explain.describe({"request": "req-1", "decisions": [alone]}).splitlines()
     assert lines[3] == "kv chose w1"
     assert lines[7].split()[0] == "p0" and lines[8].split()[:2] == ["->", "w1"]
-    assert "would have chosen p0 for the prompt and w2 for the answer" in lines[-1]
+    assert "would have chosen p0 for the prompt and w2 for the answer" in lines[-3]
 
     waits = split_decision(prefill=None, winner=None, shadow=None)
     text = explain.describe({"request": "req-1", "decisions": [waits]})

@@ -34,7 +34,7 @@ def test_a_prompt_that_comes_again_is_explained_by_its_cache(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "request e2e/explained"
     assert f"{decision['policy']} chose {decision['winner']}" in lines
-    assert lines[-1].split()[:3] == [
+    assert lines[-3].split()[:3] == [
         "->",
         decision["winner"],
         f"{candidate['cached_tokens']:,}",

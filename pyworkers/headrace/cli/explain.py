@@ -16,6 +16,12 @@ from headrace.cli.terminal import printable
 TIMES = ("queue", "prefill", "transfer", "decode", "interference", "saturation", "total")
 """The parts of a prediction, each `*_ms` in the answer of `/decisions/ID`; `total` is compared."""
 
+LEGEND = (
+    "interference: delay that this request adds to the requests already running there; "
+    "saturation: penalty that grows as the worker's KV cache fills"
+)
+"""What the two parts mean that are no time of the request's own."""
+
 
 def run(args: argparse.Namespace) -> int:
     """Print the decisions about one request; the exit status."""
@@ -46,6 +52,7 @@ def describe(document: dict[str, Any]) -> str:
             if len(decisions) > 1:  # several choices or prompts, or another try
                 parts.append(f"placement {number} of {len(decisions)}")
             parts.append(_describe_one(decision))
+    parts.append(LEGEND)
     return "\n\n".join(parts)
 
 
@@ -69,7 +76,7 @@ def _describe_one(decision: dict[str, Any]) -> str:
         f"{decision['policy']} chose {_who(decision) or _why_nobody(decision)}",
         "",
         "tokens of the prompt in its cache, and what it was predicted to cost in ms:",
-        *_table(wholes, _row(decision)),
+        *_table(wholes, _row(decision), decision.get("actual")),
     ]
     if prefills:
         lines += ["", "of the prompt alone, with the workers that do nothing else:"]
@@ -109,16 +116,20 @@ def _shadow(shadow: dict[str, Any], decision: dict[str, Any]) -> str:
     )
 
 
-def _table(candidates: list[dict[str, Any]], winner: str | None) -> list[str]:
-    """Those that could be chosen, the cheapest first, then the others with the reason."""
+def _table(
+    candidates: list[dict[str, Any]], winner: str | None, actual: dict[str, Any] | None = None
+) -> list[str]:
+    """Those that could be chosen, the cheapest first, then the others with the reason.
+
+    Below the winner stands what happened, as far as `actual` has it.
+    """
     ranked = sorted(candidates, key=lambda one: (one["excluded"] is not None, one["total_ms"]))
     rows = [["", "worker", "cached", *TIMES, ""]]
     for one in ranked:
         mark = "->" if one["worker"] == winner else ""
-        times = [f"{one[f'{time}_ms']:,.1f}" for time in TIMES]
-        rows.append(
-            [mark, one["worker"], f"{one['cached_tokens']:,}", *times, one["excluded"] or ""]
-        )
+        rows.append([mark, one["worker"], *_cells(one), one["excluded"] or ""])
+        if mark and actual is not None:
+            rows.append(["", "  actual", *_cells(actual), ""])
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     names = {0, 1, len(widths) - 1}  # these columns are words
     return [
@@ -128,3 +139,10 @@ def _table(candidates: list[dict[str, Any]], winner: str | None) -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _cells(one: dict[str, Any]) -> list[str]:
+    """Cached tokens and times of a row; a dash for what is not known."""
+    cached, times = one.get("cached_tokens"), [one.get(f"{time}_ms") for time in TIMES]
+    cells = ["-" if time is None else f"{time:,.1f}" for time in times]
+    return ["-" if cached is None else f"{cached:,}", *cells]
