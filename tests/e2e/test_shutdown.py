@@ -27,6 +27,29 @@ def stream_body(server: Server, tokens: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.parametrize(
+    "flags", [("--workers=1",), ("--workers=2",), ("--prefill=1", "--decode=1")], ids=" ".join
+)
+def test_a_clean_stop_warns_of_nothing(tiny_folder: Path, flags: tuple[str, ...]) -> None:
+    with serving(str(tiny_folder), *flags) as server:
+        workers = len(server.workers())
+        with server.stream("/v1/chat/completions", stream_body(server, 400)) as events:
+            next(events)
+            server.process.send_signal(signal.SIGTERM)
+            assert list(events)[-1] == "[DONE]", "answers end before workers and router go"
+        assert server.wait() == 0
+        stopping = next(n for n, line in enumerate(server.lines) if "stopping: running" in line)
+        after = server.lines[stopping:]
+        assert sum("left in good order" in line for line in after) == workers
+        assert not [line for line in after if "WARN" in line or "ERROR" in line]
+
+
+def test_a_request_succeeds_as_soon_as_the_url_is_printed(tiny_folder: Path) -> None:
+    with serving(str(tiny_folder), "--prefill=1", "--decode=1") as server:
+        assert server.post("/v1/chat/completions", stream_body(server, 2)).status == 200
+        assert server.get("/ready").status == 200
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.Signals) -> None:
     with serving(str(tiny_folder), "--drain-timeout", "280") as server:  # others use the machine
