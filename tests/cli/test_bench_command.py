@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.cli import plot
-from headrace.cli.supervise import EXIT_USAGE
+from headrace.exit_status import EXIT_USAGE
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 

@@ -15,7 +15,7 @@ import torch
 
 from headrace import logs
 from headrace.cli import main
-from headrace.cli.supervise import EXIT_CONFIG
+from headrace.exit_status import EXIT_CONFIG
 from headrace.extras import needs
 from headrace.worker import device
 from helpers.tiny_model import tiny_llama

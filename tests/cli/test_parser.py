@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from headrace.cli import main, plot
-from headrace.cli.supervise import EXIT_USAGE
+from headrace.exit_status import EXIT_USAGE
 
 
 def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

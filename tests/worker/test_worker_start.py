@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import headrace.models
-from headrace.cli.supervise import EXIT_CONFIG
 from headrace.engine.cache.memory import kv_blocks
 from headrace.errors import ContextTooLong, Refused
+from headrace.exit_status import EXIT_CONFIG
 from headrace.host_memory import available_bytes
 from headrace.models.step_memory import StepMemory
 from headrace.settings import WorkerSettings

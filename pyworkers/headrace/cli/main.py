@@ -17,8 +17,9 @@ from pathlib import Path
 from headrace import logs, settings
 from headrace.cli import keys
 from headrace.cli.parser import Parser
-from headrace.cli.supervise import EXIT_CONFIG, EXIT_USAGE, die_with_supervisor
+from headrace.cli.supervise import die_with_supervisor
 from headrace.errors import CannotRun
+from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
 from headrace.extras import needs
 
 SERVE_EXAMPLES = """\

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from headrace.cli.parser import Parser
-from headrace.cli.supervise import EXIT_CONFIG, EXIT_USAGE
 from headrace.errors import MissingExtra
+from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
 from headrace.extras import needs
 
 Report = dict[str, Any]

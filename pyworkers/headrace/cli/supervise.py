@@ -16,9 +16,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import dropwhile, takewhile
 
-EXIT_USAGE = 2
-EXIT_CONFIG = 78
-"""Exit statuses of a child that was told something impossible: to start it again cannot help, if it never worked."""
+from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
+
 CANNOT_START = 127
 """What stands for the exit status of a process that the system did not start; shells have the same."""
 

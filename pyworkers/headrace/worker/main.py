@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from headrace import _core
-from headrace.cli.supervise import EXIT_CONFIG
 from headrace.errors import CannotRun, Refused, RouterNotTrusted
+from headrace.exit_status import EXIT_CONFIG
 from headrace.kv_transfer.connector import Transfer
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
