@@ -14,7 +14,7 @@ import headrace_kernels
 
 
 def name_of(kernel: Any) -> str:
-    return f"{kernel.fn.__module__.removeprefix('headrace_kernels.')}.{kernel.fn.__name__}"
+    return f"{kernel.fn.__module__.rpartition('.')[2]}.{kernel.fn.__name__}"
 
 
 def kernels_of_the_package() -> set[str]:

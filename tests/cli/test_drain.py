@@ -119,7 +119,7 @@ def test_a_worker_that_did_not_leave_in_time_fails_the_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     over = {"outcome": "no_offer", "hit_rate_kept": None}
-    late = state("done", left_in_time=False, migration=over)
+    late = state("done", left_in_time=False, hand_over=over)
     with router((202, late)) as server:
         assert run(server, "--json") == 1
         server.answers.append((202, late))

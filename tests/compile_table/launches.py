@@ -90,7 +90,7 @@ def source(kernel: Any) -> str:
     todo = [kernel]
     while todo:
         function = todo.pop()
-        name = f"{function.fn.__module__}.{function.fn.__qualname__}"
+        name = function.fn.__qualname__
         if name in code:
             continue
         code[name] = words(function.src)

@@ -1,4 +1,4 @@
-"""Without a GPU the same kernel tests run in Triton's interpreter, which must be chosen before triton is imported.
+"""Without a GPU the same kernel tests run in Triton's interpreter (`tests/conftest.py` chooses it).
 
 It multiplies matrices with numpy, and so with whatever BLAS kernel suits the processor. Some, as OpenBLAS takes for AMD
 Zen 5, give a row other last bits in another place of the tile, which no GPU does. So products are summed here in order.
@@ -10,10 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)

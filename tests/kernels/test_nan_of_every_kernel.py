@@ -191,7 +191,7 @@ def products() -> list[Case]:
             ],
         ),
         Case(
-            "moe_grouped_linear._grouped_linear_kernel",
+            "grouped_linear._grouped_linear_kernel",
             lambda: grouped_linear(
                 draw(ROWS, 40), draw(3, 24, 40, seed=1), permutation, gather=True
             ),
@@ -252,7 +252,7 @@ def experts() -> list[Case]:
     places = integers(range(2 * ROWS)).view(ROWS, 2)
     return [
         Case(
-            "moe_route._route_kernel",
+            "route._route_kernel",
             lambda: route(draw(ROWS, 8), draw(8, seed=1), routing),
             lambda args: args["weights_ptr"],
             frozenset({"weights_ptr"}),
@@ -262,14 +262,14 @@ def experts() -> list[Case]:
             ],
         ),
         Case(
-            "moe_permute._permute_kernel",
+            "permute._permute_kernel",
             lambda: permute(integers(EXPERT_OF_ROW).view(ROWS, 1), 3),
             None,
             frozenset(),
             [],
         ),
         Case(
-            "moe_combine._combine_kernel",
+            "combine._combine_kernel",
             lambda: combine(
                 draw(2 * ROWS, 10), places, draw(ROWS, 2, seed=1), draw(ROWS, 10, seed=2)
             ),

@@ -39,7 +39,7 @@ def test_the_wheel_holds_both_packages_and_the_extension(tmp_path: Path) -> None
     for name in (
         "headrace/_core.abi3.so",
         "headrace/_core.pyi",
-        "headrace/cli.py",
+        "headrace/cli/main.py",
         "headrace/py.typed",
         "headrace/models/__init__.py",
         "headrace/models/r1_demo/data/smollm2_mtp.safetensors",
@@ -47,8 +47,9 @@ def test_the_wheel_holds_both_packages_and_the_extension(tmp_path: Path) -> None
         f"{info}/licenses/LICENSE",
     ):
         assert name in names
-    sources = (ROOT / "kernels" / "headrace_kernels").glob("*.py")
-    assert {f"headrace_kernels/{source.name}" for source in sources} <= names
+    kernels = ROOT / "kernels"
+    sources = (kernels / "headrace_kernels").rglob("*.py")
+    assert {source.relative_to(kernels).as_posix() for source in sources} <= names
     assert "headrace=headrace.cli.main:main" in entry_points
     assert not [n for n in names if "__pycache__" in n or n.startswith(("tests", "kernels"))]
 

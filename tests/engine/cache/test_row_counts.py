@@ -23,7 +23,7 @@ from helpers.scheduling import make_scheduler, make_sequence, run_step
 from helpers.toy import make_submit
 from helpers.toy_engine import BLOCK, make_engine
 
-NAMES = ("computed", "coming_rows", "coming_tokens", "coming_drafts", "drafts", "published")
+NAMES = ("computed", "pending_rows", "pending_tokens", "pending_drafts", "drafts", "published")
 
 
 def check_against(scheduler: Scheduler) -> None:
