@@ -7,7 +7,6 @@ from pathlib import Path
 
 import hypothesis
 import pytest
-import torch
 
 from helpers.etcd import EtcdServer, etcd_binary
 

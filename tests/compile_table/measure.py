@@ -30,8 +30,8 @@ TARGETS = (90, 100)  # compute capabilities, times ten
 def all_kernels() -> dict[str, Any]:
     """The kernels of the package by name; what they call is not named so."""
     found: dict[str, Any] = {}
-    for module in pkgutil.iter_modules(headrace_kernels.__path__):
-        members = vars(importlib.import_module(f"headrace_kernels.{module.name}"))
+    for module in pkgutil.walk_packages(headrace_kernels.__path__, "headrace_kernels."):
+        members = vars(importlib.import_module(module.name))
         found |= {name: x for name, x in members.items() if isinstance(x, JITFunction)}
     return {name: x for name, x in found.items() if name.endswith("_kernel")}
 
