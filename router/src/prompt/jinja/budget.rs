@@ -30,9 +30,8 @@ impl Default for Limits {
 /// some hundredths of it.
 const WORK: u64 = 1_000_000_000;
 
-/// The longest body is 16 MiB: room to take its text apart and join it again some five times.
-/// Memory that is touched for the first time costs the kernel, and so everybody, as much as the rendering itself.
-const MEMORY: usize = 128 << 20;
+/// The longest body is 16 MiB: room to take its text apart and join it again some ten times.
+const MEMORY: usize = 256 << 20;
 
 /// Above any context window times any token's length that makes sense.
 pub(crate) const OUTPUT: usize = 64 << 20;

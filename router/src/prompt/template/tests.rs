@@ -57,7 +57,7 @@ fn messages_that_take_the_template_past_a_bound_are_refused_with_its_name() {
         "{% set ns = namespace(s='ab') %}{% for i in messages[0].content %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     );
     let message = refused(doubled.unwrap().render_chat(chat(&"x".repeat(100).into()), None));
-    assert!(message.contains("more than 128 MiB of memory"), "{message}");
+    assert!(message.contains("more than 256 MiB of memory"), "{message}");
     let limits = Limits { work: 100_000, ..Limits::default() };
     let echo = template(ECHO).unwrap();
     let message = refused(echo.render_within(chat(&"x".repeat(1 << 20).into()), limits));
@@ -116,7 +116,7 @@ fn variables_of_the_client_are_charged_and_cannot_be_deep() {
         template.render_chat(prompt, None)
     };
     assert_eq!(render(json!([1, "two", {}])).unwrap(), "3");
-    assert!(refused(render(vec![json!({}); 3_000_000].into())).contains("128 MiB of memory"));
+    assert!(refused(render(vec![json!({}); 3_000_000].into())).contains("256 MiB of memory"));
     let mut deep = json!(0);
     for _ in 0..200 {
         deep = json!({ "": deep });
