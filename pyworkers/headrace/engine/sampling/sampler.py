@@ -168,7 +168,8 @@ class Sampler:
         drawn = places_of((self._temperature[batch_rows] > 0) & np.isfinite(best))
         if len(drawn):
             tokens = self._all_tokens(logits)
-            for some in _parts(drawn, logits):
+            whole = not self._top_k[batch_rows[drawn]].any()
+            for some in _parts(drawn, logits, whole=whole):
                 ids[some] = self._draw(
                     _rows(logits, some), best[some], batch_rows[some], positions[some], tokens
                 )
@@ -353,9 +354,11 @@ def _where_finite(ids: NDArray[np.int64], best: NDArray[np.float32]) -> NDArray[
     return ids
 
 
-def _parts(rows: NDArray[np.int64], logits: torch.Tensor) -> list[NDArray[np.int64]]:
-    """`rows` in parts that bound the memory of a draw. On a CPU rows that stand together take none."""
-    if logits.device.type == "cpu" and _together(rows):
+def _parts(
+    rows: NDArray[np.int64], logits: torch.Tensor, *, whole: bool
+) -> list[NDArray[np.int64]]:
+    """`rows` in parts that bound the memory of a draw. `whole`: none has a top-k, so on a CPU a draw takes none."""
+    if whole and logits.device.type == "cpu" and _together(rows):
         return [rows]
     return np.array_split(rows, -(-len(rows) * logits.shape[1] // DRAW_ELEMENTS))
 
