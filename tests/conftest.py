@@ -1,4 +1,4 @@
-"""What all tests share: one thread for numerics, no hub, Ctrl-C as a terminal has it, and a real etcd."""
+"""What all tests share: threads, no hub, Ctrl-C as a terminal has it, what must be there, and a real etcd."""
 
 import os
 import signal
@@ -8,6 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
+from helpers import require
 from helpers.etcd import EtcdServer, etcd_binary
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -27,6 +28,15 @@ hypothesis.settings.load_profile("shared machine")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell that runs us in the background makes us, and every process that a test starts, deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure() -> None:
+    require.check_packages()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    require.check_marks(item)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from typing import Any
 from chaos.clients import Answer
 from chaos.crowd import Tally
 from chaos.faults import Outcome
-from chaos.network import ROUTER_HOST, Place, inside, missing, namespaces
+from chaos.network import ROUTER_HOST, Place, inside, namespaces, no_namespaces
 from chaos.plan import Shape, faults
 from chaos.report import passed, report, summary, table
 from chaos.suite import opened
@@ -27,7 +27,7 @@ def main() -> int:
     args = arguments()
     folder = Path(args.logs or tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
-    why = missing()
+    why = no_namespaces()
     if why is None:
         workers = shape_of(args, hosts=True).workers
         with namespaces([ROUTER_HOST, *workers]) as places, inside(places[ROUTER_HOST]):

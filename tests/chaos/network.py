@@ -37,7 +37,7 @@ ROUTER_HOST = "router"
 NAMESPACES = Path("/run/netns")
 
 
-def missing() -> str | None:
+def no_namespaces() -> str | None:
     """Why namespaces cannot be used here; None if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"

@@ -198,7 +198,6 @@ def test_no_server_is_one_line() -> None:
     assert done.stderr.count("\n") == 1
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a terminal")
 def test_interrupt_stops_the_answer_and_keeps_the_session(fake: Fake) -> None:
     import pty
 

@@ -20,6 +20,7 @@ from headrace.cli.supervise import (
     reason,
 )
 from helpers.processes import until_gone
+from helpers.require import needs
 
 RULE = RestartRule(first_delay_s=0.5, longest_delay_s=3.0, crashes=5, window_s=100.0)
 AT_ONCE = RestartRule(first_delay_s=0.0, longest_delay_s=0.0, crashes=3, window_s=100.0)
@@ -239,7 +240,7 @@ async def test_a_grandchild_that_keeps_the_output_open_does_not_delay_the_restar
         await asyncio.wait_for(keeper.run(), 30)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
+@needs("linux", "the death signal is of Linux", here=sys.platform == "linux")
 async def test_children_die_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     code = (
         "import asyncio, sys\n"

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from chaos.network import ROUTER_HOST, inside, missing, namespaces
+from chaos.network import ROUTER_HOST, inside, namespaces, no_namespaces
 from chaos.plan import Fault, Shape
 from chaos.report import passed, report, summary, table
 from chaos.suite import Suite, opened
+from helpers.require import missing
 
 SEED = 1
 CLIENTS = 24
@@ -57,8 +58,8 @@ async def test_nobody_notices_what_happens_to_the_workers(
 
 
 async def test_nobody_notices_what_happens_to_the_network(tmp_path: Path) -> None:
-    if why := missing():
-        pytest.skip(why)
+    if why := no_namespaces():
+        missing("netns", why)
     names = [ROUTER_HOST, *SPLIT.workers]
     with namespaces(names) as places, inside(places[ROUTER_HOST]):
         async with opened(SPLIT, tmp_path, SEED, CLIENTS, places) as suite:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.require import needs
 from helpers.serving import ROOT, Server
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -34,7 +35,7 @@ def test_there_are_examples() -> None:
     assert blocks("python", "openai", ["docs/api.md"])
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")
+@needs("curl", "there is no curl", here=shutil.which("curl") is not None)
 @pytest.mark.parametrize("script", curl_blocks())
 def test_curl_examples_work(real: Server, script: str) -> None:
     here = re.sub(r"(127\.0\.0\.1|localhost):8000", f"{real.host}:{real.port}", script)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import pytest
+from helpers.require import missing
 
 CACHE = Path(__file__).parents[2] / "target" / "etcd"
 START_S = 60.0
@@ -31,7 +31,7 @@ def etcd_binary() -> Path:
         return cached
     apt, dpkg = shutil.which("apt-get"), shutil.which("dpkg-deb")
     if apt is None or dpkg is None:
-        pytest.skip("no etcd: neither an etcd nor apt-get is on this machine")
+        missing("etcd", "no etcd: neither an etcd nor apt-get is on this machine")
     CACHE.mkdir(parents=True, exist_ok=True)
     try:
         subprocess.run(
@@ -47,7 +47,8 @@ def etcd_binary() -> Path:
         subprocess.run([dpkg, "-x", package, unpacked], check=True, capture_output=True, timeout=60)
     except (subprocess.SubprocessError, OSError, ValueError) as error:
         detail = getattr(error, "stderr", b"") or str(error).encode()
-        pytest.skip(f"no etcd: Debian's package cannot be had: {detail.decode()[-200:].strip()}")
+        end = detail.decode()[-200:].strip()
+        missing("etcd", f"no etcd: Debian's package cannot be had: {end}")
     with suppress(OSError):
         (unpacked / "usr").rename(CACHE / "usr")
     shutil.rmtree(unpacked, ignore_errors=True)

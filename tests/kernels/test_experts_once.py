@@ -15,6 +15,7 @@ import torch
 from headrace_kernels.lazy import Lazy
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Attention, Routing
+from helpers.require import needs
 
 EXPERTS, WIDTH, HIDDEN = 48, 256, 512
 ROUTING = Routing(experts=EXPERTS, top_k=2, groups=1, top_groups=1, normalise=True, scale=1.0)
@@ -77,7 +78,7 @@ def load_natively() -> tuple[int, int]:
     return peak_bytes(load), reader.most
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak of a process in /proc")
+@needs("linux", "the peak of a process is read in /proc", here=sys.platform == "linux")
 def test_native_experts_are_packed_one_by_one() -> None:
     layer = 4 * EXPERTS * 3 * WIDTH * HIDDEN
     assert layer > 70 << 20

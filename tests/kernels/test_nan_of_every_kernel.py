@@ -39,6 +39,7 @@ from headrace_kernels.moe.grouped_linear import grouped_linear
 from headrace_kernels.moe.permute import permute, permute_ref
 from headrace_kernels.moe.route import route
 from headrace_kernels.ops import Routing
+from helpers.e4m3 import NEEDS_E4M3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 E4M3 = torch.float8_e4m3fn
@@ -47,10 +48,7 @@ ROWS = 5
 ALL = range(ROWS)
 
 pytestmark = [
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
-        reason="this GPU has no e4m3",
-    ),
+    NEEDS_E4M3,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, in the interpreter
 ]
 

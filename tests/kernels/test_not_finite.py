@@ -51,6 +51,7 @@ from helpers.broken_deepseek import (
     spoil_cache,
     torch_engine,
 )
+from helpers.e4m3 import NEEDS_E4M3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 E4M3 = torch.float8_e4m3fn
@@ -59,10 +60,7 @@ BAD = (NAN, INF, -INF)
 Rows: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 pytestmark = [
-    pytest.mark.skipif(
-        torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
-        reason="this GPU has no e4m3",
-    ),
+    NEEDS_E4M3,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, in the interpreter
 ]
 bad_values = pytest.mark.parametrize("bad", BAD, ids=str)

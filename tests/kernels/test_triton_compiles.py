@@ -14,6 +14,7 @@ pytest.importorskip("triton")
 from compile_table import table
 from compile_table.launches import words
 from compile_table.tritons import OLDEST, Found, measured, run
+from helpers.require import missing, needs
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -23,9 +24,7 @@ TRITONS = pytest.mark.parametrize(
         None,
         pytest.param(
             OLDEST,
-            marks=pytest.mark.skipif(
-                not OLDEST.exists(), reason="`make compile-table` installs the oldest Triton"
-            ),
+            marks=needs("oldest-triton", "`make compile-table` installs it", here=OLDEST.exists()),
         ),
     ],
     ids=["newest", "oldest"],
@@ -52,7 +51,7 @@ def test_the_committed_table_is_of_these_kernels(path: Path | None) -> None:
     assert len(here) == 1
     committed = [row for row in table.load() if row["triton"] in here]
     if not committed and path is None:
-        pytest.skip(f"the table is not of Triton {here.pop()}")
+        missing("triton", f"the table is not of Triton {here.pop()}")
     assert {row["key"] for row in committed} == {row["key"] for row in rows}, "make compile-table"
 
 

@@ -22,6 +22,7 @@ from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.attention import mla_attention, mla_prefill
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.torch_mla import REFERENCE, TRITON, MlaKernels, TorchMlaBackend
+from helpers.e4m3 import NEEDS_E4M3
 from helpers.tiny_deepseek import tiny_deepseek
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -139,10 +140,7 @@ def test_a_row_has_the_same_bits_alone_in_company_chunked_and_after_a_cached_pre
     assert torch.equal(draft(alone, [(0, 20, 21)], [tail]), drafted)
 
 
-@pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
-    reason="this GPU has no e4m3",
-)
+@NEEDS_E4M3
 def test_an_e4m3_cache_gives_nearly_the_same_logits(tmp_path: Path) -> None:
     tiny_deepseek(tmp_path, mtp=True, **R1)
     work = [(0, 0, 14), (1, 0, 3)]

@@ -26,13 +26,11 @@ from headrace_kernels.moe.fp8_grouped_linear import (
     fp8_grouped_linear_ref,
 )
 from headrace_kernels.moe.permute import permute_ref
+from helpers.e4m3 import NEEDS_E4M3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RELATIVE = 1e-3 if torch.cuda.is_available() else 2e-6
-pytestmark = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
-    reason="this GPU has no e4m3",
-)
+pytestmark = NEEDS_E4M3
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 ROUNDING = {
     torch.float32: 0.0,

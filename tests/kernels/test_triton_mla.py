@@ -24,15 +24,12 @@ from headrace_kernels.attention.head_linear import (
 )
 from headrace_kernels.attention.merge_spans import merge_spans, merge_spans_ref
 from headrace_kernels.attention.mla_store import mla_store, mla_store_ref
+from helpers.e4m3 import NEEDS_E4M3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 E4M3 = torch.float8_e4m3fn
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-needs_fp8 = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
-    reason="this GPU has no e4m3",
-)
 BLOCK_TOKENS = 8
 
 
@@ -97,7 +94,7 @@ def test_mla_store(
     close(*store_both(heads, nope, rope, kv_lora, interleave, cache_dtype))
 
 
-@needs_fp8
+@NEEDS_E4M3
 @pytest.mark.parametrize("interleave", [True, False])
 def test_mla_store_in_e4m3(interleave: bool) -> None:
     got, want = (x.float() for x in store_both(3, 10, 8, 24, interleave, E4M3))
@@ -257,7 +254,7 @@ def test_mla_prefill(
     close(latents.expanded(*latents.all), latents.expanded(*latents.all, reference=True))
 
 
-@needs_fp8
+@NEEDS_E4M3
 def test_attention_over_an_e4m3_cache() -> None:
     latents = Latents([70, 9], [3, 2], dtype=torch.float16, cache_dtype=E4M3)
     want = latents.absorbed(*latents.all, reference=True)

@@ -30,14 +30,11 @@ from headrace_kernels.moe.grouped_linear import (
 from headrace_kernels.moe.permute import Permutation, permute, permute_ref
 from headrace_kernels.moe.route import route, route_ref
 from headrace_kernels.ops import Routing
+from helpers.e4m3 import NEEDS_E4M3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
-needs_fp8 = pytest.mark.skipif(
-    torch.cuda.is_available() and torch.cuda.get_device_capability() < (8, 9),
-    reason="this GPU has no e4m3",
-)
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> torch.Tensor:
@@ -174,7 +171,7 @@ def test_moe(rows: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got, want, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@needs_fp8
+@NEEDS_E4M3
 def test_moe_with_e4m3_experts() -> None:
     experts = layer(136, 24, routing_of(4, 2), dtype=torch.float32, fp8=True)
     x, residual = draw(5, 136), draw(5, 136, seed=5)
@@ -184,7 +181,7 @@ def test_moe_with_e4m3_experts() -> None:
     assert (got - want).abs().mean() < 1e-3
 
 
-@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=needs_fp8)])
+@pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=NEEDS_E4M3)])
 def test_a_row_of_moe_does_not_depend_on_the_others(
     fp8: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

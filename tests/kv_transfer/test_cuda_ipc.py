@@ -21,6 +21,7 @@ from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
 from helpers.kv import FakeSource, block_of, make_pool
 from helpers.kv_peers import LAYOUT, MEMBERS, QUICK
+from helpers.require import missing, needs
 
 
 def device_pool(seed: int | None = None) -> KvPool:
@@ -109,7 +110,7 @@ def test_nixl_that_cannot_register_the_memory_leaves_tcp_and_says_so(
 ) -> None:
     """Such as its UCX without CUDA: here it is asked to take memory that lies on no device."""
     if find_nixl() is None:
-        pytest.skip("NIXL is not installed")
+        missing("nixl", "NIXL is not installed")
     offered = exporters_for(device_pool(), None)
     assert [exporter.name for exporter in offered.remote] == ["tcp"]
     assert "only TCP is offered to other hosts: NIXL cannot register VRAM" in caplog.text
@@ -127,7 +128,7 @@ def test_a_description_that_cannot_be_is_not_mapped() -> None:
             cuda_ipc.CudaIpcMover(device_pool(), text, None)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
+@needs("cuda", "there is no GPU", here=torch.cuda.is_available())
 def test_torch_still_shares_storages_as_we_expect() -> None:
     handle = cuda_ipc.share(torch.zeros(8, dtype=torch.uint8, device="cuda").untyped_storage())
     assert isinstance(handle.handle, bytes)

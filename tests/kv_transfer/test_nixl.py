@@ -18,8 +18,9 @@ from headrace_kernels.ops import KvPool
 from helpers.kv import SHAPES, FakeSource, Shape, all_bytes, block_of, make_pool, memory_of
 from helpers.kv_peers import LAYOUT, MEMBERS, QUICK, until
 from helpers.kv_processes import line, process, tell
+from helpers.require import needs
 
-needs_nixl = pytest.mark.skipif(find_nixl() is None, reason="NIXL is not installed")
+needs_nixl = needs("nixl", "NIXL is not installed", here=find_nixl() is not None)
 
 
 @asynccontextmanager

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from helpers.require import needs
+
 ROOT = Path(__file__).parents[2]
 ALLOWED = set(tomllib.loads((ROOT / "deny.toml").read_text())["licenses"]["allow"])
 
@@ -78,7 +80,7 @@ def test_licence_expressions_are_read(expression: str, fits: bool) -> None:
     assert allowed(expression) is fits
 
 
-@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo")
+@needs("cargo", "there is no cargo", here=shutil.which("cargo") is not None)
 def test_every_crate_has_an_allowed_licence() -> None:
     refused = [
         f"{crate['name']} {crate['version']}: {crate['license']}"
@@ -88,7 +90,7 @@ def test_every_crate_has_an_allowed_licence() -> None:
     assert refused == []
 
 
-@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo")
+@needs("cargo", "there is no cargo", here=shutil.which("cargo") is not None)
 def test_every_crate_comes_from_the_registry_or_from_here() -> None:
     odd = [
         f"{crate['name']} {crate['source']}"

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from helpers.require import needs
+
 ROOT = Path(__file__).parents[2]
 MATURIN = Path(sys.executable).with_name("maturin")
 
 pytestmark = [
-    pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo"),
-    pytest.mark.skipif(not MATURIN.exists(), reason="needs maturin beside this Python"),
+    needs("cargo", "there is no cargo", here=shutil.which("cargo") is not None),
+    needs("maturin", "there is no maturin beside this Python", here=MATURIN.exists()),
     pytest.mark.timeout(900),  # without a build to reuse, all of it is built
 ]
 

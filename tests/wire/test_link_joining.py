@@ -26,6 +26,7 @@ from helpers.link_scene import (
     packed,
     router,
 )
+from helpers.require import missing
 
 SECRET = "open sesame"
 
@@ -226,7 +227,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     try:
         subprocess.run(command, check=True, capture_output=True)
     except FileNotFoundError:
-        pytest.skip("needs the openssl command to make a certificate")
+        missing("openssl", "the command openssl makes the certificate")
     return cert, key
 
 

@@ -18,6 +18,7 @@ from headrace.engine.sampling.topk import Draws
 from headrace.engine.sequence import Key, Sequence
 from headrace.wire.frames import Ranked, Sampling, TokenLogprob
 from helpers.distribution import chi_squared, cut
+from helpers.require import missing
 from helpers.sampling_rows import one_each, take_row
 from helpers.toy import make_submit
 
@@ -33,7 +34,7 @@ PINNED_BITS = [
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def device(request: pytest.FixtureRequest) -> str:
     if request.param == "cuda" and not torch.cuda.is_available():
-        pytest.skip("there is no CUDA device")
+        missing("cuda", "there is no CUDA device")
     return request.param
 
 

@@ -1,0 +1,11 @@
+"""Tests of 8-bit floats: GPUs have them from compute capability 8.9 on, Triton's interpreter always."""
+
+import torch
+
+from helpers.require import needs
+
+NEEDS_E4M3 = needs(
+    "e4m3",
+    "this GPU has no e4m3",
+    here=not torch.cuda.is_available() or torch.cuda.get_device_capability() >= (8, 9),
+)

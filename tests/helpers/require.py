@@ -1,0 +1,71 @@
+"""What a test needs of the machine. A test without it is skipped, or fails where `HEADRACE_REQUIRE` has the name.
+
+    HEADRACE_REQUIRE=etcd,netns make test
+
+So a machine that is known to have something cannot lose it, and with it the tests, without anyone noticing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import NoReturn
+
+import pytest
+
+VARIABLE = "HEADRACE_REQUIRE"
+# Packages are looked for when pytest starts, as `pytest.importorskip` skips whole files.
+PACKAGES = frozenset({"matplotlib", "triton"})
+NAMES = PACKAGES | {
+    "avx2",
+    "avx512",
+    "avx512vnni",  # a test in Rust alone
+    "cargo",
+    "cuda",
+    "curl",
+    "e4m3",  # missing on a GPU without 8-bit floats; Triton's interpreter has them
+    "etcd",
+    "linux",
+    "maturin",
+    "netns",
+    "nixl",
+    "oldest-triton",  # `make compile-table` puts it under target/
+    "openssl",
+}
+
+
+def required() -> frozenset[str]:
+    """The names in `HEADRACE_REQUIRE`. Raises pytest.UsageError for a name that no test knows."""
+    names = frozenset(name.strip() for name in os.environ.get(VARIABLE, "").split(",")) - {""}
+    if unknown := names - NAMES:
+        known = ", ".join(sorted(NAMES))
+        raise pytest.UsageError(f"{VARIABLE}: unknown {', '.join(sorted(unknown))}; known: {known}")
+    return names
+
+
+def check_packages() -> None:
+    """Raises pytest.UsageError if a required package is not installed."""
+    for name in sorted(required() & PACKAGES):
+        if importlib.util.find_spec(name) is None:
+            raise pytest.UsageError(f"{VARIABLE} names {name}, which is not installed")
+
+
+def missing(name: str, why: str) -> NoReturn:
+    """Skip the test, because the machine lacks `name`; fail it if `name` is required."""
+    assert name in NAMES, f"add {name} to NAMES"
+    if name in required():
+        pytest.fail(f"{VARIABLE} names {name}: {why}", pytrace=False)
+    pytest.skip(why)
+
+
+def needs(name: str, why: str, *, here: bool) -> pytest.MarkDecorator:
+    """A mark: without `here`, the test is skipped or fails, as by `missing`."""
+    return pytest.mark.needs(name, why, here)
+
+
+def check_marks(item: pytest.Item) -> None:
+    """Hold a test to its marks of `needs`, before its fixtures are made."""
+    for mark in item.iter_markers("needs"):
+        name, why, here = mark.args
+        if not here:
+            missing(name, why)
