@@ -24,12 +24,35 @@ pub(crate) struct Prepared {
     chat: ChatPrompt,
     /// Text of the last message, if that is to be left open.
     open: Option<String>,
+    /// Bytes of all text that the template sees, and some for each value.
+    bytes: usize,
 }
 
 impl Prepared {
+    fn new(chat: ChatPrompt, open: Option<String>) -> Self {
+        let values = chat.messages.iter().chain(chat.tools.iter().flatten());
+        let bytes = values.chain(chat.template_kwargs.values()).map(json_bytes).sum();
+        Self { chat, open, bytes }
+    }
+
     pub(crate) fn chat(&self) -> &ChatPrompt {
         &self.chat
     }
+}
+
+/// Bytes of a name or value without text: what templates make of short ones takes room, too.
+const VALUE_BYTES: usize = 8;
+
+fn json_bytes(json: &Json) -> usize {
+    VALUE_BYTES
+        + match json {
+            Json::Null | Json::Bool(_) | Json::Number(_) => 0,
+            Json::String(text) => text.len(),
+            Json::Array(items) => items.iter().map(json_bytes).sum(),
+            Json::Object(fields) => {
+                fields.iter().map(|(name, x)| VALUE_BYTES + name.len() + json_bytes(x)).sum()
+            }
+        }
 }
 
 /// What a template wrote, with the mark of an open message still in it.
@@ -109,8 +132,8 @@ impl ChatTemplate {
             add_generation_prompt: true,
             ..ChatPrompt::default()
         };
-        let prepared = Prepared { chat, open: None };
-        if let Err((error, budget)) = self.attempt(&prepared, Limits::default())
+        let prepared = Prepared::new(chat, None);
+        if let Err((error, budget)) = self.attempt(&prepared, Limits::of(prepared.bytes))
             && let Kind::Spent(bound) = error.kind()
             && bound != Bound::Time
         // which is the fault of a busy machine
@@ -138,7 +161,7 @@ impl ChatTemplate {
             true => Some(self.open_final_message(&mut chat)?),
             false => None,
         };
-        Ok(Prepared { chat, open })
+        Ok(Prepared::new(chat, open))
     }
 
     /// The prompt's text, of at most `longest` bytes (and 64 MiB), which is the longest text that can fit the context.
@@ -151,7 +174,7 @@ impl ChatTemplate {
         prepared: &Prepared,
         longest: Option<usize>,
     ) -> Result<String, RouteError> {
-        let limits = Limits { output: output(longest), ..Limits::default() };
+        let limits = Limits { output: output(longest), ..Limits::of(prepared.bytes) };
         let text = self.attempt(prepared, limits);
         text.map_err(|(error, budget)| self.refuse(&error, &budget, &limits))?.closed(prepared)
     }
@@ -166,7 +189,8 @@ impl ChatTemplate {
         longest: Option<usize>,
     ) -> Result<Option<String>, RouteError> {
         let output = output(longest);
-        let limits = Limits { output, work: QUICK_WORK, memory: QUICK_MEMORY, ..Limits::default() };
+        let limits = Limits::of(prepared.bytes);
+        let limits = Limits { output, work: QUICK_WORK, memory: QUICK_MEMORY, ..limits };
         match self.attempt(prepared, limits) {
             Ok(text) => text.closed(prepared).map(Some),
             Err((error, _)) if matches!(error.kind(), Kind::Spent(Bound::Work | Bound::Memory)) => {

@@ -20,9 +20,13 @@ pub(crate) struct Limits {
     pub(crate) time: Duration,
 }
 
-impl Default for Limits {
-    fn default() -> Self {
-        Self { work: WORK, memory: MEMORY, output: OUTPUT, levels: LEVELS, time: TIME }
+impl Limits {
+    /// The bounds for a chat of so many bytes. New memory is what a rendering slows others down with most: the kernel clears
+    /// it, and cannot be interrupted while it does. So a short chat gets no more than a template may need for itself.
+    pub(crate) fn of(bytes: usize) -> Self {
+        let memory = bytes.saturating_mul(MEMORY_PER_BYTE).saturating_add(MEMORY);
+        let memory = memory.min(MOST_MEMORY);
+        Self { work: WORK, memory, output: OUTPUT, levels: LEVELS, time: TIME }
     }
 }
 
@@ -30,8 +34,15 @@ impl Default for Limits {
 /// some hundredths of it.
 const WORK: u64 = 1_000_000_000;
 
-/// The longest body is 16 MiB: room to take its text apart and join it again some ten times.
-const MEMORY: usize = 256 << 20;
+/// Room for a template's own lists and names, whatever the chat.
+const MEMORY: usize = 32 << 20;
+
+/// Times the chat's own size: room for the values made of it (up to six times its size where messages are short), and to take
+/// its text apart and join it again some five times.
+const MEMORY_PER_BYTE: usize = 12;
+
+/// The longest body is 16 MiB of text.
+const MOST_MEMORY: usize = 256 << 20;
 
 /// Above any context window times any token's length that makes sense.
 pub(crate) const OUTPUT: usize = 64 << 20;
@@ -45,8 +56,9 @@ const TIME: Duration = Duration::from_secs(5);
 /// Lists and objects inside each other, as deep as `serde_json` reads them. Whoever walks or drops a value recurses as deep.
 pub(crate) const NESTED: u16 = 128;
 
-/// Units between two looks at the clock: some 60 us.
-const CLOCK: u64 = 1 << 16;
+/// Units between two looks at the clock: some 0.5 ms. Each of them lets others have the core, so on a busy machine a rendering
+/// gets one such stretch for each of theirs: shorter ones would let it run out of time.
+const CLOCK: u64 = 1 << 19;
 
 /// Units for evaluating one expression or statement, and for visiting one item of a list.
 const STEP: u64 = 40;

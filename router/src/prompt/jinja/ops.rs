@@ -1,10 +1,12 @@
 //! Arithmetic, slices and containment. Every operator is minijinja's, but for slices with negative steps, which are Python's.
 
+use super::budget::Budget;
 use super::error::Error;
 use super::library::args;
 use super::scope::Machine;
 use super::tree::Op;
 use super::value::compare::{Pair, as_float, coerce};
+use super::value::pieces::{self, PIECE, pieces};
 use super::value::print;
 use super::value::text::{Text, Writer};
 use super::value::{self, List, Value, ValueKind};
@@ -77,8 +79,16 @@ fn repeat_text<'r>(
         .ok_or_else(|| Error::invalid("strings can only be multiplied with integers"))?;
     let len = text.len().checked_mul(n).filter(|len| *len <= MAX_REPEATED);
     let len = len.ok_or_else(|| Error::invalid("repeated string is too large"))?;
-    machine.budget.bytes(len)?;
-    Value::string_of(len, || text.read().repeat(n), &machine.budget)
+    let read = text.read();
+    let mut out = Writer::with_room(len, &machine.budget)?;
+    // A short text is repeated up to a piece first, because each push costs something.
+    let times = (PIECE / read.len().max(1)).clamp(1, n.max(1));
+    let piece = read.repeat(times);
+    for _ in 0..n / times {
+        out.push(&piece)?;
+    }
+    out.push(&piece[..read.len() * (n % times)])?;
+    Ok(Value::Text(out.finish()?))
 }
 
 fn repeat_list<'r>(
@@ -213,31 +223,57 @@ fn slice_text<'r>(
     stop: Option<i64>,
     step: i64,
 ) -> Result<Value<'r>, Error> {
-    machine.budget.chars(text.len())?;
+    let budget = &machine.budget;
     let read = text.read();
-    let range = Range::new(start, stop, step, read.chars().count());
+    let range = Range::new(start, stop, step, pieces::count(&read, budget)?);
     if range.count == 0 {
         return Ok(Value::text(""));
     }
     if step == 1 {
-        let mut places = read.char_indices().map(|(at, _)| at).chain([read.len()]);
-        let from = places.nth(range.first).unwrap_or(read.len());
-        let to = places.nth(range.count - 1).unwrap_or(read.len());
+        let from = pieces::offset(&read, range.first, budget)?;
+        let to = from + pieces::offset(&read[from..], range.count, budget)?;
         return Ok(Value::Text(text.part(from, to)));
     }
-    let mut out = Writer::new(&machine.budget);
-    let every = usize::try_from(step.unsigned_abs()).unwrap_or(usize::MAX);
+    let mut stepped = Stepped::new(&range, budget);
     if step > 0 {
-        for c in read.chars().skip(range.first).step_by(every).take(range.count) {
-            out.push_char(c)?;
-        }
+        pieces(&read).try_for_each(|piece| stepped.take(piece.len(), piece.chars()))?;
     } else {
-        let skipped = range.len - 1 - range.first;
-        for c in read.chars().rev().skip(skipped).step_by(every).take(range.count) {
-            out.push_char(c)?;
-        }
+        pieces(&read).rev().try_for_each(|piece| stepped.take(piece.len(), piece.chars().rev()))?;
     }
-    Ok(Value::Text(out.finish()?))
+    Ok(Value::Text(stepped.out.finish()?))
+}
+
+/// The characters that a slice with a step takes, as they go by.
+struct Stepped<'b> {
+    out: Writer<'b>,
+    /// How many go by before the next one is taken.
+    skip: usize,
+    every: usize,
+    left: usize,
+}
+
+impl<'b> Stepped<'b> {
+    fn new(range: &Range, budget: &'b Budget) -> Self {
+        let skip = if range.step > 0 { range.first } else { range.len - 1 - range.first };
+        let every = usize::try_from(range.step.unsigned_abs()).unwrap_or(usize::MAX);
+        Self { out: Writer::new(budget), skip, every, left: range.count }
+    }
+
+    fn take(&mut self, bytes: usize, chars: impl Iterator<Item = char>) -> Result<(), Error> {
+        self.out.budget().chars(bytes)?;
+        for c in chars {
+            match self.skip.checked_sub(1) {
+                Some(skip) => self.skip = skip,
+                None if self.left == 0 => break,
+                None => {
+                    self.out.push_char(c)?;
+                    self.skip = self.every - 1;
+                    self.left -= 1;
+                }
+            }
+        }
+        Ok(())
+    }
 }
 
 /// The places that a slice takes from `len`: `count` of them, from `first` on, `step` apart.

@@ -235,10 +235,7 @@ impl<'r> Machine<'r> {
         if self.captures.is_empty() {
             self.budget.output(part.len())?;
         }
-        self.budget.bytes(part.len())?;
-        text::grow(&mut self.out, part.len(), &self.budget)?;
-        self.out.push_str(part);
-        Ok(())
+        text::push(&mut self.out, part, &self.budget)
     }
 
     /// From here on, what is written is kept for [`Self::captured`].

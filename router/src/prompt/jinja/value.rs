@@ -3,6 +3,7 @@
 pub(crate) mod compare;
 mod list;
 mod map;
+pub(crate) mod pieces;
 pub(crate) mod print;
 pub(crate) mod python;
 pub(crate) mod text;
@@ -110,16 +111,6 @@ impl<'r> Value<'r> {
     pub(crate) fn string(text: String, budget: &Budget) -> Result<Self, Error> {
         budget.memory(text.len())?;
         Ok(Self::Text(Text::built(text, budget)?))
-    }
-
-    /// A string of so many bytes, charged before it is made.
-    pub(crate) fn string_of(
-        bytes: usize,
-        make: impl FnOnce() -> String,
-        budget: &Budget,
-    ) -> Result<Self, Error> {
-        budget.memory(bytes)?;
-        Ok(Self::Text(Text::built(make(), budget)?))
     }
 
     pub(crate) fn list(values: Vec<Self>, budget: &Budget) -> Result<Self, Error> {

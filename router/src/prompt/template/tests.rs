@@ -57,8 +57,8 @@ fn messages_that_take_the_template_past_a_bound_are_refused_with_its_name() {
         "{% set ns = namespace(s='ab') %}{% for i in messages[0].content %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
     );
     let message = refused(doubled.unwrap().render_chat(chat(&"x".repeat(100).into()), None));
-    assert!(message.contains("more than 256 MiB of memory"), "{message}");
-    let limits = Limits { work: 100_000, ..Limits::default() };
+    assert!(message.contains("more than 32 MiB of memory"), "{message}");
+    let limits = Limits { work: 100_000, ..Limits::of(0) };
     let echo = template(ECHO).unwrap();
     let message = refused(echo.render_within(chat(&"x".repeat(1 << 20).into()), limits));
     assert!(message.contains("takes too long"), "{message}");
@@ -76,10 +76,7 @@ fn a_template_that_never_ends_is_refused_when_it_is_read() {
             "{% set ns = namespace(l=[]) %}{% for i in range(999) %}{% set ns.l = [ns.l] %}{% endfor %}",
             "nested",
         ),
-        (
-            "{% set x = 'x' * 999 %}{% for i in range(99999) %}{{ x }}{% endfor %}",
-            "longer than 64 MiB",
-        ),
+        ("{% set x = 'x' * 999 %}{% for i in range(99999) %}{{ x }}{% endfor %}", "memory"),
         ("{% include 'x' %}", "`include`"),
         ("{% if %}", "line 1"),
     ] {
@@ -101,8 +98,35 @@ fn what_is_raised_does_not_bring_back_the_whole_request() {
 }
 
 #[test]
+fn memory_grows_with_the_chat() {
+    let source = "{% for i in range(3) %}{{ messages[0].content[:-1] ~ i }}{% endfor %}";
+    let template = template(source).unwrap();
+    let render = |bytes: usize| template.render_chat(chat(&"x".repeat(bytes).into()), None);
+    for bytes in [1 << 10, 1 << 20, 6 << 20] {
+        assert_eq!(render(bytes).unwrap().len(), 3 * bytes);
+    }
+    let limits = |bytes: usize| Limits::of(bytes).memory;
+    assert_eq!(limits(0), 32 << 20);
+    assert_eq!(limits(1 << 20), 44 << 20);
+    assert_eq!([limits(19 << 20), limits(usize::MAX)], [256 << 20; 2]);
+}
+
+#[test]
+fn short_messages_have_room_for_what_templates_make_of_them() {
+    let joins = "{% set ns = namespace(s='') %}{% for m in messages %}{% set ns.s = ns.s + '\n\n' + m.content %}\
+                 {% endfor %}{{ ns.s }}{% for m in messages %}{{ [m] | tojson }}{% endfor %}";
+    let template = template(joins).unwrap();
+    for content in ["x", "a word or two", &"x".repeat(100)] {
+        let message = json!({ "role": "user", "content": content });
+        let chat = ChatPrompt { messages: vec![message; 100_000], ..ChatPrompt::default() };
+        let text = template.render_chat(chat, None);
+        assert!(text.is_ok(), "{content}: {:?}", text.map(|text| text.len()));
+    }
+}
+
+#[test]
 fn a_machine_too_busy_to_render_in_time_says_when_to_try_again() {
-    let limits = Limits { time: Duration::ZERO, ..Limits::default() };
+    let limits = Limits { time: Duration::ZERO, ..Limits::of(0) };
     let result = template(ECHO).unwrap().render_within(chat(&"x".repeat(8 << 20).into()), limits);
     assert!(matches!(result, Err(RouteError::Overloaded { .. })), "{result:?}");
 }

@@ -7,6 +7,7 @@ use super::methods;
 use crate::prompt::jinja::error::{Error, Kind};
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::value::compare::as_float;
+use crate::prompt::jinja::value::pieces::{self, PIECE, pieces};
 use crate::prompt::jinja::value::print;
 use crate::prompt::jinja::value::python::{self, Dump};
 use crate::prompt::jinja::value::text::{Text, Writer};
@@ -60,20 +61,16 @@ pub(crate) fn by_name(name: &str) -> Option<Filter> {
     })
 }
 
-/// Charges and makes a string out of another one, character by character.
+/// Makes a string out of another one, character by character; `change` charges what it looks at.
 fn letters<'r>(
     machine: &Machine<'r>,
     text: &Text<'r>,
     change: impl FnOnce(&str, &mut Writer<'_>) -> Result<(), Error>,
 ) -> Result<Value<'r>, Error> {
-    machine.budget.chars(text.len())?;
     let mut out = Writer::with_room(text.len(), &machine.budget)?;
     change(&text.read(), &mut out)?;
     Ok(Value::Text(out.finish()?))
 }
-
-/// Bytes of text that are changed at once: what is made of them is charged afterwards.
-const PIECE: usize = 64 << 10;
 
 /// In pieces that end where the next character begins a new word, as a sigma at the end of a word has a form of its own.
 fn in_pieces(text: &str, out: &mut Writer<'_>, change: fn(&str) -> String) -> Result<(), Error> {
@@ -81,7 +78,8 @@ fn in_pieces(text: &str, out: &mut Writer<'_>, change: fn(&str) -> String) -> Re
     while !rest.is_empty() {
         let at = (PIECE.min(rest.len())..rest.len()).find(|at| rest.as_bytes()[*at] == b' ');
         let (piece, after) = rest.split_at(at.unwrap_or(rest.len()));
-        out.budget().memory(4 * piece.len())?;
+        out.budget().chars(piece.len())?;
+        out.budget().memory(4 * piece.len())?; // what is made of it is pushed, and charged, afterwards
         out.push(&change(piece))?;
         rest = after;
     }
@@ -107,17 +105,19 @@ pub(crate) fn capital_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value
 }
 
 pub(crate) fn title_text<'r>(m: &Machine<'r>, text: &Text<'r>) -> Result<Value<'r>, Error> {
-    m.budget.chars(text.len())?; // twice: no character is copied with the next one
     letters(m, text, |text, out| {
         let mut first = true;
-        for c in text.chars() {
-            if c.is_ascii_punctuation() || c.is_whitespace() {
-                out.push_char(c)?;
-                first = true;
-            } else if std::mem::take(&mut first) {
-                c.to_uppercase().try_for_each(|c| out.push_char(c))?;
-            } else {
-                c.to_lowercase().try_for_each(|c| out.push_char(c))?;
+        for piece in pieces(text) {
+            out.budget().chars(2 * piece.len())?; // twice: no character is copied with the next one
+            for c in piece.chars() {
+                if c.is_ascii_punctuation() || c.is_whitespace() {
+                    out.push_char(c)?;
+                    first = true;
+                } else if std::mem::take(&mut first) {
+                    c.to_uppercase().try_for_each(|c| out.push_char(c))?;
+                } else {
+                    c.to_lowercase().try_for_each(|c| out.push_char(c))?;
+                }
             }
         }
         Ok(())
@@ -190,10 +190,7 @@ fn length<'r>(
 ) -> Result<Value<'r>, Error> {
     args.none()?;
     Ok(Value::count(match &value {
-        Value::Text(text) => {
-            machine.budget.bytes(text.len())?;
-            text.read().chars().count()
-        }
+        Value::Text(text) => pieces::count(&text.read(), &machine.budget)?,
         Value::List(list) | Value::Lazy(list) => list.len(),
         other => match machine.as_map(other)? {
             Some(map) => map.len(),

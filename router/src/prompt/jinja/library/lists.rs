@@ -12,6 +12,7 @@ use crate::prompt::jinja::ops;
 use crate::prompt::jinja::run::all;
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::tree::Op;
+use crate::prompt::jinja::value::pieces::pieces;
 use crate::prompt::jinja::value::print;
 use crate::prompt::jinja::value::text::Writer;
 use crate::prompt::jinja::value::{self, Value, ValueKind};
@@ -85,9 +86,12 @@ fn reverse<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<
         return Ok(value);
     }
     if let Some(text) = value.as_text() {
-        m.budget.chars(text.len())?;
-        let reversed = || text.read().chars().rev().collect();
-        return Value::string_of(3 * text.len(), reversed, &m.budget);
+        let mut out = Writer::with_room(text.len(), &m.budget)?;
+        for piece in pieces(&text.read()).rev() {
+            m.budget.chars(piece.len())?;
+            piece.chars().rev().try_for_each(|c| out.push_char(c))?;
+        }
+        return Ok(Value::Text(out.finish()?));
     }
     let Some(mut iter) = m.iter(&value)? else {
         let kind = value.kind();

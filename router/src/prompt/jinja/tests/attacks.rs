@@ -234,13 +234,13 @@ fn what_holds_itself_ends_by_levels() {
 
 #[test]
 fn a_busy_machine_ends_by_time() {
-    let limits = Limits { time: Duration::ZERO, ..Limits::default() };
+    let limits = Limits { time: Duration::ZERO, ..Limits::of(0) };
     let source = "{% for i in range(100000) %}{{ i }}{% endfor %}";
     let (kind, why) = within(limits, source, &Map::new()).unwrap_err();
     assert_eq!(kind, Kind::Spent(Bound::Time));
     assert!(why.contains("longer than"), "{why}");
     // nor only at the first look at the clock: all the work that is allowed takes far longer than this
-    let limits = Limits { time: Duration::from_millis(20), ..Limits::default() };
+    let limits = Limits { time: Duration::from_millis(20), ..Limits::of(0) };
     let source = "{% for i in range(100000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}";
     assert_eq!(within(limits, source, &Map::new()).unwrap_err().0, Kind::Spent(Bound::Time));
 }
@@ -323,7 +323,7 @@ fn joining_system_messages_is_linear() {
     let message = |_| json!({ "role": "system", "content": "0123456789".repeat(10) });
     let messages: Vec<Json> = (0..10_000).map(message).collect();
     // A million bytes in ten thousand pieces: about 30 units a byte, and a thousand a message.
-    let limits = Limits { work: 60_000_000, memory: 8 << 20, ..Limits::default() };
+    let limits = Limits { work: 60_000_000, memory: 8 << 20, ..Limits::of(0) };
     let text = within(limits, source, &object(json!({ "messages": messages }))).unwrap();
     assert_eq!(text.len(), 10_000 * 100 + 9_999 * 2);
 }
@@ -332,7 +332,7 @@ fn joining_system_messages_is_linear() {
 fn lists_that_are_built_one_by_one_are_linear() {
     let source = "{% set ns = namespace(l=[]) %}{% for i in range(20000) %}{% set ns.l = ns.l + [i] %}\
         {% endfor %}{{ ns.l | length }}";
-    let limits = Limits { work: 60_000_000, memory: 16 << 20, ..Limits::default() };
+    let limits = Limits { work: 60_000_000, memory: 16 << 20, ..Limits::of(0) };
     assert_eq!(within(limits, source, &Map::new()).unwrap(), "20000");
 }
 
@@ -342,8 +342,7 @@ fn what_the_client_nests_is_refused() {
     for _ in 0..200 {
         deep = json!([deep]);
     }
-    let (kind, _) =
-        within(Limits::default(), "{{ 1 }}", &object(json!({ "x": deep }))).unwrap_err();
+    let (kind, _) = within(Limits::of(0), "{{ 1 }}", &object(json!({ "x": deep }))).unwrap_err();
     assert_eq!(kind, Kind::Spent(Bound::Nested));
     let fields: Map<String, Json> = (0..120_000).map(|i| (format!("k{i}"), json!(i))).collect();
     let (kind, _) = within(small(), "{{ 1 }}", &object(json!({ "x": fields }))).unwrap_err();

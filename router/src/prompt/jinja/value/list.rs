@@ -28,8 +28,7 @@ impl<'r> List<'r> {
     /// A list of values that were charged as they came.
     pub(crate) fn new(values: Vec<Value<'r>>, budget: &Budget) -> Result<Self, Error> {
         budget.memory(HEAD_BYTES)?;
-        budget.items(values.len())?;
-        let depth = above(values.iter().map(Value::depth).max().unwrap_or(0))?;
+        let depth = above_all(&values, budget)?;
         let end = values.len() as u32;
         let items = Items { values: RefCell::new(values), depth: Cell::new(depth) };
         Ok(Self { items: Rc::new(items), start: 0, end })
@@ -69,9 +68,8 @@ impl<'r> List<'r> {
 
     /// This list and another one behind it.
     pub(crate) fn append(&self, more: &Self, budget: &Budget) -> Result<Self, Error> {
-        budget.items(more.len())?;
         let more: Vec<Value<'r>> = collect(more.read().iter().cloned(), more.len(), budget)?;
-        let depth = above(more.iter().map(Value::depth).max().unwrap_or(0))?;
+        let depth = above_all(&more, budget)?;
         if let Ok(mut values) = self.items.values.try_borrow_mut()
             && values.len() == self.end as usize
         {
@@ -82,14 +80,13 @@ impl<'r> List<'r> {
                 let extra = capacity - values.len();
                 values.reserve_exact(extra);
             }
-            values.extend(more);
+            extend(&mut values, more.into_iter(), budget)?;
             self.items.depth.set(self.items.depth.get().max(depth));
             let end = values.len() as u32;
             return Ok(Self { items: Rc::clone(&self.items), start: self.start, end });
         }
-        budget.items(self.len())?;
         let mut all = collect(self.read().iter().cloned(), self.len() + more.len(), budget)?;
-        all.extend(more);
+        extend(&mut all, more.into_iter(), budget)?;
         Self::new(all, budget)
     }
 }
@@ -101,10 +98,38 @@ pub(crate) fn collect<'r>(
     budget: &Budget,
 ) -> Result<Vec<Value<'r>>, Error> {
     budget.room(room, ITEM_BYTES)?;
-    budget.items(room)?;
     let mut all = Vec::with_capacity(room);
-    all.extend(values);
+    extend(&mut all, values, budget)?;
     Ok(all)
+}
+
+/// Items that are copied before the next ones are charged: some ten microseconds.
+const CHUNK: usize = 1 << 10;
+
+/// Adds values to a vector that has room for them, charged in chunks as they come.
+fn extend<'r>(
+    all: &mut Vec<Value<'r>>,
+    mut values: impl Iterator<Item = Value<'r>>,
+    budget: &Budget,
+) -> Result<(), Error> {
+    loop {
+        let before = all.len();
+        all.extend(values.by_ref().take(CHUNK));
+        match all.len() - before {
+            0 => return Ok(()),
+            added => budget.items(added)?,
+        }
+    }
+}
+
+/// The depth of a list of these values.
+fn above_all(values: &[Value<'_>], budget: &Budget) -> Result<u16, Error> {
+    let mut deepest = 0;
+    for chunk in values.chunks(CHUNK) {
+        budget.items(chunk.len())?;
+        deepest = chunk.iter().map(Value::depth).fold(deepest, u16::max);
+    }
+    above(deepest)
 }
 
 /// Adds one value to a vector under construction, charged.

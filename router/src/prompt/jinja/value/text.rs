@@ -4,6 +4,7 @@ use std::cell::{Ref, RefCell};
 use std::ops::Deref;
 use std::rc::Rc;
 
+use super::pieces::{PIECE, boundary, pieces};
 use crate::prompt::jinja::budget::Budget;
 use crate::prompt::jinja::error::Error;
 
@@ -105,7 +106,6 @@ impl<'r> Text<'r> {
         if more.is_empty() {
             return Ok(self.clone());
         }
-        budget.bytes(more.len())?;
         if let Self::Built(view) = self
             && let Ok(mut buffer) = view.buffer.try_borrow_mut()
             && buffer.len() == view.end as usize
@@ -113,26 +113,31 @@ impl<'r> Text<'r> {
             grow(&mut buffer, more.len(), budget)?;
             match more {
                 Self::Built(same) if Rc::ptr_eq(&same.buffer, &view.buffer) => {
-                    buffer.extend_from_within(same.start as usize..same.end as usize);
+                    let (mut at, end) = (same.start as usize, same.end as usize);
+                    while at < end {
+                        let to = boundary(&buffer[..end], at + PIECE);
+                        budget.bytes(to - at)?;
+                        buffer.extend_from_within(at..to);
+                        at = to;
+                    }
                 }
-                _ => buffer.push_str(&more.read()),
+                _ => copy(&mut buffer, &more.read(), budget)?,
             }
             let end = buffer.len() as u32;
             return Ok(Self::Built(View { buffer: Rc::clone(&view.buffer), end, ..*view }));
         }
-        budget.bytes(self.len())?;
         // A short one is likely to go on.
         let capacity = (self.len() + more.len()).max(SHORT);
         budget.memory(capacity)?;
         let mut joined = String::with_capacity(capacity);
-        joined.push_str(&self.read());
-        joined.push_str(&more.read());
+        copy(&mut joined, &self.read(), budget)?;
+        copy(&mut joined, &more.read(), budget)?;
         Self::built(joined, budget)
     }
 }
 
 /// Makes room for `more` bytes: doubles, as `String` would, but charges first.
-pub(crate) fn grow(text: &mut String, more: usize, budget: &Budget) -> Result<(), Error> {
+fn grow(text: &mut String, more: usize, budget: &Budget) -> Result<(), Error> {
     let needed = text.len() + more;
     if needed > text.capacity() {
         let capacity = needed.max(text.capacity().saturating_mul(2)).max(32);
@@ -140,6 +145,21 @@ pub(crate) fn grow(text: &mut String, more: usize, budget: &Budget) -> Result<()
         text.reserve_exact(capacity - text.len());
     }
     Ok(())
+}
+
+/// Adds `part` where there is room for it, charged piece by piece.
+fn copy(text: &mut String, part: &str, budget: &Budget) -> Result<(), Error> {
+    for piece in pieces(part) {
+        budget.bytes(piece.len())?;
+        text.push_str(piece);
+    }
+    Ok(())
+}
+
+/// Adds `part`, and makes room for it where there is none.
+pub(crate) fn push(text: &mut String, part: &str, budget: &Budget) -> Result<(), Error> {
+    grow(text, part.len(), budget)?;
+    copy(text, part, budget)
 }
 
 /// A string under construction.
@@ -164,10 +184,7 @@ impl<'b> Writer<'b> {
     }
 
     pub(crate) fn push(&mut self, part: &str) -> Result<(), Error> {
-        self.budget.bytes(part.len())?;
-        grow(&mut self.text, part.len(), self.budget)?;
-        self.text.push_str(part);
-        Ok(())
+        push(&mut self.text, part, self.budget)
     }
 
     pub(crate) fn push_char(&mut self, c: char) -> Result<(), Error> {
