@@ -1,5 +1,9 @@
 //! Azure's format: arrival times and lengths, nothing about the content, so no two prompts share anything.
 
+use jiff::Timestamp;
+use jiff::civil::DateTime;
+use jiff::tz::TimeZone;
+
 use super::{Lines, Requests, Row, in_order};
 use crate::BadInput;
 
@@ -53,24 +57,13 @@ fn row(line: &str, columns: &[&str], next_block: &mut u64) -> Result<Row, String
     Ok(Row { at_ms, input_tokens, output_tokens, blocks: own.collect(), session: None })
 }
 
-/// `2023-11-16 18:15:46.6805900` in ms, from some fixed day on.
+/// `2023-11-16 18:15:46.6805900`, with an offset or in UTC, in ms from 1970 on.
 fn date_ms(text: &str) -> Option<f64> {
-    let (date, time) = text.split_once([' ', 'T'])?;
-    let [year, month, day] = numbers::<i64>(date, '-')?;
-    let [hour, minute, second] = numbers::<f64>(time, ':')?;
-    if !(1..=12).contains(&month) || !(1..=31).contains(&day) {
-        return None;
-    }
-    // Days of the civil calendar, counting years from March (H. Hinnant, "chrono-compatible low-level date algorithms").
-    let year = if month <= 2 { year - 1 } else { year };
-    let day_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    let days = year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
-    Some((((days + day_of_year) * 24) as f64 + hour) * 3.6e6 + minute * 6e4 + second * 1e3)
-}
-
-fn numbers<T: std::str::FromStr>(text: &str, between: char) -> Option<[T; 3]> {
-    let parts: Vec<T> = text.split(between).map(str::parse).collect::<Result<_, _>>().ok()?;
-    parts.try_into().ok()
+    let at = text.parse::<Timestamp>().ok().or_else(|| {
+        let civil: DateTime = text.parse().ok()?;
+        civil.to_zoned(TimeZone::UTC).ok().map(|zoned| zoned.timestamp())
+    })?;
+    Some(at.as_nanosecond() as f64 / 1e6)
 }
 
 fn clip(text: &str) -> String {

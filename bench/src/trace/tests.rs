@@ -85,9 +85,13 @@ fn azure_files_old_and_new_are_read() {
     let ours = "timestamp_ms,input_length,output_length\n0,374,44\n4315,396,109\n";
     let original = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
         2023-12-31 23:59:58.5000000,374,44\n2024-01-01 00:00:02.8150000,396,109\n";
+    // as in the trace of 2024
+    let with_offset = "TIMESTAMP,ContextTokens,GeneratedTokens\n\
+        2024-02-28 23:59:58.500000+00:00,374,44\n2024-02-29 01:00:02.815000+01:00,396,109\n";
     let read = |text| csv::parse(&lines(text)).unwrap();
     let (ours, original) = (read(ours), read(original));
     assert_eq!(ours, original);
+    assert_eq!(ours, read(with_offset));
     assert_eq!(ours.rows[1].at_ms, 4315.0);
     assert_ne!(ours.rows[0].blocks, ours.rows[1].blocks, "no two prompts share anything");
 }
@@ -104,6 +108,7 @@ fn bad_cells_are_named_with_line_and_column() {
         ("when,what\n1,2".into(), "t.jsonl:1: neither JSON nor the columns"),
         ("timestamp_ms,input_length,output_length\n".into(), "the trace is empty"),
         ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-13-01 00:00:00,1,1".into(), "`TIMESTAMP`"),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-02-29 00:00:00,1,1".into(), "not a time"),
     ] {
         let error = csv::parse(&lines(&text)).unwrap_err().to_string();
         assert!(error.contains(why), "{error}\n  should say: {why}");

@@ -23,7 +23,7 @@ pub(crate) enum Function {
 /// Most numbers that `range` gives, as in minijinja.
 const MAX_RANGE: usize = 100_000;
 
-/// Longest format of `strftime_now`: dates are short, and a directive may become nine letters.
+/// Longest format of `strftime_now`: dates are short, and a directive may become 24 letters.
 const MAX_FORMAT: usize = 4 << 10;
 
 impl Function {
