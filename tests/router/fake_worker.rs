@@ -14,6 +14,8 @@ use headrace_router::config::{Config, RouterArgs, WorkerListen};
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::{AuthKey, Side};
 use headrace_router::fleet::codec::{FrameReader, FrameWriter};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject as _;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::{TcpStream, UnixStream};
@@ -463,7 +465,7 @@ pub(crate) async fn dial(address: &WorkerListen) -> (Reader, Writer) {
 pub(crate) async fn dial_tls(address: &WorkerListen, trusted: &[u8]) -> (Reader, Writer) {
     let WorkerListen::Tcp(address) = address else { panic!("{address} is no TCP address") };
     let mut roots = rustls::RootCertStore::empty();
-    for cert in rustls_pemfile::certs(&mut &*trusted) {
+    for cert in CertificateDer::pem_slice_iter(trusted) {
         roots.add(cert.unwrap()).unwrap();
     }
     let provider = Arc::new(rustls::crypto::ring::default_provider());

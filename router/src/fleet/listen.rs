@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rustls::ServerConfig;
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::mpsc;
@@ -118,12 +120,13 @@ pub(super) fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, StartError> 
     let wrong =
         |path: &Path, reason: String| StartError::Tls { path: path.display().to_string(), reason };
     let read = |path: &Path| std::fs::read(path).map_err(|error| wrong(path, error.to_string()));
-    let chain = rustls_pemfile::certs(&mut read(&files.cert)?.as_slice())
+    let chain = CertificateDer::pem_slice_iter(&read(&files.cert)?)
         .collect::<Result<Vec<_>, _>>()
         .map_err(|error| wrong(&files.cert, error.to_string()))?;
-    let key = rustls_pemfile::private_key(&mut read(&files.key)?.as_slice())
-        .map_err(|error| wrong(&files.key, error.to_string()))?
-        .ok_or_else(|| wrong(&files.key, "it holds no private key".into()))?;
+    let key = PrivateKeyDer::from_pem_slice(&read(&files.key)?).map_err(|error| {
+        let none = matches!(error, pem::Error::NoItemsFound);
+        wrong(&files.key, if none { "it holds no private key".into() } else { error.to_string() })
+    })?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
