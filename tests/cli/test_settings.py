@@ -7,7 +7,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -260,19 +259,14 @@ def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixtu
     assert capsys.readouterr().out.startswith(f"usage: headrace {command}")
 
 
-def test_help_is_quick_and_imports_nothing_heavy() -> None:
+def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys\nfrom headrace.cli.main import main\n"
         "try: main(['--help'])\nexcept SystemExit: pass\n"
         "heavy = {'torch', 'numpy', 'triton', 'headrace._core', 'msgpack'} & sys.modules.keys()\n"
         "assert not heavy, heavy"
     )
-    best_s = 9.0
-    for _ in range(3):  # the best of three: the machine may be busy
-        began = time.monotonic()
-        subprocess.run([sys.executable, "-c", code], env=ENV, check=True, capture_output=True)
-        best_s = min(best_s, time.monotonic() - began)
-    assert best_s < 1.0  # 0.09 s on a quiet core; the aim is 0.3 s
+    subprocess.run([sys.executable, "-c", code], env=ENV, check=True, capture_output=True)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 SPLIT = Shape(prefill=2, decode=2, both=0, hosts=False)
 BEFORE_ANY_WORKER = {"tokenising", "before dispatch"}
-FREED_MS = 1_000  # 100 ms and a step on a machine that does nothing else
 
 
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
@@ -30,8 +29,6 @@ async def test_hung_up(suite: Suite, point: str) -> None:
     measured = await fleet.metric("headrace_hangup_to_freed_seconds_count")
     hung_up = await suite.injector.hang_ups.at(point)
     assert hung_up is not None, "the point was not reached"
-    if hung_up.freed_ms is not None:
-        assert hung_up.freed_ms < FREED_MS
     await suite.check()
     assert suite.leaks.found + suite.fleet.crashes == []
     if point not in BEFORE_ANY_WORKER:

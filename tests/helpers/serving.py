@@ -234,9 +234,8 @@ class Server(Running):
             with suppress(psutil.NoSuchProcess):
                 process.resume()
 
-    def wait_idle(self, timeout: float = 15.0) -> float:
-        """Wait until no worker holds a request or a block for one; the seconds that took."""
-        began = time.monotonic()
+    def wait_idle(self, timeout: float = 15.0) -> None:
+        """Wait until no worker holds a request or a block for one."""
         eventually(
             lambda: all(
                 (w["running"], w["waiting"], w["blocks_used"]) == (0, 0, 0)
@@ -245,7 +244,6 @@ class Server(Running):
             lambda: f"not idle: {self.workers()}",
             timeout,
         )
-        return time.monotonic() - began
 
 
 @contextmanager

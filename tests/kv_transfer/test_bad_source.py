@@ -126,11 +126,8 @@ async def test_a_source_that_falls_silent_is_lost_after_three_heartbeats(
         await behave_until(script, step)
         await asyncio.Event().wait()  # half open: nothing is read, nothing said
 
-    loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    error = await pull_from(backend, serve)
+    error = await pull_from(backend, serve, timeout_s=3600)  # nothing but heartbeats ends it
     assert error.kind == "lost"
-    assert loop.time() - began_s < 3  # far from the 10 s that the pull has
 
 
 @pytest.mark.parametrize("step", STEPS)
