@@ -7,8 +7,11 @@ from itertools import count
 import numpy as np
 
 from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.cache.publishing import Publishing
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Key, Sequence
+from headrace.engine.speculative.lookahead import Lookahead
+from headrace.engine.step.row_counts import RowCounts
 from headrace.wire.frames import Sampling
 from helpers.toy import ToyNamer
 
@@ -25,8 +28,14 @@ def make_scheduler(
     waiting: int = 100,
     pool: BlockPool | None = None,
 ) -> Scheduler:
+    pool = pool or BlockPool(blocks)
+    columns = RowCounts(sequences)
+    lookahead = Lookahead(pool, columns, BLOCK, 0)
     return Scheduler(
-        pool or BlockPool(blocks),
+        pool,
+        columns,
+        lookahead,
+        Publishing(pool, columns, lookahead, NAMER, block_tokens=BLOCK),
         block_tokens=BLOCK,
         max_sequences=sequences,
         max_batched_tokens=batched,
@@ -63,13 +72,8 @@ def run_step(scheduler: Scheduler) -> Plan:
         sequence = work.sequence
         assert len(sequence.blocks) * BLOCK >= sequence.computed + work.count
         sequence.computed += work.count
-        full = sequence.computed // BLOCK
-        named = len(sequence.names)
-        if full > named:
-            tokens = sequence.tokens(named * BLOCK, full * BLOCK)
-            parent = sequence.names[-1] if named else None
-            scheduler.append_names(sequence, NAMER.follow(parent, tokens, b""))
-        scheduler.publish(sequence)
+        scheduler.publishing.publish(sequence)
+        scheduler.changed()
     for work in plan.work:
         sequence = work.sequence
         if sequence.remaining == 0:

@@ -172,6 +172,10 @@ class ToyNamer:
             names.append(before)
         return names
 
+    def follow_each(self, parents: list[bytes], tokens: NDArray[np.int32]) -> list[bytes]:
+        blocks = tokens.reshape(len(parents), self.block_tokens)
+        return [self.follow(p, block, b"")[0] for p, block in zip(parents, blocks, strict=True)]
+
 
 def pack(tokens: list[int]) -> bytes:
     return np.asarray(tokens, dtype="<u4").tobytes()

@@ -266,14 +266,15 @@ async def test_prompts_are_not_hashed_for_requests_that_are_refused(tmp_path: Pa
         talk = await joined(fake)
         scene.model.gate = threading.Semaphore(0)
         hashed = 0
-        names = scene.engine._names
+        publishing = scene.engine.scheduler.publishing
+        names = publishing.names_of
 
         def count(sequence: Any) -> list[bytes]:
             nonlocal hashed
             hashed += 1
             return names(sequence)
 
-        scene.engine._names = count  # type: ignore[method-assign]
+        publishing.names_of = count  # type: ignore[method-assign]
         most = scene.engine.config.max_waiting
         for request in range(most + 50):
             talk.send(make_submit(request, [1, 2, 3], max_tokens=2))

@@ -18,14 +18,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from headrace.engine.cache.block_hash import BlockHasher
 from headrace.engine.cache.block_pool import BlockEvent, BlockPool
 from headrace.engine.cache.hot import HotBlock
 from headrace.engine.cache.kv_export import KvExport, KvExports
 from headrace.engine.cache.kv_import import KvImports, PullRequest
 from headrace.engine.cache.migration import Adoption, PinnedBlocks
+from headrace.engine.cache.publishing import Publishing
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.intake import Intake
@@ -33,10 +32,11 @@ from headrace.engine.outputs import OutputBuilder
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.scheduler import Scheduler
-from headrace.engine.sequence import Key, Sequence, Stage
+from headrace.engine.sequence import Key, Stage
+from headrace.engine.speculative.lookahead import Lookahead
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.in_flight import StepsInFlight
-from headrace.engine.step.row_counts import Ints
+from headrace.engine.step.row_counts import RowCounts
 from headrace.engine.step.step import EngineStep
 from headrace.wire.frames import Load, Submit
 
@@ -67,16 +67,26 @@ class Engine:
         # The longest sequence, prompt and answer: one that fills the whole pool can still run alone.
         self.context_tokens = min(model_tokens, config.num_blocks * config.block_tokens)
         self.pool = BlockPool(config.num_blocks)
+        columns = RowCounts(config.max_sequences)
+        lookahead = Lookahead(self.pool, columns, config.block_tokens, config.mtp)
+        self._publishing = Publishing(
+            self.pool,
+            columns,
+            lookahead,
+            hasher if config.prefix_cache else None,
+            block_tokens=config.block_tokens,
+            answers_apart=model.answers_apart,
+        )
         self.scheduler = Scheduler(
             self.pool,
+            columns,
+            lookahead,
+            self._publishing,
             block_tokens=config.block_tokens,
             max_sequences=config.max_sequences,
             max_batched_tokens=config.max_batched_tokens,
             max_waiting=config.max_waiting,
-            prefix_cache=config.prefix_cache,
-            drafts=config.mtp,
         )
-        self._hasher = hasher
         self._kv_exports = KvExports(config.block_tokens)
         self.alarm = self._kv_exports.alarm  # rings when an export has begun or moved on
         self._forward = Forward(
@@ -87,7 +97,7 @@ class Engine:
             model_tokens=model_tokens,
             context_tokens=self.context_tokens,
         )
-        self._kv_imports = KvImports(self.scheduler, self._publish)
+        self._kv_imports = KvImports(self.scheduler, self._publishing)
         self._migration = PinnedBlocks(self.pool)
         self._requests = Requests(self.scheduler, self._kv_imports)
         self._outputs = OutputBuilder(self.scheduler, self._requests)
@@ -98,7 +108,7 @@ class Engine:
             self._outputs,
             kv_imports=self._kv_imports,
             kv_exports=self._kv_exports,
-            publish_of=self._publish_of,
+            publishing=self._publishing,
         )
 
     @property
@@ -154,28 +164,13 @@ class Engine:
         self._requests.check_new(key)
         sequence = self._intake.sequence(key, submit, now_s)
         self.scheduler.check_queue(self._kv_imports.outside)
-        sequence.names = self._names(
-            sequence
-        )  # after all that may refuse it: long prompts take their time
+        # After all that may refuse it: long prompts take their time.
+        sequence.names = self._publishing.names_of(sequence)
         if sequence.kv_import is not None:
             self._kv_imports.expect(sequence)
         else:
             self.scheduler.wait(sequence)
         self._requests.add(sequence)
-
-    def _names(self, sequence: Sequence) -> list[bytes]:
-        if not self.config.prefix_cache:
-            return []
-        tokens = sequence.tokens(0, self._shareable(sequence, sequence.total))
-        return self._hasher.follow(None, tokens, sequence.salt)
-
-    def _shareable(self, sequence: Sequence, tokens: int) -> int:
-        """How many of its first `tokens` tokens others may share.
-
-        An answer is computed as an answer; where prompts are computed otherwise, its KV has other bits than that of the
-        same tokens in a prompt, and whoever found it would get another text than without a cache.
-        """
-        return min(tokens, sequence.prompt_len) if self.model.answers_apart else tokens
 
     def cancel(self, key: Key) -> int | None:
         """Stop a request at any stage; returns how many blocks it gave back, 0 if it is unknown.
@@ -300,15 +295,10 @@ class Engine:
 
     def use_hasher(self, hasher: BlockHasher) -> None:
         """Name blocks otherwise from now on. Nothing cached so far is found again."""
-        self._hasher = hasher
-        self.pool.clear_names()
+        here, leaving = self._requests.here.values(), self._requests.leaving.values()
+        self._publishing.rename(hasher, here, leaving)
         self._migration.renamed()
-        for sequence in self._requests.here.values():
-            self.scheduler.rename(sequence, self._names(sequence))
-        for sequence in self._requests.leaving.values():
-            self.scheduler.rename(sequence, [])
-        for sequence in self._requests.here.values():
-            self._publish(sequence)
+        self.scheduler.changed()  # what somebody waits for may have another name now
 
     def abandon(self, kind: FailureKind, message: str) -> StepResult:
         """Fail all requests: they may go on elsewhere. Exports with their first token out are only freed."""
@@ -376,46 +366,6 @@ class Engine:
                 self._kv_imports.compute(sequence)
                 self._requests.time(sequence)
         return result
-
-    def _publish(self, sequence: Sequence) -> None:
-        block_tokens = self.config.block_tokens
-        full = self._shareable(sequence, sequence.computed) // block_tokens
-        if full == sequence.published or not self.config.prefix_cache:
-            return
-        if full > len(sequence.names):
-            named = len(sequence.names)
-            parent = sequence.names[-1] if named else None
-            tokens = sequence.tokens(named * block_tokens, full * block_tokens)
-            names = self._hasher.follow(parent, tokens, sequence.salt)
-            self.scheduler.append_names(sequence, names)
-        self.scheduler.publish(sequence)
-
-    def _publish_of(self, batch_rows: Ints) -> None:
-        """`_publish` those at these batch rows."""
-        if not self.config.prefix_cache:
-            return
-        columns, block_tokens = self.scheduler.columns, self.config.block_tokens
-        whole = columns.computed[batch_rows]
-        if self.model.answers_apart:
-            whole = np.minimum(whole, columns.prompt_len[batch_rows])
-        full = whole // block_tokens
-        due = full != columns.published[batch_rows]
-        batch_rows, full = batch_rows[due], full[due]
-        one = (full == columns.published[batch_rows] + 1) & ~columns.exports_kv[batch_rows]
-        some: list[int] = []
-        names: list[bytes] = []
-        due_rows, stops = batch_rows.tolist(), full.tolist()
-        for place, sequence in enumerate(columns.sequences_of(batch_rows)):
-            stop = stops[place]
-            if one[place] and len(sequence.names) == stop - 1:  # as with almost all that decode
-                tokens = sequence.tokens((stop - 1) * block_tokens, stop * block_tokens)
-                parent = sequence.names[-1] if stop > 1 else None
-                names += self._hasher.follow(parent, tokens, sequence.salt)
-                some.append(due_rows[place])
-            else:
-                self._publish(sequence)
-        if some:
-            self.scheduler.publish_next(np.array(some, dtype=np.int64), names)
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""

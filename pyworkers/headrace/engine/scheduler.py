@@ -57,13 +57,14 @@ class Scheduler:
     def __init__(
         self,
         pool: BlockPool,
+        columns: RowCounts,
+        lookahead: Lookahead,
+        publishing: Publishing,
         *,
         block_tokens: int,
         max_sequences: int,
         max_batched_tokens: int,
         max_waiting: int,
-        prefix_cache: bool = True,
-        drafts: int = 0,
     ) -> None:
         assert max_batched_tokens >= max_sequences > 0, "each running sequence decodes in each step"
         self.pool = pool
@@ -71,21 +72,20 @@ class Scheduler:
         self.max_sequences = max_sequences
         self.max_batched_tokens = max_batched_tokens
         self.max_waiting = max_waiting
-        self.prefix_cache = prefix_cache
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
         self.ready: list[Sequence] = []
         self.parked: set[Sequence] = set()
         self.preemptions = 0
-        self.columns = RowCounts(max_sequences)
-        self.lookahead = Lookahead(pool, self.columns, block_tokens, drafts)
+        self.columns = columns
+        self.lookahead = lookahead
+        self.publishing = publishing
         self._stalled = False  # a plan would be empty until something changes
         self._lacks_blocks = False  # the first to wait found too few in the last plan
         self._importing = 0  # of those who wait, how many wait for blocks only
         self._free_rows = list(range(max_sequences - 1, -1, -1))
         self._in_order: Ints | None = None  # the batch rows of `running`, unless that changed
         self._expected_answer = 0.0
-        self._publishing = Publishing(pool, self.lookahead)
 
     @property
     def idle(self) -> bool:
@@ -330,7 +330,7 @@ class Scheduler:
             credit = self._creditable(sequence)
             depth = self._depth(sequence, credit)
             late = sequence.kv_import is not None and sequence.kv_import.going
-            if depth < credit and self._publishing.comes(sequence.names[depth]) and not late:
+            if depth < credit and self.publishing.comes(sequence.names[depth]) and not late:
                 place += 1  # its next block is being computed: share it then
                 continue
             if to_come is None:
@@ -393,7 +393,7 @@ class Scheduler:
         logits choose the next one; unless that is chosen elsewhere, where the KV comes from. With prompt
         log-probabilities none: every row is wanted.
         """
-        if not self.prefix_cache or sequence.prompt_logprobs is not None:
+        if sequence.prompt_logprobs is not None:
             return 0
         tokens = sequence.total - 1 if sequence.kv_import is None else sequence.kv_import.tokens
         return min(tokens // self.block_tokens, len(sequence.names))
@@ -425,12 +425,12 @@ class Scheduler:
         sequence.stage = Stage.RUNNING
         insort(self.running, sequence, key=_order)
         self._in_order = None
-        self._publishing.begin(sequence.names[sequence.published :])
+        self.publishing.begin(sequence.names[sequence.published :])
 
     def _give_up_row(self, sequence: Sequence) -> None:
         _take_out(self.running, sequence)
         self._in_order = None
-        self._publishing.end(sequence.names[sequence.published :])
+        self.publishing.end(sequence.names[sequence.published :])
         self._free_rows.append(self.columns.leave(sequence))
 
     def _give_back(self, sequence: Sequence) -> int:
@@ -443,49 +443,6 @@ class Scheduler:
         sequence.computed = sequence.published = sequence.drafts = 0
         sequence.pending_rows = sequence.pending_tokens = sequence.pending_drafts = 0
         return released
-
-    def append_names(self, sequence: Sequence, names: list[bytes]) -> None:
-        """The tokens of a sequence with blocks fill more of them: these are their names."""
-        assert sequence.blocks
-        sequence.names += names
-        if sequence.stage is Stage.RUNNING:
-            self._publishing.begin(names)
-
-    def publish(self, sequence: Sequence) -> None:
-        """Name the blocks that became full; where others have them already, theirs are in use from now on."""
-        published = sequence.published
-        full = min(sequence.computed // self.block_tokens, len(sequence.names))
-        if not self.prefix_cache or full == published:
-            return
-        if self._publishing.publish(sequence, full):
-            sequence.blocks_in_table = min(sequence.blocks_in_table, published)
-        if sequence.stage is Stage.RUNNING:
-            self._publishing.end(sequence.names[published:full])
-        self._stalled = False  # they may be what somebody lacks
-
-    def publish_next(self, batch_rows: Ints, names: list[bytes]) -> None:
-        """Those at these batch rows filled the block after those that have names; nobody knew these names before.
-
-        Not for one whose KV another worker pulls. What `append_names` and `publish` do, for many at once.
-        """
-        places = self.columns.published[batch_rows]
-        self.columns.published[batch_rows] += 1
-        keyed = self.lookahead.have_keys(batch_rows, places)
-        for sequence, name, has_keys in zip(
-            self.columns.sequences_of(batch_rows), names, keyed, strict=True
-        ):
-            if self._publishing.publish_next(sequence, name, keyed=has_keys):
-                sequence.blocks_in_table = min(sequence.blocks_in_table, len(sequence.names) - 1)
-        self._stalled = False
-
-    def rename(self, sequence: Sequence, names: list[bytes]) -> None:
-        """Use other names for the blocks of `sequence`, after `BlockPool.clear_names`."""
-        if sequence.stage is Stage.RUNNING:
-            self._publishing.end(sequence.names[sequence.published :])
-            self._publishing.begin(names)
-        self._stalled = False  # what somebody waits for may have another name now
-        sequence.names = names
-        sequence.published = 0
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_tokens)
@@ -516,7 +473,7 @@ class Scheduler:
         assert kv_import == self._importing, "miscounted who waits for blocks only"
         assert [*self.batch_rows] == batch_rows, "batch rows are not in order"
         self.columns.check()
-        self._publishing.check(self.running)
+        self.publishing.check(self.running)
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

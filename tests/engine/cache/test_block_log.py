@@ -114,15 +114,15 @@ def test_a_router_knows_the_cache_however_late_it_hears(
 def test_a_log_that_restarts_sends_all_and_goes_on_from_there() -> None:
     view = CacheView()
     log, other = BlockLog(view, 7), BlockLog(view, 7)
-    view.apply([Stored(name(1), None), Stored(name(2), name(1))], [log, other])
+    view.apply([Stored([name(1)], [None]), Stored([name(2)], [name(1)])], [log, other])
     assert [frame.sequence for frame in log.take()] == [0]
     other.take()
-    view.apply([Removed(name(2)), Stored(name(3), name(1))], [log, other])
+    view.apply([Removed(name(2)), Stored([name(3)], [name(1)])], [log, other])
     log.restart()  # with changes that no delta has said
     (snapshot,) = log.take()
     assert snapshot == Snapshot(7, 1, pack(1, 3), True)
     assert log.take() == []
-    view.apply([Stored(name(4), name(3))], [log, other])
+    view.apply([Stored([name(4)], [name(3)])], [log, other])
     assert log.take() == [Blocks(7, 2, [StoredRun(3, pack(4))], b"", False, 0)]
     (delta,) = other.take()
     assert isinstance(delta, Blocks), "the other router lost nothing"
@@ -133,11 +133,11 @@ def test_the_parts_of_a_snapshot_stand_together(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(block_log, "SNAPSHOT_KEYS", 2)
     view = CacheView()
     log = BlockLog(view, 1)
-    view.apply([Stored(name(i), None) for i in range(5)], [log])
+    view.apply([Stored([name(i)], [None]) for i in range(5)], [log])
     log.take()
-    view.apply([Stored(name(5), None)], [log])
+    view.apply([Stored([name(5)], [None])], [log])
     log.restart()
-    view.apply([Stored(name(6), None)], [log])
+    view.apply([Stored([name(6)], [None])], [log])
     assert log.take() == [
         Snapshot(1, 1, pack(0, 1), False),
         Snapshot(1, 1, pack(2, 3), False),
@@ -149,10 +149,10 @@ def test_the_parts_of_a_snapshot_stand_together(monkeypatch: pytest.MonkeyPatch)
 def test_what_undoes_itself_is_not_sent() -> None:
     view = CacheView()
     log = BlockLog(view, 1)
-    view.apply([Stored(name(1), None)], [log])
+    view.apply([Stored([name(1)], [None])], [log])
     log.take()
-    view.apply([Removed(name(1)), Stored(name(2), None), Removed(name(2))], [log])
-    view.apply([Stored(name(1), None)], [log])
+    view.apply([Removed(name(1)), Stored([name(2)], [None]), Removed(name(2))], [log])
+    view.apply([Stored([name(1)], [None])], [log])
     assert not log.pending
 
 
@@ -160,7 +160,10 @@ def test_a_chain_is_one_run() -> None:
     view = CacheView()
     log = BlockLog(view, 1)
     log.take()
-    view.apply([Stored(name(1), None), Stored(name(2), name(1)), Stored(name(7), name(1))], [log])
+    view.apply(
+        [Stored([name(1)], [None]), Stored([name(2)], [name(1)]), Stored([name(7)], [name(1)])],
+        [log],
+    )
     (delta,) = log.take()
     assert isinstance(delta, Blocks)
     assert [(run.parent, sorted(keys(run.hashes))) for run in delta.stored] == [
@@ -173,13 +176,13 @@ def test_a_delta_longer_than_a_snapshot_becomes_one() -> None:
     view = CacheView()
     log = BlockLog(view, 1)
     count = SHORT_DELTA + 10
-    stored: list[BlockEvent] = [Stored(name(i), None) for i in range(1, count)]
+    stored: list[BlockEvent] = [Stored([name(i)], [None]) for i in range(1, count)]
     view.apply(stored, [log])
     index = Index()
     index.hear(log.take())
     assert len(index.keys) == count - 1
     view.apply([Removed(name(i)) for i in range(1, count)], [log])
-    view.apply([Stored(name(5000), None)], [log])
+    view.apply([Stored([name(5000)], [None])], [log])
     frames = log.take()
     assert [(type(frame), frame.sequence) for frame in frames] == [(Snapshot, 1)]
     index.hear(frames)

@@ -50,6 +50,20 @@ class PoolMachine(RuleBasedStateMachine):
             assert self.contents[blocks[place]] == tokens[: place + 1]
         self.held.append((tokens, blocks))
 
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=3), keyed=st.booleans())
+    def fill_first_blocks_in_one_step(self, tokens: list[int], keyed: bool) -> None:
+        blocks = self.pool.allocate(len(tokens))
+        if blocks is None:
+            return
+        names = [name((token,)) for token in tokens]
+        for token, block in zip(tokens, blocks, strict=True):
+            self.contents[block] = (token,)
+        none: list[bytes | None] = [None] * len(tokens)
+        used = self.pool.publish_each(blocks, names, none, keyed=[keyed] * len(tokens))
+        for token, block in zip(tokens, used, strict=True):
+            assert self.contents[block] == (token,)
+            self.held.append(((token,), [block]))
+
     @rule(count=st.integers(1, 3))
     def run_without_names(self, count: int) -> None:
         blocks = self.pool.allocate(count)
@@ -79,9 +93,10 @@ class PoolMachine(RuleBasedStateMachine):
     def events_tell_what_is_cached(self) -> None:
         for event in self.pool.take_events():
             match event:
-                case Stored(key, parent):
-                    assert key not in self.view
-                    self.view[key] = parent
+                case Stored(names, parents):
+                    for key, parent in zip(names, parents, strict=True):
+                        assert key not in self.view
+                        self.view[key] = parent
                 case Removed(key):
                     del self.view[key]
                 case Cleared():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.cache.block_pool import BlockPool, Stored
 from headrace.engine.cache.hot import Uses
 from headrace.engine.engine import Engine
 from helpers.kv_copy import copy_block
@@ -64,7 +64,8 @@ def test_an_heir_finds_what_was_handed_over() -> None:
     assert (
         migration(source, target, 100) == 5
     )  # of the prompt, and of the answer but for its last token
-    stored = target.take_events()
+    events = target.take_events()
+    stored = [name for event in events if isinstance(event, Stored) for name in event.names]
     assert len(stored) == 5
     heard = unsplit(target, make_submit(0, prompt))
     assert heard.first is not None and heard.first.cached_tokens == 12
@@ -129,9 +130,9 @@ def test_parents_that_cannot_be_are_refused(parents: list[int]) -> None:
 
 def test_old_fame_fades() -> None:
     uses = Uses(fade_after=8)
-    uses.stored(b"old", None)
+    uses.stored([b"old"], [None])
     uses.hit([b"old"] * 8)
-    uses.stored(b"new", None)
+    uses.stored([b"new"], [None])
     uses.hit([b"new"] * 7)
     assert [block.name for block in uses.hottest(2)] == [b"new", b"old"]
 

@@ -17,6 +17,10 @@ class BlockHasher(Protocol):
         """Names of the full blocks of `tokens`; the first of them follows `parent` or is the first of all."""
         ...
 
+    def follow_each(self, parents: list[bytes], tokens: NDArray[np.int32]) -> list[bytes]:
+        """The name of one block after each of `parents`; `tokens` are those of the blocks, one after the other."""
+        ...
+
 
 class KeyedBlockHasher:
     """Names by the deployment's hash key."""
@@ -29,3 +33,12 @@ class KeyedBlockHasher:
         data = tokens.astype("<u4").tobytes()
         root = salt if parent is None else None  # a parent holds it already
         return _core.hash_blocks(data, self._block_tokens, self._key, root, parent)
+
+    def follow_each(self, parents: list[bytes], tokens: NDArray[np.int32]) -> list[bytes]:
+        data, key, count = tokens.astype("<u4").tobytes(), self._key, self._block_tokens
+        size, hash_blocks = 4 * count, _core.hash_blocks
+        starts = range(0, len(data), size)
+        return [
+            hash_blocks(data[start : start + size], count, key, None, parent)[0]
+            for start, parent in zip(starts, parents, strict=True)
+        ]

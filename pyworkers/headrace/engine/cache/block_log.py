@@ -8,11 +8,12 @@ bytes of a block's name.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import cast
 
 import numpy as np
 
 from headrace.engine.cache.block_pool import BlockEvent, Cleared, Removed, Stored
-from headrace.wire.frames import Blocks, Snapshot, StoredRun
+from headrace.wire.frames import NAME_BYTES, Blocks, Snapshot, StoredRun
 
 SNAPSHOT_KEYS = 1 << 17  # in one frame: 1 MiB
 SHORT_DELTA = 1024  # changes; below it a delta is never traded for a snapshot. A guess
@@ -21,6 +22,11 @@ DEVICE_TIER = 0
 
 def block_key(name: bytes) -> int:
     return int.from_bytes(name[:8], "little")
+
+
+def _keys(names: list[bytes]) -> list[int]:
+    """`block_key` of each."""
+    return np.frombuffer(b"".join(names), dtype="<u8").tolist()[:: NAME_BYTES // 8]
 
 
 class CacheView:
@@ -38,11 +44,11 @@ class CacheView:
         logs = list(logs)
         for event in events:
             match event:
-                case Stored(name, parent):
-                    key = block_key(name)
-                    self.parents[key] = None if parent is None else block_key(parent)
+                case Stored(names, parents):
+                    keys = _keys(names)
+                    self.parents.update(zip(keys, _parent_keys(parents), strict=True))
                     for log in logs:
-                        log.stored(key)
+                        log.stored(keys)
                 case Removed(name):
                     key = block_key(name)
                     self.parents.pop(key, None)
@@ -81,13 +87,15 @@ class BlockLog:
         self._cleared = False
         self._snapshot = True
 
-    def stored(self, key: int) -> None:
+    def stored(self, keys: list[int]) -> None:
         if self._snapshot:
             return
-        if key in self._removed:
-            self._removed.discard(key)  # the router never heard that it had gone
-        else:
-            self._stored[key] = None
+        new = dict.fromkeys(keys)
+        if not self._removed.isdisjoint(keys):  # the router never heard that these had gone
+            back = self._removed.intersection(keys)
+            self._removed -= back
+            new = dict.fromkeys(key for key in keys if key not in back)
+        self._stored.update(new)
         self._bound()
 
     def removed(self, key: int) -> None:
@@ -153,6 +161,12 @@ class BlockLog:
             StoredRun(parent, keys[0].to_bytes(8, "little") if len(keys) == 1 else _pack(keys))
             for parent, keys in runs
         ]
+
+
+def _parent_keys(parents: list[bytes | None]) -> list[int | None]:
+    if None in parents:
+        return [None if parent is None else block_key(parent) for parent in parents]
+    return [*_keys(cast("list[bytes]", parents))]
 
 
 def _pack(keys: Iterable[int]) -> bytes:

@@ -20,10 +20,10 @@ from headrace.engine.cache.hot import HotBlock, Uses
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The contents named `name` came into the cache; `parent` names the block before it, `None` at the root."""
+    """The contents `names` came into the cache; of each, `parents` names the block before it, `None` at the root."""
 
-    name: bytes
-    parent: bytes | None
+    names: list[bytes]
+    parents: list[bytes | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +49,7 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._references = [0] * num_blocks
         self._name_of: list[bytes | None] = [None] * num_blocks
-        self._keyed = [True] * num_blocks  # of the named ones: the layer that drafts has its keys
-        self._unkeyed = 0  # named ones without
+        self._unkeyed: set[int] = set()  # named ones without the keys of the layer that drafts
         self._block_of: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))  # a stack: low numbers go first
         self._cached: OrderedDict[int, None] = OrderedDict()  # least recently used first
@@ -122,23 +121,25 @@ class BlockPool:
         """`count` blocks with one reference each and no contents, or `None` (and no change) where there are too few."""
         if count > self.available:
             return None
-        return [self._take() for _ in range(count)]
-
-    def _take(self) -> int:
-        if self._free:
-            block = self._free.pop()
-        else:
+        fresh = min(count, len(self._free))
+        blocks = self._free[len(self._free) - fresh :]
+        blocks.reverse()
+        del self._free[len(self._free) - fresh :]
+        for _ in range(count - fresh):
             block, _ = self._cached.popitem(last=False)
             self._forget(block)
-        self._references[block] = 1
-        return block
+            blocks.append(block)
+        references = self._references
+        for block in blocks:
+            references[block] = 1
+        return blocks
 
     def _forget(self, block: int) -> None:
         name = self._name_of[block]
         assert name is not None, "only named blocks are cached"
         self._name_of[block] = None
         del self._block_of[name]
-        self._unkeyed -= not self._keyed[block]
+        self._unkeyed.discard(block)
         self._uses.removed(name)
         self._events.append(Removed(name))
 
@@ -158,21 +159,49 @@ class BlockPool:
             return known
         assert self._name_of[block] is None, "a block has one contents"
         self._name_of[block] = name
-        self._keyed[block] = keyed
-        self._unkeyed += not keyed
+        if not keyed:
+            self._unkeyed.add(block)
         self._block_of[name] = block
-        self._uses.stored(name, parent)
-        self._events.append(Stored(name, parent))
+        self._uses.stored([name], [parent])
+        self._events.append(Stored([name], [parent]))
         return block
 
+    def publish_each(
+        self,
+        blocks: list[int],
+        names: list[bytes],
+        parents: list[bytes | None],
+        *,
+        keyed: list[bool] | None = None,
+    ) -> list[int]:
+        """`publish` of many blocks, for one step; all are `keyed` where that is `None`."""
+        block_of = self._block_of
+        if not block_of.keys().isdisjoint(names) or len(set(names)) < len(names):
+            has_keys = keyed or [True] * len(blocks)
+            each = zip(blocks, names, parents, has_keys, strict=True)
+            return [self.publish(b, name, parent, keyed=k) for b, name, parent, k in each]
+        name_of, references = self._name_of, self._references
+        for block, name in zip(blocks, names, strict=True):
+            assert references[block] > 0, "only a holder knows the contents"
+            assert name_of[block] is None, "a block has one contents"
+            name_of[block] = name
+        block_of.update(zip(names, blocks, strict=True))
+        if keyed is not None and not all(keyed):
+            self._unkeyed.update(
+                b for b, has_keys in zip(blocks, keyed, strict=True) if not has_keys
+            )
+        self._uses.stored(names, parents)
+        self._events.append(Stored(names, parents))
+        return blocks
+
     def keyed(self, block: int) -> bool:
-        """What `publish` was told of this block."""
-        return self._keyed[block]
+        """What `publish` was told of this block, which has a name."""
+        return block not in self._unkeyed
 
     @property
     def all_keyed(self) -> bool:
         """`keyed` holds for every block with a name."""
-        return self._unkeyed == 0
+        return not self._unkeyed
 
     def find(self, name: bytes) -> int | None:
         """The block with the contents `name`."""
@@ -186,7 +215,7 @@ class BlockPool:
         """The most used contents of the cache that are complete, at most `count`; each comes after its parent."""
         chosen: dict[bytes | None, HotBlock] = {}
         for hot in self._uses.hottest(count):
-            if self._keyed[self._block_of[hot.name]] and (
+            if self._block_of[hot.name] not in self._unkeyed and (
                 hot.parent is None or hot.parent in chosen
             ):
                 chosen[hot.name] = hot
@@ -211,7 +240,7 @@ class BlockPool:
         for block in self._block_of.values():
             self._name_of[block] = None
         self._block_of.clear()
-        self._unkeyed = 0
+        self._unkeyed.clear()
         self._uses.clear()
         self._events = [Cleared()]
 
@@ -242,5 +271,4 @@ class BlockPool:
         assert all(self._name_of[block] is not None for block in cached), "a cached block has none"
         named = {name: block for block, name in enumerate(self._name_of) if name is not None}
         assert named == self._block_of, "names and blocks differ"
-        unkeyed = sum(not self._keyed[block] for block in named.values())
-        assert unkeyed == self._unkeyed, "miscounted the blocks without keys"
+        assert self._unkeyed <= {*named.values()}, "a block without a name lacks keys"

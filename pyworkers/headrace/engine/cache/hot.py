@@ -28,9 +28,9 @@ class Uses:
         self._hits: dict[bytes, int] = {}
         self._parent: dict[bytes, bytes | None] = {}
 
-    def stored(self, name: bytes, parent: bytes | None) -> None:
-        self._hits[name] = 1
-        self._parent[name] = parent
+    def stored(self, names: Sequence[bytes], parents: Sequence[bytes | None]) -> None:
+        self._hits.update(dict.fromkeys(names, 1))
+        self._parent.update(zip(names, parents, strict=True))
 
     def removed(self, name: bytes) -> None:
         del self._hits[name], self._parent[name]

@@ -7,9 +7,9 @@ the pull fails, or nothing comes, it computes its prompt like any other.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from headrace.engine.cache.publishing import Publishing
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
 
@@ -41,11 +41,11 @@ class KvImport:
 
 
 class KvImports:
-    """Moves arriving sequences from stage to stage. `publish` names the blocks that a sequence has whole."""
+    """Moves arriving sequences from stage to stage."""
 
-    def __init__(self, scheduler: Scheduler, publish: Callable[[Sequence], None]) -> None:
+    def __init__(self, scheduler: Scheduler, publishing: Publishing) -> None:
         self._scheduler = scheduler
-        self._publish = publish
+        self._publishing = publishing
         self._outside: set[Sequence] = set()  # they hold nothing and wait for a frame
         self._reserved: list[Sequence] = []  # their pulls were not taken yet
 
@@ -115,7 +115,8 @@ class KvImports:
             return
         kv_import.written = False
         sequence.computed = sequence.keys_to = kv_import.tokens
-        self._publish(sequence)
+        self._publishing.publish(sequence)
+        self._scheduler.changed()  # it may be what somebody lacks
         if kv_import.alone:
             self.compute(sequence)  # it finds in the cache what was pulled
         elif kv_import.going:

@@ -5,19 +5,70 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
+import numpy as np
+from numpy.typing import NDArray
+
+from headrace.engine.cache.block_hash import BlockHasher
 from headrace.engine.cache.block_pool import BlockPool
-from headrace.engine.sequence import Sequence
+from headrace.engine.sequence import Sequence, Stage
 from headrace.engine.speculative.lookahead import Lookahead
+from headrace.engine.step.row_counts import Ints, RowCounts
 
 
 class Publishing:
-    """Names full blocks. It knows the names that are being computed, so that nobody computes them twice."""
+    """Names full blocks. It knows the names that are being computed, so that nobody computes them twice.
 
-    def __init__(self, pool: BlockPool, lookahead: Lookahead) -> None:
+    With `answers_apart` prompts are computed otherwise than answers: then the KV of an answer has other bits than that
+    of the same tokens in a prompt, and whoever found it would get another text than without a cache. So only blocks of
+    prompts have names.
+    """
+
+    def __init__(
+        self,
+        pool: BlockPool,
+        columns: RowCounts,
+        lookahead: Lookahead,
+        hasher: BlockHasher | None,
+        *,
+        block_tokens: int,
+        answers_apart: bool = False,
+    ) -> None:
+        """Without a hasher no block has a name: there is no prefix cache."""
         self._pool = pool
+        self._columns = columns
         self._lookahead = lookahead
+        self._hasher = hasher
+        self._block_tokens = block_tokens
+        self._answers_apart = answers_apart
         # Of blocks that running sequences will publish; a pull may last, nobody waits for it.
         self._computing: Counter[bytes] = Counter()
+
+    def names_of(self, sequence: Sequence) -> list[bytes]:
+        """Of all blocks that its tokens fill, as far as others may share them."""
+        return self._names(sequence, 0, self._shareable(sequence, sequence.total))
+
+    def rename(
+        self, hasher: BlockHasher, here: Iterable[Sequence], left: Iterable[Sequence]
+    ) -> None:
+        """Name blocks otherwise from now on; those of sequences that have `left` have no names any more."""
+        self._pool.clear_names()
+        if self._hasher is None:
+            return
+        self._hasher = hasher
+        here = list(here)
+        for sequence in here:
+            self._rename(sequence, self.names_of(sequence))
+        for sequence in left:
+            self._rename(sequence, [])
+        for sequence in here:
+            self.publish(sequence)
+
+    def _rename(self, sequence: Sequence, names: list[bytes]) -> None:
+        if sequence.stage is Stage.RUNNING:
+            self.end(sequence.names[sequence.published :])
+            self.begin(names)
+        sequence.names = names
+        sequence.published = 0
 
     def comes(self, name: bytes) -> bool:
         """A running sequence computes the contents `name`."""
@@ -36,14 +87,18 @@ class Publishing:
             else:
                 del self._computing[name]
 
-    def publish(self, sequence: Sequence, full: int) -> bool:
-        """Name those of its first `full` blocks that have no name yet. True when another's copy is in use now.
+    def publish(self, sequence: Sequence) -> None:
+        """Name the blocks of `sequence` that are full and have no name yet.
 
-        One whose KV goes to another worker keeps its copies. It holds the others, too: no block leaves the cache
-        before those that follow it.
+        Where others have the same contents, their blocks are in use from now on. One whose KV goes to another worker
+        keeps its own. It holds the others, too: no block leaves the cache before those that follow it.
         """
-        replaced = False
-        for place in range(sequence.published, full):
+        full = self._shareable(sequence, sequence.computed) // self._block_tokens
+        published, named = sequence.published, len(sequence.names)
+        if full == published or self._hasher is None:
+            return
+        sequence.names += self._names(sequence, named, full * self._block_tokens)
+        for place in range(published, full):
             name, own = sequence.names[place], sequence.blocks[place]
             known = self._pool.find(name)
             if sequence.export_lease_ms is not None and known is not None:
@@ -55,27 +110,79 @@ class Publishing:
             keyed = self._lookahead.has_keys(sequence, place)
             block = self._pool.publish(own, name, parent, keyed=keyed)
             if block != own:
-                replaced = True
-                sequence.blocks[place] = block
-                self._lookahead.exchanged(sequence, place)
+                self._exchange(sequence, place, block)
         sequence.published = full
-        return replaced
+        if sequence.stage is Stage.RUNNING:
+            self.end(sequence.names[published : min(named, full)])
 
-    def publish_next(self, sequence: Sequence, name: bytes, *, keyed: bool) -> bool:
-        """Name the block after those with names, all of which are published; the caller counts it.
+    def publish_rows(self, batch_rows: Ints) -> None:
+        """`publish` those with these batch rows.
 
-        `name` was not known to be computed. `keyed`: see `BlockPool.publish`. Otherwise as `publish`.
+        A step touches those that have a full block. Nearly all of these decode and have filled the one after all those
+        with names: such blocks are named together.
         """
-        names = sequence.names
-        place = len(names)
-        own = sequence.blocks[place]
-        block = self._pool.publish(own, name, names[-1] if names else None, keyed=keyed)
-        names.append(name)
-        if block == own:
-            return False
+        if self._hasher is None:
+            return
+        columns = self._columns
+        whole = columns.computed[batch_rows]
+        if self._answers_apart:
+            whole = np.minimum(whole, columns.prompt_len[batch_rows])
+        full, published = whole // self._block_tokens, columns.published[batch_rows]
+        due = (full != published).nonzero()[0]
+        if not len(due):
+            return
+        batch_rows, published = batch_rows[due], published[due]
+        next_one = (full[due] == published + 1) & (published > 0) & ~columns.exports_kv[batch_rows]
+        sequences, places = columns.sequences_of(batch_rows), published.tolist()
+        rows: list[int] = []
+        for row, one in enumerate(next_one.tolist()):
+            if one and len(sequences[row].names) == places[row]:
+                rows.append(row)
+            else:
+                self.publish(sequences[row])
+        if rows:
+            some = [sequences[row] for row in rows]
+            self._publish_next(some, [places[row] for row in rows], batch_rows[rows])
+
+    def _publish_next(self, sequences: list[Sequence], places: list[int], batch_rows: Ints) -> None:
+        """Each of these filled its block at its place, which follows those with names."""
+        assert self._hasher is not None
+        size = self._block_tokens
+        tokens: list[NDArray[np.int32]] = []
+        blocks: list[int] = []
+        parents: list[bytes] = []
+        for sequence, place in zip(sequences, places, strict=True):
+            tokens.append(sequence.tokens(place * size, (place + 1) * size))
+            blocks.append(sequence.blocks[place])
+            parents.append(sequence.names[-1])
+        names = self._hasher.follow_each(parents, np.concatenate(tokens))
+        keyed = self._lookahead.have_keys(batch_rows, self._columns.published[batch_rows])
+        used = self._pool.publish_each(blocks, names, [*parents], keyed=keyed)
+        for sequence, name in zip(sequences, names, strict=True):
+            sequence.names.append(name)
+        self._columns.published[batch_rows] += 1
+        if used is not blocks:
+            for sequence, place, own, block in zip(sequences, places, blocks, used, strict=True):
+                if block != own:
+                    self._exchange(sequence, place, block)
+
+    def _exchange(self, sequence: Sequence, place: int, block: int) -> None:
+        """Another one's block has the same contents: use that."""
         sequence.blocks[place] = block
+        sequence.blocks_in_table = min(sequence.blocks_in_table, place)
         self._lookahead.exchanged(sequence, place)
-        return True
+
+    def _shareable(self, sequence: Sequence, tokens: int) -> int:
+        """How many of its first `tokens` tokens others may share."""
+        return min(tokens, sequence.prompt_len) if self._answers_apart else tokens
+
+    def _names(self, sequence: Sequence, named: int, tokens: int) -> list[bytes]:
+        """Of its full blocks from place `named` on, up to `tokens` tokens; those before have theirs."""
+        start = named * self._block_tokens
+        if self._hasher is None or tokens - start < self._block_tokens:
+            return []
+        parent = sequence.names[named - 1] if named else None
+        return self._hasher.follow(parent, sequence.tokens(start, tokens), sequence.salt)
 
     def check(self, running: Iterable[Sequence]) -> None:
         """Assert that these are all that compute names."""

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.cache.kv_export import Chunk, KvExports
 from headrace.engine.cache.kv_import import KvImports
+from headrace.engine.cache.publishing import Publishing
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.outputs import OutputBuilder
 from headrace.engine.requests import Requests
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 class StepsInFlight:
-    """Begins steps and finishes them. `publish_of` names the blocks that those at some batch rows have whole."""
+    """Begins steps and finishes them."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class StepsInFlight:
         *,
         kv_imports: KvImports,
         kv_exports: KvExports,
-        publish_of: Callable[[Ints], None],
+        publishing: Publishing,
     ) -> None:
         self._scheduler = scheduler
         self._forward = forward
@@ -52,7 +52,7 @@ class StepsInFlight:
         self._outputs = outputs
         self._kv_imports = kv_imports
         self._kv_exports = kv_exports
-        self._publish_of = publish_of
+        self._publishing = publishing
         self._in_flight: deque[EngineStep] = deque()
         self.finished = 0  # steps so far
 
@@ -164,7 +164,8 @@ class StepsInFlight:
         columns.pending_drafts[batch_rows] -= stays.drafts
         columns.keys_from[batch_rows] = np.maximum(columns.keys_from[batch_rows], after.keys_from)
         columns.keys_to[batch_rows] = after.keys_to
-        self._publish_of(batch_rows)
+        self._publishing.publish_rows(batch_rows)
+        self._scheduler.changed()  # what it named may be what somebody lacks
         self._kv_exports.commit(step.order.chunks)
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
