@@ -75,6 +75,11 @@ test: setup ## lint, then all Rust, Python and end-to-end tests (TESTS="..." for
 	@$(MAKE) -s --no-print-directory test-python
 	@echo 'make test: everything passed'
 
+.PHONY: test-all
+test-all: setup ## the same without slices: every case of every matrix, long random runs (TESTS, as above)
+	@$(MAKE) -s --no-print-directory test TESTS='--all $(TESTS)'
+	@$(MAKE) -s --no-print-directory soak
+
 .PHONY: rust
 rust: lint-rust
 	@$(MAKE) -s --no-print-directory test-rust

@@ -8,7 +8,7 @@ from pathlib import Path
 import hypothesis
 import pytest
 
-from helpers import require
+from helpers import require, slices
 from helpers.etcd import EtcdServer, etcd_binary
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -22,16 +22,28 @@ if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before any test imports triton
 
 # How long a case takes depends on what else the machine does; pytest has a time-out for each test.
-hypothesis.settings.register_profile("shared machine", deadline=None)
-hypothesis.settings.load_profile("shared machine")
+hypothesis.settings.register_profile("slice", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("all", deadline=None, max_examples=150)
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # A shell that runs us in the background makes us, and every process that a test starts, deaf to Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_configure() -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all", action="store_true", dest="all_cases", help="`make test-all`: no slices"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
     require.check_packages()
+    hypothesis.settings.load_profile("all" if config.option.all_cases else "slice")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.option.all_cases:
+        slices.keep_slice(config, items)
 
 
 @pytest.hookimpl(tryfirst=True)

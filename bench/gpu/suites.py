@@ -14,7 +14,8 @@ PYTEST = [
 ]
 # All kernels, natively: every file of the folder takes a GPU where there is one. "slow" compiles for other GPUs.
 KERNELS = [
-    *("tests/kernels", "tests/engine/sampling/test_sampler.py", "-m", "not slow"),
+    *("tests/kernels", "tests/engine/sampling/test_sampler.py", "--all"),
+    *("-m", "not slow"),
     *("-n", "8", "--dist", "worksteal"),
 ]
 KERNELS_DRY = ["tests/kernels/test_rooflines.py", "-n", "0"]

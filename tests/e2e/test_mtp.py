@@ -57,6 +57,7 @@ def plain(drafting_folder: Path) -> list[Any]:
     return found
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(
     ("flags", "at_least"),
     [

@@ -61,6 +61,7 @@ async def ask(fleet: Fleet, request: Request) -> Answer:
     return stream.answer()
 
 
+@pytest.mark.matrix(cases=3)
 @pytest.mark.parametrize("name", CASES)
 async def test_killed_at_every_token(suite: Suite, name: str) -> None:
     fleet, request = suite.fleet, request_of(8_000, CASES[name])
@@ -102,6 +103,7 @@ async def test_killed_again_and_again(suite: Suite) -> None:
     await nothing_is_left(suite)
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("position", [1, 4, TOKENS])
 async def test_frozen_and_noticed(suite: Suite, position: int) -> None:
     fleet, request = suite.fleet, request_of(11_000, CASES["log-probabilities"])

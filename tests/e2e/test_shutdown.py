@@ -27,6 +27,7 @@ def stream_body(server: Server, tokens: int) -> dict[str, object]:
     }
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(
     "flags", [("--workers=1",), ("--workers=2",), ("--prefill=1", "--decode=1")], ids=" ".join
 )
@@ -50,6 +51,7 @@ def test_a_request_succeeds_as_soon_as_the_url_is_printed(tiny_folder: Path) -> 
         assert server.get("/ready").status == 200
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.Signals) -> None:
     with serving(str(tiny_folder), "--drain-timeout", "280") as server:  # others use the machine

@@ -44,6 +44,7 @@ def answers(server: Server, *, streamed: bool) -> list[str | None]:
     return texts
 
 
+@pytest.mark.thorough
 def test_the_same_text_with_and_without_drafting() -> None:
     with serving("smollm2-r1", "--mtp", "0") as server:
         expected = answers(server, streamed=False)

@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace import _core
@@ -98,6 +98,7 @@ def test_greedy_is_what_the_model_says() -> None:
         assert heard.finish[request] == "length"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("batched", [8, 9, 13, 32])
 @pytest.mark.parametrize("blocks", [12, 20, 64])
 def test_batching_chunking_and_preemption_change_nothing(batched: int, blocks: int) -> None:
@@ -486,7 +487,6 @@ def test_load_and_step_numbers_tell_what_happened() -> None:
     assert engine.step().step == engine.steps == 3
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_random_traffic_is_answered_as_if_each_request_were_alone(data: st.DataObject) -> None:
     engine, model = make_engine(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.cache.block_hash import KeyedBlockHasher
@@ -72,6 +72,7 @@ def cut(whole: Heard, at: int) -> Heard:
     return Heard(ids=whole.ids[:at], logprobs=whole.logprobs[:at])
 
 
+@pytest.mark.matrix(cases=3)
 @pytest.mark.parametrize("name", SAMPLINGS)
 def test_a_run_cut_at_every_token_goes_on_the_same(name: str) -> None:
     prompt = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -85,7 +86,6 @@ def test_a_run_cut_at_every_token_goes_on_the_same(name: str) -> None:
         assert heard(cut(whole, at), split(toy_engine(), toy_engine(), rest)) == heard(whole)
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_whatever_is_asked_and_wherever_it_is_cut(data: st.DataObject) -> None:
     draw = data.draw
@@ -174,6 +174,7 @@ def same(got: tuple[list[int], list[TokenLogprob], str | None], whole: Heard, mo
 LENGTHS = [1, 2, 15, 16, 17, 23, 24, 25, 31, 32, 33, 47, 48, 49, 71, 72, 73]  # blocks and chunks
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("length", LENGTHS)
 def test_a_real_model_answers_the_same_in_two_legs(
     engines: Callable[[], Engine], length: int

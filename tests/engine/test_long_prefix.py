@@ -6,7 +6,7 @@ from collections.abc import Sequence as Items
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.cache.block_pool import BlockPool
@@ -34,7 +34,6 @@ def decided(plan: Plan, here: list[Sequence]) -> list[object]:
     return [work, admitted, held]
 
 
-@settings(max_examples=150, deadline=None)
 @given(
     jobs=st.lists(
         st.tuples(

@@ -18,6 +18,7 @@ LIMIT_BYTES = 16 << 20
 RATES = re.compile(r'"(us|host_us|step_us|gpu_us|bytes_per_s|flops_per_s|share)"')
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # 45 s on a quiet machine
 def test_a_dry_run_runs_every_stage_and_measures_nothing(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ ROWS = 5
 ALL = range(ROWS)
 
 pytestmark = [
+    pytest.mark.matrix,
     NEEDS_E4M3,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, in the interpreter
 ]
@@ -504,6 +505,7 @@ def test_a_nan_reaches_those_who_read_it(case: Case) -> None:
         assert torch.equal(after[others], before[others]), spot
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("bad", [float("inf"), -float("inf")])
 @pytest.mark.parametrize("case", attention(), ids=lambda case: case.kernel)
 def test_an_infinity_in_attention_makes_no_plausible_number(case: Case, bad: float) -> None:

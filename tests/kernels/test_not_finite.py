@@ -60,6 +60,7 @@ BAD = (NAN, INF, -INF)
 Rows: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 
 pytestmark = [
+    pytest.mark.matrix,
     NEEDS_E4M3,
     pytest.mark.filterwarnings("ignore::RuntimeWarning"),  # numpy's, in the interpreter
 ]
@@ -428,6 +429,7 @@ def test_a_nan_in_a_weight_fails_the_request(tmp_path: Path) -> None:
     assert outcomes(engine, PROMPT, max_tokens=1) == [NOT_FINITE]
 
 
+@pytest.mark.thorough
 @pytest.mark.usefixtures("short_spans")
 def test_a_nan_in_an_e4m3_cache_fails_those_who_read_it(tmp_path: Path) -> None:
     engine = torch_engine(BrokenDeepseek(tmp_path).write(), TRITON, DEVICE.type)

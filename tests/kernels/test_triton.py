@@ -25,6 +25,7 @@ from headrace_kernels.dense.rms_norm import rms_norm, rms_norm_ref
 from headrace_kernels.dense.silu_mul import TILE as SILU_TILE
 from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
 
+pytestmark = pytest.mark.matrix
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 2e-3}
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -165,6 +166,7 @@ class Paged:
         )
 
 
+@pytest.mark.matrix(cases=2)
 @dtypes
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "dim"), [(4, 4, 16), (9, 3, 64), (2, 1, 24), (32, 2, 16)]
@@ -181,6 +183,7 @@ def test_paged_attention_across_spans() -> None:
     close(paged.run([0, 1, 2], contexts, rows), paged.reference())
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("heads", [3, 16])  # 16 rows of 16 heads are two programs
 def test_a_row_of_attention_does_not_depend_on_batch_or_chunks(heads: int) -> None:
     contexts, rows = [SPAN + 30, 50], [60, 50]
@@ -195,6 +198,7 @@ def test_a_row_of_attention_does_not_depend_on_batch_or_chunks(heads: int) -> No
     assert torch.equal(torch.cat(chunks), whole[:60])
 
 
+@pytest.mark.thorough
 def test_spans_that_take_turns_are_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     contexts, rows = [2 * SPAN + 30, 50, SPAN + 1, 7], [40, 50, 1, 7]
     paged = Paged(contexts, rows, heads=3, kv_heads=1, dim=16, dtype=torch.float32)

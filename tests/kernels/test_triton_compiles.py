@@ -70,6 +70,7 @@ def test_nothing_in_the_committed_table_is_too_much() -> None:
     assert table.too_much(table.load()) == []
 
 
+@pytest.mark.thorough
 def test_a_kernel_that_spills_is_found() -> None:
     rows = json.loads(run("compile_table.spilling", []))
     (fault,) = table.too_much(rows)

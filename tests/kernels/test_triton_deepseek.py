@@ -25,6 +25,7 @@ from headrace_kernels.torch_mla import REFERENCE, TRITON, MlaKernels, TorchMlaBa
 from helpers.e4m3 import NEEDS_E4M3
 from helpers.tiny_deepseek import tiny_deepseek
 
+pytestmark = pytest.mark.matrix
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 BLOCK = 4
 # As R1, small; and what only a re-expressed SmolLM2 has.
@@ -104,6 +105,7 @@ def draft(model: Deepseek, work: Sequence[Rows], hidden_from: list[int]) -> torc
     return model.draft(batch).clone()
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(("config", "apart"), [(R1, True), (SMOLLM2, False)], ids=["R1", "SmolLM2"])
 def test_logits_are_those_of_the_references(
     config: dict[str, Any], apart: bool, tmp_path: Path
@@ -120,6 +122,7 @@ def test_logits_are_those_of_the_references(
     torch.testing.assert_close(*drafted, rtol=0, atol=1e-4)
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("apart", [False, True])
 def test_a_row_has_the_same_bits_alone_in_company_chunked_and_after_a_cached_prefix(
     apart: bool, tmp_path: Path

@@ -30,7 +30,7 @@ from helpers.e4m3 import NEEDS_E4M3
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 RELATIVE = 1e-3 if torch.cuda.is_available() else 2e-6
-pytestmark = NEEDS_E4M3
+pytestmark = [NEEDS_E4M3, pytest.mark.matrix]
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 ROUNDING = {
     torch.float32: 0.0,

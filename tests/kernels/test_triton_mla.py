@@ -26,6 +26,7 @@ from headrace_kernels.attention.merge_spans import merge_spans, merge_spans_ref
 from headrace_kernels.attention.mla_store import mla_store, mla_store_ref
 from helpers.e4m3 import NEEDS_E4M3
 
+pytestmark = pytest.mark.matrix
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 E4M3 = torch.float8_e4m3fn
@@ -271,6 +272,7 @@ def test_keys_before_the_first_are_not_seen_even_where_that_leaves_none() -> Non
     close(latents.expanded(*latents.all), want)
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("half_tile", [256, 16], ids=["whole", "halves"])
 def test_a_row_of_absorbed_attention_does_not_depend_on_the_others(
     half_tile: int, monkeypatch: pytest.MonkeyPatch

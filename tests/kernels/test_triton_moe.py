@@ -32,6 +32,7 @@ from headrace_kernels.moe.route import route, route_ref
 from headrace_kernels.ops import Routing
 from helpers.e4m3 import NEEDS_E4M3
 
+pytestmark = pytest.mark.matrix
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 dtypes = pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
@@ -181,6 +182,7 @@ def test_moe_with_e4m3_experts() -> None:
     assert (got - want).abs().mean() < 1e-3
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("fp8", [False, pytest.param(True, marks=NEEDS_E4M3)])
 def test_a_row_of_moe_does_not_depend_on_the_others(
     fp8: bool, monkeypatch: pytest.MonkeyPatch

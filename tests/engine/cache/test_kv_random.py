@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.cache.kv_export import KvExport
@@ -258,7 +258,6 @@ class Scene:
         raise AssertionError("something starves")
 
 
-@settings(max_examples=150, deadline=None)
 @given(data=st.data())
 def test_random_traffic_in_two_legs_is_answered_as_if_each_request_were_alone(
     data: st.DataObject,

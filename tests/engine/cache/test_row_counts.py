@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.engine import Engine
@@ -115,7 +115,6 @@ jobs = st.tuples(
 )
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     traffic=st.lists(jobs, min_size=1, max_size=10),
     blocks=st.integers(7, 24),

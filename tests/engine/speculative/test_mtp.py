@@ -30,6 +30,7 @@ from helpers.drafting_toy import DraftingToy
 from helpers.toy import ToyModel, ToyNamer, make_submit
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("agreement", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("k", [0, 1, 2, 3])
 def test_answers_are_those_without_drafts(k: int, agreement: float) -> None:
@@ -59,6 +60,7 @@ def test_perfect_drafts_are_all_accepted(k: int) -> None:
         assert step == sum(result.accepted for result in heard.results) == 4 * k
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("k", [1, 3])
 @pytest.mark.parametrize("batched", [8, 9, 13, 40])
 @pytest.mark.parametrize("blocks", [14, 22, 64])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -149,6 +149,7 @@ def test_costs_between_are_worth_the_likelier_drafts_only(seed: int) -> None:
     assert drafts[4:].max() < 0.1
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("count", [1, 4])
 def test_the_layer_says_which_drafts_deserve_another_one(count: int) -> None:
     """Half of the drafts are right, and the layer knows which."""
@@ -265,7 +266,6 @@ def test_the_drafting_layer_follows_new_ones_only_where_others_draft() -> None:
         assert machine.adaptive.keeps_up(machine.batch_rows[1:2]).all() == follows
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_any_numbers_give_possible_drafts(data: st.DataObject) -> None:
     draw = data.draw

@@ -63,6 +63,7 @@ def wanted(checkpoint: Path) -> Heard:
     return heard
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize(("k", "blocks"), [(1, 80), (2, 80), (3, 80), (3, 12)])
 def test_answers_are_those_without_drafts(
     checkpoint: Path, wanted: Heard, k: int, blocks: int
@@ -80,6 +81,7 @@ def test_answers_are_those_without_drafts(
         assert sum(result.drafted for result in heard.results) > 100
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("k", [1, 3])
 def test_drafts_after_a_hand_off_are_those_without_one(
     checkpoint: Path, wanted: Heard, k: int

@@ -124,6 +124,7 @@ def textbook(
     return cut(p, sampling)
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
 @pytest.mark.parametrize(
     "sampling",
@@ -154,6 +155,7 @@ def test_pairs_of_tokens_follow_the_models_distribution(
     assert 0.2 < right < 0.99
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
 def test_a_second_draft_changes_nothing_either(rejection: bool) -> None:
     counts, _ = two_tokens(Sampling(temperature=0.8), rejection=rejection, most=2)
@@ -162,6 +164,7 @@ def test_a_second_draft_changes_nothing_either(rejection: bool) -> None:
     assert chi_squared(counts, p[0][:, None] * p[1:], ANSWERS) < 5
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
 def test_a_head_for_some_tokens_leaves_the_others_their_share(rejection: bool) -> None:
     ids = np.array([0, 2, 3, 7, 11], dtype=np.int32)

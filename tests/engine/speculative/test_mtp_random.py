@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.sequence import Key
@@ -14,7 +14,6 @@ from helpers.pipeline import Pipeline
 from helpers.toy import ToyNamer, make_submit
 
 
-@settings(max_examples=120, deadline=None)
 @given(data=st.data())
 def test_random_traffic_is_answered_as_if_nothing_were_drafted(data: st.DataObject) -> None:
     draw = data.draw

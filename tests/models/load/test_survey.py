@@ -88,6 +88,7 @@ def r1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sparse(tmp_path_factory.mktemp("r1"), r1_layout())
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("fp8", [True, False])
 def test_the_layout_of_r1_passes_without_a_byte_of_data(r1: Path, fp8: bool) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -138,6 +139,7 @@ def test_every_form_of_a_checkpoint_is_read_as_surveyed(
 EXPERT = "model.layers.60.mlp.experts.255.up_proj.weight"
 
 
+@pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize(
     ("change", "why"),
     [

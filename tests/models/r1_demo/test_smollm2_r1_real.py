@@ -51,6 +51,7 @@ def llama_answers() -> list[list[int]]:
     return answers
 
 
+@pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("name", ["smollm2-r1", "smollm2-r1-paired"])
 def test_greedy_answers_are_those_of_the_llama_form(
     name: str, llama_answers: list[list[int]]
