@@ -10,7 +10,9 @@ use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::frame::{Capacity, Load, RequestId, Role, Step, StepCost};
 use headrace_router::core::policy::PolicyName;
-use headrace_router::core::scheduler::{Given, Joining, Output, Rules, Scheduler, Tier, Want};
+use headrace_router::core::scheduler::{
+    Given, Joining, Output, PlacementRequest, Rules, Scheduler, Tier,
+};
 use headrace_router::core::secret::HashKey;
 use serde::Serialize;
 
@@ -284,7 +286,7 @@ impl Bench {
         keys: Arc<[u64]>,
         now: Duration,
     ) -> anyhow::Result<()> {
-        let want = Want {
+        let wanted = PlacementRequest {
             request: RequestId(n),
             prefill_request: RequestId(n | 1 << 63),
             name: String::new(),
@@ -298,9 +300,9 @@ impl Bench {
             yields: false,
             deadline_ms: None,
             excluded: Vec::new(),
-            patient: false,
+            resumes: false,
         };
-        let placed = self.scheduler.place(&want, now.as_secs_f64() * 1e3);
+        let placed = self.scheduler.place(&wanted, now.as_secs_f64() * 1e3);
         let placement = placed.map_err(|_| anyhow::anyhow!("no worker was chosen"))?;
         let (chosen, _) = placement.decision.chosen().context("a placement has a winner")?;
         let (request, worker) = (placement.request, placement.worker);
@@ -313,7 +315,7 @@ impl Bench {
         }
         self.asked += tokens as u64;
         self.cached += u64::from(legs[0].cached_tokens);
-        self.placed.push_back(Placed { keys: want.keys, legs });
+        self.placed.push_back(Placed { keys: wanted.keys, legs });
         Ok(())
     }
 

@@ -33,10 +33,12 @@ use self::discovery::{Entry, stay_registered};
 pub use self::drain::{DrainError, DrainOrder};
 use self::listen::{Listener, accept_workers, tls_acceptor};
 use self::registry::Registry;
+pub use self::registry::ServedModel;
 use crate::config::{Config, WorkerListen};
 use crate::core::secret::{AuthKey, HashKey};
+use crate::error::RouteError;
 use crate::metrics::{Metrics, Text};
-use crate::prompt::{PrefixCache, PromptEngine, TokenizePool};
+use crate::prompt::{PrefixCache, TokenizePool};
 
 /// Prompts that may wait for a thread of the tokeniser.
 const TOKENIZER_QUEUE: usize = 4_096;
@@ -158,10 +160,12 @@ impl Fleet {
         self.registry.models()
     }
 
-    /// Prompts to tokens and back, for a model that [`Self::models`] lists.
-    #[must_use]
-    pub fn engine(&self, model: &str) -> Option<Arc<PromptEngine>> {
-        self.registry.find(model).ok().map(|model| model.engine)
+    /// A model that can be asked for.
+    ///
+    /// # Errors
+    /// `UnknownModel`; `NoWorker` if it is known and no worker is there, or nothing is known at all.
+    pub fn find(&self, model: &str) -> Result<Arc<ServedModel>, RouteError> {
+        self.registry.find(model)
     }
 
     /// The body of `/workers`.

@@ -20,8 +20,6 @@ pub use request_trace::{RequestTrace, Slo, Stages};
 pub struct Job {
     /// For logs and response ids, such as `chatcmpl-...`.
     pub name: String,
-    /// Name of the model as the client wrote it.
-    pub model: String,
     /// What to answer.
     pub prompt: Prompt,
     /// How; `sampling.seed` is that of choice 0, choice `i` gets `seed + i`.

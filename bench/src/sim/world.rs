@@ -10,7 +10,7 @@ use headrace_router::config::Config;
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::dispatch::{Dispatch, Refusal, Submitted};
 use headrace_router::core::frame::RequestId;
-use headrace_router::core::scheduler::{Placement, Rules, Scheduler, Want};
+use headrace_router::core::scheduler::{Placement, PlacementRequest, Rules, Scheduler};
 
 use self::legs::SimLeg;
 use super::arrival::{Arrival, State};
@@ -173,7 +173,7 @@ impl World {
         let ticket = self.last_try;
         let arrival = &self.arrivals[request];
         let generated = arrival.completion_tokens();
-        let want = Want {
+        let wanted = PlacementRequest {
             request: RequestId(2 * ticket),
             prefill_request: RequestId(2 * ticket + 1),
             name: request.to_string(),
@@ -187,12 +187,10 @@ impl World {
             priority: if arrival.begun() { i8::MAX } else { 0 },
             deadline_ms: None,
             excluded: arrival.excluded.clone(),
-            patient: arrival.begun(),
+            resumes: arrival.begun(),
         };
-        let bytes =
-            (size_of::<Want>() + 8 * want.keys.len()) as u64 + 4 * u64::from(arrival.prompt_tokens);
         let may_open = self.may_open();
-        match self.dispatch.submit(want, ticket, bytes, request, may_open, self.now_ms) {
+        match self.dispatch.submit(wanted, request, may_open, self.now_ms) {
             Submitted::Placed(placement, request) => self.deliver(request, &placement),
             Submitted::Refused(refusal, request) => self.refuse(request, &refusal),
             Submitted::Waits => {
@@ -231,7 +229,7 @@ impl World {
 
     fn give_up(&mut self, request: usize, ticket: u64) {
         if matches!(self.arrivals[request].state, State::Waits(number) if number == ticket) {
-            self.dispatch.leave(ticket);
+            self.dispatch.leave(RequestId(2 * ticket));
             self.end(request, |arrival| arrival.fail("429", "all workers are full"));
         }
     }

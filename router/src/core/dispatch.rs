@@ -7,7 +7,7 @@ use crate::core::admission::{Admission, Class, Entry, Full, Rules as QueueRules}
 use crate::core::candidate::WorkerId;
 use crate::core::decision::NoPlace;
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Ended, Output, Placement, Scheduler, Want};
+use crate::core::scheduler::{Ended, Output, Placement, PlacementRequest, Scheduler};
 
 /// Requests of the queue that are tried in vain when room appears. More than one, because the first may not go where others
 /// may. Of those that began before, only one is tried of all that were failed by the same workers.
@@ -20,10 +20,10 @@ const RETRY_AFTER_MS: std::ops::RangeInclusive<f64> = 1_000.0..=600_000.0;
 pub struct Dispatch<T> {
     /// The workers, and what is known of them.
     pub scheduler: Scheduler,
-    queue: Admission<(Want, T)>,
-    /// Those that began before and go on, by ticket, so the first to come first. They are before all others and outside the
+    queue: Admission<(PlacementRequest, T)>,
+    /// Those that began before and go on, by their names, so the first to come first. They are before all others and outside the
     /// bounds of the queue: each is an answer under way, of which the caller bounds the number.
-    returning: BTreeMap<u64, (Want, T)>,
+    returning: BTreeMap<RequestId, (PlacementRequest, T)>,
 }
 
 /// What became of a request that asked for a place.
@@ -72,28 +72,25 @@ impl<T> Dispatch<T> {
         Self { scheduler, queue: Admission::new(rules), returning: BTreeMap::new() }
     }
 
-    /// Places a request, lets it wait under the number `ticket`, or refuses it. `bytes` is its memory while it waits;
-    /// `may_open`: a worker that is closed now may soon take work.
+    /// Places a request, lets it wait, or refuses it. `may_open`: a worker that is closed now may soon take work.
     pub fn submit(
         &mut self,
-        want: Want,
-        ticket: u64,
-        bytes: u64,
+        wanted: PlacementRequest,
         item: T,
         may_open: bool,
         now_ms: f64,
     ) -> Submitted<T> {
-        if want.patient {
-            return self.go_on(want, ticket, item, now_ms);
+        if wanted.resumes {
+            return self.go_on(wanted, item, now_ms);
         }
-        if let Some(refusal) = self.too_late(&want, now_ms) {
+        if let Some(refusal) = self.too_late(&wanted, now_ms) {
             return Submitted::Refused(refusal, item);
         }
-        let class = Class::of(want.priority);
+        let class = Class::of(wanted.priority);
         if self.nobody_waits() {
-            match self.scheduler.place(&want, now_ms) {
+            match self.scheduler.place(&wanted, now_ms) {
                 Ok(placement) => {
-                    self.passed_by(&want, &placement);
+                    self.passed_by(&wanted, &placement);
                     return Submitted::Placed(placement, item);
                 }
                 Err(decision) => match decision.no_place() {
@@ -104,20 +101,20 @@ impl<T> Dispatch<T> {
                 },
             }
         }
-        if let Some(what) = self.queue.crowded().filter(|_| want.yields) {
+        if let Some(what) = self.queue.crowded().filter(|_| wanted.yields) {
             let retry_after_ms = self.retry_after_ms();
             return Submitted::Refused(Refusal::QueueFull { what, retry_after_ms }, item);
         }
         let entry = Entry {
-            ticket,
+            ticket: wanted.request.0,
             class,
-            tenant: want.tenant,
-            tokens: want.prompt_tokens.into(),
-            bytes,
+            tenant: wanted.tenant,
+            tokens: wanted.prompt_tokens.into(),
+            bytes: wanted.bytes(),
             since_ms: now_ms,
-            deadline_ms: want.deadline_ms.unwrap_or(f64::INFINITY),
+            deadline_ms: wanted.deadline_ms.unwrap_or(f64::INFINITY),
         };
-        match self.queue.join(entry, (want, item)) {
+        match self.queue.join(entry, (wanted, item)) {
             Ok(()) => Submitted::Waits,
             Err((what, (_, item))) => {
                 let retry_after_ms = self.retry_after_ms();
@@ -134,9 +131,9 @@ impl<T> Dispatch<T> {
         now_ms: f64,
         mut deliver: impl FnMut(T, Result<Placement, Refusal>) -> bool,
     ) {
-        for (entry, (want, item)) in self.queue.expired(now_ms) {
+        for (entry, (wanted, item)) in self.queue.expired(now_ms) {
             let refusal = Refusal::TooLate {
-                predicted_ms: now_ms - entry.since_ms + self.soonest_ms(&want, now_ms),
+                predicted_ms: now_ms - entry.since_ms + self.soonest_ms(&wanted, now_ms),
                 deadline_ms: entry.deadline_ms - entry.since_ms,
                 retry_after_ms: self.retry_after_ms(),
             };
@@ -170,18 +167,18 @@ impl<T> Dispatch<T> {
         }
         let mut yielding_wait = false;
         for ticket in self.queue.order(now_ms, TRIED) {
-            let (_, (want, _)) = self.queue.get(ticket)?;
-            if want.yields && yielding_wait && want.excluded.is_empty() {
+            let (_, (wanted, _)) = self.queue.get(ticket)?;
+            if wanted.yields && yielding_wait && wanted.excluded.is_empty() {
                 continue; // where the one before found no room
             }
-            let result = match self.scheduler.place(want, now_ms) {
+            let result = match self.scheduler.place(wanted, now_ms) {
                 Ok(placement) => Ok(placement),
                 Err(decision) => match decision.no_place() {
                     NoPlace::AllExcluded => Err(Refusal::AllExcluded),
                     NoPlace::NoneOpen if !may_open => Err(Refusal::NoneOpen),
                     // others may go where this one may not; where it is only a matter of room, they may not either
-                    NoPlace::AllFull if !want.excluded.is_empty() || want.yields => {
-                        yielding_wait |= want.excluded.is_empty();
+                    NoPlace::AllFull if !wanted.excluded.is_empty() || wanted.yields => {
+                        yielding_wait |= wanted.excluded.is_empty();
                         continue;
                     }
                     NoPlace::NoneOpen | NoPlace::AllFull => return None,
@@ -199,14 +196,14 @@ impl<T> Dispatch<T> {
 
     /// One that began before is placed before all others, or waits for whatever becomes of the workers; its caller has a
     /// deadline for that.
-    fn go_on(&mut self, want: Want, ticket: u64, item: T, now_ms: f64) -> Submitted<T> {
-        match self.scheduler.place(&want, now_ms) {
+    fn go_on(&mut self, wanted: PlacementRequest, item: T, now_ms: f64) -> Submitted<T> {
+        match self.scheduler.place(&wanted, now_ms) {
             Ok(placement) => {
-                self.passed_by(&want, &placement);
+                self.passed_by(&wanted, &placement);
                 Submitted::Placed(placement, item)
             }
             Err(_) => {
-                self.returning.insert(ticket, (want, item));
+                self.returning.insert(wanted.request, (wanted, item));
                 Submitted::Waits
             }
         }
@@ -220,26 +217,27 @@ impl<T> Dispatch<T> {
     ) -> bool {
         // workers that may have room, after one who may go to all others found none; `None` before that
         let mut left: Option<Vec<WorkerId>> = None;
-        let (mut next, mut in_vain) = (0, 0);
-        while let Some((&ticket, (want, _))) = self.returning.range(next..).next() {
-            next = ticket + 1;
-            let hopeless = |left: &Vec<WorkerId>| left.iter().all(|id| want.excluded.contains(id));
+        let (mut next, mut in_vain) = (RequestId(0), 0);
+        while let Some((&request, (wanted, _))) = self.returning.range(next..).next() {
+            next = RequestId(request.0 + 1);
+            let hopeless =
+                |left: &Vec<WorkerId>| left.iter().all(|id| wanted.excluded.contains(id));
             if left.as_ref().is_some_and(hopeless) {
                 continue;
             }
-            match self.scheduler.place(want, now_ms) {
+            match self.scheduler.place(wanted, now_ms) {
                 Ok(placement) => {
-                    let Some((want, item)) = self.returning.remove(&ticket) else { continue };
+                    let Some((wanted, item)) = self.returning.remove(&request) else { continue };
                     let legs = legs(&placement);
-                    self.passed_by(&want, &placement);
+                    self.passed_by(&wanted, &placement);
                     let charge = placement.expected_block_seconds;
                     if !deliver(item, Ok(placement)) {
-                        self.queue.charge(want.tenant, -charge);
+                        self.queue.charge(wanted.tenant, -charge);
                         self.give_back(legs, now_ms);
                     }
                 }
                 // others may go where this one may not
-                Err(decision) if !want.excluded.is_empty() => {
+                Err(decision) if !wanted.excluded.is_empty() => {
                     in_vain += 1;
                     if in_vain == TRIED {
                         break;
@@ -258,9 +256,9 @@ impl<T> Dispatch<T> {
         true
     }
 
-    fn passed_by(&mut self, want: &Want, placement: &Placement) {
-        self.queue.passed_by(want.prompt_tokens.into());
-        self.queue.charge(want.tenant, placement.expected_block_seconds);
+    fn passed_by(&mut self, wanted: &PlacementRequest, placement: &Placement) {
+        self.queue.passed_by(wanted.prompt_tokens.into());
+        self.queue.charge(wanted.tenant, placement.expected_block_seconds);
     }
 
     /// Nobody took the placement: it costs nobody anything.
@@ -278,16 +276,16 @@ impl<T> Dispatch<T> {
     }
 
     /// One who waited gave up.
-    pub fn leave(&mut self, ticket: u64) -> Option<T> {
-        let returning = self.returning.remove(&ticket).map(|(_, item)| item);
-        returning.or_else(|| self.queue.leave(ticket).map(|(_, (_, item))| item))
+    pub fn leave(&mut self, request: RequestId) -> Option<T> {
+        let returning = self.returning.remove(&request).map(|(_, item)| item);
+        returning.or_else(|| self.queue.leave(request.0).map(|(_, (_, item))| item))
     }
 
     /// All who wait, in no order; the queue is empty then.
     pub fn refuse_all(&mut self) -> Vec<T> {
-        let tickets = self.returning.keys().copied().chain(self.queue.tickets());
-        let tickets: Vec<u64> = tickets.collect();
-        tickets.into_iter().filter_map(|ticket| self.leave(ticket)).collect()
+        let returning = self.returning.keys().copied();
+        let all: Vec<_> = returning.chain(self.queue.tickets().map(RequestId)).collect();
+        all.into_iter().filter_map(|request| self.leave(request)).collect()
     }
 
     /// Nobody waits for a worker.
@@ -304,7 +302,7 @@ impl<T> Dispatch<T> {
 
     /// Those who wait, but for those that began before.
     #[must_use]
-    pub fn queue(&self) -> &Admission<(Want, T)> {
+    pub fn queue(&self) -> &Admission<(PlacementRequest, T)> {
         &self.queue
     }
 
@@ -320,10 +318,10 @@ impl<T> Dispatch<T> {
     }
 
     /// Set if the first token is predicted to come after the deadline, wherever the request goes.
-    fn too_late(&mut self, want: &Want, now_ms: f64) -> Option<Refusal> {
-        let deadline_ms = want.deadline_ms? - now_ms;
-        let soonest = self.scheduler.soonest_ms(want, now_ms)?;
-        let waits = self.queue_ms(Class::of(want.priority));
+    fn too_late(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Option<Refusal> {
+        let deadline_ms = wanted.deadline_ms? - now_ms;
+        let soonest = self.scheduler.soonest_ms(wanted, now_ms)?;
+        let waits = self.queue_ms(Class::of(wanted.priority));
         let predicted_ms = soonest + waits;
         (predicted_ms > deadline_ms).then(|| Refusal::TooLate {
             predicted_ms,
@@ -332,8 +330,8 @@ impl<T> Dispatch<T> {
         })
     }
 
-    fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> f64 {
-        self.scheduler.soonest_ms(want, now_ms).unwrap_or(0.0)
+    fn soonest_ms(&mut self, wanted: &PlacementRequest, now_ms: f64) -> f64 {
+        self.scheduler.soonest_ms(wanted, now_ms).unwrap_or(0.0)
     }
 
     /// Ms after which there is likely to be room.

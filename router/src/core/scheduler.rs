@@ -12,6 +12,7 @@ mod credit;
 mod holdings;
 mod legs;
 mod measured;
+mod placement;
 mod pressure;
 mod view;
 mod worker;
@@ -21,7 +22,7 @@ use std::sync::Arc;
 
 use crate::core::candidate::WorkerId;
 use crate::core::cost::{StepFeatures, StepFit};
-use crate::core::decision::{Chooser, Decision};
+use crate::core::decision::Chooser;
 use crate::core::frame::{Capacity, RequestId, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
 
@@ -33,6 +34,7 @@ use self::holdings::{Holdings, Overlaps};
 use self::legs::Leg;
 pub use self::legs::{Begun, Ended, Given, Output};
 use self::measured::Measured;
+pub use self::placement::{Placement, PlacementRequest, PrefillLeg};
 use self::pressure::Pressures;
 pub use self::view::{SourceView, WorkerView};
 use self::worker::Worker;
@@ -70,64 +72,6 @@ pub struct Joining {
     pub group: Option<Arc<str>>,
     /// What it says its steps cost.
     pub step_prior: Option<StepCost>,
-}
-
-/// One leg to be placed.
-#[derive(Debug, Clone)]
-pub struct Want {
-    /// Name on the links; unique.
-    pub request: RequestId,
-    /// Name of its prefill leg, if it comes to a split; unique, too.
-    pub prefill_request: RequestId,
-    /// Name that its client knows.
-    pub name: String,
-    /// Tokens of the prompt.
-    pub prompt_tokens: u32,
-    /// Longest answer.
-    pub max_tokens: u32,
-    /// Keys of all full blocks of the prompt.
-    pub keys: Arc<[u64]>,
-    /// It can use what is cached. One that wants its prompt's log-probabilities has to compute the prompt.
-    pub reuses: bool,
-    /// What names the session.
-    pub session: Option<String>,
-    /// Whose request it is.
-    pub tenant: u64,
-    /// Higher goes first.
-    pub priority: i8,
-    /// Its tenant has many answers under way: it leaves the last places to others.
-    pub yields: bool,
-    /// When the first token is wanted, in the scheduler's time.
-    pub deadline_ms: Option<f64>,
-    /// Workers that failed it before.
-    pub excluded: Vec<WorkerId>,
-    /// It began before: it is never refused for want of a worker but waits, and where only workers that failed it take
-    /// work, one of them is taken.
-    pub patient: bool,
-}
-
-/// Where a leg goes; booked.
-#[derive(Debug, Clone)]
-pub struct Placement {
-    /// Which leg.
-    pub request: RequestId,
-    /// Where; in a split, the worker that decodes.
-    pub worker: WorkerId,
-    /// Who computes the prompt, where that is another worker.
-    pub prefill: Option<PrefillLeg>,
-    /// KV blocks that it is likely to hold, times the seconds.
-    pub expected_block_seconds: f64,
-    /// How that came about.
-    pub decision: Arc<Decision>,
-}
-
-/// The other half of a split request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PrefillLeg {
-    /// Which leg: [`Want::prefill_request`].
-    pub request: RequestId,
-    /// Where.
-    pub worker: WorkerId,
 }
 
 /// See the head of this file.

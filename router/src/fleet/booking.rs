@@ -1,9 +1,7 @@
-//! What a request wants of the fleet, and what it holds of it. All of these give back what they hold when they drop.
+//! What a request holds of the fleet. All of it is given back when it drops.
 
 use std::sync::Arc;
 use std::time::Duration;
-
-use tokio::time::Instant;
 
 use super::link::{Hangup, Link, Part, Partner};
 use super::registry::Registry;
@@ -15,7 +13,6 @@ use crate::core::scheduler::Output;
 use crate::error::RouteError;
 use crate::fleet::stream::{Mailbox, TokenStream};
 use crate::limits::memory::Share;
-use crate::prompt::PromptEngine;
 
 /// Places for the legs of a request, booked until this drops or is used.
 #[derive(Debug)]
@@ -169,37 +166,4 @@ impl Drop for Reservation {
 
 fn millis(duration: Duration) -> u32 {
     u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
-}
-
-/// What a request needs from a worker.
-#[derive(Debug, Clone)]
-pub(crate) struct Wanted {
-    /// Name that its client knows.
-    pub(crate) name: String,
-    /// Name of the model.
-    pub(crate) model: String,
-    /// The tokens are those of this engine.
-    pub(crate) engine: Arc<PromptEngine>,
-    /// Of the prompt.
-    pub(crate) prompt_tokens: u32,
-    /// Keys of its full blocks.
-    pub(crate) keys: Arc<[u64]>,
-    /// It can use what is cached.
-    pub(crate) reuses: bool,
-    /// Longest answer.
-    pub(crate) max_tokens: u32,
-    /// Key for `session-hash`, a hint for `kv`.
-    pub(crate) session: Option<String>,
-    /// Whose request it is.
-    pub(crate) tenant: u64,
-    /// Higher goes first.
-    pub(crate) priority: i8,
-    /// It makes way for tenants with few answers under way.
-    pub(crate) yields: bool,
-    /// The first token is wanted by then.
-    pub(crate) first_token_by: Option<Instant>,
-    /// Its client has a part of the answer: it waits for a worker rather than being refused.
-    pub(crate) begun: bool,
-    /// Workers that failed this request.
-    pub(crate) excluded: Vec<WorkerId>,
 }

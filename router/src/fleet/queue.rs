@@ -6,24 +6,24 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use super::booking::Reservation;
-use super::registry::Registry;
+use super::registry::{Registry, ServedModel};
+use crate::core::frame::RequestId;
 use crate::error::RouteError;
-use crate::prompt::PromptEngine;
 
 pub(super) type Answer = Result<Reservation, RouteError>;
 
 /// One who waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
-    /// Its tokens are those of this engine.
-    pub(super) engine: Arc<PromptEngine>,
+    /// Its tokens are those of this model's engine.
+    pub(super) model: Arc<ServedModel>,
     reply: oneshot::Sender<Answer>,
 }
 
 impl Waiting {
-    pub(super) fn new(engine: Arc<PromptEngine>) -> (Self, oneshot::Receiver<Answer>) {
+    pub(super) fn new(model: Arc<ServedModel>) -> (Self, oneshot::Receiver<Answer>) {
         let (reply, answer) = oneshot::channel();
-        (Self { engine, reply }, answer)
+        (Self { model, reply }, answer)
     }
 
     /// Gives the answer back if nobody waits for it any more.
@@ -36,8 +36,8 @@ impl Waiting {
 #[derive(Debug)]
 pub(super) struct Ticket {
     registry: Arc<Registry>,
-    number: u64,
-    model: String,
+    request: RequestId,
+    model: Arc<ServedModel>,
     pub(super) since: Instant,
     answer: oneshot::Receiver<Answer>,
     answered: bool,
@@ -46,11 +46,11 @@ pub(super) struct Ticket {
 impl Ticket {
     pub(super) fn new(
         registry: Arc<Registry>,
-        number: u64,
-        model: String,
+        request: RequestId,
+        model: Arc<ServedModel>,
         answer: oneshot::Receiver<Answer>,
     ) -> Self {
-        Self { registry, number, model, since: Instant::now(), answer, answered: false }
+        Self { registry, request, model, since: Instant::now(), answer, answered: false }
     }
 
     /// `None` if the queue was given up.
@@ -62,7 +62,7 @@ impl Ticket {
 
     /// Leaves the queue because the wait was too long.
     pub(super) fn expire(&mut self) {
-        self.registry.leave_queue(&self.model, self.number);
+        self.registry.leave_queue(&self.model.name, self.request);
         self.answered = true;
     }
 }
@@ -70,7 +70,7 @@ impl Ticket {
 impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.answered {
-            self.registry.leave_queue(&self.model, self.number);
+            self.registry.leave_queue(&self.model.name, self.request);
             self.registry.metrics.legs.cancelled.inc(["queue"]);
         }
     }

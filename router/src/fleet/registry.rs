@@ -6,8 +6,11 @@ mod joining;
 mod names;
 mod placing;
 
+pub use self::placing::ServedModel;
+
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
@@ -42,6 +45,9 @@ pub(crate) struct Registry {
     pub(super) drains: Drains,
     pub(super) descriptions: DescriptionBytes,
     begin: Instant,
+    last_request: AtomicU64,
+    /// No new request is taken.
+    pub(super) shutting_down: AtomicBool,
     state: Lock<State>,
     /// A turn to apply a piece of a long block event: however many workers send such events, they are one thread's work.
     block_turn: Semaphore,
@@ -50,14 +56,11 @@ pub(crate) struct Registry {
 #[derive(Debug)]
 pub(super) struct State {
     next_worker: u32,
-    next_request: u64,
-    next_ticket: u64,
     pub(super) pools: BTreeMap<String, Pool>,
     /// Model of each worker.
     models: HashMap<WorkerId, String>,
     index_room: IndexRoom,
     seed: u64,
-    pub(super) shutting_down: bool,
     /// Nothing is placed any more.
     cut: bool,
     /// Workers that come and go too often.
@@ -79,25 +82,16 @@ impl State {
     pub(super) fn pool(&mut self, id: WorkerId) -> Option<&mut Pool> {
         self.pools.get_mut(self.models.get(&id)?)
     }
-
-    /// A name for what is no leg, such as a `Fetch`.
-    pub(super) fn new_request(&mut self) -> RequestId {
-        self.next_request += 2; // as for legs
-        RequestId(self.next_request)
-    }
 }
 
 impl Registry {
     pub(super) fn new(setup: Setup, metrics: Arc<Metrics>, seed: u64) -> Arc<Self> {
         let state = State {
             next_worker: 0,
-            next_request: 0,
-            next_ticket: 0,
             pools: BTreeMap::new(),
             models: HashMap::new(),
             index_room: IndexRoom::new(setup.config.fleet.limits.index_blocks),
             seed,
-            shutting_down: false,
             cut: false,
             circuits: Circuits::new(CircuitRule::new(setup.config.fleet.circuit_breaks)),
         };
@@ -113,6 +107,8 @@ impl Registry {
             drains,
             descriptions,
             begin: Instant::now(),
+            last_request: AtomicU64::new(0),
+            shutting_down: AtomicBool::new(false),
             state,
             block_turn: Semaphore::new(1),
         })
@@ -128,7 +124,8 @@ impl Registry {
         self.at_ms(Instant::now())
     }
 
-    fn at_ms(&self, at: Instant) -> f64 {
+    /// A moment on that clock.
+    pub(crate) fn at_ms(&self, at: Instant) -> f64 {
         at.saturating_duration_since(self.begin).as_secs_f64() * 1e3
     }
 
@@ -136,12 +133,19 @@ impl Registry {
         self.state.lock()
     }
 
+    /// Names for the legs of a request: of the one that answers, and of the one that computes its prompt if it comes to a
+    /// split. Later ones are greater.
+    pub(crate) fn new_legs(&self) -> (RequestId, RequestId) {
+        let answer = self.last_request.fetch_add(2, Relaxed) + 2;
+        (RequestId(answer), RequestId(answer - 1))
+    }
+
     /// Answers may begin.
     ///
     /// # Errors
     /// `ShuttingDown`.
     pub(crate) fn takes_requests(&self) -> Result<(), RouteError> {
-        if self.state().shutting_down { Err(RouteError::ShuttingDown) } else { Ok(()) }
+        if self.shutting_down.load(Relaxed) { Err(RouteError::ShuttingDown) } else { Ok(()) }
     }
 
     /// Takes a worker in. An older link of the same worker, which nothing was heard of for some time, is closed.
@@ -363,7 +367,7 @@ impl Registry {
 
     /// From now on nothing new is taken.
     pub(crate) fn shut_down(&self) {
-        self.state().shutting_down = true;
+        self.shutting_down.store(true, Relaxed);
     }
 
     /// All that runs or waits ends with `ShuttingDown`, and nothing more is placed.

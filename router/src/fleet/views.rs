@@ -29,8 +29,7 @@ impl Registry {
 
     /// At least one worker takes new work.
     pub(crate) fn ready(&self) -> bool {
-        let state = self.state();
-        !state.shutting_down && state.pools.values().any(Pool::some_open)
+        self.takes_requests().is_ok() && self.state().pools.values().any(Pool::some_open)
     }
 
     /// The body of `/workers`.

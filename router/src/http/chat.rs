@@ -81,7 +81,6 @@ const MISSING: &[Missing] = &[
 /// `BadRequest` about the first wrong field.
 pub(super) fn check(
     mut fields: Fields,
-    model_name: String,
     model: &ModelFacts,
     memory: &mut Share,
 ) -> Result<ChatRequest, RouteError> {
@@ -100,7 +99,6 @@ pub(super) fn check(
     sampling.logprobs = logprobs;
     let job = Job {
         name: ids::name("chatcmpl-"),
-        model: model_name,
         prompt: Prompt::Chat(prompt),
         sampling,
         stop: StopStrings::default(), // the caller prepares them
@@ -342,7 +340,7 @@ mod tests {
         let fields =
             crate::http::parse::json::parse(body.as_bytes(), None, &mut memory).unwrap().value;
         let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
-        check(Fields::of_body(fields).unwrap(), "m".into(), &model, &mut memory).unwrap();
+        check(Fields::of_body(fields).unwrap(), &model, &mut memory).unwrap();
         assert!((3 * text.len()..3 * text.len() + 10_000).contains(&memory.used()));
     }
 
@@ -361,7 +359,7 @@ mod tests {
             let mut memory = Pool::private(100_000).share();
             memory.charge(read).unwrap(); // what the body took
             let fields = Fields::of_body(json!({ "messages": [message] })).unwrap();
-            match check(fields, "m".into(), &ModelFacts::default(), &mut memory) {
+            match check(fields, &ModelFacts::default(), &mut memory) {
                 Err(RouteError::BodyTooComplex { param: Some(got), .. }) => {
                     assert!(got.starts_with(param), "{got}");
                 }

@@ -52,7 +52,6 @@ const MISSING: &[Missing] = &[
 pub(super) fn check(
     mut fields: Fields,
     prompt: Option<Ids>,
-    model_name: &str,
     model: &ModelFacts,
 ) -> Result<CompletionRequest, RouteError> {
     let prompts = prompts(fields.require("prompt", prompt)?, model)?;
@@ -87,7 +86,6 @@ pub(super) fn check(
         sampling.seed = sampling.seed.wrapping_add(i as u64 * u64::from(common.n));
         Job {
             name: name.clone(),
-            model: model_name.to_owned(),
             prompt,
             sampling,
             stop: StopStrings::default(), // the caller prepares them, once
@@ -194,7 +192,7 @@ mod tests {
         let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
         let mut memory = Pool::private(1 << 20).share();
         let document = json::parse(body.to_string().as_bytes(), Some(PROMPT), &mut memory)?;
-        check(Fields::of_body(document.value)?, document.ids, "m", &model)
+        check(Fields::of_body(document.value)?, document.ids, &model)
     }
 
     fn param(body: &Value) -> String {

@@ -7,6 +7,7 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
 use crate::error::RouteError;
+use crate::fleet::ServedModel;
 use crate::http::Surface;
 use crate::http::call::Call;
 use crate::http::parse::body::{self, BodyLimits, Raw};
@@ -43,18 +44,18 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     let app = Arc::clone(&surface.app);
     let checked = read(surface, request, None, move |read| {
         let Read { mut fields, mut memory, .. } = read;
-        let model = params::model_name(&mut fields)?;
-        let engine = engine(&app, &model)?;
-        let mut request = chat::check(fields, model, &facts(&engine), &mut memory)?;
+        let model = app.fleet.find(&params::model_name(&mut fields)?)?;
+        let mut request = chat::check(fields, &facts(&model.engine), &mut memory)?;
         request.job.memory = Some(Arc::new(memory));
         request.job.stop = stop_strings(&app, &request.stop)?;
-        Ok((engine, request))
+        Ok((model, request))
     });
-    let (engine, mut request) = checked.await?;
+    let (model, mut request) = checked.await?;
     call.apply(&mut request.job, 0);
-    let logprobs = request.logprobs.then_some(engine as Arc<dyn Vocabulary>);
-    let shape = ChatReply::new(Head::of(&request.job), request.job.n, logprobs);
-    reply::send(&surface.app, call, vec![request.job], shape, request.delivery).await
+    let logprobs = request.logprobs.then(|| vocabulary(&model));
+    let shape = ChatReply::new(Head::of(&model, &request.job), request.job.n, logprobs);
+    let jobs = vec![request.job];
+    reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
 }
 
 /// Continues one or several texts.
@@ -73,17 +74,17 @@ async fn answer_completions(
     let app = Arc::clone(&surface.app);
     let checked = read(surface, request, Some(PROMPT), move |read| {
         let Read { mut fields, ids, mut memory } = read;
-        let model = params::model_name(&mut fields)?;
-        let engine = engine(&app, &model)?;
-        let request = completions::check(fields, ids, &model, &facts(&engine))?;
+        let model = app.fleet.find(&params::model_name(&mut fields)?)?;
+        let engine = &model.engine;
+        let request = completions::check(fields, ids, &facts(engine))?;
         let echo = request.echo.then(|| {
-            let texts = request.jobs.iter().map(|job| echo_text(&engine, &job.prompt, &mut memory));
+            let texts = request.jobs.iter().map(|job| echo_text(engine, &job.prompt, &mut memory));
             texts.collect::<Result<Vec<_>, _>>()
         });
         let (echo, stop) = (echo.transpose()?, stop_strings(&app, &request.stop)?);
-        Ok((engine, request, echo, stop, Arc::new(memory)))
+        Ok((model, request, echo, stop, Arc::new(memory)))
     });
-    let (engine, mut request, echo, stop, memory) = checked.await?;
+    let (model, mut request, echo, stop, memory) = checked.await?;
     let mut first_choice = 0;
     for job in &mut request.jobs {
         call.apply(job, first_choice);
@@ -95,13 +96,13 @@ async fn answer_completions(
     drop(memory); // from here on it lasts as long as what it was charged for
     let first = request.jobs.first().expect("a request has at least one prompt");
     let shape = CompletionReply::new(
-        Head::of(first),
+        Head::of(&model, first),
         request.jobs.len(),
         first.n,
-        request.logprobs.map(|_| engine as Arc<dyn Vocabulary>),
+        request.logprobs.map(|_| vocabulary(&model)),
         echo,
     );
-    reply::send(&surface.app, call, request.jobs, shape, request.delivery).await
+    reply::send(&surface.app, call, &model, request.jobs, shape, request.delivery).await
 }
 
 /// Stop strings, made ready once for all prompts and choices. They stay as long as the answer, so it pays for them.
@@ -197,12 +198,9 @@ fn parse(raw: Raw, ids: Option<IdsField>, mut memory: Share) -> Result<Read, Rou
     Ok(Read { fields: Fields::of_body(value)?, ids, memory })
 }
 
-/// The tokenizer and template of `model`.
-///
-/// # Errors
-/// `UnknownModel`, or `NoWorker` where one may still come.
-pub(super) fn engine(app: &App, model: &str) -> Result<Arc<PromptEngine>, RouteError> {
-    app.fleet.registry.find(model).map(|model| model.engine)
+/// Where the texts of tokens are looked up.
+fn vocabulary(model: &ServedModel) -> Arc<dyn Vocabulary> {
+    Arc::<PromptEngine>::clone(&model.engine)
 }
 
 fn facts(engine: &PromptEngine) -> ModelFacts {

@@ -17,6 +17,7 @@ use serde::Serialize;
 
 use crate::app::App;
 use crate::error::RouteError;
+use crate::fleet::ServedModel;
 use crate::http::call::Call;
 use crate::http::parse::ids;
 use crate::http::parse::params::Delivery;
@@ -41,8 +42,8 @@ pub(super) struct Head {
 }
 
 impl Head {
-    pub(super) fn of(job: &Job) -> Self {
-        Self { id: job.name.clone(), created: ids::unix_seconds(), model: job.model.clone() }
+    pub(super) fn of(model: &ServedModel, job: &Job) -> Self {
+        Self { id: job.name.clone(), created: ids::unix_seconds(), model: model.name.clone() }
     }
 }
 
@@ -63,6 +64,7 @@ pub(super) struct Choice {
 pub(super) async fn send<S: Shape + Events>(
     app: &Arc<App>,
     call: &Call,
+    model: &Arc<ServedModel>,
     jobs: Vec<Job>,
     shape: S,
     delivery: Delivery,
@@ -72,7 +74,7 @@ pub(super) async fn send<S: Shape + Events>(
     if !delivery.stream {
         check_size(&jobs, app.memory.answers.limit())?;
     }
-    let mut answers = Answers::place(app, jobs).await?;
+    let mut answers = Answers::place(app, model, jobs).await?;
     if delivery.stream {
         let first = answers.next().await.ok_or_else(nothing)??;
         return Ok(events::response(first, answers, shape, delivery, call.ending(num_choices)));

@@ -221,5 +221,5 @@ fn engine_of(app: &App, mut fields: Fields) -> Result<(Arc<PromptEngine>, Fields
         (false, [only]) => only.name.clone(),
         _ => params::model_name(&mut fields)?,
     };
-    Ok((generate::engine(app, &name)?, fields))
+    Ok((Arc::clone(&app.fleet.find(&name)?.engine), fields))
 }

@@ -10,6 +10,7 @@ use super::choice::{Choice, Common, EncodedPrompt};
 use super::{Delta, Job, Prompt, Usage};
 use crate::app::App;
 use crate::error::RouteError;
+use crate::fleet::ServedModel;
 use crate::prompt::Room;
 
 /// The answer to a job, while it is made. Dropping it cancels what still runs.
@@ -26,14 +27,18 @@ pub struct Answer {
     over: bool,
 }
 
-/// Encodes the prompt, checks it against the context, and sends all choices to workers.
+/// Encodes the prompt as `model` has it, checks it against the context, and sends all choices to workers.
 ///
 /// # Errors
 /// Nothing runs then.
 ///
 /// # Cancel safety
 /// A dropped call leaves nothing behind: what it had placed is cancelled.
-pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> {
+pub async fn answer(
+    app: &Arc<App>,
+    model: Arc<ServedModel>,
+    mut job: Job,
+) -> Result<Answer, RouteError> {
     let begin = Instant::now();
     if job.n == 0 {
         let message = "n must be at least 1".into();
@@ -43,8 +48,6 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
     let n = usize::try_from(job.n).unwrap_or(usize::MAX);
     app.fleet.registry.takes_requests()?;
     let permit = app.shares.begin(job.holder, n)?;
-    let model = app.fleet.registry.find(&job.model)?;
-    let engine = Arc::clone(&model.engine);
 
     let goes_on = match &job.prompt {
         Prompt::Chat(chat) => chat.continue_final_message,
@@ -55,7 +58,7 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
         context: model.context_tokens as usize,
         answer: job.max_tokens.map_or(1, |n| n as usize), // without a wish at least one token must fit
     };
-    let encoding = engine.encode_charged(prompt, room, job.salt.clone(), job.memory.take());
+    let encoding = model.engine.encode_charged(prompt, room, job.salt.clone(), job.memory.take());
     let encoding = timeout_at(deadline, encoding);
     let encoded = encoding.await.map_err(|_| RouteError::DeadlineExceeded {
         state: "for its prompt to be tokenised",
@@ -63,16 +66,17 @@ pub async fn answer(app: &Arc<App>, mut job: Job) -> Result<Answer, RouteError> 
     });
     app.metrics.requests.encode_seconds.observe(begin.elapsed());
     job.request_trace.tokenised(job.first_choice, begin.elapsed());
-    let ids: Arc<[u32]> = encoded??.into();
+    let mut ids = encoded??;
+    ids.shrink_to_fit(); // it stays as long as the answer
+    let ids = Arc::new(ids);
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
     app.metrics.requests.prompt_tokens.add(ids.len() as u64);
     let hashing = Instant::now();
     let keys = app.fleet.registry.block_keys(model.block_tokens, &ids, &job.salt).await?;
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
-    let block_tokens = model.block_tokens;
     let app = Arc::clone(app);
-    let common = Common::new(app, engine, job, prompt, max_tokens, block_tokens, (begin, permit));
+    let common = Common::new(app, model, job, prompt, max_tokens, (begin, permit));
     let common = Arc::new(common);
     let choices = (0..common.job.n).map(|index| Choice::new(&common, index)).collect();
     let mut answer = Answer {

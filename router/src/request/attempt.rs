@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::choice::Common;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{RequestId, Resume, Sampling, Submit};
+use crate::core::scheduler::PlacementRequest;
 use crate::error::RouteError;
-use crate::fleet::booking::Wanted;
 use crate::fleet::stream::TokenStream;
 
 /// A choice on its worker.
@@ -42,7 +42,8 @@ impl Attempt {
         let wanted = self.wanted(&common, index);
         let hash_time = common.prompt.hash_time + hashing.elapsed();
         let (choice, asked) = (common.choice(index), Instant::now());
-        let place = match registry.place(&wanted, common.deadline).await {
+        let priority = on_the_worker(&wanted);
+        let place = match registry.place(&common.model, wanted, common.deadline).await {
             Ok(place) => place,
             Err(error) => {
                 job.request_trace.waited(choice, asked.elapsed());
@@ -56,7 +57,7 @@ impl Attempt {
         job.request_trace.placed(choice, &place, route);
         common.app.decisions.note(&job.account, place.decision());
         let worker = place.worker();
-        let submit = self.submit(&common, index, on_the_worker(&wanted));
+        let submit = self.submit(&common, index, priority);
         tracing::debug!(
             request = job.name,
             worker = place.worker_name(),
@@ -69,22 +70,26 @@ impl Attempt {
         Ok(Leg { stream, submitted: Instant::now() })
     }
 
-    fn wanted(&self, common: &Common, index: u32) -> Wanted {
-        let (job, prompt) = (&common.job, &common.prompt);
+    /// What it asks of the fleet.
+    fn wanted(&self, common: &Common, index: u32) -> PlacementRequest {
+        let (job, prompt, registry) = (&common.job, &common.prompt, &common.app.fleet.registry);
         let begun = !self.generated.is_empty();
         let keys = if begun {
             // here and now, long or not: an answer that has begun does not fail for want of a thread
             let ids: Vec<u32> = prompt.ids.iter().chain(&self.generated).copied().collect();
-            common.app.fleet.registry.block_keys_now(common.block_tokens, &ids, &job.salt)
+            registry.block_keys_now(common.model.block_tokens, &ids, &job.salt)
         } else {
             Arc::clone(&prompt.keys)
         };
         let generated = u32::try_from(self.generated.len()).unwrap_or(u32::MAX);
         let prompt_tokens = u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
-        Wanted {
+        let (request, prefill_request) = registry.new_legs();
+        // on its way already: late is better than not at all, and it counts as late
+        let first_token_by = job.request_trace.first_token_by().filter(|_| self.before.is_none());
+        PlacementRequest {
+            request,
+            prefill_request,
             name: job.request_trace.request_id().to_owned(),
-            model: job.model.clone(),
-            engine: Arc::clone(&common.engine),
             prompt_tokens: prompt_tokens.saturating_add(generated),
             keys,
             reuses: job.sampling.prompt_logprobs.is_none() || begun,
@@ -94,10 +99,9 @@ impl Attempt {
             // whoever reads an answer already goes before those who wait for theirs
             priority: if begun { i8::MAX } else { job.priority },
             yields: common.permit.yields(index) && !begun,
-            // on its way already: late is better than not at all, and it counts as late
-            first_token_by: job.request_trace.first_token_by().filter(|_| self.before.is_none()),
-            begun,
+            deadline_ms: first_token_by.map(|by| registry.at_ms(by)),
             excluded: self.excluded.clone(),
+            resumes: begun,
         }
     }
 
@@ -130,7 +134,7 @@ impl Attempt {
 
 /// Its priority there, where a sequence of low priority gives its row to one that is not: the many answers of one tenant
 /// do not hold up the few of another.
-fn on_the_worker(wanted: &Wanted) -> i8 {
+fn on_the_worker(wanted: &PlacementRequest) -> i8 {
     if wanted.yields { wanted.priority.min(0).saturating_sub(1) } else { wanted.priority }
 }
 

@@ -16,15 +16,16 @@ use crate::app::App;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, TokenLogprob};
 use crate::error::RouteError;
+use crate::fleet::ServedModel;
 use crate::fleet::stream::Chunk;
 use crate::limits::shares::StreamPermit;
-use crate::prompt::{Decoder, PromptEngine};
+use crate::prompt::Decoder;
 
 /// What all choices of a job share.
 #[derive(Debug)]
 pub(super) struct Common {
     pub(super) app: Arc<App>,
-    pub(super) engine: Arc<PromptEngine>,
+    pub(super) model: Arc<ServedModel>,
     pub(super) job: Job,
     pub(super) prompt: EncodedPrompt,
     pub(super) max_tokens: u32,
@@ -32,8 +33,6 @@ pub(super) struct Common {
     /// Its places among all answers.
     pub(super) permit: StreamPermit,
     pub(super) deadline: Instant,
-    /// Tokens in a block of the model's workers.
-    pub(super) block_tokens: u32,
     /// The job's, and the model's own unless they are to be ignored.
     pub(super) stop_ids: Vec<u32>,
 }
@@ -42,7 +41,7 @@ pub(super) struct Common {
 #[derive(Debug)]
 pub(super) struct EncodedPrompt {
     /// Its tokens.
-    pub(super) ids: Arc<[u32]>,
+    pub(super) ids: Arc<Vec<u32>>,
     /// Keys of its full blocks.
     pub(super) keys: Arc<[u64]>,
     /// What hashing them took.
@@ -54,32 +53,20 @@ pub(super) struct EncodedPrompt {
 impl Common {
     pub(super) fn new(
         app: Arc<App>,
-        engine: Arc<PromptEngine>,
+        model: Arc<ServedModel>,
         job: Job,
         prompt: EncodedPrompt,
         max_tokens: u32,
-        block_tokens: u32,
         (begin, permit): (Instant, StreamPermit),
     ) -> Self {
         let deadline = begin + app.config.deadlines.request;
         let mut stop_ids = job.stop_ids.clone();
         if !job.sampling.ignore_eos {
-            stop_ids.extend(&engine.doc().eos_token_ids);
+            stop_ids.extend(&model.engine.doc().eos_token_ids);
         }
         stop_ids.sort_unstable();
         stop_ids.dedup();
-        Self {
-            app,
-            engine,
-            job,
-            prompt,
-            max_tokens,
-            begin,
-            permit,
-            deadline,
-            block_tokens,
-            stop_ids,
-        }
+        Self { app, model, job, prompt, max_tokens, begin, permit, deadline, stop_ids }
     }
 
     /// Number of a choice among all of the HTTP request.
@@ -420,7 +407,8 @@ fn scored(
 }
 
 fn decoder(common: &Common) -> Decoder {
-    let decoder = common.engine.decoder_with(&common.job.stop, common.job.skip_special_tokens);
+    let engine = &common.model.engine;
+    let decoder = engine.decoder_with(&common.job.stop, common.job.skip_special_tokens);
     if common.prompt.goes_on { decoder.going_on() } else { decoder }
 }
 

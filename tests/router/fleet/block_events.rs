@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
-use headrace_router::request::answer;
 use tokio::time::Instant;
 
 use super::caching::*;
-use super::requests::next;
+use super::requests::{answer, next};
 use crate::fake_worker::*;
 
 /// Blocks of each worker's own prompt.

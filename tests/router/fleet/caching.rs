@@ -9,9 +9,9 @@ use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::Candidate;
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::HashKey;
-use headrace_router::request::{Job, Prompt, RequestTrace, answer};
+use headrace_router::request::{Job, Prompt, RequestTrace};
 
-use super::requests::{job, next};
+use super::requests::{answer, job, next};
 use crate::fake_worker::*;
 
 /// Tokens in a block of the fake model.

@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
-use headrace_router::request::answer;
 use tokio::task::yield_now;
 
 use super::caching::*;
-use super::requests::{job, next};
+use super::requests::{answer, job, next};
 use crate::fake_worker::*;
 
 const BLOCKS: u64 = 300_000;

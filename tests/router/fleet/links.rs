@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use headrace_router::core::frame::*;
-use headrace_router::request::answer;
 use tokio::time::sleep;
 
 use super::caching::{ask, prompt};
-use super::requests::next;
+use super::requests::{answer, next};
 use crate::fake_worker::*;
 
 #[tokio::test]

@@ -7,9 +7,9 @@ use futures_util::future::join_all;
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::fleet::DrainOrder;
-use headrace_router::request::answer;
 
 use super::caching::*;
+use super::requests::answer;
 use crate::fake_worker::*;
 
 const WAVES: u32 = 12;

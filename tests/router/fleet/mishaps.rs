@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
-use headrace_router::request::{Delta, FinishReason, Job, Prompt, answer};
+use headrace_router::request::{Delta, FinishReason, Job, Prompt};
 use tokio::time::sleep;
 
-use super::requests::{by_hand, job, next, resumed, while_waiting, whole};
+use super::requests::{answer, by_hand, job, next, resumed, while_waiting, whole};
 use crate::fake_worker::*;
 
 #[tokio::test]
@@ -17,7 +17,8 @@ async fn a_request_moves_on_when_its_worker_dies_before_the_first_delta() {
     let mut answer = answer(&app, job()).await.unwrap();
     let before = first.submitted().await;
     // half a character: nothing that the client could have seen
-    let half = app.fleet.engine(MODEL).unwrap().encode(Prompt::Text("é".into())).await.unwrap();
+    let half =
+        app.fleet.find(MODEL).unwrap().engine.encode(Prompt::Text("é".into())).await.unwrap();
     first.gives(before.request, &half[..1], None);
     until("it came", || metric(&app, "headrace_completion_tokens_total", "") > 0.0).await;
     let mut second = Behaviour::new("w2").ready(&app).await;

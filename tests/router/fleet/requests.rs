@@ -8,15 +8,19 @@ use headrace_router::error::RouteError;
 use headrace_router::limits::shares::Holder;
 use headrace_router::prompt::StopStrings;
 use headrace_router::request::{
-    Account, Answer, Delta, FinishReason, Job, Prompt, RequestTrace, answer,
+    self, Account, Answer, Delta, FinishReason, Job, Prompt, RequestTrace,
 };
 
 use crate::fake_worker::*;
 
+/// Asks for the model of these tests.
+pub(super) async fn answer(app: &Arc<App>, job: Job) -> Result<Answer, RouteError> {
+    request::answer(app, app.fleet.find(MODEL)?, job).await
+}
+
 pub(super) fn job() -> Job {
     Job {
         name: "test".into(),
-        model: MODEL.into(),
         prompt: Prompt::Tokens(letters("Hello")),
         sampling: Sampling::default(),
         stop: StopStrings::default(),
@@ -223,8 +227,7 @@ async fn what_does_not_fit_or_does_not_exist_is_refused() {
     let app = start_router(|_| {}).await;
     assert!(matches!(answer(&app, job()).await, Err(RouteError::NoWorker { .. })));
     let worker = Behaviour::new("w1").ready(&app).await;
-    let unknown = Job { model: "gpt-4".into(), ..job() };
-    match answer(&app, unknown).await {
+    match app.fleet.find("gpt-4") {
         Err(RouteError::UnknownModel { model, served }) => {
             assert_eq!((model.as_str(), served.as_str()), ("gpt-4", MODEL));
         }

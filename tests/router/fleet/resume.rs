@@ -5,9 +5,9 @@ use std::time::Duration;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::prompt::StopStrings;
-use headrace_router::request::{Answer, FinishReason, Job, answer};
+use headrace_router::request::{Answer, FinishReason, Job};
 
-use super::requests::{job, next, resumed, while_waiting, whole};
+use super::requests::{answer, job, next, resumed, while_waiting, whole};
 use crate::fake_worker::*;
 
 /// The worker that got the request first; the other one is the second.

@@ -9,11 +9,11 @@ use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::limits::shares::Holder;
-use headrace_router::request::{Answer, Job, Prompt, RequestTrace, Slo, answer};
+use headrace_router::request::{Answer, Job, Prompt, RequestTrace, Slo};
 use tokio::task::JoinHandle;
 
 use super::caching::*;
-use super::requests::{job, next};
+use super::requests::{answer, job, next};
 use crate::fake_worker::*;
 
 /// Three workers with empty caches.

@@ -56,8 +56,8 @@ fn dispatch_with(workers: &[(u32, u32, u32)], queue: usize, worker_queue_ms: f64
     Dispatch::new(scheduler, rules)
 }
 
-fn want(request: u64) -> Want {
-    Want {
+fn want(request: u64) -> PlacementRequest {
+    PlacementRequest {
         request: RequestId(request),
         prefill_request: RequestId(u64::MAX - request),
         name: format!("request-{request}"),
@@ -71,13 +71,13 @@ fn want(request: u64) -> Want {
         yields: false,
         deadline_ms: None,
         excluded: Vec::new(),
-        patient: false,
+        resumes: false,
     }
 }
 
-fn submit(dispatch: &mut Dispatch<u64>, want: Want, now_ms: f64) -> Submitted<u64> {
+fn submit(dispatch: &mut Dispatch<u64>, want: PlacementRequest, now_ms: f64) -> Submitted<u64> {
     let n = want.request.0;
-    dispatch.submit(want, n, 100, n, true, now_ms)
+    dispatch.submit(want, n, true, now_ms)
 }
 
 fn dispatch_waiting(
@@ -114,7 +114,7 @@ fn what_a_lost_worker_had_is_charged_to_nobody() {
         Submitted::Placed(placement, _) => placement,
         other @ (Submitted::Waits | Submitted::Refused(..)) => panic!("{other:?}"),
     };
-    let of = |tenant, n| Want { tenant, ..want(n) };
+    let of = |tenant, n| PlacementRequest { tenant, ..want(n) };
     let lost = placed(submit(&mut dispatch, of(7, 1), 0.0));
     let kept = placed(submit(&mut dispatch, of(7, 2), 0.0));
     assert_ne!(lost.worker, kept.worker);
@@ -128,7 +128,7 @@ fn what_a_lost_worker_had_is_charged_to_nobody() {
 #[test]
 fn who_has_many_answers_leaves_the_last_places_to_others() {
     let mut dispatch = dispatch_of(&[(0, 4, 8)], 16);
-    let greedy = |n| Want { tenant: 7, yields: true, ..want(n) };
+    let greedy = |n| PlacementRequest { tenant: 7, yields: true, ..want(n) };
     let placed = |submitted| matches!(submitted, Submitted::Placed(..));
     let taken = (1..=12).filter(|n| placed(submit(&mut dispatch, greedy(*n), 0.0))).count();
     assert_eq!(taken, 10, "of four rows and a queue of eight");
@@ -148,7 +148,7 @@ fn who_has_many_answers_leaves_the_last_places_to_others() {
 #[test]
 fn one_that_makes_way_and_finds_no_room_holds_nobody_up() {
     let mut dispatch = dispatch_of(&[(0, 4, 8)], 16);
-    let greedy = |n| Want { tenant: 7, yields: true, priority: 1, ..want(n) };
+    let greedy = |n| PlacementRequest { tenant: 7, yields: true, priority: 1, ..want(n) };
     let placed = |submitted| matches!(submitted, Submitted::Placed(..));
     let taken = (1..=16).filter(|n| placed(submit(&mut dispatch, greedy(*n), 0.0))).count();
     assert_eq!((taken, dispatch.queue().len()), (10, 6));
@@ -163,7 +163,7 @@ fn one_that_makes_way_and_finds_no_room_holds_nobody_up() {
 #[test]
 fn a_long_queue_of_what_makes_way_is_not_long_for_others() {
     let mut dispatch = dispatch_with(&[(0, 4, 100)], 100, 5_000.0);
-    let greedy = |n| Want { tenant: 7, yields: true, ..want(n) };
+    let greedy = |n| PlacementRequest { tenant: 7, yields: true, ..want(n) };
     let placed = |submitted| matches!(submitted, Submitted::Placed(..));
     let taken = (1..=40).filter(|n| placed(submit(&mut dispatch, greedy(*n), 0.0))).count();
     assert!(
@@ -178,11 +178,11 @@ fn a_long_queue_of_what_makes_way_is_not_long_for_others() {
 #[test]
 fn what_makes_way_fills_less_of_a_queue_and_takes_none_of_it_from_others() {
     let fill = |dispatch: &mut Dispatch<u64>, first: u64, yields: bool| {
-        let wants = (first..).map(|n| Want { yields, tenant: first, ..want(n) });
+        let wants = (first..).map(|n| PlacementRequest { yields, tenant: first, ..want(n) });
         for (taken, want) in (0..).zip(wants) {
-            let ticket = want.request.0;
+            let request = want.request;
             if !matches!(submit(dispatch, want, 0.0), Submitted::Placed(..)) {
-                dispatch.leave(ticket);
+                dispatch.leave(request);
                 return taken;
             }
         }
@@ -204,8 +204,8 @@ fn one_who_is_gone_takes_no_place() {
     for n in 2..5 {
         assert!(matches!(submit(&mut dispatch, want(n), 0.0), Submitted::Waits));
     }
-    assert_eq!(dispatch.leave(3), Some(3));
-    assert_eq!(dispatch.leave(3), None);
+    assert_eq!(dispatch.leave(RequestId(3)), Some(3));
+    assert_eq!(dispatch.leave(RequestId(3)), None);
     dispatch.end(RequestId(1), Output::default(), 1.0);
     let mut told = Vec::new();
     dispatch.dispatch_waiting(true, 1.0, |item, _| {
@@ -220,7 +220,7 @@ fn one_who_is_gone_takes_no_place() {
 fn a_full_queue_says_when_to_come_back() {
     let mut dispatch = dispatch(1, 1, 1);
     submit(&mut dispatch, want(1), 0.0);
-    submit(&mut dispatch, Want { prompt_tokens: 100_000, ..want(2) }, 0.0);
+    submit(&mut dispatch, PlacementRequest { prompt_tokens: 100_000, ..want(2) }, 0.0);
     let third = submit(&mut dispatch, want(3), 0.0);
     let Submitted::Refused(Refusal::QueueFull { what: Full::Requests, retry_after_ms }, 3) = third
     else {
@@ -232,11 +232,11 @@ fn a_full_queue_says_when_to_come_back() {
 #[test]
 fn an_impossible_deadline_is_refused_at_once_with_the_time_that_it_would_take() {
     let mut dispatch = dispatch(1, 8, 10);
-    let soon = Want { deadline_ms: Some(1_000.0), ..want(1) };
+    let soon = PlacementRequest { deadline_ms: Some(1_000.0), ..want(1) };
     assert!(matches!(submit(&mut dispatch, soon.clone(), 0.0), Submitted::Placed(..)));
-    let long = Want { prompt_tokens: 60_000, ..want(2) };
+    let long = PlacementRequest { prompt_tokens: 60_000, ..want(2) };
     assert!(matches!(submit(&mut dispatch, long, 0.0), Submitted::Placed(..)));
-    let third = submit(&mut dispatch, Want { request: RequestId(3), ..soon }, 0.0);
+    let third = submit(&mut dispatch, PlacementRequest { request: RequestId(3), ..soon }, 0.0);
     let Submitted::Refused(Refusal::TooLate { predicted_ms, deadline_ms, retry_after_ms }, 3) =
         third
     else {
@@ -251,17 +251,17 @@ fn a_deadline_counts_from_now_and_what_waits_before_counts_only_in_its_class_or_
     let now = 50_000.0;
     let mut dispatch = dispatch(1, 1, 10);
     assert!(matches!(submit(&mut dispatch, want(1), now), Submitted::Placed(..)));
-    let long = Want { prompt_tokens: 100_000, ..want(2) };
+    let long = PlacementRequest { prompt_tokens: 100_000, ..want(2) };
     assert!(matches!(submit(&mut dispatch, long, now), Submitted::Waits));
-    let within = |n, ms| Want { deadline_ms: Some(now + ms), ..want(n) };
+    let within = |n, ms| PlacementRequest { deadline_ms: Some(now + ms), ..want(n) };
     let refused = submit(&mut dispatch, within(3, 5_000.0), now);
     let Submitted::Refused(Refusal::TooLate { predicted_ms, deadline_ms, .. }, 3) = refused else {
         panic!("{refused:?}: the long prompt is before it")
     };
     assert!(predicted_ms > 10_000.0 && deadline_ms == 5_000.0, "{predicted_ms} {deadline_ms}");
-    let urgent = Want { priority: 1, ..within(4, 5_000.0) };
+    let urgent = PlacementRequest { priority: 1, ..within(4, 5_000.0) };
     assert!(matches!(submit(&mut dispatch, urgent, now), Submitted::Waits), "it goes before that");
-    let impossible = Want { priority: 1, ..within(5, 1.0) };
+    let impossible = PlacementRequest { priority: 1, ..within(5, 1.0) };
     assert!(matches!(submit(&mut dispatch, impossible, now), Submitted::Refused(..)));
 }
 
@@ -269,7 +269,7 @@ fn a_deadline_counts_from_now_and_what_waits_before_counts_only_in_its_class_or_
 fn one_whose_deadline_passed_is_told_how_long_it_would_have_taken_since_it_came() {
     let mut dispatch = dispatch(1, 1, 10);
     submit(&mut dispatch, want(1), 1_000.0);
-    let late = Want { deadline_ms: Some(5_000.0), ..want(2) };
+    let late = PlacementRequest { deadline_ms: Some(5_000.0), ..want(2) };
     assert!(matches!(submit(&mut dispatch, late, 1_000.0), Submitted::Waits));
     let told = dispatch_waiting(&mut dispatch, 6_000.0);
     let [(2, Err(Refusal::TooLate { predicted_ms, deadline_ms, .. }))] = told[..] else {
@@ -282,12 +282,13 @@ fn one_whose_deadline_passed_is_told_how_long_it_would_have_taken_since_it_came(
 #[test]
 fn a_tenant_is_charged_for_what_is_placed_and_in_the_end_for_what_it_took() {
     let mut dispatch = dispatch(1, 1, 10);
-    let of = |tenant, n| Want { tenant, ..want(n) };
+    let of = |tenant, n| PlacementRequest { tenant, ..want(n) };
     let placed = |submitted| match submitted {
         Submitted::Placed(placement, _) => placement.expected_block_seconds,
         other @ (Submitted::Waits | Submitted::Refused(..)) => panic!("{other:?}"),
     };
-    let expected = placed(submit(&mut dispatch, Want { patient: true, ..of(1, 1) }, 0.0));
+    let expected =
+        placed(submit(&mut dispatch, PlacementRequest { resumes: true, ..of(1, 1) }, 0.0));
     assert!(expected > 0.0);
     assert_eq!(dispatch.queue().served(1), Some(expected), "one that began before, too");
     for (tenant, n) in [(2, 2), (3, 3)] {
@@ -328,8 +329,8 @@ fn one_that_makes_way_and_may_not_go_where_there_is_room_does_not_hold_up_its_li
     for n in [1, 2] {
         assert!(matches!(submit(&mut dispatch, want(n), 0.0), Submitted::Placed(..)));
     }
-    let greedy = |n| Want { tenant: 7, yields: true, ..want(n) };
-    let picky = Want { excluded: vec![WorkerId(0)], ..greedy(3) };
+    let greedy = |n| PlacementRequest { tenant: 7, yields: true, ..want(n) };
+    let picky = PlacementRequest { excluded: vec![WorkerId(0)], ..greedy(3) };
     assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, greedy(4), 0.0), Submitted::Waits));
     let first = |leg: &u64| dispatch.scheduler.worker_of(RequestId(*leg)) == Some(WorkerId(0));
@@ -342,7 +343,7 @@ fn one_that_makes_way_and_may_not_go_where_there_is_room_does_not_hold_up_its_li
 fn a_deadline_that_passes_in_the_queue_ends_the_wait() {
     let mut dispatch = dispatch(1, 1, 10);
     submit(&mut dispatch, want(1), 0.0);
-    let late = Want { deadline_ms: Some(5_000.0), ..want(2) };
+    let late = PlacementRequest { deadline_ms: Some(5_000.0), ..want(2) };
     assert!(matches!(submit(&mut dispatch, late, 0.0), Submitted::Waits));
     assert!(dispatch_waiting(&mut dispatch, 4_999.0).is_empty());
     let told = dispatch_waiting(&mut dispatch, 5_001.0);
@@ -352,7 +353,7 @@ fn a_deadline_that_passes_in_the_queue_ends_the_wait() {
 #[test]
 fn without_workers_a_request_waits_only_if_one_may_come() {
     let mut dispatch = dispatch(0, 1, 10);
-    let refused = dispatch.submit(want(1), 1, 1, 1, false, 0.0);
+    let refused = dispatch.submit(want(1), 1, false, 0.0);
     assert!(matches!(refused, Submitted::Refused(Refusal::NoneOpen, 1)));
     assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Waits));
     let mut told = Vec::new();
@@ -368,7 +369,7 @@ fn one_that_every_worker_failed_does_not_hold_up_the_others() {
     let mut dispatch = dispatch(2, 1, 10);
     submit(&mut dispatch, want(1), 0.0);
     submit(&mut dispatch, want(2), 0.0);
-    let picky = Want { excluded: vec![WorkerId(0)], ..want(3) };
+    let picky = PlacementRequest { excluded: vec![WorkerId(0)], ..want(3) };
     assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
     let on_first = [1, 2].into_iter().find(|n| {
@@ -381,8 +382,8 @@ fn one_that_every_worker_failed_does_not_hold_up_the_others() {
     assert!(told.contains(&(4, Ok(WorkerId(0)))), "{told:?}");
 }
 
-fn patient(n: u64) -> Want {
-    Want { patient: true, ..want(n) }
+fn patient(n: u64) -> PlacementRequest {
+    PlacementRequest { resumes: true, ..want(n) }
 }
 
 #[test]
@@ -390,7 +391,8 @@ fn one_that_began_before_waits_for_whoever_comes_and_goes_before_all_others() {
     let mut dispatch = dispatch(1, 1, 0); // a queue that takes nobody
     assert!(matches!(submit(&mut dispatch, want(1), 0.0), Submitted::Placed(..)));
     assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Refused(..)));
-    let hopeless = Want { deadline_ms: Some(1.0), excluded: vec![WorkerId(0)], ..patient(3) };
+    let hopeless =
+        PlacementRequest { deadline_ms: Some(1.0), excluded: vec![WorkerId(0)], ..patient(3) };
     assert!(matches!(submit(&mut dispatch, hopeless, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, patient(4), 0.0), Submitted::Waits));
     assert!(!dispatch.nobody_waits() && dispatch.returning() == 2);
@@ -419,7 +421,7 @@ fn one_that_waits_for_another_worker_than_that_which_failed_it_holds_nobody_up()
     let mut dispatch = dispatch(2, 1, 8);
     let placed: Vec<_> = (1..3).map(|n| submit(&mut dispatch, want(n), 0.0)).collect();
     assert!(placed.iter().all(|one| matches!(one, Submitted::Placed(..))));
-    let picky = Want { excluded: vec![WorkerId(0)], ..patient(3) };
+    let picky = PlacementRequest { excluded: vec![WorkerId(0)], ..patient(3) };
     assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
     dispatch.end(RequestId(1), Output::default(), 1.0);
@@ -444,9 +446,9 @@ fn however_many_may_not_go_to_the_worker_with_room_the_one_who_may_goes() {
     // each was failed by the worker that will be free, and some by another one, too
     for n in 10..210 {
         let excluded = if n % 3 == 0 { vec![WorkerId(1), WorkerId(0)] } else { vec![WorkerId(0)] };
-        submit(&mut dispatch, Want { excluded, ..patient(n) }, 0.0);
+        submit(&mut dispatch, PlacementRequest { excluded, ..patient(n) }, 0.0);
     }
-    let may = Want { excluded: vec![WorkerId(2)], ..patient(300) };
+    let may = PlacementRequest { excluded: vec![WorkerId(2)], ..patient(300) };
     assert!(matches!(submit(&mut dispatch, may, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(400), 0.0), Submitted::Waits));
     let on = |dispatch: &mut Dispatch<u64>, id| {
@@ -467,7 +469,7 @@ fn however_many_may_not_go_to_the_worker_with_room_the_one_who_may_goes() {
 
 #[derive(Debug, Clone)]
 enum Event {
-    Submit { priority: i8, tenant: u64, deadline: bool, patient: bool },
+    Submit { priority: i8, tenant: u64, deadline: bool, resumes: bool },
     End(usize),
     Leave(u64),
     Step(u32),
@@ -498,7 +500,7 @@ proptest! {
                 Event::Submit { priority, tenant, deadline, patient } => {
                     next += 1;
                     let deadline_ms = deadline.then_some(now_ms + 900.0);
-                    let want = Want { priority, tenant, deadline_ms, patient, ..want(next) };
+                    let want = PlacementRequest { priority, tenant, deadline_ms, resumes, ..want(next) };
                     match submit(&mut dispatch, want, now_ms) {
                         Submitted::Placed(placement, item) => {
                             prop_assert_eq!(placement.request.0, item);
@@ -517,7 +519,7 @@ proptest! {
                 }
                 Event::End(_) => {}
                 Event::Leave(ticket) => {
-                    if dispatch.leave(ticket).is_some() {
+                    if dispatch.leave(RequestId(ticket)).is_some() {
                         prop_assert!(fate.insert(ticket, "left").is_none());
                     }
                 }

@@ -6,7 +6,7 @@ use super::candidates::usable_blocks;
 use super::claims::usual;
 use super::legs::{Leg, Part};
 use super::worker::Worker;
-use super::{Begun, Ended, Output, Placement, PrefillLeg, Scheduler, Want};
+use super::{Begun, Ended, Output, Placement, PlacementRequest, PrefillLeg, Scheduler};
 use crate::core::candidate::{Candidate, Exclusion, WorkerId};
 use crate::core::decision::{Decision, decide};
 use crate::core::estimate::Estimate;
@@ -34,11 +34,15 @@ impl Scheduler {
     ///
     /// # Errors
     /// Nothing is booked; [`Decision::no_place`] says why.
-    pub fn place(&mut self, want: &Want, now_ms: f64) -> Result<Placement, Arc<Decision>> {
-        let ask = self.ask(want, now_ms);
-        let candidates = self.candidates(want, now_ms);
+    pub fn place(
+        &mut self,
+        wanted: &PlacementRequest,
+        now_ms: f64,
+    ) -> Result<Placement, Arc<Decision>> {
+        let ask = self.ask(wanted, now_ms);
+        let candidates = self.candidates(wanted, now_ms);
         let decision = decide(
-            want.name.clone(),
+            wanted.name.clone(),
             now_ms,
             ask,
             candidates,
@@ -49,10 +53,10 @@ impl Scheduler {
         let Some((chosen, estimate)) = decision.chosen() else { return Err(decision) };
         let Estimate { transfer_ms, decode_ms, .. } = *estimate;
         let (ttft_ms, output) = (estimate.ttft_ms(), decision.ask.output_tokens);
-        let tokens = f64::from(want.prompt_tokens);
+        let tokens = f64::from(wanted.prompt_tokens);
         let pair = decision.chosen_prefill();
         let mut answer = Half {
-            request: want.request,
+            request: wanted.request,
             part: if pair.is_some() { Part::Decode } else { Part::Whole },
             on: chosen,
             first_ms: ttft_ms,
@@ -63,26 +67,32 @@ impl Scheduler {
         if pair.is_some() {
             answer.first_ms += transfer_ms + answer.tpot_ms;
         }
-        let mut expected_block_seconds = self.book(want, &answer, output, now_ms);
+        let mut expected_block_seconds = self.book(wanted, &answer, output, now_ms);
         let prefill = pair.map(|on| {
-            let (request, ms) = (want.prefill_request, ttft_ms + transfer_ms);
+            let (request, ms) = (wanted.prefill_request, ttft_ms + transfer_ms);
             let (part, first_ms) = (Part::Prefill, ttft_ms);
             let half = Half { request, part, on, first_ms, tokens, ms, tpot_ms: 0.0 };
-            expected_block_seconds += self.book(want, &half, output, now_ms);
+            expected_block_seconds += self.book(wanted, &half, output, now_ms);
             PrefillLeg { request, worker: on.id }
         });
-        let (request, worker) = (want.request, chosen.id);
+        let (request, worker) = (wanted.request, chosen.id);
         Ok(Placement { request, worker, prefill, expected_block_seconds, decision })
     }
 
     /// Block-seconds that it is likely to take.
-    fn book(&mut self, want: &Want, half: &Half<'_>, output_tokens: f64, now_ms: f64) -> f64 {
+    fn book(
+        &mut self,
+        wanted: &PlacementRequest,
+        half: &Half<'_>,
+        output_tokens: f64,
+        now_ms: f64,
+    ) -> f64 {
         let i = self.find(half.on.id).expect("it was a candidate");
         let worker = &mut self.workers[i];
         // also what another leg has booked: that one may be given up first
-        let news = half.on.held_tokens + self.block_tokens < want.prompt_tokens;
-        let booked = news && self.holdings.book(&worker.places, half.part, &want.keys);
-        let mut leg = Leg::new(want, half.part, half.on.id, now_ms, half.first_ms);
+        let news = half.on.held_tokens + self.block_tokens < wanted.prompt_tokens;
+        let booked = news && self.holdings.book(&worker.places, half.part, &wanted.keys);
+        let mut leg = Leg::new(wanted, half.part, half.on.id, now_ms, half.first_ms);
         leg.booked = booked;
         leg.predicted_tpot_ms = half.tpot_ms;
         leg.held_blocks = half.on.held_tokens / self.block_tokens;
@@ -101,9 +111,9 @@ impl Scheduler {
 
     /// What a placement would be predicted to take to the first token, wherever it is soonest; `None` without workers.
     #[must_use]
-    pub fn soonest_ms(&mut self, want: &Want, now_ms: f64) -> Option<f64> {
-        let ask = self.ask(want, now_ms);
-        let candidates = self.candidates(want, now_ms);
+    pub fn soonest_ms(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Option<f64> {
+        let ask = self.ask(wanted, now_ms);
+        let candidates = self.candidates(wanted, now_ms);
         let usable = |c: &&Candidate| match c.excluded {
             None | Some(Exclusion::Full | Exclusion::Backlog) => true,
             Some(Exclusion::Closed | Exclusion::Failed | Exclusion::NoTransfer) => false,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::holdings::Found;
 use super::worker::Worker;
-use super::{Scheduler, Want};
+use super::{PlacementRequest, Scheduler};
 use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId, digest};
 use crate::core::estimate::{Demand, WorkerLoad, estimate, prefill_leg};
 use crate::core::frame::Role;
@@ -14,25 +14,25 @@ use crate::core::policy::PolicyName;
 const YIELDING_QUEUE: f64 = 0.75;
 
 impl Scheduler {
-    pub(super) fn ask(&self, want: &Want, now_ms: f64) -> Ask {
+    pub(super) fn ask(&self, wanted: &PlacementRequest, now_ms: f64) -> Ask {
         Ask {
-            prompt_tokens: want.prompt_tokens,
-            max_tokens: want.max_tokens,
-            output_tokens: self.output_tokens.min(want.max_tokens.into()),
+            prompt_tokens: wanted.prompt_tokens,
+            max_tokens: wanted.max_tokens,
+            output_tokens: self.output_tokens.min(wanted.max_tokens.into()),
             block_tokens: self.block_tokens,
             block_bytes: self.block_bytes(),
-            session: want.session.as_deref().map(digest),
-            deadline_ms: want.deadline_ms.map(|deadline| deadline - now_ms),
+            session: wanted.session.as_deref().map(digest),
+            deadline_ms: wanted.deadline_ms.map(|deadline| deadline - now_ms),
         }
     }
 
-    pub(super) fn candidates(&mut self, want: &Want, now_ms: f64) -> Vec<Candidate> {
-        let usable = if want.reuses {
-            usable_blocks(want.prompt_tokens, &want.keys, self.block_tokens)
+    pub(super) fn candidates(&mut self, wanted: &PlacementRequest, now_ms: f64) -> Vec<Candidate> {
+        let usable = if wanted.reuses {
+            usable_blocks(wanted.prompt_tokens, &wanted.keys, self.block_tokens)
         } else {
             0
         };
-        self.holdings.overlaps(&want.keys[..usable as usize], &mut self.overlaps);
+        self.holdings.overlaps(&wanted.keys[..usable as usize], &mut self.overlaps);
         let pressure = [Role::Prefill, Role::Both].map(|role| {
             let of_kind = |worker: &&Worker| worker.decodes() == (role != Role::Prefill);
             let open = self.workers.iter().filter(of_kind).filter(|worker| worker.open).count();
@@ -43,7 +43,7 @@ impl Scheduler {
             self.workers.iter_mut().for_each(|worker| worker.inbound.refresh(now_ms));
         }
         let groups = self.groups();
-        let hopeless = self.failed_by_all(want);
+        let hopeless = self.failed_by_all(wanted);
         let mut candidates = Vec::with_capacity(self.workers.len());
         for worker in &self.workers {
             let found = if worker.credit.given() {
@@ -62,7 +62,7 @@ impl Scheduler {
                 id: worker.id,
                 name: worker.name.clone(),
                 role: worker.role,
-                excluded: exclusion(worker, want, hopeless),
+                excluded: exclusion(worker, wanted, hopeless),
                 occupied: worker.occupied(),
                 sequences: worker.capacity.sequences,
                 booked_tokens: worker.booked_tokens,
@@ -74,7 +74,7 @@ impl Scheduler {
                 sources: pulls.then(|| Arc::clone(worker.inbound.costs())),
             });
         }
-        self.hold_back(&mut candidates, want.yields);
+        self.hold_back(&mut candidates, wanted.yields);
         candidates
     }
 
@@ -85,9 +85,9 @@ impl Scheduler {
     }
 
     /// It began before, and all workers that could go on with it failed it: then one of them has to do.
-    fn failed_by_all(&self, want: &Want) -> bool {
+    fn failed_by_all(&self, wanted: &PlacementRequest) -> bool {
         let mut open = self.workers.iter().filter(|worker| worker.open && worker.decodes());
-        want.patient && open.all(|worker| want.excluded.contains(&worker.id))
+        wanted.resumes && open.all(|worker| wanted.excluded.contains(&worker.id))
     }
 
     /// What the ranks of each group do at the moment, in one pass.
@@ -156,15 +156,15 @@ impl Scheduler {
     }
 }
 
-fn exclusion(worker: &Worker, want: &Want, failed_by_all: bool) -> Option<Exclusion> {
+fn exclusion(worker: &Worker, wanted: &PlacementRequest, failed_by_all: bool) -> Option<Exclusion> {
     let forgiven = failed_by_all && worker.decodes();
     if !worker.open {
         Some(Exclusion::Closed)
-    } else if want.excluded.contains(&worker.id) && !forgiven {
+    } else if wanted.excluded.contains(&worker.id) && !forgiven {
         Some(Exclusion::Failed)
     } else if !worker.decodes() && worker.kv_block_bytes == 0 {
         Some(Exclusion::NoTransfer)
-    } else if worker.occupied() >= worker.places_for(want.yields) {
+    } else if worker.occupied() >= worker.places_for(wanted.yields) {
         Some(Exclusion::Full)
     } else {
         None

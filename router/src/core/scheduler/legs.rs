@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Want, Withdrawal};
+use super::{PlacementRequest, Withdrawal};
 use crate::core::candidate::WorkerId;
 
 /// Booked blocks count as there for this long, or for so many times the predicted time to the first token, whichever is
@@ -55,21 +55,21 @@ pub(super) struct Leg {
 
 impl Leg {
     pub(super) fn new(
-        want: &Want,
+        wanted: &PlacementRequest,
         part: Part,
         worker: WorkerId,
         now_ms: f64,
         predicted_ttft_ms: f64,
     ) -> Self {
-        let answer = if part == Part::Prefill { 0 } else { want.max_tokens };
+        let answer = if part == Part::Prefill { 0 } else { wanted.max_tokens };
         Self {
             part,
             worker,
-            tenant: want.tenant,
-            yields: want.yields,
-            prompt_tokens: want.prompt_tokens,
-            tokens: u64::from(want.prompt_tokens) + u64::from(answer),
-            keys: Arc::clone(&want.keys),
+            tenant: wanted.tenant,
+            yields: wanted.yields,
+            prompt_tokens: wanted.prompt_tokens,
+            tokens: u64::from(wanted.prompt_tokens) + u64::from(answer),
+            keys: Arc::clone(&wanted.keys),
             held_blocks: 0,
             cached_tokens: 0,
             booked: false,

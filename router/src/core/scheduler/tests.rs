@@ -87,8 +87,8 @@ fn keys(n: u64, blocks: u32, shared: u32) -> Arc<[u64]> {
     (0..blocks).map(|i| (key(i) + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15)).collect()
 }
 
-fn want(request: u64, keys: &Arc<[u64]>) -> Want {
-    Want {
+fn want(request: u64, keys: &Arc<[u64]>) -> PlacementRequest {
+    PlacementRequest {
         request: RequestId(request),
         prefill_request: RequestId(u64::MAX - request),
         name: format!("request-{request}"),
@@ -102,7 +102,7 @@ fn want(request: u64, keys: &Arc<[u64]>) -> Want {
         yields: false,
         deadline_ms: None,
         excluded: Vec::new(),
-        patient: false,
+        resumes: false,
     }
 }
 
@@ -332,7 +332,8 @@ fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
 #[test]
 fn a_decision_sees_what_is_left_of_a_deadline_and_of_an_answer() {
     let mut scheduler = scheduler(1);
-    let hurried = Want { deadline_ms: Some(2_000.0), max_tokens: 3, ..want(1, &keys(1, 4, 0)) };
+    let hurried =
+        PlacementRequest { deadline_ms: Some(2_000.0), max_tokens: 3, ..want(1, &keys(1, 4, 0)) };
     let ask = scheduler.place(&hurried, 500.0).unwrap().decision.ask.clone();
     assert_eq!((ask.deadline_ms, ask.output_tokens), (Some(1_500.0), 3.0));
     assert_eq!(ask.block_bytes, 0, "nothing has to be moved where nobody only computes prompts");
@@ -410,7 +411,8 @@ fn accepted_drafts_are_learnt() {
 fn answers_teach_how_long_answers_are() {
     let mut scheduler = scheduler(1);
     for n in 0..400 {
-        let placement = scheduler.place(&Want { max_tokens: 4000, ..want(n, &keys(n, 1, 0)) }, 0.0);
+        let placement =
+            scheduler.place(&PlacementRequest { max_tokens: 4000, ..want(n, &keys(n, 1, 0)) }, 0.0);
         let placement = placement.unwrap();
         if n == 399 {
             let expected = placement.decision.ask.output_tokens;
@@ -584,7 +586,8 @@ fn a_prompt_that_has_to_be_computed_is_promised_nothing() {
     let keys = keys(1, 40, 0);
     assert_eq!(scheduler.stored(WorkerId(1), Tier::Device, &keys), None);
     for n in 0..10 {
-        let placed = scheduler.place(&Want { reuses: false, ..want(n, &keys) }, 0.0).unwrap();
+        let placed =
+            scheduler.place(&PlacementRequest { reuses: false, ..want(n, &keys) }, 0.0).unwrap();
         assert_eq!((chosen(&placed).held_tokens, chosen(&placed).cached_tokens), (0, 0));
         assert_eq!(scheduler.begun(RequestId(n), 0, 1.0).unwrap().withdrawn, None);
         scheduler.end(RequestId(n), Output::default(), 1.0);
@@ -632,7 +635,7 @@ fn a_lost_worker_returns_its_legs_with_what_they_got() {
 #[test]
 fn whoever_does_not_yield_finds_the_prompts_of_those_who_do_behind_its_own() {
     let mut scheduler = scheduler(1);
-    let ask = |n: u64, yields: bool| Want { yields, ..want(n, &keys(n, 4, 0)) };
+    let ask = |n: u64, yields: bool| PlacementRequest { yields, ..want(n, &keys(n, 4, 0)) };
     for n in 1..=7 {
         scheduler.place(&ask(n, n <= 6), 0.0).unwrap();
     }

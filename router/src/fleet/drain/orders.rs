@@ -32,7 +32,7 @@ impl Orders {
         let shares = spawn_blocking(move || divide(&parents, &hits, &targets)).await;
         let shares = shares.expect("parents were checked when the offer came");
         let orders = shares.into_iter().map(|share| {
-            let request = registry.state().new_request();
+            let (request, _) = registry.new_legs(); // a fetch is named like a leg
             (Arc::clone(&links[share.target]), fetch(request, drain, offer, &share, limit))
         });
         Self(orders.collect())

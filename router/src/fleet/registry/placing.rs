@@ -12,10 +12,10 @@ use crate::core::candidate::WorkerId;
 use crate::core::decision::Decision;
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Output, Placement, Want};
+use crate::core::scheduler::{Output, Placement, PlacementRequest};
 use crate::core::secret::HashKey;
 use crate::error::RouteError;
-use crate::fleet::booking::{Reservation, Wanted};
+use crate::fleet::booking::Reservation;
 use crate::fleet::pool::{Places, Pool};
 use crate::fleet::queue::{Ticket, Waiting};
 use crate::prompt::PromptEngine;
@@ -23,15 +23,17 @@ use crate::prompt::PromptEngine;
 /// Prompts of more tokens are hashed away from the threads that serve the sockets; a guess, some 20 us of hashing.
 const HASHED_INLINE: usize = 8_192;
 
-/// A model that can be asked for.
-#[derive(Debug, Clone)]
-pub(crate) struct Model {
+/// A model that can be asked for, as it was found: a request goes by this from its body to its last attempt.
+#[derive(Debug)]
+pub struct ServedModel {
+    /// As clients write it.
+    pub name: String,
     /// Its tokenizer and template.
-    pub(crate) engine: Arc<PromptEngine>,
+    pub engine: Arc<PromptEngine>,
     /// Longest sequence that all its workers take.
-    pub(crate) context_tokens: u32,
+    pub context_tokens: u32,
     /// Tokens in a block.
-    pub(crate) block_tokens: u32,
+    pub block_tokens: u32,
 }
 
 enum Placed {
@@ -44,15 +46,16 @@ impl Registry {
     ///
     /// # Errors
     /// `UnknownModel`; `NoWorker` if it is known and no worker is there, or nothing is known at all.
-    pub(crate) fn find(&self, model: &str) -> Result<Model, RouteError> {
+    pub(crate) fn find(&self, model: &str) -> Result<Arc<ServedModel>, RouteError> {
         let state = self.state();
         match state.pools.get(model) {
             Some(pool) => match (&pool.engine, pool.context_tokens()) {
-                (Some(engine), Some(context_tokens)) => Ok(Model {
+                (Some(engine), Some(context_tokens)) => Ok(Arc::new(ServedModel {
+                    name: pool.model.clone(),
                     engine: Arc::clone(engine),
                     context_tokens,
                     block_tokens: pool.dispatch.scheduler.block_tokens(),
-                }),
+                })),
                 _ => Err(no_worker()),
             },
             None if state.pools.is_empty() => Err(no_worker()),
@@ -71,7 +74,7 @@ impl Registry {
     pub(crate) async fn block_keys(
         &self,
         block_tokens: u32,
-        ids: &Arc<[u32]>,
+        ids: &Arc<Vec<u32>>,
         salt: &[u8],
     ) -> Result<Arc<[u64]>, RouteError> {
         if ids.len() <= HASHED_INLINE {
@@ -96,10 +99,11 @@ impl Registry {
     /// A dropped call leaves the queue.
     pub(crate) async fn place(
         self: &Arc<Self>,
-        wanted: &Wanted,
+        model: &Arc<ServedModel>,
+        wanted: PlacementRequest,
         deadline: Instant,
     ) -> Result<Reservation, RouteError> {
-        let mut ticket = match self.try_place(wanted)? {
+        let mut ticket = match self.try_place(model, wanted)? {
             Placed::Now(reservation) => {
                 self.metrics.scheduling.queue_seconds.observe(Duration::ZERO);
                 return Ok(reservation);
@@ -118,61 +122,39 @@ impl Registry {
             Ok(None) => Err(RouteError::ShuttingDown),
             Err(_) => {
                 ticket.expire();
-                Err(self.why_none(&wanted.model))
+                Err(self.why_none(&model.name))
             }
         }
     }
 
-    fn try_place(self: &Arc<Self>, wanted: &Wanted) -> Result<Placed, RouteError> {
+    fn try_place(
+        self: &Arc<Self>,
+        model: &Arc<ServedModel>,
+        wanted: PlacementRequest,
+    ) -> Result<Placed, RouteError> {
         let mut state = self.state();
-        let State { pools, next_request, next_ticket, cut, .. } = &mut *state;
-        if *cut {
+        if state.cut {
             return Err(RouteError::ShuttingDown);
         }
-        let pool = pools.get_mut(&wanted.model).ok_or_else(no_worker)?;
+        let pool = state.pools.get_mut(&model.name).ok_or_else(no_worker)?;
         pool.want();
-        if !pool.understands(&wanted.engine) {
+        if !pool.understands(&model.engine) {
             return Err(no_worker());
         }
-        *next_request += 2; // one for each leg, if it comes to a split
-        *next_ticket += 1;
-        let (waiting, answer) = Waiting::new(Arc::clone(&wanted.engine));
-        let want = self.want(wanted, RequestId(*next_request));
-        let bytes = size_of::<Want>() + want.name.len() + 8 * want.keys.len();
-        let bytes = (bytes + 4 * wanted.prompt_tokens as usize) as u64; // the prompt itself waits, too
+        let request = wanted.request;
+        let (waiting, answer) = Waiting::new(Arc::clone(model));
         let may_open = pool.some_may_open();
-        let now_ms = self.clock_ms();
-        match pool.dispatch.submit(want, *next_ticket, bytes, waiting, may_open, now_ms) {
+        match pool.dispatch.submit(wanted, waiting, may_open, self.clock_ms()) {
             Submitted::Placed(placement, _) => {
                 Ok(Placed::Now(self.reservation(pool, &placement).ok_or_else(no_worker)?))
             }
             Submitted::Waits => {
-                let model = wanted.model.clone();
-                let ticket = Ticket::new(Arc::clone(self), *next_ticket, model, answer);
+                let ticket = Ticket::new(Arc::clone(self), request, Arc::clone(model), answer);
                 // those before it may wait for a worker that failed nobody else
-                self.dispatch_waiting(&mut state, &wanted.model);
+                self.dispatch_waiting(&mut state, &model.name);
                 Ok(Placed::Waits(ticket))
             }
             Submitted::Refused(refusal, _) => Err(self.refused(&refusal)),
-        }
-    }
-
-    fn want(&self, wanted: &Wanted, request: RequestId) -> Want {
-        Want {
-            request,
-            prefill_request: RequestId(request.0 - 1),
-            name: wanted.name.clone(),
-            prompt_tokens: wanted.prompt_tokens,
-            max_tokens: wanted.max_tokens,
-            keys: Arc::clone(&wanted.keys),
-            reuses: wanted.reuses,
-            session: wanted.session.clone(),
-            tenant: wanted.tenant,
-            priority: wanted.priority,
-            yields: wanted.yields,
-            deadline_ms: wanted.first_token_by.map(|by| self.at_ms(by)),
-            excluded: wanted.excluded.clone(),
-            patient: wanted.begun,
         }
     }
 
@@ -195,7 +177,8 @@ impl Registry {
         }
         let engine = pool.engine.clone();
         pool.dispatch_waiting(self.clock_ms(), |waiting, placed| {
-            let understood = engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.engine));
+            let understood =
+                engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.model.engine));
             let answer = match placed {
                 Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
                 Ok((placement, places)) => Ok(self.reserved(places, &placement.decision)),
@@ -235,9 +218,9 @@ impl Registry {
         }
     }
 
-    pub(in crate::fleet) fn leave_queue(&self, model: &str, ticket: u64) {
+    pub(in crate::fleet) fn leave_queue(&self, model: &str, request: RequestId) {
         if let Some(pool) = self.state().pools.get_mut(model) {
-            pool.dispatch.leave(ticket);
+            pool.dispatch.leave(request);
         }
     }
 

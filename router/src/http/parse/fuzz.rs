@@ -114,13 +114,13 @@ fn memory() -> Share {
 }
 
 fn check_chat(fields: Fields) -> Result<chat::ChatRequest, RouteError> {
-    chat::check(fields, "m".into(), &facts(), &mut memory())
+    chat::check(fields, &facts(), &mut memory())
 }
 
 fn check_completion(body: &Value) -> Result<completions::CompletionRequest, RouteError> {
     let document = reader::parse(body.to_string().as_bytes(), Some(PROMPT), &mut memory())?;
     let fields = Fields::of_body(document.value)?;
-    completions::check(fields, document.ids, "m", &facts())
+    completions::check(fields, document.ids, &facts())
 }
 
 fn with(mut body: Value, base: &Value) -> Value {

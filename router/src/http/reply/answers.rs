@@ -9,6 +9,7 @@ use futures_util::stream::FuturesUnordered;
 
 use crate::app::App;
 use crate::error::RouteError;
+use crate::fleet::ServedModel;
 use crate::request::{self, Answer, Delta, Job, Usage};
 
 type Step = (usize, Answer, Option<Result<Delta, RouteError>>);
@@ -38,15 +39,16 @@ impl Answers {
     /// A dropped call leaves nothing behind.
     pub(in crate::http) async fn place(
         app: &Arc<App>,
+        model: &Arc<ServedModel>,
         mut jobs: Vec<Job>,
     ) -> Result<Self, RouteError> {
         let n = jobs.first().map_or(0, |job| job.n) as usize;
+        let answer = |job| request::answer(app, Arc::clone(model), job);
         let source = if jobs.len() == 1 {
             let job = jobs.pop().expect("there is one");
-            Source::One(request::answer(app, job).await?)
+            Source::One(answer(job).await?)
         } else {
-            let answers =
-                try_join_all(jobs.into_iter().map(|job| request::answer(app, job))).await?;
+            let answers = try_join_all(jobs.into_iter().map(answer)).await?;
             let usage = answers.iter().map(Answer::usage).collect();
             let next = answers.into_iter().enumerate().map(|(i, answer)| advance(i, answer));
             Source::Many { next: next.collect(), usage }

@@ -204,7 +204,7 @@ fn answers_that_yield_take_as_long_as_others_let_them_and_say_nothing_of_their_w
         let mut scheduler = fleet(1, |_| Some(TRUE));
         for request in 1..200 {
             let at_ms = request as f64 * 100_000.0;
-            let want = Want { yields, ..want(request, &keys(request, 1, 0)) };
+            let want = PlacementRequest { yields, ..want(request, &keys(request, 1, 0)) };
             scheduler.place(&want, at_ms).unwrap();
             scheduler.begun(RequestId(request), 0, at_ms + 90_000.0);
             let output = Output { tokens: 10, complete: true };

@@ -23,7 +23,7 @@ fn always_split() -> Scheduler {
     scheduler_of(PolicyName::RoundRobin, &[Prefill, Prefill, Decode, Decode])
 }
 
-fn place(scheduler: &mut Scheduler, want: &Want, now_ms: f64) -> (WorkerId, WorkerId) {
+fn place(scheduler: &mut Scheduler, want: &PlacementRequest, now_ms: f64) -> (WorkerId, WorkerId) {
     let placement = scheduler.place(want, now_ms).unwrap();
     (placement.prefill.unwrap().worker, placement.worker)
 }
@@ -239,23 +239,26 @@ fn pulls_teach_what_moving_costs_and_failures_send_elsewhere() {
 #[test]
 fn one_that_began_before_takes_a_worker_that_failed_it_rather_than_none() {
     let mut scheduler = scheduler(2);
-    let patient =
-        Want { patient: true, excluded: vec![WorkerId(0), WorkerId(1)], ..want(1, &keys(1, 9, 0)) };
+    let patient = PlacementRequest {
+        resumes: true,
+        excluded: vec![WorkerId(0), WorkerId(1)],
+        ..want(1, &keys(1, 9, 0))
+    };
     assert!(scheduler.place(&patient, 0.0).is_ok());
-    let picky = Want { patient: false, ..patient.clone() };
+    let picky = PlacementRequest { resumes: false, ..patient.clone() };
     assert_eq!(scheduler.place(&picky, 0.0).unwrap_err().no_place(), NoPlace::AllExcluded);
     join(&mut scheduler, 2);
-    let again = Want { request: RequestId(2), ..patient };
+    let again = PlacementRequest { request: RequestId(2), ..patient };
     assert_eq!(scheduler.place(&again, 0.0).unwrap().worker, WorkerId(2), "there is a better one");
 }
 
 #[test]
 fn one_that_began_before_is_forgiven_by_who_decodes_whoever_computes_prompts() {
     let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Prefill, Role::Decode]);
-    let patient = Want { patient: true, ..want(1, &keys(1, 9, 0)) };
+    let patient = PlacementRequest { resumes: true, ..want(1, &keys(1, 9, 0)) };
     let failed_by = |excluded: &[u32]| {
         let excluded = excluded.iter().copied().map(WorkerId).collect();
-        Want { excluded, ..patient.clone() }
+        PlacementRequest { excluded, ..patient.clone() }
     };
     let placement = scheduler.place(&failed_by(&[1]), 0.0).unwrap();
     assert_eq!(placement.worker, WorkerId(1), "there is no other one that decodes");
