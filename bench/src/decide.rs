@@ -207,23 +207,26 @@ impl Bench {
         let mut scheduler = Scheduler::new(rules, block_tokens);
         for id in 0..args.workers {
             let id = WorkerId(id);
-            scheduler.join(Joining {
-                id,
-                name: format!("worker-{}", id.0).into(),
-                role: role(args, id),
-                kv_block_bytes: KV_BLOCK_BYTES,
-                index_room: [args.blocks * 2, 0, 0],
-                capacity: Capacity {
-                    blocks: args.blocks * 2,
-                    sequences: 4096,
-                    batched_tokens: 8192,
-                    waiting: 1 << 20,
-                    host_blocks: 0,
-                    disk_blocks: 0,
+            scheduler.join(
+                Joining {
+                    id,
+                    name: format!("worker-{}", id.0).into(),
+                    role: role(args, id),
+                    kv_block_bytes: KV_BLOCK_BYTES,
+                    index_room: [args.blocks * 2, 0, 0],
+                    capacity: Capacity {
+                        blocks: args.blocks * 2,
+                        sequences: 4096,
+                        batched_tokens: 8192,
+                        waiting: 1 << 20,
+                        host_blocks: 0,
+                        disk_blocks: 0,
+                    },
+                    group: None,
+                    step_prior: Some(COST),
                 },
-                group: None,
-                step_prior: Some(COST),
-            });
+                (),
+            );
             scheduler.snapshot_begins(id);
             scheduler.snapshot_complete(id);
             scheduler.set_open(id, true);

@@ -99,16 +99,19 @@ impl SimWorker {
     /// Dials in: what follows on the link begins with the snapshot.
     pub(super) fn join(&mut self, id: WorkerId, scheduler: &mut Scheduler, now_ms: f64) {
         let hello = self.hello();
-        scheduler.join(Joining {
-            id,
-            name: Arc::clone(&self.name),
-            role: hello.role,
-            kv_block_bytes: hello.kv_block_bytes,
-            index_room: hello.capacity.tiers(),
-            capacity: hello.capacity.clone(),
-            group: None,
-            step_prior: hello.step_prior,
-        });
+        scheduler.join(
+            Joining {
+                id,
+                name: Arc::clone(&self.name),
+                role: hello.role,
+                kv_block_bytes: hello.kv_block_bytes,
+                index_room: hello.capacity.tiers(),
+                capacity: hello.capacity.clone(),
+                group: None,
+                step_prior: hello.step_prior,
+            },
+            (),
+        );
         self.link = Some(Link { id, events: BlockEvents::new(&hello) });
         self.send_snapshot(scheduler, now_ms);
         scheduler.set_open(id, true);

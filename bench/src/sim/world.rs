@@ -245,7 +245,7 @@ impl World {
         while !self.dispatch.nobody_waits() {
             let mut delivered = Vec::new();
             let may_open = self.may_open();
-            self.dispatch.dispatch_waiting(may_open, self.now_ms, |request, placed| {
+            self.dispatch.dispatch_waiting(may_open, self.now_ms, |request, placed, _| {
                 delivered.push((request, placed));
                 true
             });

@@ -15,11 +15,11 @@ const TRIED: usize = 64;
 /// Nobody is told to come back sooner or later than this.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<f64> = 1_000.0..=600_000.0;
 
-/// Scheduler and queue of one model. `T` is the caller's handle of one who waits.
+/// Scheduler and queue of one model. `T` is the caller's handle of one who waits, `W` what the caller keeps of a worker.
 #[derive(Debug)]
-pub struct Dispatch<T> {
+pub struct Dispatch<T, W = ()> {
     /// The workers, and what is known of them.
-    pub scheduler: Scheduler,
+    pub scheduler: Scheduler<W>,
     queue: Admission<(PlacementRequest, T)>,
     /// Those that began before and go on, by their names, so the first to come first. They are before all others and outside the
     /// bounds of the queue: each is an answer under way, of which the caller bounds the number.
@@ -65,10 +65,10 @@ pub enum Refusal {
     },
 }
 
-impl<T> Dispatch<T> {
+impl<T, W> Dispatch<T, W> {
     /// With an empty queue.
     #[must_use]
-    pub fn new(scheduler: Scheduler, rules: QueueRules) -> Self {
+    pub fn new(scheduler: Scheduler<W>, rules: QueueRules) -> Self {
         Self { scheduler, queue: Admission::new(rules), returning: BTreeMap::new() }
     }
 
@@ -123,13 +123,13 @@ impl<T> Dispatch<T> {
         }
     }
 
-    /// Gives those who wait what room there is. `deliver` is told of each placement and of each refusal; what it does not
-    /// take, because nobody waits for it any more, is given back.
+    /// Gives those who wait what room there is. `deliver` is told of each placement and of each refusal, and sees the
+    /// workers; what it does not take, because nobody waits for it any more, is given back.
     pub fn dispatch_waiting(
         &mut self,
         may_open: bool,
         now_ms: f64,
-        mut deliver: impl FnMut(T, Result<Placement, Refusal>) -> bool,
+        mut deliver: impl FnMut(T, Result<Placement, Refusal>, &Scheduler<W>) -> bool,
     ) {
         for (entry, (wanted, item)) in self.queue.expired(now_ms) {
             let refusal = Refusal::TooLate {
@@ -137,7 +137,7 @@ impl<T> Dispatch<T> {
                 deadline_ms: entry.deadline_ms - entry.since_ms,
                 retry_after_ms: self.retry_after_ms(),
             };
-            deliver(item, Err(refusal));
+            deliver(item, Err(refusal), &self.scheduler);
         }
         if !self.dispatch_returning(now_ms, &mut deliver) && may_open {
             return;
@@ -148,13 +148,13 @@ impl<T> Dispatch<T> {
                     let charge = placement.expected_block_seconds;
                     self.queue.charge(entry.tenant, charge);
                     let legs = legs(&placement);
-                    if !deliver(item, Ok(placement)) {
+                    if !deliver(item, Ok(placement), &self.scheduler) {
                         self.queue.charge(entry.tenant, -charge);
                         self.give_back(legs, now_ms);
                     }
                 }
                 Err(refusal) => {
-                    deliver(item, Err(refusal));
+                    deliver(item, Err(refusal), &self.scheduler);
                 }
             }
         }
@@ -213,7 +213,7 @@ impl<T> Dispatch<T> {
     fn dispatch_returning(
         &mut self,
         now_ms: f64,
-        deliver: &mut impl FnMut(T, Result<Placement, Refusal>) -> bool,
+        deliver: &mut impl FnMut(T, Result<Placement, Refusal>, &Scheduler<W>) -> bool,
     ) -> bool {
         // workers that may have room, after one who may go to all others found none; `None` before that
         let mut left: Option<Vec<WorkerId>> = None;
@@ -231,7 +231,7 @@ impl<T> Dispatch<T> {
                     let legs = legs(&placement);
                     self.passed_by(&wanted, &placement);
                     let charge = placement.expected_block_seconds;
-                    if !deliver(item, Ok(placement)) {
+                    if !deliver(item, Ok(placement), &self.scheduler) {
                         self.queue.charge(wanted.tenant, -charge);
                         self.give_back(legs, now_ms);
                     }
@@ -306,11 +306,12 @@ impl<T> Dispatch<T> {
         &self.queue
     }
 
-    /// A worker left, and the legs on it with it. Their tenants pay for what they got, not for what was foreseen.
-    pub fn worker_left(&mut self, id: WorkerId, now_ms: f64) {
-        for ended in self.scheduler.leave(id, now_ms) {
-            self.settle(&ended);
-        }
+    /// A worker left, and the legs on it with it; what the caller kept of it. The tenants of the legs pay for what they got,
+    /// not for what was foreseen.
+    pub fn worker_left(&mut self, id: WorkerId, now_ms: f64) -> Option<W> {
+        let (member, legs) = self.scheduler.leave(id, now_ms)?;
+        legs.iter().for_each(|ended| self.settle(ended));
+        Some(member)
     }
 
     fn settle(&mut self, ended: &Ended) {

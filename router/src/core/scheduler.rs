@@ -74,13 +74,13 @@ pub struct Joining {
     pub step_prior: Option<StepCost>,
 }
 
-/// See the head of this file.
+/// See the head of this file. `W` is what the caller keeps of each worker: this is the one list of them.
 #[derive(Debug)]
-pub struct Scheduler {
+pub struct Scheduler<W = ()> {
     rules: Rules,
     block_tokens: u32,
     /// In the order of their ids.
-    workers: Vec<Worker>,
+    workers: Vec<Worker<W>>,
     legs: HashMap<RequestId, Leg>,
     holdings: Holdings,
     overlaps: Overlaps,
@@ -103,7 +103,7 @@ const FASTER: f64 = 2.0;
 /// Length of answers before any has ended. A guess.
 const FIRST_OUTPUT_TOKENS: f64 = 256.0;
 
-impl Scheduler {
+impl<W> Scheduler<W> {
     /// Without workers. `block_tokens` is that of the model's KV layout.
     #[must_use]
     pub fn new(rules: Rules, block_tokens: u32) -> Self {
@@ -127,7 +127,7 @@ impl Scheduler {
 
     /// Takes a worker in. It gets no work before [`Self::set_open`], and no credit for blocks before
     /// [`Self::snapshot_complete`].
-    pub fn join(&mut self, joining: Joining) {
+    pub fn join(&mut self, joining: Joining, member: W) {
         let peers = self.taught_by_others(joining.id);
         let fit = match (&joining.step_prior, peers) {
             (Some(own), Some(peers)) if is_much_faster(own, &peers, &joining.capacity) => {
@@ -140,13 +140,14 @@ impl Scheduler {
         let mut joining = joining;
         let known = self.workers.iter().find(|w| w.group.is_some() && w.group == joining.group);
         joining.group = known.map_or(joining.group, |worker| worker.group.clone());
-        self.workers.push(Worker::new(joining, fit, places));
+        self.workers.push(Worker::new(joining, member, fit, places));
         debug_assert!(self.workers.is_sorted_by_key(|worker| worker.id), "ids grow");
     }
 
-    /// Forgets a worker and all legs on it; these are returned. The other half of a split request stays booked.
-    pub fn leave(&mut self, id: WorkerId, now_ms: f64) -> Vec<Ended> {
-        let Some(i) = self.find(id) else { return Vec::new() };
+    /// Forgets a worker and all legs on it, which are returned with what the caller kept of it. The other half of a split
+    /// request stays booked.
+    pub fn leave(&mut self, id: WorkerId, now_ms: f64) -> Option<(W, Vec<Ended>)> {
+        let i = self.find(id)?;
         let worker = self.workers.remove(i);
         self.workers.iter_mut().for_each(|other| other.inbound.forget(id));
         let block_tokens = self.block_tokens;
@@ -162,7 +163,7 @@ impl Scheduler {
         if self.workers.is_empty() {
             self.holdings = Holdings::default(); // nobody may come who sweeps the old ones
         }
-        ended
+        Some((worker.member, ended))
     }
 
     /// The block size of the model changed with its first worker; only while no worker is there.
@@ -177,16 +178,35 @@ impl Scheduler {
         self.block_tokens
     }
 
-    /// Lets a worker have new work, or not.
-    pub fn set_open(&mut self, id: WorkerId, open: bool) {
-        if let Some(worker) = self.worker(id) {
-            worker.open = open;
-        }
+    /// Lets a worker have new work, or not. True if that was otherwise before.
+    pub fn set_open(&mut self, id: WorkerId, open: bool) -> bool {
+        self.worker(id).is_some_and(|worker| std::mem::replace(&mut worker.open, open) != open)
+    }
+
+    /// What the caller keeps of a worker.
+    #[must_use]
+    pub fn member(&self, id: WorkerId) -> Option<&W> {
+        self.find(id).map(|i| &self.workers[i].member)
+    }
+
+    /// The same, to be changed.
+    pub fn member_mut(&mut self, id: WorkerId) -> Option<&mut W> {
+        self.worker(id).map(|worker| &mut worker.member)
+    }
+
+    /// What the caller keeps of all workers, in the order of their ids.
+    pub fn members(&self) -> impl Iterator<Item = &W> {
+        self.workers.iter().map(|worker| &worker.member)
+    }
+
+    /// The same, to be changed.
+    pub fn members_mut(&mut self) -> impl Iterator<Item = &mut W> {
+        self.workers.iter_mut().map(|worker| &mut worker.member)
     }
 
     /// What is known of the others that is more than a guess.
     fn taught_by_others(&self, id: WorkerId) -> Option<StepCost> {
-        let taught = |worker: &&Worker| worker.id != id && worker.fit.steps() >= TAUGHT;
+        let taught = |worker: &&Worker<W>| worker.id != id && worker.fit.steps() >= TAUGHT;
         let taught = self.workers.iter().filter(taught);
         taught.max_by_key(|worker| worker.fit.steps()).map(|worker| worker.fit.cost())
     }
@@ -341,7 +361,7 @@ impl Scheduler {
         self.workers.binary_search_by_key(&id, |worker| worker.id).ok()
     }
 
-    fn worker(&mut self, id: WorkerId) -> Option<&mut Worker> {
+    fn worker(&mut self, id: WorkerId) -> Option<&mut Worker<W>> {
         let i = self.find(id)?;
         Some(&mut self.workers[i])
     }

@@ -18,7 +18,7 @@ use tokio::time::{Instant, sleep};
 use self::orders::Orders;
 use self::progress::{Drain, Migration, Outcome, Phase};
 use super::link::{Link, LinkError};
-use super::pool::Pool;
+use super::pool::WorkerPool;
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{self, Cancel, Frame, Offer, Transferred};
@@ -230,7 +230,8 @@ impl Registry {
         let until = Instant::now() + limit;
         let pulled = drain.wait(until, |state| state.all_pulled().then_some(())).await;
         for (target, request) in drain.give_up_pulls() {
-            let links: Vec<Arc<Link>> = self.state().pools.values().flat_map(Pool::links).collect();
+            let links: Vec<Arc<Link>> =
+                self.state().pools.values().flat_map(WorkerPool::links).collect();
             if let Some(link) = links.iter().find(|link| link.id == target) {
                 link.send(Frame::Cancel(Cancel { request }));
             }

@@ -1,4 +1,5 @@
-//! The workers of one model: their state as the registry sees it, and the dispatch of their requests.
+//! The workers of one model, and the dispatch of their requests. The scheduler has the one list of them; beside what the
+//! choice depends on it keeps a [`PooledWorker`] of each.
 
 mod described;
 
@@ -19,7 +20,7 @@ use super::pulls::Pulls;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::WorkerId;
-use crate::core::dispatch::{Dispatch, Refusal};
+use crate::core::dispatch::Dispatch;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
@@ -59,7 +60,7 @@ impl Status {
 
 /// A worker, as far as no request depends on it.
 #[derive(Debug)]
-pub(super) struct Worker {
+pub(super) struct PooledWorker {
     pub(super) hello: Hello,
     pub(super) address: String,
     pub(super) link: Arc<Link>,
@@ -75,14 +76,12 @@ pub(super) struct Worker {
     /// A token was overdue when it had done this many steps.
     stuck_at: Option<u64>,
     draining: bool,
-    /// It takes new work, as the scheduler was told.
-    open: bool,
     last: Option<Step>,
     /// What it pulled from others.
     pulls: Pulls,
 }
 
-impl Worker {
+impl PooledWorker {
     pub(super) fn new(hello: Hello, dial: Dial, link: Arc<Link>, index_room: [u32; 3]) -> Self {
         Self {
             hello,
@@ -97,7 +96,6 @@ impl Worker {
             silent: false,
             stuck_at: None,
             draining: false,
-            open: false,
             last: None,
             pulls: Pulls::default(),
         }
@@ -124,9 +122,9 @@ impl Worker {
 /// A model's description as it is used, and its part of what all of them may take.
 pub(super) type Described = (Arc<PromptEngine>, Arc<Charge>);
 
-/// The workers of one model, in the order of their ids. What the choice depends on is in `dispatch`.
+/// See the head of this file.
 #[derive(Debug)]
-pub(super) struct Pool {
+pub(super) struct WorkerPool {
     pub(super) model: String,
     pub(super) fingerprints: Fingerprints,
     pub(super) engine: Option<Arc<PromptEngine>>,
@@ -136,12 +134,11 @@ pub(super) struct Pool {
     wanted: bool,
     /// Since when it has no worker.
     empty_since: Option<Instant>,
-    pub(super) dispatch: Dispatch<Waiting>,
+    pub(super) dispatch: Dispatch<Waiting, PooledWorker>,
     created: u64,
-    workers: Vec<Worker>,
 }
 
-impl Pool {
+impl WorkerPool {
     pub(super) fn new(model: String, first: &Hello, config: &Config, seed: u64) -> Self {
         let scheduler = Scheduler::new(rules(config, seed), first.fingerprints.block_tokens);
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
@@ -154,13 +151,12 @@ impl Pool {
             empty_since: None,
             dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
             created,
-            workers: Vec::new(),
         }
     }
 
     /// The first worker brings the fingerprints of all; `described` is what is known for them.
     pub(super) fn adopt(&mut self, hello: &Hello, described: Option<Described>) {
-        if self.workers.is_empty() {
+        if self.is_empty() {
             self.fingerprints = hello.fingerprints.clone();
             self.dispatch.scheduler.set_block_tokens(hello.fingerprints.block_tokens);
         }
@@ -172,10 +168,10 @@ impl Pool {
         Some((self.engine.clone()?, self.charge.clone()?))
     }
 
-    pub(super) fn join(&mut self, worker: Worker) {
+    pub(super) fn join(&mut self, worker: PooledWorker) {
         self.empty_since = None;
         let hello = &worker.hello;
-        self.dispatch.scheduler.join(Joining {
+        let joining = Joining {
             id: worker.link.id,
             name: hello.worker.as_str().into(),
             role: hello.role,
@@ -184,16 +180,18 @@ impl Pool {
             index_room: worker.index_room,
             group: hello.group.as_ref().map(|group| group.id.as_str().into()),
             step_prior: hello.step_prior,
-        });
-        self.workers.push(worker);
+        };
+        self.dispatch.scheduler.join(joining, worker);
     }
 
-    pub(super) fn leave(&mut self, id: WorkerId, now_ms: f64) -> Option<Worker> {
-        let i = self.find(id)?;
-        self.dispatch.worker_left(id, now_ms);
-        let gone = self.workers.remove(i);
-        self.empty_since = self.workers.is_empty().then(Instant::now);
+    pub(super) fn leave(&mut self, id: WorkerId, now_ms: f64) -> Option<PooledWorker> {
+        let gone = self.dispatch.worker_left(id, now_ms)?;
+        self.empty_since = self.is_empty().then(Instant::now);
         Some(gone)
+    }
+
+    fn is_empty(&self) -> bool {
+        self.workers().next().is_none()
     }
 
     /// Somebody asks for it: its name is not forgotten while an answer may want to go on.
@@ -215,15 +213,15 @@ impl Pool {
     pub(super) fn set_engine(&mut self, (engine, charge): Described) {
         self.charge = Some(charge);
         self.engine = Some(engine);
-        for i in 0..self.workers.len() {
-            self.workers[i].asked = false;
-            self.refresh(i);
+        let ids: Vec<WorkerId> = self.workers().map(|worker| worker.link.id).collect();
+        for id in ids {
+            self.change(id, |worker| worker.asked = false);
         }
     }
 
     /// A worker that can describe the model.
     pub(super) fn ask_somebody(&mut self) -> Option<Arc<Link>> {
-        let worker = self.workers.first_mut()?;
+        let worker = self.dispatch.scheduler.members_mut().next()?;
         worker.asked = true;
         Some(Arc::clone(&worker.link))
     }
@@ -235,28 +233,6 @@ impl Pool {
         self.engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, engine))
     }
 
-    /// Where a placement is.
-    pub(super) fn places(&self, placement: &Placement) -> Option<Places> {
-        places(&self.workers, placement)
-    }
-
-    /// Gives those who wait what room there is; `deliver` as for [`Dispatch::dispatch_waiting`].
-    pub(super) fn dispatch_waiting(
-        &mut self,
-        now_ms: f64,
-        mut deliver: impl FnMut(Waiting, Result<(Placement, Places), Refusal>) -> bool,
-    ) {
-        let may_open = self.some_may_open();
-        let Self { dispatch, workers, .. } = self;
-        dispatch.dispatch_waiting(may_open, now_ms, |waiting, placed| {
-            let placed = placed.map(|placement| {
-                let places = places(workers, &placement);
-                (placement, places.expect("the scheduler knows the same workers"))
-            });
-            deliver(waiting, placed)
-        });
-    }
-
     /// A worker takes new work.
     pub(super) fn some_open(&self) -> bool {
         self.dispatch.scheduler.some_open()
@@ -264,8 +240,8 @@ impl Pool {
 
     /// A worker takes new work, or may do so soon.
     pub(super) fn some_may_open(&self) -> bool {
-        let generates = |worker: &Worker| worker.hello.role != Role::Prefill;
-        self.workers.iter().any(|worker| !worker.draining && generates(worker))
+        let generates = |worker: &PooledWorker| worker.hello.role != Role::Prefill;
+        self.workers().any(|worker| !worker.draining && generates(worker))
     }
 
     // ---- what workers say, and do not say ----
@@ -278,14 +254,13 @@ impl Pool {
         given: Given,
         now_ms: f64,
     ) -> Option<Withdrawal> {
-        let i = self.find(id)?;
-        let worker = &mut self.workers[i];
-        worker.silent = false;
-        if worker.stuck_at.is_some_and(|stuck| step.step > stuck) {
-            worker.stuck_at = None;
-        }
-        worker.last = Some(Step { outputs: Vec::new(), ..*step });
-        self.refresh(i);
+        self.change(id, |worker| {
+            worker.silent = false;
+            if worker.stuck_at.is_some_and(|stuck| step.step > stuck) {
+                worker.stuck_at = None;
+            }
+            worker.last = Some(Step { outputs: Vec::new(), ..*step });
+        });
         self.dispatch.scheduler.step(id, step, given, now_ms)
     }
 
@@ -293,8 +268,8 @@ impl Pool {
     pub(super) fn take_doubts(&mut self) -> Vec<Doubt> {
         let mut begun = Vec::new();
         for (id, doubt) in self.dispatch.scheduler.take_doubts() {
-            let Some(i) = self.find(id) else { continue };
-            let worker = &self.workers[i].hello.worker;
+            let Some(worker) = self.dispatch.scheduler.member(id) else { continue };
+            let worker = &worker.hello.worker;
             match doubt {
                 Some(why) => {
                     let why = why.as_str();
@@ -318,92 +293,76 @@ impl Pool {
         applying: &mut Applying<'_>,
         events: &BlockEvents,
     ) -> Option<Applied> {
-        let Some(i) = self.find(id) else { return Some(Applied::default()) };
         if !self.dispatch.scheduler.apply_piece(id, applying, BLOCKS_AT_ONCE) {
             return None;
         }
-        self.workers[i].snapshot |= events.live();
-        self.workers[i].blocks_known = events.blocks();
-        self.refresh(i);
+        self.change(id, |worker| {
+            worker.snapshot |= events.live();
+            worker.blocks_known = events.blocks();
+        });
         Some(applying.applied())
     }
 
     /// A pull of KV by this worker ended.
     pub(super) fn transferred(&mut self, id: WorkerId, pull: &Transferred) {
-        let Some(i) = self.find(id) else { return };
-        self.workers[i].pulls.note(pull);
+        self.change(id, |worker| worker.pulls.note(pull));
     }
 
     pub(super) fn set_draining(&mut self, id: WorkerId) {
-        let Some(i) = self.find(id) else { return };
-        self.workers[i].draining = true;
-        self.refresh(i);
+        self.change(id, |worker| worker.draining = true);
     }
 
     pub(super) fn stuck(&mut self, id: WorkerId) {
-        let Some(i) = self.find(id) else { return };
-        let worker = &mut self.workers[i];
-        worker.stuck_at = Some(worker.last.as_ref().map_or(0, |step| step.step));
-        self.refresh(i);
+        self.change(id, |worker| {
+            worker.stuck_at = Some(worker.last.as_ref().map_or(0, |step| step.step));
+        });
     }
 
     /// Cancels are heard between two steps, so its engine goes round; idle, it has no step to show for that.
     pub(super) fn unstuck(&mut self, id: WorkerId) {
-        let Some(i) = self.find(id) else { return };
-        self.workers[i].stuck_at = None;
-        self.refresh(i);
+        self.change(id, |worker| worker.stuck_at = None);
     }
 
     /// Workers that have just become silent: nothing came from them for longer than `limit`.
     pub(super) fn check_silence(&mut self, now_ms: u64, limit: Duration) -> Vec<Arc<Link>> {
-        let mut fell_silent = Vec::new();
-        for i in 0..self.workers.len() {
-            let worker = &mut self.workers[i];
-            let silent = Duration::from_millis(now_ms.saturating_sub(worker.link.heard_ms()));
-            let before = std::mem::replace(&mut worker.silent, silent > limit);
-            if worker.silent && !before {
-                fell_silent.push(Arc::clone(&worker.link));
-            }
-            self.refresh(i);
+        let silence = |link: &Link| Duration::from_millis(now_ms.saturating_sub(link.heard_ms()));
+        let changed =
+            self.workers().filter(|worker| worker.silent != (silence(&worker.link) > limit));
+        let changed: Vec<Arc<Link>> = changed.map(|worker| Arc::clone(&worker.link)).collect();
+        for link in &changed {
+            self.change(link.id, |worker| worker.silent = !worker.silent);
         }
-        fell_silent
+        let fell_silent = |link: &Arc<Link>| {
+            self.dispatch.scheduler.member(link.id).is_some_and(|worker| worker.silent)
+        };
+        changed.into_iter().filter(fell_silent).collect()
     }
 
-    fn refresh(&mut self, i: usize) {
-        let status = self.workers[i].status(self.engine.is_some());
-        let open = status == Status::Ready;
-        let worker = &mut self.workers[i];
-        if worker.open != open {
-            let name = &worker.hello.worker;
-            tracing::info!(worker = name, model = self.model, state = status.as_str(), "worker");
-            worker.open = open;
-            self.dispatch.scheduler.set_open(worker.link.id, open);
+    /// Changes what is known of a worker; the scheduler is told whether it takes new work now.
+    fn change(&mut self, id: WorkerId, change: impl FnOnce(&mut PooledWorker)) {
+        let described = self.engine.is_some();
+        let Some(worker) = self.dispatch.scheduler.member_mut(id) else { return };
+        change(worker);
+        let (status, link) = (worker.status(described), Arc::clone(&worker.link));
+        if self.dispatch.scheduler.set_open(id, status == Status::Ready) {
+            let (worker, model, state) = (&link.worker, &self.model, status.as_str());
+            tracing::info!(worker, model, state, "worker");
         }
-    }
-
-    fn find(&self, id: WorkerId) -> Option<usize> {
-        self.workers.binary_search_by_key(&id, |worker| worker.link.id).ok()
     }
 
     // ---- views ----
 
-    pub(super) fn workers(&self) -> impl Iterator<Item = &Worker> {
-        self.workers.iter()
-    }
-
-    /// The workers, and what the scheduler knows of each.
-    pub(super) fn members(&self) -> impl Iterator<Item = (&Worker, WorkerView)> {
-        let scheduler = &self.dispatch.scheduler;
-        self.workers.iter().filter_map(|worker| Some((worker, scheduler.view(worker.link.id)?)))
+    pub(super) fn workers(&self) -> impl Iterator<Item = &PooledWorker> {
+        self.dispatch.scheduler.members()
     }
 
     /// Workers that take new work, and go on to.
-    pub(super) fn stay(&self) -> impl Iterator<Item = (&Worker, WorkerView)> {
-        self.members().filter(|(worker, _)| worker.open)
+    pub(super) fn stay(&self) -> impl Iterator<Item = (&PooledWorker, WorkerView)> {
+        self.dispatch.scheduler.views().filter(|(_, view)| view.open)
     }
 
     pub(super) fn links(&self) -> impl Iterator<Item = Arc<Link>> {
-        self.workers.iter().map(|worker| Arc::clone(&worker.link))
+        self.workers().map(|worker| Arc::clone(&worker.link))
     }
 
     /// Workers that joined more than `limit` ago and have not said yet which blocks they hold.
@@ -412,17 +371,17 @@ impl Pool {
         now: Instant,
         limit: Duration,
     ) -> impl Iterator<Item = Arc<Link>> {
-        let late = move |worker: &&Worker| !worker.snapshot && now - worker.joined > limit;
-        self.workers.iter().filter(late).map(|worker| Arc::clone(&worker.link))
+        let late = move |worker: &&PooledWorker| !worker.snapshot && now - worker.joined > limit;
+        self.workers().filter(late).map(|worker| Arc::clone(&worker.link))
     }
 
     pub(super) fn statuses(&self) -> impl Iterator<Item = Status> {
-        self.workers.iter().map(|worker| worker.status(self.engine.is_some()))
+        self.workers().map(|worker| worker.status(self.engine.is_some()))
     }
 
     /// Longest sequence that all workers take; `None` without workers.
     pub(super) fn context_tokens(&self) -> Option<u32> {
-        self.workers.iter().map(|worker| worker.hello.context_tokens).min()
+        self.workers().map(|worker| worker.hello.context_tokens).min()
     }
 
     /// `None` while no worker is there that could serve it.
@@ -436,21 +395,15 @@ impl Pool {
 /// The place that decodes, and the one that computes the prompt where that is another worker.
 pub(super) type Places = (Place, Option<PrefillPlace>);
 
-fn places(workers: &[Worker], placement: &Placement) -> Option<Places> {
-    let find = |id: WorkerId| {
-        let i = workers.binary_search_by_key(&id, |worker| worker.link.id).ok()?;
-        Some(&workers[i])
-    };
-    let place = |worker: &Worker, request| Place { link: Arc::clone(&worker.link), request };
-    let prefill = match &placement.prefill {
-        None => None,
-        Some(leg) => {
-            let worker = find(leg.worker)?;
-            let transfer = worker.hello.transfer.clone();
-            Some(PrefillPlace { place: place(worker, leg.request), transfer })
-        }
-    };
-    Some((place(find(placement.worker)?, placement.request), prefill))
+/// Where a placement is.
+pub(super) fn places(workers: &Scheduler<PooledWorker>, placement: &Placement) -> Places {
+    let worker = |id| workers.member(id).expect("who was just chosen is there");
+    let place = |id, request| Place { link: Arc::clone(&worker(id).link), request };
+    let prefill = placement.prefill.map(|leg| PrefillPlace {
+        place: place(leg.worker, leg.request),
+        transfer: worker(leg.worker).hello.transfer.clone(),
+    });
+    (place(placement.worker, placement.request), prefill)
 }
 
 /// What a model's description is known by.

@@ -22,7 +22,7 @@ use super::budget::{DescriptionBytes, IndexRoom};
 use super::drain::Drains;
 use super::link::{Description, Link, LinkError};
 use super::listen::Dial;
-use super::pool::{Described, Pool, Worker, compare, document};
+use super::pool::{Described, PooledWorker, WorkerPool, compare, document};
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
@@ -56,7 +56,7 @@ pub(crate) struct Registry {
 #[derive(Debug)]
 pub(super) struct State {
     next_worker: u32,
-    pub(super) pools: BTreeMap<String, Pool>,
+    pub(super) pools: BTreeMap<String, WorkerPool>,
     /// Model of each worker.
     models: HashMap<WorkerId, String>,
     index_room: IndexRoom,
@@ -79,7 +79,7 @@ pub(super) struct Said {
 }
 
 impl State {
-    pub(super) fn pool(&mut self, id: WorkerId) -> Option<&mut Pool> {
+    pub(super) fn pool(&mut self, id: WorkerId) -> Option<&mut WorkerPool> {
         self.pools.get_mut(self.models.get(&id)?)
     }
 }
@@ -181,9 +181,9 @@ impl Registry {
         let pool = state
             .pools
             .entry(model.clone())
-            .or_insert_with(|| Pool::new(model, &hello, config, seed));
+            .or_insert_with(|| WorkerPool::new(model, &hello, config, seed));
         pool.adopt(&hello, described);
-        let mut worker = Worker::new(hello, dial, Arc::clone(&link), index_room);
+        let mut worker = PooledWorker::new(hello, dial, Arc::clone(&link), index_room);
         worker.asked = unasked;
         pool.join(worker);
         drop(state);
@@ -375,7 +375,7 @@ impl Registry {
         let links: Vec<Arc<Link>> = {
             let mut state = self.state();
             state.cut = true;
-            state.pools.values().flat_map(Pool::links).collect()
+            state.pools.values().flat_map(WorkerPool::links).collect()
         };
         self.cut_off.cancel();
         for link in links {
@@ -386,7 +386,8 @@ impl Registry {
     /// Ends all links, and lets none begin.
     pub(super) fn close_all(&self) {
         self.end.cancel();
-        let links: Vec<Arc<Link>> = self.state().pools.values().flat_map(Pool::links).collect();
+        let links: Vec<Arc<Link>> =
+            self.state().pools.values().flat_map(WorkerPool::links).collect();
         for link in links {
             link.close(LinkError::Shutdown);
         }
@@ -428,8 +429,8 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn named(&self, name: &str) -> Option<&Worker> {
-        let mut workers = self.pools.values().flat_map(Pool::workers);
+    pub(super) fn named(&self, name: &str) -> Option<&PooledWorker> {
+        let mut workers = self.pools.values().flat_map(WorkerPool::workers);
         workers.find(|worker| worker.hello.worker == name)
     }
 
@@ -460,7 +461,7 @@ impl State {
         let next = pools
             .by_ref()
             .filter(|pool| document(&pool.fingerprints) == fingerprint)
-            .find_map(Pool::ask_somebody)?;
+            .find_map(WorkerPool::ask_somebody)?;
         Some((next, fingerprint))
     }
 }

@@ -1,7 +1,7 @@
 //! What the registry shows: models, workers, metrics.
 
 use super::ModelInfo;
-use super::pool::{Pool, Status, WORKER_GAUGES};
+use super::pool::{Status, WORKER_GAUGES, WorkerPool};
 use super::registry::Registry;
 use crate::core::admission::Admission;
 use crate::metrics::Text;
@@ -24,12 +24,12 @@ const CACHE_FAMILIES: [CacheFamily; 4] = [
 impl Registry {
     /// Models with a worker that can serve them.
     pub(crate) fn models(&self) -> Vec<ModelInfo> {
-        self.state().pools.values().filter_map(Pool::info).collect()
+        self.state().pools.values().filter_map(WorkerPool::info).collect()
     }
 
     /// At least one worker takes new work.
     pub(crate) fn ready(&self) -> bool {
-        self.takes_requests().is_ok() && self.state().pools.values().any(Pool::some_open)
+        self.takes_requests().is_ok() && self.state().pools.values().any(WorkerPool::some_open)
     }
 
     /// The body of `/workers`.
@@ -48,7 +48,7 @@ impl Registry {
         let pools = || state.pools.values();
         text.family("headrace_workers", "gauge", "Workers by state.");
         for status in Status::ALL {
-            let n = pools().flat_map(Pool::statuses).filter(|other| *other == status).count();
+            let n = pools().flat_map(WorkerPool::statuses).filter(|other| *other == status).count();
             text.sample("", &[("state", &status.as_str())], n);
         }
         let held_off = state.circuits.open(self.clock_ms());
@@ -61,7 +61,7 @@ impl Registry {
         for (name, help, value) in WORKER_GAUGES {
             text.family(name, "gauge", help);
             for pool in pools() {
-                for (worker, view) in pool.members() {
+                for (worker, view) in pool.dispatch.scheduler.views() {
                     let labels: [(&str, &dyn std::fmt::Display); 2] =
                         [("worker", &worker.hello.worker), ("model", &pool.model)];
                     text.sample("", &labels, value(worker, &view, now_ms));

@@ -27,23 +27,26 @@ fn dispatch_with(workers: &[(u32, u32, u32)], queue: usize, worker_queue_ms: f64
     let rules = Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms, seed: 1 };
     let mut scheduler = Scheduler::new(rules, 16);
     for &(id, slots, waiting) in workers {
-        scheduler.join(Joining {
-            id: WorkerId(id),
-            name: format!("w{id}").into(),
-            role: Role::Both,
-            kv_block_bytes: 0,
-            index_room: [10_000, 0, 0],
-            capacity: Capacity {
-                blocks: 10_000,
-                sequences: slots,
-                batched_tokens: 2048,
-                waiting,
-                host_blocks: 0,
-                disk_blocks: 0,
+        scheduler.join(
+            Joining {
+                id: WorkerId(id),
+                name: format!("w{id}").into(),
+                role: Role::Both,
+                kv_block_bytes: 0,
+                index_room: [10_000, 0, 0],
+                capacity: Capacity {
+                    blocks: 10_000,
+                    sequences: slots,
+                    batched_tokens: 2048,
+                    waiting,
+                    host_blocks: 0,
+                    disk_blocks: 0,
+                },
+                group: None,
+                step_prior: Some(COST),
             },
-            group: None,
-            step_prior: Some(COST),
-        });
+            (),
+        );
         scheduler.set_open(WorkerId(id), true);
     }
     let rules = QueueRules {
@@ -85,7 +88,7 @@ fn dispatch_waiting(
     now_ms: f64,
 ) -> Vec<(u64, Result<WorkerId, Refusal>)> {
     let mut told = Vec::new();
-    dispatch.dispatch_waiting(true, now_ms, |item, placed| {
+    dispatch.dispatch_waiting(true, now_ms, |item, placed, _| {
         told.push((item, placed.map(|placement| placement.worker)));
         true
     });
@@ -208,7 +211,7 @@ fn one_who_is_gone_takes_no_place() {
     assert_eq!(dispatch.leave(RequestId(3)), None);
     dispatch.end(RequestId(1), Output::default(), 1.0);
     let mut told = Vec::new();
-    dispatch.dispatch_waiting(true, 1.0, |item, _| {
+    dispatch.dispatch_waiting(true, 1.0, |item, _, _| {
         told.push(item);
         item != 2 // 2 hung up in between
     });
@@ -300,7 +303,7 @@ fn a_tenant_is_charged_for_what_is_placed_and_in_the_end_for_what_it_took() {
     let served = dispatch.queue().served(1).unwrap();
     assert!((served - ended.block_seconds).abs() < 1e-9, "{served} for {}", ended.block_seconds);
     let mut charge = 0.0;
-    dispatch.dispatch_waiting(true, 9_000.0, |item, placed| {
+    dispatch.dispatch_waiting(true, 9_000.0, |item, placed, _| {
         charge = placed.unwrap().expected_block_seconds;
         item != 2 // who hung up in between
     });
@@ -316,7 +319,7 @@ fn without_workers_those_who_began_before_do_not_let_the_others_wait_in_vain() {
     assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Waits));
     assert!(dispatch_waiting(&mut dispatch, 1.0).is_empty(), "one may come");
     let mut told = Vec::new();
-    dispatch.dispatch_waiting(false, 2.0, |item, placed| {
+    dispatch.dispatch_waiting(false, 2.0, |item, placed, _| {
         told.push((item, placed.map(|_| ())));
         true
     });
@@ -357,7 +360,7 @@ fn without_workers_a_request_waits_only_if_one_may_come() {
     assert!(matches!(refused, Submitted::Refused(Refusal::NoneOpen, 1)));
     assert!(matches!(submit(&mut dispatch, want(2), 0.0), Submitted::Waits));
     let mut told = Vec::new();
-    dispatch.dispatch_waiting(false, 1.0, |item, placed| {
+    dispatch.dispatch_waiting(false, 1.0, |item, placed, _| {
         told.push((item, placed.map(|_| ())));
         true
     });
@@ -407,11 +410,11 @@ fn one_that_began_before_waits_for_whoever_comes_and_goes_before_all_others() {
     dispatch.scheduler.set_open(WorkerId(0), false);
     dispatch.end(RequestId(3), Output::default(), 20.0);
     let mut told = 0;
-    dispatch.dispatch_waiting(false, 20.0, |_, _| {
+    dispatch.dispatch_waiting(false, 20.0, |_, _, _| {
         told += 1;
         true
     });
-    assert_eq!((told, dispatch.leave(4), dispatch.nobody_waits()), (0, Some(4), true));
+    assert_eq!((told, dispatch.leave(RequestId(4)), dispatch.nobody_waits()), (0, Some(4), true));
     submit(&mut dispatch, patient(6), 20.0);
     assert_eq!(dispatch.refuse_all(), [6]);
 }
@@ -429,7 +432,7 @@ fn one_that_waits_for_another_worker_than_that_which_failed_it_holds_nobody_up()
     dispatch.end(RequestId(2), Output::default(), 2.0);
     let mut gone = Vec::new();
     let served = dispatch.queue().served(0);
-    dispatch.dispatch_waiting(true, 2.0, |item, _| {
+    dispatch.dispatch_waiting(true, 2.0, |item, _, _| {
         gone.push(item);
         false // it hung up
     });
@@ -479,7 +482,7 @@ enum Event {
 fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         5 => (-1..2i8, 0..3u64, any::<bool>(), proptest::bool::weighted(0.2)).prop_map(
-            |(priority, tenant, deadline, patient)| Event::Submit { priority, tenant, deadline, patient }
+            |(priority, tenant, deadline, resumes)| Event::Submit { priority, tenant, deadline, resumes }
         ),
         3 => (0..50usize).prop_map(Event::End),
         1 => (0..80u64).prop_map(Event::Leave),
@@ -497,7 +500,7 @@ proptest! {
         for event in events {
             now_ms += 300.0;
             match event {
-                Event::Submit { priority, tenant, deadline, patient } => {
+                Event::Submit { priority, tenant, deadline, resumes } => {
                     next += 1;
                     let deadline_ms = deadline.then_some(now_ms + 900.0);
                     let want = PlacementRequest { priority, tenant, deadline_ms, resumes, ..want(next) };
@@ -539,7 +542,7 @@ proptest! {
                     };
                     let _ = dispatch.scheduler.step(WorkerId(id), &step, Given::default(), now_ms);
                 }
-                Event::WorkerLeaves(id) => dispatch.worker_left(WorkerId(id), now_ms),
+                Event::WorkerLeaves(id) => drop(dispatch.worker_left(WorkerId(id), now_ms)),
             }
             for (item, placed) in dispatch_waiting(&mut dispatch, now_ms) {
                 let what = if placed.is_ok() { "placed" } else { "refused" };

@@ -81,7 +81,7 @@ impl<'a> Applying<'a> {
     }
 }
 
-impl Scheduler {
+impl<W> Scheduler<W> {
     /// Applies a block event of a worker, all of it.
     #[must_use = "a withdrawn credit asks for a new snapshot"]
     pub fn apply(&mut self, id: WorkerId, verdict: &Verdict<'_>) -> Applied {

@@ -29,7 +29,7 @@ struct Half<'a> {
     tpot_ms: f64,
 }
 
-impl Scheduler {
+impl<W> Scheduler<W> {
     /// Chooses a worker, or one for each half of the request, and books what goes there.
     ///
     /// # Errors
@@ -255,7 +255,7 @@ impl Scheduler {
     /// caches as of late. Where some do nothing else, those that only generate are left out.
     #[must_use]
     pub fn prefill_ms(&self, waiting_tokens: u64) -> f64 {
-        let rate = |computes: fn(&Worker) -> bool| -> f64 {
+        let rate = |computes: fn(&Worker<W>) -> bool| -> f64 {
             let open = self.workers.iter().filter(|worker| worker.open && computes(worker));
             open.map(Worker::prefill_tokens_per_ms).sum()
         };
@@ -282,7 +282,11 @@ fn is_judged(leg: &Leg) -> bool {
 }
 
 /// Holds what a part of a request was predicted to take against what it took. True if the worker is not believed any more.
-fn audit_request(workers: &mut [Worker], i: usize, (predicted_ms, took_ms): (f64, f64)) -> bool {
+fn audit_request<W>(
+    workers: &mut [Worker<W>],
+    i: usize,
+    (predicted_ms, took_ms): (f64, f64),
+) -> bool {
     let (before, rest) = workers.split_at_mut(i);
     let Some((worker, after)) = rest.split_first_mut() else { return false };
     let others = || before.iter().chain(after.iter()).map(|other| &other.claims);

@@ -13,7 +13,7 @@ use crate::core::policy::PolicyName;
 /// For a request that makes way for others, a queue of this share of `worker_queue_ms` is long already. A guess.
 const YIELDING_QUEUE: f64 = 0.75;
 
-impl Scheduler {
+impl<W> Scheduler<W> {
     pub(super) fn ask(&self, wanted: &PlacementRequest, now_ms: f64) -> Ask {
         Ask {
             prompt_tokens: wanted.prompt_tokens,
@@ -34,7 +34,7 @@ impl Scheduler {
         };
         self.holdings.overlaps(&wanted.keys[..usable as usize], &mut self.overlaps);
         let pressure = [Role::Prefill, Role::Both].map(|role| {
-            let of_kind = |worker: &&Worker| worker.decodes() == (role != Role::Prefill);
+            let of_kind = |worker: &&Worker<W>| worker.decodes() == (role != Role::Prefill);
             let open = self.workers.iter().filter(of_kind).filter(|worker| worker.open).count();
             self.pressure.of(role).at(open, now_ms)
         });
@@ -115,7 +115,7 @@ impl Scheduler {
         if !self.holds_back() {
             return;
         }
-        let long = |(c, worker): &(&Candidate, &Worker)| {
+        let long = |(c, worker): &(&Candidate, &Worker<W>)| {
             if yields {
                 let longest = YIELDING_QUEUE * self.rules.worker_queue_ms;
                 self.has_queue_of(longest, c.role, &c.worker_load)
@@ -126,7 +126,7 @@ impl Scheduler {
         let all_long = |prefill: bool| {
             let workers = candidates.iter().zip(&self.workers);
             let of_kind =
-                |(c, _): &(&Candidate, &Worker)| c.excluded.is_none() && c.decodes() != prefill;
+                |(c, _): &(&Candidate, &Worker<W>)| c.excluded.is_none() && c.decodes() != prefill;
             workers.filter(of_kind).all(|one| long(&one))
         };
         let (prefills, others) = (all_long(true), all_long(false));
@@ -156,7 +156,11 @@ impl Scheduler {
     }
 }
 
-fn exclusion(worker: &Worker, wanted: &PlacementRequest, failed_by_all: bool) -> Option<Exclusion> {
+fn exclusion<W>(
+    worker: &Worker<W>,
+    wanted: &PlacementRequest,
+    failed_by_all: bool,
+) -> Option<Exclusion> {
     let forgiven = failed_by_all && worker.decodes();
     if !worker.open {
         Some(Exclusion::Closed)
@@ -188,7 +192,7 @@ struct Group<'a> {
 }
 
 impl Group<'_> {
-    fn add(&mut self, worker: &Worker, ms: f64, rows: f64) {
+    fn add<W>(&mut self, worker: &Worker<W>, ms: f64, rows: f64) {
         self.rows += rows;
         if ms > self.ms {
             (self.slowest, self.next_ms, self.ms) = (worker.id, self.ms, ms);
@@ -198,7 +202,7 @@ impl Group<'_> {
     }
 
     /// Longest step and all rows of the others.
-    fn rest(&self, worker: &Worker) -> (f64, f64) {
+    fn rest<W>(&self, worker: &Worker<W>) -> (f64, f64) {
         let ms = if self.slowest == worker.id { self.next_ms } else { self.ms };
         (ms, self.rows - f64::from(worker.load.running))
     }

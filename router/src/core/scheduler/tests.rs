@@ -51,16 +51,19 @@ fn join_as(scheduler: &mut Scheduler, id: u32, role: Role) {
 }
 
 fn join_with(scheduler: &mut Scheduler, id: u32, role: Role, capacity: Capacity) {
-    scheduler.join(Joining {
-        id: WorkerId(id),
-        name: format!("w{id}").into(),
-        role,
-        kv_block_bytes: 4 << 20,
-        index_room: capacity.tiers(),
-        capacity,
-        group: None,
-        step_prior: Some(COST),
-    });
+    scheduler.join(
+        Joining {
+            id: WorkerId(id),
+            name: format!("w{id}").into(),
+            role,
+            kv_block_bytes: 4 << 20,
+            index_room: capacity.tiers(),
+            capacity,
+            group: None,
+            step_prior: Some(COST),
+        },
+        (),
+    );
     scheduler.snapshot_begins(WorkerId(id));
     scheduler.snapshot_complete(WorkerId(id));
     scheduler.set_open(WorkerId(id), true);
@@ -68,16 +71,19 @@ fn join_with(scheduler: &mut Scheduler, id: u32, role: Role, capacity: Capacity)
 
 /// One that says this of its speed.
 fn join_unknown(scheduler: &mut Scheduler, id: u32, step_prior: Option<StepCost>) {
-    scheduler.join(Joining {
-        id: WorkerId(id),
-        name: format!("w{id}").into(),
-        role: Role::Both,
-        kv_block_bytes: 0,
-        index_room: capacity().tiers(),
-        capacity: capacity(),
-        group: None,
-        step_prior,
-    });
+    scheduler.join(
+        Joining {
+            id: WorkerId(id),
+            name: format!("w{id}").into(),
+            role: Role::Both,
+            kv_block_bytes: 0,
+            index_room: capacity().tiers(),
+            capacity: capacity(),
+            group: None,
+            step_prior,
+        },
+        (),
+    );
     scheduler.set_open(WorkerId(id), true);
 }
 
@@ -258,16 +264,19 @@ fn a_worker_with_too_long_a_queue_gets_no_more() {
 fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
     let mut scheduler = scheduler(0);
     for id in 0..3 {
-        scheduler.join(Joining {
-            id: WorkerId(id),
-            name: format!("w{id}").into(),
-            role: Role::Both,
-            kv_block_bytes: 0,
-            index_room: capacity().tiers(),
-            capacity: capacity(),
-            group: (id < 2).then(|| "ep".into()),
-            step_prior: Some(COST),
-        });
+        scheduler.join(
+            Joining {
+                id: WorkerId(id),
+                name: format!("w{id}").into(),
+                role: Role::Both,
+                kv_block_bytes: 0,
+                index_room: capacity().tiers(),
+                capacity: capacity(),
+                group: (id < 2).then(|| "ep".into()),
+                step_prior: Some(COST),
+            },
+            (),
+        );
         scheduler.snapshot_complete(WorkerId(id));
         scheduler.set_open(WorkerId(id), true);
     }
@@ -287,16 +296,19 @@ fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
     let groups = |rows: [u32; 3]| {
         let mut scheduler = scheduler(0);
         for (id, running) in (0..).zip(rows) {
-            scheduler.join(Joining {
-                id: WorkerId(id),
-                name: format!("w{id}").into(),
-                role: Role::Both,
-                kv_block_bytes: 0,
-                index_room: capacity().tiers(),
-                capacity: capacity(),
-                group: Some("ep".into()),
-                step_prior: Some(COST),
-            });
+            scheduler.join(
+                Joining {
+                    id: WorkerId(id),
+                    name: format!("w{id}").into(),
+                    role: Role::Both,
+                    kv_block_bytes: 0,
+                    index_room: capacity().tiers(),
+                    capacity: capacity(),
+                    group: Some("ep".into()),
+                    step_prior: Some(COST),
+                },
+                (),
+            );
             scheduler.set_open(WorkerId(id), true);
             let load = Load { running, ..Load::default() };
             let kv_tokens = u64::from(running) * 1_000_000;
@@ -458,7 +470,7 @@ fn calls_about_nobody_change_nothing() {
         None
     );
     scheduler.cleared(nobody, Tier::Device);
-    assert!(scheduler.leave(nobody, 0.0).is_empty());
+    assert!(scheduler.leave(nobody, 0.0).is_none());
     assert!(scheduler.begun(RequestId(9), 0, 0.0).is_none());
     assert!(scheduler.end(RequestId(9), Output::default(), 0.0).is_none());
     assert_eq!(
@@ -625,7 +637,7 @@ fn an_idle_worker_is_not_held_to_what_it_read_last() {
 fn a_lost_worker_returns_its_legs_with_what_they_got() {
     let mut scheduler = scheduler(1);
     scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
-    let ended = scheduler.leave(WorkerId(0), 0.0);
+    let ((), ended) = scheduler.leave(WorkerId(0), 0.0).unwrap();
     assert_eq!(ended.len(), 1);
     assert_eq!(ended[0].block_seconds, 0.0);
     assert!(ended[0].expected_block_seconds > 0.0);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::Scheduler;
 use super::claims::Doubt;
 use super::credit::Withdrawal;
+use super::worker::Worker;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Load, RequestId, StepCost};
 use crate::core::transfer::TransferCost;
@@ -21,6 +22,8 @@ pub struct SourceView {
 /// What is known of one worker, for people and metrics.
 #[derive(Debug, Clone, Copy)]
 pub struct WorkerView {
+    /// It takes new work.
+    pub open: bool,
     /// Its own last report.
     pub load: Load,
     /// Legs of this router.
@@ -49,12 +52,21 @@ pub struct WorkerView {
     pub pull_cost: TransferCost,
 }
 
-impl Scheduler {
+impl<W> Scheduler<W> {
+    /// What the caller keeps of each worker, with what is known of it.
+    pub fn views(&self) -> impl Iterator<Item = (&W, WorkerView)> {
+        self.workers.iter().map(move |worker| (&worker.member, self.view_of(worker)))
+    }
+
     /// What is known of one worker.
     #[must_use]
     pub fn view(&self, id: WorkerId) -> Option<WorkerView> {
-        let worker = &self.workers[self.find(id)?];
-        Some(WorkerView {
+        Some(self.view_of(&self.workers[self.find(id)?]))
+    }
+
+    fn view_of(&self, worker: &Worker<W>) -> WorkerView {
+        WorkerView {
+            open: worker.open,
             load: worker.load,
             booked_requests: worker.booked_requests,
             booked_tokens: worker.booked_tokens,
@@ -68,7 +80,7 @@ impl Scheduler {
             arriving_tokens: worker.arriving_tokens,
             pinned_requests: worker.pinned,
             pull_cost: worker.inbound.costs().any,
-        })
+        }
     }
 
     /// What pulling costs a worker, by source; only of those that it has pulled from.

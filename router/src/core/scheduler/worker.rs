@@ -23,8 +23,10 @@ const ABSURD_TOKENS: u64 = 1 << 36;
 
 /// One worker.
 #[derive(Debug)]
-pub(super) struct Worker {
+pub(super) struct Worker<W> {
     pub(super) id: WorkerId,
+    /// What the caller keeps of it.
+    pub(super) member: W,
     pub(super) name: WorkerName,
     pub(super) role: Role,
     pub(super) kv_block_bytes: u64,
@@ -100,10 +102,11 @@ struct Arriving {
     new_tokens: f64,
 }
 
-impl Worker {
-    pub(super) fn new(joining: Joining, fit: StepFit, places: Places) -> Self {
+impl<W> Worker<W> {
+    pub(super) fn new(joining: Joining, member: W, fit: StepFit, places: Places) -> Self {
         Self {
             id: joining.id,
+            member,
             name: joining.name.into(),
             role: joining.role,
             kv_block_bytes: joining.kv_block_bytes,

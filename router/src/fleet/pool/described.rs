@@ -1,11 +1,11 @@
 //! What operators see of each worker: its entry in `/workers`, and its gauges.
 
-use super::{Pool, Worker};
+use super::{PooledWorker, WorkerPool};
 use crate::core::candidate::WorkerId;
 use crate::core::scheduler::{Doubt, Withdrawal, WorkerView};
 use crate::core::transfer::TransferCost;
 
-impl Pool {
+impl WorkerPool {
     /// What pulling KV costs a worker, by source.
     fn sources(&self, id: WorkerId) -> serde_json::Map<String, serde_json::Value> {
         let sources = self.dispatch.scheduler.sources(id).into_iter();
@@ -17,7 +17,7 @@ impl Pool {
         now_ms: u64,
     ) -> impl Iterator<Item = serde_json::Value> {
         let described = self.engine.is_some();
-        self.members().map(move |(worker, view)| {
+        self.dispatch.scheduler.views().map(move |(worker, view)| {
             let (hello, load) = (&worker.hello, view.load);
             serde_json::json!({
                 "id": hello.worker,
@@ -83,7 +83,7 @@ fn cost_json(cost: &TransferCost) -> serde_json::Value {
     })
 }
 
-type WorkerGauge = (&'static str, &'static str, fn(&Worker, &WorkerView, u64) -> f64);
+type WorkerGauge = (&'static str, &'static str, fn(&PooledWorker, &WorkerView, u64) -> f64);
 
 /// One sample for each worker.
 pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 15] = [

@@ -5,7 +5,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::circuit::HeldOff;
 use crate::core::frame::{Hello, Refuse};
 use crate::fleet::lobby::Peer;
-use crate::fleet::pool::Worker;
+use crate::fleet::pool::PooledWorker;
 
 /// Heartbeats after which a silent worker may be replaced: with the third that it misses it is asked, and the fourth is its
 /// time to answer.
@@ -64,8 +64,8 @@ impl Registry {
     /// The worker that has this name, if it lives as far as anybody knows: its requests are not given to whoever dials by
     /// its name. One that died is not here any more, as its socket was closed with it; one that cannot be reached is given up
     /// after some heartbeats.
-    fn living<'a>(&self, state: &'a State, name: &str) -> Option<&'a Worker> {
-        let silent_ms = |other: &Worker| self.now_ms().saturating_sub(other.link.heard_ms());
+    fn living<'a>(&self, state: &'a State, name: &str) -> Option<&'a PooledWorker> {
+        let silent_ms = |other: &PooledWorker| self.now_ms().saturating_sub(other.link.heard_ms());
         let most_ms = (GIVEN_UP * self.setup.config.fleet.heartbeat).as_millis();
         state.named(name).filter(|other| u128::from(silent_ms(other)) <= most_ms)
     }

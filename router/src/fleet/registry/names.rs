@@ -7,7 +7,7 @@ use tokio::time::Instant;
 use super::{Registry, State};
 use crate::core::frame::{Hello, Refuse};
 use crate::fleet::lobby::Peer;
-use crate::fleet::pool::Pool;
+use crate::fleet::pool::WorkerPool;
 
 /// Names of models that are known, with or without workers.
 const MODELS: usize = 256;
@@ -37,7 +37,7 @@ impl Registry {
                 "this router knows as many models as it can, and all have workers or had some until now",
             );
         }
-        let theirs = |pool: &&Pool| pool.workers().any(|worker| worker.peer == peer);
+        let theirs = |pool: &&WorkerPool| pool.workers().any(|worker| worker.peer == peer);
         if self.setup.auth.is_none()
             && state.pools.values().filter(theirs).count() >= MODELS_OF_A_PEER
         {
@@ -64,7 +64,7 @@ impl State {
     /// The name that has been without a worker for longest, one that nobody has ever asked for before others. Where somebody
     /// has, an answer may still want to go on for as long as it may wait, `least`.
     fn forgettable(&self, now: Instant, least: Duration) -> Option<String> {
-        let idle = |(name, pool): (&String, &Pool)| {
+        let idle = |(name, pool): (&String, &WorkerPool)| {
             let idle = pool.idle(now)?;
             let never = pool.never_wanted();
             (never || idle > least).then(|| (never, idle, name.clone()))

@@ -9,14 +9,13 @@ use tokio::time::Instant;
 use super::{Registry, State};
 use crate::core::blocks::{BlockHash, hash_blocks};
 use crate::core::candidate::WorkerId;
-use crate::core::decision::Decision;
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Output, Placement, PlacementRequest};
+use crate::core::scheduler::{Output, Placement, PlacementRequest, Scheduler};
 use crate::core::secret::HashKey;
 use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
-use crate::fleet::pool::{Places, Pool};
+use crate::fleet::pool::{PooledWorker, WorkerPool, places};
 use crate::fleet::queue::{Ticket, Waiting};
 use crate::prompt::PromptEngine;
 
@@ -146,7 +145,7 @@ impl Registry {
         let may_open = pool.some_may_open();
         match pool.dispatch.submit(wanted, waiting, may_open, self.clock_ms()) {
             Submitted::Placed(placement, _) => {
-                Ok(Placed::Now(self.reservation(pool, &placement).ok_or_else(no_worker)?))
+                Ok(Placed::Now(self.reserved(&placement, &pool.dispatch.scheduler)))
             }
             Submitted::Waits => {
                 let ticket = Ticket::new(Arc::clone(self), request, Arc::clone(model), answer);
@@ -158,15 +157,14 @@ impl Registry {
         }
     }
 
-    fn reservation(self: &Arc<Self>, pool: &Pool, placement: &Placement) -> Option<Reservation> {
-        let places = pool.places(placement)?;
-        Some(self.reserved(places, &placement.decision))
-    }
-
-    fn reserved(self: &Arc<Self>, places: Places, decision: &Arc<Decision>) -> Reservation {
-        self.metrics.scheduling.placed(decision);
-        let (decode, prefill) = places;
-        Reservation::new(Arc::clone(self), decode, prefill, Arc::clone(decision))
+    fn reserved(
+        self: &Arc<Self>,
+        placement: &Placement,
+        workers: &Scheduler<PooledWorker>,
+    ) -> Reservation {
+        self.metrics.scheduling.placed(&placement.decision);
+        let (decode, prefill) = places(workers, placement);
+        Reservation::new(Arc::clone(self), decode, prefill, Arc::clone(&placement.decision))
     }
 
     /// Gives those who wait what room there is.
@@ -176,12 +174,13 @@ impl Registry {
             return;
         }
         let engine = pool.engine.clone();
-        pool.dispatch_waiting(self.clock_ms(), |waiting, placed| {
+        let may_open = pool.some_may_open();
+        pool.dispatch.dispatch_waiting(may_open, self.clock_ms(), |waiting, placed, workers| {
             let understood =
                 engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.model.engine));
             let answer = match placed {
                 Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
-                Ok((placement, places)) => Ok(self.reserved(places, &placement.decision)),
+                Ok(placement) => Ok(self.reserved(&placement, workers)),
                 Err(refusal) => Err(self.refused(&refusal)),
             };
             let placed = answer.is_ok();
@@ -251,7 +250,7 @@ impl Registry {
     pub(super) fn change<T>(
         self: &Arc<Self>,
         id: WorkerId,
-        change: impl FnOnce(&mut Pool) -> T,
+        change: impl FnOnce(&mut WorkerPool) -> T,
     ) -> Option<T> {
         let mut state = self.state();
         let pool = state.pool(id)?;

@@ -164,16 +164,19 @@ fn pieces_end_where_the_blocks_do_not_fit() {
 fn what_is_passed_over_takes_no_pieces_until_a_snapshot_fits() {
     let mut none = scheduler(0);
     let capacity = capacity();
-    none.join(Joining {
-        id: WORKER,
-        name: "w0".into(),
-        role: Role::Both,
-        kv_block_bytes: 0,
-        index_room: [200, 0, 0],
-        capacity,
-        group: None,
-        step_prior: None,
-    });
+    none.join(
+        Joining {
+            id: WORKER,
+            name: "w0".into(),
+            role: Role::Both,
+            kv_block_bytes: 0,
+            index_room: [200, 0, 0],
+            capacity,
+            group: None,
+            step_prior: None,
+        },
+        (),
+    );
     let part = |first, keys, last| Event::Snapshot { first, keys: pack(keys), last };
     let over = Applied { withdrawn: Some(Withdrawal::OverShare), ..Applied::default() };
     assert_eq!(in_pieces(&mut none, &part(true, 0..300, false), 100), (over, 3));

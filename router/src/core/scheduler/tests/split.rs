@@ -86,7 +86,7 @@ fn a_lost_prefill_worker_leaves_the_prompt_to_the_other() {
     let mut scheduler = always_split();
     let want = want(1, &keys(1, 100, 0));
     let (p, d) = place(&mut scheduler, &want, 0.0);
-    let ended = scheduler.leave(p, 10.0);
+    let ((), ended) = scheduler.leave(p, 10.0).unwrap();
     assert_eq!((ended.len(), ended[0].worker, scheduler.legs()), (1, p, 1));
     assert_eq!(backlog(&scheduler, d), (0, 1603, 0));
     scheduler.alone(want.request, 10.0);
@@ -104,7 +104,7 @@ fn a_lost_decode_worker_takes_only_its_own_leg_along() {
     let mut scheduler = always_split();
     let want = want(1, &keys(1, 100, 0));
     let (p, d) = place(&mut scheduler, &want, 0.0);
-    assert_eq!(scheduler.leave(d, 10.0).len(), 1);
+    assert_eq!(scheduler.leave(d, 10.0).unwrap().1.len(), 1);
     assert_eq!((scheduler.legs(), backlog(&scheduler, p).0), (1, 1603));
     assert!(scheduler.end(want.prefill_request, Output::default(), 20.0).is_some());
 }
@@ -177,16 +177,19 @@ fn without_a_worker_that_decodes_there_is_no_place_and_without_one_for_prompts_t
 #[test]
 fn a_worker_whose_kv_cannot_be_moved_takes_no_part_in_a_split() {
     let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Decode]);
-    scheduler.join(Joining {
-        id: WorkerId(5),
-        name: "w5".into(),
-        role: Role::Prefill,
-        kv_block_bytes: 0,
-        index_room: capacity().tiers(),
-        capacity: capacity(),
-        group: None,
-        step_prior: Some(COST),
-    });
+    scheduler.join(
+        Joining {
+            id: WorkerId(5),
+            name: "w5".into(),
+            role: Role::Prefill,
+            kv_block_bytes: 0,
+            index_room: capacity().tiers(),
+            capacity: capacity(),
+            group: None,
+            step_prior: Some(COST),
+        },
+        (),
+    );
     scheduler.set_open(WorkerId(5), true);
     let placement = scheduler.place(&want(1, &keys(1, 9, 0)), 0.0).unwrap();
     assert_eq!(placement.prefill, None);
@@ -271,16 +274,19 @@ fn one_that_began_before_is_forgiven_by_who_decodes_whoever_computes_prompts() {
 #[test]
 fn whose_kv_has_no_known_size_pulls_none() {
     let mut scheduler = always_split();
-    scheduler.join(Joining {
-        id: WorkerId(5),
-        name: "w5".into(),
-        role: Role::Decode,
-        kv_block_bytes: 0,
-        index_room: capacity().tiers(),
-        capacity: capacity(),
-        group: None,
-        step_prior: Some(COST),
-    });
+    scheduler.join(
+        Joining {
+            id: WorkerId(5),
+            name: "w5".into(),
+            role: Role::Decode,
+            kv_block_bytes: 0,
+            index_room: capacity().tiers(),
+            capacity: capacity(),
+            group: None,
+            step_prior: Some(COST),
+        },
+        (),
+    );
     scheduler.set_open(WorkerId(5), true);
     let placement = scheduler.place(&want(1, &keys(1, 9, 0)), 0.0).unwrap();
     let pulls = [0, 2, 5].map(|id| seen(&placement.decision, WorkerId(id)).sources.is_some());
