@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use crate::config::Config;
 use crate::decisions::Decisions;
 use crate::decisions::log::DecisionLog;
-use crate::fleet::{Fleet, StartError};
+use crate::fleet::{self, Registry, StartError};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
 use crate::metrics::Metrics;
@@ -21,8 +21,8 @@ pub struct App {
     pub config: Config,
     /// Drops before the fleet, which waits for the threads of the tokeniser: its log is on the disk first.
     pub(crate) decisions: Decisions,
-    /// The workers.
-    pub fleet: Fleet,
+    /// The workers. Their links end when this drops.
+    pub fleet: Arc<Registry>,
     /// Everything that is counted.
     pub metrics: Arc<Metrics>,
     pub(crate) shares: Arc<Shares>,
@@ -46,7 +46,7 @@ impl App {
             })
         });
         let decisions = Decisions::new(log.transpose()?);
-        let fleet = Fleet::start(&config, Arc::clone(&metrics)).await?;
+        let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
         let memory = Memory::new(&config.memory, &metrics);
         let bounds = config.bounds;
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
@@ -83,5 +83,11 @@ impl App {
         self.fleet.render(&mut text);
         crate::log::render(&mut text);
         text.into_string()
+    }
+}
+
+impl Drop for App {
+    fn drop(&mut self) {
+        self.fleet.close_all();
     }
 }

@@ -121,15 +121,12 @@ impl Drains {
 }
 
 impl Registry {
-    /// Begins to drain a worker; the answer says how it stands.
+    /// Tells a worker to hand its hottest blocks over, to finish what it has, and to leave; how that stands, as in
+    /// [`Self::drain_state`].
     ///
     /// # Errors
     /// There is none of this name, or it leaves already.
-    pub(crate) fn drain(
-        self: &Arc<Self>,
-        worker: &str,
-        order: DrainOrder,
-    ) -> Result<Value, DrainError> {
+    pub fn drain(self: &Arc<Self>, worker: &str, order: DrainOrder) -> Result<Value, DrainError> {
         let (drain, link, asked) = self.begin_drain(worker, order)?;
         self.draining(link.id); // those who wait may get other places, or none
         link.will_leave();
@@ -164,8 +161,9 @@ impl Registry {
         Ok((drain, link, asked))
     }
 
-    /// How the last drain of a worker stands; `None` without one.
-    pub(crate) fn drain_state(&self, worker: &str) -> Option<Value> {
+    /// The body of `/workers/NAME/drain`; `None` if this worker was never drained.
+    #[must_use]
+    pub fn drain_state(&self, worker: &str) -> Option<Value> {
         self.drains.named(worker).map(|drain| drain.as_json())
     }
 

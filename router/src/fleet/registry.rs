@@ -10,12 +10,13 @@ pub use self::placing::ServedModel;
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use super::Setup;
 use super::budget::{DescriptionBytes, IndexRoom};
@@ -23,7 +24,7 @@ use super::drain::Drains;
 use super::link::{Description, Link, LinkError};
 use super::listen::Dial;
 use super::pool::{Described, PooledWorker, WorkerPool, compare, document};
-use crate::config::FleetConfig;
+use crate::config::{FleetConfig, WorkerListen};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
@@ -31,23 +32,30 @@ use crate::core::scheduler::{Given, Output, Withdrawal};
 use crate::error::RouteError;
 use crate::metrics::Metrics;
 use crate::process::lock::{Held, Lock};
+#[cfg(test)]
+use crate::prompt::TokenizePool;
 use crate::prompt::{ModelDoc, PromptEngine, PromptError};
 
-/// All workers.
+/// For the tasks of all links to end.
+const CLOSE: Duration = Duration::from_secs(2);
+
+/// All workers, and what listens for more of them.
 #[derive(Debug)]
-pub(crate) struct Registry {
+pub struct Registry {
     pub(super) metrics: Arc<Metrics>,
     pub(super) setup: Setup,
-    /// The fleet closes.
+    /// Of all links, and of what listens for them.
+    pub(super) tasks: TaskTracker,
+    /// All links end.
     pub(super) end: CancellationToken,
+    /// No new request is taken, and workers are to look for other routers.
+    pub(super) leaves: CancellationToken,
     /// Who waits in a queue waits no longer.
     cut_off: CancellationToken,
     pub(super) drains: Drains,
     pub(super) descriptions: DescriptionBytes,
     begin: Instant,
     last_request: AtomicU64,
-    /// No new request is taken.
-    pub(super) shutting_down: AtomicBool,
     state: Lock<State>,
     /// A turn to apply a piece of a long block event: however many workers send such events, they are one thread's work.
     block_turn: Semaphore,
@@ -95,20 +103,21 @@ impl Registry {
             cut: false,
             circuits: Circuits::new(CircuitRule::new(setup.config.fleet.circuit_breaks)),
         };
-        let (end, cut_off) = (CancellationToken::new(), CancellationToken::new());
+        let end = CancellationToken::new();
         let drains = Drains::default();
         let descriptions = DescriptionBytes::new(setup.config.fleet.limits.description_bytes);
         let state = Lock::new("what is known of the workers", state);
         Arc::new(Self {
             metrics,
             setup,
+            tasks: TaskTracker::new(),
+            leaves: end.child_token(),
             end,
-            cut_off,
+            cut_off: CancellationToken::new(),
             drains,
             descriptions,
             begin: Instant::now(),
             last_request: AtomicU64::new(0),
-            shutting_down: AtomicBool::new(false),
             state,
             block_turn: Semaphore::new(1),
         })
@@ -129,6 +138,12 @@ impl Registry {
         at.saturating_duration_since(self.begin).as_secs_f64() * 1e3
     }
 
+    /// For tests that keep its threads busy.
+    #[cfg(test)]
+    pub(crate) fn tokenize_pool(&self) -> &Arc<TokenizePool> {
+        &self.setup.tokenize_pool
+    }
+
     pub(super) fn state(&self) -> Held<'_, State> {
         self.state.lock()
     }
@@ -145,7 +160,7 @@ impl Registry {
     /// # Errors
     /// `ShuttingDown`.
     pub(crate) fn takes_requests(&self) -> Result<(), RouteError> {
-        if self.shutting_down.load(Relaxed) { Err(RouteError::ShuttingDown) } else { Ok(()) }
+        if self.leaves.is_cancelled() { Err(RouteError::ShuttingDown) } else { Ok(()) }
     }
 
     /// Takes a worker in. An older link of the same worker, which nothing was heard of for some time, is closed.
@@ -365,13 +380,19 @@ impl Registry {
         3 * heartbeat - super::sweep_interval(heartbeat)
     }
 
-    /// From now on nothing new is taken.
-    pub(crate) fn shut_down(&self) {
-        self.shutting_down.store(true, Relaxed);
+    /// Where workers dial in, with the port that was taken.
+    #[must_use]
+    pub fn address(&self) -> &WorkerListen {
+        &self.setup.address
     }
 
-    /// All that runs or waits ends with `ShuttingDown`, and nothing more is placed.
-    pub(super) fn cut(&self) {
+    /// From now on no new request is taken. What runs goes on.
+    pub fn shut_down(&self) {
+        self.leaves.cancel();
+    }
+
+    /// All that still runs or waits ends with `ShuttingDown`, which its client is told, and nothing more is placed.
+    pub(crate) fn cut(&self) {
         let links: Vec<Arc<Link>> = {
             let mut state = self.state();
             state.cut = true;
@@ -383,8 +404,17 @@ impl Registry {
         }
     }
 
+    /// Hangs up on all workers; they dial again when a router is there again.
+    pub(crate) async fn close(&self) {
+        self.close_all();
+        self.tasks.close();
+        if timeout(CLOSE, self.tasks.wait()).await.is_err() {
+            tracing::warn!("some links did not close in time");
+        }
+    }
+
     /// Ends all links, and lets none begin.
-    pub(super) fn close_all(&self) {
+    pub(crate) fn close_all(&self) {
         self.end.cancel();
         let links: Vec<Arc<Link>> =
             self.state().pools.values().flat_map(WorkerPool::links).collect();

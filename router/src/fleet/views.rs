@@ -23,17 +23,20 @@ const CACHE_FAMILIES: [CacheFamily; 4] = [
 
 impl Registry {
     /// Models with a worker that can serve them.
-    pub(crate) fn models(&self) -> Vec<ModelInfo> {
+    #[must_use]
+    pub fn models(&self) -> Vec<ModelInfo> {
         self.state().pools.values().filter_map(WorkerPool::info).collect()
     }
 
-    /// At least one worker takes new work.
-    pub(crate) fn ready(&self) -> bool {
+    /// At least one worker takes new work, and the router is not shutting down.
+    #[must_use]
+    pub fn ready(&self) -> bool {
         self.takes_requests().is_ok() && self.state().pools.values().any(WorkerPool::some_open)
     }
 
     /// The body of `/workers`.
-    pub(crate) fn workers(&self) -> serde_json::Value {
+    #[must_use]
+    pub fn workers(&self) -> serde_json::Value {
         let now_ms = self.now_ms();
         let state = self.state();
         let workers: Vec<_> =

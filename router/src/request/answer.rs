@@ -46,7 +46,7 @@ pub async fn answer(
     }
     let deadline = begin + app.config.deadlines.request;
     let n = usize::try_from(job.n).unwrap_or(usize::MAX);
-    app.fleet.registry.takes_requests()?;
+    app.fleet.takes_requests()?;
     let permit = app.shares.begin(job.holder, n)?;
 
     let goes_on = match &job.prompt {
@@ -73,7 +73,7 @@ pub async fn answer(
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
     app.metrics.requests.prompt_tokens.add(ids.len() as u64);
     let hashing = Instant::now();
-    let keys = app.fleet.registry.block_keys(model.block_tokens, &ids, &job.salt).await?;
+    let keys = app.fleet.block_keys(model.block_tokens, &ids, &job.salt).await?;
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
     let app = Arc::clone(app);
     let common = Common::new(app, model, job, prompt, max_tokens, (begin, permit));

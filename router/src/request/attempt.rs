@@ -37,13 +37,13 @@ impl Attempt {
         common: Arc<Common>,
         index: u32,
     ) -> Result<Leg, (RouteError, Option<WorkerId>)> {
-        let (job, registry) = (&common.job, &common.app.fleet.registry);
+        let (job, fleet) = (&common.job, &common.app.fleet);
         let hashing = Instant::now();
         let wanted = self.wanted(&common, index);
         let hash_time = common.prompt.hash_time + hashing.elapsed();
         let (choice, asked) = (common.choice(index), Instant::now());
         let priority = on_the_worker(&wanted);
-        let place = match registry.place(&common.model, wanted, common.deadline).await {
+        let place = match fleet.place(&common.model, wanted, common.deadline).await {
             Ok(place) => place,
             Err(error) => {
                 job.request_trace.waited(choice, asked.elapsed());
@@ -72,18 +72,18 @@ impl Attempt {
 
     /// What it asks of the fleet.
     fn wanted(&self, common: &Common, index: u32) -> PlacementRequest {
-        let (job, prompt, registry) = (&common.job, &common.prompt, &common.app.fleet.registry);
+        let (job, prompt, fleet) = (&common.job, &common.prompt, &common.app.fleet);
         let begun = !self.generated.is_empty();
         let keys = if begun {
             // here and now, long or not: an answer that has begun does not fail for want of a thread
             let ids: Vec<u32> = prompt.ids.iter().chain(&self.generated).copied().collect();
-            registry.block_keys_now(common.model.block_tokens, &ids, &job.salt)
+            fleet.block_keys_now(common.model.block_tokens, &ids, &job.salt)
         } else {
             Arc::clone(&prompt.keys)
         };
         let generated = u32::try_from(self.generated.len()).unwrap_or(u32::MAX);
         let prompt_tokens = u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
-        let (request, prefill_request) = registry.new_legs();
+        let (request, prefill_request) = fleet.new_legs();
         // on its way already: late is better than not at all, and it counts as late
         let first_token_by = job.request_trace.first_token_by().filter(|_| self.before.is_none());
         PlacementRequest {
@@ -99,7 +99,7 @@ impl Attempt {
             // whoever reads an answer already goes before those who wait for theirs
             priority: if begun { i8::MAX } else { job.priority },
             yields: common.permit.yields(index) && !begun,
-            deadline_ms: first_token_by.map(|by| registry.at_ms(by)),
+            deadline_ms: first_token_by.map(|by| fleet.at_ms(by)),
             excluded: self.excluded.clone(),
             resumes: begun,
         }

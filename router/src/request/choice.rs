@@ -207,7 +207,7 @@ impl Choice {
             None => ("for the first token", leg.submitted),
         };
         let worker = leg.stream.awaited();
-        self.common.app.fleet.registry.stuck(worker);
+        self.common.app.fleet.stuck(worker);
         let error = RouteError::DeadlineExceeded { state, waited: now - since };
         self.go_elsewhere(error, worker)?;
         Ok(true)

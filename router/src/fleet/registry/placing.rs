@@ -45,7 +45,7 @@ impl Registry {
     ///
     /// # Errors
     /// `UnknownModel`; `NoWorker` if it is known and no worker is there, or nothing is known at all.
-    pub(crate) fn find(&self, model: &str) -> Result<Arc<ServedModel>, RouteError> {
+    pub fn find(&self, model: &str) -> Result<Arc<ServedModel>, RouteError> {
         let state = self.state();
         match state.pools.get(model) {
             Some(pool) => match (&pool.engine, pool.context_tokens()) {
