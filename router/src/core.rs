@@ -13,7 +13,6 @@ pub mod events;
 pub mod frame;
 pub mod index;
 pub mod migration;
-mod pairs;
 pub mod policy;
 pub mod scheduler;
 pub mod secret;

@@ -15,12 +15,9 @@ pub(crate) mod link;
 mod listen;
 mod lobby;
 mod pool;
-mod pulls;
 mod queue;
 pub(crate) mod registry;
 pub mod stream;
-mod told;
-mod views;
 
 use std::sync::Arc;
 use std::time::Duration;

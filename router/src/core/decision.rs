@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId};
 use crate::core::estimate::Estimate;
-use crate::core::pairs::{Choice, Options};
+use crate::core::policy::pairs::{Choice, Options};
 use crate::core::policy::{Policy, PolicyName};
 
 /// A policy together with its source of chance.

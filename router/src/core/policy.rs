@@ -2,6 +2,7 @@
 
 mod kv;
 mod least_loaded;
+pub(super) mod pairs;
 mod power_of_two;
 mod round_robin;
 mod session_hash;
@@ -10,9 +11,9 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use self::pairs::{Choice, Options};
 use crate::core::candidate::{Candidate, Random};
 use crate::core::estimate::Estimate;
-use crate::core::pairs::{Choice, Options};
 
 pub use kv::Kv;
 pub use least_loaded::LeastLoaded;

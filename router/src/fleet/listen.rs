@@ -1,5 +1,7 @@
 //! Where workers dial in: a TCP or Unix socket, with or without TLS; from the accepted connection to the running link.
 
+mod told;
+
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -14,13 +16,13 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::task::TaskTracker;
 
+use self::told::Told;
 use super::StartError;
 use super::codec::{FrameReader, FrameWriter};
 use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
 use super::link::{Link, LinkError};
 use super::lobby::{Lobby, Peer, Visit};
 use super::registry::Registry;
-use super::told::Told;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Frame, MAX_FRAME_BYTES, Submit};

@@ -2,6 +2,7 @@
 //! choice depends on it keeps a [`PooledWorker`] of each.
 
 mod described;
+mod pulls;
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -10,13 +11,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 pub(super) use self::described::WORKER_GAUGES;
+use self::pulls::Pulls;
 use super::ModelInfo;
 use super::booking::{Place, PrefillPlace};
 use super::budget::Charge;
 use super::link::Link;
 use super::listen::Dial;
 use super::lobby::Peer;
-use super::pulls::Pulls;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::WorkerId;

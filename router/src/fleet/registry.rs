@@ -5,6 +5,7 @@ mod blocks;
 mod joining;
 mod names;
 mod placing;
+mod views;
 
 pub use self::placing::ServedModel;
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Choosable;
 use super::session_hash::rank;
 use crate::core::candidate::WorkerId;
-use crate::core::pairs::{Choice, Options};
+use crate::core::policy::pairs::{Choice, Options};
 
 /// Costs that differ by less than this share are equal: no prediction is that good, and ties are to rotate.
 const TIE: f64 = 1e-6;

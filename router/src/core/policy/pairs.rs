@@ -7,13 +7,13 @@ use crate::core::policy::Choosable;
 use crate::core::transfer::TransferCost;
 
 /// See the head of this file. Indices are into `wholes` and `prefills`.
-pub(super) struct Options<'a> {
-    pub(super) ask: &'a Ask,
+pub(in crate::core) struct Options<'a> {
+    pub(in crate::core) ask: &'a Ask,
     /// Those with room that decode, with what the whole request would cost there; in the order of their ids.
-    pub(super) wholes: Vec<Choosable<'a>>,
+    pub(in crate::core) wholes: Vec<Choosable<'a>>,
     /// Those with room that only compute prompts, with what the prompt would cost there; in the order of their ids. Where all
     /// of them have long queues they are among them nevertheless: whoever wants one has to wait.
-    pub(super) prefills: Vec<Choosable<'a>>,
+    pub(in crate::core) prefills: Vec<Choosable<'a>>,
     sources: Vec<Source>,
     /// One for each of `wholes` that can pull.
     decodes: Vec<Option<Decode<'a>>>,
@@ -27,17 +27,21 @@ struct Decode<'a> {
 
 /// What was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Choice {
+pub(in crate::core) struct Choice {
     /// Who takes the request, or its answer.
-    pub(super) whole: usize,
+    pub(in crate::core) whole: usize,
     /// Who computes the prompt, if it is another one.
-    pub(super) prefill: Option<usize>,
+    pub(in crate::core) prefill: Option<usize>,
     /// The best pair, by indices of prefill and whole, if one was looked for.
-    pub(super) best_pair: Option<(usize, usize)>,
+    pub(in crate::core) best_pair: Option<(usize, usize)>,
 }
 
 impl<'a> Options<'a> {
-    pub(super) fn of(candidates: &'a [Candidate], estimates: &'a [Estimate], ask: &'a Ask) -> Self {
+    pub(in crate::core) fn of(
+        candidates: &'a [Candidate],
+        estimates: &'a [Estimate],
+        ask: &'a Ask,
+    ) -> Self {
         let (mut wholes, mut prefills) = (Vec::with_capacity(candidates.len()), Vec::new());
         for (candidate, estimate) in candidates.iter().zip(estimates) {
             let choosable = Choosable { candidate, estimate };
@@ -63,12 +67,15 @@ impl<'a> Options<'a> {
     }
 
     /// This worker could have the prompt computed elsewhere.
-    pub(super) fn can_pull(&self, whole: usize) -> bool {
+    pub(in crate::core) fn can_pull(&self, whole: usize) -> bool {
         self.decodes.get(whole).is_some_and(Option::is_some)
     }
 
     /// What each pair with this worker costs in all, in the order of `prefills`; none if it cannot pull.
-    pub(super) fn pair_totals_ms(&self, whole: usize) -> impl Iterator<Item = f64> + Clone {
+    pub(in crate::core) fn pair_totals_ms(
+        &self,
+        whole: usize,
+    ) -> impl Iterator<Item = f64> + Clone {
         let decode = self.decodes.get(whole).and_then(Option::as_ref);
         decode.into_iter().flat_map(|Decode { leg, costs }| {
             let base_ms = leg.base_ms();
@@ -80,7 +87,7 @@ impl<'a> Options<'a> {
     }
 
     /// What a pair would cost; `None` if there is no such pair.
-    pub(super) fn pair(&self, prefill: usize, whole: usize) -> Option<Estimate> {
+    pub(in crate::core) fn pair(&self, prefill: usize, whole: usize) -> Option<Estimate> {
         let Decode { leg, costs } = self.decodes.get(whole)?.as_ref()?;
         let transfer_ms = leg.transfer_ms(self.sources.get(prefill)?, costs[prefill]);
         Some(leg.with(self.prefills[prefill].estimate, transfer_ms))

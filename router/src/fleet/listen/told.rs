@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::lobby::Peer;
+use crate::fleet::lobby::Peer;
 
 /// A guess: whoever looks at the log sees that it goes on, and sees other lines as well.
 const AGAIN: Duration = Duration::from_secs(60);

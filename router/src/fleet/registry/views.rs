@@ -1,9 +1,9 @@
 //! What the registry shows: models, workers, metrics.
 
-use super::ModelInfo;
-use super::pool::{Status, WORKER_GAUGES, WorkerPool};
-use super::registry::Registry;
+use super::Registry;
 use crate::core::admission::Admission;
+use crate::fleet::ModelInfo;
+use crate::fleet::pool::{Status, WORKER_GAUGES, WorkerPool};
 use crate::metrics::Text;
 use crate::prompt::CacheStats;
 
