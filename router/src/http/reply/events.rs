@@ -243,33 +243,4 @@ pub(in crate::http) fn response<S: Events>(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::request::{FinishReason, ScoredToken};
-
-    #[test]
-    fn many_tokens_are_several_deltas_that_say_the_same() {
-        let tokens = |ids: std::ops::Range<u32>| -> Vec<_> {
-            ids.map(|id| ScoredToken { id, logprob: None, top: Vec::new() }).collect()
-        };
-        let delta = Delta {
-            choice: 3,
-            text: "text".into(),
-            tokens: tokens(600..1000),
-            prompt_tokens: Some(tokens(0..600)),
-            finish: Some(FinishReason::Stop),
-        };
-        let deltas = split(delta.clone());
-        assert!(deltas.len() == 5 && deltas.iter().all(|delta| delta.choice == 3 && fits(delta)));
-        let texts: String = deltas.iter().map(|delta| delta.text.as_str()).collect();
-        assert_eq!((texts.as_str(), deltas[0].text.as_str()), ("text", "text"));
-        let ends: Vec<_> = deltas.iter().map(|delta| delta.finish).collect();
-        assert_eq!(ends, [None, None, None, None, Some(FinishReason::Stop)]);
-        let all = deltas.iter().flat_map(|delta| {
-            delta.prompt_tokens.iter().flatten().chain(&delta.tokens).map(|token| token.id)
-        });
-        assert!(all.eq(0..1000));
-        let small = Delta { tokens: tokens(0..2), prompt_tokens: None, ..delta };
-        assert_eq!(split(small.clone()), [small]);
-    }
-}
+mod tests;
