@@ -29,7 +29,7 @@ def make_scheduler(
     pool: BlockPool | None = None,
 ) -> Scheduler:
     pool = pool or BlockPool(blocks)
-    columns = RowCounts(sequences)
+    columns = RowCounts(sequences, BLOCK)
     lookahead = Lookahead(pool, columns, BLOCK, 0)
     return Scheduler(
         pool,
@@ -55,7 +55,7 @@ def make_sequence(
         arrival=number,
         priority=priority,
         prompt=tokens,
-        generated=[],
+        listed=[],
         limit=len(tokens) + answer,
         sampling=Sampling(),
         stop_ids=frozenset(),

@@ -67,7 +67,7 @@ class Engine:
         # The longest sequence, prompt and answer: one that fills the whole pool can still run alone.
         self.context_tokens = min(model_tokens, config.num_blocks * config.block_tokens)
         self.pool = BlockPool(config.num_blocks)
-        columns = RowCounts(config.max_sequences)
+        columns = RowCounts(config.max_sequences, config.block_tokens)
         lookahead = Lookahead(self.pool, columns, config.block_tokens, config.mtp)
         self._publishing = Publishing(
             self.pool,

@@ -51,7 +51,7 @@ class Intake:
             arrival=self._kv_imports,
             priority=submit.priority,
             prompt=prompt,
-            generated=generated,
+            listed=generated,
             limit=limit,
             sampling=sampling,
             stop_ids=frozenset() if sampling.ignore_eos else stop_ids,

@@ -135,7 +135,7 @@ class OutputBuilder:
     def _end(self, sequence: Sequence, finish: Finish | None, result: StepResult) -> None:
         if finish is not None:
             if finish != "cancelled" and sequence.export is None:
-                self._scheduler.note_answer(len(sequence.generated))
+                self._scheduler.note_answer(sequence.total - sequence.prompt_len)
             self.free(sequence, result)
 
     def _pin(self, sequence: Sequence, result: StepResult) -> None:

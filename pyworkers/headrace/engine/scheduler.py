@@ -451,7 +451,8 @@ class Scheduler:
         """Blocks that a sequence is expected to ask for; at least one while it may ask at all."""
         if sequence.export_lease_ms is not None:
             return 0  # it ends with its first token
-        expected = max(int(self._expected_answer), len(sequence.generated) + self.block_tokens)
+        answer = sequence.total - sequence.prompt_len
+        expected = max(int(self._expected_answer), answer + self.block_tokens)
         length = min(sequence.limit, sequence.prompt_len + expected)
         return max(self._blocks(length) - len(sequence.blocks), 0)
 

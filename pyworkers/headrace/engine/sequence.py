@@ -51,7 +51,7 @@ class Sequence:
     arrival: int  # counts up from 0; with `priority` it orders all sequences
     priority: int
     prompt: NDArray[np.int32]
-    generated: list[int]
+    listed: list[int]  # what was generated, but for the latest tokens, which only `recent` has
     limit: int  # longest `total`: what max_tokens, the context and the pool allow
     sampling: Sampling
     stop_ids: frozenset[int]  # empty with ignore_eos
@@ -76,7 +76,9 @@ class Sequence:
     kv_import: KvImport | None = None  # its KV comes from another worker; None once it runs
     prompt_len: int = field(init=False)
     counts: Ints = field(init=False, repr=False)
+    recent: NDArray[np.int32] | None = field(init=False, repr=False, default=None)  # `RowCounts`
 
+    total = Count(row_counts.TOTAL)  # prompt and answer so far
     computed = Count(row_counts.COMPUTED)  # tokens whose KV is in the cache
     pending_rows = Count(
         row_counts.PENDING_ROWS
@@ -97,22 +99,37 @@ class Sequence:
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)
         self.counts = np.zeros(row_counts.COUNTS, dtype=np.int64)
-        self.counts[row_counts.TOTAL] = self.total
+        self.counts[row_counts.TOTAL] = self.prompt_len + len(self.listed)
+        self.counts[row_counts.LISTED] = self.prompt_len + len(self.listed)
         self.keys_from = self.keys_to = 1
 
     def add(self, tokens: list[int]) -> None:
         """These were generated."""
-        self.generated += tokens
+        self.list_recent()
+        if self.recent is not None and tokens:
+            last = np.arange(self.total, self.total + len(tokens))[-len(self.recent) :]
+            self.recent[last % len(self.recent)] = tokens[-len(self.recent) :]
+        self.listed += tokens
         self.counts[row_counts.TOTAL] += len(tokens)
+        self.counts[row_counts.LISTED] = self.total
+
+    def list_recent(self) -> None:
+        """`listed` is all that was generated."""
+        start = self.prompt_len + len(self.listed)
+        if self.recent is not None and start < self.total:
+            self.listed += self.recent[np.arange(start, self.total) % len(self.recent)].tolist()
+            self.counts[row_counts.LISTED] = self.total
+
+    @property
+    def generated(self) -> list[int]:
+        """All tokens of the answer so far."""
+        self.list_recent()
+        return self.listed
 
     def hold(self, blocks: list[int]) -> None:
         """These are its next blocks."""
         self.blocks += blocks
         self.held += len(blocks)
-
-    @property
-    def total(self) -> int:
-        return self.prompt_len + len(self.generated)
 
     @property
     def length(self) -> int:
@@ -145,10 +162,14 @@ class Sequence:
         return (-self.priority, self.arrival)
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int32]:
-        """Tokens `start:stop` of prompt + generated."""
-        prompt_len = len(self.prompt)
+        """Tokens `start:stop` of prompt + generated. For any thread, where those were listed when the batch row was
+        taken.
+        """
+        prompt_len = self.prompt_len
         if stop <= prompt_len:
             return self.prompt[start:stop]
-        generated = self.generated[max(start - prompt_len, 0) : stop - prompt_len]
+        if stop > prompt_len + len(self.listed):
+            self.list_recent()
+        generated = self.listed[max(start - prompt_len, 0) : stop - prompt_len]
         tail = np.asarray(generated, dtype=np.int32)
         return tail if start >= prompt_len else np.concatenate([self.prompt[start:], tail])

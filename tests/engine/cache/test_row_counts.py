@@ -56,7 +56,7 @@ def waiting_tokens_of(engine: Engine) -> int:
     )
 )
 def test_counts_follow_their_sequence_from_row_to_row(acts: list[tuple[str, int, int]]) -> None:
-    columns = RowCounts(4)
+    columns = RowCounts(4, 4)
     sequences = [make_sequence(3) for _ in range(10)]
     true = [dict.fromkeys(NAMES, 0) for _ in sequences]
     for act, which, number in acts:
@@ -82,7 +82,7 @@ def test_counts_follow_their_sequence_from_row_to_row(acts: list[tuple[str, int,
 
 
 def test_what_an_array_says_is_what_its_sequence_says() -> None:
-    columns = RowCounts(2)
+    columns = RowCounts(2, 4)
     sequence = make_sequence(5)
     columns.take(sequence, 1)
     columns.computed[1] += 7

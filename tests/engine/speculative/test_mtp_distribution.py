@@ -35,7 +35,7 @@ def make_sequence(batch_row: int, sampling: Sampling) -> Sequence:
         arrival=batch_row,
         priority=0,
         prompt=PROMPT,
-        generated=[],
+        listed=[],
         limit=100,
         sampling=sampling,
         stop_ids=frozenset(),
@@ -103,7 +103,7 @@ def one_more(sequence: Sequence, token: int) -> Sequence:
     penalties = None
     if sequence.penalties is not None:
         penalties = Penalties(PROMPT, [token], with_prompt=True)
-    return replace(sequence, generated=[token], penalties=penalties)
+    return replace(sequence, listed=[token], penalties=penalties)
 
 
 def textbook(

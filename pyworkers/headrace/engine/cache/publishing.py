@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headrace.engine.cache.block_hash import BlockHasher
 from headrace.engine.cache.block_pool import BlockPool
@@ -133,6 +132,7 @@ class Publishing:
             return
         batch_rows, published = batch_rows[due], published[due]
         next_one = (full[due] == published + 1) & (published > 0) & ~columns.exports_kv[batch_rows]
+        next_one &= columns.has_block(batch_rows, published)
         sequences, places = columns.sequences_of(batch_rows), published.tolist()
         rows: list[int] = []
         for row, one in enumerate(next_one.tolist()):
@@ -147,16 +147,11 @@ class Publishing:
     def _publish_next(self, sequences: list[Sequence], places: list[int], batch_rows: Ints) -> None:
         """Each of these filled its block at its place, which follows those with names."""
         assert self._hasher is not None
-        size = self._block_tokens
-        tokens: list[NDArray[np.int32]] = []
-        blocks: list[int] = []
-        parents: list[bytes] = []
-        for sequence, place in zip(sequences, places, strict=True):
-            tokens.append(sequence.tokens(place * size, (place + 1) * size))
-            blocks.append(sequence.blocks[place])
-            parents.append(sequence.names[-1])
-        names = self._hasher.follow_each(parents, np.concatenate(tokens))
-        keyed = self._lookahead.have_keys(batch_rows, self._columns.published[batch_rows])
+        blocks = [s.blocks[place] for s, place in zip(sequences, places, strict=True)]
+        parents = [sequence.names[-1] for sequence in sequences]
+        at = self._columns.published[batch_rows]
+        names = self._hasher.follow_each(parents, self._columns.block_at(batch_rows, at))
+        keyed = self._lookahead.have_keys(batch_rows, at)
         used = self._pool.publish_each(blocks, names, [*parents], keyed=keyed)
         for sequence, name in zip(sequences, names, strict=True):
             sequence.names.append(name)

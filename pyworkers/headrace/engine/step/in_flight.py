@@ -176,25 +176,17 @@ class StepsInFlight:
 
     def _append(self, chosen: ChosenRows, sit: NDArray[np.bool_]) -> None:
         """The sequences have their tokens."""
-        columns = self._scheduler.columns
+        columns, counts = self._scheduler.columns, chosen.counts
         sits = sit[chosen.places]
-        batch_rows = chosen.work.batch_rows[chosen.places[sits]]
-        ids: list[int] = chosen.ids.tolist()
-        if sits.all() and (chosen.counts == 1).all():
-            for answer, token in zip(columns.answers[batch_rows].tolist(), ids, strict=True):
-                answer.append(token)
-            columns.total[batch_rows] += 1
+        batch_rows = chosen.work.batch_rows[chosen.places]
+        if sits.all():
+            columns.append(batch_rows, counts, chosen.ids)
             return
-        stops = chosen.counts.cumsum()
-        starts = stops - chosen.counts
-        slices = zip(starts[sits].tolist(), stops[sits].tolist(), strict=True)
-        for answer, (start, stop) in zip(columns.answers[batch_rows].tolist(), slices, strict=True):
-            answer += ids[start:stop]
-        columns.total[batch_rows] += chosen.counts[sits]
+        columns.append(batch_rows[sits], counts[sits], chosen.ids[sits.repeat(counts)])
         for row in places_of(~sits).tolist():
-            sequence = chosen.work.sequence(chosen.places.item(row))
-            if self._is_here(sequence):
-                sequence.add(ids[starts[row] : stops[row]])
+            it = chosen.row(row)
+            if self._is_here(it.sequence):
+                it.sequence.add(it.ids)
 
     def _sit(self, work: StepWork) -> NDArray[np.bool_]:
         """Who still has the batch row of this step."""

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.step.rows import spread
+
 if TYPE_CHECKING:
     from headrace.engine.sequence import Sequence
 
@@ -30,7 +32,12 @@ KEYS_TO: Final = 7
 PUBLISHED: Final = 8
 HELD: Final = 9
 BLOCKS_IN_TABLE: Final = 10
-COUNTS: Final = 11
+LISTED: Final = 11
+COUNTS: Final = 12
+
+LEAST_RECENT: Final = (
+    64  # tokens of a row that are kept in an array; more than a step gives it. A guess
+)
 
 
 class Count:
@@ -51,9 +58,17 @@ class Count:
 
 
 class RowCounts:
-    """All arrays are `[batch rows]`. What stands at a free batch row means nothing, but for `taken` and `epoch`."""
+    """All arrays are `[batch rows]`. What stands at a free batch row means nothing, but for `taken` and `epoch`.
 
-    def __init__(self, batch_rows: int) -> None:
+    `recent` is a ring for each of them: it has the last tokens of the sequence, each at its position. So a step writes
+    all tokens that it gave at once, and the blocks that they fill are read at once. A sequence lists its tokens when
+    somebody asks for them, before they are written over, and when it leaves.
+    """
+
+    def __init__(self, batch_rows: int, block_tokens: int) -> None:
+        self.block_tokens = block_tokens
+        ring_blocks = max(2, -(-LEAST_RECENT // block_tokens))
+        self.recent = np.zeros((batch_rows, ring_blocks * block_tokens), dtype=np.int32)
         self.counts = np.zeros((COUNTS, batch_rows), dtype=np.int64)
         self.total = self.counts[TOTAL]
         self.computed = self.counts[COMPUTED]
@@ -66,6 +81,7 @@ class RowCounts:
         self.published = self.counts[PUBLISHED]
         self.held = self.counts[HELD]
         self.blocks_in_table = self.counts[BLOCKS_IN_TABLE]
+        self.listed = self.counts[LISTED]
         self.prompt_len = np.zeros(batch_rows, dtype=np.int64)
         self.limit = np.zeros(batch_rows, dtype=np.int64)
         self.link = np.zeros(batch_rows, dtype=np.int64)
@@ -76,7 +92,6 @@ class RowCounts:
         self.taken = np.zeros(batch_rows, dtype=np.bool_)
         self.epoch = np.zeros(batch_rows, dtype=np.int64)  # counts who had the batch row
         self.sequences = np.empty(batch_rows, dtype=np.object_)
-        self.answers = np.empty(batch_rows, dtype=np.object_)  # their `generated`
 
     def take(self, sequence: Sequence, batch_row: int) -> None:
         """`sequence` has this batch row, which nobody had."""
@@ -89,18 +104,44 @@ class RowCounts:
         self.exports_kv[batch_row] = sequence.export_lease_ms is not None
         self.plain[batch_row] = sequence.answered and sequence.export_lease_ms is None
         self.taken[batch_row] = True
-        self.sequences[batch_row], self.answers[batch_row] = sequence, sequence.generated
+        self.sequences[batch_row] = sequence
+        ring = self.recent[batch_row]
+        start = max(sequence.total - len(ring), 0)
+        ring[np.arange(start, sequence.total) % len(ring)] = sequence.tokens(start, sequence.total)
+        sequence.recent = ring
 
     def leave(self, sequence: Sequence) -> int:
         """It keeps its counts; returns the batch row that it had, which another may take."""
         batch_row = sequence.batch_row
         assert batch_row is not None and self.sequences[batch_row] is sequence
+        sequence.list_recent()
         sequence.counts = sequence.counts.copy()
-        sequence.batch_row = None
+        sequence.batch_row = sequence.recent = None
         self.taken[batch_row] = False
         self.epoch[batch_row] += 1
-        self.sequences[batch_row] = self.answers[batch_row] = None
+        self.sequences[batch_row] = None
         return batch_row
+
+    def append(self, batch_rows: Ints, counts: Ints, ids: Ints) -> None:
+        """The sequences there got so many tokens each; `ids` are those of all, one after the other."""
+        total, width = self.total[batch_rows], self.recent.shape[1]
+        after = total + counts
+        for place in (after - self.listed[batch_rows] > width).nonzero()[0].tolist():
+            self.at(batch_rows[place]).list_recent()
+        if len(ids) == len(batch_rows) and counts.all():  # one each
+            self.recent[batch_rows, total % width] = ids
+        else:
+            self.recent[batch_rows.repeat(counts), spread(total, counts) % width] = ids
+        self.total[batch_rows] = after
+
+    def has_block(self, batch_rows: Ints, places: Ints) -> NDArray[np.bool_]:
+        """Whether `block_at` knows these blocks, which are full."""
+        return self.total[batch_rows] - places * self.block_tokens <= self.recent.shape[1]
+
+    def block_at(self, batch_rows: Ints, places: Ints) -> NDArray[np.int32]:
+        """The tokens of one full block of each of these batch rows, at `places`: `[batch_rows, block_tokens]`."""
+        rings = self.recent.reshape(len(self.recent), -1, self.block_tokens)
+        return rings[batch_rows, places % rings.shape[1]]
 
     def answered(self, sequence: Sequence) -> None:
         """Its first Output goes out."""
@@ -136,14 +177,21 @@ class RowCounts:
             sequence: Sequence | None = self.sequences[batch_row]
             assert self.taken[batch_row] == (sequence is not None), "a batch row is taken by nobody"
             if sequence is None:
-                assert self.answers[batch_row] is None, "an answer without a sequence"
                 continue
             assert sequence.batch_row == batch_row, "a sequence is not where it sits"
             assert np.shares_memory(sequence.counts, self.counts[:, batch_row]), (
                 "two places for counts"
             )
-            assert self.answers[batch_row] is sequence.generated, "tokens go elsewhere"
-            assert self.total[batch_row] == sequence.total, "miscounted tokens"
+            ring, total = self.recent[batch_row], sequence.total
+            assert sequence.recent is not None and np.shares_memory(sequence.recent, ring), (
+                "tokens go elsewhere"
+            )
+            listed = sequence.prompt_len + len(sequence.listed)
+            assert self.listed[batch_row] == listed, "miscounted tokens"
+            assert listed <= total <= listed + len(ring), "tokens were lost"
+            known = np.arange(max(total - len(ring), 0), listed)
+            tokens = sequence.tokens(int(known[0]), listed) if len(known) else known
+            assert (ring[known % len(ring)] == tokens).all(), "the ring has other tokens"
             assert sequence.held == len(sequence.blocks), "miscounted blocks"
             assert sequence.blocks_in_table <= sequence.held, "a table of more than there is"
             assert sequence.key == (self.link[batch_row], int(self.request[batch_row])), (
