@@ -7,8 +7,7 @@ byte.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 from headrace.errors import MalformedFrame
 from headrace.wire.frames import (
@@ -29,7 +28,6 @@ from headrace.wire.frames import (
     KvReady,
     ModelPart,
     Offer,
-    Output,
     Ping,
     Prove,
     Refuse,
@@ -41,7 +39,7 @@ from headrace.wire.frames import (
     Transferred,
     Welcome,
 )
-from headrace.wire.schema import Part, Schema
+from headrace.wire.schema import Schema
 
 # Of one frame. What there is much of is bytes on this wire, but for the lists of a `Fetch`: two values for each block.
 MAX_VALUES: Final = 1 << 18
@@ -49,22 +47,7 @@ MAX_VALUES: Final = 1 << 18
 
 def encode(frame: Frame) -> bytes:
     """The body of `frame`. Raises MalformedFrame if a field is of the wrong type or out of range, and FrameTooLong."""
-    if type(frame) is Step and (columns := getattr(frame.outputs, "encode_rows", None)):
-        return _encode_columns(frame, columns)
     return _SCHEMA.encode(frame)
-
-
-# `output_columns`, which needs numpy, as this module must not, has it: outputs as a list of them is written, by a
-# function that writes one of them, of a row.
-EncodeRows: TypeAlias = Callable[[Callable[[Output, int], bytes]], bytes]
-
-
-def _encode_columns(step: Step, encode_rows: EncodeRows) -> bytes:
-    """The same bytes as those of a step with a list of these outputs."""
-    head = _SCHEMA.encode(replace(step, outputs=[]))[:-1]  # without the empty list
-    body = head + encode_rows(_OUTPUT.encode)
-    _SCHEMA.check_length(len(body))
-    return body
 
 
 def decode(body: bytes) -> Frame:
@@ -152,4 +135,3 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     42: ("fetch", Fetch),
 }
 _SCHEMA: Final = Schema(_NUMBERS, MAX_FRAME_BYTES, _RULES, max_values=MAX_VALUES)
-_OUTPUT: Final = Part(Output, "step.outputs")

@@ -125,7 +125,7 @@ class Blocks:
 
     epoch: U64
     sequence: U64
-    stored: list[StoredRun]
+    stored: Sequence[StoredRun]  # a list, or columns (`SingleRuns`)
     removed: bytes
     cleared: bool
     tier: U8

@@ -86,13 +86,9 @@ class Schema:
             error.at = name + error.at
             raise
         body = _pack(name, [number, *fields])
-        self.check_length(len(body))
+        if len(body) > self._max_bytes:
+            raise FrameTooLong(len(body), self._max_bytes)
         return body
-
-    def check_length(self, length: int) -> None:
-        """Raises FrameTooLong."""
-        if length > self._max_bytes:
-            raise FrameTooLong(length, self._max_bytes)
 
     def decode(self, body: bytes) -> Any:
         """The message with this body, or a WireError."""
@@ -117,22 +113,10 @@ class Schema:
             raise
 
 
-class Part:
-    """Something that stands in messages, at `at`."""
+class Packed(NamedTuple):
+    """The msgpack of a field."""
 
-    def __init__(self, kind: type, at: str) -> None:
-        _, self._dump = _struct(kind, {})
-        self._at = at
-
-    def encode(self, part: object, place: int) -> bytes:
-        """Its bytes, as the item at `place`. Raises MalformedFrame."""
-        at = f"{self._at}[{place}]"
-        try:
-            fields = self._dump(part)
-        except MalformedFrame as error:
-            error.at = at + error.at
-            raise
-        return _pack(at, fields)
+    data: bytes
 
 
 # --- msgpack ---
@@ -142,7 +126,11 @@ def _pack(name: str, values: list[Any]) -> bytes:
     # strict: what is no plain value here is our mistake. The default buffer is 256 KiB for each call.
     packer = msgpack.Packer(strict_types=True, buf_size=1024)
     try:
-        return packer.pack(values)
+        if Packed not in map(type, values):
+            return packer.pack(values)
+        parts: list[bytes] = [packer.pack_array_header(len(values))]
+        parts += [v.data if type(v) is Packed else packer.pack(v) for v in values]
+        return b"".join(parts)
     except UnicodeEncodeError as error:  # a lone surrogate
         raise MalformedFrame(name, "UTF-8", error.reason) from None
 
@@ -290,6 +278,24 @@ def _list(convert: _Convert) -> _Convert:
     return each
 
 
+def _columns(convert: _Convert) -> _Convert:
+    """Dumps of a field that is a list, or columns, which write themselves but for rows that they hand to a function."""
+    each = _list(convert)
+
+    def one(item: Any, row: int) -> bytes:
+        try:
+            return _pack("", convert(item))
+        except MalformedFrame as error:
+            error.at = f"[{row}]{error.at}"
+            raise
+
+    def dump(value: Any) -> Any:
+        encode_rows = getattr(value, "encode_rows", None)
+        return each(value) if encode_rows is None else Packed(encode_rows(one))
+
+    return dump
+
+
 def _load_fields(kind: type, fields: list[tuple[str, _Convert]], rule: _Convert | None) -> _Convert:
     """Fields of an array of the right length, in order, then the object."""
     loads = [load for _, load in fields]
@@ -360,7 +366,7 @@ def _converts(hint: Any, rules: Rules) -> tuple[_Convert, _Convert]:
         return check, check
     if origin in {list, Sequence}:
         load, dump = _converts(arguments[0], rules)
-        return _list(load), _list(dump)
+        return _list(load), _list(dump) if origin is list else _columns(dump)
     if origin in {Union, types.UnionType}:
         inner, nothing = arguments
         assert nothing is type(None)

@@ -7,13 +7,14 @@ bytes of a block's name.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import cast
 
 import numpy as np
 
 from headrace.engine.cache.block_pool import BlockEvent, Cleared, Removed, Stored
 from headrace.wire.frames import NAME_BYTES, Blocks, Snapshot, StoredRun
+from headrace.wire.run_columns import SingleRuns
 
 SNAPSHOT_KEYS = 1 << 17  # in one frame: 1 MiB
 SHORT_DELTA = 1024  # changes; below it a delta is never traded for a snapshot. A guess
@@ -149,10 +150,13 @@ class BlockLog:
                 last=start + SNAPSHOT_KEYS >= len(keys),
             )
 
-    def _runs(self) -> list[StoredRun]:
+    def _runs(self) -> Sequence[StoredRun]:
+        parents = list(map(self._view.parents.__getitem__, self._stored))
+        if None not in parents and self._stored.keys().isdisjoint(parents):
+            keys = np.fromiter(self._stored, dtype=np.uint64)
+            return SingleRuns(np.array(parents, dtype=np.uint64), keys)
         runs: list[tuple[int | None, list[int]]] = []
-        for key in self._stored:
-            parent = self._view.parents[key]
+        for key, parent in zip(self._stored, parents, strict=True):
             if runs and parent is not None and runs[-1][1][-1] == parent:
                 runs[-1][1].append(key)
             else:

@@ -181,9 +181,9 @@ class BlockPool:
             each = zip(blocks, names, parents, has_keys, strict=True)
             return [self.publish(b, name, parent, keyed=k) for b, name, parent, k in each]
         name_of, references = self._name_of, self._references
+        assert all(map(references.__getitem__, blocks)), "only a holder knows the contents"
+        assert not any(map(name_of.__getitem__, blocks)), "a block has one contents"
         for block, name in zip(blocks, names, strict=True):
-            assert references[block] > 0, "only a holder knows the contents"
-            assert name_of[block] is None, "a block has one contents"
             name_of[block] = name
         block_of.update(zip(names, blocks, strict=True))
         if keyed is not None and not all(keyed):

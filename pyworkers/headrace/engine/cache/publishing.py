@@ -131,33 +131,37 @@ class Publishing:
         if not len(due):
             return
         batch_rows, published = batch_rows[due], published[due]
-        next_one = (full[due] == published + 1) & (published > 0) & ~columns.exports_kv[batch_rows]
-        next_one &= columns.has_block(batch_rows, published)
-        sequences, places = columns.sequences_of(batch_rows), published.tolist()
-        rows: list[int] = []
-        for row, one in enumerate(next_one.tolist()):
-            if one and len(sequences[row].names) == places[row]:
-                rows.append(row)
-            else:
+        sequences = columns.sequences_of(batch_rows)
+        names = [sequence.names for sequence in sequences]
+        named = np.array([*map(len, names)], dtype=np.int64)
+        follows = (named == published) & (full[due] == published + 1) & (published > 0)
+        follows &= columns.has_block(batch_rows, published) & ~columns.exports_kv[batch_rows]
+        if not follows.all():
+            for row in (~follows).nonzero()[0].tolist():
                 self.publish(sequences[row])
-        if rows:
-            some = [sequences[row] for row in rows]
-            self._publish_next(some, [places[row] for row in rows], batch_rows[rows])
+            batch_rows, published = batch_rows[follows], published[follows]
+            sequences = columns.sequences_of(batch_rows)
+            names = [sequence.names for sequence in sequences]
+        if sequences:
+            self._publish_next(sequences, names, batch_rows, published)
 
-    def _publish_next(self, sequences: list[Sequence], places: list[int], batch_rows: Ints) -> None:
-        """Each of these filled its block at its place, which follows those with names."""
+    def _publish_next(
+        self, sequences: list[Sequence], names_of: list[list[bytes]], batch_rows: Ints, places: Ints
+    ) -> None:
+        """Each of these, which have these names, filled its block at its place, the first one without a name."""
         assert self._hasher is not None
-        blocks = [s.blocks[place] for s, place in zip(sequences, places, strict=True)]
-        parents = [sequence.names[-1] for sequence in sequences]
-        at = self._columns.published[batch_rows]
-        names = self._hasher.follow_each(parents, self._columns.block_at(batch_rows, at))
-        keyed = self._lookahead.have_keys(batch_rows, at)
-        used = self._pool.publish_each(blocks, names, [*parents], keyed=keyed)
-        for sequence, name in zip(sequences, names, strict=True):
-            sequence.names.append(name)
+        each = zip(sequences, places.tolist(), strict=True)
+        blocks = [sequence.blocks[place] for sequence, place in each]
+        parents = [names[-1] for names in names_of]
+        named = self._hasher.follow_each(parents, self._columns.block_at(batch_rows, places))
+        keyed = self._lookahead.have_keys(batch_rows, places)
+        used = self._pool.publish_each(blocks, named, [*parents], keyed=keyed)
+        for names, name in zip(names_of, named, strict=True):
+            names.append(name)
         self._columns.published[batch_rows] += 1
         if used is not blocks:
-            for sequence, place, own, block in zip(sequences, places, blocks, used, strict=True):
+            rows = zip(sequences, places.tolist(), blocks, used, strict=True)
+            for sequence, place, own, block in rows:
                 if block != own:
                     self._exchange(sequence, place, block)
 
