@@ -127,7 +127,7 @@ class RowCounts:
         total, width = self.total[batch_rows], self.recent.shape[1]
         after = total + counts
         for place in (after - self.listed[batch_rows] > width).nonzero()[0].tolist():
-            self.at(batch_rows[place]).list_recent()
+            self.at(batch_rows.item(place)).list_recent()
         if len(ids) == len(batch_rows) and counts.all():  # one each
             self.recent[batch_rows, total % width] = ids
         else:
