@@ -11,7 +11,7 @@ use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::frame::{Capacity, Load, RequestId, Role, Step, StepCost};
 use headrace_router::core::policy::PolicyName;
 use headrace_router::core::scheduler::{
-    Given, Joining, Output, PlacementRequest, Rules, Scheduler, Tier,
+    Given, Joining, LegOutput, PlacementRequest, RoutingRules, Scheduler, Tier,
 };
 use headrace_router::core::secret::HashKey;
 use serde::Serialize;
@@ -202,7 +202,7 @@ fn role(args: &DecideArgs, id: WorkerId) -> Role {
 
 impl Bench {
     fn new(args: &DecideArgs, policy: PolicyName) -> Self {
-        let rules = Rules { policy, shadow: None, worker_queue_ms: f64::INFINITY, seed: 1 };
+        let rules = RoutingRules { policy, shadow: None, worker_queue_ms: f64::INFINITY, seed: 1 };
         let block_tokens = u32::try_from(args.block_tokens.get()).unwrap_or(u32::MAX);
         let mut scheduler = Scheduler::new(rules, block_tokens);
         for id in 0..args.workers {
@@ -343,7 +343,7 @@ impl Bench {
         {
             self.begun -= 1;
             for leg in legs {
-                self.scheduler.end(leg.request, Output { tokens: 200, complete: true }, now_ms);
+                self.scheduler.end(leg.request, LegOutput { tokens: 200, complete: true }, now_ms);
                 let own = leg.cached_tokens as usize / self.args.block_tokens;
                 self.scheduler.removed(leg.worker, Tier::Device, &keys[own..]);
             }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use headrace_router::core::index::{BlockIndex, Place};
+use headrace_router::core::index::{BlockHolder, BlockIndex};
 use serde::Serialize;
 
 use crate::BadInput;
@@ -159,7 +159,7 @@ impl Default for Fleet {
 }
 
 struct Worker {
-    place: Place,
+    place: BlockHolder,
     /// Its conversations, oldest first.
     chains: VecDeque<Chain>,
 }
@@ -171,7 +171,7 @@ struct Chain {
 
 /// A call to come. Calls are made up before they are timed.
 struct Call {
-    place: Place,
+    place: BlockHolder,
     store: bool,
     keys: Vec<u64>,
 }
@@ -221,7 +221,7 @@ impl Fleet {
     /// Stores of these blocks in runs of 1 to 64.
     fn cut(
         &mut self,
-        place: Place,
+        place: BlockHolder,
         chain: u64,
         mut blocks: std::ops::Range<usize>,
         calls: &mut VecDeque<Call>,

@@ -2,7 +2,7 @@
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use headrace_router::core::index::{self, Place};
+use headrace_router::core::index::{self, BlockHolder};
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyOverflowError, PyValueError};
 use pyo3::prelude::*;
@@ -52,18 +52,18 @@ impl BlockIndex {
     }
 
     fn leave(&self, py: Python<'_>, place: u16) {
-        py.detach(|| self.lock().leave(Place(place)));
+        py.detach(|| self.lock().leave(BlockHolder(place)));
     }
 
     fn store(&self, py: Python<'_>, place: u16, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         let keys = keys_of(keys)?;
-        py.detach(|| self.lock().store(Place(place), &keys))
+        py.detach(|| self.lock().store(BlockHolder(place), &keys))
             .map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
     fn remove(&self, py: Python<'_>, place: u16, keys: &Bound<'_, PyAny>) -> PyResult<u32> {
         let keys = keys_of(keys)?;
-        Ok(py.detach(|| self.lock().remove(Place(place), &keys)))
+        Ok(py.detach(|| self.lock().remove(BlockHolder(place), &keys)))
     }
 
     fn overlaps(&self, py: Python<'_>, prompt: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
@@ -76,7 +76,7 @@ impl BlockIndex {
     }
 
     fn held(&self, py: Python<'_>, place: u16) -> u32 {
-        py.detach(|| self.lock().held(Place(place)))
+        py.detach(|| self.lock().held(BlockHolder(place)))
     }
 
     #[getter]

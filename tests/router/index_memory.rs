@@ -5,7 +5,7 @@ use std::alloc::System;
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
-use headrace_router::core::index::{BlockIndex, Place};
+use headrace_router::core::index::{BlockHolder, BlockIndex};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -19,7 +19,7 @@ const CAPACITY: u32 = 5_000;
 
 /// A worker with the runs of blocks it holds, oldest first; each is a range of numbers.
 struct Worker {
-    place: Place,
+    place: BlockHolder,
     runs: VecDeque<std::ops::Range<u64>>,
 }
 

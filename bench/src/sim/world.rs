@@ -10,7 +10,7 @@ use headrace_router::config::Config;
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::dispatch::{Dispatch, Refusal, Submitted};
 use headrace_router::core::frame::RequestId;
-use headrace_router::core::scheduler::{Placement, PlacementRequest, Rules, Scheduler};
+use headrace_router::core::scheduler::{Placement, PlacementRequest, RoutingRules, Scheduler};
 
 use self::legs::SimLeg;
 use super::arrival::{Arrival, State};
@@ -76,7 +76,7 @@ impl World {
         decisions: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let ms = |duration: Duration| duration.as_secs_f64() * 1e3;
-        let rules = Rules {
+        let rules = RoutingRules {
             policy: config.policy,
             shadow: config.routing.shadow,
             worker_queue_ms: config.routing.worker_queue_ms,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::{ConfigError, RouterArgs, flag, millis, policy};
-use crate::core::admission::Rules;
+use crate::core::admission::QueueRules;
 use crate::core::policy::PolicyName;
 
 /// Of two files together; less would hold no decision about a large fleet.
@@ -18,7 +18,7 @@ pub struct RoutingConfig {
     /// Requests wait in the router while every worker has more ms of prompts ahead than this.
     pub worker_queue_ms: f64,
     /// The queue of each model.
-    pub queue: Rules,
+    pub queue: QueueRules,
     /// From a request's arrival to its first token, where it has no wish of its own.
     pub ttft_deadline: Option<Duration>,
     /// Ms per further token that a request with a deadline may take.
@@ -41,7 +41,7 @@ impl RoutingConfig {
         Ok(Self {
             shadow: shadow(args)?,
             worker_queue_ms: as_ms(millis("worker-queue-ms", args.worker_queue_ms)?),
-            queue: Rules {
+            queue: QueueRules {
                 requests: args.queue_requests,
                 tokens: args.queue_tokens as u64,
                 bytes: args.queue_bytes,

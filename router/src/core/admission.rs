@@ -39,7 +39,7 @@ pub enum Class {
 }
 
 impl Class {
-    /// Lowest first, the order of [`Rules::floors`].
+    /// Lowest first, the order of [`QueueRules::floors`].
     pub const ALL: [Self; CLASSES] = [Self::Low, Self::Normal, Self::High];
 
     /// The class of a request's priority.
@@ -73,7 +73,7 @@ impl Class {
 
 /// The bounds of the queue and what makes it fair.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Rules {
+pub struct QueueRules {
     /// Most requests that wait.
     pub requests: usize,
     /// Their tokens together.
@@ -95,9 +95,9 @@ pub struct Entry {
     pub class: Class,
     /// Whose.
     pub tenant: u64,
-    /// What it counts against [`Rules::tokens`] and the floors.
+    /// What it counts against [`QueueRules::tokens`] and the floors.
     pub tokens: u64,
-    /// What it counts against [`Rules::bytes`].
+    /// What it counts against [`QueueRules::bytes`].
     pub bytes: u64,
     /// When it came.
     pub since_ms: f64,
@@ -107,16 +107,16 @@ pub struct Entry {
 
 /// Which bound has been reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Full {
-    /// [`Rules::requests`].
+pub enum QueueBound {
+    /// [`QueueRules::requests`].
     Requests,
-    /// [`Rules::tokens`].
+    /// [`QueueRules::tokens`].
     Tokens,
-    /// [`Rules::bytes`].
+    /// [`QueueRules::bytes`].
     Bytes,
 }
 
-impl Full {
+impl QueueBound {
     /// As a phrase, for people and metrics.
     #[must_use]
     pub fn as_str(self) -> &'static str {
@@ -131,7 +131,7 @@ impl Full {
 /// The queue. `T` is whatever the caller keeps with an entry.
 #[derive(Debug)]
 pub struct Admission<T> {
-    rules: Rules,
+    rules: QueueRules,
     waiting: HashMap<u64, (Entry, T)>,
     /// All of them, the oldest first.
     ages: BTreeMap<Arrival, Aged>,
@@ -143,7 +143,7 @@ pub struct Admission<T> {
     now_ms: f64,
     tokens: u64,
     bytes: u64,
-    by_class: [Waiting; CLASSES],
+    by_class: [ClassWaiting; CLASSES],
     /// Block-seconds charged and tokens dispatched so far: what a token costs, to foresee a charge.
     charged: f64,
     dispatched: f64,
@@ -151,7 +151,7 @@ pub struct Admission<T> {
 
 /// What waits in one class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Waiting {
+pub struct ClassWaiting {
     /// Requests.
     pub requests: usize,
     /// Their tokens.
@@ -161,7 +161,7 @@ pub struct Waiting {
 impl<T> Admission<T> {
     /// An empty queue.
     #[must_use]
-    pub fn new(rules: Rules) -> Self {
+    pub fn new(rules: QueueRules) -> Self {
         Self {
             lanes: Lanes::new(rules.ageing_ms),
             floors: Floors::new(rules.floors),
@@ -173,7 +173,7 @@ impl<T> Admission<T> {
             now_ms: 0.0,
             tokens: 0,
             bytes: 0,
-            by_class: [Waiting::default(); CLASSES],
+            by_class: [ClassWaiting::default(); CLASSES],
             charged: 0.0,
             dispatched: 0.0,
         }
@@ -186,7 +186,7 @@ impl<T> Admission<T> {
     ///
     /// # Panics
     /// The ticket waits already.
-    pub fn join(&mut self, entry: Entry, item: T) -> Result<(), (Full, T)> {
+    pub fn join(&mut self, entry: Entry, item: T) -> Result<(), (QueueBound, T)> {
         if let Some(full) = self.bound(entry.tokens, entry.bytes) {
             return Err((full, item));
         }
@@ -213,14 +213,14 @@ impl<T> Admission<T> {
 
     /// The bound that one more of this size would break.
     #[must_use]
-    pub fn bound(&self, tokens: u64, bytes: u64) -> Option<Full> {
+    pub fn bound(&self, tokens: u64, bytes: u64) -> Option<QueueBound> {
         let over = |sum: u64, more: u64, most: u64| sum.saturating_add(more) > most;
         if self.waiting.len() >= self.rules.requests {
-            Some(Full::Requests)
+            Some(QueueBound::Requests)
         } else if over(self.tokens, tokens, self.rules.tokens) {
-            Some(Full::Tokens)
+            Some(QueueBound::Tokens)
         } else if over(self.bytes, bytes, self.rules.bytes) {
-            Some(Full::Bytes)
+            Some(QueueBound::Bytes)
         } else {
             None
         }
@@ -228,14 +228,14 @@ impl<T> Admission<T> {
 
     /// The bound of which only the last eighth is left: for tenants that have few answers under way.
     #[must_use]
-    pub fn crowded(&self) -> Option<Full> {
+    pub fn crowded(&self) -> Option<QueueBound> {
         let over = |sum: u64, most: u64| sum > most - most / 8;
         if self.waiting.len() >= self.rules.requests - self.rules.requests / 8 {
-            Some(Full::Requests)
+            Some(QueueBound::Requests)
         } else if over(self.tokens, self.rules.tokens) {
-            Some(Full::Tokens)
+            Some(QueueBound::Tokens)
         } else if over(self.bytes, self.rules.bytes) {
-            Some(Full::Bytes)
+            Some(QueueBound::Bytes)
         } else {
             None
         }
@@ -347,7 +347,7 @@ impl<T> Admission<T> {
 
     /// Those that joined with this class.
     #[must_use]
-    pub fn of_class(&self, class: Class) -> Waiting {
+    pub fn of_class(&self, class: Class) -> ClassWaiting {
         self.by_class[class.index()]
     }
 

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::core::candidate::{Ask, Candidate, Exclusion, Random, WorkerId};
 use crate::core::estimate::Estimate;
-use crate::core::policy::pairs::{Choice, Options};
+use crate::core::policy::pairs::{ChosenPair, Options};
 use crate::core::policy::{Policy, PolicyName};
 
 /// A policy together with its source of chance.
@@ -27,7 +27,7 @@ impl Chooser {
         Self { policy: Policy::new(policy), prefill: None, random: Random::new(seed) }
     }
 
-    fn choose(&mut self, options: &Options<'_>) -> Option<Choice> {
+    fn choose(&mut self, options: &Options<'_>) -> Option<ChosenPair> {
         let some = !options.wholes.is_empty();
         some.then(|| self.policy.pick(&mut self.prefill, options, &mut self.random))
     }
@@ -49,7 +49,7 @@ pub struct Shadow {
 
 /// A pair of workers, and what it would cost.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Pair {
+pub struct WorkerPair {
     /// Computes the prompt.
     pub prefill: WorkerId,
     /// Generates the answer.
@@ -82,7 +82,7 @@ pub struct Decision {
     /// The pair that was taken; where none was, the best one that could have been. What the winner alone would have cost is
     /// among the estimates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub pair: Option<Pair>,
+    pub pair: Option<WorkerPair>,
     /// The shadow policy, where there is one.
     pub shadow: Option<Shadow>,
 }
@@ -199,7 +199,7 @@ struct Chosen {
 
 impl Chosen {
     /// `None` if what is best has to be waited for.
-    fn of(choice: &Choice, options: &Options<'_>) -> Option<Self> {
+    fn of(choice: &ChosenPair, options: &Options<'_>) -> Option<Self> {
         let whole = &options.wholes[choice.whole];
         let winner = whole.candidate.id;
         let Some(prefill) = choice.prefill else {
@@ -213,8 +213,8 @@ impl Chosen {
     }
 }
 
-fn pair((prefill, whole): (usize, usize), options: &Options<'_>) -> Option<Pair> {
-    Some(Pair {
+fn pair((prefill, whole): (usize, usize), options: &Options<'_>) -> Option<WorkerPair> {
+    Some(WorkerPair {
         prefill: options.prefills[prefill].candidate.id,
         decode: options.wholes[whole].candidate.id,
         estimate: options.pair(prefill, whole)?,

@@ -5,11 +5,11 @@ mod waiting;
 
 use std::collections::BTreeMap;
 
-use crate::core::admission::{Admission, Class, Entry, Full, Rules as QueueRules};
+use crate::core::admission::{Admission, Class, Entry, QueueBound, QueueRules};
 use crate::core::candidate::WorkerId;
 use crate::core::decision::NoPlace;
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Ended, Output, Placement, PlacementRequest, Scheduler};
+use crate::core::scheduler::{Ended, LegOutput, Placement, PlacementRequest, Scheduler};
 
 /// Nobody is told to come back sooner or later than this.
 const RETRY_AFTER_MS: std::ops::RangeInclusive<f64> = 1_000.0..=600_000.0;
@@ -46,7 +46,7 @@ pub enum Refusal {
     /// The queue is full.
     QueueFull {
         /// Which bound.
-        what: Full,
+        what: QueueBound,
         /// Ms after which there is likely to be room.
         retry_after_ms: f64,
     },
@@ -140,7 +140,7 @@ impl<T, W> Dispatch<T, W> {
     }
 
     /// A leg ended, or never started. Its tenant pays for what it took.
-    pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {
+    pub fn end(&mut self, request: RequestId, output: LegOutput, now_ms: f64) -> Option<Ended> {
         let ended = self.scheduler.end(request, output, now_ms)?;
         self.settle(&ended);
         Some(ended)

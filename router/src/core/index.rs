@@ -23,13 +23,13 @@ mod table;
 #[cfg(test)]
 mod tests;
 
-use map::Map;
-use places::Places;
-use sets::{Change, EMPTY, Sets};
+use map::BlockMap;
+use places::BlockHolders;
+use sets::{EMPTY, SetChange, Sets};
 
 /// One holder of blocks: a worker's tier. Numbers are small, dense, and used again some time after `leave`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Place(pub u16);
+pub struct BlockHolder(pub u16);
 
 /// Why blocks were not stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -48,9 +48,9 @@ pub enum StoreError {
 /// Block key -> places that hold the block. Keys are expected to be uniformly random, such as bytes of a keyed hash.
 #[derive(Debug)]
 pub struct BlockIndex {
-    map: Map,
+    map: BlockMap,
     sets: Sets,
-    places: Places,
+    places: BlockHolders,
 }
 
 /// Keys whose table slots are read ahead of their use: independent reads overlap their cache misses.
@@ -73,19 +73,19 @@ impl BlockIndex {
     /// An index without places.
     #[must_use]
     pub fn new() -> Self {
-        Self { map: Map::new(), sets: Sets::new(), places: Places::default() }
+        Self { map: BlockMap::new(), sets: Sets::new(), places: BlockHolders::default() }
     }
 
     /// A new place, which will hold at most `capacity` blocks. `None` while all 65,536 numbers are taken by places that
     /// are alive or not yet swept.
-    pub fn join(&mut self, capacity: u32) -> Option<Place> {
+    pub fn join(&mut self, capacity: u32) -> Option<BlockHolder> {
         self.tidy(SLOTS_PER_JOIN, 0);
-        self.places.join(capacity).map(Place)
+        self.places.join(capacity).map(BlockHolder)
     }
 
     /// Forgets a place and all it holds, at once for every later answer and in constant time. Its entries are freed
     /// little by little by later calls. Of a place that is not there it does nothing.
-    pub fn leave(&mut self, place: Place) {
+    pub fn leave(&mut self, place: BlockHolder) {
         self.places.leave(place.0);
     }
 
@@ -96,13 +96,13 @@ impl BlockIndex {
     ///
     /// # Errors
     /// `OverCapacity`: keys up to the first that did not fit were stored. `NotJoined`: none was.
-    pub fn store(&mut self, place: Place, keys: &[u64]) -> Result<u32, StoreError> {
+    pub fn store(&mut self, place: BlockHolder, keys: &[u64]) -> Result<u32, StoreError> {
         let capacity = self.places.capacity(place.0).ok_or(StoreError::NotJoined)?;
         let held_before = self.places.held(place.0);
         for run in keys.chunks(RUN) {
             self.tidy(run.len() * SLOTS_PER_KEY, run.len());
             self.map.read_ahead_far(run);
-            let mut change = self.sets.change(Change::Add, place.0);
+            let mut change = self.sets.change(SetChange::Add, place.0);
             for &key in run {
                 let table = self.map.table_mut(key);
                 let Some(at) = table.find(key) else { continue };
@@ -123,7 +123,7 @@ impl BlockIndex {
     }
 
     /// `place` no longer holds the blocks `keys`; how many of them it did hold.
-    pub fn remove(&mut self, place: Place, keys: &[u64]) -> u32 {
+    pub fn remove(&mut self, place: BlockHolder, keys: &[u64]) -> u32 {
         if self.places.capacity(place.0).is_none() {
             return 0;
         }
@@ -131,7 +131,7 @@ impl BlockIndex {
         for run in keys.chunks(RUN) {
             self.tidy(run.len() * SLOTS_PER_KEY, 0);
             self.map.read_ahead_far(run);
-            let mut change = self.sets.change(Change::Remove, place.0);
+            let mut change = self.sets.change(SetChange::Remove, place.0);
             for &key in run {
                 let table = self.map.table_mut(key);
                 let Some(at) = table.find(key) else { continue };
@@ -207,7 +207,7 @@ impl BlockIndex {
 
     /// True if `place` holds this block.
     #[must_use]
-    pub fn holds(&self, place: Place, key: u64) -> bool {
+    pub fn holds(&self, place: BlockHolder, key: u64) -> bool {
         self.places.capacity(place.0).is_some()
             && self.sets.members(self.map.get(key)).binary_search(&place.0).is_ok()
     }
@@ -220,7 +220,7 @@ impl BlockIndex {
 
     /// Blocks that a place holds; 0 of one that is not there.
     #[must_use]
-    pub fn held(&self, place: Place) -> u32 {
+    pub fn held(&self, place: BlockHolder) -> u32 {
         self.places.capacity(place.0).map_or(0, |_| self.places.held(place.0))
     }
 
@@ -269,7 +269,7 @@ impl Default for BlockIndex {
 }
 
 /// The set that the entry with `set` should have: without the places that left. Takes the entry from their counts.
-fn clean(sets: &mut Sets, places: &mut Places, set: u32) -> u32 {
+fn clean(sets: &mut Sets, places: &mut BlockHolders, set: u32) -> u32 {
     let to = sets.without_leaving(set, places);
     if to != set {
         for &place in sets.members(set) {

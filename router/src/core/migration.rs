@@ -13,7 +13,7 @@ pub struct MigrationTarget {
 
 /// Blocks for one target: places in the offer, ascending, so that parents stand before children.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Share {
+pub struct BlockShare {
     /// Place in the list of targets.
     pub target: usize,
     /// Places in the offer.
@@ -29,7 +29,7 @@ pub struct Share {
 /// # Panics
 /// A parent does not stand before its child, or `hits` has another length.
 #[must_use]
-pub fn divide(parents: &[i32], hits: &[u32], targets: &[MigrationTarget]) -> Vec<Share> {
+pub fn divide(parents: &[i32], hits: &[u32], targets: &[MigrationTarget]) -> Vec<BlockShare> {
     assert_eq!(parents.len(), hits.len());
     if targets.is_empty() {
         return Vec::new();
@@ -53,7 +53,7 @@ pub fn divide(parents: &[i32], hits: &[u32], targets: &[MigrationTarget]) -> Vec
         let blocks = tree.with_lacking(&unit, &shares_so_far[chosen].given);
         shares_so_far[chosen].take(&blocks, unit.hits);
     }
-    let shares = shares_so_far.into_iter().enumerate().map(|(target, share_so_far)| Share {
+    let shares = shares_so_far.into_iter().enumerate().map(|(target, share_so_far)| BlockShare {
         target,
         blocks: (0..).zip(share_so_far.given).filter_map(|(i, given)| given.then_some(i)).collect(),
     });
@@ -235,7 +235,7 @@ mod tests {
     #[test]
     fn without_room_the_hottest_go_first_and_parents_before_children() {
         let shares = divide(&[-1, -1, 1], &[1, 7, 7], &targets(&[1]));
-        assert_eq!(shares, [Share { target: 0, blocks: vec![1] }]);
+        assert_eq!(shares, [BlockShare { target: 0, blocks: vec![1] }]);
         assert!(divide(&[-1], &[1], &targets(&[0])).is_empty());
         assert!(divide(&[-1], &[1], &[]).is_empty());
         assert!(divide(&[], &[], &targets(&[5])).is_empty());
@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn of_equal_heirs_the_one_with_less_to_do_goes_first() {
         let targets = [MigrationTarget { room: 9, used: 5 }, MigrationTarget { room: 9, used: 1 }];
-        assert_eq!(divide(&[-1], &[1], &targets), [Share { target: 1, blocks: vec![0] }]);
+        assert_eq!(divide(&[-1], &[1], &targets), [BlockShare { target: 1, blocks: vec![0] }]);
     }
 
     /// A chain with a leaf at each of its blocks, shared out to targets some of whom never have room for another leaf.

@@ -11,7 +11,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use self::pairs::{Choice, Options};
+use self::pairs::{ChosenPair, Options};
 use crate::core::candidate::{Candidate, Random};
 use crate::core::estimate::Estimate;
 
@@ -119,7 +119,7 @@ impl Policy {
         prefill: &mut Option<Self>,
         options: &Options<'_>,
         random: &mut Random,
-    ) -> Choice {
+    ) -> ChosenPair {
         let session = options.ask.session;
         let whole = match self {
             Self::Kv(policy) => return policy.pick(options),
@@ -129,11 +129,11 @@ impl Policy {
             | Self::SessionHash(_) => self.pick_one(&options.wholes, session, random),
         };
         if options.prefills.is_empty() || !options.can_pull(whole) {
-            return Choice { whole, prefill: None, best_pair: None };
+            return ChosenPair { whole, prefill: None, best_pair: None };
         }
         let rule = prefill.get_or_insert_with(|| Self::new(self.name()));
         let prefill = rule.pick_one(&options.prefills, session, random);
-        Choice { whole, prefill: Some(prefill), best_pair: Some((prefill, whole)) }
+        ChosenPair { whole, prefill: Some(prefill), best_pair: Some((prefill, whole)) }
     }
 
     /// Index into `open`, which is not empty, holds only workers with room, and is in the order of their ids.

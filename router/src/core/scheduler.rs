@@ -31,8 +31,8 @@ pub use self::claims::Doubt;
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
-use self::legs::Leg;
-pub use self::legs::{Begun, Ended, Given, Output};
+use self::legs::BookedLeg;
+pub use self::legs::{Begun, Ended, Given, LegOutput};
 use self::measured::Measured;
 pub use self::placement::{Placement, PlacementRequest, PrefillLeg};
 use self::pressure::Pressures;
@@ -41,7 +41,7 @@ use self::worker::Worker;
 
 /// How to choose.
 #[derive(Debug, Clone)]
-pub struct Rules {
+pub struct RoutingRules {
     /// Who chooses.
     pub policy: PolicyName,
     /// Whose opinion is noted beside it.
@@ -77,11 +77,11 @@ pub struct Joining {
 /// See the head of this file. `W` is what the caller keeps of each worker: this is the one list of them.
 #[derive(Debug)]
 pub struct Scheduler<W = ()> {
-    rules: Rules,
+    rules: RoutingRules,
     block_tokens: u32,
     /// In the order of their ids.
     workers: Vec<Worker<W>>,
-    legs: HashMap<RequestId, Leg>,
+    legs: HashMap<RequestId, BookedLeg>,
     holdings: Holdings,
     overlaps: Overlaps,
     chooser: Chooser,
@@ -106,7 +106,7 @@ const FIRST_OUTPUT_TOKENS: f64 = 256.0;
 impl<W> Scheduler<W> {
     /// Without workers. `block_tokens` is that of the model's KV layout.
     #[must_use]
-    pub fn new(rules: Rules, block_tokens: u32) -> Self {
+    pub fn new(rules: RoutingRules, block_tokens: u32) -> Self {
         Self {
             block_tokens: block_tokens.max(1),
             workers: Vec::new(),

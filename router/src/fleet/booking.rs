@@ -9,7 +9,7 @@ use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
 use crate::core::decision::Decision;
 use crate::core::frame::{KvFrom, KvTransfer, RequestId, Submit};
-use crate::core::scheduler::Output;
+use crate::core::scheduler::LegOutput;
 use crate::error::RouteError;
 use crate::fleet::stream::{Mailbox, TokenStream};
 use crate::limits::memory::Share;
@@ -159,7 +159,7 @@ impl Drop for Reservation {
         }
         let prefill = self.prefill.as_ref().map(|prefill| &prefill.place);
         for Place { link, request } in [Some(&self.decode), prefill].into_iter().flatten() {
-            self.registry.ended(link.id, &[(*request, Output::default())]);
+            self.registry.ended(link.id, &[(*request, LegOutput::default())]);
         }
     }
 }

@@ -25,7 +25,8 @@ use crate::core::dispatch::Dispatch;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
-    Applied, Applying, Doubt, Given, Joining, Placement, Rules, Scheduler, Withdrawal, WorkerView,
+    Applied, Applying, Doubt, Given, Joining, Placement, RoutingRules, Scheduler, Withdrawal,
+    WorkerView,
 };
 use crate::prompt::PromptEngine;
 
@@ -429,7 +430,7 @@ pub(super) fn compare(
     ]
 }
 
-fn rules(config: &Config, seed: u64) -> Rules {
+fn rules(config: &Config, seed: u64) -> RoutingRules {
     let RoutingConfig { shadow, worker_queue_ms, .. } = config.routing;
-    Rules { policy: config.policy, shadow, worker_queue_ms, seed }
+    RoutingRules { policy: config.policy, shadow, worker_queue_ms, seed }
 }

@@ -29,7 +29,7 @@ use crate::config::{FleetConfig, WorkerListen};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
 use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
-use crate::core::scheduler::{Given, Output, Withdrawal};
+use crate::core::scheduler::{Given, LegOutput, Withdrawal};
 use crate::error::RouteError;
 use crate::metrics::Metrics;
 use crate::process::lock::{Held, Lock};
@@ -84,7 +84,7 @@ pub(super) struct Said {
     /// What those got that had begun before.
     pub(super) given: Given,
     /// Those that ended.
-    pub(super) ended: Vec<(RequestId, Output)>,
+    pub(super) ended: Vec<(RequestId, LegOutput)>,
 }
 
 impl State {
@@ -262,7 +262,7 @@ impl Registry {
     }
 
     /// A worker gave the blocks of a cancelled request back.
-    pub(super) fn freed(self: &Arc<Self>, id: WorkerId, request: RequestId, output: Output) {
+    pub(super) fn freed(self: &Arc<Self>, id: WorkerId, request: RequestId, output: LegOutput) {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
             pool.dispatch.end(request, output, now_ms);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::core::candidate::{Candidate, Exclusion};
-use crate::core::decision::{Decision, Pair};
+use crate::core::decision::{Decision, WorkerPair};
 use crate::core::estimate::Estimate;
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
@@ -107,7 +107,7 @@ impl<'a> Explanation<'a> {
             deadline_ms: decision.ask.deadline_ms.map(rounded),
             winner: decision.winner.and_then(name),
             prefill: decision.prefill.and_then(name),
-            pair: decision.pair.as_ref().and_then(|Pair { prefill, decode, estimate }| {
+            pair: decision.pair.as_ref().and_then(|WorkerPair { prefill, decode, estimate }| {
                 let parts = Parts::of(estimate);
                 Some(PairView { prefill: name(*prefill)?, decode: name(*decode)?, parts })
             }),

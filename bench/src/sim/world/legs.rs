@@ -2,7 +2,7 @@
 
 use headrace_router::core::candidate::WorkerId;
 use headrace_router::core::frame::{Finish, Output as StepOutput, RequestId};
-use headrace_router::core::scheduler::{Given, Output, Placement, PrefillLeg};
+use headrace_router::core::scheduler::{Given, LegOutput, Placement, PrefillLeg};
 
 use super::World;
 use crate::mock::engine::Leg;
@@ -64,7 +64,7 @@ impl World {
         let arrives = Some(self.transfer_timeout_ms);
         let of_decode = SimLeg { part: Part::Decode { prefill }, ..leg };
         if !self.send(of_decode, Leg { arrives, ..whole.clone() }) {
-            self.dispatch.end(prefill, Output::default(), self.now_ms);
+            self.dispatch.end(prefill, LegOutput::default(), self.now_ms);
             return;
         }
         let place = self.place_of(worker);
@@ -90,7 +90,7 @@ impl World {
                 true
             }
             Err(failed) => {
-                self.dispatch.end(name, Output::default(), self.now_ms);
+                self.dispatch.end(name, LegOutput::default(), self.now_ms);
                 match leg.part {
                     Part::Prefill { decode, .. } if failed.retryable => self.alone(decode),
                     Part::Prefill { decode, .. } => {
@@ -270,7 +270,7 @@ impl World {
 
     fn leg_ends(&mut self, name: RequestId, complete: bool) {
         if let Some(leg) = self.legs.remove(&name) {
-            let output = Output { tokens: leg.before + leg.generated, complete };
+            let output = LegOutput { tokens: leg.before + leg.generated, complete };
             self.dispatch.end(name, output, self.now_ms);
         }
     }

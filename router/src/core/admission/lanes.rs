@@ -15,7 +15,7 @@ const IDLE_TENANTS: usize = 4_096;
 
 /// A lane in the order of its class: by account, then by age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Head {
+pub(super) struct LaneHead {
     pub(super) account: Total,
     pub(super) arrival: Arrival,
     pub(super) tenant: u64,
@@ -28,7 +28,7 @@ pub(super) struct Lanes {
     now_ms: f64,
     tenants: HashMap<u64, Tenant>,
     /// Lanes by the class they belong to and the class their first one has climbed to.
-    ranks: [[BTreeSet<Head>; CLASSES]; CLASSES],
+    ranks: [[BTreeSet<LaneHead>; CLASSES]; CLASSES],
     /// When the first of a lane climbs next.
     climbs: BTreeSet<(Total, usize, u64)>,
     /// The least account that waited in each class at its last dispatch; never falls.
@@ -59,7 +59,7 @@ struct Lane {
 #[derive(Debug)]
 struct Place {
     level: usize,
-    head: Head,
+    head: LaneHead,
     climbs_ms: Option<Total>,
 }
 
@@ -143,7 +143,7 @@ impl Lanes {
     }
 
     /// The lanes of a class whose first one has climbed to `level`, best first.
-    pub(super) fn ranked(&self, class: usize, level: usize) -> btree_set::Iter<'_, Head> {
+    pub(super) fn ranked(&self, class: usize, level: usize) -> btree_set::Iter<'_, LaneHead> {
         self.ranks[class][level].iter()
     }
 
@@ -177,7 +177,7 @@ impl Lanes {
         }
         let Some((&arrival, _)) = lane.waiting.first_key_value() else { return };
         let level = arrival.level(class, self.now_ms, self.ageing_ms);
-        let head = Head { account: Total(tenant.served + lane.lift), arrival, tenant: id };
+        let head = LaneHead { account: Total(tenant.served + lane.lift), arrival, tenant: id };
         self.ranks[class][level].insert(head);
         let climbs_ms = (level + 1 < CLASSES)
             .then(|| Total(arrival.climbs_ms(level + 1 - class, self.ageing_ms)));

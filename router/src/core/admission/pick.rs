@@ -7,16 +7,16 @@ use std::collections::{BinaryHeap, HashMap, btree_map, btree_set};
 use std::iter::Peekable;
 
 use super::floors::Floors;
-use super::lanes::{Head, Lanes};
+use super::lanes::{LaneHead, Lanes};
 use super::{Admission, Aged, Arrival, CLASSES, OLDEST_SHARE, Total, as_f64, passed};
 
 /// The walk.
 pub(super) struct Picker<'a> {
     lanes: &'a Lanes,
     /// The lanes in order, by class and level, as they are.
-    still: [[Peekable<btree_set::Iter<'a, Head>>; CLASSES]; CLASSES],
+    still: [[Peekable<btree_set::Iter<'a, LaneHead>>; CLASSES]; CLASSES],
     /// Lanes whose place is another one after the picks so far.
-    moved: [[BinaryHeap<Reverse<Head>>; CLASSES]; CLASSES],
+    moved: [[BinaryHeap<Reverse<LaneHead>>; CLASSES]; CLASSES],
     /// What is left of the moved lanes.
     rest: HashMap<(usize, u64), Peekable<btree_map::Iter<'a, Arrival, u64>>>,
     /// What the picks so far would be charged, by tenant.
@@ -47,24 +47,24 @@ impl<'a> Picker<'a> {
     }
 
     /// The oldest, where it is its turn.
-    fn overdue(&mut self) -> Option<(usize, Head)> {
+    fn overdue(&mut self) -> Option<(usize, LaneHead)> {
         let (&arrival, &Aged { class, tenant, tokens }) = *self.oldest()?;
         if !self.lanes.is_overdue(arrival) {
             return None;
         }
         let account = self.account(class, tenant);
         let its_turn = self.passed >= tokens.max(1).saturating_mul(OLDEST_SHARE - 1);
-        its_turn.then_some((class, Head { account, arrival, tenant }))
+        its_turn.then_some((class, LaneHead { account, arrival, tenant }))
     }
 
     /// The best one of a class below its floor.
-    fn owed(&mut self) -> Option<(usize, Head)> {
+    fn owed(&mut self) -> Option<(usize, LaneHead)> {
         let class = self.floors.owed(self.waits())?;
         (class..CLASSES).rev().find_map(|level| Some((class, self.best(class, level)?)))
     }
 
     /// The best one of the highest class.
-    fn highest(&mut self) -> Option<(usize, Head)> {
+    fn highest(&mut self) -> Option<(usize, LaneHead)> {
         (0..CLASSES).rev().find_map(|level| {
             let classes = 0..=level;
             let bests = classes.filter_map(|class| Some((class, self.best(class, level)?)));
@@ -73,7 +73,7 @@ impl<'a> Picker<'a> {
     }
 
     /// The best lane of a class at a level.
-    fn best(&mut self, class: usize, level: usize) -> Option<Head> {
+    fn best(&mut self, class: usize, level: usize) -> Option<LaneHead> {
         let still = loop {
             let Some(&&head) = self.still[class][level].peek() else { break None };
             if self.rest.contains_key(&(class, head.tenant)) {
@@ -103,7 +103,7 @@ impl<'a> Picker<'a> {
     }
 
     /// Takes note that the first of a lane is dispatched.
-    fn dispatch(&mut self, class: usize, head: Head) -> u64 {
+    fn dispatch(&mut self, class: usize, head: LaneHead) -> u64 {
         let is_oldest = self.oldest().is_some_and(|(oldest, _)| **oldest == head.arrival);
         let tokens = self.rest(class, head.tenant).next().map_or(0, |(_, tokens)| *tokens);
         self.passed = if is_oldest { 0 } else { passed(self.passed, tokens) };
@@ -122,7 +122,7 @@ impl<'a> Picker<'a> {
     fn place(&mut self, class: usize, tenant: u64) {
         let Some(&(&arrival, _)) = self.rest(class, tenant).peek() else { return };
         let level = self.lanes.level(class, arrival);
-        let head = Head { account: self.account(class, tenant), arrival, tenant };
+        let head = LaneHead { account: self.account(class, tenant), arrival, tenant };
         self.moved[class][level].push(Reverse(head));
     }
 

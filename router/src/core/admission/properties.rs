@@ -50,8 +50,8 @@ fn act() -> impl Strategy<Value = Act> {
     ]
 }
 
-fn rules(floors: [f64; CLASSES]) -> Rules {
-    Rules { requests: 30, tokens: 600, bytes: 900, ageing_ms: AGEING_MS, floors }
+fn rules(floors: [f64; CLASSES]) -> QueueRules {
+    QueueRules { requests: 30, tokens: 600, bytes: 900, ageing_ms: AGEING_MS, floors }
 }
 
 fn entry(ticket: u64, class: Class, tenant: u64, tokens: u64, since_ms: f64) -> Entry {
@@ -69,7 +69,7 @@ fn check(queue: &mut Admission<u64>, waiting: &[Entry], now_ms: f64) {
         let of_class = waiting.iter().filter(|entry| entry.class == class);
         let (requests, tokens) =
             of_class.fold((0, 0), |(n, tokens), entry| (n + 1, tokens + entry.tokens));
-        assert_eq!(queue.of_class(class), Waiting { requests, tokens });
+        assert_eq!(queue.of_class(class), ClassWaiting { requests, tokens });
     }
     let oldest = waiting.iter().map(|entry| entry.since_ms).min_by(f64::total_cmp);
     assert_eq!(queue.oldest_ms(), oldest);
@@ -139,7 +139,7 @@ proptest! {
         joins in vec((class(), 0..5u64, 1..50u64, 0..400u16), 1..30),
         before in vec((0..5u64, 0.0..100.0), 0..6),
     ) {
-        let mut queue = Admission::new(Rules { tokens: 10_000, bytes: 20_000, ..rules([0.2; 3]) });
+        let mut queue = Admission::new(QueueRules { tokens: 10_000, bytes: 20_000, ..rules([0.2; 3]) });
         for (i, (class, tenant, tokens, since_ms)) in joins.into_iter().enumerate() {
             let entry = entry(i as u64, class, tenant, tokens, f64::from(since_ms));
             queue.join(entry, i as u64).unwrap();
@@ -168,7 +168,7 @@ proptest! {
         later in vec(vec((class(), 0..1_000u64), 1..3), 1..40),
         floors in prop_oneof![Just([0.0; 3]), Just([0.0, 0.0, 1.0]), Just([0.05, 0.2, 0.5])],
     ) {
-        let mut queue = Admission::new(Rules { requests: 1_000, tokens: 1 << 40, bytes: 1 << 40,
+        let mut queue = Admission::new(QueueRules { requests: 1_000, tokens: 1 << 40, bytes: 1 << 40,
             ..rules(floors) });
         let mut last_ticket = 0;
         let mut join = |queue: &mut Admission<()>, class, tenant, now_ms| {
@@ -205,7 +205,7 @@ proptest! {
         late in 0..20usize,
     ) {
         // without climbing: those who wait longer are not of the same class
-        let roomy = Rules { requests: 100_000, tokens: 1 << 40, bytes: 1 << 40,
+        let roomy = QueueRules { requests: 100_000, tokens: 1 << 40, bytes: 1 << 40,
             ageing_ms: f64::INFINITY, floors: [0.0; CLASSES] };
         let mut queue = Admission::new(roomy);
         let mut last_ticket = 0;
@@ -246,7 +246,7 @@ proptest! {
         floors in prop_oneof![Just([0.05, 0.2, 0.5]), Just([0.3, 0.3, 0.3]), Just([0.5, 0.5, 0.0])],
         from in 0..100usize,
     ) {
-        let roomy = Rules { requests: 100_000, tokens: 1 << 40, bytes: 1 << 40,
+        let roomy = QueueRules { requests: 100_000, tokens: 1 << 40, bytes: 1 << 40,
             ageing_ms: f64::INFINITY, floors };
         let mut queue = Admission::new(roomy);
         let mut last_ticket = 0;

@@ -5,9 +5,9 @@ use super::*;
 const AGEING_MS: f64 = 1_000.0;
 const NEVER: f64 = f64::INFINITY;
 
-fn rules() -> Rules {
+fn rules() -> QueueRules {
     let floors = [0.0; CLASSES];
-    Rules { requests: 4_096, tokens: 1 << 40, bytes: 1 << 40, ageing_ms: AGEING_MS, floors }
+    QueueRules { requests: 4_096, tokens: 1 << 40, bytes: 1 << 40, ageing_ms: AGEING_MS, floors }
 }
 
 /// A queue whose items are their tickets, as the tests see it.
@@ -18,11 +18,11 @@ struct Queue {
 }
 
 impl Queue {
-    fn new(rules: Rules) -> Self {
+    fn new(rules: QueueRules) -> Self {
         Self { admission: Admission::new(rules), now_ms: 0.0, last_ticket: 0 }
     }
 
-    fn try_join(&mut self, class: Class, tenant: u64, tokens: u64) -> Result<u64, Full> {
+    fn try_join(&mut self, class: Class, tenant: u64, tokens: u64) -> Result<u64, QueueBound> {
         self.last_ticket += 1;
         let (ticket, since_ms) = (self.last_ticket, self.now_ms);
         let entry = Entry {
@@ -169,7 +169,7 @@ fn accounts_of_a_class_that_is_far_ahead_do_not_hold_back_the_others() {
 
 #[test]
 fn a_class_that_waits_gets_its_floor_and_saves_up_nothing_before() {
-    let rules = Rules { ageing_ms: NEVER, floors: [0.1, 0.0, 0.0], ..rules() };
+    let rules = QueueRules { ageing_ms: NEVER, floors: [0.1, 0.0, 0.0], ..rules() };
     let mut queue = Queue::new(rules);
     for _ in 0..200 {
         queue.join(Class::High, 1, 100);
@@ -185,7 +185,7 @@ fn a_class_that_waits_gets_its_floor_and_saves_up_nothing_before() {
 
 #[test]
 fn what_a_class_was_owed_is_void_once_nobody_of_it_waits() {
-    let rules = Rules { ageing_ms: NEVER, floors: [0.5, 0.0, 0.0], ..rules() };
+    let rules = QueueRules { ageing_ms: NEVER, floors: [0.5, 0.0, 0.0], ..rules() };
     let mut queue = Queue::new(rules);
     let low = queue.join(Class::Low, 1, 100);
     queue.join(Class::High, 2, 100);
@@ -239,7 +239,7 @@ fn requests_without_tokens_do_not_go_before_the_oldest_for_ever() {
 
 #[test]
 fn of_two_classes_below_their_floors_the_one_that_has_waited_longer_for_its_share_goes_first() {
-    let rules = Rules { ageing_ms: NEVER, floors: [0.1, 0.4, 0.0], ..rules() };
+    let rules = QueueRules { ageing_ms: NEVER, floors: [0.1, 0.4, 0.0], ..rules() };
     let mut queue = Queue::new(rules);
     let high = [(); 2].map(|()| queue.join(Class::High, 1, 100));
     let low = queue.join(Class::Low, 2, 100);
@@ -252,7 +252,7 @@ fn of_two_classes_below_their_floors_the_one_that_has_waited_longer_for_its_shar
 
 #[test]
 fn of_a_class_below_its_floor_those_go_first_that_have_climbed() {
-    let rules = Rules { floors: [0.5, 0.0, 0.0], ..rules() };
+    let rules = QueueRules { floors: [0.5, 0.0, 0.0], ..rules() };
     let mut queue = Queue::new(rules);
     let old = queue.join(Class::Low, 1, 100);
     queue.admission.charge(1, 1_000.0);
@@ -325,19 +325,19 @@ fn an_idle_tenant_that_is_charged_is_not_the_idlest() {
 
 #[test]
 fn the_bounds_hold_and_say_which() {
-    let rules = Rules { requests: 3, tokens: 100, bytes: 360, ..rules() };
+    let rules = QueueRules { requests: 3, tokens: 100, bytes: 360, ..rules() };
     let mut queue = Queue::new(rules);
     queue.join(Class::Normal, 1, 60);
-    assert_eq!(queue.try_join(Class::High, 1, 41), Err(Full::Tokens));
-    assert_eq!(queue.try_join(Class::High, 1, 31), Err(Full::Bytes));
+    assert_eq!(queue.try_join(Class::High, 1, 41), Err(QueueBound::Tokens));
+    assert_eq!(queue.try_join(Class::High, 1, 31), Err(QueueBound::Bytes));
     queue.join(Class::Normal, 1, 0);
     queue.join(Class::Normal, 1, 0);
-    assert_eq!(queue.try_join(Class::High, 1, 0), Err(Full::Requests));
+    assert_eq!(queue.try_join(Class::High, 1, 0), Err(QueueBound::Requests));
     assert_eq!((queue.admission.len(), queue.admission.tokens()), (3, 60));
     assert_eq!(queue.admission.bytes(), 240);
-    assert_eq!(queue.admission.bound(u64::MAX, u64::MAX), Some(Full::Requests));
+    assert_eq!(queue.admission.bound(u64::MAX, u64::MAX), Some(QueueBound::Requests));
     queue.dispatch().unwrap();
-    assert_eq!(queue.admission.bound(u64::MAX, 0), Some(Full::Tokens));
+    assert_eq!(queue.admission.bound(u64::MAX, 0), Some(QueueBound::Tokens));
 }
 
 #[test]
@@ -419,21 +419,21 @@ fn what_did_not_have_to_wait_counts_for_what_a_token_costs() {
 
 #[test]
 fn a_bound_is_crowded_once_only_an_eighth_of_it_is_left() {
-    let roomy = Rules { requests: 4_000, tokens: 1 << 40, bytes: 1 << 40, ..rules() };
-    let crowded = |rules: Rules, joins: usize, tokens: u64| {
+    let roomy = QueueRules { requests: 4_000, tokens: 1 << 40, bytes: 1 << 40, ..rules() };
+    let crowded = |rules: QueueRules, joins: usize, tokens: u64| {
         let mut queue = Queue::new(rules);
         for _ in 0..joins {
             queue.join(Class::Normal, 1, tokens);
         }
         queue.admission.crowded()
     };
-    let requests = |most| Rules { requests: most, ..roomy.clone() };
+    let requests = |most| QueueRules { requests: most, ..roomy.clone() };
     assert_eq!(crowded(requests(8), 6, 1), None);
-    assert_eq!(crowded(requests(8), 7, 1), Some(Full::Requests));
-    let tokens = Rules { tokens: 800, ..roomy.clone() };
+    assert_eq!(crowded(requests(8), 7, 1), Some(QueueBound::Requests));
+    let tokens = QueueRules { tokens: 800, ..roomy.clone() };
     assert_eq!(crowded(tokens.clone(), 1, 700), None);
-    assert_eq!(crowded(tokens, 1, 701), Some(Full::Tokens));
-    let bytes = Rules { bytes: 3_200, ..roomy };
+    assert_eq!(crowded(tokens, 1, 701), Some(QueueBound::Tokens));
+    let bytes = QueueRules { bytes: 3_200, ..roomy };
     assert_eq!(crowded(bytes.clone(), 1, 700), None, "four bytes a token");
-    assert_eq!(crowded(bytes, 1, 701), Some(Full::Bytes));
+    assert_eq!(crowded(bytes, 1, 701), Some(QueueBound::Bytes));
 }

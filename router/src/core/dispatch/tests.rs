@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::core::frame::{Capacity, Load, Role, Step, StepCost};
 use crate::core::policy::PolicyName;
-use crate::core::scheduler::{Given, Joining, Rules};
+use crate::core::scheduler::{Given, Joining, RoutingRules};
 
 const COST: StepCost =
     StepCost { fixed_ms: 5.0, prefill_ms: 0.1, context_ms: 0.0, row_ms: 0.1, kv_ms: 0.0 };
@@ -24,7 +24,7 @@ fn dispatch_of(workers: &[(u32, u32, u32)], queue: usize) -> Dispatch<u64> {
 }
 
 fn dispatch_with(workers: &[(u32, u32, u32)], queue: usize, worker_queue_ms: f64) -> Dispatch<u64> {
-    let rules = Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms, seed: 1 };
+    let rules = RoutingRules { policy: PolicyName::Kv, shadow: None, worker_queue_ms, seed: 1 };
     let mut scheduler = Scheduler::new(rules, 16);
     for &(id, slots, waiting) in workers {
         scheduler.join(
@@ -103,7 +103,8 @@ fn a_full_fleet_lets_requests_wait_and_an_end_lets_one_go_on() {
     assert!(matches!(submit(&mut dispatch, want(3), 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
     assert!(dispatch_waiting(&mut dispatch, 1.0).is_empty());
-    let ended = dispatch.end(RequestId(2), Output { tokens: 50, complete: true }, 2_000.0).unwrap();
+    let ended =
+        dispatch.end(RequestId(2), LegOutput { tokens: 50, complete: true }, 2_000.0).unwrap();
     assert!(ended.block_seconds > 0.0);
     let told = dispatch_waiting(&mut dispatch, 2_000.0);
     assert_eq!(told, [(3, Ok(ended.worker))]);
@@ -125,7 +126,7 @@ fn what_a_lost_worker_had_is_charged_to_nobody() {
     assert_eq!(dispatch.queue().served(7), Some(both));
     dispatch.worker_left(lost.worker, 0.0);
     assert_eq!(dispatch.queue().served(7), Some(both - lost.expected_block_seconds));
-    assert!(dispatch.end(RequestId(1), Output::default(), 5.0).is_none(), "it is over");
+    assert!(dispatch.end(RequestId(1), LegOutput::default(), 5.0).is_none(), "it is over");
 }
 
 #[test]
@@ -209,7 +210,7 @@ fn one_who_is_gone_takes_no_place() {
     }
     assert_eq!(dispatch.leave(RequestId(3)), Some(3));
     assert_eq!(dispatch.leave(RequestId(3)), None);
-    dispatch.end(RequestId(1), Output::default(), 1.0);
+    dispatch.end(RequestId(1), LegOutput::default(), 1.0);
     let mut told = Vec::new();
     dispatch.dispatch_waiting(true, 1.0, |item, _, _| {
         told.push(item);
@@ -225,7 +226,8 @@ fn a_full_queue_says_when_to_come_back() {
     submit(&mut dispatch, want(1), 0.0);
     submit(&mut dispatch, PlacementRequest { prompt_tokens: 100_000, ..want(2) }, 0.0);
     let third = submit(&mut dispatch, want(3), 0.0);
-    let Submitted::Refused(Refusal::QueueFull { what: Full::Requests, retry_after_ms }, 3) = third
+    let Submitted::Refused(Refusal::QueueFull { what: QueueBound::Requests, retry_after_ms }, 3) =
+        third
     else {
         panic!("{third:?}")
     };
@@ -297,7 +299,7 @@ fn a_tenant_is_charged_for_what_is_placed_and_in_the_end_for_what_it_took() {
     for (tenant, n) in [(2, 2), (3, 3)] {
         assert!(matches!(submit(&mut dispatch, of(tenant, n), 0.0), Submitted::Waits));
     }
-    let output = Output { tokens: 50, complete: true };
+    let output = LegOutput { tokens: 50, complete: true };
     let ended = dispatch.end(RequestId(1), output, 9_000.0).unwrap();
     assert_ne!(ended.block_seconds, expected);
     let served = dispatch.queue().served(1).unwrap();
@@ -338,7 +340,7 @@ fn one_that_makes_way_and_may_not_go_where_there_is_room_does_not_hold_up_its_li
     assert!(matches!(submit(&mut dispatch, greedy(4), 0.0), Submitted::Waits));
     let first = |leg: &u64| dispatch.scheduler.worker_of(RequestId(*leg)) == Some(WorkerId(0));
     let leg = [1, 2].into_iter().find(first).unwrap();
-    dispatch.end(RequestId(leg), Output::default(), 1.0);
+    dispatch.end(RequestId(leg), LegOutput::default(), 1.0);
     assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
 }
 
@@ -377,7 +379,7 @@ fn one_that_every_worker_failed_does_not_hold_up_the_others() {
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
     let on_first = [1, 2].into_iter().find(|n| {
         dispatch
-            .end(RequestId(*n), Output::default(), 1.0)
+            .end(RequestId(*n), LegOutput::default(), 1.0)
             .is_some_and(|ended| ended.worker == WorkerId(0))
     });
     assert!(on_first.is_some());
@@ -399,7 +401,7 @@ fn one_that_began_before_waits_for_whoever_comes_and_goes_before_all_others() {
     assert!(matches!(submit(&mut dispatch, hopeless, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, patient(4), 0.0), Submitted::Waits));
     assert!(!dispatch.nobody_waits() && dispatch.returning() == 2);
-    dispatch.end(RequestId(1), Output::default(), 10.0);
+    dispatch.end(RequestId(1), LegOutput::default(), 10.0);
     let other = submit(&mut dispatch, want(5), 10.0);
     assert!(matches!(other, Submitted::Refused(..)), "{other:?}: it is not its turn");
     assert_eq!(
@@ -408,7 +410,7 @@ fn one_that_began_before_waits_for_whoever_comes_and_goes_before_all_others() {
         "who failed it is better than none"
     );
     dispatch.scheduler.set_open(WorkerId(0), false);
-    dispatch.end(RequestId(3), Output::default(), 20.0);
+    dispatch.end(RequestId(3), LegOutput::default(), 20.0);
     let mut told = 0;
     dispatch.dispatch_waiting(false, 20.0, |_, _, _| {
         told += 1;
@@ -427,9 +429,9 @@ fn one_that_waits_for_another_worker_than_that_which_failed_it_holds_nobody_up()
     let picky = PlacementRequest { excluded: vec![WorkerId(0)], ..patient(3) };
     assert!(matches!(submit(&mut dispatch, picky, 0.0), Submitted::Waits));
     assert!(matches!(submit(&mut dispatch, want(4), 0.0), Submitted::Waits));
-    dispatch.end(RequestId(1), Output::default(), 1.0);
+    dispatch.end(RequestId(1), LegOutput::default(), 1.0);
     assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(4, Ok(WorkerId(0)))]);
-    dispatch.end(RequestId(2), Output::default(), 2.0);
+    dispatch.end(RequestId(2), LegOutput::default(), 2.0);
     let mut gone = Vec::new();
     let served = dispatch.queue().served(0);
     dispatch.dispatch_waiting(true, 2.0, |item, _, _| {
@@ -459,7 +461,7 @@ fn however_many_may_not_go_to_the_worker_with_room_the_one_who_may_goes() {
         for leg in (1..4).filter(|leg| dispatch.scheduler.worker_of(RequestId(*leg)) == Some(id)) {
             ended.push(leg);
         }
-        dispatch.end(RequestId(ended[0]), Output::default(), 1.0);
+        dispatch.end(RequestId(ended[0]), LegOutput::default(), 1.0);
     };
     on(&mut dispatch, WorkerId(0));
     assert_eq!(dispatch_waiting(&mut dispatch, 1.0), [(300, Ok(WorkerId(0)))]);
@@ -518,7 +520,7 @@ proptest! {
                 }
                 Event::End(i) if !running.is_empty() => {
                     let item = running.swap_remove(i % running.len());
-                    dispatch.end(RequestId(item), Output { tokens: 3, complete: true }, now_ms);
+                    dispatch.end(RequestId(item), LegOutput { tokens: 3, complete: true }, now_ms);
                 }
                 Event::End(_) => {}
                 Event::Leave(ticket) => {

@@ -5,7 +5,7 @@ use crate::core::admission::Entry;
 use crate::core::candidate::WorkerId;
 use crate::core::decision::NoPlace;
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Output, Placement, Scheduler};
+use crate::core::scheduler::{LegOutput, Placement, Scheduler};
 
 /// Requests of the queue that are tried in vain when room appears. More than one, because the first may not go where others
 /// may. Of those that began before, only one is tried of all that were failed by the same workers.
@@ -136,7 +136,7 @@ impl<T, W> Dispatch<T, W> {
     /// Nobody took the placement: it costs nobody anything.
     fn give_back(&mut self, legs: [Option<RequestId>; 2], now_ms: f64) {
         for request in legs.into_iter().flatten() {
-            self.scheduler.end(request, Output::default(), now_ms);
+            self.scheduler.end(request, LegOutput::default(), now_ms);
         }
     }
 }

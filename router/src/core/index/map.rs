@@ -15,7 +15,7 @@ use super::sets::EMPTY;
 use super::table::Table;
 
 #[derive(Debug)]
-pub(super) struct Map {
+pub(super) struct BlockMap {
     table: Table,
     /// The table that `table` replaces, and its frontier.
     old: Option<(Table, usize)>,
@@ -25,7 +25,7 @@ pub(super) struct Map {
 
 const LEAST_HOMES_LOG2: u32 = 10;
 
-impl Map {
+impl BlockMap {
     pub(super) fn new() -> Self {
         Self { table: Table::new(LEAST_HOMES_LOG2), old: None, cursor: 0 }
     }

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 #[derive(Debug, Default)]
-pub(super) struct Places {
+pub(super) struct BlockHolders {
     places: Vec<State>,
     /// Free numbers below `places.len()`; the lowest is given out first, so that numbers stay dense.
     free: BTreeSet<u16>,
@@ -29,7 +29,7 @@ enum Presence {
     Free,
 }
 
-impl Places {
+impl BlockHolders {
     pub(super) fn join(&mut self, capacity: u32) -> Option<u16> {
         let state = State { held: 0, capacity, presence: Presence::Here };
         if let Some(place) = self.free.pop_first() {

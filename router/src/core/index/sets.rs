@@ -1,13 +1,13 @@
 //! Holder sets, each kept once and counted by the entries that have it.
 //!
 //! Blocks of one conversation have the same holders, so there are far fewer sets than blocks, and an event over a run of
-//! blocks makes the same change to the same set again and again. A `Change` remembers the last one, a small cache the
+//! blocks makes the same change to the same set again and again. A `SetChange` remembers the last one, a small cache the
 //! recent ones; only what neither knows is worked out.
 //!
 //! A set that no entry has is not freed at once (the next event often brings it back) but in batches, and only between
 //! runs of events. So numbers remembered within a run stay valid, and the cache is emptied once a batch.
 
-use super::places::Places;
+use super::places::BlockHolders;
 
 /// The number of the empty set. It is always there.
 pub(super) const EMPTY: u32 = 0;
@@ -49,7 +49,7 @@ struct Set {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum SetChange {
     Add,
     Remove,
 }
@@ -88,7 +88,7 @@ impl Sets {
     }
 
     /// The same change of many sets in a row.
-    pub(super) fn change(&mut self, kind: Change, place: u16) -> SameChange<'_> {
+    pub(super) fn change(&mut self, kind: SetChange, place: u16) -> SameChange<'_> {
         SameChange { sets: self, kind, place, last: (NONE, NONE) }
     }
 
@@ -110,7 +110,7 @@ impl Sets {
 
     /// `set` without the places that are leaving.
     #[inline]
-    pub(super) fn without_leaving(&mut self, set: u32, places: &Places) -> u32 {
+    pub(super) fn without_leaving(&mut self, set: u32, places: &BlockHolders) -> u32 {
         let now = places.version() + self.batches; // grows whenever the answer may be another
         if self.sets[set as usize].cleaned_at == now {
             return self.sets[set as usize].cleaned;
@@ -151,8 +151,8 @@ impl Sets {
     }
 
     /// The set that a change leads to.
-    fn changed(&mut self, kind: Change, place: u16, from: u32) -> u32 {
-        let change = u32::from(place) << 1 | u32::from(kind == Change::Add);
+    fn changed(&mut self, kind: SetChange, place: u16, from: u32) -> u32 {
+        let change = u32::from(place) << 1 | u32::from(kind == SetChange::Add);
         let at = mix(from ^ change.rotate_left(16)) >> (32 - CACHE_LOG2);
         let cached = self.cache[at as usize];
         if (cached.from, cached.change) == (from, change) {
@@ -163,15 +163,15 @@ impl Sets {
         to
     }
 
-    fn work_out(&mut self, kind: Change, place: u16, from: u32) -> u32 {
+    fn work_out(&mut self, kind: SetChange, place: u16, from: u32) -> u32 {
         let Self { sets, draft, .. } = self;
         let members = &sets[from as usize].members;
         draft.clear();
         draft.extend_from_slice(members);
         match (kind, draft.binary_search(&place)) {
-            (Change::Add, Err(at)) => draft.insert(at, place),
-            (Change::Remove, Ok(at)) => drop(draft.remove(at)),
-            (Change::Add, Ok(_)) | (Change::Remove, Err(_)) => return from,
+            (SetChange::Add, Err(at)) => draft.insert(at, place),
+            (SetChange::Remove, Ok(at)) => drop(draft.remove(at)),
+            (SetChange::Add, Ok(_)) | (SetChange::Remove, Err(_)) => return from,
         }
         self.intern()
     }
@@ -248,7 +248,7 @@ impl Sets {
 /// The same change, made to the sets of one entry after the other.
 pub(super) struct SameChange<'a> {
     sets: &'a mut Sets,
-    kind: Change,
+    kind: SetChange,
     place: u16,
     last: (u32, u32),
 }

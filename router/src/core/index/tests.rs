@@ -137,34 +137,34 @@ fn apply(event: &Event, index: &mut BlockIndex, model: &mut Model) {
         Event::Join { capacity } => {
             let place = index.join(capacity).unwrap().0;
             assert_eq!(model.places.insert(place, capacity), None, "a number given out twice");
-            assert_eq!(index.held(Place(place)), 0);
+            assert_eq!(index.held(BlockHolder(place)), 0);
         }
         Event::Leave { place } => {
             let Some(place) = pick(place) else { return };
-            index.leave(Place(place));
+            index.leave(BlockHolder(place));
             model.leave(place);
-            assert_eq!(index.store(Place(place), &[1]), Err(StoreError::NotJoined));
-            assert_eq!(index.remove(Place(place), &keys(0, 0..DEPTH)), 0);
+            assert_eq!(index.store(BlockHolder(place), &[1]), Err(StoreError::NotJoined));
+            assert_eq!(index.remove(BlockHolder(place), &keys(0, 0..DEPTH)), 0);
         }
         Event::Extend { place, chain, depth } => {
             let Some(place) = pick(place) else { return };
             let keys = keys(chain, 0..depth);
-            assert_eq!(index.store(Place(place), &keys), model.store(place, &keys));
+            assert_eq!(index.store(BlockHolder(place), &keys), model.store(place, &keys));
         }
         Event::Shorten { place, chain, depth } => {
             let Some(place) = pick(place) else { return };
             let keys = keys(chain, depth..DEPTH);
-            assert_eq!(index.remove(Place(place), &keys), model.remove(place, &keys));
+            assert_eq!(index.remove(BlockHolder(place), &keys), model.remove(place, &keys));
         }
         Event::Flood { place, many } => {
             let Some(place) = pick(place) else { return };
             let keys = keys(99, 0..many);
-            assert_eq!(index.store(Place(place), &keys), model.store(place, &keys));
+            assert_eq!(index.store(BlockHolder(place), &keys), model.store(place, &keys));
         }
         Event::Drain { place, many } => {
             let Some(place) = pick(place) else { return };
             let keys = keys(99, many..2000);
-            assert_eq!(index.remove(Place(place), &keys), model.remove(place, &keys));
+            assert_eq!(index.remove(BlockHolder(place), &keys), model.remove(place, &keys));
         }
     }
 }
@@ -181,9 +181,9 @@ fn compare(index: &BlockIndex, model: &Model) {
         assert!(model.places.keys().all(|&place| usize::from(place) < found.len()));
     }
     for &place in model.places.keys() {
-        assert_eq!(index.held(Place(place)), model.held(place));
+        assert_eq!(index.held(BlockHolder(place)), model.held(place));
         for key in keys(1, 0..DEPTH).into_iter().step_by(9) {
-            assert_eq!(index.holds(Place(place), key), model.holds(place, key));
+            assert_eq!(index.holds(BlockHolder(place), key), model.holds(place, key));
         }
     }
 }
@@ -208,7 +208,7 @@ proptest! {
         }
         compare(&index, &model);
         for place in model.places.keys() {
-            index.leave(Place(*place));
+            index.leave(BlockHolder(*place));
         }
         assert_swept(&mut index);
     }
@@ -270,7 +270,7 @@ fn duplicates_and_unknown_blocks_show_in_the_counts_and_harm_nothing() {
     assert_eq!(index.remove(a, &keys(2, 0..10)), 0);
     assert_eq!(index.remove(a, &[0, 0, 7, u64::MAX, 7]), 3);
     assert_eq!((index.held(a), index.held(b), index.len()), (15, 0, 15));
-    let never = Place(9);
+    let never = BlockHolder(9);
     assert_eq!(index.store(never, &[1]), Err(StoreError::NotJoined));
     assert_eq!((index.remove(never, &[1]), index.held(never)), (0, 0));
     assert!(!index.holds(never, 7));
@@ -306,12 +306,12 @@ fn a_place_that_left_is_gone_at_once_and_its_number_comes_back_when_it_is_swept(
     index.leave(a); // once is enough
     assert_eq!(overlaps(&index, &shared), [0, 1000]);
     assert_eq!(overlaps(&index, &mine), [0, 0]);
-    assert_eq!(index.join(10).unwrap(), Place(2), "entries still name 0");
+    assert_eq!(index.join(10).unwrap(), BlockHolder(2), "entries still name 0");
     let mut joined = 0;
     while index.places() > 2 || index.len() > 1000 {
         let place = index.join(10).unwrap();
         index.leave(place);
-        index.leave(Place(2));
+        index.leave(BlockHolder(2));
         joined += 1;
         assert!(joined < 60, "{} entries left", index.len());
     }
@@ -369,12 +369,12 @@ fn ten_thousand_workers_that_come_and_go_leave_memory_flat() {
 fn as_many_places_as_there_are_numbers() {
     let mut index = BlockIndex::new();
     for number in 0..=u16::MAX {
-        assert_eq!(index.join(1), Some(Place(number)));
+        assert_eq!(index.join(1), Some(BlockHolder(number)));
     }
     assert_eq!(index.join(1), None);
-    index.leave(Place(123));
-    assert_eq!(index.join(1), Some(Place(123)));
-    index.store(Place(u16::MAX), &[5]).unwrap();
+    index.leave(BlockHolder(123));
+    assert_eq!(index.join(1), Some(BlockHolder(123)));
+    index.store(BlockHolder(u16::MAX), &[5]).unwrap();
     let found = overlaps(&index, &[5, 6]);
     assert_eq!((found.len(), found[65_535]), (65_536, 1));
 }

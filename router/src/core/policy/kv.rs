@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::Choosable;
 use super::session_hash::rank;
 use crate::core::candidate::WorkerId;
-use crate::core::policy::pairs::{Choice, Options};
+use crate::core::policy::pairs::{ChosenPair, Options};
 
 /// Costs that differ by less than this share are equal: no prediction is that good, and ties are to rotate.
 const TIE: f64 = 1e-6;
@@ -21,7 +21,7 @@ pub struct Kv {
 }
 
 impl Kv {
-    pub(super) fn pick(&mut self, options: &Options<'_>) -> Choice {
+    pub(super) fn pick(&mut self, options: &Options<'_>) -> ChosenPair {
         let costs = Costs { options, latest_ms: latest_ms(options) };
         // of each worker, itself alone or with its best partner
         let mut least_each = Vec::with_capacity(options.wholes.len());
@@ -53,7 +53,7 @@ impl Kv {
             self.last_prefill = Some(options.prefills[prefill].candidate.id);
         }
         let best_pair = prefill.map_or(best_pair.1, |prefill| Some((prefill, whole)));
-        Choice { whole, prefill, best_pair }
+        ChosenPair { whole, prefill, best_pair }
     }
 }
 

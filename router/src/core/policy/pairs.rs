@@ -27,7 +27,7 @@ struct Decode<'a> {
 
 /// What was chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::core) struct Choice {
+pub(in crate::core) struct ChosenPair {
     /// Who takes the request, or its answer.
     pub(in crate::core) whole: usize,
     /// Who computes the prompt, if it is another one.

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::candidates::usable_blocks;
 use super::claims::usual;
-use super::legs::{Leg, Part};
+use super::legs::{BookedLeg, LegPart};
 use super::worker::Worker;
-use super::{Begun, Ended, Output, Placement, PlacementRequest, PrefillLeg, Scheduler};
+use super::{Begun, Ended, LegOutput, Placement, PlacementRequest, PrefillLeg, Scheduler};
 use crate::core::candidate::{Candidate, Exclusion, WorkerId};
 use crate::core::decision::{Decision, decide};
 use crate::core::estimate::Estimate;
@@ -18,7 +18,7 @@ const OUTPUT_WEIGHT: f64 = 0.02;
 /// A half of a placement, or all of it.
 struct Half<'a> {
     request: RequestId,
-    part: Part,
+    part: LegPart,
     on: &'a Candidate,
     /// To its own first token.
     first_ms: f64,
@@ -57,7 +57,7 @@ impl<W> Scheduler<W> {
         let pair = decision.chosen_prefill();
         let mut answer = Half {
             request: wanted.request,
-            part: if pair.is_some() { Part::Decode } else { Part::Whole },
+            part: if pair.is_some() { LegPart::Decode } else { LegPart::Whole },
             on: chosen,
             first_ms: ttft_ms,
             tokens: tokens + output / 2.0,
@@ -70,7 +70,7 @@ impl<W> Scheduler<W> {
         let mut expected_block_seconds = self.book(wanted, &answer, output, now_ms);
         let prefill = pair.map(|on| {
             let (request, ms) = (wanted.prefill_request, ttft_ms + transfer_ms);
-            let (part, first_ms) = (Part::Prefill, ttft_ms);
+            let (part, first_ms) = (LegPart::Prefill, ttft_ms);
             let half = Half { request, part, on, first_ms, tokens, ms, tpot_ms: 0.0 };
             expected_block_seconds += self.book(wanted, &half, output, now_ms);
             PrefillLeg { request, worker: on.id }
@@ -92,13 +92,13 @@ impl<W> Scheduler<W> {
         // also what another leg has booked: that one may be given up first
         let news = half.on.held_tokens + self.block_tokens < wanted.prompt_tokens;
         let booked = news && self.holdings.book(&worker.places, half.part, &wanted.keys);
-        let mut leg = Leg::new(wanted, half.part, half.on.id, now_ms, half.first_ms);
+        let mut leg = BookedLeg::new(wanted, half.part, half.on.id, now_ms, half.first_ms);
         leg.booked = booked;
         leg.predicted_tpot_ms = half.tpot_ms;
         leg.held_blocks = half.on.held_tokens / self.block_tokens;
         leg.cached_tokens = match half.part {
-            Part::Whole | Part::Prefill => half.on.cached_tokens,
-            Part::Decode => half.on.decode_cached_tokens(),
+            LegPart::Whole | LegPart::Prefill => half.on.cached_tokens,
+            LegPart::Decode => half.on.decode_cached_tokens(),
         };
         leg.reports = worker.reports;
         leg.expected_block_seconds =
@@ -139,7 +139,7 @@ impl<W> Scheduler<W> {
             self.holdings.unbook(&worker.places, leg.part, &leg.keys);
         }
         worker.begun(request, leg.part);
-        if leg.part != Part::Decode {
+        if leg.part != LegPart::Decode {
             worker.claims.gave(leg.prompt_tokens.saturating_sub(cached_tokens).into());
             let uncached = 1.0 - f64::from(cached_tokens) / f64::from(leg.prompt_tokens.max(1));
             self.uncached_share += OUTPUT_WEIGHT * (uncached.clamp(0.0, 1.0) - self.uncached_share);
@@ -151,7 +151,7 @@ impl<W> Scheduler<W> {
         let announced = self.holdings.still_held(&worker.places, &leg.keys, full);
         worker.credit.computed(full - announced);
         let mut doubted = false;
-        if leg.part != Part::Decode && is_judged(leg) {
+        if leg.part != LegPart::Decode && is_judged(leg) {
             let times = (leg.predicted_ttft_ms, now_ms - leg.placed_ms);
             doubted = audit_request(&mut self.workers, i, times);
         }
@@ -176,23 +176,23 @@ impl<W> Scheduler<W> {
     /// to a leg that is whole or has begun.
     pub fn alone(&mut self, request: RequestId, now_ms: f64) {
         let Some(leg) = self.legs.get_mut(&request) else { return };
-        if leg.part != Part::Decode || leg.begun {
+        if leg.part != LegPart::Decode || leg.begun {
             return;
         }
         let i = self.workers.binary_search_by_key(&leg.worker, |worker| worker.id);
         let worker = &mut self.workers[i.expect("its legs leave with a worker")];
         if leg.booked {
             self.holdings.unbook(&worker.places, leg.part, &leg.keys);
-            leg.booked = self.holdings.book(&worker.places, Part::Whole, &leg.keys);
+            leg.booked = self.holdings.book(&worker.places, LegPart::Whole, &leg.keys);
         }
-        leg.part = Part::Whole;
+        leg.part = LegPart::Whole;
         leg.reports = worker.reports;
         leg.cached_tokens = leg.held_blocks * self.block_tokens; // what was to come for others may not come either
         worker.alone(request, leg, now_ms);
     }
 
     /// A leg ended, or never started: everything booked for it is given back.
-    pub fn end(&mut self, request: RequestId, output: Output, now_ms: f64) -> Option<Ended> {
+    pub fn end(&mut self, request: RequestId, output: LegOutput, now_ms: f64) -> Option<Ended> {
         let leg = self.legs.remove(&request)?;
         if let Some(i) = self.find(leg.worker) {
             let worker = &mut self.workers[i];
@@ -277,7 +277,7 @@ impl<W> Scheduler<W> {
 
 /// Whether a worker's word is held against what became of this leg. One that yields waits for others that come later, so how
 /// long it takes is not in its worker's hands.
-fn is_judged(leg: &Leg) -> bool {
+fn is_judged(leg: &BookedLeg) -> bool {
     !leg.yields
 }
 

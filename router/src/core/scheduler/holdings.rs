@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
-use super::legs::Part;
-use crate::core::index::{BlockIndex, Place};
+use super::legs::LegPart;
+use crate::core::index::{BlockHolder, BlockIndex};
 
 /// Where a worker keeps a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,27 +34,27 @@ impl Tier {
 /// One worker's names in the two indexes. `None` where it announced no room, or the index has no place left: such a
 /// worker serves without credit.
 #[derive(Debug, Default)]
-pub(super) struct Places {
-    tiers: [Option<Place>; 3],
+pub(super) struct WorkerHolders {
+    tiers: [Option<BlockHolder>; 3],
     /// Blocks that are kept of each tier.
     room: [u32; 3],
-    booked: Option<Place>,
-    pulled: Option<Place>,
+    booked: Option<BlockHolder>,
+    pulled: Option<BlockHolder>,
     /// A worker cannot be about to store more than its pool holds.
     most_booked: u32,
 }
 
-impl Places {
+impl WorkerHolders {
     /// Blocks that are kept of this tier.
     pub(super) fn room(&self, tier: Tier) -> u32 {
         self.room[tier as usize]
     }
 
     /// What a leg computes here is there for those behind it in the queue; what it pulls comes whenever it comes.
-    fn of(&self, part: Part) -> Option<Place> {
+    fn of(&self, part: LegPart) -> Option<BlockHolder> {
         match part {
-            Part::Whole | Part::Prefill => self.booked,
-            Part::Decode => self.pulled,
+            LegPart::Whole | LegPart::Prefill => self.booked,
+            LegPart::Decode => self.pulled,
         }
     }
 }
@@ -114,8 +114,8 @@ pub(super) struct Overlaps {
 }
 
 impl Overlaps {
-    pub(super) fn of(&self, places: &Places) -> Found {
-        let look = |overlaps: &[u32], place: Option<Place>| {
+    pub(super) fn of(&self, places: &WorkerHolders) -> Found {
+        let look = |overlaps: &[u32], place: Option<BlockHolder>| {
             place.and_then(|place| overlaps.get(usize::from(place.0))).copied().unwrap_or(0)
         };
         let [device, host, disk] = places.tiers;
@@ -130,8 +130,8 @@ impl Overlaps {
 
 impl Holdings {
     /// `room` is by tier; `blocks` are those of the worker's pool.
-    pub(super) fn join(&mut self, room: [u32; 3], blocks: u32) -> Places {
-        Places {
+    pub(super) fn join(&mut self, room: [u32; 3], blocks: u32) -> WorkerHolders {
+        WorkerHolders {
             tiers: room.map(|blocks| (blocks > 0).then(|| self.announced.join(blocks)).flatten()),
             room,
             booked: self.booked.join(blocks.max(1)),
@@ -144,7 +144,7 @@ impl Holdings {
         clippy::needless_pass_by_value,
         reason = "places that were given back are no longer good"
     )]
-    pub(super) fn leave(&mut self, places: Places) {
+    pub(super) fn leave(&mut self, places: WorkerHolders) {
         for place in places.tiers.into_iter().flatten() {
             self.announced.leave(place);
         }
@@ -154,14 +154,14 @@ impl Holdings {
     }
 
     /// All that was announced is gone; bookings stay.
-    pub(super) fn clear(&mut self, places: &mut Places) {
+    pub(super) fn clear(&mut self, places: &mut WorkerHolders) {
         for tier in [Tier::Device, Tier::Host, Tier::Disk] {
             self.clear_tier(places, tier);
         }
     }
 
     /// All that was announced for a tier is gone. In constant time: the worker gets a new place.
-    pub(super) fn clear_tier(&mut self, places: &mut Places, tier: Tier) {
+    pub(super) fn clear_tier(&mut self, places: &mut WorkerHolders, tier: Tier) {
         let blocks = places.room(tier);
         let place = &mut places.tiers[tier as usize];
         if let Some(old) = place.take() {
@@ -171,7 +171,7 @@ impl Holdings {
     }
 
     /// False if they are more than the worker can hold, or is given room for. A lower tier without room is passed over.
-    pub(super) fn store(&mut self, places: &Places, tier: Tier, keys: &[u64]) -> bool {
+    pub(super) fn store(&mut self, places: &WorkerHolders, tier: Tier, keys: &[u64]) -> bool {
         match places.tiers[tier as usize] {
             Some(place) => self.announced.store(place, keys).is_ok(),
             None => tier != Tier::Device || keys.is_empty() || places.room(tier) > 0,
@@ -179,20 +179,20 @@ impl Holdings {
     }
 
     /// How many of them it was not known to hold.
-    pub(super) fn remove(&mut self, places: &Places, tier: Tier, keys: &[u64]) -> u32 {
+    pub(super) fn remove(&mut self, places: &WorkerHolders, tier: Tier, keys: &[u64]) -> u32 {
         let Some(place) = places.tiers[tier as usize] else { return 0 };
         let known = self.announced.remove(place, keys);
         u32::try_from(keys.len()).unwrap_or(u32::MAX).saturating_sub(known)
     }
 
-    pub(super) fn holds(&self, places: &Places, key: u64) -> bool {
+    pub(super) fn holds(&self, places: &WorkerHolders, key: u64) -> bool {
         let place = places.tiers[Tier::Device as usize];
         place.is_some_and(|place| self.announced.holds(place, key))
     }
 
     /// Of the leading `blocks` that it held, those that it still holds. Leaves go first, so one look at the last one is
     /// nearly always enough.
-    pub(super) fn still_held(&self, places: &Places, keys: &[u64], blocks: u32) -> u32 {
+    pub(super) fn still_held(&self, places: &WorkerHolders, keys: &[u64], blocks: u32) -> u32 {
         let Some(place) = places.tiers[Tier::Device as usize] else { return 0 };
         let held = |n: u32| n == 0 || self.announced.holds(place, keys[n as usize - 1]);
         if held(blocks) {
@@ -211,7 +211,7 @@ impl Holdings {
     }
 
     /// Books all blocks of a prompt. False if they may not fit: then none is booked.
-    pub(super) fn book(&mut self, places: &Places, part: Part, keys: &[u64]) -> bool {
+    pub(super) fn book(&mut self, places: &WorkerHolders, part: LegPart, keys: &[u64]) -> bool {
         let Some(place) = places.of(part) else { return false };
         if self.booked.held(place) as usize + keys.len() > places.most_booked as usize {
             return false;
@@ -228,7 +228,7 @@ impl Holdings {
     }
 
     /// Takes back what [`Self::book`] booked.
-    pub(super) fn unbook(&mut self, places: &Places, part: Part, keys: &[u64]) {
+    pub(super) fn unbook(&mut self, places: &WorkerHolders, part: LegPart, keys: &[u64]) {
         let Some(place) = places.of(part) else { return };
         self.changed.clear();
         for &key in keys {
@@ -248,7 +248,7 @@ impl Holdings {
         self.booked.overlaps(prompt, &mut overlaps.booked);
     }
 
-    pub(super) fn held(&self, places: &Places) -> u32 {
+    pub(super) fn held(&self, places: &WorkerHolders) -> u32 {
         places.tiers[Tier::Device as usize].map_or(0, |place| self.announced.held(place))
     }
 
@@ -260,7 +260,7 @@ impl Holdings {
 
     /// Blocks that are booked on a worker.
     #[cfg(test)]
-    pub(super) fn booked(&self, places: &Places) -> u32 {
+    pub(super) fn booked(&self, places: &WorkerHolders) -> u32 {
         let places = [places.booked, places.pulled].into_iter().flatten();
         places.map(|place| self.booked.held(place)).sum()
     }

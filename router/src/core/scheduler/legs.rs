@@ -12,7 +12,7 @@ const LEASE_TTFTS: f64 = 3.0;
 
 /// How much of a request a leg is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Part {
+pub(super) enum LegPart {
     /// All of it.
     Whole,
     /// Its prompt, with the first token.
@@ -23,8 +23,8 @@ pub(super) enum Part {
 
 /// One leg.
 #[derive(Debug)]
-pub(super) struct Leg {
-    pub(super) part: Part,
+pub(super) struct BookedLeg {
+    pub(super) part: LegPart,
     pub(super) worker: WorkerId,
     pub(super) tenant: u64,
     /// It makes way for others.
@@ -53,15 +53,15 @@ pub(super) struct Leg {
     pub(super) predicted_tpot_ms: f64,
 }
 
-impl Leg {
+impl BookedLeg {
     pub(super) fn new(
         wanted: &PlacementRequest,
-        part: Part,
+        part: LegPart,
         worker: WorkerId,
         now_ms: f64,
         predicted_ttft_ms: f64,
     ) -> Self {
-        let answer = if part == Part::Prefill { 0 } else { wanted.max_tokens };
+        let answer = if part == LegPart::Prefill { 0 } else { wanted.max_tokens };
         Self {
             part,
             worker,
@@ -116,7 +116,7 @@ pub struct Begun {
 
 /// What a leg gave.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Output {
+pub struct LegOutput {
     /// Tokens that came.
     pub tokens: u32,
     /// It came to its own end: these tokens tell how long answers are.

@@ -29,7 +29,7 @@ fn capacity() -> Capacity {
 }
 
 fn scheduler(workers: u32) -> Scheduler {
-    let rules = Rules {
+    let rules = RoutingRules {
         policy: PolicyName::Kv,
         shadow: Some(PolicyName::RoundRobin),
         worker_queue_ms: 1e6,
@@ -165,17 +165,17 @@ fn a_prediction_ends_with_its_leg_and_what_the_worker_announced_stays() {
     let worker = scheduler.place(&want(1, &keys), 0.0).unwrap().worker;
     let cached = |scheduler: &mut Scheduler, request| {
         let placement = scheduler.place(&want(request, &keys), 0.0).unwrap();
-        scheduler.end(placement.request, Output::default(), 0.0).unwrap();
+        scheduler.end(placement.request, LegOutput::default(), 0.0).unwrap();
         let candidates = &placement.decision.candidates;
         candidates.iter().find(|c| c.id == worker).unwrap().cached_tokens
     };
     assert_eq!(cached(&mut scheduler, 2), 320);
-    scheduler.end(RequestId(1), Output::default(), 1.0).unwrap();
+    scheduler.end(RequestId(1), LegOutput::default(), 1.0).unwrap();
     assert_eq!(cached(&mut scheduler, 3), 0, "rolled back");
     let worker_now = scheduler.place(&want(4, &keys), 0.0).unwrap().worker;
     assert_eq!(scheduler.stored(worker_now, Tier::Device, &keys), None);
     assert!(scheduler.begun(RequestId(4), 0, 9.0).is_some());
-    scheduler.end(RequestId(4), Output { tokens: 7, complete: true }, 10.0).unwrap();
+    scheduler.end(RequestId(4), LegOutput { tokens: 7, complete: true }, 10.0).unwrap();
     let placement = scheduler.place(&want(5, &keys), 11.0).unwrap();
     assert_eq!((placement.worker, chosen(&placement).held_tokens), (worker_now, 320));
 }
@@ -185,7 +185,7 @@ fn a_prediction_lasts_as_long_as_one_of_its_legs() {
     let mut scheduler = scheduler(1);
     let keys = keys(1, 20, 0);
     let mut cached = |give_up: Option<u64>, request| {
-        give_up.map(|leg| scheduler.end(RequestId(leg), Output::default(), 0.0).unwrap());
+        give_up.map(|leg| scheduler.end(RequestId(leg), LegOutput::default(), 0.0).unwrap());
         chosen(&scheduler.place(&want(request, &keys), 0.0).unwrap()).cached_tokens
     };
     assert_eq!([cached(None, 1), cached(None, 2)], [0, 320]);
@@ -203,7 +203,7 @@ fn a_lease_runs_out_when_the_first_token_is_overdue() {
     assert_eq!(scheduler.expire_leases(20_000.0), 0, "once");
     let again = scheduler.place(&want(2, &keys), 20_000.0).unwrap();
     assert_eq!(chosen(&again).cached_tokens, 0);
-    scheduler.end(placement.request, Output::default(), 20_001.0).unwrap();
+    scheduler.end(placement.request, LegOutput::default(), 20_001.0).unwrap();
     let third = scheduler.place(&want(3, &keys), 20_002.0).unwrap();
     assert_eq!(chosen(&third).cached_tokens, 320, "the second leg's own prediction is untouched");
 }
@@ -243,13 +243,14 @@ fn a_backlog_shrinks_with_the_steps_and_ends_with_the_first_token() {
     assert_eq!(backlog(&scheduler), 2 * 1603 - 1000);
     scheduler.begun(RequestId(1), 0, 160.0).unwrap();
     assert_eq!(backlog(&scheduler), 1603);
-    scheduler.end(RequestId(2), Output::default(), 170.0).unwrap();
+    scheduler.end(RequestId(2), LegOutput::default(), 170.0).unwrap();
     assert_eq!(backlog(&scheduler), 0);
 }
 
 #[test]
 fn a_worker_with_too_long_a_queue_gets_no_more() {
-    let rules = Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
+    let rules =
+        RoutingRules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
     let mut scheduler = Scheduler::new(rules, BLOCK);
     join(&mut scheduler, 0);
     assert!(scheduler.place(&want(1, &keys(1, 150, 0)), 0.0).is_ok());
@@ -354,7 +355,7 @@ fn a_decision_sees_what_is_left_of_a_deadline_and_of_an_answer() {
 #[test]
 fn only_a_queue_of_prompts_is_a_long_queue_and_only_for_kv() {
     let with = |policy| {
-        let rules = Rules { policy, shadow: None, worker_queue_ms: 1.0, seed: 1 };
+        let rules = RoutingRules { policy, shadow: None, worker_queue_ms: 1.0, seed: 1 };
         let mut scheduler = Scheduler::new(rules, BLOCK);
         join_with(&mut scheduler, 0, Role::Both, Capacity { sequences: 1, ..capacity() });
         assert!(scheduler.place(&want(1, &keys(1, 100, 0)), 0.0).is_ok());
@@ -430,7 +431,7 @@ fn answers_teach_how_long_answers_are() {
             let expected = placement.decision.ask.output_tokens;
             assert!((expected - 40.0).abs() < 1.0, "{expected}");
         }
-        scheduler.end(RequestId(n), Output { tokens: 40, complete: true }, 1.0);
+        scheduler.end(RequestId(n), LegOutput { tokens: 40, complete: true }, 1.0);
     }
 }
 
@@ -472,7 +473,7 @@ fn calls_about_nobody_change_nothing() {
     scheduler.cleared(nobody, Tier::Device);
     assert!(scheduler.leave(nobody, 0.0).is_none());
     assert!(scheduler.begun(RequestId(9), 0, 0.0).is_none());
-    assert!(scheduler.end(RequestId(9), Output::default(), 0.0).is_none());
+    assert!(scheduler.end(RequestId(9), LegOutput::default(), 0.0).is_none());
     assert_eq!(
         scheduler.removed(WorkerId(0), Tier::Device, &keys),
         3,
@@ -542,8 +543,8 @@ proptest! {
                 }
                 Event::End(i) if !open.is_empty() => {
                     let request = open.swap_remove(i % open.len());
-                    scheduler.end(request, Output { tokens: 5, complete: true }, now_ms);
-                    prop_assert!(scheduler.end(request, Output { tokens: 5, complete: true }, now_ms).is_none(), "twice");
+                    scheduler.end(request, LegOutput { tokens: 5, complete: true }, now_ms);
+                    prop_assert!(scheduler.end(request, LegOutput { tokens: 5, complete: true }, now_ms).is_none(), "twice");
                 }
                 Event::Begin(_) | Event::End(_) | Event::Alone(_) => {}
                 Event::Store(worker, n) => {
@@ -566,7 +567,7 @@ proptest! {
             }
         }
         for request in open {
-            scheduler.end(request, Output::default(), now_ms);
+            scheduler.end(request, LegOutput::default(), now_ms);
         }
         prop_assert_eq!(scheduler.legs(), 0);
         for worker in &scheduler.workers {
@@ -602,7 +603,7 @@ fn a_prompt_that_has_to_be_computed_is_promised_nothing() {
             scheduler.place(&PlacementRequest { reuses: false, ..want(n, &keys) }, 0.0).unwrap();
         assert_eq!((chosen(&placed).held_tokens, chosen(&placed).cached_tokens), (0, 0));
         assert_eq!(scheduler.begun(RequestId(n), 0, 1.0).unwrap().withdrawn, None);
-        scheduler.end(RequestId(n), Output::default(), 1.0);
+        scheduler.end(RequestId(n), LegOutput::default(), 1.0);
     }
 }
 
@@ -662,7 +663,7 @@ fn whoever_does_not_yield_finds_the_prompts_of_those_who_do_behind_its_own() {
     // of eight seats those who yield keep four
     assert_eq!((all.slots, all.occupied, before.occupied), (8.0, 7.0, 5.0));
     for n in 1..=3 {
-        scheduler.end(RequestId(n), Output::default(), 1.0);
+        scheduler.end(RequestId(n), LegOutput::default(), 1.0);
     }
     let (all, before) = both(&scheduler);
     assert_eq!((all.occupied, before.occupied), (4.0, 4.0));

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use super::Joining;
 use super::claims::Claims;
 use super::credit::Credit;
-use super::holdings::{Places, Tier};
-use super::legs::{Given, Leg, Part};
+use super::holdings::{Tier, WorkerHolders};
+use super::legs::{BookedLeg, Given, LegPart};
 use super::measured::Measured;
 use crate::core::candidate::{WorkerId, WorkerName};
 use crate::core::cost::{StepFeatures, StepFit, context};
@@ -35,7 +35,7 @@ pub(super) struct Worker<W> {
     pub(super) open: bool,
     pub(super) capacity: Capacity,
     pub(super) group: Option<Arc<str>>,
-    pub(super) places: Places,
+    pub(super) places: WorkerHolders,
     pub(super) credit: Credit,
     /// How often all that it had said of its blocks was forgotten.
     pub(super) forgotten: u64,
@@ -103,7 +103,7 @@ struct Arriving {
 }
 
 impl<W> Worker<W> {
-    pub(super) fn new(joining: Joining, member: W, fit: StepFit, places: Places) -> Self {
+    pub(super) fn new(joining: Joining, member: W, fit: StepFit, places: WorkerHolders) -> Self {
         Self {
             id: joining.id,
             member,
@@ -242,8 +242,14 @@ impl<W> Worker<W> {
         self.count_backlog();
     }
 
-    pub(super) fn book(&mut self, request: RequestId, leg: &Leg, output_tokens: f64, now_ms: f64) {
-        if leg.part == Part::Decode {
+    pub(super) fn book(
+        &mut self,
+        request: RequestId,
+        leg: &BookedLeg,
+        output_tokens: f64,
+        now_ms: f64,
+    ) {
+        if leg.part == LegPart::Decode {
             let prompt_tokens = leg.prompt_tokens;
             let lacks = prompt_tokens.saturating_sub(leg.cached_tokens);
             let new_tokens = f64::from(lacks) + output_tokens;
@@ -257,7 +263,7 @@ impl<W> Worker<W> {
         self.booked_tokens += leg.tokens;
     }
 
-    fn compute(&mut self, request: RequestId, leg: &Leg, now_ms: f64) {
+    fn compute(&mut self, request: RequestId, leg: &BookedLeg, now_ms: f64) {
         if self.occupied() == 0 {
             self.step_began_ms = now_ms;
             self.backlog_runs = true;
@@ -273,13 +279,13 @@ impl<W> Worker<W> {
     }
 
     /// The KV of this leg will not come.
-    pub(super) fn alone(&mut self, request: RequestId, leg: &Leg, now_ms: f64) {
+    pub(super) fn alone(&mut self, request: RequestId, leg: &BookedLeg, now_ms: f64) {
         self.settled(request);
         self.compute(request, leg, now_ms);
     }
 
     /// The leg got its first token.
-    pub(super) fn begun(&mut self, request: RequestId, part: Part) {
+    pub(super) fn begun(&mut self, request: RequestId, part: LegPart) {
         let mut prefills = self.prefills.iter();
         if self.claims.doubt().is_some()
             && let Some(prefill) = prefills.find(|prefill| prefill.request == request)
@@ -287,21 +293,21 @@ impl<W> Worker<W> {
             self.measured.prompt(prefill.prompt_tokens, prefill.left);
         }
         self.settled(request);
-        self.pinned += u32::from(part == Part::Prefill);
+        self.pinned += u32::from(part == LegPart::Prefill);
         self.note_rest();
     }
 
-    pub(super) fn release(&mut self, request: RequestId, leg: &Leg) {
-        if leg.part != Part::Decode && leg.reports == self.reports {
+    pub(super) fn release(&mut self, request: RequestId, leg: &BookedLeg) {
+        if leg.part != LegPart::Decode && leg.reports == self.reports {
             self.unreported = self.unreported.saturating_sub(1);
         }
-        if !leg.begun && leg.part != Part::Decode {
+        if !leg.begun && leg.part != LegPart::Decode {
             self.claims.gave(leg.prompt_tokens.into()); // as much of it may have been done
         }
         self.yielding = self.yielding.saturating_sub(u32::from(leg.yields));
         self.booked_requests = self.booked_requests.saturating_sub(1);
         self.booked_tokens = self.booked_tokens.saturating_sub(leg.tokens);
-        let pinned = leg.begun && leg.part == Part::Prefill;
+        let pinned = leg.begun && leg.part == LegPart::Prefill;
         self.pinned = self.pinned.saturating_sub(u32::from(pinned));
         self.settled(request);
         self.note_rest();

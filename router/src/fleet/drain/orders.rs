@@ -9,7 +9,7 @@ use super::super::link::Link;
 use super::super::registry::Registry;
 use super::progress::{Drain, Pull};
 use crate::core::frame::{Fetch, KvFrom, NAME_BYTES, Offer, RequestId, Role};
-use crate::core::migration::{MigrationTarget, Share, divide};
+use crate::core::migration::{BlockShare, MigrationTarget, divide};
 
 /// Workers that blocks are shared out to, at most: each pulls over a connection of its own.
 const HEIRS: usize = 16;
@@ -80,7 +80,7 @@ fn fetch(
     request: RequestId,
     drain: &Drain,
     offer: &Offer,
-    share: &Share,
+    share: &BlockShare,
     limit: Duration,
 ) -> Fetch {
     let mut names = Vec::with_capacity(share.blocks.len() * NAME_BYTES);

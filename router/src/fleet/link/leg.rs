@@ -8,7 +8,7 @@ use super::Link;
 use super::hangup::Hangup;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Frame, RequestId};
-use crate::core::scheduler::Output;
+use crate::core::scheduler::LegOutput;
 use crate::error::RouteError;
 use crate::fleet::stream::Mailbox;
 
@@ -63,8 +63,8 @@ pub(crate) struct Partner {
 }
 
 impl Leg {
-    pub(super) fn output(&self, complete: bool) -> Output {
-        Output { tokens: self.before + self.generated, complete }
+    pub(super) fn output(&self, complete: bool) -> LegOutput {
+        LegOutput { tokens: self.before + self.generated, complete }
     }
 
     /// The decode leg, if it still depends on this one.

@@ -16,7 +16,7 @@ use super::{Lease, Link, LinkError};
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
 };
-use crate::core::scheduler::{Output, Withdrawal};
+use crate::core::scheduler::{LegOutput, Withdrawal};
 use crate::error::RouteError;
 use crate::fleet::registry::Said;
 use crate::fleet::stream::{Appended, Mailbox};
@@ -163,7 +163,7 @@ impl Link {
             let mut legs = self.legs();
             if legs.closed {
                 drop(legs);
-                self.registry.ended(self.id, &[(request, Output::default())]);
+                self.registry.ended(self.id, &[(request, LegOutput::default())]);
                 return Err(self.lost("its link closed"));
             }
             legs.by_request.insert(request, leg);
@@ -219,7 +219,7 @@ impl Link {
             // the writer sends no submit whose leg is gone
             by_request.remove(&request);
             drop(legs);
-            self.registry.ended(self.id, &[(request, Output::default())]);
+            self.registry.ended(self.id, &[(request, LegOutput::default())]);
         } else {
             leg.state = LegState::Cancelled(Instant::now());
             urgent.push(Frame::Cancel(Cancel { request }));
@@ -296,7 +296,7 @@ impl Link {
                     leg.state = LegState::Cancelled(Instant::now());
                     urgent.push(Frame::Cancel(Cancel { request: *request }));
                 } else {
-                    never_sent.push((*request, Output::default()));
+                    never_sent.push((*request, LegOutput::default()));
                 }
                 sent
             });

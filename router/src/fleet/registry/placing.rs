@@ -11,7 +11,7 @@ use crate::core::blocks::{BlockHash, hash_blocks};
 use crate::core::candidate::WorkerId;
 use crate::core::dispatch::{Refusal, Submitted};
 use crate::core::frame::RequestId;
-use crate::core::scheduler::{Output, Placement, PlacementRequest, Scheduler};
+use crate::core::scheduler::{LegOutput, Placement, PlacementRequest, Scheduler};
 use crate::core::secret::HashKey;
 use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
@@ -234,7 +234,7 @@ impl Registry {
     }
 
     /// Legs ended, or never started, with what they gave.
-    pub(in crate::fleet) fn ended(self: &Arc<Self>, id: WorkerId, legs: &[(RequestId, Output)]) {
+    pub(in crate::fleet) fn ended(self: &Arc<Self>, id: WorkerId, legs: &[(RequestId, LegOutput)]) {
         if legs.is_empty() {
             return;
         }

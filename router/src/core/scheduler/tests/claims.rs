@@ -111,7 +111,11 @@ impl Played {
         self.requests.retain(|(request, _, answer)| {
             let ended = *answer == 0;
             if ended {
-                scheduler.end(RequestId(*request), Output { tokens: 11, complete: true }, now_ms);
+                scheduler.end(
+                    RequestId(*request),
+                    LegOutput { tokens: 11, complete: true },
+                    now_ms,
+                );
             }
             !ended
         });
@@ -168,7 +172,7 @@ fn a_liar_gets_no_more_than_its_share_whatever_it_lies_about() {
             let found_out = play(&mut scheduler, &says, 0..400);
             let left: Vec<RequestId> = scheduler.legs.keys().copied().collect();
             for request in left {
-                scheduler.end(request, Output::default(), 400.0 * EVERY_MS);
+                scheduler.end(request, LegOutput::default(), 400.0 * EVERY_MS);
             }
             let got = play(&mut scheduler, &says, 1_000..2_000);
             assert!(got[0] <= 300, "{what}, {prior:?}: {got:?}");
@@ -207,7 +211,7 @@ fn answers_that_yield_take_as_long_as_others_let_them_and_say_nothing_of_their_w
             let want = PlacementRequest { yields, ..want(request, &keys(request, 1, 0)) };
             scheduler.place(&want, at_ms).unwrap();
             scheduler.begun(RequestId(request), 0, at_ms + 90_000.0);
-            let output = Output { tokens: 10, complete: true };
+            let output = LegOutput { tokens: 10, complete: true };
             scheduler.end(RequestId(request), output, at_ms + 99_000.0);
         }
         let expected = (!yields).then_some(Doubt::Requests);
@@ -232,7 +236,7 @@ fn who_is_told_of_a_doubt_is_told_once_and_of_its_end() {
     assert_eq!(tell(20.0, 200..800), [(WorkerId(0), None)]);
     assert_eq!(tell(20.0, 800..900), []);
     // steps while nothing of ours is there say nothing
-    scheduler.end(RequestId(1), Output::default(), 1e6);
+    scheduler.end(RequestId(1), LegOutput::default(), 1e6);
     for number in 900..1_200 {
         let step = Step { decode_rows: 1, ms: 0.1, ..report(number, 0, Load::default()) };
         let _ = scheduler.step(WorkerId(0), &step, Given::default(), 20.0 * number as f64);
@@ -255,7 +259,7 @@ fn time_before_the_first_step_and_steps_that_came_in_one_frame_are_no_lies() {
         now_ms += 100.0;
         let step = Step { decode_rows: 1, ms: 20.0, ..report(n, 0, Load::default()) };
         let _ = scheduler.step(WorkerId(0), &step, give, now_ms);
-        scheduler.end(RequestId(n), Output::default(), now_ms);
+        scheduler.end(RequestId(n), LegOutput::default(), now_ms);
         now_ms += 1_000.0;
     }
     assert_eq!(scheduler.take_doubts(), []);

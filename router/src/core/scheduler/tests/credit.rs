@@ -19,7 +19,7 @@ fn an_overclaiming_worker_loses_its_credit_alone_and_a_snapshot_brings_it_back()
             break;
         }
         withdrawn = scheduler.begun(placement.request, 0, 1.0).unwrap().withdrawn.or(withdrawn);
-        scheduler.end(placement.request, Output { tokens: 1, complete: true }, 1.0);
+        scheduler.end(placement.request, LegOutput { tokens: 1, complete: true }, 1.0);
     }
     assert_eq!(withdrawn, Some(Withdrawal::Overclaimed));
     assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, Some(Withdrawal::Overclaimed));
@@ -44,7 +44,7 @@ fn blocks_evicted_while_a_request_waits_are_no_lie() {
         assert_eq!(scheduler.removed(WorkerId(0), Tier::Device, &keys[10..]), 0);
         let begun = scheduler.begun(placement.request, 160, 1.0).unwrap();
         assert_eq!((begun.held_tokens, begun.withdrawn), (160, None));
-        scheduler.end(placement.request, Output { tokens: 1, complete: true }, 1.0);
+        scheduler.end(placement.request, LegOutput { tokens: 1, complete: true }, 1.0);
         assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys[10..]), None);
     }
 }
@@ -89,7 +89,7 @@ fn prompts_that_are_announced_are_not_met_with_silence_however_many_come_at_once
             ),
             None
         );
-        scheduler.end(RequestId(n), Output { tokens: 1, complete: true }, 2.0);
+        scheduler.end(RequestId(n), LegOutput { tokens: 1, complete: true }, 2.0);
     }
     assert_eq!(scheduler.view(WorkerId(0)).unwrap().withdrawn, None);
 }

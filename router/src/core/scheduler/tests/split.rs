@@ -9,7 +9,8 @@ pub(super) fn role() -> impl Strategy<Value = Role> {
 }
 
 pub(super) fn scheduler_of(policy: PolicyName, roles: &[Role]) -> Scheduler {
-    let rules = Rules { policy, shadow: Some(PolicyName::Kv), worker_queue_ms: 1e6, seed: 7 };
+    let rules =
+        RoutingRules { policy, shadow: Some(PolicyName::Kv), worker_queue_ms: 1e6, seed: 7 };
     let mut scheduler = Scheduler::new(rules, BLOCK);
     for (id, role) in (0..).zip(roles) {
         join_as(&mut scheduler, id, *role);
@@ -58,13 +59,13 @@ fn the_prompt_is_booked_on_one_worker_and_the_answer_on_the_other() {
     assert_eq!(backlog(&scheduler, p), (0, 0, 1), "its KV is still there");
     assert_eq!(view(&scheduler, p).booked_requests, 1);
     assert_eq!(scheduler.workers[0].occupied(), 0, "and takes no place");
-    scheduler.end(want.prefill_request, Output { tokens: 1, complete: false }, 220.0).unwrap();
+    scheduler.end(want.prefill_request, LegOutput { tokens: 1, complete: false }, 220.0).unwrap();
     assert_eq!(backlog(&scheduler, p), (0, 0, 0));
     assert_eq!(backlog(&scheduler, d), (0, 1603, 0));
     let begun = scheduler.begun(want.request, 0, 240.0).unwrap();
     assert_eq!((begun.worker, backlog(&scheduler, d)), (d, (0, 0, 0)));
     assert_eq!(view(&scheduler, d).booked_requests, 1);
-    scheduler.end(want.request, Output { tokens: 50, complete: true }, 900.0).unwrap();
+    scheduler.end(want.request, LegOutput { tokens: 50, complete: true }, 900.0).unwrap();
     assert_eq!((scheduler.legs(), view(&scheduler, d).booked_tokens), (0, 0));
 }
 
@@ -74,7 +75,7 @@ fn what_both_legs_are_likely_to_take_is_charged_in_one() {
     let want = want(1, &keys(1, 100, 0));
     let expected = scheduler.place(&want, 0.0).unwrap().expected_block_seconds;
     let of = |scheduler: &mut Scheduler, request| {
-        scheduler.end(request, Output::default(), 0.0).unwrap().expected_block_seconds
+        scheduler.end(request, LegOutput::default(), 0.0).unwrap().expected_block_seconds
     };
     let legs = [of(&mut scheduler, want.request), of(&mut scheduler, want.prefill_request)];
     assert!(legs.iter().all(|leg| *leg > 0.0));
@@ -106,7 +107,7 @@ fn a_lost_decode_worker_takes_only_its_own_leg_along() {
     let (p, d) = place(&mut scheduler, &want, 0.0);
     assert_eq!(scheduler.leave(d, 10.0).unwrap().1.len(), 1);
     assert_eq!((scheduler.legs(), backlog(&scheduler, p).0), (1, 1603));
-    assert!(scheduler.end(want.prefill_request, Output::default(), 20.0).is_some());
+    assert!(scheduler.end(want.prefill_request, LegOutput::default(), 20.0).is_some());
 }
 
 #[test]
@@ -147,8 +148,8 @@ fn each_leg_is_held_to_what_its_own_worker_had_said() {
         assert!(scheduler.begun(want.prefill_request, 640, 1.0).unwrap().withdrawn.is_none());
         let begun = scheduler.begun(want.request, if d.0 == 2 { 0 } else { 640 }, 1.0).unwrap();
         withdrawn.extend(begun.withdrawn.map(|why| (d.0, why)));
-        scheduler.end(want.request, Output::default(), 2.0);
-        scheduler.end(want.prefill_request, Output::default(), 2.0);
+        scheduler.end(want.request, LegOutput::default(), 2.0);
+        scheduler.end(want.prefill_request, LegOutput::default(), 2.0);
     }
     assert_eq!(withdrawn, [(2, Withdrawal::Overclaimed)]);
     // evicted while it waits for its KV: no lie
@@ -227,8 +228,8 @@ fn pulls_teach_what_moving_costs_and_failures_send_elsewhere() {
     let mib_ms =
         |name: &str| sources.iter().find(|source| *source.worker == *name).unwrap().cost.mib_ms;
     assert!(mib_ms("w0") < 0.02 && mib_ms("w1") > 0.1, "{sources:?}");
-    scheduler.end(RequestId(1), Output::default(), 0.0);
-    scheduler.end(placement.prefill.unwrap().request, Output::default(), 0.0);
+    scheduler.end(RequestId(1), LegOutput::default(), 0.0);
+    scheduler.end(placement.prefill.unwrap().request, LegOutput::default(), 0.0);
 
     (0..4).for_each(|_| scheduler.transfer_failed(WorkerId(2), "w0", 1.0));
     let next = scheduler.place(&want(2, &keys(2, 400, 0)), 1.0).unwrap();
@@ -314,7 +315,8 @@ fn the_load_of_prompts_counts_for_its_own_kind_and_by_those_who_are_open() {
 
 #[test]
 fn prompts_are_held_back_while_all_prefill_workers_have_long_queues() {
-    let rules = Rules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
+    let rules =
+        RoutingRules { policy: PolicyName::Kv, shadow: None, worker_queue_ms: 300.0, seed: 1 };
     let mut scheduler = Scheduler::new(rules, BLOCK);
     join_as(&mut scheduler, 0, Role::Prefill);
     join_with(&mut scheduler, 1, Role::Decode, Capacity { sequences: 64, ..capacity() });
