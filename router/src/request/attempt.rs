@@ -14,7 +14,7 @@ use crate::fleet::stream::TokenStream;
 
 /// A choice on its worker.
 #[derive(Debug)]
-pub(super) struct Leg {
+pub(super) struct PlacedChoice {
     pub(super) stream: TokenStream,
     pub(super) submitted: Instant,
 }
@@ -36,7 +36,7 @@ impl Attempt {
         self,
         common: Arc<Common>,
         index: u32,
-    ) -> Result<Leg, (RouteError, Option<WorkerId>)> {
+    ) -> Result<PlacedChoice, (RouteError, Option<WorkerId>)> {
         let (job, fleet) = (&common.job, &common.app.fleet);
         let hashing = Instant::now();
         let wanted = self.wanted(&common, index);
@@ -67,7 +67,7 @@ impl Attempt {
         );
         let memory = common.app.memory.answers.share();
         let stream = place.submit(submit, memory).await.map_err(|error| (error, Some(worker)))?;
-        Ok(Leg { stream, submitted: Instant::now() })
+        Ok(PlacedChoice { stream, submitted: Instant::now() })
     }
 
     /// What it asks of the fleet.

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::attempt::{Attempt, Leg};
+use super::attempt::{Attempt, PlacedChoice};
 use super::{Delta, FinishReason, Job, ScoredToken};
 use crate::app::App;
 use crate::core::candidate::WorkerId;
@@ -102,11 +102,12 @@ pub(super) struct Choice {
     cached_tokens: Option<u32>,
 }
 
-type Placing = Pin<Box<dyn Future<Output = Result<Leg, (RouteError, Option<WorkerId>)>> + Send>>;
+type Placing =
+    Pin<Box<dyn Future<Output = Result<PlacedChoice, (RouteError, Option<WorkerId>)>> + Send>>;
 
 enum State {
     Placing(Placing),
-    Running(Leg),
+    Running(PlacedChoice),
     /// Nothing is to be generated and nothing to be computed.
     Empty,
     Ended,
