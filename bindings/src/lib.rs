@@ -35,7 +35,7 @@ mod _core {
     #[pymodule_export]
     use crate::race::race;
     #[pymodule_export]
-    use crate::router::{Router, router_main};
+    use crate::router::{Router, check_router, router_flags, router_main};
     #[pymodule_export]
     use crate::segments::{copy_segments, crc32};
     #[pymodule_export]

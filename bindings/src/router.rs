@@ -13,6 +13,7 @@ use headrace_router::process::signals::OVERDUE;
 use headrace_router::server::{Server, Stopper};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pythonize::pythonize;
 use tokio::runtime::Runtime;
 
 use crate::errors::{ConfigError, StartError, depythonize};
@@ -25,6 +26,17 @@ const SIGNAL_CHECK: Duration = Duration::from_millis(50);
 pub(crate) fn router_main(py: Python<'_>, argv: Vec<String>) -> PyResult<u8> {
     default_interrupt(py)?;
     Ok(py.detach(|| cli::main(argv)))
+}
+
+/// The table of the router's flags, one dict for each.
+#[pyfunction]
+pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
+    Ok(pythonize(py, &cli::router_flags())?)
+}
+
+#[pyfunction]
+pub(crate) fn check_router(py: Python<'_>, flags: Vec<String>, usage: &str) -> PyResult<()> {
+    py.detach(|| cli::check_router(&flags, usage)).map_err(ConfigError::new_err)
 }
 
 /// Takes Python's handler of SIGINT away.

@@ -1,7 +1,7 @@
 """The Rust side of Headrace. stubtest compares this file with the build."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias, final
+from typing import Any, Final, Literal, TypeAlias, TypedDict, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ __all__ = [
     "Weight",
     "auth_proof",
     "bench_main",
+    "check_router",
     "copy_segments",
     "crc32",
     "decode_frame",
@@ -28,6 +29,7 @@ __all__ = [
     "end_on_signals",
     "hash_blocks",
     "race",
+    "router_flags",
     "router_main",
 ]
 
@@ -139,6 +141,33 @@ class BlockIndex:
 
     def __len__(self) -> int:
         """Blocks with an entry, some of which only left places held."""
+
+class _RouterFlag(TypedDict):
+    """One flag of the router, as its help shows it."""
+
+    name: str
+    """With its dashes, such as `--policy`."""
+    group: str | None
+    """The group of the help in which the flag stands; None is the first group."""
+    value: str | None
+    """What stands for the value in the help, such as `MS`; None for a flag that takes no value."""
+    choices: list[str]
+    """The words that the value may be; empty where it may be others."""
+    default: str | None
+    repeated: bool
+    """The flag may be given several times."""
+    variable: str | None
+    """The variable of the environment that is read where the flag is not given."""
+    help: str
+
+def router_flags() -> list[_RouterFlag]:
+    """Every flag that the help of the router shows, in the order of the help."""
+
+def check_router(flags: Sequence[str], usage: str) -> None:
+    """Raise `ConfigError` for what the router would refuse of `flags`; nothing is started, files are read.
+
+    The text is for the person who typed the flags, and ends with `usage`.
+    """
 
 def router_main(argv: list[str]) -> int:
     """Run the program `headrace-router` with these arguments, the first of which is its name.

@@ -1,10 +1,13 @@
 //! The program, whether it is called `headrace-router` or `headrace router`: from arguments to exit status.
 
+mod flags;
+
 use std::error::Error;
 use std::ffi::OsString;
 use std::sync::Arc;
 
-use clap::Parser as _;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use clap::{Command, CommandFactory as _, FromArgMatches as _};
 use tokio::runtime::Runtime;
 
 use crate::config::argv::{NoKey, NoSecret};
@@ -15,9 +18,14 @@ use crate::process::runtime::runtime;
 use crate::process::signals::{Bounds, OVERDUE, STOP, Signals};
 use crate::server::Server;
 
+pub use flags::{RouterFlag, check_router, router_flags};
+
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;
 const MISCONFIGURED: u8 = 2;
+
+/// Bytes of one argument: paths are shorter, lists can be given in parts, and errors repeat what they refuse.
+const LONGEST_ARGUMENT: usize = 16 << 10;
 
 /// Serves OpenAI clients from model workers that dial in.
 #[derive(clap::Parser)]
@@ -38,19 +46,45 @@ the signal's number after a second one.";
 
 /// Serves until a signal ends it. `args` begins with the name of the program; the result is the exit status.
 pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 {
-    let cli = match Cli::try_parse_from(args) {
-        Ok(cli) => cli,
+    let config = match parse(Cli::command(), args) {
+        Ok(config) => config,
         Err(help_or_error) => {
             let _ = help_or_error.print(); // if the terminal is gone, nobody reads it
             return if help_or_error.use_stderr() { MISCONFIGURED } else { 0 };
         }
     };
-    let status = match Config::try_from(cli.router) {
-        Ok(config) => serve(config).unwrap_or_else(|error| fail(&*error, FAILED)),
-        Err(error) => fail(&error, MISCONFIGURED),
-    };
+    let status = serve(config).unwrap_or_else(|error| fail(&*error));
     flush(LAST_LINES);
     status
+}
+
+/// What `args` ask for, checked; otherwise the help, or what is wrong with them and the usage of `command`.
+fn parse<T: Into<OsString> + Clone>(
+    mut command: Command,
+    args: impl IntoIterator<Item = T>,
+) -> Result<Config, clap::Error> {
+    let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    check(&mut command, &args).map_err(|mut refused| {
+        // clap leaves the usage out where a value is wrong
+        if refused.use_stderr() && refused.get(ContextKind::Usage).is_none() {
+            refused.insert(ContextKind::Usage, ContextValue::StyledStr(command.render_usage()));
+        }
+        refused
+    })
+}
+
+fn check(command: &mut Command, args: &[OsString]) -> Result<Config, clap::Error> {
+    if let Some(long) = args.iter().find(|arg| arg.len() > LONGEST_ARGUMENT) {
+        let start: String = long.to_string_lossy().chars().take(40).collect();
+        let bytes = long.len();
+        let problem = format!(
+            "an argument has {bytes} bytes; the router reads at most {LONGEST_ARGUMENT}: {start}..."
+        );
+        return Err(command.error(ErrorKind::ValueValidation, problem));
+    }
+    let mut typed = command.try_get_matches_from_mut(args)?;
+    let cli = Cli::from_arg_matches_mut(&mut typed).map_err(|error| error.format(command))?;
+    Config::try_from(cli.router).map_err(|error| command.error(ErrorKind::ValueValidation, error))
 }
 
 fn serve(config: Config) -> Result<u8, Box<dyn Error>> {
@@ -83,9 +117,9 @@ fn announcement(server: &Server) -> String {
     )
 }
 
-fn fail(error: &dyn Error, status: u8) -> u8 {
+fn fail(error: &dyn Error) -> u8 {
     say(&format!("headrace-router: {error}"));
-    status
+    FAILED
 }
 
 #[cfg(test)]

@@ -79,6 +79,8 @@ pub struct HttpConfig {
 pub struct FleetConfig {
     /// Where they dial in.
     pub listen: WorkerListen,
+    /// A Unix socket where those of this machine dial in, too, without TLS.
+    pub socket: Option<PathBuf>,
     /// What they must know.
     pub secret: Option<Secret>,
     /// Certificate and key of their links.
@@ -238,6 +240,7 @@ impl TryFrom<RouterArgs> for Config {
             limits: FleetLimits::check(&args)?,
             registration: Registration::check(&args, &listen)?,
             listen,
+            socket: worker_socket(args.worker_socket)?,
             circuit_breaks: args.circuit_breaks,
             secret,
             tls: tls_files(args.worker_tls_cert, args.worker_tls_key)?,
@@ -365,9 +368,18 @@ fn listen(name: &'static str, text: &str) -> Result<WorkerListen, ConfigError> {
         Some(_) => Ok(WorkerListen::Tcp(text.to_owned())),
         None => Err(flag(
             name,
-            format!("{text:?} is no address"),
+            format!("{text:?} is not an address"),
             "write HOST:PORT, such as 0.0.0.0:8001 or [::]:8001, or unix:/path/to/socket",
         )),
+    }
+}
+
+fn worker_socket(path: Option<PathBuf>) -> Result<Option<PathBuf>, ConfigError> {
+    match path {
+        Some(path) if path.as_os_str().is_empty() => {
+            Err(flag("worker-socket", "names no path".into(), "write a path such as /run/socket"))
+        }
+        path => Ok(path),
     }
 }
 
@@ -413,7 +425,11 @@ fn tls_files(cert: Option<PathBuf>, key: Option<PathBuf>) -> Result<Option<TlsFi
 fn policy(what: &'static str, name: &str) -> Result<PolicyName, ConfigError> {
     name.parse().map_err(|()| {
         let names: Vec<&str> = PolicyName::ALL.iter().map(|policy| policy.as_str()).collect();
-        flag(what, format!("there is no {name:?}"), &format!("take one of {}", names.join(", ")))
+        flag(
+            what,
+            format!("{name:?} is not a policy"),
+            &format!("take one of {}", names.join(", ")),
+        )
     })
 }
 

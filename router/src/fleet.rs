@@ -108,6 +108,10 @@ pub(crate) async fn start(
     let pool = TokenizePool::new(config.tokenizer.threads, TOKENIZER_QUEUE);
     let secret = config.fleet.secret.as_ref().map(|secret| secret.0.as_bytes());
     let (listener, address) = Listener::bind(&config.fleet.listen).await?;
+    let local = match &config.fleet.socket {
+        Some(path) => Some(Listener::bind(&WorkerListen::Unix(path.clone())).await?.0),
+        None => None,
+    };
     let setup = Setup {
         config: config.clone(),
         name: format!("router-{:016x}", u64::from_le_bytes(random_bytes())),
@@ -126,8 +130,11 @@ pub(crate) async fn start(
         let (entry, metrics) = (Entry { router, address }, Arc::clone(&registry.metrics));
         tasks.spawn(stay_registered(registration, entry, metrics, registry.leaves.clone()));
     }
-    let accepting = accept_workers(listener, tls, Arc::clone(&registry), tasks.clone());
-    tasks.spawn(end.clone().run_until_cancelled_owned(accepting));
+    for (listener, tls) in [(Some(listener), tls), (local, None)] {
+        let Some(listener) = listener else { continue };
+        let accepting = accept_workers(listener, tls, Arc::clone(&registry), tasks.clone());
+        tasks.spawn(end.clone().run_until_cancelled_owned(accepting));
+    }
     let sweeping = sweep(Arc::clone(&registry), sweep_interval(config.fleet.heartbeat));
     tasks.spawn(end.run_until_cancelled_owned(sweeping));
     Ok(registry)

@@ -88,7 +88,7 @@ impl AccessConfig {
             "tenant" => false,
             "all" => true,
             other => {
-                let problem = format!("there is no {other:?}");
+                let problem = format!("{other:?} is neither tenant nor all");
                 return Err(flag("cache-sharing", problem, "take tenant or all"));
             }
         };
@@ -161,7 +161,7 @@ fn names(
         return Ok(Names::Any);
     }
     for name in &given {
-        check(name).map_err(|remedy| flag(what, format!("{name:?} is none"), remedy))?;
+        check(name).map_err(|remedy| flag(what, format!("{name:?} is not such a name"), remedy))?;
     }
     Ok(Names::Only(given))
 }

@@ -10,7 +10,7 @@ pub(super) fn check(level: &str, format: &str) -> Result<LogConfig, ConfigError>
     let wrong = |why: &str| {
         let remedy = "take error, warn, info, debug, trace or off, or for parts of it such as \
             info,headrace_router::fleet=debug";
-        let problem = format!("{level:?} is no filter ({why})");
+        let problem = format!("{level:?} is not a filter ({why})");
         flag_or_variable("log-level", "HEADRACE_LOG", level, problem, remedy)
     };
     let filter = filter(level).map_err(|why| wrong(&why))?;
@@ -19,7 +19,11 @@ pub(super) fn check(level: &str, format: &str) -> Result<LogConfig, ConfigError>
         "text" => false,
         "json" => true,
         _ => {
-            return Err(flag("log-format", format!("there is no {format:?}"), "take text or json"));
+            return Err(flag(
+                "log-format",
+                format!("{format:?} is neither text nor json"),
+                "take text or json",
+            ));
         }
     };
     Ok(LogConfig { filter, json })
@@ -35,7 +39,7 @@ fn filter(text: &str) -> Result<String, String> {
         None if name(part.trim()).parse::<LevelFilter>().is_ok() => {
             Ok(name(part.trim()).to_owned())
         }
-        None => Err(format!("there is no level {:?}", part.trim())),
+        None => Err(format!("{:?} is not a level", part.trim())),
     });
     Ok(parts.collect::<Result<Vec<_>, _>>()?.join(","))
 }

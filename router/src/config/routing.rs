@@ -83,7 +83,7 @@ fn floors(typed: &[f64]) -> Result<[f64; 3], ConfigError> {
         return Err(shares(format!("has {} shares", typed.len())));
     };
     if let Some(wrong) = typed.iter().find(|share| !(0.0..=1.0).contains(*share)) {
-        return Err(shares(format!("{wrong} is no share between 0 and 1")));
+        return Err(shares(format!("{wrong} is not a share between 0 and 1")));
     }
     let sum: f64 = typed.iter().sum();
     if sum > 1.0 + 1e-9 {
@@ -111,7 +111,7 @@ fn decision_log(args: &RouterArgs) -> Result<Option<DecisionLogConfig>, ConfigEr
     }
     let Some(path) = &args.decision_log else { return Ok(None) };
     if path.file_name().is_none() || path.is_dir() {
-        let problem = format!("{} is no file", path.display());
+        let problem = format!("{} is not a file", path.display());
         return Err(flag("decision-log", problem, "name a file in a directory that exists"));
     }
     Ok(Some(DecisionLogConfig { path: path.clone(), max_bytes }))

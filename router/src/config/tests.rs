@@ -27,6 +27,7 @@ fn every_error_names_its_flag_and_a_remedy() {
         (refused(|a| a.worker_listen = "8001".into()), "--worker-listen"),
         (refused(|a| a.worker_listen = "::1:8001x".into()), "--worker-listen"),
         (refused(|a| a.worker_listen = "unix:".into()), "--worker-listen"),
+        (refused(|a| a.worker_socket = Some("".into())), "--worker-socket"),
         (refused(|a| a.policy = "random".into()), "--policy"),
         (refused(|a| a.secret = Some("short".into())), "--secret-file"),
         (refused(|a| a.worker_tls_cert = Some("x.pem".into())), "--worker-tls-key"),
