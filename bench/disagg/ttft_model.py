@@ -24,7 +24,7 @@ from report import rounded, write
 SIDES = {
     "aggregated": ["--workers", "1"],
     # the baselines always split; kv would keep such prompts where they are
-    "split": ["--prefill", "1", "--decode", "1", "--router-args", "--policy round-robin"],
+    "split": ["--prefill", "1", "--decode", "1", "--policy", "round-robin"],
 }
 WORDS = ["river", "stone", "lamp", "garden", "winter", "paper", "cloud", "engine", "market"]
 

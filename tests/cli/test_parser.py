@@ -46,6 +46,16 @@ def test_a_flag_before_the_command_is_of_the_program(capsys: pytest.CaptureFixtu
     assert error.endswith("unrecognized arguments: --versoin; did you mean --version?\n")
 
 
+@pytest.mark.parametrize(("word", "nearest"), [("serv", "serve"), ("chta", "chat")])
+def test_a_misspelt_command_names_the_nearest(
+    word: str, nearest: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = refused([word], capsys)
+    assert error.startswith("usage: headrace [-h]")
+    assert error.endswith(f"{word!r} is not a command; did you mean {nearest}?\n")
+    assert "invalid choice: 'x'" in refused(["x"], capsys)
+
+
 def test_values_are_not_repeated_and_hidden_flags_not_offered(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headrace.cli.private_folder import PREFIX, parents, private_folder, remove_dead
-from headrace.settings import SettingsError
+from headrace.settings.values import SettingsError
 
 OWNER = """
 import pathlib, socket, sys

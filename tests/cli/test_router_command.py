@@ -36,7 +36,7 @@ def test_help_is_the_routers() -> None:
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        (["--policy", "dice"], "--policy: there is no"),
+        (["--policy", "dice"], "[possible values: kv, round-robin"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--port", "99999"], "99999"),
         (["--secret-file", "/nonexistent/secret"], "--secret-file: cannot read"),
@@ -46,6 +46,7 @@ def test_wrong_flags_are_named(flags: list[str], why: str) -> None:
     done = router(*flags)
     assert done.returncode == 2
     assert why in done.stderr
+    assert "Usage: headrace router [OPTIONS]" in done.stderr
     assert "Traceback" not in done.stderr
 
 

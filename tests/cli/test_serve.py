@@ -24,7 +24,8 @@ from headrace.cli import serve
 from headrace.cli.console import Printer, StopSignals
 from headrace.cli.serve import ServedAs, ServeSettings
 from headrace.cli.supervise import Keeper, ToldWrongError
-from headrace.settings import SettingsError
+from headrace.settings.fleet import FleetSettings
+from headrace.settings.values import SettingsError
 from helpers.processes import until_gone
 
 SETTINGS = ServeSettings(
@@ -314,7 +315,7 @@ def test_each_worker_has_a_role_and_a_name_for_it(
     roles: tuple[str, ...],
     names: list[str],
 ) -> None:
-    assert serve.worker_roles(workers, prefill, decode) == roles
+    assert FleetSettings(workers=workers, prefill=prefill, decode=decode).roles() == roles
     config = replace(SETTINGS, roles=roles)
     assert config.names == names
     commands = [
@@ -337,7 +338,11 @@ def test_the_secret_is_in_the_environment_of_the_children_and_nowhere_else() -> 
         assert command.env["HEADRACE_SECRET"] == "s3cr3t"
         assert "s3cr3t" not in " ".join(command.argv)
     assert "s3cr3t" not in repr(config)
-    assert len(SETTINGS.secret) == 64
+    for command in (
+        serve.router_command(SETTINGS, folder),
+        serve.worker_command(SETTINGS, folder, "worker-0", "both"),
+    ):
+        assert "HEADRACE_SECRET" not in command.env, "they have it from a file or from us"
 
 
 @pytest.mark.parametrize(
@@ -353,4 +358,4 @@ def test_numbers_of_workers_that_make_no_service_are_refused(
     workers: int | None, prefill: int | None, decode: int | None, says: str
 ) -> None:
     with pytest.raises(SettingsError, match=says):
-        serve.worker_roles(workers, prefill, decode)
+        FleetSettings(workers=workers, prefill=prefill, decode=decode).roles()

@@ -15,9 +15,10 @@ import pytest
 
 from headrace.cli import chat
 from headrace.cli.private_folder import parents
-from helpers.serving import Server, eventually
+from helpers.serving import Running, Server, eventually
 
 SERVE = (sys.executable, "-m", "helpers.mock_serve")
+KNOWN = {"HEADRACE_SECRET": "of these workers"}
 OFTEN = 8  # more than the crashes after which a worker that never was ready is given up
 
 pytestmark = pytest.mark.timeout(180)
@@ -117,20 +118,37 @@ def test_a_second_signal_ends_answers_with_an_error(server: Server, number: sign
 @pytest.mark.parametrize(
     ("flags", "why"),
     [
-        ("--port 3", "the argument '--port <PORT>' cannot be used multiple times"),
-        ("--no-such-flag", "unexpected argument '--no-such-flag' found"),
-        ("--api-key-file /nonexistent", "--api-key-file: cannot read /nonexistent"),
+        ("--port=3", "--port: it was given twice"),
+        ("--no-such-flag", "unrecognized arguments: --no-such-flag"),
+        ("--api-key-file=/nonexistent", "--api-key-file: cannot read /nonexistent"),
+        ("--heartbeat-ms=4000", "--heartbeat-timeout-ms: is 10000"),
     ],
 )
-def test_what_the_router_refuses_is_a_wrong_flag_of_serve(flags: str, why: str) -> None:
-    server = Server("--port", "0", f"--router-args={flags}", program=SERVE)
+def test_what_the_router_would_refuse_starts_nothing(flags: str, why: str) -> None:
+    server = Server("--port", "0", flags, program=SERVE)
     try:
         assert server.wait(60) == 2
-        [error] = [line for line in server.lines if line.startswith("headrace | error: ")]
-        assert "router cannot do what it was told: " in error
-        assert why in error
+        assert why in server.tail()
+        assert "sage: headrace serve [FLAGS] [MODEL]" in server.tail()
+        assert "starting the router" not in server.tail()
     finally:
         server.close()
+
+
+def test_workers_of_other_machines_join_where_serve_listens_for_them(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path}/workers"
+    server = Server("--port=0", f"--worker-listen={address}", program=SERVE, env=KNOWN)
+    other: Running | None = None
+    try:
+        server.wait_ready()
+        mock = ("mock", "--workers=1", "--name=other-", f"--router={address}")
+        other = Running(*mock, env=KNOWN)
+        eventually(lambda: {"worker-0", "other-0"} <= server.workers().keys(), server.tail, 60)
+        assert completion(server) == 200
+    finally:
+        server.close()
+        if other is not None:
+            other.close()
 
 
 def test_others_may_be_let_in_and_operators_have_another_address(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def test_a_router_serves_and_ends_though_nobody_takes_its_log(takes: str, tmp_pa
 @pytest.mark.parametrize("takes", ["nothing", "full disk"])
 def test_serve_goes_on_and_ends_though_nobody_takes_its_log(takes: str) -> None:
     with stderr_that(takes) as stderr:
-        flags = ("--port", "0", "--router-args", "--log-level trace")
+        flags = ("--port", "0", "--log-level", "trace")
         server = Server(*flags, program=SERVE, stderr=stderr)
         try:
             server.wait_ready()

@@ -34,7 +34,7 @@ def real_server() -> Generator[Server]:
 @pytest.fixture(scope="session")
 def tiny_server(tiny_folder: Path) -> Generator[Server]:
     """The tiny model, one worker, and deadlines that a test can wait for."""
-    with serving(str(tiny_folder), "--router-args", "--header-timeout-ms 1500") as server:
+    with serving(str(tiny_folder), "--header-timeout-ms", "1500") as server:
         yield server
 
 

@@ -36,9 +36,7 @@ def text_of(events: Iterable[str]) -> str:
 @pytest.fixture(scope="module")
 def two_workers(tiny_folder: Path) -> Generator[Server]:
     # under kv equal prompts go where they are cached, and here every worker is to get some
-    with serving(
-        str(tiny_folder), "--workers", "2", "--router-args", "--policy round-robin"
-    ) as server:
+    with serving(str(tiny_folder), "--workers", "2", "--policy", "round-robin") as server:
         yield server
 
 
@@ -51,7 +49,7 @@ def lone_worker(tiny_folder: Path) -> Generator[Server]:
 @pytest.fixture(scope="module")
 def impatient(tiny_folder: Path) -> Generator[Server]:
     """One worker, whose restart takes longer than requests wait for it."""
-    with serving(str(tiny_folder), "--router-args", "--queue-timeout-ms 50") as server:
+    with serving(str(tiny_folder), "--queue-timeout-ms", "50") as server:
         yield server
 
 

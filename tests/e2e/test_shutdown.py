@@ -54,7 +54,9 @@ def test_a_request_succeeds_as_soon_as_the_url_is_printed(tiny_folder: Path) -> 
 @pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.Signals) -> None:
-    with serving(str(tiny_folder), "--drain-timeout", "280") as server:  # others use the machine
+    with serving(
+        str(tiny_folder), "--drain-timeout-ms", "280000"
+    ) as server:  # others use the machine
         children = server.children()
         with server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events:
             next(events)
@@ -70,7 +72,7 @@ def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.
 
 
 def test_the_second_signal_stops_at_once(tiny_folder: Path) -> None:
-    with serving(str(tiny_folder), "--drain-timeout", "600") as server:
+    with serving(str(tiny_folder), "--drain-timeout-ms", "600000") as server:
         children = server.children()
         with (
             server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events,
@@ -85,7 +87,7 @@ def test_the_second_signal_stops_at_once(tiny_folder: Path) -> None:
 
 
 def test_an_answer_past_the_drain_deadline_is_cut_with_an_error(tiny_folder: Path) -> None:
-    with serving(str(tiny_folder), "--drain-timeout", "0.5") as server:
+    with serving(str(tiny_folder), "--drain-timeout-ms", "500") as server:
         with (
             server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events,
             server.frozen("worker-0"),

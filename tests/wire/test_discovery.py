@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from headrace.settings import split_routers
+from headrace.settings.worker import split_routers
 from headrace.wire import discovery
 from headrace.wire.discovery import (
     MAX_ROUTERS,

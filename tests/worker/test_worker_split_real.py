@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from headrace.settings import WorkerSettings
+from headrace.settings.worker import WorkerSettings
 from headrace.wire.frames import Sampling, Snapshot
 from headrace.worker import main
 from headrace.worker.load_model import load

@@ -20,7 +20,7 @@ from headrace.errors import ContextTooLong, Refused
 from headrace.exit_status import EXIT_CONFIG
 from headrace.host_memory import available_bytes
 from headrace.models.step_memory import StepMemory
-from headrace.settings import WorkerSettings
+from headrace.settings.worker import WorkerSettings
 from headrace.wire.frames import PROTOCOL, Bye
 from headrace.worker import main
 from headrace.worker.load_model import Loaded, load

@@ -10,8 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace import settings
 from headrace.extras import needs
+from headrace.settings.values import SettingsError
+from headrace.settings.worker import check_model
 
 if TYPE_CHECKING:
     from headrace.models.r1_demo.deepseek_folder import Conversion
@@ -21,10 +22,10 @@ SPARE_BYTES = 64 << 20  # for tokenizer and configuration
 
 def run(args: argparse.Namespace) -> int:
     """Convert, and print the new folder. Raises SettingsError and MissingExtra; then nothing was left behind."""
-    settings.check_model(args.model)
+    check_model(args.model)
     out = Path(args.out).expanduser()
     if out.exists() or out.is_symlink():
-        raise settings.SettingsError(f"--out {out} exists already; nothing is overwritten")
+        raise SettingsError(f"--out {out} exists already; nothing is overwritten")
     with needs("worker"):
         importlib.import_module("torch")  # sooner than when the first weights are read
         from headrace.models import config
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     head = None if args.mtp_head is None else Path(args.mtp_head).expanduser()
     if args.mtp:
         if args.model not in default_model.NAMES:
-            raise settings.SettingsError(
+            raise SettingsError(
                 f"--mtp: the head that comes with headrace is for {default_model.NAMES[0]}; "
                 "name one for this model with --mtp-head FILE"
             )
@@ -43,9 +44,9 @@ def run(args: argparse.Namespace) -> int:
         conversion = plan(source.resolve(args.model), paired=args.paired, head=head)
         write(conversion, out)
     except config.ModelFileError as error:
-        raise settings.SettingsError(str(error)) from error
+        raise SettingsError(str(error)) from error
     except OSError as error:
-        raise settings.SettingsError(
+        raise SettingsError(
             f"--out {out}: {error.strerror or error}; nothing was left there"
         ) from error
     print(out)
@@ -59,7 +60,7 @@ def write(conversion: Conversion, out: Path) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     need, free = conversion.nbytes + SPARE_BYTES, shutil.disk_usage(out.parent).free
     if free < need:
-        raise settings.SettingsError(
+        raise SettingsError(
             f"--out {out}: {need / 1e6:.0f} MB are needed, {free / 1e6:.0f} MB are free"
         )
     work = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))

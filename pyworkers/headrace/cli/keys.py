@@ -6,9 +6,12 @@ import argparse
 import itertools
 import os
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING
 
-from headrace.settings import SettingsError
+from headrace.settings.values import SettingsError
+
+if TYPE_CHECKING:
+    from headrace.cli.parser import Parser
 
 API_KEY_FROM = "--api-key-file FILE or the variable HEADRACE_API_KEY"
 ADMIN_KEY_FROM = "--admin-key-file FILE or the variable HEADRACE_ADMIN_KEY"
@@ -40,33 +43,30 @@ def admin_key(args: argparse.Namespace) -> str | None:
     return read_key("--admin-key-file", args.admin_key_file, "HEADRACE_ADMIN_KEY")
 
 
-def add_api_key(parser: argparse.ArgumentParser) -> None:
+def add_api_key(parser: Parser) -> None:
     """The key of a client."""
     parser.add_argument(
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="file whose first key is sent (or set HEADRACE_API_KEY)",
+        help="File whose first key is sent. [variable: HEADRACE_API_KEY, which holds the key]",
     )
     refuse(parser, "--api-key", API_KEY_FROM)
 
 
-def add_admin_key(parser: argparse.ArgumentParser) -> None:
+def add_admin_key(parser: Parser) -> None:
     """The key of an operator."""
     parser.add_argument(
         "--admin-key-file",
         type=Path,
         metavar="FILE",
-        help="file with the key of an operator, if the router asks for one (or set HEADRACE_ADMIN_KEY)",
+        help="File with the key of an operator, for a router that asks for it. [variable: HEADRACE_ADMIN_KEY, which "
+        "holds the key]",
     )
 
 
-def refuse(parser: argparse.ArgumentParser, flag: str, instead: str) -> None:
-    """Let a flag that would take a secret name what to use instead. The error does not repeat the secret."""
-
-    def refused(_: str) -> NoReturn:
-        raise argparse.ArgumentTypeError(
-            f"it is not taken: every user of this machine can read command lines; use {instead}"
-        )
-
-    parser.add_argument(flag, type=refused, help=argparse.SUPPRESS)
+def refuse(parser: Parser, flag: str, instead: str) -> None:
+    """Let a flag that would take a secret name what to use instead."""
+    parser.refuse(
+        flag, f"it is not taken: every user of this machine can read command lines; use {instead}"
+    )

@@ -6,21 +6,21 @@ Heavy imports wait until they are needed, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
-from itertools import pairwise
-from pathlib import Path
 
-from headrace import logs, settings
+from headrace import logs
 from headrace.cli import keys
 from headrace.cli.parser import Parser
 from headrace.cli.supervise import die_with_supervisor
-from headrace.errors import CannotRun
+from headrace.errors import CannotRun, ConfigError
 from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
 from headrace.extras import needs
+from headrace.settings import router, values
+from headrace.settings.fleet import FLEET_FLAGS
+from headrace.settings.table import Flag, add_flags
+from headrace.settings.worker import DEVICES, DTYPES, WORKER_FLAGS, add_model, worker_settings
 
 SERVE_EXAMPLES = """\
 examples:
@@ -29,13 +29,17 @@ examples:
   headrace serve --prefill 1 --decode 2         prompts on one worker, answers on two others
   headrace serve smollm2-r1                     the default model on the code path of DeepSeek-R1
   headrace serve model.gguf --dtype int8        a GGUF file, int8 weights
-  headrace serve --router-args="--policy session-hash --log-level debug"
+  headrace serve --policy session-hash --log-level debug
 
 Ctrl-C lets running answers finish; a second one stops within 2 s, a third at once.
-Exit status: 0 after a drain; 1 if nothing is left that could serve; 2 if flags (also those in
---router-args), key files or the model are refused; 78 if this machine lacks what they need (an extra, a GPU)
-or a worker cannot do what it was told; 128 and the signal's number after a second signal.
+Exit status: 0 after a drain; 1 if nothing is left that could serve; 2 if flags, key files or the model are
+refused; 78 if this machine lacks what they need (an extra, a GPU) or a worker cannot do what it was told;
+128 and the signal's number after a second signal.
 """
+
+SERVE_USAGE = "headrace serve [FLAGS] [MODEL]"
+WORKER_USAGE = "headrace worker [FLAGS] [MODEL]"
+SECRET_FROM = "--secret-file FILE or the variable HEADRACE_SECRET"
 
 WORKER_EXAMPLES = """\
 examples:
@@ -77,25 +81,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     die_with_supervisor()
     arguments = list(sys.argv[1:] if argv is None else argv)
     typed = arguments[0] if arguments else ""
+    of_command: Parser | None = None
     try:
         if typed in NATIVE:  # their flags are their own
             return NATIVE[typed](arguments[1:])
-        _check_router_args(arguments)
-        parser = _parser()
+        parser = make_parser(typed)
         of_command = parser.commands.get(typed)
         if of_command is not None:
-            hint = _router_hint if typed == "serve" else None
-            of_command.refuse_unknown(arguments[1:], hint)
+            of_command.refuse_unknown(arguments[1:], lambda unknown: elsewhere(typed, unknown))
         else:
             parser.refuse_unknown(arguments[:1])
+            parser.refuse_command(arguments[:1])
         args, words = parser.parse_known_args(arguments)
         if words:
             (of_command or parser).error(f"unrecognized arguments: {' '.join(words)}")
         typed = args.typed
         command: Callable[[argparse.Namespace], int] = args.command
         return command(args)
-    except settings.SettingsError as error:
+    except values.FlagError as error:
+        (of_command or make_parser(typed)).error(str(error))
+    except values.SettingsError as error:
         print(f"headrace {typed}: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except ConfigError as error:  # its text is whole, with the usage
+        print(error, end="", file=sys.stderr)
         return EXIT_USAGE
     except CannotRun as error:
         print(f"headrace {typed}: {error}", file=sys.stderr)
@@ -104,7 +113,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _parser() -> Parser:
+def make_parser(typed: str) -> Parser:
+    """The parser of every command. That of `serve` has the router's flags where `serve` is what was typed."""
     parser = Parser(
         prog="headrace",
         description="Serve language models from a fleet of workers as one OpenAI-compatible "
@@ -115,22 +125,31 @@ def _parser() -> Parser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
     def command(
-        name: str, run: Callable[[argparse.Namespace], int], summary: str, examples: str = ""
+        name: str,
+        run: Callable[[argparse.Namespace], int],
+        summary: str,
+        examples: str = "",
+        usage: str | None = None,
     ) -> Parser:
         description = summary[0].upper() + summary[1:] + "."
-        added = commands.add_parser(name, help=summary, description=description, epilog=examples)
+        added = commands.add_parser(
+            name, help=summary, description=description, epilog=examples, usage=usage
+        )
         added.set_defaults(command=run, typed=name)
         parser.commands[name] = added
         return added
 
-    serve = command("serve", _serve, "router and workers on this machine", SERVE_EXAMPLES)
-    _add_serve_arguments(serve)
+    serve = command(
+        "serve", _serve, "router and workers on this machine", SERVE_EXAMPLES, SERVE_USAGE
+    )
+    if typed == "serve":
+        _add_serve_arguments(serve)
     # for their lines of help: `main` hands these commands on before anything is parsed here
     command("router", _version_command, "the router alone; workers dial in")
-    worker = command("worker", _worker, "one worker for a router", WORKER_EXAMPLES)
-    settings.add_model_arguments(worker)
-    settings.add_link_arguments(worker)
-    keys.refuse(worker, "--secret", "--secret-file FILE or the variable HEADRACE_SECRET")
+    worker = command("worker", _worker, "one worker for a router", WORKER_EXAMPLES, WORKER_USAGE)
+    add_model(worker)
+    add_flags(worker, WORKER_FLAGS.values())
+    keys.refuse(worker, "--secret", SECRET_FROM)
     chat = command("chat", _chat, "talk to a running server", CHAT_EXAMPLES)
     _add_chat_arguments(chat)
     explain = command("explain", _explain, "why a request went where it went", EXPLAIN_EXAMPLES)
@@ -150,221 +169,179 @@ def _parser() -> Parser:
     return parser
 
 
-def _check_router_args(arguments: list[str]) -> None:
-    """Raise SettingsError for a value that argparse would take for a flag: it would say that there is none."""
-    for flag, value in pairwise(arguments):
-        if flag == "--router-args" and value.startswith("-") and " " not in value:
-            raise settings.SettingsError(
-                f"--router-args: write an equals sign before flags: {_as_router_args(value)}"
-            )
+def elsewhere(command: str, unknown: list[str]) -> str:
+    """How somebody is told that flags are those of other commands; empty where they are not."""
+    if command not in ("serve", "worker", "router"):
+        return ""
+    owners = {
+        "serve": {flag.name for flag in serve_flags()},
+        "worker": {name for flag in WORKER_FLAGS.values() for name in (flag.name, *flag.also)},
+        "router": set(router.router_flags()),
+    }
+    told = ""
+    for flag in unknown:
+        found = [f"`headrace {one}`" for one, flags in owners.items() if flag in flags]
+        if found and flag not in owners[command]:
+            told += f"; {flag} is a flag of {' and '.join(found)}"
+    return told
 
 
-def _router_hint(unknown: list[str]) -> str:
-    """How `serve` is told what only the router knows. The router prints its help itself, so a process is asked."""
-    command = [sys.executable, "-m", "headrace", "router", "--help"]
-    told = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    flags = set(re.findall(r"^ +(?:-\w, )?(--[\w-]+)", told, re.MULTILINE))
-    for word in unknown:
-        if word.partition("=")[0] in flags:
-            return f"; flags of the router are given as {_as_router_args(word)}"
-    return ""
+def serve_flags() -> list[Flag]:
+    """All flags of `serve`: its own, those of its workers, and those of its router. What two sides need is one flag."""
+    of_router = router.serve_flags()
+    shared = {flag.name for flag in of_router}
+    of_workers = [f for f in WORKER_FLAGS.values() if f.in_serve and f.name not in shared]
+    return [*FLEET_FLAGS.values(), *of_workers, *of_router]
 
 
-def _as_router_args(flag: str) -> str:
-    """An example of `--router-args`. It repeats no value: that may be a key."""
-    return f'--router-args="{flag.partition("=")[0]} ..."'
-
-
-def _add_serve_arguments(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("Server")
-    group.add_argument(
-        "--host",
-        default="127.0.0.1",
-        help="address for clients; 0.0.0.0 is all, and needs --api-key-file (default: %(default)s)",
-    )
-    group.add_argument(
-        "--port",
-        type=settings.port_number,
-        default=8000,
-        help="port for clients; 0 takes a free one (default: %(default)s)",
-    )
-    group.add_argument(
-        "--workers",
-        type=settings.positive,
-        metavar="N",
-        help="worker processes, each with a copy of the model (default: 1)",
-    )
-    group.add_argument(
-        "--prefill",
-        type=settings.positive,
-        metavar="N",
-        help="instead of --workers, with --decode: workers that compute prompts",
-    )
-    group.add_argument(
-        "--decode",
-        type=settings.positive,
-        metavar="N",
-        help="workers that generate what follows a prompt of those, or do it all where that is quicker",
-    )
-    group.add_argument(
-        "--api-key-file",
-        type=Path,
-        metavar="FILE",
-        help="keys of clients, one a line: KEY or TENANT KEY (or set HEADRACE_API_KEY; default: everybody is served)",
-    )
+def _add_serve_arguments(parser: Parser) -> None:
+    add_model(parser)
+    add_flags(parser, serve_flags())
     keys.refuse(parser, "--api-key", keys.API_KEY_FROM)
-    group.add_argument(
-        "--allow-anonymous-clients",
-        action="store_true",
-        help="serve everybody who can reach --host, although other machines can and there are no keys",
+    keys.refuse(parser, "--secret", SECRET_FROM)
+    parser.refuse(
+        "--router-args", "it is gone: give the router's flags directly, as in --policy kv"
     )
-    group.add_argument(
-        "--admin-key-file",
-        type=Path,
-        metavar="FILE",
-        help="keys of operators, for drains and /workers (or set HEADRACE_ADMIN_KEY; default: without any keys, "
-        "processes of this machine)",
-    )
-    group.add_argument(
-        "--admin-listen",
-        action="append",
-        default=[],
-        metavar="ADDRESS",
-        help="another address for operators: unix:PATH, which asks for no key, or HOST:PORT; may be given again",
-    )
-    group.add_argument(
-        "--allowed-hosts",
-        action="append",
-        default=[],
-        metavar="NAMES",
-        help="names, with commas between them, under which clients without a key reach --host, or * for any (default: "
-        "addresses, localhost, and the names of --host and of this machine)",
-    )
-    group.add_argument(
-        "--allowed-origins",
-        action="append",
-        default=[],
-        metavar="ORIGINS",
-        help="web origins, such as https://chat.example.com, whose pages may send requests without a key, or * for any "
-        "(default: its own)",
-    )
-    group.add_argument(
-        "--drain-timeout",
-        type=settings.seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="how long running answers may go on after Ctrl-C (default: 30)",
-    )
-    group.add_argument(
-        "--router-args",
-        default="",
-        metavar='"ARGS"',
-        help="further flags for the router, after an equals sign; `headrace router --help` lists them",
-    )
-    settings.add_model_arguments(parser)
+    parser.refuse("--drain-timeout", "it is gone: give --drain-timeout-ms, in milliseconds")
 
 
-def _add_chat_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_chat_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help="where the server is (default: %(default)s)",
+        help="Where the server is. [default: %(default)s]",
     )
-    parser.add_argument("--model", metavar="NAME", help="(default: the first that is served)")
-    parser.add_argument("--system", metavar="TEXT", help="system message of the conversation")
+    parser.add_argument(
+        "--model", metavar="NAME", help="Model to talk to. [default: the first that is served]"
+    )
+    parser.add_argument(
+        "--system", metavar="TEXT", help="System message of the conversation. [default: none]"
+    )
     keys.add_api_key(parser)
-    parser.add_argument("--temperature", type=float, metavar="T", help="(default: the model's own)")
-    parser.add_argument("--max-tokens", type=settings.positive, metavar="N", help="of one answer")
     parser.add_argument(
-        "--stats", action="store_true", help="after each answer, time to first token and tokens/s"
+        "--temperature",
+        type=float,
+        metavar="T",
+        help="Temperature of sampling. 0 takes the likeliest token. [default: the model's own]",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=values.positive,
+        metavar="N",
+        help="Tokens of one answer at most. [default: as many as fit]",
+    )
+    parser.add_argument(
+        "--stats",
+        action="store_true",
+        help="After each answer, show its time to first token and its tokens per second.",
     )
 
 
-def _add_explain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("request_id", metavar="REQUEST_ID", help="X-Request-ID of its answer")
+def _add_explain_arguments(parser: Parser) -> None:
+    parser.add_argument("request_id", metavar="REQUEST_ID", help="The X-Request-ID of the answer.")
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help="where the server is, or unix:PATH of its --admin-listen (default: %(default)s)",
+        help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
     )
     keys.add_api_key(parser)
     keys.add_admin_key(parser)
-    parser.add_argument("--json", action="store_true", help="all that is known, as JSON")
+    parser.add_argument("--json", action="store_true", help="Print all that is known, as JSON.")
 
 
-def _add_drain_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("worker", metavar="WORKER", help="its name, as GET /workers lists it")
+def _add_drain_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "worker", metavar="WORKER", help="Name of the worker, as GET /workers lists it."
+    )
     parser.add_argument(
         "--budget",
-        type=settings.duration,
+        type=values.duration,
         default=30.0,
         metavar="TIME",
-        help="for what it runs to end, such as 30s, 2m or 500ms; the rest goes on elsewhere (default: 30s)",
+        help="Time that running answers get to end, with a unit: 30s, 2m or 500ms, at most an hour. The others go on "
+        "at other workers. [default: 30s]",
     )
     parser.add_argument(
         "--hand-over",
-        type=settings.count,
+        type=values.count,
         default=4096,
         metavar="BLOCKS",
-        help="cached blocks that others take over at most, the hottest first; 0 is none (default: %(default)s)",
+        help="Cached blocks that other workers take over at most, the hottest first. 0 hands none over. [default: "
+        "%(default)s]",
     )
     parser.add_argument(
         "--url",
         default="http://127.0.0.1:8000",
-        help="where the server is, or unix:PATH of its --admin-listen (default: %(default)s)",
+        help="Where the server is: a URL, or unix:PATH of its --admin-listen. [default: %(default)s]",
     )
     keys.add_admin_key(parser)
     keys.refuse(parser, "--api-key", keys.ADMIN_KEY_FROM)
-    parser.add_argument("--json", action="store_true", help="the result as JSON")
+    parser.add_argument("--json", action="store_true", help="Print the result as JSON.")
 
 
 def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("model", nargs="?", metavar="MODEL", help="left out: the default model")
+    parser.add_argument(
+        "model",
+        nargs="?",
+        metavar="MODEL",
+        help="A hub id, or a folder or file to check. [default: SmolLM2-135M-Instruct]",
+    )
     # `serve` runs this command before its workers: errors then name `serve`, and stdout gets what workers will make of
     # the model rather than its place
     hidden = argparse.SUPPRESS
     parser.add_argument("--for", dest="typed", choices=("serve",), default="fetch", help=hidden)
-    parser.add_argument("--device", choices=settings.DEVICES, default="auto", help=hidden)
-    parser.add_argument("--dtype", choices=settings.DTYPES, default="auto", help=hidden)
-    parser.add_argument("--context-tokens", type=settings.positive, help=hidden)
+    parser.add_argument("--device", choices=DEVICES, default="auto", help=hidden)
+    parser.add_argument("--dtype", choices=DTYPES, default="auto", help=hidden)
+    parser.add_argument("--context-tokens", type=values.positive, help=hidden)
 
 
 def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
         metavar="MODEL",
-        help="a llama: a folder, a .gguf file, a hub id; smollm2 is the default model",
+        help="A llama model: a folder, a .gguf file or a hub id. smollm2 is the default model.",
     )
     parser.add_argument(
-        "--as", dest="family", required=True, choices=("deepseek_v3",), help="the other family"
+        "--as",
+        dest="family",
+        required=True,
+        choices=("deepseek_v3",),
+        help="Family to write the model down as.",
     )
     parser.add_argument(
         "--paired",
         action="store_true",
-        help="store each routed expert twice and let a router choose by the token: more like a real mixture",
+        help="Store each routed expert twice and let the model's router choose by the token, as in a real mixture.",
     )
     head = parser.add_mutually_exclusive_group()
     head.add_argument(
         "--mtp",
         action="store_true",
-        help="add the multi-token-prediction head that comes with headrace; for smollm2",
+        help="Add the head for multi-token prediction that comes with headrace. For smollm2.",
     )
     head.add_argument(
-        "--mtp-head", metavar="FILE", help="add a head trained by `python -m headrace.train_mtp`"
+        "--mtp-head", metavar="FILE", help="Add a head that `python -m headrace.train_mtp` trained."
     )
-    parser.add_argument("--out", required=True, metavar="DIR", help="a folder that is made")
+    parser.add_argument(
+        "--out", required=True, metavar="DIR", help="Folder to make. It must not exist."
+    )
 
 
 def _serve(args: argparse.Namespace) -> int:
     from headrace.cli import serve
 
-    return serve.run(args)
+    return serve.run(args, SERVE_USAGE)
 
 
 def _router(arguments: list[str]) -> int:
     from headrace import _core
 
-    return _core.router_main(["headrace router", *arguments])
+    status = _core.router_main(["headrace router", *arguments])
+    if status == EXIT_USAGE:
+        names = [word.partition("=")[0] for word in arguments]
+        if told := elsewhere("router", names):
+            print(f"headrace router{told}".replace(";", ":", 1), file=sys.stderr)
+    return status
 
 
 def _bench(arguments: list[str]) -> int:
@@ -394,7 +371,7 @@ NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
 
 
 def _worker(args: argparse.Namespace) -> int:
-    checked = settings.worker_settings(args)
+    checked = worker_settings(args)
     logs.never_wait()
     with needs("worker"):
         from headrace.worker import main

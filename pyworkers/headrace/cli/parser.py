@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
-ALIKE = 0.75  # share of common letters from which a flag is taken for a misspelt one; a guess
+from headrace.settings.table import nearest
+from headrace.settings.values import shortened
 
 Hint = Callable[[list[str]], str]
 """What else is known of unknown flags, to follow the error; empty where nothing is."""
@@ -34,6 +34,16 @@ class Parser(argparse.ArgumentParser):
                 f"unrecognized arguments: {' '.join(unknown)}{told or self._nearest(unknown)}"
             )
 
+    def refuse_command(self, words: Sequence[str]) -> None:
+        """Print the usage and end with status 2 where the first word is not a command, but a misspelt one."""
+        for word in words:
+            if near := nearest([word], self.commands):
+                self.error(f"{shortened(word)} is not a command; did you mean {near[0]}?")
+
+    def refuse(self, flag: str, instead: str) -> None:
+        """Let `flag` name what to use instead of it. The error does not repeat the value, which may be a secret."""
+        self.add_argument(flag, action=_Refused, instead=instead)
+
     def _unknown_flags(self, arguments: Sequence[str]) -> list[str]:
         """What argparse takes for a flag and finds nowhere, without the values."""
         unknown: list[str] = []
@@ -53,9 +63,21 @@ class Parser(argparse.ArgumentParser):
             if action.help != argparse.SUPPRESS
             for flag in action.option_strings
         ]
-        near = [difflib.get_close_matches(flag, flags, n=1, cutoff=ALIKE) for flag in unknown]
-        found = [best for one in near for best in one]
+        found = nearest(unknown, flags)
         return f"; did you mean {', '.join(found)}?" if found else ""
+
+
+class _Refused(argparse.Action):
+    """A flag that is not taken, and not in the help."""
+
+    def __init__(
+        self, option_strings: Sequence[str], dest: str, *, instead: str, **rest: Any
+    ) -> None:
+        super().__init__(option_strings, dest, nargs="?", help=argparse.SUPPRESS, **rest)
+        self._instead = instead
+
+    def __call__(self, *_: Any, **_more: Any) -> NoReturn:
+        raise argparse.ArgumentError(self, self._instead)
 
 
 def _is_number(word: str) -> bool:

@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Generator, Iterable
 from pathlib import Path
 
-from headrace.settings import SettingsError
+from headrace.settings.values import SettingsError
 
 PREFIX = "headrace-serve-"
 LONGEST_NAME = len("/router.sock")

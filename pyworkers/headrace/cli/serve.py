@@ -12,11 +12,9 @@ import asyncio
 import contextlib
 import http.client
 import importlib.util
-import ipaddress
 import json
 import os
 import secrets
-import shlex
 import signal
 import socket
 import sys
@@ -25,7 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from headrace import logs, settings
+from headrace import logs
 from headrace.cli.console import Printer, StopSignals
 from headrace.cli.private_folder import parents, private_folder
 from headrace.cli.supervise import (
@@ -38,6 +36,11 @@ from headrace.cli.supervise import (
 from headrace.cli.unix_http import UnixConnection
 from headrace.errors import MissingExtra
 from headrace.extras import needs
+from headrace.settings import router
+from headrace.settings.fleet import FleetSettings
+from headrace.settings.table import typed, values_of
+from headrace.settings.values import SettingsError
+from headrace.settings.worker import check_context, check_model, worker_argv, worker_settings
 
 START_TIMEOUT_S = 1800.0  # a large model loads slowly from a slow disk
 ROUTER_STOP_S = 10.0  # after its drain; it ends by itself within 8 s
@@ -68,11 +71,12 @@ class ServeSettings:
     worker_argv: list[str]
     router_argv: list[str]
     drain_timeout_s: float
+    worker_listen: str | None = None  # for workers of other machines
     device: str = "auto"
     dtype: str = "auto"
     context_tokens: int | None = None
     admin: Path | None = None  # where the router tells of its workers, once there is a folder
-    secret: str = field(default_factory=lambda: secrets.token_hex(32), repr=False)
+    secret: str | None = field(default=None, repr=False)  # for the children; None: they have it
 
     @property
     def names(self) -> list[str]:
@@ -97,46 +101,32 @@ class ServeSettings:
         return f"http://{host}:{self.port}"
 
 
-def run(args: argparse.Namespace) -> int:
-    """Serve until told to stop. Raises SettingsError and MissingExtra before anything was started."""
-    settings.check_model_arguments(args)
-    roles = worker_roles(args.workers, args.prefill, args.decode)
+def run(args: argparse.Namespace, usage: str) -> int:
+    """Serve until told to stop. Raises SettingsError, ConfigError and MissingExtra before anything was started."""
+    kept = typed(args)
+    worker = worker_settings(args)
+    roles = FleetSettings(**values_of(FleetSettings, args)).roles()
+    router.check_router(kept, usage)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("torch", "worker")
-    try:
-        router_argv = shlex.split(args.router_args)
-    except ValueError as error:
-        raise settings.SettingsError(f"--router-args: {error}") from error
-    router_argv = [*access_argv(args), *router_argv]
-    check_exposed(args.host, router_argv)
+    host = router.value_of(kept, "--host")
+    worker_listen = kept.last(router.WORKER_LISTEN)
     checked = ServeSettings(
-        host=args.host,
-        port=free_port(args.host, args.port),
+        host=host,
+        port=free_port(host, int(router.value_of(kept, "--port"))),
         roles=roles,
-        model=args.model,
-        worker_argv=settings.model_argv(args),
-        router_argv=router_argv,
-        drain_timeout_s=args.drain_timeout,
-        device=args.device,
-        dtype=args.dtype,
-        context_tokens=args.context_tokens,
+        model=worker.model,
+        worker_argv=worker_argv(args),
+        router_argv=kept.argv(router.handed_on()),
+        worker_listen=worker_listen and free_address(worker_listen),
+        drain_timeout_s=int(router.value_of(kept, "--drain-timeout-ms")) / 1000,
+        device=worker.device,
+        dtype=worker.dtype,
+        context_tokens=worker.context_tokens,
+        secret=None if router.workers_know(kept) else secrets.token_hex(32),
     )
     logs.never_wait(stdout=True)
     return asyncio.run(_serve_alone(checked))
-
-
-def worker_roles(workers: int | None, prefill: int | None, decode: int | None) -> tuple[str, ...]:
-    """The role of each worker. Raises SettingsError for numbers that make no service."""
-    if prefill is None and decode is None:
-        return ("both",) * (workers or 1)
-    if workers is not None:
-        raise settings.SettingsError(
-            "--workers N serves whole requests, --prefill N --decode N splits them: take one or the other"
-        )
-    if prefill is None or decode is None:
-        given, lacks = ("--decode", "--prefill") if prefill is None else ("--prefill", "--decode")
-        raise settings.SettingsError(f"{given} needs {lacks}: neither kind serves alone")
-    return ("prefill",) * prefill + ("decode",) * decode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +145,7 @@ def fetch(args: argparse.Namespace) -> int:
 
     Raises SettingsError and CannotRun.
     """
-    settings.check_model(args.model)
+    check_model(args.model)
     with needs("worker"):
         from headrace.models import UnsupportedModelError, config, dtype_of_weights
         from headrace.models.load import source
@@ -166,13 +156,13 @@ def fetch(args: argparse.Namespace) -> int:
     try:
         checkpoint = source.resolve(args.model)
         if for_serve:
-            settings.check_context(args.context_tokens, checkpoint.config.context_tokens)
+            check_context(args.context_tokens, checkpoint.config.context_tokens)
             dtype = dtype_of_weights(checkpoint.config, args.dtype, device)
             print(json.dumps(asdict(ServedAs(device=device, dtype=dtype))))
         else:
             print(checkpoint.path)
     except (config.ModelFileError, UnsupportedModelError) as error:
-        raise settings.SettingsError(str(error)) from error
+        raise SettingsError(str(error)) from error
     return 0
 
 
@@ -377,35 +367,6 @@ async def announce(
         await asyncio.sleep(POLL_S if late else 10 * POLL_S)
 
 
-def access_argv(args: argparse.Namespace) -> list[str]:
-    """The flags that say who may come in, for the router, which checks them."""
-    given: dict[str, list[Any]] = {
-        "--api-key-file": [args.api_key_file],
-        "--admin-key-file": [args.admin_key_file],
-        "--admin-listen": args.admin_listen,
-        "--allowed-hosts": args.allowed_hosts,
-        "--allowed-origins": args.allowed_origins,
-    }
-    argv = [f"{flag}={one}" for flag, all_of in given.items() for one in all_of if one is not None]
-    return [*argv, "--allow-anonymous-clients"] if args.allow_anonymous_clients else argv
-
-
-def check_exposed(host: str, router_argv: list[str]) -> None:
-    """Raise SettingsError for what the router would refuse, but before a model is fetched for it."""
-    lets_in = ("--api-key-file", "--allow-anonymous-clients")
-    if os.environ.get("HEADRACE_API_KEY") or any(flag.startswith(lets_in) for flag in router_argv):
-        return
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return  # a name, which the router looks up
-    if not address.is_loopback:
-        raise settings.SettingsError(
-            f"--host {host} can be reached by others, and no API key is asked for: give --api-key-file FILE (or "
-            "HEADRACE_API_KEY), or --allow-anonymous-clients if everybody who can reach it may use it"
-        )
-
-
 def ready_workers(config: ServeSettings) -> dict[str, str] | None:
     """Model by name of each worker that can take requests; None while the router cannot answer."""
     assert config.admin is not None
@@ -460,15 +421,25 @@ def router_command(config: ServeSettings, folder: Path) -> Command:
         name="router",
         argv=[
             *(sys.executable, "-m", "headrace", "router"),
-            f"--host={config.host}",
-            f"--port={config.port}",
-            f"--worker-listen=unix:{folder / 'router.sock'}",
-            f"--admin-listen=unix:{folder / 'admin.sock'}",
-            f"--drain-timeout-ms={round(config.drain_timeout_s * 1000)}",
             *config.router_argv,
+            f"--port={config.port}",
+            *worker_addresses(config, folder / "router.sock"),
+            f"--admin-listen=unix:{folder / 'admin.sock'}",
         ],
-        env={"HEADRACE_SECRET": config.secret},
+        env=secret_env(config),
     )
+
+
+def worker_addresses(config: ServeSettings, private: Path) -> list[str]:
+    """Where workers dial in: ours at a private socket, and others where we were told to let them in."""
+    if config.worker_listen is None:
+        return [f"--worker-listen=unix:{private}"]
+    return [f"--worker-listen={config.worker_listen}", f"--worker-socket={private}"]
+
+
+def secret_env(config: ServeSettings) -> dict[str, str]:
+    """The secret of workers that nobody typed, for the children."""
+    return {} if config.secret is None else {"HEADRACE_SECRET": config.secret}
 
 
 def worker_command(config: ServeSettings, folder: Path, name: str, role: str) -> Command:
@@ -482,8 +453,16 @@ def worker_command(config: ServeSettings, folder: Path, name: str, role: str) ->
             f"--router=unix:{folder / 'router.sock'}",
         ],
         env={name: value for name, value in ONE_THREAD.items() if name not in os.environ}
-        | {"HEADRACE_SECRET": config.secret},
+        | secret_env(config),
     )
+
+
+def free_address(address: str) -> str:
+    """`address`, with a free port where it is HOST:0. Raises SettingsError if the router could not listen there."""
+    host, _, port = address.rpartition(":")
+    if address.startswith("unix:"):
+        return address
+    return f"{host}:{free_port(host.strip('[]'), int(port))}"
 
 
 def free_port(host: str, port: int) -> int:
@@ -501,7 +480,7 @@ def free_port(host: str, port: int) -> int:
             probe.listen(1)
             return probe.getsockname()[1]
     except socket.gaierror as error:
-        raise settings.SettingsError(f"--host {host}: {error.strerror}") from error
+        raise SettingsError(f"--host {host}: {error.strerror}") from error
     except OSError as error:
         why = error.strerror or str(error)
-        raise settings.SettingsError(f"cannot listen on {host}:{port}: {why}") from error
+        raise SettingsError(f"cannot listen on {host}:{port}: {why}") from error

@@ -1,17 +1,28 @@
-"""Flags that several commands share, and the checked settings that come out of them.
+"""The settings of a worker: the flags of `headrace worker`, most of which `headrace serve` hands to its workers.
 
-Nothing here imports torch: `headrace --help` answers at once.
+A worker has more of them than it is told: `step_sizes` fills in what depends on the device.
 """
 
+from __future__ import annotations
+
 import argparse
-import math
 import os
-import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import ContextTooLong
+from headrace.settings.table import rows, setting, typed, values_of
+from headrace.settings.values import (
+    FlagError,
+    SettingsError,
+    existing_file,
+    nonempty,
+    positive,
+    shortened,
+    size_bytes,
+    whole,
+)
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 KV_DTYPES = ("auto", "fp8")
@@ -20,44 +31,12 @@ ROLES = ("prefill", "decode", "both")
 MTP_VERIFY = ("noise", "rejection")
 MOST_MTP = 3
 
-_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-
-
-class SettingsError(ValueError):
-    """A setting cannot be right. The text is one line, for the person who typed it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What a worker was asked to be. None means that the worker chooses."""
-
-    model: str | None  # a folder, a .gguf file, a hub id; None is the default model
-    name: str
-    routers: tuple[
-        str, ...
-    ]  # HOST:PORT, unix:PATH, dns:NAME:PORT, etcd:HOST:PORT[,HOST:PORT]/PREFIX
-    served_model_name: str | None
-    device: str
-    dtype: str
-    kv_memory_bytes: int | None
-    context_tokens: int | None
-    block_tokens: int | None
-    max_sequences: int | None
-    max_batched_tokens: int | None
-    max_waiting: int
-    prefix_cache: bool
-    secret: str | None
-    router_ca: Path | None
-    router_tls: bool
-    log_level: str
-    kv_dtype: str = "auto"
-    role: str = "both"
-    transfer: bool = True  # KV may come from other workers and go to them
-    transfer_host: str | None = None  # where those reach this one; None is the router link's own
-    mtp: int = 0  # tokens drafted ahead by the model's own layer; 0 is off
-    mtp_verify: str = "noise"
-    mtp_fixed: bool = False
-    overlap: bool = True  # a step is planned while the one before it runs
+MODEL = "Model"
+CACHE = "Cache and batch"
+MTP = "Multi-token prediction"
+ROUTER = "Router"
+SPLIT = "Split serving"
+LOG = "Log"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +56,319 @@ SIZES_OF_DEVICE = {
 }
 
 
+def _by_device(field: str) -> str:
+    sizes = {device: getattr(SIZES_OF_DEVICE[device], field) for device in ("cpu", "cuda")}
+    return f"{sizes['cpu']} on a CPU, {sizes['cuda']} on a GPU"
+
+
+def split_routers(text: str) -> tuple[str, ...]:
+    """Split at commas, but not between the endpoints of an etcd: these end with their `/PREFIX`."""
+    specs: list[str] = []
+    for part in (part.strip() for part in text.split(",")):
+        if specs and specs[-1].startswith("etcd:") and "/" not in specs[-1]:
+            specs[-1] += f",{part}"
+        elif part:
+            specs.append(part)
+    return tuple(specs)
+
+
+def _routers(text: str) -> tuple[str, ...]:
+    if not (specs := split_routers(text)):
+        raise argparse.ArgumentTypeError("it names no address; write HOST:PORT or unix:PATH")
+    return specs
+
+
+def _secret_in(path: str) -> str:
+    try:
+        secret = Path(path).expanduser().read_text().rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is not text"
+        raise argparse.ArgumentTypeError(f"cannot read {shortened(path)}: {why}") from error
+    if not secret:
+        raise argparse.ArgumentTypeError(f"{shortened(path)} is empty; write the secret into it")
+    return secret
+
+
+LOG_LEVELS = {  # and what Python calls them
+    "error": "ERROR",
+    "warn": "WARNING",
+    "warning": "WARNING",
+    "info": "INFO",
+    "debug": "DEBUG",
+    "trace": "DEBUG",
+    "off": "CRITICAL",
+}
+
+
+def plain_level(text: str) -> str:
+    """The level that names no part of the program: `h2=debug` is for the router, which may get the same text."""
+    levels = [part.strip().lower() for part in text.split(",") if "=" not in part]
+    if wrong := [level for level in levels if level not in LOG_LEVELS]:
+        raise argparse.ArgumentTypeError(
+            f"{shortened(wrong[0])} is not a level; write one of {', '.join(LOG_LEVELS)}"
+        )
+    return levels[-1] if levels else "info"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSettings:
+    """What a worker was told to be. None means that the worker chooses."""
+
+    model: str | None = None  # a folder, a .gguf file, a hub id; None is the default model
+    served_model_name: str | None = setting(
+        "--served-model-name",
+        group=MODEL,
+        value="NAME",
+        read=nonempty,
+        shown="the model's own name",
+        help="Name of the model in requests and in /v1/models.",
+        in_serve=True,
+    )
+    device: str = setting(
+        "--device",
+        group=MODEL,
+        value="DEVICE",
+        choices=DEVICES,
+        default="auto",
+        help="Where the model is computed. auto is a GPU if there is one, else the CPU.",
+        in_serve=True,
+    )
+    dtype: str = setting(
+        "--dtype",
+        group=MODEL,
+        value="DTYPE",
+        choices=DTYPES,
+        default="auto",
+        help="Type of the weights. int8 quantises them in groups of 64. auto is int8 on a CPU and the model's own type "
+        "on a GPU.",
+        in_serve=True,
+    )
+    context_tokens: int | None = setting(
+        "--context-tokens",
+        also=("--max-model-len",),
+        group=MODEL,
+        value="TOKENS",
+        read=positive,
+        shown="the model's own limit",
+        help="Longest prompt and answer together, in tokens.",
+        in_serve=True,
+    )
+    kv_dtype: str = setting(
+        "--kv-dtype",
+        group=CACHE,
+        value="DTYPE",
+        choices=KV_DTYPES,
+        default="auto",
+        help="Type of the KV cache. auto is the type of the model's values. fp8 takes half of the memory, and is for "
+        "DeepSeek models on GPUs.",
+        in_serve=True,
+    )
+    kv_memory_bytes: int | None = setting(
+        "--kv-memory",
+        group=CACHE,
+        value="SIZE",
+        read=size_bytes,
+        shown="chosen by the worker from the free memory",
+        help="Memory for the KV cache of one worker, in bytes or with a unit, such as 2GiB.",
+        in_serve=True,
+    )
+    block_tokens: int | None = setting(
+        "--block-tokens",
+        group=CACHE,
+        value="TOKENS",
+        read=positive,
+        shown=_by_device("block_tokens"),
+        help="Tokens in one block of the KV cache. All workers of a model need blocks of one size.",
+        in_serve=True,
+    )
+    max_sequences: int | None = setting(
+        "--max-sequences",
+        also=("--max-num-seqs",),
+        group=CACHE,
+        value="N",
+        read=positive,
+        shown=f"{_by_device('max_sequences')}, at most --max-batched-tokens",
+        help="Answers that run at once in one worker.",
+        in_serve=True,
+    )
+    max_batched_tokens: int | None = setting(
+        "--max-batched-tokens",
+        also=("--max-num-batched-tokens",),
+        group=CACHE,
+        value="TOKENS",
+        read=positive,
+        shown=f"{_by_device('max_batched_tokens')}, at least --max-sequences",
+        help="Tokens in one step, of prompts and answers together.",
+        in_serve=True,
+    )
+    max_waiting: int = setting(
+        "--max-waiting",
+        group=CACHE,
+        value="N",
+        read=positive,
+        default=1024,
+        help="Requests that may wait inside one worker.",
+        in_serve=True,
+    )
+    prefix_cache: bool = setting(
+        "--no-prefix-cache",
+        group=CACHE,
+        default=True,
+        means=False,
+        help="Compute every prompt from its first token, and keep no KV for later prompts.",
+        in_serve=True,
+    )
+    overlap: bool = setting(
+        "--no-overlap",
+        group=CACHE,
+        default=True,
+        means=False,
+        help="Plan each step after the step before it has ended. Without this flag the plan is made while that step "
+        "still runs.",
+        in_serve=True,
+    )
+    mtp: int = setting(
+        "--mtp",
+        group=MTP,
+        value="TOKENS",
+        read=whole(0, MOST_MTP),
+        default=0,
+        shown="0, which drafts none",
+        help=f"Tokens that the model drafts ahead at most, 0 to {MOST_MTP}. Fewer are drafted where drafts do not pay. "
+        "The model needs a layer for multi-token prediction.",
+        in_serve=True,
+    )
+    mtp_verify: str = setting(
+        "--mtp-verify",
+        group=MTP,
+        value="RULE",
+        choices=MTP_VERIFY,
+        default="noise",
+        help="Which drafts are kept. noise keeps drafts that equal what is sampled without drafting, so that no text "
+        "changes. rejection keeps more, and only the distribution of texts stays the same.",
+        in_serve=True,
+    )
+    mtp_fixed: bool = setting(
+        "--mtp-fixed",
+        group=MTP,
+        default=False,
+        help="Always draft as many tokens as --mtp says, also where drafts do not pay. For measurements.",
+        in_serve=True,
+    )
+    routers: tuple[str, ...] = setting(
+        "--router",
+        group=ROUTER,
+        value="ROUTER[,ROUTER]",
+        read=_routers,
+        default=("127.0.0.1:8001",),
+        shown="127.0.0.1:8001",
+        help="Routers to join, each as HOST:PORT or unix:PATH. dns:NAME:PORT stands for all addresses of a name, and "
+        "etcd:HOST:PORT[,HOST:PORT]/PREFIX for all routers that register there.",
+    )
+    name: str = setting(
+        "--name",
+        group=ROUTER,
+        value="NAME",
+        read=nonempty,
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        shown="host name and process id",
+        help="Name of this worker. Each worker of a fleet needs its own.",
+    )
+    secret: str | None = setting(
+        "--secret-file",
+        group=ROUTER,
+        value="FILE",
+        read=_secret_in,
+        variable="HEADRACE_SECRET",
+        help="File with the secret that lets workers join the router. The variable holds the secret itself.",
+        in_serve=True,
+    )
+    router_tls: bool = setting(
+        "--router-tls",
+        group=ROUTER,
+        default=False,
+        help="Use TLS on the link to the router.",
+    )
+    router_ca: Path | None = setting(
+        "--router-ca",
+        group=ROUTER,
+        value="FILE",
+        read=existing_file,
+        shown="those of the system",
+        help="Certificates (PEM) that the router's certificate is checked with. Implies --router-tls.",
+    )
+    role: str = setting(
+        "--role",
+        group=SPLIT,
+        value="ROLE",
+        choices=ROLES,
+        default="both",
+        help="prefill computes prompts for other workers. decode and both take whole requests, and answers whose "
+        "prompt a prefill worker computes.",
+    )
+    transfer_host: str | None = setting(
+        "--transfer-host",
+        group=SPLIT,
+        value="HOST",
+        read=nonempty,
+        shown="the address from which the router is dialled",
+        help="Address of this machine at which other workers fetch KV.",
+        in_serve=True,
+    )
+    transfer: bool = setting(
+        "--no-transfer",
+        group=SPLIT,
+        default=True,
+        means=False,
+        help="Neither give KV to other workers nor take KV from them.",
+    )
+    log_level: str = setting(
+        "--log-level",
+        group=LOG,
+        value="LEVEL",
+        read=plain_level,
+        of_variable=plain_level,
+        variable="HEADRACE_LOG",
+        default="info",
+        help="What is logged: error, warn, info, debug or off. A filter of the router is taken, too; the worker obeys "
+        "the level in it that names no part of the program.",
+        in_serve=True,
+    )
+
+    @property
+    def dials_tls(self) -> bool:
+        """Whether the links to routers are encrypted."""
+        return self.router_tls or self.router_ca is not None
+
+
+WORKER_FLAGS = rows(WorkerSettings)
+
+
+def worker_settings(args: argparse.Namespace) -> WorkerSettings:
+    """Checked settings of `headrace worker`, or of the workers of `headrace serve`. Raises FlagError."""
+    check_model(args.model)
+    settings = WorkerSettings(model=args.model, **values_of(WorkerSettings, args))
+    batched, sequences = settings.max_batched_tokens, settings.max_sequences
+    if batched is not None and sequences is not None and batched < sequences:
+        raise FlagError(
+            f"--max-batched-tokens {batched} is less than --max-sequences {sequences}: each running answer takes one "
+            "token of every step; raise the first or lower the second"
+        )
+    if settings.mtp == 0 and settings.mtp_fixed:
+        raise FlagError("--mtp-fixed needs --mtp TOKENS, which says how many tokens to draft")
+    if not settings.transfer and settings.role == "prefill":
+        raise FlagError(
+            "--no-transfer leaves --role prefill nothing to do: leave one of the two flags out"
+        )
+    return settings
+
+
+def worker_argv(args: argparse.Namespace) -> list[str]:
+    """What `serve` was told for its workers, as the command line of one."""
+    handed_on = [flag for flag in WORKER_FLAGS.values() if flag.in_serve]
+    return [*([] if args.model is None else [args.model]), *typed(args).argv(handed_on)]
+
+
 def step_sizes(settings: WorkerSettings, device_type: str) -> StepSizes:
     """What was typed, and the defaults of "cpu" or "cuda" for the rest, which give way where the two contradict."""
     default = SIZES_OF_DEVICE[device_type]
@@ -91,80 +383,24 @@ def step_sizes(settings: WorkerSettings, device_type: str) -> StepSizes:
     )
 
 
-def _by_device(name: str) -> str:
-    sizes = {device: getattr(SIZES_OF_DEVICE[device], name) for device in ("cpu", "cuda")}
-    return f"{sizes['cpu']} on a CPU, {sizes['cuda']} on a GPU"
-
-
-def size_bytes(text: str) -> int:
-    """`512M`, `1.5GiB` or plain bytes. Units are powers of 1024."""
-    match = re.fullmatch(
-        r"(\d+(?:\.\d+)?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE | re.ASCII
-    )
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write 512M or 1.5GiB")
-    size = int(float(match[1]) * _UNITS[match[2].lower()])
-    if size == 0:
-        raise argparse.ArgumentTypeError("a size of 0 leaves no room for anything")
-    return size
-
-
-def positive(text: str) -> int:
-    """A whole number, at least 1."""
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
-def seconds(text: str) -> float:
-    """A number of seconds, 0 or more."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds")
-    return value
-
-
-def duration(text: str) -> float:
-    """Seconds of `30s`, `2m`, `500ms` or plain seconds, at most an hour."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(ms|s|m|h)?", text.strip(), re.ASCII)
-    if match is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no time; write 30s, 2m or 500ms")
-    value = float(match[1]) * {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2] or "s"]
-    if value > 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is more than an hour")
-    return value
-
-
-def count(text: str) -> int:
-    """A whole number, 0 or more."""
-    if not text.isascii() or not text.isdigit():
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number")
-    return int(text)
-
-
-def port_number(text: str) -> int:
-    """0 (take a free one) to 65535."""
-    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
-        raise argparse.ArgumentTypeError(f"{text!r} is no port; write 0 to 65535")
-    return int(text)
-
-
 def check_model(model: str | None) -> None:
     """Raise SettingsError if `model` is meant as a path and nothing usable is there."""
     if model is None:
         return
     path = Path(model).expanduser()
-    if path.is_dir():
+    shown = shortened(model)[1:-1] if len(model) > 80 else model
+    try:
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, ValueError) as error:  # such as a name that is too long
+        raise SettingsError(f"{shown} cannot be a model: {error.__class__.__name__}") from error
+    if is_folder:
         if not (path / "config.json").is_file():
-            raise SettingsError(f"{model} holds no config.json, so it is no model folder")
-    elif path.is_file():
+            raise SettingsError(f"{shown} holds no config.json, so it is not a model folder")
+    elif is_file:
         if path.suffix != ".gguf":
-            raise SettingsError(f"{model} is a file, but its name does not end in .gguf")
+            raise SettingsError(f"{shown} is a file, but its name does not end in .gguf")
     elif model.startswith((".", "/", "~")) or model.endswith(".gguf") or model.count("/") > 1:
-        raise SettingsError(f"there is no model at {model}")
+        raise SettingsError(f"there is no model at {shown}")
 
 
 def check_context(typed: int | None, longest: int) -> None:
@@ -173,264 +409,12 @@ def check_context(typed: int | None, longest: int) -> None:
         raise ContextTooLong(typed, longest, "this model allows", "leave the flag out")
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The model and how it is computed: for `serve` and for `worker`."""
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The one argument that is not a flag: of `serve` and of `worker`."""
     parser.add_argument(
         "model",
         nargs="?",
         metavar="MODEL",
-        help="a folder with config.json and safetensors, a .gguf file, or a hub id; left out: "
-        "the default model, SmolLM2-135M-Instruct; smollm2-r1 and smollm2-r1-paired are that one as DeepSeek-V3",
+        help="A folder with config.json and safetensors, a .gguf file, or a hub id. smollm2-r1 and smollm2-r1-paired "
+        "are the default model in the form of DeepSeek-V3. [default: SmolLM2-135M-Instruct]",
     )
-    group = parser.add_argument_group("Model")
-    group.add_argument(
-        "--served-model-name",
-        metavar="NAME",
-        help="name under which clients ask for the model (default: the model's own)",
-    )
-    group.add_argument(
-        "--device", choices=DEVICES, default="auto", help="where to compute (default: %(default)s)"
-    )
-    group.add_argument(
-        "--dtype",
-        choices=DTYPES,
-        default="auto",
-        help="of the weights; int8 quantises them in groups of 64 (default: %(default)s)",
-    )
-    group.add_argument(
-        "--context-tokens",
-        "--max-model-len",
-        type=positive,
-        metavar="N",
-        help="longest prompt and answer together (default: the model's own limit)",
-    )
-    group = parser.add_argument_group("Cache and batch")
-    group.add_argument(
-        "--kv-dtype",
-        choices=KV_DTYPES,
-        default="auto",
-        help="of the KV cache: that of the values, or fp8, which takes half of it; fp8 is for DeepSeek models on GPUs "
-        "(default: %(default)s)",
-    )
-    group.add_argument(
-        "--kv-memory",
-        type=size_bytes,
-        metavar="SIZE",
-        help="memory for the KV cache of one worker, such as 2GiB (default: chosen by the worker)",
-    )
-    group.add_argument(
-        "--block-tokens",
-        type=positive,
-        metavar="N",
-        help="tokens in one block of the KV cache; the workers of a model agree on it "
-        f"(default: {_by_device('block_tokens')})",
-    )
-    group.add_argument(
-        "--max-sequences",
-        "--max-num-seqs",
-        type=positive,
-        metavar="N",
-        help="answers that run at once in one worker "
-        f"(default: {_by_device('max_sequences')}, at most --max-batched-tokens)",
-    )
-    group.add_argument(
-        "--max-batched-tokens",
-        "--max-num-batched-tokens",
-        type=positive,
-        metavar="N",
-        help="tokens in one step, prompts and answers together "
-        f"(default: {_by_device('max_batched_tokens')}, at least --max-sequences)",
-    )
-    group.add_argument(
-        "--max-waiting",
-        type=positive,
-        default=1024,
-        metavar="N",
-        help="requests that may wait inside one worker (default: %(default)s)",
-    )
-    group.add_argument(
-        "--no-prefix-cache", action="store_true", help="compute every prompt from its beginning"
-    )
-    group.add_argument(
-        "--no-overlap",
-        action="store_true",
-        help="plan each step when the one before it has ended, not shortly before that",
-    )
-    group = parser.add_argument_group("Multi-token prediction")
-    group.add_argument(
-        "--mtp",
-        type=count,
-        default=0,
-        metavar="K",
-        help=f"let the model draft up to K tokens ahead, at most {MOST_MTP}, fewer or none where that does not pay; it "
-        "needs a model with a layer for it (default: 0, off)",
-    )
-    group.add_argument(
-        "--mtp-verify",
-        choices=MTP_VERIFY,
-        default="noise",
-        help="which drafts count: those that equal what is sampled without them, so that text never changes (noise); "
-        "or more of them, such that only the distribution does not change (rejection) (default: %(default)s)",
-    )
-    group.add_argument(
-        "--mtp-fixed",
-        action="store_true",
-        help="always draft K tokens, also where that does not pay: to compare",
-    )
-
-
-def check_model_arguments(args: argparse.Namespace) -> None:
-    """Raise SettingsError for what `add_model_arguments` took and a worker cannot be."""
-    check_model(args.model)
-    batched: int | None = args.max_batched_tokens
-    sequences: int | None = args.max_sequences
-    if batched is not None and sequences is not None and batched < sequences:
-        raise SettingsError(
-            f"--max-batched-tokens {batched} is less than --max-sequences "
-            f"{sequences}: each running answer takes one token of every step"
-        )
-    if args.mtp > MOST_MTP:
-        raise SettingsError(
-            f"--mtp {args.mtp} is too many: at most {MOST_MTP} tokens are drafted ahead"
-        )
-    if args.mtp == 0 and args.mtp_fixed:
-        raise SettingsError("--mtp-fixed: of how many tokens? add --mtp K")
-
-
-def add_link_arguments(parser: argparse.ArgumentParser) -> None:
-    """How a worker finds its routers: for `worker` alone."""
-    group = parser.add_argument_group("Router")
-    group.add_argument(
-        "--router",
-        default="127.0.0.1:8001",
-        metavar="ROUTER[,ROUTER]",
-        help="HOST:PORT or unix:PATH of a router; dns:NAME:PORT for all addresses of a name; "
-        "etcd:HOST:PORT[,HOST:PORT]/PREFIX for all that register there (default: %(default)s)",
-    )
-    group.add_argument(
-        "--name", metavar="NAME", help="unique in the fleet (default: host name and process id)"
-    )
-    group.add_argument(
-        "--secret-file",
-        type=Path,
-        metavar="FILE",
-        help="file with the secret that lets workers join (or set HEADRACE_SECRET)",
-    )
-    group.add_argument("--router-tls", action="store_true", help="dial the router with TLS")
-    group.add_argument(
-        "--router-ca",
-        type=Path,
-        metavar="FILE",
-        help="certificates (PEM) to trust instead of the system's; implies --router-tls",
-    )
-    group = parser.add_argument_group("Split serving")
-    group.add_argument(
-        "--role",
-        choices=ROLES,
-        default="both",
-        help="prefill computes prompts for others; decode and both take whole requests, and answers whose prompt a "
-        "prefill worker computes (default: %(default)s)",
-    )
-    group.add_argument(
-        "--transfer-host",
-        metavar="HOST",
-        help="address of this machine where other workers fetch KV (default: the one from which the router is dialled)",
-    )
-    group.add_argument(
-        "--no-transfer",
-        action="store_true",
-        help="neither give KV to other workers nor take it from them",
-    )
-    group = parser.add_argument_group("Log")
-    group.add_argument(
-        "--log-level",
-        choices=("error", "warn", "info", "debug"),
-        default="info",
-        help="(default: %(default)s)",
-    )
-
-
-def worker_settings(args: argparse.Namespace) -> WorkerSettings:
-    """Checked settings of `headrace worker`. Raises SettingsError."""
-    check_model_arguments(args)
-    routers = split_routers(args.router)
-    if not routers:
-        raise SettingsError("--router names no address")
-    if args.no_transfer and args.role == "prefill":
-        raise SettingsError("--no-transfer leaves --role prefill nothing to do")
-    return WorkerSettings(
-        model=args.model,
-        name=args.name or f"{socket.gethostname()}-{os.getpid()}",
-        routers=routers,
-        served_model_name=args.served_model_name,
-        device=args.device,
-        dtype=args.dtype,
-        kv_dtype=args.kv_dtype,
-        kv_memory_bytes=args.kv_memory,
-        context_tokens=args.context_tokens,
-        block_tokens=args.block_tokens,
-        max_sequences=args.max_sequences,
-        max_batched_tokens=args.max_batched_tokens,
-        max_waiting=args.max_waiting,
-        prefix_cache=not args.no_prefix_cache,
-        secret=_secret(args.secret_file),
-        router_ca=args.router_ca,
-        router_tls=args.router_tls or args.router_ca is not None,
-        log_level=args.log_level,
-        role=args.role,
-        transfer=not args.no_transfer,
-        transfer_host=args.transfer_host,
-        mtp=args.mtp,
-        mtp_verify=args.mtp_verify,
-        mtp_fixed=args.mtp_fixed,
-        overlap=not args.no_overlap,
-    )
-
-
-def split_routers(text: str) -> tuple[str, ...]:
-    """Split at commas, but not between the endpoints of an etcd: these end with their `/PREFIX`."""
-    specs: list[str] = []
-    for part in (part.strip() for part in text.split(",")):
-        if specs and specs[-1].startswith("etcd:") and "/" not in specs[-1]:
-            specs[-1] += f",{part}"
-        elif part:
-            specs.append(part)
-    return tuple(specs)
-
-
-def _secret(path: Path | None) -> str | None:
-    if path is None:
-        return os.environ.get("HEADRACE_SECRET") or None
-    try:
-        return path.read_text().rstrip("\r\n")
-    except OSError as error:
-        raise SettingsError(f"--secret-file: cannot read {path}: {error.strerror}") from error
-
-
-def model_argv(args: argparse.Namespace) -> list[str]:
-    """The arguments of `add_model_arguments` as a command line for a worker."""
-    argv = [] if args.model is None else [args.model]
-    for name in (
-        "served_model_name",
-        "device",
-        "dtype",
-        "kv_dtype",
-        "context_tokens",
-        "kv_memory",
-        "block_tokens",
-        "max_sequences",
-        "max_batched_tokens",
-        "max_waiting",
-        "mtp",
-        "mtp_verify",
-    ):
-        value = getattr(args, name)
-        if value is not None:
-            argv.append(f"--{name.replace('_', '-')}={value}")
-    if args.no_prefix_cache:
-        argv.append("--no-prefix-cache")
-    if args.no_overlap:
-        argv.append("--no-overlap")
-    if args.mtp_fixed:
-        argv.append("--mtp-fixed")
-    return argv

@@ -16,14 +16,14 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.warm_up import WarmUp, warm_up
 from headrace.errors import ContextTooLong
-from headrace.settings import check_context, step_sizes
+from headrace.settings.worker import check_context, step_sizes
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
 from headrace.worker.device import choose_device
 
 if TYPE_CHECKING:
     from headrace.engine.config import Verify
     from headrace.models import DType, KvDType
-    from headrace.settings import WorkerSettings
+    from headrace.settings.worker import WorkerSettings
     from headrace.wire.frames import Role
 
 log = logging.getLogger(__name__)

@@ -20,6 +20,7 @@ from headrace.kv_transfer.connector import Transfer
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
 from headrace.kv_transfer.peers.server import TransferServer
+from headrace.settings.worker import LOG_LEVELS
 from headrace.wire.discovery import RouterAddress, parse_sources
 from headrace.wire.frames import Hello
 from headrace.wire.link import Link, LinkConfig, parse_address, tls_context
@@ -28,7 +29,7 @@ from headrace.worker.load_model import Loaded, load
 from headrace.worker.worker import Worker
 
 if TYPE_CHECKING:
-    from headrace.settings import WorkerSettings
+    from headrace.settings.worker import WorkerSettings
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +42,7 @@ DRAIN_OVERDUE_S = (
 def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
     """Raises `ValueError` for what names no router."""
     sources = parse_sources(settings.routers)
-    tls = tls_context(settings.router_ca) if settings.router_tls else None
+    tls = tls_context(settings.router_ca) if settings.dials_tls else None
 
     def dial(address: RouterAddress, joined: Callable[[str], bool]) -> Link:
         config = LinkConfig(
@@ -119,9 +120,8 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
 
     Raises `CannotRun`.
     """
-    levels = {"error": "ERROR", "warn": "WARNING", "info": "INFO", "debug": "DEBUG"}
     logging.basicConfig(
-        level=levels[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
+        level=LOG_LEVELS[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
     )
     torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
     try:

@@ -1,0 +1,88 @@
+"""The router's flags in `headrace serve`. Their table and their checks are the router's own, in Rust."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING
+
+from headrace.settings.fleet import SERVER
+from headrace.settings.table import Flag
+from headrace.settings.values import FlagError
+
+if TYPE_CHECKING:
+    from headrace.settings.table import Typed
+
+WORKER_LISTEN = "--worker-listen"
+# Where workers of this machine dial in is the business of `serve`.
+NOT_IN_SERVE = ("--worker-socket",)
+
+
+@cache
+def router_flags() -> dict[str, Flag]:
+    """Every flag of `headrace router` by its name."""
+    from headrace import _core  # not at the top: the help of other commands does without
+
+    return {
+        row["name"]: Flag(
+            name=row["name"],
+            group=row["group"] or SERVER,
+            help=row["help"],
+            value=row["value"],
+            choices=tuple(row["choices"]),
+            default=row["default"],
+            repeated=row["repeated"],
+            variable=row["variable"],
+        )
+        for row in _core.router_flags()
+    }
+
+
+def serve_flags() -> list[Flag]:
+    """The router's flags as `serve` takes them."""
+    flags = {name: flag for name, flag in router_flags().items() if name not in NOT_IN_SERVE}
+    flags[WORKER_LISTEN] = replace(
+        flags[WORKER_LISTEN],
+        default="none: only the workers that serve starts",
+        help="Address at which workers of other machines dial in, besides those that serve starts: HOST:PORT, or "
+        "unix:PATH. They need the secret of --secret-file.",
+    )
+    return list(flags.values())
+
+
+def handed_on() -> list[Flag]:
+    """The flags that the router of `serve` gets as they were typed; of the others `serve` makes something."""
+    return [f for name, f in router_flags().items() if name not in ("--port", WORKER_LISTEN)]
+
+
+def value_of(kept: Typed, name: str) -> str:
+    """What was typed for a flag of the router, or else its default."""
+    text = kept.last(name) if name in kept else router_flags()[name].default
+    assert text is not None, f"{name} has no default"
+    return text
+
+
+def check_router(kept: Typed, usage: str) -> None:
+    """Raise ConfigError for flags that the router would refuse, and FlagError for those that serve nothing here.
+
+    The text of ConfigError is whole: it ends with `usage`.
+    """
+    from headrace import _core
+
+    flags = kept.argv(router_flags().values())
+    private = [] if WORKER_LISTEN in kept else [f"{WORKER_LISTEN}=unix:a-private-folder"]
+    _core.check_router([*flags, *private], usage)
+    if WORKER_LISTEN in kept and not workers_know(kept):
+        raise FlagError(
+            f"{WORKER_LISTEN}: workers that join there must know a secret: give --secret-file FILE or set "
+            "HEADRACE_SECRET, or add --allow-anonymous-workers if everybody who can reach that address may "
+            "be sent prompts"
+        )
+
+
+def workers_know(kept: Typed) -> bool:
+    """Whether workers know by themselves what lets them join: a secret that was typed, or that none is needed."""
+    if "--secret-file" in kept or os.environ.get("HEADRACE_SECRET"):
+        return True
+    return WORKER_LISTEN in kept and "--allow-anonymous-workers" in kept

@@ -1,0 +1,93 @@
+"""Values of flags, from text. A wrong value raises `ArgumentTypeError` with what would be right."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+MOST = 2**31 - 1
+"""Of a count: more tokens, answers or workers than any machine holds. Kernels index with 32 bits."""
+
+_BYTES = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+_SECONDS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+class SettingsError(ValueError):
+    """A setting cannot be right. The text is one line, for the person who typed it."""
+
+
+class FlagError(SettingsError):
+    """A flag cannot be right, or two cannot be right together. The usage of the command comes before the text."""
+
+
+def whole(least: int, most: int = MOST) -> Callable[[str], int]:
+    """Reads whole numbers from `least` to `most`."""
+
+    def read(text: str) -> int:
+        digits = text.isascii() and text.isdigit() and len(text) <= 20
+        if not digits or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(
+                f"{shortened(text)} is not a whole number from {least} to {most}"
+            )
+        return int(text)
+
+    return read
+
+
+positive = whole(1)
+count = whole(0)
+port_number = whole(0, 65_535)
+
+
+def size_bytes(text: str) -> int:
+    """`512M`, `1.5GiB` or plain bytes. Units are powers of 1024."""
+    match = re.fullmatch(
+        r"(\d{1,18}(?:\.\d{1,18})?)\s*([kmgt]?)(?:i?b)?", text.strip(), re.IGNORECASE | re.ASCII
+    )
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text)} is not a size; write bytes, or a number with a unit, such as 512M or 1.5GiB"
+        )
+    size = int(float(match[1]) * _BYTES[match[2].lower()])
+    if not 1 <= size < 1 << 63:
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text)} is not a size from 1 byte to 8 million TiB"
+        )
+    return size
+
+
+def duration(text: str) -> float:
+    """Seconds of `30s`, `2m`, `500ms` or plain seconds, at most an hour."""
+    match = re.fullmatch(r"(\d{1,9}(?:\.\d{1,9})?)\s*(ms|s|m|h)?", text.strip(), re.ASCII)
+    value = math.inf if match is None else float(match[1]) * _SECONDS[match[2] or "s"]
+    if match is None:
+        raise argparse.ArgumentTypeError(
+            f"{shortened(text)} is not a time; write a number with a unit, such as 30s, 2m or 500ms"
+        )
+    if value > 3600:
+        raise argparse.ArgumentTypeError(f"{shortened(text)} is more than an hour")
+    return value
+
+
+def nonempty(text: str) -> str:
+    """Any text but spaces."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it is empty; write a name")
+    return text
+
+
+def existing_file(text: str) -> Path:
+    """A file that is there now, so that a misspelt name is noticed before anything starts."""
+    path = Path(text).expanduser()
+    if not os.path.isfile(path):  # noqa: PTH113  false for names that are too long; pathlib raises
+        raise argparse.ArgumentTypeError(f"there is no file {shortened(text)}")
+    return path
+
+
+def shortened(text: str) -> str:
+    """In quotes, and cut where it is long: errors repeat what they refuse."""
+    return repr(text) if len(text) <= 80 else f"{text[:60]!r}... ({len(text)} characters)"
