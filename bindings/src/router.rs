@@ -36,7 +36,7 @@ pub(crate) fn router_flags(py: Python<'_>) -> PyResult<Bound<'_, PyAny>> {
 
 #[pyfunction]
 pub(crate) fn check_router(py: Python<'_>, flags: Vec<String>, usage: &str) -> PyResult<()> {
-    py.detach(|| cli::check_router(&flags, usage)).map_err(ConfigError::new_err)
+    py.detach(move || cli::check_router(&flags, usage)).map_err(ConfigError::new_err)
 }
 
 /// Takes Python's handler of SIGINT away.
