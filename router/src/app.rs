@@ -1,9 +1,11 @@
 //! What all requests share.
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
+use prometheus_client::registry::Registry as MetricRegistry;
 use tokio::time::Instant;
 
 use crate::config::Config;
@@ -12,7 +14,8 @@ use crate::decisions::log::DecisionLog;
 use crate::fleet::{self, Registry, StartError};
 use crate::limits::memory::Memory;
 use crate::limits::shares::Shares;
-use crate::metrics::Metrics;
+use crate::log::LostLines;
+use crate::metrics::{Exposition, Metrics};
 
 /// The router without its HTTP server. Tests and `http::app` need no more.
 #[derive(Debug)]
@@ -27,7 +30,9 @@ pub struct App {
     pub metrics: Arc<Metrics>,
     pub(crate) shares: Arc<Shares>,
     pub(crate) memory: Memory,
-    metrics_page: Mutex<Option<(Instant, Bytes)>>,
+    /// All that `/metrics` shows.
+    exposed: MetricRegistry,
+    metrics_pages: Mutex<HashMap<Exposition, (Instant, Bytes)>>,
 }
 
 /// Of a page of metrics that somebody has not read yet. A guess: scrapers come every few seconds.
@@ -49,6 +54,7 @@ impl App {
         let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
         let memory = Memory::new(&config.memory, &metrics);
         let bounds = config.bounds;
+        let exposed = exposed(&metrics, &fleet);
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));
         Ok(Arc::new(Self {
             config,
@@ -57,32 +63,30 @@ impl App {
             decisions,
             shares,
             memory,
-            metrics_page: Mutex::default(),
+            exposed,
+            metrics_pages: Mutex::default(),
         }))
     }
 
     /// The body of `/metrics`: the last one, while another client has not read it and for [`METRICS_AGE`] at most, so that
     /// clients that do not read share it.
-    pub(crate) fn metrics_page(&self) -> Bytes {
-        let mut last = self.metrics_page.lock().expect("no holder panics");
-        if let Some((since, page)) = &*last
+    pub(crate) fn metrics_page(&self, format: Exposition) -> Bytes {
+        let mut pages = self.metrics_pages.lock().expect("no holder panics");
+        if let Some((since, page)) = pages.get(&format)
             && !page.is_unique()
             && since.elapsed() < METRICS_AGE
         {
             return page.clone();
         }
-        let page = Bytes::from(self.render_metrics());
-        *last = Some((Instant::now(), page.clone()));
+        let page = Bytes::from(format.render(&self.exposed));
+        pages.insert(format, (Instant::now(), page.clone()));
         page
     }
 
     /// What is counted, as text, as it is now.
     #[must_use]
     pub fn render_metrics(&self) -> String {
-        let mut text = self.metrics.render();
-        self.fleet.render(&mut text);
-        crate::log::render(&mut text);
-        text.into_string()
+        Exposition::Text.render(&self.exposed)
     }
 }
 
@@ -90,4 +94,12 @@ impl Drop for App {
     fn drop(&mut self) {
         self.fleet.close_all();
     }
+}
+
+fn exposed(metrics: &Metrics, fleet: &Arc<Registry>) -> MetricRegistry {
+    let mut exposed = MetricRegistry::default();
+    metrics.register(&mut exposed);
+    exposed.register_collector(Box::new(Arc::clone(fleet)));
+    exposed.register_collector(Box::new(LostLines::of_this_process()));
+    exposed
 }

@@ -132,7 +132,7 @@ mod tests {
     }
 
     fn slow_headers(clients: &Clients) -> bool {
-        clients.app.metrics.render().into_string().contains("headers_too_slow")
+        clients.app.metrics.text().contains("headers_too_slow")
     }
 
     const HEALTH: &[u8] = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n";

@@ -9,18 +9,21 @@ mod lines;
 mod stderr;
 
 use std::backtrace::{Backtrace, BacktraceStatus};
+use std::fmt;
 use std::io::{self, IsTerminal as _, Write as _};
 use std::panic::PanicHookInfo;
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::MakeWriter;
 
 use self::lines::{Lines, Lost};
 use self::stderr::Stderr;
 use crate::config::LogConfig;
-use crate::metrics::Text;
+use crate::metrics::Scrape;
 
 /// At the end of the process its last lines get this long to be written. A guess: a pipe that is read at all takes them in
 /// far less, and what waits for the process to end hardly notices.
@@ -84,16 +87,27 @@ pub fn flush(timeout: Duration) -> bool {
 }
 
 /// Lines that were lost, for `/metrics`.
-pub(crate) fn render(text: &mut Text) {
-    render_lost(LINES.get().map_or_else(Default::default, Lines::lost), text);
+#[derive(Debug)]
+pub(crate) struct LostLines(fn() -> Lost);
+
+impl LostLines {
+    pub(crate) fn of_this_process() -> Self {
+        Self(|| LINES.get().map_or_else(Default::default, Lines::lost))
+    }
 }
 
-fn render_lost(lost: Lost, text: &mut Text) {
-    let help =
-        "Lines of the log that stderr did not take: it was too slow, or could not be written.";
-    text.family("headrace_log_lines_dropped_total", "counter", help);
-    text.sample("", &[("why", &"too_slow")], lost.too_slow);
-    text.sample("", &[("why", &"write_failed")], lost.write_failed);
+impl Collector for LostLines {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let lost = (self.0)();
+        Scrape::new(encoder).counters(
+            "headrace_log_lines_dropped_total",
+            "Lines of the log that stderr did not take: it was too slow, or could not be written.",
+            [
+                ([("why", "too_slow")], lost.too_slow),
+                ([("why", "write_failed")], lost.write_failed),
+            ],
+        )
+    }
 }
 
 fn log_panic(panic: &PanicHookInfo<'_>) {
@@ -134,13 +148,17 @@ impl MakeWriter<'_> for ToLines {
 
 #[cfg(test)]
 mod tests {
+    use prometheus_client::registry::Registry;
+
     use super::*;
+    use crate::metrics::Exposition;
 
     #[test]
     fn lost_lines_are_counted_by_why() {
-        let mut text = Text::default();
-        render_lost(Lost { too_slow: 3, write_failed: 5 }, &mut text);
-        let text = text.into_string();
+        let mut registry = Registry::default();
+        let lost = || Lost { too_slow: 3, write_failed: 5 };
+        registry.register_collector(Box::new(LostLines(lost)));
+        let text = Exposition::Text.render(&registry);
         assert!(text.contains("{why=\"too_slow\"} 3\n"), "{text}");
         assert!(text.contains("{why=\"write_failed\"} 5\n"), "{text}");
     }

@@ -67,7 +67,7 @@ impl Open {
         for (_, socket) in &resting[..share] {
             socket.evict(&self.leaving);
         }
-        self.app.metrics.http.connections_evicted.add(share as u64);
+        self.app.metrics.http.connections_evicted.inc_by(share as u64);
         share
     }
 
@@ -75,7 +75,7 @@ impl Open {
     pub(super) fn enter(&self, socket: &Arc<Socket>) -> Entered<'_> {
         let id = self.next.fetch_add(1, Relaxed);
         self.all().insert(id, Arc::clone(socket));
-        self.app.metrics.http.connections.add(1);
+        self.app.metrics.http.connections.inc_by(1);
         Entered { open: self, id }
     }
 
@@ -92,7 +92,7 @@ pub(super) struct Entered<'a> {
 impl Drop for Entered<'_> {
     fn drop(&mut self) {
         self.open.all().remove(&self.id);
-        self.open.app.metrics.http.connections.add(-1);
+        self.open.app.metrics.http.connections.dec_by(1);
     }
 }
 

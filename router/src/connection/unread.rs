@@ -37,7 +37,7 @@ impl Clients {
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let held = socket.unread.fetch_add(bytes, Relaxed);
         let all = self.unread.0.fetch_add(bytes, Relaxed);
-        self.app.metrics.http.unread_bytes.add(signed(bytes));
+        self.app.metrics.http.unread_bytes.inc_by(signed(bytes));
         let charge = Charge { bytes, socket: Arc::clone(socket), clients: Arc::clone(self) };
         let fits = fits(bytes, held, all);
         if !fits {
@@ -70,7 +70,7 @@ impl Drop for Charge {
     fn drop(&mut self) {
         self.socket.unread.fetch_sub(self.bytes, Relaxed);
         self.clients.unread.0.fetch_sub(self.bytes, Relaxed);
-        self.clients.app.metrics.http.unread_bytes.add(-signed(self.bytes));
+        self.clients.app.metrics.http.unread_bytes.dec_by(signed(self.bytes));
     }
 }
 

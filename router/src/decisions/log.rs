@@ -124,9 +124,11 @@ impl Writer {
     fn note(&mut self, written: Result<(), Lost>) {
         match written {
             Ok(()) => {}
-            Err(Lost::TooLong) => self.metrics.scheduling.log_dropped.inc(),
+            Err(Lost::TooLong) => {
+                self.metrics.scheduling.log_dropped.inc();
+            }
             Err(Lost::Failed { lines, error }) => {
-                self.metrics.scheduling.log_errors.add(lines);
+                self.metrics.scheduling.log_errors.inc_by(lines);
                 if !self.failing {
                     let path = self.file.path.display();
                     tracing::warn!(

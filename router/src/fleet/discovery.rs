@@ -90,7 +90,7 @@ impl Registrar {
                 }
                 Ok(false) => {
                     tracing::warn!(key = self.key, "discovery lease_lost: registering again");
-                    self.metrics.links.discovery_errors.inc(["lease_lost"]);
+                    self.metrics.links.discovery_errors.inc("lease_lost");
                     self.metrics.links.registered.set(0);
                     return;
                 }
@@ -104,7 +104,7 @@ impl Registrar {
 
     async fn failed(&mut self, error: &EtcdError, consequence: &str) {
         tracing::warn!(%error, "discovery {}: {consequence}", error.reason());
-        self.metrics.links.discovery_errors.inc([error.reason()]);
+        self.metrics.links.discovery_errors.inc(error.reason());
         sleep(self.pause).await;
         self.pause = (2 * self.pause).min(LONGEST_PAUSE);
     }

@@ -194,7 +194,7 @@ impl Registry {
             drain.wait(soon, |state| state.has_left.then_some(())).await;
         }
         let summary = drain.end(in_time.is_some());
-        self.metrics.links.drains.inc([if in_time.is_some() { "left" } else { "late" }]);
+        self.metrics.links.drains.inc(if in_time.is_some() { "left" } else { "late" });
         tracing::info!(worker = drain.worker, %summary, "drained");
     }
 
@@ -235,7 +235,7 @@ impl Registry {
             }
         }
         self.until_announced(drain, &offer).await;
-        self.metrics.links.blocks_handed_over.add(drain.blocks_pulled() as u64);
+        self.metrics.links.blocks_handed_over.inc_by(drain.blocks_pulled() as u64);
         if pulled.is_some() { Outcome::Done } else { Outcome::Late }
     }
 

@@ -155,7 +155,7 @@ pub(super) async fn accept_workers(
             }
             Err(error) => {
                 tracing::warn!(%error, "cannot accept a worker");
-                registry.metrics.links.errors.inc(["accept"]);
+                registry.metrics.links.errors.inc("accept");
                 if let Some(pause) = net::pause_after(&error) {
                     sleep(pause).await;
                 }
@@ -196,7 +196,7 @@ async fn serve_worker(
         Ok(joined) => joined,
         Err(error) => {
             let (worker, reason) = (error.worker(), error.reason());
-            registry.metrics.links.errors.inc([&reason]);
+            registry.metrics.links.errors.inc(reason.clone());
             // as many as anybody likes: the lobby has said so
             let of_a_crowd = matches!(error, HandshakeError::TurnedOut | HandshakeError::Silent(_));
             let line = (peer, worker.map(str::to_owned), reason);
@@ -223,7 +223,7 @@ async fn serve_worker(
     } else {
         tracing::warn!(worker, peer = address, %error, "worker left");
     }
-    registry.metrics.links.errors.inc([error.reason()]);
+    registry.metrics.links.errors.inc(error.reason());
 }
 
 /// A worker that was taken in.

@@ -71,7 +71,7 @@ impl Drop for Ticket {
     fn drop(&mut self) {
         if !self.answered {
             self.registry.leave_queue(&self.model.name, self.request);
-            self.registry.metrics.legs.cancelled.inc(["queue"]);
+            self.registry.metrics.legs.cancelled.inc("queue");
         }
     }
 }

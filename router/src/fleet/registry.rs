@@ -249,7 +249,7 @@ impl Registry {
                 pool.dispatch.end(*request, *output, now_ms);
             }
             for why in pool.take_doubts() {
-                self.metrics.scheduling.speed_doubted.inc([why.as_str()]);
+                self.metrics.scheduling.speed_doubted.inc(why.as_str());
             }
             withdrawn
         })
@@ -348,7 +348,7 @@ impl Registry {
                     fell_silent.extend(pool.check_silence(now_ms, limit));
                 }
                 let expired = pool.dispatch.scheduler.expire_leases(self.clock_ms());
-                self.metrics.scheduling.leases_expired.add(expired as u64);
+                self.metrics.scheduling.leases_expired.inc_by(expired as u64);
                 links.extend(pool.links());
                 without_snapshot.extend(pool.without_snapshot(now, describe_timeout));
             }

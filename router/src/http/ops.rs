@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::extract::{Path, State};
-use axum::http::header;
+use axum::http::{HeaderMap, header};
 use axum::response::IntoResponse;
 use serde_json::{Value, json};
 
@@ -14,6 +14,7 @@ use crate::error::RouteError;
 use crate::fleet::ModelInfo;
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
+use crate::metrics::Exposition;
 
 /// Alive.
 pub(super) async fn health() -> Json<Value> {
@@ -32,9 +33,9 @@ pub(super) async fn version() -> Json<Value> {
     Json(json!({"version": env!("CARGO_PKG_VERSION")}))
 }
 
-pub(super) async fn metrics(State(app): State<Arc<App>>) -> impl IntoResponse {
-    let text = [(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")];
-    (text, app.metrics_page())
+pub(super) async fn metrics(State(app): State<Arc<App>>, headers: HeaderMap) -> impl IntoResponse {
+    let format = Exposition::accepted(&headers);
+    ([(header::CONTENT_TYPE, format.content_type())], app.metrics_page(format))
 }
 
 pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {

@@ -111,7 +111,7 @@ impl Pool {
 
     fn show(&self, change: i64) {
         if let Some((metrics, gauge)) = &self.0.shown {
-            gauge(metrics).add(change);
+            gauge(metrics).inc_by(change);
         }
     }
 }

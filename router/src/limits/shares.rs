@@ -102,12 +102,12 @@ impl Shares {
     ) -> Result<StreamPermit, RouteError> {
         let mut held = self.held();
         let taken = held.take(holder, n);
-        self.metrics.requests.streams.set(held.all);
+        self.metrics.requests.streams.set(held.all as i64);
         drop(held);
         match taken {
             Ok(few) => Ok(StreamPermit { shares: Arc::clone(self), holder, n, few }),
             Err(what) => {
-                self.metrics.scheduling.refused.inc([what]);
+                self.metrics.scheduling.refused.inc(what);
                 Err(RouteError::Overloaded { what, retry_after: Duration::from_secs(1) })
             }
         }
@@ -200,7 +200,7 @@ impl Drop for StreamPermit {
     fn drop(&mut self) {
         let mut held = self.shares.held();
         held.give_back(self.holder, self.n);
-        self.shares.metrics.requests.streams.set(held.all);
+        self.shares.metrics.requests.streams.set(held.all as i64);
     }
 }
 
@@ -275,7 +275,7 @@ mod tests {
         let refused = shares.begin(tenant(2), 1);
         let Err(RouteError::Overloaded { retry_after, .. }) = refused else { panic!("full") };
         assert!(retry_after >= Duration::from_secs(1));
-        let text = shares.metrics.render().into_string();
+        let text = shares.metrics.text();
         assert!(text.contains("headrace_refused_total{reason=\"answers under way\"} 1"), "{text}");
     }
 

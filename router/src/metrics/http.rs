@@ -1,11 +1,12 @@
 //! What clients and their connections do.
 
 use super::kinds::{Counter, Gauge, Labelled, group};
+use super::labels::ByAnswer;
 
 group! {
     /// What clients and their connections do.
     Http {
-        answered: Labelled<3> = "headrace_http_requests_total" ["route", "status", "error"],
+        answered: Labelled<ByAnswer> = "headrace_http_requests_total",
             "HTTP requests answered.";
         connections: Gauge = "headrace_http_connections",
             "Open connections of clients.";
@@ -30,7 +31,7 @@ group! {
 
 impl Http {
     /// A request was answered; `error` is the error's kind, empty without one.
-    pub fn request(&self, route: &str, status: u16, error: &str) {
-        self.answered.inc([route, status.to_string().as_str(), error]);
+    pub fn request(&self, route: &str, status: u16, error: &'static str) {
+        self.answered.inc(ByAnswer { route: route.to_owned(), status, error });
     }
 }

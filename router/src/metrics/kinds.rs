@@ -1,13 +1,20 @@
 //! The kinds of metrics, and how a group of them is declared. Updating one is an atomic addition, or a short lock where
-//! there are labels.
+//! there are labels or buckets.
 
-use std::collections::BTreeMap;
-use std::fmt::Display;
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, PoisonError};
+use std::fmt;
+use std::hash::Hash;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use super::text::Text;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder};
+pub use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+pub use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::{MetricType, TypedMetric as _, histogram};
+use prometheus_client::registry::{Metric, Registry, Unit};
+
+/// A time in seconds that grows.
+pub type SecondsCounter = Counter<f64, AtomicU64>;
 
 /// Upper bounds in seconds, for everything from a token to a long answer.
 const SECONDS: [f64; 20] = [
@@ -15,11 +22,11 @@ const SECONDS: [f64; 20] = [
     40.0, 80.0, 160.0, 320.0, 640.0,
 ];
 
-/// Declares the metrics of one subject: field, kind, name, names of labels where there are any, and what it counts. A
-/// metric that is declared is rendered.
+/// Declares the metrics of one subject: field, kind, name as scrapers see it, and what it counts. A metric that is declared
+/// is registered.
 macro_rules! group {
     ($(#[$about:meta])* $Group:ident {
-        $($field:ident: $Kind:ty = $name:literal $([$($label:literal),+])?, $help:literal;)+
+        $($field:ident: $Kind:ty = $name:literal, $help:literal;)+
     }) => {
         $(#[$about])*
         #[derive(Debug, Default)]
@@ -28,128 +35,88 @@ macro_rules! group {
         }
 
         impl $Group {
-            pub(super) fn render(&self, text: &mut $crate::metrics::Text) {
-                $(self.$field.render(text, $name, $help $(, [$($label),+])?);)+
+            pub(super) fn register(&self, registry: &mut prometheus_client::registry::Registry) {
+                $($crate::metrics::kinds::register(registry, $name, $help, self.$field.clone());)+
             }
         }
     };
 }
 pub(super) use group;
 
-/// A number that grows.
-#[derive(Debug, Default)]
-pub struct Counter(AtomicU64);
-
-impl Counter {
-    /// By one.
-    pub fn inc(&self) {
-        self.add(1);
-    }
-
-    /// By `n`.
-    pub fn add(&self, n: u64) {
-        self.0.fetch_add(n, Relaxed);
-    }
-
-    /// Its value.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Relaxed)
-    }
-
-    pub(super) fn render(&self, text: &mut Text, name: &'static str, help: &str) {
-        text.single(name, "counter", help, self.get());
+/// Registers a metric under the name that scrapers see. The registry appends the suffix of a counter and a full stop itself.
+pub(super) fn register(registry: &mut Registry, name: &str, help: &str, metric: impl Metric) {
+    let (name, unit) = stem_and_unit(name);
+    let help = help.strip_suffix('.').unwrap_or(help);
+    match unit {
+        Some(unit) => registry.register_with_unit(name, help, unit.clone(), metric),
+        None => registry.register(name, help, metric),
     }
 }
 
-/// A number that comes and goes.
-#[derive(Debug, Default)]
-pub struct Gauge(AtomicI64);
-
-impl Gauge {
-    /// To `n`.
-    pub fn set(&self, n: usize) {
-        self.0.store(i64::try_from(n).unwrap_or(i64::MAX), Relaxed);
-    }
-
-    /// By `n`, up or down.
-    pub fn add(&self, n: i64) {
-        self.0.fetch_add(n, Relaxed);
-    }
-
-    /// Its value.
-    #[must_use]
-    pub fn get(&self) -> i64 {
-        self.0.load(Relaxed)
-    }
-
-    pub(super) fn render(&self, text: &mut Text, name: &'static str, help: &str) {
-        text.single(name, "gauge", help, self.get());
-    }
+/// A name as scrapers see it, without the suffix of a counter and without its unit; both are said apart in OpenMetrics.
+pub(super) fn stem_and_unit(name: &str) -> (&str, Option<&'static Unit>) {
+    let name = name.strip_suffix("_total").unwrap_or(name);
+    let units = [("_seconds", &Unit::Seconds), ("_bytes", &Unit::Bytes)];
+    let found =
+        units.into_iter().find_map(|(suffix, unit)| Some((name.strip_suffix(suffix)?, unit)));
+    found.map_or((name, None), |(stem, unit)| (stem, Some(unit)))
 }
 
 /// Durations, counted by size.
-#[derive(Debug, Default)]
-pub struct Histogram {
-    buckets: [AtomicU64; SECONDS.len() + 1],
-    sum_ns: AtomicU64,
+#[derive(Debug, Clone)]
+pub struct Histogram(histogram::Histogram);
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self(histogram::Histogram::new(SECONDS))
+    }
 }
 
 impl Histogram {
-    /// One more.
+    /// Counts a duration.
     pub fn observe(&self, duration: Duration) {
-        let seconds = duration.as_secs_f64();
-        self.buckets[SECONDS.partition_point(|bound| *bound < seconds)].fetch_add(1, Relaxed);
-        self.sum_ns.fetch_add(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX), Relaxed);
+        self.0.observe(duration.as_secs_f64());
+    }
+}
+
+impl EncodeMetric for Histogram {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.0.encode(encoder)
     }
 
-    pub(super) fn render(&self, text: &mut Text, name: &'static str, help: &str) {
-        text.family(name, "histogram", help);
-        let mut total = 0;
-        for (bound, bucket) in SECONDS.iter().zip(&self.buckets) {
-            total += bucket.load(Relaxed);
-            text.sample("_bucket", &[("le", bound)], total);
-        }
-        total += self.buckets[SECONDS.len()].load(Relaxed);
-        text.sample("_bucket", &[("le", &"+Inf")], total);
-        let seconds = Duration::from_nanos(self.sum_ns.load(Relaxed)).as_secs_f64();
-        text.sample("_sum", &[], seconds);
-        text.sample("_count", &[], total);
+    fn metric_type(&self) -> MetricType {
+        histogram::Histogram::TYPE
     }
 }
 
 /// Counters that differ in labels. The values of labels come from the program, not from clients: their number is
 /// bounded.
-#[derive(Debug)]
-pub struct Labelled<const N: usize>(Mutex<BTreeMap<[String; N], u64>>);
+#[derive(Debug, Clone)]
+pub struct Labelled<L>(Family<L, Counter>);
 
-impl<const N: usize> Default for Labelled<N> {
+impl<L: Clone + Eq + Hash> Default for Labelled<L> {
     fn default() -> Self {
-        Self(Mutex::default())
+        Self(Family::default())
     }
 }
 
-impl<const N: usize> Labelled<N> {
-    /// One more of these.
-    pub fn inc(&self, labels: [&str; N]) {
-        // a count is there or not: no panic leaves it half changed
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *counts.entry(labels.map(str::to_owned)).or_default() += 1;
+impl<L: Clone + Eq + Hash> Labelled<L> {
+    /// Counts one with these labels.
+    pub fn inc(&self, labels: impl Into<L>) {
+        self.0.get_or_create(&labels.into()).inc();
+    }
+}
+
+impl<L: Clone + Eq + Hash + EncodeLabelSet> EncodeMetric for Labelled<L> {
+    fn encode(&self, encoder: MetricEncoder<'_>) -> fmt::Result {
+        self.0.encode(encoder)
     }
 
-    pub(super) fn render(
-        &self,
-        text: &mut Text,
-        name: &'static str,
-        help: &str,
-        labels: [&str; N],
-    ) {
-        text.family(name, "counter", help);
-        let counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for (values, count) in counts.iter() {
-            let pairs: Vec<(&str, &dyn Display)> =
-                labels.into_iter().zip(values.iter().map(|value| value as &dyn Display)).collect();
-            text.sample("", &pairs, count);
-        }
+    fn metric_type(&self) -> MetricType {
+        Counter::<u64>::TYPE
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
     }
 }

@@ -1,13 +1,14 @@
 //! How the parts of requests that ran on one worker each ended.
 
 use super::kinds::{Counter, Histogram, Labelled, group};
+use super::labels::{ByOutcome, ByStage};
 
 group! {
     /// How the parts of requests that ran on one worker each ended.
     Legs {
-        ended: Labelled<1> = "headrace_legs_total" ["outcome"],
+        ended: Labelled<ByOutcome> = "headrace_legs_total",
             "Legs of requests that ended, by outcome.";
-        cancelled: Labelled<1> = "headrace_cancels_total" ["stage"],
+        cancelled: Labelled<ByStage> = "headrace_cancels_total",
             "Legs cancelled before their end (hang-up, stop string, deadline), by stage.";
         stalled: Counter = "headrace_stalls_total",
             "Legs cancelled because their client took nothing.";

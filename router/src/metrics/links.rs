@@ -1,6 +1,7 @@
 //! Workers that come, go and fail, and how they find this router.
 
 use super::kinds::{Counter, Gauge, Labelled, group};
+use super::labels::{ByOutcome, ByReason};
 
 group! {
     /// Workers that come, go and fail, and how they find this router.
@@ -9,9 +10,9 @@ group! {
             "Workers that joined.";
         suspects: Counter = "headrace_suspects_total",
             "Workers that missed three heartbeats: their requests went on elsewhere.";
-        errors: Labelled<1> = "headrace_link_errors_total" ["reason"],
+        errors: Labelled<ByReason> = "headrace_link_errors_total",
             "Links that were refused or broke, by reason.";
-        drains: Labelled<1> = "headrace_drains_total" ["outcome"],
+        drains: Labelled<ByOutcome> = "headrace_drains_total",
             "Workers that were drained, by whether they left in time.";
         blocks_handed_over: Counter = "headrace_drain_blocks_handed_over_total",
             "Cached blocks that others pulled from workers that leave.";
@@ -19,7 +20,7 @@ group! {
             "Times that a worker's dials began to be refused because it came and went too often.";
         registered: Gauge = "headrace_discovery_registered",
             "1 while etcd is known to hold this router's entry (--register).";
-        discovery_errors: Labelled<1> = "headrace_discovery_errors_total" ["reason"],
+        discovery_errors: Labelled<ByReason> = "headrace_discovery_errors_total",
             "Failures to be registered in etcd, by reason.";
     }
 }

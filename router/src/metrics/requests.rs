@@ -1,6 +1,7 @@
 //! Requests from their arrival to the end of their answers, and their tokens.
 
 use super::kinds::{Counter, Gauge, Histogram, Labelled, group};
+use super::labels::ByResult;
 
 group! {
     /// Requests from their arrival to the end of their answers, and their tokens.
@@ -11,7 +12,7 @@ group! {
             "Legs placed again after their worker was lost or failed before their first token.";
         resumes: Counter = "headrace_resumes_total",
             "Answers under way that went on with another worker.";
-        slo: Labelled<1> = "headrace_slo_requests_total" ["result"],
+        slo: Labelled<ByResult> = "headrace_slo_requests_total",
             "Requests with a deadline for their first token: those that met it and --slo-tpot-ms, and those that did not.";
         prompt_tokens: Counter = "headrace_prompt_tokens_total",
             "Tokens of prompts.";

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::kinds::{Counter, Histogram, Labelled, group};
+use super::labels::ByPull;
 
 /// Words of workers that become labels; any other word becomes `other`, so that nobody can make labels without end.
 pub(crate) const BACKENDS: [&str; 5] = ["shm", "tcp", "nixl", "cuda-ipc", "none"];
@@ -27,7 +28,7 @@ pub(crate) fn known_word<'a>(words: &[&'a str], word: &str) -> &'a str {
 group! {
     /// KV that went from worker to worker, as the workers tell it.
     Transfers {
-        pulls: Labelled<2> = "headrace_transfers_total" ["backend", "outcome"],
+        pulls: Labelled<ByPull> = "headrace_transfers_total",
             "Pulls of KV between workers. Where one failed, the decode worker computed the prompt.";
         bytes: Counter = "headrace_transfer_bytes_total",
             "KV that was pulled.";
@@ -40,9 +41,9 @@ impl Transfers {
     /// A pull ended, with this error or well.
     pub(crate) fn pulled(&self, backend: &str, bytes: u64, ms: f64, error: Option<&str>) {
         let outcome = known_word(&OUTCOMES, error.unwrap_or("ok"));
-        self.pulls.inc([known_word(&BACKENDS, backend), outcome]);
+        self.pulls.inc(ByPull { backend: known_word(&BACKENDS, backend), outcome });
         if error.is_none() {
-            self.bytes.add(bytes);
+            self.bytes.inc_by(bytes);
             let seconds = if ms > 0.0 { (ms / 1e3).min(1e6) } else { 0.0 }; // of NaN, too
             self.seconds.observe(Duration::from_secs_f64(seconds));
         }

@@ -71,7 +71,7 @@ pub async fn answer(
     let ids = Arc::new(ids);
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
-    app.metrics.requests.prompt_tokens.add(ids.len() as u64);
+    app.metrics.requests.prompt_tokens.inc_by(ids.len() as u64);
     let hashing = Instant::now();
     let keys = app.fleet.block_keys(model.block_tokens, &ids, &job.salt).await?;
     let prompt = EncodedPrompt { ids, keys, hash_time: hashing.elapsed(), goes_on };
@@ -195,7 +195,7 @@ impl Answer {
     fn note_first_token(&mut self) {
         if self.choices[0].cached_tokens() > self.cached_tokens {
             self.cached_tokens = self.choices[0].cached_tokens();
-            self.common.app.metrics.requests.cached_tokens.add(self.cached_tokens.into());
+            self.common.app.metrics.requests.cached_tokens.inc_by(self.cached_tokens.into());
         }
         if !self.first_token_seen && self.choices.iter().any(Choice::has_begun) {
             self.first_token_seen = true;

@@ -257,8 +257,8 @@ impl Choice {
         self.accepted_drafts = self.accepted_drafts.saturating_add(accepted);
         self.rejected_drafts = self.rejected_drafts.saturating_add(drafted - accepted);
         let metrics = &self.common.app.metrics;
-        metrics.requests.drafted_tokens.add(drafted.into());
-        metrics.requests.accepted_tokens.add(accepted.into());
+        metrics.requests.drafted_tokens.inc_by(drafted.into());
+        metrics.requests.accepted_tokens.inc_by(accepted.into());
     }
 
     /// The client is about to get a part of it.

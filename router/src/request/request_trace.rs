@@ -254,7 +254,7 @@ impl Known {
         if !std::mem::replace(&mut self.over, true)
             && let Some(outcome) = outcome
         {
-            slo.metrics.requests.slo.inc([outcome.as_str()]);
+            slo.metrics.requests.slo.inc(outcome.as_str());
         }
     }
 }

@@ -19,6 +19,25 @@ async fn a_router_without_workers_is_alive_and_not_ready() {
 }
 
 #[tokio::test]
+async fn metrics_come_in_the_format_that_the_scraper_names() {
+    let router = TestRouter::start(args()).await;
+    let text = router.get("/metrics").await;
+    assert_eq!(text.header("content-type"), Some("text/plain; version=0.0.4; charset=utf-8"));
+    assert!(text.text().contains("# TYPE headrace_links_total counter\nheadrace_links_total 0\n"));
+    let head =
+        "GET /metrics HTTP/1.1\r\nAccept: application/openmetrics-text;version=1.0.0,*/*;q=0.1";
+    let open = router.send(head, b"").await;
+    let content_type = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+    assert_eq!(open.header("content-type"), Some(content_type));
+    assert!(open.text().contains("# TYPE headrace_links counter\nheadrace_links_total 0\n"));
+    assert!(open.text().ends_with("\n# EOF\n"));
+    // what is read off at the moment, and what the log counts, is there in both
+    for name in ["headrace_workers{state=\"ready\"} 0", "headrace_log_lines_dropped_total{why="] {
+        assert!(text.text().contains(name) && open.text().contains(name), "{name}");
+    }
+}
+
+#[tokio::test]
 async fn without_a_worker_a_request_is_told_when_to_come_back() {
     let router = TestRouter::start(args()).await;
     let body = r#"{"model": "m", "messages": [{"role": "user", "content": "hi"}]}"#;

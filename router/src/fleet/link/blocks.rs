@@ -60,11 +60,11 @@ impl Link {
         match verdict {
             Verdict::Apply(_) => {}
             Verdict::Ignore(ignored) => {
-                metrics.scheduling.block_events_ignored.inc([ignored.as_str()]);
+                metrics.scheduling.block_events_ignored.inc(ignored.as_str());
             }
             Verdict::Lost(gap) => {
                 tracing::warn!(worker = self.worker, %gap, "its cached blocks are not known now");
-                metrics.scheduling.blocks_lost.inc([gap.as_str()]);
+                metrics.scheduling.blocks_lost.inc(gap.as_str());
             }
         }
         let mut applying = Applying::new(verdict);
@@ -82,7 +82,7 @@ impl Link {
         let Some(why) = withdrawn else { return };
         let reason = why.as_str();
         tracing::warn!(worker = self.worker, reason, "no credit for its cache");
-        self.registry.metrics.scheduling.blocks_lost.inc([reason]);
+        self.registry.metrics.scheduling.blocks_lost.inc(reason);
         let gap = match why {
             Withdrawal::OverShare => return, // the same snapshot would not fit the next time either
             Withdrawal::OverCapacity => Gap::Capacity,

@@ -97,7 +97,7 @@ impl Legs {
             }
             Part::Whole | Part::Prefill(_) | Part::Decode { .. } => {}
         }
-        metrics.requests.completion_tokens.add(output.ids.len() as u64);
+        metrics.requests.completion_tokens.inc_by(output.ids.len() as u64);
         // a worker that does not say what its cache gave is held to have got nothing from it
         let first = leg.generated == 0 && !output.ids.is_empty();
         if let Some(cached_tokens) = output.cached_tokens.or(first.then_some(0)) {
@@ -127,7 +127,7 @@ impl Legs {
             }
         }
         if finished {
-            metrics.legs.ended.inc(["finished"]);
+            metrics.legs.ended.inc("finished");
             follows.said.ended.push((request, leg.output(complete)));
             self.by_request.remove(&request);
         }
@@ -199,7 +199,7 @@ impl Link {
     // ---- what happens to a leg ----
 
     /// Ends a leg, whatever its state. After its end a no-op.
-    pub(crate) fn cancel(&self, request: RequestId, fault: Option<&str>) {
+    pub(crate) fn cancel(&self, request: RequestId, fault: Option<&'static str>) {
         let mut legs = self.legs();
         let Legs { by_request, urgent, .. } = &mut *legs;
         let Some(leg) = by_request.get_mut(&request) else { return };
@@ -214,7 +214,7 @@ impl Link {
             LegState::Sent(mailbox) if mailbox.has_begun() => "streaming",
             LegState::Sent(_) => "first_token",
         };
-        self.registry.metrics.legs.cancelled.inc([fault.unwrap_or(stage)]);
+        self.registry.metrics.legs.cancelled.inc(fault.unwrap_or(stage));
         if stage == "submit" {
             // the writer sends no submit whose leg is gone
             by_request.remove(&request);
@@ -308,7 +308,7 @@ impl Link {
         }
         self.registry.ended(self.id, &never_sent);
         for leg in given_up {
-            self.registry.metrics.legs.ended.inc(["worker_silent"]);
+            self.registry.metrics.legs.ended.inc("worker_silent");
             leg.fail(self.lost(&format!("nothing was heard of it for {silent:?}")), self.id, true);
         }
     }
@@ -337,7 +337,7 @@ impl Link {
             leg.hangup.void();
             let cancelled = matches!(leg.state, LegState::Cancelled(_));
             let outcome = if cancelled { "cancelled" } else { "worker_lost" };
-            self.registry.metrics.legs.ended.inc([outcome]);
+            self.registry.metrics.legs.ended.inc(outcome);
             leg.fail(self.lost(&error.to_string()), self.id, true);
         }
     }
@@ -350,7 +350,7 @@ impl Link {
             LegState::Cancelled(since) if since.elapsed() > FREED_TIMEOUT => {
                 let worker = &self.worker;
                 tracing::warn!(worker, request = request.0, "cancelled, never freed");
-                self.registry.metrics.legs.ended.inc(["never_freed"]);
+                self.registry.metrics.legs.ended.inc("never_freed");
                 leg.hangup.void();
                 released.push((*request, leg.output(false)));
                 false
@@ -418,10 +418,10 @@ impl Link {
         match (&leg.state, &leg.part) {
             (LegState::Cancelled(since), _) => {
                 metrics.legs.cancel_to_freed_seconds.observe(since.elapsed());
-                metrics.legs.ended.inc(["cancelled"]);
+                metrics.legs.ended.inc("cancelled");
             }
             (LegState::Sent(_), Part::Prefill(partner)) if partner.handed_off => {
-                metrics.legs.ended.inc(["let_go"]); // pulled, or in vain
+                metrics.legs.ended.inc("let_go"); // pulled, or in vain
             }
             (LegState::Sent(_) | LegState::Queued(_), _) => return,
         }
@@ -437,7 +437,7 @@ impl Link {
         self.registry.ended(self.id, &[(failed.request, leg.output(false))]);
         let cancelled = matches!(leg.state, LegState::Cancelled(_));
         let outcome = if cancelled { "cancelled" } else { "worker_failed" };
-        self.registry.metrics.legs.ended.inc([outcome]);
+        self.registry.metrics.legs.ended.inc(outcome);
         let retryable = failed.retryable;
         let error = RouteError::WorkerFailed {
             worker: self.worker.clone(),

@@ -25,11 +25,11 @@ impl Registry {
         events: &BlockEvents,
     ) -> Option<Applied> {
         let Some(applied) = self.change(id, |pool| pool.blocks(id, applying, events)) else {
-            self.metrics.scheduling.block_events_ignored.inc(["unknown_worker"]); // its link is about to close
+            self.metrics.scheduling.block_events_ignored.inc("unknown_worker"); // its link is about to close
             return Some(Applied::default());
         };
         if let Some(applied) = &applied {
-            self.metrics.scheduling.blocks_removed_unknown.add(applied.unknown_removed.into());
+            self.metrics.scheduling.blocks_removed_unknown.inc_by(applied.unknown_removed.into());
         }
         applied
     }

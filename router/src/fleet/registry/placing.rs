@@ -202,12 +202,12 @@ impl Registry {
         match *refusal {
             Refusal::NoneOpen | Refusal::AllExcluded => no_worker(),
             Refusal::QueueFull { what, retry_after_ms } => {
-                self.metrics.scheduling.refused.inc([what.as_str()]);
+                self.metrics.scheduling.refused.inc(what.as_str());
                 let retry_after = after(retry_after_ms);
                 RouteError::Overloaded { what: what.as_str(), retry_after }
             }
             Refusal::TooLate { predicted_ms, deadline_ms, retry_after_ms } => {
-                self.metrics.scheduling.refused.inc(["deadline"]);
+                self.metrics.scheduling.refused.inc("deadline");
                 RouteError::TooLate {
                     predicted: after(predicted_ms),
                     deadline: after(deadline_ms.max(0.0)),

@@ -1,24 +1,24 @@
 //! What the registry shows: models, workers, metrics.
 
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+
 use super::Registry;
 use crate::core::admission::Admission;
 use crate::fleet::ModelInfo;
 use crate::fleet::pool::{Status, WORKER_GAUGES, WorkerPool};
-use crate::metrics::Text;
+use crate::metrics::Scrape;
 use crate::prompt::CacheStats;
 
-type CacheFamily = (&'static str, &'static str, &'static str, fn(&CacheStats) -> u64);
+type OfCache = (&'static str, &'static str, fn(&CacheStats) -> u64);
 
 /// What the tokenisers' caches did, by model.
-const CACHE_FAMILIES: [CacheFamily; 4] = [
-    ("headrace_prompt_cache_hits_total", "counter", "Stretches of prompts found.", |s| s.hits),
-    ("headrace_prompt_cache_misses_total", "counter", "Stretches tokenised anew.", |s| s.misses),
-    ("headrace_prompt_cache_hit_bytes_total", "counter", "Text not tokenised again.", |s| {
-        s.hit_bytes
-    }),
-    ("headrace_prompt_uncut", "gauge", "1 if long texts cannot be tokenised in pieces.", |s| {
-        u64::from(s.uncut.is_some())
-    }),
+const CACHE_COUNTERS: [OfCache; 3] = [
+    ("headrace_prompt_cache_hits_total", "Stretches of prompts found.", |s| s.hits),
+    ("headrace_prompt_cache_misses_total", "Stretches tokenised anew.", |s| s.misses),
+    ("headrace_prompt_cache_hit_bytes_total", "Text not tokenised again.", |s| s.hit_bytes),
 ];
 
 impl Registry {
@@ -43,76 +43,105 @@ impl Registry {
             state.pools.values().flat_map(|pool| pool.describe_workers(now_ms)).collect();
         serde_json::json!({ "workers": workers })
     }
+}
 
-    /// Adds what is known of the workers and the queue at this moment.
-    pub(crate) fn render(&self, text: &mut Text) {
-        let now_ms = self.now_ms();
+/// What is known of the workers and the queue at the moment of a scrape.
+impl Collector for Registry {
+    fn encode(&self, encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let (now_ms, clock_ms) = (self.now_ms(), self.clock_ms());
+        let mut scrape = Scrape::new(encoder);
         let state = self.state();
         let pools = || state.pools.values();
-        text.family("headrace_workers", "gauge", "Workers by state.");
-        for status in Status::ALL {
-            let n = pools().flat_map(WorkerPool::statuses).filter(|other| *other == status).count();
-            text.sample("", &[("state", &status.as_str())], n);
-        }
-        let held_off = state.circuits.open(self.clock_ms());
-        text.single(
-            "headrace_circuits_open",
-            "gauge",
-            "Workers held off, or on probation.",
-            held_off,
-        );
+        let of_status =
+            |status| pools().flat_map(WorkerPool::statuses).filter(|s| *s == status).count();
+        scrape.gauges(
+            "headrace_workers",
+            "Workers by state.",
+            Status::ALL.map(|status| ([("state", status.as_str())], of_status(status))),
+        )?;
+        let held_off = state.circuits.open(clock_ms);
+        scrape.gauge("headrace_circuits_open", "Workers held off, or on probation.", held_off)?;
+        let members: Vec<_> = pools()
+            .flat_map(|pool| {
+                let views = pool.dispatch.scheduler.views();
+                views.map(|(worker, view)| (pool.model.as_str(), worker, view))
+            })
+            .collect();
         for (name, help, value) in WORKER_GAUGES {
-            text.family(name, "gauge", help);
-            for pool in pools() {
-                for (worker, view) in pool.dispatch.scheduler.views() {
-                    let labels: [(&str, &dyn std::fmt::Display); 2] =
-                        [("worker", &worker.hello.worker), ("model", &pool.model)];
-                    text.sample("", &labels, value(worker, &view, now_ms));
-                }
-            }
+            let samples = members.iter().map(|(model, worker, view)| {
+                let labels = [("worker", worker.hello.worker.as_str()), ("model", model)];
+                (labels, value(worker, view, now_ms))
+            });
+            scrape.gauges(name, help, samples)?;
         }
-        for (name, kind, help, value) in CACHE_FAMILIES {
-            text.family(name, kind, help);
-            for pool in pools() {
-                if let Some(engine) = &pool.engine {
-                    text.sample("", &[("model", &pool.model)], value(&engine.cache_stats()));
-                }
-            }
+        let caches: Vec<_> = pools()
+            .filter_map(|pool| Some(([("model", pool.model.as_str())], pool.engine.as_ref()?)))
+            .map(|(labels, engine)| (labels, engine.cache_stats()))
+            .collect();
+        for (name, help, value) in CACHE_COUNTERS {
+            scrape.counters(
+                name,
+                help,
+                caches.iter().map(|(labels, stats)| (*labels, value(stats))),
+            )?;
         }
-        let (cache, pool) = (&self.setup.prefix_cache, &self.setup.tokenize_pool);
-        let help = "Memory of tokenised stretches, of all models.";
-        text.single("headrace_prompt_cache_bytes", "gauge", help, cache.bytes());
-        let help = "Tokenised stretches held.";
-        text.single("headrace_prompt_cache_entries", "gauge", help, cache.entries());
-        let help = "Prompts that wait to be tokenised.";
-        text.single("headrace_tokenizer_queue_requests", "gauge", help, pool.queued());
-        let help = "Their text, in bytes.";
-        text.single("headrace_tokenizer_queue_bytes", "gauge", help, pool.queued_bytes());
+        scrape.gauges(
+            "headrace_prompt_uncut",
+            "1 if long texts cannot be tokenised in pieces.",
+            caches.iter().map(|(labels, stats)| (*labels, u32::from(stats.uncut.is_some()))),
+        )?;
+        let (cache, tokenizer) = (&self.setup.prefix_cache, &self.setup.tokenize_pool);
+        let mut gauge = |name, help, value: usize| scrape.gauge(name, help, value);
+        gauge(
+            "headrace_prompt_cache_bytes",
+            "Memory of tokenised stretches, of all models.",
+            cache.bytes(),
+        )?;
+        gauge("headrace_prompt_cache_entries", "Tokenised stretches held.", cache.entries())?;
+        gauge(
+            "headrace_tokenizer_queue_requests",
+            "Prompts that wait to be tokenised.",
+            tokenizer.queued(),
+        )?;
+        gauge("headrace_tokenizer_queue_bytes", "Their text, in bytes.", tokenizer.queued_bytes())?;
         let queues = || pools().map(|pool| pool.dispatch.queue());
-        let queued = queues().map(Admission::len).sum::<usize>();
-        text.single("headrace_queue_requests", "gauge", "Legs that wait for a worker.", queued);
-        let returning = pools().map(|pool| pool.dispatch.returning()).sum::<usize>();
-        let help = "Answers under way that wait for a worker to go on with.";
-        text.single("headrace_returning_requests", "gauge", help, returning);
-        let tokens = queues().map(Admission::tokens).sum::<u64>();
-        text.single("headrace_queue_tokens", "gauge", "Their prompt tokens.", tokens);
-        let bytes = queues().map(Admission::bytes).sum::<u64>();
-        text.single("headrace_queue_bytes", "gauge", "Their memory.", bytes);
-        let oldest = queues().filter_map(Admission::oldest_ms).reduce(f64::min);
-        let age = oldest.map_or(0.0, |since| (self.clock_ms() - since).max(0.0) / 1e3);
-        text.single("headrace_queue_oldest_seconds", "gauge", "Longest wait so far.", age);
+        gauge(
+            "headrace_queue_requests",
+            "Legs that wait for a worker.",
+            queues().map(Admission::len).sum(),
+        )?;
+        gauge(
+            "headrace_returning_requests",
+            "Answers under way that wait for a worker to go on with.",
+            pools().map(|pool| pool.dispatch.returning()).sum(),
+        )?;
         let sizes = || pools().map(|pool| pool.dispatch.scheduler.index_size());
-        let blocks = sizes().map(|(blocks, _)| blocks).sum::<usize>();
-        text.single("headrace_index_blocks", "gauge", "Blocks that some worker holds.", blocks);
-        let bytes = sizes().map(|(_, bytes)| bytes).sum::<usize>();
-        text.single("headrace_index_bytes", "gauge", "Memory of the block index.", bytes);
-        text.single(
+        gauge(
+            "headrace_index_blocks",
+            "Blocks that some worker holds.",
+            sizes().map(|(blocks, _)| blocks).sum(),
+        )?;
+        gauge(
+            "headrace_index_bytes",
+            "Memory of the block index.",
+            sizes().map(|(_, bytes)| bytes).sum(),
+        )?;
+        gauge(
             "headrace_description_bytes",
-            "gauge",
             "Bytes of the models' descriptions, as workers sent them.",
             self.descriptions.used(),
-        );
-        let legs = pools().map(|pool| pool.dispatch.scheduler.legs()).sum::<usize>();
-        text.single("headrace_booked_legs", "gauge", "Legs that are booked on workers.", legs);
+        )?;
+        gauge(
+            "headrace_booked_legs",
+            "Legs that are booked on workers.",
+            pools().map(|pool| pool.dispatch.scheduler.legs()).sum(),
+        )?;
+        let tokens = queues().map(Admission::tokens).sum::<u64>();
+        scrape.gauge("headrace_queue_tokens", "Prompt tokens of the legs that wait.", tokens)?;
+        let bytes = queues().map(Admission::bytes).sum::<u64>();
+        scrape.gauge("headrace_queue_bytes", "Memory of the legs that wait.", bytes)?;
+        let oldest = queues().filter_map(Admission::oldest_ms).reduce(f64::min);
+        let age = oldest.map_or(0.0, |since| (clock_ms - since).max(0.0) / 1e3);
+        scrape.gauge("headrace_queue_oldest_seconds", "Longest wait so far.", age)
     }
 }
