@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use clap::Parser as _;
 use clap::builder::PossibleValuesParser;
+use clap::{ArgAction, Parser as _};
 
 use super::environment;
 use crate::core::policy::PolicyName;
@@ -32,7 +32,7 @@ pub struct RouterArgs {
     #[arg(long, default_value = "kv", value_parser = policies())]
     pub policy: String,
     /// Second policy, which chooses nothing: each decision notes which worker that policy would have chosen, and at
-    /// what cost. Without the flag there is none.
+    /// what cost. Without the flag no second policy runs.
     #[arg(long, value_name = "POLICY", value_parser = policies(), help_heading = "Routing")]
     pub shadow: Option<String>,
     /// Milliseconds of prompts ahead on every worker above which a request waits in the router, where class, fairness
@@ -55,6 +55,8 @@ pub struct RouterArgs {
     #[arg(
         long,
         value_name = "H,N,L",
+        action = ArgAction::Set,
+        num_args = 1,
         value_delimiter = ',',
         default_value = "0.5,0.2,0.05",
         help_heading = "Routing"

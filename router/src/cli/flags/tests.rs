@@ -31,7 +31,8 @@ fn a_flag_tells_its_default_its_choices_and_its_variable() {
     assert_eq!(policy.default.as_deref(), Some("kv"));
     assert!(policy.choices.contains(&"round-robin".to_owned()) && !policy.repeated);
     assert_eq!(flag("--port").default.as_deref(), Some("8000"));
-    assert_eq!(flag("--queue-floors").default.as_deref(), Some("0.5,0.2,0.05"));
+    let floors = flag("--queue-floors");
+    assert_eq!((floors.default.as_deref(), floors.repeated), (Some("0.5,0.2,0.05"), false));
     assert_eq!(flag("--log-level").variable.as_deref(), Some("HEADRACE_LOG"));
     let admin = flag("--admin-listen");
     assert_eq!((admin.value.as_deref(), admin.repeated), (Some("ADDRESS"), true));
@@ -51,6 +52,9 @@ fn what_is_refused_is_named_with_the_usage_of_the_command() {
         (&["--heartbeat-ms=0"], "--heartbeat-ms: is 0"), // out of the router's bounds
         (&["--heartbeat-ms=4000"], "three heartbeats"),  // in conflict with another flag
         (&["--policy=kv", "--policy=kv"], "multiple times"),
+        (&["--queue-floors=0.4,0.2,0.1", "--queue-floors=0.4,0.2,0.1"], "multiple times"),
+        (&["--queue-floors=0.4,0.2"], "has 2 shares"),
+        (&["--queue-floors=0.4,much,0.1"], "invalid value 'much'"),
         (&["--policy"], "value is required"),
         (&["--allow-anonymous-clients=yes"], "unexpected value 'yes'"),
         (&["--secret-file=/nonexistent/secret"], "--secret-file: cannot read"),
