@@ -168,11 +168,14 @@ class Sampler:
         drawn = places_of((self._temperature[batch_rows] > 0) & np.isfinite(best))
         if len(drawn):
             tokens = self._all_tokens(logits)
-            whole = not self._top_k[batch_rows[drawn]].any()
-            for some in _parts(drawn, logits, whole=whole):
-                ids[some] = self._draw(
-                    _rows(logits, some), best[some], batch_rows[some], positions[some], tokens
-                )
+            whole = logits.device.type == "cpu" and not self._top_k[batch_rows[drawn]].any()
+            if whole and len(drawn) == len(ids):  # spares the copies of all that says how to draw
+                ids = self._draw(logits, best, batch_rows, positions, tokens)
+            else:
+                for some in _parts(drawn, logits, whole=whole):
+                    ids[some] = self._draw(
+                        _rows(logits, some), best[some], batch_rows[some], positions[some], tokens
+                    )
         return Sampled(_where_finite(ids, best), best, raw)
 
     def logprobs(
@@ -279,8 +282,9 @@ class Sampler:
     ) -> NDArray[np.int64]:
         """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids."""
         draws = self.draws(best, batch_rows, positions)
-        draws.top_k[draws.top_k >= len(tokens)] = 0
-        if not draws.top_k.any():  # spares the copies of all that says how to draw
+        if draws.top_k.any():
+            draws.top_k[draws.top_k >= len(tokens)] = 0
+        else:
             return topk.race(logits, draws, tokens)
         ids = np.zeros(len(best), dtype=np.int64)
         if (some := np.flatnonzero(draws.top_k)).size:
@@ -357,8 +361,8 @@ def _where_finite(ids: NDArray[np.int64], best: NDArray[np.float32]) -> NDArray[
 def _parts(
     rows: NDArray[np.int64], logits: torch.Tensor, *, whole: bool
 ) -> list[NDArray[np.int64]]:
-    """`rows` in parts that bound the memory of a draw. `whole`: none has a top-k, so on a CPU a draw takes none."""
-    if whole and logits.device.type == "cpu" and _together(rows):
+    """`rows` in parts that bound the memory of a draw. A `whole` draw, on a CPU and without any top-k, takes none."""
+    if whole and _together(rows):
         return [rows]
     return np.array_split(rows, -(-len(rows) * logits.shape[1] // DRAW_ELEMENTS))
 
@@ -370,7 +374,7 @@ def _together(rows: NDArray[np.int64]) -> bool:
 def _rows(logits: torch.Tensor, rows: NDArray[np.int64], *, copy: bool = False) -> torch.Tensor:
     """Rows of `logits`, in ascending order; those that stand together without a copy unless one is asked for."""
     if not copy and _together(rows):
-        if len(rows) == len(logits):
+        if len(rows) == logits.shape[0]:
             return logits
         return logits[int(rows[0]) : int(rows[-1]) + 1]
     return logits[torch.from_numpy(rows).to(logits.device)]

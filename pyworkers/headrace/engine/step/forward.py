@@ -126,9 +126,13 @@ class Forward:
             logits = self._model.forward(step.batch)
         if self._pool is not None and self._stays(step):
             return self._leave(step, logits, self._pool)
-        prompt_logprobs = _prompt_logprobs(step, logits)
-        chosen = self._choose(step, logits[: int(step.sampled_rows.sum())])
-        if len(logits) == 0:  # otherwise the rows that were read came after all KV
+        prompt_logprobs: list[tuple[Work, list[TokenLogprob]]] = []
+        if step.prompt_rows:  # their logits come after those of the sampled rows
+            sampled = int(step.sampled_rows.sum())
+            prompt_logprobs = _prompt_logprobs(step, logits[sampled:])
+            logits = logits[:sampled]
+        chosen = self._choose(step, logits)
+        if not len(step.batch.logit_rows):  # otherwise the rows that were read came after all KV
             self._wait_for_device()
         if self.adaptive is not None and step.batch.rows == step.sampled_rows.sum():
             self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
@@ -213,7 +217,7 @@ class Forward:
         if not len(step.sampled):
             return ChosenRows.none(step.work)
         of = step.batch_rows[step.sampled]
-        drafts = step.batch.tokens[step.batch.logit_rows[: len(logits)]]
+        drafts = step.batch.tokens[step.batch.logit_rows[: logits.shape[0]]]
         sequences = step.work.sequences_at(step.sampled)
         rows = Rows(sequences, of, self._input_batch.total[of], step.sampled_rows, drafts)
         sampled = self._sampler.sample(logits, rows)
@@ -245,7 +249,7 @@ class Forward:
 
 def _prompt_logprobs(step: Prepared, logits: torch.Tensor) -> list[tuple[Work, list[TokenLogprob]]]:
     found: list[tuple[Work, list[TokenLogprob]]] = []
-    row = int(step.sampled_rows.sum())
+    row = 0
     for item, targets in step.prompt_rows:
         rows = logits[row : row + len(targets)]
         row += len(targets)

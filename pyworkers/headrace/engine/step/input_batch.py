@@ -166,9 +166,11 @@ class InputBatch:
 
     def slots(self, batch_rows: Ints, positions: NDArray[np.integer]) -> Ints:
         """The slot of each position of its batch row."""
-        return (
-            self.blocks(batch_rows, positions) * self.block_tokens + positions % self.block_tokens
-        ).astype(np.int64)
+        blocks, offsets = np.divmod(positions, self.block_tokens)
+        slots = self._blocks[batch_rows, blocks].astype(np.int64)
+        slots *= self.block_tokens
+        slots += offsets
+        return slots
 
     def tables(self, batch_rows: Ints, tokens: int) -> NDArray[np.int32]:
         """The block tables of these batch rows, for at most so many tokens each."""
