@@ -152,7 +152,7 @@ class Frames:
             self._outbox.answer(answers)
         self._outbox.stepped(result)
         log = self._outbox.log
-        self._view.apply(self._engine.take_events(), [log] if log else [])
+        self._view.apply(self._engine.pool.take_events(), [log] if log else [])
         self._outbox.loaded(self._engine.load, self._engine.waiting_tokens)
         for frame in self._outbox.take():
             encode(frame)
@@ -194,7 +194,7 @@ def measure(sequences: int, sampling: Sampling, mtp: int, *, right: bool) -> dic
     parts = Parts()
     parts.watch(engine.scheduler, "plan", "plan")
     parts.watch(forward_pass, "build", "batch")
-    parts.watch(engine._in_flight, "_take_in", "take_in")  # type: ignore[reportPrivateUsage]
+    parts.watch(engine.steps, "_take_in", "take_in")
     parts.watch(frames, "write", "frames")
     for _ in range(STEPS):
         frames.write(engine.step())

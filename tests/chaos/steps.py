@@ -196,6 +196,7 @@ def _install_prefill(seams: Seams) -> None:
 
 def _install_decode(seams: Seams) -> None:
     """KV that comes from elsewhere, and the first token."""
+    from headrace.engine.cache.kv_import import KvImports
     from headrace.engine.engine import Engine
     from headrace.kv_transfer.peers.client_link import ClientLink, Pulling
     from headrace.kv_transfer.peers.messages import Release
@@ -204,8 +205,8 @@ def _install_decode(seams: Seams) -> None:
         seams.reach("ticket", _seed_of(seams, key))
         original(engine, key)
 
-    def take_pulls(original: Any, engine: Any) -> Any:
-        pulls = original(engine)
+    def take_pulls(original: Any, kv_imports: Any) -> Any:
+        pulls = original(kv_imports)
         for pull in pulls:
             seams.reach("pull", _seed_of(seams, pull.key))
         return pulls
@@ -224,7 +225,7 @@ def _install_decode(seams: Seams) -> None:
         original(engine, key, *args, **kwargs)
 
     wrap(Engine, "ticket", ticket)
-    wrap(Engine, "take_pulls", take_pulls)
+    wrap(KvImports, "take_pulls", take_pulls)
     wrap(Pulling, "announce", announce)
     wrap(ClientLink, "_say", say)
     wrap(Engine, "go_on", go_on)

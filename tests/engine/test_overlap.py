@@ -31,20 +31,20 @@ def run_ahead(engine: Engine, heard: Heard | None = None) -> tuple[Heard, int]:
     Where steps are read late, the next one runs before that.
     """
     heard, lookahead = heard or Heard(), 0
-    step, ran = engine.begin(), False
+    step, ran = engine.steps.begin(), False
     while step is not None:
-        following = engine.begin() if engine.may_begin and not engine.idle else None
+        following = engine.steps.begin() if engine.steps.may_begin and not engine.idle else None
         lookahead += following is not None
         if not ran:
             step.run()
-        ran = following is not None and engine.reads_late
+        ran = following is not None and engine.steps.reads_late
         if ran and following is not None:
             following.run()
         step.read()
-        heard.hear(engine.finish(step))
+        heard.hear(engine.steps.finish(step))
         engine.check()
         if following is None and not engine.idle:
-            following = engine.begin()
+            following = engine.steps.begin()
         step = following
     assert engine.idle
     engine.check_idle()
@@ -69,7 +69,7 @@ def submits() -> list[Submit]:
 def test_answers_are_those_of_steps_one_by_one(k: int, reads_late: bool) -> None:
     """Greedy and drawn, with penalties, log-probabilities and stop tokens; more requests than batch rows."""
     engine, model = make_engine(k, agreement=0.7) if k else toy_engine(reads_late=reads_late)
-    assert engine.reads_late == (reads_late and k == 0)
+    assert engine.steps.reads_late == (reads_late and k == 0)
     for submit in submits():
         engine.submit(submit)
     heard, lookahead = run_ahead(engine)
@@ -97,7 +97,7 @@ def test_no_step_begins_for_an_answer_whose_length_is_reached() -> None:
     engine, model = toy_engine()
     engine.submit(make_submit(0, [1, 2, 3], max_tokens=5))
     run_ahead(engine)
-    assert engine.steps == model.forwards == model.rows - 2 == 5
+    assert engine.steps.finished == model.forwards == model.rows - 2 == 5
 
 
 def test_an_answer_that_stopped_takes_no_row_of_the_next_step() -> None:
@@ -132,19 +132,19 @@ def test_logits_that_are_not_finite_fail_the_request_when_they_are_read() -> Non
         return forward(batch, progress) * float("nan")
 
     engine.submit(make_submit(0, [1, 2, 3], max_tokens=9))
-    step = engine.begin()
+    step = engine.steps.begin()
     assert step is not None
     model.forward = broken  # type: ignore[method-assign]
     step.run()
     model.forward = forward  # type: ignore[method-assign]
-    following = engine.begin()
+    following = engine.steps.begin()
     assert following is not None
     following.run()
     for it in (step, following):
         it.read()
-    [failed] = engine.finish(step).of(0).failed
+    [failed] = engine.steps.finish(step).of(0).failed
     assert "not finite" in failed.message
-    assert engine.finish(following).answers == {}
+    assert engine.steps.finish(following).answers == {}
     assert engine.empty and engine.pool.used == 0
 
 
@@ -153,18 +153,18 @@ def test_what_is_cancelled_under_way_is_not_heard_of_and_its_blocks_are_free_at_
     heard = Heard()
     engine.submit(make_submit(0, [1] * 20, max_tokens=9))
     heard.hear(engine.step())
-    step = engine.begin()
+    step = engine.steps.begin()
     assert step is not None
     assert engine.cancel(Key(0, 0)) == 6
     assert engine.pool.used == 0
     engine.submit(make_submit(1, [2] * 25, max_tokens=6))
-    following = engine.begin()  # in the batch row and in the blocks of the other
+    following = engine.steps.begin()  # in the batch row and in the blocks of the other
     assert following is not None
     for it in (step, following):
         it.run()
         it.read()
-    heard.hear(engine.finish(step))
-    heard.hear(engine.finish(following))
+    heard.hear(engine.steps.finish(step))
+    heard.hear(engine.steps.finish(following))
     finish_all(engine, heard)
     assert len(heard.ids(0)) == 1
     assert heard.ids(1) == plain(make_submit(1, [2] * 25, max_tokens=6))[0]
@@ -177,15 +177,15 @@ def test_a_mover_gets_no_block_that_a_step_under_way_writes_to() -> None:
     kv_import = replace(make_submit(1, [2] * 25, max_tokens=6), kv_from=KV_FROM)
     engine.submit(kv_import)
     engine.ticket(Key(0, 1))
-    step = engine.begin()
+    step = engine.steps.begin()
     assert step is not None
     engine.cancel(Key(0, 0))
-    assert engine.begin() is None  # it reserves, and has nothing to compute
-    assert engine.take_pulls() == []
+    assert engine.steps.begin() is None  # it reserves, and has nothing to compute
+    assert engine.kv_imports.take_pulls() == []
     step.run()
     step.read()
-    engine.finish(step)
-    [pull] = engine.take_pulls()
+    engine.steps.finish(step)
+    [pull] = engine.kv_imports.take_pulls()
     assert [place for place, _ in pull.wanted] == list(range(7))
     written = {block for _, block in pull.wanted}
     assert (model.cells[sorted(written)] != 0xDEAD).any(), "the step did write to some of them"
@@ -198,20 +198,20 @@ def test_adopted_blocks_are_written_to_once_the_steps_under_way_have_ended() -> 
     engine, _ = toy_engine(blocks=8)
     engine.submit(make_submit(0, [1] * 20, max_tokens=9))
     engine.step()
-    assert engine.steps_done()(), "none is under way"
-    steps = [engine.begin(), engine.begin()]
+    assert engine.steps.ended_check()(), "none is under way"
+    steps = [engine.steps.begin(), engine.steps.begin()]
     engine.cancel(Key(0, 0))
-    assert len(engine.adopt([b"x" * 16], [-1]).wanted) == 1
-    may_write = engine.steps_done()
+    assert len(engine.pinned.adopt([b"x" * 16], [-1]).wanted) == 1
+    may_write = engine.steps.ended_check()
     for step in steps:
         assert step is not None
         assert not may_write()
         step.run()
         step.read()
-        engine.finish(step)
+        engine.steps.finish(step)
     assert may_write()
     engine.submit(make_submit(1, [2] * 5, max_tokens=9))
-    engine.begin()
+    engine.steps.begin()
     assert may_write(), "a later one knows the blocks as taken"
 
 
@@ -219,18 +219,18 @@ def test_a_failed_step_fails_its_own_and_not_those_that_the_next_one_began() -> 
     engine, model = toy_engine()
     engine.submit(make_submit(0, [1] * 5, max_tokens=9))
     engine.step()
-    step = engine.begin()
+    step = engine.steps.begin()
     engine.submit(make_submit(1, [2] * 5, max_tokens=4))
-    following = engine.begin()
+    following = engine.steps.begin()
     assert step is not None and following is not None
     model.fail_next = RuntimeError("now")
     for it in (step, following):
         it.run()
         it.read()
-    result = engine.finish(step)
+    result = engine.steps.finish(step)
     assert [failed.request for failed in result.of(0).failed] == [0]
     assert "RuntimeError: now" in result.of(0).failed[0].message
-    after = engine.finish(following)
+    after = engine.steps.finish(following)
     assert [output.request for output in after.of(0).outputs] == [1]
     assert after.of(0).failed == []
     heard = Heard()
@@ -244,10 +244,10 @@ def test_the_step_after_one_that_failed_computes_nothing_of_it() -> None:
     engine, model = make_engine(2, agreement=1.0)
     engine.submit(make_submit(0, [1] * 5, max_tokens=9))
     engine.step()
-    step = engine.begin()
+    step = engine.steps.begin()
     other = make_submit(1, [2] * 5, max_tokens=4)
     engine.submit(other)
-    following = engine.begin()
+    following = engine.steps.begin()
     assert step is not None and following is not None
     model.fail_next_draft = RuntimeError("now")
     rows = 0
@@ -256,9 +256,9 @@ def test_the_step_after_one_that_failed_computes_nothing_of_it() -> None:
         it.run()
         it.read()
     assert model.rows - rows == 5
-    assert [failed.request for failed in engine.finish(step).of(0).failed] == [0]
+    assert [failed.request for failed in engine.steps.finish(step).of(0).failed] == [0]
     heard = Heard()
-    heard.hear(engine.finish(following))
+    heard.hear(engine.steps.finish(following))
     assert finish_all(engine, heard).ids(1) == plain(other)[0]
 
 
@@ -266,14 +266,14 @@ def test_a_second_failure_finds_nobody_left_to_fail() -> None:
     engine, model = toy_engine()
     engine.submit(make_submit(0, [1] * 5, max_tokens=9))
     engine.step()
-    step, following = engine.begin(), engine.begin()
+    step, following = engine.steps.begin(), engine.steps.begin()
     assert step is not None and following is not None
     model.fail_next = RuntimeError("now")
     for it in (step, following):
         it.run()
         it.read()
-    assert len(engine.finish(step).of(0).failed) == 1
-    assert engine.finish(following).of(0).failed == []
+    assert len(engine.steps.finish(step).of(0).failed) == 1
+    assert engine.steps.finish(following).of(0).failed == []
     assert engine.pool.used == 0
 
 
@@ -288,16 +288,16 @@ def test_one_preempted_under_way_keeps_the_token_that_was_coming(scores: int | N
     heard.hear(engine.step())
     engine.submit(second)
     preempted_in_flight = False
-    step = engine.begin()
+    step = engine.steps.begin()
     while step is not None:
         before = engine.scheduler.preemptions
-        following = engine.begin() if engine.may_begin and not engine.idle else None
+        following = engine.steps.begin() if engine.steps.may_begin and not engine.idle else None
         preempted_in_flight |= engine.scheduler.preemptions > before
         step.run()
         step.read()
-        heard.hear(engine.finish(step))
+        heard.hear(engine.steps.finish(step))
         engine.check()
-        step = following or (None if engine.idle else engine.begin())
+        step = following or (None if engine.idle else engine.steps.begin())
     assert preempted_in_flight
     for submit in (first, second):
         assert heard.ids(submit.request) == plain(replace(submit, sampling=Sampling()))[0]
@@ -311,21 +311,21 @@ def test_one_that_gives_way_to_nobody_waits_for_the_token_that_was_coming() -> N
     engine, _ = toy_engine(blocks=6, prefix_cache=False)
     engine.submit(replace(make_submit(1, [2] * 4), kv_from=KV_FROM))
     engine.ticket(Key(0, 1))
-    assert engine.begin() is None
-    [_pull] = engine.take_pulls()
+    assert engine.steps.begin() is None
+    [_pull] = engine.kv_imports.take_pulls()
     submit = make_submit(0, [1] * 15, max_tokens=9)
     engine.submit(submit)
     heard = Heard()
     while len(heard.ids(0)) < 5:  # that and the prompt fill five blocks
         heard.hear(engine.step())
-    step = engine.begin()
+    step = engine.steps.begin()
     assert step is not None
-    assert engine.begin() is None
+    assert engine.steps.begin() is None
     assert engine.scheduler.preemptions == 1
-    assert not engine.may_begin
+    assert not engine.steps.may_begin
     step.run()
     step.read()
-    heard.hear(engine.finish(step))
+    heard.hear(engine.steps.finish(step))
     engine.cancel(Key(0, 1))
     engine.pull_failed(Key(0, 1))
     assert finish_all(engine, heard).ids(0) == plain(submit)[0]
@@ -334,23 +334,23 @@ def test_one_that_gives_way_to_nobody_waits_for_the_token_that_was_coming() -> N
 def test_the_step_after_a_chunk_that_others_pull_waits_for_its_end() -> None:
     engine, _ = toy_engine(batched=8)
     engine.submit(make_submit(0, [1] * 20, max_tokens=9, lease_ms=1000))
-    step = engine.begin()
+    step = engine.steps.begin()
     assert step is not None
-    assert not engine.may_begin
+    assert not engine.steps.may_begin
     step.run()
     step.read()
-    engine.finish(step)
-    assert engine.may_begin
+    engine.steps.finish(step)
+    assert engine.steps.may_begin
 
 
 def test_steps_end_in_the_order_of_their_beginning() -> None:
     engine, _ = toy_engine()
     engine.submit(make_submit(0, [1] * 5, max_tokens=9))
-    step, following = engine.begin(), engine.begin()
+    step, following = engine.steps.begin(), engine.steps.begin()
     assert step is not None and following is not None
-    assert not engine.may_begin, "two are enough"
+    assert not engine.steps.may_begin, "two are enough"
     with pytest.raises(AssertionError, match="in their order"):
-        engine.finish(following)
+        engine.steps.finish(following)
 
 
 def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
@@ -358,14 +358,14 @@ def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
     engine.submit(make_submit(0, [1] * 13, max_tokens=20))
     heard = Heard()
     for number in range(4):
-        step, following = engine.begin(), engine.begin()
+        step, following = engine.steps.begin(), engine.steps.begin()
         assert step is not None
         engine.use_hasher(ToyNamer(BLOCK, key=bytes([number])))
         for it in (step, following):
             if it is not None:
                 it.run()
                 it.read()
-                heard.hear(engine.finish(it))
+                heard.hear(engine.steps.finish(it))
                 engine.check()
     finish_all(engine, heard)
     assert heard.ids(0) == plain(make_submit(0, [1] * 13, max_tokens=20))[0]
@@ -377,13 +377,13 @@ def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
 def test_abandoned_under_way_they_fail_and_what_the_step_gives_is_dropped() -> None:
     engine, _ = toy_engine()
     engine.submit(make_submit(0, [1] * 5, max_tokens=9))
-    step = engine.begin()
+    step = engine.steps.begin()
     assert step is not None
     gone = engine.abandon(FailureKind.DRAINING, "no time")
     assert len(gone.of(0).failed) == 1
     step.run()
     step.read()
-    assert engine.finish(step).answers == {}
+    assert engine.steps.finish(step).answers == {}
     assert engine.empty and engine.pool.used == 0
 
 
@@ -392,11 +392,11 @@ def test_a_deadline_that_passes_under_way_ends_with_what_there_was() -> None:
     engine.submit(make_submit(0, [1] * 5, max_tokens=9, deadline_ms=1000))
     heard = Heard()
     heard.hear(engine.step(0.1))
-    step = engine.begin()
+    step = engine.steps.begin()
     assert step is not None
     heard.hear(engine.expire(5.0))
     step.run()
     step.read()
-    heard.hear(engine.finish(step, 5.1))
+    heard.hear(engine.steps.finish(step, 5.1))
     assert (len(heard.ids(0)), heard.finish(0)) == (1, "cancelled")
     assert engine.empty

@@ -34,7 +34,7 @@ def exported(engine: Engine, submit: Submit | None = None) -> tuple[KvExport, He
     while not engine.idle:
         heard.hear(engine.step(), P.request)
         engine.check()
-    [export] = engine.take_exports()
+    [export] = engine.kv_exports.take()
     return export, heard
 
 
@@ -44,7 +44,7 @@ def reserved(engine: Engine, submit: Submit | None = None) -> list[tuple[int, in
     engine.ticket(D)
     engine.step()
     engine.check()
-    [pull] = engine.take_pulls()
+    [pull] = engine.kv_imports.take_pulls()
     assert pull.key == D
     return pull.wanted
 

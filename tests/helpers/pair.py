@@ -73,10 +73,10 @@ def split(prefill: Engine, decode: Engine, submit: Submit) -> Heard:
     if heard.finish is not None:
         assert decode.cancel(Key(0, d)) == 0
         return heard
-    [export] = prefill.take_exports()
+    [export] = prefill.kv_exports.take()
     decode.ticket(Key(0, d))
     decode.step()
-    [pull] = decode.take_pulls()
+    [pull] = decode.kv_imports.take_pulls()
     move(prefill, export, decode, pull)
     assert prefill.released(Key(0, p)) == len(export.blocks)
     assert decode.pulled(Key(0, d)) is None

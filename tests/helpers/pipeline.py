@@ -25,10 +25,10 @@ class Pipeline:
 
     @property
     def idle(self) -> bool:
-        return self.engine.idle and not self.engine.in_flight
+        return self.engine.idle and not len(self.engine.steps)
 
     def turn(self, now_s: float = 0.0) -> list[StepResult]:
-        if self.choose is None and not self.engine.in_flight:
+        if self.choose is None and not len(self.engine.steps):
             return [self.engine.step(now_s)]
         results = [self.engine.expire(now_s)]
         possible: list[Callable[[], StepResult | None]] = []
@@ -36,7 +36,7 @@ class Pipeline:
             possible.append(lambda: self._finish(now_s))
         if self._to_run:
             possible.append(self._run)
-        if self.engine.may_begin and not self.engine.idle and self.choose is not None:
+        if self.engine.steps.may_begin and not self.engine.idle and self.choose is not None:
             possible.append(self._begin)
         if possible:
             act = possible[self.choose(len(possible)) if self.choose else 0]
@@ -47,12 +47,12 @@ class Pipeline:
     def _finish(self, now_s: float) -> StepResult:
         step = self._ran.popleft()
         step.read()
-        return self.engine.finish(step, now_s)
+        return self.engine.steps.finish(step, now_s)
 
     def _begin(self) -> None:
-        if step := self.engine.begin():
+        if step := self.engine.steps.begin():
             self._to_run.append(step)
-            self.most_in_flight = max(self.most_in_flight, self.engine.in_flight)
+            self.most_in_flight = max(self.most_in_flight, len(self.engine.steps))
 
     def _run(self) -> None:
         step = self._to_run.popleft()

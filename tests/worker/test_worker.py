@@ -466,9 +466,9 @@ async def test_idle_means_blocked(tmp_path: Path) -> None:
         talk = await joined(router)
         talk.send(make_submit(1, [1], max_tokens=2))
         await talk.until_freed(1)
-        steps = scene.engine.steps
+        steps = scene.engine.steps.finished
         for nonce in range(5):  # round trips through a live event loop
             seen = len(talk.steps)
             talk.send(Ping(nonce))
             await talk.until(lambda seen=seen: len(talk.steps) > seen)
-        assert scene.engine.steps == steps == scene.model.forwards
+        assert scene.engine.steps.finished == steps == scene.model.forwards

@@ -70,19 +70,19 @@ async def test_a_worker_out_of_time_leaves_with_steps_under_way(tmp_path: Path) 
         await talk.until(lambda: talk.answer(1).failed is not None)
         gate.release(1000)
         await scene.ended()
-        assert scene.engine.in_flight == 0
+        assert len(scene.engine.steps) == 0
         scene.check()
 
 
 def watch(scene: Scene) -> list[int]:
     """How many steps are under way, at each beginning of one."""
     seen: list[int] = []
-    begin = scene.engine.begin
+    begin = scene.engine.steps.begin
 
     def watched() -> object:
         step = begin()
-        seen.append(scene.engine.in_flight)
+        seen.append(len(scene.engine.steps))
         return step
 
-    scene.engine.begin = watched  # type: ignore[method-assign, assignment]
+    scene.engine.steps.begin = watched  # type: ignore[method-assign, assignment]
     return seen

@@ -1,9 +1,12 @@
 """Continuous batching over one model: requests in, tokens out, step by step.
 
-`begin` plans a step and orders it; the step runs (batch -> forward -> sample -> draft) and is read, on whatever thread;
-`finish` takes in what it gave. `step` does it all. A second step may begin while one is under way: then the model never
-waits for the engine. Everything else may be called at any time between, and by one thread: there are no locks.
-Whatever a request or a model does wrong ends as a named failure of the requests concerned; the engine goes on.
+A step is planned and ordered (`steps.begin`); it runs (batch -> forward -> sample -> draft) and is read, on whatever
+thread; `steps.finish` takes in what it gave. `step` does it all. A second step may begin while one is under way: then
+the model never waits for the engine. Everything else may be called at any time between, and by one thread: there are no
+locks. Whatever a request or a model does wrong ends as a named failure of the requests concerned; the engine goes on.
+
+The parts of an engine are for its callers, too: `pool` says what changed in the cache, `kv_imports` and `kv_exports`
+say what is to be pulled from where, `pinned` has blocks that no request holds, `steps` are those in flight.
 
 Blocks that are freed while a step writes to them may be another sequence's at once, as steps run one after the other.
 Only movers, which write from elsewhere, get no block before the steps in flight are done with it.
@@ -19,11 +22,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from headrace.engine.cache.block_hash import BlockHasher
-from headrace.engine.cache.block_pool import BlockEvent, BlockPool
-from headrace.engine.cache.hot import HotBlock
-from headrace.engine.cache.kv_export import KvExport, KvExports
-from headrace.engine.cache.kv_import import KvImports, PullRequest
-from headrace.engine.cache.migration import Adoption, PinnedBlocks
+from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.cache.kv_export import KvExports
+from headrace.engine.cache.kv_import import KvImports
+from headrace.engine.cache.migration import PinnedBlocks
 from headrace.engine.cache.publishing import Publishing
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
@@ -37,7 +39,6 @@ from headrace.engine.speculative.lookahead import Lookahead
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.in_flight import StepsInFlight
 from headrace.engine.step.row_counts import RowCounts
-from headrace.engine.step.step import EngineStep
 from headrace.wire.frames import Load, Submit
 
 if TYPE_CHECKING:
@@ -87,27 +88,26 @@ class Engine:
             max_batched_tokens=config.max_batched_tokens,
             max_waiting=config.max_waiting,
         )
-        self._kv_exports = KvExports(config.block_tokens)
-        self.alarm = self._kv_exports.alarm  # rings when an export has begun or moved on
+        self.kv_exports = KvExports(config.block_tokens)
         self._forward = Forward(
-            model, config, self._kv_exports, context_tokens=self.context_tokens, clock=clock
+            model, config, self.kv_exports, context_tokens=self.context_tokens, clock=clock
         )
         self._intake = Intake(
             vocab_size=model.vocab_size,
             model_tokens=model_tokens,
             context_tokens=self.context_tokens,
         )
-        self._kv_imports = KvImports(self.scheduler, self._publishing)
-        self._migration = PinnedBlocks(self.pool)
-        self._requests = Requests(self.scheduler, self._kv_imports)
+        self.kv_imports = KvImports(self.scheduler, self._publishing)
+        self.pinned = PinnedBlocks(self.pool, self.scheduler)
+        self._requests = Requests(self.scheduler, self.kv_imports)
         self._outputs = OutputBuilder(self.scheduler, self._requests)
-        self._in_flight = StepsInFlight(
+        self.steps = StepsInFlight(
             self.scheduler,
             self._forward,
             self._requests,
             self._outputs,
-            kv_imports=self._kv_imports,
-            kv_exports=self._kv_exports,
+            kv_imports=self.kv_imports,
+            kv_exports=self.kv_exports,
             publishing=self._publishing,
         )
 
@@ -146,11 +146,6 @@ class Engine:
         return tokens + int(remaining[~decode].sum())
 
     @property
-    def steps(self) -> int:
-        """Steps finished so far."""
-        return self._in_flight.finished
-
-    @property
     def next_deadline_s(self) -> float | None:
         """When `step` or `expire` has to be called even if the engine is idle."""
         return self._requests.next_due_s
@@ -163,11 +158,11 @@ class Engine:
         key = Key(link, submit.request)
         self._requests.check_new(key)
         sequence = self._intake.sequence(key, submit, now_s)
-        self.scheduler.check_queue(self._kv_imports.outside)
+        self.scheduler.check_queue(self.kv_imports.outside)
         # After all that may refuse it: long prompts take their time.
         sequence.names = self._publishing.names_of(sequence)
         if sequence.kv_import is not None:
-            self._kv_imports.expect(sequence)
+            self.kv_imports.expect(sequence)
         else:
             self.scheduler.wait(sequence)
         self._requests.add(sequence)
@@ -195,14 +190,7 @@ class Engine:
     def ticket(self, key: Key) -> None:
         """The router has the ticket for an arriving request: reserve blocks, when there is room. Others: no effect."""
         if sequence := self._requests.get(key):
-            self._kv_imports.ticket(sequence)
-
-    def take_pulls(self) -> list[PullRequest]:
-        """Arriving requests that a `step` gave their blocks since the last call.
-
-        Each of them ends in `pulled` or `pull_failed`.
-        """
-        return self._kv_imports.take_pulls()
+            self.kv_imports.ticket(sequence)
 
     def pulled(self, key: Key) -> int | None:
         """The mover has stopped, all is there, and the source said that it was good.
@@ -212,7 +200,7 @@ class Engine:
         if key in self._requests.leaving:
             return self._requests.leave(key)
         if sequence := self._requests.get(key):
-            self._kv_imports.pulled(sequence)
+            self.kv_imports.pulled(sequence)
             self._requests.time(sequence)
         return None
 
@@ -221,7 +209,7 @@ class Engine:
         if key in self._requests.leaving:
             return self._requests.leave(key)
         if sequence := self._requests.get(key):
-            self._kv_imports.failed(sequence)
+            self.kv_imports.failed(sequence)
             self._requests.time(sequence)
         return None
 
@@ -235,17 +223,10 @@ class Engine:
         if sequence := self._requests.get(key):
             if sequence.kv_import is not None and not sequence.kv_import.going:
                 self._intake.check_first(sequence, generated)
-            self._kv_imports.go_on(sequence, generated, now_s)
+            self.kv_imports.go_on(sequence, generated, now_s)
             self._requests.time(sequence)
 
     # --- KV that goes to another worker ---
-
-    def take_exports(self) -> list[KvExport]:
-        """Exports admitted since the last call, in order. For any thread, also during a step.
-
-        `alarm.call` tells of them, and of each part that became whole, on the thread of the step.
-        """
-        return self._kv_exports.take()
 
     def released(self, key: Key) -> int | None:
         """The puller has all of an export. Returns how many blocks it gave back (`Freed` is due).
@@ -260,49 +241,16 @@ class Engine:
         sequence.export.released = True
         return None
 
-    # --- cached blocks that move without a request ---
-
-    def hottest(self, count: int) -> list[HotBlock]:
-        """The most used blocks of the prefix cache, at most `count`, parents before children."""
-        return self.pool.hottest(count)
-
-    def pin(self, names: list[bytes]) -> list[int]:
-        """Keep these blocks, which `hottest` just gave, where they are until `unpin`. Raises `KeyError`."""
-        return self._migration.pin(names)
-
-    def unpin(self, blocks: list[int]) -> None:
-        """What `pin` gave is read no more."""
-        self._migration.release(blocks)
-        self.scheduler.changed()
-
-    def adopt(self, names: list[bytes], parents: list[int]) -> Adoption:
-        """Reserve blocks for `names` as far as running requests leave room.
-
-        Pull its `wanted` once `steps_done` of this moment says so, then call `adopted`. `parents` are places in
-        `names`, -1 at the root. Raises `ValueError` where a parent is not before its child.
-        """
-        return self._migration.adopt(names, parents, keep_free=self.scheduler.spoken_for)
-
-    def steps_done(self) -> Callable[[], bool]:
-        """Says whether the steps that are under way now have ended: they may write to blocks that are free by now."""
-        steps = self.steps + self.in_flight
-        return lambda: self.steps >= steps
-
-    def adopted(self, adoption: Adoption, *, arrived: bool) -> None:
-        """The mover has stopped. With `arrived` all of `wanted` is there and goes into the prefix cache."""
-        self._migration.end(adoption, arrived=arrived)
-        self.scheduler.changed()
-
     def use_hasher(self, hasher: BlockHasher) -> None:
         """Name blocks otherwise from now on. Nothing cached so far is found again."""
         here, leaving = self._requests.here.values(), self._requests.leaving.values()
         self._publishing.rename(hasher, here, leaving)
-        self._migration.renamed()
+        self.pinned.renamed()
         self.scheduler.changed()  # what somebody waits for may have another name now
 
     def abandon(self, kind: FailureKind, message: str) -> StepResult:
         """Fail all requests: they may go on elsewhere. Exports with their first token out are only freed."""
-        result = StepResult(step=self.steps)
+        result = StepResult(step=self.steps.finished)
         for sequence in list(self._requests.here.values()):
             if sequence.lease_end_s is not None:
                 self._outputs.free(sequence, result)
@@ -310,52 +258,19 @@ class Engine:
                 self._outputs.fail(sequence, RequestError(kind, message), result)
         return result
 
-    def take_events(self) -> list[BlockEvent]:
-        """Which blocks came into the cache and left it since the last call."""
-        return self.pool.take_events()
-
     def step(self, now_s: float = 0.0) -> StepResult:
         """Compute one step. Never raises for what a request or the model did."""
         began_s = time.monotonic()
         result = self.expire(now_s)
-        if (step := self.begin(result)) is None:
+        if (step := self.steps.begin(result)) is None:
             return result
         step.run()
         step.read()
-        return self.finish(step, now_s + time.monotonic() - began_s)
-
-    @property
-    def in_flight(self) -> int:
-        """Steps that began and are not finished."""
-        return len(self._in_flight)
-
-    @property
-    def reads_late(self) -> bool:
-        """A step that ran may still be computed: reading it takes time, and the next one can run meanwhile."""
-        return self._forward.returns_early
-
-    @property
-    def may_begin(self) -> bool:
-        """A step can be planned now: none is under way, or one whose end it need not know."""
-        return self._in_flight.may_begin
-
-    def begin(self, result: StepResult | None = None) -> EngineStep | None:
-        """Plan a step: run it, after those that began before, then `finish` it. `None` where nothing can be computed.
-
-        Its result is `result`, if there is one.
-        """
-        return self._in_flight.begin(result)
-
-    def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
-        """Take in the first of the steps in flight, once it was read.
-
-        Never raises for what a request or the model did.
-        """
-        return self._in_flight.finish(step, now_s)
+        return self.steps.finish(step, now_s + time.monotonic() - began_s)
 
     def expire(self, now_s: float) -> StepResult:
         """End what is due by now. Part of every step; for an idle engine it is enough."""
-        result = StepResult(step=self.steps)
+        result = StepResult(step=self.steps.finished)
         for sequence in self._requests.due(now_s):
             if sequence.lease_end_s is not None:
                 # Its first token is out: the other leg has the last word.
@@ -363,18 +278,18 @@ class Engine:
             elif sequence.deadline_s is not None and sequence.deadline_s <= now_s:
                 self._outputs.late(sequence, result)
             else:
-                self._kv_imports.compute(sequence)
+                self.kv_imports.compute(sequence)
                 self._requests.time(sequence)
         return result
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""
-        self.scheduler.check(self._migration.held.elements())
+        self.scheduler.check(self.pinned.held.elements())
         self._requests.check()
-        self._in_flight.check()
+        self.steps.check()
 
     def check_idle(self) -> None:
         """Assert in O(1) that an engine without requests holds no block, but for pinned and adopted ones."""
         if self.empty:
-            used = self.pool.used - len(self._migration.held)
+            used = self.pool.used - len(self.pinned.held)
             assert used == 0, f"{used} blocks leaked"

@@ -97,7 +97,7 @@ class Consumer:
         for key, arrival in list(self._waiting.items()):
             if arrival.until_s <= now_s:
                 self._give_up(key, arrival, "timeout")
-        for pull in self._engine.take_pulls():
+        for pull in self._engine.kv_imports.take_pulls():
             arrival = self._waiting.get(pull.key)
             if arrival is None or arrival.over:  # since it got its blocks
                 self._failed(pull.key)

@@ -51,10 +51,10 @@ class Migration:
     def offer(self, most: int, budget_s: float, now_s: float) -> Offer:
         """Pin up to `most` of the hottest blocks and let them be pulled. An offer made before ends."""
         self.end()
-        hot = self._engine.hottest(min(most, MOST_OFFERED))  # parents first, whole chains
+        hot = self._engine.pool.hottest(min(most, MOST_OFFERED))  # parents first, whole chains
         names = [block.name for block in hot]
         lease_s = min(budget_s, LEASE_S)
-        self._source = Pinned(self._engine.pin(names))
+        self._source = Pinned(self._engine.pinned.pin(names))
         self._ticket = self._server.offer(self._source, lambda: None, shared=True)
         self.until_s = now_s + lease_s
         place = {name: at for at, name in enumerate(names)}
@@ -77,7 +77,7 @@ class Migration:
             return
         self._source.revoked = True
         self._server.withdraw(self._ticket, "expired")
-        self._engine.unpin(list(self._source.blocks))
+        self._engine.pinned.release(list(self._source.blocks))
         self._ticket = self._source = self.until_s = None
 
 
@@ -116,7 +116,7 @@ class Fetches:
             return
         starts = range(0, len(fetch.names), NAME_BYTES)
         names = [fetch.names[start : start + NAME_BYTES] for start in starts]
-        adoption = self._engine.adopt(names, fetch.parents)
+        adoption = self._engine.pinned.adopt(names, fetch.parents)
         wanted = [(fetch.offset[place], block) for place, block in adoption.wanted]
         job = Job(
             key,
@@ -124,7 +124,7 @@ class Fetches:
             fetch.ticket,
             wanted,
             settle=self._fetched,
-            may_write=self._engine.steps_done(),
+            may_write=self._engine.steps.ended_check(),
         )
         until_s = now_s + fetch.kv_from.timeout_ms / 1e3
         self._in_flight[key] = Fetching(job, adoption, until_s)
@@ -148,5 +148,5 @@ class Fetches:
 
     def _fetched(self, job: Job) -> None:
         adoption = self._in_flight.pop(job.key).adoption
-        self._engine.adopted(adoption, arrived=job.pulled is not None)
+        self._engine.pinned.end(adoption, arrived=job.pulled is not None)
         self._tell(job.key.link, job.report)

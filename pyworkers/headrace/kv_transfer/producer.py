@@ -48,7 +48,7 @@ class Producer:
 
     def offer(self) -> None:
         """Offer what was admitted, and let those who pull see what is computed. At any time, on the event loop."""
-        for export in self._engine.take_exports():
+        for export in self._engine.kv_exports.take():
             key = export.key
             done, failed = partial(self._done, key), partial(self._failed, key)
             ticket = self._server.offer(export, done, failed)

@@ -81,12 +81,12 @@ class StepExecutor:
         """Plan a step and give it to the thread. False where there is nothing to compute as yet."""
         self._prepare_s = math.inf
         planning_s = time.perf_counter()
-        step = None if self._engine.idle else self._engine.begin()
+        step = None if self._engine.idle else self._engine.steps.begin()
         if step is None:
             return False
         began_s = time.perf_counter()
         prepare_s = [began_s - planning_s]
-        if self._engine.reads_late:
+        if self._engine.steps.reads_late:
             launched = self._runner.submit(_launch, step, prepare_s)
             ran = self._reader.submit(_read, step, launched)
         else:
@@ -101,7 +101,7 @@ class StepExecutor:
     def _prepare_next(self) -> None:
         """When to plan the step after the one that runs now."""
         self._prepare_s = math.inf
-        if self._overlap and self._engine.may_begin:
+        if self._overlap and self._engine.steps.may_begin:
             first = self._running[0]
             self._prepare_s = first.began_s + self._step_timer.prepare_after_s(first.step.result)
 
@@ -111,7 +111,7 @@ class StepExecutor:
         first.done.result()
         first.step.read()
         ended_s = time.perf_counter()
-        result = self._engine.finish(first.step, asyncio.get_running_loop().time())
+        result = self._engine.steps.finish(first.step, asyncio.get_running_loop().time())
         self._step_timer.prepared(sum(first.prepare_s))
         self._step_timer.ended(result, ended_s - first.began_s)
         if self._running:

@@ -222,7 +222,7 @@ class Worker:
         def ring() -> None:
             loop.call_soon_threadsafe(connector.progressed)
 
-        self.engine.alarm.call = ring
+        self.engine.kv_exports.alarm.call = ring
 
     @contextlib.asynccontextmanager
     async def _closing(self) -> AsyncGenerator[None]:
@@ -335,7 +335,7 @@ class Worker:
     def _note_changes(self) -> None:
         """Pass on what changed in cache and load."""
         outboxes = [peer.outbox for peer in self._peers.values()]
-        self._view.apply(self.engine.take_events(), [box.log for box in outboxes if box.log])
+        self._view.apply(self.engine.pool.take_events(), [box.log for box in outboxes if box.log])
         load, waiting_tokens = self.engine.load, self.engine.waiting_tokens
         for outbox in outboxes:
             outbox.loaded(load, waiting_tokens)

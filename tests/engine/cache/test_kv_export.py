@@ -41,7 +41,7 @@ def test_a_lease_runs_from_the_first_token_and_ends_by_itself() -> None:
     assert engine.next_deadline_s is None
     engine.step(20.0)
     assert engine.next_deadline_s == pytest.approx(21.0, abs=0.5)
-    [export] = engine.take_exports()
+    [export] = engine.kv_exports.take()
     assert not engine.expire(20.9).answers
     heard = Heard()
     heard.hear(engine.expire(25.0), P.request)
@@ -56,7 +56,7 @@ def test_a_cancelled_export_is_revoked(steps: int) -> None:
     engine.submit(legs()[0])
     for _ in range(steps):
         engine.step()
-    exports = engine.take_exports()
+    exports = engine.kv_exports.take()
     assert engine.cancel(P) == (3 if steps else 0)
     assert all(export.revoked for export in exports) and len(exports) == min(steps, 1)
     engine.check_idle()
@@ -68,7 +68,7 @@ def test_an_export_that_was_cancelled_is_not_offered() -> None:
     engine.submit(legs()[0])
     engine.step()
     engine.cancel(P)
-    assert engine.take_exports() == []
+    assert engine.kv_exports.take() == []
 
 
 @pytest.mark.parametrize("stops", [True, False])
@@ -78,7 +78,7 @@ def test_an_answer_that_ends_with_its_first_token_needs_nobody_else(stops: bool)
     engine.submit(legs(submit)[0])
     heard = run(engine, P.request)
     assert (heard.finish, heard.freed) == ("stop" if stops else "length", 3)
-    assert engine.take_exports() == []
+    assert engine.kv_exports.take() == []
     engine.check_idle()
 
 
@@ -98,12 +98,12 @@ def test_parts_of_an_export_are_ready_group_by_group_while_a_step_runs() -> None
     seen: list[list[int]] = []
 
     def look() -> None:
-        for export in taken or engine.take_exports():
+        for export in taken or engine.kv_exports.take():
             taken[:] = [export]
             seen.append([sum(export.ready(place, group) for place in range(3)) for group in (0, 1)])
 
     taken: list[KvExport] = []
-    engine.alarm.call = look
+    engine.kv_exports.alarm.call = look
     engine.submit(legs()[0])
     engine.step()
     engine.step()
@@ -136,7 +136,7 @@ def test_where_the_device_runs_behind_a_part_is_ready_once_its_fence_is_passed()
                 progress(groups, fences[-1])
 
             logits = super().forward(batch, later)
-            [export] = engine.take_exports()
+            [export] = engine.kv_exports.take()
             for fence in (None, *fences):
                 if fence is not None:
                     fence.passed = True
@@ -198,7 +198,7 @@ def test_a_chunk_that_chooses_no_token_counts_once_the_device_has_written_it() -
         return [export.ready(place, g) for export in exports for place in (0, 1) for g in (0, 1)]
 
     def look() -> None:
-        exports.extend(engine.take_exports())
+        exports.extend(engine.kv_exports.take())
         assert whole() == [False] * 4
         assert engine.pool.names() == []
 
@@ -256,7 +256,7 @@ def test_exports_are_never_preempted() -> None:
         result = engine.step()
         for request, one in heard.items():
             one.hear(result, request)
-        for export in engine.take_exports():
+        for export in engine.kv_exports.take():
             blocks.add(export.blocks)
         if heard[1].ids and freed is None:
             freed = engine.released(P)
@@ -274,7 +274,7 @@ def test_a_failed_step_revokes_the_exports_in_it() -> None:
     heard = Heard()
     heard.hear(engine.step(), P.request)
     assert heard.failed is not None and heard.freed == 3
-    assert engine.take_exports() == []
+    assert engine.kv_exports.take() == []
 
 
 def test_prompt_logprobs_come_from_the_side_that_computes_the_prompt() -> None:

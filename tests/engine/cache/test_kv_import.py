@@ -18,16 +18,16 @@ def test_an_arriving_request_holds_nothing_before_its_ticket() -> None:
     engine.submit(legs()[1])
     assert engine.idle and not engine.empty
     engine.step()
-    assert engine.take_pulls() == []
+    assert engine.kv_imports.take_pulls() == []
     assert (engine.load.blocks_used, engine.load.waiting, engine.waiting_tokens) == (0, 0, 0)
     engine.ticket(D)
     engine.ticket(D)
     assert not engine.idle
     assert (engine.load.waiting, engine.waiting_tokens) == (0, 0)
     engine.step()
-    [pull] = engine.take_pulls()
+    [pull] = engine.kv_imports.take_pulls()
     assert (len(pull.wanted), pull.tokens) == (3, 11)
-    assert engine.take_pulls() == []
+    assert engine.kv_imports.take_pulls() == []
     assert engine.idle and engine.load.blocks_used == 3
     assert engine.cancel(D) is None
     assert engine.pull_failed(D) == 3
@@ -41,7 +41,7 @@ def test_kv_and_first_token_come_in_any_order(go_first: bool) -> None:
     decode.submit(legs()[1])
     decode.ticket(D)
     decode.step()
-    [pull] = decode.take_pulls()
+    [pull] = decode.kv_imports.take_pulls()
     move(prefill, export, decode, pull)
     if go_first:
         decode.go_on(D, heard.ids)
@@ -68,7 +68,7 @@ def test_only_what_the_own_cache_lacks_is_wanted_also_of_the_last_block() -> Non
         engine.submit(legs(make_submit(0, prompt))[1])
         engine.ticket(D)
         engine.step()
-        [pull] = engine.take_pulls()
+        [pull] = engine.kv_imports.take_pulls()
         assert [place for place, _ in pull.wanted] == list(range(len(export.blocks)))[
             len(export.blocks) - wanted :
         ]
@@ -84,7 +84,7 @@ def test_only_what_the_own_cache_lacks_is_wanted_also_of_the_last_block() -> Non
 def test_what_arrives_is_cached_for_others() -> None:
     prefill, decode = make_engine(), make_engine()
     split(prefill, decode, make_submit(0, PROMPT))
-    decode.take_events()
+    decode.pool.take_events()
     decode.submit(make_submit(7, PROMPT, max_tokens=1))
     first = run(decode, 7).first
     assert first is not None and first.cached_tokens == 8
@@ -100,7 +100,7 @@ def test_nobody_waits_for_the_pull_of_another() -> None:
     for key in keys[:2]:
         decode.ticket(key)
     decode.step()
-    slow, quick = decode.take_pulls()
+    slow, quick = decode.kv_imports.take_pulls()
     assert (slow.key, quick.key) == (keys[0], keys[1])
     assert len(quick.wanted) == 3
     decode.go_on(keys[2], heard.ids)  # it gets no ticket in time
@@ -133,10 +133,10 @@ def test_what_is_computed_here_is_not_pulled_before_the_first_token_is_there() -
     engine.ticket(D)
     engine.step()
     engine.step()
-    assert engine.take_pulls() == []
+    assert engine.kv_imports.take_pulls() == []
     engine.go_on(D, [1])
     engine.step()
-    [pull] = engine.take_pulls()
+    [pull] = engine.kv_imports.take_pulls()
     assert [place for place, _ in pull.wanted] == [2, 3]
     engine.check()
 
@@ -158,11 +158,11 @@ def test_a_request_whose_kv_does_not_come_computes_it(when: str, first: bool) ->
         if when == "before the blocks":
             assert decode.pull_failed(D) is None
             decode.step()
-            assert decode.take_pulls() == []
+            assert decode.kv_imports.take_pulls() == []
             decode.go_on(D, tokens)
         else:
             decode.step()
-            [pull] = decode.take_pulls()
+            [pull] = decode.kv_imports.take_pulls()
             if when == "in the pull":
                 decode.go_on(D, tokens)
                 assert decode.idle  # somebody may still write
@@ -185,7 +185,7 @@ def test_a_pull_that_ended_well_after_its_source_was_lost_is_a_cache_hit() -> No
     decode.submit(legs()[1])
     decode.ticket(D)
     decode.step()
-    [pull] = decode.take_pulls()
+    [pull] = decode.kv_imports.take_pulls()
     decode.go_on(D, [])
     move(prefill, export, decode, pull)
     assert decode.pulled(D) is None
@@ -220,7 +220,7 @@ def test_cancels_give_blocks_back_when_nobody_writes_to_them() -> None:
     engine.ticket(D)
     engine.step()
     assert engine.cancel(D) == 3  # reserved, and nobody knows
-    assert engine.take_pulls() == []
+    assert engine.kv_imports.take_pulls() == []
     for end in (engine.pulled, engine.pull_failed):
         reserved(engine)
         assert engine.cancel(D) is None
@@ -273,11 +273,11 @@ def test_another_hash_key_in_the_middle_of_a_pull_changes_no_answer() -> None:
     unsplit(decode, make_submit(0, PROMPT[:5], max_tokens=2))
     prefill.submit(legs()[0])
     heard = run(prefill, P.request)
-    [export] = prefill.take_exports()
+    [export] = prefill.kv_exports.take()
     decode.submit(legs()[1])
     decode.ticket(D)
     decode.step()
-    [pull] = decode.take_pulls()
+    [pull] = decode.kv_imports.take_pulls()
     assert len(pull.wanted) == 2
     for engine in (prefill, decode):
         engine.use_hasher(ToyNamer(BLOCK, b"other"))
@@ -312,12 +312,12 @@ def test_one_that_only_lacks_a_batch_row_loses_no_blocks_to_those_that_need_none
     engine.submit(legs()[1])
     engine.ticket(D)
     engine.step()
-    assert engine.take_pulls() == []  # 10 blocks are spoken for
+    assert engine.kv_imports.take_pulls() == []  # 10 blocks are spoken for
     order: list[int] = []
     while not engine.idle:
         for answers in engine.step().answers.values():
             order += [output.request for output in answers.outputs if output.finish]
-        for pull in engine.take_pulls():
+        for pull in engine.kv_imports.take_pulls():
             engine.pull_failed(pull.key)
     assert order == [5, 6]
 
@@ -334,10 +334,10 @@ def test_arrived_requests_take_the_next_batch_row_in_order_and_share_the_pool() 
         answers[request] = run(prefill, request)
         decode.submit(d_leg)
         decode.ticket(Key(0, request))
-    exports = {export.key.request: export for export in prefill.take_exports()}
+    exports = {export.key.request: export for export in prefill.kv_exports.take()}
     decode.scheduler.note_answer(0)
     decode.step()
-    pulls = {pull.key.request: pull for pull in decode.take_pulls()}
+    pulls = {pull.key.request: pull for pull in decode.kv_imports.take_pulls()}
     if len(pulls) == 1:  # room is kept for what an answer is expected to write
         assert list(pulls) == [11]
     for request, pull in pulls.items():
@@ -352,7 +352,7 @@ def test_arrived_requests_take_the_next_batch_row_in_order_and_share_the_pool() 
         decode.check()
         for request, heard in answers.items():
             heard.hear(result, request)
-        for pull in decode.take_pulls():
+        for pull in decode.kv_imports.take_pulls():
             move(prefill, exports[pull.key.request], decode, pull)
             decode.pulled(pull.key)
     for request, heard in answers.items():

@@ -125,7 +125,7 @@ class Scene:
     def step_prefill(self) -> None:
         results = self.prefill_line.turn(self.now_s)
         self.prefill.check()
-        for export in self.prefill.take_exports():
+        for export in self.prefill.kv_exports.take():
             self.requests[export.key.request].export = export
         for answers in [result.of(1) for result in results]:
             for output in answers.outputs:
@@ -146,7 +146,7 @@ class Scene:
                 answers = StepResult(answers={0: result.of(0)})
                 if not request.cancelled:
                     request.heard.hear(answers, request.submit.request)
-        for pull in self.decode.take_pulls():
+        for pull in self.decode.kv_imports.take_pulls():
             self.requests[pull.key.request].pull = pull
         self.scribble()
 
@@ -244,7 +244,7 @@ class Scene:
         """
         for turn in range(9000):
             engines = (self.prefill, self.decode)
-            if all(engine.empty and not engine.in_flight for engine in engines):
+            if all(engine.empty and not len(engine.steps) for engine in engines):
                 return
             for line in (self.prefill_line, self.decode_line):
                 line.choose = (lambda count, turn=turn: turn % count) if self.overlap else None

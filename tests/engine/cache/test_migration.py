@@ -28,16 +28,16 @@ def names_of(prompt: list[int]) -> list[bytes]:
 
 def migration(source: Engine, target: Engine, count: int, *, arrived: bool = True) -> int:
     """Copy the hottest blocks; how many were wanted."""
-    hot = source.hottest(count)
-    blocks = source.pin([block.name for block in hot])
+    hot = source.pool.hottest(count)
+    blocks = source.pinned.pin([block.name for block in hot])
     place = {block.name: i for i, block in enumerate(hot)}
     parents = [-1 if block.parent is None else place[block.parent] for block in hot]
-    adoption = target.adopt([block.name for block in hot], parents)
+    adoption = target.pinned.adopt([block.name for block in hot], parents)
     target.check()
     for at, block in adoption.wanted:
         copy_block(source.model.kv_pool(), blocks[at], target.model.kv_pool(), block)
-    target.adopted(adoption, arrived=arrived)
-    source.unpin(blocks)
+    target.pinned.end(adoption, arrived=arrived)
+    source.pinned.release(blocks)
     for engine in (source, target):
         engine.check()
         engine.check_idle()
@@ -49,7 +49,7 @@ def test_what_is_used_most_is_hottest_and_parents_come_first() -> None:
     common, rare = list(range(13)), list(range(20, 33))
     for prompt in (rare, common, common, common):
         unsplit(engine, make_submit(0, prompt, max_tokens=1))
-    hot = engine.hottest(4)
+    hot = engine.pool.hottest(4)
     assert [block.name for block in hot[:3]] == names_of(common)
     assert [block.parent for block in hot[:3]] == [None, *names_of(common)[:2]]
     assert [block.hits for block in hot] == [3, 3, 3, 1]
@@ -60,11 +60,11 @@ def test_an_heir_finds_what_was_handed_over() -> None:
     source, target = make_engine(), make_engine()
     prompt = [7, 3] * 8
     whole = unsplit(source, make_submit(0, prompt))
-    target.take_events()
+    target.pool.take_events()
     assert (
         migration(source, target, 100) == 5
     )  # of the prompt, and of the answer but for its last token
-    events = target.take_events()
+    events = target.pool.take_events()
     stored = [name for event in events if isinstance(event, Stored) for name in event.names]
     assert len(stored) == 5
     heard = unsplit(target, make_submit(0, prompt))
@@ -81,26 +81,26 @@ def test_what_did_not_arrive_is_not_found() -> None:
     assert (target.pool.cached, target.pool.used) == (0, 0)
     source, target = make_engine(), make_engine()
     unsplit(source, make_submit(0, prompt))
-    hot = source.hottest(5)
-    adoption = target.adopt([block.name for block in hot], [-1, 0, 1, 2, 3])
+    hot = source.pool.hottest(5)
+    adoption = target.pinned.adopt([block.name for block in hot], [-1, 0, 1, 2, 3])
     target.use_hasher(ToyNamer(BLOCK, b"other"))  # the names mean nothing any more
-    target.adopted(adoption, arrived=True)
+    target.pinned.end(adoption, arrived=True)
     assert (target.pool.cached, target.pool.used) == (0, 0)
 
 
 def test_pinned_blocks_stay_whatever_else_comes() -> None:
     engine = make_engine(blocks=12)
     unsplit(engine, make_submit(0, list(range(9)), max_tokens=1))
-    blocks = engine.pin([block.name for block in engine.hottest(2)])
+    blocks = engine.pinned.pin([block.name for block in engine.pool.hottest(2)])
     assert engine.load.blocks_used == 2
     for start in range(6):
         unsplit(engine, make_submit(1, [start] * 30, max_tokens=4))
     assert engine.pool.match(names_of(list(range(8)))) == blocks
     engine.check()
     engine.check_idle()
-    engine.unpin(blocks)
+    engine.pinned.release(blocks)
     with pytest.raises(KeyError):
-        engine.pin([bytes(16)])
+        engine.pinned.pin([bytes(16)])
 
 
 def test_an_heir_disturbs_nobody_who_runs() -> None:
@@ -110,21 +110,21 @@ def test_an_heir_disturbs_nobody_who_runs() -> None:
         target.scheduler.note_answer(20)
     target.submit(make_submit(1, [1] * 10, max_tokens=20))  # 3 blocks now, 8 in the end
     target.step()
-    hot = source.hottest(50)
-    adoption = target.adopt([block.name for block in hot], [*range(-1, len(hot) - 1)])
+    hot = source.pool.hottest(50)
+    adoption = target.pinned.adopt([block.name for block in hot], [*range(-1, len(hot) - 1)])
     assert [place for place, _ in adoption.wanted] == [0, 1, 2, 3]
     while not target.idle:
         target.step()
         target.check()
     assert target.scheduler.preemptions == 0
-    target.adopted(adoption, arrived=False)
+    target.pinned.end(adoption, arrived=False)
 
 
 @pytest.mark.parametrize("parents", [[0], [-2], [-1, -1]])
 def test_parents_that_cannot_be_are_refused(parents: list[int]) -> None:
     engine = make_engine()
     with pytest.raises(ValueError, match="a parent comes before its children"):
-        engine.adopt([bytes(16)], parents)
+        engine.pinned.adopt([bytes(16)], parents)
     engine.check_idle()
 
 
@@ -150,7 +150,7 @@ def test_the_hottest_are_closed_under_parents_whatever_was_evicted(
     for prompt in prompts:
         tokens = [token for token in prompt for _ in range(2)]
         unsplit(engine, make_submit(0, tokens, max_tokens=1))
-    hot = engine.hottest(count)
+    hot = engine.pool.hottest(count)
     names = [block.name for block in hot]
     assert len(names) == len({*names}) == min(count, engine.pool.cached)
     for place, block in enumerate(hot):

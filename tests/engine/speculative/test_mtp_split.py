@@ -90,7 +90,7 @@ def test_only_blocks_with_drafting_keys_are_offered_to_others() -> None:
     drafter.follow = no_passes
     run(engine, heard)
     names = len(engine.pool.names())
-    assert 0 < len(engine.hottest(100)) < names == (9 + 19) // BLOCK
+    assert 0 < len(engine.pool.hottest(100)) < names == (9 + 19) // BLOCK
 
 
 def test_the_last_layer_group_is_whole_only_after_the_drafting_pass() -> None:
@@ -101,7 +101,7 @@ def test_the_last_layer_group_is_whole_only_after_the_drafting_pass() -> None:
     draft = model.draft
 
     def watched(batch: DraftBatch) -> torch.Tensor:
-        [export] = engine.take_exports()
+        [export] = engine.kv_exports.take()
         seen.append((export.ready(0, 0), export.ready(0, 1)))
         return draft(batch)
 

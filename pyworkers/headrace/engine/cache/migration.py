@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass
 
 from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -25,8 +26,9 @@ class Adoption:
 class PinnedBlocks:
     """References to blocks of `pool` that no sequence holds."""
 
-    def __init__(self, pool: BlockPool) -> None:
+    def __init__(self, pool: BlockPool, scheduler: Scheduler) -> None:
         self._pool = pool
+        self._scheduler = scheduler
         self._held: Counter[int] = Counter()
         self._epoch = 0
 
@@ -50,17 +52,20 @@ class PinnedBlocks:
         return found
 
     def release(self, blocks: list[int]) -> None:
-        """Give back what `pin` gave, parents before children as there."""
+        """Give back what `pin` gave, parents before children as there: it is read no more."""
         self._held.subtract(blocks)
         assert all(self._held[block] >= 0 for block in blocks), "they are not held here"
         self._held = +self._held
         self._pool.release(blocks)
+        self._scheduler.changed()
 
-    def adopt(self, names: list[bytes], parents: list[int], *, keep_free: int) -> Adoption:
-        """Reserve blocks for those of `names` that are not here, as far as more than `keep_free` blocks are available.
+    def adopt(self, names: list[bytes], parents: list[int]) -> Adoption:
+        """Reserve blocks for those of `names` that are not here, as far as running requests leave room.
 
-        `parents` are places in `names`, -1 at the root. Raises `ValueError` for one that is not before its child.
+        Pull its `wanted` once `StepsInFlight.ended_check` of this moment says so, then call `end`. `parents` are places
+        in `names`, -1 at the root. Raises `ValueError` for one that is not before its child.
         """
+        keep_free = self._scheduler.spoken_for
         if len(names) != len(parents) or any(not -1 <= p < i for i, p in enumerate(parents)):
             raise ValueError("a parent comes before its children")
         wanted: list[tuple[int, int]] = []
@@ -84,7 +89,7 @@ class PinnedBlocks:
         return Adoption(wanted, names, parents, known, self._epoch)
 
     def end(self, adoption: Adoption, *, arrived: bool) -> None:
-        """Publish what was pulled, or give the blocks back as they were."""
+        """The mover has stopped: publish what was pulled, or give the blocks back as they were."""
         ours = [block for _, block in adoption.wanted]
         self._held.subtract([*adoption.known, *ours])
         self._held = +self._held
@@ -98,3 +103,4 @@ class PinnedBlocks:
                 blocks.append(block)
         self._pool.release(blocks)
         self._pool.release(adoption.known)
+        self._scheduler.changed()

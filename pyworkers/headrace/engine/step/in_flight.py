@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class StepsInFlight:
-    """Begins steps and finishes them."""
+    """Begins steps and finishes them: the part of an engine that a step goes through."""
 
     def __init__(
         self,
@@ -60,12 +61,25 @@ class StepsInFlight:
         return len(self._in_flight)
 
     @property
+    def reads_late(self) -> bool:
+        """A step that ran may still be computed: reading it takes time, and the next one can run meanwhile."""
+        return self._forward.returns_early
+
+    def ended_check(self) -> Callable[[], bool]:
+        """Says whether the steps that are in flight now have ended: they may write to blocks that are free by now."""
+        last = self.finished + len(self)
+        return lambda: self.finished >= last
+
+    @property
     def may_begin(self) -> bool:
-        """`Engine.may_begin`."""
+        """A step can be planned now: none is in flight, or one whose end it need not know."""
         return not self._in_flight or (len(self._in_flight) == 1 and not self._in_flight[0].last)
 
     def begin(self, result: StepResult | None = None) -> EngineStep | None:
-        """`Engine.begin`."""
+        """Plan a step: run it, after those that began before, then `finish` it. `None` where nothing can be computed.
+
+        Its result is `result`, if there is one.
+        """
         assert self.may_begin, "finish what is under way"
         plan = self._scheduler.plan()
         if self._in_flight:
@@ -118,7 +132,10 @@ class StepsInFlight:
         )
 
     def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
-        """`Engine.finish`."""
+        """Take in the first of the steps in flight, once it was read.
+
+        Never raises for what a request or the model did.
+        """
         assert self._in_flight and step is self._in_flight[0], "steps end in their order"
         self._in_flight.popleft()
         self.finished += 1
