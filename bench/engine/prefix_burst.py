@@ -45,11 +45,11 @@ def measure_burst(model: Model) -> dict[str, float]:
     plan: Callable[[], Plan] = engine.scheduler.plan
 
     def timed() -> Plan:
-        waiting = len(engine.scheduler.waiting)
+        waiting = len(engine.stages.waiting)
         start = time.thread_time()
         found = plan()
         took = time.thread_time() - start
-        if waiting == WAITING == len(engine.scheduler.waiting):
+        if waiting == WAITING == len(engine.stages.waiting):
             waited.append(took)
         elif waiting and waiting <= WAITING:
             began.append(took)

@@ -200,7 +200,7 @@ def measure(sequences: int, sampling: Sampling, mtp: int, *, right: bool) -> dic
         frames.write(engine.step())
     parts.restore()
     engine.check()
-    assert len(engine.scheduler.running) == sequences, "all decode in all steps"
+    assert len(engine.stages.running) == sequences, "all decode in all steps"
     return found | {f"{name}_ms": 1e3 * s / STEPS for name, s in parts.seconds.items()}
 
 

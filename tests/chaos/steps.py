@@ -38,9 +38,9 @@ def wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
 
 def _install_intake(seams: Seams) -> None:
     """A request comes, gets its blocks, and gives them back."""
+    from headrace.engine.admission import Admission
     from headrace.engine.engine import Engine
     from headrace.engine.requests import Requests
-    from headrace.engine.scheduler import Scheduler
 
     reach, tell = seams.reach, seams.control.send
 
@@ -59,8 +59,8 @@ def _install_intake(seams: Seams) -> None:
         if resumed:
             seams.to_begin.add(seed)
 
-    def take_blocks(original: Any, scheduler: Any, sequence: Any, *args: Any) -> Any:
-        result = original(scheduler, sequence, *args)
+    def take_blocks(original: Any, admission: Any, sequence: Any, *args: Any) -> Any:
+        result = original(admission, sequence, *args)
         reach("admitted", _seed(sequence))
         return result
 
@@ -85,7 +85,7 @@ def _install_intake(seams: Seams) -> None:
 
     wrap(Engine, "__init__", init)
     wrap(Engine, "submit", submit)
-    wrap(Scheduler, "_take_blocks", take_blocks)
+    wrap(Admission, "_take_blocks", take_blocks)
     wrap(Requests, "end", end)
     wrap(Engine, "pulled", moved)
     wrap(Engine, "pull_failed", moved)

@@ -111,7 +111,7 @@ def test_batching_chunking_and_preemption_change_nothing(batched: int, blocks: i
         engine.submit(submit)
     heard = run(engine)
     if blocks == 12:
-        assert engine.scheduler.preemptions > 0
+        assert engine.stages.preemptions > 0
     for submit in submits:
         assert heard.ids[submit.request] == alone(submit)
 

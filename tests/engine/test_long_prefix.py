@@ -75,20 +75,20 @@ def test_plans_are_those_of_a_scheduler_that_walks(
         ]
         for scheduler, submitted in zip(both, here, strict=True):
             sequence = make_sequence(ids, answer=answer, priority=priority)
-            scheduler.add(sequence)
+            scheduler.stages.add(sequence)
             submitted.append(sequence)
         for _ in range(steps):
             step_both()
         for scheduler, submitted in zip(both, here, strict=True):
             if cancelled is not None and cancelled < len(submitted):
-                scheduler.remove(submitted[cancelled])
+                scheduler.stages.remove(submitted[cancelled])
     steps = 0
-    while not one.idle:
+    while not one.stages.idle:
         step_both()
         steps += 1
         assert steps < 5_000
-    assert both[1].idle
-    assert one.preemptions == both[1].preemptions
+    assert both[1].stages.idle
+    assert one.stages.preemptions == both[1].stages.preemptions
     assert one.pool.take_events() == both[1].pool.take_events()
 
 
@@ -103,17 +103,17 @@ def test_waiting_for_a_prefix_looks_at_few_of_its_names() -> None:
 
     scheduler = make_scheduler(blocks=1100, sequences=8, batched=256)
     prompt = list(range(4000))
-    scheduler.add(make_sequence(prompt))
+    scheduler.stages.add(make_sequence(prompt))
     run_step(scheduler)
     waiting = [make_sequence([*prompt, 5000 + i]) for i in range(5)]
     for sequence in waiting:
         sequence.names = Counting(sequence.names)
-        scheduler.add(sequence)
+        scheduler.stages.add(sequence)
     for _ in range(10):
         run_step(scheduler)
-    assert scheduler.waiting == waiting
+    assert scheduler.stages.waiting == waiting
     assert 0 < Counting.looked < 5 * 10 * 40
-    while not scheduler.idle:
+    while not scheduler.stages.idle:
         run_step(scheduler)
     assert [sequence.cached_tokens for sequence in waiting] == [4000] * 5
 
@@ -131,7 +131,7 @@ def test_a_gap_in_the_cache_costs_what_follows_it_and_no_more(missing: int, bloc
             assert found is not None
             pool.publish(found[0], name, None)
             pool.release(found)
-    scheduler.add(sequence)
+    scheduler.stages.add(sequence)
     assert counts(run_step(scheduler)) == [sequence.prompt_len - missing * BLOCK]
     assert sequence.cached_tokens == missing * BLOCK
     assert sequence.total == sequence.limit
@@ -152,12 +152,12 @@ def test_a_block_that_is_held_without_those_before_it_does_no_harm(held: int, sp
     pool.share(pinned)
     others = pool.allocate(spare)
     assert others is not None
-    scheduler.add(sequence)
+    scheduler.stages.add(sequence)
     scheduler.plan()  # whatever it decides, it never takes blocks that are not there
     pool.check([*pinned, *others, *sequence.blocks])
     pool.release(pinned)
     pool.release(others)
-    scheduler.changed()
+    scheduler.stages.changed()
     run_step(scheduler)
     assert sequence.cached_tokens == 6 * BLOCK
     assert sequence.total == sequence.limit

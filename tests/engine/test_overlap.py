@@ -290,9 +290,9 @@ def test_one_preempted_under_way_keeps_the_token_that_was_coming(scores: int | N
     preempted_in_flight = False
     step = engine.steps.begin()
     while step is not None:
-        before = engine.scheduler.preemptions
+        before = engine.stages.preemptions
         following = engine.steps.begin() if engine.steps.may_begin and not engine.idle else None
-        preempted_in_flight |= engine.scheduler.preemptions > before
+        preempted_in_flight |= engine.stages.preemptions > before
         step.run()
         step.read()
         heard.hear(engine.steps.finish(step))
@@ -321,7 +321,7 @@ def test_one_that_gives_way_to_nobody_waits_for_the_token_that_was_coming() -> N
     step = engine.steps.begin()
     assert step is not None
     assert engine.steps.begin() is None
-    assert engine.scheduler.preemptions == 1
+    assert engine.stages.preemptions == 1
     assert not engine.steps.may_begin
     step.run()
     step.read()

@@ -87,11 +87,11 @@ def test_a_preempted_answer_is_to_be_computed_again() -> None:
     engine.submit(make_submit(1, [1] * 9, max_tokens=20))
     engine.submit(make_submit(2, [2] * 9, max_tokens=20))
     lengths: dict[int, int] = {}
-    while not engine.scheduler.preemptions:
+    while not engine.stages.preemptions:
         assert not engine.idle
-        lengths = {s.key.request: s.total for s in engine.scheduler.running}
+        lengths = {s.key.request: s.total for s in engine.stages.running}
         engine.step()
-    assert [s.key.request for s in engine.scheduler.waiting] == [2]
+    assert [s.key.request for s in engine.stages.waiting] == [2]
     assert engine.waiting_tokens == lengths[2]
 
 
@@ -127,9 +127,9 @@ def test_each_number_is_that_of_the_batch(
     plans = watch_plans(engine)
 
     def step() -> None:
-        running = engine.scheduler.running
+        running = engine.stages.running
         decoding = {s.key for s in running if s.generated and s.computed == s.total - 1}
-        waiting, preemptions = engine.waiting_tokens, engine.scheduler.preemptions
+        waiting, preemptions = engine.waiting_tokens, engine.stages.preemptions
         result = engine.step()
         assert model.seen is not None
         batch, plan = model.seen, plans[-1]
@@ -139,7 +139,7 @@ def test_each_number_is_that_of_the_batch(
         assert result.kv_tokens == batch.context_lens.sum()
         rows = np.repeat(~decodes, np.diff(batch.seq_starts))  # those of prompts
         assert result.prefill_context == batch.positions[rows].sum()
-        if engine.scheduler.preemptions == preemptions:
+        if engine.stages.preemptions == preemptions:
             starts = dict(
                 zip(
                     [w.sequence.key for w in plan.work],

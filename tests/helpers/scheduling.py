@@ -6,11 +6,13 @@ from itertools import count
 
 import numpy as np
 
+from headrace.engine.admission import Admission
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.cache.publishing import Publishing
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Key, Sequence
 from headrace.engine.speculative.lookahead import Lookahead
+from headrace.engine.stages import Stages
 from headrace.engine.step.row_counts import RowCounts
 from headrace.wire.frames import Sampling
 from helpers.toy import ToyNamer
@@ -31,15 +33,11 @@ def make_scheduler(
     pool = pool or BlockPool(blocks)
     columns = RowCounts(sequences, BLOCK)
     lookahead = Lookahead(pool, columns, BLOCK, 0)
+    publishing = Publishing(pool, columns, lookahead, NAMER, block_tokens=BLOCK)
+    stages = Stages(pool, columns, publishing, max_waiting=waiting)
+    admission = Admission(pool, stages, lookahead, publishing, block_tokens=BLOCK)
     return Scheduler(
-        pool,
-        columns,
-        lookahead,
-        Publishing(pool, columns, lookahead, NAMER, block_tokens=BLOCK),
-        block_tokens=BLOCK,
-        max_sequences=sequences,
-        max_batched_tokens=batched,
-        max_waiting=waiting,
+        pool, stages, admission, lookahead, block_tokens=BLOCK, max_batched_tokens=batched
     )
 
 
@@ -72,15 +70,15 @@ def run_step(scheduler: Scheduler) -> Plan:
         sequence = work.sequence
         assert len(sequence.blocks) * BLOCK >= sequence.computed + work.count
         sequence.computed += work.count
-        scheduler.publishing.publish(sequence)
-        scheduler.changed()
+        scheduler.stages.publishing.publish(sequence)
+        scheduler.stages.changed()
     for work in plan.work:
         sequence = work.sequence
         if sequence.remaining == 0:
             sequence.add([0])
             if sequence.total >= sequence.limit:
-                scheduler.note_answer(len(sequence.generated))
-                scheduler.remove(sequence)
+                scheduler.admission.note_answer(len(sequence.generated))
+                scheduler.stages.remove(sequence)
     scheduler.check()
     return plan
 

@@ -266,7 +266,7 @@ async def test_prompts_are_not_hashed_for_requests_that_are_refused(tmp_path: Pa
         talk = await joined(fake)
         scene.model.gate = threading.Semaphore(0)
         hashed = 0
-        publishing = scene.engine.scheduler.publishing
+        publishing = scene.engine.publishing
         names = publishing.names_of
 
         def count(sequence: Any) -> list[bytes]:

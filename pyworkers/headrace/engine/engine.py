@@ -5,8 +5,9 @@ thread; `steps.finish` takes in what it gave. `step` does it all. A second step 
 the model never waits for the engine. Everything else may be called at any time between, and by one thread: there are no
 locks. Whatever a request or a model does wrong ends as a named failure of the requests concerned; the engine goes on.
 
-The parts of an engine are for its callers, too: `pool` says what changed in the cache, `kv_imports` and `kv_exports`
-say what is to be pulled from where, `pinned` has blocks that no request holds, `steps` are those in flight.
+The parts of an engine are for its callers, too: `stages` says where each request is, `pool` what changed in the cache,
+`kv_imports` and `kv_exports` what is to be pulled from where; `pinned` has blocks that no request holds, and `steps`
+are those in flight.
 
 Blocks that are freed while a step writes to them may be another sequence's at once, as steps run one after the other.
 Only movers, which write from elsewhere, get no block before the steps in flight are done with it.
@@ -21,6 +22,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from headrace.engine.admission import Admission
 from headrace.engine.cache.block_hash import BlockHasher
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.cache.kv_export import KvExports
@@ -36,6 +38,7 @@ from headrace.engine.result import StepResult
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Stage
 from headrace.engine.speculative.lookahead import Lookahead
+from headrace.engine.stages import Stages
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.in_flight import StepsInFlight
 from headrace.engine.step.row_counts import RowCounts
@@ -70,7 +73,7 @@ class Engine:
         self.pool = BlockPool(config.num_blocks)
         columns = RowCounts(config.max_sequences, config.block_tokens)
         lookahead = Lookahead(self.pool, columns, config.block_tokens, config.mtp)
-        self._publishing = Publishing(
+        self.publishing = Publishing(
             self.pool,
             columns,
             lookahead,
@@ -78,15 +81,17 @@ class Engine:
             block_tokens=config.block_tokens,
             answers_apart=model.answers_apart,
         )
+        self.stages = Stages(self.pool, columns, self.publishing, max_waiting=config.max_waiting)
+        self.admission = Admission(
+            self.pool, self.stages, lookahead, self.publishing, block_tokens=config.block_tokens
+        )
         self.scheduler = Scheduler(
             self.pool,
-            columns,
+            self.stages,
+            self.admission,
             lookahead,
-            self._publishing,
             block_tokens=config.block_tokens,
-            max_sequences=config.max_sequences,
             max_batched_tokens=config.max_batched_tokens,
-            max_waiting=config.max_waiting,
         )
         self.kv_exports = KvExports(config.block_tokens)
         self._forward = Forward(
@@ -97,10 +102,10 @@ class Engine:
             model_tokens=model_tokens,
             context_tokens=self.context_tokens,
         )
-        self.kv_imports = KvImports(self.scheduler, self._publishing)
-        self.pinned = PinnedBlocks(self.pool, self.scheduler)
-        self._requests = Requests(self.scheduler, self.kv_imports)
-        self._outputs = OutputBuilder(self.scheduler, self._requests)
+        self.kv_imports = KvImports(self.stages, self.publishing)
+        self.pinned = PinnedBlocks(self.pool, self.stages, self.admission)
+        self._requests = Requests(self.stages, self.kv_imports)
+        self._outputs = OutputBuilder(self.stages, self.admission, self._requests)
         self.steps = StepsInFlight(
             self.scheduler,
             self._forward,
@@ -108,13 +113,13 @@ class Engine:
             self._outputs,
             kv_imports=self.kv_imports,
             kv_exports=self.kv_exports,
-            publishing=self._publishing,
+            publishing=self.publishing,
         )
 
     @property
     def idle(self) -> bool:
         """A step would compute nothing, and nothing is due before `next_deadline_s`, until something new comes."""
-        return self.scheduler.idle
+        return self.stages.idle
 
     @property
     def empty(self) -> bool:
@@ -126,8 +131,8 @@ class Engine:
         return Load(
             blocks_used=self.pool.used,
             blocks_cached=self.pool.cached,
-            running=len(self.scheduler.running),
-            waiting=len(self.scheduler.waiting) - self.scheduler.kv_import,
+            running=len(self.stages.running),
+            waiting=len(self.stages.waiting) - self.stages.importing,
         )
 
     @property
@@ -137,9 +142,9 @@ class Engine:
         What the prefix cache gives is known, and left out, from a request's start on. A prompt whose KV comes from
         elsewhere is none of it.
         """
-        waiting = self.scheduler.waiting
+        waiting = self.stages.waiting
         tokens = sum(sequence.total for sequence in waiting if sequence.kv_import is None)
-        columns, batch_rows = self.scheduler.columns, self.scheduler.batch_rows
+        columns, batch_rows = self.stages.columns, self.stages.batch_rows
         total = columns.total[batch_rows]
         remaining = total - columns.computed[batch_rows]
         decode = (remaining <= 1) & (total > columns.prompt_len[batch_rows])
@@ -158,13 +163,13 @@ class Engine:
         key = Key(link, submit.request)
         self._requests.check_new(key)
         sequence = self._intake.sequence(key, submit, now_s)
-        self.scheduler.check_queue(self.kv_imports.outside)
+        self.stages.check_queue(self.kv_imports.outside)
         # After all that may refuse it: long prompts take their time.
-        sequence.names = self._publishing.names_of(sequence)
+        sequence.names = self.publishing.names_of(sequence)
         if sequence.kv_import is not None:
             self.kv_imports.expect(sequence)
         else:
-            self.scheduler.wait(sequence)
+            self.stages.wait(sequence)
         self._requests.add(sequence)
 
     def cancel(self, key: Key) -> int | None:
@@ -244,9 +249,9 @@ class Engine:
     def use_hasher(self, hasher: BlockHasher) -> None:
         """Name blocks otherwise from now on. Nothing cached so far is found again."""
         here, leaving = self._requests.here.values(), self._requests.leaving.values()
-        self._publishing.rename(hasher, here, leaving)
+        self.publishing.rename(hasher, here, leaving)
         self.pinned.renamed()
-        self.scheduler.changed()  # what somebody waits for may have another name now
+        self.stages.changed()  # what somebody waits for may have another name now
 
     def abandon(self, kind: FailureKind, message: str) -> StepResult:
         """Fail all requests: they may go on elsewhere. Exports with their first token out are only freed."""

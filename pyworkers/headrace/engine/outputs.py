@@ -7,12 +7,13 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace.engine.admission import Admission
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import GOES_ON, Chosen, ChosenRows
-from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Sequence
+from headrace.engine.stages import Stages
 from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
 from headrace.wire.frames import Finish, Freed, Output, TokenLogprob
@@ -22,14 +23,15 @@ from headrace.wire.output_columns import Outputs
 class OutputBuilder:
     """Writes into step results. `pinned` are exports whose lease begins with the end of the step."""
 
-    def __init__(self, scheduler: Scheduler, requests: Requests) -> None:
-        self._scheduler = scheduler
+    def __init__(self, stages: Stages, admission: Admission, requests: Requests) -> None:
+        self._stages = stages
+        self._admission = admission
         self._requests = requests
         self.pinned: list[Sequence] = []
 
     def tokens(self, chosen: ChosenRows, sits: NDArray[np.bool_], result: StepResult) -> None:
         """Sequences got tokens, which they have already; or none, and fail. `sits`: who still has its row."""
-        columns, work = self._scheduler.columns, chosen.work
+        columns, work = self._stages.columns, chosen.work
         batch_rows = work.batch_rows[chosen.places]
         plain = sits & columns.plain[batch_rows] & (chosen.finish == GOES_ON) & (chosen.counts > 0)
         plain[list(chosen.logprobs)] = False
@@ -129,13 +131,13 @@ class OutputBuilder:
             accepted=chosen.accepted,
         )
         sequence.prompt_logprobs = None  # sent, and not wanted again after a preemption
-        self._scheduler.columns.answered(sequence)
+        self._stages.columns.answered(sequence)
         return output
 
     def _end(self, sequence: Sequence, finish: Finish | None, result: StepResult) -> None:
         if finish is not None:
             if finish != "cancelled" and sequence.export is None:
-                self._scheduler.note_answer(sequence.total - sequence.prompt_len)
+                self._admission.note_answer(sequence.total - sequence.prompt_len)
             self.free(sequence, result)
 
     def _pin(self, sequence: Sequence, result: StepResult) -> None:
@@ -144,7 +146,7 @@ class OutputBuilder:
         if sequence.export.released:
             self.free(sequence, result)
         else:
-            self._scheduler.park(sequence)
+            self._stages.park(sequence)
             self.pinned.append(sequence)
 
 

@@ -6,15 +6,15 @@ import math
 
 from headrace.engine.cache.kv_import import KvImports
 from headrace.engine.errors import FailureKind, RequestError
-from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
+from headrace.engine.stages import Stages
 
 
 class Requests:
     """All sequences from their submit to the last of their blocks."""
 
-    def __init__(self, scheduler: Scheduler, kv_imports: KvImports) -> None:
-        self._scheduler = scheduler
+    def __init__(self, stages: Stages, kv_imports: KvImports) -> None:
+        self._stages = stages
         self._kv_imports = kv_imports
         self.here: dict[Key, Sequence] = {}
         self.leaving: dict[Key, Sequence] = {}  # they ended, and a mover may still write
@@ -65,16 +65,16 @@ class Requests:
             if sequence.kv_import.written:
                 self.leaving[sequence.key] = sequence
                 return None
-        return self._scheduler.remove(sequence)
+        return self._stages.remove(sequence)
 
     def leave(self, key: Key) -> int:
         """The mover of one that is `leaving` has stopped: how many blocks it gave back."""
-        return self._scheduler.remove(self.leaving.pop(key))
+        return self._stages.remove(self.leaving.pop(key))
 
     def check(self) -> None:
         """Assert that the scheduler knows the same sequences."""
-        scheduler = self._scheduler
-        known = {*scheduler.running, *scheduler.waiting, *scheduler.ready, *scheduler.parked}
+        stages = self._stages
+        known = {*stages.running, *stages.waiting, *stages.ready, *stages.parked}
         here = {*self.here.values(), *self.leaving.values()}
         assert known <= here, "a request is not known any more"
         assert len(here - known) == self._kv_imports.outside, "a request is lost"

@@ -261,7 +261,7 @@ def test_exports_are_never_preempted() -> None:
         if heard[1].ids and freed is None:
             freed = engine.released(P)
         engine.check()
-    assert engine.scheduler.preemptions > 0
+    assert engine.stages.preemptions > 0
     assert len(blocks) == 1
     assert freed == 3
 

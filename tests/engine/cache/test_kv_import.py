@@ -335,7 +335,7 @@ def test_arrived_requests_take_the_next_batch_row_in_order_and_share_the_pool() 
         decode.submit(d_leg)
         decode.ticket(Key(0, request))
     exports = {export.key.request: export for export in prefill.kv_exports.take()}
-    decode.scheduler.note_answer(0)
+    decode.scheduler.admission.note_answer(0)
     decode.step()
     pulls = {pull.key.request: pull for pull in decode.kv_imports.take_pulls()}
     if len(pulls) == 1:  # room is kept for what an answer is expected to write

@@ -107,7 +107,7 @@ def test_an_heir_disturbs_nobody_who_runs() -> None:
     source, target = make_engine(), make_engine(blocks=12)
     unsplit(source, make_submit(0, list(range(40))))
     for _ in range(100):
-        target.scheduler.note_answer(20)
+        target.scheduler.admission.note_answer(20)
     target.submit(make_submit(1, [1] * 10, max_tokens=20))  # 3 blocks now, 8 in the end
     target.step()
     hot = source.pool.hottest(50)
@@ -116,7 +116,7 @@ def test_an_heir_disturbs_nobody_who_runs() -> None:
     while not target.idle:
         target.step()
         target.check()
-    assert target.scheduler.preemptions == 0
+    assert target.scheduler.stages.preemptions == 0
     target.pinned.end(adoption, arrived=False)
 
 

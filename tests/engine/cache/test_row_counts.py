@@ -28,21 +28,21 @@ NAMES = ("computed", "pending_rows", "pending_tokens", "pending_drafts", "drafts
 
 def check_against(scheduler: Scheduler) -> None:
     """Every question to the arrays has the answer that the sequences give one by one."""
-    columns, running = scheduler.columns, scheduler.running
-    batch_rows = scheduler.batch_rows
+    columns, running = scheduler.stages.columns, scheduler.stages.running
+    batch_rows = scheduler.stages.batch_rows
     assert columns.sequences_of(batch_rows) == running
     for name in ("length", "reached", "remaining", "ends"):
         of_each = [getattr(sequence, name) for sequence in running]
         assert getattr(columns, name)(batch_rows).tolist() == of_each, name
-    one_by_one = [scheduler._blocks_to_come(sequence) for sequence in running]  # type: ignore[reportPrivateUsage]
-    rest = [*scheduler.ready, *scheduler.parked]
-    of_rest = sum(scheduler._blocks_to_come(it) for it in rest)  # type: ignore[reportPrivateUsage]
-    assert scheduler.spoken_for == sum(one_by_one) + of_rest
+    one_by_one = [scheduler.admission._blocks_to_come(sequence) for sequence in running]  # type: ignore[reportPrivateUsage]
+    rest = [*scheduler.stages.ready, *scheduler.stages.parked]
+    of_rest = sum(scheduler.admission._blocks_to_come(it) for it in rest)  # type: ignore[reportPrivateUsage]
+    assert scheduler.admission.spoken_for == sum(one_by_one) + of_rest
 
 
 def waiting_tokens_of(engine: Engine) -> int:
-    waiting = [s for s in engine.scheduler.waiting if s.kv_import is None]
-    running = engine.scheduler.running
+    waiting = [s for s in engine.stages.waiting if s.kv_import is None]
+    running = engine.stages.running
     computing = [s for s in running if s.total - s.computed > 1 or not s.generated]
     return sum(s.total for s in waiting) + sum(s.total - s.computed for s in computing)
 
@@ -95,10 +95,10 @@ def test_what_an_array_says_is_what_its_sequence_says() -> None:
 def test_work_in_columns_is_the_work_of_each() -> None:
     scheduler = make_scheduler(sequences=4, batched=64)
     for length in (5, 9, 3):
-        scheduler.add(make_sequence(length))
+        scheduler.stages.add(make_sequence(length))
     run_step(scheduler)
-    columns, batch_rows = scheduler.columns, scheduler.batch_rows
-    each = [Work.of(sequence, 1, columns) for sequence in scheduler.running]
+    columns, batch_rows = scheduler.stages.columns, scheduler.stages.batch_rows
+    each = [Work.of(sequence, 1, columns) for sequence in scheduler.stages.running]
     together = StepWork.decoding(batch_rows, np.zeros(3, dtype=np.int64), columns)
     assert [*together] == each == [*StepWork.listed(each)]
     assert [*together.then(together)] == each + each
@@ -167,7 +167,7 @@ def test_one_that_ends_at_the_end_of_its_block_asks_for_no_other() -> None:
         engine.step()
         assert engine.pool.used <= 2
         engine.check()
-    assert engine.scheduler.preemptions == 0
+    assert engine.stages.preemptions == 0
 
 
 def test_blocks_for_many_at_once_are_those_that_each_would_get_alone() -> None:
@@ -176,14 +176,14 @@ def test_blocks_for_many_at_once_are_those_that_each_would_get_alone() -> None:
         scheduler = make_scheduler(blocks=blocks, sequences=4, batched=64)
         sequences = [make_sequence(BLOCK, answer=BLOCK) for _ in range(4)]
         for sequence in sequences:
-            scheduler.add(sequence)
+            scheduler.stages.add(sequence)
         plan = scheduler.plan()
         assert len(plan.work) == 4
         for sequence in sequences:
             sequence.computed += BLOCK
             sequence.add([0])
         assert [*scheduler.plan().work.counts] == [1] * (4 - preempted)
-        assert scheduler.preemptions == preempted
+        assert scheduler.stages.preemptions == preempted
         held = [sequence.blocks for sequence in sequences]
         assert held == [[0, 4], [1, 5], [2, 6], [3, 7] if not preempted else []]
         scheduler.check()

@@ -71,7 +71,7 @@ def test_chunking_and_preemption_change_nothing(k: int, batched: int, blocks: in
         engine.submit(submit)
     heard = run(engine)
     if blocks == 14:
-        assert engine.scheduler.preemptions > 0
+        assert engine.stages.preemptions > 0
     assert_same(heard, submits)
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.engine.cache.publishing import Publishing
-from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence, Stage
+from headrace.engine.stages import Stages
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +43,8 @@ class KvImport:
 class KvImports:
     """Moves arriving sequences from stage to stage."""
 
-    def __init__(self, scheduler: Scheduler, publishing: Publishing) -> None:
-        self._scheduler = scheduler
+    def __init__(self, stages: Stages, publishing: Publishing) -> None:
+        self._stages = stages
         self._publishing = publishing
         self._outside: set[Sequence] = set()  # they hold nothing and wait for a frame
         self._reserved: list[Sequence] = []  # their pulls were not taken yet
@@ -69,7 +69,7 @@ class KvImports:
             return
         kv_import.ticket = True
         self._outside.remove(sequence)
-        self._scheduler.wait(sequence)
+        self._stages.wait(sequence)
 
     def reserved(self, sequences: list[Sequence]) -> None:
         """They have their blocks."""
@@ -116,7 +116,7 @@ class KvImports:
         kv_import.written = False
         sequence.computed = sequence.keys_to = kv_import.tokens
         self._publishing.publish(sequence)
-        self._scheduler.changed()  # it may be what somebody lacks
+        self._stages.changed()  # it may be what somebody lacks
         if kv_import.alone:
             self.compute(sequence)  # it finds in the cache what was pulled
         elif kv_import.going:
@@ -134,16 +134,16 @@ class KvImports:
         if kv_import.going:
             self.compute(sequence)
             return
-        self._scheduler.remove(sequence)
+        self._stages.remove(sequence)
         self._outside.add(sequence)
 
     def compute(self, sequence: Sequence) -> None:
         """From now on it is a sequence like any other, and waits for its turn."""
         self._outside.discard(sequence)
-        self._scheduler.remove(sequence)
+        self._stages.remove(sequence)
         sequence.kv_import = None
-        self._scheduler.wait(sequence)
+        self._stages.wait(sequence)
 
     def _ready(self, sequence: Sequence) -> None:
         sequence.kv_import = None
-        self._scheduler.unpark(sequence)
+        self._stages.unpark(sequence)

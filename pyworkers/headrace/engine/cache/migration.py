@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
+from headrace.engine.admission import Admission
 from headrace.engine.cache.block_pool import BlockPool
-from headrace.engine.scheduler import Scheduler
+from headrace.engine.stages import Stages
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -26,9 +27,10 @@ class Adoption:
 class PinnedBlocks:
     """References to blocks of `pool` that no sequence holds."""
 
-    def __init__(self, pool: BlockPool, scheduler: Scheduler) -> None:
+    def __init__(self, pool: BlockPool, stages: Stages, admission: Admission) -> None:
         self._pool = pool
-        self._scheduler = scheduler
+        self._stages = stages
+        self._admission = admission
         self._held: Counter[int] = Counter()
         self._epoch = 0
 
@@ -57,7 +59,7 @@ class PinnedBlocks:
         assert all(self._held[block] >= 0 for block in blocks), "they are not held here"
         self._held = +self._held
         self._pool.release(blocks)
-        self._scheduler.changed()
+        self._stages.changed()
 
     def adopt(self, names: list[bytes], parents: list[int]) -> Adoption:
         """Reserve blocks for those of `names` that are not here, as far as running requests leave room.
@@ -65,7 +67,7 @@ class PinnedBlocks:
         Pull its `wanted` once `StepsInFlight.ended_check` of this moment says so, then call `end`. `parents` are places
         in `names`, -1 at the root. Raises `ValueError` for one that is not before its child.
         """
-        keep_free = self._scheduler.spoken_for
+        keep_free = self._admission.spoken_for
         if len(names) != len(parents) or any(not -1 <= p < i for i, p in enumerate(parents)):
             raise ValueError("a parent comes before its children")
         wanted: list[tuple[int, int]] = []
@@ -103,4 +105,4 @@ class PinnedBlocks:
                 blocks.append(block)
         self._pool.release(blocks)
         self._pool.release(adoption.known)
-        self._scheduler.changed()
+        self._stages.changed()

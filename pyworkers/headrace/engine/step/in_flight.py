@@ -95,7 +95,7 @@ class StepsInFlight:
         result = result or StepResult()
         result.count(plan.work)
         step = EngineStep(self._order(plan), self._forward.launch, result)
-        columns, work = self._scheduler.columns, plan.work
+        columns, work = self._scheduler.stages.columns, plan.work
         columns.pending_rows[work.batch_rows] += work.counts
         columns.pending_tokens[work.batch_rows] += work.chooses
         columns.pending_drafts[work.batch_rows] += work.drafts
@@ -105,7 +105,7 @@ class StepsInFlight:
     def _order(self, plan: Plan) -> Order:
         tables: list[TableUpdate] = []
         chunks: list[Chunk] = []
-        columns, batch_rows = self._scheduler.columns, plan.work.batch_rows
+        columns, batch_rows = self._scheduler.stages.columns, plan.work.batch_rows
         more = columns.held[batch_rows] - columns.blocks_in_table[batch_rows]
         grown = self._grown(batch_rows[more == 1])
         for batch_row in batch_rows[more > 1].tolist():
@@ -123,7 +123,7 @@ class StepsInFlight:
         return Order(plan.work, placed, tables, grown, chunks)
 
     def _grown(self, batch_rows: Ints) -> GrownTables:
-        columns = self._scheduler.columns
+        columns = self._scheduler.stages.columns
         blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(batch_rows)]
         places = columns.blocks_in_table[batch_rows]
         columns.blocks_in_table[batch_rows] = columns.held[batch_rows]
@@ -168,7 +168,7 @@ class StepsInFlight:
     def _take_in(self, step: EngineStep, computed: Computed) -> None:
         """What became of the sequences that are still here; one that lost its batch row meanwhile keeps its tokens."""
         self._scheduler.lookahead.first = computed.first_drafts
-        columns, work, after = self._scheduler.columns, computed.work, computed.after
+        columns, work, after = self._scheduler.stages.columns, computed.work, computed.after
         sit = self._sit(work)
         self._append(computed.chosen, sit)
         stays = work.where(sit)
@@ -182,7 +182,7 @@ class StepsInFlight:
         columns.keys_from[batch_rows] = np.maximum(columns.keys_from[batch_rows], after.keys_from)
         columns.keys_to[batch_rows] = after.keys_to
         self._publishing.publish_rows(batch_rows)
-        self._scheduler.changed()  # what it named may be what somebody lacks
+        self._scheduler.stages.changed()  # what it named may be what somebody lacks
         self._kv_exports.commit(step.order.chunks)
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
@@ -193,7 +193,7 @@ class StepsInFlight:
 
     def _append(self, chosen: ChosenRows, sit: NDArray[np.bool_]) -> None:
         """The sequences have their tokens."""
-        columns, counts = self._scheduler.columns, chosen.counts
+        columns, counts = self._scheduler.stages.columns, chosen.counts
         sits = sit[chosen.places]
         batch_rows = chosen.work.batch_rows[chosen.places]
         if sits.all():
@@ -207,11 +207,11 @@ class StepsInFlight:
 
     def _sit(self, work: StepWork) -> NDArray[np.bool_]:
         """Who still has the batch row of this step."""
-        columns = self._scheduler.columns
+        columns = self._scheduler.stages.columns
         return columns.taken[work.batch_rows] & (columns.epoch[work.batch_rows] == work.epochs)
 
     def _sits(self, item: Work) -> bool:
-        columns = self._scheduler.columns
+        columns = self._scheduler.stages.columns
         return (
             bool(columns.taken[item.batch_row]) and columns.epoch.item(item.batch_row) == item.epoch
         )
