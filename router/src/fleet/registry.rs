@@ -6,6 +6,7 @@ mod joining;
 mod names;
 mod placing;
 mod views;
+mod waiting;
 
 pub use self::placing::ServedModel;
 

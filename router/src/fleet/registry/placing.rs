@@ -1,4 +1,4 @@
-//! A request at the registry: what its model is, a place for it or a wait, and what it gives back.
+//! A request at the registry: what its model is, and a place for it or a wait.
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
@@ -6,16 +6,14 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Registry, State};
+use super::Registry;
 use crate::core::blocks::{BlockHash, hash_blocks};
-use crate::core::candidate::WorkerId;
 use crate::core::dispatch::{Refusal, Submitted};
-use crate::core::frame::RequestId;
-use crate::core::scheduler::{LegOutput, Placement, PlacementRequest, Scheduler};
+use crate::core::scheduler::{Placement, PlacementRequest, Scheduler};
 use crate::core::secret::HashKey;
 use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
-use crate::fleet::pool::{PooledWorker, WorkerPool, places};
+use crate::fleet::pool::{PooledWorker, places};
 use crate::fleet::queue::{Ticket, Waiting};
 use crate::prompt::PromptEngine;
 
@@ -157,7 +155,7 @@ impl Registry {
         }
     }
 
-    fn reserved(
+    pub(super) fn reserved(
         self: &Arc<Self>,
         placement: &Placement,
         workers: &Scheduler<PooledWorker>,
@@ -167,36 +165,7 @@ impl Registry {
         Reservation::new(Arc::clone(self), decode, prefill, Arc::clone(&placement.decision))
     }
 
-    /// Gives those who wait what room there is.
-    pub(super) fn dispatch_waiting(self: &Arc<Self>, state: &mut State, model: &str) {
-        let Some(pool) = state.pools.get_mut(model) else { return };
-        if pool.dispatch.nobody_waits() {
-            return;
-        }
-        let engine = pool.engine.clone();
-        let may_open = pool.some_may_open();
-        pool.dispatch.dispatch_waiting(may_open, self.clock_ms(), |waiting, placed, workers| {
-            let understood =
-                engine.as_ref().is_some_and(|own| Arc::ptr_eq(own, &waiting.model.engine));
-            let answer = match placed {
-                Ok(_) if !understood => Err(no_worker()), // its tokens mean something else now
-                Ok(placement) => Ok(self.reserved(&placement, workers)),
-                Err(refusal) => Err(self.refused(&refusal)),
-            };
-            let placed = answer.is_ok();
-            match waiting.answer(answer) {
-                Ok(()) => placed,
-                Err(answer) => {
-                    if let Ok(reservation) = answer {
-                        reservation.forget(); // its drop would lock again; the dispatch gives it back
-                    }
-                    false
-                }
-            }
-        });
-    }
-
-    fn refused(&self, refusal: &Refusal) -> RouteError {
+    pub(super) fn refused(&self, refusal: &Refusal) -> RouteError {
         // a worker that miscounts its tokens can make any prediction absurd
         let after = |ms: f64| Duration::try_from_secs_f64(ms / 1e3).unwrap_or(Duration::MAX);
         match *refusal {
@@ -216,52 +185,6 @@ impl Registry {
             }
         }
     }
-
-    pub(in crate::fleet) fn leave_queue(&self, model: &str, request: RequestId) {
-        if let Some(pool) = self.state().pools.get_mut(model) {
-            pool.dispatch.leave(request);
-        }
-    }
-
-    fn why_none(&self, model: &str) -> RouteError {
-        match self.state().pools.get(model) {
-            Some(pool) if pool.some_open() => {
-                let retry_after = Duration::from_secs_f64(pool.dispatch.retry_after_ms() / 1e3);
-                RouteError::Overloaded { what: "all workers are full", retry_after }
-            }
-            Some(_) | None => no_worker(),
-        }
-    }
-
-    /// Legs ended, or never started, with what they gave.
-    pub(in crate::fleet) fn ended(self: &Arc<Self>, id: WorkerId, legs: &[(RequestId, LegOutput)]) {
-        if legs.is_empty() {
-            return;
-        }
-        let now_ms = self.clock_ms();
-        self.change(id, |pool| {
-            for (request, output) in legs {
-                pool.dispatch.end(*request, *output, now_ms);
-            }
-        });
-    }
-
-    /// Changes what is known of a worker, and then gives those who wait the room that this made.
-    pub(super) fn change<T>(
-        self: &Arc<Self>,
-        id: WorkerId,
-        change: impl FnOnce(&mut WorkerPool) -> T,
-    ) -> Option<T> {
-        let mut state = self.state();
-        let pool = state.pool(id)?;
-        let changed = change(pool);
-        let may_help = || pool.dispatch.scheduler.has_room(id, self.clock_ms());
-        if !pool.dispatch.nobody_waits() && (may_help() || !pool.some_may_open()) {
-            let model = pool.model.clone();
-            self.dispatch_waiting(&mut state, &model);
-        }
-        Some(changed)
-    }
 }
 
 fn block_keys(key: &HashKey, block_tokens: u32, ids: &[u32], salt: &[u8]) -> Arc<[u64]> {
@@ -270,6 +193,6 @@ fn block_keys(key: &HashKey, block_tokens: u32, ids: &[u32], salt: &[u8]) -> Arc
     hashes.into_iter().map(|hash| hash.key().0).collect()
 }
 
-fn no_worker() -> RouteError {
+pub(super) fn no_worker() -> RouteError {
     RouteError::NoWorker { retry_after: Duration::from_secs(2) }
 }
