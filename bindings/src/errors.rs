@@ -1,5 +1,6 @@
 //! Errors of the router crate as the exceptions of `headrace.errors`.
 
+use headrace_router::core::frame::PROTOCOL;
 use headrace_router::fleet::codec::CodecError;
 use pyo3::import_exception;
 use pyo3::prelude::*;
@@ -10,6 +11,7 @@ import_exception!(headrace.errors, ConfigError);
 import_exception!(headrace.errors, FrameTooLong);
 import_exception!(headrace.errors, FrameTruncated);
 import_exception!(headrace.errors, MalformedFrame);
+import_exception!(headrace.errors, OtherProtocol);
 import_exception!(headrace.errors, StartError);
 import_exception!(headrace.errors, TrailingBytes);
 import_exception!(headrace.errors, UnknownFrameType);
@@ -21,6 +23,7 @@ pub(crate) fn codec(error: CodecError) -> PyErr {
         CodecError::Truncated { at } => FrameTruncated::new_err((at,)),
         CodecError::UnknownType { number } => UnknownFrameType::new_err((number,)),
         CodecError::Malformed { at, expected, got } => MalformedFrame::new_err((at, expected, got)),
+        CodecError::OtherVersion { got } => OtherProtocol::new_err((got, PROTOCOL)),
         CodecError::TrailingBytes { frame, extra } => TrailingBytes::new_err((frame, extra)),
     }
 }

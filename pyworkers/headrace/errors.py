@@ -43,6 +43,18 @@ class UnknownFrameType(WireError):
         return f"unknown frame type {self.number}"
 
 
+class OtherProtocol(WireError):
+    """A Hello of another version of the protocol. Its other fields were not read."""
+
+    def __init__(self, got: int, ours: int) -> None:
+        super().__init__(got, ours)
+        self.got = got
+        self.ours = ours
+
+    def __str__(self) -> str:
+        return f"a peer of protocol version {self.got}, this side speaks {self.ours}"
+
+
 class MalformedFrame(WireError):
     """A field is missing, too many, of another type, or out of range."""
 

@@ -1,9 +1,13 @@
 //! Why a request was not served: one enum for the whole way of a request. `http::reject` turns it into a status.
 
+use std::error::Error;
+use std::sync::Arc;
 use std::time::Duration;
 
-/// `Failed.kind` of a worker to which a parameter is out of range; also the `code` of the answer.
-pub(crate) const BAD_SAMPLING: &str = "bad_sampling";
+use crate::core::frame::FailureKind;
+
+/// What made an error. Shared, for one link that breaks fails many requests.
+pub type Cause = Arc<dyn Error + Send + Sync>;
 
 /// Why a request was not served. The variant decides status and retry; the text is for people.
 #[derive(Debug, thiserror::Error)]
@@ -122,12 +126,12 @@ pub enum RouteError {
         waited: Duration,
     },
     /// The link to the worker broke.
-    #[error("worker `{worker}` was lost: {reason}")]
+    #[error("worker `{worker}` was lost: {source}")]
     WorkerLost {
         /// Its name.
         worker: String,
-        /// What was seen.
-        reason: String,
+        /// What was seen of it.
+        source: Cause,
     },
     /// The worker answered `Failed`.
     #[error("worker `{worker}` could not serve the request: {message}")]
@@ -135,11 +139,17 @@ pub enum RouteError {
         /// Its name.
         worker: String,
         /// `Failed.kind`.
-        kind: String,
+        kind: FailureKind,
         /// `Failed.message`.
         message: String,
-        /// `Failed.retryable`.
-        retryable: bool,
+    },
+    /// The worker sent tokens that cannot be.
+    #[error("worker `{worker}` could not serve the request: it sent {what}")]
+    WrongOutput {
+        /// Its name.
+        worker: String,
+        /// Which tokens.
+        what: &'static str,
     },
     /// The router is shutting down.
     #[error("the server is shutting down")]
@@ -172,7 +182,7 @@ impl RouteError {
             Self::TooLate { .. } => "deadline_impossible",
             Self::DeadlineExceeded { .. } => "deadline_exceeded",
             Self::WorkerLost { .. } => "worker_lost",
-            Self::WorkerFailed { .. } => "worker_failed",
+            Self::WorkerFailed { .. } | Self::WrongOutput { .. } => "worker_failed",
             Self::ShuttingDown => "shutting_down",
             Self::ClientGone => "client_gone",
             Self::Internal(_) => "internal",
@@ -183,8 +193,8 @@ impl RouteError {
     #[must_use]
     pub fn retryable(&self) -> bool {
         match self {
-            Self::WorkerLost { .. } => true,
-            Self::WorkerFailed { retryable, .. } => *retryable,
+            Self::WorkerLost { .. } | Self::WrongOutput { .. } => true,
+            Self::WorkerFailed { kind, .. } => kind.is_retryable(),
             Self::BadRequest { .. }
             | Self::BodyTooComplex { .. }
             | Self::AnswerTooLarge { .. }

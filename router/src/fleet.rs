@@ -95,6 +95,8 @@ pub struct ModelInfo {
     pub name: String,
     /// Longest sequence that every one of its workers takes.
     pub context_tokens: u32,
+    /// Types of the weights in which its workers compute, in order of the alphabet.
+    pub dtypes: Vec<String>,
     /// Seconds since 1970 at which its first worker joined.
     pub created: u64,
 }

@@ -24,7 +24,7 @@ pub use requests::Requests;
 pub use scheduling::Scheduling;
 pub use scrape::Scrape;
 pub use transfers::Transfers;
-pub(crate) use transfers::{BACKENDS, OUTCOMES, known_word};
+pub(crate) use transfers::backend_label;
 
 /// All that the router counts; `/metrics` adds what is read off at that moment.
 #[derive(Debug, Default)]

@@ -146,6 +146,7 @@ def hello(name: str, model: str, *, blocks: int) -> Hello:
         capacity=Capacity(blocks=blocks, sequences=64, batched_tokens=4096, waiting=64),
         context_tokens=4096,
         nonce=os.urandom(16),
+        dtype="float32",
     )
 
 

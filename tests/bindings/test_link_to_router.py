@@ -24,6 +24,7 @@ HELLO = Hello(
     Fingerprints("w", "t", "c", "kv", _core.HASH_SCHEME, 16),
     Capacity(8, 8, 64, 8),
     128,
+    dtype="float32",
 )
 IN_TIME_S = 20.0
 

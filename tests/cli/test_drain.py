@@ -26,7 +26,7 @@ def state(phase: str, **change: Any) -> dict[str, Any]:
         "hit_rate_kept": 0.975,
         "successors": [
             {"worker": "w2", "pulled": 8, "bytes": 8 << 20, "backend": "shm", "error": None},
-            {"worker": "w3", "pulled": 0, "bytes": 0, "backend": "", "error": "timeout"},
+            {"worker": "w3", "pulled": 0, "bytes": 0, "backend": None, "error": "timeout"},
         ],
     }
     return {

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from headrace import _core
 from headrace.engine.engine import Engine
-from headrace.engine.errors import RequestError
+from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
@@ -384,7 +384,7 @@ def test_a_failed_forward_fails_its_batch_and_nobody_else() -> None:
     model.fail_next = RuntimeError("out of memory")
     heard.hear(engine.step())
     assert set(heard.failed) == {0, 1}
-    assert all(f.kind == "engine" and f.retryable for f in heard.failed.values())
+    assert all(f.kind is FailureKind.ENGINE for f in heard.failed.values())
     engine.check()
     run(engine, heard)
     assert set(heard.freed) == {0, 1, 2, 3}
@@ -423,7 +423,7 @@ def test_a_panic_in_a_kernel_fails_its_batch_and_nobody_else() -> None:
     model.fail_next = panic
     heard.hear(engine.step())
     assert set(heard.failed) == {0, 1}
-    assert all(f.kind == "engine" and f.retryable for f in heard.failed.values())
+    assert all(f.kind is FailureKind.ENGINE for f in heard.failed.values())
     assert "KernelPanic: the most probable token is never cut" in heard.failed[0].message
     run(engine, heard)
     assert heard.ids[2] == true_greedy([1, 2, 2], 8)

@@ -20,6 +20,7 @@ from headrace.wire.frames import (
     Describe,
     Drain,
     Failed,
+    FailureKind,
     Fetch,
     Fingerprints,
     Frame,
@@ -32,11 +33,13 @@ from headrace.wire.frames import (
     Load,
     ModelPart,
     Offer,
+    OtherVersion,
     Output,
     Ping,
     Prove,
     Ranked,
     Refuse,
+    RefuseReason,
     Resume,
     Resync,
     Sampling,
@@ -47,6 +50,8 @@ from headrace.wire.frames import (
     Submit,
     Ticket,
     TokenLogprob,
+    TransferBackend,
+    TransferFailure,
     Transferred,
     Welcome,
 )
@@ -63,8 +68,8 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    1, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
-    Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)),
+    2, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
 STEP = Step(1, 12.5, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
 SUBMIT = Submit(7, b"\x01\0\0\0\x00\xc0\0\0", Sampling(), [2], 256)
@@ -84,9 +89,9 @@ FRAMES: dict[str, dict[str, Frame]] = {
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            U16, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            2, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32), [""], b"",
-            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64,
+            StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200,
         ),
         "with lower tiers and a prior": dataclasses.replace(
             HELLO,
@@ -146,14 +151,14 @@ FRAMES: dict[str, dict[str, Frame]] = {
     "kv_ready": {"usual": KvReady(7, b"ticket", 30_000), "extreme": KvReady(U64, BYTES_256, U32)},
     "freed": {"usual": Freed(7, 12), "extreme": Freed(U64, 0)},
     "failed": {
-        "usual": Failed(7, "queue_full", "256 requests wait", True),
-        "text": Failed(0, "", UNICODE * 9, False),
+        "text": Failed(0, FailureKind.QUEUE_FULL, UNICODE * 9),
+        **{kind.value: Failed(7, kind, "256 requests wait") for kind in FailureKind},
     },
     "bye": {"usual": Bye("drained"), **{f"{n} bytes": Bye("b" * n) for n in (0, 31, 32, 255, 256)}},
     "transferred": {
-        "whole": Transferred(8, "prefill-0", "shm", 12, 12 << 20, 3.5, None),
-        "not at all": Transferred(U64, UNICODE, "", 0, 0, 0.0, "revoked"),
-        "extreme": Transferred(0, "", "x" * 32, U32, U64, 1e300, ""),
+        "extreme": Transferred(0, UNICODE, TransferBackend.CUDA_IPC, U32, U64, 1e300, None),
+        **{by.value: Transferred(8, "prefill-0", by, 12, 12 << 20, 3.5, None) for by in TransferBackend},
+        **{why.value: Transferred(U64, "", None, 0, 0, 0.0, why) for why in TransferFailure},
     },
     "offer": {
         "usual": Offer(b"ticket", BYTES_256[:48], [-1, 0, 0], [9, U32, 0], 30_000),
@@ -163,12 +168,12 @@ FRAMES: dict[str, dict[str, Frame]] = {
         ),
     },
     "welcome": {
-        "without a secret": Welcome(1, "router-1", 1000, b"", b"", BYTES_256[:32]),
-        "with a secret": Welcome(1, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
+        "without a secret": Welcome(2, "router-1", 1000, b"", b"", BYTES_256[:32]),
+        "with a secret": Welcome(2, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
     },
-    "refuse": {
-        "protocol": Refuse("protocol", "1", "2", "upgrade the router"),
-        "text": Refuse("fingerprints.tokenizer", UNICODE, "", "é" * 16),
+    "other_version": {
+        "an older worker": OtherVersion("protocol", "2", "1", "update the worker"),
+        "text": OtherVersion("", UNICODE, "", "é" * 16),
     },
     "submit": {
         "greedy": SUBMIT,
@@ -200,6 +205,15 @@ FRAMES: dict[str, dict[str, Frame]] = {
         ),
         "nothing": Fetch(U64, KvFrom("", [], 0), b"", b"", [], []),
     },
+    "refuse": {
+        "text": Refuse(RefuseReason.NAME_TAKEN, UNICODE, U32, "", UNICODE, "", "é" * 16),
+        **{
+            why.value: Refuse(
+                why, "router-1", 1500 if why.says_when else None, "worker", "w-1", "w-2", "another name"
+            )
+            for why in RefuseReason
+        },
+    },
 }  # fmt: skip
 
 
@@ -208,6 +222,11 @@ def invalid() -> list[dict[str, str]]:
     hello, step, submit = (codec.encode(frame) for frame in (HELLO, STEP, SUBMIT))
 
     fetch = codec.encode(FRAMES["fetch"]["usual"])
+    failed = codec.encode(FRAMES["failed"]["engine"])
+    pulled = codec.encode(FRAMES["transferred"]["tcp"])
+    lost = codec.encode(FRAMES["transferred"]["lost"])
+    refuse = codec.encode(FRAMES["refuse"]["circuit"])
+    for_good = codec.encode(FRAMES["refuse"]["secret"])
 
     kv_from = fetch[3 : fetch.index(b"\xc4\x06ticket")]
 
@@ -232,7 +251,7 @@ def invalid() -> list[dict[str, str]]:
         ("type is text", b"\x92\xa4ping\x01", "malformed", "frame"),
         ("type is negative", b"\x92\xff\x01", "malformed", "frame"),
         ("type is a bool", b"\x92\xc3\x01", "malformed", "frame"),
-        ("unknown type", b"\x92\x2b\x01", "unknown", ""),
+        ("unknown type", b"\x92\x2c\x01", "unknown", ""),
         ("type 0", b"\x92\x00\x01", "unknown", ""),
         ("huge type", b"\x92\xcf" + b"\xff" * 8 + b"\x01", "unknown", ""),
         ("field missing", b"\x91\x26", "malformed", "ping"),
@@ -261,6 +280,14 @@ def invalid() -> list[dict[str, str]]:
         ("outputs of 4 G", step[:-1] + b"\xdd\xff\xff\xff\xff", "truncated", ""),
         ("deep nesting", b"\x92\x0a" + b"\x91" * 600 + b"\x01", "malformed", "bye.reason"),
         ("unknown role", swap(hello, b"\xa4both", b"\xa4Both"), "malformed", "hello.role"),
+        ("a hello of version 1", b"\x9e\x01\x01" + b"\xa1x" * 12, "version", ""),
+        ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
+        ("a hello without a version", b"\x91\x01", "malformed", "hello"),
+        ("a version in words", b"\x9f\x01\xa12" + b"\xa1x" * 13, "malformed", "hello.protocol"),
+        ("a hello without its dtype", swap(hello, b"\x9f\x01\x02", b"\x9e\x01\x02")[:-9], "malformed", "hello"),
+        ("dtype by number", swap(hello, b"\xa8bfloat16", b"\x10"), "malformed", "hello.dtype"),
+        ("dtype of nothing", swap(hello, b"\xa8bfloat16", b"\xc0"), "malformed", "hello.dtype"),
+        ("dtype of 4 GB", swap(hello, b"\xa8bfloat16", b"\xdb\xff\xff\xff\xff"), "truncated", ""),
         ("role by number", swap(hello, b"\xa4both", b"\x02"), "malformed", "hello.role"),
         (
             "number in nested text",
@@ -302,8 +329,41 @@ def invalid() -> list[dict[str, str]]:
         ("ticket as text", b"\x93\x28\x07\xa1x", "malformed", "ticket.ticket"),
         ("half a token generated", b"\x93\x29\x07\xc4\x06\0\0\0\0\0\0", "malformed", "continue.generated"),
         ("tokens as numbers", b"\x93\x29\x07\x91\x05", "malformed", "continue.generated"),
-        ("transferred without its error", b"\x97\x0b\x07\xa0\xa0\x00\x00\xcb" + bytes(8), "malformed", "transferred"),
-        ("error by number", b"\x98\x0b\x07\xa0\xa0\x00\x00\xcb" + bytes(8) + b"\x01", "malformed", "transferred.error"),
+        ("failed for no reason that is known", swap(failed, b"\xa6engine", b"\xa7sulking"), "malformed", "failed.kind"),
+        ("failed in capitals", swap(failed, b"\xa6engine", b"\xa6Engine"), "malformed", "failed.kind"),
+        ("failed by number", swap(failed, b"\xa6engine", b"\x0a"), "malformed", "failed.kind"),
+        ("failed for nothing", swap(failed, b"\xa6engine", b"\xc0"), "malformed", "failed.kind"),
+        ("failed without a message", b"\x93\x09\x07\xa6engine", "malformed", "failed"),
+        ("failed of version 1", b"\x95\x09\x07\xa6engine\xa0\xc3", "malformed", "failed"),
+        ("pulled by a pigeon", swap(pulled, b"\xa3tcp", b"\xa6pigeon"), "malformed", "transferred.backend"),
+        ("pulled by no name", swap(pulled, b"\xa3tcp", b"\xa0"), "malformed", "transferred.backend"),
+        ("pulled by number", swap(pulled, b"\xa3tcp", b"\x01"), "malformed", "transferred.backend"),
+        ("lost in another word", swap(lost, b"\xa4lost", b"\xa4gone"), "malformed", "transferred.error"),
+        ("lost in no word", swap(lost, b"\xa4lost", b"\xa0"), "malformed", "transferred.error"),
+        ("refused in a mood", swap(refuse, b"\xa7circuit", b"\xa4mood"), "malformed", "refuse.reason"),
+        ("refused by number", swap(refuse, b"\xa7circuit", b"\x05"), "malformed", "refuse.reason"),
+        ("refused for nothing", swap(refuse, b"\xa7circuit", b"\xc0"), "malformed", "refuse.reason"),
+        ("refused until soon", swap(refuse, b"\xcd\x05\xdc", b"\xa4soon"), "malformed", "refuse.retry_after_ms"),
+        ("refused until before", swap(refuse, b"\xcd\x05\xdc", b"\xff"), "malformed", "refuse.retry_after_ms"),
+        (
+            "refused by a fraction",
+            swap(refuse, b"\xcd\x05\xdc", b"\xca\x3f\0\0\0"),
+            "malformed",
+            "refuse.retry_after_ms",
+        ),
+        (
+            "refused for longer than 32 bits of ms",
+            swap(refuse, b"\xcd\x05\xdc", b"\xcf\0\0\0\x01\0\0\0\0"),
+            "malformed",
+            "refuse.retry_after_ms",
+        ),
+        ("held off, for no time", swap(refuse, b"\xcd\x05\xdc", b"\xc0"), "malformed", "refuse.retry_after_ms"),
+        ("for good, and for a while", swap(for_good, b"\xc0", b"\x05"), "malformed", "refuse.retry_after_ms"),
+        ("refused by no router", swap(refuse, b"\xa8router-1", b"\xc0"), "malformed", "refuse.router"),
+        ("refuse of version 1", b"\x95\x2b\xa6secret\xa1a\xa1b\xa1c", "malformed", "refuse"),
+        ("other version in numbers", b"\x95\x21\xa1p\x02\xa11\xa1m", "malformed", "other_version.expected"),
+        ("transferred without its error", b"\x97\x0b\x07\xa0\xc0\x00\x00\xcb" + bytes(8), "malformed", "transferred"),
+        ("error by number", b"\x98\x0b\x07\xa0\xc0\x00\x00\xcb" + bytes(8) + b"\x01", "malformed", "transferred.error"),
         ("offer of half a name", offer(names=bytes(24), parents=b"\x91\xff"), "malformed", "offer.names"),
         ("offer with a parent too few", offer(parents=b"\x91\xff"), "malformed", "offer.parents"),
         ("offer with a parent after its child", offer(parents=b"\x92\x01\xff"), "malformed", "offer.parents[0]"),

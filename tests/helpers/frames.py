@@ -3,6 +3,7 @@
 import dataclasses
 import types
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from headrace.wire.frames import (
     MAX_TICKET_BYTES,
     NAME_BYTES,
+    PROTOCOL,
     U32,
     U64,
     Continue,
@@ -17,9 +19,12 @@ from headrace.wire.frames import (
     Frame,
     FromRouter,
     FromWorker,
+    Hello,
     KvFrom,
     KvReady,
     Offer,
+    Refuse,
+    RefuseReason,
     Ticket,
 )
 
@@ -52,7 +57,27 @@ def _frames(kind: Any) -> st.SearchStrategy[Any]:
                 Fetch, _values(U64), _values(KvFrom), ticket, *map(st.just, tree)
             )
         )
+    if kind is Hello:  # of another version only that is read
+        return _values(Hello).map(lambda hello: dataclasses.replace(hello, protocol=PROTOCOL))
+    if kind is Refuse:
+        return st.tuples(_values(Refuse), number).map(
+            lambda both: dataclasses.replace(
+                both[0], retry_after_ms=both[1] if both[0].reason.says_when else None
+            )
+        )
     return _values(kind)
+
+
+def refusal(
+    reason: RefuseReason,
+    retry_after_ms: int | None = None,
+    *,
+    router: str = "router-0",
+    differs: tuple[str, str, str] = ("", "", ""),
+    message: str = "it may not be",
+) -> Refuse:
+    """`differs` is a field, the fleet's value and the worker's."""
+    return Refuse(reason, router, retry_after_ms, *differs, message)
 
 
 @st.composite
@@ -72,6 +97,8 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
         low, high, _ = arguments[1]
         edges = [edge for edge in [*_EDGES, -1, -32, -33, low, high] if low <= edge <= high]
         return st.sampled_from(edges) | st.integers(low, high)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return st.sampled_from(hint)
     if origin is Literal:
         return st.sampled_from(arguments)
     if origin in {list, Sequence}:

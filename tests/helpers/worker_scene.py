@@ -86,6 +86,7 @@ class Scene:
             capacity=capacity(config),
             context_tokens=self.engine.context_tokens,
             kv_block_bytes=self.model.kv_block_bytes,
+            dtype="float32",
         )
         self._routers = routers
         self._document = document

@@ -25,6 +25,7 @@ from headrace.kv_transfer.peers.messages import (
 )
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.stream import Stream
+from headrace.wire.frames import TransferFailure
 from helpers.kv import FakeSource, all_bytes, make_pool, overwrite
 from helpers.kv_peers import (
     BACKENDS,
@@ -250,7 +251,7 @@ async def test_tickets_that_are_not_good(backend: Backend, link: str) -> None:
         done = server.offer(source, source.on_released)
         await client.pull(server.endpoints, done, [(0, 0)], timeout_s=5)
         assert await kind_of(done) == "refused"
-        for why in ("revoked", "expired"):
+        for why in (TransferFailure.REVOKED, TransferFailure.EXPIRED):
             withdrawn = server.offer(source, source.on_released, source.on_failed)
             server.withdraw(withdrawn, why)
             assert await kind_of(withdrawn) == why
@@ -269,7 +270,9 @@ async def test_a_ticket_is_for_one_pull_unless_it_is_shared(backend: Backend) ->
         async with connected(server.endpoints, backend) as stream:
             await greet(stream, POOL, backend, once)
             await stream.send([pull_of(once, [0], 0), pull_of(once, [0], 1)])
-            assert await next_of(stream, Ended) == Ended(1, "refused", "the ticket was used before")
+            assert await next_of(stream, Ended) == Ended(
+                1, TransferFailure.REFUSED, "the ticket was used before"
+            )
             stream.close("the first one goes on no longer")
             await all_gone(server)
             assert (source.failed, server.open_tickets) == (1, 0)
@@ -324,7 +327,7 @@ async def test_revoked_after_the_last_byte_and_before_the_release(backend: Backe
             answer = await next_of(stream, Closed, Ended)
             assert answer in (
                 Closed(0, False),
-                Ended(0, "revoked", "the source took its blocks back"),
+                Ended(0, TransferFailure.REVOKED, "the source took its blocks back"),
             )
             assert (source.released, source.failed) == (0, 1)
 
@@ -348,8 +351,8 @@ async def test_after_withdraw_nobody_is_called() -> None:
             await greet(stream, POOL, "tcp", ticket)
             await stream.send([pull_of(ticket, [0, 1])])
             await next_of(stream, Started)
-            server.withdraw(ticket, "expired")
-            server.withdraw(ticket, "revoked")  # not there any more: nothing
+            server.withdraw(ticket, TransferFailure.EXPIRED)
+            server.withdraw(ticket, TransferFailure.REVOKED)  # not there any more: nothing
             ended = await next_of(stream, Ended)
             assert isinstance(ended, Ended)
             assert ended.why == "expired"

@@ -14,6 +14,7 @@ from headrace.kv_transfer.peers.messages import (
     Closed,
     Data,
     KvRefuse,
+    KvRefuseReason,
     KvWelcome,
     Ready,
     Release,
@@ -114,7 +115,7 @@ def assert_untouched_beside(ours: KvPool) -> None:
 async def test_a_source_that_dies_is_lost(backend: Backend, step: str) -> None:
     error = await pull_from(backend, lambda script: behave_until(script, step))
     assert error.kind == "lost"
-    assert error.backend == ("" if step in STEPS[:2] else backend)
+    assert error.backend == (None if step in STEPS[:2] else backend)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -139,7 +140,7 @@ async def test_a_pull_ends_at_its_time_out(backend: Backend, step: str) -> None:
 
     error = await pull_from(backend, serve, timeout_s=0.2, limits=Limits())
     assert error.kind == "timeout"
-    assert error.backend == ("" if step in STEPS[:2] else backend)
+    assert error.backend == (None if step in STEPS[:2] else backend)
 
 
 @pytest.mark.parametrize("step", STEPS)
@@ -325,10 +326,10 @@ async def test_a_pool_of_other_regions_than_ours_is_not_read_from(groups: list[l
 @pytest.mark.parametrize(
     ("refuse", "kind"),
     [
-        (KvRefuse("version", "2", "1"), "refused"),
-        (KvRefuse("layout", "a", "b"), "layout"),
-        (KvRefuse("proof", "0", "1"), "lost"),
-        (KvRefuse("links", "1 at most", "one more"), "lost"),
+        (KvRefuse(KvRefuseReason.VERSION, None, "2", "1"), "refused"),
+        (KvRefuse(KvRefuseReason.LAYOUT, None, "a", "b"), "layout"),
+        (KvRefuse(KvRefuseReason.PROOF, None, "0", "1"), "lost"),
+        (KvRefuse(KvRefuseReason.LINKS, None, "1 at most", "one more"), "lost"),
     ],
 )
 @pytest.mark.parametrize("early", [True, False])

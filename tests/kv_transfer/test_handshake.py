@@ -31,11 +31,13 @@ from headrace.kv_transfer.peers.messages import (
     KvOpen,
     KvProve,
     KvRefuse,
+    KvRefuseReason,
     KvWelcome,
     PullBlocks,
 )
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.stream import Stream
+from headrace.wire.frames import TransferFailure
 from helpers.kv import FakeSource, make_pool
 from helpers.kv_peers import (
     BACKENDS,
@@ -143,12 +145,17 @@ async def test_without_the_right_proof_a_good_ticket_opens_nothing(
             await stream.send([await STRANGE[name](stream, ticket), OPEN[backend]])
             said, fds = await all_that_comes(stream)
         assert fds == 0
-        assert said == [KvRefuse("proof", "one of a worker of this router", "none of it")]
+        assert said == [
+            KvRefuse(KvRefuseReason.PROOF, None, "one of a worker of this router", "none of it")
+        ]
         assert server.turned_away == {"proof": 1}
         assert server.open_tickets == 1
 
 
-@pytest.mark.parametrize("how", ["unknown", "released", "revoked", "expired", "in use"])
+@pytest.mark.parametrize(
+    "how",
+    ["unknown", "released", TransferFailure.REVOKED, TransferFailure.EXPIRED, "in use"],
+)
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_without_a_ticket_that_is_open_the_right_proof_opens_nothing(
     backend: Backend, how: str
@@ -158,7 +165,7 @@ async def test_without_a_ticket_that_is_open_the_right_proof_opens_nothing(
         ticket = bytes(TICKET_BYTES)
         if how != "unknown":
             ticket = server.offer(source, lambda: None)
-        if how == "revoked" or how == "expired":
+        if how is TransferFailure.REVOKED or how is TransferFailure.EXPIRED:
             server.withdraw(ticket, how)
         if how == "released":
             client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
@@ -174,8 +181,8 @@ async def test_without_a_ticket_that_is_open_the_right_proof_opens_nothing(
         assert fds == 0
         (refuse,) = said
         assert isinstance(refuse, KvRefuse)
-        assert refuse.field == "ticket"
-        assert refuse.ours == (how if how in {"revoked", "expired"} else "refused")
+        assert refuse.reason is KvRefuseReason.TICKET
+        assert refuse.why is (how if isinstance(how, TransferFailure) else TransferFailure.REFUSED)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -282,14 +289,18 @@ async def test_what_follows_the_proof_is_bounded_too(backend: Backend) -> None:
 async def test_another_version_is_refused(backend: Backend) -> None:
     async with serving() as server, connected(server.endpoints, backend) as stream:
         await stream.send([KvHello(VERSION + 1, NONCE)])
-        assert await stream.receive() == KvRefuse("version", str(VERSION), str(VERSION + 1))
+        assert await stream.receive() == KvRefuse(
+            KvRefuseReason.VERSION, None, str(VERSION), str(VERSION + 1)
+        )
 
 
 async def test_no_back_end_in_common() -> None:
     async with serving() as server, connected(server.endpoints, "tcp") as stream:
         prove = await proven(stream, server.offer(SOURCE, lambda: None))
         await stream.send([prove, KvOpen(layout_text(LAYOUT, POOL), ["shm", "pigeon"])])
-        assert await stream.receive() == KvRefuse("backends", "tcp", "shm, pigeon")
+        assert await stream.receive() == KvRefuse(
+            KvRefuseReason.BACKENDS, None, "tcp", "shm, pigeon"
+        )
 
 
 async def test_another_user_hears_not_a_word(monkeypatch: pytest.MonkeyPatch) -> None:

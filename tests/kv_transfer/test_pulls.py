@@ -13,7 +13,17 @@ from headrace.engine.sequence import Key
 from headrace.kv_transfer.backends.base import Pulled, TransferError
 from headrace.kv_transfer.migration import Fetches
 from headrace.kv_transfer.pulls import MAX_PULLS, MAX_PULLS_OF_SOURCE, Job, Puller
-from headrace.wire.frames import Fetch, Freed, KvFrom, KvReady, Offer, Step, Transferred
+from headrace.wire.frames import (
+    Fetch,
+    Freed,
+    KvFrom,
+    KvReady,
+    Offer,
+    Step,
+    TransferBackend,
+    TransferFailure,
+    Transferred,
+)
 from headrace.wire.link import reachable
 from headrace.worker.outbox import MOST_REPORTS, Outbox
 from helpers.fake_router import TIMEOUT_S
@@ -88,7 +98,7 @@ class Bench:
                 self.client.another.clear()
 
 
-DONE = Pulled(backend="shm", blocks=1, bytes=64, ms=0.5, total_ms=1.0)
+DONE = Pulled(backend=TransferBackend.SHM, blocks=1, bytes=64, ms=0.5, total_ms=1.0)
 
 
 async def test_a_pull_that_is_done_is_settled_once_with_its_report() -> None:
@@ -100,7 +110,7 @@ async def test_a_pull_that_is_done_is_settled_once_with_its_report() -> None:
     await bench.until_settled(1)
     bench.puller.settle()
     (job,) = bench.settled
-    assert job.report == Transferred(1, "p", "shm", 1, 64, 0.5, None)
+    assert job.report == Transferred(1, "p", TransferBackend.SHM, 1, 64, 0.5, None)
     assert bench.puller.idle
 
 
@@ -109,14 +119,14 @@ async def test_only_so_many_pull_from_a_source_at_a_time_and_the_rest_in_order()
     most = MAX_PULLS_OF_SOURCE
     jobs = [bench.start(number) for number in range(most + 3)]
     await bench.until_started(most)
-    bench.puller.stop(jobs[most], "timeout")  # its turn has not come
+    bench.puller.stop(jobs[most], TransferFailure.TIMEOUT)  # its turn has not come
     await bench.until_settled(1)
     assert bench.settled[0].report.error == "no_room", "its source is not to blame"
     bench.client.ends[b"5"].set_result(DONE)
     await bench.until_started(most + 1)
     assert bench.client.started[-1] == str(most + 1).encode()
     bench.client.stops.set()
-    bench.puller.stop_all("cancelled")
+    bench.puller.stop_all(TransferFailure.CANCELLED)
     await bench.until_settled(most + 3)
     assert len(bench.settled) == len(set(map(id, bench.settled)))
     assert bench.puller.idle
@@ -130,9 +140,9 @@ async def test_a_source_that_gives_nothing_does_not_hold_back_another_one() -> N
     await bench.until_started(MAX_PULLS_OF_SOURCE + 1)
     bench.client.ends[b"1000"].set_result(DONE)
     await bench.until_settled(1)
-    assert bench.settled[0].report == Transferred(1000, "q", "shm", 1, 64, 0.5, None)
+    assert bench.settled[0].report == Transferred(1000, "q", TransferBackend.SHM, 1, 64, 0.5, None)
     bench.client.stops.set()
-    bench.puller.stop_all("cancelled")
+    bench.puller.stop_all(TransferFailure.CANCELLED)
     await bench.until_settled(3 * MAX_PULLS_OF_SOURCE + 1)
     assert bench.puller.idle
 
@@ -146,7 +156,7 @@ async def test_only_so_many_pull_at_a_time_from_all_sources() -> None:
     await bench.until_started(MAX_PULLS + 1)
     assert bench.client.started[-1] == str(MAX_PULLS).encode()
     bench.client.stops.set()
-    bench.puller.stop_all("cancelled")
+    bench.puller.stop_all(TransferFailure.CANCELLED)
     await bench.until_settled(MAX_PULLS + 2)
     assert bench.puller.idle
 
@@ -155,8 +165,8 @@ async def test_a_pull_that_is_stopped_ends_when_nothing_writes_any_more() -> Non
     bench = Bench()
     job = bench.start(1)
     await bench.until_started(1)
-    bench.puller.stop(job, "timeout")
-    bench.puller.stop(job, "cancelled")  # the first word counts
+    bench.puller.stop(job, TransferFailure.TIMEOUT)
+    bench.puller.stop(job, TransferFailure.CANCELLED)  # the first word counts
     for _ in range(10):
         await asyncio.sleep(0)
     bench.puller.settle()
@@ -169,11 +179,11 @@ async def test_a_pull_that_is_stopped_ends_when_nothing_writes_any_more() -> Non
 async def test_a_pull_stopped_before_its_task_began_ends_too() -> None:
     bench = Bench()
     job = bench.start(1)
-    bench.puller.stop(job, "cancelled")
+    bench.puller.stop(job, TransferFailure.CANCELLED)
     await bench.until_settled(1)
     assert job.report.error == "cancelled"
     assert bench.client.started == []
-    bench.puller.stop(job, "timeout")
+    bench.puller.stop(job, TransferFailure.TIMEOUT)
     assert bench.puller.idle
 
 
@@ -202,7 +212,9 @@ async def test_failures_are_reported_by_name_even_those_nobody_thought_of() -> N
     bench.start(1)
     bench.start(2)
     await bench.until_started(2)
-    bench.client.ends[b"1"].set_exception(TransferError("checksum", "bits fell over", "tcp"))
+    bench.client.ends[b"1"].set_exception(
+        TransferError(TransferFailure.CHECKSUM, "bits fell over", TransferBackend.TCP)
+    )
     bench.client.ends[b"2"].set_exception(RuntimeError("a bug"))
     await bench.until_settled(2)
     reports = {job.key.request: job.report for job in bench.settled}
@@ -233,7 +245,7 @@ def test_news_leave_in_order_and_no_ticket_outlives_its_request() -> None:
     outbox.tell(KvReady(1, b"t", 5))
     outbox.tell(KvReady(2, b"u", 5))
     outbox.cancelled(2, 3)
-    outbox.tell(Transferred(3, "p", "shm", 1, 2, 3.0, None))
+    outbox.tell(Transferred(3, "p", TransferBackend.SHM, 1, 2, 3.0, None))
     outbox.tell(Freed(3, 4))
     outbox.tell(Offer(b"", b"", [], [], 0))
     kinds = [type(frame) for frame in outbox.take()]
@@ -252,6 +264,6 @@ def test_a_cancelled_request_whose_blocks_are_written_to_is_freed_later() -> Non
 def test_reports_for_a_router_that_takes_nothing_are_bounded() -> None:
     outbox = Outbox()
     for request in range(MOST_REPORTS + 5):
-        outbox.tell(Transferred(request, "p", "shm", 1, 2, 3.0, None))
+        outbox.tell(Transferred(request, "p", TransferBackend.SHM, 1, 2, 3.0, None))
     reports = [frame for frame in outbox.take() if isinstance(frame, Transferred)]
     assert [report.request for report in reports] == list(range(5, MOST_REPORTS + 5))

@@ -15,7 +15,7 @@ import pytest
 from headrace.kv_transfer.backends.base import VERSION, Limits, LinkBroken, layout_text
 from headrace.kv_transfer.peers import server as server_module
 from headrace.kv_transfer.peers.client import TransferClient
-from headrace.kv_transfer.peers.messages import Challenge, KvHello, KvOpen, KvRefuse
+from headrace.kv_transfer.peers.messages import Challenge, KvHello, KvOpen, KvRefuse, KvRefuseReason
 from headrace.kv_transfer.peers.room import MAX_STRANGERS, STRANGERS_OF_ADDRESS
 from headrace.kv_transfer.peers.server import TransferServer, peer_address
 from headrace.kv_transfer.peers.stream import Stream
@@ -142,7 +142,9 @@ async def test_members_and_strangers_of_either_way_have_room_of_their_own() -> N
             await greet(by_shm, POOL, "shm", ticket)
             open_ = KvOpen(layout_text(LAYOUT, POOL), ["tcp"])
             await one_more.send([await proven(one_more, ticket), open_])
-            assert await one_more.receive() == KvRefuse("links", "1 at most", "one more")
+            assert await one_more.receive() == KvRefuse(
+                KvRefuseReason.LINKS, None, "1 at most", "one more"
+            )
             async with strangers(server, "tcp", SILENT):
                 pass
             assert by_tcp._broken is None  # strangers do not push members out

@@ -79,7 +79,7 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Transferred(it) => body(11, it),
         Frame::Offer(it) => body(12, it),
         Frame::Welcome(it) => body(32, it),
-        Frame::Refuse(it) => body(33, it),
+        Frame::OtherVersion(it) => body(33, it),
         Frame::Submit(it) => body(34, it),
         Frame::Describe(it) => body(35, it),
         Frame::Cancel(it) => body(36, it),
@@ -89,6 +89,7 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Ticket(it) => body(40, it),
         Frame::Continue(it) => body(41, it),
         Frame::Fetch(it) => body(42, it),
+        Frame::Refuse(it) => body(43, it),
     }
 }
 
@@ -273,6 +274,7 @@ fn hello() -> Hello {
         nonce: Vec::new(),
         step_prior: None,
         kv_block_bytes: 0,
+        dtype: String::new(),
     }
 }
 

@@ -130,7 +130,7 @@ impl Behaviour {
             loop {
                 match self.clone().join(app).await {
                     Ok(worker) => return worker,
-                    Err(refuse) if ["name_taken", "link"].contains(&refuse.field.as_str()) => {}
+                    Err(refuse) if refuse.is_for_now() => {}
                     Err(refuse) => panic!("{refuse:?}"),
                 }
                 sleep(Duration::from_millis(1)).await;
@@ -140,12 +140,12 @@ impl Behaviour {
     }
 
     /// Dials and goes through the handshake.
-    pub(crate) async fn join(self, app: &App) -> Result<FakeWorker, Refuse> {
+    pub(crate) async fn join(self, app: &App) -> Result<FakeWorker, Box<Refuse>> {
         let (mut reader, mut writer) = dial(app.fleet.address()).await;
         send(&mut writer, Frame::Hello(self.hello.clone())).await;
         let welcome = match receive(&mut reader).await {
             Some(Frame::Welcome(welcome)) => welcome,
-            Some(Frame::Refuse(refuse)) => return Err(refuse),
+            Some(Frame::Refuse(refuse)) => return Err(Box::new(refuse)),
             other => panic!("neither welcome nor refusal: {other:?}"),
         };
         if !welcome.challenge.is_empty() {
@@ -157,7 +157,7 @@ impl Behaviour {
         if !welcome.challenge.is_empty() {
             // a wrong secret is refused late, a right one may not be answered at all
             match timeout(Duration::from_millis(300), reader.next()).await {
-                Ok(Ok(Some(Frame::Refuse(refuse)))) => return Err(refuse),
+                Ok(Ok(Some(Frame::Refuse(refuse)))) => return Err(Box::new(refuse)),
                 Ok(frame) => early = frame.unwrap(),
                 Err(_) => {}
             }

@@ -18,7 +18,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
 }
 
 /// File and variant of each frame.
-const FRAMES: [(&str, &str); 23] = [
+const FRAMES: [(&str, &str); 24] = [
     ("hello", "Hello"),
     ("prove", "Prove"),
     ("snapshot", "Snapshot"),
@@ -32,7 +32,7 @@ const FRAMES: [(&str, &str); 23] = [
     ("transferred", "Transferred"),
     ("offer", "Offer"),
     ("welcome", "Welcome"),
-    ("refuse", "Refuse"),
+    ("other_version", "OtherVersion"),
     ("submit", "Submit"),
     ("describe", "Describe"),
     ("cancel", "Cancel"),
@@ -42,6 +42,7 @@ const FRAMES: [(&str, &str); 23] = [
     ("ticket", "Ticket"),
     ("continue", "Continue"),
     ("fetch", "Fetch"),
+    ("refuse", "Refuse"),
 ];
 
 #[test]
@@ -73,6 +74,7 @@ fn invalid_frames_are_refused_for_their_reason() {
             CodecError::TooLong { .. } => ("too long", ""),
             CodecError::Truncated { .. } => ("truncated", ""),
             CodecError::UnknownType { .. } => ("unknown", ""),
+            CodecError::OtherVersion { .. } => ("version", ""),
             CodecError::Malformed { at, .. } => ("malformed", at.as_str()),
             CodecError::TrailingBytes { .. } => ("trailing", ""),
         };

@@ -17,6 +17,7 @@ from headrace.errors import (
     FrameTooLong,
     FrameTruncated,
     MalformedFrame,
+    OtherProtocol,
     TrailingBytes,
     UnknownFrameType,
     WireError,
@@ -48,6 +49,7 @@ KINDS: dict[type[WireError], str] = {
     FrameTruncated: "truncated",
     UnknownFrameType: "unknown",
     MalformedFrame: "malformed",
+    OtherProtocol: "version",
     TrailingBytes: "trailing",
 }
 

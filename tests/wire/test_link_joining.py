@@ -13,12 +13,14 @@ import pytest
 
 from headrace import _core
 from headrace.errors import Refused, RouterNotTrusted
-from headrace.wire.frames import PROTOCOL, Frame, Prove, Refuse, Welcome
+from headrace.wire.frames import PROTOCOL, Frame, OtherVersion, Prove, RefuseReason, Welcome
 from headrace.wire.link import QUIET_DIALS, Backoff, Link, LinkConfig, parse_address, tls_context
+from helpers.frames import refusal
 from helpers.link_scene import (
     HEARTBEAT,
     HELLO,
     IN_TIME_S,
+    WELCOME,
     Peer,
     Script,
     hold,
@@ -47,7 +49,7 @@ def guarded(secret: str, got: list[Frame] | None = None) -> Script:
             got.append(prove)
         if prove.proof != _core.auth_proof(secret.encode(), "worker", b"c" * 16):
             await peer.write(
-                packed(Refuse("secret", "the fleet's", "another", "give the right one"))
+                packed(refusal(RefuseReason.SECRET, differs=("secret", "the fleet's", "another")))
             )
         await peer.gone()
 
@@ -84,7 +86,7 @@ async def test_no_session_without_a_common_secret(
 
 async def test_a_router_may_refuse_a_session_that_has_begun() -> None:
     async def script(peer: Peer) -> None:
-        await peer.welcome(Refuse("secret", "a", "b", "c"))
+        await peer.welcome(refusal(RefuseReason.SECRET, differs=("secret", "a", "b")))
         await peer.gone()
 
     async with router(script) as at, await link_to(at).connect() as session:
@@ -95,7 +97,9 @@ async def test_a_router_may_refuse_a_session_that_has_begun() -> None:
 async def test_a_refused_worker_does_not_dial_again() -> None:
     async def script(peer: Peer) -> None:
         await peer.hello()
-        await peer.write(packed(Refuse("fingerprints.tokenizer", "t-1", "t-2", "take the other")))
+        differs = ("fingerprints.tokenizer", "t-1", "t-2")
+        no = refusal(RefuseReason.MISMATCH, differs=differs, message="take the other")
+        await peer.write(packed(no))
         await peer.gone()
 
     async with router(script) as at:
@@ -121,7 +125,44 @@ async def test_another_protocol_is_named_with_both_numbers() -> None:
     async with router(script) as at:
         with pytest.raises(Refused) as caught:
             await link_to(at).connect()
-    assert (caught.value.field, caught.value.expected, caught.value.got) == ("protocol", "9", "1")
+    assert (caught.value.field, caught.value.expected, caught.value.got) == ("protocol", "9", "2")
+
+
+async def test_a_router_of_another_version_says_which_side_to_update() -> None:
+    async def script(peer: Peer) -> None:
+        await peer.hello()
+        await peer.write(packed(OtherVersion("protocol", "3", "2", "update the worker")))
+        await peer.gone()
+
+    async with router(script) as at:
+        with pytest.raises(Refused, match="update the worker") as caught:
+            await link_to(at).connect()
+        assert at.dials == 1
+    assert (caught.value.field, caught.value.expected, caught.value.got) == ("protocol", "3", "2")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x98\x2b\xa4mood\xa8router-0\xc0\xa0\xa0\xa0\xa0",  # no reason
+        b"\x98\x2b\xa7circuit\xa8router-0\xc0\xa0\xa0\xa0\xa0",  # not for good, and not for how long
+        b"\x98\x2b\xa7circuit\xa8router-0\xa40.01\xa0\xa0\xa0\xa0",  # a time in words
+        b"\x98\x2b\xa6secret\xa8router-0\x05\xa0\xa0\xa0\xa0",  # for good, and for a while
+    ],
+)
+async def test_a_refusal_of_unknown_words_is_none_and_the_worker_dials_again(body: bytes) -> None:
+    answers = [len(body).to_bytes(4, "little") + body]
+
+    async def script(peer: Peer) -> None:
+        await peer.hello()
+        if answers:
+            await peer.write(answers.pop())
+        else:
+            await peer.write(packed(WELCOME))
+        await peer.gone()
+
+    async with router(script) as at, await link_to(at).connect():
+        assert at.dials == 2
 
 
 async def silent(peer: Peer) -> None:
@@ -161,7 +202,7 @@ async def forgets_the_key(peer: Peer) -> None:
     ("broken", "reason"),
     [
         (silent, "no answer to our Hello within"),
-        (closes, "closed the link"),
+        (closes, "hung up instead of answering our Hello"),
         (answers_http, "frame of .* bytes, the limit is 65536"),
         (sends_garbage, "garbage"),
         (is_a_worker, "one of a router, got Step"),

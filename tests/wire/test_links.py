@@ -13,10 +13,11 @@ from headrace import _core
 from headrace.errors import HeldOff, LinkLost, Refused
 from headrace.wire import links
 from headrace.wire.discovery import Report, RouterAddress
-from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello, Refuse
+from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello, Refuse, RefuseReason
 from headrace.wire.link import Link, LinkConfig, Session, _refused
 from headrace.wire.links import Links
 from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
+from helpers.frames import refusal
 
 HELLO = Hello(
     protocol=PROTOCOL,
@@ -158,7 +159,7 @@ async def refused(router: FakeRouter, refuse: Refuse) -> None:
 async def test_a_router_that_holds_a_worker_off_is_dialled_later(tmp_path: Path) -> None:
     async with FakeRouter(tmp_path / "a", name="a") as one, running() as scene:
         await scene.names(one)
-        await refused(one, Refuse("circuit", "0.01", "0.0", "it came and went"))
+        await refused(one, refusal(RefuseReason.CIRCUIT, 10))
         await one.worker()
         assert await scene.joined() == "a"
 
@@ -167,16 +168,22 @@ async def test_a_name_that_is_taken_is_tried_again_and_is_no_end(tmp_path: Path)
     async with FakeRouter(tmp_path / "a", name="a") as one, running() as scene:
         await scene.names(one)
         for _ in range(3):
-            await refused(one, Refuse("name_taken", "0.01", "0.0", "a worker of this name lives"))
+            await refused(one, refusal(RefuseReason.NAME_TAKEN, 10))
         await one.worker()
         assert await scene.joined() == "a"
 
 
-@pytest.mark.parametrize("text", ["-1", "nan", "inf", "soon", ""])
-def test_a_pause_that_is_none_is_a_second(text: str) -> None:
-    error = _refused(Refuse("circuit", text, "0.0", "it came and went"))
+@pytest.mark.parametrize("reason", [RefuseReason.CIRCUIT, RefuseReason.NAME_TAKEN])
+def test_who_is_held_off_is_told_for_how_long(reason: RefuseReason) -> None:
+    error = _refused(refusal(reason, 2500))
     assert isinstance(error, HeldOff)
-    assert error.retry_after_s == 1.0
+    assert error.retry_after_s == 2.5
+
+
+@pytest.mark.parametrize("reason", set(RefuseReason) - {RefuseReason.ALREADY_JOINED})
+def test_every_other_refusal_is_for_good(reason: RefuseReason) -> None:
+    if not reason.says_when:
+        assert type(_refused(refusal(reason))) is Refused
 
 
 async def test_held_off_after_the_welcome_is_no_end_either(tmp_path: Path) -> None:
@@ -184,7 +191,7 @@ async def test_held_off_after_the_welcome_is_no_end_either(tmp_path: Path) -> No
         await scene.names(one)
         talk = await one.worker()
         await scene.joined()
-        talk.send(Refuse("circuit", "0.01", "0.0", "it came and went"))
+        talk.send(refusal(RefuseReason.CIRCUIT, 10))
         await talk.until_closed()
         await one.worker()
         assert await scene.joined() == "a"
@@ -196,13 +203,13 @@ async def test_a_router_that_has_not_noticed_the_end_of_a_link_is_dialled_again_
     monkeypatch.setattr(links, "LOST_WAY_S", 0.01)
     async with FakeRouter(tmp_path / "a", name="a") as one, running() as scene:
         await scene.names(one)
-        await refused(one, Refuse("link", "router-1", "127.0.0.1:1", "one is enough"))
+        await refused(one, refusal(RefuseReason.ALREADY_JOINED, router="router-1"))
         await one.worker()
         assert await scene.joined() == "a"
 
 
 async def test_when_all_routers_refuse_for_good_that_is_the_end(tmp_path: Path) -> None:
-    no = Refuse("worker", "another", "w", "the name was taken")
+    no = refusal(RefuseReason.SUPERSEDED, differs=("epoch", "8", "7"))
     async with (
         FakeRouter(tmp_path / "a", name="a") as one,
         FakeRouter(tmp_path / "b", name="b") as two,

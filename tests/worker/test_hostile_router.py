@@ -23,6 +23,7 @@ from headrace.wire.frames import (
     Cancel,
     Continue,
     Failed,
+    FailureKind,
     Fetch,
     Freed,
     KvFrom,
@@ -183,10 +184,10 @@ def test_an_outbox_answers_each_request_once_however_often_it_is_ended() -> None
     outbox = Outbox()
     for _ in range(3):
         for request in range(MOST_ENDS - 1):
-            outbox.failed(Failed(request, "queue_full", "", retryable=True))
+            outbox.failed(Failed(request, FailureKind.QUEUE_FULL, ""))
             outbox.cancelled(request, 0)
     assert not outbox.crowded
-    outbox.failed(Failed(MOST_ENDS, "queue_full", "", retryable=True))
+    outbox.failed(Failed(MOST_ENDS, FailureKind.QUEUE_FULL, ""))
     assert outbox.crowded
     frames = outbox.take()
     freed = [frame.request for frame in frames if isinstance(frame, Freed)]

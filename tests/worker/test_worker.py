@@ -18,15 +18,17 @@ from headrace.wire.frames import (
     Cancel,
     Describe,
     Drain,
+    FailureKind,
     ModelPart,
     Ping,
-    Refuse,
+    RefuseReason,
     Resync,
     Sampling,
     Snapshot,
     Step,
 )
 from helpers.fake_router import FakeRouter, keys
+from helpers.frames import refusal
 from helpers.toy import make_submit, pack
 from helpers.worker_scene import BLOCK, joined, running, stepped, true_greedy
 
@@ -398,7 +400,7 @@ async def test_drain_finishes_what_runs_and_leaves(tmp_path: Path) -> None:
         assert (talk.answer(1).ids, talk.answer(1).freed) == (true_greedy([1, 2], 6), 2)
         failed = talk.answer(2).failed
         assert failed is not None
-        assert (failed.kind, failed.retryable) == ("draining", True)
+        assert failed.kind is FailureKind.DRAINING
         await scene.ended()
         scene.check()
 
@@ -414,7 +416,7 @@ async def test_a_drain_without_time_hands_requests_back(tmp_path: Path) -> None:
         await talk.until_closed()
         failed = talk.answer(1).failed
         assert failed is not None
-        assert (failed.kind, failed.retryable) == ("draining", True)
+        assert failed.kind is FailureKind.DRAINING
         assert talk.answer(1).freed is not None
         await scene.ended()
         scene.check()
@@ -430,7 +432,7 @@ async def test_a_worker_without_a_router_can_be_drained(tmp_path: Path) -> None:
 async def test_a_worker_that_is_refused_ends(tmp_path: Path) -> None:
     async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
         talk = await joined(router)
-        talk.send(Refuse("worker", "another", "w", "the name was taken"))
+        talk.send(refusal(RefuseReason.SUPERSEDED))
         with pytest.raises(BaseExceptionGroup) as caught:
             await scene.ended()
         assert caught.group_contains(Refused)
@@ -448,13 +450,13 @@ async def test_a_router_that_refuses_leaves_the_worker_to_the_others(tmp_path: P
         other.send(make_submit(1, [1, 2], max_tokens=9))
         gate.release(2)
         await refusing.until(lambda: bool(refusing.answer(1).ids))
-        refusing.send(Refuse("worker", "another", "w", "the name was taken"))
+        refusing.send(refusal(RefuseReason.SUPERSEDED))
         await refusing.until_closed()
         gate.release(1000)
         await other.until_freed(1)
         assert other.answer(1).ids == true_greedy([1, 2], 9)
         await other.until(lambda: other.steps[-1].load.running == 0)
-        other.send(Ping(1), Refuse("worker", "another", "w", "the name was taken"))
+        other.send(Ping(1), refusal(RefuseReason.SUPERSEDED))
         with pytest.raises(BaseExceptionGroup) as caught:
             await scene.ended()
         assert caught.group_contains(Refused)

@@ -15,6 +15,7 @@ from headrace.wire.frames import (
     Cancel,
     Continue,
     Drain,
+    FailureKind,
     KvFrom,
     Ticket,
     Transferred,
@@ -233,7 +234,7 @@ async def test_a_prefill_worker_that_drains_serves_its_exports_first(two: Pair) 
     await two.p.until(lambda: two.p.answer(2).failed is not None)
     failed = two.p.answer(2).failed
     assert failed is not None
-    assert (failed.kind, failed.retryable) == ("draining", True)
+    assert failed.kind is FailureKind.DRAINING
     await two.p.until(lambda: bool(two.first(1).ids))
     assert not two.prefill.task.done()
     two.d.send(Ticket(1, ready.ticket))
@@ -256,7 +257,7 @@ async def test_at_the_end_of_its_budget_a_draining_worker_gives_everything_up(tw
     await two.d.until_freed(1)
     failed = two.d.answer(1).failed
     assert failed is not None
-    assert (failed.kind, failed.retryable) == ("draining", True)
+    assert failed.kind is FailureKind.DRAINING
     two.decode.check()
     two.p.send(Drain(0))
     gate.release(100)
@@ -277,7 +278,7 @@ async def test_a_worker_that_moves_no_kv_says_so(tmp_path: Path) -> None:
         for number in (1, 2):
             failed = talk.answer(number).failed
             assert failed is not None
-            assert (failed.kind, failed.retryable) == ("unsupported", True)
+            assert failed.kind is FailureKind.UNSUPPORTED
         scene.check()
 
 

@@ -19,7 +19,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use headrace_router::core::frame::{
-    Blocks, Capacity, Failed, Finish, Freed, Load, Output, RequestId, Step, StepCost,
+    Blocks, Capacity, Failed, FailureKind, Finish, Freed, Load, Output, RequestId, Step, StepCost,
 };
 
 pub(crate) use self::migration::{Export, Progress, Pull};
@@ -159,34 +159,29 @@ impl Engine {
     /// It cannot be served here; the engine is as before.
     pub(crate) fn submit(&mut self, leg: Leg) -> Result<(), Failed> {
         let request = leg.request;
-        let fail = |kind: &str, message: String, retryable| {
-            Err(Failed { request, kind: kind.into(), message, retryable })
-        };
+        let fail = |kind, message: String| Err(Failed { request, kind, message });
         if self.known.contains(&request) {
-            return fail(
-                "duplicate_request",
-                format!("request {} is here already", request.0),
-                false,
-            );
+            let message = format!("request {} is here already", request.0);
+            return fail(FailureKind::DuplicateRequest, message);
         }
         if leg.prompt_tokens == 0 {
-            return fail("empty_prompt", "the prompt has no token".into(), false);
+            return fail(FailureKind::EmptyPrompt, "the prompt has no token".into());
         }
         if leg.max_tokens == 0 {
             let message = "a worker without a model generates at least one token";
-            return fail("bad_sampling", message.into(), false);
+            return fail(FailureKind::BadSampling, message.into());
         }
         let room = self.context_tokens();
         if leg.prompt_tokens >= room {
             let message =
                 format!("the prompt is {} tokens, the KV pool holds {room}", leg.prompt_tokens);
-            return fail("too_big_for_pool", message, false);
+            return fail(FailureKind::TooBigForPool, message);
         }
         let limit = self.config.capacity.waiting;
         let waiting = self.waits();
         if waiting >= limit {
             let message = format!("{waiting} requests wait, the limit is {limit}");
-            return fail("queue_full", message, true);
+            return fail(FailureKind::QueueFull, message);
         }
         self.known.insert(request);
         let sequence = Sequence::new(leg, room, self.config.block_tokens);

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use headrace_router::core::frame::RequestId;
+use headrace_router::core::frame::{RequestId, TransferFailure};
 
 use super::engine::{Export, Progress, Pull};
 
@@ -51,7 +51,7 @@ pub(crate) struct Pulled {
     pub(crate) bytes: u64,
     /// Time on the wire: waiting for the prompt to be computed is left out.
     pub(crate) ms: f64,
-    pub(crate) error: Option<&'static str>,
+    pub(crate) error: Option<TransferFailure>,
 }
 
 /// What is wrong with transfers from a worker.
@@ -161,7 +161,7 @@ impl Exchange {
     }
 
     /// A prompt cannot be pulled any more; who pulls it is told that.
-    pub(crate) fn withdraw(&mut self, place: Place, why: &'static str, now_ms: f64) {
+    pub(crate) fn withdraw(&mut self, place: Place, why: TransferFailure, now_ms: f64) {
         let Some(pulling) = self.exports.remove(&place).and_then(|offer| offer.pull) else {
             return;
         };
@@ -179,11 +179,11 @@ impl Exchange {
         let place = self.read(&pull.ticket);
         let offer = place.and_then(|place| self.exports.get_mut(&place));
         let (Some(place), Some(offer)) = (place, offer) else {
-            let lost = failed(pull.request, place.map(|(from, _)| from), "lost");
+            let lost = failed(pull.request, place.map(|(from, _)| from), TransferFailure::Lost);
             return self.tell(worker, now_ms + self.terms.latency_ms, News::Pulled(lost));
         };
         if offer.pull.is_some() || offer.prompt_tokens != pull.prompt_tokens {
-            let refused = failed(pull.request, Some(place.0), "refused");
+            let refused = failed(pull.request, Some(place.0), TransferFailure::Refused);
             return self.tell(worker, now_ms + self.terms.latency_ms, News::Pulled(refused));
         }
         let block_tokens = self.terms.block_tokens;
@@ -200,7 +200,7 @@ impl Exchange {
     }
 
     /// Stops pulling; how that ended, if it was under way.
-    pub(crate) fn abandon(&mut self, by: Place, why: &'static str) -> Option<Pulled> {
+    pub(crate) fn abandon(&mut self, by: Place, why: TransferFailure) -> Option<Pulled> {
         let place = self.pulls.remove(&by)?;
         if let Some(offer) = self.exports.get_mut(&place) {
             offer.pull = None;
@@ -221,12 +221,12 @@ impl Exchange {
             self.exports.keys().copied().filter(|place| place.0 == worker).collect();
         offered.sort_unstable();
         for place in offered {
-            self.withdraw(place, "lost", now_ms);
+            self.withdraw(place, TransferFailure::Lost, now_ms);
         }
         let mut pulled: Vec<_> = self.pulls.keys().copied().filter(|by| by.0 == worker).collect();
         pulled.sort_unstable();
         for by in pulled {
-            self.abandon(by, "cancelled");
+            self.abandon(by, TransferFailure::Cancelled);
         }
         self.cards[worker] = Card::default();
     }
@@ -321,7 +321,7 @@ impl Exchange {
         let offer = self.exports.get_mut(&place).expect("its pull would have been told");
         let pull = offer.pull.take().expect("it is pulled");
         if offer.ills.fails {
-            return Some(failed(by.1, Some(place.0), "lost"));
+            return Some(failed(by.1, Some(place.0), TransferFailure::Lost));
         }
         self.exports.remove(&place);
         self.tell(place.0, now_ms, News::Released(place.1));
@@ -352,6 +352,6 @@ impl Exchange {
     }
 }
 
-fn failed(request: RequestId, from: Option<usize>, error: &'static str) -> Pulled {
+fn failed(request: RequestId, from: Option<usize>, error: TransferFailure) -> Pulled {
     Pulled { request, from, blocks: 0, bytes: 0, ms: 0.0, error: Some(error) }
 }

@@ -42,6 +42,7 @@ pub(super) async fn greet(
             }
             bail!(refused(refuse.in_words()));
         }
+        Some(Frame::OtherVersion(other)) => bail!(refused(other.message)),
         Some(other) => bail!("expected Welcome, got {}", other.name()),
         None => bail!("the router hung up"),
     };

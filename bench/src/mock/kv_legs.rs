@@ -1,6 +1,6 @@
 //! What a worker does with legs that two workers share: it passes between its engine, the exchange and the router.
 
-use headrace_router::core::frame::{Failed, Freed, RequestId};
+use headrace_router::core::frame::{Failed, Freed, RequestId, TransferFailure};
 
 use super::engine::{Engine, StepResult};
 use super::exchange::{Exchange, Ills, News, Pulled};
@@ -50,15 +50,19 @@ impl KvLegs<'_> {
             self.exchange.computed(self.worker, progress, result.step.ms, self.now_ms);
         }
         for freed in &result.freed {
-            self.exchange.withdraw((self.worker, freed.request), "lost", self.now_ms);
+            self.exchange.withdraw(
+                (self.worker, freed.request),
+                TransferFailure::Lost,
+                self.now_ms,
+            );
         }
     }
 
     /// The router wants no more of a leg. `None` if it is not here.
     pub(crate) fn cancel(&mut self, request: RequestId) -> (Vec<Say>, Option<Freed>) {
         let place = (self.worker, request);
-        self.exchange.withdraw(place, "revoked", self.now_ms);
-        let pulled = self.exchange.abandon(place, "cancelled");
+        self.exchange.withdraw(place, TransferFailure::Revoked, self.now_ms);
+        let pulled = self.exchange.abandon(place, TransferFailure::Cancelled);
         (pulled.into_iter().map(Say::Transferred).collect(), self.engine.cancel(request))
     }
 
@@ -74,7 +78,7 @@ impl KvLegs<'_> {
             Ok(None) => {}
             Err(failed) => said.push(Say::Failed(failed)),
         }
-        said.extend(self.abandon(request, "cancelled"));
+        said.extend(self.abandon(request, TransferFailure::Cancelled));
         said
     }
 
@@ -94,12 +98,16 @@ impl KvLegs<'_> {
                     said.extend(self.engine.cancel(request).map(Say::Freed));
                 }
                 News::LeaseEnds(request) => {
-                    self.exchange.withdraw((self.worker, request), "expired", self.now_ms);
+                    self.exchange.withdraw(
+                        (self.worker, request),
+                        TransferFailure::Expired,
+                        self.now_ms,
+                    );
                     said.extend(self.engine.cancel(request).map(Say::Freed));
                 }
                 News::TooLate(request) if self.engine.expects(request) => {
                     self.engine.alone(request);
-                    said.extend(self.abandon(request, "timeout"));
+                    said.extend(self.abandon(request, TransferFailure::Timeout));
                 }
                 News::TooLate(_) => {}
             }
@@ -107,7 +115,7 @@ impl KvLegs<'_> {
         said
     }
 
-    fn abandon(&mut self, request: RequestId, why: &'static str) -> Option<Say> {
+    fn abandon(&mut self, request: RequestId, why: TransferFailure) -> Option<Say> {
         self.exchange.abandon((self.worker, request), why).map(Say::Transferred)
     }
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use headrace_router::core::frame::{
-    Bye, Failed, Finish, Frame, Freed, MAX_FRAME_BYTES, Offer, RequestId, Snapshot, Step,
+    Bye, Failed, FailureKind, Finish, Frame, Freed, MAX_FRAME_BYTES, Offer, RequestId, Snapshot,
+    Step,
 };
 use headrace_router::core::secret::HashKey;
 use headrace_router::fleet::codec::{FrameReader, FrameWriter};
@@ -20,9 +21,6 @@ mod legs;
 
 /// Keys of one `Snapshot` part, as in `headrace.engine.cache.block_log`.
 const SNAPSHOT_KEYS: usize = 1 << 17;
-
-/// What moves KV between mock workers: nothing but time.
-pub(super) const BACKEND: &str = "mock";
 
 /// How a session ended, when it was not by an error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -286,6 +284,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             | Frame::Transferred(_)
             | Frame::Offer(_)
             | Frame::Welcome(_)
+            | Frame::OtherVersion(_)
             | Frame::Refuse(_)) => bail!("a router does not send {} now", other.name()),
         }
         Ok(())
@@ -297,14 +296,9 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         if Instant::now() >= until {
             self.step = None;
             for request in self.worker.cancel_all() {
-                let (kind, message) =
-                    ("draining".into(), "the worker had no time left to finish it".into());
-                self.writer.push(&Frame::Failed(Failed {
-                    request,
-                    kind,
-                    message,
-                    retryable: true,
-                }))?;
+                let message = "the worker had no time left to finish it".into();
+                let kind = FailureKind::Draining;
+                self.writer.push(&Frame::Failed(Failed { request, kind, message }))?;
             }
         }
         Ok(self.worker.engine.is_idle())

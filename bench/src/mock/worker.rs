@@ -5,7 +5,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use headrace_router::core::blocks::HASH_SCHEME;
-use headrace_router::core::frame::{Fingerprints, Hello, PROTOCOL, RequestId, Role, StepCost};
+use headrace_router::core::frame::{
+    Fingerprints, Hello, PROTOCOL, RequestId, Role, StepCost, TransferBackend,
+};
 use headrace_router::core::secret::HashKey;
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{Notify, broadcast, oneshot};
@@ -19,7 +21,7 @@ use super::greeting::Refused;
 use super::kv_legs::{KvLegs, Say};
 use super::model::Model;
 use super::pace::Pace;
-use super::session::{self, BACKEND, Ended};
+use super::session::{self, Ended};
 use crate::random::Random;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
@@ -205,11 +207,12 @@ impl Worker {
             capacity: self.engine.capacity(),
             context_tokens,
             group: None,
-            transfer: vec![format!("{BACKEND}:{}", std::process::id())],
+            transfer: vec![format!("{}:{}", TransferBackend::Mock, std::process::id())],
             nonce: nonce.iter().flat_map(|half| half.to_le_bytes()).collect(),
             // one that costs nothing is no prior, and would be refused
             step_prior: (prior != StepCost::default()).then_some(prior),
             kv_block_bytes: fleet.kv_block_bytes,
+            dtype: "mock".into(),
         }
     }
 

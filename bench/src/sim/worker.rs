@@ -140,6 +140,7 @@ impl SimWorker {
             nonce: Vec::new(),
             step_prior: self.priors.then(|| self.engine.cost()),
             kv_block_bytes: self.kv_block_bytes,
+            dtype: "sim".into(),
         }
     }
 

@@ -2,42 +2,10 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 from headrace.errors import HeadraceError
-from headrace.wire.frames import Failed
+from headrace.wire.frames import Failed, FailureKind
 
-
-class FailureKind(StrEnum):
-    """`Failed.kind` on the wire."""
-
-    QUEUE_FULL = "queue_full"
-    DUPLICATE_REQUEST = "duplicate_request"
-    EMPTY_PROMPT = "empty_prompt"
-    TOO_LONG = "too_long"
-    TOO_BIG_FOR_POOL = "too_big_for_pool"
-    BAD_TOKEN = "bad_token"
-    BAD_SAMPLING = "bad_sampling"
-    BAD_RESUME = "bad_resume"
-    UNSUPPORTED = "unsupported"
-    DRAINING = "draining"
-    ENGINE = "engine"
-
-    @property
-    def retryable(self) -> bool:
-        """Whether another worker of the same model may succeed."""
-        return self in RETRYABLE
-
-
-RETRYABLE = frozenset(
-    {
-        FailureKind.QUEUE_FULL,
-        FailureKind.TOO_BIG_FOR_POOL,
-        FailureKind.UNSUPPORTED,
-        FailureKind.DRAINING,
-        FailureKind.ENGINE,
-    }
-)
+__all__ = ["FailureKind", "KernelPanic", "RequestError"]
 
 
 class RequestError(HeadraceError):
@@ -49,12 +17,7 @@ class RequestError(HeadraceError):
         self.message = message
 
     def frame(self, request: int) -> Failed:
-        return Failed(
-            request=request,
-            kind=self.kind.value,
-            message=self.message,
-            retryable=self.kind.retryable,
-        )
+        return Failed(request, self.kind, self.message)
 
 
 class KernelPanic(HeadraceError):

@@ -13,7 +13,7 @@ from headrace.kv_transfer.consumer import Consumer
 from headrace.kv_transfer.migration import Fetches, Migration
 from headrace.kv_transfer.producer import Producer, Tell
 from headrace.kv_transfer.pulls import Puller
-from headrace.wire.frames import Continue, Fetch, Offer, Submit, Ticket
+from headrace.wire.frames import Continue, Fetch, Offer, Submit, Ticket, TransferFailure
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -123,7 +123,7 @@ class KvConnector:
         """Time is up: nothing more goes out or comes in."""
         self._migration.end()
         self._producer.withdraw_all()
-        self._puller.stop_all("cancelled")
+        self._puller.stop_all(TransferFailure.CANCELLED)
 
     async def close(self) -> None:
         """Hang up on everybody."""

@@ -13,11 +13,10 @@ from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Key
 from headrace.kv_transfer.producer import Tell
 from headrace.kv_transfer.pulls import Job, Puller
-from headrace.wire.frames import Freed, KvFrom, Transferred
+from headrace.wire.frames import Freed, KvFrom, TransferFailure, Transferred
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
-    from headrace.kv_transfer.backends.base import ErrorKind
 
 log = logging.getLogger(__name__)
 
@@ -79,13 +78,13 @@ class Consumer:
         elif tokens:
             arrival.until_s = now_s + arrival.kv_from.timeout_ms / 1e3
         else:
-            self._give_up(key, arrival, "cancelled")
+            self._give_up(key, arrival, TransferFailure.CANCELLED)
 
     def ended(self, key: Key) -> None:
         """The request is over. Where something may still write to its blocks, they are free once that has stopped."""
         arrival = self._waiting.pop(key, None)
         if arrival is not None and arrival.job is not None:
-            self._puller.stop(arrival.job, "cancelled")
+            self._puller.stop(arrival.job, TransferFailure.CANCELLED)
 
     def ended_link(self, link: int) -> None:
         """The same for all requests of a router."""
@@ -96,7 +95,7 @@ class Consumer:
         """Give up what is late, start the pulls that have their blocks."""
         for key, arrival in list(self._waiting.items()):
             if arrival.until_s <= now_s:
-                self._give_up(key, arrival, "timeout")
+                self._give_up(key, arrival, TransferFailure.TIMEOUT)
         for pull in self._engine.kv_imports.take_pulls():
             arrival = self._waiting.get(pull.key)
             if arrival is None or arrival.over:  # since it got its blocks
@@ -108,24 +107,24 @@ class Consumer:
             )
             self._puller.start(arrival.job)
 
-    def _give_up(self, key: Key, arrival: AwaitedKv, why: ErrorKind) -> None:
+    def _give_up(self, key: Key, arrival: AwaitedKv, why: TransferFailure) -> None:
         """Compute it here, from the moment that nothing writes to its blocks."""
         arrival.until_s = math.inf
         if arrival.job is not None:
             self._puller.stop(arrival.job, why)
             return
         del self._waiting[key]
-        if why == "timeout":  # otherwise there never was anything to report
+        if why == TransferFailure.TIMEOUT:  # otherwise there never was anything to report
             if (
                 arrival.ticket is not None
             ):  # it waited for blocks of ours, so the source is not to blame
-                why = "no_room"
+                why = TransferFailure.NO_ROOM
             log.warning(
                 "handoff transfer_late: request %d got no KV from %s within %d ms: %s",
                 *(key.request, arrival.kv_from.worker, arrival.kv_from.timeout_ms, why),
             )
             late_ms = float(arrival.kv_from.timeout_ms)
-            report = Transferred(key.request, arrival.kv_from.worker, "", 0, 0, late_ms, why)
+            report = Transferred(key.request, arrival.kv_from.worker, None, 0, 0, late_ms, why)
             self._tell(key.link, report)
         self._failed(key)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.engine.sequence import Key
 from headrace.kv_transfer.producer import Tell
 from headrace.kv_transfer.pulls import Job, Puller
-from headrace.wire.frames import NAME_BYTES, Fetch, Offer, Transferred
+from headrace.wire.frames import NAME_BYTES, Fetch, Offer, TransferFailure, Transferred
 
 if TYPE_CHECKING:
     from headrace.engine.cache.migration import Adoption
@@ -76,7 +76,7 @@ class Migration:
         if self._ticket is None or self._source is None:
             return
         self._source.revoked = True
-        self._server.withdraw(self._ticket, "expired")
+        self._server.withdraw(self._ticket, TransferFailure.EXPIRED)
         self._engine.pinned.release(list(self._source.blocks))
         self._ticket = self._source = self.until_s = None
 
@@ -111,7 +111,9 @@ class Fetches:
             log.debug("handoff: fetch %d is here already", key.request)
             return
         if len(self._in_flight) >= MOST_FETCHES:
-            report = Transferred(key.request, fetch.kv_from.worker, "", 0, 0, 0.0, "no_room")
+            report = Transferred(
+                key.request, fetch.kv_from.worker, None, 0, 0, 0.0, TransferFailure.NO_ROOM
+            )
             self._tell(key.link, report)
             return
         starts = range(0, len(fetch.names), NAME_BYTES)
@@ -134,11 +136,11 @@ class Fetches:
         """Give up what is late."""
         for it in self._in_flight.values():
             if it.until_s <= now_s:
-                self._puller.stop(it.job, "timeout")
+                self._puller.stop(it.job, TransferFailure.TIMEOUT)
 
     def cancel(self, key: Key) -> None:
         if key in self._in_flight:
-            self._puller.stop(self._in_flight[key].job, "cancelled")
+            self._puller.stop(self._in_flight[key].job, TransferFailure.CANCELLED)
 
     def cancel_link(self, link: int) -> None:
         """Cancel all of a router."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from headrace.engine.sequence import Key
-from headrace.wire.frames import Freed, KvReady, Offer, Transferred
+from headrace.wire.frames import Freed, KvReady, Offer, TransferFailure, Transferred
 
 if TYPE_CHECKING:
     from headrace.engine.cache.kv_export import KvExport
@@ -69,7 +69,7 @@ class Producer:
         for key, it in list(self._open.items()):
             if it.export.revoked:
                 log.warning("handoff lease_over: nobody has pulled request %d in time", key.request)
-                self._close(key, "expired")
+                self._close(key, TransferFailure.EXPIRED)
         self.offer()
 
     def withdraw(self, key: Key) -> None:
@@ -87,7 +87,7 @@ class Producer:
         for key in list(self._open):
             self._close(key)
 
-    def _close(self, key: Key, why: Ending = "revoked") -> None:
+    def _close(self, key: Key, why: Ending = TransferFailure.REVOKED) -> None:
         self._server.withdraw(self._open.pop(key).ticket, why)
 
     def _done(self, key: Key) -> None:

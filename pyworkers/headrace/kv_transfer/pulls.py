@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from headrace.engine.sequence import Key
 from headrace.kv_transfer.backends.base import TransferError
-from headrace.wire.frames import KvFrom, Transferred
+from headrace.wire.frames import KvFrom, TransferBackend, TransferFailure, Transferred
 
 if TYPE_CHECKING:
-    from headrace.kv_transfer.backends.base import ErrorKind, Pulled
+    from headrace.kv_transfer.backends.base import Pulled
     from headrace.kv_transfer.peers.client import TransferClient
 
 log = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ class Job:
     may_write: Callable[[], bool] = lambda: True  # to our blocks; its turn does not come before
     began_s: float = 0.0  # when it was its turn
     task: asyncio.Task[None] | None = None
-    stopped: ErrorKind | None = None  # why we ended it, if we did
+    stopped: TransferFailure | None = None  # why we ended it, if we did
     pulled: Pulled | None = None
-    error: ErrorKind | None = None
-    backend: str = ""
+    error: TransferFailure | None = None
+    backend: TransferBackend | None = None
     ended_s: float = field(default=0.0)
 
     @property
@@ -94,7 +94,7 @@ class Puller:
         else:
             self._queue.append(job)
 
-    def stop(self, job: Job, why: ErrorKind) -> None:
+    def stop(self, job: Job, why: TransferFailure) -> None:
         """End `job`; it is among the ended as soon as nothing writes to the pool. A second call changes nothing.
 
         One that never had its turn was late for want of room here, whatever its source did.
@@ -108,9 +108,9 @@ class Puller:
         else:
             self._queue.remove(job)
             job.began_s = asyncio.get_running_loop().time()
-            self._end(job, "no_room" if why == "timeout" else why)
+            self._end(job, TransferFailure.NO_ROOM if why == TransferFailure.TIMEOUT else why)
 
-    def stop_all(self, why: ErrorKind) -> None:
+    def stop_all(self, why: TransferFailure) -> None:
         for job in [*self._queue, *self._running]:
             self.stop(job, why)
 
@@ -163,7 +163,7 @@ class Puller:
         if failure is not None:
             log.error("handoff transfer_broken: request %d", job.key.request, exc_info=failure)
         if job.pulled is None and job.error is None:
-            job.error = job.stopped or "lost"
+            job.error = job.stopped or TransferFailure.LOST
             if job.stopped is not None:
                 log.warning(
                     "handoff transfer_stopped: request %d from %s: %s",
@@ -172,7 +172,7 @@ class Puller:
         self._end(job, job.error)
         self._next()
 
-    def _end(self, job: Job, error: ErrorKind | None) -> None:
+    def _end(self, job: Job, error: TransferFailure | None) -> None:
         job.error = error
         job.ended_s = asyncio.get_running_loop().time()
         self._ended.append(job)

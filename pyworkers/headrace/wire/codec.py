@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from headrace.errors import MalformedFrame
+from headrace.errors import MalformedFrame, OtherProtocol
 from headrace.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_TICKET_BYTES,
     NAME_BYTES,
+    PROTOCOL,
     Blocks,
     Bye,
     Cancel,
@@ -28,6 +29,7 @@ from headrace.wire.frames import (
     KvReady,
     ModelPart,
     Offer,
+    OtherVersion,
     Ping,
     Prove,
     Refuse,
@@ -55,6 +57,12 @@ def decode(body: bytes) -> Frame:
     return _SCHEMA.decode(body)
 
 
+def _check_version(fields: list[Any]) -> None:
+    """Of a Hello of another version nothing is read but that. What is no version at all is found with the fields."""
+    if fields and type(fields[0]) is int and 0 <= fields[0] < 2**16 and fields[0] != PROTOCOL:
+        raise OtherProtocol(fields[0], PROTOCOL)
+
+
 # --- rules: lengths that have to fit each other, which no type can say ---
 
 
@@ -62,6 +70,15 @@ def _ticket_rule(frame: KvReady | Ticket | Offer | Fetch) -> None:
     if len(frame.ticket) > MAX_TICKET_BYTES:
         got = str(len(frame.ticket))
         raise MalformedFrame(".ticket", f"at most {MAX_TICKET_BYTES} bytes", got)
+
+
+def _refuse_rule(frame: Refuse) -> None:
+    """A worker that is to come back is told when, and no other."""
+    if frame.reason.says_when is (frame.retry_after_ms is not None):
+        return
+    expected = "a time" if frame.reason.says_when else "nil"
+    got = "nil" if frame.retry_after_ms is None else str(frame.retry_after_ms)
+    raise MalformedFrame(".retry_after_ms", f"{expected} for {frame.reason}", got)
 
 
 def _offer_rule(frame: Offer) -> None:
@@ -102,6 +119,7 @@ def _one_each(field: str, items: list[int], blocks: int) -> None:
 
 _RULES: Final[dict[type, Callable[[Any], None]]] = {
     KvReady: _ticket_rule,
+    Refuse: _refuse_rule,
     Offer: _offer_rule,
     Ticket: _ticket_rule,
     Continue: _continue_rule,
@@ -123,7 +141,7 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     11: ("transferred", Transferred),
     12: ("offer", Offer),
     32: ("welcome", Welcome),
-    33: ("refuse", Refuse),
+    33: ("other_version", OtherVersion),
     34: ("submit", Submit),
     35: ("describe", Describe),
     36: ("cancel", Cancel),
@@ -133,5 +151,8 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     40: ("ticket", Ticket),
     41: ("continue", Continue),
     42: ("fetch", Fetch),
+    43: ("refuse", Refuse),
 }
-_SCHEMA: Final = Schema(_NUMBERS, MAX_FRAME_BYTES, _RULES, max_values=MAX_VALUES)
+_SCHEMA: Final = Schema(
+    _NUMBERS, MAX_FRAME_BYTES, _RULES, max_values=MAX_VALUES, first={Hello: _check_version}
+)

@@ -8,18 +8,81 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
 
 
+# Closed sets of words: one that is not here is no frame.
+
 Role: TypeAlias = Literal["prefill", "decode", "both"]
 Finish: TypeAlias = Literal["stop", "length", "cancelled"]
+
+
+class FailureKind(StrEnum):
+    """Why a worker does not serve a request. The kind alone says whether another worker may succeed."""
+
+    QUEUE_FULL = "queue_full"
+    DUPLICATE_REQUEST = "duplicate_request"
+    EMPTY_PROMPT = "empty_prompt"
+    TOO_LONG = "too_long"
+    TOO_BIG_FOR_POOL = "too_big_for_pool"
+    BAD_TOKEN = "bad_token"
+    BAD_SAMPLING = "bad_sampling"
+    BAD_RESUME = "bad_resume"
+    UNSUPPORTED = "unsupported"
+    DRAINING = "draining"
+    ENGINE = "engine"
+
+
+class RefuseReason(StrEnum):
+    """Why a worker may not join."""
+
+    BAD_HELLO = "bad_hello"
+    SECRET = "secret"
+    MISMATCH = "mismatch"
+    TOO_MANY_MODELS = "too_many_models"
+    SUPERSEDED = "superseded"
+    CIRCUIT = "circuit"
+    NAME_TAKEN = "name_taken"
+    ALREADY_JOINED = "already_joined"
+
+    @property
+    def says_when(self) -> bool:
+        """Whether the worker may dial again, after `Refuse.retry_after_ms`."""
+        return self in {RefuseReason.CIRCUIT, RefuseReason.NAME_TAKEN}
+
+
+class TransferBackend(StrEnum):
+    """What moves the bytes of a pull."""
+
+    SHM = "shm"
+    TCP = "tcp"
+    NIXL = "nixl"
+    CUDA_IPC = "cuda-ipc"
+    MOCK = "mock"
+
+
+class TransferFailure(StrEnum):
+    """Why a pull did not bring its blocks."""
+
+    LOST = "lost"  # the peer is gone, silent, or cannot be reached
+    REVOKED = "revoked"  # the source took its blocks back
+    EXPIRED = "expired"  # the lease was over
+    CHECKSUM = "checksum"
+    TIMEOUT = "timeout"  # of the pull as a whole
+    REFUSED = "refused"  # unknown or used ticket, another version
+    LAYOUT = "layout"  # the pools differ
+    NO_ROOM = (
+        "no_room"  # one end has as much under way as it takes; neither way nor source is to blame
+    )
+    CANCELLED = "cancelled"  # the puller gave it up
 
 
 # --- worker -> router ---
@@ -71,7 +134,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """First frame of a link. `Link` fills in `nonce`."""
+    """First frame of a link. `Link` fills in `nonce`. In every version it is number 1 and begins with `protocol`."""
 
     protocol: U16
     worker: str
@@ -86,6 +149,7 @@ class Hello:
     nonce: bytes = b""
     step_prior: StepCost | None = None
     kv_block_bytes: U64 = 0
+    dtype: str = ""  # of the weights: shown, never compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +283,8 @@ class Failed:
     """A request that cannot be served by this worker."""
 
     request: U64
-    kind: str
+    kind: FailureKind
     message: str
-    retryable: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +296,15 @@ class Bye:
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """A pull of KV ended; `error` is a word, None if all came."""
+    """A pull of KV ended; `backend` is None where it did not come to one, `error` if all came."""
 
     request: U64
     worker: str
-    backend: str
+    backend: TransferBackend | None
     blocks: U32
     bytes: U64
     ms: float
-    error: str | None
+    error: TransferFailure | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,9 +334,25 @@ class Welcome:
 
 
 @dataclass(frozen=True, slots=True)
-class Refuse:
-    """Why a worker may not join."""
+class OtherVersion:
+    """The worker speaks another version of the protocol. This frame is the same in every version."""
 
+    field: str
+    expected: str
+    got: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Why a worker may not join.
+
+    Programs read `reason`, `router` and `retry_after_ms`; the other texts are for people.
+    """
+
+    reason: RefuseReason
+    router: str
+    retry_after_ms: U32 | None  # set exactly where the reason `says_when`
     field: str
     expected: str
     got: str
@@ -420,6 +499,7 @@ FromWorker: TypeAlias = (
 )
 FromRouter: TypeAlias = (
     Welcome
+    | OtherVersion
     | Refuse
     | Submit
     | Describe

@@ -21,7 +21,6 @@ import asyncio
 import dataclasses
 import hmac
 import logging
-import math
 import random
 import secrets
 import ssl
@@ -35,6 +34,7 @@ from headrace import _core
 from headrace.errors import (
     AlreadyJoined,
     HeldOff,
+    LinkClosed,
     LinkError,
     LinkLost,
     MalformedFrame,
@@ -49,8 +49,10 @@ from headrace.wire.frames import (
     FromRouter,
     FromWorker,
     Hello,
+    OtherVersion,
     Prove,
     Refuse,
+    RefuseReason,
     Welcome,
 )
 
@@ -213,8 +215,14 @@ class Link:
         hello = self._hello()
         transfer = [reachable(endpoint, connection.local_host) for endpoint in hello.transfer]
         connection.write(_pack(dataclasses.replace(hello, nonce=nonce, transfer=transfer)))
-        answer = await connection.receive()
-        if isinstance(answer, Refuse):
+        try:
+            answer = await connection.receive()
+        except LinkClosed:
+            raise LinkClosed(
+                "the router hung up instead of answering our Hello; where that goes on, the router may be of a release "
+                f"that does not speak version {PROTOCOL} of the protocol"
+            ) from None
+        if isinstance(answer, Refuse | OtherVersion):
             raise _refused(answer)
         if not isinstance(answer, Welcome):
             raise MalformedFrame("frame", "welcome or refuse", type(answer).__name__.lower())
@@ -321,24 +329,16 @@ def _pack(message: FromWorker) -> bytes:
 
 
 def _wanted(frame: FromRouter) -> FromRouter:
-    if isinstance(frame, Refuse):
+    if isinstance(frame, Refuse | OtherVersion):
         raise _refused(frame)
     return frame
 
 
-def _refused(frame: Refuse) -> LinkError:
-    """The refusals that are none for good have names of their own: see `Refuse` in the schema of frames."""
-    if frame.field in ("circuit", "name_taken"):
-        return HeldOff(_seconds(frame.expected), frame.message)
-    if frame.field == "link":
-        return AlreadyJoined(frame.expected)
+def _refused(frame: Refuse | OtherVersion) -> LinkError:
+    """The refusals that are none for good have names of their own."""
+    if isinstance(frame, Refuse):
+        if frame.retry_after_ms is not None:
+            return HeldOff(frame.retry_after_ms / 1000, frame.message)
+        if frame.reason is RefuseReason.ALREADY_JOINED:
+            return AlreadyJoined(frame.router)
     return Refused(frame.field, frame.expected, frame.got, frame.message)
-
-
-def _seconds(text: str) -> float:
-    """Of a router that may send anything."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        return 1.0
-    return seconds if 0.0 <= seconds < math.inf else 1.0

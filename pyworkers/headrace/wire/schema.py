@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import (
     Annotated,
     Any,
@@ -53,6 +54,8 @@ FEW_BYTES: Final = 64 << 10
 
 # A rule raises MalformedFrame: lengths that have to fit each other, which no type can say.
 Rules: TypeAlias = Mapping[type, Callable[[Any], None]]
+# Looks at the fields of a message as msgpack gave them, before they are counted and read.
+FirstLooks: TypeAlias = Mapping[type, Callable[[list[Any]], None]]
 
 
 class Schema:
@@ -65,9 +68,13 @@ class Schema:
         rules: Rules | None = None,
         *,
         max_values: int = FEW_BYTES,
+        first: FirstLooks | None = None,
     ) -> None:
         self._max_bytes = max_bytes
         self._max_values = max_values
+        self._first = {
+            number: first[kind] for number, (_, kind) in messages.items() if first and kind in first
+        }
         self._loads: dict[int, tuple[str, _Convert]] = {}
         self._dumps: dict[type, tuple[int, str, _Convert]] = {}
         for number, (name, kind) in messages.items():
@@ -106,6 +113,8 @@ class Schema:
             name, load = self._loads[number]
         except KeyError:
             raise UnknownFrameType(number) from None
+        if (look := self._first.get(number)) is not None:
+            look(values[1:])
         try:
             return load(values[1:])
         except MalformedFrame as error:
@@ -258,6 +267,18 @@ def _one_of(values: tuple[str, ...]) -> _Convert:
     return check
 
 
+def _enum(kind: type[StrEnum]) -> tuple[_Convert, _Convert]:
+    """A closed set of words: on the wire its values, in a message its members."""
+    check = _one_of(tuple(member.value for member in kind))
+
+    def dump(value: Any) -> Any:
+        if type(value) is not kind:
+            raise MalformedFrame("", kind.__name__, _name_of(value))
+        return value.value
+
+    return lambda value: kind(check(value)), dump
+
+
 def _optional(convert: _Convert) -> _Convert:
     return lambda value: None if value is None else convert(value)
 
@@ -372,6 +393,8 @@ def _converts(hint: Any, rules: Rules) -> tuple[_Convert, _Convert]:
         assert nothing is type(None)
         load, dump = _converts(inner, rules)
         return _optional(load), _optional(dump)
+    if isinstance(hint, type) and issubclass(hint, StrEnum):
+        return _enum(hint)
     if hint in _PLAIN:
         return _PLAIN[hint], _PLAIN[hint]
     return _struct(hint, rules)

@@ -143,6 +143,7 @@ def load(settings: WorkerSettings) -> Loaded:
         capacity=capacity(config),
         context_tokens=engine.context_tokens,
         kv_block_bytes=model.kv_block_bytes if settings.transfer else 0,
+        dtype=model.dtype_name,
     )
     return Loaded(engine, checkpoint.doc(), hello)
 

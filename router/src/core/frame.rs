@@ -3,21 +3,26 @@
 //! On the wire a frame is the msgpack array `[type, fields...]`, fields in the order in which they stand here; nested
 //! structs are arrays too. `tests/golden/` holds frames that Rust and Python both read and write byte for byte.
 
+mod failure;
 mod handshake;
 mod migration;
+mod refusal;
+mod words;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::handshake::{
-    Capacity, Fingerprints, Group, Hello, Prove, Refuse, Role, StepCost, Welcome,
-};
+pub use self::failure::{Failed, FailureKind};
+pub use self::handshake::{Capacity, Fingerprints, Group, Hello, Prove, Role, StepCost, Welcome};
 pub use self::migration::{
     Continue, Fetch, KvFrom, KvReady, KvTransfer, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
-    Transferred,
+    TransferBackend, TransferFailure, Transferred,
 };
+pub use self::refusal::{OtherVersion, Refuse, RefuseReason};
+pub use self::words::Word;
+use self::words::words;
 
-/// Version of this protocol. A peer that speaks another one is refused with both numbers.
-pub const PROTOCOL: u16 = 1;
+/// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
+pub const PROTOCOL: u16 = 2;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -56,8 +61,8 @@ pub enum Frame {
     Offer(Offer),
     /// 32, router -> worker: the Hello was accepted.
     Welcome(Welcome),
-    /// 33, router -> worker: the Hello was not accepted; the link closes.
-    Refuse(Refuse),
+    /// 33, router -> worker: the Hello is of another version of the protocol; the link closes.
+    OtherVersion(OtherVersion),
     /// 34, router -> worker: work.
     Submit(Submit),
     /// 35, router -> worker: send the `Model` of this fingerprint.
@@ -76,6 +81,8 @@ pub enum Frame {
     Continue(Continue),
     /// 42, router -> worker: pull these blocks into the prefix cache.
     Fetch(Fetch),
+    /// 43, router -> worker: the Hello was not accepted; the link closes.
+    Refuse(Refuse),
 }
 
 /// Part of the full list of cached blocks on the device. `last` ends it; deltas follow with growing `sequence`. No `Blocks` stand
@@ -138,16 +145,16 @@ pub struct Load {
     pub waiting: u32,
 }
 
-/// Why a sequence ended on the worker.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Finish {
-    /// A stop token.
-    Stop,
-    /// `max_tokens` or the context was reached.
-    Length,
-    /// `Cancel` or the deadline ended it.
-    Cancelled,
+words! {
+    /// Why a sequence ended on the worker.
+    Finish {
+        /// A stop token.
+        Stop = "stop",
+        /// `max_tokens` or the context was reached.
+        Length = "length",
+        /// `Cancel` or the deadline ended it.
+        Cancelled = "cancelled",
+    }
 }
 
 /// A token and its log-probability.
@@ -234,19 +241,6 @@ pub struct Freed {
     pub request: RequestId,
     /// Blocks that it gave back (to the free list or to the prefix cache).
     pub blocks: u32,
-}
-
-/// A request that cannot be served by this worker.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failed {
-    /// The request.
-    pub request: RequestId,
-    /// Named error, such as `queue_full`, `too_long`, `bad_token`, `engine`.
-    pub kind: String,
-    /// For people.
-    pub message: String,
-    /// True if another worker may succeed.
-    pub retryable: bool,
 }
 
 /// The worker leaves.

@@ -12,12 +12,12 @@ mod rules;
 pub use columns::{ColumnsError, OutputColumns};
 pub use io::{FrameReader, FrameWriter, ReadError};
 
-use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_str, put_uint};
+use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_uint};
 use crate::core::frame::{
-    Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Finish,
-    Frame, Freed, Group, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES, ModelPart,
-    Offer, Output, Ping, Prove, Ranked, Refuse, Resume, Resync, Role, Sampling, Snapshot, Step,
-    StepCost, StoredRun, Submit, Ticket, TokenLogprob, Transferred, Welcome,
+    Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
+    Freed, Group, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES, ModelPart, Offer,
+    OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked, Refuse, Resume, Resync, Sampling,
+    Snapshot, Step, StepCost, StoredRun, Submit, Ticket, TokenLogprob, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -42,6 +42,12 @@ pub enum CodecError {
     UnknownType {
         /// As received.
         number: u64,
+    },
+    /// A Hello of another version of the protocol. Its other fields were not read.
+    #[error("a peer of protocol version {got}, this side speaks {}", PROTOCOL)]
+    OtherVersion {
+        /// As received.
+        got: u16,
     },
     /// A field is missing, too many, of another type, or out of range.
     #[error("{at}: expected {expected}, got {got}")]
@@ -88,6 +94,13 @@ pub fn decode(body: &[u8]) -> Result<Frame, CodecError> {
     }
     let mut reader = Reader::new(body);
     let (len, number) = read_head(&mut reader).map_err(|fault| named(*fault, "frame"))?;
+    if number == HELLO && len > 1 {
+        let got =
+            reader.peek::<u16>().map_err(|fault| named(*fault.inside("protocol"), "hello"))?;
+        if got != PROTOCOL {
+            return Err(CodecError::OtherVersion { got });
+        }
+    }
     let (name, frame) = read_frame(number, len - 1, &mut reader)?;
     match reader.left() {
         0 => Ok(frame),
@@ -111,6 +124,9 @@ fn named(fault: Fault, name: &str) -> CodecError {
         FaultKind::Malformed { expected, got } => CodecError::Malformed { at, expected, got },
     }
 }
+
+/// Number of the frame that says which version its sender speaks.
+const HELLO: u64 = 1;
 
 /// Type number and name of each frame.
 macro_rules! frames {
@@ -165,7 +181,7 @@ frames! {
     11 "transferred" Transferred,
     12 "offer" Offer,
     32 "welcome" Welcome,
-    33 "refuse" Refuse,
+    33 "other_version" OtherVersion,
     34 "submit" Submit,
     35 "describe" Describe,
     36 "cancel" Cancel,
@@ -175,6 +191,7 @@ frames! {
     40 "ticket" Ticket,
     41 "continue" Continue,
     42 "fetch" Fetch,
+    43 "refuse" Refuse,
 }
 
 /// Runs of blocks in one frame. A worker's step begins some thousand at most, while a frame of empty ones would take ten
@@ -237,7 +254,7 @@ macro_rules! structs {
 structs! {
     Hello {
         protocol, worker, epoch, role, model, fingerprints, capacity, context_tokens, group, transfer, nonce,
-        step_prior, kv_block_bytes,
+        step_prior, kv_block_bytes, dtype,
     }
     Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
     Capacity { blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks }
@@ -258,12 +275,13 @@ structs! {
     ModelPart { fingerprint, part, last, data }
     KvReady { request, ticket, lease_ms } => rules::kv_ready
     Freed { request, blocks }
-    Failed { request, kind, message, retryable }
+    Failed { request, kind, message }
     Bye { reason }
     Transferred { request, worker, backend, blocks, bytes, ms, error }
     Offer { ticket, names, parents, hits, lease_ms } => rules::offer
     Welcome { protocol, router, heartbeat_ms, challenge, proof, hash_key }
-    Refuse { field, expected, got, message }
+    OtherVersion { field, expected, got, message }
+    Refuse { reason, router, retry_after_ms, field, expected, got, message } => rules::refuse
     Submit {
         request, tokens, sampling, stop_ids, max_tokens, deadline_ms, priority, salt, kv_from, resume,
         kv_transfer,
@@ -283,31 +301,4 @@ structs! {
     Ticket { request, ticket } => rules::pass_on
     Continue { request, generated } => rules::go_on
     Fetch { request, kv_from, ticket, names, parents, offset } => rules::fetch
-}
-
-/// Enums without data, written as their name.
-macro_rules! enums {
-    ($($name:ident($expected:literal) { $($variant:ident = $text:literal),* $(,)? })*) => {$(
-        impl Wire for $name {
-            const MIN_BYTES: usize = 1;
-
-            fn write(&self, out: &mut Vec<u8>) {
-                put_str(out, match self {
-                    $(Self::$variant => $text,)*
-                });
-            }
-
-            fn read(reader: &mut Reader<'_>) -> Read<Self> {
-                match reader.str()? {
-                    $($text => Ok(Self::$variant),)*
-                    other => Err(Fault::malformed($expected, format_args!("{other:?}"))),
-                }
-            }
-        }
-    )*};
-}
-
-enums! {
-    Role("prefill, decode or both") { Prefill = "prefill", Decode = "decode", Both = "both" }
-    Finish("stop, length or cancelled") { Stop = "stop", Length = "length", Cancelled = "cancelled" }
 }

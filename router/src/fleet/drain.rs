@@ -21,7 +21,7 @@ use super::link::{Link, LinkError};
 use super::pool::WorkerPool;
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{self, Cancel, Frame, Offer, Transferred};
+use crate::core::frame::{self, Cancel, FailureKind, Frame, Offer, Transferred};
 use crate::process::lock::Lock;
 
 /// For a worker to say what it offers.
@@ -104,8 +104,8 @@ impl Drains {
     }
 
     /// A leaving worker did not finish a request, which goes on elsewhere.
-    pub(super) fn moved(&self, id: WorkerId, kind: &str) {
-        if kind == "draining"
+    pub(super) fn moved(&self, id: WorkerId, kind: FailureKind) {
+        if kind == FailureKind::Draining
             && let Some(drain) = self.of(id)
         {
             drain.moved(1);

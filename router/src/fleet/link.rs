@@ -19,6 +19,7 @@ use tokio_util::sync::CancellationToken;
 use self::blocks::{Pace, cost, give_back};
 pub(super) use self::description::Description;
 pub(crate) use self::error::LinkError;
+use self::error::NotTaken;
 pub(crate) use self::hangup::Hangup;
 pub(crate) use self::leg::{Part, Partner};
 use self::legs::Legs;
@@ -103,7 +104,7 @@ impl Link {
         mut writer: FrameWriter<W>,
         submits: mpsc::Receiver<Submit>,
         events: BlockEvents,
-    ) -> LinkError
+    ) -> Arc<LinkError>
     where
         R: AsyncRead + Unpin,
         W: AsyncWrite + Unpin,
@@ -118,6 +119,7 @@ impl Link {
         // first out of the registry, so that no leg that is tried again comes back here, and no drain begins any more
         self.registry.leave(self.id);
         self.registry.drains.left(self.id, self.in_flight());
+        let error = Arc::new(error);
         self.fail_all(&error);
         error
     }
@@ -298,7 +300,7 @@ impl Link {
                 }
             }
             Frame::Failed(failed) => {
-                self.registry.drains.moved(self.id, &failed.kind);
+                self.registry.drains.moved(self.id, failed.kind);
                 self.failed(failed);
             }
             Frame::Bye(bye) => {
@@ -309,6 +311,7 @@ impl Link {
             Frame::Hello(_)
             | Frame::Prove(_)
             | Frame::Welcome(_)
+            | Frame::OtherVersion(_)
             | Frame::Refuse(_)
             | Frame::Submit(_)
             | Frame::Describe(_)

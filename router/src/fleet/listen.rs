@@ -25,7 +25,7 @@ use super::lobby::{Lobby, Peer, Visit};
 use super::registry::Registry;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
-use crate::core::frame::{Frame, MAX_FRAME_BYTES, Submit};
+use crate::core::frame::{MAX_FRAME_BYTES, Submit};
 use crate::net::{self, SocketFile};
 use crate::process::lock::Lock;
 
@@ -214,9 +214,9 @@ async fn serve_worker(
         link.close(LinkError::Shutdown); // it joined while all others were told
     }
     let error = link.run(reader, writer, submits, events).await;
-    registry.link_ended(&worker, link.id, link.leaves() || matches!(error, LinkError::Shutdown));
-    let as_it_said = link.leaves() && matches!(error, LinkError::Closed);
-    let in_good_order = as_it_said || matches!(error, LinkError::Shutdown);
+    registry.link_ended(&worker, link.id, link.leaves() || matches!(*error, LinkError::Shutdown));
+    let as_it_said = link.leaves() && matches!(*error, LinkError::Closed);
+    let in_good_order = as_it_said || matches!(*error, LinkError::Shutdown);
     if in_good_order {
         let reason = if as_it_said { "it was drained" } else { "the router is shutting down" };
         tracing::info!(worker, peer = address, reason, "worker left in good order");
@@ -259,8 +259,10 @@ async fn join(
         }
         Err(error) => Err(error),
     };
-    if let Err(HandshakeError::Refused(_, refuse)) = &taken_in {
-        send(&mut writer, Frame::Refuse(refuse.clone())).await?;
+    if let Err(error) = &taken_in
+        && let Some(answer) = error.answer()
+    {
+        send(&mut writer, answer).await?;
         writer.close().await?;
     }
     let (worker, events, link, submits) = taken_in?;

@@ -4,6 +4,7 @@
 mod described;
 mod pulls;
 
+use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -390,7 +391,9 @@ impl WorkerPool {
     pub(super) fn info(&self) -> Option<ModelInfo> {
         self.engine.as_ref()?;
         let context_tokens = self.context_tokens()?;
-        Some(ModelInfo { name: self.model.clone(), context_tokens, created: self.created })
+        let dtypes: BTreeSet<&str> = self.workers().map(|w| w.hello.dtype.as_str()).collect();
+        let dtypes = dtypes.into_iter().map(str::to_owned).collect();
+        Some(ModelInfo { name: self.model.clone(), context_tokens, dtypes, created: self.created })
     }
 }
 

@@ -23,13 +23,14 @@ use tokio_util::task::TaskTracker;
 use super::Setup;
 use super::budget::{DescriptionBytes, IndexRoom};
 use super::drain::Drains;
+use super::handshake::Misfit;
 use super::link::{Description, Link, LinkError};
 use super::listen::Dial;
 use super::pool::{Described, PooledWorker, WorkerPool, compare, document};
 use crate::config::{FleetConfig, WorkerListen};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
-use crate::core::frame::{Hello, Refuse, RequestId, Step, Submit, Transferred};
+use crate::core::frame::{Hello, Refuse, RefuseReason, RequestId, Step, Submit, Transferred};
 use crate::core::scheduler::{Given, LegOutput, Withdrawal};
 use crate::error::RouteError;
 use crate::metrics::Metrics;
@@ -173,7 +174,7 @@ impl Registry {
         self: &Arc<Self>,
         hello: Hello,
         dial: Dial,
-    ) -> Result<(Arc<Link>, tokio::sync::mpsc::Receiver<Submit>), Refuse> {
+    ) -> Result<(Arc<Link>, tokio::sync::mpsc::Receiver<Submit>), Box<Refuse>> {
         let mut state = self.state();
         self.may_come(&state, &hello, dial.peer)?;
         let mut asked_again = None;
@@ -280,15 +281,17 @@ impl Registry {
     /// A worker pulled KV from another one, or tried to.
     pub(super) fn transferred(self: &Arc<Self>, id: WorkerId, pull: &Transferred) {
         let now_ms = self.clock_ms();
-        let Transferred { worker: from, backend, bytes, ms, error, .. } = pull;
-        self.metrics.transfers.pulled(backend, *bytes, *ms, error.as_deref());
+        let Transferred { worker: from, bytes, ms, error, .. } = pull;
+        self.metrics.transfers.pulled(pull);
         self.drains.transferred(id, pull);
         self.change(id, |pool| {
             pool.transferred(id, pull);
-            match error.as_deref() {
+            match error {
                 None => pool.dispatch.scheduler.transferred(id, from, *bytes, *ms, now_ms),
-                Some("cancelled" | "no_room") => {} // neither way nor source is to blame
-                Some(_) => pool.dispatch.scheduler.transfer_failed(id, from, now_ms),
+                Some(why) if why.blames_source() => {
+                    pool.dispatch.scheduler.transfer_failed(id, from, now_ms);
+                }
+                Some(_) => {}
             }
         });
     }
@@ -427,14 +430,16 @@ impl Registry {
 }
 
 impl State {
-    fn may_join(&self, hello: &Hello) -> Result<(), Refuse> {
-        let refuse = |field: &str, expected: String, got: String, message: &str| {
-            Err(Refuse { field: field.into(), expected, got, message: message.into() })
+    fn may_join(&self, hello: &Hello, router: &str) -> Result<(), Box<Refuse>> {
+        let refuse = |reason, field: &str, expected: String, got: String, message| {
+            let misfit = Misfit { field: field.into(), expected, got, message };
+            Err(misfit.refuse(reason, router))
         };
         if let Some(old) = self.named(&hello.worker)
             && old.hello.epoch > hello.epoch
         {
             return refuse(
+                RefuseReason::Superseded,
                 "epoch",
                 format!("{} or later", old.hello.epoch),
                 hello.epoch.to_string(),
@@ -451,6 +456,7 @@ impl State {
         for (field, expected, got) in compare(&pool.fingerprints, &hello.fingerprints) {
             if expected != got {
                 return refuse(
+                    RefuseReason::Mismatch,
                     &format!("fingerprints.{field}"),
                     expected,
                     got,

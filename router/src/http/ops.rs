@@ -60,7 +60,7 @@ pub(super) async fn model(
     Err(RouteError::UnknownModel { model: clip(&name), served }.into())
 }
 
-/// OpenAI's `model`, and vLLM's `max_model_len`.
+/// OpenAI's `model`, vLLM's `max_model_len`, and the types of the weights that its workers compute in.
 fn model_body(model: &ModelInfo) -> Value {
     json!({
         "id": model.name,
@@ -68,5 +68,6 @@ fn model_body(model: &ModelInfo) -> Value {
         "created": model.created,
         "owned_by": "headrace",
         "max_model_len": model.context_tokens,
+        "dtypes": model.dtypes,
     })
 }

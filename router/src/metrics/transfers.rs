@@ -4,25 +4,11 @@ use std::time::Duration;
 
 use super::kinds::{Counter, Histogram, Labelled, group};
 use super::labels::ByPull;
+use crate::core::frame::{TransferBackend, Transferred, Word};
 
-/// Words of workers that become labels; any other word becomes `other`, so that nobody can make labels without end.
-pub(crate) const BACKENDS: [&str; 5] = ["shm", "tcp", "nixl", "cuda-ipc", "none"];
-pub(crate) const OUTCOMES: [&str; 10] = [
-    "ok",
-    "lost",
-    "revoked",
-    "expired",
-    "checksum",
-    "timeout",
-    "refused",
-    "layout",
-    "no_room",
-    "cancelled",
-];
-
-/// `word`, if it is one of `words`.
-pub(crate) fn known_word<'a>(words: &[&'a str], word: &str) -> &'a str {
-    words.iter().find(|known| **known == word).copied().unwrap_or("other")
+/// Back-end of a pull as a label, also of one that did not come to any.
+pub(crate) fn backend_label(backend: Option<TransferBackend>) -> &'static str {
+    backend.map_or("none", Word::as_str)
 }
 
 group! {
@@ -38,13 +24,13 @@ group! {
 }
 
 impl Transfers {
-    /// A pull ended, with this error or well.
-    pub(crate) fn pulled(&self, backend: &str, bytes: u64, ms: f64, error: Option<&str>) {
-        let outcome = known_word(&OUTCOMES, error.unwrap_or("ok"));
-        self.pulls.inc(ByPull { backend: known_word(&BACKENDS, backend), outcome });
-        if error.is_none() {
-            self.bytes.inc_by(bytes);
-            let seconds = if ms > 0.0 { (ms / 1e3).min(1e6) } else { 0.0 }; // of NaN, too
+    /// A pull ended, well or not.
+    pub(crate) fn pulled(&self, pull: &Transferred) {
+        let outcome = pull.error.map_or("ok", Word::as_str);
+        self.pulls.inc(ByPull { backend: backend_label(pull.backend), outcome });
+        if pull.error.is_none() {
+            self.bytes.inc_by(pull.bytes);
+            let seconds = if pull.ms > 0.0 { (pull.ms / 1e3).min(1e6) } else { 0.0 }; // of NaN, too
             self.seconds.observe(Duration::from_secs_f64(seconds));
         }
     }

@@ -9,7 +9,8 @@ use tokio::time::Instant;
 
 use super::Usage;
 use crate::core::decision::Decision;
-use crate::error::{BAD_SAMPLING, RouteError};
+use crate::core::frame::FailureKind;
+use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
 use crate::metrics::Metrics;
 
@@ -92,10 +93,11 @@ impl Outcome {
             | RouteError::Overloaded { .. }
             | RouteError::TooLate { .. }
             | RouteError::ShuttingDown => Some(Self::Rejected),
-            RouteError::WorkerFailed { kind, retryable: false, .. } if kind == BAD_SAMPLING => None,
+            RouteError::WorkerFailed { kind: FailureKind::BadSampling, .. } => None,
             RouteError::DeadlineExceeded { .. }
             | RouteError::WorkerLost { .. }
             | RouteError::WorkerFailed { .. }
+            | RouteError::WrongOutput { .. }
             | RouteError::Internal(_) => Some(Self::Failed),
             RouteError::BadRequest { .. }
             | RouteError::BodyTooComplex { .. }

@@ -13,6 +13,7 @@ from headrace.engine.result import Answers, StepResult
 from headrace.wire.frames import (
     Blocks,
     Failed,
+    FailureKind,
     Freed,
     Load,
     Output,
@@ -230,7 +231,7 @@ def test_drafts_of_steps_that_a_slow_link_gets_as_one_add_up() -> None:
 def test_after_a_cancel_only_freed_is_left() -> None:
     outbox = Outbox()
     outbox.answer(
-        Answers([Output(4, [1], None, "stop")], [Failed(5, "engine", "", True)], [Freed(4, 2)])
+        Answers([Output(4, [1], None, "stop")], [Failed(5, FailureKind.ENGINE, "")], [Freed(4, 2)])
     )
     outbox.cancelled(4, 0)
     outbox.cancelled(5, 3)

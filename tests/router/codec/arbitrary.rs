@@ -27,11 +27,9 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
             Frame::KvReady(KvReady { request, ticket, lease_ms })
         }),
         (request(), int32()).prop_map(|(request, blocks)| Frame::Freed(Freed { request, blocks })),
-        (request(), text(), text(), any::<bool>()).prop_map(
-            |(request, kind, message, retryable)| {
-                Frame::Failed(Failed { request, kind, message, retryable })
-            }
-        ),
+        (request(), word(), text()).prop_map(|(request, kind, message)| {
+            Frame::Failed(Failed { request, kind, message })
+        }),
         text().prop_map(|reason| Frame::Bye(Bye { reason })),
         transferred().prop_map(Frame::Transferred),
         (ticket(), tree(), int32()).prop_map(|(ticket, (names, parents, hits), lease_ms)| {
@@ -52,8 +50,9 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
             }
         ),
         (text(), text(), text(), text()).prop_map(|(field, expected, got, message)| {
-            Frame::Refuse(Refuse { field, expected, got, message })
+            Frame::OtherVersion(OtherVersion { field, expected, got, message })
         }),
+        refuse().prop_map(Frame::Refuse),
         submit().prop_map(Frame::Submit),
         text().prop_map(|fingerprint| Frame::Describe(Describe { fingerprint })),
         request().prop_map(|request| Frame::Cancel(Cancel { request })),
@@ -128,7 +127,6 @@ fn request() -> BoxedStrategy<RequestId> {
 }
 
 fn hello() -> BoxedStrategy<Hello> {
-    let role = prop_oneof![Just(Role::Prefill), Just(Role::Decode), Just(Role::Both)];
     let group = (text(), int32(), int32()).prop_map(|(id, rank, size)| Group { id, rank, size });
     let fingerprints = (text(), text(), text(), text(), text(), int32()).prop_map(
         |(weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens)| Fingerprints {
@@ -151,17 +149,17 @@ fn hello() -> BoxedStrategy<Hello> {
         },
     );
     (
-        any::<u16>(),
+        Just(PROTOCOL), // of another version only that is read
         text(),
         int64(),
-        role,
+        word(),
         text(),
         fingerprints,
         capacity,
         int32(),
         option::of(group),
         vec(text(), 0..3),
-        (bytes(), option::of(step_cost()), int64()),
+        (bytes(), option::of(step_cost()), int64(), text()),
     )
         .prop_map(
             |(
@@ -175,7 +173,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 context_tokens,
                 group,
                 transfer,
-                (nonce, step_prior, kv_block_bytes),
+                (nonce, step_prior, kv_block_bytes, dtype),
             )| Hello {
                 protocol,
                 worker,
@@ -190,6 +188,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 nonce,
                 step_prior,
                 kv_block_bytes,
+                dtype,
             },
         )
         .boxed()
@@ -334,8 +333,22 @@ fn kv_from() -> BoxedStrategy<KvFrom> {
         .boxed()
 }
 
+fn refuse() -> BoxedStrategy<Refuse> {
+    (word::<RefuseReason>(), text(), int32(), text(), text(), text(), text())
+        .prop_map(|(reason, router, ms, field, expected, got, message)| {
+            let retry_after_ms = reason.says_when().then_some(ms);
+            Refuse { reason, router, retry_after_ms, field, expected, got, message }
+        })
+        .boxed()
+}
+
+/// Any word of a closed set.
+fn word<T: Word + std::fmt::Debug>() -> BoxedStrategy<T> {
+    proptest::sample::select(T::ALL).boxed()
+}
+
 fn transferred() -> BoxedStrategy<Transferred> {
-    (request(), text(), text(), int32(), int64(), real(), option::of(text()))
+    (request(), text(), option::of(word()), int32(), int64(), real(), option::of(word()))
         .prop_map(|(request, worker, backend, blocks, bytes, ms, error)| Transferred {
             request,
             worker,

@@ -74,6 +74,7 @@ pub(crate) fn hello(worker: &str) -> Hello {
         nonce: vec![7; 16],
         step_prior: None,
         kv_block_bytes: 0,
+        dtype: "float32".into(),
     }
 }
 

@@ -70,16 +70,16 @@ fn pulls(worker: &FakeWorker, fetch: &Fetch, epoch: u64) {
     worker.send(Frame::Transferred(transferred(fetch, None)));
 }
 
-fn transferred(fetch: &Fetch, error: Option<&str>) -> Transferred {
+fn transferred(fetch: &Fetch, error: Option<TransferFailure>) -> Transferred {
     let blocks = if error.is_none() { u32::try_from(fetch.offset.len()).unwrap() } else { 0 };
     Transferred {
         request: fetch.request,
         worker: fetch.kv_from.worker.clone(),
-        backend: "tcp".into(),
+        backend: Some(TransferBackend::Tcp),
         blocks,
         bytes: u64::from(blocks) * 4096,
         ms: 2.0,
-        error: error.map(Into::into),
+        error,
     }
 }
 
@@ -157,7 +157,8 @@ async fn an_heir_that_fails_or_dies_or_says_nothing_costs_its_share_only() {
         let fetch = fetch_asked(&mut target).await;
         assert_eq!(fetch.offset, [0, 1, 2, 3, 4]);
         match fate {
-            "fails" => target.send(Frame::Transferred(transferred(&fetch, Some("checksum")))),
+            "fails" => target
+                .send(Frame::Transferred(transferred(&fetch, Some(TransferFailure::Checksum)))),
             "dies" => target = movable("w3").ready(&app).await,
             _ => {
                 assert_eq!(target.cancelled().await, fetch.request, "nobody waits for it any more");

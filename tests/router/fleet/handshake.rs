@@ -2,14 +2,13 @@
 
 use std::time::Duration;
 
-use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::{AuthKey, Side};
 use tokio::time::timeout;
 
 use crate::fake_worker::*;
 
-async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello)) -> Refuse {
+async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello)) -> Box<Refuse> {
     let mut behaviour = Behaviour::new("refused");
     change(&mut behaviour.hello);
     let refuse = behaviour.join(app).await.expect_err("it may not join");
@@ -21,8 +20,9 @@ async fn refused(app: &headrace_router::app::App, change: impl FnOnce(&mut Hello
 async fn every_wrong_hello_is_refused_by_field_with_both_values() {
     let app = start_router(|_| {}).await;
     type Change = fn(&mut Hello);
-    let cases: [(&str, &str, Change); 27] = [
-        ("protocol", "9", |h| h.protocol = 9),
+    let cases: [(&str, &str, Change); 28] = [
+        ("dtype", "", |h| h.dtype = String::new()),
+        ("dtype", "int8\u{7}", |h| h.dtype = "int8\u{7}".into()),
         ("worker", "", |h| h.worker = String::new()),
         ("worker", "a\nb", |h| h.worker = "a\nb".into()),
         ("model", "", |h| h.model = String::new()),
@@ -68,9 +68,48 @@ async fn every_wrong_hello_is_refused_by_field_with_both_values() {
         let refuse = refused(&app, change).await;
         assert_eq!((refuse.field.as_str(), refuse.got.as_str()), (field, got));
         assert!(!refuse.expected.is_empty(), "{field}");
-        let reason = format!("refused_{}", field.replace('.', "_"));
-        until(&reason, || metric(&app, "headrace_link_errors_total", &reason) > 0.0).await;
+        assert_eq!((refuse.reason, refuse.retry_after_ms), (RefuseReason::BadHello, None));
+        assert!(refuse.router.starts_with("router-"), "{refuse:?}");
     }
+    let reason = "refused_bad_hello";
+    until(reason, || metric(&app, "headrace_link_errors_total", reason) == 28.0).await;
+    assert_eq!(app.fleet.workers()["workers"], serde_json::json!([]));
+}
+
+/// A Hello of version 1 as its release wrote it: 13 fields, without `dtype`.
+const HELLO_OF_VERSION_1: &[u8] = b"\x9e\x01\x01\xa8worker-0\xcf\x00\x00\x01\xa0\xc4\x50\x6c\x00\xa4both\xb5SmolLM2-135M-Instruct\
+    \x96\xa4w-01\xa4t-02\xa4c-03\xa5kv-04\xafblake3-chain-v2\x10\x96\xcd\x10\x00\x40\xcd\x08\x00\xcd\x01\x00\x00\x00\
+    \xcd\x20\x00\xc0\x90\xc4\x10\x00\x01\x02\x03\x04\x05\x06\x07\x08\x09\x0a\x0b\x0c\x0d\x0e\x0f\xc0\x00";
+
+#[tokio::test]
+async fn a_worker_of_another_version_is_refused_by_name_in_a_frame_that_it_can_read() {
+    let app = start_router(|_| {}).await;
+    let refused = async |hello: &[u8]| {
+        let (mut reader, mut writer) = dial(app.fleet.address()).await;
+        let frame = [&u32::try_from(hello.len()).unwrap().to_le_bytes()[..], hello].concat();
+        writer.raw(&frame).await.unwrap();
+        let answer = receive(&mut reader).await;
+        assert_eq!(receive(&mut reader).await, None);
+        answer
+    };
+    let message =
+        "this router speaks version 2 of the protocol and this worker version 1: update the worker";
+    let Some(Frame::OtherVersion(told)) = refused(HELLO_OF_VERSION_1).await else { panic!() };
+    assert_eq!((told.field.as_str(), told.message.as_str()), ("protocol", message));
+    assert_eq!((told.expected.as_str(), told.got.as_str()), ("2", "1"));
+    // what version 1 knew as `Refuse`: number 33 and four texts, byte for byte
+    let mut body = Vec::new();
+    headrace_router::fleet::codec::encode(&Frame::OtherVersion(told), &mut body).unwrap();
+    let texts =
+        [&b"\x95\x21\xa8protocol\xa12\xa11\xd9"[..], &[message.len() as u8], message.as_bytes()];
+    assert_eq!(body, texts.concat());
+    // of a version to come only the number is read
+    let later = [&b"\x94\x01\xcd\x01\x00"[..], b"\xa1w\x80"].concat();
+    let Some(Frame::OtherVersion(told)) = refused(&later).await else { panic!() };
+    assert_eq!(told.got, "256");
+    assert!(told.message.ends_with("update the router"), "{told:?}");
+    let reason = "refused_protocol";
+    until(reason, || metric(&app, "headrace_link_errors_total", reason) == 2.0).await;
     assert_eq!(app.fleet.workers()["workers"], serde_json::json!([]));
 }
 
@@ -79,20 +118,20 @@ async fn workers_of_one_model_must_agree() {
     let app = start_router(|_| {}).await;
     let first = Behaviour::new("w1").ready(&app).await;
     type Change = fn(&mut Fingerprints);
-    let cases: [(&str, &str, &str, Change); 6] = [
+    let cases: [(&str, &str, &str, Change); 5] = [
         ("weights", "weights-1", "other", |f| f.weights = "other".into()),
         ("tokenizer", "tokenizer-1", "other", |f| f.tokenizer = "other".into()),
         ("chat_template", "template-1", "other", |f| f.chat_template = "other".into()),
         ("kv_layout", "layout-1", "other", |f| f.kv_layout = "other".into()),
-        ("hash_scheme", HASH_SCHEME, "sha256-chain", |f| f.hash_scheme = "sha256-chain".into()),
         ("block_tokens", "16", "32", |f| f.block_tokens = 32),
     ];
-    for (field, expected, got, change) in cases {
+    for (n, (field, expected, got, change)) in cases.into_iter().enumerate() {
         let refuse = refused(&app, |hello| change(&mut hello.fingerprints)).await;
         assert_eq!(refuse.field, format!("fingerprints.{field}"));
         assert_eq!((refuse.expected.as_str(), refuse.got.as_str()), (expected, got));
-        let reason = format!("\"refused_fingerprints_{field}\"");
-        until(&reason, || metric(&app, "headrace_link_errors_total", &reason) == 1.0).await;
+        assert_eq!((refuse.reason, refuse.retry_after_ms), (RefuseReason::Mismatch, None));
+        let (reason, times) = ("refused_mismatch", (n + 1) as f64);
+        until(reason, || metric(&app, "headrace_link_errors_total", reason) == times).await;
         assert_eq!(state_of(&app, "w1"), "ready");
     }
     // another name is another model
@@ -192,12 +231,12 @@ async fn the_secret_decides_who_joins() {
     for secret in [None, Some("open barley".to_owned())] {
         let behaviour = Behaviour { secret, ..Behaviour::new("wrong") };
         let refuse = behaviour.join(&app).await.expect_err("it may not join");
-        assert_eq!(refuse.field, "secret");
+        assert_eq!(refuse.reason, RefuseReason::Secret);
     }
     // who does not know the secret does not get to know the fleet
     let mut other = Behaviour { secret: Some("guess".into()), ..Behaviour::new("other") };
     other.hello.fingerprints.weights = "other".into();
-    assert_eq!(other.join(&app).await.unwrap_err().field, "secret");
+    assert_eq!(other.join(&app).await.unwrap_err().reason, RefuseReason::Secret);
     assert_eq!(state_of(&app, "wrong"), "");
     assert_eq!(state_of(&app, "right"), "ready");
 }
@@ -226,7 +265,7 @@ async fn a_worker_that_was_started_anew_joins_once_its_former_life_ended_and_an_
     until("it is ready", || state_of(&app, "w1") == "ready").await;
     assert_eq!(of_worker(&app, "w1")["epoch"], epoch);
     let refuse = older.join(&app).await.expect_err("it is older");
-    assert_eq!(refuse.field, "epoch");
+    assert_eq!((refuse.reason, refuse.field.as_str()), (RefuseReason::Superseded, "epoch"));
     assert_eq!(app.fleet.workers()["workers"].as_array().unwrap().len(), 1);
 }
 

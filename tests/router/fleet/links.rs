@@ -20,9 +20,14 @@ async fn whatever_breaks_the_protocol_closes_the_link_with_its_reason() {
         headrace_router::fleet::codec::encode(&frame, &mut body).unwrap();
         [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], &body].concat()
     };
+    let raw = |body: &[u8]| [&u32::try_from(body.len()).unwrap().to_le_bytes()[..], body].concat();
     let behaviour = Behaviour::new("w1");
     let epoch = behaviour.hello.epoch;
     let cases = [
+        (raw(b"\x94\x09\x07\xa7sulking\xa0"), "frame_malformed"), // a kind that is none
+        (raw(b"\x95\x09\x07\xaaqueue_full\xa0\xc3"), "frame_malformed"), // as in version 1
+        (raw(b"\x98\x0b\x07\xa1w\xa6pigeon\x00\x00\xcb\0\0\0\0\0\0\0\0\xc0"), "frame_malformed"),
+        (raw(b"\x92\x01\x01"), "frame_unexpected"), // a Hello of version 1, now
         (b"garbage!".to_vec(), "frame_too_long"),
         (vec![1, 0, 0, 0, 0xc1], "frame_malformed"),
         (vec![2, 0, 0, 0, 0x91, 99], "frame_unknown"),
@@ -34,7 +39,7 @@ async fn whatever_breaks_the_protocol_closes_the_link_with_its_reason() {
             "block_keys",
         ),
     ];
-    let app = start_router(|_| {}).await;
+    let app = start_router(|args| args.circuit_breaks = 100).await;
     for (bytes, reason) in cases {
         let before = metric(&app, "headrace_link_errors_total", reason);
         let mut worker = behaviour.clone().ready(&app).await;
@@ -104,9 +109,8 @@ async fn a_worker_that_dials_again_and_again_is_held_off_and_let_in_again() {
     assert_eq!(metric(&app, "headrace_circuits_opened_total", ""), 1.0);
     for _ in 0..50 {
         let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
-        assert_eq!(refuse.field, "circuit");
-        let wait_s: f64 = refuse.expected.parse().unwrap();
-        assert!(wait_s > 0.0 && wait_s <= 1.0, "{refuse:?}");
+        assert_eq!(refuse.reason, RefuseReason::Circuit);
+        assert!(matches!(refuse.retry_after_ms, Some(1..=1000)), "{refuse:?}");
     }
     assert_eq!(metric(&app, "headrace_link_errors_total", "refused_circuit"), 50.0);
     assert_eq!((state_of(&app, "w1").as_str(), state_of(&app, "calm").as_str()), ("", "ready"));
@@ -116,7 +120,7 @@ async fn a_worker_that_dials_again_and_again_is_held_off_and_let_in_again() {
             match Behaviour::new("w1").join(&app).await {
                 Ok(worker) => return worker,
                 Err(refuse) => {
-                    sleep(Duration::from_secs_f64(refuse.expected.parse().unwrap())).await;
+                    sleep(Duration::from_millis(refuse.retry_after_ms.unwrap().into())).await;
                 }
             }
         }
@@ -124,8 +128,7 @@ async fn a_worker_that_dials_again_and_again_is_held_off_and_let_in_again() {
     drop(in_time("the probe", probe()).await);
     until("it is open", || metric(&app, "headrace_circuits_opened_total", "") == 2.0).await;
     let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
-    let wait_s: f64 = refuse.expected.parse().unwrap();
-    assert!(wait_s > 1.0 && wait_s <= 2.0, "{refuse:?}");
+    assert!(matches!(refuse.retry_after_ms, Some(1001..=2000)), "{refuse:?}");
     drop(other);
 }
 
@@ -148,7 +151,8 @@ async fn a_second_link_of_the_same_start_is_refused_while_the_first_one_lives() 
     let behaviour = Behaviour::new("w1");
     let mut first = behaviour.clone().ready(&app).await;
     let refuse = behaviour.clone().join(&app).await.unwrap_err();
-    assert_eq!((refuse.field.as_str(), &refuse.expected), ("link", &first.welcome.router));
+    assert_eq!(refuse.reason, RefuseReason::AlreadyJoined);
+    assert_eq!((&refuse.router, refuse.retry_after_ms), (&first.welcome.router, None));
     assert!(!first.so_far().iter().any(|event| matches!(event, Event::Closed)), "it goes on");
 }
 
@@ -170,7 +174,8 @@ async fn the_name_of_a_living_worker_is_given_to_nobody() {
         stranger.hello.epoch += n << 32;
         stranger.hello.model = if n % 2 == 0 { MODEL.into() } else { "another".into() };
         let refuse = stranger.join(&app).await.unwrap_err();
-        assert_eq!((refuse.field.as_str(), refuse.expected.as_str()), ("name_taken", "1.000"));
+        let expected = (RefuseReason::NameTaken, Some(1000));
+        assert_eq!((refuse.reason, refuse.retry_after_ms), expected);
     }
     assert_eq!(state_of(&app, "w1"), "ready");
     let cancelled = |event: &Event| matches!(event, Event::Cancel(_) | Event::Closed);
@@ -190,7 +195,8 @@ async fn a_link_that_is_dead_and_does_not_know_it_is_replaced_after_four_heartbe
     let app = start_router(|args| args.heartbeat_ms = 20).await;
     let mut first = Behaviour { lives: false, ..Behaviour::new("w1") }.ready(&app).await;
     let refuse = Behaviour::new("w1").join(&app).await.unwrap_err();
-    assert_eq!((refuse.field.as_str(), refuse.expected.as_str()), ("name_taken", "0.020"));
+    let expected = (RefuseReason::NameTaken, Some(20));
+    assert_eq!((refuse.reason, refuse.retry_after_ms), expected);
     let _second = Behaviour::new("w1").join_when_free(&app).await;
     let mut pings = 0;
     while let Some(event) = first.events_until_closed().await {

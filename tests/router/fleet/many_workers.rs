@@ -110,9 +110,12 @@ async fn names_of_models_are_bounded_and_free_once_nobody_has_them() {
     let mut workers: Vec<_> = join_all((0..256).map(join)).await;
     assert!(workers.iter().all(Result::is_ok));
     let refuse = proved(300).join(&app).await.unwrap_err();
+    assert_eq!(refuse.reason, RefuseReason::TooManyModels);
     assert_eq!((refuse.field.as_str(), refuse.got.as_str()), ("model", "model-300"));
-    until("the reason", || metric(&app, "headrace_link_errors_total", "refused_model") == 1.0)
-        .await;
+    until("the reason", || {
+        metric(&app, "headrace_link_errors_total", "refused_too_many_models") == 1.0
+    })
+    .await;
     // nobody has asked for it: it is free at once
     workers.truncate(255);
     until("its worker is gone", || state_of(&app, "w255").is_empty()).await;
@@ -126,6 +129,7 @@ async fn a_host_without_a_secret_brings_so_many_models_and_those_that_left_count
     let mut workers: Vec<_> = join_all((0..64).map(|n| of_model(n).join(&app))).await;
     assert!(workers.iter().all(Result::is_ok));
     let refuse = of_model(64).join(&app).await.unwrap_err();
+    assert_eq!(refuse.reason, RefuseReason::TooManyModels);
     assert_eq!((refuse.field.as_str(), refuse.got.as_str()), ("model", "model-64"));
     assert!(refuse.message.contains("--secret-file"), "{refuse:?}");
     // another worker of a model that is there is welcome

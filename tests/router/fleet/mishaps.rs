@@ -52,14 +52,16 @@ async fn a_failure_that_another_worker_may_not_have_is_tried_there_and_only_ther
         })
         .await;
         tried.push(worker);
-        let (kind, message) = ("queue_full".to_owned(), "no room".to_owned());
-        let failed = Failed { request: submit.request, kind, message, retryable: true };
+        let (kind, message) = (FailureKind::QueueFull, "no room".to_owned());
+        let failed = Failed { request: submit.request, kind, message };
         workers[worker].send(Frame::Failed(failed));
     }
     tried.sort_unstable();
     assert_eq!(tried, [0, 1], "each of them once");
     match next(&mut answer).await {
-        Some(Err(RouteError::WorkerFailed { kind, .. })) => assert_eq!(kind, "queue_full"),
+        Some(Err(RouteError::WorkerFailed { kind, .. })) => {
+            assert_eq!(kind, FailureKind::QueueFull);
+        }
         other => panic!("{other:?}"),
     }
     until("nothing stays booked", || {
@@ -74,8 +76,8 @@ async fn a_failure_that_would_only_come_again_is_not_tried_elsewhere() {
     let (app, mut worker) = by_hand().await;
     let mut answer = answer(&app, job()).await.unwrap();
     let request = worker.submitted().await.request;
-    let (kind, message) = ("bad_token".to_owned(), "token 9999".to_owned());
-    worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+    let (kind, message) = (FailureKind::BadToken, "token 9999".to_owned());
+    worker.send(Frame::Failed(Failed { request, kind, message }));
     let error = next(&mut answer).await.unwrap().unwrap_err();
     assert!(error.to_string().contains("token 9999"), "{error}");
     assert_eq!(metric(&app, "headrace_retries_total", ""), 0.0);

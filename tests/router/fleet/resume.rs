@@ -171,11 +171,11 @@ fn worker_of(app: &App) -> String {
 
 #[tokio::test]
 async fn a_failure_in_the_middle_is_tried_elsewhere_only_where_that_may_help() {
-    for retryable in [true, false] {
+    for kind in [FailureKind::Draining, FailureKind::BadResume] {
         let (_app, first, mut second, before, mut answer) = begun(job(), "a").await;
-        let (kind, message) = ("draining".to_owned(), "no time left".to_owned());
-        first.send(Frame::Failed(Failed { request: before.request, kind, message, retryable }));
-        if retryable {
+        let message = "no time left".to_owned();
+        first.send(Frame::Failed(Failed { request: before.request, kind, message }));
+        if kind.is_retryable() {
             let after = while_waiting(&mut answer, second.submitted()).await;
             assert_eq!(resumed(&after), letters("a"));
         } else {
@@ -220,8 +220,8 @@ async fn workers_that_give_no_token_are_tried_only_so_often() {
             biased;
             (submit, i) = submitted => {
                 tried += 1;
-                let (kind, message) = ("engine".to_owned(), "bad luck".to_owned());
-                let failed = Failed { request: submit.request, kind, message, retryable: true };
+                let (kind, message) = (FailureKind::Engine, "bad luck".to_owned());
+                let failed = Failed { request: submit.request, kind, message };
                 workers[i].send(Frame::Failed(failed));
             }
             delta = answer.next() => break delta,

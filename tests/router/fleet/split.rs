@@ -52,15 +52,15 @@ impl Split {
         self.prefill.send(Frame::KvReady(ready));
     }
 
-    fn pulled(&self, error: Option<&str>) {
+    fn pulled(&self, error: Option<TransferFailure>) {
         self.decode.send(Frame::Transferred(Transferred {
             request: self.on_decode.request,
             worker: "p1".into(),
-            backend: "tcp".into(),
+            backend: Some(TransferBackend::Tcp),
             blocks: 3,
             bytes: 3 << 16,
             ms: 2.5,
-            error: error.map(str::to_owned),
+            error,
         }));
     }
 
@@ -152,8 +152,8 @@ async fn a_prefill_worker_that_is_lost_before_the_first_token_costs_no_more_than
             "dies" => drop(split.prefill),
             "fails" => {
                 let request = split.on_prefill.request;
-                let (kind, message) = ("queue_full".to_owned(), "no room".to_owned());
-                let failed = Failed { request, kind, message, retryable: true };
+                let (kind, message) = (FailureKind::QueueFull, "no room".to_owned());
+                let failed = Failed { request, kind, message };
                 split.prefill.send(Frame::Failed(failed));
             }
             _ => split.prefill.freeze(),
@@ -172,7 +172,7 @@ async fn a_prefill_worker_that_is_lost_before_the_first_token_costs_no_more_than
 #[tokio::test]
 async fn a_prefill_worker_that_is_lost_after_the_first_token_is_not_missed() {
     let split = Split::begun(job()).await;
-    split.pulled(Some("lost")); // the decode worker computes the prompt itself
+    split.pulled(Some(TransferFailure::Lost)); // the decode worker computes the prompt itself
     drop(split.prefill);
     split.decode.gives(split.on_decode.request, &letters("b"), Some(Finish::Length));
     let (texts, _) = whole(split.answer).await;
@@ -186,8 +186,8 @@ async fn a_prefill_worker_that_is_lost_after_the_first_token_is_not_missed() {
 async fn what_the_prompt_is_to_blame_for_is_the_clients_error() {
     let mut split = Split::of(job()).await;
     let request = split.on_prefill.request;
-    let (kind, message) = ("bad_sampling".to_owned(), "top_k".to_owned());
-    split.prefill.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+    let (kind, message) = (FailureKind::BadSampling, "top_k".to_owned());
+    split.prefill.send(Frame::Failed(Failed { request, kind, message }));
     let error = next(&mut split.answer).await;
     assert!(matches!(error, Some(Err(RouteError::WorkerFailed { .. }))), "{error:?}");
     assert_eq!(split.decode.cancelled().await, split.on_decode.request);
@@ -277,12 +277,12 @@ async fn words_about_legs_that_are_gone_change_nothing() {
     split.kv_ready();
     split.prefill_freed();
     split.pulled(None);
-    split.pulled(Some("a word that nobody knows"));
+    split.pulled(Some(TransferFailure::Layout));
     split.decode.gives(split.on_decode.request, &letters("b"), Some(Finish::Length));
     split.kv_ready();
     split.pulled(None);
     split.is_idle().await;
-    let labels = r#"{backend="tcp",outcome="other"}"#;
+    let labels = r#"{backend="tcp",outcome="layout"}"#;
     assert_eq!(metric(&split.app, "headrace_transfers_total", labels), 1.0);
     assert_eq!(state_of(&split.app, "p1"), "ready");
     assert_eq!(state_of(&split.app, "d1"), "ready");
@@ -291,7 +291,8 @@ async fn words_about_legs_that_are_gone_change_nothing() {
 #[tokio::test]
 async fn want_of_room_at_the_puller_is_not_held_against_the_source() {
     let split = Split::begun(job()).await;
-    for error in ["no_room", "cancelled", "no_room", "timeout"] {
+    let room = TransferFailure::NoRoom;
+    for error in [room, TransferFailure::Cancelled, room, TransferFailure::Timeout] {
         split.pulled(Some(error));
     }
     let labels = r#"{backend="tcp",outcome="timeout"}"#;
@@ -309,7 +310,7 @@ async fn tokens_out_of_turn_are_stopped() {
     let mut split = Split::of(job()).await;
     split.decode.gives(split.on_decode.request, &letters("x"), None);
     let error = next(&mut split.answer).await; // there is no other worker to decode
-    assert!(matches!(error, Some(Err(RouteError::WorkerFailed { .. }))), "{error:?}");
+    assert!(matches!(error, Some(Err(RouteError::WrongOutput { .. }))), "{error:?}");
     assert_eq!(split.decode.cancelled().await, split.on_decode.request);
     assert_eq!(split.prefill.cancelled().await, split.on_prefill.request);
     // after it handed over

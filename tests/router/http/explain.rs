@@ -2,7 +2,7 @@
 
 use headrace_router::config::{Config, RouterArgs};
 use headrace_router::core::decision::{Decision, replay};
-use headrace_router::core::frame::{Failed, Finish, Frame, StepCost};
+use headrace_router::core::frame::{Failed, FailureKind, Finish, Frame, StepCost};
 use headrace_router::server::Server;
 use serde_json::{Value, json};
 
@@ -74,8 +74,8 @@ async fn an_error_says_the_stages_that_it_went_through() {
     let mut connection = router.connect().await;
     connection.request(&head("/v1/chat/completions", &[]), &chat(&json!({}))).await;
     let request = worker.submitted().await.request;
-    let (kind, message) = ("engine".into(), "no".into());
-    worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+    let (kind, message) = (FailureKind::BadToken, "no".into());
+    worker.send(Frame::Failed(Failed { request, kind, message }));
     let reply = connection.reply().await;
     assert_eq!((reply.status, reply.header("x-headrace-worker")), (500, Some("w")));
     assert_eq!(names(&stages(&reply)), ["tokenise", "queue", "route"]);
@@ -161,8 +161,8 @@ async fn each_try_leaves_a_decision() {
     connection.request(&head("/v1/chat/completions", &headers), &chat(&json!({}))).await;
     let request = first.submitted().await.request;
     let _second = Behaviour::says("w2", "hello").ready(&router.app).await;
-    let (kind, message) = ("engine".into(), "no".into());
-    first.send(Frame::Failed(Failed { request, kind, message, retryable: true }));
+    let (kind, message) = (FailureKind::Engine, "no".into());
+    first.send(Frame::Failed(Failed { request, kind, message }));
     let reply = connection.reply().await;
     assert_eq!((reply.status, reply.header("x-headrace-worker")), (200, Some("w2")));
     assert_eq!(decision(&reply)["winner"], "w2");

@@ -2,7 +2,7 @@
 
 use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::{
-    Failed, Finish, Frame, Output, Ranked, RequestId, TokenLogprob,
+    Failed, FailureKind, Finish, Frame, Output, Ranked, RequestId, TokenLogprob,
 };
 use serde_json::{Value, json};
 use tokio::net::TcpSocket;
@@ -32,8 +32,8 @@ async fn in_flight(stream: bool) -> (TestRouter, FakeWorker, Connection, Request
 async fn a_failure_before_the_first_token_has_a_status_streamed_or_not() {
     for stream in [false, true] {
         let (_router, worker, mut connection, request) = in_flight(stream).await;
-        let (kind, message) = ("engine".into(), "out of luck".into());
-        worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+        let (kind, message) = (FailureKind::BadToken, "out of luck".into());
+        worker.send(Frame::Failed(Failed { request, kind, message }));
         let reply = connection.reply().await;
         let error = reply.error();
         assert_eq!((reply.status, &error["code"]), (500, &json!("worker_failed")));
@@ -44,8 +44,8 @@ async fn a_failure_before_the_first_token_has_a_status_streamed_or_not() {
 #[tokio::test]
 async fn what_only_the_worker_can_refuse_is_still_the_clients_mistake() {
     let (_router, worker, mut connection, request) = in_flight(false).await;
-    let (kind, message) = ("bad_sampling".into(), "prompt_logprobs asks for too much".into());
-    worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+    let (kind, message) = (FailureKind::BadSampling, "prompt_logprobs asks for too much".into());
+    worker.send(Frame::Failed(Failed { request, kind, message }));
     let reply = connection.reply().await;
     let error = reply.error();
     assert_eq!((reply.status, &error["code"]), (400, &json!("bad_sampling")));
@@ -73,8 +73,8 @@ async fn a_worker_lost_in_the_middle_is_an_error_event_and_no_done() {
 async fn a_failure_in_the_middle_of_a_whole_answer_has_a_status() {
     let (_router, worker, mut connection, request) = in_flight(false).await;
     worker.gives(request, &letters("a"), None);
-    let (kind, message) = ("engine".into(), "out of luck".into());
-    worker.send(Frame::Failed(Failed { request, kind, message, retryable: false }));
+    let (kind, message) = (FailureKind::BadToken, "out of luck".into());
+    worker.send(Frame::Failed(Failed { request, kind, message }));
     let reply = connection.reply().await;
     assert_eq!((reply.status, &reply.error()["code"]), (500, &json!("worker_failed")));
 }

@@ -1,8 +1,10 @@
 //! Probes, lists, keys, and paths that do not exist; none needs a worker.
 
 use headrace_router::config::RouterArgs;
+use serde_json::json;
 
 use super::client::{TestRouter, args};
+use crate::fake_worker::{Behaviour, MODEL, state_of, until};
 
 #[tokio::test]
 async fn a_router_without_workers_is_alive_and_not_ready() {
@@ -35,6 +37,28 @@ async fn metrics_come_in_the_format_that_the_scraper_names() {
     for name in ["headrace_workers{state=\"ready\"} 0", "headrace_log_lines_dropped_total{why="] {
         assert!(text.text().contains(name) && open.text().contains(name), "{name}");
     }
+}
+
+#[tokio::test]
+async fn the_types_of_the_weights_are_shown_by_model_and_by_worker() {
+    let of = |worker: &str, dtype: &str| {
+        let mut behaviour = Behaviour::new(worker);
+        behaviour.hello.dtype = dtype.into();
+        behaviour
+    };
+    let (router, one) = TestRouter::with(of("w1", "int8"), args()).await;
+    let two = of("w2", "bfloat16").ready(&router.app).await;
+    let _three = of("w3", "int8").ready(&router.app).await;
+    let of_model = format!("/v1/models/{MODEL}");
+    let dtypes = async || router.get(&of_model).await.json()["dtypes"].clone();
+    assert_eq!(dtypes().await, json!(["bfloat16", "int8"]));
+    assert_eq!(router.get("/v1/models").await.json()["data"][0]["dtypes"], dtypes().await);
+    let workers = router.get("/workers").await.json();
+    let each: Vec<_> = workers["workers"].as_array().unwrap().iter().map(|w| &w["dtype"]).collect();
+    assert_eq!(each, ["int8", "bfloat16", "int8"]);
+    drop((one, two));
+    until("two are gone", || state_of(&router.app, "w2").is_empty()).await;
+    assert_eq!(dtypes().await, json!(["int8"]));
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Legs of one request on two workers: the prompt is computed here and pulled from here, or it arrives from elsewhere and
 //! the answer goes on here. How its bytes travel is not the engine's business.
 
-use headrace_router::core::frame::{Failed, RequestId};
+use headrace_router::core::frame::{Failed, FailureKind, RequestId};
 
 use super::Engine;
 use super::sequence::{Sequence, Stage};
@@ -89,8 +89,8 @@ impl Engine {
         let Some(patience_ms) = sequence.leg.arrives else { return Ok(None) };
         if generated >= sequence.limit - sequence.leg.prompt_tokens {
             self.cancel(request);
-            let (kind, message) = ("bad_continue".into(), "no token is left to generate".into());
-            return Err(Failed { request, kind, message, retryable: false });
+            let (kind, message) = (FailureKind::BadResume, "no token is left to generate".into());
+            return Err(Failed { request, kind, message });
         }
         sequence.continues = true;
         sequence.generated = generated;

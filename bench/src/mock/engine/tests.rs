@@ -105,8 +105,9 @@ impl Watched {
                 self.prompts.insert(number, leg);
             }
             Err(failed) => {
-                let full = failed.kind == "queue_full" && failed.retryable;
-                assert!(full || (failed.kind == "too_big_for_pool" && leg.prompt_tokens >= room));
+                let full = failed.kind == FailureKind::QueueFull;
+                let too_big = failed.kind == FailureKind::TooBigForPool;
+                assert!(full || (too_big && leg.prompt_tokens >= room));
             }
         }
         self.check();

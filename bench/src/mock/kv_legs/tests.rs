@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use headrace_router::core::frame::FailureKind;
 use proptest::prelude::*;
 
 use super::*;
@@ -385,13 +386,13 @@ fn a_late_transfer_is_given_up_and_the_prompt_computed_again() {
         world.run(20.0);
         assert_eq!(world.requests[&0].got.len(), 5, "13 s before the bytes would have been there");
     });
-    assert_eq!(world.pulled[0].error, Some("timeout"));
+    assert_eq!(world.pulled[0].error, Some(TransferFailure::Timeout));
 }
 
 #[test]
 fn a_lease_that_ends_fails_the_transfer_and_not_the_request() {
     let world = one(&Setting { bytes_per_ms: 1.0, lease_ms: 3, ..FINE }, |_| {});
-    assert_eq!(world.pulled[0].error, Some("expired"));
+    assert_eq!(world.pulled[0].error, Some(TransferFailure::Expired));
 }
 
 #[test]
@@ -400,13 +401,13 @@ fn a_prefill_worker_that_dies_leaves_the_prompt_to_the_other() {
         world.run(1.5);
         world.die(0);
     });
-    assert_eq!(world.pulled[0].error, Some("lost"));
+    assert_eq!(world.pulled[0].error, Some(TransferFailure::Lost));
     let world = one(&Setting { bytes_per_ms: 1.0, ..FINE }, |world| {
         world.run(6.0);
         assert_eq!(world.requests[&0].got.len(), 1, "the first token is out");
         world.die(0);
     });
-    assert_eq!(world.pulled[0].error, Some("lost"));
+    assert_eq!(world.pulled[0].error, Some(TransferFailure::Lost));
 }
 
 #[test]
@@ -418,7 +419,7 @@ fn a_frozen_prefill_worker_does_not_say_that_its_pin_held() {
         world.freeze(0, true);
         world.run(200.0);
     });
-    assert_eq!(world.pulled[0].error, Some("timeout"));
+    assert_eq!(world.pulled[0].error, Some(TransferFailure::Timeout));
 }
 
 #[test]
@@ -432,7 +433,7 @@ fn a_ticket_of_another_fleet_is_lost() {
         world.exchange.pull(2, &pull, 0.0);
         let news = world.exchange.take(2, 1.0);
         let [News::Pulled(pulled)] = &news[..] else { panic!("{news:?}") };
-        assert_eq!((pulled.from, pulled.error), (None, Some("lost")));
+        assert_eq!((pulled.from, pulled.error), (None, Some(TransferFailure::Lost)));
     }
 }
 
@@ -443,6 +444,6 @@ fn an_answer_that_has_no_token_left_cannot_go_on() {
     world.engines[2].submit(d).unwrap();
     let said = world.kv_legs(2).go_on(RequestId(0), 5);
     let [Say::Failed(failed)] = &said[..] else { panic!("{said:?}") };
-    assert_eq!(failed.kind, "bad_continue");
+    assert_eq!(failed.kind, FailureKind::BadResume);
     assert!(world.engines[2].is_idle());
 }

@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 use anyhow::bail;
 use headrace_router::core::blocks::{BlockHash, hash_blocks_le};
 use headrace_router::core::frame::{
-    Continue, Failed, Fetch, Finish, Frame, Freed, KvReady, Output, RequestId, Step, Submit,
-    Transferred,
+    Continue, Failed, FailureKind, Fetch, Finish, Frame, Freed, KvReady, Output, RequestId, Step,
+    Submit, TransferBackend, TransferFailure, Transferred,
 };
 use tokio::io::AsyncWrite;
 
-use super::{BACKEND, Session};
+use super::Session;
 use crate::mock::engine::Leg;
 use crate::mock::exchange::Pulled;
 use crate::mock::kv_legs::Say;
@@ -74,14 +74,12 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
     /// Gives a request to the engine; true if its answer will end before the client's limit.
     fn take(&mut self, submit: Submit) -> Result<bool, Failed> {
         let Submit { request, mut tokens, sampling, max_tokens, salt, resume, .. } = submit;
-        let fail = |kind: &str, message: &str, retryable| {
-            Err(Failed { request, kind: kind.into(), message: message.into(), retryable })
-        };
+        let fail = |kind, message: &str| Err(Failed { request, kind, message: message.into() });
         if self.drain_until.is_some() {
-            return fail("draining", "this worker leaves", true);
+            return fail(FailureKind::Draining, "this worker leaves");
         }
         if submit.kv_transfer.is_some() && submit.kv_from.is_some() {
-            return fail("unsupported", "a leg is pulled or pulls, not both", false);
+            return fail(FailureKind::Unsupported, "a leg is pulled or pulls, not both");
         }
         let resumed = resume.map_or(0, |resume| {
             tokens.extend_from_slice(&resume.generated);
@@ -90,7 +88,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         let vocab = self.worker.vocab_size();
         let known = |id: &[u8]| u32::from_le_bytes(id.try_into().expect("4 bytes")) < vocab;
         if tokens.len() % 4 != 0 || !tokens.chunks_exact(4).all(known) {
-            return fail("bad_token", "a token is not in the vocabulary", false);
+            return fail(FailureKind::BadToken, "a token is not in the vocabulary");
         }
         let prompt_tokens = u32::try_from(tokens.len() / 4).unwrap_or(u32::MAX);
         let longest = self.worker.longest_answer();
@@ -149,15 +147,14 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
 
     /// Blocks have no contents here that could be moved into a cache.
     pub(super) fn refuse(&mut self, fetch: Fetch) -> anyhow::Result<()> {
-        let (request, error) = (fetch.request, Some("refused"));
+        let (request, error) = (fetch.request, Some(TransferFailure::Refused));
         let pulled = Pulled { request, from: None, blocks: 0, bytes: 0, ms: 0.0, error };
         self.push_transferred(&pulled, fetch.kv_from.worker)
     }
 
     fn push_transferred(&mut self, pulled: &Pulled, worker: String) -> anyhow::Result<()> {
         let Pulled { request, blocks, bytes, ms, error, .. } = *pulled;
-        let backend = if error.is_none() { BACKEND.into() } else { String::new() };
-        let error = error.map(Into::into);
+        let backend = error.is_none().then_some(TransferBackend::Mock);
         let transferred = Transferred { request, worker, backend, blocks, bytes, ms, error };
         Ok(self.writer.push(&Frame::Transferred(transferred))?)
     }

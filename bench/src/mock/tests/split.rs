@@ -1,7 +1,8 @@
 //! One request on two mock workers, frame by frame.
 
 use headrace_router::core::frame::{
-    Continue, Finish, Freed, KvFrom, KvReady, KvTransfer, Output, Role, Ticket, Transferred,
+    Continue, FailureKind, Finish, Freed, KvFrom, KvReady, KvTransfer, Output, Role, Ticket,
+    TransferBackend, TransferFailure, Transferred,
 };
 
 use super::*;
@@ -126,7 +127,8 @@ async fn a_split_answer_is_the_whole_one_and_both_sides_are_freed() {
     assert_eq!(first.cached_tokens, Some(0));
     pair.go_on(&first.ids).await;
     let moved = pair.decode.transferred().await;
-    assert_eq!((moved.request, &*moved.worker, &*moved.backend), (DECODE, "w0", "mock"));
+    assert_eq!((moved.request, &*moved.worker), (DECODE, "w0"));
+    assert_eq!(moved.backend, Some(TransferBackend::Mock));
     assert_eq!((moved.blocks, moved.bytes, moved.error), (7, 7 * 16 * 576 * 61, None));
     let rest = pair.decode.rest().await;
     assert_eq!(pair.prefill.freed().await, Freed { request: PREFILL, blocks: 7 });
@@ -149,7 +151,7 @@ async fn a_cancel_is_acknowledged_on_both_sides_at_any_point() {
     let first = pair.prefill.output().await;
     pair.go_on(&first.ids).await;
     pair.decode.send(Frame::Cancel(Cancel { request: DECODE })).await;
-    assert_eq!(pair.decode.transferred().await.error.as_deref(), Some("cancelled"));
+    assert_eq!(pair.decode.transferred().await.error, Some(TransferFailure::Cancelled));
     assert_eq!(pair.decode.freed().await, Freed { request: DECODE, blocks: 7 });
     pair.prefill.send(Frame::Cancel(Cancel { request: PREFILL })).await;
     assert_eq!(pair.prefill.freed().await, Freed { request: PREFILL, blocks: 7 });
@@ -162,21 +164,22 @@ async fn a_lease_that_ends_frees_and_the_prompt_is_computed_again() {
     let first = pair.prefill.output().await;
     pair.go_on(&first.ids).await;
     assert_eq!(pair.prefill.freed().await.blocks, 7);
-    assert_eq!(pair.decode.transferred().await.error.as_deref(), Some("expired"));
+    assert_eq!(pair.decode.transferred().await.error, Some(TransferFailure::Expired));
     let rest = pair.decode.rest().await;
     assert_eq!([first.ids, rest].concat(), pair.whole().await);
 }
 
 #[tokio::test]
 async fn what_is_late_or_lost_is_computed_again() {
-    for (flags, timeout_ms, error) in
-        [("--kv-latency-ms 60000", 5, "timeout"), ("--fault w0:fail-transfer=1", 60_000, "lost")]
-    {
+    for (flags, timeout_ms, error) in [
+        ("--kv-latency-ms 60000", 5, TransferFailure::Timeout),
+        ("--fault w0:fail-transfer=1", 60_000, TransferFailure::Lost),
+    ] {
         let mut pair = pair(flags).await;
         pair.begin(60_000, timeout_ms).await;
         let first = pair.prefill.output().await;
         pair.go_on(&first.ids).await;
-        assert_eq!(pair.decode.transferred().await.error.as_deref(), Some(error));
+        assert_eq!(pair.decode.transferred().await.error, Some(error));
         let rest = pair.decode.rest().await;
         assert_eq!([first.ids, rest].concat(), pair.whole().await);
     }
@@ -187,7 +190,7 @@ async fn a_prefill_worker_that_hangs_up_leaves_everything_to_the_other() {
     let mut pair = pair("--kv-latency-ms 60000").await;
     pair.begin(60_000, 60_000).await;
     drop(pair.prefill);
-    assert_eq!(pair.decode.transferred().await.error.as_deref(), Some("lost"));
+    assert_eq!(pair.decode.transferred().await.error, Some(TransferFailure::Lost));
     pair.prefill = ByHand::welcome(&pair.listener, 7).await;
     pair.go_on(&[]).await;
     let alone = pair.decode.rest().await;
@@ -234,6 +237,6 @@ async fn late_and_unknown_tickets_and_continues_are_ignored() {
     };
     pair.decode.send(Frame::Submit(leg)).await;
     let failed = |frame| if let Frame::Failed(failed) = frame { Some(failed.kind) } else { None };
-    assert_eq!(pair.decode.find(failed).await, "unsupported");
+    assert_eq!(pair.decode.find(failed).await, FailureKind::Unsupported);
     assert_eq!(pair.whole().await.len(), 6);
 }

@@ -92,12 +92,14 @@ impl World {
             Err(failed) => {
                 self.dispatch.end(name, LegOutput::default(), self.now_ms);
                 match leg.part {
-                    Part::Prefill { decode, .. } if failed.retryable => self.alone(decode),
+                    Part::Prefill { decode, .. } if failed.kind.is_retryable() => {
+                        self.alone(decode);
+                    }
                     Part::Prefill { decode, .. } => {
                         self.cancel(decode);
                         self.end(leg.request, |arrival| arrival.fail("400", failed.message));
                     }
-                    Part::Whole | Part::Decode { .. } if failed.retryable => {
+                    Part::Whole | Part::Decode { .. } if failed.kind.is_retryable() => {
                         let id = self.workers[place].link.as_ref().map(|link| link.id);
                         let id = id.expect("it was placed there");
                         self.try_again(leg.request, id, &failed.message);
@@ -233,11 +235,11 @@ impl World {
                 self.split.bytes += pulled.bytes;
                 scheduler.transferred(link.id, from, pulled.bytes, pulled.ms, self.now_ms);
             }
-            Some("cancelled") => {}
-            Some(_) => {
+            Some(why) if why.blames_source() => {
                 self.split.failed += 1;
                 scheduler.transfer_failed(link.id, from, self.now_ms);
             }
+            Some(_) => {}
         }
     }
 
@@ -288,7 +290,9 @@ impl World {
             }
             match leg.part {
                 Part::Prefill { handed_off: true, .. } => {}
-                Part::Prefill { decode, .. } => self.alone(decode),
+                Part::Prefill { decode, .. } => {
+                    self.alone(decode);
+                }
                 Part::Decode { prefill } => {
                     self.cancel(prefill);
                     self.try_again(leg.request, id, why);

@@ -36,36 +36,34 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, Literal, Protocol, TypeAlias, get_args
 
 from headrace.errors import HeadraceError
+from headrace.wire.frames import TransferBackend, TransferFailure
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
 
-VERSION: Final = 2
+VERSION: Final = 3
 TICKET_BYTES: Final = 24  # random: whoever has a ticket may pull what it stands for
 
-ErrorKind: TypeAlias = Literal[
-    "lost",  # the peer is gone, silent, or cannot be reached
-    "revoked",  # the source took its blocks back
-    "expired",  # the lease was over
-    "checksum",
-    "timeout",  # of the pull as a whole
-    "refused",  # unknown or used ticket, another version
-    "layout",  # the pools differ
-    "no_room",  # one end has as much under way as it takes; neither way nor source is to blame
-    "cancelled",  # this client was closed
+Ending: TypeAlias = Literal[
+    TransferFailure.REVOKED,
+    TransferFailure.EXPIRED,
+    TransferFailure.REFUSED,
+    TransferFailure.NO_ROOM,
 ]
-Ending: TypeAlias = Literal["revoked", "expired", "refused", "no_room"]  # what a server may say
-ENDINGS: Final[dict[str, Ending]] = {word: word for word in get_args(Ending)}
+"""What a server may say."""
+ENDINGS: Final[frozenset[TransferFailure]] = frozenset(get_args(Ending))
 
 
 class TransferError(HeadraceError):
     """A pull failed, and nothing of it counts. Nothing writes to the pool any more."""
 
-    def __init__(self, kind: ErrorKind, message: str, backend: str = "") -> None:
+    def __init__(
+        self, kind: TransferFailure, message: str, backend: TransferBackend | None = None
+    ) -> None:
         super().__init__(kind, message)
-        self.kind: ErrorKind = kind
+        self.kind = kind
         self.message = message
-        self.backend = backend  # empty if it did not come to that
+        self.backend = backend  # None if it did not come to one
 
     def __str__(self) -> str:
         return f"{self.kind}: {self.message}"
@@ -79,7 +77,7 @@ class LinkBroken(HeadraceError):
 class Pulled:
     """One pull that counts."""
 
-    backend: str
+    backend: TransferBackend
     blocks: int
     bytes: int
     ms: float  # moving bytes and asking for them, without waiting for the source to compute

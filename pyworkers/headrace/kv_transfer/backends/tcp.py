@@ -15,6 +15,7 @@ from headrace.kv_transfer.backends.memory import Memory
 from headrace.kv_transfer.backends.spans import Spans
 from headrace.kv_transfer.peers.messages import Data
 from headrace.kv_transfer.peers.stream import Stream
+from headrace.wire.frames import TransferFailure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,7 +80,9 @@ class Receiver:
             if not wanting.stop.asked:
                 if crc != data.crc32:
                     text = f"group {data.group} of blocks {data.start} to {data.stop}"
-                    raise TransferError("checksum", f"the bytes of {text} are not those sent")
+                    raise TransferError(
+                        TransferFailure.CHECKSUM, f"the bytes of {text} are not those sent"
+                    )
                 self._memory.landed(data.group, blocks)
         while rest:
             got = self._stream.take_into([self._scratch[:rest]])

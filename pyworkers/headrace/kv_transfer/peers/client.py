@@ -12,10 +12,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Final
 
 from headrace.kv_transfer.backends.base import (
-    ENDINGS,
     TICKET_BYTES,
     VERSION,
-    ErrorKind,
     Limits,
     LinkBroken,
     Pulled,
@@ -40,10 +38,12 @@ from headrace.kv_transfer.peers.messages import (
     KvOpen,
     KvProve,
     KvRefuse,
+    KvRefuseReason,
     KvWelcome,
 )
 from headrace.kv_transfer.peers.server import peer_credentials
 from headrace.kv_transfer.peers.stream import Stream
+from headrace.wire.frames import TransferBackend, TransferFailure
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
@@ -93,9 +93,9 @@ class TransferClient:
         Raises TransferError. When this returns, raises or is cancelled, nothing writes to the pool any more.
         """
         if len(ticket) != TICKET_BYTES:
-            raise TransferError("refused", f"a ticket of {len(ticket)} bytes")
+            raise TransferError(TransferFailure.REFUSED, f"a ticket of {len(ticket)} bytes")
         assert max((block for _, block in wanted), default=0) < self._pool.num_blocks
-        backend = ""
+        backend: TransferBackend | None = None
         try:
             async with asyncio.timeout(timeout_s):
                 link = await self._link(tuple(endpoints), ticket)
@@ -104,7 +104,9 @@ class TransferClient:
                 backend = link.backend
                 return await link.pull(ticket, wanted)
         except TimeoutError:
-            raise TransferError("timeout", f"not done within {timeout_s:g} s", backend) from None
+            raise TransferError(
+                TransferFailure.TIMEOUT, f"not done within {timeout_s:g} s", backend
+            ) from None
 
     async def close(self) -> None:
         """Give up everything; pulls under way raise TransferError cancelled."""
@@ -112,7 +114,7 @@ class TransferClient:
         for task in self._links.values():
             task.cancel()
         for link in self._running.values():
-            link.hang_up("this worker closes its transfers", "cancelled")
+            link.hang_up("this worker closes its transfers", TransferFailure.CANCELLED)
         await asyncio.gather(*self._links.values(), *self._running, return_exceptions=True)
         self._links.clear()
         self._thread.shutdown()
@@ -131,7 +133,7 @@ class TransferClient:
 
     async def _shared_link(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
         if self._closed:
-            raise TransferError("cancelled", "this worker closes its transfers")
+            raise TransferError(TransferFailure.CANCELLED, "this worker closes its transfers")
         dialling = self._links.get(endpoints)
         if dialling is not None and dialling.done() and not _alive(dialling):
             dialling = None
@@ -145,7 +147,9 @@ class TransferClient:
             return await asyncio.shield(dialling)
         except asyncio.CancelledError:
             if dialling.cancelled():  # by `close`
-                raise TransferError("cancelled", "this worker closes its transfers") from None
+                raise TransferError(
+                    TransferFailure.CANCELLED, "this worker closes its transfers"
+                ) from None
             raise
 
     def _make_room(self) -> None:
@@ -158,7 +162,7 @@ class TransferClient:
                 dialling.result().hang_up("room for another source is needed")
                 del self._links[endpoints]
         if len(self._links) >= MAX_SOURCES:
-            raise TransferError("no_room", f"{MAX_SOURCES} sources are pulled from")
+            raise TransferError(TransferFailure.NO_ROOM, f"{MAX_SOURCES} sources are pulled from")
 
     async def _dial(self, endpoints: tuple[str, ...], ticket: bytes) -> ClientLink:
         """The first address that answers and has a back-end in common with us. Raises TransferError."""
@@ -176,8 +180,10 @@ class TransferClient:
                 reasons.append(f"{address}: {error}")
             log.info("transfer: %s", reasons[-1])
         if not reasons:
-            raise TransferError("refused", f"no back-end in common: {', '.join(endpoints)}")
-        raise TransferError("lost", "; ".join(reasons))
+            raise TransferError(
+                TransferFailure.REFUSED, f"no back-end in common: {', '.join(endpoints)}"
+            )
+        raise TransferError(TransferFailure.LOST, "; ".join(reasons))
 
     async def _shake_hands(
         self, sock: socket.socket, address: SourceAddress, ticket: bytes
@@ -221,7 +227,7 @@ class TransferClient:
         moving = mover or Receiver(stream, open_memory(self._pool), self._segment_bytes)
         link = ClientLink(
             stream,
-            welcome.backend,
+            TransferBackend(welcome.backend),  # one of those that we named
             moving,
             segment_bytes=self._segment_bytes,
             limits=self._limits,
@@ -241,7 +247,7 @@ class TransferClient:
 class TicketRefused(TransferError):
     """The source does not let a client in for this ticket; for another one it may."""
 
-    def __init__(self, kind: ErrorKind, message: str, ticket: bytes) -> None:
+    def __init__(self, kind: TransferFailure, message: str, ticket: bytes) -> None:
         super().__init__(kind, message)
         self.ticket = ticket
 
@@ -249,13 +255,13 @@ class TicketRefused(TransferError):
 def _not_let_in(answer: object, ticket: bytes) -> Exception:
     if not isinstance(answer, KvRefuse):
         return LinkBroken(f"no welcome, but {answer!r:.200}")
-    if answer.field == "ticket":
-        return TicketRefused(ENDINGS.get(answer.ours, "refused"), answer.yours, ticket)
-    text = f"{answer.field} is {answer.yours!r} here and {answer.ours!r} at the source"
-    if answer.field == "layout":
-        return TransferError("layout", text)
-    if answer.field == "version":
-        return TransferError("refused", text)
+    if answer.why is not None:
+        return TicketRefused(answer.why, answer.yours, ticket)
+    text = f"{answer.reason} is {answer.yours!r} here and {answer.ours!r} at the source"
+    if answer.reason is KvRefuseReason.LAYOUT:
+        return TransferError(TransferFailure.LAYOUT, text)
+    if answer.reason is KvRefuseReason.VERSION:
+        return TransferError(TransferFailure.REFUSED, text)
     return LinkBroken(f"refused: {text}")  # another address may do
 
 

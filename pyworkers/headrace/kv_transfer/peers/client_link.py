@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from headrace.kv_transfer.backends.base import (
-    ErrorKind,
     Limits,
     LinkBroken,
     Move,
@@ -38,6 +37,7 @@ from headrace.kv_transfer.peers.messages import (
 )
 from headrace.kv_transfer.peers.stream import Stream
 from headrace.kv_transfer.peers.watch import watch
+from headrace.wire.frames import TransferBackend, TransferFailure
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class ClientLink:
     def __init__(
         self,
         stream: Stream,
-        backend: str,
+        backend: TransferBackend,
         moving: Mover | Receiver,
         *,
         segment_bytes: Sequence[int],
@@ -122,16 +122,16 @@ class ClientLink:
         except LinkBroken as error:
             self._broken = str(error)
         finally:
-            self._end(self._broken or "the connection was closed", "lost")
+            self._end(self._broken or "the connection was closed", TransferFailure.LOST)
             if not isinstance(self._moving, Receiver):
                 self._moving.close()
 
-    def hang_up(self, why: str, kind: ErrorKind = "lost") -> None:
+    def hang_up(self, why: str, kind: TransferFailure = TransferFailure.LOST) -> None:
         """End the connection and all that pulls over it."""
         self._end(why, kind)
         self._stream.close(why)
 
-    def _end(self, why: str, kind: ErrorKind) -> None:
+    def _end(self, why: str, kind: TransferFailure) -> None:
         self._broken = self._broken or why
         for pulling in self._pulls.values():
             pulling.fail(TransferError(kind, why, self.backend))
@@ -155,7 +155,9 @@ class ClientLink:
             while pulling.closed is None:
                 await pulling.change()
             if not pulling.closed:
-                raise TransferError("revoked", "the source took its blocks back", self.backend)
+                raise TransferError(
+                    TransferFailure.REVOKED, "the source took its blocks back", self.backend
+                )
         except BaseException:
             pulling.stop.asked = True
             if self.usable and pulling.error is None and pulling.closed is None:
@@ -179,9 +181,11 @@ class ClientLink:
 
     def _open(self, ticket: bytes, ordered: list[tuple[int, int]]) -> Pulling:
         if self._broken is not None:
-            raise TransferError("lost", self._broken, self.backend)
+            raise TransferError(TransferFailure.LOST, self._broken, self.backend)
         if len(ordered) > MAX_BLOCKS:
-            raise TransferError("refused", f"{len(ordered)} blocks at once", self.backend)
+            raise TransferError(
+                TransferFailure.REFUSED, f"{len(ordered)} blocks at once", self.backend
+            )
         groups = len(self._segment_bytes)
         number = self._next_number
         self._next_number += 1
@@ -213,7 +217,7 @@ class ClientLink:
         try:
             await self._moving.move(moves, pulling.stop)
         except LinkBroken as error:
-            raise TransferError("lost", str(error), self.backend) from error
+            raise TransferError(TransferFailure.LOST, str(error), self.backend) from error
         pulling.moving_s += time.perf_counter() - began_s
         if pulling.error is not None:
             raise pulling.error

@@ -6,11 +6,13 @@ A message is `u32 little-endian length | msgpack [number, field, ...]`. After a 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final, TypeAlias
 
 from headrace.errors import MalformedFrame
-from headrace.kv_transfer.backends.base import TICKET_BYTES, Ending
+from headrace.kv_transfer.backends.base import ENDINGS, TICKET_BYTES
 from headrace.kv_transfer.peers.members import MAX_KEYS, NONCE_BYTES, PROOF_BYTES
+from headrace.wire.frames import TransferFailure
 from headrace.wire.schema import U16, U32, Schema
 
 # Of a context of a million tokens in blocks of 16 a `PullBlocks` has 256 KiB.
@@ -90,14 +92,26 @@ class KvWelcome:
     proof: bytes
 
 
+class KvRefuseReason(StrEnum):
+    """What a client lacks, or what differs."""
+
+    VERSION = "version"
+    PROOF = "proof"
+    TICKET = "ticket"
+    LINKS = "links"
+    LAYOUT = "layout"
+    BACKENDS = "backends"
+
+
 @dataclass(frozen=True, slots=True)
 class KvRefuse:
-    """Why a client is not let in: what differs, and both values.
+    """Why a client is not let in; both values are for people.
 
-    Where that is the ticket, `ours` is a word of `Ending` and `yours` says more.
+    `why` says what became of the ticket, where that is the reason, and only there.
     """
 
-    field: str  # version, proof, ticket, links, layout, backends
+    reason: KvRefuseReason
+    why: TransferFailure | None
     ours: str
     yours: str
 
@@ -144,7 +158,7 @@ class Ended:
     """The server ended the pull. Nothing follows."""
 
     pull: U32
-    why: Ending
+    why: TransferFailure
     message: str
 
 
@@ -173,6 +187,22 @@ def _prove_rule(message: KvProve) -> None:
 
 def _welcome_rule(message: KvWelcome) -> None:
     _exactly("proof", message.proof, PROOF_BYTES)
+
+
+def _ending(why: TransferFailure) -> None:
+    if why not in ENDINGS:
+        raise MalformedFrame(".why", "what a source may say", str(why))
+
+
+def _refuse_rule(message: KvRefuse) -> None:
+    if (message.reason is KvRefuseReason.TICKET) is not (message.why is not None):
+        raise MalformedFrame(".why", "a word for a ticket, and nil otherwise", str(message.why))
+    if message.why is not None:
+        _ending(message.why)
+
+
+def _ended_rule(message: Ended) -> None:
+    _ending(message.why)
 
 
 def _pull_rule(message: PullBlocks) -> None:
@@ -210,6 +240,8 @@ SCHEMA: Final = Schema(
         Challenge: _nonce_rule,
         KvProve: _prove_rule,
         KvWelcome: _welcome_rule,
+        KvRefuse: _refuse_rule,
+        Ended: _ended_rule,
         PullBlocks: _pull_rule,
         Ready: _extent_rule,
         Data: _extent_rule,

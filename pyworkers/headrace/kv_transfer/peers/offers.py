@@ -11,6 +11,7 @@ from typing import Final
 
 from headrace.errors import HeadraceError
 from headrace.kv_transfer.backends.base import TICKET_BYTES, Ending, Extent, KvSource
+from headrace.wire.frames import TransferFailure
 
 # Tickets that were withdrawn, so that a late pull hears why. More, and it hears that the ticket is unknown.
 REMEMBERED: Final = 1024
@@ -40,7 +41,7 @@ class OfferedTicket:
     @property
     def gone(self) -> Ending | None:
         """Why nothing of it counts any more, if so."""
-        return self.withdrawn or ("revoked" if self.source.revoked else None)
+        return self.withdrawn or (TransferFailure.REVOKED if self.source.revoked else None)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,11 +120,11 @@ class Offers:
             raise Denied(self._withdrawn[ticket], "the ticket was withdrawn")
         offer = self._open.get(ticket)
         if offer is None:
-            raise Denied("refused", "the ticket is unknown")
+            raise Denied(TransferFailure.REFUSED, "the ticket is unknown")
         if offer.used and not offer.shared:
-            raise Denied("refused", "the ticket was used before")
+            raise Denied(TransferFailure.REFUSED, "the ticket was used before")
         if offer.source.revoked:
-            raise Denied("revoked", "the source took its blocks back")
+            raise Denied(TransferFailure.REVOKED, "the source took its blocks back")
         return offer
 
     def begin(self, number: int, ticket: bytes, places: bytes) -> Serving:
@@ -132,7 +133,7 @@ class Offers:
         wanted = array("I", places)
         total = len(offer.source.blocks)
         if (last := max(wanted, default=-1)) >= total:
-            raise Denied("refused", f"place {last} of {total}")
+            raise Denied(TransferFailure.REFUSED, f"place {last} of {total}")
         offer.used = True
         return Serving(number, offer, wanted, [0] * self._num_groups)
 

@@ -24,6 +24,7 @@ from headrace.kv_transfer.peers.offers import Offers
 from headrace.kv_transfer.peers.room import Room
 from headrace.kv_transfer.peers.server_link import ServerLink
 from headrace.kv_transfer.peers.stream import Stream
+from headrace.wire.frames import TransferFailure
 
 if TYPE_CHECKING:
     from headrace_kernels.ops import KvPool
@@ -114,7 +115,7 @@ class TransferServer:
         """
         return self._offers.add(source, on_released, on_failed, shared=shared)
 
-    def withdraw(self, ticket: bytes, why: Ending = "revoked") -> None:
+    def withdraw(self, ticket: bytes, why: Ending = TransferFailure.REVOKED) -> None:
         """Nothing pulled with it counts from now on. A ticket that is done already is left alone."""
         self._offers.withdraw(ticket, why)
         self.wake()

@@ -14,6 +14,7 @@ from typing import Final, NoReturn, TypeVar
 from headrace import _core
 from headrace.kv_transfer.backends.base import (
     VERSION,
+    Ending,
     Exporter,
     Limits,
     LinkBroken,
@@ -34,6 +35,7 @@ from headrace.kv_transfer.peers.messages import (
     KvOpen,
     KvProve,
     KvRefuse,
+    KvRefuseReason,
     KvWelcome,
     PullBlocks,
     Ready,
@@ -43,6 +45,7 @@ from headrace.kv_transfer.peers.messages import (
 from headrace.kv_transfer.peers.offers import Denied, Offers, Serving
 from headrace.kv_transfer.peers.stream import Stream
 from headrace.kv_transfer.peers.watch import watch
+from headrace.wire.frames import TransferFailure
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +54,7 @@ FRAME_BYTES: Final = 2 << 20
 UNSENT_MESSAGES: Final = 4096  # a client that asks and never listens is dropped
 UNBOUNDED: Final = sys.maxsize  # blocks in one `Ready`: it costs no memory
 # Refusals that anybody can bring about, as often as he likes: the server counts them and says so now and then.
-STRANGE: Final = ("version", "proof")
+STRANGE: Final = frozenset({KvRefuseReason.VERSION, KvRefuseReason.PROOF})
 
 Handshake = TypeVar("Handshake", KvHello, KvProve, KvOpen)
 
@@ -120,26 +123,28 @@ class ServerLink:
         """Whoever has shown nothing yet hears nothing but our version."""
         hello = await self._next(KvHello, MAX_STRANGER_BYTES)
         if hello.version != VERSION:
-            await self._refuse("version", str(VERSION), str(hello.version))
+            await self._refuse(KvRefuseReason.VERSION, str(VERSION), str(hello.version))
         nonce = secrets.token_bytes(NONCE_BYTES)
         await self._stream.send([Challenge(nonce)])
         prove = await self._next(KvProve, MAX_STRANGER_BYTES)
         transcript = Transcript(hello.nonce, nonce, prove.ticket)
         proof = self._members.answer(transcript, prove.proofs)
         if proof is None:
-            await self._refuse("proof", "one of a worker of this router", "none of it")
+            await self._refuse(KvRefuseReason.PROOF, "one of a worker of this router", "none of it")
         try:
             self._offers.find(prove.ticket)
         except Denied as denied:
-            await self._refuse("ticket", denied.why, denied.message)
+            await self._refuse(KvRefuseReason.TICKET, str(denied.why), denied.message, denied.why)
         if not self._admit(self):
-            await self._refuse("links", f"{self._limits.max_links} at most", "one more")
+            await self._refuse(
+                KvRefuseReason.LINKS, f"{self._limits.max_links} at most", "one more"
+            )
         return await self._welcome(await self._next(KvOpen, MAX_HANDSHAKE_BYTES), proof)
 
     async def _welcome(self, opening: KvOpen, proof: bytes) -> Exporter:
         """Settle on a back-end, and hand out what it takes to use it."""
         if opening.layout != self._layout:
-            await self._refuse("layout", self._layout, opening.layout)
+            await self._refuse(KvRefuseReason.LAYOUT, self._layout, opening.layout)
         for name in opening.backends:
             for exporter in self._exporters:
                 if exporter.name == name:
@@ -151,7 +156,7 @@ class ServerLink:
                         await self._stream.send([welcome])
                     return exporter
         ours = ", ".join(exporter.name for exporter in self._exporters)
-        return await self._refuse("backends", ours, ", ".join(opening.backends))
+        return await self._refuse(KvRefuseReason.BACKENDS, ours, ", ".join(opening.backends))
 
     async def _next(self, kind: type[Handshake], limit: int) -> Handshake:
         message = await self._stream.receive(limit)
@@ -160,12 +165,14 @@ class ServerLink:
             raise LinkBroken(f"a {name} where a {kind.__name__} has its place")
         return message
 
-    async def _refuse(self, field: str, ours: str, yours: str) -> NoReturn:
-        self._turned_away(field)
-        level = logging.DEBUG if field in STRANGE else logging.WARNING
+    async def _refuse(
+        self, reason: KvRefuseReason, ours: str, yours: str, why: Ending | None = None
+    ) -> NoReturn:
+        self._turned_away(reason)
+        level = logging.DEBUG if reason in STRANGE else logging.WARNING
         text = "transfer: a client is refused: its %s is %.200r, here it is %.200r"
-        log.log(level, text, field, yours, ours)
-        await self._stream.send([KvRefuse(field, ours, yours)])
+        log.log(level, text, reason, yours, ours)
+        await self._stream.send([KvRefuse(reason, why, ours, yours)])
         raise LinkBroken("refused")
 
     def _alive(self) -> None:
@@ -200,7 +207,7 @@ class ServerLink:
         try:
             if len(self._pulls) >= self._limits.max_pulls:
                 limit = self._limits.max_pulls
-                raise Denied("no_room", f"{limit} pulls of this client are under way")
+                raise Denied(TransferFailure.NO_ROOM, f"{limit} pulls of this client are under way")
             serving = self._offers.begin(pull.pull, pull.ticket, pull.places)
         except Denied as denied:
             self._say(Ended(pull.pull, denied.why, denied.message))

@@ -38,6 +38,7 @@ fn events() -> BlockEvents {
         nonce: Vec::new(),
         step_prior: None,
         kv_block_bytes: 0,
+        dtype: String::new(),
     };
     BlockEvents::new(&hello)
 }

@@ -2,16 +2,18 @@
 
 use serde::{Deserialize, Serialize};
 
-/// What a worker does for a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Role {
-    /// Computes prompts only.
-    Prefill,
-    /// Generates only; its prompts' KV comes from a prefill worker.
-    Decode,
-    /// Both.
-    Both,
+use super::words::words;
+
+words! {
+    /// What a worker does for a request.
+    Role {
+        /// Computes prompts only.
+        Prefill = "prefill",
+        /// Generates only; its prompts' KV comes from a prefill worker.
+        Decode = "decode",
+        /// Both.
+        Both = "both",
+    }
 }
 
 /// What must agree between two sides before they may share KV or hashes. Each is a short printable digest.
@@ -83,7 +85,8 @@ pub struct Group {
     pub size: u32,
 }
 
-/// First frame of a link.
+/// First frame of a link. In every version it is number 1 and begins with `protocol`: the rest is read only where that is
+/// the reader's own.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Hello {
     /// `PROTOCOL` of the worker.
@@ -113,6 +116,8 @@ pub struct Hello {
     pub step_prior: Option<StepCost>,
     /// Bytes of one KV block; 0 where its KV cannot be moved.
     pub kv_block_bytes: u64,
+    /// Type of the weights in which it computes, such as `bfloat16` or `int8`: shown, never compared.
+    pub dtype: String,
 }
 
 /// Proof that the worker knows the deployment secret.
@@ -141,37 +146,4 @@ pub struct Welcome {
     /// Key of the block hash, 32 bytes, where no secret is set; otherwise empty: both sides derive it.
     #[serde(with = "serde_bytes")]
     pub hash_key: Vec<u8>,
-}
-
-/// Why a worker may not join. Three fields are no refusal for good: `circuit` (it came and went too often) and `name_taken`
-/// (a worker of this name lives), where `expected` is the number of seconds after which it may dial again, and `link` (the
-/// router named in `expected` has a link to it).
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Refuse {
-    /// What differs, such as `protocol`, `secret`, `fingerprints.tokenizer`.
-    pub field: String,
-    /// The fleet's value.
-    pub expected: String,
-    /// The worker's value.
-    pub got: String,
-    /// What to do.
-    pub message: String,
-}
-
-impl Refuse {
-    /// True if the worker may dial again: nothing about it is wrong, it is not its time.
-    #[must_use]
-    pub fn is_for_now(&self) -> bool {
-        matches!(self.field.as_str(), "circuit" | "link" | "name_taken")
-    }
-
-    /// For people: in a refusal for now, `expected` and `got` are for the worker and not for them.
-    #[must_use]
-    pub fn in_words(&self) -> String {
-        let Self { field, expected, got, message } = self;
-        if self.is_for_now() {
-            return message.clone();
-        }
-        format!("{field} is {got:?}, expected {expected:?}: {message}")
-    }
 }

@@ -7,6 +7,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::RequestId;
+use super::words::words;
 
 /// Longest ticket in bytes.
 pub const MAX_TICKET_BYTES: usize = 256;
@@ -45,6 +46,61 @@ pub struct KvReady {
     pub lease_ms: u32,
 }
 
+words! {
+    /// What moves the bytes of a pull.
+    TransferBackend {
+        /// Shared memory of one host.
+        Shm = "shm",
+        /// The connection between the workers.
+        Tcp = "tcp",
+        /// RDMA, or what stands in for it.
+        Nixl = "nixl",
+        /// GPU memory of one host.
+        CudaIpc = "cuda-ipc",
+        /// Nothing: workers without a model.
+        Mock = "mock",
+    }
+
+    /// Why a pull did not bring its blocks.
+    TransferFailure {
+        /// The source is gone, silent, or cannot be reached.
+        Lost = "lost",
+        /// The source took its blocks back.
+        Revoked = "revoked",
+        /// The lease was over.
+        Expired = "expired",
+        /// The bytes are not those that were sent.
+        Checksum = "checksum",
+        /// The pull as a whole was too late.
+        Timeout = "timeout",
+        /// The source does not know the ticket, or speaks another version.
+        Refused = "refused",
+        /// The pools differ.
+        Layout = "layout",
+        /// One end has as much under way as it takes.
+        NoRoom = "no_room",
+        /// The puller gave it up.
+        Cancelled = "cancelled",
+    }
+}
+
+impl TransferFailure {
+    /// True if the way or the source is to blame, and the next pull from there may fail as well.
+    #[must_use]
+    pub fn blames_source(self) -> bool {
+        match self {
+            Self::Lost
+            | Self::Revoked
+            | Self::Expired
+            | Self::Checksum
+            | Self::Timeout
+            | Self::Refused
+            | Self::Layout => true,
+            Self::NoRoom | Self::Cancelled => false,
+        }
+    }
+}
+
 /// A pull of KV ended.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Transferred {
@@ -52,8 +108,8 @@ pub struct Transferred {
     pub request: RequestId,
     /// The worker that it came from.
     pub worker: String,
-    /// What moved the bytes, such as `shm` or `tcp`; empty where it did not come to that.
-    pub backend: String,
+    /// What moved the bytes; `None` where it did not come to that.
+    pub backend: Option<TransferBackend>,
     /// Blocks that came whole.
     pub blocks: u32,
     /// Bytes that came.
@@ -61,9 +117,8 @@ pub struct Transferred {
     /// Spent on moving the bytes, without the time in which the source had yet to compute them. Of a pull that failed,
     /// from its begin to its end.
     pub ms: f64,
-    /// `None` if all came, otherwise why not: `lost`, `revoked`, `expired`, `checksum`, `timeout`, `refused`, `layout`,
-    /// `no_room` or `cancelled`. For the last two neither way nor source is to blame.
-    pub error: Option<String>,
+    /// `None` if all came, otherwise why not.
+    pub error: Option<TransferFailure>,
 }
 
 /// The hottest blocks of the prefix cache, pinned for others to pull.

@@ -12,7 +12,9 @@ use std::fmt::Display;
 
 use rmp::{Marker, encode};
 
-use crate::core::frame::RequestId;
+use crate::core::frame::{
+    FailureKind, Finish, RefuseReason, RequestId, Role, TransferBackend, TransferFailure, Word,
+};
 
 /// What is wrong, and where inside the frame. Made on the error path only.
 #[derive(Debug)]
@@ -89,6 +91,11 @@ impl<'a> Reader<'a> {
 
     pub(super) fn left(&self) -> usize {
         self.rest.len()
+    }
+
+    /// The value that comes next, which stays there.
+    pub(super) fn peek<T: Wire>(&self) -> Read<T> {
+        T::read(&mut Self { rest: self.rest })
     }
 
     fn take(&mut self, n: usize) -> Read<&'a [u8]> {
@@ -228,7 +235,7 @@ pub(super) fn put_nil(out: &mut Vec<u8>) {
     sure(encode::write_nil(out));
 }
 
-pub(super) fn put_str(out: &mut Vec<u8>, text: &str) {
+fn put_str(out: &mut Vec<u8>, text: &str) {
     sure(encode::write_str_len(out, len32(text.len())));
     out.extend_from_slice(text.as_bytes());
 }
@@ -279,6 +286,33 @@ impl Wire for RequestId {
     fn read(reader: &mut Reader<'_>) -> Read<Self> {
         u64::read(reader).map(Self)
     }
+}
+
+macro_rules! words {
+    ($($name:ident)*) => {$(
+        impl Wire for $name {
+            const MIN_BYTES: usize = 1;
+
+            fn write(&self, out: &mut Vec<u8>) {
+                put_str(out, self.as_str());
+            }
+
+            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+                word(reader.str()?)
+            }
+        }
+    )*};
+}
+
+words! { FailureKind Finish RefuseReason Role TransferBackend TransferFailure }
+
+fn word<T: Word>(text: &str) -> Read<T> {
+    T::named(text).ok_or_else(|| {
+        let words: Vec<_> = T::ALL.iter().map(|known| known.as_str()).collect();
+        let (last, others) = words.split_last().expect("no enum is empty");
+        let expected = format!("{} or {last}", others.join(", "));
+        Fault::malformed(expected, format_args!("{text:?}"))
+    })
 }
 
 impl Wire for bool {

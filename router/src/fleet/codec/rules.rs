@@ -1,7 +1,9 @@
 //! What the types of a frame cannot say: lengths that have to fit each other. Checked for every frame that is read.
 
 use super::msgpack::{Fault, Read};
-use crate::core::frame::{Continue, Fetch, KvReady, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket};
+use crate::core::frame::{
+    Continue, Fetch, KvReady, MAX_TICKET_BYTES, NAME_BYTES, Offer, Refuse, Ticket,
+};
 
 pub(super) fn kv_ready(frame: &KvReady) -> Read<()> {
     ticket(&frame.ticket)
@@ -25,6 +27,16 @@ pub(super) fn fetch(frame: &Fetch) -> Read<()> {
     ticket(&frame.ticket)?;
     let blocks = tree(&frame.names, &frame.parents)?;
     one_each("offset", frame.offset.len(), blocks)
+}
+
+/// A worker that is to come back is told when, and no other.
+pub(super) fn refuse(frame: &Refuse) -> Read<()> {
+    let fault = match (frame.reason.says_when(), frame.retry_after_ms) {
+        (true, Some(_)) | (false, None) => return Ok(()),
+        (true, None) => Fault::malformed(format_args!("a time for {}", frame.reason), "nil"),
+        (false, Some(ms)) => Fault::malformed(format_args!("nil for {}", frame.reason), ms),
+    };
+    Err(fault.inside("retry_after_ms"))
 }
 
 fn ticket(ticket: &[u8]) -> Read<()> {

@@ -7,8 +7,9 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Hello, Offer, RequestId, Role, Transferred};
-use crate::metrics::{BACKENDS, OUTCOMES, known_word};
+use crate::core::frame::{
+    Hello, Offer, RequestId, Role, TransferBackend, TransferFailure, Transferred,
+};
 use crate::process::lock::{Held, Lock};
 
 /// One drain. What stays as it was is public; the rest is behind a short lock.
@@ -101,16 +102,16 @@ pub(super) struct Pull {
 
 #[derive(Debug)]
 struct Ended {
-    backend: &'static str,
+    backend: Option<TransferBackend>,
     blocks: u32,
     bytes: u64,
     ms: f64,
-    error: Option<&'static str>,
+    error: Option<TransferFailure>,
 }
 
 impl Ended {
-    fn failed(error: &'static str) -> Self {
-        Self { backend: "", blocks: 0, bytes: 0, ms: 0.0, error: Some(error) }
+    fn failed(error: TransferFailure) -> Self {
+        Self { backend: None, blocks: 0, bytes: 0, ms: 0.0, error: Some(error) }
     }
 }
 
@@ -205,11 +206,11 @@ impl Drain {
             let wanted = |own: &&mut Pull| own.request == pull.request && own.target == target;
             let Some(own) = state.pulls.iter_mut().find(wanted) else { return };
             own.ended.get_or_insert(Ended {
-                backend: known_word(&BACKENDS, &pull.backend),
+                backend: pull.backend,
                 blocks: pull.blocks.min(u32::try_from(own.blocks).unwrap_or(u32::MAX)),
                 bytes: pull.bytes,
                 ms: if pull.ms.is_finite() { pull.ms.max(0.0) } else { 0.0 },
-                error: pull.error.as_deref().map(|error| known_word(&OUTCOMES, error)),
+                error: pull.error,
             });
         });
     }
@@ -225,7 +226,7 @@ impl Drain {
                 state.moved += legs;
             }
             for pull in state.pulls.iter_mut().filter(|pull| pull.target == id) {
-                pull.ended.get_or_insert(Ended::failed("lost"));
+                pull.ended.get_or_insert(Ended::failed(TransferFailure::Lost));
             }
         });
     }
@@ -246,7 +247,7 @@ impl Drain {
         self.change(|state| {
             let open = state.pulls.iter_mut().filter(|pull| pull.ended.is_none());
             open.map(|pull| {
-                pull.ended = Some(Ended::failed("timeout"));
+                pull.ended = Some(Ended::failed(TransferFailure::Timeout));
                 (pull.target, pull.request)
             })
             .collect()
@@ -324,7 +325,7 @@ impl Pull {
             "pulled": ended.map(|end| end.blocks),
             "bytes": ended.map(|end| end.bytes),
             "ms": ended.map(|end| end.ms),
-            "backend": ended.map(|end| end.backend),
+            "backend": ended.and_then(|end| end.backend),
             "error": ended.and_then(|end| end.error),
         })
     }

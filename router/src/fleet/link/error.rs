@@ -13,10 +13,10 @@ pub(crate) enum LinkError {
     Closed,
     /// The socket failed.
     #[error("reading failed: {0}")]
-    Read(std::io::Error),
+    Read(#[source] std::io::Error),
     /// The socket failed.
     #[error("writing failed: {0}")]
-    Write(std::io::Error),
+    Write(#[source] std::io::Error),
     /// The socket took nothing for `--submit-timeout-ms`.
     #[error("the worker's socket took nothing for {0:?}")]
     WriteStalled(Duration),
@@ -49,6 +49,17 @@ pub(crate) enum LinkError {
     Shutdown,
 }
 
+/// Why a link took no request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub(crate) enum NotTaken {
+    /// It had ended.
+    #[error("its link closed")]
+    Closed,
+    /// There was no room on the way to the worker for `--submit-timeout-ms`.
+    #[error("its link is full")]
+    Full,
+}
+
 impl LinkError {
     /// As a word, for metrics.
     #[must_use]
@@ -60,6 +71,7 @@ impl LinkError {
             Self::WriteStalled(_) => "write_stalled",
             Self::Frame(CodecError::TooLong { .. }) => "frame_too_long",
             Self::Frame(CodecError::UnknownType { .. }) => "frame_unknown",
+            Self::Frame(CodecError::OtherVersion { .. }) => "frame_unexpected",
             Self::Frame(
                 CodecError::Truncated { .. }
                 | CodecError::Malformed { .. }
@@ -84,5 +96,47 @@ impl From<ReadError> for LinkError {
             ReadError::Ended { .. } => Self::Closed,
             ReadError::Codec(error) => Self::Frame(error),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+    use std::io;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::error::RouteError;
+
+    fn chain(error: &RouteError) -> Vec<String> {
+        let first: &dyn Error = error;
+        let mut next = Some(first);
+        let mut said = Vec::new();
+        while let Some(error) = next {
+            said.push(error.to_string());
+            next = error.source();
+        }
+        said
+    }
+
+    fn lost(error: LinkError) -> RouteError {
+        RouteError::WorkerLost { worker: "w1".into(), source: Arc::new(error) }
+    }
+
+    #[test]
+    fn a_lost_worker_names_every_cause_down_to_the_socket() {
+        let reset = || io::Error::new(io::ErrorKind::ConnectionReset, "reset by peer");
+        for (error, what) in
+            [(LinkError::Read(reset()), "reading"), (LinkError::Write(reset()), "writing")]
+        {
+            let error = lost(error);
+            let broken = format!("{what} failed: reset by peer");
+            let whole = format!("worker `w1` was lost: {broken}");
+            assert_eq!(chain(&error), [whole, broken, "reset by peer".into()]);
+            let cause = error.source().unwrap().source().unwrap();
+            let cause = cause.downcast_ref::<io::Error>().unwrap();
+            assert_eq!(cause.kind(), io::ErrorKind::ConnectionReset);
+        }
+        assert_eq!(chain(&lost(LinkError::Closed)).len(), 2);
     }
 }

@@ -12,12 +12,12 @@ use tokio::time::{Instant, timeout};
 
 use super::hangup::Hangup;
 use super::leg::{Leg, LegState, Part};
-use super::{Lease, Link, LinkError};
+use super::{Lease, Link, LinkError, NotTaken};
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
 };
 use crate::core::scheduler::{LegOutput, Withdrawal};
-use crate::error::RouteError;
+use crate::error::{Cause, RouteError};
 use crate::fleet::registry::Said;
 use crate::fleet::stream::{Appended, Mailbox};
 use crate::limits::memory::Refused;
@@ -164,23 +164,23 @@ impl Link {
             if legs.closed {
                 drop(legs);
                 self.registry.ended(self.id, &[(request, LegOutput::default())]);
-                return Err(self.lost("its link closed"));
+                return Err(self.lost(Arc::new(NotTaken::Closed)));
             }
             legs.by_request.insert(request, leg);
         }
         let lease = Lease::new(Arc::clone(self), request);
         let sent = match self.submits.try_send(submit) {
             Ok(()) => Ok(()),
-            Err(mpsc::error::TrySendError::Closed(_)) => Err("its link closed"),
+            Err(mpsc::error::TrySendError::Closed(_)) => Err(NotTaken::Closed),
             Err(mpsc::error::TrySendError::Full(submit)) => {
                 match timeout(self.submit_timeout, self.submits.send(submit)).await {
                     Ok(Ok(())) => Ok(()),
-                    Ok(Err(_)) => Err("its link closed"),
-                    Err(_) => Err("its link is full"),
+                    Ok(Err(_)) => Err(NotTaken::Closed),
+                    Err(_) => Err(NotTaken::Full),
                 }
             }
         };
-        sent.map(|()| lease).map_err(|reason| self.lost(reason))
+        sent.map(|()| lease).map_err(|error| self.lost(Arc::new(error)))
     }
 
     /// Legs that have not ended.
@@ -192,8 +192,8 @@ impl Link {
         self.legs.lock()
     }
 
-    fn lost(&self, reason: &str) -> RouteError {
-        RouteError::WorkerLost { worker: self.worker.clone(), reason: reason.to_owned() }
+    fn lost(&self, source: Cause) -> RouteError {
+        RouteError::WorkerLost { worker: self.worker.clone(), source }
     }
 
     // ---- what happens to a leg ----
@@ -307,9 +307,10 @@ impl Link {
             tracing::warn!(worker = self.worker, legs, "silent: they go on elsewhere");
         }
         self.registry.ended(self.id, &never_sent);
+        let error: Cause = Arc::new(LinkError::Silent(silent));
         for leg in given_up {
             self.registry.metrics.legs.ended.inc("worker_silent");
-            leg.fail(self.lost(&format!("nothing was heard of it for {silent:?}")), self.id, true);
+            leg.fail(self.lost(Arc::clone(&error)), self.id, true);
         }
     }
 
@@ -326,19 +327,20 @@ impl Link {
     }
 
     /// The link ended, and all legs with it.
-    pub(super) fn fail_all(&self, error: &LinkError) {
+    pub(super) fn fail_all(&self, error: &Arc<LinkError>) {
         let legs = {
             let mut legs = self.legs();
             legs.closed = true;
             legs.urgent.clear();
             std::mem::take(&mut legs.by_request)
         };
+        let error: Cause = error.clone();
         for leg in legs.into_values() {
             leg.hangup.void();
             let cancelled = matches!(leg.state, LegState::Cancelled(_));
             let outcome = if cancelled { "cancelled" } else { "worker_lost" };
             self.registry.metrics.legs.ended.inc(outcome);
-            leg.fail(self.lost(&error.to_string()), self.id, true);
+            leg.fail(self.lost(Arc::clone(&error)), self.id, true);
         }
     }
 
@@ -395,13 +397,8 @@ impl Link {
         for (request, mailbox, what) in follows.wrong {
             tracing::error!(worker = self.worker, request = request.0, what, "wrong output");
             self.cancel(request, Some("wrong_output"));
-            let error = RouteError::WorkerFailed {
-                worker: self.worker.clone(),
-                kind: "wrong_output".into(),
-                message: format!("it sent {what}"),
-                retryable: true,
-            };
-            mailbox.fail(error, self.id);
+            let worker = self.worker.clone();
+            mailbox.fail(RouteError::WrongOutput { worker, what }, self.id);
         }
         for (request, mailbox, refused) in follows.refused {
             self.cancel(request, Some("memory"));
@@ -438,13 +435,8 @@ impl Link {
         let cancelled = matches!(leg.state, LegState::Cancelled(_));
         let outcome = if cancelled { "cancelled" } else { "worker_failed" };
         self.registry.metrics.legs.ended.inc(outcome);
-        let retryable = failed.retryable;
-        let error = RouteError::WorkerFailed {
-            worker: self.worker.clone(),
-            kind: failed.kind,
-            message: failed.message,
-            retryable,
-        };
-        leg.fail(error, self.id, retryable);
+        let Failed { kind, message, .. } = failed;
+        let error = RouteError::WorkerFailed { worker: self.worker.clone(), kind, message };
+        leg.fail(error, self.id, kind.is_retryable());
     }
 }

@@ -24,6 +24,7 @@ impl WorkerPool {
                 "role": hello.role,
                 "state": worker.status(described).as_str(),
                 "model": hello.model,
+                "dtype": hello.dtype,
                 "epoch": hello.epoch,
                 "address": worker.address,
                 "blocks_total": hello.capacity.blocks,

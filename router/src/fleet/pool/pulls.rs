@@ -2,17 +2,20 @@
 
 use serde_json::{Value, json};
 
-use crate::core::frame::Transferred;
-use crate::metrics::{BACKENDS, OUTCOMES, known_word};
+use crate::core::frame::{TransferBackend, TransferFailure, Transferred, Word};
+use crate::metrics::backend_label;
 
 /// Counts by back-end.
 #[derive(Debug, Default)]
 pub(super) struct Pulls {
-    /// One for each of `BACKENDS` and one for any other word.
-    done: [Pulled; BACKENDS.len() + 1],
+    /// One for each of `BACKENDS`.
+    done: [Pulled; BACKENDS],
     failed: u64,
-    last_error: Option<&'static str>,
+    last_error: Option<TransferFailure>,
 }
+
+/// The back-ends, and none.
+const BACKENDS: usize = TransferBackend::ALL.len() + 1;
 
 #[derive(Debug, Default, Clone, Copy)]
 struct Pulled {
@@ -24,13 +27,13 @@ struct Pulled {
 
 impl Pulls {
     pub(super) fn note(&mut self, pull: &Transferred) {
-        if let Some(error) = &pull.error {
+        if let Some(error) = pull.error {
             self.failed += 1;
-            self.last_error = Some(known_word(&OUTCOMES, error));
+            self.last_error = Some(error);
             return;
         }
-        let place = BACKENDS.iter().position(|name| *name == pull.backend);
-        let sum = &mut self.done[place.unwrap_or(BACKENDS.len())];
+        let place = TransferBackend::ALL.iter().position(|known| Some(*known) == pull.backend);
+        let sum = &mut self.done[place.unwrap_or(BACKENDS - 1)];
         sum.pulls += 1;
         sum.blocks += u64::from(pull.blocks);
         sum.bytes = sum.bytes.saturating_add(pull.bytes);
@@ -38,12 +41,12 @@ impl Pulls {
     }
 
     pub(super) fn as_json(&self) -> Value {
-        let names = BACKENDS.iter().copied().chain(["other"]);
-        let used = names.zip(self.done).filter(|(_, sum)| sum.pulls > 0);
+        let known = TransferBackend::ALL.iter().copied().map(Some).chain([None]);
+        let used = known.zip(self.done).filter(|(_, sum)| sum.pulls > 0);
         let backends: serde_json::Map<String, Value> = used
-            .map(|(name, Pulled { pulls, blocks, bytes, ms })| {
+            .map(|(backend, Pulled { pulls, blocks, bytes, ms })| {
                 let sums = json!({"pulls": pulls, "blocks": blocks, "bytes": bytes, "ms": ms});
-                (name.to_owned(), sums)
+                (backend_label(backend).to_owned(), sums)
             })
             .collect();
         json!({"backends": backends, "failed": self.failed, "last_error": self.last_error})

@@ -3,7 +3,7 @@
 use super::{Registry, State};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::HeldOff;
-use crate::core::frame::{Hello, Refuse};
+use crate::core::frame::{Hello, Refuse, RefuseReason};
 use crate::fleet::lobby::Peer;
 use crate::fleet::pool::PooledWorker;
 
@@ -16,49 +16,57 @@ impl Registry {
     ///
     /// # Errors
     /// What differs, or when to come back.
-    pub(in crate::fleet) fn may_join(&self, hello: &Hello, peer: Peer) -> Result<(), Refuse> {
+    pub(in crate::fleet) fn may_join(&self, hello: &Hello, peer: Peer) -> Result<(), Box<Refuse>> {
         self.may_come(&self.state(), hello, peer)
     }
 
-    pub(super) fn may_come(&self, state: &State, hello: &Hello, peer: Peer) -> Result<(), Refuse> {
+    pub(super) fn may_come(
+        &self,
+        state: &State,
+        hello: &Hello,
+        peer: Peer,
+    ) -> Result<(), Box<Refuse>> {
         if let Err(HeldOff { wait_ms, breaks }) =
             state.circuits.check(&hello.worker, self.clock_ms())
         {
-            return Err(Refuse {
-                field: "circuit".into(),
-                expected: format!("{:.3}", wait_ms / 1e3),
-                got: "0.000".into(),
-                message: format!(
-                    "{breaks} of its links broke lately: dial again in {:.1} s",
-                    wait_ms / 1e3
-                ),
-            });
+            let message =
+                format!("{breaks} of its links broke lately: dial again in {:.1} s", wait_ms / 1e3);
+            return Err(self.not_now(RefuseReason::Circuit, Some(wait_ms), message));
         }
         match self.living(state, &hello.worker) {
-            Some(other) if other.hello.epoch == hello.epoch => Err(Refuse {
-                field: "link".into(),
-                expected: self.setup.name.clone(),
-                got: other.address.clone(),
-                message: "this worker has a link to this router by another address: one is enough"
-                    .into(),
-            }),
+            Some(other) if other.hello.epoch == hello.epoch => {
+                let address = &other.address;
+                let message = format!(
+                    "this worker has a link to this router by another address, {address}: one is enough"
+                );
+                Err(self.not_now(RefuseReason::AlreadyJoined, None, message))
+            }
             Some(other) if other.hello.epoch < hello.epoch => {
                 other.link.ping(); // what is dead and does not know it yet breaks by this
                 let heartbeat = self.setup.config.fleet.heartbeat;
-                Err(Refuse {
-                    field: "name_taken".into(),
-                    expected: format!("{:.3}", heartbeat.as_secs_f64()),
-                    got: "0.000".into(),
-                    message: "a worker of this name is here and lives: give each worker its own name; one that was \
-                        started anew gets it when the link of its former life has ended"
-                        .into(),
-                })
+                let message = "a worker of this name is here and lives: give each worker its own name; one that was \
+                    started anew gets it when the link of its former life has ended";
+                let wait_ms = heartbeat.as_secs_f64() * 1e3;
+                Err(self.not_now(RefuseReason::NameTaken, Some(wait_ms), message.into()))
             }
             Some(_) | None => {
-                state.may_join(hello)?;
+                state.may_join(hello, &self.setup.name)?;
                 self.may_name(state, hello, peer)
             }
         }
+    }
+
+    /// Nothing about the worker is wrong. It is told when it may dial again, a ms late rather than early.
+    fn not_now(&self, reason: RefuseReason, wait_ms: Option<f64>, message: String) -> Box<Refuse> {
+        Box::new(Refuse {
+            reason,
+            router: self.setup.name.clone(),
+            retry_after_ms: wait_ms.map(|ms| ms.ceil() as u32), // saturates
+            field: String::new(),
+            expected: String::new(),
+            got: String::new(),
+            message,
+        })
     }
 
     /// The worker that has this name, if it lives as far as anybody knows: its requests are not given to whoever dials by

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::{Registry, State};
-use crate::core::frame::{Hello, Refuse};
+use crate::core::frame::{Hello, Refuse, RefuseReason};
+use crate::fleet::handshake::Misfit;
 use crate::fleet::lobby::Peer;
 use crate::fleet::pool::WorkerPool;
 
@@ -22,14 +23,20 @@ impl Registry {
     ///
     /// # Errors
     /// There are as many as there may be.
-    pub(super) fn may_name(&self, state: &State, hello: &Hello, peer: Peer) -> Result<(), Refuse> {
+    pub(super) fn may_name(
+        &self,
+        state: &State,
+        hello: &Hello,
+        peer: Peer,
+    ) -> Result<(), Box<Refuse>> {
         if state.pools.contains_key(&hello.model) {
             return Ok(());
         }
         let (least, now) = (self.setup.config.deadlines.queue, Instant::now());
-        let refuse = |expected: String, message: &str| {
-            let (got, message) = (hello.model.clone(), message.to_owned());
-            Err(Refuse { field: "model".into(), expected, got, message })
+        let refuse = |expected: String, message| {
+            let got = hello.model.clone();
+            let misfit = Misfit { field: "model".into(), expected, got, message };
+            Err(misfit.refuse(RefuseReason::TooManyModels, &self.setup.name))
         };
         if state.pools.len() >= MODELS && state.forgettable(now, least).is_none() {
             return refuse(

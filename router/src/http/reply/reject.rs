@@ -7,7 +7,8 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
-use crate::error::{BAD_SAMPLING, RouteError};
+use crate::core::frame::{FailureKind, Word as _};
+use crate::error::RouteError;
 
 /// Why a request was turned away: by the HTTP surface itself, or on its way further in.
 #[derive(Debug, thiserror::Error)]
@@ -216,14 +217,14 @@ fn route_verdict(error: &RouteError) -> Verdict {
             Verdict::later(S::SERVICE_UNAVAILABLE, "server_error", "worker_lost", SOON)
         }
         // bounds that only workers know, such as how many log-probabilities of a prompt one answers with
-        RouteError::WorkerFailed { kind, retryable: false, .. } if kind == BAD_SAMPLING => {
-            Verdict::wrong(S::BAD_REQUEST, Some(BAD_SAMPLING))
+        RouteError::WorkerFailed { kind: kind @ FailureKind::BadSampling, .. } => {
+            Verdict::wrong(S::BAD_REQUEST, Some(kind.as_str()))
         }
-        RouteError::WorkerFailed { retryable: true, .. } => {
-            Verdict::later(S::SERVICE_UNAVAILABLE, "server_error", "worker_failed", SOON)
-        }
-        RouteError::WorkerFailed { retryable: false, .. } => {
+        RouteError::WorkerFailed { kind, .. } if !kind.is_retryable() => {
             Verdict::new(S::INTERNAL_SERVER_ERROR, "server_error", Some("worker_failed"))
+        }
+        RouteError::WorkerFailed { .. } | RouteError::WrongOutput { .. } => {
+            Verdict::later(S::SERVICE_UNAVAILABLE, "server_error", "worker_failed", SOON)
         }
         RouteError::ShuttingDown => {
             Verdict::later(S::SERVICE_UNAVAILABLE, "server_error", "shutting_down", SOON)
@@ -280,6 +281,12 @@ mod tests {
     #[test]
     fn every_error_has_its_status() {
         let second = Duration::from_millis(1500);
+        let lost = RouteError::WorkerLost {
+            worker: "w".into(),
+            source: std::sync::Arc::new(std::io::Error::other("gone")),
+        };
+        let failed =
+            |kind| RouteError::WorkerFailed { worker: "w".into(), kind, message: "m".into() };
         for (error, status, retry) in [
             (RouteError::BadRequest { param: None, message: String::new() }, 400, None),
             (RouteError::ContextLength { got: 3, prompt: 2, answer: 1, limit: 2 }, 400, None),
@@ -296,7 +303,11 @@ mod tests {
                 Some("2"),
             ),
             (RouteError::DeadlineExceeded { state: "for a worker", waited: second }, 504, None),
-            (RouteError::WorkerLost { worker: "w".into(), reason: "r".into() }, 503, Some("1")),
+            (lost, 503, Some("1")),
+            (RouteError::WrongOutput { worker: "w".into(), what: "tokens" }, 503, Some("1")),
+            (failed(FailureKind::Engine), 503, Some("1")),
+            (failed(FailureKind::BadToken), 500, None),
+            (failed(FailureKind::BadSampling), 400, None),
             (RouteError::ShuttingDown, 503, Some("1")),
             (RouteError::ClientGone, 499, None),
             (RouteError::Internal("secret".into()), 500, None),
