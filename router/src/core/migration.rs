@@ -250,16 +250,16 @@ mod tests {
     /// A chain with a leaf at each of its blocks, shared out to targets some of whom never have room for another leaf.
     #[test]
     fn long_chains_with_many_forks_are_no_longer_work_than_short_ones() {
-        let half = 30_000;
+        let half = 200_000;
         let parents: Vec<i32> = (-1..half - 1).chain(0..half).collect();
         let hits = vec![1; parents.len()];
-        let mut rooms = vec![20_000; 15];
-        rooms.push(60_000);
-        let begin = std::time::Instant::now();
-        let shares = divide(&parents, &hits, &targets(&rooms));
+        let mut rooms = vec![130_000; 15];
+        rooms.push(400_000);
+        let (done, shares) = std::sync::mpsc::channel();
+        std::thread::spawn(move || done.send(divide(&parents, &hits, &targets(&rooms))));
+        // walking each way to the root takes most of an hour
+        let shares = shares.recv_timeout(std::time::Duration::from_secs(120)).expect("short work");
         assert!(!shares.is_empty());
-        // walking each way to the root takes more than a minute
-        assert!(begin.elapsed().as_secs() < 20, "{:?}", begin.elapsed());
     }
 
     fn offers() -> impl Strategy<Value = (Vec<i32>, Vec<u32>)> {

@@ -103,12 +103,10 @@ async fn a_connection_may_rest_longer_than_headers_may_take() {
 async fn a_slow_body_ends_with_408() {
     let router = TestRouter::start(RouterArgs { body_timeout_ms: 200, ..args() }).await;
     let mut connection = router.connect().await;
-    let began = Instant::now();
     let head = format!("{CHAT}\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{{");
     connection.stream.write_all(head.as_bytes()).await.unwrap();
     let reply = connection.reply().await;
     assert_eq!((reply.status, &reply.error()["code"]), (408, &"body_too_slow".into()));
-    assert!(began.elapsed() < Duration::from_secs(5));
     connection.closed().await;
 }
 

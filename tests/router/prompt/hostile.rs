@@ -1,6 +1,6 @@
 //! Texts that are made to cost much: what cannot fit is refused before any work, and what can is done in pieces.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use headrace_router::prompt::Room;
 
@@ -65,11 +65,10 @@ fn megabytes_are_refused_by_every_family_at_once() {
     for (name, tokenizer) in families() {
         let engine = small(&tokenizer);
         for (what, text) in texts() {
-            let begin = Instant::now();
             let error = block_on(engine.encode(Prompt::Text(text))).unwrap_err();
-            let refused = at_least(&error).is_some_and(|n| n > 8_192);
+            // the count so far tells how much of the text was looked at: some pieces past the limit, not all of it
+            let refused = at_least(&error).is_some_and(|n| (8_193..100_000).contains(&n));
             assert!(refused, "{name}, {what}: {error}");
-            assert!(begin.elapsed() < SOON, "{name}, {what}: {:?}", begin.elapsed());
         }
     }
 }
@@ -196,13 +195,14 @@ async fn who_hangs_up_frees_the_thread_at_the_next_piece() {
     assert!(!long.is_finished(), "refused");
     long.abort();
     assert!(long.await.unwrap_err().is_cancelled());
-    let begin = Instant::now();
     engine.encode(Prompt::Text("short".into())).await.unwrap();
     // the short one may have gone before the turn in which the pool sees that nobody waits
-    while (pool.queued(), pool.queued_bytes()) != (0, 0) {
-        assert!(begin.elapsed() < SOON, "{:?}", begin.elapsed());
-        tokio::task::yield_now().await;
-    }
+    let empty = async {
+        while (pool.queued(), pool.queued_bytes()) != (0, 0) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(SOON, empty).await.expect("the pool gives up what nobody waits for");
 }
 
 #[test]

@@ -1,4 +1,5 @@
-//! Estimates mean what their names say.
+//! Estimates mean what their names say. What is expected stands here as numbers that were worked out by hand from [`TRUE`],
+//! or is added up step by step and token by token ([`steps_ms`]).
 
 use super::*;
 use crate::core::cost::context;
@@ -10,6 +11,24 @@ fn idle() -> WorkerLoad {
     WorkerLoad::idle(TRUE)
 }
 
+/// Ms of the steps that compute a prompt's tokens at `positions`, `per_step` of them in each, beside `rows` that read `kv_tokens`,
+/// where no step is shorter than `least_ms`.
+fn steps_ms(
+    positions: std::ops::Range<u32>,
+    per_step: usize,
+    (rows, kv_tokens, least_ms): (u32, u32, f64),
+) -> f64 {
+    let mut ms = 0.0;
+    for step in positions.collect::<Vec<_>>().chunks(per_step) {
+        let mut around_ms = 12.0;
+        (0..rows).for_each(|_| around_ms += 0.08);
+        (0..kv_tokens).for_each(|_| around_ms += 3e-5);
+        ms += f64::max(around_ms, least_ms);
+        step.iter().for_each(|&position| ms += 0.05 + 2e-6 * f64::from(position));
+    }
+    ms
+}
+
 fn demand(prompt_tokens: f64, cached_tokens: f64) -> Demand {
     Demand { prompt_tokens, cached_tokens, output_tokens: 100.0, block_tokens: 16.0 }
 }
@@ -18,15 +37,16 @@ fn demand(prompt_tokens: f64, cached_tokens: f64) -> Demand {
 fn an_idle_worker_takes_its_prefill_in_whole_steps() {
     let estimate = estimate(&idle(), &demand(6000.0, 0.0));
     assert_eq!(estimate.queue_ms, 0.0);
-    let expected = 2.0 * TRUE.fixed_ms + TRUE.prompt_ms(0.0, 6000.0);
-    assert!((estimate.prefill_ms - expected).abs() < 1e-9);
+    close(estimate.prefill_ms, steps_ms(0..6000, 4096, (0, 0, 0.0)));
+    close(estimate.prefill_ms, 359.994); // 2 * 12 + 6000 * 0.05 + 17,997,000 * 2e-6
     assert_eq!((estimate.transfer_ms, estimate.interference_ms), (0.0, 0.0));
 }
 
 #[test]
 fn what_is_cached_is_not_computed_but_still_attended_to() {
     let warm = estimate(&idle(), &demand(6000.0, 5000.0)).prefill_ms;
-    assert!((warm - (TRUE.fixed_ms + TRUE.prompt_ms(5000.0, 1000.0))).abs() < 1e-9);
+    close(warm, steps_ms(5000..6000, 4096, (0, 0, 0.0)));
+    close(warm, 72.999); // 12 + 50 + 5,499,500 * 2e-6
     assert!(warm > estimate(&idle(), &demand(1000.0, 0.0)).prefill_ms);
 }
 
@@ -67,8 +87,8 @@ fn a_prompt_among_the_rows_of_a_worker_that_generates_delays_each_of_them_in_ful
     let busy = WorkerLoad { occupied: 10.0, rows: 10.0, ..idle() };
     let (both, decode) =
         (estimate(&busy, &demand(6000.0, 0.0)), alone(&busy, &demand(6000.0, 0.0)));
-    let delay_ms = 10.0 * TRUE.prompt_ms(0.0, 6000.0);
-    assert!((decode.interference_ms - both.interference_ms - (1.0 - HARM) * delay_ms).abs() < 1e-6);
+    // of 335.994 ms for each of ten rows a tenth counts, or all
+    close(decode.interference_ms - both.interference_ms, 3023.946);
     assert_eq!((decode.ttft_ms(), decode.decode_ms), (both.ttft_ms(), both.decode_ms));
     let nobody = (estimate(&idle(), &demand(6000.0, 0.0)), alone(&idle(), &demand(6000.0, 0.0)));
     assert_eq!(nobody.0, nobody.1, "where nobody is delayed it is the same");
@@ -113,27 +133,22 @@ fn a_worker_without_a_slot_makes_a_request_wait_for_one() {
 
 #[test]
 fn a_step_is_as_long_as_its_rows_make_it_or_as_the_slowest_rank_of_the_group() {
-    let (rows, kv_tokens) = (10.0, 1e5);
-    let around_ms = TRUE.fixed_ms + TRUE.row_ms * rows + TRUE.kv_ms * kv_tokens;
-    for (group_ms, step_ms) in [(0.0, around_ms), (1.0, around_ms), (100.0, 100.0)] {
-        let busy = WorkerLoad { occupied: rows, rows, kv_tokens, group_ms, ..idle() };
-        let per_step = busy.step_tokens - rows;
-        let close = |a: f64, b: f64| assert!((a - b).abs() < 1e-6, "{a}, {b} with {group_ms}");
+    // 12 + 10 * 0.08 + 1e5 * 3e-5
+    for (group_ms, step_ms) in [(0.0, 15.8), (1.0, 15.8), (100.0, 100.0)] {
+        let busy = WorkerLoad { occupied: 10.0, rows: 10.0, kv_tokens: 1e5, group_ms, ..idle() };
+        let added_up = |tokens| steps_ms(0..tokens, 4086, (10, 100_000, group_ms));
 
         // the step that runs, and then its own two
-        let short = demand(1.5 * per_step, 0.0);
+        let short = demand(6129.0, 0.0);
         let elapsed = WorkerLoad { elapsed_ms: 2.0, ..busy };
         close(estimate(&elapsed, &short).queue_ms, step_ms - 2.0);
-        let own_ms = TRUE.prompt_ms(0.0, 1.5 * per_step);
-        close(estimate(&busy, &short).prefill_ms, 2.0 * step_ms + own_ms);
+        close(estimate(&busy, &short).prefill_ms, added_up(6129));
 
         // behind three steps of others
-        let tokens = 3.0 * per_step;
-        let backlog_context = context(0.0, tokens);
-        let behind =
-            WorkerLoad { backlog_tokens: tokens, backlog_context, backlog_runs: true, ..busy };
-        let ahead_ms = TRUE.prefill_ms * tokens + TRUE.context_ms * backlog_context;
-        close(estimate(&behind, &short).queue_ms, 3.0 * step_ms + ahead_ms);
+        let backlog_tokens = 3.0 * 4086.0;
+        let backlog_context = f64::from((0..3 * 4086_u32).sum::<u32>());
+        let behind = WorkerLoad { backlog_tokens, backlog_context, backlog_runs: true, ..busy };
+        close(estimate(&behind, &short).queue_ms, added_up(3 * 4086));
     }
 }
 
@@ -158,42 +173,41 @@ fn harm_is_what_a_request_adds_to_the_steps_of_all_who_are_there_and_of_those_to
         ..idle()
     };
     let ask = demand(1_600.0, 600.0);
-    let own_ms = TRUE.prompt_ms(600.0, 1_000.0);
-    let row_ms = (TRUE.row_ms + TRUE.kv_ms * 1_600.0) * 100.0 / 2.0;
-    close(estimate(&busy, &ask).interference_ms, HARM * 15.0 * (own_ms + row_ms) + 3.0 * own_ms);
-    close(alone(&busy, &ask).interference_ms, 15.0 * (own_ms + HARM * row_ms) + 3.0 * own_ms);
+    // Its prompt takes 1,000 * 0.05 + 1,099,500 * 2e-6 = 52.199 ms, its row 0.128 ms in each of 50 steps, 6.4 in all. Of what the
+    // fifteen rows wait a tenth counts; three ms are waited later for each of the prompt.
+    close(estimate(&busy, &ask).interference_ms, 244.4955); // 1.5 * 58.599 + 156.597
+    close(alone(&busy, &ask).interference_ms, 949.182); // 15 * 52.199 + 1.5 * 6.4 + 156.597
     let (prefill, leg) = (prefill_leg(&busy, &ask), decode_leg(&busy, &ask));
-    close(prefill.interference_ms, (HARM * 5.0 + 3.0) * own_ms);
-    close(leg.interference_ms, HARM * 15.0 * row_ms);
-    close(leg.with(&prefill, 7.0).interference_ms, prefill.interference_ms + leg.interference_ms);
-    close(leg.base_ms(), leg.decode_ms + leg.interference_ms + leg.saturation_ms);
+    close(prefill.interference_ms, 182.6965); // the other ranks: 0.5 * 52.199 + 156.597
+    close(leg.interference_ms, 9.6);
+    close(leg.with(&prefill, 7.0).interference_ms, 192.2965);
+    close(leg.base_ms(), 798.036); // 99 tokens by two a step of 15.928 ms, and 9.6
 }
 
 #[test]
 fn the_barrier_counts_all_blocks_that_a_request_will_fill_and_the_time_that_it_keeps_them() {
     let filling = WorkerLoad { blocks_used: 9_000.0, ..idle() };
     let ask = demand(1_600.0, 600.0);
-    let saturation_ms = |tokens: f64, ms: f64| {
-        let fill = (9_000.0 + tokens / 16.0) / 10_000.0;
-        ms * fill.powi(8) / (1.0 - fill)
-    };
-    let whole = estimate(&filling, &ask);
-    close(whole.saturation_ms, saturation_ms(1_100.0, whole.prefill_ms + whole.decode_ms));
+    // x^8 / (1 - x) of a pool that is 0.906875 full with prompt and answer, 0.90625 with the prompt alone. A prompt of 64.199 ms
+    // and an answer of 1,200.672 ms keep it.
+    close(estimate(&filling, &ask).saturation_ms, 6_213.830_293_360_7);
     let (prefill, leg) = (prefill_leg(&filling, &ask), decode_leg(&filling, &ask));
-    close(prefill.saturation_ms, saturation_ms(1_000.0, prefill.prefill_ms));
-    close(leg.saturation_ms, saturation_ms(1_100.0, leg.decode_ms));
-    close(leg.with(&prefill, 7.0).saturation_ms, prefill.saturation_ms + leg.saturation_ms);
+    close(prefill.saturation_ms, 311.559_604_264_4);
+    close(leg.saturation_ms, 5_898.445_016_124_1);
+    close(leg.with(&prefill, 7.0).saturation_ms, 6_210.004_620_388_5);
 }
 
 #[test]
 fn a_prompt_without_room_waits_until_the_blocks_that_it_lacks_are_given_back() {
-    let (ask, tpot_ms) = (demand(1_600.0, 0.0), TRUE.fixed_ms + TRUE.row_ms + TRUE.kv_ms * 1_600.0);
-    // 100 blocks where 10 are free: of those in use, 90 have to become free; at most all can
-    for (used, blocks, share) in [(9_990.0, 10_000.0, 90.0 / 9_990.0), (10.0, 20.0, 1.0)] {
+    let ask = demand(1_600.0, 0.0);
+    // 100 blocks where 10 are free: of those in use, 90 have to become free; at most all can. An answer of 100 tokens, 12.128 ms
+    // each, is half way through: 606.4 ms. A prompt takes 94.5584 ms.
+    for (used, blocks, answer_ms, prompt_ms) in
+        [(9_990.0, 10_000.0, 5.463_063_063, 0.851_877_477), (10.0, 20.0, 606.4, 94.5584)]
+    {
         let full = WorkerLoad { blocks_used: used, blocks, ..idle() };
-        close(estimate(&full, &ask).queue_ms, share * 100.0 * tpot_ms / 2.0);
-        let prefill = prefill_leg(&full, &ask);
-        close(prefill.queue_ms, share * prefill.prefill_ms);
+        close(estimate(&full, &ask).queue_ms, answer_ms);
+        close(prefill_leg(&full, &ask).queue_ms, prompt_ms);
     }
 }
 
@@ -201,14 +215,13 @@ fn a_prompt_without_room_waits_until_the_blocks_that_it_lacks_are_given_back() {
 fn an_answer_waits_for_a_slot_or_for_room_whichever_comes_later() {
     let ask = demand(1_600.0, 0.0);
     let full = WorkerLoad { occupied: 73.0, rows: 64.0, kv_tokens: 1e5, ..idle() };
-    let around_ms = TRUE.fixed_ms + TRUE.row_ms * 64.0 + TRUE.kv_ms * 1e5;
-    let tpot_ms = around_ms + TRUE.kv_ms * 1_600.0;
-    let slot_ms = 10.0 * 100.0 * tpot_ms / 64.0;
-    close(estimate(&full, &ask).queue_ms, around_ms + slot_ms);
-    close(estimate(&full, &ask).decode_ms, 99.0 * tpot_ms);
-    for (used, room_ms) in [(200.0, 100.0 * tpot_ms / 4.0), (1_000.0, 10.0 * tpot_ms / 2.0)] {
+    // The step that runs: 20.12 ms. Ten of 64 slots' answers of 100 tokens, 20.168 ms each: 315.125 ms.
+    close(estimate(&full, &ask).queue_ms, 335.245);
+    close(estimate(&full, &ask).decode_ms, 1_996.632); // 99 of them
+    // half of the blocks in use: half of half an answer, 504.2 ms; a tenth of them: 100.84 ms
+    for (used, queue_ms) in [(200.0, 524.32), (1_000.0, 335.245)] {
         let full = WorkerLoad { blocks_used: used, blocks: used, ..full };
-        close(estimate(&full, &ask).queue_ms, around_ms + slot_ms.max(room_ms));
+        close(estimate(&full, &ask).queue_ms, queue_ms);
     }
 }
 
@@ -222,9 +235,8 @@ fn an_answer_decodes_beside_all_whose_prompts_are_still_to_be_computed_or_to_com
         arriving_tokens: 500.0,
         ..idle()
     };
-    let kv_tokens = 1e5 + 3_000.0 + 500.0 + 1_000.0;
-    let tpot_ms = TRUE.fixed_ms + TRUE.row_ms * 11.0 + TRUE.kv_ms * kv_tokens;
-    close(estimate(&busy, &demand(1_000.0, 0.0)).decode_ms, 99.0 * tpot_ms);
+    // eleven rows that read 104,500 tokens: 12 + 0.88 + 3.135 ms, 99 times
+    close(estimate(&busy, &demand(1_000.0, 0.0)).decode_ms, 1_585.485);
 }
 
 #[test]
@@ -237,9 +249,10 @@ fn a_backlog_that_does_not_run_yet_comes_after_what_is_left_of_the_step() {
         elapsed_ms: 5.0,
         ..idle()
     };
-    let around_ms = TRUE.fixed_ms + TRUE.row_ms;
-    let ahead_ms = around_ms + TRUE.prompt_ms(0.0, 4_095.0);
-    close(estimate(&busy, &demand(100.0, 0.0)).queue_ms, around_ms - 5.0 + ahead_ms);
+    // a step with one row takes 12.08 ms
+    let ahead_ms = steps_ms(0..4_095, 4_095, (1, 0, 0.0));
+    close(estimate(&busy, &demand(100.0, 0.0)).queue_ms, 7.08 + ahead_ms);
+    close(7.08 + ahead_ms, 240.674_93);
 }
 
 #[test]
@@ -248,7 +261,7 @@ fn whole_blocks_move_and_none_before_both_sides_have_room() {
     assert_eq!((leg.lacks_mib, leg.wait_ms), (63.0, 0.0));
     let source = Source { queue_ms: 10.0, ttft_ms: 20.0, last_tokens: 500.0 };
     let cost = TransferCost { latency_ms: 1.0, mib_ms: 2.0, failing: 0.0 };
-    close(leg.transfer_ms(&source, &cost), 1.0 + 10.0 + 126.0 - 20.0);
+    close(leg.transfer_ms(&source, &cost), 117.0);
     let full = DecodeLeg { wait_ms: 100.0, ..leg };
-    close(full.transfer_ms(&source, &cost), 1.0 + 100.0 + 126.0 - 20.0);
+    close(full.transfer_ms(&source, &cost), 207.0);
 }
