@@ -312,3 +312,18 @@ pub use x86::{Avx2, Avx512};
 
 #[cfg(target_arch = "x86_64")]
 mod x86;
+
+#[cfg(test)]
+mod tests {
+    use super::Level;
+
+    /// Tests run over [`Level::all`]: what the processor lacks is passed over in silence.
+    #[test]
+    fn levels_that_the_environment_requires_are_here() {
+        let here: Vec<_> = Level::all().into_iter().map(Level::name).collect();
+        for name in std::env::var("HEADRACE_REQUIRE").unwrap_or_default().split(',') {
+            let name = name.trim();
+            assert!(!name.starts_with("avx") || here.contains(&name), "no {name}: only {here:?}");
+        }
+    }
+}
