@@ -6,6 +6,7 @@ mod errors;
 mod hash;
 mod index;
 mod kernels;
+mod memory;
 mod outputs;
 mod race;
 mod router;

@@ -9,6 +9,8 @@ use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::memory;
+
 /// The bytes of a Python buffer, as an address that a closure without the GIL may have.
 #[derive(Clone, Copy)]
 struct Bytes {
@@ -33,11 +35,12 @@ pub(crate) fn crc32(py: Python<'_>, parts: Vec<PyBuffer<u8>>, value: u32) -> PyR
     let sum = py.detach(|| {
         let mut hasher = crc32fast::Hasher::new_with_initial(value);
         for part in bytes.iter().filter(|part| part.len > 0) {
-            // SAFETY: `parts` holds the exports until the end of this function, so the memory stays where it is.
-            // Exported KV blocks are not written to while their ticket is good; when it is withdrawn in the middle of
-            // this, bytes are read torn, and so is the sum, which nobody uses then.
-            hasher
-                .update(unsafe { std::slice::from_raw_parts(part.address as *const u8, part.len) });
+            // SAFETY: `parts` holds the exports until the end of this function, so the memory stays where it is. Exported
+            // KV blocks are not written to while their ticket is good; of bytes that change because it is withdrawn,
+            // nobody uses the sum.
+            unsafe {
+                memory::read(part.address as *const u8, part.len, |piece| hasher.update(piece));
+            }
         }
         hasher.finalize()
     });
@@ -88,11 +91,10 @@ pub(crate) fn copy_segments(
                 run += 1;
             }
             // SAFETY: both ranges were checked to lie inside their buffers, which hold the memory until the end of
-            // this function. They may overlap, `copy` allows that. Other processes may write to the source (then its
-            // ticket is withdrawn, and what was copied is not used); nobody else writes to the target, because its
-            // blocks are reserved for this.
+            // this function. Other processes may write to the source (then its ticket is withdrawn, and what was copied
+            // is not used); nobody else reads or writes the target, because its blocks are reserved for this.
             unsafe {
-                std::ptr::copy(
+                memory::copy(
                     (from.address + reads[done] as usize) as *const u8,
                     (to.address + writes[done] as usize) as *mut u8,
                     run * nbytes,
