@@ -26,7 +26,6 @@ SCALE = 16
 TRACE_BLOCK = 512
 BLOCKS = 775  # the H200 preset's pool in blocks of 512 tokens
 PATIENCE_MS = 3_600_000
-WORKER_QUEUE_MS = 10_000  # the router's default, on the mock's clock
 QUANTILES = ("mean", "p50", "p90", "p99")
 
 
@@ -52,12 +51,12 @@ class Side:
         self.model += ["--accepted", str(1 / SCALE)]
         self.sent = ["--speed", str(rate), "--scale", str(SCALE), "--output-scale", str(SCALE)]
 
-    def live(self, file: Path) -> Report:
-        """Through a real router."""
+    def live(self, file: Path, worker_queue_ms: float) -> Report:
+        """Through a real router; `worker_queue_ms` is its default, here on the mock's clock."""
         speed = self.args.mock_speed
         router: list[str | Path] = [
             self.args.bin / "headrace-router", "--policy", "kv", "--queue-timeout-ms", str(PATIENCE_MS),
-            "--worker-queue-ms", str(round(WORKER_QUEUE_MS / speed)),
+            "--worker-queue-ms", str(max(round(worker_queue_ms / speed), 1)),
             "--first-token-timeout-ms", str(PATIENCE_MS),
         ]  # fmt: skip
         mock: list[str | Path] = [
@@ -117,8 +116,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         file = requests(Path(name), args.requests)
         for side, run in sides.items():
-            live = figures(run.live(file), 1)
-            rows[side] = {"live": live, "sim": figures(run.simulated(file, Path(name)), SCALE)}
+            sim = run.simulated(file, Path(name))
+            live = run.live(file, sim["router_ms"]["worker_queue"])
+            rows[side] = {"live": figures(live, 1), "sim": figures(sim, SCALE)}
     setting = {
         "requests": args.requests,
         "requests_per_s": args.rate,

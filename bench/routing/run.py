@@ -40,7 +40,6 @@ WIRE_BLOCK_TOKENS = 16
 # 100 kB of JSON, and at 30 its reading would count 30-fold.
 MOCK_SPEED = {True: 30.0, False: 8.0}
 UTIL, REUSING_UTIL, REUSING = 0.6, 1.5, 0.8
-WORKER_QUEUE_MS = 10_000  # the router's default; on the mock's clock it is as much shorter
 PATIENCE_MS = 3_600_000  # nobody gives up: an overloaded policy shows as time, not as errors
 LEAST_LIVE_S = 8.0
 # Requests of one moment reach a router in any order, and with a few hundred requests that moves a mean by 10 % and
@@ -61,6 +60,7 @@ class Case:
     speed: float
     mock_speed: float
     until_s: float
+    worker_queue_ms: float = 0.0  # the router's default
 
     @property
     def is_whole(self) -> bool:
@@ -92,8 +92,7 @@ class Bench:
         return self.json(
             "sim", file, "--policy", policy, "--workers", str(self.args.workers),
             "--preset", self.args.preset, "--blocks", str(self.args.blocks),
-            "--worker-queue-ms", str(WORKER_QUEUE_MS), "--queue-timeout-ms", str(PATIENCE_MS),
-            *self.block_tokens(), *extra,
+            "--queue-timeout-ms", str(PATIENCE_MS), *self.block_tokens(), *extra,
         )  # fmt: skip
 
     def block_tokens(self) -> list[str]:
@@ -120,7 +119,8 @@ class Bench:
             file=file, name=stats["trace"], span_s=stats["span_s"], block_tokens=block_tokens,
             scale=scale, util=util, speed=1.0, mock_speed=1.0, until_s=0.0,
         )  # fmt: skip
-        case.speed = self.sim(file, "round-robin", "--util", str(util))["speed"]
+        usual = self.sim(file, "round-robin", "--util", str(util))
+        case.speed, case.worker_queue_ms = usual["speed"], usual["router_ms"]["worker_queue"]
         fleet_s = case.span_s / case.speed
         case.mock_speed = min(max(round(fleet_s / live_s, 1), 1.0), MOCK_SPEED[scale > 1])
         case.until_s = round(live_s * case.mock_speed * case.speed, 3) + 1e-3
@@ -131,7 +131,8 @@ class Bench:
         args = self.args
         router: list[str | Path] = [
             self.router, "--policy", policy,
-            "--worker-queue-ms", str(max(round(WORKER_QUEUE_MS / case.mock_speed), 1)),
+            # the default, on the mock's clock
+            "--worker-queue-ms", str(max(round(case.worker_queue_ms / case.mock_speed), 1)),
             "--queue-timeout-ms", str(PATIENCE_MS), "--first-token-timeout-ms", str(PATIENCE_MS),
         ]  # fmt: skip
         mock: list[str | Path] = [

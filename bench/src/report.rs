@@ -49,6 +49,17 @@ pub(crate) struct Setting {
     pub(crate) ttft_prediction_error: Option<Quantiles>,
     /// Where there are prefill workers.
     pub(crate) split: Option<Split>,
+    /// Of a simulated router.
+    pub(crate) router_ms: Option<RouterMs>,
+}
+
+/// Times that the simulated router had, so that a live one can be given the same on a fleet whose clock runs faster.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub(crate) struct RouterMs {
+    /// `--worker-queue-ms`
+    pub(crate) worker_queue: f64,
+    /// `--queue-timeout-ms`
+    pub(crate) queue_timeout: f64,
 }
 
 /// What became of requests on two workers.
@@ -98,6 +109,7 @@ pub(crate) struct Report {
     imbalance: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
+    router_ms: Option<RouterMs>,
     uncached_tokens_by_worker: BTreeMap<String, u64>,
     chunks: u64,
     client_lag_ms: Option<Quantiles>,
@@ -180,6 +192,7 @@ impl Report {
             goodput: setting.slo.map(|slo| Goodput::of(slo, &answers, samples.len(), wall_s)),
             imbalance: imbalance(&by_worker, setting.workers),
             split: setting.split,
+            router_ms: setting.router_ms,
             uncached_tokens_by_worker: by_worker,
             client_lag_ms: Quantiles::of_ms(samples.iter().map(|s| s.lag_ms)),
             client_cpu_s: setting.client_cpu.map(|(cpu_s, _)| cpu_s),

@@ -15,7 +15,7 @@ use crate::mock::RoleArgs;
 use crate::mock::engine::{Engine, EngineConfig};
 use crate::mock::fault::Fault;
 use crate::mock::preset::ModelArgs;
-use crate::report::{Output, Report, Setting};
+use crate::report::{Output, Report, RouterMs, Setting};
 use crate::sample::Slo;
 use crate::stats::Quantiles;
 use crate::trace::{Requests, Scale, Slice, read_requests};
@@ -135,6 +135,10 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
         ttft_prediction_error: Quantiles::of_ms(world.prediction_errors().iter().copied()),
         run_s: Some(began.elapsed().as_secs_f64()),
         split: (roles.prefill > 0).then(|| world.split()),
+        router_ms: Some(RouterMs {
+            worker_queue: config.routing.worker_queue_ms,
+            queue_timeout: config.deadlines.queue.as_secs_f64() * 1e3,
+        }),
         ..Setting::default()
     };
     Ok(Report::new(setting, &world.samples()))
