@@ -45,6 +45,16 @@ def test_segments_are_copied_as_slices_are(places: list[tuple[int, int]], nbytes
     assert (target == expected).all()
 
 
+@given(read=st.integers(0, 9000), write=st.integers(0, 9000), nbytes=st.integers(0, 9000))
+def test_a_segment_may_be_copied_onto_itself(read: int, write: int, nbytes: int) -> None:
+    memory = np.random.default_rng(1).integers(0, 256, 18_000, np.uint8)
+    expected = memory.copy()
+    expected[write : write + nbytes] = memory[read : read + nbytes].copy()
+    reads, writes = (np.array([start], np.uint64) for start in (read, write))
+    _core.copy_segments(memory, reads, memory, writes, nbytes)
+    assert (memory == expected).all()
+
+
 @pytest.mark.parametrize(
     ("read", "write", "nbytes"),
     [(9, 0, 8), (0, 9, 8), (2**63, 0, 8), (2**64 - 1, 0, 2), (0, 0, 17)],
