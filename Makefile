@@ -136,12 +136,12 @@ format: setup ## rewrite Rust and Python in the project's format
 .PHONY: bench
 bench: setup ## measure the router and the engine (minutes); figures go to target/bench
 	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
-	@$(PY) bench/router/overhead.py --runs 1 --out target/bench/router_overhead.json
-	@OMP_NUM_THREADS=1 $(PY) bench/engine/forward.py --rounds 1 --out target/bench/engine_forward.json
+	@$(PY) -m bench.router.overhead --runs 1 --out target/bench/router_overhead.json
+	@OMP_NUM_THREADS=1 $(PY) -m bench.engine.forward --rounds 1 --out target/bench/engine_forward.json
 
 .PHONY: bench-step
 bench-step: setup ## CPU time of an engine's step beside the model, frames included (OUT)
-	@OMP_NUM_THREADS=1 $(PY) bench/engine/step_overhead.py --out $(or $(OUT),target/bench/step_overhead.json) $(ARGS)
+	@OMP_NUM_THREADS=1 $(PY) -m bench.engine.step_overhead --out $(or $(OUT),target/bench/step_overhead.json) $(ARGS)
 
 # The oldest Triton that the kernels must compile with, beside that of .venv and never in it.
 OLDEST_TRITON := target/triton-3.6
@@ -157,7 +157,7 @@ compile-table: setup ## registers, spills and shared memory of all Triton kernel
 .PHONY: bench-routing
 bench-routing: setup ## routing policies on traces, live and simulated (TRACES, POLICIES, WORKERS, BLOCKS, OUT)
 	@$(CARGO) build --release --locked --quiet --package headrace-router --package headrace-bench
-	@$(PY) bench/routing/run.py $(TRACES) $(if $(POLICIES),--policies $(POLICIES)) \
+	@$(PY) -m bench.routing.run $(TRACES) $(if $(POLICIES),--policies $(POLICIES)) \
 		$(if $(WORKERS),--workers $(WORKERS)) $(if $(BLOCKS),--blocks $(BLOCKS)) $(if $(OUT),--out $(OUT)) $(ARGS)
 
 # A GPU machine has no .venv: there the Python that has torch is used, and what `gpu-wheel` left.

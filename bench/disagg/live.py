@@ -1,6 +1,6 @@
 """The simulation of split and aggregated serving against live runs: a real router, mock workers, the same requests.
 
-    .venv/bin/python bench/disagg/live.py --out bench/results/disagg_live.json
+    .venv/bin/python -m bench.disagg.live --out bench/results/disagg_live.json
 
 Requests like those of the first workload of run.py, and each side's best setting at one target (given by flags): sent
 through HTTP while the fleet's clock runs --mock-speed times as fast as ours, and simulated. Tokens stand for 16 each
@@ -16,9 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fleet import fleet
-from report import ROOT, rounded, write
+from bench.helpers.fleet import fleet
+from bench.helpers.report import ROOT, rounded, write
 
 Report = dict[str, Any]
 

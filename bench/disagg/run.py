@@ -1,6 +1,6 @@
 """Split against aggregated serving: the highest request rate at which targets for first token and time per token hold.
 
-    .venv/bin/python bench/disagg/run.py --out bench/results/disagg.json
+    .venv/bin/python -m bench.disagg.run --out bench/results/disagg.json
 
 The same number of workers, all of them DeepSeek-R1 on an H200, serve the same requests in virtual time
 (`headrace-bench sim`, policy kv), either as workers that do both or as prefill and decode workers. A rate holds if
@@ -28,8 +28,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import ROOT, rounded, write
+from bench.helpers.report import ROOT, rounded, write
 
 Report = dict[str, Any]
 

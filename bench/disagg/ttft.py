@@ -1,6 +1,6 @@
 """Time to the first token at concurrency 1: split serving against one worker that does both, live on mock workers.
 
-    .venv/bin/python bench/disagg/ttft.py --out bench/results/split_ttft.json
+    .venv/bin/python -m bench.disagg.ttft --out bench/results/split_ttft.json
 
 A real router and the step times of DeepSeek-R1 on an H200, without noise. Each round is one run of each side, in turn;
 a prompt is sent once. What splitting adds to the first token is what the router does for a second leg, since the KV
@@ -14,9 +14,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fleet import fleet
-from report import ROOT, rounded, write
+from bench.helpers.fleet import fleet
+from bench.helpers.report import ROOT, rounded, write
 
 SIDES = {"aggregated": ["--workers", "1"], "split": ["--prefill", "1", "--decode", "1"]}
 ALLOWED_MS = 2.0

@@ -1,6 +1,6 @@
 """Time to the first token at concurrency 1 with the real default model on the CPU: split serving against one worker.
 
-    .venv/bin/python bench/disagg/ttft_model.py --out bench/results/split_ttft_model.json
+    .venv/bin/python -m bench.disagg.ttft_model --out bench/results/split_ttft_model.json
 
 Two servers stand side by side, one worker that does both and a pair that always splits; each prompt goes to one after
 the other, who goes first changes from prompt to prompt, and nobody else asks. No prompt is sent twice to a server.
@@ -18,8 +18,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import rounded, write
+from bench.helpers.report import rounded, write
 
 SIDES = {
     "aggregated": ["--workers", "1"],

@@ -1,6 +1,6 @@
 """Our forward pass against transformers: same weights, one thread, in turns; then what each dtype costs in quality.
 
-    python bench/engine/forward.py --out bench/results/engine_forward.json
+    python -m bench.engine.forward --out bench/results/engine_forward.json
 
 Times are CPU seconds of the one computing thread, the median over rounds; a round measures every case of every
 engine once, so that a drifting machine drifts for all. Decode steps have 128 tokens of context. Perplexity is over
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,12 +23,10 @@ import tokenizers
 import torch
 from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
+from bench.helpers.report import write
 from headrace.models import Batch, DType, Model, load_model
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.source import resolve
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import write
 
 BLOCK = 16
 CONTEXT = 128

@@ -1,6 +1,6 @@
 """How long the model waits between two passes: with the next step planned while one runs, and without.
 
-    python bench/engine/overlap.py --out bench/results/overlap.json
+    python -m bench.engine.overlap --out bench/results/overlap.json
 
 The model sleeps for each pass; what lies between the end of one pass and the beginning of the next is what the engine
 costs a step: sampling, bookkeeping, planning, building the batch. "on a device" is a model whose passes return at once,
@@ -15,13 +15,14 @@ import asyncio
 import contextlib
 import math
 import statistics
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from bench.engine.step_overhead import BLOCK, NoModel, submit
+from bench.helpers.report import write
 from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -29,11 +30,6 @@ from headrace.wire.frames import Sampling
 from headrace.worker.step_executor import StepExecutor
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.ops import Progress
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from report import write
-from step_overhead import BLOCK, NoModel, submit
 
 PASS_S = 0.02
 STEPS = 60

@@ -1,6 +1,6 @@
 """What the R1 path costs beside the llama form of the same model: decode steps in turns, and whether answers agree.
 
-    python bench/engine/r1_form.py --out bench/results/r1_form.json
+    python -m bench.engine.r1_form --out bench/results/r1_form.json
 
 Times are CPU milliseconds of the one computing thread for one decode step with 128 tokens of context. A round measures
 every form once, one after the other, so that a drifting machine drifts for all; the ratio to the llama form is taken
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +19,10 @@ import numpy as np
 import tokenizers
 import torch
 
+from bench.engine.forward import BLOCK, WINDOW, batch_of, cpu_ms, ours
+from bench.helpers.report import write
 from headrace.models import DType, Model, load_model
 from headrace.models.load.source import resolve
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from forward import BLOCK, WINDOW, batch_of, cpu_ms, ours
-from report import write
 
 FORMS = {"llama": "smollm2", "exact": "smollm2-r1", "paired": "smollm2-r1-paired"}
 DTYPES: tuple[DType, ...] = ("float32", "int8")

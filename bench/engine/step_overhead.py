@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +28,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from bench.engine.prefix_burst import WAITING, measure_burst
+from bench.helpers.report import write
 from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.block_log import BlockLog, CacheView
 from headrace.engine.config import EngineConfig
@@ -43,11 +44,6 @@ from headrace.wire.frames import Sampling, Submit
 from headrace.worker.outbox import Outbox
 from headrace_kernels.batch import DraftBatch
 from headrace_kernels.ops import Fence, KvPool, Progress
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-from prefix_burst import WAITING, measure_burst
-from report import write
 
 BLOCK = 16
 VOCAB = 49_152  # of the default model

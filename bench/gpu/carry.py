@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.gpu.default_model import PIECES_FOLDER, split
 from bench.gpu.wheel import FOLDER, MANIFEST, NotReadyError, normal, rust_digest
-from bench.report import commit
+from bench.helpers.report import commit
 from headrace.models.load.default_model import DEFAULT_MODEL
 
 PYTHON = "3.12"  # of GPU machines

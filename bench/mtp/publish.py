@@ -1,6 +1,6 @@
 """Put a finished run of `python -m headrace.train_mtp --out RUN` into the repository: head, figures and picture.
 
-python bench/mtp/publish.py RUN
+python -m bench.mtp.publish RUN
 """
 
 from __future__ import annotations
@@ -8,12 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "bench"))
-from report import commit  # noqa: E402
+from bench.helpers.report import ROOT, commit
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
 """What drafting is worth on a CPU: answers to held-out prompts by the engine, with and without, in turns.
 
-    python bench/mtp/throughput.py --out bench/results/mtp_throughput.json
+    python -m bench.mtp.throughput --out bench/results/mtp_throughput.json
 
 Every turn answers the same prompts, greedily and `--tokens` tokens each, without drafts and with 1, 2 and 3 at most,
 of which the engine chooses the number itself; the engines take their steps in turns, so that whatever else the machine
@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -31,6 +30,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from bench.helpers.report import write
 from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -43,9 +43,6 @@ from headrace.mtp_training.prompts import Prompts
 from headrace.mtp_training.writer import Encoder
 from headrace.wire.frames import Sampling, Submit
 from headrace_kernels.native import NativeBackend
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import write
 
 BLOCK = 16
 MODEL = "smollm2-r1"

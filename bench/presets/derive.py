@@ -1,6 +1,6 @@
 """Fit the step costs of the built-in presets to measured kernel latencies.
 
-python bench/presets/derive.py FOLDER        FOLDER has the tables of aiconfigurator named in TABLES
+python -m bench.presets.derive FOLDER        FOLDER has the tables of aiconfigurator named in TABLES
 writes h200.json, b200.json and gb200.json beside this file and prints a line for each.
 
 A worker is one GPU of an expert-parallel group with attention data parallelism, and every rank of the group does the

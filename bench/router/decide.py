@@ -1,18 +1,16 @@
 """One scheduling decision, from token ids to a booked placement, at 1,000 a second on one core. Build first:
 
 cargo build --release -p headrace-bench
-.venv/bin/python bench/router/decide.py --out bench/results/decision.json
+.venv/bin/python -m bench.router.decide --out bench/results/decision.json
 """
 
 import argparse
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import ROOT, write
+from bench.helpers.report import ROOT, write
 
 RUNS = {
     "64 workers": [],

@@ -8,7 +8,7 @@ one event in one node. Build first:
 
     make setup && cargo build --release -p headrace-bench
     .venv/bin/pip install ai-dynamo-runtime    # optional: without it the peer is left out, and the result says so
-    .venv/bin/python bench/router/index.py --out bench/results/index.json
+    .venv/bin/python -m bench.router.index --out bench/results/index.json
 """
 
 import argparse
@@ -25,10 +25,8 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
+from bench.helpers.report import ROOT, write
 from headrace._core import BlockIndex
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import ROOT, write
 
 PEER = "ai-dynamo-runtime"
 WORKERS = 32

@@ -3,7 +3,7 @@
 Workers are `headrace-bench mock` (no model, real protocol); clients are `headrace-bench load`. Build both first:
 
     cargo build --release -p headrace-router -p headrace-bench
-    .venv/bin/python bench/router/overhead.py --out bench/results/router_overhead.json
+    .venv/bin/python -m bench.router.overhead --out bench/results/router_overhead.json
 
 The workers hand the router the tokenizer and chat template of the default model, so that text costs what it costs in
 earnest.
@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import json
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.error
@@ -22,10 +21,8 @@ from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
+from bench.helpers.report import ROOT, write
 from headrace.models.load.source import resolve
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import ROOT, write
 
 START_LIMIT_S = 30
 

@@ -1,6 +1,6 @@
 """Over which loads KV-aware routing pays, and against what: the simulator over a range of them.
 
-    .venv/bin/python bench/routing/load_range.py --out bench/results/routing_load.json
+    .venv/bin/python -m bench.routing.load_range --out bench/results/routing_load.json
 
 For each load and policy, `headrace-bench sim` of the whole trace; a load is the share of the fleet's time that
 computing every prompt whole would take. The table gives each policy's time to first token over that of `kv`.
@@ -14,11 +14,9 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import ROOT, commit, machine
-from run import POLICIES, Bench, write
-from table import Report
+from bench.helpers.report import ROOT, commit, machine
+from bench.routing.run import POLICIES, Bench, write
+from bench.routing.table import Report
 
 HEADLINE = 20  # the ratio to round-robin that the field claims
 # A policy whose first tokens take so much longer in the second half of the trace, and so long at all, falls behind.
@@ -92,7 +90,7 @@ def main() -> int:
     origin = {
         "machine": machine(),
         "commit": commit(),
-        "command": shlex.join(["python", "bench/routing/load_range.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "bench.routing.load_range", *sys.argv[1:]]),
     }
     loads = [float(load) for load in args.loads.split(",")]
     everything: list[Report] = []

@@ -26,13 +26,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench.helpers.fleet import ProcessDiedError, fleet
+from bench.helpers.report import ROOT, commit, machine, rounded
+from bench.routing.table import Report, table
 from headrace.cli import plot
-
-sys.path.insert(0, str(Path(__file__).resolve().parent))
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from fleet import ProcessDiedError, fleet
-from report import ROOT, commit, machine, rounded
-from table import Report, table
 
 POLICIES = ["round-robin", "least-loaded", "power-of-two", "session-hash", "kv"]
 WIRE_BLOCK_TOKENS = 16
@@ -222,7 +219,7 @@ def main() -> int:
     origin = {
         "machine": machine(),
         "commit": commit(),
-        "command": shlex.join(["python", "bench/routing/run.py", *sys.argv[1:]]),
+        "command": shlex.join(["python", "-m", "bench.routing.run", *sys.argv[1:]]),
     }
     reports: list[Report] = []
 

@@ -2,7 +2,7 @@
 
 Start each server first and name it with its address, process and model:
 
-    .venv/bin/python bench/serving/paired.py --server headrace=127.0.0.1:8000,PID,MODEL \\
+    .venv/bin/python -m bench.serving.paired --server headrace=127.0.0.1:8000,PID,MODEL \\
         --server vllm=127.0.0.1:8191,PID,MODEL --out bench/results/serving_paired.json
 
 Every server gets the same prompts (greedy, stop tokens ignored); no two runs share a prompt, so no
@@ -20,8 +20,7 @@ from typing import Any
 
 import psutil
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import write
+from bench.helpers.report import write
 
 
 def tree_cpu_s(pid: int) -> float:

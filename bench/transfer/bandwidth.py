@@ -1,6 +1,6 @@
 """How fast KV blocks move between two processes of this machine, beside memcpy and a plain Python socket.
 
-    python bench/transfer/bandwidth.py --out bench/results/transfer.json
+    python -m bench.transfer.bandwidth --out bench/results/transfer.json
 
 A source process has a pool and computed blocks in it; this process pulls them into its own pool, in an order in which
 blocks lie as in a pool that has been used for a while. Ways take turns, so that a busy machine is busy for all; what is
@@ -30,15 +30,13 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
+from bench.helpers.report import write
 from headrace.kv_transfer.backends.nixl import find_nixl
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.server_link import FRAME_BYTES
 from headrace_kernels.ops import KvPool, KvRegion
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from report import write
 
 MIB = 1 << 20
 POOL_BYTES = 320 * MIB

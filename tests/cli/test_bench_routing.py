@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-RUN = ROOT / "bench/routing/run.py"
+RUN = ("-m", "bench.routing.run")
 TRACE = (
     '{"trace": "t", "requests": 1, "span_s": 10, "block_tokens": 16, "ideal_hit_rate": 0.1,'
-    ' "speed": 1.0}'
+    ' "speed": 1.0, "router_ms": {"worker_queue": 5000}}'
 )
 # Answers `trace` on standard output and writes what follows --json otherwise.
 BENCH = f"""#!/bin/sh
@@ -37,10 +37,11 @@ def test_a_process_that_dies_is_named(router: str, why: list[str], tmp_path: Pat
         (tmp_path / name).chmod(0o755)
     out = tmp_path / "out.json"
     done = subprocess.run(
-        [sys.executable, RUN, "some.jsonl", "--policies", "kv", "--bin", tmp_path, "--out", out],
+        [sys.executable, *RUN, "some.jsonl", "--policies", "kv", "--bin", tmp_path, "--out", out],
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT / "pyworkers")},
     )
     assert done.returncode == 1, done.stderr
@@ -52,10 +53,11 @@ def test_a_process_that_dies_is_named(router: str, why: list[str], tmp_path: Pat
 
 def test_an_unknown_policy_is_refused(tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, RUN, "--policies", "kv,dice"],
+        [sys.executable, *RUN, "--policies", "kv,dice"],
         capture_output=True,
         text=True,
         timeout=60,
+        cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT / "pyworkers")},
     )
     assert done.returncode == 2

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def machine() -> dict[str, Any]:
@@ -55,7 +55,8 @@ def rounded(value: Any) -> Any:
 def write(path: Path | None, figures: dict[str, Any]) -> None:
     """Print the figures with their origin, and keep them in `path`."""
     # The command as a reader would repeat it: from the root of the repository.
-    command = ["python", *(str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:])]
+    module = Path(sys.argv[0]).resolve().relative_to(ROOT).with_suffix("")
+    command = ["python", "-m", ".".join(module.parts), *sys.argv[1:]]
     result = {"machine": machine(), "commit": commit(), "command": shlex.join(command), **figures}
     text = json.dumps(result, indent=2)
     print(text)
