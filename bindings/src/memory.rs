@@ -21,7 +21,7 @@ const PIECE: usize = 4096;
 ///
 /// # Safety
 /// `from` is good for reads and `to` for writes of `len` bytes, and nobody else reads or writes those behind `to` until
-/// this returns. Others may write to those behind `from`.
+/// this returns. Others may write to those behind `from`, which was not made of a shared reference.
 pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
     let ahead = to.addr().wrapping_sub(from.addr());
     if ahead == 0 || ahead >= len {
@@ -38,7 +38,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
         // SAFETY: `left + count <= len`, and `piece` holds `count` bytes and overlaps with nothing
         unsafe {
             forward(from.add(left), piece.as_mut_ptr(), count);
-            forward(piece.as_ptr(), to.add(left), count);
+            forward(piece.as_mut_ptr(), to.add(left), count);
         }
     }
 }
@@ -46,7 +46,7 @@ pub(crate) unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
 /// Gives the bytes to `take`, in order and in pieces.
 ///
 /// # Safety
-/// `from` is good for reads of `len` bytes. Others may write to them.
+/// `from` is good for reads of `len` bytes, and was not made of a shared reference. Others may write to them.
 pub(crate) unsafe fn read(from: *const u8, len: usize, mut take: impl FnMut(&[u8])) {
     let mut piece = [0; PIECE];
     let mut done = 0;
