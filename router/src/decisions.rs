@@ -1,4 +1,4 @@
-//! Decisions that were made: the latest ones in memory, all of them in the log, if there is one.
+//! Decisions that were made: the latest ones in memory with what happened to them, all of them in the log, if there is one.
 
 pub(crate) mod log;
 
@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::decision::Decision;
 use crate::decisions::log::DecisionLog;
-use crate::request::Account;
+use crate::request::{Account, Actual};
 
 /// Decisions that are remembered.
 pub(crate) const REMEMBERED: usize = 4_096;
@@ -23,9 +23,17 @@ pub(crate) struct Decisions {
 
 #[derive(Debug, Default)]
 struct Recent {
-    /// The oldest first, each with the tenant whose request it is about.
-    decisions: VecDeque<(Account, Arc<Decision>)>,
+    /// The oldest first.
+    decisions: VecDeque<Remembered>,
     candidates: usize,
+}
+
+/// A decision, the tenant whose request it is about, and what happened to it.
+#[derive(Debug, Clone)]
+pub(crate) struct Remembered {
+    pub(crate) tenant: Account,
+    pub(crate) decision: Arc<Decision>,
+    pub(crate) actual: Arc<Actual>,
 }
 
 impl Decisions {
@@ -33,23 +41,20 @@ impl Decisions {
         Self { recent: Mutex::default(), log }
     }
 
-    /// Remembers a decision about a request of `tenant`.
-    pub(crate) fn note(&self, tenant: &Account, decision: &Arc<Decision>) {
+    /// Writes a decision about a request of `tenant` to the log and remembers it.
+    pub(crate) fn note(&self, tenant: &Account, decision: &Arc<Decision>, actual: &Arc<Actual>) {
         if let Some(log) = &self.log {
             log.write(decision);
         }
-        self.recent().push(tenant.clone(), Arc::clone(decision));
+        let (tenant, decision, actual) = (tenant.clone(), Arc::clone(decision), Arc::clone(actual));
+        self.recent().push(Remembered { tenant, decision, actual });
     }
 
-    /// Those about requests of this name, of one tenant or of all, the oldest first; each with its tenant.
-    pub(crate) fn about(
-        &self,
-        request: &str,
-        tenant: Option<u64>,
-    ) -> Vec<(Account, Arc<Decision>)> {
+    /// Those about requests of this name, of one tenant or of all, the oldest first.
+    pub(crate) fn about(&self, request: &str, tenant: Option<u64>) -> Vec<Remembered> {
         let recent = self.recent();
-        let asked = |(of, one): &&(Account, Arc<Decision>)| {
-            one.request == request && tenant.is_none_or(|tenant| tenant == of.id)
+        let asked = |one: &&Remembered| {
+            one.decision.request == request && tenant.is_none_or(|tenant| tenant == one.tenant.id)
         };
         recent.decisions.iter().filter(asked).cloned().collect()
     }
@@ -61,14 +66,14 @@ impl Decisions {
 }
 
 impl Recent {
-    fn push(&mut self, tenant: Account, decision: Arc<Decision>) {
-        self.candidates += decision.candidates.len();
-        self.decisions.push_back((tenant, decision));
+    fn push(&mut self, remembered: Remembered) {
+        self.candidates += remembered.decision.candidates.len();
+        self.decisions.push_back(remembered);
         while self.decisions.len() > REMEMBERED
             || (self.candidates > CANDIDATES && self.decisions.len() > 1)
         {
-            let (_, oldest) = self.decisions.pop_front().expect("there is more than one");
-            self.candidates -= oldest.candidates.len();
+            let oldest = self.decisions.pop_front().expect("there is more than one");
+            self.candidates -= oldest.decision.candidates.len();
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The life of one request, from checked input to the last token.
 
+mod actual;
 mod answer;
 mod attempt;
 mod choice;
@@ -12,6 +13,7 @@ use crate::limits::memory::Share;
 use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
 
+pub(crate) use actual::Actual;
 pub use answer::{Answer, answer};
 pub use request_trace::{RequestTrace, Slo, Stages};
 

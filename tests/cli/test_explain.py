@@ -49,29 +49,68 @@ def test_candidates_are_listed_by_cost_and_those_excluded_come_last() -> None:
     rows = [line.split() for line in lines[7:10]]
     assert rows[0][:4] == ["->", "w1", "1,024", "2.5"] and rows[0][-1] == "50.2"
     assert [row[0] for row in rows[1:]] == ["w2", "w0"] and rows[2][-1] == "full"
-    assert lines[-3] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
+    assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
 
 
-def test_words_that_are_no_time_of_the_request_are_explained_once() -> None:
-    text = explain.describe({"request": "req-1", "decisions": [decision(), decision()]})
-    assert text.endswith(f"\n\n{explain.LEGEND}") and text.count(explain.LEGEND) == 1
-    assert "delay that this request adds to the requests already running there" in explain.LEGEND
-    assert "penalty that grows as the worker's KV cache fills" in explain.LEGEND
+def test_columns_are_explained_once_in_the_words_of_the_router() -> None:
+    words = {"predicted": {"queue_ms": "time before it begins", "cached_tokens": "tokens there"}}
+    document = {"request": "req-1", "decisions": [decision(), decision()], "words": words}
+    text = explain.describe(document)
+    assert text.endswith("\n\ncached: tokens there\nqueue: time before it begins")
+    assert text.count("tokens there") == 1
 
 
-def test_what_happened_stands_below_what_was_predicted() -> None:
-    actual = {"cached_tokens": 1000, "queue_ms": 1.25, "prefill_ms": 40.0, "total_ms": 55.5}
-    text = explain.describe({"request": "req-1", "decisions": [decision(actual=actual)]})
-    lines = text.splitlines()
-    predicted, happened = lines[7].split(), lines[8].split()
-    assert predicted[:4] == ["->", "w1", "1,024", "2.5"]
-    assert happened == ["actual", "1,000", "1.2", "40.0", "-", "-", "-", "-", "55.5"]
-    assert [len(line) for line in lines[7:9]] == [len(lines[7])] * 2, "columns are aligned"
-    assert "actual" not in explain.describe({"request": "req-1", "decisions": [decision()]})
+def actual(**changes: Any) -> dict[str, Any]:
+    return {
+        "outcome": "finished",
+        "finish_reason": "stop",
+        "waited_ms": 1.25,
+        "first_token_ms": 40.0,
+        "decode_ms": 1_055.5,
+        "total_ms": 1_096.0,
+        "cached_tokens": 1_000,
+        "output_tokens": 42,
+    } | changes
+
+
+def happened(decision: dict[str, Any]) -> list[str]:
+    """The lines about what happened, of the table down to an empty line."""
+    lines = explain.describe({"request": "req-1", "decisions": [decision]}).splitlines()
+    starts = [i for i, line in enumerate(lines) if line.startswith("what happened")]
+    return lines[starts[0] : starts[0] + 6] if starts else []
+
+
+def test_what_happened_stands_beside_what_was_predicted() -> None:
+    lines = happened(decision(actual=actual()))
+    assert lines[0] == "what happened, after 1.2 ms in the router's queue: finished (stop)"
+    assert [line.split() for line in lines[1:]] == [
+        ["predicted", "actual"],
+        ["cached", "tokens", "1,024", "1,000"],
+        ["first", "token,", "ms", "2.5", "40.0"],
+        ["rest", "of", "the", "answer,", "ms", "0.0", "1,055.5"],
+        ["output", "tokens", "100", "42"],
+    ]
+    assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
+
+
+def test_what_is_not_known_yet_is_a_dash_and_an_error_is_named() -> None:
+    unknown = dict.fromkeys(("first_token_ms", "decode_ms", "total_ms", "cached_tokens"))
+    nothing = actual(outcome="failed", finish_reason=None, error="worker_lost", output_tokens=0)
+    lines = happened(decision(actual=nothing | unknown))
+    assert lines[0].endswith(": failed (worker_lost)")
+    assert [line.split()[-1] for line in lines[2:]] == ["-", "-", "-", "0"]
+    running = actual(outcome="running", finish_reason=None)
+    assert happened(decision(actual=running))[0].endswith(": running")
+    assert happened(decision()) == [], "a router that does not tell"
+    assert happened(decision(winner=None, shadow=None, actual=actual())) == []
+
+
+def test_the_pair_that_was_taken_is_what_is_compared() -> None:
+    lines = happened(split_decision(actual=actual()))
+    assert lines[2].split() == ["cached", "tokens", "512", "1,000"]
 
 
 def test_a_prediction_names_its_parts_as_the_router_does() -> None:
-    assert {"interference", "saturation"} <= set(explain.TIMES)
     incomplete = decision()
     del incomplete["candidates"][1]["total_ms"]
     with pytest.raises(KeyError):
@@ -114,14 +153,14 @@ def test_a_pair_stands_beside_those_that_would_have_done_it_alone() -> None:
     assert lines[3] == "kv chose p0 for the prompt and w1 for the answer"
     assert lines[7].split()[:5] == ["->", "p0", "+", "w1", "512"]
     assert lines[8].split()[0] == "w1"
-    assert lines[-5].split()[:3] == ["->", "p0", "512"]
-    assert lines[-3] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
+    assert lines[-3].split()[:3] == ["->", "p0", "512"]
+    assert lines[-1] == "least-loaded would have chosen w2: predicted 19.8 ms longer"
 
     alone = split_decision(prefill=None, shadow={**decision()["shadow"], "prefill": "p0"})
     lines = explain.describe({"request": "req-1", "decisions": [alone]}).splitlines()
     assert lines[3] == "kv chose w1"
     assert lines[7].split()[0] == "p0" and lines[8].split()[:2] == ["->", "w1"]
-    assert "would have chosen p0 for the prompt and w2 for the answer" in lines[-3]
+    assert "would have chosen p0 for the prompt and w2 for the answer" in lines[-1]
 
     waits = split_decision(prefill=None, winner=None, shadow=None)
     text = explain.describe({"request": "req-1", "decisions": [waits]})

@@ -34,11 +34,16 @@ def test_a_prompt_that_comes_again_is_explained_by_its_cache(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "request e2e/explained"
     assert f"{decision['policy']} chose {decision['winner']}" in lines
-    assert lines[-3].split()[:3] == [
-        "->",
-        decision["winner"],
-        f"{candidate['cached_tokens']:,}",
-    ]
+    cached = f"{candidate['cached_tokens']:,}"
+    [chosen] = [line for line in lines if line.startswith("->")]
+    assert chosen.split()[:3] == ["->", decision["winner"], cached]
+    [outcome] = [line for line in lines if line.startswith("what happened")]
+    assert outcome.endswith("in the router's queue: finished (length)")
+    assert f"cached tokens {cached} {cached}".split() in [line.split() for line in lines]
+    [tokens] = [line for line in lines if line.startswith("output tokens")]
+    assert tokens.split()[-1] == "4"
+    [legend] = [line for line in lines if line.startswith("saturation: ")]
+    assert "KV cache fills" in legend
 
 
 def test_a_deadline_that_cannot_be_met_is_429_with_a_time_to_come_back(tiny: Server) -> None:

@@ -1,4 +1,4 @@
-"""`headrace explain`: why a request went where it went, as a table."""
+"""`headrace explain`: why a request went where it went, and what happened to it there, as tables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,8 @@ from headrace.cli.terminal import printable
 TIMES = ("queue", "prefill", "transfer", "decode", "interference", "saturation", "total")
 """The parts of a prediction, each `*_ms` in the answer of `/decisions/ID`; `total` is compared."""
 
-LEGEND = (
-    "interference: delay that this request adds to the requests already running there; "
-    "saturation: penalty that grows as the worker's KV cache fills"
-)
-"""What the two parts mean that are no time of the request's own."""
+Row = tuple[str, float | None, float | None]
+"""Name, predicted and actual figure of a line in the table of what happened."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -52,8 +49,15 @@ def describe(document: dict[str, Any]) -> str:
             if len(decisions) > 1:  # several choices or prompts, or another try
                 parts.append(f"placement {number} of {len(decisions)}")
             parts.append(_describe_one(decision))
-    parts.append(LEGEND)
+    if legend := _legend(document.get("words", {}).get("predicted", {})):
+        parts.append(legend)
     return "\n\n".join(parts)
+
+
+def _legend(words: dict[str, str]) -> str:
+    """What the columns mean, in the router's words; empty where the router does not say."""
+    names = {"cached": "cached_tokens"} | {time: f"{time}_ms" for time in TIMES}
+    return "\n".join(f"{name}: {words[key]}" for name, key in names.items() if key in words)
 
 
 def _describe_one(decision: dict[str, Any]) -> str:
@@ -76,8 +80,11 @@ def _describe_one(decision: dict[str, Any]) -> str:
         f"{decision['policy']} chose {_who(decision) or _why_nobody(decision)}",
         "",
         "tokens of the prompt in its cache, and what it was predicted to cost in ms:",
-        *_table(wholes, _row(decision), decision.get("actual")),
+        *_table(wholes, _row(decision)),
     ]
+    chosen = next((one for one in wholes if one["worker"] == _row(decision)), None)
+    if chosen is not None and (actual := decision.get("actual")):
+        lines += ["", *_what_happened(actual, chosen, decision)]
     if prefills:
         lines += ["", "of the prompt alone, with the workers that do nothing else:"]
         lines += _table(prefills, decision.get("prefill"))
@@ -116,25 +123,46 @@ def _shadow(shadow: dict[str, Any], decision: dict[str, Any]) -> str:
     )
 
 
-def _table(
-    candidates: list[dict[str, Any]], winner: str | None, actual: dict[str, Any] | None = None
+def _what_happened(
+    actual: dict[str, Any], chosen: dict[str, Any], decision: dict[str, Any]
 ) -> list[str]:
-    """Those that could be chosen, the cheapest first, then the others with the reason.
+    """How the placement ended, and each measured figure beside the predicted one."""
+    detail = actual.get("finish_reason") or actual.get("error")
+    outcome = f"{actual['outcome']} ({detail})" if detail else actual["outcome"]
+    rows: list[Row] = [
+        ("cached tokens", chosen["cached_tokens"], actual["cached_tokens"]),
+        ("first token, ms", chosen["queue_ms"] + chosen["prefill_ms"], actual["first_token_ms"]),
+        (
+            "rest of the answer, ms",
+            chosen["transfer_ms"] + chosen["decode_ms"],
+            actual["decode_ms"],
+        ),
+        ("output tokens", decision["output_tokens"], actual["output_tokens"]),
+    ]
+    cells = [["", "predicted", "actual"]]
+    for name, *figures in rows:
+        digits = 1 if name.endswith("ms") else 0
+        cells.append([name, *("-" if n is None else f"{n:,.{digits}f}" for n in figures)])
+    waited = f"after {actual['waited_ms']:,.1f} ms in the router's queue: {outcome}"
+    return [f"what happened, {waited}", *_aligned(cells, words={0})]
 
-    Below the winner stands what happened, as far as `actual` has it.
-    """
+
+def _table(candidates: list[dict[str, Any]], winner: str | None) -> list[str]:
+    """Those that could be chosen, the cheapest first, then the others with the reason."""
     ranked = sorted(candidates, key=lambda one: (one["excluded"] is not None, one["total_ms"]))
     rows = [["", "worker", "cached", *TIMES, ""]]
     for one in ranked:
         mark = "->" if one["worker"] == winner else ""
         rows.append([mark, one["worker"], *_cells(one), one["excluded"] or ""])
-        if mark and actual is not None:
-            rows.append(["", "  actual", *_cells(actual), ""])
+    return _aligned(rows, words={0, 1, len(rows[0]) - 1})
+
+
+def _aligned(rows: list[list[str]], words: set[int]) -> list[str]:
+    """Rows as lines; the columns `words` begin at one place, the others, numbers, end at one."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    names = {0, 1, len(widths) - 1}  # these columns are words
     return [
         "  ".join(
-            cell.ljust(width) if column in names else cell.rjust(width)
+            cell.ljust(width) if column in words else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -142,7 +170,4 @@ def _table(
 
 
 def _cells(one: dict[str, Any]) -> list[str]:
-    """Cached tokens and times of a row; a dash for what is not known."""
-    cached, times = one.get("cached_tokens"), [one.get(f"{time}_ms") for time in TIMES]
-    cells = ["-" if time is None else f"{time:,.1f}" for time in times]
-    return ["-" if cached is None else f"{cached:,}", *cells]
+    return [f"{one['cached_tokens']:,}", *(f"{one[f'{time}_ms']:,.1f}" for time in TIMES)]

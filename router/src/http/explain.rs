@@ -1,5 +1,7 @@
 //! Decisions for people: in a header, in a comment at the end of a stream, and at `/decisions/ID`.
 
+mod words;
+
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -15,11 +17,10 @@ use crate::core::decision::{Decision, WorkerPair};
 use crate::core::estimate::Estimate;
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
-use crate::decisions::REMEMBERED;
+use crate::decisions::{REMEMBERED, Remembered};
 use crate::http::access::{Sees, caller};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
-use crate::request::Account;
 
 /// The decision itself, where it is short.
 pub(super) const DECISION: HeaderName = HeaderName::from_static("x-headrace-decision");
@@ -194,7 +195,8 @@ pub(super) fn location(request_id: &str) -> HeaderValue {
     HeaderValue::try_from(path).expect("ASCII")
 }
 
-/// All decisions about a request that are remembered, the oldest first: as explanations, and as they can be replayed. Who
+/// All decisions about a request that are remembered, the oldest first: as explanations, with what happened, and as they
+/// can be replayed; and what each word of them means. Who
 /// has a key sees those about its tenant's requests; an id that another tenant chose, too, is nothing to it.
 /// Each decision names its tenant: to operators, requests of several tenants may have one id.
 pub(super) async fn decisions(
@@ -210,13 +212,15 @@ pub(super) async fn decisions(
     if decisions.is_empty() {
         return Err(Reject::NoDecision { request: clip(&request), remembered: REMEMBERED });
     }
-    let described: Vec<Value> = decisions.iter().map(|(of, one)| describe(of, one)).collect();
-    Ok(Json(json!({ "request": request, "decisions": described })))
+    let described: Vec<Value> = decisions.iter().map(describe).collect();
+    Ok(Json(json!({ "request": request, "decisions": described, "words": words::all() })))
 }
 
-fn describe(of: &Account, decision: &Decision) -> Value {
+fn describe(remembered: &Remembered) -> Value {
+    let Remembered { tenant, decision, actual } = remembered;
     let mut described = json!(Explanation::of(decision));
-    described["tenant"] = json!(of.name.as_deref());
+    described["tenant"] = json!(tenant.name.as_deref());
+    described["actual"] = json!(actual.report());
     described["inputs"] = json!(decision);
     described
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::actual::Recorder;
 use super::choice::Common;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{RequestId, Resume, Sampling, Submit};
@@ -15,6 +16,8 @@ use crate::fleet::stream::TokenStream;
 /// A choice on its worker.
 #[derive(Debug)]
 pub(super) struct PlacedChoice {
+    /// For whoever asks whether it went to the right place. Drops before the stream, so before the worker hears of it.
+    pub(super) recorder: Recorder,
     pub(super) stream: TokenStream,
     pub(super) submitted: Instant,
 }
@@ -55,7 +58,8 @@ impl Attempt {
         let route = hash_time + asked.elapsed().saturating_sub(place.waited());
         job.request_trace.waited(choice, place.waited());
         job.request_trace.placed(choice, &place, route);
-        common.app.decisions.note(&job.account, place.decision());
+        let recorder = Recorder::begin(place.waited());
+        common.app.decisions.note(&job.account, place.decision(), recorder.actual());
         let worker = place.worker();
         let submit = self.submit(&common, index, priority);
         tracing::debug!(
@@ -66,8 +70,12 @@ impl Attempt {
             "submit"
         );
         let memory = common.app.memory.answers.share();
-        let stream = place.submit(submit, memory).await.map_err(|error| (error, Some(worker)))?;
-        Ok(PlacedChoice { stream, submitted: Instant::now() })
+        let submitted = place.submit(submit, memory).await;
+        let stream = submitted.map_err(|error| {
+            recorder.failed(Instant::now(), &error);
+            (error, Some(worker))
+        })?;
+        Ok(PlacedChoice { recorder, stream, submitted: Instant::now() })
     }
 
     /// What it asks of the fleet.

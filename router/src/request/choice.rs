@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::actual::Recorder;
 use super::attempt::{Attempt, PlacedChoice};
 use super::{Delta, FinishReason, Job, ScoredToken};
 use crate::app::App;
@@ -229,14 +230,25 @@ impl Choice {
             match delta {
                 Ok(Some(delta)) => {
                     self.note_progress(submitted, delta.finish.is_some());
-                    if delta.finish.is_some() {
+                    if let Some(reason) = delta.finish {
+                        self.record(|recorder, now| recorder.finished(now, reason));
                         self.state = State::Ended; // after a stop string this cancels the worker
                     }
                     return Poll::Ready(Some(Ok(delta)));
                 }
                 Ok(None) => {}
-                Err(error) => return Poll::Ready(Some(Err(error))),
+                Err(error) => {
+                    self.record(|recorder, now| recorder.failed(now, &error));
+                    return Poll::Ready(Some(Err(error)));
+                }
             }
+        }
+    }
+
+    /// Notes down what happens to the present placement, where there is one.
+    fn record(&self, note: impl FnOnce(&Recorder, Instant)) {
+        if let State::Running(leg) = &self.state {
+            note(&leg.recorder, Instant::now());
         }
     }
 
@@ -282,6 +294,7 @@ impl Choice {
             chunk;
         self.cached_tokens = self.cached_tokens.or(cached_tokens);
         let generated = ids.len();
+        self.record(|recorder, now| recorder.tokens(now, generated, cached_tokens));
         self.note_tokens(&ids);
         if finish == Some(Finish::Stop)
             && ids.last().is_some_and(|last| self.common.stop_ids.contains(last))

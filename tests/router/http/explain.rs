@@ -171,6 +171,60 @@ async fn each_try_leaves_a_decision() {
     let winners: Vec<&Value> = decisions.iter().map(|one| &one["winner"]).collect();
     assert_eq!(winners, ["w1", "w2"]);
     assert_eq!(decisions[1]["candidates"][0]["excluded"], "failed");
+    let [lost, served] = [&decisions[0]["actual"], &decisions[1]["actual"]];
+    assert_eq!((&lost["outcome"], &lost["error"]), (&json!("failed"), &json!("worker_failed")));
+    assert_eq!((&lost["first_token_ms"], &lost["output_tokens"]), (&Value::Null, &json!(0)));
+    assert_eq!(
+        (&served["outcome"], &served["finish_reason"]),
+        (&json!("finished"), &json!("stop"))
+    );
+    assert_eq!(served["output_tokens"], 6, "the letters, and the token that ends them");
+    let times = ["waited_ms", "first_token_ms", "decode_ms", "total_ms"]
+        .map(|time| served[time].as_f64().unwrap_or_else(|| panic!("{time} of {served}")));
+    assert!(times[0] >= 0.0 && times[1] + times[2] <= times[3] + 0.001, "{times:?}");
+}
+
+#[tokio::test]
+async fn what_happens_to_a_request_is_told_while_it_runs_and_after_its_client_left() {
+    let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+    let mut connection = router.connect().await;
+    let headers = ["X-Request-ID: left"];
+    connection
+        .request(&head("/v1/chat/completions", &headers), &chat(&json!({"stream": true})))
+        .await;
+    let request = worker.submitted().await.request;
+    let actual = async || {
+        let fetched = router.get("/decisions/left").await.json();
+        fetched["decisions"][0]["actual"].clone()
+    };
+    let before = actual().await;
+    assert_eq!((&before["outcome"], &before["first_token_ms"]), (&json!("running"), &Value::Null));
+    worker.gives(request, &letters("ab"), None);
+    connection.head().await;
+    connection.chunk().await;
+    let during = actual().await;
+    assert_eq!((&during["outcome"], &during["output_tokens"]), (&json!("running"), &json!(2)));
+    assert!(during["first_token_ms"].is_number() && during["total_ms"].is_null(), "{during}");
+    drop(connection);
+    assert_eq!(worker.cancelled().await, request);
+    let after = actual().await;
+    assert_eq!((&after["outcome"], &after["output_tokens"]), (&json!("cancelled"), &json!(2)));
+    assert!(after["total_ms"].is_number(), "{after}");
+}
+
+#[tokio::test]
+async fn every_figure_of_a_decision_is_put_into_words() {
+    let (router, _worker) = TestRouter::saying("hello").await;
+    ask(&router, &["X-Request-ID: words"], &json!({})).await;
+    let fetched = router.get("/decisions/words").await.json();
+    let explained = |figures: &Value, side: &str| {
+        for (name, figure) in figures.as_object().unwrap() {
+            let is_name = ["worker", "role", "excluded"].contains(&name.as_str());
+            assert!(is_name || fetched["words"][side][name].is_string(), "{name}: {figure}");
+        }
+    };
+    explained(&fetched["decisions"][0]["candidates"][0], "predicted");
+    explained(&fetched["decisions"][0]["actual"], "actual");
 }
 
 #[tokio::test]

@@ -25,7 +25,9 @@ impl Choice {
     pub(in crate::request) fn check_deadline(&mut self, now: Instant) -> Result<bool, RouteError> {
         if now >= self.common.deadline && !self.ended() {
             let state = "for its last token";
-            return Err(RouteError::DeadlineExceeded { state, waited: now - self.common.begin });
+            let error = RouteError::DeadlineExceeded { state, waited: now - self.common.begin };
+            self.record(|recorder, now| recorder.failed(now, &error));
+            return Err(error);
         }
         let State::Running(leg) = &self.state else { return Ok(false) };
         if self.deadline().is_none_or(|deadline| now < deadline) {
@@ -38,6 +40,7 @@ impl Choice {
         let worker = leg.stream.awaited();
         self.common.app.fleet.stuck(worker);
         let error = RouteError::DeadlineExceeded { state, waited: now - since };
+        leg.recorder.failed(now, &error);
         self.go_elsewhere(error, worker)?;
         Ok(true)
     }
@@ -48,6 +51,7 @@ impl Choice {
         error: RouteError,
         worker: Option<WorkerId>,
     ) -> Result<(), RouteError> {
+        self.record(|recorder, now| recorder.failed(now, &error));
         match worker {
             Some(worker) if error.retryable() => self.go_elsewhere(error, worker),
             Some(_) | None => Err(error),
