@@ -9,6 +9,7 @@
 //! replays with blocks of 16 tokens and costs the same time.
 
 mod contents;
+mod logprobs;
 mod migration;
 mod plan;
 mod sequence;
@@ -22,6 +23,7 @@ use headrace_router::core::frame::{
     Blocks, Capacity, Failed, FailureKind, Finish, Freed, Load, Output, RequestId, Step, StepCost,
 };
 
+pub(crate) use self::logprobs::Scores;
 pub(crate) use self::migration::{Export, Progress, Pull};
 use self::plan::Counts;
 use self::sequence::{Sequence, Stage, Work};
@@ -69,6 +71,7 @@ pub(crate) struct Leg {
     pub(crate) kv_transfer: Option<u32>,
     /// The prompt's KV comes from another worker, for which it waits at most so many ms once the answer may go on.
     pub(crate) arrives: Option<u32>,
+    pub(crate) scores: Scores,
 }
 
 /// What came of a step, in the order in which it is to be sent.
@@ -292,17 +295,20 @@ impl Engine {
                 continue;
             }
             accepted += new - 1;
-            let ids = (sequence.generated - new..sequence.generated)
-                .map(|position| position + sequence.leg.resumed)
-                .map(|position| token(sequence.leg.seed, position, self.config.vocab));
+            let (seed, vocab) = (sequence.leg.seed, self.config.vocab);
+            let first = sequence.generated - new + sequence.leg.resumed;
+            let ids: Vec<u32> = (first..first + new).map(|at| token(seed, at, vocab)).collect();
+            let scores = &mut sequence.leg.scores;
+            let logprobs = scores.answer(seed, first, &ids, vocab);
+            let prompt_logprobs = (first == 0).then(|| scores.take_prompt(vocab)).flatten();
             let ended = sequence.total() >= sequence.limit;
             outputs.push(Output {
                 request: sequence.leg.request,
-                ids: ids.collect(),
-                logprobs: None,
+                ids,
+                logprobs,
                 finish: ended.then_some(Finish::Length),
                 cached_tokens: (!sequence.has_spoken).then(|| sequence.claim(self.lie)),
-                prompt_logprobs: None,
+                prompt_logprobs,
                 drafted: if decodes { self.drafts().max(new - 1) } else { 0 },
                 accepted: new - 1,
             });

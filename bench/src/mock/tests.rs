@@ -148,6 +148,27 @@ async fn a_prompt_that_comes_again_is_cached_but_for_its_end() {
 }
 
 #[tokio::test]
+async fn log_probabilities_are_given_and_the_same_again() {
+    let stack = router(None).await;
+    let _fleet = fleet(&stack.workers, &format!("{FAST} --workers 1"));
+    until("the worker", || stack.ready() == 1).await;
+    let prompt: Vec<u32> = (1_000..1_040).collect();
+    let body = json!({
+        "model": "mock", "prompt": prompt, "max_tokens": 3, "seed": 5, "logprobs": 2, "echo": true,
+    });
+    let (first, again) = (stack.complete(&body).await, stack.complete(&body).await);
+    let logprobs = &first["choices"][0]["logprobs"];
+    assert_eq!(logprobs, &again["choices"][0]["logprobs"]);
+    let (of, top) = (&logprobs["token_logprobs"], &logprobs["top_logprobs"]);
+    let of = of.as_array().unwrap();
+    assert_eq!((of.len(), top.as_array().unwrap().len()), (43, 43), "prompt and answer");
+    assert!(of[0].is_null() && of[1..].iter().all(|of| of.as_f64().unwrap() < 0.0), "{of:?}");
+    assert!(top.as_array().unwrap()[1..].iter().all(|top| top.as_object().unwrap().len() == 2));
+    let cached = |answer: &Value| answer["usage"]["prompt_tokens_details"]["cached_tokens"].clone();
+    assert_eq!(cached(&again), 0, "a prompt that is scored is computed");
+}
+
+#[tokio::test]
 async fn a_client_that_hangs_up_leaves_no_block_behind() {
     let stack = router(None).await;
     let _fleet = fleet(&stack.workers, "--cost 5,0,0,0,0 --block-tokens 16 --workers 1");

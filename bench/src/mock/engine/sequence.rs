@@ -110,8 +110,11 @@ impl Sequence {
     }
 
     /// Leading blocks that the cache may give: where it has to choose a token from its prompt, the block of the last one
-    /// is computed always. One whose prompt arrives chooses nothing from it.
+    /// is computed always. One whose prompt arrives chooses nothing from it. A prompt that is scored is computed whole.
     pub(super) fn creditable(&self, block_tokens: u32) -> usize {
+        if self.leg.scores.needs_prompt() && self.leg.resumed == 0 && self.stage == Stage::Own {
+            return 0;
+        }
         let tokens = match self.stage {
             Stage::Reserves => self.leg.prompt_tokens,
             Stage::Own

@@ -1,7 +1,7 @@
 use headrace_router::core::frame::RequestId;
 
 use super::*;
-use crate::mock::engine::Leg;
+use crate::mock::engine::{Leg, Scores};
 use crate::mock::preset::tests::model_args;
 
 fn fault(text: &str) -> Fault {
@@ -95,6 +95,7 @@ fn a_lie_stays_below_the_prompt() {
                 resumed: 0,
                 kv_transfer: None,
                 arrives: None,
+                scores: Scores::default(),
             })
             .unwrap();
         engine.begin_step().unwrap();
@@ -114,6 +115,7 @@ fn event(engine: &mut Engine) -> Blocks {
         resumed: 0,
         kv_transfer: None,
         arrives: None,
+        scores: Scores::default(),
     };
     engine.submit(leg).unwrap();
     engine.begin_step().unwrap();

@@ -12,7 +12,7 @@ use headrace_router::core::frame::{
 use tokio::io::AsyncWrite;
 
 use super::Session;
-use crate::mock::engine::Leg;
+use crate::mock::engine::{Leg, Scores};
 use crate::mock::exchange::Pulled;
 use crate::mock::kv_legs::Say;
 
@@ -81,6 +81,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         if submit.kv_transfer.is_some() && submit.kv_from.is_some() {
             return fail(FailureKind::Unsupported, "a leg is pulled or pulls, not both");
         }
+        let scores = Scores::of(request, &sampling, &tokens)?;
         let resumed = resume.map_or(0, |resume| {
             tokens.extend_from_slice(&resume.generated);
             u32::try_from(resume.generated.len() / 4).unwrap_or(u32::MAX)
@@ -105,6 +106,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             resumed,
             kv_transfer: submit.kv_transfer.map(|kv_transfer| kv_transfer.lease_ms),
             arrives: submit.kv_from.map(|kv_from| kv_from.timeout_ms),
+            scores,
         })?;
         Ok(shortened)
     }

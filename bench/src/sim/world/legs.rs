@@ -5,7 +5,7 @@ use headrace_router::core::frame::{Finish, Output as StepOutput, RequestId};
 use headrace_router::core::scheduler::{Given, LegOutput, Placement, PrefillLeg};
 
 use super::World;
-use crate::mock::engine::Leg;
+use crate::mock::engine::{Leg, Scores};
 use crate::mock::exchange::Pulled;
 use crate::mock::kv_legs::{KvLegs, Say};
 use crate::sim::arrival::State;
@@ -54,6 +54,7 @@ impl World {
             resumed: before,
             kv_transfer: None,
             arrives: None,
+            scores: Scores::default(),
         };
         let leg = SimLeg { request, place, part: Part::Whole, before, generated: 0 };
         let Some(PrefillLeg { request: prefill, worker }) = placement.prefill else {
