@@ -1,10 +1,9 @@
-//! An HTTP client that times answers: one connection per request under way, kept for the next one.
+//! An HTTP client that times answers: one connection per request in flight, kept for the next one.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
 use bytes::Bytes;
 use headrace_router::config::argv::NoKey;
 use headrace_router::config::{environment, first_key};
@@ -13,8 +12,9 @@ use hyper::Response;
 use hyper::body::Incoming;
 use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
-use serde_json::Value;
 use tokio::net::TcpStream;
+
+mod starting;
 
 use crate::BadInput;
 use crate::sample::{Answer, Failure, Sample};
@@ -51,6 +51,9 @@ pub(crate) struct ClientArgs {
     /// Longest wait for one answer, in seconds.
     #[arg(long, value_name = "S", default_value_t = 60)]
     pub(crate) timeout_s: u64,
+    /// Longest wait for an endpoint that is still starting, in seconds; 0 does not wait.
+    #[arg(long, value_name = "S", default_value_t = 30)]
+    pub(crate) start_timeout_s: u64,
 }
 
 /// One request, ready to go.
@@ -109,32 +112,6 @@ impl Client {
         }
         let timeout = Duration::from_secs(args.timeout_s);
         Ok(Self { authority, headers, timeout, clock, idle: Mutex::default() })
-    }
-
-    /// The model to ask for: the endpoint's first one where none was named.
-    ///
-    /// # Errors
-    /// The endpoint cannot be reached or serves no model.
-    pub(crate) async fn model(&self, named: Option<&str>) -> anyhow::Result<String> {
-        if let Some(model) = named {
-            return Ok(model.to_owned());
-        }
-        let asked = tokio::time::timeout(self.timeout, self.get("/v1/models")).await;
-        let body = asked.with_context(|| format!("{} does not answer", self.authority))??;
-        let model = body["data"][0]["id"].as_str();
-        let model = model.with_context(|| format!("{} serves no model: {body}", self.authority))?;
-        Ok(model.to_owned())
-    }
-
-    async fn get(&self, path: &str) -> anyhow::Result<Value> {
-        let mut request = hyper::Request::get(path).header("host", &self.authority);
-        for (name, value) in &self.headers {
-            request = request.header(name, value);
-        }
-        let dialled = self.dial().await;
-        let mut connection = dialled.with_context(|| format!("dialling {}", self.authority))?;
-        let response = connection.send_request(request.body(Full::default())?).await?;
-        Ok(serde_json::from_slice(&response.into_body().collect().await?.to_bytes())?)
     }
 
     /// Sends a request that was due at `due`, counted from `begin`, and reads its answer to the end.
@@ -302,7 +279,7 @@ fn transport(error: hyper::Error) -> Failure {
 mod tests {
     use super::*;
 
-    fn client(target: &str, header: &str) -> Result<Client, BadInput> {
+    pub(super) fn client(target: &str, header: &str) -> Result<Client, BadInput> {
         let args = ClientArgs {
             target: target.into(),
             model: None,
@@ -312,6 +289,7 @@ mod tests {
             headers: vec![header.into()],
             priority: None,
             timeout_s: 1,
+            start_timeout_s: 1,
         };
         Client::new(&args, 1.0)
     }

@@ -110,7 +110,7 @@ pub(crate) async fn run(args: LoadArgs) -> anyhow::Result<()> {
         return Err(BadInput("--max-tokens must be at least 1".into()).into());
     }
     let client = Arc::new(Client::new(&args.client, 1.0)?);
-    let model = client.model(args.client.model.as_deref()).await?;
+    let model = client.model_for("load", &args.client).await?;
     let asker = Asker { model, priority: args.client.priority, unary: args.unary };
     let (first, max_tokens) = (args.first, args.max_tokens);
     let request =

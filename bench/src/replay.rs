@@ -82,7 +82,7 @@ pub(crate) async fn run(args: ReplayArgs) -> anyhow::Result<()> {
     let trace = read(&args.trace, args.block_tokens)?;
     let client = Arc::new(Client::new(&args.client, args.mock_speed)?);
     let plan = Plan::new(&args, trace)?;
-    let model = client.model(args.client.model.as_deref()).await?;
+    let model = client.model_for("replay", &args.client).await?;
     let asker = Asker { model, priority: args.client.priority, unary: false };
     let (mut run, setting) = match plan {
         Plan::Requests(requests, scale) => {

@@ -6,13 +6,17 @@ use serde_json::Value;
 
 use crate::BadInput;
 use crate::body::Prompt;
-use crate::random::Random;
+use crate::random::{Random, mix};
 use crate::trace::FIRST_TOKEN;
 
 const WORDS: [&str; 16] = [
     "river", "stone", "under", "light", "seven", "paper", "morning", "engine", "garden", "winter",
     "silver", "window", "market", "circle", "orange", "valley",
 ];
+
+const BEGINNING: u64 = 0x4245_4749_4e00;
+const SHARED: u64 = 0x5348_4152_4544;
+const OWN: u64 = 0x4f57_4e00;
 
 /// Where prompts come from.
 #[derive(Debug, Clone)]
@@ -22,7 +26,8 @@ pub(super) enum Prompts {
     MadeUp(MadeUp),
 }
 
-/// Prompts of words or token ids. The request's number is in its prompt, so no two are equal.
+/// Prompts of words or token ids: another number or another seed is another prompt. The number is in the text, so no two of a
+/// run are equal, however short.
 #[derive(Debug, Clone)]
 pub(super) struct MadeUp {
     pub(super) words: usize,
@@ -50,10 +55,10 @@ impl Prompts {
 impl MadeUp {
     fn prompt(&self, number: u64) -> Prompt {
         // Which beginning is drawn from the number, so that a request is the same whoever sends it.
-        let beginning = Random::new(self.seed ^ number).below(self.beginnings) as u64;
-        let mut shared = Random::new(self.seed.wrapping_add(beginning) ^ 0x5348_4152_4544);
+        let beginning = self.random(BEGINNING, number).below(self.beginnings) as u64;
+        let mut shared = self.random(SHARED, beginning);
+        let mut own = self.random(OWN, number);
         if let Some(tokens) = self.tokens {
-            let mut own = Random::new(self.seed.wrapping_add(number) ^ 0x004f_574e);
             let span = (self.vocab - FIRST_TOKEN) as usize;
             let token = |random: &mut Random| FIRST_TOKEN + random.below(span) as u32;
             let shared_tokens = self.shared.min(tokens);
@@ -64,14 +69,18 @@ impl MadeUp {
         let mut words: Vec<String> =
             (0..self.shared).map(|_| WORDS[shared.below(WORDS.len())].to_owned()).collect();
         words.push(format!("Request {number}:"));
-        let word = |i: usize| WORDS[(number as usize * 7 + i * i + i) % WORDS.len()].to_owned();
-        words.extend((0..self.words).map(word));
+        words.extend((0..self.words).map(|_| WORDS[own.below(WORDS.len())].to_owned()));
         let text = words.join(" ");
         if self.chat {
             Prompt::Messages(vec![serde_json::json!({"role": "user", "content": text})])
         } else {
             Prompt::Text(text)
         }
+    }
+
+    /// Chance for one purpose. Seeds are mixed first: those of two runs may be as close as their numbers of requests.
+    fn random(&self, purpose: u64, number: u64) -> Random {
+        Random::new(mix(mix(self.seed ^ purpose) ^ number))
     }
 }
 
@@ -132,6 +141,28 @@ mod tests {
         assert_eq!(beginnings.len(), 2);
         assert_eq!(text(4), text(4));
         assert_ne!(text(4), text(5));
+    }
+
+    #[test]
+    fn another_seed_shares_no_prompt_and_no_part_of_one() {
+        let parts = |tokens, seed| -> std::collections::HashSet<String> {
+            let made_up = MadeUp { seed, words: 16, shared: 0, ..made_up(tokens) };
+            let parts = (0..200).map(|number| match made_up.prompt(number) {
+                Prompt::Text(text) => text.split_once(':').unwrap().1.to_owned(),
+                Prompt::Tokens(ids) => format!("{:?}", &ids[..16]),
+                other @ Prompt::Messages(_) => panic!("{other:?}"),
+            });
+            parts.collect()
+        };
+        for tokens in [None, Some(32)] {
+            let first = parts(tokens, 1);
+            assert_eq!(first.len(), 200);
+            // seeds from the clock are as close as this
+            for seed in [2, 1 ^ 7, 1 + 100] {
+                assert!(first.is_disjoint(&parts(tokens, seed)), "{tokens:?} {seed}");
+            }
+            assert_eq!(first, parts(tokens, 1));
+        }
     }
 
     #[test]
