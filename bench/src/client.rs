@@ -14,11 +14,13 @@ use hyper::client::conn::http1::{self, SendRequest};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
 
+pub(crate) mod body;
+pub(crate) mod sse;
 mod starting;
 
 use crate::BadInput;
-use crate::sample::{Answer, Failure, Sample};
-use crate::sse::{Event, Lines, Usage};
+use crate::client::sse::{Event, Lines, Usage};
+use crate::report::sample::{Answer, Failure, Sample};
 
 /// Names the worker that answers, where the router says it.
 const WORKER_HEADER: &str = "x-headrace-worker";

@@ -17,7 +17,7 @@ use headrace_router::core::secret::HashKey;
 use serde::Serialize;
 
 use crate::random::Random;
-use crate::stats::{Quantiles, cpu_seconds};
+use crate::report::stats::{Quantiles, cpu_seconds};
 
 /// Prompts begin with one of so many prefixes, each of another length.
 const PREFIXES: u64 = 200;

@@ -10,8 +10,8 @@ use crate::client::{Client, Request};
 use crate::mock::clock::Clock;
 use crate::progress::Progress;
 use crate::random::Random;
-use crate::sample::Sample;
-use crate::stats::cpu_seconds;
+use crate::report::sample::Sample;
+use crate::report::stats::cpu_seconds;
 
 /// Between the start and the first request, so that the first one is not late.
 const LEAD: Duration = Duration::from_millis(20);

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::BadInput;
 use crate::random::{Random, mix};
-use crate::stats::{Quantiles, cpu_seconds};
+use crate::report::stats::{Quantiles, cpu_seconds};
 
 /// Blocks of one conversation that a worker holds.
 const CHAIN: usize = 800;

@@ -7,7 +7,6 @@ use std::ffi::OsString;
 use clap::{Parser as _, Subcommand};
 use serde_json::Value;
 
-mod body;
 mod bound;
 mod client;
 mod compare;
@@ -23,12 +22,8 @@ mod progress;
 mod random;
 mod replay;
 mod report;
-mod sample;
 mod sim;
-mod sse;
-mod stats;
 mod trace;
-mod trace_stats;
 
 /// Exit statuses; clap gives 2 as well.
 const FAILED: u8 = 1;
@@ -51,7 +46,7 @@ enum Command {
     /// The requests of a trace, at their times.
     Replay(Box<replay::ReplayArgs>),
     /// What a trace holds.
-    Trace(trace_stats::TraceArgs),
+    Trace(trace::stats::TraceArgs),
     /// Two reports side by side, and what got worse.
     Compare(compare::CompareArgs),
     /// Workers without a model, by the hundred: the real protocol, measured step times, deterministic tokens.
@@ -94,7 +89,7 @@ fn run(command: Command) -> anyhow::Result<()> {
     match command {
         Command::Load(args) => one_thread()?.block_on(load::run(*args))?,
         Command::Replay(args) => one_thread()?.block_on(replay::run(*args))?,
-        Command::Trace(args) => print_json(&serde_json::to_value(trace_stats::run(&args)?)?),
+        Command::Trace(args) => print_json(&serde_json::to_value(trace::stats::run(&args)?)?),
         Command::Compare(args) => match compare::run(&args)? {
             0 => {}
             worse => anyhow::bail!("{worse} measures got worse"),

@@ -10,7 +10,7 @@ use headrace_router::fleet::codec::{FrameReader, FrameWriter};
 use serde::Serialize;
 use tokio::net::UnixListener;
 
-use crate::stats::Quantiles;
+use crate::report::stats::Quantiles;
 
 /// Requests over a link, one after the other.
 #[derive(Debug, Clone, clap::Args)]

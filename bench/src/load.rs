@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::BadInput;
-use crate::body::Asker;
+use crate::client::body::Asker;
 use crate::client::{Client, ClientArgs};
 use crate::drive::{Arrivals, Run, arrival_times, closed_loop, open_loop};
 use crate::progress::Progress;
 use crate::random::Random;
+use crate::report::sample::{Slo, time_ms};
+use crate::report::stats::cpu_seconds;
 use crate::report::{Output, Report, Setting};
-use crate::sample::{Slo, time_ms};
-use crate::stats::cpu_seconds;
 use crate::trace::FIRST_TOKEN;
 
 mod prompts;

@@ -221,7 +221,7 @@ impl Running {
     }
 
     fn report(&self) -> PaceReport {
-        let cpu_s = crate::stats::cpu_seconds(std::process::id()).ok();
+        let cpu_s = crate::report::stats::cpu_seconds(std::process::id()).ok();
         self.fleet.pace.lock().expect("no holder panics").report(self.workers, cpu_s)
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-use crate::sample::Sample;
+use crate::report::sample::Sample;
 
 const EVERY: Duration = Duration::from_millis(200);
 const WIDTH: usize = 24;

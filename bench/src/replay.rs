@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::BadInput;
-use crate::body::{Asker, Prompt};
 use crate::bound::bound_hit_rate;
+use crate::client::body::{Asker, Prompt};
 use crate::client::{Client, ClientArgs};
 use crate::drive::{Arrivals, Run, Turn, arrival_times, conversations, open_loop};
 use crate::load::{at_least_one, positive, vocab};
 use crate::progress::Progress;
 use crate::random::Random;
+use crate::report::sample::{Answer, Slo};
 use crate::report::{Output, Report, Setting};
-use crate::sample::{Answer, Slo};
 use crate::trace::{Conversation, Requests, Scale, Slice, Trace, name_of, read};
 
 /// A trace against an endpoint.

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
-use crate::sample::{Answer, Sample, Slo};
-use crate::stats::{Quantiles, sorted, thinned};
+use crate::report::sample::{Answer, Sample, Slo};
+use crate::report::stats::{Quantiles, sorted, thinned};
 
 mod output;
+pub(crate) mod sample;
+pub(crate) mod stats;
 mod table;
 
 pub(crate) use output::Output;
@@ -268,7 +270,7 @@ fn bins(samples: &[Sample]) -> Vec<Bin> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::Failure;
+    use crate::report::sample::Failure;
 
     fn answer(due_ms: f64, worker: &str, ttft_ms: f64, cached: u32) -> Sample {
         let answer = Answer {

@@ -15,9 +15,9 @@ use crate::mock::RoleArgs;
 use crate::mock::engine::{Engine, EngineConfig};
 use crate::mock::fault::Fault;
 use crate::mock::preset::ModelArgs;
+use crate::report::sample::Slo;
+use crate::report::stats::Quantiles;
 use crate::report::{Output, Report, RouterMs, Setting};
-use crate::sample::Slo;
-use crate::stats::Quantiles;
 use crate::trace::{Requests, Scale, Slice, read_requests};
 
 mod again;

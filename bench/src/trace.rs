@@ -16,6 +16,7 @@ mod blocks;
 mod chat;
 mod csv;
 mod scale;
+pub(crate) mod stats;
 
 pub(crate) use chat::{Conversation, Turn};
 pub(crate) use scale::{FIRST_TOKEN, Scale};

@@ -179,3 +179,19 @@ def test_rooms_are_small_enough_to_look_around_in(package: str) -> None:
             path.suffix == ".py" and path.name != "__init__.py" for path in folder.iterdir()
         )
         assert count <= MOST_FILES, f"{folder.relative_to(ROOT)} has {count} modules"
+
+
+CRATES = ("router", "bench", "bindings", "kernels/native")
+# Folders that hold more, and how many: none of them may grow.
+LARGER_FOLDERS = {"router/src": 17}
+
+
+@pytest.mark.parametrize("crate", CRATES)
+def test_folders_of_rust_are_small_enough_to_look_around_in(crate: str) -> None:
+    source = ROOT / crate / "src"
+    for folder in [source, *(path for path in source.rglob("*") if path.is_dir())]:
+        names = [path.stem for path in folder.iterdir() if path.suffix == ".rs"]
+        count = len([name for name in names if name not in ("lib", "main", "tests")])
+        place = folder.relative_to(ROOT).as_posix()
+        most = LARGER_FOLDERS.get(place, MOST_FILES)
+        assert count <= most, f"{place} has {count} files"

@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::Value;
 
 use crate::BadInput;
-use crate::body::Prompt;
+use crate::client::body::Prompt;
 use crate::random::{Random, mix};
 use crate::trace::FIRST_TOKEN;
 

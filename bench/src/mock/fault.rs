@@ -11,7 +11,7 @@ use headrace_router::core::frame::{Blocks, StoredRun};
 use super::engine::Engine;
 use super::exchange::Ills;
 use crate::random::Random;
-use crate::sample::time_ms;
+use crate::report::sample::time_ms;
 
 /// Keys that do not exist, in each event of a worker that overclaims or removes what it never had.
 const MADE_UP_KEYS: usize = 256;

@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use super::Report;
-use crate::stats::Quantiles;
+use crate::report::stats::Quantiles;
 
 impl Display for Report {
     fn fmt(&self, out: &mut Formatter<'_>) -> fmt::Result {

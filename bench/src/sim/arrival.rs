@@ -5,7 +5,7 @@ use std::sync::Arc;
 use headrace_router::core::candidate::WorkerId;
 
 use crate::random::{Random, mix};
-use crate::sample::{Answer, Failure, Sample};
+use crate::report::sample::{Answer, Failure, Sample};
 use crate::trace::{Requests, Row, Scale};
 
 /// One request.

@@ -22,7 +22,7 @@ use crate::mock::fault::Fault;
 use crate::mock::worker::Roles;
 use crate::random::Random;
 use crate::report::Split;
-use crate::sample::Sample;
+use crate::report::sample::Sample;
 
 mod legs;
 mod workers;

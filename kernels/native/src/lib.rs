@@ -11,12 +11,11 @@
 //! those of the system differ between machines.
 //!
 //! Reading order: [`simd`] (sixteen lanes on any machine), [`tile`] (the inner loop), [`weight`], [`product`] and
-//! [`linear`], `integers` (the same with int8 weights), [`rows`], [`attention`] and [`mla`], [`routing`] and [`moe`], then
+//! [`linear`], [`product::integers`] (the same with int8 weights), [`rows`], [`attention`] and [`mla`], [`moe::routing`] and [`moe`], then
 //! [`program`], which records the [`op`]s of a whole model, and [`run`], which runs it for a [`step`]. [`race`] draws
 //! tokens from what comes out.
 
 pub mod attention;
-mod integers;
 pub mod linear;
 pub mod math;
 pub mod mla;
@@ -25,7 +24,6 @@ pub mod op;
 pub mod product;
 pub mod program;
 pub mod race;
-pub mod routing;
 pub mod rows;
 pub mod run;
 pub mod simd;

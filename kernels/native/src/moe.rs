@@ -4,11 +4,13 @@
 //! in [`crate::product`] over the expert's `weight * silu(gate) * up`. So it does not depend on which other rows chose
 //! the same expert, although the products go over all rows of an expert at once.
 
+pub mod routing;
+
 use std::ops::Range;
 
+use self::routing::{Routing, RoutingError};
 use crate::linear::Linear;
 use crate::product::{self, Finish, Product, RowsAt};
-use crate::routing::{self, Routing, RoutingError};
 use crate::rows;
 use crate::simd::Level;
 use crate::weight::{Dtype, Elements, Weight};

@@ -1,10 +1,12 @@
 //! Rows that lie anywhere times one of many matrices: what [`crate::linear`], heads and experts are made of.
 //!
-//! Each element is `fma(x[k], w[k], sum)` over k = 0, 1, 2, ... from zero; with int8 weights that of [`crate::integers`].
+//! Each element is `fma(x[k], w[k], sum)` over k = 0, 1, 2, ... from zero; with int8 weights that of [`integers`].
+
+pub(crate) mod integers;
 
 use std::ops::Range;
 
-use crate::integers::{self, Integers};
+use self::integers::Integers;
 use crate::simd::{Kernel, LANES, Level, Simd};
 use crate::tile::{F32x16, Lane, tile};
 use crate::weight::{Lanes, PANEL, Weight};

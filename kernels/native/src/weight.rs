@@ -14,7 +14,7 @@ pub const PANEL: usize = 2 * LANES;
 /// Consecutive `k` that share one scale per output column in [`Dtype::Int8`].
 pub const GROUP: usize = 64;
 
-/// How elements are stored. Arithmetic is `f32`, and with int8 that of [`crate::integers`].
+/// How elements are stored. Arithmetic is `f32`, and with int8 that of [`crate::product::integers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
     /// Four bytes.

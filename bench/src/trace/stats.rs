@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 
 use crate::bound::bound_hit_rate;
-use crate::stats::Quantiles;
+use crate::report::stats::Quantiles;
 use crate::trace::{Requests, Row, Slice, read_requests};
 
 /// A trace of requests.
