@@ -178,25 +178,28 @@ def entry(
 @pytest.mark.parametrize(
     ("header", "data", "text"),
     [
-        (b"{", b"", "the header is not valid JSON"),
-        (b"[" * 100_000, b"", "the header is not valid JSON"),
-        ([], b"", "the header is not a JSON object"),
-        ({"a": 3}, b"", "a: entry: expected an object, found 3"),
-        ({"a": entry(0, 4)}, b"", "a: truncated: its data ends at byte"),
-        ({"a": entry(4, 0)}, b"1234", "a: data_offsets: expected begin <= end"),
-        ({"a": entry(-4, 0)}, b"1234", "a: data_offsets: expected begin <= end"),
-        ({"a": entry(0, 2**70)}, b"1234", "a: data_offsets: expected begin <= end"),
-        ({"a": entry(0, 4, shape=(2,))}, b"1234", "a: data_offsets: expected 8 bytes for F32"),
-        ({"a": entry(0, 4, shape=(-1,))}, b"1234", "a: shape: expected a list of sizes"),
-        ({"a": entry(0, 4) | {"dtype": 3}}, b"1234", "a: dtype: expected a string, found 3"),
-        ({"a": entry(0, 4), "b": entry(2, 6)}, b"123456", "b: overlaps a"),
-        ({"a": entry(0, 4), "b": entry(6, 10)}, b"1234567890", "b: 2 bytes before it belong to no"),
-        ({"a": entry(0, 4)}, b"12345", "1 bytes after the last tensor belong to none"),
+        (b"{", b"", "invalid JSON in header"),
+        (b"[" * 100_000, b"", "invalid JSON in header"),
+        ([], b"", "invalid type: sequence"),
+        ({"a": 3}, b"", "invalid type: integer `3`"),
+        ({"a": entry(0, 4)}, b"", "file not fully covered"),
+        ({"a": entry(4, 0)}, b"1234", "invalid offset for tensor `a`"),
+        ({"a": entry(-4, 0)}, b"1234", "invalid value: integer `-4`"),
+        ({"a": entry(0, 2**70)}, b"1234", "expected usize"),
+        ({"a": entry(0, 4, shape=(2,))}, b"1234", "invalid shape, data type, or offset"),
+        ({"a": entry(0, 4, shape=(-1,))}, b"1234", "invalid value: integer `-1`"),
+        ({"a": entry(0, 4) | {"dtype": 3}}, b"1234", "invalid type: integer `3`"),
+        ({"a": entry(0, 4), "b": entry(2, 6)}, b"123456", "invalid offset for tensor `b`"),
+        ({"a": entry(0, 4), "b": entry(6, 10)}, b"1234567890", "invalid offset for tensor `b`"),
+        ({"a": entry(0, 4)}, b"12345", "file not fully covered"),
         (
             b'{"a":' + json.dumps(entry(0, 0)).encode() + b',"a":3}',
             b"",
-            "key 'a' is there twice",
+            "invalid type: integer `3`",
         ),
+        ({"a": entry(0, 4, dtype="X9")}, b"1234", "unknown variant `X9`"),
+        ({"a": entry(0, 0, shape=(2**63, 2**63))}, b"", "overflow"),
+        ({"__metadata__": {"n": 3}, "a": entry(0, 4)}, b"1234", "expected a string"),
     ],
 )
 def test_a_broken_header_is_named(tmp_path: Path, header: object, data: bytes, text: str) -> None:
@@ -210,12 +213,10 @@ def test_a_broken_header_is_named(tmp_path: Path, header: object, data: bytes, t
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (b"", "truncated: 0 bytes"),
-        (b"\xff" * 16, "not safetensors: the header would be"),
-        (
-            struct.pack("<Q", 1000) + b"{}",
-            "truncated: the header ends at byte 1008, the file at 10",
-        ),
+        (b"", "header too small"),
+        (b"\xff" * 16, "header too large"),
+        (struct.pack("<Q", 100_000_001) + b"{}", "header too large"),
+        (struct.pack("<Q", 1000) + b"{}", "invalid header length"),
     ],
 )
 def test_a_broken_start_is_named(tmp_path: Path, content: bytes, text: str) -> None:
@@ -281,9 +282,30 @@ def test_a_tensor_in_two_shards_is_named(tmp_path: Path) -> None:
         SafetensorsCheckpoint(directory)
 
 
+def test_tensors_are_found_behind_those_of_any_dtype_and_size(tmp_path: Path) -> None:
+    """Places are added up: of bits that fill bytes together, of nothing at all, in an order of their own."""
+    header = {
+        "z": entry(0, 4, dtype="F4", shape=(2, 4)),
+        "none": entry(4, 4, shape=(0, 3)),
+        "six": entry(4, 7, dtype="F6_E2M3", shape=(4,)),
+        "a": entry(7, 9, dtype="U8", shape=(2,)),
+    }
+    file = SafetensorsFile(header_file(tmp_path / "x.safetensors", header, b"1234567\x08\x09"))
+    assert file.tensor("a").tolist() == [8, 9] and file.tensor("none").shape == (0, 3)
+    data_start = (tmp_path / "x.safetensors").stat().st_size - 9
+    places = {name: (one.start - data_start, one.nbytes) for name, one in file.entries.items()}
+    assert places == {"z": (0, 4), "none": (4, 0), "six": (4, 3), "a": (7, 2)}
+
+
+def test_a_folder_in_the_place_of_a_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SafetensorsError, match="cannot be read: Is a directory"):
+        SafetensorsFile(tmp_path)
+
+
 def test_an_unknown_dtype_is_named(tmp_path: Path) -> None:
     directory = tiny_llama(tmp_path / "tiny")
-    header_file(directory / "model.safetensors", {"a": entry(0, 4, dtype="F4")}, b"1234")
+    four_bits = {"a": entry(0, 4, dtype="F4", shape=(8,))}
+    header_file(directory / "model.safetensors", four_bits, b"1234")
     with pytest.raises(CheckpointError, match="a: dtype 'F4' is not supported; supported: F64"):
         SafetensorsCheckpoint(directory)
 

@@ -1,8 +1,6 @@
-"""One safetensors file: header checked before use, tensors as views of the mapped file; and a writer.
+"""One safetensors file: header read by the library `safetensors`, tensors as views of the mapped file; and a writer.
 
-Format: u64 LE header length | JSON header {name: {dtype, shape, data_offsets}} | data. Reading needs no
-more than the header, so a 4 GB shard opens in milliseconds. We parse it ourselves because the errors of a
-broken file must say which key is wrong, and because the CLI reads shapes without importing torch.
+The library's own tensors are not used: it copies what it reads, and a shard of 4 GB is to be mapped in milliseconds.
 """
 
 from __future__ import annotations
@@ -14,10 +12,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
 
 from headrace.models.config import ModelFileError
 from headrace.models.load.mapped import array_of, mapped
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "SafetensorsError", "SafetensorsFile", "TensorEntry", "write_safetensors"]
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SAMPLE_BYTES = 64
 
 # safetensors name -> torch name
@@ -45,19 +43,15 @@ DTYPES = {
     "U8": "uint8",
     "BOOL": "bool",
 }
-_ITEM_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
+# Of every dtype that the library knows: it says what a tensor's dtype and shape are, not where the tensor lies.
+_BITS = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 64),
+    **dict.fromkeys(("F32", "I32", "U32"), 32),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 16),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 8),
+    **dict.fromkeys(("I8", "U8", "BOOL"), 8),
+    **dict.fromkeys(("F6_E2M3", "F6_E3M2"), 6),
+    "F4": 4,
 }
 
 
@@ -82,11 +76,13 @@ class SafetensorsFile:
         self.path = path
         try:
             with path.open("rb") as file:
-                size = path.stat().st_size
-                self.entries, self.metadata = _read_header(file, path, size)
+                self.entries, self.metadata = _read_header(path, path.stat().st_size)
                 self._map = mapped(file)
         except OSError as error:
             raise SafetensorsError(f"{path}: cannot be read: {error.strerror or error}") from error
+        end = max((entry.start + entry.nbytes for entry in self.entries.values()), default=0)
+        if end > len(self._map):
+            raise SafetensorsError(f"{path}: it became shorter while it was opened")
 
     def tensor(self, name: str) -> torch.Tensor:
         """A view of the file, or a copy where the data is not aligned to its dtype. Whoever writes to it is killed."""
@@ -115,97 +111,32 @@ class SafetensorsFile:
         return self._map[entry.start : entry.start + head] + self._map[end - head : end]
 
 
-def _read_header(
-    file: BinaryIO, path: Path, size: int
-) -> tuple[dict[str, TensorEntry], dict[str, str]]:
-    """The tensors, and what else the writer noted; the format wants that to be strings."""
-    if size < 8:
-        raise SafetensorsError(
-            f"{path}: truncated: {size} bytes, a safetensors file has at least 8"
-        )
-    length = int.from_bytes(file.read(8), "little")
-    if length > MAX_HEADER_BYTES:
-        raise SafetensorsError(
-            f"{path}: not safetensors: the header would be {length} bytes, the format's limit is "
-            f"{MAX_HEADER_BYTES}"
-        )
-    if 8 + length > size:
-        raise SafetensorsError(
-            f"{path}: truncated: the header ends at byte {8 + length}, the file at {size}"
-        )
+def _read_header(path: Path, size: int) -> tuple[dict[str, TensorEntry], dict[str, str]]:
+    """The tensors of a file of `size` bytes, and what else its writer noted.
+
+    The library refuses headers of more than 100 MB, and tensors that overlap, leave holes or do not fill the file. So
+    each begins where the one before ends, and the last one ends with the file.
+    """
     try:
-        header: object = json.loads(file.read(length), object_pairs_hook=_unique)
-    except (ValueError, RecursionError) as error:
-        raise SafetensorsError(f"{path}: the header is not valid JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise SafetensorsError(f"{path}: the header is not a JSON object")
-    data_start = 8 + length
-    fields = cast("dict[str, Any]", header)
-    noted = fields.pop("__metadata__", None)
-    entries = {name: _entry(path, name, value, data_start, size) for name, value in fields.items()}
-    _check_layout(path, entries, data_start, size)
-    metadata = cast("dict[str, Any]", noted) if isinstance(noted, dict) else {}
-    return entries, {key: value for key, value in metadata.items() if isinstance(value, str)}
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
-        raise ValueError(f"key {twice!r} is there twice")
-    return result
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
-
-
-def _entry(path: Path, name: str, value: Any, data_start: int, size: int) -> TensorEntry:
-    def fail(key: str, expected: str, found: object) -> SafetensorsError:
-        return SafetensorsError(f"{path}: {name}: {key}: expected {expected}, found {found!r}")
-
-    if not isinstance(value, dict):
-        raise fail("entry", "an object", value)
-    fields = cast("dict[str, Any]", value)
-    dtype, shape, offsets = fields.get("dtype"), fields.get("shape"), fields.get("data_offsets")
-    if not isinstance(dtype, str):
-        raise fail("dtype", "a string", dtype)
-    if not isinstance(shape, list) or not all(_is_count(n) for n in cast("list[Any]", shape)):
-        raise fail("shape", "a list of sizes", shape)
-    if not isinstance(offsets, list) or len(cast("list[Any]", offsets)) != 2:
-        raise fail("data_offsets", "two offsets", offsets)
-    begin, end = cast("list[Any]", offsets)
-    if not _is_count(begin) or not _is_count(end) or begin > end:
-        raise fail("data_offsets", "begin <= end", offsets)
-    if data_start + end > size:
-        raise SafetensorsError(
-            f"{path}: {name}: truncated: its data ends at byte {data_start + end}, the file at {size}"
-        )
-    dims = tuple(cast("list[int]", shape))
-    item_bytes = _ITEM_BYTES.get(dtype)  # an unknown dtype is the checkpoint's error, if it is used
-    if item_bytes is not None and math.prod(dims) * item_bytes != end - begin:
-        raise fail(
-            "data_offsets", f"{math.prod(dims) * item_bytes} bytes for {dtype} {shape}", end - begin
-        )
-    return TensorEntry(dtype, dims, data_start + begin, end - begin)
-
-
-def _check_layout(
-    path: Path, entries: Mapping[str, TensorEntry], data_start: int, size: int
-) -> None:
-    """Tensors follow one another without overlap, hole or rest, as the format asks."""
-    at, before = data_start, "the header"
-    for name, entry in sorted(entries.items(), key=lambda item: (item[1].start, item[1].nbytes)):
-        if entry.start < at:
-            raise SafetensorsError(f"{path}: {name}: overlaps {before}")
-        if entry.start > at:
-            raise SafetensorsError(
-                f"{path}: {name}: {entry.start - at} bytes before it belong to no tensor"
-            )
-        at, before = entry.start + entry.nbytes, name
-    if at != size:
-        raise SafetensorsError(f"{path}: {size - at} bytes after the last tensor belong to none")
+        with safe_open(path, framework="numpy") as file:
+            metadata = file.metadata() or {}
+            slices = {name: file.get_slice(name) for name in file.offset_keys()}
+            found = {
+                name: (one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()
+            }
+    except SafetensorError as error:
+        raise SafetensorsError(f"{path}: not safetensors, or damaged: {error}") from error
+    sizes: dict[str, int] = {}
+    for name, (dtype, shape) in found.items():
+        if dtype not in _BITS:
+            raise SafetensorsError(f"{path}: {name}: dtype {dtype!r} is not known")
+        sizes[name] = math.prod(shape) * _BITS[dtype] // 8
+    entries: dict[str, TensorEntry] = {}
+    start = size - sum(sizes.values())
+    for name, (dtype, shape) in found.items():
+        entries[name] = TensorEntry(dtype, shape, start, sizes[name])
+        start += sizes[name]
+    return entries, metadata
 
 
 def write_safetensors(
