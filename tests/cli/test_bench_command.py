@@ -45,7 +45,11 @@ def test_each_is_in_the_list_of_commands() -> None:
     [
         (["bench", "juggle"], 2, "unrecognized subcommand 'juggle'"),
         (["bench", "load", "--no-such-flag"], 2, "--no-such-flag"),
-        (["bench", "load", "--target", "127.0.0.1:1"], 1, "127.0.0.1:1"),
+        (
+            ["bench", "load", "--target", "127.0.0.1:1", "--start-timeout-s", "0"],
+            1,
+            "headrace bench load: 127.0.0.1:1 is not ready after 0ns: nobody listens there",
+        ),
     ],
 )
 def test_what_is_wrong_is_named(arguments: list[str], status: int, why: str) -> None:
@@ -133,16 +137,45 @@ def painted(file: Path) -> dict[str, Any]:
     return pictures
 
 
-def test_a_lone_run_has_title_axes_and_legend(tmp_path: Path) -> None:
+def test_a_lone_run_has_its_name_in_the_title_and_no_legend(tmp_path: Path) -> None:
     file = tmp_path / "monday.json"
-    file.write_text(json.dumps(report(None, 100.0) | {"trace": None, "mode": None}))
+    lone = {"trace": None, "mode": None, "tpot_curve_ms": [2.0, 2.5]}
+    file.write_text(json.dumps(report(None, 100.0) | lone))
     pictures = painted(file)
-    assert pictures.keys() == {"ttft", "hits"}
-    assert pictures["ttft"].get_title() == "Time to first token · 3 requests"
-    assert pictures["hits"].get_title() == "Prompt tokens found in caches · 3 requests"
+    assert pictures.keys() == {"ttft", "tpot", "hits"}
+    titles = {name: axes.get_title() for name, axes in pictures.items()}
+    assert titles == {
+        "ttft": "Time to first token · monday · 3 requests",
+        "tpot": "Time per token · monday · 3 requests",
+        "hits": "Prompt tokens found in caches · monday · 3 requests",
+    }
     for axes in pictures.values():
         assert axes.get_xlabel() and axes.get_ylabel()
-        assert [text.get_text() for text in axes.get_legend().get_texts()] == ["monday"]
+        assert axes.get_legend() is None
+
+
+def test_a_lone_run_shows_the_quantiles_of_its_report_on_plain_axes(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    quantiles = {"ttft_ms": {"mean": 100.0, "p50": 90.0, "p99": 1234.5}}
+    file.write_text(json.dumps(report("kv", 100.0) | quantiles))
+    axes = painted(file)["ttft"]
+    assert [text.get_text() for text in axes.texts] == ["p50 90 ms", "p99 1,234 ms"]
+    labels = [text.get_text() for text in axes.get_xticklabels()]
+    assert "100" in labels and not any("$" in label for label in labels)
+    file.write_text(json.dumps([report("kv", 100.0) | quantiles, report("b", 100.0)]))
+    assert not painted(file)["ttft"].texts, "runs that are compared have a legend instead"
+
+
+def test_a_lone_run_that_found_nothing_in_caches_has_no_picture_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "run.json"
+    cold = {
+        "cached_tokens": 0,
+        "hit_rate_over_time": [{"from_s": 0.0, "cached_tokens": 0, "prompt_tokens": 2}],
+    }
+    file.write_text(json.dumps(report("kv", 100.0) | cold))
+    assert painted(file).keys() == {"ttft"}
+    file.write_text(json.dumps([report("kv", 100.0) | cold, report("b", 100.0)]))
+    assert painted(file).keys() == {"ttft", "hits"}
 
 
 def test_a_lone_point_is_a_point_and_more_are_a_line(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """`headrace bench plot`: pictures of what `bench load`, `bench replay` and `sim` wrote as JSON.
 
 One picture each of: the distribution of the time to first token, the share of prompt tokens found in caches over time,
-and, where a policy was run at several loads, goodput and time to first token over the load.
+and, where a policy was run at several loads, goodput and time to first token over the load. A run alone also shows its
+time per token, and its median and its worst percent in figures.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ COLOURS = {
     "session-hash": "#CC79A7",
 }
 OTHER_COLOURS = ["#56B4E9", "#000000", "#F0E442", "#7F7F7F"]
+GREY = "#555555"
 
 
 class PlotError(Exception):
@@ -42,6 +44,11 @@ class ReportGroup:
     title: str
     name: str
     reports: list[Report]
+
+    @property
+    def is_one_run(self) -> bool:
+        """True for a run that is compared with no other."""
+        return len(self.reports) == 1
 
     @property
     def is_sweep(self) -> bool:
@@ -144,20 +151,73 @@ def _panels(group: ReportGroup) -> list[tuple[str, Callable[[Any], None]]]:
         return panels
     if any(report.get("ttft_curve_ms") for report in group.reports):
         add("ttft", _ttft_cdf)
-    if any(report.get("hit_rate_over_time") for report in group.reports):
+    if group.is_one_run and group.reports[0].get("tpot_curve_ms"):
+        add("tpot", _tpot_cdf)
+    # one line along 0 says no more than its absence
+    if any(report.get("hit_rate_over_time") for report in group.reports) and not (
+        group.is_one_run and not group.reports[0].get("cached_tokens", 1)
+    ):
         add("hits", _hit_rate)
     return panels
 
 
 def _ttft_cdf(axes: Any, group: ReportGroup) -> None:
-    for report in group.reports:
-        curve = report.get("ttft_curve_ms") or []
-        shares = [100 * (i + 1) / len(curve) for i in range(len(curve))]
-        _draw(axes, curve, shares, report)
-    axes.set_xscale("log")
-    axes.set_ylim(0, 102)  # a point at 100 % is seen whole
+    _cdf(axes, group, "ttft_curve_ms", "ttft_ms")
     labels = "time to first token (ms, log scale)", "requests that had it by then (%)"
     _finish(axes, group, "Time to first token", *labels, "lower right")
+
+
+def _tpot_cdf(axes: Any, group: ReportGroup) -> None:
+    _cdf(axes, group, "tpot_curve_ms", "tpot_quantiles_ms")
+    labels = "mean time per token of a request (ms, log scale)", "requests that were as fast (%)"
+    _finish(axes, group, "Time per token", *labels, "lower right")
+
+
+def _cdf(axes: Any, group: ReportGroup, curve_key: str, quantiles_key: str) -> None:
+    """The share of requests up to each value of a curve, which is sorted; of a run alone two quantiles in figures."""
+    for report in group.reports:
+        curve = report.get(curve_key) or []
+        shares = [100 * (i + 1) / len(curve) for i in range(len(curve))]
+        _draw(axes, curve, shares, report)
+        if group.is_one_run:
+            quantiles = report.get(quantiles_key) or {}
+            for percent in (50, 99):
+                at = quantiles.get(f"p{percent}")
+                if at:  # a log axis has no place for 0
+                    _mark(axes, at, percent)
+    axes.set_xscale("log")
+    _plain_numbers(axes.xaxis)
+    axes.set_ylim(0, 102)  # a point at 100 % is seen whole
+
+
+def _mark(axes: Any, at: float, percent: int) -> None:
+    axes.axvline(at, color=GREY, linestyle=":", linewidth=1.2)
+    axes.annotate(
+        f"p{percent} {at:,.0f} ms" if at >= 100 else f"p{percent} {at:.3g} ms",
+        (at, 2),
+        xytext=(4 if percent < 90 else -4, 0),
+        textcoords="offset points",
+        ha="left" if percent < 90 else "right",
+        fontsize=9,
+        color=GREY,
+    )
+
+
+def _plain_numbers(axis: Any) -> None:
+    """Write 0.3, 20 and 1,000 along a log axis rather than powers of ten."""
+    from matplotlib.ticker import FuncFormatter, LogLocator
+
+    def plain(value: float, _place: int | None) -> str:
+        return f"{value:,.10g}"
+
+    def nothing(_value: float, _place: int | None) -> str:
+        return ""
+
+    low, high = axis.get_view_interval()
+    steps = (1, 2, 5) if high / low < 1e3 else (1,)
+    axis.set_major_locator(LogLocator(subs=steps))
+    axis.set_major_formatter(FuncFormatter(plain))
+    axis.set_minor_formatter(FuncFormatter(nothing))
 
 
 def _hit_rate(axes: Any, group: ReportGroup) -> None:
@@ -168,14 +228,14 @@ def _hit_rate(axes: Any, group: ReportGroup) -> None:
     bounds = [report.get("bound_hit_rate") for report in group.reports]
     bound = next((bound for bound in bounds if bound is not None), None)
     if bound is not None:
-        axes.axhline(100 * bound, color="#555555", linestyle="--", linewidth=1.2)
+        axes.axhline(100 * bound, color=GREY, linestyle="--", linewidth=1.2)
         axes.annotate(
             "one cache as large as all, mean",
             (0.01, 100 * bound),
             xycoords=("axes fraction", "data"),
             va="bottom",
             fontsize=8,
-            color="#555555",
+            color=GREY,
         )
     axes.set_ylim(bottom=0)
     labels = "time since the start (s)", "prompt tokens found in a cache (%)"
@@ -199,6 +259,7 @@ def _ttft_over_load(axes: Any, group: ReportGroup) -> None:
 
     _over_load(axes, group, point)
     axes.set_yscale("log")
+    _plain_numbers(axes.yaxis)
     labels = "offered requests per second", "mean time to first token (ms, log scale)"
     _finish(axes, group, "Time to first token over the load", *labels, "upper left")
 
@@ -239,13 +300,13 @@ def _style(report: Report) -> dict[str, Any]:
 
 
 def _finish(axes: Any, group: ReportGroup, what: str, x: str, y: str, legend: str) -> None:
-    """Title, names of the axes, legend. A run alone has its number of requests in the title."""
+    """Title, names of the axes, legend. A run alone has its name and its number of requests in the title."""
     parts = [what, group.title]
-    if len(group.reports) == 1:
-        parts.append(f"{group.reports[0]['requests']:,} requests")
+    if group.is_one_run:
+        parts += [_label(group.reports[0]), f"{group.reports[0]['requests']:,} requests"]
     axes.set_title(" · ".join(filter(None, parts)), fontsize=11)
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     axes.grid(visible=True, which="major", alpha=0.3)
-    if axes.get_legend_handles_labels()[0]:
+    if axes.get_legend_handles_labels()[0] and not group.is_one_run:
         axes.legend(loc=legend, fontsize=9, framealpha=0.9)
