@@ -1,8 +1,8 @@
 //! Load against an endpoint, workers without a model, and what else measures a router. Each command prints one report.
 
-use std::io::Write as _;
-
 use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::Path;
 
 use clap::{Parser as _, Subcommand};
 use serde_json::Value;
@@ -69,7 +69,8 @@ pub(crate) struct BadInput(pub(crate) String);
 /// Runs one command. `args` begins with the name of the program; the result is the exit status: 0, 1 (failed) or
 /// 2 (wrong arguments or input).
 pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 {
-    let cli = match Cli::try_parse_from(args) {
+    let args: Vec<OsString> = args.into_iter().map(Into::into).collect();
+    let cli = match Cli::try_parse_from(&args) {
         Ok(cli) => cli,
         Err(help_or_error) => {
             let _ = help_or_error.print(); // if the terminal is gone, nobody reads it
@@ -79,10 +80,19 @@ pub fn main<T: Into<OsString> + Clone>(args: impl IntoIterator<Item = T>) -> u8 
     match run(cli.command) {
         Ok(()) => 0,
         Err(error) => {
-            report_error(&error);
+            report_error(&typed(&args), &error);
             if error.is::<BadInput>() { BAD_INPUT } else { FAILED }
         }
     }
+}
+
+/// The command as it was typed: `headrace bench load`, `headrace sim`.
+fn typed(args: &[OsString]) -> String {
+    let words = args.iter().take(2).map(|word| {
+        let word = Path::new(word); // the program may be named with its folder
+        word.file_name().unwrap_or(word.as_os_str()).to_string_lossy()
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 fn run(command: Command) -> anyhow::Result<()> {
@@ -120,11 +130,24 @@ pub(crate) fn print(report: &impl std::fmt::Display) {
     if let Err(error) = written
         && error.kind() != std::io::ErrorKind::BrokenPipe
     {
-        report_error(&error.into());
+        report_error("headrace", &error.into());
     }
 }
 
 #[expect(clippy::print_stderr, reason = "a command line tool says there what went wrong")]
-fn report_error(error: &anyhow::Error) {
-    eprintln!("headrace-bench: {error:#}");
+fn report_error(command: &str, error: &anyhow::Error) {
+    eprintln!("{command}: {error:#}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_begins_with_what_was_typed() {
+        let of = |args: &[&str]| typed(&args.iter().map(Into::into).collect::<Vec<_>>());
+        assert_eq!(of(&["headrace bench", "load", "-n", "3"]), "headrace bench load");
+        assert_eq!(of(&["headrace", "sim", "x"]), "headrace sim");
+        assert_eq!(of(&["/usr/bin/headrace-bench", "load"]), "headrace-bench load");
+    }
 }

@@ -48,7 +48,7 @@ def test_each_is_in_the_list_of_commands() -> None:
         (
             ["bench", "load", "--target", "127.0.0.1:1", "--start-timeout-s", "0"],
             1,
-            "headrace bench load: 127.0.0.1:1 is not ready after 0ns: nobody listens there",
+            "headrace bench load: 127.0.0.1:1 is not ready: nobody listens there",
         ),
     ],
 )

@@ -59,7 +59,9 @@ impl Client {
                 Told::NotYet(why) => why,
             };
             if Instant::now() + LOOK > give_up {
-                anyhow::bail!("{} is not ready after {wait:?}: {why}", self.authority);
+                let waited =
+                    if wait.is_zero() { String::new() } else { format!(" after {wait:?}") };
+                anyhow::bail!("{} is not ready{waited}: {why}", self.authority);
             }
             if !std::mem::replace(&mut said, true) {
                 say(&format!("waiting up to {wait:?} for {}: {why}", self.authority));

@@ -215,8 +215,11 @@ async fn serve_worker(
     }
     let error = link.run(reader, writer, submits, events).await;
     registry.link_ended(&worker, link.id, link.leaves() || matches!(*error, LinkError::Shutdown));
-    let as_it_said = link.leaves() && matches!(*error, LinkError::Closed);
-    let in_good_order = as_it_said || matches!(*error, LinkError::Shutdown);
+    let closed = matches!(*error, LinkError::Closed);
+    let as_it_said = link.leaves() && closed;
+    // Ctrl-C in one terminal tells both at once, and a worker without answers need not be told to go
+    let with_the_router = closed && registry.takes_requests().is_err();
+    let in_good_order = as_it_said || with_the_router || matches!(*error, LinkError::Shutdown);
     if in_good_order {
         let reason = if as_it_said { "it was drained" } else { "the router is shutting down" };
         tracing::info!(worker, peer = address, reason, "worker left in good order");
