@@ -11,9 +11,9 @@ use crate::BadInput;
 /// Two results of `load`, `replay`, `sim` or `make bench-routing`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct CompareArgs {
-    /// Before.
+    /// Report of the run to compare with.
     a: PathBuf,
-    /// After.
+    /// Report of the run that may have got worse.
     b: PathBuf,
     /// A change by less than this many percent is no change.
     #[arg(long, value_name = "PERCENT", default_value_t = 3.0)]

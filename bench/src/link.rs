@@ -18,7 +18,7 @@ pub(crate) struct LinkArgs {
     /// Unix socket to wait on for one worker.
     #[arg(long)]
     socket: String,
-    /// Requests.
+    /// Requests, one after the other.
     #[arg(short = 'n', long, default_value_t = 200)]
     requests: u64,
     /// Tokens in each prompt.

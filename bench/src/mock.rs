@@ -41,7 +41,7 @@ pub(crate) mod worker;
 /// Faults that a worker may not have read yet.
 const FAULTS_WAITING: usize = 256;
 
-/// `headrace mock`.
+/// Arguments of `headrace mock`.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = "\
 FAULT is [WORKERS:]KIND[=VALUE][@FROM[-UNTIL]], such as w3:die@10s or w0-w3:slow=3x@5s-20s. Kinds:

@@ -38,7 +38,7 @@ pub(crate) struct Requests {
     pub(crate) rows: Vec<Row>,
 }
 
-/// One request.
+/// A request as the trace describes it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Row {
     /// From the first request on, as recorded.

@@ -33,9 +33,9 @@ pub use routing::{DecisionLogConfig, RoutingConfig};
 /// Checked configuration of a router.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Clients.
+    /// Everything about clients and operators.
     pub http: HttpConfig,
-    /// Workers.
+    /// Everything about workers and their links.
     pub fleet: FleetConfig,
     /// How long each state of a request may last.
     pub deadlines: Deadlines,
@@ -64,9 +64,9 @@ pub struct HttpConfig {
     pub port: u16,
     /// Who may come in.
     pub access: AccessConfig,
-    /// Longest body.
+    /// Bytes of the longest body that is read.
     pub max_body_bytes: usize,
-    /// Open connections.
+    /// Connections of clients that may be open at once.
     pub max_connections: usize,
     /// For all headers to arrive.
     pub header_timeout: Duration,
@@ -108,18 +108,18 @@ pub struct FleetConfig {
 /// Where workers dial in, or operators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum WorkerListen {
-    /// `HOST:PORT`.
+    /// An address in a network, `HOST:PORT`.
     Tcp(String),
-    /// `unix:PATH`.
+    /// A Unix socket, `unix:PATH`.
     Unix(PathBuf),
 }
 
 /// Certificate chain and private key, both PEM.
 #[derive(Debug, Clone)]
 pub struct TlsFiles {
-    /// Chain.
+    /// File with the certificate and those that vouch for it, PEM.
     pub cert: PathBuf,
-    /// Key.
+    /// File with the private key, PEM.
     pub key: PathBuf,
 }
 
@@ -206,7 +206,7 @@ pub enum ConfigError {
     /// The value of a variable of the environment.
     #[error("{variable}: {problem}; {remedy}")]
     Variable {
-        /// Name.
+        /// Name of the variable.
         variable: &'static str,
         /// What is wrong.
         problem: String,
@@ -218,9 +218,9 @@ pub enum ConfigError {
     File {
         /// Name, without dashes.
         flag: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Why.
+        /// What the system said of it.
         source: std::io::Error,
     },
 }

@@ -100,7 +100,7 @@ pub enum RouteError {
     /// A bounded queue is full.
     #[error("the server is at capacity ({what}); try again later")]
     Overloaded {
-        /// Which bound.
+        /// Name of the bound, such as `answers of this tenant`.
         what: &'static str,
         /// When to try again.
         retry_after: Duration,
@@ -110,7 +110,7 @@ pub enum RouteError {
         "the first token is predicted in {predicted:?}, and was wanted within {deadline:?}; try again later"
     )]
     TooLate {
-        /// From now.
+        /// From now to the first token, as predicted.
         predicted: Duration,
         /// What was asked for.
         deadline: Duration,
@@ -122,13 +122,13 @@ pub enum RouteError {
     DeadlineExceeded {
         /// Which state: `for a worker`, `for the first token`, `for the next token`...
         state: &'static str,
-        /// How long.
+        /// Time spent in that state.
         waited: Duration,
     },
     /// The link to the worker broke.
     #[error("worker `{worker}` was lost: {source}")]
     WorkerLost {
-        /// Its name.
+        /// The worker's name.
         worker: String,
         /// What was seen of it.
         source: Cause,
@@ -136,19 +136,19 @@ pub enum RouteError {
     /// The worker answered `Failed`.
     #[error("worker `{worker}` could not serve the request: {message}")]
     WorkerFailed {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// `Failed.kind`.
+        /// `Failed.kind`, as the worker sent it.
         kind: FailureKind,
-        /// `Failed.message`.
+        /// `Failed.message`, as the worker sent it.
         message: String,
     },
     /// The worker sent tokens that cannot be.
     #[error("worker `{worker}` could not serve the request: it sent {what}")]
     WrongOutput {
-        /// Its name.
+        /// The worker's name.
         worker: String,
-        /// Which tokens.
+        /// Which tokens it sent.
         what: &'static str,
     },
     /// The router is shutting down.
@@ -157,7 +157,7 @@ pub enum RouteError {
     /// The client went away. Nobody reads the answer.
     #[error("the client closed the connection")]
     ClientGone,
-    /// Our mistake.
+    /// A mistake of the router's own.
     #[error("internal error: {0}")]
     Internal(String),
 }

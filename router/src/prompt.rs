@@ -68,7 +68,7 @@ pub const STRETCH_BYTES: usize = 512 << 10;
 /// Tokens that a prompt and its answer may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// Both together.
+    /// Tokens of prompt and answer together, at most.
     pub context: usize,
     /// Of them, for the answer.
     pub answer: usize,

@@ -78,7 +78,7 @@ pub(crate) struct Exchange {
     count: u64,
 }
 
-/// One worker's.
+/// What one worker offers and pulls.
 #[derive(Debug, Default)]
 struct Card {
     /// When it has sent all that it is to send.

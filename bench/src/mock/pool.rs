@@ -18,7 +18,6 @@ pub(crate) struct BlockPool {
     /// Those that were ever used: a fleet of hundreds would else fill the memory with blocks that it never needs.
     blocks: Vec<Block>,
     by_key: HashMap<u64, u32>,
-    /// Of `blocks`.
     free: Vec<u32>,
     /// Ends of the list of cached blocks, by last use.
     oldest: u32,

@@ -70,7 +70,7 @@ pub(crate) struct ModelArgs {
     pub(crate) seed: u64,
 }
 
-/// `--cost`.
+/// Coefficients of a step's time, as `--cost` takes them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Cost(StepCost);
 

@@ -81,7 +81,7 @@ impl Roles {
     }
 }
 
-/// One worker.
+/// A mock worker: its engine, its epoch, and the faults that it is to play.
 #[derive(Debug)]
 pub(super) struct Worker {
     fleet: Arc<Fleet>,
@@ -282,7 +282,7 @@ impl Worker {
         self.engine.cancel_all()
     }
 
-    /// Counts something.
+    /// Changes the counts of the fleet's pace.
     pub(super) fn note(&self, count: impl FnOnce(&mut Pace)) {
         count(&mut self.fleet.pace.lock().expect("no holder panics"));
     }

@@ -8,7 +8,7 @@ use crate::random::{Random, mix};
 use crate::report::sample::{Answer, Failure, Sample};
 use crate::trace::{Requests, Row, Scale};
 
-/// One request.
+/// A request of the trace, from its arrival to its last token.
 #[derive(Debug)]
 pub(super) struct Arrival {
     pub(super) due_ms: f64,

@@ -20,7 +20,7 @@ const PARTS: usize = SPLIT / LANES;
 /// across lanes; values as `[block_tokens][value_dim rounded up to 16]`, so that lanes are outputs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KvShape {
-    /// Layers.
+    /// Layers that keep keys and values.
     pub layers: usize,
     /// Heads of keys and of values.
     pub kv_heads: usize,
@@ -109,7 +109,7 @@ pub struct RowPlace {
 /// Rows of one sequence: they share a block table.
 #[derive(Debug, Clone, Copy)]
 pub struct SequenceRows<'a> {
-    /// First row.
+    /// Number of the first row in the batch.
     pub start: usize,
     /// Position of each row. It sees that position and those before, down to the first key.
     pub positions: &'a [i32],
@@ -133,17 +133,17 @@ pub struct Attention<'a> {
     pub queries: &'a [f32],
     /// Floats of a row of `queries`.
     pub width: usize,
-    /// Query heads.
+    /// Query heads, a multiple of `shape.kv_heads`.
     pub heads: usize,
     /// Factor on scores.
     pub scale: f32,
-    /// The cache.
+    /// The KV cache: whole blocks.
     pub kv: &'a [f32],
-    /// Its shape.
+    /// Shape of the blocks of `kv`.
     pub shape: &'a KvShape,
     /// Which layer of it.
     pub layer: usize,
-    /// The rows.
+    /// The rows that attend, all of one sequence.
     pub rows: SequenceRows<'a>,
     /// `[rows, heads * value_dim]`, rows as in `queries`.
     pub out: &'a mut [f32],

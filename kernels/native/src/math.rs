@@ -56,7 +56,7 @@ pub fn sin_cos(x: f64) -> (f64, f64) {
     }
 }
 
-/// Exact.
+/// Converts exactly: every value of the short format is an `f32`.
 #[inline(always)]
 pub fn bf16_to_f32(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
@@ -71,7 +71,7 @@ pub fn f32_to_bf16(x: f32) -> u16 {
     ((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) as u16
 }
 
-/// Exact.
+/// Converts exactly: every value of the short format is an `f32`.
 #[inline(always)]
 pub fn f16_to_f32(x: u16) -> f32 {
     let sign = u32::from(x & 0x8000) << 16;

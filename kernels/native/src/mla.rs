@@ -26,7 +26,7 @@ const CHUNK_ROWS: usize = 12;
 /// Sizes of the heads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaShape {
-    /// Query heads.
+    /// Query heads, which all read one latent.
     pub heads: usize,
     /// Elements of the latent.
     pub kv_lora_rank: usize,
@@ -49,7 +49,7 @@ impl MlaShape {
         if self.nope_dim > 0 { self.kv_lora_rank } else { 0 }
     }
 
-    /// The cache.
+    /// Shape of the KV cache that heads of these sizes read.
     pub fn kv_shape(&self, layers: usize, block_tokens: usize, tail: usize) -> KvShape {
         KvShape {
             layers,
@@ -167,9 +167,9 @@ pub struct MlaAttention<'a> {
     pub kv_b: &'a HeadMatrices,
     /// Factor on scores.
     pub scale: f32,
-    /// The cache.
+    /// The KV cache: whole blocks.
     pub kv: &'a [f32],
-    /// Its shape.
+    /// Shape of the blocks of `kv`.
     pub cache: &'a KvShape,
     /// Which layer of it.
     pub layer: usize,

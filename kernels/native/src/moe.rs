@@ -37,9 +37,9 @@ pub enum ExpertsError {
     /// A tensor or a list of them has the wrong size.
     #[error("experts: {what} has {got} elements, expected {expected}")]
     Size {
-        /// Which.
+        /// Name of the tensor or list.
         what: &'static str,
-        /// Its size.
+        /// Elements that it has.
         got: usize,
         /// What the routing and the first expert say.
         expected: usize,
@@ -156,7 +156,7 @@ impl Scratch {
 pub struct Moe<'a> {
     /// `[rows, hidden]`.
     pub x: &'a [f32],
-    /// The layer.
+    /// Router and experts of the layer.
     pub experts: &'a Experts,
     /// `[rows, hidden]`, to which the experts are added.
     pub residual: &'a [f32],

@@ -77,9 +77,9 @@ pub enum RecordError {
     /// The cache does not fit the kernels.
     #[error("{what} is {got}, must be {must}")]
     Config {
-        /// A size.
+        /// Name of the size.
         what: &'static str,
-        /// Its value.
+        /// The size as it was given.
         got: usize,
         /// What it must be.
         must: &'static str,
@@ -87,27 +87,27 @@ pub enum RecordError {
     /// An operand does not fit the operation.
     #[error("{op}: {what} is {got} wide, expected {expected}")]
     Width {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// Its operand.
+        /// Name of the operand.
         what: &'static str,
-        /// Its width.
+        /// Width of the operand.
         got: usize,
-        /// What fits.
+        /// Width that the operation takes.
         expected: usize,
     },
     /// Some operands are of all rows, some of the wanted ones.
     #[error("{op}: operands are not of the same rows, or not of all")]
     Rows {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
     },
     /// There is no such layer in the cache.
     #[error("{op}: layer {layer} of a cache of {layers}")]
     Layer {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// Which.
+        /// Number of the layer, from 0.
         layer: usize,
         /// How many there are.
         layers: usize,
@@ -115,7 +115,7 @@ pub enum RecordError {
     /// Columns that a value does not have.
     #[error("columns: {start}..{stop} of {width}")]
     Columns {
-        /// First.
+        /// Number of the first column.
         start: usize,
         /// Behind the last.
         stop: usize,
@@ -125,9 +125,9 @@ pub enum RecordError {
     /// The operation is not one of this model.
     #[error("{op}: {why}")]
     Not {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// Why.
+        /// Reason, for people.
         why: &'static str,
     },
 }

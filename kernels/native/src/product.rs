@@ -34,7 +34,7 @@ pub struct RowsAt<'a> {
     pub start: usize,
     /// From a row to the next.
     pub stride: usize,
-    /// Which rows.
+    /// Number of each row; `None` where row `i` is number `i`.
     pub ids: Option<&'a [u32]>,
 }
 
@@ -55,7 +55,7 @@ impl RowsAt<'_> {
 pub enum Finish<'a> {
     /// They replace `y`, plus the weight's bias, plus the residual, which lies as `y` does.
     Set {
-        /// Added last.
+        /// Added after the bias; none where `None`.
         residual: Option<&'a [f32]>,
     },
     /// They are added to `y`.
@@ -69,11 +69,11 @@ pub struct Product<'a> {
     pub x: &'a [f32],
     /// Where they are.
     pub x_at: RowsAt<'a>,
-    /// How many.
+    /// Rows of `x`, and of `y`.
     pub rows: usize,
     /// Whether the product before, with the same scratch, had the same rows of the same `x`: they are not packed again.
     pub x_packed: bool,
-    /// The matrices.
+    /// One or several matrices of one shape.
     pub weight: &'a Weight,
     /// Which of them.
     pub index: usize,

@@ -14,11 +14,11 @@ use crate::{attention, product};
 /// What attention needs to know of the model.
 #[derive(Debug, Clone)]
 pub struct AttentionConfig {
-    /// Query heads.
+    /// Query heads of every layer.
     pub heads: usize,
     /// Factor on scores.
     pub scale: f32,
-    /// Positions.
+    /// How positions turn queries and keys.
     pub rope: Rope,
     /// The cache. Its tail is what a pass keeps of a row.
     pub kv: KvShape,

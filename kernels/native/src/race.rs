@@ -26,13 +26,13 @@ const SLACK: f64 = 1e-4;
 /// How a token of one row is drawn.
 #[derive(Debug, Clone, Copy)]
 pub struct Draw<'a> {
-    /// Logits.
+    /// Logits of the row.
     pub row: &'a [f32],
     /// The token of each column.
     pub tokens: &'a [u32],
     /// The greatest logit.
     pub best: f32,
-    /// Above zero.
+    /// Divides the logits; above zero.
     pub temperature: f64,
     /// The most probable tokens that have this share of the mass; 1 is all of them.
     pub top_p: f64,

@@ -169,9 +169,9 @@ pub struct Store<'a> {
     pub angles: &'a [f32],
     /// Place of each row.
     pub places: &'a [RowPlace],
-    /// The cache.
+    /// The KV cache: whole blocks.
     pub kv: &'a mut [f32],
-    /// Its shape.
+    /// Shape of the blocks of `kv`.
     pub shape: &'a KvShape,
     /// Which layer of it.
     pub layer: usize,

@@ -23,7 +23,7 @@ pub trait Kernel {
 
 /// Operations on sixteen lanes. `max` and `select_less` treat NaN as x86 does.
 pub trait Simd: Copy {
-    /// Sixteen lanes.
+    /// A register (or several) of sixteen `f32` lanes.
     type V: Copy;
     /// Sixteen sums of integers.
     type Sums: Copy;
@@ -36,13 +36,13 @@ pub trait Simd: Copy {
     fn run<K: Kernel>(self, kernel: K) -> K::Output;
     /// All lanes `x`.
     fn splat(self, x: f32) -> Self::V;
-    /// Reads lanes.
+    /// Reads sixteen lanes from memory.
     fn load(self, x: &[f32; LANES]) -> Self::V;
     /// Reads bfloat16 lanes, exactly.
     fn load_bf16(self, x: &[u16; LANES]) -> Self::V;
     /// Reads float16 lanes, exactly.
     fn load_f16(self, x: &[u16; LANES]) -> Self::V;
-    /// Writes lanes.
+    /// Writes sixteen lanes to memory.
     fn store(self, v: Self::V, out: &mut [f32; LANES]);
     /// `a * b + c`, rounded once.
     fn fma(self, a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -87,7 +87,7 @@ pub trait Simd: Copy {
         x[0]
     }
 
-    /// Greatest lane.
+    /// The greatest of the sixteen lanes.
     #[inline(always)]
     fn greatest(self, v: Self::V) -> f32 {
         let mut x = [0.0; LANES];

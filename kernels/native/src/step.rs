@@ -40,9 +40,9 @@ pub enum StepError {
     /// Two arrays of the step disagree.
     #[error("{what} has {got} entries, expected {expected}")]
     Length {
-        /// The array.
+        /// Name of the array.
         what: &'static str,
-        /// Its length.
+        /// Entries that it has.
         got: usize,
         /// What the others say.
         expected: usize,
@@ -50,25 +50,25 @@ pub enum StepError {
     /// An entry is out of range.
     #[error("{what} holds {got}, which is not below {limit}")]
     Range {
-        /// The array.
+        /// Name of the array.
         what: &'static str,
-        /// The entry.
+        /// The first entry that is too large or negative.
         got: i64,
-        /// Its bound.
+        /// Entries must be below.
         limit: usize,
     },
     /// Rows are not in the order of their sequences, or a row is at a position that its sequence lacks.
     #[error("sequence {sequence}: rows, positions and context_lens disagree")]
     Sequence {
-        /// Which.
+        /// Number of the sequence, from 0.
         sequence: usize,
     },
     /// A row of a draft pass would see no key, or the one of position 0, which there is not.
     #[error("sequence {sequence}: first_keys holds {got}, must be in 1..={position}")]
     FirstKey {
-        /// Which.
+        /// Number of the sequence, from 0.
         sequence: usize,
-        /// The entry.
+        /// What `first_keys` holds for it.
         got: i32,
         /// Of its first row.
         position: i32,

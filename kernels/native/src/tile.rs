@@ -15,7 +15,7 @@ impl Lane for [f32; LANES] {
     }
 }
 
-/// Sixteen `f32`.
+/// Sixteen `f32` that lie aligned.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(64))]
 pub struct F32x16(pub [f32; LANES]);
@@ -27,7 +27,7 @@ impl Lane for F32x16 {
     }
 }
 
-/// Sixteen bfloat16.
+/// The bits of sixteen bfloat16, aligned.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(32))]
 pub struct Bf16x16(pub [u16; LANES]);
@@ -39,7 +39,7 @@ impl Lane for Bf16x16 {
     }
 }
 
-/// Sixteen float16.
+/// The bits of sixteen float16, aligned.
 #[derive(Debug, Clone, Copy)]
 #[repr(C, align(32))]
 pub struct F16x16(pub [u16; LANES]);

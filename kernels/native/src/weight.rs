@@ -17,11 +17,11 @@ pub const GROUP: usize = 64;
 /// How elements are stored. Arithmetic is `f32`, and with int8 that of [`crate::product::integers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dtype {
-    /// Four bytes.
+    /// Four bytes an element.
     Float32,
-    /// Two bytes.
+    /// Two bytes an element, with the exponent of `f32`.
     Bfloat16,
-    /// Two bytes.
+    /// Two bytes an element, with eleven bits of precision.
     Float16,
     /// One byte, and an `f32` scale per output column and [`GROUP`] of `k`.
     Int8,
@@ -43,7 +43,7 @@ impl Dtype {
 /// Elements as a checkpoint stores them, row-major.
 #[derive(Debug, Clone, Copy)]
 pub enum Elements<'a> {
-    /// `f32`.
+    /// Values as they are computed with.
     F32(&'a [f32]),
     /// Bits of bfloat16.
     Bf16(&'a [u16]),
@@ -52,7 +52,7 @@ pub enum Elements<'a> {
 }
 
 impl Elements<'_> {
-    /// How many.
+    /// Elements in all.
     pub fn len(&self) -> usize {
         match self {
             Self::F32(x) => x.len(),
@@ -98,7 +98,7 @@ impl Elements<'_> {
 /// A table of rows to look up, such as embeddings, as the checkpoint stores them.
 #[derive(Debug)]
 pub enum Table {
-    /// `f32`.
+    /// Values as they are computed with.
     F32(Vec<f32>),
     /// Bits of bfloat16.
     Bf16(Vec<u16>),
@@ -116,7 +116,7 @@ impl Table {
         }
     }
 
-    /// The elements.
+    /// The rows one after the other, as the checkpoint stores them.
     pub fn elements(&self) -> Elements<'_> {
         match self {
             Self::F32(x) => Elements::F32(x),
@@ -204,7 +204,7 @@ impl Weight {
         self.n
     }
 
-    /// Input features.
+    /// Input features, the same of every matrix.
     pub fn k(&self) -> usize {
         self.k
     }

@@ -13,7 +13,7 @@ const LONGEST_HOST: usize = 253;
 pub struct AccessConfig {
     /// Of clients; none lets everybody in.
     pub api_keys: Keys,
-    /// Of operators.
+    /// Keys that make a caller an operator.
     pub admin_keys: Keys,
     /// Where operators are served, besides the port of the clients.
     pub admin_listen: Vec<WorkerListen>,
@@ -30,9 +30,9 @@ pub struct AccessConfig {
 /// Some names, or any.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Names {
-    /// Any.
+    /// Every name or origin.
     Any,
-    /// These.
+    /// These names or origins alone.
     Only(Vec<String>),
 }
 

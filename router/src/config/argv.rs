@@ -13,7 +13,6 @@ const SECRET: Refused = Refused("--secret", "--secret-file FILE or the variable 
 /// For commands that take a key of a client.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct NoKey {
-    /// Never there.
     #[arg(long, hide = true, value_parser = KEY)]
     api_key: Option<Infallible>,
 }
@@ -21,7 +20,6 @@ pub struct NoKey {
 /// For commands that take the secret of the workers.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct NoSecret {
-    /// Never there.
     #[arg(long, hide = true, value_parser = SECRET)]
     secret: Option<Infallible>,
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::{ConfigError, RouterArgs, flag, millis};
 
-/// Checked.
+/// Bounds on workers that dial in, as checked.
 #[derive(Debug, Clone)]
 pub struct FleetLimits {
     /// From the accepted connection to its first byte.

@@ -10,7 +10,7 @@ use crate::core::policy::PolicyName;
 /// Of two files together; less would hold no decision about a large fleet.
 const LEAST_LOG_BYTES: u64 = 64 << 10;
 
-/// Checked.
+/// How requests are placed and explained, as checked.
 #[derive(Debug, Clone)]
 pub struct RoutingConfig {
     /// The policy whose opinion is noted beside the real one.
@@ -32,7 +32,7 @@ pub struct RoutingConfig {
 pub struct DecisionLogConfig {
     /// The file; the one before it is beside it, with `.1`.
     pub path: PathBuf,
-    /// Of both.
+    /// Bytes of the file and of the one before it together.
     pub max_bytes: u64,
 }
 

@@ -31,7 +31,6 @@ pub(super) struct Shut {
     since: Instant,
     /// Hyper is told.
     told: bool,
-    /// Hyper reads.
     reader: Option<Waker>,
 }
 

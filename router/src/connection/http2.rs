@@ -108,7 +108,6 @@ fn take(
 enum Broken {
     /// The client took it back, or its connection is gone.
     Gone,
-    /// Nobody reads.
     Stalled,
 }
 

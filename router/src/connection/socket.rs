@@ -109,7 +109,7 @@ impl Socket {
         self.turn.lock().expect("no holder panics")
     }
 
-    /// Bytes came.
+    /// Takes note that bytes came: unless an answer is being made, a request begins.
     pub(super) fn hear(&self) {
         self.asked.store(true, Relaxed);
         let mut turn = self.turn();

@@ -35,7 +35,7 @@ const FORWARDED: [HeaderName; 4] = [
 /// What a connection tells about its other end; whoever accepts connections leaves it on their requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Entrance {
-    /// Anybody.
+    /// The connection tells nothing about its other end.
     #[default]
     Anybody,
     /// A process of this machine.

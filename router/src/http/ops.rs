@@ -16,7 +16,7 @@ use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
 use crate::metrics::Exposition;
 
-/// Alive.
+/// The process runs and answers; says nothing about workers.
 pub(super) async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }

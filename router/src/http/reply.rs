@@ -129,7 +129,7 @@ pub(super) fn gather(
     Ok(())
 }
 
-/// OpenAI's word.
+/// The value of `finish_reason` in OpenAI's answers.
 pub(super) fn finish_reason(finish: FinishReason) -> &'static str {
     match finish {
         FinishReason::Stop => "stop",
@@ -137,7 +137,7 @@ pub(super) fn finish_reason(finish: FinishReason) -> &'static str {
     }
 }
 
-/// OpenAI's `usage`.
+/// The object `usage` of OpenAI's answers.
 #[derive(Debug, Serialize)]
 pub(super) struct UsageBody {
     prompt_tokens: u32,

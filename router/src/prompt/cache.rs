@@ -78,7 +78,7 @@ impl PrefixCache {
         self.lock().bytes()
     }
 
-    /// Stretches held.
+    /// Stretches of text whose tokens are kept.
     #[must_use]
     pub fn entries(&self) -> usize {
         self.lock().index.len()

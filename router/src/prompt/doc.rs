@@ -50,7 +50,7 @@ pub struct GenerationDefaults {
     /// 0 switches it off.
     #[serde(default)]
     pub top_k: Option<u32>,
-    /// Above 0.
+    /// Above 0; 1 switches it off.
     #[serde(default)]
     pub repetition_penalty: Option<f64>,
 }

@@ -41,7 +41,6 @@ const MAX_IDS: usize = 1 << 24;
 pub(crate) enum Kind {
     /// No such id: decoders skip it.
     Missing,
-    /// Its piece.
     Piece,
     /// One byte of a run that is text only together (`<0x0A>` of SentencePiece). Its piece is that byte.
     RunByte,

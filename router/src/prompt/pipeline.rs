@@ -9,7 +9,6 @@ use tokenizers::Tokenizer;
 pub(super) struct Pipeline {
     /// Each with its `type` and options, as in `tokenizer.json`.
     pub(super) normalizers: Vec<Value>,
-    /// Likewise.
     pub(super) pre_tokenizers: Vec<Value>,
 }
 

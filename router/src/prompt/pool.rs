@@ -33,7 +33,6 @@ struct Shared {
 
 #[derive(Debug)]
 struct Lanes {
-    /// By [`Lane`].
     queues: [Queue<Box<dyn Work>>; 2],
     tickets: u64,
     closed: bool,

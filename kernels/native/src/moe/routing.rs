@@ -7,7 +7,7 @@
 /// How rows choose experts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Routing {
-    /// Experts.
+    /// Experts that a row can choose from.
     pub experts: usize,
     /// Experts of a row.
     pub top_k: usize,
@@ -27,17 +27,17 @@ pub enum RoutingError {
     /// Groups do not divide the experts.
     #[error("{experts} experts in {groups} groups: groups must be equal and not empty")]
     Groups {
-        /// Experts.
+        /// Experts of the layer.
         experts: usize,
-        /// Groups.
+        /// Groups that were to divide them.
         groups: usize,
     },
     /// A choice is not among what there is.
     #[error("{what} is {got}, must be in 1..={most}")]
     Choice {
-        /// Which.
+        /// Name of the number that is wrong.
         what: &'static str,
-        /// Its value.
+        /// The number as it was given.
         got: usize,
         /// The greatest that can be.
         most: usize,

@@ -79,5 +79,5 @@ class RowCost:
     @overload
     def at(self, rows: NDArray[np.float64]) -> NDArray[np.float64]: ...
     def at(self, rows: NDArray[np.float64] | float) -> NDArray[np.float64] | float:
-        """Expected ms."""
+        """Ms that a step of so many rows is expected to take."""
         return self.fixed + self.each * rows

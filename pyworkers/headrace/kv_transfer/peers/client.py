@@ -210,7 +210,7 @@ class TransferClient:
             raise
 
     async def _meet(self, stream: Stream, ticket: bytes) -> Transcript:
-        """Exchange nonces."""
+        """Exchange nonces, with which each side proves that it knows the secret."""
         nonce = secrets.token_bytes(NONCE_BYTES)
         await stream.send([KvHello(VERSION, nonce)])
         challenge = await stream.receive(MAX_STRANGER_BYTES)

@@ -28,7 +28,7 @@ class Denied(HeadraceError):
 
 @dataclass(slots=True, eq=False)
 class OfferedTicket:
-    """One ticket."""
+    """A ticket that others may pull with, and who is told how that ends."""
 
     ticket: bytes
     source: KvSource

@@ -24,7 +24,6 @@ pub(in crate::http) struct IdsField {
 /// What stood there.
 #[derive(Debug)]
 pub(in crate::http) enum Ids {
-    /// A string.
     Text(String),
     /// An array that is empty or begins with a number; where the field is no prompt, any array.
     List(IdList),
@@ -33,7 +32,10 @@ pub(in crate::http) enum Ids {
     /// An array that begins with an array.
     Lists(Several<IdList>),
     /// An array of so many items that begins with something else.
-    Odd { first: Value, len: usize },
+    Odd {
+        first: Value,
+        len: usize,
+    },
     /// Something else, without its contents.
     Other(Value),
 }

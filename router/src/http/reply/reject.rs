@@ -92,7 +92,7 @@ struct ErrorFields {
 /// Everything about an error but its text.
 struct Verdict {
     status: StatusCode,
-    /// OpenAI's `type`.
+    /// The field `type` of OpenAI's errors.
     kind: &'static str,
     param: Option<String>,
     /// OpenAI's `code`, for programs; also the error's name in `/metrics`.

@@ -30,7 +30,7 @@ pub(in crate::http) trait Shape: Send + 'static {
     fn token(&mut self, column: usize, token: &ScoredToken, out: &mut BytesMut);
 }
 
-/// The body.
+/// The body of an answer: written piece by piece, as the client takes it.
 pub(in crate::http) struct WholeAnswer<S> {
     shape: S,
     choices: Vec<Choice>,

@@ -23,7 +23,7 @@ impl<'r> Machine<'r> {
         }
     }
 
-    /// `base.name`.
+    /// The value of `base.name`.
     pub(crate) fn attr(&self, base: &Value<'r>, name: &str) -> Result<Option<Value<'r>>, Error> {
         self.budget.bytes(name.len())?;
         Ok(match base {
@@ -35,7 +35,7 @@ impl<'r> Machine<'r> {
         })
     }
 
-    /// `base[key]`.
+    /// The value of `base[key]`.
     pub(crate) fn item(
         &self,
         base: &Value<'r>,

@@ -185,7 +185,7 @@ pub(crate) fn search(machine: &Machine<'_>, bytes: usize) -> Result<(), Error> {
     machine.budget.work(2 * bytes as u64)
 }
 
-/// `whole[start:stop:step]`.
+/// The value of `whole[start:stop:step]`.
 pub(crate) fn slice<'r>(
     machine: &Machine<'r>,
     whole: &Value<'r>,

@@ -230,7 +230,7 @@ impl<'r> Machine<'r> {
         Ok(Some(closure))
     }
 
-    /// Writes text.
+    /// Writes text to where output goes now.
     pub(crate) fn write(&mut self, part: &str) -> Result<(), Error> {
         if self.captures.is_empty() {
             self.budget.output(part.len())?;

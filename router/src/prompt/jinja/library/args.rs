@@ -100,7 +100,7 @@ pub(crate) fn text<'r>(machine: &Machine<'r>, value: &Value<'r>) -> Result<Text<
     print::display(machine, value)
 }
 
-/// A string.
+/// The text of a value, or an error where the value is something else.
 pub(crate) fn string<'v, 'r>(value: &'v Value<'r>) -> Result<&'v Text<'r>, Error> {
     value.as_text().ok_or_else(|| Error::invalid("value is not a string"))
 }

@@ -9,7 +9,7 @@ use crate::prompt::jinja::tree::Comparison;
 use crate::prompt::jinja::value::compare::{Pair, coerce};
 use crate::prompt::jinja::value::{Value, ValueKind};
 
-/// A test.
+/// A test, as in `value is defined`.
 pub(crate) type Check =
     for<'m, 'r> fn(&'m mut Machine<'r>, &Value<'r>, Args<'r>) -> Result<bool, Error>;
 

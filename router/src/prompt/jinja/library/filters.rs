@@ -13,7 +13,7 @@ use crate::prompt::jinja::value::python::{self, Dump};
 use crate::prompt::jinja::value::text::{Text, Writer};
 use crate::prompt::jinja::value::{self, Map, Value};
 
-/// A filter.
+/// A filter, as in `value | trim`.
 pub(crate) type Filter =
     for<'m, 'r> fn(&'m mut Machine<'r>, Value<'r>, Args<'r>) -> Result<Value<'r>, Error>;
 

@@ -11,7 +11,7 @@ use crate::prompt::jinja::value::print;
 use crate::prompt::jinja::value::text::{Text, Writer};
 use crate::prompt::jinja::value::{self, Value, ValueKind};
 
-/// `base.name(args)`.
+/// The value of `base.name(args)`, where `base` has such a method.
 pub(crate) fn call<'r>(
     machine: &mut Machine<'r>,
     base: &Value<'r>,
