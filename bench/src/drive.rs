@@ -131,7 +131,7 @@ pub(crate) async fn closed_loop(
 /// One request of a conversation, and the pause before it.
 pub(crate) type Turn = (Request, Duration);
 
-/// Conversations that begin at given times. Each has one request under way at a time; the next is due a pause after the
+/// Conversations that begin at given times. Each has one request in flight at a time; the next is due a pause after the
 /// answer before it. One that failed ends its conversation.
 pub(crate) async fn conversations(
     client: &Arc<Client>,

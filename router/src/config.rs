@@ -143,7 +143,7 @@ pub struct Deadlines {
 /// How much of everything there may be.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Answers under way.
+    /// Answers in flight.
     pub streams: usize,
     /// Of one tenant.
     pub tenant_streams: Option<usize>,

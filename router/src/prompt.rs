@@ -144,7 +144,7 @@ impl PromptEngine {
     /// tokenised in pieces; `Overloaded` if too many prompts wait; `ShuttingDown`; `Internal` if the tokenizer fails.
     ///
     /// # Cancel safety
-    /// A dropped call takes the prompt out of the queue, or ends the work on it after the piece that is under way.
+    /// A dropped call takes the prompt out of the queue, or ends the work on it after the piece that is being cut.
     pub async fn encode(&self, prompt: Prompt) -> Result<Vec<u32>, RouteError> {
         self.encode_within(prompt, self.whole_context()).await
     }

@@ -15,7 +15,7 @@ from attack.wire import Reply, ask, tally
 from headrace.models.load.default_model import DEFAULT_MODEL
 
 AT_ONCE = 4
-UNDER_WAY_S = 5.0
+IN_FLIGHT_S = 5.0
 PATIENCE_S = 60.0
 
 
@@ -30,7 +30,7 @@ async def many_choices(programs: Programs, doc: Path, scale: Scale) -> Outcome:
                 asyncio.create_task(complete(router, "greedy", n=128, max_tokens=256))
                 for _ in range(AT_ONCE)
             ]
-            await asyncio.sleep(UNDER_WAY_S)
+            await asyncio.sleep(IN_FLIGHT_S)
             ended = sum(task.done() for task in greedy)
             began = time.monotonic()
             reply = await complete(router, "somebody-else", max_tokens=1)

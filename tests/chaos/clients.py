@@ -39,7 +39,7 @@ class Failed(Exception):
 
 
 class Stream(asyncio.Protocol):
-    """One request under way. `heard` is called after each event of the stream."""
+    """One request in flight. `heard` is called after each event of the stream."""
 
     def __init__(self, request: Request, heard: Callable[[Stream], None] | None = None) -> None:
         self.request = request

@@ -39,7 +39,7 @@ class Tally:
 
 
 class Crowd:
-    """The clients, and all streams under way by the seed of their request."""
+    """The clients, and all streams in flight by the seed of their request."""
 
     def __init__(self, fleet: Fleet, requests: list[Request], seed: int) -> None:
         self.fleet = fleet

@@ -92,7 +92,7 @@ def test_the_hottest_blocks_of_a_drained_worker_are_served_by_others(two_workers
     assert over["outcome"] == "done", report
     assert over["blocks_offered"] > 0
     assert over["hit_rate_kept"] == 1.0, report
-    assert [heir["worker"] for heir in over["successors"]] == [staying]
+    assert [successor["worker"] for successor in over["successors"]] == [staying]
     assert report["seconds"] < 20, "an idle worker leaves as soon as its blocks are gone"
     # while the drained one is away or empty, the other one serves all prompts from what it took over
     for prompt in prompts:

@@ -60,7 +60,7 @@ def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.
         children = server.children()
         with server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events:
             next(events)
-            with server.frozen("worker-0"):  # so that the answer is still under way
+            with server.frozen("worker-0"):  # so that the answer is still in flight
                 server.process.send_signal(number)
                 server.wait_line("stopping: running answers may finish", timeout=30)
                 eventually(lambda: _refused(server), lambda: "new connections are still taken")

@@ -18,7 +18,7 @@ from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Failed, Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.pipeline import Pipeline
-from helpers.toy import ToyNamer, digest, make_submit, toy_logits
+from helpers.toy import ToyHasher, digest, make_submit, toy_logits
 from helpers.toy_engine import BLOCK, make_engine
 
 
@@ -158,7 +158,7 @@ def test_a_new_hash_key_forgets_the_cache_and_keeps_what_runs() -> None:
     prompt = list(range(21))
     engine.submit(make_submit(0, prompt, max_tokens=20))
     heard = run(engine, steps=5)
-    engine.use_hasher(ToyNamer(BLOCK, b"other"))
+    engine.use_hasher(ToyHasher(BLOCK, b"other"))
     engine.check()
     engine.submit(make_submit(1, prompt, max_tokens=2))
     run(engine, heard)

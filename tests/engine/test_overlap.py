@@ -1,4 +1,4 @@
-"""A step that begins while another one is under way: what it may not know, and what it must not break."""
+"""A step that begins while another one is in flight: what it may not know, and what it must not break."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from headrace.wire.frames import Sampling, Submit
 from helpers.drafting_engine import Heard, kind, make_engine, plain
 from helpers.drafting_engine import run as finish_all
 from helpers.pair import KV_FROM
-from helpers.toy import ToyNamer, make_submit
+from helpers.toy import ToyHasher, make_submit
 from helpers.toy_engine import BLOCK
 from helpers.toy_engine import make_engine as toy_engine
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def run_ahead(engine: Engine, heard: Heard | None = None) -> tuple[Heard, int]:
-    """Always with the next step begun before the one under way has run, where it can be; how often it could.
+    """Always with the next step begun before the one in flight has run, where it can be; how often it could.
 
     Where steps are read late, the next one runs before that.
     """
@@ -148,7 +148,7 @@ def test_logits_that_are_not_finite_fail_the_request_when_they_are_read() -> Non
     assert engine.empty and engine.pool.used == 0
 
 
-def test_what_is_cancelled_under_way_is_not_heard_of_and_its_blocks_are_free_at_once() -> None:
+def test_what_is_cancelled_in_flight_is_not_heard_of_and_its_blocks_are_free_at_once() -> None:
     engine, _ = toy_engine(blocks=8)
     heard = Heard()
     engine.submit(make_submit(0, [1] * 20, max_tokens=9))
@@ -170,7 +170,7 @@ def test_what_is_cancelled_under_way_is_not_heard_of_and_its_blocks_are_free_at_
     assert heard.ids(1) == plain(make_submit(1, [2] * 25, max_tokens=6))[0]
 
 
-def test_a_mover_gets_no_block_that_a_step_under_way_writes_to() -> None:
+def test_a_mover_gets_no_block_that_a_step_in_flight_writes_to() -> None:
     engine, model = toy_engine(blocks=8)
     engine.submit(make_submit(0, [1] * 20, max_tokens=9))
     engine.step()
@@ -194,11 +194,11 @@ def test_a_mover_gets_no_block_that_a_step_under_way_writes_to() -> None:
     assert finish_all(engine).ids(1) == plain(make_submit(1, [2] * 25, max_tokens=6))[0]
 
 
-def test_adopted_blocks_are_written_to_once_the_steps_under_way_have_ended() -> None:
+def test_adopted_blocks_are_written_to_once_the_steps_in_flight_have_ended() -> None:
     engine, _ = toy_engine(blocks=8)
     engine.submit(make_submit(0, [1] * 20, max_tokens=9))
     engine.step()
-    assert engine.steps.ended_check()(), "none is under way"
+    assert engine.steps.ended_check()(), "none is in flight"
     steps = [engine.steps.begin(), engine.steps.begin()]
     engine.cancel(Key(0, 0))
     assert len(engine.pinned.adopt([b"x" * 16], [-1]).wanted) == 1
@@ -278,7 +278,7 @@ def test_a_second_failure_finds_nobody_left_to_fail() -> None:
 
 
 @pytest.mark.parametrize("scores", [None, 1])
-def test_one_preempted_under_way_keeps_the_token_that_was_coming(scores: int | None) -> None:
+def test_one_preempted_in_flight_keeps_the_token_that_was_coming(scores: int | None) -> None:
     """The pool is full while the newest of them ends its prompt."""
     engine, _ = toy_engine(blocks=6, batched=10, prefix_cache=False)
     first = make_submit(0, [1] * 6, max_tokens=8)
@@ -353,14 +353,14 @@ def test_steps_end_in_the_order_of_their_beginning() -> None:
         engine.steps.finish(following)
 
 
-def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
+def test_another_hash_key_while_steps_are_in_flight_changes_no_answer() -> None:
     engine, _ = toy_engine()
     engine.submit(make_submit(0, [1] * 13, max_tokens=20))
     heard = Heard()
     for number in range(4):
         step, following = engine.steps.begin(), engine.steps.begin()
         assert step is not None
-        engine.use_hasher(ToyNamer(BLOCK, key=bytes([number])))
+        engine.use_hasher(ToyHasher(BLOCK, key=bytes([number])))
         for it in (step, following):
             if it is not None:
                 it.run()
@@ -371,10 +371,10 @@ def test_another_hash_key_while_steps_are_under_way_changes_no_answer() -> None:
     assert heard.ids(0) == plain(make_submit(0, [1] * 13, max_tokens=20))[0]
     held = {bytes(name) for name in engine.pool.names()}
     tokens = np.array([1] * 13 + heard.ids(0)[:-1], np.int32)
-    assert held == set(ToyNamer(BLOCK, key=bytes([3])).follow(None, tokens, b""))
+    assert held == set(ToyHasher(BLOCK, key=bytes([3])).follow(None, tokens, b""))
 
 
-def test_abandoned_under_way_they_fail_and_what_the_step_gives_is_dropped() -> None:
+def test_abandoned_in_flight_they_fail_and_what_the_step_gives_is_dropped() -> None:
     engine, _ = toy_engine()
     engine.submit(make_submit(0, [1] * 5, max_tokens=9))
     step = engine.steps.begin()
@@ -387,7 +387,7 @@ def test_abandoned_under_way_they_fail_and_what_the_step_gives_is_dropped() -> N
     assert engine.empty and engine.pool.used == 0
 
 
-def test_a_deadline_that_passes_under_way_ends_with_what_there_was() -> None:
+def test_a_deadline_that_passes_in_flight_ends_with_what_there_was() -> None:
     engine, _ = toy_engine()
     engine.submit(make_submit(0, [1] * 5, max_tokens=9, deadline_ms=1000))
     heard = Heard()

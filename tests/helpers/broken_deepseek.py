@@ -16,7 +16,7 @@ from headrace_kernels.native import NativeBackend
 from headrace_kernels.torch_mla import MlaKernels, TorchMlaBackend
 from helpers.tiny_deepseek import Tensors, quantise_fp8, save_tensors, tiny_config, tiny_tensors
 from helpers.tiny_model import write_json_files
-from helpers.toy import ToyNamer, make_submit
+from helpers.toy import ToyHasher, make_submit
 
 BLOCK = 16  # the least that the native backend takes
 NOT_FINITE = "the model's logits are not finite"
@@ -103,7 +103,7 @@ def native_engine(checkpoint: SafetensorsCheckpoint, dtype: str) -> Engine:
 def _engine(model: Deepseek) -> Engine:
     model.allocate_kv(32)
     config = EngineConfig(num_blocks=32, block_tokens=BLOCK, max_sequences=4, max_batched_tokens=64)
-    return Engine(model, config, ToyNamer(BLOCK))
+    return Engine(model, config, ToyHasher(BLOCK))
 
 
 def outcomes(

@@ -15,10 +15,10 @@ from headrace.engine.speculative.lookahead import Lookahead
 from headrace.engine.stages import Stages
 from headrace.engine.step.row_counts import RowCounts
 from headrace.wire.frames import Sampling
-from helpers.toy import ToyNamer
+from helpers.toy import ToyHasher
 
 BLOCK = 4
-NAMER = ToyNamer(BLOCK)
+HASHER = ToyHasher(BLOCK)
 NUMBERS = count()
 
 
@@ -33,7 +33,7 @@ def make_scheduler(
     pool = pool or BlockPool(blocks)
     columns = RowCounts(sequences, BLOCK)
     lookahead = Lookahead(pool, columns, BLOCK, 0)
-    publishing = Publishing(pool, columns, lookahead, NAMER, block_tokens=BLOCK)
+    publishing = Publishing(pool, columns, lookahead, HASHER, block_tokens=BLOCK)
     stages = Stages(pool, columns, publishing, max_waiting=waiting)
     admission = Admission(pool, stages, lookahead, publishing, block_tokens=BLOCK)
     return Scheduler(
@@ -59,7 +59,7 @@ def make_sequence(
         stop_ids=frozenset(),
         salt=b"",
         deadline_s=None,
-        names=NAMER.follow(None, tokens, b"") if cacheable else [],
+        names=HASHER.follow(None, tokens, b"") if cacheable else [],
     )
 
 

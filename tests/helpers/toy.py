@@ -156,7 +156,7 @@ def check_batch(batch: Batch, block_tokens: int) -> None:
         assert (batch.slots[rows] == blocks * block_tokens + positions % block_tokens).all()
 
 
-class ToyNamer:
+class ToyHasher:
     """Block names without the Rust extension."""
 
     def __init__(self, block_tokens: int = 4, key: bytes = b"key") -> None:

@@ -10,7 +10,7 @@ import torch
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from helpers.toy import ToyModel, ToyNamer
+from helpers.toy import ToyHasher, ToyModel
 
 BLOCK = 4
 
@@ -33,7 +33,7 @@ def engine_on(
         max_batched_tokens=batched,
         **more,
     )
-    return Engine(model, config, ToyNamer(model.block_tokens), clock=clock)
+    return Engine(model, config, ToyHasher(model.block_tokens), clock=clock)
 
 
 def make_engine(

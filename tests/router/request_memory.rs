@@ -371,7 +371,7 @@ fn many_bodies_together_are_bounded_and_some_are_told_to_come_again() {
         let args =
             RouterArgs { max_body_bytes: 4 * MIB, max_body_memory_bytes: 24 * MIB, ..args() };
         let (router, _worker) = TestRouter::with(Behaviour::says("w", "x"), args).await;
-        // more than a socket takes at once, so all of them are under way before the first one is whole
+        // more than a socket takes at once, so all of them are in flight before the first one is whole
         let list = repeated("[0]", 4 * MIB - 1024);
         let body = format!(r#"{{"model": "{MODEL}", "chat_template_kwargs": {{"a": [{list}]}}}}"#);
         let measure = Measure::begin();

@@ -314,7 +314,7 @@ async def test_news_of_requests_that_are_not_here_leave_nothing(two: Pair) -> No
     two.decode.check()
 
 
-async def test_only_so_many_fetches_are_under_way(
+async def test_only_so_many_fetches_are_in_flight(
     two: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(migration, "MOST_FETCHES", 3)

@@ -162,7 +162,7 @@ async def test_a_fetch_takes_only_room_that_nobody_needs(tmp_path: Path) -> None
         two.decode.check()
 
 
-async def test_a_fetch_waits_for_the_step_under_way_and_nobody_for_the_fetch(
+async def test_a_fetch_waits_for_the_step_in_flight_and_nobody_for_the_fetch(
     pair_of_workers: Pair,
 ) -> None:
     two = pair_of_workers

@@ -22,7 +22,7 @@ async def test_the_next_step_is_planned_while_one_runs(tmp_path: Path) -> None:
         scene.check()
 
 
-async def test_without_overlap_one_step_is_under_way_at_most(tmp_path: Path) -> None:
+async def test_without_overlap_one_step_is_in_flight_at_most(tmp_path: Path) -> None:
     async with FakeRouter(tmp_path / "r") as router, running(router, overlap=False) as scene:
         talk = await joined(router)
         most = watch(scene)
@@ -60,7 +60,7 @@ async def test_a_request_is_refused_while_a_step_runs(tmp_path: Path) -> None:
         assert talk.answer(1).ids == true_greedy([1] * 9, 9)
 
 
-async def test_a_worker_out_of_time_leaves_with_steps_under_way(tmp_path: Path) -> None:
+async def test_a_worker_out_of_time_leaves_with_steps_in_flight(tmp_path: Path) -> None:
     async with FakeRouter(tmp_path / "r") as router, running(router) as scene:
         talk = await joined(router)
         gate = scene.model.gate = threading.Semaphore(0)
@@ -75,7 +75,7 @@ async def test_a_worker_out_of_time_leaves_with_steps_under_way(tmp_path: Path) 
 
 
 def watch(scene: Scene) -> list[int]:
-    """How many steps are under way, at each beginning of one."""
+    """How many steps are in flight, at each beginning of one."""
     seen: list[int] = []
     begin = scene.engine.steps.begin
 

@@ -361,7 +361,7 @@ impl Engine {
         }
     }
 
-    /// Requests whose turn has not come: for a seat, for room, or for what another worker does first.
+    /// Requests whose turn has not come: for a batch row, for room, or for what another worker does first.
     fn waits(&self) -> u32 {
         let parked = self.parked.iter().filter(|sequence| sequence.stage != Stage::Pinned);
         u32::try_from(self.waiting.len() + parked.count()).unwrap_or(u32::MAX)

@@ -105,7 +105,7 @@ struct Offer {
     pull: Option<Pulling>,
 }
 
-/// A pull under way.
+/// A pull in flight.
 #[derive(Debug)]
 struct Pulling {
     by: Place,
@@ -199,7 +199,7 @@ impl Exchange {
         self.send(place, now_ms, now_ms);
     }
 
-    /// Stops pulling; how that ended, if it was under way.
+    /// Stops pulling; how that ended, if it was in flight.
     pub(crate) fn abandon(&mut self, by: Place, why: TransferFailure) -> Option<Pulled> {
         let place = self.pulls.remove(&by)?;
         if let Some(offer) = self.exports.get_mut(&place) {

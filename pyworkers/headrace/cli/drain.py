@@ -78,12 +78,12 @@ def describe(state: dict[str, Any]) -> str:
         if over["outcome"] in {"done", "late"}
         else f"cache: {outcome}; {over['hit_rate_kept']:.1%} of the hits are kept"
     )
-    for heir in over["successors"]:
-        if heir["error"]:
-            lines.append(f"  {heir['worker']}: {heir['error']}")
+    for successor in over["successors"]:
+        if successor["error"]:
+            lines.append(f"  {successor['worker']}: {successor['error']}")
         else:
-            mebibytes = (heir["bytes"] or 0) / 2**20
+            mebibytes = (successor["bytes"] or 0) / 2**20
             lines.append(
-                f"  {heir['worker']}: {heir['pulled']} blocks, {mebibytes:.1f} MiB by {heir['backend']}"
+                f"  {successor['worker']}: {successor['pulled']} blocks, {mebibytes:.1f} MiB by {successor['backend']}"
             )
     return "\n".join(lines)

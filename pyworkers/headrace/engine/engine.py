@@ -1,7 +1,7 @@
 """Continuous batching over one model: requests in, tokens out, step by step.
 
 A step is planned and ordered (`steps.begin`); it runs (batch -> forward -> sample -> draft) and is read, on whatever
-thread; `steps.finish` takes in what it gave. `step` does it all. A second step may begin while one is under way: then
+thread; `steps.finish` takes in what it gave. `step` does it all. A second step may begin while one is in flight: then
 the model never waits for the engine. Everything else may be called at any time between, and by one thread: there are no
 locks. Whatever a request or a model does wrong ends as a named failure of the requests concerned; the engine goes on.
 
@@ -137,7 +137,7 @@ class Engine:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens to compute before all requests decode: of those that wait, and of those whose prompt is under way.
+        """Tokens to compute before all requests decode: of those that wait, and of those whose prompt is in flight.
 
         What the prefix cache gives is known, and left out, from a request's start on. A prompt whose KV comes from
         elsewhere is none of it.
@@ -184,7 +184,7 @@ class Engine:
         return 0 if sequence is None else self._requests.end(sequence)
 
     def cancel_link(self, link: int) -> int:
-        """Cancel all requests of a link; returns how many there were. Pulls under way end as with `cancel`."""
+        """Cancel all requests of a link; returns how many there were. Pulls in flight end as with `cancel`."""
         keys = [key for key in self._requests.here if key.link == link]
         for key in keys:
             self.cancel(key)

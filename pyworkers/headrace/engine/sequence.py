@@ -43,7 +43,7 @@ class Sequence:
     A waiting sequence has no blocks and `computed == 0`, also after a preemption: its tokens stay,
     their KV is computed again.
 
-    Steps under way change nothing of it before they are finished; `pending_*` say what they will bring. Numbers that
+    Steps in flight change nothing of it before they are finished; `pending_*` say what they will bring. Numbers that
     change with each step stand in `counts`, see `Columns`.
     """
 

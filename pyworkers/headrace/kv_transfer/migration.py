@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST_OFFERED = 65_536  # blocks in one Offer, of about 26 bytes each: 2 MiB. A guess
-MOST_FETCHES = 256  # under way at a time, of all routers: one for each worker that leaves. A guess
+MOST_FETCHES = 256  # in flight at a time, of all routers: one for each worker that leaves. A guess
 LEASE_S = 30.0  # the longest that hot blocks stay pinned for others. A guess
 
 
@@ -83,7 +83,7 @@ class Migration:
 
 @dataclass(frozen=True, slots=True)
 class Fetching:
-    """One fetch under way."""
+    """One fetch in flight."""
 
     job: Job
     adoption: Adoption

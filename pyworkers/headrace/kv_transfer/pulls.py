@@ -1,4 +1,4 @@
-"""Pulls under way: so many of each source at a time, the rest in order. Each ends once, when nothing writes to the pool
+"""Pulls in flight: so many of each source at a time, the rest in order. Each ends once, when nothing writes to the pool
 any more.
 """
 

@@ -1,4 +1,4 @@
-"""The threads that run an engine's steps, one after the other, and which of them are under way.
+"""The threads that run an engine's steps, one after the other, and which of them are in flight.
 
 While one runs, the next one is prepared and queued behind it: the thread goes from one to the other without waiting for
 the event loop, which takes in what the first one gave while the second one runs. Where a device still computes when a
@@ -64,7 +64,7 @@ class StepExecutor:
 
     @property
     def busy(self) -> bool:
-        """A step is under way."""
+        """A step is in flight."""
         return len(self._running) > 0
 
     @property
@@ -74,7 +74,7 @@ class StepExecutor:
 
     @property
     def prepare_s(self) -> float:
-        """When the next step is to be planned; infinite where the end of one under way comes first."""
+        """When the next step is to be planned; infinite where the end of one in flight comes first."""
         return self._prepare_s if self.busy else -math.inf
 
     def begin(self) -> bool:

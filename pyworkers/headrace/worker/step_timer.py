@@ -1,4 +1,4 @@
-"""When to prepare the next step: late, so that what arrives meanwhile is in it, but before the one under way ends."""
+"""When to prepare the next step: late, so that what arrives meanwhile is in it, but before the one in flight ends."""
 
 from __future__ import annotations
 

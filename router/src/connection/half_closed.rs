@@ -1,7 +1,7 @@
 //! A client that has stopped writing: it either waits for its answer, as `nc -N` does, or it is gone.
 //!
 //! Both look the same until something is sent: TCP answers a keepalive for a socket that was closed as for one that was
-//! half closed, but data only with a reset. So HTTP/1 keeps the end of its input to itself while an answer is under way,
+//! half closed, but data only with a reset. So HTTP/1 keeps the end of its input to itself while an answer is in flight,
 //! and a client whose answer has not begun is sent `100 Continue`, which RFC 9110 lets a server send at any time; one that
 //! reads a stream of events is sent a comment. Who is gone is noticed some 15 ms after the hang-up on a fast network.
 
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn comments_are_for_the_stream_that_is_under_way() {
+    async fn comments_are_for_the_stream_that_is_in_flight() {
         let (socket, _client) = pair().await;
         let stream = Answering::begin(&socket, Version::HTTP_11, false);
         stream.answered(true);

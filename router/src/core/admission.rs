@@ -226,7 +226,7 @@ impl<T> Admission<T> {
         }
     }
 
-    /// The bound of which only the last eighth is left: for tenants that have few answers under way.
+    /// The bound of which only the last eighth is left: for tenants that have few answers in flight.
     #[must_use]
     pub fn crowded(&self) -> Option<QueueBound> {
         let over = |sum: u64, most: u64| sum > most - most / 8;

@@ -21,7 +21,7 @@ pub struct Dispatch<T, W = ()> {
     pub scheduler: Scheduler<W>,
     queue: Admission<(PlacementRequest, T)>,
     /// Those that began before and go on, by their names, so the first to come first. They are before all others and outside
-    /// the bounds of the queue: each is an answer under way, of which the caller bounds the number.
+    /// the bounds of the queue: each is an answer in flight, of which the caller bounds the number.
     returning: BTreeMap<RequestId, (PlacementRequest, T)>,
 }
 

@@ -1,7 +1,7 @@
 //! What a placement would cost, in milliseconds: of a whole request on one worker, and of the two halves of a split one.
 //!
 //! Every term follows from what the workers measured. Two numbers of the shape were chosen and say so below: the share of
-//! harm that counts, by simulation, and the exponent of the saturation penalty, by guess.
+//! interference that counts, by simulation, and the exponent of the saturation penalty, by guess.
 
 use serde::{Deserialize, Serialize};
 
@@ -104,14 +104,14 @@ impl Estimate {
 
 /// The saturation penalty is `service * fill^8 / (1 - fill)`: under 1 % of the service time up to half a pool, 0.8 of it at 80 %, 4 of
 /// it at 90 %. The shape is M/M/1's; the exponent is a guess that keeps it out of the way of a pool with room.
-const BARRIER_EXPONENT: i32 = 8;
+const SATURATION_EXPONENT: i32 = 8;
 /// A pool is never taken for fuller than this, so that full ones can still be told apart by their other terms.
 const FULL: f64 = 0.99;
 
 /// Share of a row's delay that counts. Prompts have to be computed somewhere, and where there are few rows now there may be
 /// more when it comes to that. Simulated on the Mooncake conversation trace at 60 % load: 1 makes the mean time to the first
 /// token 13 % longer than 0.1 at the same time per token, and 0 lets both grow at 85 %.
-const HARM: f64 = 0.1;
+const INTERFERENCE_SHARE: f64 = 0.1;
 
 /// Predicts what placing all of `demand` on a worker that stands like this would cost.
 #[must_use]
@@ -119,7 +119,7 @@ pub fn estimate(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
     let prompt = Prompt::of(worker_load, demand);
     let answer = Answer::of(worker_load, demand);
     let others = worker_load.occupied + worker_load.group_rows;
-    let delay_ms = HARM * others * (prompt.own_ms + answer.row_ms);
+    let delay_ms = INTERFERENCE_SHARE * others * (prompt.own_ms + answer.row_ms);
     let blocks = (prompt.uncached + answer.tokens) / demand.block_tokens.max(1.0);
     Estimate {
         queue_ms: prompt.wait_ms + answer.wait_ms,
@@ -138,11 +138,14 @@ pub fn alone(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
     let own_ms = Prompt::of(worker_load, demand).own_ms;
     let others = worker_load.occupied + worker_load.group_rows;
     let whole = estimate(worker_load, demand);
-    Estimate { interference_ms: whole.interference_ms + (1.0 - HARM) * others * own_ms, ..whole }
+    Estimate {
+        interference_ms: whole.interference_ms + (1.0 - INTERFERENCE_SHARE) * others * own_ms,
+        ..whole
+    }
 }
 
 /// Predicts what computing the prompt of `demand` on a worker that does nothing else would cost: the prefill leg of a split
-/// request, up to its first token. The harm is to the other ranks of its group, and to the prompts that come later.
+/// request, up to its first token. The interference is with the other ranks of its group, and with the prompts that come later.
 #[must_use]
 pub fn prefill_leg(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
     let prompt = Prompt::of(worker_load, demand);
@@ -154,7 +157,8 @@ pub fn prefill_leg(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
         prefill_ms: prompt.ms,
         transfer_ms: 0.0,
         decode_ms: 0.0,
-        interference_ms: (HARM * worker_load.group_rows + worker_load.pressure) * prompt.own_ms,
+        interference_ms: (INTERFERENCE_SHARE * worker_load.group_rows + worker_load.pressure)
+            * prompt.own_ms,
         saturation_ms: saturation_ms(worker_load, blocks, prompt.ms),
     }
 }
@@ -189,7 +193,9 @@ impl DecodeLeg {
         Self {
             wait_ms: answer.wait_ms,
             decode_ms: answer.ms,
-            interference_ms: HARM * (worker_load.occupied + worker_load.group_rows) * answer.row_ms,
+            interference_ms: INTERFERENCE_SHARE
+                * (worker_load.occupied + worker_load.group_rows)
+                * answer.row_ms,
             saturation_ms: saturation_ms(worker_load, blocks, answer.ms),
             lacks_tokens,
             lacks_mib: (lacks_tokens / block_tokens).ceil() * block_bytes / f64::from(1 << 20),
@@ -326,10 +332,10 @@ fn missing_share(worker_load: &WorkerLoad, demand: &Demand) -> f64 {
     if missing > 0.0 { missing / used } else { 0.0 }
 }
 
-/// See [`BARRIER_EXPONENT`].
+/// See [`SATURATION_EXPONENT`].
 fn saturation_ms(worker_load: &WorkerLoad, blocks: f64, service_ms: f64) -> f64 {
     let fill = ((worker_load.blocks_used + blocks) / worker_load.blocks.max(1.0)).min(FULL);
-    service_ms * fill.powi(BARRIER_EXPONENT) / (1.0 - fill)
+    service_ms * fill.powi(SATURATION_EXPONENT) / (1.0 - fill)
 }
 
 #[cfg(test)]

@@ -230,7 +230,7 @@ impl BlockEvents {
             self.lost = None;
             State::Live { sequence: part.sequence, since_ms: now_ms }
         } else {
-            self.ask_at_ms = self.ask_at_ms.max(now_ms + self.pause_ms); // the rest is under way
+            self.ask_at_ms = self.ask_at_ms.max(now_ms + self.pause_ms); // the rest is in flight
             State::Filling { sequence: part.sequence }
         };
         Ok(Verdict::Apply(Change::Snapshot { first, keys: &part.hashes, last: part.last }))

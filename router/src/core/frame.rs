@@ -207,7 +207,7 @@ pub struct Step {
     pub decode_rows: u32,
     /// KV tokens read by attention: the length of each sequence in the step, after it.
     pub kv_tokens: u64,
-    /// Prompt tokens still to be computed, of requests that wait and of those whose prompt is under way. What the prefix
+    /// Prompt tokens still to be computed, of requests that wait and of those whose prompt is in flight. What the prefix
     /// cache gives is left out from a request's start on. As `load`, it is as of this frame.
     pub waiting_tokens: u64,
     /// Draft tokens checked, of all sequences.

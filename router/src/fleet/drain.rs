@@ -56,7 +56,7 @@ pub enum DrainError {
     Already,
 }
 
-/// The drains under way, and the last one of each worker.
+/// The drains that run, and the last one of each worker.
 #[derive(Debug)]
 pub(super) struct Drains(Lock<BTreeMap<String, Arc<Drain>>>);
 
@@ -80,7 +80,7 @@ impl Drains {
         if drains.len() >= REMEMBERED && !drains.contains_key(&drain.worker) {
             let over =
                 drains.iter().find(|(_, other)| other.is_over()).map(|(name, _)| name.clone());
-            // all under way at once: the one that is forgotten goes on all the same
+            // all run at once: the one that is forgotten goes on all the same
             let name = over.or_else(|| drains.keys().next().cloned());
             drains.remove(&name.expect("there are many"));
         }

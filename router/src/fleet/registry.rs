@@ -238,7 +238,7 @@ impl Registry {
     ) -> Option<Withdrawal> {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
-            // first the step: what it computed belongs to the prompts that were still under way in it
+            // first the step: what it computed belongs to the prompts that were still in flight in it
             let mut withdrawn = pool.step(id, step, said.given, now_ms);
             for (request, cached_tokens) in &said.begun {
                 if let Some(begun) = pool.dispatch.scheduler.begun(*request, *cached_tokens, now_ms)

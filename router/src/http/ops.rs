@@ -21,7 +21,7 @@ pub(super) async fn health() -> Json<Value> {
     Json(json!({"status": "ok"}))
 }
 
-/// Able to answer: a worker takes work, and no drain is under way.
+/// Able to answer: a worker takes work, and the router does not drain.
 pub(super) async fn ready(State(app): State<Arc<App>>) -> Result<Json<Value>, Reject> {
     if app.fleet.ready() {
         return Ok(Json(json!({"status": "ready"})));

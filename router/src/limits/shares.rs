@@ -1,4 +1,4 @@
-//! Who may have how many answers under way (`--max-streams`): choices count singly.
+//! Who may have how many answers in flight (`--max-streams`): choices count singly.
 //!
 //! A tenant may have seven times as many as are free, so that one alone gets seven eighths and leaves the rest to
 //! newcomers, and several settle at equal parts as answers end. A connection may have as many as are free. Names of tenants
@@ -27,7 +27,7 @@ pub const FEW: usize = 8;
 /// Of fewer places nothing is kept for anybody.
 const SMALL: usize = 64;
 
-/// Who has answers under way.
+/// Who has answers in flight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Holder {
     /// By its key, by what it says, or by its address.
@@ -38,7 +38,7 @@ pub struct Holder {
     pub connection: u64,
 }
 
-/// All answers under way.
+/// All answers in flight.
 #[derive(Debug)]
 pub(crate) struct Shares {
     metrics: Arc<Metrics>,
@@ -63,7 +63,7 @@ struct Tenant {
     many: bool,
 }
 
-/// Answers under way, until this drops.
+/// Answers in flight, until this drops.
 #[derive(Debug)]
 pub(crate) struct StreamPermit {
     shares: Arc<Shares>,
@@ -127,7 +127,7 @@ impl Held {
         let of_address = self.by_address.get(&address).copied().unwrap_or(0);
         let of_connection = self.by_connection.get(&connection).copied().unwrap_or(0);
         if n > self.most - self.all {
-            return Err("answers under way");
+            return Err("answers in flight");
         }
         let left = self.most - self.all - n;
         let fits = |held: usize, times: usize| {
@@ -135,14 +135,14 @@ impl Held {
             self.most < SMALL || together <= FEW || together <= left.saturating_mul(times)
         };
         if of_tenant.saturating_add(n) > self.most_of_tenant || !fits(of_tenant, OF_FREE_TENANT) {
-            return Err("answers of this tenant under way");
+            return Err("answers of this tenant in flight");
         }
         if address != 0 && !fits(of_address, OF_FREE_ADDRESS) {
-            return Err("answers of this address under way");
+            return Err("answers of this address in flight");
         }
         // one request is bounded as its tenant is: it has no other connection to go to
         if connection != 0 && of_connection > 0 && !fits(of_connection, OF_FREE_CONNECTION) {
-            return Err("answers on this connection under way");
+            return Err("answers on this connection in flight");
         }
         self.all += n;
         let few = if before.many { 0 } else { FEW.saturating_sub(of_tenant) };
@@ -233,7 +233,7 @@ mod tests {
         let shares = shares(1024);
         let first = all_that(&shares, tenant(1));
         assert_eq!(first.len(), 896);
-        assert_eq!(what(shares.begin(tenant(1), 1)), "answers of this tenant under way");
+        assert_eq!(what(shares.begin(tenant(1), 1)), "answers of this tenant in flight");
         let second = all_that(&shares, tenant(2));
         assert_eq!(second.len(), 112);
         let third = all_that(&shares, tenant(3));
@@ -257,8 +257,8 @@ mod tests {
         let first = all_that(&shares, tenant(1));
         let second = all_that(&shares, tenant(2));
         assert_eq!((first.len(), second.len()), (56, FEW));
-        assert_eq!(what(shares.begin(tenant(3), 1)), "answers under way");
-        assert_eq!(what(shares.begin(tenant(3), usize::MAX)), "answers under way");
+        assert_eq!(what(shares.begin(tenant(3), 1)), "answers in flight");
+        assert_eq!(what(shares.begin(tenant(3), usize::MAX)), "answers in flight");
     }
 
     #[test]
@@ -276,7 +276,7 @@ mod tests {
         let Err(RouteError::Overloaded { retry_after, .. }) = refused else { panic!("full") };
         assert!(retry_after >= Duration::from_secs(1));
         let text = shares.metrics.text();
-        assert!(text.contains("headrace_refused_total{reason=\"answers under way\"} 1"), "{text}");
+        assert!(text.contains("headrace_refused_total{reason=\"answers in flight\"} 1"), "{text}");
     }
 
     #[test]
@@ -285,7 +285,7 @@ mod tests {
         let on = |connection| Holder { tenant: 1, connection, ..Holder::default() };
         let first = all_that(&shares, on(1));
         assert_eq!(first.len(), 512);
-        assert_eq!(what(shares.begin(on(1), 1)), "answers on this connection under way");
+        assert_eq!(what(shares.begin(on(1), 1)), "answers on this connection in flight");
         assert!(shares.begin(on(2), 300).is_ok(), "another one of the same tenant");
     }
 
@@ -295,7 +295,7 @@ mod tests {
         let from = |address, tenant| Holder { tenant, address, connection: 0 };
         let greedy: Vec<_> = (1..200).flat_map(|name| all_that(&shares, from(1, name))).collect();
         assert_eq!(greedy.len(), 992);
-        assert_eq!(what(shares.begin(from(1, 1_000), 1)), "answers of this address under way");
+        assert_eq!(what(shares.begin(from(1, 1_000), 1)), "answers of this address in flight");
         assert_eq!(all_that(&shares, from(2, 1_001)).len(), 28, "of another one");
         assert!(shares.begin(tenant(7), 1).is_ok(), "who has a key has no address here");
         drop(greedy);

@@ -7,11 +7,11 @@ group! {
     /// Requests from their arrival to the end of their answers, and their tokens.
     Requests {
         streams: Gauge = "headrace_streams",
-            "Answers under way, each choice counted.";
+            "Answers in flight, each choice counted.";
         retries: Counter = "headrace_retries_total",
             "Legs placed again after their worker was lost or failed before their first token.";
         resumes: Counter = "headrace_resumes_total",
-            "Answers under way that went on with another worker.";
+            "Answers in flight that went on with another worker.";
         slo: Labelled<ByResult> = "headrace_slo_requests_total",
             "Requests with a deadline for their first token: those that met it and --slo-tpot-ms, and those that did not.";
         prompt_tokens: Counter = "headrace_prompt_tokens_total",

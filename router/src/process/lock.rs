@@ -26,7 +26,7 @@ pub(crate) struct Lock<T> {
 pub(crate) struct Held<'a, T> {
     what: &'static str,
     value: MutexGuard<'a, T>,
-    /// A panic was under way when it was taken: that one came from elsewhere, and this is a destructor at its work.
+    /// The thread was panicking when it was taken: that one came from elsewhere, and this is a destructor at its work.
     unwinding: bool,
 }
 

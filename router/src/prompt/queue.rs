@@ -157,7 +157,7 @@ mod tests {
         let (mut queue, now) = (Queue::new(), Instant::now());
         queue.put(job(1, 1_000, now));
         let mut long = queue.pop(now).unwrap();
-        queue.put(job(2, 10, now)); // comes while the first piece is under way
+        queue.put(job(2, 10, now)); // comes while the first piece is worked on
         long.left -= 100;
         queue.put(long);
         assert_eq!(queue.pop(now).unwrap().ticket, 2);

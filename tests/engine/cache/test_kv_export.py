@@ -15,7 +15,7 @@ from headrace.wire.frames import Sampling
 from headrace_kernels.ops import Fence, Progress
 from helpers.legs import BLOCK, PROMPT, D, P, exported, legs, make_engine, run, truth
 from helpers.pair import Heard, split, unsplit
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyHasher, ToyModel, make_submit
 from helpers.toy_engine import engine_on
 
 
@@ -233,7 +233,7 @@ def test_exports_keep_their_own_copy_of_what_is_cached() -> None:
     engine = make_engine()
     prompt = PROMPT[:8]  # its last block is computed though it is cached
     unsplit(engine, make_submit(0, prompt, max_tokens=1))
-    names = ToyNamer(BLOCK).follow(None, np.array(prompt, np.int32), b"")
+    names = ToyHasher(BLOCK).follow(None, np.array(prompt, np.int32), b"")
     cached = engine.pool.match(names)[-1]
     export, _ = exported(engine, make_submit(0, prompt))
     assert cached not in export.blocks

@@ -10,7 +10,7 @@ from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Key
 from helpers.legs import BLOCK, PROMPT, D, P, exported, legs, make_engine, reserved, run, truth
 from helpers.pair import KV_FROM, Heard, legs_of, move, split, unsplit
-from helpers.toy import ToyNamer, make_submit
+from helpers.toy import ToyHasher, make_submit
 
 
 def test_an_arriving_request_holds_nothing_before_its_ticket() -> None:
@@ -280,7 +280,7 @@ def test_another_hash_key_in_the_middle_of_a_pull_changes_no_answer() -> None:
     [pull] = decode.kv_imports.take_pulls()
     assert len(pull.wanted) == 2
     for engine in (prefill, decode):
-        engine.use_hasher(ToyNamer(BLOCK, b"other"))
+        engine.use_hasher(ToyHasher(BLOCK, b"other"))
         engine.check()
     move(prefill, export, decode, pull)
     assert prefill.released(P) == 3
@@ -298,7 +298,7 @@ def test_another_hash_key_wakes_those_that_wait() -> None:
     engine.submit(make_submit(9, [1] * 8, max_tokens=1))
     engine.step()
     assert engine.idle  # no room
-    engine.use_hasher(ToyNamer(BLOCK, b"other"))
+    engine.use_hasher(ToyHasher(BLOCK, b"other"))
     assert not engine.idle
     engine.step()
     assert engine.idle

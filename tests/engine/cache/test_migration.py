@@ -12,7 +12,7 @@ from headrace.engine.cache.hot import Uses
 from headrace.engine.engine import Engine
 from helpers.kv_copy import copy_block
 from helpers.pair import unsplit
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyHasher, ToyModel, make_submit
 from helpers.toy_engine import engine_on
 
 BLOCK = 4
@@ -23,7 +23,7 @@ def make_engine(blocks: int = 64) -> Engine:
 
 
 def names_of(prompt: list[int]) -> list[bytes]:
-    return ToyNamer(BLOCK).follow(None, np.array(prompt, np.int32), b"")
+    return ToyHasher(BLOCK).follow(None, np.array(prompt, np.int32), b"")
 
 
 def migration(source: Engine, target: Engine, count: int, *, arrived: bool = True) -> int:
@@ -83,7 +83,7 @@ def test_what_did_not_arrive_is_not_found() -> None:
     unsplit(source, make_submit(0, prompt))
     hot = source.pool.hottest(5)
     adoption = target.pinned.adopt([block.name for block in hot], [-1, 0, 1, 2, 3])
-    target.use_hasher(ToyNamer(BLOCK, b"other"))  # the names mean nothing any more
+    target.use_hasher(ToyHasher(BLOCK, b"other"))  # the names mean nothing any more
     target.pinned.end(adoption, arrived=True)
     assert (target.pool.cached, target.pool.used) == (0, 0)
 

@@ -129,7 +129,7 @@ def test_arrays_say_what_sequences_are_whatever_happens(
     reads_late: bool,
     choices: Any,
 ) -> None:
-    """Seats change hands, sequences lose theirs, end, are cancelled under way; two steps run at once."""
+    """Batch rows change hands, sequences lose theirs, end, are cancelled in flight; two steps run at once."""
     engine, _ = make_engine(blocks=blocks, sequences=batch_rows, batched=8, reads_late=reads_late)
     pipeline = Pipeline(engine, choices.randrange)
     todo, now_s = list(enumerate(traffic)), 0.0

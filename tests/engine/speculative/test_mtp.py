@@ -27,7 +27,7 @@ from helpers.drafting_engine import (
     run,
 )
 from helpers.drafting_toy import DraftingToy
-from helpers.toy import ToyModel, ToyNamer, make_submit
+from helpers.toy import ToyHasher, ToyModel, make_submit
 
 
 @pytest.mark.matrix
@@ -284,7 +284,7 @@ def test_a_model_without_a_drafting_layer_is_refused() -> None:
     model = ToyModel(block_tokens=BLOCK)
     config = EngineConfig(num_blocks=4, block_tokens=BLOCK, mtp=1)
     with pytest.raises(ValueError, match="drafting layer"):
-        Engine(model, config, ToyNamer(BLOCK))
+        Engine(model, config, ToyHasher(BLOCK))
     for mtp in (-1, 4):
         with pytest.raises(ValueError, match=f"mtp is {mtp}"):
             EngineConfig(num_blocks=4, mtp=mtp)
@@ -295,4 +295,4 @@ def test_a_draft_head_of_impossible_tokens_is_refused(ids: list[int]) -> None:
     model = DraftingToy(block_tokens=BLOCK, draft_token_ids=np.array(ids, np.int32))
     config = EngineConfig(num_blocks=4, block_tokens=BLOCK, mtp=1)
     with pytest.raises(ValueError, match="draft head"):
-        Engine(model, config, ToyNamer(BLOCK))
+        Engine(model, config, ToyHasher(BLOCK))

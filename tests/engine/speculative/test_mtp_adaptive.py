@@ -20,7 +20,7 @@ from headrace.wire.frames import Ranked, Sampling
 from helpers.drafting_engine import Heard, assert_same, make_engine, run
 from helpers.toy import make_submit
 
-SEATS = 64
+ROWS = 64
 
 
 class Machine:
@@ -40,7 +40,7 @@ class Machine:
         drift: float = 0.0,
         varies: bool = False,
     ) -> None:
-        self.adaptive = Adaptive(most, SEATS)
+        self.adaptive = Adaptive(most, ROWS)
         self.batch_rows = np.arange(count)
         for batch_row in self.batch_rows.tolist():
             self.adaptive.take_row(batch_row)
@@ -221,7 +221,7 @@ def test_a_module_that_becomes_good_is_found_out() -> None:
 
 
 def test_the_drafting_layer_follows_those_that_drafted_a_while_ago() -> None:
-    adaptive = Adaptive(3, SEATS)
+    adaptive = Adaptive(3, ROWS)
     batch_rows, none = np.arange(2), np.zeros(2, np.int64)
     for batch_row in batch_rows.tolist():
         adaptive.take_row(batch_row)
@@ -239,7 +239,7 @@ def test_the_drafting_layer_follows_those_that_drafted_a_while_ago() -> None:
 def test_the_drafting_layer_follows_the_first_ones_before_anything_is_known() -> None:
     """Once. Otherwise the prompt that all others begin with would be in the cache without its keys."""
     for count in (1, 32):
-        adaptive = Adaptive(2, SEATS)
+        adaptive = Adaptive(2, ROWS)
         batch_rows = np.arange(count)
         for batch_row in batch_rows.tolist():
             adaptive.take_row(batch_row)
@@ -250,7 +250,7 @@ def test_the_drafting_layer_follows_the_first_ones_before_anything_is_known() ->
 
 
 def test_the_drafting_layer_does_not_follow_answers_of_one_token() -> None:
-    adaptive = Adaptive(2, SEATS)
+    adaptive = Adaptive(2, ROWS)
     adaptive.take_row(0)
     adaptive.choose(np.zeros(1, np.int64), np.zeros(1, np.int64))
     assert not adaptive.keeps_up(np.zeros(1, np.int64)).any()
@@ -270,11 +270,11 @@ def test_the_drafting_layer_follows_new_ones_only_where_others_draft() -> None:
 def test_any_numbers_give_possible_drafts(data: st.DataObject) -> None:
     draw = data.draw
     most = draw(st.integers(1, 3))
-    adaptive = Adaptive(most, SEATS)
+    adaptive = Adaptive(most, ROWS)
     ms = st.floats(0, 1e9, allow_nan=False)
     for _ in range(draw(st.integers(1, 40))):
         count = draw(st.integers(0, 8))
-        batch_rows = np.array(draw(st.permutations(range(SEATS))))[:count]
+        batch_rows = np.array(draw(st.permutations(range(ROWS))))[:count]
         bounds = np.array(
             draw(st.lists(st.integers(0, 5), min_size=count, max_size=count)), np.int64
         )

@@ -14,7 +14,7 @@ from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from helpers.drafting_engine import KINDS, Heard, run
 from helpers.pair import split
 from helpers.tiny_deepseek import tiny_deepseek
-from helpers.toy import ToyNamer, make_submit
+from helpers.toy import ToyHasher, make_submit
 
 BLOCK = 16
 
@@ -37,7 +37,7 @@ def make_engine(path: Path, k: int, *, blocks: int = 80, batched: int = 24) -> E
         mtp=k,
         mtp_fixed=True,
     )
-    return Engine(model, config, ToyNamer(BLOCK))
+    return Engine(model, config, ToyHasher(BLOCK))
 
 
 SUBMITS = [

@@ -11,7 +11,7 @@ from headrace.engine.sequence import Key
 from headrace.wire.frames import Submit
 from helpers.drafting_engine import KINDS, Heard, a_submit, make_engine, plain
 from helpers.pipeline import Pipeline
-from helpers.toy import ToyNamer, make_submit
+from helpers.toy import ToyHasher, make_submit
 
 
 @given(data=st.data())
@@ -47,7 +47,7 @@ def test_random_traffic_is_answered_as_if_nothing_were_drafted(data: st.DataObje
             engine.cancel(Key(0, victim))
             cancelled.add(victim)
         elif turn == 5 and draw(st.integers(0, 9)) == 0:
-            engine.use_hasher(ToyNamer(4, key=bytes([len(submits)])))
+            engine.use_hasher(ToyHasher(4, key=bytes([len(submits)])))
         else:
             for result in line.turn():
                 heard.hear(result)

@@ -147,7 +147,7 @@ async fn the_hottest_blocks_go_to_those_who_stay_before_the_worker_leaves() {
 }
 
 #[tokio::test]
-async fn an_heir_that_fails_or_dies_or_says_nothing_costs_its_share_only() {
+async fn a_successor_that_fails_or_dies_or_says_nothing_costs_its_share_only() {
     for fate in ["fails", "dies", "says nothing"] {
         let app = start_router(|_| {}).await;
         let mut leaving = movable("w1").ready(&app).await;
@@ -200,7 +200,7 @@ async fn blocks_of_the_same_role_stay_with_that_role() {
 #[tokio::test]
 async fn a_worker_that_offers_nothing_or_cannot_leaves_all_the_same() {
     let app = start_router(|_| {}).await;
-    let _heir = movable("heir").ready(&app).await;
+    let _successor = movable("successor").ready(&app).await;
     // asked for nothing; cannot; has nothing; is gone; is alone with its kind of blocks
     let mut one = movable("w1").ready(&app).await;
     app.fleet.drain("w1", order(5_000, 0)).unwrap();

@@ -36,7 +36,7 @@ async fn one_with_places(places: u32, args: impl FnOnce(&mut RouterArgs)) -> (Ar
 }
 
 /// Prompts were computed all the time of late, on all workers: from here on computing one twice takes others' time. On an
-/// idle fleet it takes nobody's, and is as fast as waiting for the one under way.
+/// idle fleet it takes nobody's, and is as fast as waiting for the one in flight.
 async fn busy(app: &App, workers: &[Caching]) {
     for worker in workers {
         for n in 2..12 {

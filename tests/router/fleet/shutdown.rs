@@ -16,7 +16,7 @@ fn args() -> RouterArgs {
 }
 
 /// A client in the middle of a stream.
-struct UnderWay {
+struct InFlight {
     serving: JoinHandle<()>,
     stopper: headrace_router::server::Stopper,
     worker: FakeWorker,
@@ -26,11 +26,11 @@ struct UnderWay {
     app: std::sync::Arc<headrace_router::app::App>,
 }
 
-async fn in_flight(args: RouterArgs) -> UnderWay {
+async fn in_flight(args: RouterArgs) -> InFlight {
     in_flight_on(Behaviour::new("w1"), args).await
 }
 
-async fn in_flight_on(worker: Behaviour, args: RouterArgs) -> UnderWay {
+async fn in_flight_on(worker: Behaviour, args: RouterArgs) -> InFlight {
     let server = Server::start(Config::try_from(args).unwrap()).await.unwrap();
     let (address, stopper, app) = (server.http_address(), server.stopper(), server.app().clone());
     let serving = tokio::spawn(server.serve());
@@ -52,7 +52,7 @@ async fn in_flight_on(worker: Behaviour, args: RouterArgs) -> UnderWay {
         assert_ne!(n, 0, "closed after {begin:?}");
         begin.push_str(std::str::from_utf8(&bytes[..n]).unwrap());
     }
-    UnderWay { serving, stopper, worker, request, client, address, app }
+    InFlight { serving, stopper, worker, request, client, address, app }
 }
 
 async fn rest(client: &mut TcpStream) -> String {
@@ -102,7 +102,7 @@ async fn a_second_signal_ends_at_once_and_says_so() {
 }
 
 /// Asks for a whole answer, and does not wait for it.
-async fn asks(it: &UnderWay) -> TcpStream {
+async fn asks(it: &InFlight) -> TcpStream {
     let mut client = TcpStream::connect(it.address).await.unwrap();
     let body = format!(r#"{{"model": "{MODEL}", "prompt": "y"}}"#);
     let request = format!(

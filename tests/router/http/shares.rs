@@ -28,7 +28,7 @@ async fn requests_of_many_choices_leave_places_and_go_behind_others() {
     let (mut greedy, mut taken) = (Vec::new(), Vec::new());
     for i in 1..=7 {
         greedy.push(ask(&router, GREEDY, 16).await);
-        until("they are under way", || streams() == f64::from(16 * i)).await;
+        until("they are in flight", || streams() == f64::from(16 * i)).await;
         while taken.len() < 16 {
             taken.push(worker.submitted().await.priority); // the first ones come first
         }
@@ -37,7 +37,7 @@ async fn requests_of_many_choices_leave_places_and_go_behind_others() {
     let reply = refused.reply().await;
     assert_eq!((reply.status, reply.header("retry-after")), (429, Some("1")));
     let message = reply.error()["message"].as_str().unwrap().to_owned();
-    assert!(message.contains("answers of this tenant under way"), "{message}");
+    assert!(message.contains("answers of this tenant in flight"), "{message}");
 
     // all that the worker has taken of them: but for a few, at low priority, and not to its last place
     while taken.len() < 20 {
@@ -64,6 +64,6 @@ async fn who_says_nothing_is_known_by_its_address() {
     worker.submitted().await;
     assert_eq!(ask(&router, "", 1).await.reply().await.status, 429);
     let _other = ask(&router, MODEST, 1).await;
-    until("the other one is under way", || metric(&router.app, "headrace_streams", "") == 3.0)
+    until("the other one is in flight", || metric(&router.app, "headrace_streams", "") == 3.0)
         .await;
 }

@@ -113,16 +113,16 @@ impl Engine {
         rows
     }
 
-    /// Lets waiting sequences run while seats, budget and pool last, and gives those their blocks whose prompts come from
+    /// Lets waiting sequences run while batch rows, budget and pool last, and gives those their blocks whose prompts come from
     /// elsewhere; returns the rest of the budget.
     fn admit(&mut self, mut budget: u32) -> u32 {
         let block_tokens = self.config.block_tokens;
         let holders = self.running.iter().chain(self.arrivals());
         let mut reserved: u32 = holders.map(|sequence| to_come(sequence, block_tokens)).sum();
-        let mut seats = self.config.capacity.sequences as usize;
-        seats = seats.saturating_sub(self.running.len() + self.arrivals().count());
+        let mut rows_free = self.config.capacity.sequences as usize;
+        rows_free = rows_free.saturating_sub(self.running.len() + self.arrivals().count());
         let mut place = 0;
-        while seats > 0 && place < self.waiting.len().min(LOOK_PAST) {
+        while rows_free > 0 && place < self.waiting.len().min(LOOK_PAST) {
             let sequence = &self.waiting[place];
             let arrives = sequence.stage == Stage::Reserves;
             if budget == 0 && !arrives {
@@ -145,7 +145,7 @@ impl Engine {
             let mut sequence = self.waiting.remove(place).expect("place is below its length");
             self.start(&mut sequence, &shared);
             reserved += to_come(&sequence, block_tokens);
-            seats -= 1;
+            rows_free -= 1;
             if arrives {
                 self.parked.push(sequence);
                 continue;

@@ -285,7 +285,7 @@ fn a_long_prompt_takes_several_steps_and_leaves_room_for_others() {
     assert_eq!(step.prefill_tokens, 24, "the whole budget");
     assert_eq!(step.outputs.len(), 1, "the short one is done");
     assert_eq!(step.outputs[0].request, RequestId(1));
-    assert_eq!(step.waiting_tokens, 100 - 16, "the rest of the prompt under way");
+    assert_eq!(step.waiting_tokens, 100 - 16, "the rest of the prompt in flight");
 }
 
 #[test]

@@ -54,7 +54,7 @@ class KvExport:
         self.block_tokens = block_tokens
         self.lease_ms = lease_ms
         self.computed = computed  # leading tokens whose KV is whole in all layers
-        self.step = (0, 0, 0)  # (start, stop, layer groups done) of the chunk under way
+        self.step = (0, 0, 0)  # (start, stop, layer groups done) of the chunk in flight
         self.fences: list[Fence] = []  # one for each of these groups, where the device runs behind
         self.revoked = False
         self.released = False  # the puller had it all before the first token was chosen
@@ -77,14 +77,14 @@ class KvExport:
         self.step = (start, start + count, 0)
 
     def advance(self, groups: int, fence: Fence | None) -> None:
-        """The chunk under way is written in that many layer groups, once the fence is passed."""
+        """The chunk in flight is written in that many layer groups, once the fence is passed."""
         if fence is not None:
             self.fences.append(fence)
         start, stop, _ = self.step
         self.step = (start, stop, groups)
 
     def commit(self) -> None:
-        """The chunk under way is computed, and the device has written it: `ready` asks no fence of it any more."""
+        """The chunk in flight is computed, and the device has written it: `ready` asks no fence of it any more."""
         self.computed = self.step[1]
 
 

@@ -1,6 +1,6 @@
-"""Cached blocks that move between workers without a request: those of a leaving one, and those that its heirs adopt.
+"""Cached blocks that move between workers without a request: those of a leaving one, which its successors adopt.
 
-An heir takes room only where running sequences are not expected to need it, and nothing counts before it is whole.
+A successor takes room only where running sequences are not expected to need it, and nothing counts before it is whole.
 """
 
 from __future__ import annotations

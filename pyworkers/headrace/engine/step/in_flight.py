@@ -80,7 +80,7 @@ class StepsInFlight:
 
         Its result is `result`, if there is one.
         """
-        assert self.may_begin, "finish what is under way"
+        assert self.may_begin, "finish what is in flight"
         plan = self._scheduler.plan()
         if self._in_flight:
             self._in_flight[-1].reserved += plan.reserved

@@ -170,7 +170,7 @@ class Mover(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of the source's pool, after the move under way."""
+        """Let go of the source's pool, after the move in flight."""
         ...
 
 

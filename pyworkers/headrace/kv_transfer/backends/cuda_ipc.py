@@ -209,7 +209,7 @@ def open_shared(handle: Handle, device: int) -> Any:
 
 
 def side_stream(device: torch.device) -> torch.cuda.Stream | None:
-    """One that does not wait for the forward pass under way. None where there are no streams."""
+    """One that does not wait for the forward pass in flight. None where there are no streams."""
     import torch
 
     return torch.cuda.Stream(device) if device.type == "cuda" else None

@@ -105,7 +105,7 @@ class DeviceMemory:
         self._views = [[blocks_of(region, pool.num_blocks) for region in g] for g in pool.groups]
         self._device = self._views[0][0].device
         self._stream = (
-            torch.cuda.Stream(self._device)  # it does not wait for the forward pass under way
+            torch.cuda.Stream(self._device)  # it does not wait for the forward pass in flight
             if self._device.type == "cuda"
             else None
         )

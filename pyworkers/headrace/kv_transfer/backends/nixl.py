@@ -4,7 +4,7 @@ over what UCX finds instead.
 Readiness, release and signs of life stay on our own connection; NIXL moves bytes and nothing else. Where a machine has
 several networks, `UCX_NET_DEVICES` must name the one to use, or a transfer may hang until the pull's time is over.
 
-A read under way cannot be called back: after `release_xfer_handle` and `remove_remote_agent`, a peer that had stood
+A read in flight cannot be called back: after `release_xfer_handle` and `remove_remote_agent`, a peer that had stood
 still went on to fill our memory (nixl 1.5.1, UCX over TCP). Only the end of the agent ends its reads. So each
 connection has an agent of its own, and a read that has to stop, and does not end by itself at once, takes its
 connection with it. The other way round, a source that stood still meanwhile may be ended by UCX itself once it goes on

@@ -106,7 +106,7 @@ class ShmMover:
         try:
             await asyncio.shield(copying)
         finally:
-            if not copying.done():  # cancelled: it stops after the piece under way
+            if not copying.done():  # cancelled: it stops after the piece that it copies
                 stop.asked = True
                 await settled(copying)
 

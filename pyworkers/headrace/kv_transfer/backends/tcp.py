@@ -2,7 +2,7 @@
 
 A `Data` names its segments and their checksum; the bytes follow. One task reads the connection and waits nowhere
 between deciding that a pull goes on and writing for it: a pull that is given up is not written to any more, and what is
-still under way for it is read into scratch memory.
+still in flight for it is read into scratch memory.
 """
 
 from __future__ import annotations

@@ -109,7 +109,7 @@ class TransferClient:
             ) from None
 
     async def close(self) -> None:
-        """Give up everything; pulls under way raise TransferError cancelled."""
+        """Give up everything; pulls in flight raise TransferError cancelled."""
         self._closed = True
         for task in self._links.values():
             task.cancel()

@@ -68,7 +68,7 @@ class Serving:
     def next_extent(self, most: Sequence[int]) -> Extent | None:
         """What can be handed over now, at most `most` blocks of the group, groups in turn. None if there is nothing.
 
-        Looks no further than the first segment of a group that is not ready: so a look at a long prompt under way costs
+        Looks no further than the first segment of a group that is not ready: so a look at a long prompt in flight costs
         no more than what became ready, and what is ready out of order is handed over later.
         """
         ready, wanted = self.offer.source.ready, len(self.places)

@@ -207,7 +207,7 @@ class ServerLink:
         try:
             if len(self._pulls) >= self._limits.max_pulls:
                 limit = self._limits.max_pulls
-                raise Denied(TransferFailure.NO_ROOM, f"{limit} pulls of this client are under way")
+                raise Denied(TransferFailure.NO_ROOM, f"{limit} pulls of this client are in flight")
             serving = self._offers.begin(pull.pull, pull.ticket, pull.places)
         except Denied as denied:
             self._say(Ended(pull.pull, denied.why, denied.message))

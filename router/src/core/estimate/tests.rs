@@ -106,7 +106,7 @@ fn accepted_drafts_shorten_decoding_and_a_slow_rank_lengthens_it() {
 }
 
 #[test]
-fn the_barrier_is_convex_and_out_of_the_way_of_a_pool_with_room() {
+fn the_saturation_penalty_is_convex_and_out_of_the_way_of_a_pool_with_room() {
     let saturation = |used: f64| {
         estimate(&WorkerLoad { blocks_used: used, ..idle() }, &demand(160.0, 0.0)).saturation_ms
     };
@@ -162,7 +162,7 @@ fn decode_leg(worker_load: &WorkerLoad, demand: &Demand) -> DecodeLeg {
 }
 
 #[test]
-fn harm_is_what_a_request_adds_to_the_steps_of_all_who_are_there_and_of_those_to_come() {
+fn interference_is_what_a_request_adds_to_the_steps_of_all_who_are_there_and_of_those_to_come() {
     let busy = WorkerLoad {
         occupied: 10.0,
         rows: 8.0,

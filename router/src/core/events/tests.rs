@@ -323,7 +323,7 @@ enum Act {
     Snapshot(usize),
     /// Sends what changed.
     Flush,
-    /// The oldest frame under way arrives.
+    /// The oldest frame in flight arrives.
     Arrive,
     Drop,
     Double,

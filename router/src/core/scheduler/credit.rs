@@ -44,7 +44,7 @@ const FADE: f64 = 0.9;
 const SILENT_PROMPTS: u32 = 8;
 const SILENT_BLOCKS: u64 = 64;
 
-/// The standing of one worker's word.
+/// How far one worker's word is believed.
 #[derive(Debug, Clone)]
 pub(super) struct Credit {
     withdrawn: Option<Withdrawal>,

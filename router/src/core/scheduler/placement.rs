@@ -30,7 +30,7 @@ pub struct PlacementRequest {
     pub tenant: u64,
     /// Higher goes first.
     pub priority: i8,
-    /// Its tenant has many answers under way: it leaves the last places to others.
+    /// Its tenant has many answers in flight: it leaves the last places to others.
     pub yields: bool,
     /// When the first token is wanted, in the scheduler's time.
     pub deadline_ms: Option<f64>,

@@ -660,7 +660,7 @@ fn whoever_does_not_yield_finds_the_prompts_of_those_who_do_behind_its_own() {
     let (all, before) = both(&scheduler);
     assert_eq!((all.backlog_tokens, before.backlog_tokens), (7.0 * 67.0, 67.0));
     assert!((before.backlog_context - all.backlog_context / 7.0).abs() < 1e-6);
-    // of eight seats those who yield keep four
+    // of eight batch rows those who yield keep four
     assert_eq!((all.slots, all.occupied, before.occupied), (8.0, 7.0, 5.0));
     for n in 1..=3 {
         scheduler.end(RequestId(n), LegOutput::default(), 1.0);

@@ -423,7 +423,7 @@ impl<W> Worker<W> {
         }
     }
 
-    /// The same for a request that others make way for: their prompts wait behind its own, and half of the seats at least
+    /// The same for a request that others make way for: their prompts wait behind its own, and half of the batch rows at least
     /// are given to requests like it.
     pub(super) fn load_before_yielding(&self, worker_load: &WorkerLoad) -> WorkerLoad {
         let (yielding, tokens) = (f64::from(self.yielding), self.yielding_tokens as f64);

@@ -12,13 +12,13 @@ use crate::core::frame::{Fetch, KvFrom, NAME_BYTES, Offer, RequestId, Role};
 use crate::core::migration::{BlockShare, MigrationTarget, divide};
 
 /// Workers that blocks are shared out to, at most: each pulls over a connection of its own.
-const HEIRS: usize = 16;
+const SUCCESSORS: usize = 16;
 
 /// One `Fetch` for each target that gets something.
 pub(super) struct Orders(Vec<(Arc<Link>, Fetch)>);
 
 impl Orders {
-    /// Heirs are workers of the same model that stay, can pull and have room; if there are any of the same role, these.
+    /// Successors are workers of the same model that stay, can pull and have room; if there are any of the same role, these.
     pub(super) async fn new(
         registry: &Registry,
         drain: &Drain,
@@ -72,7 +72,7 @@ fn targets(registry: &Registry, drain: &Drain) -> Vec<(Arc<Link>, MigrationTarge
         found.retain(|(_, role, _)| *role == drain.role);
     }
     found.sort_by_key(|(_, _, target)| target.used);
-    found.truncate(HEIRS);
+    found.truncate(SUCCESSORS);
     found.into_iter().map(|(link, _, target)| (link, target)).collect()
 }
 

@@ -56,7 +56,7 @@ pub(super) enum Phase {
 /// How the migration ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
-    UnderWay,
+    Running,
     Done,
     Late,
     NotAsked,
@@ -70,7 +70,7 @@ pub(super) enum Outcome {
 impl Outcome {
     fn as_str(self) -> &'static str {
         match self {
-            Self::UnderWay => "under_way",
+            Self::Running => "running",
             Self::Done => "done",
             Self::Late => "late",
             Self::NotAsked => "not_asked",
@@ -145,7 +145,7 @@ impl Drain {
             pulls: Vec::new(),
             offered: Migration::default(),
             kept: Migration::default(),
-            outcome: Outcome::UnderWay,
+            outcome: Outcome::Running,
             moved: 0,
             took: None,
         };

@@ -112,7 +112,7 @@ impl Collector for Registry {
         )?;
         gauge(
             "headrace_returning_requests",
-            "Answers under way that wait for a worker to go on with.",
+            "Answers in flight that wait for a worker to go on with.",
             pools().map(|pool| pool.dispatch.returning()).sum(),
         )?;
         let sizes = || pools().map(|pool| pool.dispatch.scheduler.index_size());

@@ -25,7 +25,7 @@ pub(in crate::http) struct Answers {
 enum Source {
     /// The common case, without any machinery around it.
     One(Answer),
-    /// One call of `next` under way per open answer, and the usage of all so far.
+    /// One call of `next` in flight per open answer, and the usage of all so far.
     Many { next: FuturesUnordered<Next>, usage: Vec<Usage> },
 }
 
