@@ -4,6 +4,7 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
+use anyhow::Context as _;
 use headrace_router::core::blocks::HASH_SCHEME;
 use headrace_router::core::frame::{
     Fingerprints, Hello, PROTOCOL, RequestId, Role, StepCost, TransferBackend,
@@ -153,12 +154,15 @@ impl Worker {
             return Ok(Ended::Died);
         }
         let router = self.fleet.router.clone();
+        let dialling = || format!("dialling {router}");
         if let Some(path) = router.strip_prefix("unix:") {
-            let stream = tokio::time::timeout(DIAL_TIMEOUT, UnixStream::connect(path)).await??;
+            let dialled = tokio::time::timeout(DIAL_TIMEOUT, UnixStream::connect(path)).await;
+            let stream = dialled.with_context(dialling)?.with_context(dialling)?;
             let (read, write) = stream.into_split();
             session::serve(self, read, write).await
         } else {
-            let stream = tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(&router)).await??;
+            let dialled = tokio::time::timeout(DIAL_TIMEOUT, TcpStream::connect(&router)).await;
+            let stream = dialled.with_context(dialling)?.with_context(dialling)?;
             stream.set_nodelay(true)?;
             let (read, write) = stream.into_split();
             session::serve(self, read, write).await
