@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
-use headrace_router::core::frame::{Failed, Ranked, RequestId, Sampling, TokenLogprob};
+use headrace_router::core::frame::{
+    Failed, FailureKind, Ranked, RequestId, Sampling, TokenLogprob,
+};
 
 use super::share;
 
@@ -36,9 +38,7 @@ impl Scores {
         sampling: &Sampling,
         prompt: &[u8],
     ) -> Result<Self, Failed> {
-        let fail = |message| {
-            Err(Failed { request, kind: "bad_sampling".into(), message, retryable: false })
-        };
+        let fail = |message| Err(Failed { request, kind: FailureKind::BadSampling, message });
         let tops = [("logprobs", sampling.logprobs), ("prompt_logprobs", sampling.prompt_logprobs)];
         for (name, top) in tops {
             if let Some(top) = top.filter(|top| *top > MAX_TOP) {
@@ -162,8 +162,8 @@ mod tests {
             (asked(None, Some(64)), "1064960 values"),
         ] {
             let failed = Scores::of(RequestId(1), &sampling, &ids).unwrap_err();
-            assert!(failed.message.contains(says) && !failed.retryable, "{failed:?}");
-            assert_eq!(failed.kind, "bad_sampling");
+            assert!(failed.message.contains(says), "{failed:?}");
+            assert_eq!(failed.kind, FailureKind::BadSampling);
         }
         assert!(Scores::of(RequestId(1), &asked(None, Some(63)), &ids).is_ok());
     }
