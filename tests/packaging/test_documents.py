@@ -12,6 +12,7 @@ DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 STOP = re.compile(r"`([\w./-]+\.(?:rs|py)):(\w+)`")
+SKELETON = re.compile(r"^\| ● `([\w./-]+):\w+`", re.MULTILINE)
 PATH = re.compile(r"`((?:router|pyworkers|kernels|bench|bindings|tests|docs)/[\w./-]+)`")
 
 
@@ -60,6 +61,12 @@ def test_the_tour_stops_at_functions_that_exist() -> None:
     stops = STOP.findall((ROOT / "docs/one-request.md").read_text())
     assert len(stops) > 50
     assert [f"{path}:{name}" for path, name in stops if not defines(ROOT / path, name)] == []
+
+
+def test_the_skeleton_of_a_request_is_read_in_an_afternoon() -> None:
+    files = set(SKELETON.findall((ROOT / "docs/one-request.md").read_text()))
+    assert 20 <= len(files) <= 28
+    assert sum(len((ROOT / path).read_text().splitlines()) for path in files) <= 6_500
 
 
 @pytest.mark.parametrize(("name", "lines"), [("README.md", 150), ("ARCHITECTURE.md", 200)])
