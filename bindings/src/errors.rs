@@ -8,6 +8,8 @@ use pythonize::Depythonizer;
 use serde::de::DeserializeOwned;
 
 import_exception!(headrace.errors, ConfigError);
+import_exception!(headrace.errors, EtcdCompacted);
+import_exception!(headrace.errors, EtcdFailed);
 import_exception!(headrace.errors, FrameTooLong);
 import_exception!(headrace.errors, FrameTruncated);
 import_exception!(headrace.errors, MalformedFrame);

@@ -3,6 +3,7 @@
 
 mod bench;
 mod errors;
+mod etcd;
 mod hash;
 mod index;
 mod kernels;
@@ -25,6 +26,8 @@ mod _core {
     const HASH_SCHEME: &str = headrace_router::core::blocks::HASH_SCHEME;
     #[pymodule_export]
     use crate::bench::bench_main;
+    #[pymodule_export]
+    use crate::etcd::{Etcd, EtcdWatch};
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
     #[pymodule_export]

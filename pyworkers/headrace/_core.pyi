@@ -222,6 +222,34 @@ class Router:
         """
 
 @final
+class Etcd:
+    """All members of one etcd, `HOST:PORT` each; entered as the variables HEADRACE_ETCD_... say.
+
+    Raises ConfigError where these make no sense. Calls wait, with the GIL released, and raise
+    EtcdFailed; a call ends within seconds for each member.
+    """
+
+    def __new__(cls, endpoints: Sequence[str], /) -> Etcd: ...
+    def read(self, prefix: bytes, limit: int) -> tuple[list[tuple[bytes, bytes]], int]:
+        """At most `limit` keys that begin with `prefix`, their values, and the revision that they are of."""
+
+    def watch(self, prefix: bytes, revision: int) -> EtcdWatch:
+        """What changes from `revision` on. The watch stands when this returns."""
+
+@final
+class EtcdWatch:
+    """Changes of a prefix, as they come. Dropping it ends the watch."""
+
+    def next(self) -> list[tuple[bytes, bytes | None]]:
+        """The next changes; a value is None where its key went. Waits for them, for ever if need be.
+
+        Raises EtcdCompacted, or EtcdFailed where the watch ended otherwise or was closed.
+        """
+
+    def close(self) -> None:
+        """End it. A thread that waits in `next` is back at once."""
+
+@final
 class Weight:
     """A matrix of a model, packed for the CPU kernels; the array is not kept.
 

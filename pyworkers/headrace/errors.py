@@ -140,6 +140,14 @@ class ConfigError(HeadraceError, ValueError):
     """A router was configured wrongly. The text names the setting and says what would be right."""
 
 
+class EtcdFailed(HeadraceError, OSError):
+    """No member of an etcd did what it was asked for."""
+
+
+class EtcdCompacted(EtcdFailed):
+    """The history that a watch should begin with is gone: read again."""
+
+
 class StartError(HeadraceError, OSError):
     """A router could not start, for instance because its port is taken."""
 

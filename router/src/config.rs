@@ -1,12 +1,13 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
-//! `args` is what was typed. Each part of it is checked here or in `registration` (about being found), `routing` (about
+//! `args` is what was typed. Each part of it is checked here or in `registration` with `etcd` (about being found), `routing` (about
 //! choosing workers), `access` with `keys` (about who may come in), `memory` and `log`.
 
 mod access;
 mod args;
 pub mod argv;
 pub mod environment;
+mod etcd;
 mod fleet_limits;
 mod keys;
 mod log;
@@ -24,6 +25,8 @@ use crate::core::policy::PolicyName;
 pub use access::{AccessConfig, Names};
 pub(crate) use args::MAX_CONNECTIONS;
 pub use args::RouterArgs;
+pub(crate) use etcd::EtcdTls;
+pub use etcd::{EtcdAccess, EtcdVariables};
 pub use fleet_limits::FleetLimits;
 pub use keys::{Keys, Tenant, first_key};
 pub use memory::MemoryConfig;
@@ -115,7 +118,7 @@ pub enum WorkerListen {
 }
 
 /// Certificate chain and private key, both PEM.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsFiles {
     /// File with the certificate and those that vouch for it, PEM.
     pub cert: PathBuf,

@@ -4,6 +4,11 @@
 //! `accept` takes connections in, `open` bounds them and makes room; `guarded` is the socket as the protocols see it,
 //! `socket` whose turn it is; `http1` and `http2` serve, `half_closed` keeps an answer for a client that only stopped
 //! writing, `unread` bounds what waits for clients that do not read.
+//!
+//! At the end each connection calls its own protocol's graceful shutdown. `hyper-util`'s `GracefulShutdown` would only bring
+//! the signal and the wait for all, which `Stopper` and the task tracker have. It takes connections of hyper alone, and HTTP/2
+//! is served with `h2` here; and it hides the connection in a future of its own, whereas the loop of `http1` goes on to
+//! look for half-closed clients, for late headers and for its turn to be evicted while the answer in hand is finished.
 
 mod accept;
 pub(crate) mod admin;

@@ -9,7 +9,7 @@ mod budget;
 pub mod codec;
 mod discovery;
 pub(crate) mod drain;
-mod etcd;
+pub mod etcd;
 mod handshake;
 pub(crate) mod link;
 mod listen;

@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import threading
 import time
@@ -19,6 +20,9 @@ from typing import Any
 from helpers.require import missing
 
 CACHE = Path(__file__).parents[2] / "target" / "etcd"
+DATA = Path(__file__).parents[1] / "data"
+CERT = DATA / "localhost.crt"  # vouches for itself, as a server and as a client
+KEY = DATA / "localhost.key"
 START_S = 60.0
 
 
@@ -64,18 +68,33 @@ def free_ports(count: int) -> list[int]:
 
 
 class EtcdServer:
-    """One member, its data in `folder`. It may be killed and started again."""
+    """One member, its data in `folder`. It may be killed and started again.
 
-    def __init__(self, binary: Path, folder: Path) -> None:
+    With `tls`, it speaks nothing else; with `known_clients` too, clients need a certificate.
+    """
+
+    def __init__(
+        self, binary: Path, folder: Path, *, tls: bool = False, known_clients: bool = False
+    ) -> None:
         self._binary = binary
         self._folder = folder
+        self._flags: list[str | Path] = []
+        self._tls: ssl.SSLContext | None = None
+        self._token: str | None = None
+        if tls:
+            self._flags += ["--cert-file", CERT, "--key-file", KEY]
+            self._tls = ssl.create_default_context(cafile=CERT)
+            self._tls.load_cert_chain(CERT, KEY)
+        if known_clients:
+            self._flags += ["--client-cert-auth", "--trusted-ca-file", CERT]
         self.port, self._peer_port = free_ports(2)
         self.endpoint = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        client, peer = f"http://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
+        scheme = "http" if self._tls is None else "https"
+        client, peer = f"{scheme}://{self.endpoint}", f"http://127.0.0.1:{self._peer_port}"
         with (self._folder.parent / f"{self._folder.name}.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [
@@ -84,6 +103,7 @@ class EtcdServer:
                     *("--listen-client-urls", client, "--advertise-client-urls", client),
                     *("--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer),
                     *("--initial-cluster", f"one={peer}"),
+                    *self._flags,
                 ],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -120,9 +140,15 @@ class EtcdServer:
         self._process.send_signal(signal.SIGCONT)
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        if self._tls is None:
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+        else:
+            connection = http.client.HTTPSConnection(
+                "127.0.0.1", self.port, timeout=10, context=self._tls
+            )
+        headers = {} if self._token is None else {"Authorization": self._token}
         try:
-            connection.request("POST", path, json.dumps(body))
+            connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
             data = answer.read()
             if answer.status != 200:
@@ -144,6 +170,19 @@ class EtcdServer:
         answer = self.call("/v3/kv/range", {"key": _b64(prefix), "range_end": _b64(end)})
         found = answer.get("kvs", [])
         return {base64.b64decode(kv["key"]): base64.b64decode(kv.get("value", "")) for kv in found}
+
+    def require_login(self, user: str, password: str, prefix: bytes) -> None:
+        """From now on only `user` reads and writes below `prefix`, and nobody else does anything."""
+        for name, words in (("root", "of root"), (user, password)):
+            self.call("/v3/auth/role/add", {"name": name})
+            self.call("/v3/auth/user/add", {"name": name, "password": words})
+            self.call("/v3/auth/user/grant", {"user": name, "role": name})
+        end = prefix[:-1] + bytes([prefix[-1] + 1])
+        allowed = {"permType": "READWRITE", "key": _b64(prefix), "range_end": _b64(end)}
+        self.call("/v3/auth/role/grant", {"name": user, "perm": allowed})
+        self.call("/v3/auth/enable", {})
+        login = {"name": "root", "password": "of root"}
+        self._token = self.call("/v3/auth/authenticate", login)["token"]
 
     def compact(self) -> None:
         """Forget all history up to now."""

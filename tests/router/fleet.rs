@@ -6,6 +6,7 @@ mod block_events;
 mod caching;
 mod discovery;
 mod drain;
+mod fake_etcd;
 mod handshake;
 mod large_events;
 mod links;

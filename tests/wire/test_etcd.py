@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from pathlib import Path
 
 import pytest
 
+from headrace.errors import ConfigError, EtcdCompacted, EtcdFailed
 from headrace.wire import discovery
 from headrace.wire.discovery import EtcdPrefix, parse_sources
-from headrace.wire.etcd import Etcd, EtcdError
-from headrace.wire.link import parse_address
-from helpers.etcd import EtcdServer, free_ports
+from headrace.wire.etcd import EtcdClient
+from helpers.etcd import CERT, DATA, KEY, EtcdServer, etcd_binary, free_ports
 
 TIMEOUT_S = 30.0
 
@@ -122,8 +123,7 @@ async def test_what_is_known_outlives_etcd(
 
 async def test_a_watch_that_is_silent_is_not_believed_for_ever(etcd: EtcdServer) -> None:
     known = Known()
-    host, port = parse_address(etcd.endpoint)  # type: ignore[misc]
-    source = EtcdPrefix([Etcd(host, port)], "head/race/", read_again_s=0.05)
+    source = EtcdPrefix(EtcdClient([etcd.endpoint]), "head/race/", read_again_s=0.05)
     async with known.of(source):
         await known.until()
         await call(etcd.compact)
@@ -136,9 +136,8 @@ async def test_a_history_that_is_gone_is_read_anew(etcd: EtcdServer) -> None:
     for number in range(5):
         await call(etcd.put, b"head/race/a", entry(f"10.0.0.1:{number + 1}"))
     await call(etcd.compact)
-    host, port = parse_address(etcd.endpoint)  # type: ignore[misc]
-    with pytest.raises(EtcdError, match="compacted"):
-        async for _ in Etcd(host, port).watch(b"head/race/", 1):
+    with pytest.raises(EtcdCompacted):
+        async for _ in EtcdClient([etcd.endpoint]).watch(b"head/race/", 1):
             pass
 
 
@@ -149,76 +148,141 @@ async def test_another_member_is_asked_where_one_is_gone(etcd: EtcdServer) -> No
         await known.until("10.0.0.1:1")
 
 
-ANSWERS = [
-    *(b"", b"HTTP/1.1", b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\n\r\n", b"x" * 200_000),
-    b"HTTP/1.1 404 Not Found\r\nContent-Length: 4\r\n\r\noops",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n[1]",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\nContent-Length: 20\r\n\r\n{}",
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-1\r\n",
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffff\r\n",
-    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n{}",
-    b'HTTP/1.1 200 OK\r\n\r\n{"header": {"revision": "x"}}',
-    b'HTTP/1.1 200 OK\r\n\r\n{"header": {"revision": "1"}, "kvs": 7}',
-    b'HTTP/1.1 200 OK\r\n\r\n{"header": {"revision": "1"}, "kvs": [7]}',
-    b'HTTP/1.1 200 OK\r\n\r\n{"header": {"revision": "1"}, "kvs": [{"key": 7}]}',
-    b'HTTP/1.1 200 OK\r\n\r\n{"header": {"revision": "1"}, "kvs": [{"key": "?"}]}',
-]
+async def test_a_member_that_is_frozen_is_passed_over(etcd: EtcdServer, tmp_path: Path) -> None:
+    frozen = EtcdServer(etcd_binary(), tmp_path / "frozen")
+    frozen.start()
+    try:
+        client = EtcdClient([frozen.endpoint, etcd.endpoint])
+        await client.read(b"head/", 10)  # so that there is a connection
+        frozen.freeze()
+        await call(etcd.put, b"head/race/a", b"there")
+        entries, _ = await client.read(b"head/", 10)
+        assert [entry.value for entry in entries] == [b"there"]
+    finally:
+        frozen.thaw()
+        frozen.kill()
 
 
-@pytest.mark.parametrize("answer", ANSWERS, ids=range(len(ANSWERS)))
-async def test_what_is_no_etcd_is_an_error_and_no_crash(answer: bytes) -> None:
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"}")
-        writer.write(answer)
-        writer.close()
+@pytest.fixture
+def enter(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets the variables that say how etcd is entered, by the ends of their names."""
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        with pytest.raises(OSError):  # noqa: PT011
-            await Etcd("127.0.0.1", server.sockets[0].getsockname()[1]).read(b"head/", 10)
+    def set_variables(**variables: object) -> None:
+        for name in ("CA", "CERT", "KEY", "USER", "PASSWORD"):
+            monkeypatch.delenv(f"HEADRACE_ETCD_{name}", raising=False)
+        for name, value in variables.items():
+            monkeypatch.setenv(f"HEADRACE_ETCD_{name}", str(value))
+
+    set_variables()
+    return set_variables
+
+
+async def refusal(etcd: EtcdServer) -> str:
+    """What a client is told that may not, or cannot, read."""
+    with pytest.raises(EtcdFailed) as failed:
+        await EtcdClient([etcd.endpoint]).read(b"head/race/", 10)
+    return str(failed.value)
+
+
+async def test_an_etcd_with_tls_is_entered_by_who_trusts_it_and_is_trusted(
+    tmp_path: Path, enter: Callable[..., None]
+) -> None:
+    etcd = EtcdServer(etcd_binary(), tmp_path / "etcd", tls=True, known_clients=True)
+    etcd.start()
+    try:
+        await call(etcd.put, b"head/race/a", entry("10.0.0.1:1"))
+        enter(CA=CERT, CERT=CERT, KEY=KEY)
+        known = Known()
+        async with known.of(follow(etcd.endpoint)):
+            await known.until("10.0.0.1:1")
+            await call(etcd.put, b"head/race/b", entry("10.0.0.2:2"))
+            await known.until("10.0.0.1:1", "10.0.0.2:2")
+        enter(CA=DATA / "stranger.crt", CERT=CERT, KEY=KEY)
+        assert "TLS: " in await refusal(etcd)
+        enter(CA=CERT)  # without a certificate of one's own, etcd hangs up
+        assert etcd.endpoint in await refusal(etcd)
+        enter()
+        assert etcd.endpoint in await refusal(etcd)
+    finally:
+        etcd.kill()
+
+
+async def test_an_etcd_with_users_is_entered_by_those_with_a_password_and_a_role(
+    etcd: EtcdServer, enter: Callable[..., None]
+) -> None:
+    await call(etcd.put, b"head/race/a", entry("10.0.0.1:1"))
+    await call(etcd.require_login, "headrace", "open sesame", b"head/race/")
+    enter(USER="headrace", PASSWORD="open sesame")
+    known = Known()
+    async with known.of(follow(etcd.endpoint)):
+        await known.until("10.0.0.1:1")
+        await call(etcd.put, b"head/race/b", entry("10.0.0.2:2"))
+        await known.until("10.0.0.1:1", "10.0.0.2:2")
+    with pytest.raises(EtcdFailed, match="permission denied"):
+        await EtcdClient([etcd.endpoint]).read(b"other/", 10)
+    enter(USER="headrace", PASSWORD="open barley")
+    told = await refusal(etcd)
+    assert "HEADRACE_ETCD_PASSWORD" in told
+    assert "barley" not in told
+    enter()
+    assert "HEADRACE_ETCD_USER" in await refusal(etcd)
+
+
+async def test_a_user_may_be_told_before_etcd_asks_for_one(
+    etcd: EtcdServer, enter: Callable[..., None]
+) -> None:
+    enter(USER="headrace", PASSWORD="open sesame")
+    await EtcdClient([etcd.endpoint]).read(b"head/race/", 10)
 
 
 @pytest.mark.parametrize(
-    "line",
+    ("variables", "named"),
     [
-        *(b"", b"[]\n", b'{"error": {"message": "no leader"}}\n', b'{"result": 7}\n'),
-        b'{"result": {"canceled": true, "cancel_reason": "auth"}}\n',
-        b'{"result": {"events": [{"type": "PUT"}]}}\n',
-        b'{"result": {"compact_revision": "7", "canceled": true}}\n',
-        b"x" * (5 << 20),
+        ({"CA": DATA / "none.crt"}, "HEADRACE_ETCD_CA: cannot read"),
+        ({"CA": KEY}, "HEADRACE_ETCD_CA: .* holds no certificate"),
+        ({"CERT": CERT, "KEY": KEY}, "HEADRACE_ETCD_CA: is missing"),
+        ({"USER": "headrace"}, "HEADRACE_ETCD_PASSWORD: is missing"),
     ],
-    ids=range(8),
+    ids=repr,
 )
-async def test_a_watch_that_goes_wrong_is_an_error_and_no_crash(line: bytes) -> None:
+def test_variables_that_make_no_sense_are_refused_by_name(
+    variables: dict[str, object], named: str, enter: Callable[..., None]
+) -> None:
+    enter(**variables)
+    with pytest.raises(ConfigError, match=named):
+        parse_sources(["etcd:127.0.0.1:2379/head/race"])
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [b"", b"SSH-2.0-x\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}", b"x" * 200_000],
+    ids=range(4),
+)
+async def test_what_is_no_etcd_is_an_error_and_no_crash(answer: bytes) -> None:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"}")
-        writer.write(b'HTTP/1.1 200 OK\r\n\r\n{"result": {"created": true}}\n' + line)
+        await reader.read(3)
         with contextlib.suppress(ConnectionError):
+            writer.write(answer)
             await writer.drain()
         writer.close()
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     async with server:
-        etcd = Etcd("127.0.0.1", server.sockets[0].getsockname()[1])
-        changes = etcd.watch(b"head/", 1)
-        assert await anext(changes) == []
-        with pytest.raises(EtcdError):
-            await anext(changes)
+        port = server.sockets[0].getsockname()[1]
+        with pytest.raises(EtcdFailed):
+            await EtcdClient([f"127.0.0.1:{port}"]).read(b"head/", 10)
 
 
-async def test_a_dead_etcd_is_late_and_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headrace.wire.etcd.CALL_S", 0.05)
-    hold = asyncio.Event()
-
-    async def serve(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await hold.wait()
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        with pytest.raises(TimeoutError):
-            await Etcd("127.0.0.1", server.sockets[0].getsockname()[1]).read(b"head/", 10)
-        hold.set()
+async def test_a_watch_that_is_left_lets_its_thread_go(etcd: EtcdServer) -> None:
+    client = EtcdClient([etcd.endpoint])
+    changes = client.watch(b"head/", 1)
+    assert await anext(changes) == []
+    waiting = asyncio.ensure_future(anext(changes))
+    await asyncio.sleep(0)  # it waits for a change
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    await changes.aclose()
+    # all threads are back, or this would wait for them
+    async with asyncio.timeout(TIMEOUT_S):
+        await asyncio.get_running_loop().shutdown_default_executor()

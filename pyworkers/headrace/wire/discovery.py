@@ -14,11 +14,11 @@ import random
 import socket
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
-from itertools import cycle
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from headrace.wire.etcd import Compacted, Etcd, EtcdEntry
+from headrace.errors import EtcdCompacted, EtcdFailed
+from headrace.wire.etcd import EtcdClient, EtcdEntry
 from headrace.wire.link import Backoff, parse_address
 
 log = logging.getLogger(__name__)
@@ -138,42 +138,39 @@ class EtcdPrefix:
 
     def __init__(
         self,
-        endpoints: Iterable[Etcd],
+        etcd: EtcdClient,
         prefix: str,
         *,
         read_again_s: float = READ_AGAIN_S,
         rng: random.Random | None = None,
     ) -> None:
-        self._endpoints = list(endpoints)
+        self._etcd = etcd
         self._prefix = prefix.encode()
         self._read_again_s = read_again_s
         self._backoff = Backoff(FIRST_RETRY_S, LONGEST_RETRY_S, rng or random.Random())
         self._entries: dict[bytes, RouterAddress] = {}
 
     async def run(self, report: Report) -> None:
-        for endpoint in cycle(self._endpoints):
+        while True:
             try:
-                while True:
-                    await self._follow(endpoint, report)
-            except OSError as error:  # a TimeoutError and an EtcdError are OSErrors
+                await self._follow(report)
+            except EtcdFailed as error:
                 delay_s = self._backoff.next()
-                reason = str(error) or "no answer in time"
                 log.warning(
-                    "discovery etcd_failed: %s: %s; the %d routers known stay; again in %.1f s",
-                    *(endpoint.name, reason, len(self._entries), delay_s),
+                    "discovery etcd_failed: %s; the %d routers known stay; again in %.1f s",
+                    *(error, len(self._entries), delay_s),
                 )
                 await asyncio.sleep(delay_s)
 
-    async def _follow(self, endpoint: Etcd, report: Report) -> None:
+    async def _follow(self, report: Report) -> None:
         """Read, then watch. Returns when it is time to read again."""
-        entries, revision = await endpoint.read(self._prefix, MAX_ENTRIES)
+        entries, revision = await self._etcd.read(self._prefix, MAX_ENTRIES)
         self._entries.clear()
         self._take_in(entries, report)
-        async with contextlib.aclosing(endpoint.watch(self._prefix, revision + 1)) as changes:
-            async with asyncio.timeout(LOOK_UP_S):
-                changed = await anext(changes)  # the watch stands
+        async with contextlib.aclosing(self._etcd.watch(self._prefix, revision + 1)) as changes:
+            changed = await anext(changes)  # the watch stands
             self._backoff.reset()
-            with contextlib.suppress(TimeoutError, Compacted):
+            with contextlib.suppress(TimeoutError, EtcdCompacted):
                 while True:
                     if changed:
                         self._take_in(changed, report)
@@ -279,10 +276,7 @@ def _etcd(spec: str) -> EtcdPrefix:
     prefix = prefix.rstrip("/")
     if not prefix:
         raise ValueError(f"{spec!r} names no prefix; write etcd:HOST:PORT[,HOST:PORT]/PREFIX")
-    parsed: list[Etcd] = []
-    for endpoint in endpoints.split(","):
-        address = parse_address(endpoint.strip())
-        if isinstance(address, Path):
-            raise ValueError(f"{spec!r}: an etcd is reached at HOST:PORT")  # noqa: TRY004
-        parsed.append(Etcd(*address))
-    return EtcdPrefix(parsed, f"{prefix}/")
+    members = [endpoint.strip() for endpoint in endpoints.split(",")]
+    if any(isinstance(parse_address(member), Path) for member in members):
+        raise ValueError(f"{spec!r}: an etcd is reached at HOST:PORT")
+    return EtcdPrefix(EtcdClient(members), f"{prefix}/")

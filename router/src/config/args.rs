@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser as _};
 
-use super::environment;
+use super::{EtcdVariables, environment};
 use crate::core::policy::PolicyName;
 
 /// Of clients, where nobody named another number.
@@ -259,6 +259,11 @@ pub struct RouterArgs {
     /// Seconds after which etcd forgets a router that vanished, 2 to 3600.
     #[arg(long, value_name = "S", default_value_t = 10, help_heading = "Workers")]
     pub register_ttl_s: u32,
+
+    /// How etcd is entered, from the variables HEADRACE_ETCD_CA, _CERT, _KEY, _USER and _PASSWORD.
+    #[arg(skip = EtcdVariables::from_environment())]
+    #[serde(skip)]
+    pub etcd: EtcdVariables,
 
     /// What is logged: error, warn (or warning), info, debug, trace, off, or a filter such as
     /// `info,headrace_router::fleet=debug`.

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::{ConfigError, RouterArgs, WorkerListen, flag};
+use super::{ConfigError, EtcdAccess, RouterArgs, WorkerListen, flag};
 
 /// An entry in etcd that lives as long as this router.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +16,8 @@ pub struct Registration {
     pub advertise: Option<String>,
     /// Of the lease.
     pub ttl: Duration,
+    /// How etcd is entered.
+    pub access: EtcdAccess,
 }
 
 impl Registration {
@@ -71,6 +73,7 @@ impl Registration {
             prefix: prefix.to_owned(),
             advertise: args.advertise.clone(),
             ttl: Duration::from_secs(args.register_ttl_s.into()),
+            access: EtcdAccess::try_from(args.etcd.clone())?,
         }))
     }
 }

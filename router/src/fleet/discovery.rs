@@ -33,7 +33,7 @@ pub(super) async fn stay_registered(
     leave: CancellationToken,
 ) {
     let mut registrar = Registrar {
-        etcd: Etcd::new(registration.endpoints),
+        etcd: Etcd::new(registration.endpoints, &registration.access),
         key: format!("{}/{}", registration.prefix, entry.router),
         value: serde_json::json!({"address": entry.address, "router": entry.router}).to_string(),
         address: entry.address,
@@ -62,7 +62,7 @@ impl Registrar {
     async fn run(&mut self) {
         loop {
             match self.register().await {
-                Ok(lease) => self.keep(&lease).await,
+                Ok(lease) => self.keep(lease).await,
                 Err(error) => self.failed(&error, "this router is not registered").await,
             }
         }
@@ -70,8 +70,8 @@ impl Registrar {
 
     async fn register(&mut self) -> Result<LeaseId, EtcdError> {
         let lease = self.etcd.grant(self.ttl).await?;
-        self.lease = Some(lease.clone()); // to be revoked even if the rest fails
-        self.etcd.put(&self.key, &self.value, &lease).await?;
+        self.lease = Some(lease); // to be revoked even if the rest fails
+        self.etcd.put(&self.key, &self.value, lease).await?;
         tracing::info!(key = self.key, address = self.address, "registered in etcd");
         self.metrics.links.registered.set(1);
         self.pause = FIRST_PAUSE;
@@ -79,7 +79,7 @@ impl Registrar {
     }
 
     /// Returns when the lease is over. While etcd cannot be asked, the lease may be alive or not: it is asked again.
-    async fn keep(&mut self, lease: &LeaseId) {
+    async fn keep(&mut self, lease: LeaseId) {
         sleep(self.ttl / 3).await;
         loop {
             match self.etcd.keep_alive(lease).await {
@@ -112,7 +112,7 @@ impl Registrar {
     async fn withdraw(&mut self) {
         self.metrics.links.registered.set(0);
         let Some(lease) = self.lease.take() else { return };
-        match timeout(WITHDRAW, self.etcd.revoke(&lease)).await {
+        match timeout(WITHDRAW, self.etcd.revoke(lease)).await {
             Ok(Ok(())) => tracing::info!(key = self.key, "withdrawn from etcd"),
             Ok(Err(error)) => tracing::warn!(%error, "not withdrawn from etcd: the lease will end"),
             Err(_) => tracing::warn!("not withdrawn from etcd in time: the lease will end"),

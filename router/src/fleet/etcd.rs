@@ -1,146 +1,275 @@
-//! The little of etcd that a router needs: a lease and a key under it, over the JSON gateway (`/v3/...`, plain HTTP).
+//! A client of etcd, with TLS and login: a lease and a key under it for routers, a prefix to read and watch for workers.
+//!
+//! The crate `etcd-client` needs `protoc` to be built, for an interface of which this takes a tenth; so the few messages
+//! are written out in [`messages`], and `tonic` carries them.
+
+mod error;
+mod member;
+pub mod messages;
 
 use std::time::Duration;
 
-use bytes::Bytes;
-use http_body_util::{BodyExt as _, Full, Limited};
-use hyper::client::conn::http1;
-use hyper_util::rt::TokioIo;
-use serde_json::{Value, json};
-use tokio::net::TcpStream;
+use futures_util::{StreamExt as _, stream};
+use prost::Message;
 use tokio::time::timeout;
+use tonic::Streaming;
 
-/// For one call at one endpoint.
+pub use self::error::EtcdError;
+use self::error::Refused;
+use self::member::Member;
+use self::messages::{
+    DELETE, KeepAlive, KeptAlive, KeyValue, LeaseGrant, LeaseGranted, LeaseRevoke, Put, Range,
+    Ranged, Unread, WatchAnswer, WatchCreate, WatchQuestion,
+};
+use crate::config::EtcdAccess;
+
+/// For one call at one member, the connection and the login included.
 const CALL: Duration = Duration::from_secs(2);
-/// Longest answer; ours have some hundred bytes.
-const ANSWER_BYTES: usize = 1 << 20;
 
-/// Why etcd did not do what it was asked for.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum EtcdError {
-    /// No endpoint answered; this is what the last one of them met with.
-    #[error("{endpoint}: {reason}")]
-    Unreachable { endpoint: String, reason: String },
-    /// It answered something else.
-    #[error("an answer of no use: {0}")]
-    Answer(String),
-}
+/// A lease, by the number that etcd gave it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LeaseId(i64);
 
-impl EtcdError {
-    /// As a word, for metrics.
-    pub(super) fn reason(&self) -> &'static str {
-        match self {
-            Self::Unreachable { .. } => "etcd_unreachable",
-            Self::Answer(_) => "etcd_answer",
-        }
-    }
-}
-
-/// A lease, by the name that etcd gave it.
+/// A key and its value; no value where the key went.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct LeaseId(String);
+pub struct EtcdEntry {
+    /// Key, with its prefix.
+    pub key: Vec<u8>,
+    /// Value.
+    pub value: Option<Vec<u8>>,
+}
 
 /// The members of one etcd. The one that answered last is asked first.
 #[derive(Debug)]
-pub(super) struct Etcd {
-    endpoints: Vec<String>,
+pub struct Etcd {
+    members: Vec<Member>,
     next: usize,
 }
 
 impl Etcd {
     /// `endpoints` are `HOST:PORT`, at least one.
-    pub(super) fn new(endpoints: Vec<String>) -> Self {
-        Self { endpoints, next: 0 }
+    #[must_use]
+    pub fn new(endpoints: Vec<String>, access: &EtcdAccess) -> Self {
+        let member = |endpoint| Member::new(endpoint, access.clone());
+        Self { members: endpoints.into_iter().map(member).collect(), next: 0 }
     }
 
-    /// A new lease.
-    pub(super) async fn grant(&mut self, ttl: Duration) -> Result<LeaseId, EtcdError> {
-        let answer = self.call("/v3/lease/grant", json!({"TTL": ttl.as_secs()})).await?;
-        let id = answer["ID"].as_str().filter(|id| !id.is_empty());
-        id.map(|id| LeaseId(id.to_owned())).ok_or_else(|| EtcdError::Answer(clip(&answer)))
+    /// Begins a lease.
+    ///
+    /// # Errors
+    /// No member did it.
+    pub async fn grant(&mut self, ttl: Duration) -> Result<LeaseId, EtcdError> {
+        let ttl_s = i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX);
+        let granted: LeaseGranted =
+            self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrant { ttl_s }).await?;
+        if granted.id == 0 {
+            return Err(EtcdError::Answer("a lease without a number".into()));
+        }
+        Ok(LeaseId(granted.id))
     }
 
     /// Sets a key that goes with the lease.
-    pub(super) async fn put(
-        &mut self,
-        key: &str,
-        value: &str,
-        lease: &LeaseId,
-    ) -> Result<(), EtcdError> {
-        let (key, value) = (base64::encode(key), base64::encode(value));
-        let body = json!({"key": key, "value": value, "lease": lease.0});
-        self.call("/v3/kv/put", body).await.map(drop)
+    ///
+    /// # Errors
+    /// No member did it, or the lease is over.
+    pub async fn put(&mut self, key: &str, value: &str, lease: LeaseId) -> Result<(), EtcdError> {
+        let put = Put { key: key.into(), value: value.into(), lease: lease.0 };
+        self.ask("/etcdserverpb.KV/Put", put).await.map(|Unread {}| ())
     }
 
     /// False once the lease is over.
-    pub(super) async fn keep_alive(&mut self, lease: &LeaseId) -> Result<bool, EtcdError> {
-        let answer = self.call("/v3/lease/keepalive", json!({"ID": lease.0})).await?;
-        let Some(result) = answer.get("result") else {
-            return Err(EtcdError::Answer(clip(&answer)));
-        };
-        // a number as text; left out where it is 0
-        Ok(result["TTL"].as_str().and_then(|ttl| ttl.parse::<i64>().ok()).unwrap_or(0) > 0)
+    ///
+    /// # Errors
+    /// No member answered.
+    pub async fn keep_alive(&mut self, lease: LeaseId) -> Result<bool, EtcdError> {
+        let question = KeepAlive { id: lease.0 };
+        match self.ask("/etcdserverpb.Lease/LeaseKeepAlive", question).await {
+            Ok(KeptAlive { ttl_s }) => Ok(ttl_s > 0),
+            Err(EtcdError::LeaseLost) => Ok(false),
+            Err(other) => Err(other),
+        }
     }
 
     /// Ends a lease and removes its keys.
-    pub(super) async fn revoke(&mut self, lease: &LeaseId) -> Result<(), EtcdError> {
-        self.call("/v3/lease/revoke", json!({"ID": lease.0})).await.map(drop)
+    ///
+    /// # Errors
+    /// No member did it.
+    pub async fn revoke(&mut self, lease: LeaseId) -> Result<(), EtcdError> {
+        match self.ask("/etcdserverpb.Lease/LeaseRevoke", LeaseRevoke { id: lease.0 }).await {
+            Ok(Unread {}) | Err(EtcdError::LeaseLost) => Ok(()),
+            Err(other) => Err(other),
+        }
     }
 
-    /// Asks the endpoints one after the other until one answers.
-    async fn call(&mut self, path: &str, body: Value) -> Result<Value, EtcdError> {
-        let body = Bytes::from(body.to_string());
+    /// At most `limit` entries whose keys begin with `prefix`, and the revision that they are of.
+    ///
+    /// # Errors
+    /// No member answered.
+    pub async fn read(
+        &mut self,
+        prefix: &[u8],
+        limit: i64,
+    ) -> Result<(Vec<EtcdEntry>, i64), EtcdError> {
+        let range = Range { key: prefix.to_vec(), range_end: after(prefix), limit };
+        let found: Ranged = self.ask("/etcdserverpb.KV/Range", range).await?;
+        let header = found.header.ok_or_else(|| EtcdError::Answer("no revision".into()))?;
+        let entry = |kv: KeyValue| EtcdEntry { key: kv.key, value: Some(kv.value) };
+        Ok((found.kvs.into_iter().map(entry).collect(), header.revision))
+    }
+
+    /// Follows the keys that begin with `prefix`, from `revision` on. The watch stands when this returns.
+    ///
+    /// # Errors
+    /// No member answered, or the history from `revision` on is gone.
+    pub async fn watch(&mut self, prefix: &[u8], revision: i64) -> Result<EtcdWatch, EtcdError> {
+        let create = WatchCreate {
+            key: prefix.to_vec(),
+            range_end: after(prefix),
+            start_revision: revision,
+        };
+        let question = WatchQuestion { create: Some(create) };
+        let (first, answers) = self.open("/etcdserverpb.Watch/Watch", question, true).await?;
+        let endpoint = self.members[self.next].endpoint().to_owned();
+        let early = changed(&endpoint, first)?;
+        Ok(EtcdWatch { endpoint, early, answers })
+    }
+
+    /// Asks the members one after the other until one answers.
+    async fn ask<Q, A>(&mut self, path: &'static str, question: Q) -> Result<A, EtcdError>
+    where
+        Q: Message + Clone + Sync + 'static,
+        A: Message + Default + 'static,
+    {
+        self.open(path, question, false).await.map(|(answer, _)| answer)
+    }
+
+    /// The first answer of the first member that has one, and what follows it as long as the call is open.
+    async fn open<Q, A>(
+        &mut self,
+        path: &'static str,
+        question: Q,
+        stays_open: bool,
+    ) -> Result<(A, Streaming<A>), EtcdError>
+    where
+        Q: Message + Clone + Sync + 'static,
+        A: Message + Default + 'static,
+    {
         let mut failed = None;
-        for _ in 0..self.endpoints.len() {
-            let endpoint = &self.endpoints[self.next];
-            let reason = match timeout(CALL, post(endpoint, path, body.clone())).await {
-                Ok(Ok((200, answer))) => return read(&answer),
-                // an unknown lease has a status of its own, and another member knows it no better
-                Ok(Ok((404, answer))) => return read(&answer),
-                Ok(Ok((status, answer))) => {
-                    format!("status {status}: {}", clip(&String::from_utf8_lossy(&answer)))
-                }
-                Ok(Err(error)) => error.to_string(),
-                Err(_) => format!("no answer within {CALL:?}"),
+        for _ in 0..self.members.len() {
+            let member = &mut self.members[self.next];
+            let questions = || {
+                let rest = if stays_open {
+                    stream::pending().left_stream()
+                } else {
+                    stream::empty().right_stream()
+                };
+                stream::iter([question.clone()]).chain(rest)
             };
-            failed = Some(EtcdError::Unreachable { endpoint: endpoint.clone(), reason });
-            self.next = (self.next + 1) % self.endpoints.len();
+            let refused = match timeout(CALL, member.open(path, questions)).await {
+                Ok(Ok(answered)) => return Ok(answered),
+                Ok(Err(refused)) => refused,
+                Err(_) => Refused::unreachable(format!("no answer within {CALL:?}")),
+            };
+            let (error, elsewhere) = refused.at(member.endpoint());
+            member.forget(); // what is half open or logged in no more is opened anew the next time
+            if !elsewhere {
+                return Err(error);
+            }
+            failed = Some(error);
+            self.next = (self.next + 1) % self.members.len();
         }
         Err(failed.expect("config wants at least one endpoint"))
     }
 }
 
-type BoxError = Box<dyn std::error::Error + Send + Sync>;
-
-async fn post(endpoint: &str, path: &str, body: Bytes) -> Result<(u16, Bytes), BoxError> {
-    let stream = TcpStream::connect(endpoint).await?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    let request = hyper::Request::post(path)
-        .header("host", endpoint)
-        .header("content-type", "application/json")
-        .body(Full::new(body))?;
-    let answer = async move {
-        let response = sender.send_request(request).await?;
-        let status = response.status().as_u16();
-        let body = Limited::new(response.into_body(), ANSWER_BYTES).collect().await?;
-        Ok((status, body.to_bytes()))
-    };
-    // the connection ends with its sender, which the answer takes along; what breaks it, the answer says
-    let (answer, _) = tokio::join!(answer, connection);
-    answer
+/// Changes of a prefix, as they come. Dropping it ends the watch.
+#[derive(Debug)]
+pub struct EtcdWatch {
+    endpoint: String,
+    /// What came with the word that the watch stands.
+    early: Vec<EtcdEntry>,
+    answers: Streaming<WatchAnswer>,
 }
 
-/// The first JSON object of an answer; a keep-alive is a stream of them.
-fn read(answer: &[u8]) -> Result<Value, EtcdError> {
-    let mut objects = serde_json::Deserializer::from_slice(answer).into_iter::<Value>();
-    match objects.next() {
-        Some(Ok(object @ Value::Object(_))) => Ok(object),
-        Some(Ok(other)) => Err(EtcdError::Answer(clip(&other))),
-        Some(Err(error)) => Err(EtcdError::Answer(error.to_string())),
-        None => Err(EtcdError::Answer("it is empty".into())),
+impl EtcdWatch {
+    /// The next changes, at least one; they may take for ever.
+    ///
+    /// # Errors
+    /// The watch is over.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    pub async fn next(&mut self) -> Result<Vec<EtcdEntry>, EtcdError> {
+        loop {
+            let changes = std::mem::take(&mut self.early);
+            if !changes.is_empty() {
+                return Ok(changes);
+            }
+            let answer = self.answers.message().await;
+            let answer = answer.map_err(|status| Refused::from(status).at(&self.endpoint).0)?;
+            let answer = answer.ok_or_else(|| EtcdError::Answer("the watch ended".into()))?;
+            self.early = changed(&self.endpoint, answer)?;
+        }
     }
 }
 
-fn clip(text: &impl ToString) -> String {
-    text.to_string().chars().take(200).collect()
+fn changed(endpoint: &str, answer: WatchAnswer) -> Result<Vec<EtcdEntry>, EtcdError> {
+    if answer.compact_revision != 0 {
+        return Err(EtcdError::Compacted);
+    }
+    if answer.canceled {
+        return Err(Refused::cancelled(&answer.cancel_reason).at(endpoint).0);
+    }
+    let entry = |event: messages::Event| {
+        let kv = event.kv.ok_or_else(|| EtcdError::Answer("an event without a key".into()))?;
+        Ok(EtcdEntry { key: kv.key, value: (event.kind != DELETE).then_some(kv.value) })
+    };
+    answer.events.into_iter().map(entry).collect()
+}
+
+/// The end of the range of all keys that begin with `prefix`, as etcd wants it.
+fn after(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if let Some(next) = last.checked_add(1) {
+            end.push(next);
+            return end;
+        }
+    }
+    vec![0] // all keys
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_ends_where_the_prefix_does() {
+        for (prefix, end) in
+            [(&b"head/"[..], &b"head0"[..]), (b"a\xff", b"b"), (b"\xff\xff", b"\0"), (b"", b"\0")]
+        {
+            assert_eq!(after(prefix), end);
+        }
+    }
+
+    #[test]
+    fn a_watch_says_what_came_what_went_and_why_it_ended() {
+        let kv = |key: &str, value: &str| KeyValue { key: key.into(), value: value.into() };
+        let event = |kind, kv| messages::Event { kind, kv };
+        let events = vec![event(0, Some(kv("a", "1"))), event(DELETE, Some(kv("b", "")))];
+        let entries = changed("e:1", WatchAnswer { events, ..WatchAnswer::default() }).unwrap();
+        let values: Vec<_> = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
+        assert_eq!(values, [(b"a".to_vec(), Some(b"1".to_vec())), (b"b".to_vec(), None)]);
+
+        let compacted = WatchAnswer { compact_revision: 7, canceled: true, ..Default::default() };
+        assert!(matches!(changed("e:1", compacted), Err(EtcdError::Compacted)));
+        let denied = WatchAnswer {
+            canceled: true,
+            cancel_reason: "etcdserver: permission denied".into(),
+            ..Default::default()
+        };
+        assert!(matches!(changed("e:1", denied), Err(EtcdError::Denied { .. })));
+        let nameless = WatchAnswer { events: vec![event(0, None)], ..Default::default() };
+        assert!(matches!(changed("e:1", nameless), Err(EtcdError::Answer(_))));
+    }
 }
