@@ -24,7 +24,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use self::discovery::{Entry, stay_registered};
+use self::discovery::{RouterRecord, stay_registered};
 pub use self::drain::{DrainError, DrainOrder};
 use self::listen::{Listener, accept_workers, tls_acceptor};
 pub use self::registry::{Registry, ServedModel};
@@ -129,7 +129,7 @@ pub(crate) async fn start(
         let router = registry.setup.name.clone();
         let address = registration.advertise.clone();
         let address = address.unwrap_or_else(|| registry.address().to_string());
-        let (entry, metrics) = (Entry { router, address }, Arc::clone(&registry.metrics));
+        let (entry, metrics) = (RouterRecord { router, address }, Arc::clone(&registry.metrics));
         tasks.spawn(stay_registered(registration, entry, metrics, registry.leaves.clone()));
     }
     for (listener, tls) in [(Some(listener), tls), (local, None)] {

@@ -18,7 +18,7 @@ use crate::limits::memory::Share;
 #[derive(Debug)]
 pub(crate) struct Reservation {
     registry: Arc<Registry>,
-    decode: Place,
+    decode: BookedPlace,
     prefill: Option<PrefillPlace>,
     decision: Arc<Decision>,
     waited: Duration,
@@ -27,7 +27,7 @@ pub(crate) struct Reservation {
 
 /// A place on one worker.
 #[derive(Debug, Clone)]
-pub(super) struct Place {
+pub(super) struct BookedPlace {
     pub(super) link: Arc<Link>,
     /// Name of the leg on that link.
     pub(super) request: RequestId,
@@ -36,7 +36,7 @@ pub(super) struct Place {
 /// A place for the prompt on another worker than the one that decodes.
 #[derive(Debug, Clone)]
 pub(super) struct PrefillPlace {
-    pub(super) place: Place,
+    pub(super) place: BookedPlace,
     /// Ways to pull KV from there.
     pub(super) transfer: Vec<String>,
 }
@@ -45,7 +45,7 @@ impl Reservation {
     /// Of places that are booked already.
     pub(super) fn new(
         registry: Arc<Registry>,
-        decode: Place,
+        decode: BookedPlace,
         prefill: Option<PrefillPlace>,
         decision: Arc<Decision>,
     ) -> Self {
@@ -102,7 +102,7 @@ impl Reservation {
         memory: Share,
     ) -> Result<TokenStream, RouteError> {
         self.used = true; // from here on the links give it back
-        let Place { link, request } = self.decode.clone();
+        let BookedPlace { link, request } = self.decode.clone();
         let resumed = submit.resume.as_ref().map_or(0, |resume| resume.generated.len() / 4);
         let resumed = u32::try_from(resumed).unwrap_or(u32::MAX);
         let first = self.prefill.as_ref().map_or(link.id, |prefill| prefill.place.link.id);
@@ -158,7 +158,7 @@ impl Drop for Reservation {
             return;
         }
         let prefill = self.prefill.as_ref().map(|prefill| &prefill.place);
-        for Place { link, request } in [Some(&self.decode), prefill].into_iter().flatten() {
+        for BookedPlace { link, request } in [Some(&self.decode), prefill].into_iter().flatten() {
             self.registry.ended(link.id, &[(*request, LegOutput::default())]);
         }
     }

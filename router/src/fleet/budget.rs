@@ -44,7 +44,7 @@ pub(super) struct DescriptionBytes {
 
 /// A part of them, until it drops.
 #[derive(Debug)]
-pub(super) struct Charge {
+pub(super) struct DescriptionCharge {
     bytes: usize,
     used: Arc<AtomicUsize>,
 }
@@ -55,7 +55,7 @@ impl DescriptionBytes {
     }
 
     /// So many more for one of them. False if there are not as many.
-    pub(super) fn more(&self, charge: &mut Charge, bytes: usize) -> bool {
+    pub(super) fn more(&self, charge: &mut DescriptionCharge, bytes: usize) -> bool {
         let fits = |used: usize| used.checked_add(bytes).filter(|sum| *sum <= self.most);
         let taken = self.used.fetch_update(Relaxed, Relaxed, fits).is_ok();
         charge.bytes += if taken { bytes } else { 0 };
@@ -67,12 +67,12 @@ impl DescriptionBytes {
     }
 
     /// Of no bytes yet.
-    pub(super) fn charge(&self) -> Charge {
-        Charge { bytes: 0, used: Arc::clone(&self.used) }
+    pub(super) fn charge(&self) -> DescriptionCharge {
+        DescriptionCharge { bytes: 0, used: Arc::clone(&self.used) }
     }
 }
 
-impl Drop for Charge {
+impl Drop for DescriptionCharge {
     fn drop(&mut self) {
         self.used.fetch_sub(self.bytes, Relaxed);
     }

@@ -19,7 +19,7 @@ const WITHDRAW: Duration = Duration::from_secs(1);
 
 /// What is told of this router.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct RouterRecord {
     pub(super) router: String,
     /// What workers dial.
     pub(super) address: String,
@@ -28,7 +28,7 @@ pub(super) struct Entry {
 /// Keeps the entry until `leave`, then takes it back.
 pub(super) async fn stay_registered(
     registration: Registration,
-    entry: Entry,
+    entry: RouterRecord,
     metrics: Arc<Metrics>,
     leave: CancellationToken,
 ) {

@@ -1,6 +1,6 @@
 //! A worker is asked to leave: what its cache holds that is hot goes to others first, then what it runs may end.
 //!
-//! The router asks it for its hottest blocks ([`Drain::offered`]), shares them out (`core::migration`) and has each target
+//! The router asks it for its hottest blocks ([`Drains::offered`]), shares them out (`core::migration`) and has each target
 //! pull its share. What the targets hold in the end is read off the block index, not believed from what was sent. Requests go
 //! on meanwhile; what is not done when the budget is over goes on elsewhere, like the requests of any worker that is lost.
 
@@ -16,7 +16,7 @@ use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
 use self::orders::Orders;
-use self::progress::{Drain, Migration, Outcome, Phase};
+use self::progress::{DrainProgress, Migration, Outcome, Phase};
 use super::link::{Link, LinkError};
 use super::pool::WorkerPool;
 use super::registry::Registry;
@@ -58,7 +58,7 @@ pub enum DrainError {
 
 /// The drains that run, and the last one of each worker.
 #[derive(Debug)]
-pub(super) struct Drains(Lock<BTreeMap<String, Arc<Drain>>>);
+pub(super) struct Drains(Lock<BTreeMap<String, Arc<DrainProgress>>>);
 
 impl Default for Drains {
     fn default() -> Self {
@@ -67,15 +67,15 @@ impl Default for Drains {
 }
 
 impl Drains {
-    fn all(&self) -> Vec<Arc<Drain>> {
+    fn all(&self) -> Vec<Arc<DrainProgress>> {
         self.0.lock().values().cloned().collect()
     }
 
-    fn named(&self, worker: &str) -> Option<Arc<Drain>> {
+    fn named(&self, worker: &str) -> Option<Arc<DrainProgress>> {
         self.0.lock().get(worker).cloned()
     }
 
-    fn remember(&self, drain: &Arc<Drain>) {
+    fn remember(&self, drain: &Arc<DrainProgress>) {
         let mut drains = self.0.lock();
         if drains.len() >= REMEMBERED && !drains.contains_key(&drain.worker) {
             let over =
@@ -87,7 +87,7 @@ impl Drains {
         drains.insert(drain.worker.clone(), Arc::clone(drain));
     }
 
-    fn of(&self, id: WorkerId) -> Option<Arc<Drain>> {
+    fn of(&self, id: WorkerId) -> Option<Arc<DrainProgress>> {
         self.all().into_iter().find(|drain| drain.id == id)
     }
 
@@ -146,7 +146,7 @@ impl Registry {
         &self,
         worker: &str,
         order: DrainOrder,
-    ) -> Result<(Arc<Drain>, Arc<Link>, u32), DrainError> {
+    ) -> Result<(Arc<DrainProgress>, Arc<Link>, u32), DrainError> {
         let mut state = self.state();
         let found = state.named(worker).ok_or(DrainError::Unknown)?;
         if found.leaves() {
@@ -155,7 +155,8 @@ impl Registry {
         let (link, source) = (Arc::clone(&found.link), &found.hello);
         let moves = source.kv_block_bytes > 0 && !source.transfer.is_empty();
         let asked = if moves { order.migration } else { 0 };
-        let drain = Arc::new(Drain::new(source, link.id, order.budget, asked, link.in_flight()));
+        let drain =
+            Arc::new(DrainProgress::new(source, link.id, order.budget, asked, link.in_flight()));
         self.drains.remember(&drain);
         state.pool(link.id).expect("it was found").set_draining(link.id);
         Ok((drain, link, asked))
@@ -170,7 +171,7 @@ impl Registry {
     /// From the order to the end of the link.
     async fn follow_drain(
         self: &Arc<Self>,
-        drain: &Arc<Drain>,
+        drain: &Arc<DrainProgress>,
         link: &Arc<Link>,
         order: DrainOrder,
         asked: u32,
@@ -198,7 +199,7 @@ impl Registry {
         tracing::info!(worker = drain.worker, %summary, "drained");
     }
 
-    async fn migration(self: &Arc<Self>, drain: &Arc<Drain>, order: DrainOrder) -> Outcome {
+    async fn migration(self: &Arc<Self>, drain: &Arc<DrainProgress>, order: DrainOrder) -> Outcome {
         let until = drain.began + order.budget.min(OFFER);
         let offer = drain.wait(until, |state| match state.offer.take() {
             Some(offer) => Some(Some(offer)),
@@ -240,7 +241,7 @@ impl Registry {
     }
 
     /// Waits for the targets' own word of what they hold now, shortly, and takes note of it.
-    async fn until_announced(&self, drain: &Drain, offer: &Offer) {
+    async fn until_announced(&self, drain: &DrainProgress, offer: &Offer) {
         let until = Instant::now() + ANNOUNCED;
         let (mut kept, mut missing) = self.kept(drain, offer, every(offer)).await;
         while kept.blocks < drain.blocks_pulled() && Instant::now() < until {
@@ -257,7 +258,7 @@ impl Registry {
     /// the places of the rest. It looks at a few at a time, for all who use the index wait meanwhile.
     async fn kept(
         &self,
-        drain: &Drain,
+        drain: &DrainProgress,
         offer: &Offer,
         places: Vec<usize>,
     ) -> (Migration, Vec<usize>) {

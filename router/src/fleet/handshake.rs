@@ -9,7 +9,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use self::hello::{NAME_BYTES, check};
 use super::Setup;
 use super::codec::{CodecError, FrameReader, FrameWriter, ReadError};
-use super::lobby::Peer;
+use super::lobby::Origin;
 use super::registry::Registry;
 use crate::core::frame::{
     Frame, Hello, OtherVersion, PROTOCOL, Refuse, RefuseReason, Welcome, Word as _,
@@ -145,7 +145,7 @@ impl Misfit {
 pub(super) async fn greet<R, W>(
     setup: &Setup,
     registry: &Registry,
-    peer: Peer,
+    peer: Origin,
     reader: &mut FrameReader<R>,
     writer: &mut FrameWriter<W>,
 ) -> Result<Hello, HandshakeError>

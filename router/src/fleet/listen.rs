@@ -21,7 +21,7 @@ use super::StartError;
 use super::codec::{FrameReader, FrameWriter};
 use super::handshake::{HELLO_BYTES, HandshakeError, greet, send};
 use super::link::{Link, LinkError};
-use super::lobby::{Lobby, Peer, Visit};
+use super::lobby::{Lobby, Origin, Visit};
 use super::registry::Registry;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
@@ -55,12 +55,12 @@ impl Listener {
             Self::Tcp(listener) => {
                 let (stream, from) = listener.accept().await?;
                 stream.set_nodelay(true)?;
-                let (peer, address) = (Peer::of(from.ip()), from.to_string());
+                let (peer, address) = (Origin::of(from.ip()), from.to_string());
                 Ok((Socket::Tcp(stream), Dial { peer, address }))
             }
             Self::Unix(listener, file) => {
                 let (stream, _) = listener.accept().await?;
-                let peer = Peer::User(stream.peer_cred().ok().map(|peer| peer.uid()));
+                let peer = Origin::User(stream.peer_cred().ok().map(|peer| peer.uid()));
                 let address = format!("unix:{}", file.path().display());
                 Ok((Socket::Unix(stream), Dial { peer, address }))
             }
@@ -166,7 +166,7 @@ pub(super) async fn accept_workers(
 
 /// Who dials.
 pub(super) struct Dial {
-    pub(super) peer: Peer,
+    pub(super) peer: Origin,
     /// For people.
     pub(super) address: String,
 }

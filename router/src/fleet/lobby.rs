@@ -27,14 +27,14 @@ const LOGGED: Duration = Duration::from_secs(10);
 
 /// From where somebody dials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) enum Peer {
+pub(super) enum Origin {
     /// A machine, or a network of the kind that one customer gets: of IPv6 addresses the first half counts.
     Host(IpAddr),
     /// A user of this machine, through a Unix socket.
     User(Option<u32>),
 }
 
-impl Peer {
+impl Origin {
     pub(super) fn of(address: IpAddr) -> Self {
         Self::Host(match address.to_canonical() {
             IpAddr::V6(address) => {
@@ -54,7 +54,7 @@ pub(super) struct Lobby(Lock<Guests>);
 struct Guests {
     /// The oldest first.
     by_number: BTreeMap<u64, Guest>,
-    of_peer: HashMap<Peer, usize>,
+    of_peer: HashMap<Origin, usize>,
     next: u64,
     turned_out: u64,
     logged: Option<Instant>,
@@ -62,7 +62,7 @@ struct Guests {
 
 #[derive(Debug)]
 struct Guest {
-    peer: Peer,
+    peer: Origin,
     spoke: Arc<AtomicBool>,
     out: CancellationToken,
 }
@@ -82,7 +82,7 @@ impl Lobby {
     }
 
     /// Lets a connection in, and turns another one out where there are too many.
-    pub(super) fn enter(self: &Arc<Self>, peer: Peer) -> Visit {
+    pub(super) fn enter(self: &Arc<Self>, peer: Origin) -> Visit {
         let mut guests = self.0.lock();
         if guests.of_peer.get(&peer).is_some_and(|n| *n >= MOST_OF_A_PEER) {
             guests.turn_out(peer);
@@ -107,7 +107,7 @@ impl Lobby {
 
 impl Guests {
     /// The oldest of this peer that has sent nothing, or else the oldest.
-    fn turn_out(&mut self, peer: Peer) {
+    fn turn_out(&mut self, peer: Origin) {
         let of_peer = || self.by_number.iter().filter(|(_, guest)| guest.peer == peer);
         let silent = of_peer().find(|(_, guest)| !guest.spoke.load(Relaxed));
         let silent = silent.or_else(|| of_peer().next());
@@ -215,8 +215,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Heard<S> {
 mod tests {
     use super::*;
 
-    fn host(n: u8) -> Peer {
-        Peer::of(IpAddr::from([10, 0, 0, n]))
+    fn host(n: u8) -> Origin {
+        Origin::of(IpAddr::from([10, 0, 0, n]))
     }
 
     #[test]
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn one_network_is_one_peer() {
-        let of = |text: &str| Peer::of(text.parse().expect("an address"));
+        let of = |text: &str| Origin::of(text.parse().expect("an address"));
         assert_eq!(of("2001:db8::1"), of("2001:db8::ffff:1"));
         assert_ne!(of("2001:db8::1"), of("2001:db8:0:1::1"));
         assert_eq!(of("::ffff:10.0.0.1"), of("10.0.0.1"));

@@ -14,11 +14,11 @@ use tokio::time::Instant;
 pub(super) use self::described::WORKER_GAUGES;
 use self::pulls::Pulls;
 use super::ModelInfo;
-use super::booking::{Place, PrefillPlace};
-use super::budget::Charge;
+use super::booking::{BookedPlace, PrefillPlace};
+use super::budget::DescriptionCharge;
 use super::link::Link;
 use super::listen::Dial;
-use super::lobby::Peer;
+use super::lobby::Origin;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::WorkerId;
@@ -69,7 +69,7 @@ pub(super) struct PooledWorker {
     pub(super) link: Arc<Link>,
     /// Blocks that the index keeps for it, by tier.
     pub(super) index_room: [u32; 3],
-    pub(super) peer: Peer,
+    pub(super) peer: Origin,
     /// It was asked to describe its model.
     pub(super) asked: bool,
     joined: Instant,
@@ -123,7 +123,7 @@ impl PooledWorker {
 }
 
 /// A model's description as it is used, and its part of what all of them may take.
-pub(super) type Described = (Arc<PromptEngine>, Arc<Charge>);
+pub(super) type Described = (Arc<PromptEngine>, Arc<DescriptionCharge>);
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -132,7 +132,7 @@ pub(super) struct WorkerPool {
     pub(super) fingerprints: Fingerprints,
     pub(super) engine: Option<Arc<PromptEngine>>,
     /// Its description counts as long as it is known here.
-    charge: Option<Arc<Charge>>,
+    charge: Option<Arc<DescriptionCharge>>,
     /// Somebody asked for it.
     wanted: bool,
     /// Since when it has no worker.
@@ -398,12 +398,12 @@ impl WorkerPool {
 }
 
 /// The place that decodes, and the one that computes the prompt where that is another worker.
-pub(super) type Places = (Place, Option<PrefillPlace>);
+pub(super) type BookedPlaces = (BookedPlace, Option<PrefillPlace>);
 
 /// Where a placement is.
-pub(super) fn places(workers: &Scheduler<PooledWorker>, placement: &Placement) -> Places {
+pub(super) fn places(workers: &Scheduler<PooledWorker>, placement: &Placement) -> BookedPlaces {
     let worker = |id| workers.member(id).expect("who was just chosen is there");
-    let place = |id, request| Place { link: Arc::clone(&worker(id).link), request };
+    let place = |id, request| BookedPlace { link: Arc::clone(&worker(id).link), request };
     let prefill = placement.prefill.map(|leg| PrefillPlace {
         place: place(leg.worker, leg.request),
         transfer: worker(leg.worker).hello.transfer.clone(),

@@ -10,51 +10,51 @@ use super::registry::{Registry, ServedModel};
 use crate::core::frame::RequestId;
 use crate::error::RouteError;
 
-pub(super) type Answer = Result<Reservation, RouteError>;
+pub(super) type QueueAnswer = Result<Reservation, RouteError>;
 
 /// One who waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
     /// Its tokens are those of this model's engine.
     pub(super) model: Arc<ServedModel>,
-    reply: oneshot::Sender<Answer>,
+    reply: oneshot::Sender<QueueAnswer>,
 }
 
 impl Waiting {
-    pub(super) fn new(model: Arc<ServedModel>) -> (Self, oneshot::Receiver<Answer>) {
+    pub(super) fn new(model: Arc<ServedModel>) -> (Self, oneshot::Receiver<QueueAnswer>) {
         let (reply, answer) = oneshot::channel();
         (Self { model, reply }, answer)
     }
 
     /// Gives the answer back if nobody waits for it any more.
-    pub(super) fn answer(self, answer: Answer) -> Result<(), Answer> {
+    pub(super) fn answer(self, answer: QueueAnswer) -> Result<(), QueueAnswer> {
         self.reply.send(answer)
     }
 }
 
 /// A place in the queue; dropping it leaves the queue.
 #[derive(Debug)]
-pub(super) struct Ticket {
+pub(super) struct QueueTicket {
     registry: Arc<Registry>,
     request: RequestId,
     model: Arc<ServedModel>,
     pub(super) since: Instant,
-    answer: oneshot::Receiver<Answer>,
+    answer: oneshot::Receiver<QueueAnswer>,
     answered: bool,
 }
 
-impl Ticket {
+impl QueueTicket {
     pub(super) fn new(
         registry: Arc<Registry>,
         request: RequestId,
         model: Arc<ServedModel>,
-        answer: oneshot::Receiver<Answer>,
+        answer: oneshot::Receiver<QueueAnswer>,
     ) -> Self {
         Self { registry, request, model, since: Instant::now(), answer, answered: false }
     }
 
     /// `None` if the queue was given up.
-    pub(super) async fn wait(&mut self) -> Option<Answer> {
+    pub(super) async fn wait(&mut self) -> Option<QueueAnswer> {
         let answer = (&mut self.answer).await.ok();
         self.answered = true;
         answer
@@ -67,7 +67,7 @@ impl Ticket {
     }
 }
 
-impl Drop for Ticket {
+impl Drop for QueueTicket {
     fn drop(&mut self) {
         if !self.answered {
             self.registry.leave_queue(&self.model.name, self.request);

@@ -59,13 +59,13 @@ pub struct Registry {
     pub(super) descriptions: DescriptionBytes,
     begin: Instant,
     last_request: AtomicU64,
-    state: Lock<State>,
+    state: Lock<RegistryState>,
     /// A turn to apply a piece of a long block event: however many workers send such events, they are one thread's work.
     block_turn: Semaphore,
 }
 
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct RegistryState {
     next_worker: u32,
     pub(super) pools: BTreeMap<String, WorkerPool>,
     /// Model of each worker.
@@ -89,7 +89,7 @@ pub(super) struct Said {
     pub(super) ended: Vec<(RequestId, LegOutput)>,
 }
 
-impl State {
+impl RegistryState {
     pub(super) fn pool(&mut self, id: WorkerId) -> Option<&mut WorkerPool> {
         self.pools.get_mut(self.models.get(&id)?)
     }
@@ -97,7 +97,7 @@ impl State {
 
 impl Registry {
     pub(super) fn new(setup: Setup, metrics: Arc<Metrics>, seed: u64) -> Arc<Self> {
-        let state = State {
+        let state = RegistryState {
             next_worker: 0,
             pools: BTreeMap::new(),
             models: HashMap::new(),
@@ -147,7 +147,7 @@ impl Registry {
         &self.setup.tokenize_pool
     }
 
-    pub(super) fn state(&self) -> Held<'_, State> {
+    pub(super) fn state(&self) -> Held<'_, RegistryState> {
         self.state.lock()
     }
 
@@ -429,7 +429,7 @@ impl Registry {
     }
 }
 
-impl State {
+impl RegistryState {
     fn may_join(&self, hello: &Hello, router: &str) -> Result<(), Box<Refuse>> {
         let refuse = |reason, field: &str, expected: String, got: String, message| {
             let misfit = Misfit { field: field.into(), expected, got, message };

@@ -7,7 +7,7 @@ use tokio::task::spawn_blocking;
 
 use super::super::link::Link;
 use super::super::registry::Registry;
-use super::progress::{Drain, Pull};
+use super::progress::{DrainProgress, Pull};
 use crate::core::frame::{Fetch, KvFrom, NAME_BYTES, Offer, RequestId, Role};
 use crate::core::migration::{BlockShare, MigrationTarget, divide};
 
@@ -21,7 +21,7 @@ impl Orders {
     /// Successors are workers of the same model that stay, can pull and have room; if there are any of the same role, these.
     pub(super) async fn new(
         registry: &Registry,
-        drain: &Drain,
+        drain: &DrainProgress,
         offer: &Offer,
         limit: Duration,
     ) -> Self {
@@ -56,7 +56,7 @@ impl Orders {
 }
 
 /// Who may take blocks, the least busy first.
-fn targets(registry: &Registry, drain: &Drain) -> Vec<(Arc<Link>, MigrationTarget)> {
+fn targets(registry: &Registry, drain: &DrainProgress) -> Vec<(Arc<Link>, MigrationTarget)> {
     let mut found: Vec<(Arc<Link>, Role, MigrationTarget)> = Vec::new();
     if let Some(pool) = registry.state().pools.get(&drain.model) {
         for (worker, view) in pool.stay() {
@@ -78,7 +78,7 @@ fn targets(registry: &Registry, drain: &Drain) -> Vec<(Arc<Link>, MigrationTarge
 
 fn fetch(
     request: RequestId,
-    drain: &Drain,
+    drain: &DrainProgress,
     offer: &Offer,
     share: &BlockShare,
     limit: Duration,

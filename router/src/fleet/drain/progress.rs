@@ -14,7 +14,7 @@ use crate::process::lock::{Held, Lock};
 
 /// One drain. What stays as it was is public; the rest is behind a short lock.
 #[derive(Debug)]
-pub(super) struct Drain {
+pub(super) struct DrainProgress {
     pub(super) worker: String,
     pub(super) id: WorkerId,
     pub(super) model: String,
@@ -24,13 +24,13 @@ pub(super) struct Drain {
     pub(super) began: Instant,
     budget: Duration,
     running: usize,
-    state: Lock<State>,
+    state: Lock<DrainState>,
     changed: Notify,
 }
 
 /// What changes.
 #[derive(Debug)]
-pub(super) struct State {
+pub(super) struct DrainState {
     pub(super) phase: Phase,
     pub(super) offer: Option<Offer>,
     /// Whether an offer is wanted, or came.
@@ -121,13 +121,13 @@ impl Pull {
     }
 }
 
-impl State {
+impl DrainState {
     pub(super) fn all_pulled(&self) -> bool {
         self.pulls.iter().all(|pull| pull.ended.is_some())
     }
 }
 
-impl Drain {
+impl DrainProgress {
     /// `running`: legs on the worker at this moment.
     pub(super) fn new(
         hello: &Hello,
@@ -136,7 +136,7 @@ impl Drain {
         asked: u32,
         running: usize,
     ) -> Self {
-        let state = State {
+        let state = DrainState {
             phase: Phase::Offering,
             offer: None,
             asked: asked > 0,
@@ -164,11 +164,11 @@ impl Drain {
         }
     }
 
-    fn state(&self) -> Held<'_, State> {
+    fn state(&self) -> Held<'_, DrainState> {
         self.state.lock()
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut DrainState) -> T) -> T {
         let result = change(&mut self.state());
         self.changed.notify_waiters();
         result
@@ -178,7 +178,7 @@ impl Drain {
     pub(super) async fn wait<T>(
         &self,
         until: Instant,
-        mut ready: impl FnMut(&mut State) -> Option<T>,
+        mut ready: impl FnMut(&mut DrainState) -> Option<T>,
     ) -> Option<T> {
         loop {
             let changed = self.changed.notified(); // from here on no change is missed
@@ -287,7 +287,7 @@ impl Drain {
 
     pub(super) fn as_json(&self) -> Value {
         let state = self.state();
-        let State { offered, kept, .. } = *state;
+        let DrainState { offered, kept, .. } = *state;
         let rate = (offered.hits > 0).then(|| kept.hits as f64 / offered.hits as f64);
         let moved = state.moved.min(self.running);
         let done = state.phase == Phase::Done;

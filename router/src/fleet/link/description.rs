@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::error::LinkError;
 use crate::core::frame::ModelPart;
-use crate::fleet::budget::{Charge, DescriptionBytes};
+use crate::fleet::budget::{DescriptionBytes, DescriptionCharge};
 
 /// Longest description of a model. Tokenizers of 250,000 tokens have about 35 MB.
 const MODEL_BYTES: usize = 96 << 20;
@@ -15,13 +15,13 @@ pub(in crate::fleet) struct Description {
     pub(in crate::fleet) fingerprint: String,
     pub(super) since: Instant,
     pub(in crate::fleet) document: Vec<u8>,
-    pub(in crate::fleet) charge: Charge,
+    pub(in crate::fleet) charge: DescriptionCharge,
     parts: u32,
 }
 
 impl Description {
     /// Asked for, nothing has come.
-    pub(super) fn new(fingerprint: String, since: Instant, charge: Charge) -> Self {
+    pub(super) fn new(fingerprint: String, since: Instant, charge: DescriptionCharge) -> Self {
         Self { fingerprint, since, document: Vec::new(), charge, parts: 0 }
     }
 

@@ -13,7 +13,7 @@ use crate::error::RouteError;
 use crate::fleet::stream::Mailbox;
 
 #[derive(Debug)]
-pub(super) struct Leg {
+pub(super) struct LegHandle {
     pub(super) state: LegState,
     pub(super) part: Part,
     /// Tokens that came from this worker.
@@ -62,7 +62,7 @@ pub(crate) struct Partner {
     pub(crate) ticketed: bool,
 }
 
-impl Leg {
+impl LegHandle {
     pub(super) fn output(&self, complete: bool) -> LegOutput {
         LegOutput { tokens: self.before + self.generated, complete }
     }

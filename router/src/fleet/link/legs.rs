@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::hangup::Hangup;
-use super::leg::{Leg, LegState, Part};
+use super::leg::{LegHandle, LegState, Part};
 use super::{Lease, Link, LinkError, NotTaken};
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
@@ -31,7 +31,7 @@ const FREED_TIMEOUT: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Legs {
     pub(super) closed: bool,
-    by_request: HashMap<RequestId, Leg>,
+    by_request: HashMap<RequestId, LegHandle>,
     /// Frames that overtake submits. At most one cancel for each leg, and a few more.
     pub(super) urgent: Vec<Frame>,
     pub(super) pinged: bool,
@@ -152,7 +152,7 @@ impl Link {
         let request = submit.request;
         let resumed = submit.resume.as_ref().map_or(0, |resume| resume.generated.len() / 4);
         let first = u32::from(matches!(part, Part::Decode { .. }));
-        let leg = Leg {
+        let leg = LegHandle {
             state: LegState::Queued(Arc::clone(mailbox)),
             part,
             generated: 0,
@@ -291,7 +291,7 @@ impl Link {
                 };
                 let part = std::mem::replace(&mut leg.part, Part::Whole);
                 let (state, hangup) = (LegState::Sent(mailbox), Arc::clone(&leg.hangup));
-                given_up.push(Leg { state, part, generated: 0, before: 0, hangup });
+                given_up.push(LegHandle { state, part, generated: 0, before: 0, hangup });
                 if sent {
                     leg.state = LegState::Cancelled(Instant::now());
                     urgent.push(Frame::Cancel(Cancel { request: *request }));
@@ -316,7 +316,7 @@ impl Link {
 
     /// The router ends: whoever reads an answer is told so, and ends it.
     pub(in crate::fleet) fn cut_legs(&self) {
-        let mailbox = |leg: &Leg| match &leg.state {
+        let mailbox = |leg: &LegHandle| match &leg.state {
             LegState::Queued(mailbox) | LegState::Sent(mailbox) => Some(Arc::clone(mailbox)),
             LegState::Cancelled(_) => None,
         };

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::fleet::lobby::Peer;
+use crate::fleet::lobby::Origin;
 
 /// A guess: whoever looks at the log sees that it goes on, and sees other lines as well.
 const AGAIN: Duration = Duration::from_secs(60);
@@ -14,7 +14,7 @@ const AGAIN: Duration = Duration::from_secs(60);
 const MOST: usize = 1_024;
 
 /// Who dialled, under which name if it gave one, and why it did not join.
-type Line = (Peer, Option<String>, String);
+type Line = (Origin, Option<String>, String);
 
 /// See the head of this file.
 #[derive(Debug, Default)]
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     fn line(worker: &str) -> Line {
-        (Peer::User(Some(1)), Some(worker.into()), "refused_name_taken".into())
+        (Origin::User(Some(1)), Some(worker.into()), "refused_name_taken".into())
     }
 
     #[test]
@@ -51,7 +51,7 @@ mod tests {
         assert!(told.is_news(line("w"), begin));
         assert!(!told.is_news(line("w"), begin + AGAIN / 2));
         assert!(told.is_news(line("other"), begin + AGAIN / 2));
-        let other_reason = (Peer::User(Some(1)), Some("w".into()), "refused_circuit".into());
+        let other_reason = (Origin::User(Some(1)), Some("w".into()), "refused_circuit".into());
         assert!(told.is_news(other_reason, begin + AGAIN / 2));
         assert!(told.is_news(line("w"), begin + AGAIN));
         assert!(!told.is_news(line("w"), begin + AGAIN));

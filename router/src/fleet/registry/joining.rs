@@ -1,10 +1,10 @@
 //! Who may join now: not who comes and goes too often, nor who is here by another address; and what their links leave behind.
 
-use super::{Registry, State};
+use super::{Registry, RegistryState};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::HeldOff;
 use crate::core::frame::{Hello, Refuse, RefuseReason};
-use crate::fleet::lobby::Peer;
+use crate::fleet::lobby::Origin;
 use crate::fleet::pool::PooledWorker;
 
 /// Heartbeats after which a silent worker may be replaced: with the third that it misses it is asked, and the fourth is its
@@ -16,15 +16,19 @@ impl Registry {
     ///
     /// # Errors
     /// What differs, or when to come back.
-    pub(in crate::fleet) fn may_join(&self, hello: &Hello, peer: Peer) -> Result<(), Box<Refuse>> {
+    pub(in crate::fleet) fn may_join(
+        &self,
+        hello: &Hello,
+        peer: Origin,
+    ) -> Result<(), Box<Refuse>> {
         self.may_come(&self.state(), hello, peer)
     }
 
     pub(super) fn may_come(
         &self,
-        state: &State,
+        state: &RegistryState,
         hello: &Hello,
-        peer: Peer,
+        peer: Origin,
     ) -> Result<(), Box<Refuse>> {
         if let Err(HeldOff { wait_ms, breaks }) =
             state.circuits.check(&hello.worker, self.clock_ms())
@@ -72,7 +76,7 @@ impl Registry {
     /// The worker that has this name, if it lives as far as anybody knows: its requests are not given to whoever dials by
     /// its name. One that died is not here any more, as its socket was closed with it; one that cannot be reached is given up
     /// after some heartbeats.
-    fn living<'a>(&self, state: &'a State, name: &str) -> Option<&'a PooledWorker> {
+    fn living<'a>(&self, state: &'a RegistryState, name: &str) -> Option<&'a PooledWorker> {
         let silent_ms = |other: &PooledWorker| self.now_ms().saturating_sub(other.link.heard_ms());
         let most_ms = (GIVEN_UP * self.setup.config.fleet.heartbeat).as_millis();
         state.named(name).filter(|other| u128::from(silent_ms(other)) <= most_ms)

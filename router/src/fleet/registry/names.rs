@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{Registry, State};
+use super::{Registry, RegistryState};
 use crate::core::frame::{Hello, Refuse, RefuseReason};
 use crate::fleet::handshake::Misfit;
-use crate::fleet::lobby::Peer;
+use crate::fleet::lobby::Origin;
 use crate::fleet::pool::WorkerPool;
 
 /// Names of models that are known, with or without workers.
@@ -25,9 +25,9 @@ impl Registry {
     /// There are as many as there may be.
     pub(super) fn may_name(
         &self,
-        state: &State,
+        state: &RegistryState,
         hello: &Hello,
-        peer: Peer,
+        peer: Origin,
     ) -> Result<(), Box<Refuse>> {
         if state.pools.contains_key(&hello.model) {
             return Ok(());
@@ -57,7 +57,7 @@ impl Registry {
     }
 }
 
-impl State {
+impl RegistryState {
     /// Makes room for the name of a model that is new, if there is none left.
     pub(super) fn forget_one_for(&mut self, model: &str, now: Instant, least: Duration) {
         if self.pools.len() < MODELS || self.pools.contains_key(model) {

@@ -14,7 +14,7 @@ use crate::core::secret::HashKey;
 use crate::error::RouteError;
 use crate::fleet::booking::Reservation;
 use crate::fleet::pool::{PooledWorker, places};
-use crate::fleet::queue::{Ticket, Waiting};
+use crate::fleet::queue::{QueueTicket, Waiting};
 use crate::prompt::PromptEngine;
 
 /// Prompts of more tokens are hashed away from the threads that serve the sockets; a guess, some 20 us of hashing.
@@ -35,7 +35,7 @@ pub struct ServedModel {
 
 enum Placed {
     Now(Reservation),
-    Waits(Ticket),
+    Waits(QueueTicket),
 }
 
 impl Registry {
@@ -146,7 +146,7 @@ impl Registry {
                 Ok(Placed::Now(self.reserved(&placement, &pool.dispatch.scheduler)))
             }
             Submitted::Waits => {
-                let ticket = Ticket::new(Arc::clone(self), request, Arc::clone(model), answer);
+                let ticket = QueueTicket::new(Arc::clone(self), request, Arc::clone(model), answer);
                 // those before it may wait for a worker that failed nobody else
                 self.dispatch_waiting(&mut state, &model.name);
                 Ok(Placed::Waits(ticket))

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::placing::no_worker;
-use super::{Registry, State};
+use super::{Registry, RegistryState};
 use crate::core::candidate::WorkerId;
 use crate::core::frame::RequestId;
 use crate::core::scheduler::LegOutput;
@@ -13,7 +13,7 @@ use crate::fleet::pool::WorkerPool;
 
 impl Registry {
     /// Gives those who wait what room there is.
-    pub(super) fn dispatch_waiting(self: &Arc<Self>, state: &mut State, model: &str) {
+    pub(super) fn dispatch_waiting(self: &Arc<Self>, state: &mut RegistryState, model: &str) {
         let Some(pool) = state.pools.get_mut(model) else { return };
         if pool.dispatch.nobody_waits() {
             return;
