@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use headrace_router::process::signals::{Bounds, STOP, Signals};
+use headrace_router::process::signals::{STOP, Signals, StopDeadlines};
 use headrace_router::server::Stopper;
 use pyo3::prelude::*;
 
@@ -13,6 +13,6 @@ pub(crate) fn end_on_signals(numbers: Vec<i32>, drain_s: Option<f64>) -> PyResul
     let drain = drain_s.map(Duration::try_from_secs_f64).transpose();
     let drain =
         drain.map_err(|error| pyo3::exceptions::PyValueError::new_err(error.to_string()))?;
-    Signals::catch_these(numbers)?.obey(Stopper::default(), Bounds { drain, stop: STOP })?;
+    Signals::catch_these(numbers)?.obey(Stopper::default(), StopDeadlines { drain, stop: STOP })?;
     Ok(())
 }

@@ -15,7 +15,7 @@ use crate::config::{Config, RouterArgs};
 use crate::log::{LAST_LINES, flush, init_log, print, say};
 use crate::process::exit::{PUT_AWAY, put_away};
 use crate::process::runtime::runtime;
-use crate::process::signals::{Bounds, OVERDUE, STOP, Signals};
+use crate::process::signals::{OVERDUE, STOP, Signals, StopDeadlines};
 use crate::server::Server;
 
 pub use flags::{RouterFlag, check_router, router_flags};
@@ -89,14 +89,14 @@ fn check(command: &mut Command, args: &[OsString]) -> Result<Config, clap::Error
 
 fn serve(config: Config) -> Result<u8, Box<dyn Error>> {
     init_log(&config.log)?;
-    let bounds = Bounds { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
+    let bounds = StopDeadlines { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
     let runtime = runtime()?;
     let server = runtime.block_on(Server::start(config))?;
     run(runtime, server, bounds)
 }
 
 /// Serves to the end.
-fn run(runtime: Runtime, server: Server, bounds: Bounds) -> Result<u8, Box<dyn Error>> {
+fn run(runtime: Runtime, server: Server, bounds: StopDeadlines) -> Result<u8, Box<dyn Error>> {
     let obeyed = Signals::catch()?.obey(server.stopper(), bounds)?;
     print(announcement(&server)); // only now: whoever reads it may stop us at once
     let app = Arc::clone(server.app()); // so that the server's end does not wait for all that the app holds

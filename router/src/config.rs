@@ -43,7 +43,7 @@ pub struct Config {
     /// How long each state of a request may last.
     pub deadlines: Deadlines,
     /// How much of everything there may be.
-    pub bounds: Bounds,
+    pub bounds: RouterBounds,
     /// How much memory requests and answers may take.
     pub memory: MemoryConfig,
     /// Tokeniser threads and cache.
@@ -145,7 +145,7 @@ pub struct Deadlines {
 
 /// How much of everything there may be.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct RouterBounds {
     /// Answers in flight.
     pub streams: usize,
     /// Of one tenant.
@@ -285,7 +285,7 @@ impl TryFrom<RouterArgs> for Config {
             stall: millis("stall-timeout-ms", args.stall_timeout_ms)?,
             request: millis("request-timeout-ms", args.request_timeout_ms)?,
         };
-        let bounds = Bounds {
+        let bounds = RouterBounds {
             streams: at_least_one("max-streams", args.max_streams)?,
             tenant_streams: (args.tenant_streams > 0).then_some(args.tenant_streams),
             retries: args.retries,

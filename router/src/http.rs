@@ -95,7 +95,7 @@ pub(crate) fn too_much_unread() -> impl IntoResponse {
 /// As a request with this body.
 #[doc(hidden)]
 pub fn read_body(body: &[u8], bytes: usize) -> Result<(serde_json::Value, usize), RouteError> {
-    let mut memory = crate::limits::memory::Pool::private(bytes).share();
+    let mut memory = crate::limits::memory::MemoryPool::private(bytes).share();
     let document = parse::json::parse(body, None, &mut memory)?;
     Ok((document.value, memory.peak()))
 }

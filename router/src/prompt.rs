@@ -28,7 +28,7 @@ pub use doc::{GenerationDefaults, ModelDoc};
 pub use pool::TokenizePool;
 
 use crate::error::RouteError;
-use crate::limits::memory::{Refused, Share};
+use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
 use crate::request::{ChatPrompt, Prompt};
 use encoding::{Encoding, Input, Rendering};
@@ -174,7 +174,7 @@ impl PromptEngine {
         prompt: Prompt,
         room: Room,
         salt: Vec<u8>,
-        charge: Option<Arc<Share>>,
+        charge: Option<Arc<MemoryShare>>,
     ) -> Result<Vec<u32>, RouteError> {
         match prompt {
             Prompt::Tokens(ids) => {
@@ -214,7 +214,7 @@ impl PromptEngine {
         text: String,
         special: bool,
         salt: Vec<u8>,
-        charge: Option<Arc<Share>>,
+        charge: Option<Arc<MemoryShare>>,
     ) -> Result<Vec<u32>, RouteError> {
         let input = Input::Text { text, special };
         self.tokenise(input, self.whole_context(), "prompt", salt, charge).await
@@ -248,7 +248,7 @@ impl PromptEngine {
         room: Room,
         param: &'static str,
         salt: Vec<u8>,
-        charge: Option<Arc<Share>>,
+        charge: Option<Arc<MemoryShare>>,
     ) -> Result<Vec<u32>, RouteError> {
         let (bytes, lane) = match &input {
             Input::Text { text, .. } => {
@@ -342,7 +342,7 @@ impl StopStrings {
     ///
     /// # Errors
     /// There is no memory for them.
-    pub fn charged(stop: &[String], memory: Share) -> Result<Self, Refused> {
+    pub fn charged(stop: &[String], memory: MemoryShare) -> Result<Self, Refused> {
         StopSet::charged(stop, memory).map(Self)
     }
 }

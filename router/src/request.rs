@@ -9,7 +9,7 @@ mod request_trace;
 use std::sync::Arc;
 
 use crate::core::frame::{Ranked, Sampling};
-use crate::limits::memory::Share;
+use crate::limits::memory::MemoryShare;
 use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
 
@@ -51,7 +51,7 @@ pub struct Job {
     /// Separates prefix caches.
     pub salt: Vec<u8>,
     /// What the prompt was charged; it goes where the prompt goes.
-    pub memory: Option<Arc<Share>>,
+    pub memory: Option<Arc<MemoryShare>>,
 }
 
 /// Whose share of the service a request takes; the default is nobody's in particular.

@@ -14,6 +14,7 @@ FOLDERS = {
     "headrace": ROOT / "pyworkers/headrace",
     "headrace_kernels": ROOT / "kernels/headrace_kernels",
 }
+ROUTER = ROOT / "router/src"
 NATIVE = "headrace._core"
 MOST_FILES = 16
 # Forms of one thing on two sides of a seam.
@@ -169,6 +170,17 @@ def test_a_public_type_name_stands_for_one_thing() -> None:
                 places[node.name].append(module)
     twice = {name: where for name, where in places.items() if len(where) > SAME_NAME.get(name, 1)}
     assert not twice
+
+
+def test_a_type_name_of_the_router_stands_for_one_thing() -> None:
+    declared = re.compile(r"^ *pub(?:\([a-z: ]+\))? (?:struct|enum|trait|type|union) (\w+)", re.M)
+    places: defaultdict[str, list[str]] = defaultdict(list)
+    for path in ROUTER.rglob("*.rs"):
+        if path.name != "tests.rs" and "tests" not in path.parts:
+            for name in declared.findall(path.read_text()):
+                places[name].append(str(path.relative_to(ROUTER)))
+    assert len(places) > 300, "types are found"
+    assert not {name: where for name, where in places.items() if len(where) > 1}
 
 
 @pytest.mark.parametrize("package", FOLDERS)

@@ -24,7 +24,7 @@ fn a_busy_router() {
     let busy = std::env::var(BUSY).unwrap();
     let args = RouterArgs { port: 0, worker_listen: "127.0.0.1:0".into(), ..RouterArgs::default() };
     let config = Config::try_from(args).unwrap();
-    let bounds = Bounds { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
+    let bounds = StopDeadlines { drain: Some(config.drain_timeout + OVERDUE), stop: STOP };
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let server = runtime.block_on(Server::start(config)).unwrap();
     let (begun, begins) = channel();

@@ -14,7 +14,7 @@ use hyper::Version;
 use tokio::sync::futures::Notified;
 use tokio::time::{Instant, sleep};
 
-use super::socket::{Socket, Turn};
+use super::socket::{Socket, WriteTurn};
 
 /// Until the first look; an answer that no worker is needed for is there by then. Doubled from look to look.
 const FIRST_LOOK: Duration = Duration::from_millis(5);
@@ -34,7 +34,7 @@ pub(super) struct Shut {
     reader: Option<Waker>,
 }
 
-impl Turn {
+impl WriteTurn {
     /// True while the end of the input is kept from the reader.
     fn holds_back(&mut self, context: &Context<'_>) -> bool {
         let shut = self.shut.get_or_insert_with(|| Shut {

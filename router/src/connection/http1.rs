@@ -19,7 +19,7 @@ use super::Clients;
 use super::guarded::Guarded;
 use super::last_words::HEADERS_TOO_SLOW;
 use super::socket::{Answering, Socket};
-use super::unread::Charge;
+use super::unread::UnreadCharge;
 use crate::http::access::Entrance;
 use crate::http::too_much_unread;
 
@@ -146,7 +146,7 @@ struct Sent {
     rest: Bytes,
     events: bool,
     answering: Arc<Answering>,
-    _charge: Option<Charge>,
+    _charge: Option<UnreadCharge>,
 }
 
 impl Body for Sent {

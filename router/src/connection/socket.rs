@@ -28,12 +28,12 @@ pub(super) struct Socket {
     pub(super) unread: AtomicUsize,
     /// A comment is to be sent.
     pub(super) comment: AtomicBool,
-    turn: Mutex<Turn>,
+    turn: Mutex<WriteTurn>,
     room_is_needed: Notify,
     pub(super) shut: Notify,
 }
 
-pub(super) struct Turn {
+pub(super) struct WriteTurn {
     /// Requests whose answers are not over.
     pub(super) answering: usize,
     /// Of them, those whose bodies are still coming.
@@ -56,7 +56,7 @@ pub(super) struct Turn {
     evicted: Option<Arc<AtomicUsize>>,
 }
 
-impl Turn {
+impl WriteTurn {
     fn deadline(&self, header_timeout: Duration) -> Option<Instant> {
         let limit = if self.asking { header_timeout } else { REST };
         (self.answering == 0).then(|| self.since + limit)
@@ -76,7 +76,7 @@ impl Turn {
 
 impl Socket {
     pub(super) fn new(stream: TcpStream, peer: Peer) -> Self {
-        let turn = Turn {
+        let turn = WriteTurn {
             answering: 0,
             receiving: 0,
             unanswered: 0,
@@ -105,7 +105,7 @@ impl Socket {
         self.stream.lock().expect("no holder panics")
     }
 
-    pub(super) fn turn(&self) -> MutexGuard<'_, Turn> {
+    pub(super) fn turn(&self) -> MutexGuard<'_, WriteTurn> {
         self.turn.lock().expect("no holder panics")
     }
 
@@ -186,7 +186,7 @@ impl Socket {
     }
 }
 
-impl Drop for Turn {
+impl Drop for WriteTurn {
     fn drop(&mut self) {
         self.stay();
     }

@@ -23,7 +23,7 @@ const WHEN_CROWDED: usize = 64 << 10;
 pub(super) struct Unread(AtomicUsize);
 
 /// An answer that waits, until this drops.
-pub(super) struct Charge {
+pub(super) struct UnreadCharge {
     bytes: usize,
     socket: Arc<Socket>,
     clients: Arc<Clients>,
@@ -32,13 +32,17 @@ pub(super) struct Charge {
 impl Clients {
     /// Counts an answer. `None`: there is no room for it. The first answer of a connection may have any length while not
     /// all hold too much.
-    pub(super) fn charge(self: &Arc<Self>, socket: &Arc<Socket>, body: &Body) -> Option<Charge> {
+    pub(super) fn charge(
+        self: &Arc<Self>,
+        socket: &Arc<Socket>,
+        body: &Body,
+    ) -> Option<UnreadCharge> {
         let bytes = body.size_hint().exact().unwrap_or(0);
         let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
         let held = socket.unread.fetch_add(bytes, Relaxed);
         let all = self.unread.0.fetch_add(bytes, Relaxed);
         self.app.metrics.http.unread_bytes.inc_by(signed(bytes));
-        let charge = Charge { bytes, socket: Arc::clone(socket), clients: Arc::clone(self) };
+        let charge = UnreadCharge { bytes, socket: Arc::clone(socket), clients: Arc::clone(self) };
         let fits = fits(bytes, held, all);
         if !fits {
             self.app.metrics.http.answers_refused.inc();
@@ -66,7 +70,7 @@ fn fits(bytes: usize, held: usize, all: usize) -> bool {
     }
 }
 
-impl Drop for Charge {
+impl Drop for UnreadCharge {
     fn drop(&mut self) {
         self.socket.unread.fetch_sub(self.bytes, Relaxed);
         self.clients.unread.0.fetch_sub(self.bytes, Relaxed);

@@ -12,7 +12,7 @@ use crate::core::frame::{KvFrom, KvTransfer, RequestId, Submit};
 use crate::core::scheduler::LegOutput;
 use crate::error::RouteError;
 use crate::fleet::stream::{Mailbox, TokenStream};
-use crate::limits::memory::Share;
+use crate::limits::memory::MemoryShare;
 
 /// Places for the legs of a request, booked until this drops or is used.
 #[derive(Debug)]
@@ -99,7 +99,7 @@ impl Reservation {
     pub(crate) async fn submit(
         mut self,
         submit: Submit,
-        memory: Share,
+        memory: MemoryShare,
     ) -> Result<TokenStream, RouteError> {
         self.used = true; // from here on the links give it back
         let BookedPlace { link, request } = self.decode.clone();

@@ -15,11 +15,11 @@ use tokio::time::timeout;
 use tonic::Streaming;
 
 pub use self::error::EtcdError;
-use self::error::Refused;
+use self::error::MemberRefused;
 use self::member::Member;
 use self::messages::{
     DELETE, KeepAlive, KeptAlive, KeyValue, LeaseGrant, LeaseGranted, LeaseRevoke, Put, Range,
-    Ranged, Unread, WatchAnswer, WatchCreate, WatchQuestion,
+    Ranged, UnreadAnswer, WatchAnswer, WatchCreate, WatchQuestion,
 };
 use crate::config::EtcdAccess;
 
@@ -74,7 +74,7 @@ impl Etcd {
     /// No member did it, or the lease is over.
     pub async fn put(&mut self, key: &str, value: &str, lease: LeaseId) -> Result<(), EtcdError> {
         let put = Put { key: key.into(), value: value.into(), lease: lease.0 };
-        self.ask("/etcdserverpb.KV/Put", put).await.map(|Unread {}| ())
+        self.ask("/etcdserverpb.KV/Put", put).await.map(|UnreadAnswer {}| ())
     }
 
     /// False once the lease is over.
@@ -96,7 +96,7 @@ impl Etcd {
     /// No member did it.
     pub async fn revoke(&mut self, lease: LeaseId) -> Result<(), EtcdError> {
         match self.ask("/etcdserverpb.Lease/LeaseRevoke", LeaseRevoke { id: lease.0 }).await {
-            Ok(Unread {}) | Err(EtcdError::LeaseLost) => Ok(()),
+            Ok(UnreadAnswer {}) | Err(EtcdError::LeaseLost) => Ok(()),
             Err(other) => Err(other),
         }
     }
@@ -168,7 +168,7 @@ impl Etcd {
             let refused = match timeout(CALL, member.open(path, questions)).await {
                 Ok(Ok(answered)) => return Ok(answered),
                 Ok(Err(refused)) => refused,
-                Err(_) => Refused::unreachable(format!("no answer within {CALL:?}")),
+                Err(_) => MemberRefused::unreachable(format!("no answer within {CALL:?}")),
             };
             let (error, elsewhere) = refused.at(member.endpoint());
             member.forget(); // what is half open or logged in no more is opened anew the next time
@@ -206,7 +206,8 @@ impl EtcdWatch {
                 return Ok(changes);
             }
             let answer = self.answers.message().await;
-            let answer = answer.map_err(|status| Refused::from(status).at(&self.endpoint).0)?;
+            let answer =
+                answer.map_err(|status| MemberRefused::from(status).at(&self.endpoint).0)?;
             let answer = answer.ok_or_else(|| EtcdError::Answer("the watch ended".into()))?;
             self.early = changed(&self.endpoint, answer)?;
         }
@@ -218,7 +219,7 @@ fn changed(endpoint: &str, answer: WatchAnswer) -> Result<Vec<EtcdEntry>, EtcdEr
         return Err(EtcdError::Compacted);
     }
     if answer.canceled {
-        return Err(Refused::cancelled(&answer.cancel_reason).at(endpoint).0);
+        return Err(MemberRefused::cancelled(&answer.cancel_reason).at(endpoint).0);
     }
     let entry = |event: messages::Event| {
         let kv = event.kv.ok_or_else(|| EtcdError::Answer("an event without a key".into()))?;

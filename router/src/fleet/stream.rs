@@ -12,7 +12,7 @@ use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, Output, Ranked, TokenLogprob};
 use crate::error::RouteError;
 use crate::fleet::link::{Hangup, Lease};
-use crate::limits::memory::{ALLOCATION_BYTES, Refused, Share};
+use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare, Refused};
 use crate::process::lock::{Held, Lock};
 
 /// What came since the last look.
@@ -42,7 +42,7 @@ pub(crate) struct Mailbox(Lock<State>);
 struct State {
     chunk: Chunk,
     /// What the log-probabilities of `chunk` are charged to: a reader that stalls lets them pile up.
-    memory: Share,
+    memory: MemoryShare,
     /// Tokens that may still come.
     allowed: usize,
     /// Who is to send the next one.
@@ -70,7 +70,7 @@ pub(crate) enum Appended {
 
 impl Mailbox {
     /// Empty, for at most `max_tokens`, the first of them by `from`. Log-probabilities in it are charged to `memory`.
-    pub(crate) fn new(max_tokens: u32, from: WorkerId, memory: Share) -> Self {
+    pub(crate) fn new(max_tokens: u32, from: WorkerId, memory: MemoryShare) -> Self {
         let state = State {
             chunk: Chunk::default(),
             memory,

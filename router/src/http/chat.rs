@@ -9,7 +9,7 @@ use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::parse::{ids, messages};
-use crate::limits::memory::Share;
+use crate::limits::memory::MemoryShare;
 use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
 use crate::request::{Account, ChatPrompt, Job, Prompt};
@@ -82,7 +82,7 @@ const MISSING: &[Missing] = &[
 pub(super) fn check(
     mut fields: Fields,
     model: &ModelFacts,
-    memory: &mut Share,
+    memory: &mut MemoryShare,
 ) -> Result<ChatRequest, RouteError> {
     let prompt = prompt(&mut fields, memory)?;
     tool_choice(&mut fields, prompt.tools.is_some())?;
@@ -132,7 +132,10 @@ pub(super) const COPIES: usize = 2;
 /// # Errors
 /// `BadRequest` about the first wrong field; `BodyTooComplex` or `Overloaded` if there is no memory for what the template
 /// makes of it.
-pub(super) fn prompt(fields: &mut Fields, memory: &mut Share) -> Result<ChatPrompt, RouteError> {
+pub(super) fn prompt(
+    fields: &mut Fields,
+    memory: &mut MemoryShare,
+) -> Result<ChatPrompt, RouteError> {
     let messages = fields.array("messages")?;
     let messages = fields.require("messages", messages)?;
     let copies = memory.used().saturating_mul(COPIES);

@@ -186,11 +186,11 @@ mod tests {
     use super::*;
     use crate::http::generate::PROMPT;
     use crate::http::parse::json;
-    use crate::limits::memory::Pool;
+    use crate::limits::memory::MemoryPool;
 
     fn checked(body: &Value) -> Result<CompletionRequest, RouteError> {
         let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
-        let mut memory = Pool::private(1 << 20).share();
+        let mut memory = MemoryPool::private(1 << 20).share();
         let document = json::parse(body.to_string().as_bytes(), Some(PROMPT), &mut memory)?;
         check(Fields::of_body(document.value)?, document.ids, &model)
     }

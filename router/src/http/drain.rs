@@ -29,7 +29,7 @@ pub(super) async fn begin(
     Path(worker): Path<String>,
     request: Request,
 ) -> Result<(StatusCode, Json<Value>), Reject> {
-    let generate::Read { mut fields, memory: _memory, .. } =
+    let generate::ReadBody { mut fields, memory: _memory, .. } =
         generate::read(&surface, request, None, Ok).await?;
     let budget_ms = fields.integer("budget_ms", 0..=LONGEST_BUDGET_MS)?.unwrap_or(BUDGET_MS);
     let migration = fields.integer("hand_over", 0..=MOST_BLOCKS)?.unwrap_or(HAND_OVER);

@@ -19,9 +19,9 @@ use crate::http::reply::chat::ChatReply;
 use crate::http::reply::completion::{CompletionReply, Echo};
 use crate::http::reply::logprobs::Vocabulary;
 use crate::http::reply::reject::Reject;
-use crate::http::reply::{self, Head};
+use crate::http::reply::{self, AnswerHead};
 use crate::http::{chat, completions};
-use crate::limits::memory::{Refused, Share};
+use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
 use crate::prompt::{PromptEngine, StopStrings};
 use crate::request::Prompt;
@@ -43,7 +43,7 @@ pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Re
 async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
     let app = Arc::clone(&surface.app);
     let checked = read(surface, request, None, move |read| {
-        let Read { mut fields, mut memory, .. } = read;
+        let ReadBody { mut fields, mut memory, .. } = read;
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
         let mut request = chat::check(fields, &facts(&model.engine), &mut memory)?;
         request.job.memory = Some(Arc::new(memory));
@@ -53,7 +53,7 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     let (model, mut request) = checked.await?;
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then(|| vocabulary(&model));
-    let shape = ChatReply::new(Head::of(&model, &request.job), request.job.n, logprobs);
+    let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs);
     let jobs = vec![request.job];
     reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
 }
@@ -73,7 +73,7 @@ async fn answer_completions(
 ) -> Result<Response, Reject> {
     let app = Arc::clone(&surface.app);
     let checked = read(surface, request, Some(PROMPT), move |read| {
-        let Read { mut fields, ids, mut memory } = read;
+        let ReadBody { mut fields, ids, mut memory } = read;
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
         let engine = &model.engine;
         let request = completions::check(fields, ids, &facts(engine))?;
@@ -96,7 +96,7 @@ async fn answer_completions(
     drop(memory); // from here on it lasts as long as what it was charged for
     let first = request.jobs.first().expect("a request has at least one prompt");
     let shape = CompletionReply::new(
-        Head::of(&model, first),
+        AnswerHead::of(&model, first),
         request.jobs.len(),
         first.n,
         request.logprobs.map(|_| vocabulary(&model)),
@@ -114,7 +114,7 @@ fn stop_strings(app: &App, stop: &[String]) -> Result<StopStrings, RouteError> {
 fn echo_text(
     engine: &PromptEngine,
     prompt: &Prompt,
-    memory: &mut Share,
+    memory: &mut MemoryShare,
 ) -> Result<String, RouteError> {
     match prompt {
         Prompt::Text(text) => {
@@ -151,12 +151,12 @@ fn echo_refused(refused: Refused) -> RouteError {
 pub(super) const PROMPT: IdsField = IdsField { name: "prompt", is_prompt: true };
 
 /// A body, read and charged for.
-pub(super) struct Read {
+pub(super) struct ReadBody {
     pub(super) fields: Fields,
     /// The field of token ids, apart from the others.
     pub(super) ids: Option<Ids>,
     /// What all of it takes. Whoever keeps anything that was made of the body keeps this.
-    pub(super) memory: Share,
+    pub(super) memory: MemoryShare,
 }
 
 /// What `check` makes of the body of `request`, a JSON object whose field `ids` may hold token ids. A large body is parsed,
@@ -165,7 +165,7 @@ pub(super) async fn read<T: Send + 'static>(
     surface: &Surface,
     request: Request,
     ids: Option<IdsField>,
-    check: impl FnOnce(Read) -> Result<T, RouteError> + Send + 'static,
+    check: impl FnOnce(ReadBody) -> Result<T, RouteError> + Send + 'static,
 ) -> Result<T, Reject> {
     let config = &surface.app.config.http;
     let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
@@ -189,13 +189,13 @@ pub(super) async fn read<T: Send + 'static>(
     Ok(background::run("parse", work).await??)
 }
 
-fn parse(raw: Raw, ids: Option<IdsField>, mut memory: Share) -> Result<Read, RouteError> {
+fn parse(raw: Raw, ids: Option<IdsField>, mut memory: MemoryShare) -> Result<ReadBody, RouteError> {
     let bytes = raw.joined(&mut memory)?;
     let held = memory.used();
     let json::Document { value, ids } = json::parse(&bytes, ids, &mut memory)?;
     drop(bytes);
     memory.give_back(held);
-    Ok(Read { fields: Fields::of_body(value)?, ids, memory })
+    Ok(ReadBody { fields: Fields::of_body(value)?, ids, memory })
 }
 
 /// Where the texts of tokens are looked up.

@@ -27,7 +27,7 @@ use crate::http::reply::pieces::json_response;
 use crate::http::reply::reject::Reject;
 use crate::http::reply::token_log::TokenLog;
 use crate::http::reply::whole::{Shape, WholeAnswer};
-use crate::limits::memory::{Refused, Share};
+use crate::limits::memory::{MemoryShare, Refused};
 use crate::request::{Delta, FinishReason, Job, Usage};
 
 /// OpenAI's `system_fingerprint`: it changes when the software that serves does.
@@ -35,13 +35,13 @@ pub(super) const FINGERPRINT: &str = concat!("headrace-", env!("CARGO_PKG_VERSIO
 
 /// What stands in every body of one answer.
 #[derive(Debug, Clone)]
-pub(super) struct Head {
+pub(super) struct AnswerHead {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) model: String,
 }
 
-impl Head {
+impl AnswerHead {
     pub(super) fn of(model: &ServedModel, job: &Job) -> Self {
         Self { id: job.name.clone(), created: ids::unix_seconds(), model: model.name.clone() }
     }
@@ -49,7 +49,7 @@ impl Head {
 
 /// A choice as far as it has come.
 #[derive(Debug, Default)]
-pub(super) struct Choice {
+pub(super) struct ReplyChoice {
     pub(super) text: String,
     /// The prompt's tokens first, where they were asked for.
     pub(super) tokens: TokenLog,
@@ -79,8 +79,8 @@ pub(super) async fn send<S: Shape + Events>(
         let first = answers.next().await.ok_or_else(nothing)??;
         return Ok(events::response(first, answers, shape, delivery, call.ending(num_choices)));
     }
-    let mut choices: Vec<Choice> = Vec::new();
-    choices.resize_with(num_choices, Choice::default);
+    let mut choices: Vec<ReplyChoice> = Vec::new();
+    choices.resize_with(num_choices, ReplyChoice::default);
     while let Some(delta) = answers.next().await {
         gather(&mut choices, delta?, &mut memory)?;
     }
@@ -112,9 +112,9 @@ fn nothing() -> RouteError {
 }
 
 pub(super) fn gather(
-    choices: &mut [Choice],
+    choices: &mut [ReplyChoice],
     delta: Delta,
-    memory: &mut Share,
+    memory: &mut MemoryShare,
 ) -> Result<(), RouteError> {
     let choice = choices.get_mut(delta.choice as usize);
     let choice = choice.ok_or_else(|| RouteError::Internal("a delta of no choice".into()))?;

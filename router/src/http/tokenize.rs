@@ -10,7 +10,7 @@ use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
 use crate::http::access::caller;
-use crate::http::generate::Read;
+use crate::http::generate::ReadBody;
 use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
 use crate::http::parse::params;
 use crate::http::parse::token_ids::{Ids, IdsField};
@@ -18,7 +18,7 @@ use crate::http::reply::events::{json, number};
 use crate::http::reply::pieces::{Parts, json_response};
 use crate::http::reply::reject::Reject;
 use crate::http::{chat, generate};
-use crate::limits::memory::Share;
+use crate::limits::memory::MemoryShare;
 use crate::prompt::{Decoder, PromptEngine};
 use crate::request::{ChatPrompt, Prompt};
 
@@ -30,7 +30,7 @@ pub(super) async fn tokenize(
     let app = Arc::clone(&surface.app);
     let salt = caller(&request).cache_of(&app).map(|tenant| tenant.salt(b"")).unwrap_or_default();
     let checked = generate::read(&surface, request, None, move |read| {
-        let Read { fields, mut memory, .. } = read;
+        let ReadBody { fields, mut memory, .. } = read;
         let (engine, mut fields) = engine_of(&app, fields)?;
         let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
         let input = input(&mut fields, &mut memory)?;
@@ -58,7 +58,7 @@ struct Tokenized {
     ids: Vec<u32>,
     wants_texts: bool,
     at: Part,
-    _memory: Share,
+    _memory: MemoryShare,
 }
 
 /// What is to be written next.
@@ -132,7 +132,7 @@ enum Input {
     Chat(ChatPrompt),
 }
 
-fn input(fields: &mut Fields, memory: &mut Share) -> Result<Input, RouteError> {
+fn input(fields: &mut Fields, memory: &mut MemoryShare) -> Result<Input, RouteError> {
     let text = fields.string("prompt")?;
     let special = fields.boolean("add_special_tokens")?;
     match (text, fields.has("messages")) {
@@ -153,7 +153,7 @@ pub(super) async fn detokenize(
 ) -> Result<Response, Reject> {
     let app = Arc::clone(&surface.app);
     let checked = generate::read(&surface, request, Some(TOKENS), move |read| {
-        let Read { fields, ids, memory } = read;
+        let ReadBody { fields, ids, memory } = read;
         let (engine, fields) = engine_of(&app, fields)?;
         let ids = match fields.require("tokens", ids)? {
             Ids::List(ids) => ids,
@@ -185,7 +185,7 @@ struct Detokenized {
     ids: Vec<u32>,
     /// Ids that were decoded; `None` before the beginning.
     done: Option<usize>,
-    _memory: Share,
+    _memory: MemoryShare,
 }
 
 impl Parts for Detokenized {

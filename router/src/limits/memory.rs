@@ -1,7 +1,7 @@
 //! Memory that requests are charged for: what all of them may hold together, and what one of them holds.
 //!
 //! A charge is made before the memory is taken, for what is allocated rather than for what was sent, and goes back when
-//! the [`Share`] drops. Whoever keeps what was charged for keeps the share.
+//! the [`MemoryShare`] drops. Whoever keeps what was charged for keeps the share.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -23,9 +23,9 @@ const STEP_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct Memory {
     /// Of request bodies: their bytes, and all that is made of them until the prompt is tokenised.
-    pub(crate) bodies: Pool,
+    pub(crate) bodies: MemoryPool,
     /// Of answers: what is kept of them until the client takes it.
-    pub(crate) answers: Pool,
+    pub(crate) answers: MemoryPool,
     /// Turns to parse a large body; who waits for one holds no more than the body's bytes.
     pub(crate) parsers: Arc<Semaphore>,
 }
@@ -38,13 +38,13 @@ fn parsers() -> usize {
 impl Memory {
     pub(crate) fn new(config: &MemoryConfig, metrics: &Arc<Metrics>) -> Self {
         Self {
-            bodies: Pool::new(
+            bodies: MemoryPool::new(
                 "memory for request bodies",
                 config.bodies,
                 config.body,
                 Some((Arc::clone(metrics), |metrics| &metrics.http.body_bytes)),
             ),
-            answers: Pool::new(
+            answers: MemoryPool::new(
                 "memory for answers",
                 config.answers,
                 config.answer,
@@ -60,7 +60,7 @@ type Shown = (Arc<Metrics>, fn(&Metrics) -> &Gauge);
 
 /// Memory that requests share. A cheap handle.
 #[derive(Debug, Clone)]
-pub struct Pool(Arc<Shared>);
+pub struct MemoryPool(Arc<Shared>);
 
 #[derive(Debug)]
 struct Shared {
@@ -72,7 +72,7 @@ struct Shared {
     shown: Option<Shown>,
 }
 
-impl Pool {
+impl MemoryPool {
     fn new(what: &'static str, bytes: usize, limit: usize, shown: Option<Shown>) -> Self {
         Self(Arc::new(Shared { what, left: AtomicUsize::new(bytes), limit, shown }))
     }
@@ -85,8 +85,8 @@ impl Pool {
 
     /// The share of one request, empty at first.
     #[must_use]
-    pub fn share(&self) -> Share {
-        Share { pool: self.clone(), used: 0, taken: 0, peak: 0 }
+    pub fn share(&self) -> MemoryShare {
+        MemoryShare { pool: self.clone(), used: 0, taken: 0, peak: 0 }
     }
 
     /// The most that one request may hold.
@@ -162,15 +162,15 @@ fn full(what: &'static str) -> RouteError {
 
 /// What one request holds of a pool.
 #[derive(Debug)]
-pub struct Share {
-    pool: Pool,
+pub struct MemoryShare {
+    pool: MemoryPool,
     /// `used <= taken` always holds.
     used: usize,
     taken: usize,
     peak: usize,
 }
 
-impl Share {
+impl MemoryShare {
     /// Charges this much more.
     ///
     /// # Errors
@@ -251,7 +251,7 @@ impl Share {
 /// Items for which a vector has room at first.
 const SMALLEST_VEC: usize = 2;
 
-impl Drop for Share {
+impl Drop for MemoryShare {
     fn drop(&mut self) {
         if self.taken > 0 {
             self.pool.give_back(self.taken);
@@ -263,8 +263,8 @@ impl Drop for Share {
 mod tests {
     use super::*;
 
-    fn pool(bytes: usize, limit: usize) -> Pool {
-        Pool::new("memory", bytes, limit, None)
+    fn pool(bytes: usize, limit: usize) -> MemoryPool {
+        MemoryPool::new("memory", bytes, limit, None)
     }
 
     #[test]

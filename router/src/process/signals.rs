@@ -27,7 +27,7 @@ const DRAIN_OVERDUE: i32 = 1;
 
 /// How long the ends may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Bounds {
+pub struct StopDeadlines {
     /// From the first signal to the end of the process; `None` is for ever.
     pub drain: Option<Duration>,
     /// From the second.
@@ -72,7 +72,7 @@ impl Signals {
     ///
     /// # Errors
     /// There is no thread for it.
-    pub fn obey(self, stopper: Stopper, bounds: Bounds) -> io::Result<Obeyed> {
+    pub fn obey(self, stopper: Stopper, bounds: StopDeadlines) -> io::Result<Obeyed> {
         let Self { runtime, mut caught } = self;
         let obeyed = Obeyed::default();
         let noted = obeyed.clone();
@@ -125,7 +125,7 @@ async fn next(caught: &mut [(i32, Signal)]) -> i32 {
 async fn follow(
     mut next: impl AsyncFnMut() -> i32,
     stopper: Stopper,
-    bounds: Bounds,
+    bounds: StopDeadlines,
     obeyed: &Obeyed,
 ) -> i32 {
     next().await;
@@ -155,10 +155,11 @@ mod tests {
 
     use super::*;
 
-    const BOUNDS: Bounds = Bounds { drain: Some(Duration::from_secs(30)), stop: STOP };
+    const BOUNDS: StopDeadlines =
+        StopDeadlines { drain: Some(Duration::from_secs(30)), stop: STOP };
 
     /// Signals with the ms of silence before each; then none.
-    async fn followed(signals: &[(u64, i32)], bounds: Bounds) -> (i32, Duration, Stopper) {
+    async fn followed(signals: &[(u64, i32)], bounds: StopDeadlines) -> (i32, Duration, Stopper) {
         let (stopper, begin) = (Stopper::default(), Instant::now());
         let mut left: VecDeque<(u64, i32)> = signals.iter().copied().collect();
         let next = async || match left.pop_front() {
@@ -197,7 +198,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn without_a_bound_a_drain_takes_as_long_as_it_likes() {
-        let bounds = Bounds { drain: None, ..BOUNDS };
+        let bounds = StopDeadlines { drain: None, ..BOUNDS };
         let (status, took, _) = followed(&[(5, 15), (86_400_000, 15)], bounds).await;
         assert_eq!((status, took), (143, Duration::from_millis(86_400_005) + STOP));
     }

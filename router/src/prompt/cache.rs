@@ -32,11 +32,11 @@ pub struct PrefixCache {
 
 /// Name of a stretch of text of one model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Name([u8; 32]);
+pub(crate) struct StretchHash([u8; 32]);
 
 #[derive(Debug, Default)]
 struct State {
-    index: HashMap<Name, u32>,
+    index: HashMap<StretchHash, u32>,
     /// The greatest capacity that `index` has had: it is less while places of former entries are not reclaimed.
     index_capacity: usize,
     /// Entries, and places of former ones. Those in use are a ring in order of use, where the oldest follows the newest.
@@ -50,7 +50,7 @@ struct State {
 
 #[derive(Debug)]
 struct Slot {
-    name: Name,
+    name: StretchHash,
     ids: Arc<[u32]>,
     older: u32,
     newer: u32,
@@ -88,7 +88,7 @@ impl PrefixCache {
         self.limit_bytes == 0
     }
 
-    pub(crate) fn get(&self, name: &Name) -> Option<Arc<[u32]>> {
+    pub(crate) fn get(&self, name: &StretchHash) -> Option<Arc<[u32]>> {
         let mut state = self.lock();
         let slot = *state.index.get(name)?;
         state.unlink(slot);
@@ -96,7 +96,7 @@ impl PrefixCache {
         Some(Arc::clone(&state.slots[slot as usize].ids))
     }
 
-    pub(crate) fn insert(&self, name: Name, ids: &[u32]) {
+    pub(crate) fn insert(&self, name: StretchHash, ids: &[u32]) {
         // One huge text must not push everything else out.
         if ids_bytes(ids) > self.limit_bytes / 4 {
             return;
@@ -122,7 +122,7 @@ impl PrefixCache {
     }
 }
 
-impl Name {
+impl StretchHash {
     /// `model` sets the texts of one model apart from those of all others, and `salt` those of one tenant: by the time that
     /// a prompt takes, nobody learns what others sent.
     pub(crate) fn new(model: u64, salt: &[u8], text: &str) -> Self {
@@ -149,7 +149,7 @@ impl State {
         tables(index, slots) + self.ids_bytes + ids_bytes
     }
 
-    fn add(&mut self, name: Name, ids: Arc<[u32]>) {
+    fn add(&mut self, name: StretchHash, ids: Arc<[u32]>) {
         self.ids_bytes += ids_bytes(&ids);
         let slot = Slot { name, ids, older: 0, newer: 0 };
         let at = if let Some(at) = self.free {
@@ -212,7 +212,8 @@ fn tables(index: usize, slots: usize) -> usize {
     // hash tables hold 7 entries in 8 buckets (the smallest 3 in 4), and have a byte of control for each and 16 more
     let buckets = if index == 0 { 0 } else { (index * 8 / 7).next_power_of_two().max(4) };
     let control = if buckets == 0 { 0 } else { buckets + 16 };
-    allocated(buckets * size_of::<(Name, u32)>() + control) + allocated(slots * size_of::<Slot>())
+    allocated(buckets * size_of::<(StretchHash, u32)>() + control)
+        + allocated(slots * size_of::<Slot>())
 }
 
 /// Of one entry's tokens, counted as they are allocated.
@@ -226,8 +227,8 @@ mod tests {
 
     use super::*;
 
-    fn name(text: &str) -> Name {
-        Name::new(0, b"", text)
+    fn name(text: &str) -> StretchHash {
+        StretchHash::new(0, b"", text)
     }
 
     #[test]
@@ -248,22 +249,22 @@ mod tests {
     fn models_do_not_see_each_others_entries_and_share_the_bound() {
         let cache = PrefixCache::new(1 << 20);
         for model in 0..256 {
-            cache.insert(Name::new(model, b"", "text"), &[model as u32; 10_000]);
-            assert_eq!(cache.get(&Name::new(model, b"", "text")).unwrap()[0], model as u32);
+            cache.insert(StretchHash::new(model, b"", "text"), &[model as u32; 10_000]);
+            assert_eq!(cache.get(&StretchHash::new(model, b"", "text")).unwrap()[0], model as u32);
             assert!(cache.bytes() <= 1 << 20);
         }
-        assert!(cache.get(&Name::new(0, b"", "text")).is_none());
+        assert!(cache.get(&StretchHash::new(0, b"", "text")).is_none());
         assert!(cache.entries() > 10);
     }
 
     #[test]
     fn salts_set_texts_apart() {
         let cache = PrefixCache::new(1 << 20);
-        cache.insert(Name::new(0, b"a", "text"), &[1]);
+        cache.insert(StretchHash::new(0, b"a", "text"), &[1]);
         for (salt, text) in [(&b""[..], "text"), (b"b", "text"), (b"", "atext"), (b"at", "ext")] {
-            assert!(cache.get(&Name::new(0, salt, text)).is_none(), "{salt:?} {text}");
+            assert!(cache.get(&StretchHash::new(0, salt, text)).is_none(), "{salt:?} {text}");
         }
-        assert!(cache.get(&Name::new(0, b"a", "text")).is_some());
+        assert!(cache.get(&StretchHash::new(0, b"a", "text")).is_some());
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::pieces::{Join, Kind, Pieces};
+use super::pieces::{Join, PieceKind, Pieces};
 use super::stop::{StopMatcher, StopSet};
 
 /// Text that a [`Decoder`] is certain of.
@@ -105,7 +105,7 @@ impl Decoder {
 impl TextState {
     fn push(&mut self, pieces: &Pieces, id: u32, out: &mut String) {
         let kind = pieces.kind(id);
-        if kind == Kind::Missing {
+        if kind == PieceKind::Missing {
             return;
         }
         let piece = if self.first { pieces.first_piece(id) } else { pieces.piece(id) };
@@ -123,8 +123,8 @@ impl TextState {
                     self.pending = bytes;
                 }
             }
-            (Join::Text, Kind::RunByte) => self.push_run_byte(piece, out),
-            (Join::Text, Kind::Piece | Kind::Missing) => {
+            (Join::Text, PieceKind::RunByte) => self.push_run_byte(piece, out),
+            (Join::Text, PieceKind::Piece | PieceKind::Missing) => {
                 self.end_run(out);
                 let text = std::str::from_utf8(piece).expect("pieces were made from strings");
                 self.strip_into(text, out);

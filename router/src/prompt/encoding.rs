@@ -9,7 +9,7 @@ use super::template::Prepared;
 use super::tokenize::{PIECE_BYTES, SLOW_BYTES, Walk, WalkError, WalkLimits, Walked};
 use super::{Model, Room};
 use crate::error::RouteError;
-use crate::limits::memory::Share;
+use crate::limits::memory::MemoryShare;
 use crate::request::ChatPrompt;
 
 /// What is to become tokens.
@@ -34,7 +34,7 @@ pub(super) struct Encoding {
     /// The field of the request that it comes from.
     param: &'static str,
     /// What the prompt was charged.
-    _charge: Option<Arc<Share>>,
+    _charge: Option<Arc<MemoryShare>>,
 }
 
 #[derive(Debug)]
@@ -93,7 +93,7 @@ impl Encoding {
         room: Room,
         param: &'static str,
         salt: Vec<u8>,
-        charge: Option<Arc<Share>>,
+        charge: Option<Arc<MemoryShare>>,
     ) -> Self {
         Self { model, room, salt, state: State::New(input), param, _charge: charge }
     }

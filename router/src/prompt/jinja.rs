@@ -34,7 +34,7 @@ use std::thread;
 use minijinja::machinery::{self, Token, WhitespaceConfig};
 
 pub(crate) use budget::{Bound, Budget, Limits, OUTPUT};
-pub(crate) use error::{Error, Kind};
+pub(crate) use error::{Error, ErrorKind};
 pub(crate) use scope::Machine;
 pub(crate) use value::Value;
 

@@ -17,7 +17,7 @@ pub(crate) struct Pieces {
     /// Piece of id `i` is `bytes[starts[i]..starts[i + 1]]`.
     bytes: Vec<u8>,
     starts: Vec<u32>,
-    kinds: Vec<Kind>,
+    kinds: Vec<PieceKind>,
     special: Vec<bool>,
     /// Pieces as the first token of a text, where the decoder treats that one differently.
     first: Option<FirstPieces>,
@@ -38,7 +38,7 @@ const MAX_IDS: usize = 1 << 24;
 
 /// What a token is to the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PieceKind {
     /// No such id: decoders skip it.
     Missing,
     Piece,
@@ -51,7 +51,7 @@ pub(crate) enum Kind {
 pub(crate) enum Join {
     /// Pieces are bytes; the text is their UTF-8, invalid parts replaced.
     Bytes,
-    /// Pieces are text; runs of [`Kind::RunByte`] are text if the whole run is UTF-8.
+    /// Pieces are text; runs of [`PieceKind::RunByte`] are text if the whole run is UTF-8.
     Text,
 }
 
@@ -95,7 +95,7 @@ impl Pieces {
             let added = tokenizer.get_added_vocabulary();
             pieces.special.push(token.as_deref().is_some_and(|t| added.is_special_token(t)));
             let kind = match token {
-                None => Kind::Missing,
+                None => PieceKind::Missing,
                 Some(token) => {
                     let (lead, rest) = if has_decoder {
                         steps.piece(&token)?
@@ -105,7 +105,7 @@ impl Pieces {
                     // A run's first byte is the same as its others: `Steps::add` lets no step tell them apart.
                     if let Some(byte) = steps.byte_fallback.then(|| run_byte(&rest)).flatten() {
                         pieces.bytes.push(byte);
-                        Kind::RunByte
+                        PieceKind::RunByte
                     } else {
                         if steps.byte_level {
                             push_bytes(&alphabet, &rest, &mut pieces.bytes);
@@ -114,7 +114,7 @@ impl Pieces {
                             pieces.bytes.extend_from_slice(rest.as_bytes());
                             first.bytes.extend_from_slice(lead.as_bytes());
                         }
-                        Kind::Piece
+                        PieceKind::Piece
                     }
                 }
             };
@@ -127,8 +127,8 @@ impl Pieces {
     }
 
     /// What `id` is; ids outside the vocabulary are missing.
-    pub(crate) fn kind(&self, id: u32) -> Kind {
-        self.kinds.get(id as usize).copied().unwrap_or(Kind::Missing)
+    pub(crate) fn kind(&self, id: u32) -> PieceKind {
+        self.kinds.get(id as usize).copied().unwrap_or(PieceKind::Missing)
     }
 
     pub(crate) fn is_special(&self, id: u32) -> bool {
@@ -143,7 +143,9 @@ impl Pieces {
     /// Bytes of a token that is the first of its text.
     pub(crate) fn first_piece(&self, id: u32) -> &[u8] {
         match &self.first {
-            Some(first) if self.kind(id) == Kind::Piece => slice(&first.bytes, &first.starts, id),
+            Some(first) if self.kind(id) == PieceKind::Piece => {
+                slice(&first.bytes, &first.starts, id)
+            }
             _ => self.piece(id),
         }
     }

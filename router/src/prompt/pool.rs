@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use super::queue::{Bounds, Full, Job, Queue};
+use super::queue::{PoolFull, Queue, QueueBounds, TokenizeJob};
 use crate::error::RouteError;
 use crate::process::background;
 
@@ -27,7 +27,7 @@ pub struct TokenizePool {
 struct Shared {
     lanes: Mutex<Lanes>,
     wake: [Condvar; 2],
-    bounds: Bounds,
+    bounds: QueueBounds,
     threads: usize,
 }
 
@@ -101,10 +101,10 @@ impl TokenizePool {
     /// # Errors
     /// When the system refuses a thread.
     pub fn new(threads: usize, queue: usize) -> std::io::Result<Self> {
-        Self::with_bounds(threads, Bounds { jobs: queue.max(1), bytes: QUEUE_BYTES })
+        Self::with_bounds(threads, QueueBounds { jobs: queue.max(1), bytes: QUEUE_BYTES })
     }
 
-    fn with_bounds(threads: usize, bounds: Bounds) -> std::io::Result<Self> {
+    fn with_bounds(threads: usize, bounds: QueueBounds) -> std::io::Result<Self> {
         let threads = threads.max(1);
         let lanes = Lanes { queues: [Queue::new(), Queue::new()], tickets: 0, closed: false };
         let (lanes, wake) = (Mutex::new(lanes), [Condvar::new(), Condvar::new()]);
@@ -230,7 +230,7 @@ impl Shared {
         admitted.map_err(|full| self.overloaded(full, waiting))?;
         lanes.tickets += 1;
         let ticket = lanes.tickets;
-        let job = Job { ticket, since: Instant::now(), work, left: bytes, held: bytes };
+        let job = TokenizeJob { ticket, since: Instant::now(), work, left: bytes, held: bytes };
         lanes.queues[lane as usize].put(job);
         drop(lanes);
         self.wake[lane as usize].notify_one();
@@ -238,10 +238,10 @@ impl Shared {
     }
 
     /// What a caller is told who met a full queue, and when it should try again.
-    fn overloaded(&self, full: Full, waiting: usize) -> RouteError {
+    fn overloaded(&self, full: PoolFull, waiting: usize) -> RouteError {
         let what = match full {
-            Full::Jobs => "prompts that wait to be tokenised",
-            Full::Bytes => "bytes of prompts that wait to be tokenised",
+            PoolFull::Jobs => "prompts that wait to be tokenised",
+            PoolFull::Bytes => "bytes of prompts that wait to be tokenised",
         };
         let seconds = 1 + waiting / (self.threads * BYTES_PER_SECOND);
         RouteError::Overloaded { what, retry_after: Duration::from_secs(seconds as u64) }
@@ -257,7 +257,7 @@ impl Shared {
     }
 
     /// Waits for a job; `None` once the pool is closed.
-    fn next(&self, lane: Lane) -> Option<Job<Box<dyn Work>>> {
+    fn next(&self, lane: Lane) -> Option<TokenizeJob<Box<dyn Work>>> {
         let mut lanes = lock(&self.lanes);
         while !lanes.closed {
             if let Some(job) = lanes.queues[lane as usize].pop(Instant::now()) {
@@ -270,7 +270,7 @@ impl Shared {
     }
 
     /// Lets a job wait for its next turn, unless the pool is closed.
-    fn again(&self, job: Job<Box<dyn Work>>, lane: Lane) {
+    fn again(&self, job: TokenizeJob<Box<dyn Work>>, lane: Lane) {
         let mut lanes = lock(&self.lanes);
         if !lanes.closed {
             lanes.queues[lane as usize].put(job);

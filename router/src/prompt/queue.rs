@@ -15,7 +15,7 @@ pub(super) const TURNS: u32 = 5;
 #[derive(Debug)]
 pub(super) struct Queue<W> {
     /// By ticket, which is the order of arrival.
-    jobs: BTreeMap<u64, Job<W>>,
+    jobs: BTreeMap<u64, TokenizeJob<W>>,
     /// Bytes left to do, ticket.
     by_size: BTreeSet<(usize, u64)>,
     bytes: usize,
@@ -25,7 +25,7 @@ pub(super) struct Queue<W> {
 
 /// How much may wait.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub(super) struct QueueBounds {
     pub(super) jobs: usize,
     /// Of all jobs together, in bytes of text. A single job is taken whatever its size.
     pub(super) bytes: usize,
@@ -33,7 +33,7 @@ pub(super) struct Bounds {
 
 /// Something to do, perhaps in several turns.
 #[derive(Debug)]
-pub(super) struct Job<W> {
+pub(super) struct TokenizeJob<W> {
     /// Names it as long as it lives; who comes later has a greater one.
     pub(super) ticket: u64,
     pub(super) since: Instant,
@@ -46,22 +46,22 @@ pub(super) struct Job<W> {
 
 /// Why a job was not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Full {
+pub(super) enum PoolFull {
     Jobs,
     Bytes,
 }
 
-impl Bounds {
+impl QueueBounds {
     /// Whether a job that holds `new` bytes may wait beside `jobs` others with `bytes`.
     ///
     /// # Errors
     /// Which bound it would pass.
-    pub(super) fn admit(self, jobs: usize, bytes: usize, new: usize) -> Result<(), Full> {
+    pub(super) fn admit(self, jobs: usize, bytes: usize, new: usize) -> Result<(), PoolFull> {
         if jobs >= self.jobs {
-            return Err(Full::Jobs);
+            return Err(PoolFull::Jobs);
         }
         if jobs > 0 && bytes.saturating_add(new) > self.bytes {
-            return Err(Full::Bytes);
+            return Err(PoolFull::Bytes);
         }
         Ok(())
     }
@@ -73,14 +73,14 @@ impl<W> Queue<W> {
     }
 
     /// Takes a job in, new or after a turn.
-    pub(super) fn put(&mut self, job: Job<W>) {
+    pub(super) fn put(&mut self, job: TokenizeJob<W>) {
         self.by_size.insert((job.left, job.ticket));
         self.bytes += job.held;
         self.jobs.insert(job.ticket, job);
     }
 
     /// Whose turn it is.
-    pub(super) fn pop(&mut self, now: Instant) -> Option<Job<W>> {
+    pub(super) fn pop(&mut self, now: Instant) -> Option<TokenizeJob<W>> {
         let (&oldest, job) = self.jobs.first_key_value()?;
         let &(_, shortest) = self.by_size.first()?;
         let aged = now.saturating_duration_since(job.since) >= AGED;
@@ -93,7 +93,7 @@ impl<W> Queue<W> {
     }
 
     /// Takes a job out, wherever it stands. `None` if it does not wait here.
-    pub(super) fn remove(&mut self, ticket: u64) -> Option<Job<W>> {
+    pub(super) fn remove(&mut self, ticket: u64) -> Option<TokenizeJob<W>> {
         let job = self.jobs.remove(&ticket)?;
         self.by_size.remove(&(job.left, ticket));
         self.bytes -= job.held;
@@ -101,7 +101,7 @@ impl<W> Queue<W> {
     }
 
     /// Takes all jobs out.
-    pub(super) fn drain(&mut self) -> impl Iterator<Item = Job<W>> + use<W> {
+    pub(super) fn drain(&mut self) -> impl Iterator<Item = TokenizeJob<W>> + use<W> {
         self.by_size.clear();
         self.bytes = 0;
         std::mem::take(&mut self.jobs).into_values()
@@ -125,8 +125,8 @@ mod tests {
 
     use super::*;
 
-    fn job(ticket: u64, left: usize, since: Instant) -> Job<()> {
-        Job { ticket, since, work: (), left, held: left }
+    fn job(ticket: u64, left: usize, since: Instant) -> TokenizeJob<()> {
+        TokenizeJob { ticket, since, work: (), left, held: left }
     }
 
     /// Tickets in the order in which they are served, each for one turn of `piece` bytes, `turn` apart.
@@ -220,13 +220,13 @@ mod tests {
 
     #[test]
     fn the_bounds_are_in_jobs_and_in_bytes_and_a_single_job_always_fits() {
-        let bounds = Bounds { jobs: 3, bytes: 100 };
+        let bounds = QueueBounds { jobs: 3, bytes: 100 };
         assert_eq!(bounds.admit(0, 0, 500), Ok(()));
-        assert_eq!(bounds.admit(1, 500, 1), Err(Full::Bytes));
+        assert_eq!(bounds.admit(1, 500, 1), Err(PoolFull::Bytes));
         assert_eq!(bounds.admit(2, 90, 10), Ok(()));
-        assert_eq!(bounds.admit(2, 90, 11), Err(Full::Bytes));
-        assert_eq!(bounds.admit(2, 90, usize::MAX), Err(Full::Bytes));
-        assert_eq!(bounds.admit(3, 0, 0), Err(Full::Jobs));
+        assert_eq!(bounds.admit(2, 90, 11), Err(PoolFull::Bytes));
+        assert_eq!(bounds.admit(2, 90, usize::MAX), Err(PoolFull::Bytes));
+        assert_eq!(bounds.admit(3, 0, 0), Err(PoolFull::Jobs));
     }
 
     proptest! {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::limits::memory::{ALLOCATION_BYTES, Refused, Share};
+use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare, Refused};
 
 /// The stop strings of a request: an Aho-Corasick automaton over their bytes. Build it once, share it among choices.
 ///
@@ -14,7 +14,7 @@ pub(crate) struct StopSet {
     /// Child of the root by byte, 0 for none: most text never leaves the root.
     root: Box<[u32; 256]>,
     /// What it was charged: it is 24 times as large as the strings, and stays as long as the answer.
-    _memory: Option<Share>,
+    _memory: Option<MemoryShare>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -37,7 +37,7 @@ impl StopSet {
     /// As [`Self::new`], charged to `memory`, which is given back with the last handle.
     pub(crate) fn charged(
         stops: &[String],
-        mut memory: Share,
+        mut memory: MemoryShare,
     ) -> Result<Option<Arc<Self>>, Refused> {
         if !stops.is_empty() {
             let lists = nodes_of(stops) * size_of::<Node>() + size_of::<[u32; 256]>();
@@ -46,7 +46,7 @@ impl StopSet {
         Ok(Self::build(stops, Some(memory)))
     }
 
-    fn build(stops: &[String], memory: Option<Share>) -> Option<Arc<Self>> {
+    fn build(stops: &[String], memory: Option<MemoryShare>) -> Option<Arc<Self>> {
         if stops.iter().all(String::is_empty) {
             return None;
         }
@@ -209,7 +209,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::limits::memory::Pool;
+    use crate::limits::memory::MemoryPool;
 
     fn run(stops: &[&str], chunks: &[&str]) -> (String, bool, Vec<String>) {
         let stops: Vec<String> = stops.iter().map(|s| (*s).to_owned()).collect();
@@ -255,13 +255,13 @@ mod tests {
     fn stop_strings_are_charged_for_as_long_as_they_are_looked_for() {
         let stops = ["x".repeat(1_000), String::new()];
         let least = 1_001 * size_of::<Node>() + size_of::<[u32; 256]>();
-        let memory = Pool::private(2 * least);
+        let memory = MemoryPool::private(2 * least);
         let set = StopSet::charged(&stops, memory.share()).unwrap().unwrap();
         let used = set._memory.as_ref().unwrap().used();
         assert!((least..least + 1_000).contains(&used), "{used} for {least}");
-        let refused = StopSet::charged(&stops, Pool::private(least).share());
+        let refused = StopSet::charged(&stops, MemoryPool::private(least).share());
         assert!(matches!(refused, Err(Refused::TooMuch { .. })));
-        assert!(StopSet::charged(&[], Pool::private(0).share()).unwrap().is_none());
+        assert!(StopSet::charged(&[], MemoryPool::private(0).share()).unwrap().is_none());
     }
 
     #[test]

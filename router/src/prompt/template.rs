@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
 
-use super::jinja::{self, Bound, Budget, Error, Kind, Limits, OUTPUT, Program, Value};
+use super::jinja::{self, Bound, Budget, Error, ErrorKind, Limits, OUTPUT, Program, Value};
 use super::{ModelDoc, PromptError};
 use crate::error::RouteError;
 use crate::request::ChatPrompt;
@@ -134,7 +134,7 @@ impl ChatTemplate {
         };
         let prepared = Prepared::new(chat, None);
         if let Err((error, budget)) = self.attempt(&prepared, Limits::of(prepared.bytes))
-            && let Kind::Spent(bound) = error.kind()
+            && let ErrorKind::Spent(bound) = error.kind()
             && bound != Bound::Time
         // which is the fault of a busy machine
         {
@@ -193,7 +193,9 @@ impl ChatTemplate {
         let limits = Limits { output, work: QUICK_WORK, memory: QUICK_MEMORY, ..limits };
         match self.attempt(prepared, limits) {
             Ok(text) => text.closed(prepared).map(Some),
-            Err((error, _)) if matches!(error.kind(), Kind::Spent(Bound::Work | Bound::Memory)) => {
+            Err((error, _))
+                if matches!(error.kind(), ErrorKind::Spent(Bound::Work | Bound::Memory)) =>
+            {
                 Ok(None)
             }
             Err((error, budget)) => Err(self.refuse(&error, &budget, &limits)),
@@ -210,7 +212,7 @@ impl ChatTemplate {
 
     /// What to say of a text that the context cannot hold, or of what else went wrong.
     fn refuse(&self, error: &Error, budget: &Budget, limits: &Limits) -> RouteError {
-        if matches!(error.kind(), Kind::Spent(Bound::Output)) && limits.output < OUTPUT {
+        if matches!(error.kind(), ErrorKind::Spent(Bound::Output)) && limits.output < OUTPUT {
             let (prompt, limit) = (self.context_tokens.saturating_add(1), self.context_tokens);
             return RouteError::ContextLengthAtLeast { prompt, answer: 0, limit };
         }
@@ -294,23 +296,23 @@ fn alias_reasoning(message: &mut Map<String, Json>) {
 
 fn rejected(error: &Error, budget: &Budget) -> RouteError {
     let message = match error.kind() {
-        Kind::Spent(Bound::Time) => {
+        ErrorKind::Spent(Bound::Time) => {
             return RouteError::Overloaded {
                 what: "rendering the chat template took too long",
                 retry_after: BUSY,
             };
         }
-        Kind::Spent(bound) => budget.describe(bound),
-        Kind::Raised => format!("the chat template rejected the messages: {}", error.detail()),
-        Kind::Invalid
-        | Kind::Undefined
-        | Kind::TooManyArguments
-        | Kind::MissingArgument
-        | Kind::UnknownFilter
-        | Kind::UnknownTest
-        | Kind::UnknownFunction
-        | Kind::UnknownMethod
-        | Kind::CannotUnpack => {
+        ErrorKind::Spent(bound) => budget.describe(bound),
+        ErrorKind::Raised => format!("the chat template rejected the messages: {}", error.detail()),
+        ErrorKind::Invalid
+        | ErrorKind::Undefined
+        | ErrorKind::TooManyArguments
+        | ErrorKind::MissingArgument
+        | ErrorKind::UnknownFilter
+        | ErrorKind::UnknownTest
+        | ErrorKind::UnknownFunction
+        | ErrorKind::UnknownMethod
+        | ErrorKind::CannotUnpack => {
             format!("the chat template cannot render these messages: {error}")
         }
     };

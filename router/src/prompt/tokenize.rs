@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tokenizers::{AddedToken, Tokenizer};
 
 use super::PromptError;
-use super::cache::{CacheStats, Name, PrefixCache};
+use super::cache::{CacheStats, PrefixCache, StretchHash};
 use super::cuts::{Cuts, MIN_SEGMENT_BYTES};
 use super::length::LeastTokens;
 use super::seams::Seams;
@@ -276,7 +276,7 @@ impl TextTokenizer {
         if !self.is_cached(stretch) {
             return None;
         }
-        let found = self.cache.get(&Name::new(self.number, salt, stretch));
+        let found = self.cache.get(&StretchHash::new(self.number, salt, stretch));
         let (times, bytes) = if found.is_some() {
             (&self.counts.hits, &self.counts.hit_bytes)
         } else {
@@ -289,7 +289,7 @@ impl TextTokenizer {
 
     fn remember(&self, salt: &[u8], stretch: &str, ids: &[u32]) {
         if self.is_cached(stretch) {
-            self.cache.insert(Name::new(self.number, salt, stretch), ids);
+            self.cache.insert(StretchHash::new(self.number, salt, stretch), ids);
         }
     }
 

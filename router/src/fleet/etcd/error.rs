@@ -63,7 +63,7 @@ impl EtcdError {
 
 /// How one member failed, before it is known whether others do better.
 #[derive(Debug)]
-pub(super) struct Refused {
+pub(super) struct MemberRefused {
     kind: Kind,
     reason: String,
 }
@@ -81,7 +81,7 @@ enum Kind {
     Lease,
 }
 
-impl Refused {
+impl MemberRefused {
     pub(super) fn unreachable(reason: String) -> Self {
         Self { kind: Kind::Unreachable, reason }
     }
@@ -135,7 +135,7 @@ impl Refused {
     }
 }
 
-impl From<Status> for Refused {
+impl From<Status> for MemberRefused {
     fn from(status: Status) -> Self {
         let text = status.message();
         let kind = match status.code() {

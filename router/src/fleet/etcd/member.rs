@@ -13,7 +13,7 @@ use tonic::{Request, Streaming};
 use tonic_prost::ProstCodec;
 
 use super::CALL;
-use super::error::{Refused, chain};
+use super::error::{MemberRefused, chain};
 use super::messages::{LoggedIn, Login};
 use crate::config::{EtcdAccess, EtcdTls};
 
@@ -55,7 +55,7 @@ impl Member {
         &mut self,
         path: &'static str,
         questions: impl Fn() -> S,
-    ) -> Result<(A, Streaming<A>), Refused>
+    ) -> Result<(A, Streaming<A>), MemberRefused>
     where
         Q: Message + 'static,
         A: Message + Default + 'static,
@@ -74,26 +74,28 @@ impl Member {
         }
     }
 
-    async fn channel(&mut self) -> Result<Channel, Refused> {
+    async fn channel(&mut self) -> Result<Channel, MemberRefused> {
         if let Some(channel) = &self.channel {
             return Ok(channel.clone());
         }
         let scheme = if self.access.tls.is_some() { "https" } else { "http" };
         let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.endpoint))
-            .map_err(|error| Refused::connecting(&error))?
+            .map_err(|error| MemberRefused::connecting(&error))?
             .connect_timeout(CALL)
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG);
         if let Some(tls) = &self.access.tls {
-            let config = tls_config(tls).map_err(Refused::tls)?;
-            endpoint = endpoint.tls_config(config).map_err(|error| Refused::tls(chain(&error)))?;
+            let config = tls_config(tls).map_err(MemberRefused::tls)?;
+            endpoint =
+                endpoint.tls_config(config).map_err(|error| MemberRefused::tls(chain(&error)))?;
         }
-        let channel = endpoint.connect().await.map_err(|error| Refused::connecting(&error))?;
+        let channel =
+            endpoint.connect().await.map_err(|error| MemberRefused::connecting(&error))?;
         Ok(self.channel.insert(channel).clone())
     }
 
     /// What further calls show; nothing where there is no login, here or there.
-    async fn token(&mut self, channel: &Channel) -> Result<Option<Token>, Refused> {
+    async fn token(&mut self, channel: &Channel) -> Result<Option<Token>, MemberRefused> {
         let Some(login) = &self.access.login else { return Ok(None) };
         if self.token.is_none() {
             let login = Login { name: login.user.clone(), password: login.password.0.clone() };
@@ -106,7 +108,7 @@ impl Member {
                 Err(refused) => return Err(refused),
             };
             let mut token = Token::try_from(token)
-                .map_err(|_| Refused::answer("a token that no header takes"))?;
+                .map_err(|_| MemberRefused::answer("a token that no header takes"))?;
             token.set_sensitive(true);
             self.token = Some(token);
         }
@@ -119,7 +121,7 @@ async fn call<Q, A>(
     path: &'static str,
     questions: impl Stream<Item = Q> + Send + 'static,
     token: Option<Token>,
-) -> Result<(A, Streaming<A>), Refused>
+) -> Result<(A, Streaming<A>), MemberRefused>
 where
     Q: Message + 'static,
     A: Message + Default + 'static,
@@ -131,13 +133,13 @@ where
     // a member that is cut off from the others ends its watches, rather than to be silent
     request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
     let mut grpc = Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES);
-    grpc.ready().await.map_err(|error| Refused::connecting(&error))?;
+    grpc.ready().await.map_err(|error| MemberRefused::connecting(&error))?;
     let codec = ProstCodec::<Q, A>::default();
     let answers = grpc.streaming(request, PathAndQuery::from_static(path), codec).await?;
     let mut answers = answers.into_inner();
     match answers.message().await? {
         Some(first) => Ok((first, answers)),
-        None => Err(Refused::answer("no message in the answer")),
+        None => Err(MemberRefused::answer("no message in the answer")),
     }
 }
 

@@ -66,7 +66,7 @@ pub struct Put {
 
 /// An answer of which nothing is read.
 #[derive(Clone, Copy, PartialEq, Message)]
-pub struct Unread {}
+pub struct UnreadAnswer {}
 
 /// `Lease/LeaseGrant`: begins a lease.
 #[derive(Clone, Copy, PartialEq, Message)]

@@ -5,7 +5,7 @@ use std::task::Wake;
 
 use super::*;
 use crate::core::frame::RequestId;
-use crate::limits::memory::Pool;
+use crate::limits::memory::MemoryPool;
 
 const WORKER: WorkerId = WorkerId(1);
 
@@ -24,7 +24,7 @@ fn output(ids: &[u32], logprobs: bool) -> Output {
 }
 
 fn empty(max_tokens: u32) -> Mailbox {
-    Mailbox::new(max_tokens, WORKER, Pool::private(1 << 20).share())
+    Mailbox::new(max_tokens, WORKER, MemoryPool::private(1 << 20).share())
 }
 
 /// What a reader would take now.
@@ -125,7 +125,7 @@ fn fill(mailbox: &Mailbox, alternatives: u32) -> usize {
 
 #[test]
 fn log_probabilities_that_nobody_reads_are_bounded() {
-    let mailbox = Mailbox::new(u32::MAX, WorkerId(0), Pool::private(40_000).share());
+    let mailbox = Mailbox::new(u32::MAX, WorkerId(0), MemoryPool::private(40_000).share());
     let few = fill(&mailbox, 20);
     assert!((90..110).contains(&few), "{few}");
     let taken = {
@@ -239,7 +239,7 @@ fn drafts_add_up_and_what_was_cached_stays_until_it_is_read() {
 
 #[test]
 fn a_reader_that_takes_log_probabilities_makes_room_for_others() {
-    let mailbox = Mailbox::new(u32::MAX, WORKER, Pool::private(40_000).share());
+    let mailbox = Mailbox::new(u32::MAX, WORKER, MemoryPool::private(40_000).share());
     let reader = Arc::new(Reader::default());
     let first = fill(&mailbox, 20);
     assert_eq!(ready(reader.poll(&mailbox)).ids.len(), first);
@@ -249,7 +249,7 @@ fn a_reader_that_takes_log_probabilities_makes_room_for_others() {
 #[test]
 fn places_of_tokens_without_log_probabilities_are_charged_once_others_have_theirs() {
     let now = Instant::now();
-    let small = || Mailbox::new(u32::MAX, WORKER, Pool::private(10_000).share());
+    let small = || Mailbox::new(u32::MAX, WORKER, MemoryPool::private(10_000).share());
     let mailbox = small();
     for _ in 0..10_000 {
         assert_eq!(mailbox.append(output(&[1], false), now).is_wrong(), None, "nothing to charge");

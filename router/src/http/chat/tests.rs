@@ -3,13 +3,13 @@
 use serde_json::json;
 
 use super::*;
-use crate::limits::memory::Pool;
+use crate::limits::memory::MemoryPool;
 
 fn checked(extra: &Value) -> Result<ChatRequest, RouteError> {
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
     body.as_object_mut().unwrap().append(&mut extra.as_object().unwrap().clone());
     let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
-    check(Fields::of_body(body).unwrap(), &model, &mut Pool::private(1 << 20).share())
+    check(Fields::of_body(body).unwrap(), &model, &mut MemoryPool::private(1 << 20).share())
 }
 
 fn param(extra: &Value) -> String {
@@ -79,7 +79,7 @@ fn a_text_as_long_as_a_body_may_be_is_charged_three_times_and_fits() {
     let body = json!({"messages": [{"role": "user", "content": text}]}).to_string();
     assert!((LONGEST / 2..LONGEST).contains(&body.len()));
     // as `config` has it for bodies of this length
-    let mut memory = Pool::private(8 * LONGEST + (4 << 20)).share();
+    let mut memory = MemoryPool::private(8 * LONGEST + (4 << 20)).share();
     let fields = crate::http::parse::json::parse(body.as_bytes(), None, &mut memory).unwrap().value;
     let model = ModelFacts { vocab_size: 100, ..ModelFacts::default() };
     check(Fields::of_body(fields).unwrap(), &model, &mut memory).unwrap();
@@ -98,7 +98,7 @@ fn what_a_template_would_copy_beyond_the_memory_of_a_request_is_refused() {
             "messages[0].tool_calls[0].function.arguments.a",
         ),
     ] {
-        let mut memory = Pool::private(100_000).share();
+        let mut memory = MemoryPool::private(100_000).share();
         memory.charge(read).unwrap(); // what the body took
         let fields = Fields::of_body(json!({ "messages": [message] })).unwrap();
         match check(fields, &ModelFacts::default(), &mut memory) {

@@ -15,7 +15,7 @@ async fn a_large_body_is_parsed_away_from_the_sockets_and_keeps_what_was_made_of
             let mut body = br#"{"model": "m"}"#.to_vec();
             body.resize(length, b' ');
             let request = Request::new(Body::from(body));
-            let check = move |read: Read| Ok((std::thread::current().id(), read.memory.used()));
+            let check = move |read: ReadBody| Ok((std::thread::current().id(), read.memory.used()));
             let (thread, used) = read(&surface, request, None, check).await.unwrap();
             assert_eq!(thread == here, inline, "{length}");
             assert!(used < 1_000, "{used} of {length}: its spaces are gone");

@@ -13,7 +13,7 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
-use crate::limits::memory::{Pool, Share};
+use crate::limits::memory::{MemoryPool, MemoryShare};
 
 pub(in crate::http) use raw::Raw;
 
@@ -41,8 +41,8 @@ const TURN: usize = 64 << 10;
 pub(in crate::http) async fn read(
     request: Request,
     limits: BodyLimits,
-    memory: &Pool,
-) -> Result<(Raw, Share), Reject> {
+    memory: &MemoryPool,
+) -> Result<(Raw, MemoryShare), Reject> {
     check_headers(request.headers())?;
     let declared = declared_length(request.headers());
     let body = request.into_body();
@@ -58,8 +58,8 @@ async fn collect(
     mut body: Body,
     limits: BodyLimits,
     declared: Option<usize>,
-    mut share: Share,
-) -> Result<(Raw, Share), Reject> {
+    mut share: MemoryShare,
+) -> Result<(Raw, MemoryShare), Reject> {
     let end = Instant::now() + limits.time;
     let mut raw = Raw::new(declared);
     let mut since_pause = 0;
@@ -160,7 +160,7 @@ mod tests {
 
     #[tokio::test]
     async fn bodies_are_charged_for_the_room_that_they_take() {
-        let memory = Pool::private(1 << 20);
+        let memory = MemoryPool::private(1 << 20);
         let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
         let (raw, share) = read(body(&[5000]), limits, &memory).await.unwrap();
         assert_eq!((raw.len(), share.used()), (5000, 5000));
@@ -170,7 +170,7 @@ mod tests {
         assert!(share.peak() <= 3 * 8001);
         drop((raw, share));
         assert!(read(body(&[1 << 20]), limits, &memory).await.is_ok(), "nothing was kept");
-        let too_small = Pool::private(1_000_000);
+        let too_small = MemoryPool::private(1_000_000);
         let refused = read(body(&[600_000, 400_000]), limits, &too_small).await;
         let Err(Reject::Route(RouteError::BodyTooComplex { .. })) = refused else {
             panic!("the pieces are of 256 KiB, and the first frame is there until it is copied")
@@ -185,7 +185,7 @@ mod tests {
 
     #[tokio::test]
     async fn as_long_as_may_be_is_read_and_a_byte_more_is_not() {
-        let memory = Pool::private(1 << 20);
+        let memory = MemoryPool::private(1 << 20);
         let limits = BodyLimits { bytes: 8_001, time: Duration::from_secs(9) };
         let frames = [5_000, 3_000, 1];
         assert!(read(body(&frames), limits, &memory).await.is_ok());
@@ -218,8 +218,8 @@ mod tests {
         declared.headers_mut().insert(header::CONTENT_LENGTH, 90_000.into());
         let (found_out, second) = watched(9);
         let (without_memory, third) = watched(9);
-        let roomy = Pool::private(1 << 20);
-        let no_room = Pool::private(12_000);
+        let roomy = MemoryPool::private(1 << 20);
+        let no_room = MemoryPool::private(12_000);
         for (request, mut told, memory) in [
             (declared, first, &roomy),
             (found_out, second, &roomy),
@@ -239,7 +239,7 @@ mod tests {
         let (turn, mut had) = tokio::sync::oneshot::channel();
         tokio::spawn(async move { turn.send(()) });
         let limits = BodyLimits { bytes: 1 << 20, time: Duration::from_secs(9) };
-        let memory = Pool::private(1 << 20);
+        let memory = MemoryPool::private(1 << 20);
         read(body(&[TURN / 2; 4]), limits, &memory).await.unwrap();
         assert!(had.try_recv().is_ok());
     }
@@ -252,7 +252,7 @@ mod tests {
         });
         let limits = BodyLimits { bytes: 100, time: Duration::from_secs(9) };
         let request = Request::new(Body::from_stream(drips));
-        let read = read(request, limits, &Pool::private(100)).await;
+        let read = read(request, limits, &MemoryPool::private(100)).await;
         assert!(matches!(read, Err(Reject::BodyTooSlow { .. })));
     }
 

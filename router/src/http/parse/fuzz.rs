@@ -9,7 +9,7 @@ use crate::http::parse::fields::Fields;
 use crate::http::parse::json as reader;
 use crate::http::parse::params::ModelFacts;
 use crate::http::{chat, completions};
-use crate::limits::memory::{Pool, Share};
+use crate::limits::memory::{MemoryPool, MemoryShare};
 
 /// Every name that some check looks for, so that random objects get past the first one.
 const NAMES: &[&str] = &[
@@ -109,8 +109,8 @@ fn facts() -> ModelFacts {
     ModelFacts { vocab_size: 100, ..ModelFacts::default() }
 }
 
-fn memory() -> Share {
-    Pool::private(1 << 30).share()
+fn memory() -> MemoryShare {
+    MemoryPool::private(1 << 30).share()
 }
 
 fn check_chat(fields: Fields) -> Result<chat::ChatRequest, RouteError> {

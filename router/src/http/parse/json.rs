@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 use crate::error::RouteError;
 use crate::http::parse::fields::{bad, bad_body, clip};
 use crate::http::parse::token_ids::{Ids, IdsField};
-use crate::limits::memory::{ALLOCATION_BYTES, Refused, Share};
+use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare, Refused};
 
 /// Lists and objects inside one another. What templates read is eight deep, and schemas of tools are seldom thirty;
 /// printing, copying and dropping take stack for each level.
@@ -38,7 +38,7 @@ pub(in crate::http) struct Document {
 pub(in crate::http) fn parse(
     body: &[u8],
     ids: Option<IdsField>,
-    memory: &mut Share,
+    memory: &mut MemoryShare,
 ) -> Result<Document, RouteError> {
     let text = std::str::from_utf8(body).map_err(|error| {
         bad_body(format!("the body is not UTF-8: byte {} is invalid", error.valid_up_to()))
@@ -46,8 +46,8 @@ pub(in crate::http) fn parse(
     if text.trim_ascii().is_empty() {
         return Err(bad_body("the body is empty; it must be a JSON object"));
     }
-    let reading = Reading::new(memory, ids, Twice::IsAnError);
-    let value = reading.value(text, Step::Root(""));
+    let reading = JsonReading::new(memory, ids, Twice::IsAnError);
+    let value = reading.value(text, PathStep::Root(""));
     let ids = reading.found.take();
     match value {
         Ok(value) => Ok(Document { value, ids }),
@@ -76,11 +76,11 @@ pub(in crate::http) fn parse(
 pub(in crate::http) fn parse_inner(
     text: &str,
     path: &str,
-    memory: &mut Share,
+    memory: &mut MemoryShare,
 ) -> Result<Option<Map<String, Value>>, RouteError> {
     let before = memory.used();
-    let reading = Reading::new(memory, None, Twice::LastCounts);
-    match reading.value(text, Step::Root(path)) {
+    let reading = JsonReading::new(memory, None, Twice::LastCounts);
+    match reading.value(text, PathStep::Root(path)) {
         Ok(Value::Object(object)) => Ok(Some(object)),
         other => {
             if let (Err(_), Some(Trouble::Refused(refused, path))) =
@@ -110,8 +110,8 @@ enum Trouble {
 }
 
 /// One document while it is read.
-pub(in crate::http) struct Reading<'m> {
-    memory: RefCell<&'m mut Share>,
+pub(in crate::http) struct JsonReading<'m> {
+    memory: RefCell<&'m mut MemoryShare>,
     trouble: RefCell<Option<Trouble>>,
     ids: Option<IdsField>,
     found: RefCell<Option<Ids>>,
@@ -120,8 +120,8 @@ pub(in crate::http) struct Reading<'m> {
     escapes: Cell<usize>,
 }
 
-impl<'m> Reading<'m> {
-    fn new(memory: &'m mut Share, ids: Option<IdsField>, twice: Twice) -> Self {
+impl<'m> JsonReading<'m> {
+    fn new(memory: &'m mut MemoryShare, ids: Option<IdsField>, twice: Twice) -> Self {
         Self {
             memory: RefCell::new(memory),
             trouble: RefCell::default(),
@@ -132,15 +132,15 @@ impl<'m> Reading<'m> {
         }
     }
 
-    fn value(&self, text: &str, at: Step<'_>) -> serde_json::Result<Value> {
+    fn value(&self, text: &str, at: PathStep<'_>) -> serde_json::Result<Value> {
         let value = self.whole(text, at);
         self.memory.borrow_mut().give_back(self.escapes.replace(0));
         value
     }
 
-    fn whole(&self, text: &str, at: Step<'_>) -> serde_json::Result<Value> {
+    fn whole(&self, text: &str, at: PathStep<'_>) -> serde_json::Result<Value> {
         let mut reader = serde_json::Deserializer::from_str(text);
-        let root = Place { parent: None, step: at, depth: 0, reading: self };
+        let root = JsonPath { parent: None, step: at, depth: 0, reading: self };
         let value = root.deserialize(&mut reader)?;
         reader.end().map(|()| value)
     }
@@ -148,16 +148,16 @@ impl<'m> Reading<'m> {
 
 /// Where in the document the reader stands; a list that lives on the stack, so that the good case costs nothing.
 #[derive(Clone, Copy)]
-pub(in crate::http) struct Place<'a, 'm> {
+pub(in crate::http) struct JsonPath<'a, 'm> {
     parent: Option<&'a Self>,
-    step: Step<'a>,
+    step: PathStep<'a>,
     /// Lists and objects around it.
     depth: usize,
-    reading: &'a Reading<'m>,
+    reading: &'a JsonReading<'m>,
 }
 
 #[derive(Clone, Copy)]
-pub(in crate::http) enum Step<'a> {
+pub(in crate::http) enum PathStep<'a> {
     /// Of the body, or what stands for it in a text inside the body.
     Root(&'a str),
     Key(&'a str),
@@ -167,9 +167,9 @@ pub(in crate::http) enum Step<'a> {
 /// Longest path in an error, in bytes: 64 levels of keys could be longer than the rest of it.
 const MAX_PATH: usize = 100;
 
-impl<'m> Place<'_, 'm> {
-    pub(in crate::http) fn below<'a>(&'a self, step: Step<'a>) -> Place<'a, 'm> {
-        Place { parent: Some(self), step, depth: self.depth, reading: self.reading }
+impl<'m> JsonPath<'_, 'm> {
+    pub(in crate::http) fn below<'a>(&'a self, step: PathStep<'a>) -> JsonPath<'a, 'm> {
+        JsonPath { parent: Some(self), step, depth: self.depth, reading: self.reading }
     }
 
     /// This place, one level further in.
@@ -245,14 +245,14 @@ impl<'m> Place<'_, 'm> {
             parent.write_path(path);
         }
         match self.step {
-            Step::Root(name) => path.push_str(name),
-            Step::Key(key) => {
+            PathStep::Root(name) => path.push_str(name),
+            PathStep::Key(key) => {
                 if !path.is_empty() {
                     path.push('.');
                 }
                 path.push_str(&clip(key));
             }
-            Step::Index(index) => {
+            PathStep::Index(index) => {
                 write!(path, "[{index}]").expect("writing to a String cannot fail");
             }
         }
@@ -277,7 +277,7 @@ fn object_bytes(entries: usize) -> usize {
 }
 
 /// The key of an entry.
-struct Key<'a, 'm>(Place<'a, 'm>);
+struct Key<'a, 'm>(JsonPath<'a, 'm>);
 
 impl<'de> DeserializeSeed<'de> for Key<'_, '_> {
     type Value = String;
@@ -305,7 +305,7 @@ impl<'de> Visitor<'de> for Key<'_, '_> {
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
+impl<'de> DeserializeSeed<'de> for JsonPath<'_, '_> {
     type Value = Value;
 
     fn deserialize<D: Deserializer<'de>>(self, reader: D) -> Result<Value, D::Error> {
@@ -313,7 +313,7 @@ impl<'de> DeserializeSeed<'de> for Place<'_, '_> {
     }
 }
 
-impl<'de> Visitor<'de> for Place<'_, '_> {
+impl<'de> Visitor<'de> for JsonPath<'_, '_> {
     type Value = Value;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -353,7 +353,7 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
         let list = self.inside()?;
         let mut out = Vec::new();
-        while let Some(item) = items.next_element_seed(list.below(Step::Index(out.len())))? {
+        while let Some(item) = items.next_element_seed(list.below(PathStep::Index(out.len())))? {
             list.room(&mut out)?;
             out.push(item);
         }
@@ -365,7 +365,7 @@ impl<'de> Visitor<'de> for Place<'_, '_> {
         let mut out = Map::new();
         let mut ids_seen = false;
         while let Some(key) = entries.next_key_seed(Key(object))? {
-            let place = object.below(Step::Key(&key));
+            let place = object.below(PathStep::Key(&key));
             let ids = self.reading.ids.filter(|ids| object.depth == 1 && ids.name == key);
             if out.contains_key(&key) || ids.is_some() && ids_seen {
                 match self.reading.twice {

@@ -10,7 +10,7 @@ use crate::error::RouteError;
 use crate::http::chat;
 use crate::http::parse::fields::{Fields, bad, clip, unsupported, wrong_type};
 use crate::http::parse::json;
-use crate::limits::memory::{ALLOCATION_BYTES, Share};
+use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare};
 
 /// Between the text parts of one message, as vLLM does it.
 const PART_SEPARATOR: &str = "\n";
@@ -54,7 +54,7 @@ impl Role {
 /// for the arguments of a tool call as values.
 pub(in crate::http) fn check(
     messages: Vec<Value>,
-    memory: &mut Share,
+    memory: &mut MemoryShare,
 ) -> Result<Vec<Value>, RouteError> {
     if messages.is_empty() {
         return Err(bad("messages", "`messages` must hold at least one message"));
@@ -65,7 +65,7 @@ pub(in crate::http) fn check(
     checked.collect()
 }
 
-fn check_one(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError> {
+fn check_one(mut fields: Fields, memory: &mut MemoryShare) -> Result<Value, RouteError> {
     let name = fields.string("role")?;
     let name = fields.require("role", name)?;
     let Some(role) = Role::parse(&name) else {
@@ -109,7 +109,7 @@ fn check_one(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError
 fn assistant_extras(
     fields: &mut Fields,
     out: &mut Map<String, Value>,
-    memory: &mut Share,
+    memory: &mut MemoryShare,
 ) -> Result<bool, RouteError> {
     let mut stands_in = false;
     if let Some(calls) = fields.array("tool_calls")? {
@@ -144,7 +144,7 @@ fn assistant_extras(
     Ok(stands_in)
 }
 
-fn tool_call(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError> {
+fn tool_call(mut fields: Fields, memory: &mut MemoryShare) -> Result<Value, RouteError> {
     let id = fields.string("id")?;
     let id = fields.require("id", id)?;
     let kind = fields.string("type")?.unwrap_or_else(|| "function".into());
@@ -158,7 +158,7 @@ fn tool_call(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError
     Ok(json!({"id": id, "type": "function", "function": function}))
 }
 
-fn function_call(mut fields: Fields, memory: &mut Share) -> Result<Value, RouteError> {
+fn function_call(mut fields: Fields, memory: &mut MemoryShare) -> Result<Value, RouteError> {
     let name = fields.string("name")?;
     let name = fields.require("name", name)?;
     let arguments = fields.string("arguments")?;
@@ -221,18 +221,18 @@ fn part_text(mut part: Fields) -> Result<String, RouteError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::memory::Pool;
+    use crate::limits::memory::MemoryPool;
 
     fn param(messages: Value) -> String {
         let Value::Array(messages) = messages else { panic!("tests pass arrays") };
-        match check(messages, &mut Pool::private(1 << 20).share()) {
+        match check(messages, &mut MemoryPool::private(1 << 20).share()) {
             Err(RouteError::BadRequest { param: Some(param), .. }) => param,
             other => panic!("expected BadRequest, got {other:?}"),
         }
     }
 
     fn checked(message: Value) -> Value {
-        check(vec![message], &mut Pool::private(1 << 20).share()).unwrap().remove(0)
+        check(vec![message], &mut MemoryPool::private(1 << 20).share()).unwrap().remove(0)
     }
 
     #[test]

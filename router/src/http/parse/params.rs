@@ -38,7 +38,7 @@ pub(in crate::http) struct ModelFacts {
 
 /// The shared parameters, checked.
 #[derive(Debug)]
-pub(in crate::http) struct Common {
+pub(in crate::http) struct SharedParams {
     pub(in crate::http) sampling: Sampling,
     pub(in crate::http) stop: Vec<String>,
     pub(in crate::http) stop_ids: Vec<u32>,
@@ -66,11 +66,14 @@ pub(in crate::http) struct Delivery {
 ///
 /// # Errors
 /// `BadRequest` about the first wrong one.
-pub(in crate::http) fn take(fields: &mut Fields, model: &ModelFacts) -> Result<Common, RouteError> {
+pub(in crate::http) fn take(
+    fields: &mut Fields,
+    model: &ModelFacts,
+) -> Result<SharedParams, RouteError> {
     let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
     let cache_key = fields.string("prompt_cache_key")?;
     let user = fields.string("user")?;
-    Ok(Common {
+    Ok(SharedParams {
         sampling: sampling(fields, model)?,
         stop: stop(fields)?,
         stop_ids: stop_ids(fields, model)?,
@@ -295,7 +298,7 @@ mod tests {
         ModelFacts { vocab_size: 100, ..ModelFacts::default() }
     }
 
-    fn taken(body: Value) -> Result<Common, RouteError> {
+    fn taken(body: Value) -> Result<SharedParams, RouteError> {
         let mut fields = Fields::of_body(body)?;
         let common = take(&mut fields, &facts())?;
         fields.finish()?;

@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 
 use crate::error::RouteError;
 use crate::http::parse::fields::{bad, integer};
-use crate::http::parse::json::{Place, Step};
+use crate::http::parse::json::{JsonPath, PathStep};
 use crate::http::parse::params::MAX_CHOICES;
 
 /// The field of a body that may hold token ids.
@@ -92,14 +92,14 @@ impl IdList {
 
 impl IdsField {
     /// Reads the field at this place; `None` if it is `null`.
-    pub(in crate::http) fn at<'a, 'm>(self, place: Place<'a, 'm>) -> FieldSeed<'a, 'm> {
+    pub(in crate::http) fn at<'a, 'm>(self, place: JsonPath<'a, 'm>) -> FieldSeed<'a, 'm> {
         FieldSeed { place, is_prompt: self.is_prompt }
     }
 }
 
 /// Reads the field.
 pub(in crate::http) struct FieldSeed<'a, 'm> {
-    place: Place<'a, 'm>,
+    place: JsonPath<'a, 'm>,
     is_prompt: bool,
 }
 
@@ -155,7 +155,7 @@ impl Item {
 
 #[derive(Clone, Copy)]
 struct ItemSeed<'a, 'm> {
-    place: Place<'a, 'm>,
+    place: JsonPath<'a, 'm>,
     keep: Keep,
     /// A list may hold several prompts.
     many: bool,
@@ -239,12 +239,12 @@ impl<'de> Visitor<'de> for ItemSeed<'_, '_> {
 
 /// The rest of a list after `ids`.
 fn id_list<'de, A: SeqAccess<'de>>(
-    place: Place<'_, '_>,
+    place: JsonPath<'_, '_>,
     mut items: A,
     mut ids: IdList,
 ) -> Result<IdList, A::Error> {
     loop {
-        let at = place.below(Step::Index(ids.ids.len()));
+        let at = place.below(PathStep::Index(ids.ids.len()));
         let seed = ItemSeed { place: at, keep: Keep::Number, many: false };
         match items.next_element_seed(seed)? {
             None => return Ok(ids),
@@ -262,8 +262,8 @@ fn id_list<'de, A: SeqAccess<'de>>(
 }
 
 /// A prompt that is an array: its first item says what it is.
-fn several<'de, A: SeqAccess<'de>>(place: Place<'_, '_>, mut items: A) -> Result<Ids, A::Error> {
-    let first = place.below(Step::Index(0));
+fn several<'de, A: SeqAccess<'de>>(place: JsonPath<'_, '_>, mut items: A) -> Result<Ids, A::Error> {
+    let first = place.below(PathStep::Index(0));
     let seed = ItemSeed { place: first, keep: Keep::Items, many: false };
     match items.next_element_seed(seed)? {
         None => Ok(Ids::List(IdList::default())),
@@ -293,7 +293,7 @@ fn several<'de, A: SeqAccess<'de>>(place: Place<'_, '_>, mut items: A) -> Result
 
 /// Further items like the first one.
 fn alike<'de, A: SeqAccess<'de>, T>(
-    place: Place<'_, '_>,
+    place: JsonPath<'_, '_>,
     mut items: A,
     first: T,
     like: impl Fn(Item) -> Result<T, Item>,
@@ -303,7 +303,7 @@ fn alike<'de, A: SeqAccess<'de>, T>(
     out.push(first);
     let mut odd = None;
     while odd.is_none() && out.len() < MAX_CHOICES {
-        let at = place.below(Step::Index(out.len()));
+        let at = place.below(PathStep::Index(out.len()));
         let seed = ItemSeed { place: at, keep: Keep::Items, many: false };
         let Some(item) = items.next_element_seed(seed)? else { break };
         match like(item) {

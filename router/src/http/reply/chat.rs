@@ -8,13 +8,13 @@ use crate::http::parse::params::Delivery;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Vocabulary};
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{Head, finish_reason};
+use crate::http::reply::{AnswerHead, finish_reason};
 use crate::request::{Delta, ScoredToken, Usage};
 
 /// How one chat answer looks.
 #[derive(Debug)]
 pub(in crate::http) struct ChatReply {
-    head: Head,
+    head: AnswerHead,
     /// What its tokens stand for, if they are sent with their log-probabilities.
     logprobs: Option<Arc<dyn Vocabulary>>,
     /// Choices whose first chunk, the one with the role, was sent.
@@ -22,7 +22,11 @@ pub(in crate::http) struct ChatReply {
 }
 
 impl ChatReply {
-    pub(in crate::http) fn new(head: Head, n: u32, logprobs: Option<Arc<dyn Vocabulary>>) -> Self {
+    pub(in crate::http) fn new(
+        head: AnswerHead,
+        n: u32,
+        logprobs: Option<Arc<dyn Vocabulary>>,
+    ) -> Self {
         Self { head, logprobs, begun: vec![false; n as usize] }
     }
 }
@@ -30,7 +34,7 @@ impl ChatReply {
 impl Shape for ChatReply {
     const OBJECT: &'static str = "chat.completion";
 
-    fn head(&self) -> &Head {
+    fn head(&self) -> &AnswerHead {
         &self.head
     }
 

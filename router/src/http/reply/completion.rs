@@ -8,14 +8,14 @@ use crate::http::parse::params::Delivery;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Column, Offset, Vocabulary};
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{Head, finish_reason};
-use crate::limits::memory::Share;
+use crate::http::reply::{AnswerHead, finish_reason};
+use crate::limits::memory::MemoryShare;
 use crate::request::{Delta, ScoredToken, Usage};
 
 /// How one plain answer looks.
 #[derive(Debug)]
 pub(in crate::http) struct CompletionReply {
-    head: Head,
+    head: AnswerHead,
     /// What its tokens stand for, if they are sent with their log-probabilities.
     logprobs: Option<Arc<dyn Vocabulary>>,
     echo: Option<Echo>,
@@ -32,11 +32,11 @@ pub(in crate::http) struct Echo {
     /// The text of each prompt.
     texts: Vec<String>,
     /// What they were charged to, until the answer is sent.
-    _memory: Arc<Share>,
+    _memory: Arc<MemoryShare>,
 }
 
 impl Echo {
-    pub(in crate::http) fn new(texts: Vec<String>, memory: Arc<Share>) -> Self {
+    pub(in crate::http) fn new(texts: Vec<String>, memory: Arc<MemoryShare>) -> Self {
         Self { texts, _memory: memory }
     }
 }
@@ -50,7 +50,7 @@ struct Progress {
 
 impl CompletionReply {
     pub(in crate::http) fn new(
-        head: Head,
+        head: AnswerHead,
         prompts: usize,
         n: u32,
         logprobs: Option<Arc<dyn Vocabulary>>,
@@ -75,7 +75,7 @@ fn text(echo: &str, text: &str, out: &mut BytesMut) {
 impl Shape for CompletionReply {
     const OBJECT: &'static str = "text_completion";
 
-    fn head(&self) -> &Head {
+    fn head(&self) -> &AnswerHead {
         &self.head
     }
 
@@ -148,14 +148,14 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::http::reply::logprobs::Pieces;
+    use crate::http::reply::logprobs::TestPieces;
     use crate::http::reply::pieces::Parts as _;
     use crate::http::reply::whole::WholeAnswer;
-    use crate::http::reply::{Choice, gather};
-    use crate::limits::memory::Pool;
+    use crate::http::reply::{ReplyChoice, gather};
+    use crate::limits::memory::MemoryPool;
     use crate::request::FinishReason;
 
-    const WORDS: Pieces = Pieces(&[b"p", b"q", b"a", b"b"]);
+    const WORDS: TestPieces = TestPieces(&[b"p", b"q", b"a", b"b"]);
 
     fn token(text: &str, logprob: Option<f64>) -> ScoredToken {
         let id = WORDS.0.iter().position(|word| *word == text.as_bytes()).unwrap();
@@ -163,9 +163,9 @@ mod tests {
     }
 
     fn reply(logprobs: bool, echo: Option<Vec<String>>) -> CompletionReply {
-        let memory = Arc::new(Pool::private(0).share());
+        let memory = Arc::new(MemoryPool::private(0).share());
         let echo = echo.map(|texts| Echo::new(texts, memory));
-        let head = Head { id: "cmpl-1".into(), created: 7, model: "m".into() };
+        let head = AnswerHead { id: "cmpl-1".into(), created: 7, model: "m".into() };
         let words: Arc<dyn Vocabulary> = Arc::new(WORDS);
         CompletionReply::new(head, 2, 1, logprobs.then_some(words), echo)
     }
@@ -228,8 +228,8 @@ mod tests {
             got.iter().map(|choice| &choice["logprobs"]["text_offset"]).collect();
         assert_eq!(offsets, [&json!([0, 1, 2]), &json!([3]), &json!([])]);
 
-        let mut choices: Vec<Choice> = vec![Choice::default(), Choice::default()];
-        let mut memory = Pool::private(1 << 20).share();
+        let mut choices: Vec<ReplyChoice> = vec![ReplyChoice::default(), ReplyChoice::default()];
+        let mut memory = MemoryPool::private(1 << 20).share();
         for delta in deltas() {
             gather(&mut choices, delta, &mut memory).unwrap();
         }

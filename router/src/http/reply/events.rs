@@ -24,7 +24,7 @@ use crate::http::call::Ending;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::answers::Answers;
 use crate::http::reply::reject::Reject;
-use crate::http::reply::{FINGERPRINT, Head, UsageBody};
+use crate::http::reply::{AnswerHead, FINGERPRINT, UsageBody};
 use crate::request::{Delta, Usage};
 
 /// How a delta looks as events.
@@ -43,7 +43,7 @@ pub(in crate::http) struct Envelope {
 }
 
 impl Envelope {
-    pub(in crate::http) fn new(head: &Head, object: &str, delivery: Delivery) -> Self {
+    pub(in crate::http) fn new(head: &AnswerHead, object: &str, delivery: Delivery) -> Self {
         #[derive(Serialize)]
         struct Fields<'a> {
             id: &'a str,

@@ -187,10 +187,10 @@ fn name(bytes: &[u8], out: &mut BytesMut) {
 /// Tokens of tests: each id is a place in this list.
 #[cfg(test)]
 #[derive(Debug)]
-pub(in crate::http) struct Pieces(pub(in crate::http) &'static [&'static [u8]]);
+pub(in crate::http) struct TestPieces(pub(in crate::http) &'static [&'static [u8]]);
 
 #[cfg(test)]
-impl Vocabulary for Pieces {
+impl Vocabulary for TestPieces {
     fn bytes(&self, id: u32) -> &[u8] {
         self.0.get(id as usize).copied().unwrap_or_default()
     }
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn chat_tokens_carry_bytes_and_alternatives() {
-        let words = Pieces(&[b"a", b"b"]);
+        let words = TestPieces(&[b"a", b"b"]);
         let tokens = [token(0, Some(-0.5), vec![Ranked(1, f64::NEG_INFINITY)])];
         let got = written(|out| chat(&words, &tokens, out));
         let want = json!({"refusal": null, "content": [{"token": "a", "logprob": -0.5, "bytes": [97],
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn plain_tokens_have_offsets_in_characters() {
-        let words = Pieces(&[b"\xc3\xa9", b"\xf0\x9f", b"\x98\x80", b"z", b"x", b"x"]);
+        let words = TestPieces(&[b"\xc3\xa9", b"\xf0\x9f", b"\x98\x80", b"z", b"x", b"x"]);
         let tokens = [
             token(0, None, vec![]),
             token(1, Some(-1.0), vec![Ranked(4, -0.1), Ranked(5, -0.2)]),
@@ -241,7 +241,8 @@ mod tests {
 
     #[test]
     fn no_tokens_are_empty_lists() {
-        let none = written(|out| columns(&Pieces(&[]), &[].iter(), &mut Offset::default(), out));
+        let none =
+            written(|out| columns(&TestPieces(&[]), &[].iter(), &mut Offset::default(), out));
         let want =
             json!({"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []});
         assert_eq!(none, want);

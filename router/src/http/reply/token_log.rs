@@ -1,7 +1,7 @@
 //! Log-probabilities of an answer that is sent as a whole, kept in 12 bytes for each alternative until all of it is there.
 
 use crate::core::frame::Ranked;
-use crate::limits::memory::{ALLOCATION_BYTES, Refused, Share};
+use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare, Refused};
 use crate::request::ScoredToken;
 
 /// The first segment's size, in bytes; each one is twice as long as the one before, up to the largest. Growing by
@@ -44,7 +44,7 @@ impl TokenLog {
     pub(in crate::http) fn push(
         &mut self,
         token: &ScoredToken,
-        memory: &mut Share,
+        memory: &mut MemoryShare,
     ) -> Result<(), Refused> {
         let top = &token.top[..token.top.len().min(usize::from(u8::MAX))];
         let bytes = token_bytes(top.len());
@@ -96,7 +96,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::limits::memory::Pool;
+    use crate::limits::memory::MemoryPool;
 
     fn token() -> impl Strategy<Value = ScoredToken> {
         let ranked = (any::<u32>(), -50.0..0.0).prop_map(|(id, logprob)| Ranked(id, logprob));
@@ -108,7 +108,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_was_written_is_read_again(tokens in prop::collection::vec(token(), 0..300)) {
-            let mut memory = Pool::private(1 << 20).share();
+            let mut memory = MemoryPool::private(1 << 20).share();
             let mut log = TokenLog::default();
             for token in &tokens {
                 log.push(token, &mut memory).unwrap();
@@ -124,7 +124,7 @@ mod tests {
     #[test]
     fn of_very_many_alternatives_the_first_are_kept() {
         let many = |n: u32| (0..n).map(|id| Ranked(id, -1.0)).collect();
-        let mut memory = Pool::private(1 << 20).share();
+        let mut memory = MemoryPool::private(1 << 20).share();
         let mut log = TokenLog::default();
         for n in [300, 0, 255, 256] {
             let token = ScoredToken { id: n, logprob: None, top: many(n) };
@@ -140,7 +140,7 @@ mod tests {
 
     #[test]
     fn a_token_takes_little_more_than_its_numbers() {
-        let mut memory = Pool::private(1 << 30).share();
+        let mut memory = MemoryPool::private(1 << 30).share();
         let mut log = TokenLog::default();
         let top = (0..20).map(|id| Ranked(id, -1.0)).collect();
         let token = ScoredToken { id: 7, logprob: Some(-1.0), top };
@@ -152,7 +152,7 @@ mod tests {
 
     #[test]
     fn a_log_that_was_refused_stays_as_it_is() {
-        let mut memory = Pool::private(2_000).share();
+        let mut memory = MemoryPool::private(2_000).share();
         let mut log = TokenLog::default();
         let token = ScoredToken { id: 7, logprob: None, top: Vec::new() };
         let mut pushed = 0;

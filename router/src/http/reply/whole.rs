@@ -6,8 +6,8 @@ use bytes::BytesMut;
 use crate::http::reply::events::json;
 use crate::http::reply::pieces::Parts;
 use crate::http::reply::token_log::Cursor;
-use crate::http::reply::{Choice, FINGERPRINT, Head, UsageBody, finish_reason};
-use crate::limits::memory::Share;
+use crate::http::reply::{AnswerHead, FINGERPRINT, ReplyChoice, UsageBody, finish_reason};
+use crate::limits::memory::MemoryShare;
 use crate::request::{ScoredToken, Usage};
 
 /// How the choices of an answer look.
@@ -15,7 +15,7 @@ pub(in crate::http) trait Shape: Send + 'static {
     /// The answer's type, in OpenAI's words.
     const OBJECT: &'static str;
 
-    fn head(&self) -> &Head;
+    fn head(&self) -> &AnswerHead;
 
     /// Appends a choice's text, as fields that end with a comma.
     fn text(&mut self, index: usize, text: &str, out: &mut BytesMut);
@@ -33,10 +33,10 @@ pub(in crate::http) trait Shape: Send + 'static {
 /// The body of an answer: written piece by piece, as the client takes it.
 pub(in crate::http) struct WholeAnswer<S> {
     shape: S,
-    choices: Vec<Choice>,
+    choices: Vec<ReplyChoice>,
     usage: Usage,
     at: Part,
-    _memory: Share,
+    _memory: MemoryShare,
 }
 
 /// What is to be written next.
@@ -56,9 +56,9 @@ enum Part {
 impl<S: Shape> WholeAnswer<S> {
     pub(in crate::http) fn new(
         shape: S,
-        choices: Vec<Choice>,
+        choices: Vec<ReplyChoice>,
         usage: Usage,
-        memory: Share,
+        memory: MemoryShare,
     ) -> Self {
         Self { shape, choices, usage, at: Part::Head, _memory: memory }
     }

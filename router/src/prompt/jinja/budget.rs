@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
-use super::error::{Error, Kind};
+use super::error::{Error, ErrorKind};
 
 /// The bounds of one rendering.
 #[derive(Debug, Clone, Copy)]
@@ -104,7 +104,7 @@ impl Budget {
     /// Charges units of work.
     pub(crate) fn work(&self, units: u64) -> Result<(), Error> {
         let Some(left) = self.work.get().checked_sub(units) else {
-            return Err(Kind::Spent(Bound::Work).into());
+            return Err(ErrorKind::Spent(Bound::Work).into());
         };
         self.work.set(left);
         if left < self.look.get() { self.clock(left) } else { Ok(()) }
@@ -117,7 +117,7 @@ impl Budget {
         self.look.set(left.saturating_sub(CLOCK));
         std::thread::yield_now();
         match self.started.elapsed() > self.limits.time {
-            true => Err(Kind::Spent(Bound::Time).into()),
+            true => Err(ErrorKind::Spent(Bound::Time).into()),
             false => Ok(()),
         }
     }
@@ -144,7 +144,7 @@ impl Budget {
     /// Charges an allocation, before it is made.
     pub(crate) fn memory(&self, bytes: usize) -> Result<(), Error> {
         let Some(left) = self.memory.get().checked_sub(bytes) else {
-            return Err(Kind::Spent(Bound::Memory).into());
+            return Err(ErrorKind::Spent(Bound::Memory).into());
         };
         self.memory.set(left);
         self.work(bytes as u64 / 8)
@@ -158,7 +158,7 @@ impl Budget {
     /// Charges text that the template writes.
     pub(crate) fn output(&self, bytes: usize) -> Result<(), Error> {
         let Some(left) = self.output.get().checked_sub(bytes) else {
-            return Err(Kind::Spent(Bound::Output).into());
+            return Err(ErrorKind::Spent(Bound::Output).into());
         };
         self.output.set(left);
         Ok(())
@@ -168,7 +168,7 @@ impl Budget {
     pub(crate) fn down(&self) -> Result<(), Error> {
         match self.levels.get().checked_sub(1) {
             Some(left) => self.levels.set(left),
-            None => return Err(Kind::Spent(Bound::Levels).into()),
+            None => return Err(ErrorKind::Spent(Bound::Levels).into()),
         }
         self.step()
     }

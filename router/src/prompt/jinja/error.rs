@@ -6,7 +6,7 @@ use super::budget::Bound;
 
 /// What kind of failure it was.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum ErrorKind {
     Invalid,
     Undefined,
     TooManyArguments,
@@ -28,24 +28,24 @@ pub(crate) struct Error(Box<Parts>);
 
 #[derive(Debug)]
 struct Parts {
-    kind: Kind,
+    kind: ErrorKind,
     detail: Cow<'static, str>,
     line: Option<u32>,
 }
 
-impl From<Kind> for Error {
-    fn from(kind: Kind) -> Self {
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
         Self::new(kind, "")
     }
 }
 
 impl Error {
-    pub(crate) fn new(kind: Kind, detail: impl Into<Cow<'static, str>>) -> Self {
+    pub(crate) fn new(kind: ErrorKind, detail: impl Into<Cow<'static, str>>) -> Self {
         Self(Box::new(Parts { kind, detail: detail.into(), line: None }))
     }
 
     pub(crate) fn invalid(detail: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(Kind::Invalid, detail)
+        Self::new(ErrorKind::Invalid, detail)
     }
 
     /// The line, unless a more exact one is known.
@@ -54,7 +54,7 @@ impl Error {
         self
     }
 
-    pub(crate) fn kind(&self) -> Kind {
+    pub(crate) fn kind(&self) -> ErrorKind {
         self.0.kind
     }
 
@@ -66,23 +66,23 @@ impl Error {
 impl std::fmt::Display for Error {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(match self.0.kind {
-            Kind::Invalid => "invalid operation",
-            Kind::Undefined => "undefined value",
-            Kind::TooManyArguments => "too many arguments",
-            Kind::MissingArgument => "missing argument",
-            Kind::UnknownFilter => "unknown filter",
-            Kind::UnknownTest => "unknown test",
-            Kind::UnknownFunction => "unknown function",
-            Kind::UnknownMethod => "unknown method",
-            Kind::CannotUnpack => "cannot unpack",
-            Kind::Raised => "raised",
-            Kind::Spent(_) => "a bound was passed",
+            ErrorKind::Invalid => "invalid operation",
+            ErrorKind::Undefined => "undefined value",
+            ErrorKind::TooManyArguments => "too many arguments",
+            ErrorKind::MissingArgument => "missing argument",
+            ErrorKind::UnknownFilter => "unknown filter",
+            ErrorKind::UnknownTest => "unknown test",
+            ErrorKind::UnknownFunction => "unknown function",
+            ErrorKind::UnknownMethod => "unknown method",
+            ErrorKind::CannotUnpack => "cannot unpack",
+            ErrorKind::Raised => "raised",
+            ErrorKind::Spent(_) => "a bound was passed",
         })?;
         if !self.0.detail.is_empty() {
             write!(f, ": {}", self.0.detail)?;
         }
         match self.0.line {
-            Some(line) if self.0.kind != Kind::Raised => {
+            Some(line) if self.0.kind != ErrorKind::Raised => {
                 write!(f, " (line {line} of the template)")
             }
             _ => Ok(()),

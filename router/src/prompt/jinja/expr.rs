@@ -1,6 +1,6 @@
 //! Expressions, calls and look-ups.
 
-use super::error::{Error, Kind};
+use super::error::{Error, ErrorKind};
 use super::library::args::Args;
 use super::library::methods;
 use super::ops;
@@ -183,7 +183,7 @@ impl<'r> Machine<'r> {
     }
 
     /// Evaluates the arguments of a call.
-    pub(crate) fn args(&mut self, args: &'r tree::Args) -> Result<Args<'r>, Error> {
+    pub(crate) fn args(&mut self, args: &'r tree::CallArgs) -> Result<Args<'r>, Error> {
         let mut values = Args::default();
         for (expr, splat) in &args.positional {
             let value = self.eval(expr)?;
@@ -227,7 +227,7 @@ impl<'r> Machine<'r> {
     fn call(
         &mut self,
         callee: &'r Callee,
-        args: &'r tree::Args,
+        args: &'r tree::CallArgs,
         line: u32,
     ) -> Result<Value<'r>, Error> {
         match callee {
@@ -238,7 +238,7 @@ impl<'r> Machine<'r> {
                     Some(callee) => self.call_value(&callee, args),
                     None => {
                         let why = format!("{} is unknown", self.program.names[*name]);
-                        Err(Error::new(Kind::UnknownFunction, why))
+                        Err(Error::new(ErrorKind::UnknownFunction, why))
                     }
                 }
             }
@@ -288,7 +288,7 @@ impl<'r> Machine<'r> {
     ) -> Result<Value<'r>, Error> {
         let Args { positional, mut named } = args;
         if positional.len() > decl.args.len() {
-            return Err(Kind::TooManyArguments.into());
+            return Err(ErrorKind::TooManyArguments.into());
         }
         let mut values = Vec::with_capacity(decl.args.len());
         let mut positional = positional.into_iter();
@@ -298,7 +298,7 @@ impl<'r> Machine<'r> {
             values.push(match (positional.next(), named) {
                 (Some(_), Some(_)) => {
                     let why = format!("duplicate argument `{name}`");
-                    return Err(Error::new(Kind::TooManyArguments, why));
+                    return Err(Error::new(ErrorKind::TooManyArguments, why));
                 }
                 (Some(value), None) | (None, Some(value)) => value,
                 (None, None) => Value::Undefined,
@@ -310,7 +310,7 @@ impl<'r> Machine<'r> {
         }
         if let Some(name) = named.iter().flat_map(Map::iter).find_map(|(name, _)| name.as_text()) {
             let why = format!("unknown keyword argument `{}`", &*name.read());
-            return Err(Error::new(Kind::TooManyArguments, why));
+            return Err(Error::new(ErrorKind::TooManyArguments, why));
         }
         self.budget.memory(values.capacity() * size_of::<Value<'_>>())?;
         self.run_macro(decl, closure, values, caller)
@@ -349,7 +349,7 @@ impl<'r> Machine<'r> {
 /// Nothing of that name, which is a failure only where there is nothing at all.
 fn missing<'r>(base: &Value<'r>) -> Result<Value<'r>, Error> {
     match base.is_undefined() {
-        true => Err(Kind::Undefined.into()),
+        true => Err(ErrorKind::Undefined.into()),
         false => Ok(Value::Undefined),
     }
 }

@@ -1,7 +1,7 @@
 //! Statements.
 
 use super::budget::Budget;
-use super::error::{Error, Kind};
+use super::error::{Error, ErrorKind};
 use super::scope::{Iter, Machine};
 use super::tree::{For, MacroDecl, Stmt, Target};
 use super::value::print;
@@ -164,12 +164,12 @@ impl<'r> Machine<'r> {
             value if value.is_missing() => None,
             value => self.iter(value)?,
         }
-        .ok_or_else(|| Error::new(Kind::CannotUnpack, "value is not iterable"))?;
+        .ok_or_else(|| Error::new(ErrorKind::CannotUnpack, "value is not iterable"))?;
         let items = all(&mut iter, &self.budget)?;
         if items.len() != count {
             let got = items.len();
             let why = format!("sequence of wrong length (expected {count}, got {got})");
-            return Err(Error::new(Kind::CannotUnpack, why));
+            return Err(Error::new(ErrorKind::CannotUnpack, why));
         }
         Ok(items)
     }
@@ -214,7 +214,7 @@ impl<'r> Machine<'r> {
     /// `loop(value)`: the innermost loop, if it is a recursive one, once more over `value`.
     pub(crate) fn recurse(&mut self, value: &Value<'r>, line: u32) -> Result<(), Error> {
         let Some((_, decl)) = self.running.last() else {
-            return Err(Error::new(Kind::UnknownFunction, "loop is unknown").at(line));
+            return Err(Error::new(ErrorKind::UnknownFunction, "loop is unknown").at(line));
         };
         let Some(decl) = decl.filter(|decl| decl.recursive) else {
             return Err(Error::invalid("cannot recurse outside of recursive loop").at(line));

@@ -189,14 +189,14 @@ impl<'r> Machine<'r> {
     }
 
     /// Opens the frame of a macro with what it captured; [`Self::leave_macro`] goes back.
-    pub(crate) fn enter_macro(&mut self, closure: Option<usize>) -> Result<Caller<'r>, Error> {
+    pub(crate) fn enter_macro(&mut self, closure: Option<usize>) -> Result<ReturnTo<'r>, Error> {
         self.push_frame()?;
         let saturation = std::mem::replace(&mut self.saturation, self.frames.len() - 1);
         let closure = std::mem::replace(&mut self.closure, closure);
-        Ok(Caller { saturation, closure, running: std::mem::take(&mut self.running) })
+        Ok(ReturnTo { saturation, closure, running: std::mem::take(&mut self.running) })
     }
 
-    pub(crate) fn leave_macro(&mut self, caller: Caller<'r>) {
+    pub(crate) fn leave_macro(&mut self, caller: ReturnTo<'r>) {
         self.pop_frame();
         self.saturation = caller.saturation;
         self.closure = caller.closure;
@@ -314,7 +314,7 @@ impl<'r> Machine<'r> {
 }
 
 /// What a macro's end goes back to.
-pub(crate) struct Caller<'r> {
+pub(crate) struct ReturnTo<'r> {
     saturation: usize,
     closure: Option<usize>,
     running: Vec<(usize, Option<&'r For>)>,

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value as Json, json};
 
-use super::{Bound, Budget, Kind, Limits, Program, Value};
+use super::{Bound, Budget, ErrorKind, Limits, Program, Value};
 
 /// Bounds small enough for a test that reaches them.
 fn small() -> Limits {
@@ -33,7 +33,7 @@ fn within(
     limits: Limits,
     source: &str,
     given: &Map<String, Json>,
-) -> Result<String, (Kind, String)> {
+) -> Result<String, (ErrorKind, String)> {
     thread::scope(|scope| {
         let thread = thread::Builder::new().stack_size(STACK_BYTES);
         let rendered = thread.spawn_scoped(scope, || here(limits, source, given)).unwrap();
@@ -41,8 +41,12 @@ fn within(
     })
 }
 
-fn here(limits: Limits, source: &str, given: &Map<String, Json>) -> Result<String, (Kind, String)> {
-    let program = Program::new(source).map_err(|why| (Kind::Invalid, why))?;
+fn here(
+    limits: Limits,
+    source: &str,
+    given: &Map<String, Json>,
+) -> Result<String, (ErrorKind, String)> {
+    let program = Program::new(source).map_err(|why| (ErrorKind::Invalid, why))?;
     let budget = Budget::new(limits);
     let mut values = Vec::new();
     for (name, value) in given {
@@ -50,7 +54,7 @@ fn here(limits: Limits, source: &str, given: &Map<String, Json>) -> Result<Strin
         values.push((name.as_str(), value));
     }
     program.render(values, budget).map_err(|(error, budget)| match error.kind() {
-        Kind::Spent(bound) => (error.kind(), budget.describe(bound)),
+        ErrorKind::Spent(bound) => (error.kind(), budget.describe(bound)),
         kind => (kind, error.to_string()),
     })
 }

@@ -79,13 +79,13 @@ pub(crate) enum Node {
     /// Condition, then, else.
     If(Box<(Expr, Expr, Option<Expr>)>),
     /// `None` is fed with what a block wrote.
-    Filter(Filter, Option<Box<Expr>>, Args),
-    Test(Check, Box<Expr>, Args),
+    Filter(Filter, Option<Box<Expr>>, CallArgs),
+    Test(Check, Box<Expr>, CallArgs),
     Attr(Box<Expr>, Box<str>),
     Item(Box<[Expr; 2]>),
     /// Whole, start, stop, step.
     Slice(Box<(Expr, [Option<Expr>; 3])>),
-    Call(Callee, Args),
+    Call(Callee, CallArgs),
 }
 
 #[derive(Debug)]
@@ -96,7 +96,7 @@ pub(crate) enum Callee {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Args {
+pub(crate) struct CallArgs {
     /// Each with whether it is a splat.
     pub(crate) positional: Vec<(Expr, bool)>,
     /// A splat has no name.

@@ -13,7 +13,7 @@ use std::rc::Rc;
 use serde_json::Value as Json;
 
 use super::budget::{Bound, Budget, NESTED};
-use super::error::{Error, Kind};
+use super::error::{Error, ErrorKind};
 use super::library::functions::Function;
 use super::tree::MacroDecl;
 use text::Text;
@@ -91,7 +91,7 @@ const HEAD_BYTES: usize = 96;
 fn above(depth: u16) -> Result<u16, Error> {
     match depth < NESTED {
         true => Ok(depth + 1),
-        false => Err(Kind::Spent(Bound::Nested).into()),
+        false => Err(ErrorKind::Spent(Bound::Nested).into()),
     }
 }
 
@@ -145,7 +145,7 @@ impl<'r> Value<'r> {
 
     fn from_json_below(json: &'r Json, room: u16, budget: &Budget) -> Result<Self, Error> {
         let Some(below) = room.checked_sub(1) else {
-            return Err(Kind::Spent(Bound::Nested).into());
+            return Err(ErrorKind::Spent(Bound::Nested).into());
         };
         budget.items(1)?;
         Ok(match json {

@@ -217,7 +217,8 @@ async fn slow_turns_hold_up_only_their_like() {
 
 #[tokio::test]
 async fn text_that_waits_is_bounded_in_bytes() {
-    let pool = Arc::new(TokenizePool::with_bounds(1, Bounds { jobs: 64, bytes: 100 }).unwrap());
+    let pool =
+        Arc::new(TokenizePool::with_bounds(1, QueueBounds { jobs: 64, bytes: 100 }).unwrap());
     let (release, blocked) = block(&pool).await;
     let (log, _order) = mpsc::channel();
     let mut big = Box::pin(pool.run_turns(long(1, &log, None), 5_000_000, Lane::Quick));
@@ -260,7 +261,7 @@ async fn a_minute_of_text_may_wait_where_nobody_says_otherwise() {
 async fn two_threads_have_room_again_in_half_the_time_of_one() {
     let mut seconds = Vec::new();
     for threads in [1, 2] {
-        let bounds = Bounds { jobs: 64, bytes: 100 };
+        let bounds = QueueBounds { jobs: 64, bytes: 100 };
         let pool = Arc::new(TokenizePool::with_bounds(threads, bounds).unwrap());
         let mut busy = Vec::new();
         for _ in 0..threads {

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use tokio::sync::Semaphore;
 
 use crate::error::RouteError;
-use crate::limits::memory::{Refused, Share};
+use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
 
 /// The first piece of a body that came in several frames; its room doubles up to this.
@@ -54,7 +54,11 @@ impl Raw {
     ///
     /// # Cancel safety
     /// A dropped call may have added a part of the frame.
-    pub(super) async fn push(&mut self, data: Bytes, share: &mut Share) -> Result<(), RouteError> {
+    pub(super) async fn push(
+        &mut self,
+        data: Bytes,
+        share: &mut MemoryShare,
+    ) -> Result<(), RouteError> {
         if self.only.is_empty() && self.pieces.is_empty() {
             charge(share, data.len())?;
             self.only = data;
@@ -68,7 +72,7 @@ impl Raw {
         self.copy(&data, share).await
     }
 
-    async fn copy(&mut self, mut data: &[u8], share: &mut Share) -> Result<(), RouteError> {
+    async fn copy(&mut self, mut data: &[u8], share: &mut MemoryShare) -> Result<(), RouteError> {
         while !data.is_empty() {
             if self.pieces.last().is_none_or(|piece| piece.bytes.len() >= piece.most) {
                 charge(share, PIECE_BYTES)?;
@@ -84,7 +88,7 @@ impl Raw {
         Ok(())
     }
 
-    async fn next_piece(&self, share: &mut Share) -> Result<Piece, RouteError> {
+    async fn next_piece(&self, share: &mut MemoryShare) -> Result<Piece, RouteError> {
         let declared = self.declared.and_then(|all| all.checked_sub(self.len()));
         let most =
             |piece: usize| declared.filter(|left| *left > 0).map_or(piece, |left| left.min(piece));
@@ -107,7 +111,7 @@ impl Raw {
     ///
     /// # Errors
     /// `BodyTooComplex` or `Overloaded` if there is no memory for the copy.
-    pub(in crate::http) fn joined(mut self, share: &mut Share) -> Result<Bytes, RouteError> {
+    pub(in crate::http) fn joined(mut self, share: &mut MemoryShare) -> Result<Bytes, RouteError> {
         if self.pieces.len() <= 1 {
             return Ok(self.pieces.pop().map_or(self.only, |piece| Bytes::from(piece.bytes)));
         }
@@ -124,7 +128,7 @@ impl Raw {
 
 impl Piece {
     /// For this much more: room doubles, up to what there will be at most.
-    fn make_room(&mut self, more: usize, share: &mut Share) -> Result<(), Refused> {
+    fn make_room(&mut self, more: usize, share: &mut MemoryShare) -> Result<(), Refused> {
         let (old, needed) = (self.bytes.capacity(), self.bytes.len() + more);
         if needed > old {
             let new = needed.max((2 * old).min(self.most));
@@ -144,20 +148,20 @@ fn touched(bytes: usize) -> Vec<u8> {
     room
 }
 
-fn charge(share: &mut Share, bytes: usize) -> Result<(), RouteError> {
+fn charge(share: &mut MemoryShare, bytes: usize) -> Result<(), RouteError> {
     share.charge(bytes).map_err(|refused| refused.body(None))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::memory::Pool;
+    use crate::limits::memory::MemoryPool;
 
     async fn of_frames(
         frames: &[usize],
         declared: Option<usize>,
-        memory: &Pool,
-    ) -> (Raw, Share, Vec<u8>) {
+        memory: &MemoryPool,
+    ) -> (Raw, MemoryShare, Vec<u8>) {
         let (mut raw, mut share, mut sent) = (Raw::new(declared), memory.share(), Vec::new());
         for (i, len) in (0u8..).zip(frames) {
             sent.extend(std::iter::repeat_n(i, *len));
@@ -169,7 +173,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_long_body_is_joined_and_charged_once_in_the_end() {
-        let memory = Pool::private(1 << 24);
+        let memory = MemoryPool::private(1 << 24);
         let first = FIRST_PIECE;
         for frames in [
             &[first, 1][..],
@@ -194,7 +198,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_long_body_takes_room_in_steps_and_no_more_than_its_headers_say() {
-        let memory = Pool::private(1 << 24);
+        let memory = MemoryPool::private(1 << 24);
         let pieces = |count: usize| count * PIECE_BYTES;
         let frames = [FIRST_PIECE, LONG_PIECE, 1];
         let (_raw, share, _) = of_frames(&frames, None, &memory).await;
@@ -208,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_room_of_a_long_piece_is_refused_before_it_is_made() {
-        let memory = Pool::private(FIRST_PIECE + LONG_PIECE);
+        let memory = MemoryPool::private(FIRST_PIECE + LONG_PIECE);
         let (mut raw, mut share, _) = of_frames(&[1, FIRST_PIECE - 1], None, &memory).await;
         let refused = raw.push(Bytes::from_static(b"x"), &mut share).await;
         assert!(matches!(refused, Err(RouteError::BodyTooComplex { .. })));
@@ -217,7 +221,7 @@ mod tests {
 
     #[tokio::test]
     async fn joining_without_memory_for_a_copy_is_refused() {
-        let memory = Pool::private(1_500_000);
+        let memory = MemoryPool::private(1_500_000);
         let (raw, mut share, _) = of_frames(&[400_000, 600_000], Some(1_000_000), &memory).await;
         assert!(matches!(raw.joined(&mut share), Err(RouteError::BodyTooComplex { .. })));
     }

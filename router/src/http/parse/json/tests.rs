@@ -1,10 +1,10 @@
 //! The strict reader, and what it charges.
 
 use super::*;
-use crate::limits::memory::Pool;
+use crate::limits::memory::MemoryPool;
 
 fn read(body: &[u8]) -> Result<Value, RouteError> {
-    parse(body, None, &mut Pool::private(1 << 20).share()).map(|document| document.value)
+    parse(body, None, &mut MemoryPool::private(1 << 20).share()).map(|document| document.value)
 }
 
 fn error_of(body: &[u8]) -> (Option<String>, String) {
@@ -71,7 +71,7 @@ fn as_deep_as_may_be_is_read_and_one_level_more_is_not() {
 
 /// What is charged for `body` while it is read, at most, and afterwards.
 fn charged(body: &str) -> (usize, usize) {
-    let mut memory = Pool::private(64 << 20).share();
+    let mut memory = MemoryPool::private(64 << 20).share();
     parse(body.as_bytes(), None, &mut memory).unwrap();
     (memory.peak(), memory.used())
 }
@@ -145,7 +145,7 @@ fn the_buffer_for_texts_with_escapes_is_charged_while_it_is_there() {
 
 #[test]
 fn a_text_inside_the_body_is_an_object_or_costs_nothing() {
-    let mut memory = Pool::private(1 << 20).share();
+    let mut memory = MemoryPool::private(1 << 20).share();
     memory.charge(1_000).unwrap();
     for none in [r#"["long enough to be charged"]"#, "7", "{\"a\":", "no JSON", r#"{"a":[1,2}"#] {
         assert!(parse_inner(none, "arguments", &mut memory).unwrap().is_none());

@@ -2,17 +2,17 @@
 
 use super::*;
 use crate::http::parse::json;
-use crate::limits::memory::{Pool, Share};
+use crate::limits::memory::{MemoryPool, MemoryShare};
 
 const PROMPT: IdsField = IdsField { name: "prompt", is_prompt: true };
 const TOKENS: IdsField = IdsField { name: "tokens", is_prompt: false };
 
-fn read(body: &str, field: IdsField, memory: &mut Share) -> Option<Ids> {
+fn read(body: &str, field: IdsField, memory: &mut MemoryShare) -> Option<Ids> {
     json::parse(body.as_bytes(), Some(field), memory).unwrap().ids
 }
 
 fn of(body: &str, field: IdsField) -> Option<Ids> {
-    read(body, field, &mut Pool::private(1 << 20).share())
+    read(body, field, &mut MemoryPool::private(1 << 20).share())
 }
 
 fn tokens(list: &str) -> Result<Vec<u32>, String> {
@@ -49,7 +49,7 @@ fn ids_are_whole_numbers_below_the_vocabulary() {
 
 #[test]
 fn the_field_is_apart_from_the_others_and_only_at_the_top() {
-    let memory = &mut Pool::private(1 << 20).share();
+    let memory = &mut MemoryPool::private(1 << 20).share();
     let body = br#"{"a": {"prompt": [1]}, "prompt": [2], "b": 3}"#;
     let document = json::parse(body, Some(PROMPT), memory).unwrap();
     assert_eq!(document.value, serde_json::json!({"a": {"prompt": [1]}, "b": 3}));
@@ -83,13 +83,13 @@ fn more_prompts_than_there_may_be_are_counted_and_not_kept() {
 
 #[test]
 fn an_id_is_charged_a_few_bytes_and_what_is_wrong_nothing() {
-    let mut memory = Pool::private(1 << 20).share();
+    let mut memory = MemoryPool::private(1 << 20).share();
     let body = format!("{{\"prompt\": [{}]}}", vec!["7"; 50_000].join(","));
     assert!(
         matches!(read(&body, PROMPT, &mut memory), Some(Ids::List(list)) if list.len() == 50_000)
     );
     assert!(memory.peak() < 500_000, "{}", memory.peak());
-    let mut memory = Pool::private(1 << 20).share();
+    let mut memory = MemoryPool::private(1 << 20).share();
     let nested = format!("{{\"prompt\": [1, {}]}}", vec!["[[0]]"; 50_000].join(","));
     read(&nested, PROMPT, &mut memory);
     assert!(memory.peak() < 1_000, "{}", memory.peak());
@@ -98,7 +98,7 @@ fn an_id_is_charged_a_few_bytes_and_what_is_wrong_nothing() {
 #[test]
 fn texts_and_lists_are_charged_for_what_is_kept_of_them() {
     for (item, each) in [("\"0123456789abcdef\"", 16 + 16 + 24), ("[7,8]", 8 + 16 + 32)] {
-        let mut memory = Pool::private(1 << 20).share();
+        let mut memory = MemoryPool::private(1 << 20).share();
         let body = format!("{{\"prompt\": [{}]}}", vec![item; MAX_CHOICES].join(","));
         read(&body, PROMPT, &mut memory);
         let takes = MAX_CHOICES * each;
@@ -108,14 +108,14 @@ fn texts_and_lists_are_charged_for_what_is_kept_of_them() {
             memory.used()
         );
     }
-    let mut memory = Pool::private(1 << 20).share();
+    let mut memory = MemoryPool::private(1 << 20).share();
     read(&format!("{{\"prompt\": \"{}\"}}", "x".repeat(5_000)), PROMPT, &mut memory);
     assert!((5_000..5_200).contains(&memory.used()), "{}", memory.used());
 }
 
 #[test]
 fn ids_beyond_the_memory_of_a_request_are_refused_with_their_place() {
-    let mut memory = Pool::private(100_000).share();
+    let mut memory = MemoryPool::private(100_000).share();
     let body = format!("{{\"prompt\": [[{}]]}}", vec!["7"; 50_000].join(","));
     match json::parse(body.as_bytes(), Some(PROMPT), &mut memory) {
         Err(RouteError::BodyTooComplex { limit: 100_000, param: Some(param) }) => {

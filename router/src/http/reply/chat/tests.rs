@@ -5,7 +5,7 @@ use crate::http::reply::FINGERPRINT;
 use crate::request::FinishReason;
 
 fn events(deltas: &[Delta], delivery: Delivery) -> String {
-    let head = Head { id: "chatcmpl-1".into(), created: 7, model: "m\"x".into() };
+    let head = AnswerHead { id: "chatcmpl-1".into(), created: 7, model: "m\"x".into() };
     let mut reply = ChatReply::new(head, 2, None);
     let envelope = reply.envelope(delivery);
     let mut out = BytesMut::new();

@@ -1,6 +1,6 @@
 //! Arguments of a call, and how they become what a filter, a test, a method or a function wants.
 
-use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::error::{Error, ErrorKind};
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::value::print;
 use crate::prompt::jinja::value::text::Text;
@@ -14,14 +14,14 @@ pub(crate) struct Args<'r> {
 }
 
 /// Arguments that are taken one by one.
-pub(crate) struct Reader<'r> {
+pub(crate) struct ArgReader<'r> {
     positional: std::vec::IntoIter<Value<'r>>,
     named: Option<Map<'r>>,
 }
 
 impl<'r> Args<'r> {
-    pub(crate) fn reader(self) -> Reader<'r> {
-        Reader { positional: self.positional.into_iter(), named: self.named }
+    pub(crate) fn reader(self) -> ArgReader<'r> {
+        ArgReader { positional: self.positional.into_iter(), named: self.named }
     }
 
     /// All of them; named ones are a map at the end, as minijinja passes them.
@@ -45,9 +45,9 @@ impl<'r> Args<'r> {
     }
 }
 
-impl<'r> Reader<'r> {
+impl<'r> ArgReader<'r> {
     pub(crate) fn required(&mut self) -> Result<Value<'r>, Error> {
-        self.positional.next().ok_or_else(|| Kind::MissingArgument.into())
+        self.positional.next().ok_or_else(|| ErrorKind::MissingArgument.into())
     }
 
     /// The next one, if it is there and says something.
@@ -80,7 +80,7 @@ impl<'r> Reader<'r> {
     /// Fails if any is left.
     pub(crate) fn finish(mut self) -> Result<(), Error> {
         if self.positional.next().is_some() {
-            return Err(Kind::TooManyArguments.into());
+            return Err(ErrorKind::TooManyArguments.into());
         }
         let Some((name, _)) = self.named.as_ref().and_then(|named| named.entry(0)) else {
             return Ok(());
@@ -88,7 +88,7 @@ impl<'r> Reader<'r> {
         Err(match name.as_text() {
             Some(name) => {
                 let why = format!("unknown keyword argument '{}'", &*name.read());
-                Error::new(Kind::TooManyArguments, why)
+                Error::new(ErrorKind::TooManyArguments, why)
             }
             None => Error::invalid("non string keys passed to kwargs"),
         })

@@ -2,7 +2,7 @@
 
 use super::args::{self, Args};
 use super::filters;
-use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::error::{Error, ErrorKind};
 use crate::prompt::jinja::ops;
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::tree::Comparison;
@@ -49,7 +49,7 @@ pub(crate) fn by_name(name: &str) -> Option<Check> {
         "gt" | "greaterthan" | ">" => |m, v, args| m.compare(Comparison::Gt, v, &args.one()?),
         "ge" | ">=" => |m, v, args| m.compare(Comparison::Gte, v, &args.one()?),
         "in" => |machine, v, args| match ops::contains(machine, &args.one()?, v) {
-            Err(error) if !matches!(error.kind(), Kind::Spent(_)) => Ok(false),
+            Err(error) if !matches!(error.kind(), ErrorKind::Spent(_)) => Ok(false),
             found => found,
         },
         "sameas" => |machine, v, args| {

@@ -4,7 +4,7 @@ use super::args::{self, Args};
 use super::functions::flag_named;
 use super::lists;
 use super::methods;
-use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::error::{Error, ErrorKind};
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::value::compare::as_float;
 use crate::prompt::jinja::value::pieces::{self, PIECE, pieces};
@@ -51,7 +51,7 @@ pub(crate) fn by_name(name: &str) -> Option<Filter> {
             let name = args.one()?;
             match m.item(&v, &name)? {
                 Some(value) => Ok(value),
-                None if v.is_undefined() => Err(Kind::Undefined.into()),
+                None if v.is_undefined() => Err(ErrorKind::Undefined.into()),
                 None => Ok(Value::Undefined),
             }
         },
@@ -210,7 +210,7 @@ fn default<'r>(
 ) -> Result<Value<'r>, Error> {
     let args = args.all()?;
     if args.len() > 2 {
-        return Err(Kind::TooManyArguments.into());
+        return Err(ErrorKind::TooManyArguments.into());
     }
     let lax = args.get(1).is_some_and(|lax| machine.truth(lax));
     if value.is_undefined() || (lax && !machine.truth(&value)) {

@@ -5,7 +5,7 @@ use std::time::SystemTime;
 
 use super::args::{self, Args};
 use crate::prompt::clock;
-use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::error::{Error, ErrorKind};
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::value::print;
 use crate::prompt::jinja::value::{self, Map, Value};
@@ -50,7 +50,7 @@ impl Function {
             Self::Raise => {
                 let words = print::display(machine, &args.one()?)?;
                 machine.budget.memory(words.len())?;
-                Err(Error::new(Kind::Raised, words.read().to_owned()))
+                Err(Error::new(ErrorKind::Raised, words.read().to_owned()))
             }
             Self::StrftimeNow => {
                 let format = print::display(machine, &args.one()?)?;
@@ -111,7 +111,7 @@ fn namespace<'r>(machine: &mut Machine<'r>, args: Args<'r>) -> Result<Value<'r>,
     let mut args = args.all()?.into_iter();
     let defaults = args.next().filter(|value| !value.is_missing());
     if args.next().is_some() {
-        return Err(Kind::TooManyArguments.into());
+        return Err(ErrorKind::TooManyArguments.into());
     }
     machine.budget.memory(128)?;
     machine.namespaces.push(BTreeMap::new());
@@ -140,7 +140,7 @@ pub(crate) fn path<'r>(
     for part in path.split('.') {
         machine.budget.step()?;
         if value.is_undefined() {
-            return Err(Kind::Undefined.into());
+            return Err(ErrorKind::Undefined.into());
         }
         let found = match part.parse::<usize>() {
             Ok(index) => machine.item(&value, &Value::count(index))?,
@@ -161,12 +161,12 @@ pub(crate) fn path_or<'r>(
     match path(machine, value, names) {
         Ok(found) if found.is_undefined() => Ok(default.clone()),
         Ok(found) => Ok(found),
-        Err(error) if matches!(error.kind(), Kind::Spent(_)) => Err(error),
+        Err(error) if matches!(error.kind(), ErrorKind::Spent(_)) => Err(error),
         Err(_) => Ok(default.clone()),
     }
 }
 
 /// A flag among named arguments.
-pub(crate) fn flag_named<'r>(args: &mut args::Reader<'r>, name: &str) -> Result<bool, Error> {
+pub(crate) fn flag_named<'r>(args: &mut args::ArgReader<'r>, name: &str) -> Result<bool, Error> {
     args.named_optional(name).map_or(Ok(false), |value| args::flag(&value))
 }

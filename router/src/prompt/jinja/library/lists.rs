@@ -7,7 +7,7 @@ use super::checks::{self, Check};
 use super::filters::{self, Filter};
 use super::functions::{path, path_or};
 use super::sorting::{dictsort, groupby, sort, unique};
-use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::error::{Error, ErrorKind};
 use crate::prompt::jinja::ops;
 use crate::prompt::jinja::run::all;
 use crate::prompt::jinja::scope::Machine;
@@ -220,7 +220,7 @@ fn map<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Valu
             let found = match attribute.as_text() {
                 Some(names) if default.is_undefined() => path(m, &item, &names.read())?,
                 Some(names) => path_or(m, &item, &names.read(), &default)?,
-                None if item.is_undefined() => return Err(Kind::Undefined.into()),
+                None if item.is_undefined() => return Err(ErrorKind::Undefined.into()),
                 None => match m.item(&item, &attribute)? {
                     Some(found) => found,
                     None => default.clone(),
@@ -234,7 +234,7 @@ fn map<'r>(m: &mut Machine<'r>, value: Value<'r>, args: Args<'r>) -> Result<Valu
     let Some(name) = name.as_text() else {
         return Err(Error::invalid("filter name must be a string"));
     };
-    let filter = filters::by_name(&name.read()).ok_or(Kind::UnknownFilter)?;
+    let filter = filters::by_name(&name.read()).ok_or(ErrorKind::UnknownFilter)?;
     let rest = args.rest();
     args.finish()?;
     let mut iter = m.iterate(&value)?;
@@ -260,7 +260,7 @@ fn choose<'r>(
     let test: Option<Check> = match args.optional() {
         Some(name) => {
             let name = args::text(m, &name)?;
-            Some(checks::by_name(&name.read()).ok_or(Kind::UnknownTest)?)
+            Some(checks::by_name(&name.read()).ok_or(ErrorKind::UnknownTest)?)
         }
         None => None,
     };

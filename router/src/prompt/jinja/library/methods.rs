@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::args::{self, Args};
 use super::filters;
-use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::error::{Error, ErrorKind};
 use crate::prompt::jinja::ops;
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::value::print;
@@ -43,7 +43,7 @@ pub(crate) fn call<'r>(
         Some(stored) => machine.call_value(&stored, args),
         None => {
             let why = format!("{} has no method named {name}", base.kind());
-            Err(Error::new(Kind::UnknownMethod, why))
+            Err(Error::new(ErrorKind::UnknownMethod, why))
         }
     }
 }

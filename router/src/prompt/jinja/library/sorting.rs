@@ -8,7 +8,7 @@ use super::args::{self, Args};
 use super::filters;
 use super::functions::{flag_named, path_or};
 use super::lists::items_of;
-use crate::prompt::jinja::error::{Error, Kind};
+use crate::prompt::jinja::error::{Error, ErrorKind};
 use crate::prompt::jinja::scope::Machine;
 use crate::prompt::jinja::value::text::Text;
 use crate::prompt::jinja::value::{self, Value, hash_of};
@@ -200,7 +200,7 @@ pub(crate) fn groupby<'r>(
     args: Args<'r>,
 ) -> Result<Value<'r>, Error> {
     let mut args = args.reader();
-    let name = args.optional_or_named("attribute").ok_or(Kind::MissingArgument)?;
+    let name = args.optional_or_named("attribute").ok_or(ErrorKind::MissingArgument)?;
     let default = args.named_optional("default").unwrap_or_default();
     let exact = flag_named(&mut args, "case_sensitive")?;
     args.finish()?;

@@ -5,7 +5,7 @@ use minijinja::machinery::ast::{self, CallType, Spanned};
 use super::{Lowering, Refusal, refused};
 use crate::prompt::jinja::library::checks;
 use crate::prompt::jinja::library::filters;
-use crate::prompt::jinja::tree::{Args, Callee, Comparison, Const, Expr, Node, Op};
+use crate::prompt::jinja::tree::{CallArgs, Callee, Comparison, Const, Expr, Node, Op};
 
 impl<'a> Lowering<'a> {
     pub(crate) fn optional(
@@ -154,8 +154,8 @@ impl<'a> Lowering<'a> {
         &mut self,
         args: &[ast::CallArg<'a>],
         caller: Option<&Spanned<ast::Macro<'a>>>,
-    ) -> Result<Args, Refusal> {
-        let mut lowered = Args::default();
+    ) -> Result<CallArgs, Refusal> {
+        let mut lowered = CallArgs::default();
         for arg in args {
             match arg {
                 ast::CallArg::Pos(expr) => lowered.positional.push((self.expr(expr)?, false)),

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Bound, Json, Kind, Limits, Map, Program, json, object, small, within};
+use super::{Bound, ErrorKind, Json, Limits, Map, Program, json, object, small, within};
 
 /// What a template with `x` long and `l` wide does.
-fn attack(source: &str) -> Result<String, Kind> {
+fn attack(source: &str) -> Result<String, ErrorKind> {
     let given = object(json!({ "x": "x".repeat(100_000), "l": vec![1; 5_000] }));
     within(small(), source, &given).map_err(|(kind, _)| kind)
 }
@@ -20,7 +20,7 @@ fn often(first: &str, body: &str, then: &str) -> String {
 #[track_caller]
 fn ends_by(bound: Bound, sources: &[String]) {
     for source in sources {
-        assert_eq!(attack(source), Err(Kind::Spent(bound)), "{source}");
+        assert_eq!(attack(source), Err(ErrorKind::Spent(bound)), "{source}");
     }
 }
 
@@ -163,14 +163,14 @@ fn what_is_made_is_paid_for_whether_it_is_kept_or_not() {
     ] {
         // each makes 10 kB at least
         let made = with_much_work(&times(1_000, set, body));
-        assert_eq!(made, Err(Kind::Spent(Bound::Memory)), "{body}");
+        assert_eq!(made, Err(ErrorKind::Spent(Bound::Memory)), "{body}");
     }
     let cheap = "{% set y = x[1:] %}{% set y = l[1:] %}{% set y = x.strip() %}{% set y = x.replace('y', 'z') %}";
     assert_eq!(with_much_work(&times(1_000, set, cheap)), Ok(String::new()), "views cost nothing");
 }
 
 /// As [`attack`] with more work than memory, and an object `o` of a thousand fields.
-fn with_much_work(source: &str) -> Result<String, Kind> {
+fn with_much_work(source: &str) -> Result<String, ErrorKind> {
     let fields: Map<String, Json> = (0..1_000).map(|i| (format!("k{i}"), json!(i))).collect();
     let given = json!({ "x": "x".repeat(100_000), "l": vec![1; 5_000], "o": fields });
     let limits = Limits { work: 2_000_000_000, ..small() };
@@ -197,11 +197,11 @@ fn what_is_printed_many_times_over_ends() {
     let twice = "{% set ns = namespace(v=[]) %}{% for i in range(90) %}{% set ns.v = [ns.v, ns.v] %}{% endfor %}";
     for then in ["{{ ns.v }}", "{{ ns.v ~ '' }}", "{{ ns.v | tojson }}", "{{ ns.v | join }}"] {
         let kind = attack(&format!("{twice}{then}")).unwrap_err();
-        assert!(matches!(kind, Kind::Spent(Bound::Work | Bound::Memory)), "{then}: {kind:?}");
+        assert!(matches!(kind, ErrorKind::Spent(Bound::Work | Bound::Memory)), "{then}: {kind:?}");
     }
     assert_eq!(
         attack("{% for i in range(100000) %}{{ x }}{% endfor %}"),
-        Err(Kind::Spent(Bound::Output))
+        Err(ErrorKind::Spent(Bound::Output))
     );
 }
 
@@ -237,12 +237,12 @@ fn a_busy_machine_ends_by_time() {
     let limits = Limits { time: Duration::ZERO, ..Limits::of(0) };
     let source = "{% for i in range(100000) %}{{ i }}{% endfor %}";
     let (kind, why) = within(limits, source, &Map::new()).unwrap_err();
-    assert_eq!(kind, Kind::Spent(Bound::Time));
+    assert_eq!(kind, ErrorKind::Spent(Bound::Time));
     assert!(why.contains("longer than"), "{why}");
     // nor only at the first look at the clock: all the work that is allowed takes far longer than this
     let limits = Limits { time: Duration::from_millis(20), ..Limits::of(0) };
     let source = "{% for i in range(100000) %}{% for j in range(1000) %}{% endfor %}{% endfor %}";
-    assert_eq!(within(limits, source, &Map::new()).unwrap_err().0, Kind::Spent(Bound::Time));
+    assert_eq!(within(limits, source, &Map::new()).unwrap_err().0, ErrorKind::Spent(Bound::Time));
 }
 
 #[test]
@@ -343,11 +343,11 @@ fn what_the_client_nests_is_refused() {
         deep = json!([deep]);
     }
     let (kind, _) = within(Limits::of(0), "{{ 1 }}", &object(json!({ "x": deep }))).unwrap_err();
-    assert_eq!(kind, Kind::Spent(Bound::Nested));
+    assert_eq!(kind, ErrorKind::Spent(Bound::Nested));
     let fields: Map<String, Json> = (0..120_000).map(|i| (format!("k{i}"), json!(i))).collect();
     let (kind, _) = within(small(), "{{ 1 }}", &object(json!({ "x": fields }))).unwrap_err();
-    assert_eq!(kind, Kind::Spent(Bound::Memory));
+    assert_eq!(kind, ErrorKind::Spent(Bound::Memory));
     let wide = vec![json!([]); 200_000];
     let (kind, _) = within(small(), "{{ 1 }}", &object(json!({ "x": wide }))).unwrap_err();
-    assert_eq!(kind, Kind::Spent(Bound::Memory));
+    assert_eq!(kind, ErrorKind::Spent(Bound::Memory));
 }

@@ -5,7 +5,7 @@ use std::panic::catch_unwind;
 use proptest::prelude::*;
 
 use super::same::given;
-use super::{Kind, grammar, oracle, render, small, within};
+use super::{ErrorKind, grammar, oracle, render, small, within};
 
 fn words(error: &str) -> &str {
     error.split(" (line").next().unwrap_or(error)
@@ -32,7 +32,7 @@ proptest! {
         let source = grammar::template(&mut grammar::Choices::new(&choices, true));
         match within(small(), &source, &given()) {
             Ok(text) => prop_assert!(text.len() <= small().output),
-            Err((Kind::Spent(_), why)) => prop_assert!(!why.is_empty()),
+            Err((ErrorKind::Spent(_), why)) => prop_assert!(!why.is_empty()),
             Err((_, why)) => prop_assert!(!why.contains("panic"), "{}: {}", source, why),
         }
     }

@@ -7,16 +7,16 @@ use crate::prompt::jinja::error::Error;
 pub(crate) const PIECE: usize = 64 << 10;
 
 /// `text` in pieces of at most [`PIECE`] bytes and three more, on the boundaries of characters.
-pub(crate) fn pieces(text: &str) -> Pieces<'_> {
-    Pieces { rest: text }
+pub(crate) fn pieces(text: &str) -> TextPieces<'_> {
+    TextPieces { rest: text }
 }
 
 /// See [`pieces`].
-pub(crate) struct Pieces<'a> {
+pub(crate) struct TextPieces<'a> {
     rest: &'a str,
 }
 
-impl<'a> Iterator for Pieces<'a> {
+impl<'a> Iterator for TextPieces<'a> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {
@@ -29,7 +29,7 @@ impl<'a> Iterator for Pieces<'a> {
     }
 }
 
-impl<'a> DoubleEndedIterator for Pieces<'a> {
+impl<'a> DoubleEndedIterator for TextPieces<'a> {
     fn next_back(&mut self) -> Option<&'a str> {
         if self.rest.is_empty() {
             return None;

@@ -27,12 +27,12 @@ pub(crate) struct View {
 }
 
 /// A string while it is looked at.
-pub(crate) enum Reading<'a> {
+pub(crate) enum TextRef<'a> {
     Lent(&'a str),
     Built(Ref<'a, str>),
 }
 
-impl Deref for Reading<'_> {
+impl Deref for TextRef<'_> {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -61,10 +61,10 @@ impl<'r> Text<'r> {
         self.len() == 0
     }
 
-    pub(crate) fn read(&self) -> Reading<'_> {
+    pub(crate) fn read(&self) -> TextRef<'_> {
         match self {
-            Self::Lent(text) => Reading::Lent(text),
-            Self::Built(view) => Reading::Built(Ref::map(view.buffer.borrow(), |text| {
+            Self::Lent(text) => TextRef::Lent(text),
+            Self::Built(view) => TextRef::Built(Ref::map(view.buffer.borrow(), |text| {
                 &text[view.start as usize..view.end as usize]
             })),
         }
