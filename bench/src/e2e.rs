@@ -115,13 +115,17 @@ async fn loops_of_both_kinds_count_what_was_answered() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_the_server_refuses_is_counted_by_kind() {
     let stack = Stack::start("refused").await;
-    let error = stack.load(&["-n", "5", "--model", "other"]).await.unwrap_err().to_string();
-    assert!(error.contains("no request was answered: 404"), "{error}");
+    let long = ["-n", "5", "--prompt-tokens", "170000", "--vocab", VOCAB];
+    let error = stack.load(&long).await.unwrap_err().to_string();
+    assert!(error.contains("no request was answered: 400"), "{error}");
     let report = read(&stack.folder.join("report.json"));
-    assert_eq!((&report["errors"], &report["errors_by_kind"]["404"]), (&json!(5), &json!(5)));
-    let nobody = ["load", "--target", "127.0.0.1:1", "--model", "m", "-n", "2"];
+    assert_eq!((&report["errors"], &report["errors_by_kind"]["400"]), (&json!(5), &json!(5)));
+    let error = format!("{:#}", stack.load(&["-n", "5", "--model", "other"]).await.unwrap_err());
+    assert!(error.contains("does not serve `other`, but "), "{error}");
+    let nobody = ["load", "--target", "127.0.0.1:1", "--model", "m", "--start-timeout-s", "0"];
     let Command::Load(args) = parse(&nobody) else { panic!("that is a load") };
-    assert!(load::run(*args).await.unwrap_err().to_string().contains("connect: "));
+    let error = load::run(*args).await.unwrap_err().to_string();
+    assert!(error.contains("127.0.0.1:1 is not ready: nobody listens there"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -45,14 +45,11 @@ fn refused(flags: &str, variable: Option<(&str, &str)>) -> String {
 #[test]
 fn a_wrong_variable_is_named_and_not_the_flag_that_was_not_given() {
     let of_variable = refused("", Some(("HEADRACE_SECRET", "short")));
-    assert!(
-        of_variable.starts_with("headrace-router: HEADRACE_SECRET: the secret"),
-        "{of_variable}"
-    );
+    assert!(of_variable.starts_with("error: HEADRACE_SECRET: the secret"), "{of_variable}");
     let of_variable = refused("", Some(("HEADRACE_LOG", "foo")));
-    assert!(of_variable.starts_with("headrace-router: HEADRACE_LOG: \"foo\""), "{of_variable}");
+    assert!(of_variable.starts_with("error: HEADRACE_LOG: \"foo\""), "{of_variable}");
     let of_flag = refused("--log-level foo", Some(("HEADRACE_LOG", "info")));
-    assert!(of_flag.starts_with("headrace-router: --log-level: \"foo\""), "{of_flag}");
+    assert!(of_flag.starts_with("error: --log-level: \"foo\""), "{of_flag}");
 }
 
 #[test]

@@ -116,18 +116,19 @@ fn a_model_without_template_points_to_completions() {
 #[test]
 fn endless_templates_end() {
     // Long only with this message; templates that never end are refused when they are read.
-    let nested = "{% for a in messages[0].content %}{% for b in range(100000) %}{% set x = a + b|string %}\
+    let nested = "{% for a in messages[0].content %}{% for b in range(10000) %}{% set x = a + b|string %}\
         {% endfor %}{% endfor %}";
     let recursive = "{% macro f(x) %}{% if x %}{{ f(x - 1) }}{% endif %}{% endmacro %}\
         {{ f(messages[0].content | length) }}";
     let long = "{% for a in messages[0].content %}{{ messages[0].content }}{% endfor %}";
-    for (template, says) in [
-        (nested, "the chat template takes"),
-        (recursive, "recursion"),
-        (long, "longer than 64 MiB"),
+    for (template, bytes, says) in [
+        (nested, 10_000, "the chat template takes"),
+        (recursive, 10_000, "recursion"),
+        (long, 10_000, "more than 32 MiB of memory"),
+        (long, 16 << 20, "longer than 64 MiB"),
     ] {
         let engine = engine(BYTE_LEVEL, Some(template));
-        let messages = json!([{"role": "user", "content": "x".repeat(10_000)}]);
+        let messages = json!([{"role": "user", "content": "x".repeat(bytes)}]);
         // A build without optimisation may pass the deadline first, which says so in the same words.
         let error = block_on(engine.render(chat(&messages))).unwrap_err().to_string();
         assert!(error.contains(says), "{template}: {error}");

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex};
 
 use headrace_router::config::{Config, RouterArgs};
-use headrace_router::core::frame::{Bye, Frame};
+use headrace_router::core::frame::{Bye, Frame, RefuseReason};
 use headrace_router::server::Server;
 use tracing::subscriber::DefaultGuard;
 use tracing_subscriber::fmt::MakeWriter;
@@ -56,7 +56,7 @@ async fn a_name_that_is_taken_is_said_once_in_words_and_counted_each_time() {
     for n in 1..=5 {
         let mut stranger = Behaviour::new("w1");
         stranger.hello.epoch += n << 32;
-        assert_eq!(stranger.join(&app).await.unwrap_err().field, "name_taken");
+        assert_eq!(stranger.join(&app).await.unwrap_err().reason, RefuseReason::NameTaken);
         let refused = || metric(&app, "headrace_link_errors_total", "refused_name_taken");
         until("it was counted", || refused() == n as f64).await;
     }
