@@ -38,13 +38,7 @@ def etcd_binary() -> Path:
         missing("etcd", "no etcd: neither an etcd nor apt-get is on this machine")
     CACHE.mkdir(parents=True, exist_ok=True)
     try:
-        subprocess.run(
-            [apt, "download", "etcd-server"],
-            cwd=CACHE,
-            check=True,
-            capture_output=True,
-            timeout=120,
-        )
+        download_package(apt)
         package = max(CACHE.glob("etcd-server_*.deb"))
         # unpacked beside its place and moved, so that two test runs do not see half of it
         unpacked = CACHE / f"unpacked-{os.getpid()}"
@@ -57,6 +51,15 @@ def etcd_binary() -> Path:
         (unpacked / "usr").rename(CACHE / "usr")
     shutil.rmtree(unpacked, ignore_errors=True)
     return cached
+
+
+def download_package(apt: str) -> None:
+    """Puts Debian's package into `CACHE`. A new machine may have no lists of packages, or old ones."""
+    for command in (["download", "etcd-server"], ["update"], ["download", "etcd-server"]):
+        run = subprocess.run([apt, *command], cwd=CACHE, capture_output=True, timeout=120)
+        if run.returncode == 0 and command[0] == "download":
+            return
+    run.check_returncode()
 
 
 def free_ports(count: int) -> list[int]:
