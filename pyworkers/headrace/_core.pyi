@@ -10,6 +10,8 @@ from typing_extensions import Buffer
 __all__ = [
     "HASH_SCHEME",
     "BlockIndex",
+    "Etcd",
+    "EtcdWatch",
     "Experts",
     "HeadMatrices",
     "Program",
