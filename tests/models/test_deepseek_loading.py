@@ -265,7 +265,9 @@ def test_a_truncated_shard_is_named(tmp_path: Path) -> None:
     path = save(tmp_path, raw, tiny_tensors(raw), files=3)
     shard = path / "model-00002-of-00003.safetensors"
     shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(ModelFileError, match=r"model-00002-of-00003.safetensors: .*not fully covered"):
+    with pytest.raises(
+        ModelFileError, match=r"model-00002-of-00003.safetensors: .*not fully covered"
+    ):
         load(path, "reference", block_tokens=BLOCK)
 
 

@@ -173,7 +173,9 @@ def test_a_public_type_name_stands_for_one_thing() -> None:
 
 
 def test_a_type_name_of_the_router_stands_for_one_thing() -> None:
-    declared = re.compile(r"^ *pub(?:\([a-z: ]+\))? (?:struct|enum|trait|type|union) (\w+)", re.M)
+    declared = re.compile(
+        r"^ *pub(?:\([a-z: ]+\))? (?:struct|enum|trait|type|union) (\w+)", re.MULTILINE
+    )
     places: defaultdict[str, list[str]] = defaultdict(list)
     for path in ROUTER.rglob("*.rs"):
         if path.name != "tests.rs" and "tests" not in path.parts:
