@@ -96,18 +96,18 @@ def parse(answer: bytes) -> Reply:
 
 
 def unchunked(body: bytes) -> bytes:
-    """The body without chunk lengths."""
+    """The body without chunk lengths. It may have hundreds of megabytes, so no rest of it is copied."""
     parts: list[bytes] = []
-    while body:
-        size, _, rest = body.partition(b"\r\n")
+    at = 0
+    while (end := body.find(b"\r\n", at)) >= 0:
         try:
-            length = int(size.split(b";")[0], 16)
+            length = int(body[at:end].split(b";")[0], 16)
         except ValueError:
             break
         if length == 0:
             break
-        parts.append(rest[:length])
-        body = rest[length + 2 :]
+        parts.append(body[end + 2 : end + 2 + length])
+        at = end + 2 + length + 2
     return b"".join(parts)
 
 
