@@ -62,25 +62,25 @@ pub enum StartError {
     /// An address cannot be bound.
     #[error("cannot listen on {address}: {source}")]
     Bind {
-        /// Which.
+        /// The address that could not be bound.
         address: String,
-        /// Why.
+        /// What the system said of it.
         source: std::io::Error,
     },
     /// Certificate or key cannot be used.
     #[error("cannot use {path} for TLS: {reason}")]
     Tls {
-        /// Which file.
+        /// The file that could not be used.
         path: String,
-        /// Why.
+        /// What is wrong with it.
         reason: String,
     },
     /// The file for decisions cannot be written.
     #[error("--decision-log: cannot use {path}: {source}")]
     DecisionLog {
-        /// Which file.
+        /// The file that could not be used.
         path: String,
-        /// Why.
+        /// What the system said of it.
         source: std::io::Error,
     },
     /// No threads for the tokeniser.

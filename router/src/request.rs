@@ -32,7 +32,7 @@ pub struct Job {
     pub stop_ids: Vec<u32>,
     /// Longest answer; `None` means all that the context leaves.
     pub max_tokens: Option<u32>,
-    /// Choices.
+    /// Choices of the answer, at least 1.
     pub n: u32,
     /// Leave special tokens such as `<|im_end|>` out of the text.
     pub skip_special_tokens: bool,
@@ -68,9 +68,9 @@ pub struct Account {
 pub enum Prompt {
     /// Messages for the chat template.
     Chat(ChatPrompt),
-    /// Plain text.
+    /// Text that is tokenised as it is.
     Text(String),
-    /// Token ids.
+    /// Token ids of the model, which are not tokenised.
     Tokens(Vec<u32>),
 }
 
@@ -80,7 +80,7 @@ pub struct ChatPrompt {
     /// Checked messages, as JSON objects with `role` and `content` (text parts already joined where the template
     /// wants text).
     pub messages: Vec<serde_json::Value>,
-    /// Tool definitions.
+    /// Definitions of tools, as the client sent them.
     pub tools: Option<Vec<serde_json::Value>>,
     /// End with the header of an assistant message.
     pub add_generation_prompt: bool,
@@ -109,7 +109,7 @@ pub struct Delta {
 /// alternatives are ten times as large.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScoredToken {
-    /// Token id.
+    /// The token, in the model's vocabulary.
     pub id: u32,
     /// `None` for the first token of a prompt.
     pub logprob: Option<f64>,

@@ -32,7 +32,7 @@ const OLDEST_SHARE: u64 = 16;
 pub enum Class {
     /// Priority below 0.
     Low,
-    /// Priority 0.
+    /// The class of a request that names none: priority 0.
     Normal,
     /// Priority above 0.
     High,
@@ -91,9 +91,9 @@ pub struct QueueRules {
 pub struct Entry {
     /// Its name here, never used twice.
     pub ticket: u64,
-    /// How urgent.
+    /// How urgent it is.
     pub class: Class,
-    /// Whose.
+    /// Tenant that it is from.
     pub tenant: u64,
     /// What it counts against [`QueueRules::tokens`] and the floors.
     pub tokens: u64,
@@ -152,9 +152,9 @@ pub struct Admission<T> {
 /// What waits in one class.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct ClassWaiting {
-    /// Requests.
+    /// Requests that wait.
     pub requests: usize,
-    /// Their tokens.
+    /// Their tokens, prompts and longest answers together.
     pub tokens: u64,
 }
 
@@ -321,7 +321,7 @@ impl<T> Admission<T> {
         self.ages.keys().map(|arrival| arrival.ticket)
     }
 
-    /// Nobody waits.
+    /// True while no request waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
@@ -333,13 +333,13 @@ impl<T> Admission<T> {
         self.waiting.len()
     }
 
-    /// Their tokens.
+    /// What all that wait count against [`QueueRules::tokens`].
     #[must_use]
     pub fn tokens(&self) -> u64 {
         self.tokens
     }
 
-    /// Their bytes.
+    /// What all that wait count against [`QueueRules::bytes`].
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes

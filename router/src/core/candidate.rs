@@ -27,7 +27,7 @@ pub struct WorkerName {
 }
 
 impl WorkerName {
-    /// See [`digest`].
+    /// The name as a number, by [`digest`].
     #[must_use]
     pub fn digest(&self) -> u64 {
         self.digest
@@ -92,9 +92,9 @@ pub enum Exclusion {
 /// A worker, as far as the choice is concerned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
-    /// Which.
+    /// The worker's number.
     pub id: WorkerId,
-    /// Its name.
+    /// The worker's name, with its digest.
     pub name: WorkerName,
     /// What it does.
     #[serde(default = "both", skip_serializing_if = "does_both")]
@@ -199,7 +199,7 @@ impl Candidate {
 pub struct Ask {
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Longest answer.
+    /// Tokens of the longest answer that it may get.
     pub max_tokens: u32,
     /// Answer as long as answers were of late, but no longer than `max_tokens`.
     pub output_tokens: f64,

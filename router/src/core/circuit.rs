@@ -15,7 +15,7 @@ pub struct CircuitRule {
     pub window_ms: f64,
     /// Of the first opening; doubles from there.
     pub first_pause_ms: f64,
-    /// Longest pause.
+    /// Where doubling ends.
     pub longest_pause_ms: f64,
     /// A probe that lasts this long closes the circuit.
     pub probe_ms: f64,

@@ -68,7 +68,7 @@ pub struct Decision {
     pub at_ms: f64,
     /// What was to be placed.
     pub ask: Ask,
-    /// Who chose.
+    /// The policy that chose, as it stood before.
     pub chooser: Chooser,
     /// Among whom, in the order of their ids.
     pub candidates: Vec<Candidate>,

@@ -19,7 +19,7 @@ pub struct BlockEvents {
     /// Which tiers the worker announced blocks for.
     tiers: [bool; 3],
     state: State,
-    /// By tier.
+    /// Blocks that are held, by tier.
     blocks: [u64; 3],
     /// Why a new snapshot is needed; `None` while none is missing and while the first is still to come.
     lost: Option<Gap>,
@@ -71,9 +71,9 @@ pub enum Change<'a> {
         tier: u8,
         /// All blocks of the tier went.
         cleared: bool,
-        /// These went.
+        /// Keys of blocks that went.
         removed: &'a [u8],
-        /// These came.
+        /// Runs of blocks that came.
         stored: &'a [StoredRun],
     },
 }
@@ -119,7 +119,7 @@ pub enum Gap {
     Sequence {
         /// The one before.
         last: u64,
-        /// This one.
+        /// Number of the event that came.
         got: u64,
     },
     /// A delta stands where the rest of a snapshot should.

@@ -121,7 +121,7 @@ pub struct Blocks {
     pub epoch: u64,
     /// One more than the `sequence` before, otherwise something was lost.
     pub sequence: u64,
-    /// New blocks.
+    /// Blocks that are held from now on, in runs that follow one another.
     pub stored: Vec<StoredRun>,
     /// Keys of evicted blocks, 8 bytes each, little-endian.
     #[serde(with = "serde_bytes")]
@@ -173,7 +173,7 @@ pub struct TokenLogprob {
 /// What one sequence got from a step.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Output {
-    /// The request.
+    /// Number of the request on this link.
     pub request: RequestId,
     /// New tokens, in order. A stop token is among them.
     pub ids: Vec<u32>,
@@ -216,7 +216,7 @@ pub struct Step {
     pub accepted: u32,
     /// As of this frame.
     pub load: Load,
-    /// New tokens.
+    /// What requests got from the step.
     pub outputs: Vec<Output>,
 }
 
@@ -237,7 +237,7 @@ pub struct ModelPart {
 /// All blocks of a request are free.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Freed {
-    /// The request.
+    /// Number of the request on this link.
     pub request: RequestId,
     /// Blocks that it gave back (to the free list or to the prefix cache).
     pub blocks: u32,
@@ -246,7 +246,7 @@ pub struct Freed {
 /// The worker leaves.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Bye {
-    /// For people.
+    /// The reason, for people.
     pub reason: String,
 }
 
@@ -351,7 +351,7 @@ pub struct Describe {
 /// Ends a request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cancel {
-    /// The request.
+    /// Number of the request on this link.
     pub request: RequestId,
 }
 

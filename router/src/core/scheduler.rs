@@ -42,7 +42,7 @@ use self::worker::Worker;
 /// How to choose.
 #[derive(Debug, Clone)]
 pub struct RoutingRules {
-    /// Who chooses.
+    /// The policy that chooses.
     pub policy: PolicyName,
     /// Whose opinion is noted beside it.
     pub shadow: Option<PolicyName>,
@@ -58,13 +58,13 @@ pub struct RoutingRules {
 pub struct Joining {
     /// Later than all before.
     pub id: WorkerId,
-    /// Its name.
+    /// The worker's name.
     pub name: Arc<str>,
     /// What it does. Those that only compute prompts get prefill legs, the others whole requests and decode legs.
     pub role: Role,
     /// Bytes of one KV block; 0 if its KV cannot be moved.
     pub kv_block_bytes: u64,
-    /// Its bounds.
+    /// How many requests, tokens and blocks it takes.
     pub capacity: Capacity,
     /// Blocks that the index keeps for it, by tier: at most its capacity.
     pub index_room: [u32; 3],

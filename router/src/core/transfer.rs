@@ -69,7 +69,7 @@ impl TransferFit {
         }
     }
 
-    /// Nothing came.
+    /// Takes note of a pull that brought nothing.
     pub fn failed(&mut self, now_ms: f64) {
         self.fade(now_ms);
         self.pulls += 1.0;

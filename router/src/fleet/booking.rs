@@ -58,7 +58,7 @@ impl Reservation {
         self.decode.link.id
     }
 
-    /// Its name.
+    /// The name of the worker that decodes.
     #[must_use]
     pub(crate) fn worker_name(&self) -> &str {
         &self.decode.link.worker

@@ -40,13 +40,13 @@ pub enum CodecError {
     /// No frame has this type.
     #[error("unknown frame type {number}")]
     UnknownType {
-        /// As received.
+        /// The type that its sender wrote.
         number: u64,
     },
     /// A Hello of another version of the protocol. Its other fields were not read.
     #[error("a peer of protocol version {got}, this side speaks {}", PROTOCOL)]
     OtherVersion {
-        /// As received.
+        /// The version that the Hello names.
         got: u16,
     },
     /// A field is missing, too many, of another type, or out of range.
@@ -62,7 +62,7 @@ pub enum CodecError {
     /// The frame is complete and bytes follow.
     #[error("{extra} bytes after the end of a {frame} frame")]
     TrailingBytes {
-        /// Which frame.
+        /// Name of the kind of frame.
         frame: &'static str,
         /// How many bytes.
         extra: usize,

@@ -51,7 +51,7 @@ pub(super) enum HandshakeError {
     /// It had said nothing, or not enough, when others came.
     #[error("turned out to make room for others")]
     TurnedOut,
-    /// TLS failed.
+    /// The worker does not speak TLS, or not with this certificate.
     #[error("TLS failed: {0}")]
     Tls(#[source] std::io::Error),
 }

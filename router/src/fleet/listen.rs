@@ -164,7 +164,7 @@ pub(super) async fn accept_workers(
     }
 }
 
-/// Who dials.
+/// Where a connection comes from.
 pub(super) struct Dial {
     pub(super) peer: Origin,
     /// For people.

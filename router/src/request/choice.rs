@@ -43,7 +43,6 @@ pub(super) struct Common {
 /// The prompt as workers see it.
 #[derive(Debug)]
 pub(super) struct EncodedPrompt {
-    /// Its tokens.
     pub(super) ids: Arc<Vec<u32>>,
     /// Keys of its full blocks.
     pub(super) keys: Arc<[u64]>,
@@ -78,7 +77,7 @@ impl Common {
     }
 }
 
-/// One choice.
+/// A choice on its way from its placement to its last token.
 #[derive(Debug)]
 pub(super) struct Choice {
     common: Arc<Common>,

@@ -21,7 +21,7 @@ pub(super) struct LaneHead {
     pub(super) tenant: u64,
 }
 
-/// All lanes.
+/// All lanes, in the order in which their first ones would go.
 #[derive(Debug)]
 pub(super) struct Lanes {
     ageing_ms: f64,
@@ -40,7 +40,7 @@ pub(super) struct Lanes {
 
 #[derive(Debug, Default)]
 struct Tenant {
-    /// Block-seconds.
+    /// KV blocks that its requests held, times the seconds.
     served: f64,
     lanes: [Lane; CLASSES],
     /// In `idle` under this number, unless one waits.

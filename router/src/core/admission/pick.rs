@@ -10,7 +10,7 @@ use super::floors::Floors;
 use super::lanes::{LaneHead, Lanes};
 use super::{Admission, Aged, Arrival, CLASSES, OLDEST_SHARE, Total, as_f64, passed};
 
-/// The walk.
+/// Walks the lanes in the order in which they are served.
 pub(super) struct Picker<'a> {
     lanes: &'a Lanes,
     /// The lanes in order, by class and level, as they are.

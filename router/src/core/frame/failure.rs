@@ -56,10 +56,10 @@ impl FailureKind {
 /// A request that this worker does not serve. The worker goes on.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failed {
-    /// The request.
+    /// Number of the request on this link.
     pub request: RequestId,
     /// Why.
     pub kind: FailureKind,
-    /// For people.
+    /// The reason for people; programs read `kind`.
     pub message: String,
 }

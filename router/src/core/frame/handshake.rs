@@ -21,7 +21,7 @@ words! {
 pub struct Fingerprints {
     /// Of the weights and the model's configuration.
     pub weights: String,
-    /// Of tokenizer.json.
+    /// Of the file `tokenizer.json`.
     pub tokenizer: String,
     /// Of the chat template.
     pub chat_template: String,
@@ -101,7 +101,7 @@ pub struct Hello {
     pub model: String,
     /// What must agree.
     pub fingerprints: Fingerprints,
-    /// Its bounds.
+    /// How many requests, tokens and blocks it takes.
     pub capacity: Capacity,
     /// Longest sequence in tokens, prompt and answer together.
     pub context_tokens: u32,

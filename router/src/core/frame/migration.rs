@@ -36,7 +36,7 @@ pub struct KvFrom {
 /// Permission to pull a request's KV. It comes when the request has its blocks, before they are computed.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KvReady {
-    /// The request.
+    /// Number of the request on this link.
     pub request: RequestId,
     /// Made by the transfer back-end of the prefill worker and read by that of the decode worker: at most
     /// [`MAX_TICKET_BYTES`].
@@ -151,7 +151,7 @@ pub struct Ticket {
 /// Lets a leg with `Submit.kv_from` generate.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Continue {
-    /// The leg.
+    /// Number of the leg on this link.
     pub request: RequestId,
     /// What the prefill worker generated, u32 little-endian, without `Submit.resume`. Empty: nothing comes from there,
     /// the leg computes all by itself.

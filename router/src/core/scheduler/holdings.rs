@@ -14,7 +14,7 @@ pub enum Tier {
     Device,
     /// The host's memory.
     Host,
-    /// A disk.
+    /// A disk of the worker's machine.
     Disk,
 }
 

@@ -47,7 +47,7 @@ pub(super) struct BookedLeg {
     pub(super) reports: u64,
     /// Its first token came.
     pub(super) begun: bool,
-    /// When.
+    /// When the first token came; before that nothing.
     pub(super) begun_ms: f64,
     /// Of each token after the first.
     pub(super) predicted_tpot_ms: f64,
@@ -100,7 +100,7 @@ impl BookedLeg {
 /// A leg got its first token.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Begun {
-    /// Where.
+    /// The worker that the leg is on.
     pub worker: WorkerId,
     /// Prompt tokens that the worker had said it holds.
     pub held_tokens: u32,
@@ -128,7 +128,7 @@ pub struct LegOutput {
 pub struct Given {
     /// Requests that got tokens.
     pub rows: u32,
-    /// These tokens.
+    /// Tokens that they got together.
     pub tokens: u32,
 }
 
@@ -143,7 +143,7 @@ impl Given {
 /// A leg ended.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Ended {
-    /// Where.
+    /// The worker that the leg is on.
     pub worker: WorkerId,
     /// Whose it was.
     pub tenant: u64,

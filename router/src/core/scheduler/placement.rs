@@ -18,7 +18,7 @@ pub struct PlacementRequest {
     pub name: String,
     /// Tokens of the prompt.
     pub prompt_tokens: u32,
-    /// Longest answer.
+    /// Tokens of the longest answer that it may get.
     pub max_tokens: u32,
     /// Keys of all full blocks of the prompt.
     pub keys: Arc<[u64]>,
@@ -53,7 +53,7 @@ impl PlacementRequest {
 /// Where a leg goes; booked.
 #[derive(Debug, Clone)]
 pub struct Placement {
-    /// Which leg.
+    /// Number of the leg on the worker's link.
     pub request: RequestId,
     /// Where; in a split, the worker that decodes.
     pub worker: WorkerId,
@@ -70,6 +70,6 @@ pub struct Placement {
 pub struct PrefillLeg {
     /// Which leg: [`PlacementRequest::prefill_request`].
     pub request: RequestId,
-    /// Where.
+    /// The worker that the leg is on.
     pub worker: WorkerId,
 }

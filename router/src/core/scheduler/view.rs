@@ -13,7 +13,7 @@ use crate::core::transfer::TransferCost;
 /// What is known of pulling from one worker.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourceView {
-    /// The source.
+    /// Name of the worker that is pulled from.
     pub worker: Arc<str>,
     /// What a pull from it costs.
     pub cost: TransferCost,

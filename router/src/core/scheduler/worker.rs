@@ -21,7 +21,7 @@ const ACCEPTED_WEIGHT: f64 = 0.05;
 /// No worker has as many tokens; one that says so miscounts.
 const ABSURD_TOKENS: u64 = 1 << 36;
 
-/// One worker.
+/// What the scheduler knows of one worker: bounds, load, step times, and what is booked.
 #[derive(Debug)]
 pub(super) struct Worker<W> {
     pub(super) id: WorkerId,

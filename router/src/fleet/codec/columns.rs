@@ -49,7 +49,7 @@ pub enum ColumnsError {
     /// A special row that is not there, out of order, or has ids in the columns.
     #[error("special row {place} of {rows} is out of order, not there, or has ids")]
     Special {
-        /// As given.
+        /// The row that its sender names.
         place: usize,
         /// How many rows there are.
         rows: usize,

@@ -28,7 +28,7 @@ pub(super) struct DrainProgress {
     changed: Notify,
 }
 
-/// What changes.
+/// The part of a drain's report that changes while it runs.
 #[derive(Debug)]
 pub(super) struct DrainState {
     pub(super) phase: Phase,

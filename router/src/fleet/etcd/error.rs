@@ -13,7 +13,7 @@ pub enum EtcdError {
     Unreachable {
         /// Which member.
         endpoint: String,
-        /// Why.
+        /// What is wrong with it.
         reason: String,
     },
     /// No encrypted connection was agreed on with the last member.
@@ -23,7 +23,7 @@ pub enum EtcdError {
     Tls {
         /// Which member.
         endpoint: String,
-        /// Why.
+        /// What is wrong with it.
         reason: String,
     },
     /// User, password or the rights of the user are not good enough.

@@ -20,7 +20,7 @@ pub(crate) enum LinkError {
     /// The socket took nothing for `--submit-timeout-ms`.
     #[error("the worker's socket took nothing for {0:?}")]
     WriteStalled(Duration),
-    /// No frame.
+    /// What came is no frame.
     #[error(transparent)]
     Frame(#[from] CodecError),
     /// A frame that has no place here.
@@ -35,7 +35,7 @@ pub(crate) enum LinkError {
     /// The model's description is not what was asked for, too long, late, or of no use.
     #[error("the description of the model {0}")]
     Model(String),
-    /// Silence.
+    /// Neither a frame nor a heartbeat came in time.
     #[error("no sign of life for {0:?}")]
     Silent(Duration),
     /// It was to leave, and did not.
