@@ -14,6 +14,8 @@ fn what_minijinja_does_otherwise() {
         ("[{{ '' and 'x' }}]", "[]"),
         // Slices backwards leave their end out.
         ("{{ list[3:0:-1] }}{{ s[2:0:-1] }}", "[4, 3, 2]cb"),
+        // There, what is empty has one item backwards, and showing that item panics.
+        ("{{ [][::-1] }}{{ ''[::-1] }}{{ 'x' if [][::-1] else 'y' }}", "[]y"),
         // An empty string is between all characters; there, counting it has no end.
         ("{{ s.count('') }}", "5"),
         // A macro sees the namespace that it only writes to, and what it only slices.

@@ -118,8 +118,13 @@ fn expression(choices: &mut Choices<'_>, depth: usize) -> String {
         5 => format!("({a} if {} else 3)", expression(choices, depth - 1)),
         6 => format!("({a})[{}]", expression(choices, depth - 1)),
         7 => {
+            // `differences.rs` says what minijinja makes of nothing backwards
+            let whole = format!("({a})");
+            let some = format!("({a} if {a} else 'x')");
             let slice = ["1:", ":2", "-2:", "::-1", "1:-1", "::2"];
-            format!("[{a}, ({a})[{}]][1]", choices.one(&slice))
+            let slice = choices.one(&slice);
+            let of = if slice == "::-1" { some } else { whole };
+            format!("[{a}, {of}[{slice}]][1]")
         }
         8 => format!("({a}).{}", choices.one(&["k", "a", "name", "z", "x"])),
         9 => format!("({}{a})", choices.one(&["not ", "-"])),
