@@ -33,13 +33,16 @@ def machine() -> dict[str, Any]:
 
 
 def commit() -> str:
-    """Short hash of the commit, with `+` where the tree has changes."""
+    """Short hash of the commit, with `+` where what is measured has changes.
+
+    Results are left out: the file of one run must not mark the next run.
+    """
 
     def git(*args: str) -> str:
         done = subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=True)
         return done.stdout.strip()
 
-    changed = git("status", "--porcelain", "--untracked-files=no")
+    changed = git("status", "--porcelain", "--untracked-files=no", ":/", ":(exclude)bench/results")
     return git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
 
 
