@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import mmap
 import os
 import random
@@ -30,7 +31,7 @@ from typing import Any, cast
 import numpy as np
 import uvloop
 
-from bench.helpers.report import write
+from bench.helpers.report import ROOT, write
 from headrace.kv_transfer.backends.nixl import find_nixl
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
@@ -39,25 +40,25 @@ from headrace.kv_transfer.peers.server_link import FRAME_BYTES
 from headrace_kernels.ops import KvPool, KvRegion
 
 MIB = 1 << 20
-POOL_BYTES = 320 * MIB
+POOL_SHARE = 1.25  # a pool has a quarter more blocks than the largest pull takes
 GROUPS = 4
 LAYOUT = "bench-1"
 MEMBERS = Members([bytes(32)])
 TURNS = {1: 10, 16: 6, 256: 1}  # MiB: in one round, so that each size has about as much time
-CASES = [(size, block) for size in TURNS for block in (64 << 10, 1 << 20)]  # MiB, bytes
+BLOCKS = (64 << 10, 1 << 20)  # bytes
 SMALL_BLOCK = 64 << 10
 SMALL_PULLS = 50
 
 
-def make_pool(block_bytes: int, fill: int) -> KvPool:
+def make_pool(pool_bytes: int, block_bytes: int, fill: int) -> KvPool:
     """Blocks one after the other, all of whose memory has been touched."""
     memfd = os.memfd_create("bench-pool")
-    os.ftruncate(memfd, POOL_BYTES)
-    memory = memoryview(mmap.mmap(memfd, POOL_BYTES))
+    os.ftruncate(memfd, pool_bytes)
+    memory = memoryview(mmap.mmap(memfd, pool_bytes))
     np.frombuffer(memory, np.uint8)[:] = fill
     part = block_bytes // GROUPS
     return KvPool(
-        num_blocks=POOL_BYTES // block_bytes,
+        num_blocks=pool_bytes // block_bytes,
         block_bytes=block_bytes,
         groups=[
             [KvRegion(memory=memory, stride=block_bytes, offset=group * part, nbytes=part)]
@@ -93,7 +94,7 @@ class Computed:
 
 
 def send_plain(listener: socket.socket, memory: memoryview) -> None:
-    """As many bytes as it is asked for, again and again."""
+    """As many bytes as each request names, again and again."""
     sock, _ = listener.accept()
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     while request := sock.recv(8):
@@ -102,9 +103,9 @@ def send_plain(listener: socket.socket, memory: memoryview) -> None:
             sock.sendall(memory[start : min(size, start + FRAME_BYTES)])
 
 
-async def source(block_bytes: int, backends: list[str]) -> None:
+async def source(pool_bytes: int, block_bytes: int, backends: list[str]) -> None:
     """Answers each line on its input, a number of blocks, with a ticket for as many."""
-    pool = make_pool(block_bytes, fill=7)
+    pool = make_pool(pool_bytes, block_bytes, fill=7)
     servers = [
         TransferServer(pool, LAYOUT, members=MEMBERS, backends=[backend]) for backend in backends
     ]
@@ -130,16 +131,20 @@ async def source(block_bytes: int, backends: list[str]) -> None:
 class Ways:
     """Every way to move bytes, and what a run of it takes."""
 
-    def __init__(self, block_bytes: int, backends: list[str]) -> None:
+    def __init__(self, pool_bytes: int, block_bytes: int, backends: list[str]) -> None:
         self.block_bytes = block_bytes
         self.backends = backends
-        self.pool = make_pool(block_bytes, fill=1)
-        self.other = make_pool(block_bytes, fill=2)
+        self.pool = make_pool(pool_bytes, block_bytes, fill=1)
+        self.other = make_pool(pool_bytes, block_bytes, fill=2)
         self.targets = shuffled(self.pool.num_blocks, seed=2)
         self.client = TransferClient(self.pool, LAYOUT, members=MEMBERS)
-        command = [sys.executable, __file__, "--source", str(block_bytes), *backends]
+        sizes = (str(pool_bytes), str(block_bytes))
         self.child = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "bench.transfer.bandwidth", "--source", *sizes, *backends],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         port, *self.endpoints = self._answer().split()
         self.plain = socket.create_connection(("127.0.0.1", int(port)))
@@ -230,17 +235,18 @@ async def take_small_turns(bench: Ways, way: str) -> dict[str, Any]:
     return {"way": way, "best_us": round(best_us, 1), "median_us": round(median_us, 1)}
 
 
-async def measure(rounds: int, with_nixl: bool) -> dict[str, Any]:
+async def measure(sizes_mib: list[int], rounds: int, with_nixl: bool) -> dict[str, Any]:
     """NIXL comes after the others, in processes of its own: its threads poll, and would cost the others a core."""
     phases = [["shm", "tcp"], ["nixl"]] if with_nixl else [["shm", "tcp"]]
     ways = ["memcpy", "socket", *(way for phase in phases for way in phase)]
     cases: list[dict[str, Any]] = []
     small: list[dict[str, Any]] = []
-    for block_bytes in sorted({block for _, block in CASES}):
-        sizes = [size * MIB for size, block in CASES if block == block_bytes]
+    sizes = [size * MIB for size in sizes_mib]
+    pool_bytes = math.ceil(max(sizes) * POOL_SHARE / max(BLOCKS)) * max(BLOCKS)
+    for block_bytes in BLOCKS:
         runs: dict[tuple[str, int], list[tuple[float, float]]] = {}
         for phase in phases:
-            bench = Ways(block_bytes, phase)
+            bench = Ways(pool_bytes, block_bytes, phase)
             beside = ["memcpy", "socket"] if phase is phases[0] else []
             runs |= await take_turns(bench, [*beside, *phase], sizes, rounds)
             if block_bytes == SMALL_BLOCK:
@@ -259,16 +265,18 @@ async def measure(rounds: int, with_nixl: bool) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--mib", type=int, nargs="+", choices=list(TURNS), default=list(TURNS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--source", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.source:
-        uvloop.run(source(int(args.source[0]), args.source[1:]))
+        pool_bytes, block_bytes, *backends = args.source
+        uvloop.run(source(int(pool_bytes), int(block_bytes), backends))
         return
     with_nixl = find_nixl() is not None
     if not with_nixl:
         print("NIXL is not installed: its rows are left out", file=sys.stderr)
-    figures = uvloop.run(measure(args.rounds, with_nixl))
+    figures = uvloop.run(measure(args.mib, args.rounds, with_nixl))
     write(args.out, figures)
 
 
