@@ -45,6 +45,8 @@ def test_the_wheel_holds_both_packages_and_the_extension(tmp_path: Path) -> None
         "headrace/py.typed",
         "headrace/models/__init__.py",
         "headrace/models/r1_demo/data/smollm2_mtp.safetensors",
+        "headrace/planner/data/latencies.csv.gz",
+        "headrace/planner/data/published.json",
         "headrace_kernels/__init__.py",
         f"{info}/licenses/LICENSE",
     ):
