@@ -33,7 +33,7 @@ def test_times(text: str, s: float) -> None:
         *((values.count, text) for text in ("-1", "two", "2147483648")),
         *((values.port_number, text) for text in ("70000", "-1", "http", "65536")),
         *((values.duration, text) for text in ("", "soon", "-1", "nan", "inf", "61m", "1d")),
-        *((values.whole(2, 4), text) for text in ("1", "5")),
+        *((values.Whole(2, 4), text) for text in ("1", "5")),
         *((values.nonempty, text) for text in ("", "  ")),
         *((values.existing_file, text) for text in ("/nonexistent", "/", "x" * 5_000)),
     ],
@@ -48,7 +48,7 @@ def test_bounds_are_in_the_refusal_and_are_taken() -> None:
     assert [values.port_number(text) for text in ("0", "65535")] == [0, 65_535]
     assert values.count("2147483647") == values.MOST
     with pytest.raises(argparse.ArgumentTypeError, match="'5' is not a whole number from 2 to 4"):
-        values.whole(2, 4)("5")
+        values.Whole(2, 4)("5")
 
 
 def test_a_file_that_is_there_is_taken(tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from headrace.cli.parser import Parser
-from headrace.engine.config import MOST_DRAFTS, EngineConfig
+from headrace.engine.config import EngineConfig
 from headrace.settings import worker
+from headrace.settings.engine import EngineSettings, engine_values
 from headrace.settings.table import Flag, add_flags, rows
 from headrace.settings.values import FlagError
 from headrace.settings.worker import WORKER_FLAGS, WorkerSettings, worker_settings
@@ -229,14 +231,37 @@ def test_steps_are_cut_by_the_device_unless_flags_say_how(
         )
 
 
-def test_the_engine_has_the_defaults_and_bounds_of_the_flags() -> None:
-    assert worker.MOST_MTP == MOST_DRAFTS
-    engine = {one.name: one for one in dataclasses.fields(EngineConfig)}
-    by_device = {"block_tokens", "max_sequences", "max_batched_tokens", "context_tokens"}
-    for one in dataclasses.fields(WorkerSettings):
-        if one.name in engine and one.name not in by_device:
-            assert engine[one.name].default == one.default, one.name
-    assert {"max_waiting", "prefix_cache", "mtp", "mtp_verify", "mtp_fixed"} <= engine.keys()
+@pytest.mark.parametrize("field", rows(EngineSettings))
+def test_a_row_of_the_engine_reaches_its_config(field: str, tmp_path: Path) -> None:
+    flags = typed_with(WORKER_FLAGS[field], tmp_path)
+    if field == "mtp_fixed":
+        flags.append("--mtp=1")
+    typed = told(*flags)
+    config = EngineConfig(num_blocks=4, **engine_values(typed))
+    assert getattr(config, field) == getattr(typed, field) != getattr(told(), field)
+
+
+def test_the_engine_is_told_nothing_but_rows_and_what_the_device_and_the_memory_say() -> None:
+    fields = {one.name for one in dataclasses.fields(EngineConfig)}
+    sizes = {one.name for one in dataclasses.fields(worker.StepSizes)}
+    assert fields == rows(EngineSettings).keys() | sizes | {"num_blocks"}
+    usual = told()
+    assert engine_values(usual) == engine_values(EngineConfig(num_blocks=4))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"mtp": -1}, "mtp is -1, it must be 0 to 3"),
+        ({"mtp": 4}, "mtp is 4, it must be 0 to 3"),
+        ({"max_waiting": 0}, "max_waiting is 0, it must be 1 to"),
+        ({"context_tokens": 0}, "context_tokens is 0, it must be 1 to"),
+        ({"mtp_verify": "hope"}, "mtp_verify is 'hope', it must be one of noise, rejection"),
+    ],
+)
+def test_a_config_keeps_the_bounds_of_the_rows(wrong: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        EngineConfig(num_blocks=4, **wrong)
 
 
 def test_no_two_rows_have_one_name() -> None:

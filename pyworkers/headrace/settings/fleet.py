@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from headrace.settings.table import rows, setting
-from headrace.settings.values import FlagError, whole
+from headrace.settings.values import FlagError, Whole
 
 SERVER = "Server"
 MOST_PROCESSES = 1024
@@ -20,7 +20,7 @@ class FleetSettings:
         "--workers",
         group=SERVER,
         value="N",
-        read=whole(1, MOST_PROCESSES),
+        read=Whole(1, MOST_PROCESSES),
         shown="1",
         help="Worker processes to start, each with a copy of the model.",
     )
@@ -28,14 +28,14 @@ class FleetSettings:
         "--prefill",
         group=SERVER,
         value="N",
-        read=whole(1, MOST_PROCESSES),
+        read=Whole(1, MOST_PROCESSES),
         help="Workers that only compute prompts. Needs --decode, and stands instead of --workers.",
     )
     decode: int | None = setting(
         "--decode",
         group=SERVER,
         value="N",
-        read=whole(1, MOST_PROCESSES),
+        read=Whole(1, MOST_PROCESSES),
         help="Workers that generate answers to the prompts of the --prefill workers, and do the whole request where "
         "that is quicker.",
     )

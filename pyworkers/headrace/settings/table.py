@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
-from headrace.settings.values import FlagError, shortened
+from headrace.settings.values import FlagError, Whole, shortened
 
 ALIKE = 0.75  # share of common letters from which a word is taken for a misspelt one; a guess
 
@@ -89,6 +89,18 @@ def rows(table: type[Table]) -> dict[str, Flag]:
     """The flags of a table by the field that each fills."""
     fields = dataclasses.fields(table)
     return {one.name: one.metadata["flag"] for one in fields if "flag" in one.metadata}
+
+
+def check_values(values: object, table: type[Table]) -> None:
+    """Raise ValueError if `values`, which may never have been texts, has one that the flag of its row would refuse."""
+    for name, flag in rows(table).items():
+        value = getattr(values, name)
+        if value is None:
+            continue
+        if flag.choices and value not in flag.choices:
+            raise ValueError(f"{name} is {value!r}, it must be one of {', '.join(flag.choices)}")
+        if isinstance(flag.read, Whole) and not flag.read.holds(value):
+            raise ValueError(f"{name} is {value}, it must be {flag.read.least} to {flag.read.most}")
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import argparse
 import math
 import os
 import re
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 MOST = 2**31 - 1
@@ -24,23 +24,29 @@ class FlagError(SettingsError):
     """A flag cannot be right, or two cannot be right together. The usage of the command comes before the text."""
 
 
-def whole(least: int, most: int = MOST) -> Callable[[str], int]:
+@dataclass(frozen=True, slots=True)
+class Whole:
     """Reads whole numbers from `least` to `most`."""
 
-    def read(text: str) -> int:
+    least: int
+    most: int = MOST
+
+    def __call__(self, text: str) -> int:
         digits = text.isascii() and text.isdigit() and len(text) <= 20
-        if not digits or not least <= int(text) <= most:
+        if not digits or not self.holds(int(text)):
             raise argparse.ArgumentTypeError(
-                f"{shortened(text)} is not a whole number from {least} to {most}"
+                f"{shortened(text)} is not a whole number from {self.least} to {self.most}"
             )
         return int(text)
 
-    return read
+    def holds(self, value: int) -> bool:
+        """Whether some text gives this value."""
+        return self.least <= value <= self.most
 
 
-positive = whole(1)
-count = whole(0)
-port_number = whole(0, 65_535)
+positive = Whole(1)
+count = Whole(0)
+port_number = Whole(0, 65_535)
 
 
 def size_bytes(text: str) -> int:

@@ -1,5 +1,6 @@
 """The settings of a worker: the flags of `headrace worker`, most of which `headrace serve` hands to its workers.
 
+The rows that its engine obeys, too, are in `engine.py`.
 A worker has more of them than it is told: `step_sizes` fills in what depends on the device.
 """
 
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from headrace.errors import ContextTooLong
+from headrace.settings.engine import CACHE, MODEL, MTP, EngineSettings
 from headrace.settings.table import rows, setting, typed, values_of
 from headrace.settings.values import (
     FlagError,
@@ -21,22 +23,17 @@ from headrace.settings.values import (
     positive,
     shortened,
     size_bytes,
-    whole,
 )
 
 DTYPES = ("auto", "float32", "bfloat16", "float16", "int8")
 KV_DTYPES = ("auto", "fp8")
 DEVICES = ("auto", "cpu", "cuda")
 ROLES = ("prefill", "decode", "both")
-MTP_VERIFY = ("noise", "rejection")
-MOST_MTP = 3
 
-MODEL = "Model"
-CACHE = "Cache and batch"
-MTP = "Multi-token prediction"
 ROUTER = "Router"
 SPLIT = "Split serving"
 LOG = "Log"
+GROUPS = (MODEL, CACHE, MTP, ROUTER, SPLIT, LOG)  # as the help has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,8 +108,8 @@ def plain_level(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings:
-    """What a worker was told to be. None means that the worker chooses."""
+class WorkerSettings(EngineSettings):
+    """What a worker was told to be, and of its engine. None means that the worker chooses."""
 
     model: str | None = None  # a folder, a .gguf file, a hub id; None is the default model
     served_model_name: str | None = setting(
@@ -141,16 +138,6 @@ class WorkerSettings:
         default="auto",
         help="Type of the weights. int8 quantises them in groups of 64. auto is int8 on a CPU and the model's own type "
         "on a GPU.",
-        in_serve=True,
-    )
-    context_tokens: int | None = setting(
-        "--context-tokens",
-        also=("--max-model-len",),
-        group=MODEL,
-        value="TOKENS",
-        read=positive,
-        shown="the model's own limit",
-        help="Longest prompt and answer together, in tokens.",
         in_serve=True,
     )
     kv_dtype: str = setting(
@@ -201,23 +188,6 @@ class WorkerSettings:
         help="Tokens in one step, of prompts and answers together.",
         in_serve=True,
     )
-    max_waiting: int = setting(
-        "--max-waiting",
-        group=CACHE,
-        value="N",
-        read=positive,
-        default=1024,
-        help="Requests that may wait inside one worker.",
-        in_serve=True,
-    )
-    prefix_cache: bool = setting(
-        "--no-prefix-cache",
-        group=CACHE,
-        default=True,
-        means=False,
-        help="Compute every prompt from its first token, and keep no KV for later prompts.",
-        in_serve=True,
-    )
     overlap: bool = setting(
         "--no-overlap",
         group=CACHE,
@@ -225,34 +195,6 @@ class WorkerSettings:
         means=False,
         help="Plan each step after the step before it has ended. Without this flag the plan is made while that step "
         "still runs.",
-        in_serve=True,
-    )
-    mtp: int = setting(
-        "--mtp",
-        group=MTP,
-        value="TOKENS",
-        read=whole(0, MOST_MTP),
-        default=0,
-        shown="0, which drafts none",
-        help=f"Tokens that the model drafts ahead at most, 0 to {MOST_MTP}. Fewer are drafted where drafts do not pay. "
-        "The model needs a layer for multi-token prediction.",
-        in_serve=True,
-    )
-    mtp_verify: str = setting(
-        "--mtp-verify",
-        group=MTP,
-        value="RULE",
-        choices=MTP_VERIFY,
-        default="noise",
-        help="Which drafts are kept. noise keeps drafts that equal what is sampled without drafting, so that no text "
-        "changes. rejection keeps more, and only the distribution of texts stays the same.",
-        in_serve=True,
-    )
-    mtp_fixed: bool = setting(
-        "--mtp-fixed",
-        group=MTP,
-        default=False,
-        help="Always draft as many tokens as --mtp says, also where drafts do not pay. For measurements.",
         in_serve=True,
     )
     routers: tuple[str, ...] = setting(
@@ -341,7 +283,12 @@ class WorkerSettings:
         return self.router_tls or self.router_ca is not None
 
 
-WORKER_FLAGS = rows(WorkerSettings)
+WORKER_FLAGS = dict(
+    sorted(
+        rows(WorkerSettings).items(),
+        key=lambda row: (GROUPS.index(row[1].group), row[0] in rows(EngineSettings)),
+    )
+)
 
 
 def worker_settings(args: argparse.Namespace) -> WorkerSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, cast
 
 import torch
@@ -16,12 +16,12 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.warm_up import WarmUp, warm_up
 from headrace.errors import ContextTooLong
+from headrace.settings.engine import engine_values
 from headrace.settings.worker import check_context, step_sizes
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
 from headrace.worker.device import choose_device
 
 if TYPE_CHECKING:
-    from headrace.engine.config import Verify
     from headrace.models import DType, KvDType
     from headrace.settings.worker import WorkerSettings
     from headrace.wire.frames import Role
@@ -92,18 +92,7 @@ def load(settings: WorkerSettings) -> Loaded:
                 sequences=sizes.max_sequences,
             )
         )
-    config = EngineConfig(
-        num_blocks=num_blocks,
-        block_tokens=sizes.block_tokens,
-        max_sequences=sizes.max_sequences,
-        max_batched_tokens=sizes.max_batched_tokens,
-        max_waiting=settings.max_waiting,
-        context_tokens=settings.context_tokens,
-        prefix_cache=settings.prefix_cache,
-        mtp=settings.mtp,
-        mtp_verify=cast("Verify", settings.mtp_verify),
-        mtp_fixed=settings.mtp_fixed,
-    )
+    config = EngineConfig(num_blocks=num_blocks, **asdict(sizes), **engine_values(settings))
     # Until a router brings its key nothing is named: no request comes before its Welcome.
     engine = Engine(model, config, KeyedBlockHasher(bytes(32), sizes.block_tokens))
     prints = checkpoint.fingerprints()
