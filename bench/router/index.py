@@ -86,7 +86,7 @@ class Fleet:
 
 
 class Ours:
-    """`headrace._core.BlockIndex`."""
+    """Our index, `headrace._core.BlockIndex`, with the fleet's workers in it."""
 
     def __init__(self, fleet: Fleet) -> None:
         self.index = BlockIndex()

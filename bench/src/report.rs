@@ -58,9 +58,9 @@ pub(crate) struct Setting {
 /// Times that the simulated router had, so that a live one can be given the same on a fleet whose clock runs faster.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct RouterMs {
-    /// `--worker-queue-ms`
+    /// The router's `--worker-queue-ms`.
     pub(crate) worker_queue: f64,
-    /// `--queue-timeout-ms`
+    /// The router's `--queue-timeout-ms`.
     pub(crate) queue_timeout: f64,
 }
 

@@ -196,7 +196,7 @@ impl fmt::Display for WorkerListen {
 /// A flag that cannot be right.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// Its value.
+    /// The value of one flag cannot be right.
     #[error("--{flag}: {problem}; {remedy}")]
     Flag {
         /// Name, without dashes.

@@ -66,7 +66,7 @@ HEAD = (
 
 
 def table(rows: Sequence[Row]) -> str:
-    """As Markdown."""
+    """The rows as a table in Markdown."""
     lines = ["| " + " | ".join(HEAD) + " |", "|" + "---|" * len(HEAD)]
     for row in rows:
         cells = (

@@ -39,7 +39,7 @@ class Programs:
 
     @classmethod
     def installed(cls) -> Programs:
-        """The package."""
+        """The commands of the installed package."""
         headrace = (sys.executable, "-m", "headrace")
         return cls((*headrace, "router"), headrace)
 

@@ -33,7 +33,7 @@ class Legs:
         timeout_ms: int = 20_000,
         **fields: Any,
     ) -> None:
-        """Both legs."""
+        """Give both legs of a request to their workers."""
         assert self.p.hello is not None
         hello = self.p.hello
         leg = make_submit(number, prompt, **fields)

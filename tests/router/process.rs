@@ -17,7 +17,7 @@ fn shell(before: &str, flags: &str) -> Command {
     command
 }
 
-/// It listens.
+/// Starts it, and waits until it listens.
 fn started(mut command: Command) -> Child {
     let mut router = command.spawn().unwrap();
     let mut line = String::new();

@@ -68,7 +68,7 @@ struct Router {
 }
 
 impl Router {
-    /// Listens.
+    /// A router that listens and is busy with `what`.
     fn busy_with(what: &str) -> Self {
         Self::saying(what, Stdio::inherit())
     }

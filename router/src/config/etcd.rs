@@ -23,7 +23,7 @@ pub struct EtcdVariables {
     pub cert: Option<PathBuf>,
     /// File with the key of that.
     pub key: Option<PathBuf>,
-    /// User.
+    /// User as etcd knows this process.
     pub user: Option<String>,
     /// The user's password.
     pub password: Option<Secret>,
@@ -44,7 +44,7 @@ pub(crate) struct EtcdTls {
     pub(crate) identity: Option<TlsFiles>,
 }
 
-/// Who comes.
+/// User and password that a connection logs in with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct EtcdLogin {
     pub(crate) user: String,

@@ -108,11 +108,11 @@ pub struct Entry {
 /// Which bound has been reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueBound {
-    /// [`QueueRules::requests`].
+    /// As many requests wait as [`QueueRules::requests`] allows.
     Requests,
-    /// [`QueueRules::tokens`].
+    /// Those that wait have as many tokens as [`QueueRules::tokens`] allows.
     Tokens,
-    /// [`QueueRules::bytes`].
+    /// Those that wait take as much memory as [`QueueRules::bytes`] allows.
     Bytes,
 }
 

@@ -45,7 +45,7 @@ pub enum Refusal {
     AllExcluded,
     /// The queue is full.
     QueueFull {
-        /// Which bound.
+        /// The bound of the queue that was reached.
         what: QueueBound,
         /// Ms after which there is likely to be room.
         retry_after_ms: f64,

@@ -332,7 +332,7 @@ fn missing_share(worker_load: &WorkerLoad, demand: &Demand) -> f64 {
     if missing > 0.0 { missing / used } else { 0.0 }
 }
 
-/// See [`SATURATION_EXPONENT`].
+/// A penalty that grows steeply as the worker's blocks run out; see [`SATURATION_EXPONENT`].
 fn saturation_ms(worker_load: &WorkerLoad, blocks: f64, service_ms: f64) -> f64 {
     let fill = ((worker_load.blocks_used + blocks) / worker_load.blocks.max(1.0)).min(FULL);
     service_ms * fill.powi(SATURATION_EXPONENT) / (1.0 - fill)

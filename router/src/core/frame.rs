@@ -223,7 +223,7 @@ pub struct Step {
 /// Part of a model description: the bytes of all parts, put together, are a JSON document (`prompt::ModelDoc`).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelPart {
-    /// `Describe.fingerprint`.
+    /// As in the `Describe` that this answers.
     pub fingerprint: String,
     /// Counts from 0.
     pub part: u32,

@@ -35,7 +35,7 @@ pub struct LeaseId(i64);
 pub struct EtcdEntry {
     /// Key, with its prefix.
     pub key: Vec<u8>,
-    /// Value.
+    /// Value that the key has now; `None` where the key went.
     pub value: Option<Vec<u8>>,
 }
 

@@ -18,7 +18,7 @@ use crate::http::reply::reject::Reject;
 /// What is asked for where the body says nothing else.
 const BUDGET_MS: i64 = 30_000;
 const HAND_OVER: i64 = 4_096;
-/// An hour.
+/// An hour, after which an operator would rather stop the worker.
 const LONGEST_BUDGET_MS: i64 = 3_600_000;
 /// Blocks: more would make frames of megabytes.
 const MOST_BLOCKS: i64 = 65_536;

@@ -210,7 +210,7 @@ class Scene:
         self.decode.check()
 
     def turn(self) -> None:
-        """Anything."""
+        """What is drawn happens next, if it can."""
         what = self.data.draw(st.integers(0, 12))
         some = self.data.draw(st.sampled_from(self.requests)) if self.requests else None
         match what:

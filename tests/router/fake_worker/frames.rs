@@ -92,7 +92,7 @@ pub(crate) fn model_parts(fingerprint: &str, doc: &[u8]) -> Vec<Frame> {
     parts.iter().enumerate().map(frame).collect()
 }
 
-/// A step.
+/// A step that computed nothing and brings these outputs.
 pub(crate) fn step(outputs: Vec<Output>) -> Step {
     Step {
         step: 1,

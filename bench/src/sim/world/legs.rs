@@ -31,7 +31,7 @@ enum Part {
         decode: RequestId,
         handed_off: bool,
     },
-    /// The rest.
+    /// Everything after the prompt, on another worker.
     Decode {
         prefill: RequestId,
     },

@@ -58,7 +58,7 @@ impl FailureKind {
 pub struct Failed {
     /// Number of the request on this link.
     pub request: RequestId,
-    /// Why.
+    /// Why the worker does not serve it.
     pub kind: FailureKind,
     /// The reason for people; programs read `kind`.
     pub message: String,

@@ -11,7 +11,7 @@ words! {
         Prefill = "prefill",
         /// Generates only; its prompts' KV comes from a prefill worker.
         Decode = "decode",
-        /// Both.
+        /// Computes prompts and generates.
         Both = "both",
     }
 }

@@ -143,7 +143,7 @@ pub struct Offer {
 pub struct Ticket {
     /// The leg with `Submit.kv_from`.
     pub request: RequestId,
-    /// `KvReady.ticket`.
+    /// As it came in `KvReady`.
     #[serde(with = "serde_bytes")]
     pub ticket: Vec<u8>,
 }
@@ -166,7 +166,7 @@ pub struct Fetch {
     pub request: RequestId,
     /// The worker that leaves.
     pub kv_from: KvFrom,
-    /// `Offer.ticket`.
+    /// As it came in the worker's `Offer`.
     #[serde(with = "serde_bytes")]
     pub ticket: Vec<u8>,
     /// Full names, [`NAME_BYTES`] each, parents before children.

@@ -69,7 +69,7 @@ impl Refuse {
         self.reason.says_when() || self.reason == RefuseReason::AlreadyJoined
     }
 
-    /// For people.
+    /// The refusal as a sentence for people.
     #[must_use]
     pub fn in_words(&self) -> String {
         let Self { field, expected, got, message, .. } = self;
@@ -84,7 +84,7 @@ impl Refuse {
 /// versions have to read it: number 33, four texts.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OtherVersion {
-    /// `protocol`.
+    /// The word `protocol`.
     pub field: String,
     /// The router's version.
     pub expected: String,

@@ -21,7 +21,7 @@ pub(super) enum LegPart {
     Decode,
 }
 
-/// One leg.
+/// What one worker is booked for.
 #[derive(Debug)]
 pub(super) struct BookedLeg {
     pub(super) part: LegPart,

@@ -17,10 +17,10 @@ pub struct Header {
 /// A key and its value.
 #[derive(Clone, PartialEq, Message)]
 pub struct KeyValue {
-    /// Key.
+    /// Key, with its prefix.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// Value.
+    /// Value, which etcd does not look into.
     #[prost(bytes = "vec", tag = "5")]
     pub value: Vec<u8>,
 }
@@ -28,13 +28,13 @@ pub struct KeyValue {
 /// `KV/Range`: the keys from `key` up to `range_end`.
 #[derive(Clone, PartialEq, Message)]
 pub struct Range {
-    /// First key.
+    /// First key of the range.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
     /// First key that is not meant any more.
     #[prost(bytes = "vec", tag = "2")]
     pub range_end: Vec<u8>,
-    /// Most keys.
+    /// Most keys that are given; 0 for all.
     #[prost(int64, tag = "3")]
     pub limit: i64,
 }
@@ -45,7 +45,7 @@ pub struct Ranged {
     /// With the revision that this is of.
     #[prost(message, optional, tag = "1")]
     pub header: Option<Header>,
-    /// The keys.
+    /// The keys of the range, with their values.
     #[prost(message, repeated, tag = "2")]
     pub kvs: Vec<KeyValue>,
 }
@@ -53,10 +53,10 @@ pub struct Ranged {
 /// `KV/Put`: sets a key.
 #[derive(Clone, PartialEq, Message)]
 pub struct Put {
-    /// Key.
+    /// Key that is set.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
-    /// Value.
+    /// Value that the key gets.
     #[prost(bytes = "vec", tag = "2")]
     pub value: Vec<u8>,
     /// The lease that the key goes with.
@@ -71,7 +71,7 @@ pub struct UnreadAnswer {}
 /// `Lease/LeaseGrant`: begins a lease.
 #[derive(Clone, Copy, PartialEq, Message)]
 pub struct LeaseGrant {
-    /// Seconds.
+    /// Seconds that the lease lasts unless it is kept alive.
     #[prost(int64, tag = "1")]
     pub ttl_s: i64,
 }
@@ -119,7 +119,7 @@ pub struct WatchQuestion {
 /// Which keys are watched, and from when on.
 #[derive(Clone, PartialEq, Message)]
 pub struct WatchCreate {
-    /// First key.
+    /// First key that is watched.
     #[prost(bytes = "vec", tag = "1")]
     pub key: Vec<u8>,
     /// First key that is not meant any more.
@@ -142,12 +142,12 @@ pub struct WatchAnswer {
     /// Why it is over.
     #[prost(string, tag = "6")]
     pub cancel_reason: String,
-    /// What changed.
+    /// What changed, in order.
     #[prost(message, repeated, tag = "11")]
     pub events: Vec<Event>,
 }
 
-/// One change.
+/// One key that was set or went.
 #[derive(Clone, PartialEq, Message)]
 pub struct Event {
     /// 0, or [`DELETE`].
@@ -162,7 +162,7 @@ pub struct Event {
 #[derive(Clone, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Login {
-    /// User.
+    /// User as etcd knows this process.
     #[prost(string, tag = "1")]
     pub name: String,
     /// Password, which no log may show.

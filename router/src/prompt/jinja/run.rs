@@ -1,4 +1,4 @@
-//! Statements.
+//! Runs the statements of a template.
 
 use super::budget::Budget;
 use super::error::{Error, ErrorKind};

@@ -11,7 +11,7 @@ pub(crate) fn pieces(text: &str) -> TextPieces<'_> {
     TextPieces { rest: text }
 }
 
-/// See [`pieces`].
+/// What [`pieces`] gives.
 pub(crate) struct TextPieces<'a> {
     rest: &'a str,
 }

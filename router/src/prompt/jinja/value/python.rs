@@ -130,7 +130,7 @@ pub(crate) fn indent<'r>(
 }
 
 impl<'r> Dump<'r> {
-    /// Python's `json.dumps(value)`.
+    /// Writes a value as Python's `json.dumps(value)` does.
     pub(crate) fn dumps(
         &self,
         machine: &Machine<'r>,
