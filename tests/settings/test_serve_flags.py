@@ -76,6 +76,11 @@ def test_every_flag_of_the_router_passes_through_serve(name: str, tmp_path: Path
     assert sorted(kept.argv(router.handed_on())) == sorted(flags), "as they were typed"
 
 
+def test_of_what_serve_chooses_itself_the_router_is_told_nothing_twice() -> None:
+    kept = given("--port=1", "--worker-listen=unix:/w", "--policy=kv")
+    assert kept.argv(router.handed_on()) == ["--policy=kv"]
+
+
 def test_flags_that_may_be_repeated_are_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
     flags = ["--admin-listen=unix:/a", "--admin-listen=unix:/b", "--allowed-hosts=a,b"]
     assert given(*flags).argv(router.handed_on()) == flags

@@ -181,7 +181,7 @@ def elsewhere(command: str, unknown: list[str]) -> str:
     told = ""
     for flag in unknown:
         found = [f"`headrace {one}`" for one, flags in owners.items() if flag in flags]
-        if found and flag not in owners[command]:
+        if found:
             told += f"; {flag} is a flag of {' and '.join(found)}"
     return told
 
