@@ -284,6 +284,8 @@ def invalid() -> list[dict[str, str]]:
         ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
         ("a hello without a version", b"\x91\x01", "malformed", "hello"),
         ("a version in words", b"\x9f\x01\xa12" + b"\xa1x" * 13, "malformed", "hello.protocol"),
+        ("a version of 17 bits", b"\x9f\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 13, "malformed", "hello.protocol"),
+        ("a version below zero", b"\x9f\x01\xff" + b"\xa1x" * 13, "malformed", "hello.protocol"),
         ("a hello without its dtype", swap(hello, b"\x9f\x01\x02", b"\x9e\x01\x02")[:-9], "malformed", "hello"),
         ("dtype by number", swap(hello, b"\xa8bfloat16", b"\x10"), "malformed", "hello.dtype"),
         ("dtype of nothing", swap(hello, b"\xa8bfloat16", b"\xc0"), "malformed", "hello.dtype"),
