@@ -199,6 +199,7 @@ def one_rank(plan: Plan, clock: Clock, device: torch.device, end_at: float) -> R
             mine,
             gate=gate.mul_(raw["hidden_size"] ** -0.5),
             bias=torch.zeros(experts, device=device),
+            counts=torch.zeros(experts, dtype=torch.int64, device=device),
             routing=routing,
             dispatch=OneRankOf(here, top_k),
         )

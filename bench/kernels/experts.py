@@ -13,7 +13,8 @@ from bench.kernels.dense import an_fp8_matrix
 from bench.kernels.one_rank import OneRankOf
 from bench.kernels.shapes import Mixture, Shape, Sizes
 from headrace_kernels.moe.combine import combine, combine_bytes, combine_ref
-from headrace_kernels.moe.experts import Dispatch, Experts, SingleRank, moe, moe_ref
+from headrace_kernels.moe.dispatch import Dispatch, SingleRank
+from headrace_kernels.moe.experts import Experts, moe, moe_ref
 from headrace_kernels.moe.fp8_grouped_linear import (
     Fp8Experts,
     fp8_experts,
@@ -213,6 +214,7 @@ def _layer(shape: Shape, m: Mixture, rows: int, sizes: Sizes, *, ranks: int = 1)
         experts = Experts(
             gate=bench.draw(m.experts, shape.hidden, dtype=torch.float32, scale=shape.hidden**-0.5),
             bias=torch.zeros(m.experts, device=bench.device),
+            counts=torch.zeros(m.experts, dtype=torch.int64, device=bench.device),
             gate_up=gate_up,
             down=down,
             routing=_routing(m),

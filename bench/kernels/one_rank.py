@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from headrace_kernels.moe.experts import Received, Returned
+from headrace_kernels.moe.dispatch import Combine, Received, Returned, Routed
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,25 @@ class OneRankOf:
 
     local_experts: int
     top_k: int
+    combine: Combine = "exact"
 
-    def dispatch(self, x: torch.Tensor, ids: torch.Tensor) -> Received:
-        assert ids.shape[1] == self.top_k
-        rows = x.repeat_interleave(self.top_k, dim=0)  # a copy each, as they would come from others
-        return Received(rows, (ids % self.local_experts).view(-1, 1))
+    def send(self, routed: Routed) -> SentToItself:
+        assert routed.ids.shape[1] == self.top_k
+        return SentToItself(self, routed)
+
+
+@dataclass(frozen=True, slots=True)
+class SentToItself:
+    group: OneRankOf
+    routed: Routed
+
+    def receive(self) -> Received:
+        x, ids, weights = self.routed
+        rows = x.repeat_interleave(
+            self.group.top_k, dim=0
+        )  # a copy each, as they would come from others
+        slots = (ids % self.group.local_experts).view(-1, 1)
+        return Received(rows, slots, weights.view(-1, 1))
 
     def collect(self, y: torch.Tensor, places: torch.Tensor) -> Returned:
-        return Returned(y, places.view(-1, self.top_k))
+        return Returned(y, places.view(-1, self.group.top_k))

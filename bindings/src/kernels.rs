@@ -5,17 +5,22 @@ use std::sync::Arc;
 use headrace_kernels::attention::KvShape;
 use headrace_kernels::mla::{self, MlaShape};
 use headrace_kernels::moe;
+use headrace_kernels::moe::exchange::{Combine, Exchange};
+use headrace_kernels::moe::router::Router;
 use headrace_kernels::moe::routing::Routing;
+use headrace_kernels::moe::slots::Slots;
 use headrace_kernels::op::{self, RecordError};
 use headrace_kernels::program::{self, AttentionConfig};
 use headrace_kernels::rows::Rope;
 use headrace_kernels::run::Outputs;
 use headrace_kernels::simd::Level;
-use headrace_kernels::step::{Draft, Step};
+use headrace_kernels::step::{Draft, Step, StepError};
 use headrace_kernels::weight::{self, Dtype, Elements};
-use numpy::{PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray1, PyReadwriteArray2};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
+
+use crate::exchange::PyExchange;
 
 /// Rows of a checkpoint as they are stored: `f32`, or 16 bits whose meaning a name says.
 #[derive(FromPyObject)]
@@ -153,7 +158,7 @@ pub(crate) struct Experts(Arc<moe::Experts>);
 impl Experts {
     #[new]
     #[pyo3(signature = (gate, bias, gate_up, down, dtype, *, top_k, groups, top_groups, normalise,
-                        scale))]
+                        scale, shared=None, exchange=None, partial=false))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn new(
@@ -168,44 +173,74 @@ impl Experts {
         top_groups: usize,
         normalise: bool,
         scale: f32,
+        shared: Option<(PyRef<'_, Weight>, PyRef<'_, Weight>)>,
+        exchange: Option<Py<PyAny>>,
+        partial: bool,
     ) -> PyResult<Self> {
         let (experts, hidden) = gate.as_array().dim();
         let routing = Routing { experts, top_k, groups, top_groups, normalise, scale };
-        routing.check().map_err(value_error)?;
+        let gate = Elements::F32(gate.as_slice()?);
+        let router = Router::new(gate, bias, hidden, routing).map_err(value_error)?;
+        let count = if exchange.is_some() { gate_up.len()? } else { experts };
         for (what, got) in [("gate_up", gate_up.len()?), ("down", down.len()?)] {
-            if got != experts {
-                let text =
-                    format!("experts: list of {what} has {got} elements, expected {experts}");
+            if got != count || got == 0 {
+                let text = format!("experts: list of {what} has {got} elements, expected {count}");
                 return Err(PyValueError::new_err(text));
             }
         }
         let width = down.get_item(0)?.extract::<(Stored<'_>, String)>()?.0.width();
-        let gate = Elements::F32(gate.as_slice()?);
         let size = (hidden, width);
-        let packed = moe::Experts::with_room(gate, bias, size, routing, dtype_named(dtype)?);
-        let mut packed = packed.map_err(value_error)?;
-        for expert in 0..experts {
+        let mut slots = Slots::with_room(count, size, dtype_named(dtype)?);
+        for slot in 0..count {
             // Each is read when it is asked for, and let go of before the next one.
-            let (first, first_stored): (Stored<'_>, String) =
-                gate_up.get_item(expert)?.extract()?;
-            let (second, second_stored): (Stored<'_>, String) = down.get_item(expert)?.extract()?;
-            for (got, expected) in [(first.width(), hidden), (second.width(), width)] {
-                if got != expected {
-                    let text = format!("experts: a tensor is not {expected} wide");
-                    return Err(PyValueError::new_err(text));
-                }
-            }
-            let (first, second) =
-                (first.elements(&first_stored)?, second.elements(&second_stored)?);
-            py.detach(|| packed.push(first, second)).map_err(value_error)?;
+            let (first, first_stored): (Stored<'_>, String) = gate_up.get_item(slot)?.extract()?;
+            let (second, second_stored): (Stored<'_>, String) = down.get_item(slot)?.extract()?;
+            let first = expert_half(&first, &first_stored, hidden)?;
+            let second = expert_half(&second, &second_stored, width)?;
+            py.detach(|| slots.push(first, second)).map_err(value_error)?;
         }
-        Ok(Self(Arc::new(packed)))
+        let shared = shared.map(|(gate_up, down)| moe::SharedExpert {
+            gate_up: gate_up.0.clone(),
+            down: down.0.clone(),
+        });
+        let combine = if partial { Combine::Partial } else { Combine::Exact };
+        let exchange = exchange
+            .map(|python| -> Box<dyn Exchange> { Box::new(PyExchange { python, combine }) });
+        let experts = moe::Experts::new(router, slots, shared, exchange).map_err(value_error)?;
+        Ok(Self(Arc::new(experts)))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
+    fn overwrite(
+        &self,
+        py: Python<'_>,
+        slot: usize,
+        gate_up: (Stored<'_>, String),
+        down: (Stored<'_>, String),
+    ) -> PyResult<()> {
+        let (hidden, width) = self.0.expert_size();
+        let first = expert_half(&gate_up.0, &gate_up.1, hidden)?;
+        let second = expert_half(&down.0, &down.1, width)?;
+        py.detach(|| self.0.overwrite(slot, first, second)).map_err(value_error)
+    }
+
+    #[getter]
+    fn counts<'py>(&self, py: Python<'py>) -> Bound<'py, PyArray1<u64>> {
+        PyArray1::from_vec(py, self.0.counts())
     }
 
     #[getter]
     fn nbytes(&self) -> usize {
         self.0.bytes()
     }
+}
+
+/// One of the two matrices of an expert, which is `width` wide.
+fn expert_half<'a>(half: &'a Stored<'_>, stored: &str, width: usize) -> PyResult<Elements<'a>> {
+    if half.width() == width {
+        return half.elements(stored);
+    }
+    Err(PyValueError::new_err(format!("experts: a tensor is not {width} wide")))
 }
 
 #[pyclass(frozen, module = "headrace._core")]
@@ -218,6 +253,15 @@ impl Program {
     fn with(simd: Option<&str>, attention: AttentionConfig) -> PyResult<Self> {
         let level = level_named(simd)?;
         Ok(Self(program::Program::new(level, attention).map_err(value_error)?))
+    }
+}
+
+/// What an exchange raised is raised as it is.
+fn step_error(error: StepError) -> PyErr {
+    let StepError::Exchange(failure) = error else { return value_error(error) };
+    match failure.downcast::<PyErr>() {
+        Ok(raised) => *raised,
+        Err(failure) => PyRuntimeError::new_err(failure.to_string()),
     }
 }
 
@@ -419,7 +463,7 @@ impl Program {
                 raised = Python::attach(|py| progress.call1(py, (groups,)).map(drop));
             }
         };
-        py.detach(|| self.0.run(&step, to, &mut stored)).map_err(value_error)?;
+        py.detach(|| self.0.run(&step, to, &mut stored)).map_err(step_error)?;
         raised
     }
 }

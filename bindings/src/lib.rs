@@ -4,6 +4,7 @@
 mod bench;
 mod errors;
 mod etcd;
+mod exchange;
 mod hash;
 mod index;
 mod kernels;

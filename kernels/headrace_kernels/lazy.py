@@ -11,7 +11,7 @@ T = TypeVar("T")
 class Lazy(Sequence[T], Generic[T]):
     """`make(i)` for each `i` of `indices`, every time anew."""
 
-    def __init__(self, indices: range, make: Callable[[int], T]) -> None:
+    def __init__(self, indices: Sequence[int], make: Callable[[int], T]) -> None:
         self._indices, self._make = indices, make
 
     def __len__(self) -> int:

@@ -15,11 +15,13 @@ from numpy.typing import NDArray
 
 from headrace import _core
 from headrace_kernels.lazy import Lazy
+from headrace_kernels.moe.dispatch import Routed
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Attention,
     Compiled,
     CompiledDraft,
+    GatedMlp,
     KvPool,
     KvRegion,
     MlaAttention,
@@ -32,6 +34,7 @@ from headrace_kernels.pool_memory import PoolMemory
 
 if TYPE_CHECKING:
     from headrace_kernels.batch import Batch, DraftBatch
+    from headrace_kernels.moe.dispatch import Dispatch, Sent
 
 Floats = NDArray[np.float32]
 STORED = {torch.bfloat16: "bfloat16", torch.float16: "float16"}
@@ -122,11 +125,14 @@ class NativeBackend:
         gate_up: Sequence[torch.Tensor],
         down: Sequence[torch.Tensor],
         routing: Routing,
+        *,
+        shared: GatedMlp | None = None,
+        dispatch: Dispatch | None = None,
     ) -> _core.Experts:
         if len(gate) != routing.experts:
             raise ValueError(f"experts: gate has {len(gate)} rows, expected {routing.experts}")
         return _core.Experts(
-            _array(gate, "float32"),
+            gate.float().contiguous().numpy(),
             bias.float().tolist(),
             _arrays(gate_up),
             _arrays(down),
@@ -136,6 +142,9 @@ class NativeBackend:
             top_groups=routing.top_groups,
             normalise=routing.normalise,
             scale=routing.scale,
+            shared=None if shared is None else (shared.gate_up, shared.down),
+            exchange=None if dispatch is None else _Exchange(dispatch),
+            partial=dispatch is not None and dispatch.combine == "partial",
         )
 
     def vector(self, x: torch.Tensor) -> list[float]:
@@ -215,6 +224,29 @@ class NativeBackend:
             return out
 
         return run
+
+
+class _Exchange:
+    """A `Dispatch` as the program calls it: one layer of one step after the other, with arrays."""
+
+    def __init__(self, dispatch: Dispatch) -> None:
+        self._dispatch = dispatch
+        self._sent: Sent | None = None
+
+    def send(self, x: Floats, ids: NDArray[np.int32], weights: Floats) -> None:
+        routed = Routed(*map(torch.from_numpy, (x, ids, weights)))
+        self._sent = self._dispatch.send(routed)
+
+    def receive(self) -> tuple[Floats, NDArray[np.int32], Floats]:
+        assert self._sent is not None, "send comes first"
+        x, slots, weights = (part.contiguous().numpy() for part in self._sent.receive())
+        return x, slots, weights
+
+    def collect(self, y: Floats, places: NDArray[np.int32]) -> tuple[Floats, NDArray[np.int32]]:
+        assert self._sent is not None, "send comes first"
+        sent, self._sent = self._sent, None
+        back = sent.collect(torch.from_numpy(y), torch.from_numpy(places))
+        return back.y.contiguous().numpy(), back.places.contiguous().numpy()
 
 
 class _Recorded:

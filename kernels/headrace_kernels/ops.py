@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import torch
 
     from headrace_kernels.batch import Batch, DraftBatch
+    from headrace_kernels.moe.dispatch import Dispatch
 
 # Layers whose KV is handed on together while later ones are computed; the last group may have fewer. A guess.
 LAYERS_PER_GROUP = 8
@@ -84,6 +85,14 @@ class Routing:
     top_groups: int
     normalise: bool  # weights of a row sum to `scale`
     scale: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GatedMlp:
+    """`down(silu(gate) * up)`: the MLP of a dense layer, or the expert that all rows share."""
+
+    gate_up: LinearWeight  # [2 * width, hidden]
+    down: LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +200,7 @@ class MlaStep(RowStep, Protocol):
         ...
 
     def moe(self, x: Value, experts: LayerExperts, residual: Value) -> Value:
-        """`residual + sum_k weight_k * expert_k(x)`, added in ascending order of experts."""
+        """`residual + shared(x) + sum_k weight_k * expert_k(x)`, added in ascending order of experts."""
         ...
 
     def keep_hidden(self, x: Value) -> None:
@@ -280,9 +289,14 @@ class MlaBackend(Store, Protocol):
         gate_up: Sequence[torch.Tensor],
         down: Sequence[torch.Tensor],
         routing: Routing,
+        *,
+        shared: GatedMlp | None = None,
+        dispatch: Dispatch | None = None,
     ) -> LayerExperts:
         """Router `[experts, hidden]` with its bias `[experts]`, and each expert's `[2 * width, hidden]` and
-        `[hidden, width]`.
+        `[hidden, width]`. `shared` is the expert that all rows go through.
+
+        Without `dispatch` all experts are here, in order. With one they are those in the slots of this rank.
         """
         ...
 

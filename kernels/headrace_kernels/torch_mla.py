@@ -20,11 +20,13 @@ from headrace_kernels.dense import fp8_linear
 from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_matrix
 from headrace_kernels.lazy import Lazy
 from headrace_kernels.moe import experts
+from headrace_kernels.moe.dispatch import SingleRank
 from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Compiled,
     CompiledDraft,
+    GatedMlp,
     KvPool,
     MlaAttention,
     MlaStep,
@@ -44,6 +46,7 @@ from headrace_kernels.upload import upload
 
 if TYPE_CHECKING:
     from headrace_kernels.batch import Batch, DraftBatch
+    from headrace_kernels.moe.dispatch import Dispatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +141,15 @@ class TorchMlaBackend(TorchWeights):
         gate_up: Sequence[torch.Tensor],
         down: Sequence[torch.Tensor],
         routing: Routing,
+        *,
+        shared: GatedMlp | None = None,
+        dispatch: Dispatch | None = None,
     ) -> experts.Experts:
         def stacked(parts: Sequence[torch.Tensor]) -> torch.Tensor:
             return stack(parts, self.dtype, self.device)
 
-        return self._experts(gate, bias, stacked(gate_up), stacked(down), routing)
+        here = stacked(gate_up), stacked(down)
+        return self._experts(gate, bias, *here, routing, shared, dispatch)
 
     def fp8_experts(
         self,
@@ -151,6 +158,9 @@ class TorchMlaBackend(TorchWeights):
         gate_up: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
         down: Sequence[Sequence[tuple[torch.Tensor, torch.Tensor]]],
         routing: Routing,
+        *,
+        shared: GatedMlp | None = None,
+        dispatch: Dispatch | None = None,
     ) -> experts.Experts:
         """Like `experts`, with each matrix as stacked FP8 parts and their scales, which stays in FP8."""
 
@@ -160,18 +170,28 @@ class TorchMlaBackend(TorchWeights):
             matrices = Lazy(range(len(experts)), lambda i: self.fp8_matrix(experts[i]).weight)
             return fp8_experts(matrices)
 
-        return self._experts(gate, bias, stacked(gate_up), stacked(down), routing)
+        here = stacked(gate_up), stacked(down)
+        return self._experts(gate, bias, *here, routing, shared, dispatch)
 
     def _experts(
-        self, gate: torch.Tensor, bias: torch.Tensor, gate_up: Any, down: Any, routing: Routing
+        self,
+        gate: torch.Tensor,
+        bias: torch.Tensor,
+        gate_up: Any,
+        down: Any,
+        routing: Routing,
+        shared: GatedMlp | None,
+        dispatch: Dispatch | None,
     ) -> experts.Experts:
         return experts.Experts(
             gate=gate.to(self.device, torch.float32),
             bias=bias.to(self.device, torch.float32),
+            counts=torch.zeros(len(gate), dtype=torch.int64, device=self.device),
             gate_up=gate_up,
             down=down,
             routing=routing,
-            dispatch=experts.SingleRank(),
+            dispatch=dispatch or SingleRank(),
+            shared=shared,
         )
 
     def allocate_kv(self, num_blocks: int) -> None:
@@ -351,7 +371,14 @@ class TorchMlaStep(TorchValues):
     def moe(
         self, x: torch.Tensor, experts: experts.Experts, residual: torch.Tensor
     ) -> torch.Tensor:
-        return self._backend.kernels.moe(x, experts, residual)
+        mlp = experts.shared
+
+        def shared(residual: torch.Tensor) -> torch.Tensor:
+            assert mlp is not None
+            middle = self.silu_mul(self.linear(x, mlp.gate_up))
+            return self.linear(middle, mlp.down, residual)
+
+        return self._backend.kernels.moe(x, experts, residual, None if mlp is None else shared)
 
     def keep_hidden(self, x: torch.Tensor) -> None:
         backend = self._backend

@@ -1,7 +1,7 @@
 """The Rust side of Headrace. stubtest compares this file with the build."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Literal, TypeAlias, TypedDict, final
+from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -298,6 +298,17 @@ class HeadMatrices:
     def nbytes(self) -> int:
         """Bytes that one row reads."""
 
+class _RankExchange(Protocol):
+    """What moves rows between ranks: called in this order for each layer, on the thread of the step."""
+
+    def send(
+        self, x: NDArray[np.float32], ids: NDArray[np.int32], weights: NDArray[np.float32], /
+    ) -> None: ...
+    def receive(self) -> tuple[NDArray[np.float32], NDArray[np.int32], NDArray[np.float32]]: ...
+    def collect(
+        self, y: NDArray[np.float32], places: NDArray[np.int32], /
+    ) -> tuple[NDArray[np.float32], NDArray[np.int32]]: ...
+
 @final
 class Experts:
     """Router and experts of one layer; `Routing` explains the rest.
@@ -305,6 +316,10 @@ class Experts:
     `gate` is `[experts, hidden]`, and stays float32. Of each expert `gate_up` holds `[2 * width, hidden]` and `down`
     `[hidden, width]`, each with its `stored`; for that and `dtype` see `Weight`. They are asked for one by one, and let
     go of before the next. What does not fit together raises ValueError.
+
+    `shared` is the expert that all rows go through: its `[2 * width, hidden]` and `[hidden, width]`. With an `exchange`
+    the experts are those of this rank's slots, and a step fails with what it raises; `partial` has results summed
+    before they are returned to the ranks that they are for (`Combine` in `moe/dispatch.py`).
     """
 
     def __new__(
@@ -320,7 +335,25 @@ class Experts:
         top_groups: int,
         normalise: bool,
         scale: float,
+        shared: tuple[Weight, Weight] | None = None,
+        exchange: _RankExchange | None = None,
+        partial: bool = False,
     ) -> Experts: ...
+    def overwrite(
+        self,
+        slot: int,
+        gate_up: tuple[NDArray[np.float32] | NDArray[np.uint16], str],
+        down: tuple[NDArray[np.float32] | NDArray[np.uint16], str],
+    ) -> None:
+        """Put another expert into a slot, in the same place in memory. Waits while this layer computes.
+
+        ValueError, and nothing is changed, where there is no such slot or the expert has another shape.
+        """
+
+    @property
+    def counts(self) -> NDArray[np.uint64]:
+        """Rows that chose each expert so far. Any thread may ask."""
+
     @property
     def nbytes(self) -> int:
         """Bytes of all experts and the router."""

@@ -17,7 +17,8 @@ from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
 from headrace_kernels.dense.linear import linear
 from headrace_kernels.dense.rms_norm import rms_norm
 from headrace_kernels.dense.silu_mul import silu_mul
-from headrace_kernels.moe.experts import Experts, SingleRank, moe
+from headrace_kernels.moe.dispatch import SingleRank
+from headrace_kernels.moe.experts import Experts, moe
 from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
 from headrace_kernels.ops import Routing
 
@@ -103,6 +104,7 @@ def mixture_of_experts(rows: int, *, fp8: bool) -> None:
     experts = Experts(
         gate=empty(256, hidden, dtype=torch.float32),
         bias=empty(256, dtype=torch.float32),
+        counts=empty(256, dtype=torch.int64),
         gate_up=fp8_experts([e4m3(2 * width, hidden)] * here) if fp8 else gate_up,
         down=fp8_experts([e4m3(hidden, width)] * here) if fp8 else down,
         routing=Routing(experts=256, top_k=8, groups=8, top_groups=4, normalise=True, scale=2.5),

@@ -41,7 +41,9 @@ class PagedRows:
 
     def batch(self, parts: Sequence[Part]) -> Batch:
         """All rows of these parts, whose logits are all wanted."""
-        tables = np.zeros((len(parts), max(len(self.tables[s]) for s, _, _ in parts)), np.int32)
+        tables = np.zeros(
+            (len(parts), max((len(self.tables[s]) for s, _, _ in parts), default=0)), np.int32
+        )
         slots: list[int] = []
         for i, (seq, start, stop) in enumerate(parts):
             table = self.tables[seq]

@@ -17,6 +17,7 @@ from bench.gpu.steps import decode, prefill
 from bench.kernels.one_rank import OneRankOf
 from bench.kernels.timing import HostClock
 from headrace.models.config import parse_config
+from headrace_kernels.moe.dispatch import Routed
 
 CPU = torch.device("cpu")
 
@@ -108,10 +109,13 @@ def test_a_rank_gets_as_many_pairs_as_it_sends() -> None:
     ids = torch.tensor([[0, 9], [5, 30]], dtype=torch.int32)
     x = torch.arange(4.0).view(2, 2)
     rank = OneRankOf(local_experts=4, top_k=2)
-    received = rank.dispatch(x, ids)
-    assert received.ids.tolist() == [[0], [1], [1], [2]]
+    weights = torch.tensor([[0.1, 0.2], [0.3, 0.4]])
+    sent = rank.send(Routed(x, ids, weights))
+    received = sent.receive()
+    assert received.slots.tolist() == [[0], [1], [1], [2]]
+    assert torch.equal(received.weights.flatten(), weights.flatten())
     assert received.x.tolist() == [[0, 1], [0, 1], [2, 3], [2, 3]]
-    returned = rank.collect(received.x, torch.arange(4).view(4, 1))
+    returned = sent.collect(received.x, torch.arange(4).view(4, 1))
     assert returned.places.tolist() == [[0, 1], [2, 3]]
 
 

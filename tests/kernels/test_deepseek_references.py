@@ -3,8 +3,6 @@
 Tolerances: float32 sums of some tens of terms in another order.
 """
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
@@ -18,7 +16,8 @@ from headrace_kernels.attention.mla_prefill import mla_prefill_ref, prefill_plan
 from headrace_kernels.attention.mla_store import mla_store_ref
 from headrace_kernels.dense.fp8_linear import fp8_linear_ref, fp8_matrix
 from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows_ref
-from headrace_kernels.moe.experts import Experts, Received, Returned, SingleRank, moe_ref
+from headrace_kernels.moe.dispatch import SingleRank
+from headrace_kernels.moe.experts import Experts, moe_ref
 from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
 from headrace_kernels.moe.permute import permute_ref
 from headrace_kernels.moe.route import route_ref
@@ -68,6 +67,7 @@ def test_moe_is_that_of_transformers(groups: int, top_groups: int, normalise: bo
     ours = Experts(
         gate=theirs.gate.weight,  # type: ignore[arg-type]
         bias=bias,
+        counts=torch.zeros(16, dtype=torch.int64),
         gate_up=theirs.experts.gate_up_proj,  # type: ignore[arg-type]
         down=theirs.experts.down_proj,  # type: ignore[arg-type]
         routing=Routing(
@@ -143,54 +143,6 @@ def test_pairs_come_in_the_order_of_experts_and_rows() -> None:
     assert offsets.tolist() == [0, 2, 2, 4, 4]  # experts 1 and 3 have nothing
     assert pairs[:4].tolist() == [1, 4, 0, 3]
     assert places.tolist() == [[2, 0], [-1, 3], [1, -1]]
-
-
-class TwoRanks(SingleRank):
-    """Expert parallelism without a second process: the lower and the upper half of the experts, one after the other."""
-
-    def __init__(self, gate_up: torch.Tensor, down: torch.Tensor) -> None:
-        self.halves = list(zip(gate_up.chunk(2), down.chunk(2), strict=True))
-
-    def dispatch(self, x: torch.Tensor, ids: torch.Tensor) -> Received:
-        self.x, self.ids = x, ids
-        return Received(x, torch.full_like(ids, -1))  # the caller's own experts have nothing to do
-
-    def collect(self, y: torch.Tensor, places: torch.Tensor) -> Returned:
-        assert (places == -1).all()
-        parts: list[torch.Tensor] = []
-        back = torch.full_like(self.ids, -1)
-        for half, (gate_up, down) in enumerate(self.halves):
-            local = self.ids - half * len(gate_up)
-            local = torch.where((local >= 0) & (local < len(gate_up)), local, -1)
-            permutation = permute_ref(local, len(gate_up))
-            mine = torch.zeros_like(y)
-            for expert, (start, end) in enumerate(itertools.pairwise(permutation.offsets.tolist())):
-                rows = self.x[permutation.pairs[start:end].long() // self.ids.shape[1]]
-                gate, up = (rows @ gate_up[expert].T).chunk(2, dim=-1)
-                mine[start:end] = (torch.nn.functional.silu(gate) * up) @ down[expert].T
-            back = torch.where(local >= 0, permutation.places + half * len(y), back)
-            parts.append(mine)
-        return Returned(torch.cat(parts), back)
-
-
-def test_experts_on_two_ranks_give_the_same() -> None:
-    torch.manual_seed(0)
-    gate, gate_up, down = torch.randn(8, 32), torch.randn(8, 40, 32), torch.randn(8, 32, 20)
-    routing = Routing(experts=8, top_k=3, groups=2, top_groups=2, normalise=True, scale=1.0)
-    x, residual = torch.randn(9, 32), torch.randn(9, 32)
-
-    def run(dispatch: SingleRank) -> torch.Tensor:
-        experts = Experts(
-            gate=gate,
-            bias=torch.zeros(8),
-            gate_up=gate_up,
-            down=down,
-            routing=routing,
-            dispatch=dispatch,
-        )
-        return moe_ref(x, experts, residual)
-
-    assert torch.equal(run(SingleRank()), run(TwoRanks(gate_up, down)))
 
 
 def draw_fp8(n_out: int, n_in: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:

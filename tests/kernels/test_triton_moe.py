@@ -17,7 +17,8 @@ from headrace_kernels.moe import fp8_grouped_linear
 from headrace_kernels.moe import grouped_linear as moe_grouped_linear
 from headrace_kernels.moe import permute as moe_permute
 from headrace_kernels.moe.combine import combine, combine_ref
-from headrace_kernels.moe.experts import Experts, SingleRank, moe, moe_ref
+from headrace_kernels.moe.dispatch import SingleRank
+from headrace_kernels.moe.experts import Experts, moe, moe_ref
 from headrace_kernels.moe.fp8_grouped_linear import Fp8Experts, fp8_experts
 from headrace_kernels.moe.grouped_linear import (
     IN_TILE,
@@ -147,6 +148,7 @@ def layer(
     return Experts(
         gate=draw(routing.experts, hidden, seed=3) * hidden**-0.5,
         bias=draw(routing.experts, seed=4) * 0.1,
+        counts=torch.zeros(routing.experts, dtype=torch.int64, device=DEVICE),
         gate_up=quantised(gate_up) if fp8 else gate_up.to(dtype),
         down=quantised(down) if fp8 else down.to(dtype),
         routing=routing,

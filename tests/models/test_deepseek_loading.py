@@ -14,6 +14,7 @@ from headrace.models.config import ModelFileError
 from headrace.models.deepseek_weights import Share, load_weights
 from headrace.models.fp8 import Scaled
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
+from headrace_kernels.moe.placement import LayerPlacement
 from helpers.deepseek_oracle import BackendName, load, prompt
 from helpers.stepping import Stepper
 from helpers.tiny_deepseek import (
@@ -100,6 +101,7 @@ class Recorder:
         self.matrices: list[list[torch.Tensor]] = []
         self.kv_b: list[torch.Tensor] = []
         self.gate_up: list[list[torch.Tensor]] = []
+        self.dispatches: list[object] = []
 
     def matrix(self, parts: Sequence[torch.Tensor], bias: object = None) -> None:  # noqa: ARG002
         self.matrices.append(list(parts))
@@ -118,9 +120,13 @@ class Recorder:
         gate_up: Sequence[torch.Tensor],
         down: Sequence[torch.Tensor],
         routing: object,  # noqa: ARG002
+        *,
+        shared: object,  # noqa: ARG002
+        dispatch: object,
     ) -> None:
         assert len(gate) == len(bias) == 8  # every rank routes among all
         self.gate_up.append([*gate_up, *down])
+        self.dispatches.append(dispatch)
 
 
 @pytest.mark.parametrize("stacked", [False, True])
@@ -132,25 +138,24 @@ def test_a_rank_reads_its_share_and_no_more(stacked: bool, tmp_path: Path) -> No
     backend: Any = Recorder()
     read: list[int] = []
     checkpoint.progress = lambda done, _: read.append(done)
-    load_weights(checkpoint, backend, share=Share(heads=range(2, 4), experts=range(4, 6)))
+    # Two lists of experts in any order, unlike in the two layers; 5 has a replica.
+    first = LayerPlacement(8, ((5, 2), (7, 1, 0, 3, 4, 6, 5)))
+    layers = {1: first, 2: LayerPlacement.even(8, 2)}
+    share = Share(rank=0, layers=layers, dispatch=lambda placement: (placement, "a dispatch"))  # type: ignore[arg-type,return-value]
+    load_weights(checkpoint, backend, share=share)
 
-    prefix = "model.layers.1."
-    q_b = tensors[prefix + "self_attn.q_b_proj.weight"]
-    kv_b = tensors[prefix + "self_attn.kv_b_proj.weight"].view(4, 32, 32)
-    out = tensors[prefix + "self_attn.o_proj.weight"]
-    gate = tensors[prefix + "mlp.experts.4.gate_proj.weight"]
-    up = tensors[prefix + "mlp.experts.4.up_proj.weight"]
-    parts = [part for matrix in backend.matrices for part in matrix]
-    assert any(torch.equal(part, q_b[2 * 24 :]) for part in parts if part.shape == (48, 48))
-    assert any(torch.equal(part, out[:, 32:]) for part in parts if part.shape == (64, 32))
-    assert torch.equal(backend.kv_b[1], kv_b[2:])
-    assert [len(experts) for experts in backend.gate_up] == [4, 4]
-    assert torch.equal(backend.gate_up[0][0], torch.cat((gate, up)))
-    assert torch.equal(backend.gate_up[0][3], tensors[prefix + "mlp.experts.5.down_proj.weight"])
+    def half(layer: int, expert: int, *names: str) -> torch.Tensor:
+        prefix = f"model.layers.{layer}.mlp.experts.{expert}."
+        return torch.cat([tensors[f"{prefix}{name}.weight"] for name in names])
+
+    for got, layer, experts in zip(backend.gate_up, (1, 2), ((5, 2), (0, 1, 2, 3)), strict=True):
+        want = [half(layer, e, "gate_proj", "up_proj") for e in experts]
+        want += [half(layer, e, "down_proj") for e in experts]
+        assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+    assert backend.dispatches == [(layers[1], "a dispatch"), (layers[2], "a dispatch")]
     # The last call says that all is done; the one before, what was read.
-    layers, experts, expert = 3, 2 * 8, 3 * 32 * 64
-    halves = layers * (4 * 24 * 48 + 4 * 32 * 32 + 64 * 4 * 16) // 2
-    assert checkpoint.nbytes - read[-2] == 4 * (halves + experts * expert * 3 // 4)
+    expert = 3 * 32 * 64
+    assert checkpoint.nbytes - read[-2] == 4 * expert * (6 + 4)
     assert read[-1] == checkpoint.nbytes
 
 
@@ -171,9 +176,10 @@ def test_fp8_stays_fp8_where_the_backend_can(tmp_path: Path) -> None:
                 self.scaled.append(list(parts))
                 self.biases += bias is not None
 
-            def fp8_experts(self, gate: torch.Tensor, *rest: Any) -> None:
+            def fp8_experts(self, gate: torch.Tensor, *rest: Any, **_: Any) -> None:
                 _, gate_up, down, _ = rest
-                for e in range(len(gate)):
+                assert len(gate) == 4  # every rank routes among all
+                for e in range(len(gate_up)):
                     self.scaled += [gate_up[e], down[e]]
 
         backend: Any = Keeper()

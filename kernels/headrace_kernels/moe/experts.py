@@ -1,25 +1,26 @@
-"""A mixture of experts: route, dispatch, the experts of this rank, collect, combine.
+"""A mixture of experts in three stages: route, compute the experts of this rank, combine.
 
 x         [rows, hidden]
-residual  [rows, hidden]  with what the shared expert gave; the sum of a row's experts comes on top of it
+residual  [rows, hidden]  what the shared expert gives comes on top of it, then the sum of a row's experts
 Source: DeepSeek-V3 2024, section 2.1.2.
 
-The steps between dispatch and collect know only the experts of one rank, those around them only the rows of one rank:
-expert parallelism is another `Dispatch`. Results come back one by one and not summed, so that a row's sum is made in
-one place in ascending expert id, and has the same bits on any number of ranks.
+What brings rows to the experts of other ranks, and results back, is a `Dispatch` (moe/dispatch.py). The shared expert
+is computed while rows are on their way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import torch
 
+from headrace_kernels.dense.fp8_linear import Fp8Matrix
 from headrace_kernels.dense.linear import linear, linear_ref
 from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
 from headrace_kernels.moe.combine import combine, combine_ref
+from headrace_kernels.moe.dispatch import Dispatch, Received, Routed
 from headrace_kernels.moe.fp8_grouped_linear import (
     Fp8Experts,
     fp8_grouped_linear,
@@ -30,55 +31,33 @@ from headrace_kernels.moe.permute import Permutation, permute, permute_ref
 from headrace_kernels.moe.route import route, route_ref
 
 if TYPE_CHECKING:
-    from headrace_kernels.ops import Routing
-
-
-class Received(NamedTuple):
-    """Rows that came to this rank's experts, from this rank or others."""
-
-    x: torch.Tensor  # [n, hidden]
-    ids: torch.Tensor  # [n, top_k], int32; expert within the rank's, -1 for those of other ranks
-
-
-class Returned(NamedTuple):
-    """What the experts made of this rank's own rows."""
-
-    y: torch.Tensor  # [m, hidden]
-    places: torch.Tensor  # [rows, top_k], int32; which row of `y` each chosen expert's result is
-
-
-class Dispatch(Protocol):
-    """Brings rows to the ranks that hold their experts, and the results back."""
-
-    def dispatch(self, x: torch.Tensor, ids: torch.Tensor) -> Received:
-        """Send rows `[rows, hidden]` to the experts `ids` `[rows, top_k]` of the whole group."""
-        ...
-
-    def collect(self, y: torch.Tensor, places: torch.Tensor) -> Returned:
-        """Send results `y` `[pairs, hidden]` of the received rows back; `places` `[n, top_k]` says which is which."""
-        ...
-
-
-class SingleRank:
-    """All experts are here: nothing moves."""
-
-    def dispatch(self, x: torch.Tensor, ids: torch.Tensor) -> Received:
-        return Received(x, ids)
-
-    def collect(self, y: torch.Tensor, places: torch.Tensor) -> Returned:
-        return Returned(y, places)
+    from headrace_kernels.ops import GatedMlp, Routing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A layer's router and those of its experts that this rank holds."""
+    """A layer's router and those of its experts that this rank holds, each in a slot."""
 
     gate: torch.Tensor  # [experts of the group, hidden], float32
     bias: torch.Tensor  # [experts of the group], float32
-    gate_up: torch.Tensor | Fp8Experts  # [experts, 2 * width, hidden]; gate rows first
-    down: torch.Tensor | Fp8Experts  # [experts, hidden, width]
+    counts: torch.Tensor  # [experts of the group], int64; rows that chose each expert so far
+    gate_up: torch.Tensor | Fp8Experts  # [slots, 2 * width, hidden]; gate rows first
+    down: torch.Tensor | Fp8Experts  # [slots, hidden, width]
     routing: Routing
     dispatch: Dispatch
+    shared: GatedMlp | None = None  # the expert that all rows go through
+
+    def overwrite(
+        self, slot: int, gate_up: torch.Tensor | Fp8Matrix, down: torch.Tensor | Fp8Matrix
+    ) -> None:
+        """Put another expert into a slot, in the same place in memory, in the order of the device's queue."""
+        for held, one in ((self.gate_up, gate_up), (self.down, down)):
+            if isinstance(held, Fp8Experts):
+                assert isinstance(one, Fp8Matrix), "FP8 experts stay FP8"
+                held.overwrite(slot, one)
+            else:
+                assert isinstance(one, torch.Tensor) and one.shape == held.shape[1:]
+                held[slot].copy_(one)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,23 +85,57 @@ REFERENCE = MoeKernels(
 )
 
 
-def moe(x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> torch.Tensor:
-    """`residual` with what the experts of each row make of `x`."""
-    return _moe(x, experts, residual, TRITON)
+class ExpertResults(NamedTuple):
+    """Results of received rows."""
+
+    y: torch.Tensor  # [results, hidden]
+    places: (
+        torch.Tensor
+    )  # [n, answers], int32; which rows of `y` are of each received row, -1 where there are fewer
 
 
-def moe_ref(x: torch.Tensor, experts: Experts, residual: torch.Tensor) -> torch.Tensor:
+Shared: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
+
+
+def moe(
+    x: torch.Tensor, experts: Experts, residual: torch.Tensor, shared: Shared | None = None
+) -> torch.Tensor:
+    """`residual` with what the experts of each row make of `x`; `shared` adds the shared one."""
+    return _moe(x, experts, residual, shared, TRITON)
+
+
+def moe_ref(
+    x: torch.Tensor, experts: Experts, residual: torch.Tensor, shared: Shared | None = None
+) -> torch.Tensor:
     """The same in torch."""
-    return _moe(x, experts, residual, REFERENCE)
+    return _moe(x, experts, residual, shared, REFERENCE)
 
 
 def _moe(
-    x: torch.Tensor, experts: Experts, residual: torch.Tensor, kernels: MoeKernels
+    x: torch.Tensor,
+    experts: Experts,
+    residual: torch.Tensor,
+    shared: Shared | None,
+    kernels: MoeKernels,
 ) -> torch.Tensor:
     logits = kernels.linear(x.float(), experts.gate)  # [rows, experts of the group]
-    ids, weights = kernels.route(logits, experts.bias, experts.routing)
-    received = experts.dispatch.dispatch(x, ids)
-    permutation = kernels.permute(received.ids, len(experts.gate_up))
+    ids, weights = kernels.route(logits, experts.bias, experts.routing, experts.counts)
+    sent = experts.dispatch.send(Routed(x, ids, weights))
+    if shared is not None:
+        residual = shared(residual)
+    received = sent.receive()
+    computed = _compute(received, experts, kernels)
+    if experts.dispatch.combine == "partial":
+        computed = _summed(computed, received, kernels)
+    returned = sent.collect(computed.y, computed.places)
+    if experts.dispatch.combine == "partial":
+        weights = weights.new_ones(returned.places.shape)  # sums have theirs already
+    return kernels.combine(returned.y, returned.places, weights, residual)
+
+
+def _compute(received: Received, experts: Experts, kernels: MoeKernels) -> ExpertResults:
+    """What this rank's slots make of the rows that ask them, one by one and without their weights."""
+    permutation = kernels.permute(received.slots, len(experts.gate_up))
 
     def product(
         rows: torch.Tensor, weight: torch.Tensor | Fp8Experts, gather: bool
@@ -132,6 +145,12 @@ def _moe(
         return grouped(rows, weight, permutation, gather=gather)
 
     h = kernels.silu_mul(product(received.x, experts.gate_up, gather=True))
-    y = product(h, experts.down, gather=False)  # [pairs, hidden]
-    returned = experts.dispatch.collect(y, permutation.places)
-    return kernels.combine(returned.y, returned.places, weights, residual)
+    return ExpertResults(product(h, experts.down, gather=False), permutation.places)
+
+
+def _summed(computed: ExpertResults, received: Received, kernels: MoeKernels) -> ExpertResults:
+    """One sum of each received row."""
+    nothing = torch.zeros_like(received.x)
+    y = kernels.combine(computed.y, computed.places, received.weights, nothing)
+    rows = torch.arange(len(y), dtype=torch.int32, device=y.device)
+    return ExpertResults(y, rows[:, None])

@@ -42,6 +42,13 @@ class Fp8Experts:
     def __getitem__(self, expert: int) -> Fp8Matrix:
         return Fp8Matrix(self.weight[expert], self.scale[expert], self.row_block)
 
+    def overwrite(self, slot: int, matrix: Fp8Matrix) -> None:
+        """Put the weights of another expert there, in the same place in memory."""
+        assert matrix.weight.shape == self.weight.shape[1:]
+        assert matrix.scale.shape == self.scale.shape[1:]
+        self.weight[slot].view(torch.uint8).copy_(matrix.weight.view(torch.uint8))
+        self.scale[slot].copy_(matrix.scale)
+
 
 def fp8_experts(matrices: Sequence[Fp8Matrix]) -> Fp8Experts:
     """The matrices of all experts as one, stacked. Each is asked for once, and let go of before the next."""

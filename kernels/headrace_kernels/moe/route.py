@@ -4,6 +4,7 @@ logits   [rows, experts]  float32
 bias     [experts]        float32; steers the choice only, never the weights
 ids      [rows, top_k]    int32, ascending
 weights  [rows, top_k]    float32, of the expert in the same place
+counts   [experts]        int64; increased by the rows that chose each expert, where they are counted
 Cost: reads the logits, writes a few numbers; launch time is the bound for some hundred rows.
 Source: DeepSeek-V3 2024, section 2.1.2; the group limit as in DeepSeek-V2 2024, section 2.2.2. Compiled for compute
 capability 9.0, not run on a GPU yet.
@@ -29,9 +30,9 @@ LAUNCH = {"num_warps": 1}  # so that reductions stay in one warp; a guess, not t
 
 @triton.jit
 def _route_kernel(
-    logits_ptr, bias_ptr, ids_ptr, weights_ptr, scale,
+    logits_ptr, bias_ptr, ids_ptr, weights_ptr, counts_ptr, scale,
     EXPERTS: tl.constexpr, TOP_K: tl.constexpr, GROUPS: tl.constexpr, TOP_GROUPS: tl.constexpr,
-    NORMALISE: tl.constexpr, GROUP_TILE: tl.constexpr, MEMBER_TILE: tl.constexpr,
+    NORMALISE: tl.constexpr, COUNT: tl.constexpr, GROUP_TILE: tl.constexpr, MEMBER_TILE: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     members: tl.constexpr = EXPERTS // GROUPS
@@ -78,30 +79,33 @@ def _route_kernel(
     k = tl.cumsum(chosen.to(tl.int32), axis=0) - 1  # ids ascend along the tile
     tl.store(ids_ptr + row * TOP_K + k, flat_id, mask=chosen)
     tl.store(weights_ptr + row * TOP_K + k, weights * scale, mask=chosen)
+    if COUNT:  # integers: the same sums in any order of rows
+        tl.atomic_add(counts_ptr + flat_id, tl.full((tile,), 1, tl.int64), mask=chosen)
 
 
 def route(
-    logits: torch.Tensor, bias: torch.Tensor, routing: Routing
+    logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each row and their weights."""
+    """The experts of each row and their weights. With `counts` each choice is counted."""
     rows, experts = logits.shape
     assert experts == routing.experts == bias.numel() and experts % routing.groups == 0
     assert routing.top_k <= experts and routing.top_groups <= routing.groups
     assert logits.dtype == bias.dtype == torch.float32 and logits.is_contiguous()
+    assert counts is None or (counts.dtype == torch.int64 and counts.numel() == experts)
     ids = torch.empty(rows, routing.top_k, dtype=torch.int32, device=logits.device)
     weights = torch.empty(rows, routing.top_k, dtype=torch.float32, device=logits.device)
     if rows:
         _route_kernel[(rows,)](
-            logits, bias, ids, weights, routing.scale,
+            logits, bias, ids, weights, ids if counts is None else counts, routing.scale,
             EXPERTS=experts, TOP_K=routing.top_k, GROUPS=routing.groups, TOP_GROUPS=routing.top_groups,
-            NORMALISE=routing.normalise, GROUP_TILE=triton.next_power_of_2(routing.groups),
+            NORMALISE=routing.normalise, COUNT=counts is not None, GROUP_TILE=triton.next_power_of_2(routing.groups),
             MEMBER_TILE=triton.next_power_of_2(experts // routing.groups), **LAUNCH,
         )  # fmt: skip
     return ids, weights
 
 
 def route_ref(
-    logits: torch.Tensor, bias: torch.Tensor, routing: Routing
+    logits: torch.Tensor, bias: torch.Tensor, routing: Routing, counts: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in torch."""
     scores = logits.float().sigmoid()
@@ -114,6 +118,8 @@ def route_ref(
     outside = torch.ones_like(worth, dtype=torch.bool).scatter_(-1, kept, False)
     choice = grouped.masked_fill(outside.unsqueeze(-1), -torch.inf).flatten(-2)
     ids = _first_best(choice, routing.top_k).sort(-1).values
+    if counts is not None:
+        counts += torch.bincount(ids.flatten(), minlength=routing.experts)
     weights = scores.gather(-1, ids)
     if routing.normalise:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

@@ -10,8 +10,10 @@ use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
 use headrace_kernels::mla::{HeadMatrices, MlaShape};
-use headrace_kernels::moe::Experts;
+use headrace_kernels::moe::router::Router;
 use headrace_kernels::moe::routing::Routing;
+use headrace_kernels::moe::slots::Slots;
+use headrace_kernels::moe::{Experts, SharedExpert};
 use headrace_kernels::op::{RecordError, Value};
 use headrace_kernels::program::{AttentionConfig, Program};
 use headrace_kernels::rows::Rope;
@@ -57,7 +59,8 @@ impl Made {
         Arc::new(Weight::pack(&[self.elements(n * k)], k, None, self.dtype))
     }
 
-    fn experts(&self) -> Result<Arc<Experts>, Box<dyn std::error::Error>> {
+    /// With a shared expert of this width, if it has some.
+    fn experts(&self, shared: usize) -> Result<Arc<Experts>, Box<dyn std::error::Error>> {
         let routing = Routing {
             experts: EXPERTS,
             top_k: EXPERTS,
@@ -67,12 +70,16 @@ impl Made {
             scale: EXPERTS as f32,
         };
         let gate = self.elements(EXPERTS * HIDDEN);
-        let size = (HIDDEN, WIDTH);
-        let mut experts = Experts::with_room(gate, vec![0.0; EXPERTS], size, routing, self.dtype)?;
+        let router = Router::new(gate, vec![0.0; EXPERTS], HIDDEN, routing)?;
+        let mut slots = Slots::with_room(EXPERTS, (HIDDEN, WIDTH), self.dtype);
         for _ in 0..EXPERTS {
-            experts.push(self.elements(2 * WIDTH * HIDDEN), self.elements(WIDTH * HIDDEN))?;
+            slots.push(self.elements(2 * WIDTH * HIDDEN), self.elements(WIDTH * HIDDEN))?;
         }
-        Ok(Arc::new(experts))
+        let shared = (shared > 0).then(|| SharedExpert {
+            gate_up: self.matrix(2 * shared, HIDDEN),
+            down: self.matrix(HIDDEN, shared),
+        });
+        Ok(Arc::new(Experts::new(router, slots, shared, None)?))
     }
 
     fn table(&self) -> Arc<Table> {
@@ -290,7 +297,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ("deepseek: attention", Need::MLA, true, &mut |p, x, i| Ok(mla(p, x, i)?)),
             ("dense 1024", none.dense(1024), true, &mut |p, x, _| Ok(dense(p, x, FFN - 512)?)),
             ("experts 16 x 64", none.dense(1024), true, &mut |p, x, _| {
-                Ok(p.moe(x, made.experts()?, x)?)
+                Ok(p.moe(x, made.experts(0)?, x)?)
             }),
             ("llama", Need::GQA.dense(FFN), false, &mut |p, x, i| {
                 let x = gqa(p, x, i)?;
@@ -298,8 +305,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }),
             ("deepseek", Need::MLA.dense(FFN), true, &mut |p, x, i| {
                 let x = mla(p, x, i)?;
-                let shared = dense(p, x, 512)?;
-                Ok(p.moe(x, made.experts()?, shared)?)
+                Ok(p.moe(x, made.experts(512)?, x)?)
             }),
         ];
         // A scale in float32 belongs to 64 weights of int8.

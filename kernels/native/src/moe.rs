@@ -1,31 +1,45 @@
 //! A layer of experts: each row goes through the few that it chooses, and their outputs are added.
 //!
-//! An element is `((residual + y_a) + y_b) + ...` over the row's experts in ascending order, where `y_e` is one sum as
-//! in [`crate::product`] over the expert's `weight * silu(gate) * up`. So it does not depend on which other rows chose
-//! the same expert, although the products go over all rows of an expert at once.
+//! Three stages: the [`router`] chooses, the [`slots`] of a rank compute, and the results are combined. An element is
+//! `((residual + shared + y_a) + y_b) + ...` over the row's experts in ascending order. Where all experts are here,
+//! results are added as they are made; otherwise an [`exchange`] moves rows and results between ranks, and they are added
+//! in the same order, so to the same bits.
 
+pub mod exchange;
+pub mod router;
 pub mod routing;
+pub mod slots;
 
-use std::ops::Range;
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use self::routing::{Routing, RoutingError};
+use self::exchange::{Combine, Exchange, Received, Returned, Routed, combine};
+use self::router::{Chosen, Router};
+use self::routing::RoutingError;
+use self::slots::{Asked, Results, Sink, Slots};
 use crate::linear::Linear;
-use crate::product::{self, Finish, Product, RowsAt};
+use crate::product;
 use crate::rows;
 use crate::simd::Level;
-use crate::weight::{Dtype, Elements, Weight};
+use crate::step::{StepError, below, length};
+use crate::weight::{Elements, Weight};
 
-/// Floats of `[gate | up]` that are kept at once, so that they stay in a second-level cache.
-const ROOM: usize = 64 * 1024;
+/// The expert that all rows go through: `down(silu(gate) * up)`.
+#[derive(Debug)]
+pub struct SharedExpert {
+    /// `[2 * width, hidden]`.
+    pub gate_up: Arc<Weight>,
+    /// `[hidden, width]`.
+    pub down: Arc<Weight>,
+}
 
-/// The router and the experts of one layer.
+/// The router and the experts of one layer, as far as this rank holds them.
 #[derive(Debug)]
 pub struct Experts {
-    routing: Routing,
-    gate: Weight,
-    bias: Vec<f32>,
-    gate_up: Weight,
-    down: Weight,
+    router: Router,
+    /// Locked for the time of a layer: a slot is never overwritten while it computes.
+    slots: RwLock<Slots>,
+    shared: Option<SharedExpert>,
+    exchange: Option<Box<dyn Exchange>>,
 }
 
 /// Why a layer cannot be made.
@@ -44,6 +58,14 @@ pub enum ExpertsError {
         /// What the routing and the first expert say.
         expected: usize,
     },
+    /// There is no such slot.
+    #[error("slot {slot} of a rank that has {slots}")]
+    Slot {
+        /// The slot as it was given.
+        slot: usize,
+        /// How many there are.
+        slots: usize,
+    },
 }
 
 fn check_size(what: &'static str, got: usize, expected: usize) -> Result<(), ExpertsError> {
@@ -51,104 +73,88 @@ fn check_size(what: &'static str, got: usize, expected: usize) -> Result<(), Exp
 }
 
 impl Experts {
-    /// The router, `[experts, hidden]` and `[experts]`, which stays `f32`, and room for experts of this width, which are
-    /// packed as `dtype` one by one: so they are not in memory together as they came.
+    /// A layer. Without an exchange the slots are the experts, in their order.
     /// # Errors
     /// If parts do not fit together.
-    pub fn with_room(
-        gate: Elements<'_>,
-        bias: Vec<f32>,
-        (hidden, width): (usize, usize),
-        routing: Routing,
-        dtype: Dtype,
+    pub fn new(
+        router: Router,
+        slots: Slots,
+        shared: Option<SharedExpert>,
+        exchange: Option<Box<dyn Exchange>>,
     ) -> Result<Self, ExpertsError> {
-        routing.check()?;
-        let count = routing.experts;
-        check_size("gate", gate.len(), count * hidden)?;
-        check_size("bias", bias.len(), count)?;
-        Ok(Self {
-            routing,
-            gate: Weight::pack(&[gate], hidden, None, Dtype::Float32),
-            bias,
-            gate_up: Weight::with_room(count, 2 * width, hidden, dtype),
-            down: Weight::with_room(count, hidden, width, dtype),
-        })
-    }
-
-    /// Packs the next expert, `[2 * width, hidden]` and `[hidden, width]`.
-    /// # Errors
-    /// If it has another shape.
-    pub fn push(&mut self, gate_up: Elements<'_>, down: Elements<'_>) -> Result<(), ExpertsError> {
-        check_size("gate_up", gate_up.len(), self.gate_up.n() * self.gate_up.k())?;
-        check_size("down", down.len(), self.down.n() * self.down.k())?;
-        self.gate_up.push(gate_up);
-        self.down.push(down);
-        Ok(())
+        let hidden = router.hidden();
+        check_size("an expert's row", slots.hidden(), hidden)?;
+        if exchange.is_none() {
+            check_size("list of experts", slots.count(), router.routing().experts)?;
+        }
+        if let Some(SharedExpert { gate_up, down }) = &shared {
+            check_size("row of the shared gate_up", gate_up.k(), hidden)?;
+            check_size("row of the shared expert", down.n(), hidden)?;
+            check_size("shared gate_up", gate_up.n(), 2 * down.k())?;
+        }
+        Ok(Self { router, slots: RwLock::new(slots), shared, exchange })
     }
 
     /// Width of the rows.
     pub fn hidden(&self) -> usize {
-        self.gate.k()
+        self.router.hidden()
     }
 
-    /// Bytes of all of it.
+    /// Width of the rows, and of what an expert has in between.
+    pub fn expert_size(&self) -> (usize, usize) {
+        let slots = self.slots();
+        (slots.hidden(), slots.width())
+    }
+
+    /// Bytes of the router and of the experts that are here.
     pub fn bytes(&self) -> usize {
-        self.gate.bytes() + self.gate_up.bytes() + self.down.bytes()
+        let shared = self.shared.as_ref();
+        let shared = shared.map_or(0, |shared| shared.gate_up.bytes() + shared.down.bytes());
+        self.router.bytes() + self.slots().bytes() + shared
+    }
+
+    /// Whether other ranks wait for this one in every step, also in one without rows.
+    pub fn is_apart(&self) -> bool {
+        self.exchange.is_some()
+    }
+
+    /// Rows that chose each expert since the model was loaded.
+    pub fn counts(&self) -> Vec<u64> {
+        self.router.counts()
+    }
+
+    /// Puts another expert, `[2 * width, hidden]` and `[hidden, width]`, into a slot, in the same place in memory. Waits
+    /// while this layer computes; its next step uses the new one.
+    /// # Errors
+    /// If there is no such slot, or the expert has another shape. Nothing is changed then.
+    pub fn overwrite(
+        &self,
+        slot: usize,
+        gate_up: Elements<'_>,
+        down: Elements<'_>,
+    ) -> Result<(), ExpertsError> {
+        let mut packed = self.slots().one_alike();
+        packed.push(gate_up, down)?;
+        self.slots.write().unwrap_or_else(PoisonError::into_inner).put(slot, &packed)
+    }
+
+    fn slots(&self) -> RwLockReadGuard<'_, Slots> {
+        self.slots.read().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Memory that calls reuse.
 #[derive(Debug, Default)]
 pub struct Scratch {
-    scores: Vec<f32>,
-    routing: routing::Scratch,
-    /// (expert, weight) of each row, `top_k` of them.
-    chosen: Vec<(u32, f32)>,
-    /// Where each expert's rows end.
-    ends: Vec<usize>,
-    /// Rows of each expert, ascending, expert after expert; and their weights.
-    rows: Vec<u32>,
-    weights: Vec<f32>,
-    gate_up: Vec<f32>,
-    middle: Vec<f32>,
-}
-
-impl Scratch {
-    /// Turns `chosen` around: rows by expert.
-    fn sort(&mut self, experts: usize, top_k: usize) {
-        self.ends.clear();
-        self.ends.resize(experts, 0);
-        for (expert, _) in &self.chosen {
-            self.ends[*expert as usize] += 1;
-        }
-        let mut next = 0;
-        for end in &mut self.ends {
-            next += *end;
-            *end = next - *end; // the beginning, until its rows are put in
-        }
-        self.rows.resize(next, 0);
-        self.weights.resize(next, 0.0);
-        for (row, chosen) in (0..).zip(self.chosen.chunks_exact(top_k)) {
-            for (expert, weight) in chosen {
-                let end = &mut self.ends[*expert as usize];
-                (self.rows[*end], self.weights[*end]) = (row, *weight);
-                *end += 1;
-            }
-        }
-    }
-
-    /// Where the rows of an expert are in `rows` and `weights`.
-    fn rows_of(&self, expert: usize) -> Range<usize> {
-        let start = if expert == 0 { 0 } else { self.ends[expert - 1] };
-        start..self.ends[expert]
-    }
-
-    /// Experts from `first` on that have no more than `most` rows together; at least one.
-    fn run(&self, first: usize, most: usize) -> Range<usize> {
-        let start = self.rows_of(first).start;
-        let more = self.ends[first + 1..].iter().take_while(|end| **end - start <= most).count();
-        first..first + 1 + more
-    }
+    router: router::Scratch,
+    chosen: Chosen,
+    /// What the shared expert has in between: `[gate | up]`, then their product.
+    shared: (Vec<f32>, Vec<f32>),
+    slots: slots::Scratch,
+    received: Received,
+    results: Results,
+    sums: Vec<f32>,
+    returned: Returned,
 }
 
 /// One layer over some rows.
@@ -166,99 +172,96 @@ pub struct Moe<'a> {
 
 impl Moe<'_> {
     /// Computes `y`.
+    /// # Errors
+    /// If the exchange fails, or gives what does not fit.
     /// # Panics
     /// If lengths do not fit.
-    pub fn compute(mut self, level: Level, linear: &mut product::Scratch, scratch: &mut Scratch) {
-        let Experts { routing, gate, bias, down, .. } = self.experts;
-        let (hidden, width) = (down.n(), down.k());
-        assert!(self.x.len().is_multiple_of(hidden), "whole rows");
-        self.y.copy_from_slice(self.residual);
-        let scores_len = self.x.len() / hidden * routing.experts;
-        let scores = reserve(&mut scratch.scores, scores_len);
-        let job = Linear { x: self.x, weight: gate, residual: None, y: &mut *scores };
-        job.compute(level, linear);
-        for logit in scores.iter_mut().filter(|logit| !logit.is_finite()) {
-            *logit = f32::NAN; // the sigmoid of an infinity would be a score like others
-        }
-        rows::sigmoid(level, scores);
-        scratch.chosen.clear();
-        for scores in scores.chunks_exact(routing.experts) {
-            let chosen = &mut scratch.chosen;
-            let to = |expert: usize, weight| chosen.push((expert as u32, weight));
-            routing.route(scores, bias, &mut scratch.routing, to);
-        }
-        scratch.sort(routing.experts, routing.top_k);
-        let mut first = 0;
-        while first < routing.experts {
-            let run = scratch.run(first, ROOM / (2 * width));
-            first = run.end;
-            self.run(level, run, linear, scratch);
-        }
-    }
-
-    /// Adds the outputs of some consecutive experts. All of their `gate_up` comes before all of their `down`: so a lone
-    /// row reads long streams, not a little here and a little there.
-    fn run(
-        &mut self,
+    pub fn compute(
+        mut self,
         level: Level,
-        run: Range<usize>,
         linear: &mut product::Scratch,
         scratch: &mut Scratch,
-    ) {
-        let Experts { gate_up, down, .. } = self.experts;
-        let (hidden, width) = (down.n(), down.k());
-        let all = scratch.rows_of(run.start).start..scratch.rows_of(run.end - 1).end;
-        if all.is_empty() {
-            return;
+    ) -> Result<(), StepError> {
+        let Experts { router, exchange, .. } = self.experts;
+        let Scratch { router: routing, chosen, .. } = scratch;
+        router.route(level, self.x, linear, routing, chosen);
+        if let Some(exchange) = exchange {
+            return self.apart(&**exchange, level, linear, scratch);
         }
-        let mut both = std::mem::take(&mut scratch.gate_up);
-        let mut middle = std::mem::take(&mut scratch.middle);
-        let gate_ups = reserve(&mut both, all.len() * 2 * width);
-        let mut packed: &[u32] = &[];
-        for expert in run.clone() {
-            let rows = scratch.rows_of(expert);
-            let ids = &scratch.rows[rows.clone()];
-            if ids.is_empty() {
-                continue;
-            }
-            let product = Product {
-                x: self.x,
-                x_at: RowsAt { start: 0, stride: hidden, ids: Some(ids) },
-                rows: ids.len(),
-                x_packed: ids == packed,
-                weight: gate_up,
-                index: expert,
-                y: &mut gate_ups[(rows.start - all.start) * 2 * width..],
-                y_at: RowsAt::dense(2 * width),
-                finish: Finish::Set { residual: None },
-            };
-            product.compute(level, linear);
-            packed = ids;
-        }
-        let middles = reserve(&mut middle, all.len() * width);
-        rows::silu_mul(level, gate_ups, width, middles);
-        for (row, weight) in middles.chunks_exact_mut(width).zip(&scratch.weights[all.clone()]) {
-            for x in row {
-                *x *= weight;
-            }
-        }
-        for expert in run {
-            let rows = scratch.rows_of(expert);
-            let product = Product {
-                x: &middles[(rows.start - all.start) * width..],
-                x_at: RowsAt::dense(width),
-                rows: rows.len(),
-                x_packed: false,
-                weight: down,
-                index: expert,
-                y: &mut *self.y,
-                y_at: RowsAt { start: 0, stride: hidden, ids: Some(&scratch.rows[rows]) },
-                finish: Finish::Add,
-            };
-            product.compute(level, linear);
-        }
-        (scratch.gate_up, scratch.middle) = (both, middle);
+        self.shared(level, linear, &mut scratch.shared);
+        let Scratch { chosen: Chosen { ids, weights }, slots, .. } = scratch;
+        let asked = Asked { x: self.x, slots: ids, weights, top_k: router.routing().top_k };
+        self.experts.slots().compute(level, asked, linear, slots, Sink::Sums(self.y));
+        Ok(())
     }
+
+    /// The same with experts on several ranks.
+    fn apart(
+        &mut self,
+        exchange: &dyn Exchange,
+        level: Level,
+        linear: &mut product::Scratch,
+        scratch: &mut Scratch,
+    ) -> Result<(), StepError> {
+        let (hidden, top_k) = (self.experts.hidden(), self.experts.router.routing().top_k);
+        let routed = Routed { x: self.x, chosen: &scratch.chosen, hidden, top_k };
+        exchange.send(routed).map_err(StepError::Exchange)?;
+        self.shared(level, linear, &mut scratch.shared);
+        let Scratch { slots: sorted, received, results, sums, returned, .. } = scratch;
+        exchange.receive(received).map_err(StepError::Exchange)?;
+        let Received { x, slots, weights } = received;
+        {
+            let here = self.experts.slots();
+            length("received slots", slots.len(), x.len() / hidden * top_k)?;
+            length("received weights", weights.len(), slots.len())?;
+            length("received rows", x.len(), slots.len() / top_k * hidden)?;
+            below("received slots", named(slots), here.count())?;
+            let asked = Asked { x, slots, weights, top_k };
+            here.compute(level, asked, linear, sorted, Sink::Apart(results));
+        }
+        if exchange.combine() == Combine::Partial {
+            sums.clear();
+            sums.resize(x.len(), 0.0);
+            combine(&results.y, &results.places, hidden, sums);
+            std::mem::swap(&mut results.y, sums);
+            results.places.clear();
+            results.places.extend(0..(x.len() / hidden) as i32);
+            results.answers = 1;
+        }
+        exchange.collect(results, returned).map_err(StepError::Exchange)?;
+        let Returned { y, places } = returned;
+        let rows = (self.y.len() / hidden).max(1);
+        length("returned rows", y.len(), y.len() / hidden * hidden)?;
+        length("returned places", places.len(), places.len() / rows * rows)?;
+        below("returned places", named(places), y.len() / hidden)?;
+        combine(y, places, hidden, self.y);
+        Ok(())
+    }
+
+    /// Sets `y` to the residual and what the shared expert makes of `x`.
+    fn shared(
+        &mut self,
+        level: Level,
+        linear: &mut product::Scratch,
+        (both, middle): &mut (Vec<f32>, Vec<f32>),
+    ) {
+        let Some(SharedExpert { gate_up, down }) = &self.experts.shared else {
+            self.y.copy_from_slice(self.residual);
+            return;
+        };
+        let (rows, width) = (self.x.len() / self.experts.hidden(), down.k());
+        let (both, middle) = (reserve(both, rows * 2 * width), reserve(middle, rows * width));
+        let job = Linear { x: self.x, weight: gate_up, residual: None, y: &mut *both };
+        job.compute(level, linear);
+        rows::silu_mul(level, both, width, middle);
+        let residual = Some(self.residual);
+        Linear { x: middle, weight: down, residual, y: self.y }.compute(level, linear);
+    }
+}
+
+/// Entries that name something: `-1` does not.
+fn named(entries: &[i32]) -> impl Iterator<Item = i64> {
+    entries.iter().filter(|entry| **entry != -1).map(|entry| i64::from(*entry))
 }
 
 /// `len` floats of a buffer that only grows.

@@ -344,6 +344,11 @@ impl Program {
         self.ops.iter().any(|op| matches!(op, Op::Hidden))
     }
 
+    /// Whether experts are on several ranks, which wait for each other in every step, also in one without rows.
+    pub fn is_apart(&self) -> bool {
+        self.ops.iter().any(|op| matches!(op, Op::Moe { experts, .. } if experts.is_apart()))
+    }
+
     /// Floats that a run keeps of each row.
     pub fn kept_width(&self) -> usize {
         let keeps = self.ops.iter().any(|op| matches!(op, Op::KeepHidden { .. }));

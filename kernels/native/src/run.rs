@@ -24,7 +24,7 @@ pub struct Outputs<'a> {
 impl Program {
     /// Computes a step. `stored` is told each layer whose keys and values are stored, at once.
     /// # Errors
-    /// When the step does not fit together or does not fit the cache.
+    /// When the step does not fit together or does not fit the cache, or an exchange between ranks fails.
     pub fn run(
         &mut self,
         step: &Step<'_>,
@@ -33,7 +33,7 @@ impl Program {
     ) -> Result<(), StepError> {
         self.check(step, &to)?;
         let rows = step.tokens.len();
-        if rows == 0 {
+        if rows == 0 && !self.is_apart() {
             return Ok(());
         }
         self.prepare(step);
@@ -52,13 +52,14 @@ impl Program {
                 attention: &self.attention,
                 values: Values { places: &self.places, buffers: &self.buffers, step },
             };
-            if i == last {
+            let done = if i == last {
                 let out = std::mem::take(&mut to.out);
-                pass.apply(op, place, &mut to, &mut self.scratch, out);
+                pass.apply(op, place, &mut to, &mut self.scratch, out)
             } else {
-                pass.apply(op, place, &mut to, &mut self.scratch, &mut buffer[..len]);
-            }
+                pass.apply(op, place, &mut to, &mut self.scratch, &mut buffer[..len])
+            };
             self.buffers[place.buffer] = buffer;
+            done?;
             if let Op::RopeAndStoreKv { layer, .. } | Op::MlaStore { layer, .. } = op {
                 stored(*layer);
             }
@@ -141,7 +142,7 @@ impl Pass<'_> {
         to: &mut Outputs<'_>,
         scratch: &mut Scratch,
         out: &mut [f32],
-    ) {
+    ) -> Result<(), StepError> {
         let Self { level, attention, values } = self;
         let (level, step, width) = (*level, values.step, place.width);
         let read = |value: Value| values.read(value);
@@ -177,12 +178,12 @@ impl Pass<'_> {
                 }
             }
             Op::MlaStore { latent, norm, eps, layer, .. } => {
-                let Some(shape) = &attention.mla else { return };
+                let Some(shape) = &attention.mla else { return Ok(()) };
                 let store = self.store(scratch, to.kv, *layer);
                 mla::store(level, shape, out, read(*latent), (norm, *eps), store);
             }
             Op::MlaAttention { q, kv_b, layer } => {
-                let Some(shape) = &attention.mla else { return };
+                let Some(shape) = &attention.mla else { return Ok(()) };
                 let attention = MlaAttention {
                     shape,
                     q: read(*q),
@@ -199,7 +200,7 @@ impl Pass<'_> {
             Op::SiluMul { x } => rows::silu_mul(level, read(*x), width, out),
             Op::Moe { x, experts, residual } => {
                 let job = Moe { x: read(*x), experts, residual: read(*residual), y: out };
-                job.compute(level, &mut scratch.linear, &mut scratch.moe);
+                return job.compute(level, &mut scratch.linear, &mut scratch.moe);
             }
             Op::Columns { x, start } => {
                 let rows = read(*x).chunks_exact(values.width(*x));
@@ -224,6 +225,7 @@ impl Pass<'_> {
             Op::KeepHidden { x } => self.keep(read(*x), &scratch.row_places, to),
             Op::Hidden => self.gather(to.kv, out),
         }
+        Ok(())
     }
 
     fn store<'s>(&'s self, scratch: &'s Scratch, kv: &'s mut [f32], layer: usize) -> Store<'s> {

@@ -1,6 +1,7 @@
 //! The rows of one engine step, and whether they fit together and fit the cache.
 
 use crate::attention::{KvShape, SequenceRows};
+use crate::moe::exchange::Failure;
 
 /// Rows of one engine step. `Batch` in Python explains the fields.
 #[derive(Debug, Clone, Copy)]
@@ -34,8 +35,8 @@ pub struct Draft<'a> {
     pub hidden: &'a [f32],
 }
 
-/// Why a step was not computed. Nothing was read or written then.
-#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+/// Why a step was not computed. But for an exchange that failed half-way, nothing was read or written then.
+#[derive(Debug, thiserror::Error)]
 pub enum StepError {
     /// Two arrays of the step disagree.
     #[error("{what} has {got} entries, expected {expected}")]
@@ -76,6 +77,9 @@ pub enum StepError {
     /// A main pass was run as a draft pass, or the other way round.
     #[error("{0}")]
     Kind(&'static str),
+    /// Rows did not reach the experts of other ranks, or results did not come back.
+    #[error("the exchange of rows between ranks failed: {0}")]
+    Exchange(#[source] Failure),
 }
 
 impl Step<'_> {

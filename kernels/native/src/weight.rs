@@ -194,6 +194,16 @@ impl Weight {
         self.count += 1;
     }
 
+    /// Overwrites matrix `index` with the first one of `from`, in the same place in memory.
+    /// # Panics
+    /// If there is no such matrix, or `from` is of another shape or dtype.
+    pub fn replace(&mut self, index: usize, from: &Self) {
+        let one = (from.n, from.k) == (self.n, self.k) && from.count > 0 && index < self.count;
+        assert!(one, "matrix {index} of {}, all of one shape", self.count);
+        let panels = self.n.div_ceil(PANEL);
+        self.lanes.replace(index * panels, panels, self.k, &from.lanes);
+    }
+
     /// How many matrices.
     pub fn count(&self) -> usize {
         self.count
@@ -244,6 +254,24 @@ impl Lanes {
                 part.read(row * k, column);
             }
             self.push_panel(&mut panel, k);
+        }
+    }
+
+    /// Overwrites panels from `first` on with the first `panels` of `from`.
+    fn replace(&mut self, first: usize, panels: usize, k: usize, from: &Self) {
+        fn copy<T: Copy>(to: &mut [T], from: &[T], first: usize, panels: usize, of_panel: usize) {
+            let len = panels * of_panel;
+            to[first * of_panel..][..len].copy_from_slice(&from[..len]);
+        }
+        match (self, from) {
+            (Self::F32(to), Self::F32(from)) => copy(to, from, first, panels, 2 * k),
+            (Self::Bf16(to), Self::Bf16(from)) => copy(to, from, first, panels, 2 * k),
+            (Self::F16(to), Self::F16(from)) => copy(to, from, first, panels, 2 * k),
+            (Self::I8 { pairs, scales }, Self::I8 { pairs: from, scales: from_scales }) => {
+                copy(pairs, from, first, panels, 2 * k.div_ceil(2));
+                copy(scales, from_scales, first, panels, 2 * k.div_ceil(GROUP));
+            }
+            _ => unreachable!("both were packed as one dtype"),
         }
     }
 

@@ -22,10 +22,11 @@ from headrace.models.deepseek_weights import (
     DeepseekLayer,
     DeepseekWeights,
     Fp8Backend,
+    Share,
     load_weights,
 )
 from headrace.models.load.checkpoint import Checkpoint
-from headrace.models.load.survey import SurveyBackend, survey
+from headrace.models.load.survey import SurveyBackend, names_read, survey
 from headrace.models.rope import attention_scale, rope_of
 from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
 
@@ -81,10 +82,10 @@ def decoder_layer(
     q = step.mla_store(q, latent, layer.latent_norm, LATENT_EPS, index)
     x = step.linear(step.mla_attention(q, layer.kv_b, index), layer.out, residual=x)
     h = step.rms_norm(x, layer.mlp_norm, eps)
-    if layer.mlp is not None:  # the only one, or the expert that all rows share
-        gate_up = step.linear(h, layer.mlp.gate_up)
-        x = step.linear(step.silu_mul(gate_up), layer.mlp.down, residual=x)
-    return x if layer.experts is None else step.moe(h, layer.experts, x)
+    if layer.mlp is None:
+        return step.moe(h, layer.experts, x)
+    gate_up = step.linear(h, layer.mlp.gate_up)
+    return step.linear(step.silu_mul(gate_up), layer.mlp.down, residual=x)
 
 
 class Deepseek(CompiledModel):
@@ -113,8 +114,12 @@ def load_deepseek(
     block_tokens: int,
     mtp: bool,
     kv_dtype: KvDType = "auto",
+    share: Share | None = None,
 ) -> Deepseek:
-    """The model of `checkpoint` on the backend of `device`. Raises `UnsupportedModelError`, and `CheckpointError`."""
+    """The model of `checkpoint` on the backend of `device`, or what a rank holds of it.
+
+    Raises `UnsupportedModelError`, and `CheckpointError`.
+    """
     config = checkpoint.config
     attention = attention_of(config, block_tokens, mtp=mtp)
     if mtp:
@@ -129,7 +134,7 @@ def load_deepseek(
                 f"a KV cache in {kv_dtype} is for GPUs; on the CPU it is float32"
             )
         native = NativeBackend(attention, dtype=name)
-        weights = _read(checkpoint, native, mtp=mtp, fp8=None)
+        weights = _read(checkpoint, native, mtp=mtp, fp8=None, share=share)
         return Deepseek(config, weights, native, block_tokens)
 
     from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
@@ -144,21 +149,30 @@ def load_deepseek(
     # FP8 weights stay as they are where nobody asks for another dtype and the device multiplies them.
     capability = torch.cuda.get_device_capability(device)
     fp8 = backend if dtype == "auto" and capability >= FP8_CAPABILITY else None
-    weights = _read(checkpoint, backend, mtp=mtp, fp8=fp8)
+    weights = _read(checkpoint, backend, mtp=mtp, fp8=fp8, share=share)
     return Deepseek(config, weights, backend, block_tokens)
 
 
 def _read(
-    checkpoint: Checkpoint, backend: MlaBackend, *, mtp: bool, fp8: Fp8Backend | None
+    checkpoint: Checkpoint,
+    backend: MlaBackend,
+    *,
+    mtp: bool,
+    fp8: Fp8Backend | None,
+    share: Share | None,
 ) -> DeepseekWeights:
-    """All weights, once all that there is has been checked."""
+    """All weights that are read, once all that there is has been checked, also what other ranks read."""
 
-    def load(surveyed: Checkpoint, nothing: SurveyBackend) -> DeepseekWeights:
+    def load(surveyed: Checkpoint, nothing: SurveyBackend, part: Share | None) -> DeepseekWeights:
         keeps: Any = nothing
-        return load_weights(surveyed, keeps, mtp=mtp, fp8=None if fp8 is None else keeps)
+        keeps_fp8 = None if fp8 is None else keeps
+        return load_weights(surveyed, keeps, mtp=mtp, fp8=keeps_fp8, share=part)
 
-    with checkpoint.read_ahead(survey(checkpoint, load)):
-        return load_weights(checkpoint, backend, mtp=mtp, fp8=fp8)
+    names = survey(checkpoint, partial(load, part=None))
+    if share is not None:
+        names = names_read(checkpoint, partial(load, part=share))
+    with checkpoint.read_ahead(names):
+        return load_weights(checkpoint, backend, mtp=mtp, fp8=fp8, share=share)
 
 
 def attention_of(config: ModelConfig, block_tokens: int, *, mtp: bool) -> MlaAttention:

@@ -6,7 +6,7 @@ the model's own layers, under DeepSeek's names or those of transformers. A `Shar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -18,8 +18,11 @@ from headrace.models.deepseek_mtp import MtpKeys, draft_token_ids, find_mtp
 from headrace.models.fp8 import Scaled
 from headrace.models.load.checkpoint import EMBEDDING, HEAD, Checkpoint
 from headrace_kernels.lazy import Lazy
+from headrace_kernels.moe.dispatch import Dispatch
+from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.ops import (
     EmbeddingTable,
+    GatedMlp,
     HeadMatrices,
     LayerExperts,
     LinearWeight,
@@ -45,6 +48,9 @@ class Fp8Backend(Protocol):
         gate_up: Sequence[Sequence[Scaled]],
         down: Sequence[Sequence[Scaled]],
         routing: Routing,
+        *,
+        shared: GatedMlp | None = None,
+        dispatch: Dispatch | None = None,
     ) -> LayerExperts: ...
 
 
@@ -54,12 +60,6 @@ class LowRank:
 
     norm: Vector
     q_b: LinearWeight
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeepseekMlp:
-    gate_up: LinearWeight
-    down: LinearWeight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,8 +73,8 @@ class DeepseekLayer:
     kv_b: HeadMatrices
     out: LinearWeight
     mlp_norm: Vector
-    mlp: DeepseekMlp | None  # of a dense layer, or the shared expert
-    experts: LayerExperts | None
+    mlp: GatedMlp | None  # of a dense layer
+    experts: LayerExperts | None  # of the others, the shared one included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +101,17 @@ class DeepseekWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Share:
-    """What a rank of a group holds: these heads of every attention, these experts of every layer, and all else."""
+    """What a rank of a group holds: the experts in its slots of each layer, and all else whole."""
 
-    heads: range
-    experts: range
+    rank: int
+    layers: Mapping[
+        int, LayerPlacement
+    ]  # by the number of the layer, that of the layer that drafts included
+    dispatch: Callable[[LayerPlacement], Dispatch]  # what brings a layer's rows to the other ranks
+
+    def experts(self, layer: int) -> tuple[int, ...]:
+        """Those in this rank's slots, in the order of slots."""
+        return self.layers[layer].ranks[self.rank]
 
 
 def load_weights(
@@ -140,12 +147,11 @@ def load_weights(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Part:
-    """A projection that becomes some rows of a matrix: those of `rows`, or all of its `outputs`."""
+    """A projection that becomes some rows of a matrix."""
 
     name: str
     outputs: int
     bias: bool = False
-    rows: range | None = None
 
 
 # What the two halves of an expert are stacked of.
@@ -163,13 +169,10 @@ class _Loader:
     ) -> None:
         config = checkpoint.config
         assert config.deepseek is not None
-        assert fp8 is None or share is None, "a share may cut through blocks of one scale"
         self._fp8 = fp8
         self._checkpoint, self._backend = checkpoint, backend
         self._config, self._deepseek = config, config.deepseek
-        self._share = share or Share(
-            heads=range(config.num_heads), experts=range(config.deepseek.experts)
-        )
+        self._share = share
 
     def vector(self, prefix: str, width: int) -> Vector:
         return self._backend.vector(self._checkpoint.tensor(f"{prefix}.weight", (width,)))
@@ -179,15 +182,14 @@ class _Loader:
         hidden, attention = config.hidden_size, f"{prefix}.self_attn"
         latent_width = deepseek.kv_lora_rank + deepseek.rope_dim
         all_q = config.num_heads * (deepseek.nope_dim + deepseek.rope_dim)
-        q_rows = self._of_heads(deepseek.nope_dim + deepseek.rope_dim)
         low_rank = None
         if deepseek.q_lora_rank is None:
-            q_width = len(q_rows)
-            q = _Part(name=f"{attention}.q_proj", outputs=all_q, rows=q_rows)
+            q_width = all_q
+            q = _Part(name=f"{attention}.q_proj", outputs=all_q)
         else:
             q_width = deepseek.q_lora_rank
             q = _Part(name=f"{attention}.q_a_proj", outputs=q_width, bias=config.attention_bias)
-            q_b = _Part(name=f"{attention}.q_b_proj", outputs=all_q, rows=q_rows)
+            q_b = _Part(name=f"{attention}.q_b_proj", outputs=all_q)
             low_rank = LowRank(
                 norm=self.vector(f"{attention}.q_a_layernorm", q_width),
                 q_b=self._matrix([q_b], q_width),
@@ -205,8 +207,8 @@ class _Loader:
             kv_b=self._kv_b(attention),
             out=self._out(attention),
             mlp_norm=self.vector(f"{prefix}.post_attention_layernorm", hidden),
-            mlp=self._dense(f"{prefix}.mlp") if dense else self._shared(f"{prefix}.mlp"),
-            experts=None if dense else self._experts(f"{prefix}.mlp"),
+            mlp=self._dense(f"{prefix}.mlp") if dense else None,
+            experts=None if dense else self._experts(f"{prefix}.mlp", index),
         )
 
     def mtp(self, keys: MtpKeys, head: torch.Tensor, made: LinearWeight) -> Mtp:
@@ -223,13 +225,7 @@ class _Loader:
             token_ids=None if ids is None else ids.numpy().astype(np.int32),
         )
 
-    def _of_heads(self, width: int) -> range:
-        """Rows or columns of this rank's heads."""
-        return range(self._share.heads.start * width, self._share.heads.stop * width)
-
-    def _matrix(
-        self, parts: Sequence[_Part], inputs: int, columns: range | None = None
-    ) -> LinearWeight:
+    def _matrix(self, parts: Sequence[_Part], inputs: int) -> LinearWeight:
         if self._fp8 is not None and all(self._is_fp8(f"{part.name}.weight") for part in parts):
             shapes = [(part.outputs, inputs) for part in parts]
             scaled = [
@@ -238,10 +234,7 @@ class _Loader:
             ]
             return self._fp8.fp8_matrix(scaled, self._bias(parts, [n for n, _ in shapes]))
         weights = [
-            self._checkpoint.tensor(
-                f"{part.name}.weight", (part.outputs, inputs), rows=part.rows, columns=columns
-            )
-            for part in parts
+            self._checkpoint.tensor(f"{part.name}.weight", (part.outputs, inputs)) for part in parts
         ]
         return self._backend.matrix(weights, self._bias(parts, [len(w) for w in weights]))
 
@@ -269,8 +262,7 @@ class _Loader:
         deepseek = self._deepseek
         width, rank = deepseek.nope_dim + deepseek.v_dim, deepseek.kv_lora_rank
         shape = (self._config.num_heads * width, rank)
-        rows = self._of_heads(width)
-        kv_b = self._checkpoint.tensor(f"{attention}.kv_b_proj.weight", shape, rows=rows)
+        kv_b = self._checkpoint.tensor(f"{attention}.kv_b_proj.weight", shape)
         return self._backend.head_matrices(kv_b.view(-1, width, rank))
 
     def _out(self, attention: str) -> LinearWeight:
@@ -278,24 +270,24 @@ class _Loader:
         part = _Part(
             name=f"{attention}.o_proj", outputs=config.hidden_size, bias=config.attention_bias
         )
-        return self._matrix([part], config.num_heads * v_dim, columns=self._of_heads(v_dim))
+        return self._matrix([part], config.num_heads * v_dim)
 
-    def _dense(self, prefix: str) -> DeepseekMlp:
+    def _dense(self, prefix: str) -> GatedMlp:
         return self._mlp(prefix, self._config.intermediate_size)
 
-    def _shared(self, prefix: str) -> DeepseekMlp | None:
+    def _shared(self, prefix: str) -> GatedMlp | None:
         width = self._deepseek.shared_experts * self._deepseek.expert_size
         return self._mlp(f"{prefix}.shared_experts", width) if width else None
 
-    def _mlp(self, prefix: str, width: int) -> DeepseekMlp:
+    def _mlp(self, prefix: str, width: int) -> GatedMlp:
         hidden = self._config.hidden_size
         halves = [_Part(name=f"{prefix}.{half}_proj", outputs=width) for half in ("gate", "up")]
-        return DeepseekMlp(
+        return GatedMlp(
             gate_up=self._matrix(halves, hidden),
             down=self._matrix([_Part(name=f"{prefix}.down_proj", outputs=hidden)], width),
         )
 
-    def _experts(self, prefix: str) -> LayerExperts:
+    def _experts(self, prefix: str, layer: int) -> LayerExperts:
         checkpoint, deepseek, hidden = self._checkpoint, self._deepseek, self._config.hidden_size
         fused = f"{prefix}.experts.gate_up_proj" in checkpoint
         names = _FUSED if fused else _SINGLE
@@ -323,19 +315,26 @@ class _Loader:
                 Scaled(*map(_one, part(checkpoint.scaled, e, name))) for name in names[half]
             ]
 
-        mine = self._share.experts
+        share = self._share
+        mine = range(deepseek.experts) if share is None else share.experts(layer)
+        dispatch = None if share is None else share.dispatch(share.layers[layer])
+        shared = self._shared(prefix)
         bias = f"{prefix}.gate.e_score_correction_bias"
         routers = (
             checkpoint.tensor(f"{prefix}.gate.weight", (deepseek.experts, hidden)),
             checkpoint.tensor(bias, (deepseek.experts,)),
         )
         routing = self._routing()
-        first = "gate_up_proj" if fused else f"{mine.start}.down_proj.weight"
+        first = "gate_up_proj" if fused else f"{mine[0]}.down_proj.weight"
         if self._fp8 is not None and self._is_fp8(f"{prefix}.experts.{first}"):
             halves = Lazy(mine, scaled_of("gate_up")), Lazy(mine, scaled_of("down"))
-            return self._fp8.fp8_experts(*routers, *halves, routing)
+            return self._fp8.fp8_experts(
+                *routers, *halves, routing, shared=shared, dispatch=dispatch
+            )
         gate_up, down = Lazy(mine, float_of("gate_up")), Lazy(mine, float_of("down"))
-        return self._backend.experts(*routers, gate_up, down, routing)
+        return self._backend.experts(
+            *routers, gate_up, down, routing, shared=shared, dispatch=dispatch
+        )
 
     def _routing(self) -> Routing:
         deepseek = self._deepseek

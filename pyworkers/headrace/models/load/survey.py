@@ -16,7 +16,7 @@ from headrace.models.fp8 import Scaled
 from headrace.models.load import doc
 from headrace.models.load.checkpoint import HEAD, Checkpoint, CheckpointError, TensorInfo
 
-__all__ = ["Survey", "SurveyBackend", "survey"]
+__all__ = ["Survey", "SurveyBackend", "names_read", "survey"]
 
 # What published checkpoints have beside what is read: layers that draft, and turns that follow from config.json.
 _LAYER = re.compile(r"model\.layers\.(\d+)\.")
@@ -32,9 +32,9 @@ def survey(
     Raises `CheckpointError` for one that is missing, of another shape or of another kind of dtype, and for one that
     belongs to no part of the model.
     """
-    surveyed = Survey(checkpoint)
-    load(surveyed, SurveyBackend())
-    extra = [name for name in checkpoint.infos if name not in surveyed.asked]
+    asked = names_read(checkpoint, load)
+    known = set(asked)
+    extra = [name for name in checkpoint.infos if name not in known]
     extra = [name for name in extra if not _may_be_there(name, checkpoint)]
     if extra:
         info = checkpoint.infos[extra[0]]
@@ -43,6 +43,15 @@ def survey(
             f"{checkpoint.path}: {info.file}: {extra[0]!r} is no tensor of this model{more}: config.json or the "
             "weights are of another one"
         )
+    return asked
+
+
+def names_read(
+    checkpoint: Checkpoint, load: Callable[[Checkpoint, SurveyBackend], object]
+) -> list[str]:
+    """The same without a look at what `load` leaves out."""
+    surveyed = Survey(checkpoint)
+    load(surveyed, SurveyBackend())
     return list(surveyed.asked)
 
 
@@ -114,14 +123,20 @@ class SurveyBackend:
         del parts, bias
 
     def experts(
-        self, gate: Any, bias: Any, gate_up: Sequence[Any], down: Sequence[Any], routing: Any
+        self,
+        gate: Any,
+        bias: Any,
+        gate_up: Sequence[Any],
+        down: Sequence[Any],
+        routing: Any,
+        *,
+        shared: Any,
+        dispatch: Any,
     ) -> None:
-        del gate, bias, routing
+        del gate, bias, routing, shared, dispatch
         for halves in (gate_up, down):
             for expert in range(len(halves)):
                 halves[expert]
 
-    def fp8_experts(
-        self, gate: Any, bias: Any, gate_up: Sequence[Any], down: Sequence[Any], routing: Any
-    ) -> None:
-        self.experts(gate, bias, gate_up, down, routing)
+    def fp8_experts(self, *args: Any, **others: Any) -> None:
+        self.experts(*args, **others)

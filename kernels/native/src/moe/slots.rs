@@ -1,0 +1,283 @@
+//! The experts that this rank holds, each in a slot, and what they make of rows.
+//!
+//! A slot keeps its place in memory; which expert is in it may change. Each result is one sum as in [`crate::product`]
+//! over the expert's `weight * silu(gate) * up`, so it does not depend on which other rows asked the same slot, although
+//! the products go over all rows of a slot at once.
+
+use std::ops::Range;
+
+use super::{ExpertsError, check_size, reserve};
+use crate::product::{self, Finish, Product, RowsAt};
+use crate::rows;
+use crate::simd::Level;
+use crate::weight::{Dtype, Elements, Weight};
+
+/// Floats of `[gate | up]` that are kept at once, so that they stay in a second-level cache.
+const ROOM: usize = 64 * 1024;
+
+/// Weights of experts of one size.
+#[derive(Debug)]
+pub struct Slots {
+    gate_up: Weight,
+    down: Weight,
+    dtype: Dtype,
+}
+
+/// Rows, and the slots that each of them asks.
+#[derive(Debug, Clone, Copy)]
+pub struct Asked<'a> {
+    /// `[rows, hidden]`.
+    pub x: &'a [f32],
+    /// `[rows, top_k]`; `-1` where a row asks fewer.
+    pub slots: &'a [i32],
+    /// `[rows, top_k]`, of the slot in the same place.
+    pub weights: &'a [f32],
+    /// Slots that a row asks at most.
+    pub top_k: usize,
+}
+
+/// Results one by one, or one sum of each row.
+#[derive(Debug, Default)]
+pub struct Results {
+    /// `[results, hidden]`; one by one they are in the order of slots.
+    pub y: Vec<f32>,
+    /// Width of `y`.
+    pub hidden: usize,
+    /// `[rows, answers]`: which rows of `y` are of that row, `-1` where there are fewer.
+    pub places: Vec<i32>,
+    /// Results that a row has at most.
+    pub answers: usize,
+}
+
+/// What becomes of the results.
+#[derive(Debug)]
+pub enum Sink<'a> {
+    /// They are added to the rows `[rows, hidden]` that asked, slot after slot.
+    Sums(&'a mut [f32]),
+    /// They are kept one by one.
+    Apart(&'a mut Results),
+}
+
+/// Memory that calls reuse.
+#[derive(Debug, Default)]
+pub struct Scratch {
+    /// Where each slot's rows end.
+    ends: Vec<usize>,
+    /// Rows of each slot, ascending, slot after slot; and their weights.
+    rows: Vec<u32>,
+    weights: Vec<f32>,
+    gate_up: Vec<f32>,
+    middle: Vec<f32>,
+}
+
+impl Scratch {
+    /// Turns what is asked around: rows by slot. `places` is told where each went.
+    fn sort(&mut self, slots: usize, asked: &Asked<'_>, places: Option<&mut Vec<i32>>) {
+        self.ends.clear();
+        self.ends.resize(slots, 0);
+        for slot in asked.slots.iter().filter(|slot| **slot >= 0) {
+            self.ends[*slot as usize] += 1;
+        }
+        let mut next = 0;
+        for end in &mut self.ends {
+            next += *end;
+            *end = next - *end; // the beginning, until its rows are put in
+        }
+        self.rows.resize(next, 0);
+        self.weights.resize(next, 0.0);
+        let pairs =
+            asked.slots.chunks_exact(asked.top_k).zip(asked.weights.chunks_exact(asked.top_k));
+        for (row, (slots, weights)) in (0..).zip(pairs) {
+            for (slot, weight) in slots.iter().zip(weights).filter(|(slot, _)| **slot >= 0) {
+                let end = &mut self.ends[*slot as usize];
+                (self.rows[*end], self.weights[*end]) = (row, *weight);
+                *end += 1;
+            }
+        }
+        let Some(places) = places else { return };
+        places.clear();
+        let mut next: Vec<usize> = (0..slots).map(|slot| self.rows_of(slot).start).collect();
+        places.extend(asked.slots.iter().map(|slot| {
+            let Ok(slot) = usize::try_from(*slot) else { return -1 };
+            next[slot] += 1;
+            next[slot] as i32 - 1
+        }));
+    }
+
+    /// Where the rows of a slot are in `rows` and `weights`.
+    fn rows_of(&self, slot: usize) -> Range<usize> {
+        let start = if slot == 0 { 0 } else { self.ends[slot - 1] };
+        start..self.ends[slot]
+    }
+
+    /// Slots from `first` on that have no more than `most` rows together; at least one.
+    fn run(&self, first: usize, most: usize) -> Range<usize> {
+        let start = self.rows_of(first).start;
+        let more = self.ends[first + 1..].iter().take_while(|end| **end - start <= most).count();
+        first..first + 1 + more
+    }
+}
+
+impl Slots {
+    /// Room for `count` experts, which are packed as `dtype` one by one: so they are not in memory together as they came.
+    pub fn with_room(count: usize, (hidden, width): (usize, usize), dtype: Dtype) -> Self {
+        Self {
+            gate_up: Weight::with_room(count, 2 * width, hidden, dtype),
+            down: Weight::with_room(count, hidden, width, dtype),
+            dtype,
+        }
+    }
+
+    /// Packs the expert of the next slot, `[2 * width, hidden]` and `[hidden, width]`.
+    /// # Errors
+    /// If it has another shape.
+    pub fn push(&mut self, gate_up: Elements<'_>, down: Elements<'_>) -> Result<(), ExpertsError> {
+        check_size("gate_up", gate_up.len(), self.gate_up.n() * self.gate_up.k())?;
+        check_size("down", down.len(), self.down.n() * self.down.k())?;
+        self.gate_up.push(gate_up);
+        self.down.push(down);
+        Ok(())
+    }
+
+    /// None yet, with room for one expert of the same shape: to be put into a slot by [`Self::put`].
+    pub fn one_alike(&self) -> Self {
+        Self::with_room(1, (self.hidden(), self.width()), self.dtype)
+    }
+
+    /// Overwrites a slot with the first expert of `from`, where its weights are.
+    /// # Errors
+    /// If there is no such slot.
+    /// # Panics
+    /// If experts are of another shape.
+    pub fn put(&mut self, slot: usize, from: &Self) -> Result<(), ExpertsError> {
+        let slots = self.count();
+        if slot >= slots {
+            return Err(ExpertsError::Slot { slot, slots });
+        }
+        self.gate_up.replace(slot, &from.gate_up);
+        self.down.replace(slot, &from.down);
+        Ok(())
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> usize {
+        self.down.count()
+    }
+
+    /// Width of rows.
+    pub fn hidden(&self) -> usize {
+        self.down.n()
+    }
+
+    /// Width of what an expert has in between.
+    pub fn width(&self) -> usize {
+        self.down.k()
+    }
+
+    /// Bytes of all of them.
+    pub fn bytes(&self) -> usize {
+        self.gate_up.bytes() + self.down.bytes()
+    }
+
+    /// What the slots make of the rows that ask them.
+    /// # Panics
+    /// If lengths do not fit, or there is no such slot.
+    pub fn compute(
+        &self,
+        level: Level,
+        asked: Asked<'_>,
+        linear: &mut product::Scratch,
+        scratch: &mut Scratch,
+        mut into: Sink<'_>,
+    ) {
+        let places =
+            if let Sink::Apart(results) = &mut into { Some(&mut results.places) } else { None };
+        scratch.sort(self.count(), &asked, places);
+        if let Sink::Apart(results) = &mut into {
+            results.y.resize(scratch.rows.len() * self.hidden(), 0.0);
+            (results.hidden, results.answers) = (self.hidden(), asked.top_k);
+        }
+        let mut first = 0;
+        while first < self.count() {
+            let run = scratch.run(first, ROOM / (2 * self.width()));
+            first = run.end;
+            self.run(level, run, asked.x, linear, scratch, &mut into);
+        }
+    }
+
+    /// Results of some consecutive slots. All of their `gate_up` comes before all of their `down`: so a lone row reads
+    /// long streams, not a little here and a little there.
+    fn run(
+        &self,
+        level: Level,
+        run: Range<usize>,
+        x: &[f32],
+        linear: &mut product::Scratch,
+        scratch: &mut Scratch,
+        into: &mut Sink<'_>,
+    ) {
+        let Self { gate_up, down, .. } = self;
+        let (hidden, width) = (down.n(), down.k());
+        let all = scratch.rows_of(run.start).start..scratch.rows_of(run.end - 1).end;
+        if all.is_empty() {
+            return;
+        }
+        let mut both = std::mem::take(&mut scratch.gate_up);
+        let mut middle = std::mem::take(&mut scratch.middle);
+        let gate_ups = reserve(&mut both, all.len() * 2 * width);
+        let mut packed: &[u32] = &[];
+        for slot in run.clone() {
+            let rows = scratch.rows_of(slot);
+            let ids = &scratch.rows[rows.clone()];
+            if ids.is_empty() {
+                continue;
+            }
+            let product = Product {
+                x,
+                x_at: RowsAt { start: 0, stride: hidden, ids: Some(ids) },
+                rows: ids.len(),
+                x_packed: ids == packed,
+                weight: gate_up,
+                index: slot,
+                y: &mut gate_ups[(rows.start - all.start) * 2 * width..],
+                y_at: RowsAt::dense(2 * width),
+                finish: Finish::Set { residual: None },
+            };
+            product.compute(level, linear);
+            packed = ids;
+        }
+        let middles = reserve(&mut middle, all.len() * width);
+        rows::silu_mul(level, gate_ups, width, middles);
+        for (row, weight) in middles.chunks_exact_mut(width).zip(&scratch.weights[all.clone()]) {
+            for x in row {
+                *x *= weight;
+            }
+        }
+        for slot in run {
+            let rows = scratch.rows_of(slot);
+            let (y, y_at, finish) = match into {
+                Sink::Sums(y) => {
+                    let ids = Some(&scratch.rows[rows.clone()]);
+                    (&mut **y, RowsAt { start: 0, stride: hidden, ids }, Finish::Add)
+                }
+                Sink::Apart(results) => {
+                    let y = &mut results.y[rows.start * hidden..];
+                    (y, RowsAt::dense(hidden), Finish::Set { residual: None })
+                }
+            };
+            let product = Product {
+                x: &middles[(rows.start - all.start) * width..],
+                x_at: RowsAt::dense(width),
+                rows: rows.len(),
+                x_packed: false,
+                weight: down,
+                index: slot,
+                y,
+                y_at,
+                finish,
+            };
+            product.compute(level, linear);
+        }
+        (scratch.gate_up, scratch.middle) = (both, middle);
+    }
+}
