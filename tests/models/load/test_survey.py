@@ -13,9 +13,11 @@ import torch
 
 from bench.gpu.random_checkpoint import R1_CONFIG
 from headrace.models.deepseek import load_deepseek
-from headrace.models.deepseek_weights import load_weights
+from headrace.models.deepseek_weights import Share, load_weights
 from headrace.models.load.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
-from headrace.models.load.survey import SurveyBackend, survey
+from headrace.models.load.survey import SurveyBackend, names_read, survey
+from headrace_kernels.moe.placement import LayerPlacement
+from helpers.expert_ranks import random_placement
 from helpers.tiny_deepseek import deepseek_shapes, tiny_deepseek
 from helpers.tiny_model import tiny_tokenizer, write_json_files
 
@@ -101,6 +103,51 @@ def test_the_layout_of_r1_passes_without_a_byte_of_data(r1: Path, fp8: bool) -> 
     assert (
         grown_mib < 300
     )  # 92,000 names with their places; what a layer's tensors alone take is 11 GB
+
+
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize("fp8", [True, False])
+@pytest.mark.parametrize(("ranks", "most_gb"), [(8, 106), (32, 46)])
+def test_a_rank_of_r1_reads_its_experts_and_what_all_ranks_hold(
+    r1: Path, ranks: int, most_gb: float, fp8: bool
+) -> None:
+    checkpoint = SafetensorsCheckpoint(r1)
+    # Lists that differ by layer; 32 ranks have 288 slots, so some experts are on two of them.
+    layers = {
+        layer: random_placement(256, ranks, spare=ranks if ranks == 32 else 0, seed=layer)
+        for layer in range(3, 62)
+    }
+
+    def of_rank(rank: int) -> list[str]:
+        share = Share(rank=rank, layers=layers, dispatch=unused)
+
+        def load(surveyed: Checkpoint, nothing: SurveyBackend) -> object:
+            keeps: Any = nothing
+            return load_weights(surveyed, keeps, mtp=True, fp8=keeps if fp8 else None, share=share)
+
+        return names_read(checkpoint, load)
+
+    read = [set(of_rank(rank)) for rank in range(0, ranks, 1 if ranks == 8 else 4)]
+    everywhere = set.intersection(*read)
+    assert not any(".experts." in name for name in everywhere)
+    for rank, names in zip(range(0, ranks, ranks // 8), read, strict=True):
+        found = {name for name in names if ".experts." in name}
+        held = {
+            f"model.layers.{layer}.mlp.experts.{expert}.{half}_proj.weight{suffix}"
+            for layer, placement in layers.items()
+            for expert in placement.ranks[rank]
+            for half in ("gate", "up", "down")
+            for suffix in ("", "_scale_inv")
+        }
+        assert found == held
+        assert sum(checkpoint.infos[name].nbytes for name in names) < most_gb * 1e9
+    if ranks == 8:
+        assert set.union(*read) == set(check(checkpoint, fp8=fp8))
+
+
+def unused(placement: LayerPlacement) -> Any:
+    """Nothing is sent while names are gathered."""
+    return placement
 
 
 @pytest.mark.parametrize("stacked", [False, True])
