@@ -29,10 +29,10 @@ def scale_shape(shape: tuple[int, ...]) -> tuple[int, ...]:
     return (*leading, -(-rows // BLOCK), -(-columns // BLOCK))
 
 
-def dequantise(scaled: Scaled, first_row: int = 0, first_column: int = 0) -> torch.Tensor:
-    """The weight in float32. `weight` may be a part of what the scales are for, from that row and column on."""
+def dequantise(scaled: Scaled, first_row: int = 0) -> torch.Tensor:
+    """The weight in float32. `weight` may be a part of what the scales are for, from that row on."""
     rows, columns = scaled.weight.shape[-2:]
-    scales = scaled.scale_inv[..., torch.arange(first_column, first_column + columns) // BLOCK]
+    scales = scaled.scale_inv[..., torch.arange(columns) // BLOCK]
     result = scaled.weight.to(torch.float32)
     for block in range(first_row // BLOCK, -(-(first_row + rows) // BLOCK)):
         start = max(block * BLOCK - first_row, 0)

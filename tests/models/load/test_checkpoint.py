@@ -122,12 +122,10 @@ def test_only_the_asked_part_of_a_tensor_is_read(tmp_path: Path) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     whole = checkpoint.tensor(name, (128, 64))
     rows = checkpoint.tensor(name, (128, 64), rows=range(32, 48))
-    corner = checkpoint.tensor(name, (128, 64), rows=range(4), columns=range(8, 24))
     assert torch.equal(rows, whole[32:48])
-    assert torch.equal(corner, whole[:4, 8:24])
     # Views of the file: what is beside them is never touched.
     assert rows.data_ptr() == whole.data_ptr() + 32 * 64 * 4
-    assert seen == [4 * 128 * 64, 4 * (128 + 16) * 64, 4 * (128 + 16) * 64 + 4 * 4 * 16]
+    assert seen == [4 * 128 * 64, 4 * (128 + 16) * 64]
     checkpoint.finished()
     assert seen[-1] == checkpoint.nbytes
 

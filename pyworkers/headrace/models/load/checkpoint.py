@@ -114,21 +114,20 @@ class Checkpoint(ABC):
         shape: Iterable[int] | None = None,
         *,
         rows: range | None = None,
-        columns: range | None = None,
     ) -> torch.Tensor:
         """The tensor `name`, on the CPU, in its stored dtype; in float32 where it was quantised.
 
         With `shape` it is a weight: another stored shape, or integers, raise `CheckpointError` before it is read.
-        `rows` are a part of its first dimension, `columns` of its last: only these are read from a mapped file.
+        `rows` are a part of its first dimension: only these are read from a mapped file.
         """
         from headrace.models import fp8
 
         info = self._check(name, shape)
         if not info.dtype.startswith("float8"):
-            return self._read(name, rows, columns)
-        scaled = self.scaled(name, shape, rows=rows, columns=columns)
+            return self._read(name, rows)
+        scaled = self.scaled(name, shape, rows=rows)
         first_row = rows.start if rows is not None and len(info.shape) == 2 else 0
-        return fp8.dequantise(scaled, first_row, 0 if columns is None else columns.start)
+        return fp8.dequantise(scaled, first_row)
 
     def scaled(
         self,
@@ -136,7 +135,6 @@ class Checkpoint(ABC):
         shape: Iterable[int] | None = None,
         *,
         rows: range | None = None,
-        columns: range | None = None,
     ) -> Scaled:
         """The FP8 weight `name` as it is stored, with its scales, for a backend that computes with it.
 
@@ -162,7 +160,7 @@ class Checkpoint(ABC):
                 f"{list(info.shape)}, found {scale.dtype} {list(scale.shape)}"
             )
         leading = rows if len(info.shape) > 2 else None
-        return fp8.Scaled(self._read(name, rows, columns), self._read(scale_name, leading))
+        return fp8.Scaled(self._read(name, rows), self._read(scale_name, leading))
 
     def integers(self, name: str, shape: Iterable[int]) -> torch.Tensor:
         """The tensor `name`, which must be int32 or int64 of this shape."""
@@ -188,17 +186,12 @@ class Checkpoint(ABC):
             )
         return info
 
-    def _read(
-        self, name: str, rows: range | None = None, columns: range | None = None
-    ) -> torch.Tensor:
+    def _read(self, name: str, rows: range | None = None) -> torch.Tensor:
         stored = self._stored_name(name)
         tensor = whole = self._load(stored)
         if rows is not None:
             assert rows.step == 1 and 0 <= rows.start <= rows.stop <= whole.shape[0]
             tensor = tensor[rows.start : rows.stop]
-        if columns is not None:
-            assert columns.step == 1 and 0 <= columns.start <= columns.stop <= whole.shape[-1]
-            tensor = tensor[..., columns.start : columns.stop]
         stored_bytes = self.infos[stored].nbytes
         if self._ahead is not None:
             self._ahead.consumed(self._first_read(stored))

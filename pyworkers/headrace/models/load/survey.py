@@ -80,11 +80,10 @@ class Survey(Checkpoint):
         shape: Iterable[int] | None = None,
         *,
         rows: range | None = None,
-        columns: range | None = None,
     ) -> torch.Tensor:
         if not self._check(name, shape).dtype.startswith("float8"):
-            return self._read(name, rows, columns)
-        scaled = self.scaled(name, shape, rows=rows, columns=columns)
+            return self._read(name, rows)
+        scaled = self.scaled(name, shape, rows=rows)
         return torch.empty_like(scaled.weight, dtype=torch.float32)
 
     def _load(self, name: str) -> torch.Tensor:
