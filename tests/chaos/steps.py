@@ -39,6 +39,7 @@ def wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
 def _install_intake(seams: Seams) -> None:
     """A request comes, gets its blocks, and gives them back."""
     from headrace.engine.admission import Admission
+    from headrace.engine.cache.kv_import import KvImports
     from headrace.engine.engine import Engine
     from headrace.engine.requests import Requests
 
@@ -73,22 +74,22 @@ def _install_intake(seams: Seams) -> None:
             ended(sequence)
         return blocks
 
-    def moved(original: Any, engine: Any, key: Any) -> Any:
+    def moved(original: Any, imports: Any, key: Any, **kwargs: Any) -> Any:
         """The mover has stopped: only now blocks of a request that ended are free."""
-        leaving = engine._requests.leaving.get(key)
-        if leaving is None and key in engine._requests.here:
-            reach("released", _seed(engine._requests.here[key]))
-        blocks = original(engine, key)
-        if leaving is not None:
-            ended(leaving)
+        sequence = imports._pulls[key]
+        leaving = sequence in imports.leaving
+        if not leaving:
+            reach("released", _seed(sequence))
+        blocks = original(imports, key, **kwargs)
+        if leaving:
+            ended(sequence)
         return blocks
 
     wrap(Engine, "__init__", init)
     wrap(Engine, "submit", submit)
     wrap(Admission, "_take_blocks", take_blocks)
     wrap(Requests, "end", end)
-    wrap(Engine, "pulled", moved)
-    wrap(Engine, "pull_failed", moved)
+    wrap(KvImports, "ended", moved)
 
 
 def _install_compute(seams: Seams) -> None:
@@ -201,9 +202,9 @@ def _install_decode(seams: Seams) -> None:
     from headrace.kv_transfer.peers.client_link import ClientLink, Pulling
     from headrace.kv_transfer.peers.messages import Release
 
-    def ticket(original: Any, engine: Any, key: Any) -> None:
+    def ticket(original: Any, kv_imports: Any, key: Any, ticket: bytes) -> None:
         seams.reach("ticket", _seed_of(seams, key))
-        original(engine, key)
+        original(kv_imports, key, ticket)
 
     def take_pulls(original: Any, kv_imports: Any) -> Any:
         pulls = original(kv_imports)
@@ -224,7 +225,7 @@ def _install_decode(seams: Seams) -> None:
         seams.reach("continue", _seed_of(seams, key))
         original(engine, key, *args, **kwargs)
 
-    wrap(Engine, "ticket", ticket)
+    wrap(KvImports, "ticket", ticket)
     wrap(KvImports, "take_pulls", take_pulls)
     wrap(Pulling, "announce", announce)
     wrap(ClientLink, "_say", say)

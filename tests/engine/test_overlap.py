@@ -176,7 +176,7 @@ def test_a_mover_gets_no_block_that_a_step_in_flight_writes_to() -> None:
     engine.step()
     kv_import = replace(make_submit(1, [2] * 25, max_tokens=6), kv_from=KV_FROM)
     engine.submit(kv_import)
-    engine.ticket(Key(0, 1))
+    engine.kv_imports.ticket(Key(0, 1), b"t")
     step = engine.steps.begin()
     assert step is not None
     engine.cancel(Key(0, 0))
@@ -189,7 +189,7 @@ def test_a_mover_gets_no_block_that_a_step_in_flight_writes_to() -> None:
     assert [place for place, _ in pull.wanted] == list(range(7))
     written = {block for _, block in pull.wanted}
     assert (model.cells[sorted(written)] != 0xDEAD).any(), "the step did write to some of them"
-    assert engine.pull_failed(Key(0, 1)) is None
+    assert engine.kv_imports.ended(Key(0, 1), arrived=False) is None
     engine.go_on(Key(0, 1), [])
     assert finish_all(engine).ids(1) == plain(make_submit(1, [2] * 25, max_tokens=6))[0]
 
@@ -310,7 +310,7 @@ def test_one_that_gives_way_to_nobody_waits_for_the_token_that_was_coming() -> N
     """The rest of the pool waits for KV: the only one that runs needs one block more."""
     engine, _ = toy_engine(blocks=6, prefix_cache=False)
     engine.submit(replace(make_submit(1, [2] * 4), kv_from=KV_FROM))
-    engine.ticket(Key(0, 1))
+    engine.kv_imports.ticket(Key(0, 1), b"t")
     assert engine.steps.begin() is None
     [_pull] = engine.kv_imports.take_pulls()
     submit = make_submit(0, [1] * 15, max_tokens=9)
@@ -327,7 +327,7 @@ def test_one_that_gives_way_to_nobody_waits_for_the_token_that_was_coming() -> N
     step.read()
     heard.hear(engine.steps.finish(step))
     engine.cancel(Key(0, 1))
-    engine.pull_failed(Key(0, 1))
+    engine.kv_imports.ended(Key(0, 1), arrived=False)
     assert finish_all(engine, heard).ids(0) == plain(submit)[0]
 
 

@@ -41,7 +41,7 @@ def exported(engine: Engine, submit: Submit | None = None) -> tuple[KvExport, He
 def reserved(engine: Engine, submit: Submit | None = None) -> list[tuple[int, int]]:
     """An arriving request that has its blocks; what it wants."""
     engine.submit(legs(submit)[1])
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
     engine.step()
     engine.check()
     [pull] = engine.kv_imports.take_pulls()

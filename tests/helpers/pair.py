@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 
 from headrace.engine.cache.kv_export import KvExport
-from headrace.engine.cache.kv_import import PullRequest
+from headrace.engine.cache.kv_import import KvImport
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
@@ -47,7 +47,7 @@ class Heard:
                     self.freed = freed.blocks
 
 
-def move(source: Engine, export: KvExport, to: Engine, pull: PullRequest) -> None:
+def move(source: Engine, export: KvExport, to: Engine, pull: KvImport) -> None:
     """Copy what is wanted, group by group; all of it has to be whole by now."""
     here, there = source.model.kv_pool(), to.model.kv_pool()
     for place, block in pull.wanted:
@@ -74,12 +74,12 @@ def split(prefill: Engine, decode: Engine, submit: Submit) -> Heard:
         assert decode.cancel(Key(0, d)) == 0
         return heard
     [export] = prefill.kv_exports.take()
-    decode.ticket(Key(0, d))
+    decode.kv_imports.ticket(Key(0, d), b"t")
     decode.step()
     [pull] = decode.kv_imports.take_pulls()
     move(prefill, export, decode, pull)
     assert prefill.released(Key(0, p)) == len(export.blocks)
-    assert decode.pulled(Key(0, d)) is None
+    assert decode.kv_imports.ended(Key(0, d), arrived=True) is None
     decode.go_on(Key(0, d), list(heard.ids))
     while not decode.idle:
         heard.hear(decode.step(), d)

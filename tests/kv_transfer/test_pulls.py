@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
 
 from headrace.engine.sequence import Key
-from headrace.kv_transfer.backends.base import Pulled, TransferError
+from headrace.kv_transfer.backends.base import TransferError
 from headrace.kv_transfer.migration import Fetches
-from headrace.kv_transfer.pulls import MAX_PULLS, MAX_PULLS_OF_SOURCE, Job, Puller
+from headrace.kv_transfer.pulls import MAX_PULLS, MAX_PULLS_OF_SOURCE, Pull, Puller
 from headrace.wire.frames import (
     Fetch,
     Freed,
@@ -27,62 +26,30 @@ from headrace.wire.frames import (
 from headrace.wire.link import reachable
 from headrace.worker.outbox import MOST_REPORTS, Outbox
 from helpers.fake_router import TIMEOUT_S
+from helpers.pulling import DONE, SOURCE, FakeClient
 from helpers.toy import ToyModel
 from helpers.toy_engine import engine_on
 
-SOURCE = KvFrom("p", ["tcp:127.0.0.1:1"], 1000)
-
-
-class FakeClient:
-    """Pulls end when the test says so; one that is cancelled needs a while to stop."""
-
-    def __init__(self) -> None:
-        self.started: list[bytes] = []  # tickets
-        self.ends: dict[bytes, asyncio.Future[Pulled]] = {}
-        self.writing: set[bytes] = set()
-        self.another = asyncio.Event()
-        self.stops = asyncio.Event()
-
-    async def pull(
-        self,
-        _: Sequence[str],
-        ticket: bytes,
-        wanted: Sequence[tuple[int, int]],
-        *,
-        timeout_s: float,
-    ) -> Pulled:
-        assert timeout_s > 0
-        assert wanted
-        self.started.append(ticket)
-        self.another.set()
-        self.writing.add(ticket)
-        self.ends[ticket] = asyncio.get_running_loop().create_future()
-        try:
-            return await self.ends[ticket]
-        except asyncio.CancelledError:
-            await self.stops.wait()
-            raise
-        finally:
-            self.writing.discard(ticket)
-
 
 class Bench:
-    """A puller and what became of its jobs."""
+    """A puller and what became of its pulls."""
 
     def __init__(self) -> None:
         self.client = FakeClient()
         self.woken = asyncio.Event()
         self.puller = Puller(cast("Any", self.client), self.woken.set)
-        self.settled: list[Job] = []
+        self.settled: list[Transferred] = []
 
-    def start(self, number: int, source: KvFrom = SOURCE) -> Job:
-        job = Job(Key(0, number), source, str(number).encode(), [(0, 0)], self._settle)
-        self.puller.start(job)
-        return job
+    def start(self, number: int, source: KvFrom = SOURCE) -> Pull:
+        pull = Pull(Key(0, number), source, str(number).encode(), [(0, 0)], self._settle)
+        self.puller.start(pull)
+        return pull
 
-    def _settle(self, job: Job) -> None:
-        assert job.ticket not in self.client.writing, "something may still write to its blocks"
-        self.settled.append(job)
+    def _settle(self, key: Key, report: Transferred) -> None:
+        ticket = str(key.request).encode()
+        assert ticket not in self.client.writing, "something may still write to its blocks"
+        assert report.request == key.request
+        self.settled.append(report)
 
     async def until_settled(self, count: int) -> None:
         async with asyncio.timeout(TIMEOUT_S):
@@ -98,9 +65,6 @@ class Bench:
                 self.client.another.clear()
 
 
-DONE = Pulled(backend=TransferBackend.SHM, blocks=1, bytes=64, ms=0.5, total_ms=1.0)
-
-
 async def test_a_pull_that_is_done_is_settled_once_with_its_report() -> None:
     bench = Bench()
     bench.start(1)
@@ -109,26 +73,26 @@ async def test_a_pull_that_is_done_is_settled_once_with_its_report() -> None:
     bench.client.ends[b"1"].set_result(DONE)
     await bench.until_settled(1)
     bench.puller.settle()
-    (job,) = bench.settled
-    assert job.report == Transferred(1, "p", TransferBackend.SHM, 1, 64, 0.5, None)
+    (report,) = bench.settled
+    assert report == Transferred(1, "p", TransferBackend.SHM, 1, 64, 0.5, None)
     assert bench.puller.idle
 
 
 async def test_only_so_many_pull_from_a_source_at_a_time_and_the_rest_in_order() -> None:
     bench = Bench()
     most = MAX_PULLS_OF_SOURCE
-    jobs = [bench.start(number) for number in range(most + 3)]
+    pulls = [bench.start(number) for number in range(most + 3)]
     await bench.until_started(most)
-    bench.puller.stop(jobs[most], TransferFailure.TIMEOUT)  # its turn has not come
+    bench.puller.stop(pulls[most], TransferFailure.TIMEOUT)  # its turn has not come
     await bench.until_settled(1)
-    assert bench.settled[0].report.error == "no_room", "its source is not to blame"
+    assert bench.settled[0].error == "no_room", "its source is not to blame"
     bench.client.ends[b"5"].set_result(DONE)
     await bench.until_started(most + 1)
     assert bench.client.started[-1] == str(most + 1).encode()
     bench.client.stops.set()
     bench.puller.stop_all(TransferFailure.CANCELLED)
     await bench.until_settled(most + 3)
-    assert len(bench.settled) == len(set(map(id, bench.settled)))
+    assert sorted(report.request for report in bench.settled) == [*range(most + 3)]
     assert bench.puller.idle
 
 
@@ -140,7 +104,7 @@ async def test_a_source_that_gives_nothing_does_not_hold_back_another_one() -> N
     await bench.until_started(MAX_PULLS_OF_SOURCE + 1)
     bench.client.ends[b"1000"].set_result(DONE)
     await bench.until_settled(1)
-    assert bench.settled[0].report == Transferred(1000, "q", TransferBackend.SHM, 1, 64, 0.5, None)
+    assert bench.settled[0] == Transferred(1000, "q", TransferBackend.SHM, 1, 64, 0.5, None)
     bench.client.stops.set()
     bench.puller.stop_all(TransferFailure.CANCELLED)
     await bench.until_settled(3 * MAX_PULLS_OF_SOURCE + 1)
@@ -163,27 +127,27 @@ async def test_only_so_many_pull_at_a_time_from_all_sources() -> None:
 
 async def test_a_pull_that_is_stopped_ends_when_nothing_writes_any_more() -> None:
     bench = Bench()
-    job = bench.start(1)
+    pull = bench.start(1)
     await bench.until_started(1)
-    bench.puller.stop(job, TransferFailure.TIMEOUT)
-    bench.puller.stop(job, TransferFailure.CANCELLED)  # the first word counts
+    bench.puller.stop(pull, TransferFailure.TIMEOUT)
+    bench.puller.stop(pull, TransferFailure.CANCELLED)  # the first word counts
     for _ in range(10):
         await asyncio.sleep(0)
     bench.puller.settle()
     assert not bench.settled
     bench.client.stops.set()
     await bench.until_settled(1)
-    assert job.report.error == "timeout"
+    assert [report.error for report in bench.settled] == ["timeout"]
 
 
 async def test_a_pull_stopped_before_its_task_began_ends_too() -> None:
     bench = Bench()
-    job = bench.start(1)
-    bench.puller.stop(job, TransferFailure.CANCELLED)
+    pull = bench.start(1)
+    bench.puller.stop(pull, TransferFailure.CANCELLED)
     await bench.until_settled(1)
-    assert job.report.error == "cancelled"
+    assert [report.error for report in bench.settled] == ["cancelled"]
     assert bench.client.started == []
-    bench.puller.stop(job, TransferFailure.TIMEOUT)
+    bench.puller.stop(pull, TransferFailure.TIMEOUT)
     assert bench.puller.idle
 
 
@@ -217,7 +181,7 @@ async def test_failures_are_reported_by_name_even_those_nobody_thought_of() -> N
     )
     bench.client.ends[b"2"].set_exception(RuntimeError("a bug"))
     await bench.until_settled(2)
-    reports = {job.key.request: job.report for job in bench.settled}
+    reports = {report.request: report for report in bench.settled}
     assert (reports[1].error, reports[1].backend) == ("checksum", "tcp")
     assert reports[2].error == "lost"
     assert all(report.blocks == report.bytes == 0 for report in reports.values())

@@ -93,8 +93,8 @@ class Admission:
                 break
             credit = self._creditable(sequence)
             depth = self._depth(sequence, credit)
-            late = sequence.kv_import is not None and sequence.kv_import.going
-            if depth < credit and self._publishing.comes(sequence.names[depth]) and not late:
+            hurried = sequence.kv_import is not None and sequence.kv_import.continued is not None
+            if depth < credit and self._publishing.comes(sequence.names[depth]) and not hurried:
                 place += 1  # its next block is being computed: share it then
                 continue
             if to_come is None:

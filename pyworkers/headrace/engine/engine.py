@@ -13,7 +13,7 @@ Blocks that are freed while a step writes to them may be another sequence's at o
 Only movers, which write from elsewhere, get no block before the steps in flight are done with it.
 
 A request whose prompt is computed here and answered elsewhere (`kv_transfer`) is an export; one whose KV comes from
-elsewhere (`kv_from`) is arriving.
+elsewhere (`kv_from`) is an import.
 """
 
 from __future__ import annotations
@@ -151,14 +151,14 @@ class Engine:
         return tokens + int(remaining[~decode].sum())
 
     @property
-    def next_deadline_s(self) -> float | None:
-        """When `step` or `expire` has to be called even if the engine is idle."""
-        return self._requests.next_due_s
+    def next_deadline_s(self) -> float:
+        """When `step` or `expire` has to be called even if the engine is idle; infinite where nothing is due."""
+        return min(self._requests.next_due_s, self.kv_imports.next_late_s)
 
     def submit(self, submit: Submit, *, link: int = 0, now_s: float = 0.0) -> None:
         """Take a request. Raises `RequestError`; then the engine is as before.
 
-        With `kv_from` it holds nothing until its `ticket`, or until `go_on` says that nothing comes.
+        With `kv_from` it holds nothing until its ticket comes, or until `go_on` says that nothing does.
         """
         key = Key(link, submit.request)
         self._requests.check_new(key)
@@ -175,13 +175,12 @@ class Engine:
     def cancel(self, key: Key) -> int | None:
         """Stop a request at any stage; returns how many blocks it gave back, 0 if it is unknown.
 
-        `None` where a mover may still write to its blocks: stop it, then call `pulled` or `pull_failed`, which
+        `None` where a mover may still write to its blocks: it is among `kv_imports.stops`, and `kv_imports.ended`
         returns how many blocks it gave back.
         """
-        if key in self._requests.leaving:
-            return None
-        sequence = self._requests.get(key)
-        return 0 if sequence is None else self._requests.end(sequence)
+        if sequence := self._requests.get(key):
+            return self._requests.end(sequence)
+        return None if key in self.kv_imports else 0
 
     def cancel_link(self, link: int) -> int:
         """Cancel all requests of a link; returns how many there were. Pulls in flight end as with `cancel`."""
@@ -190,48 +189,15 @@ class Engine:
             self.cancel(key)
         return len(keys)
 
-    # --- KV that comes from another worker ---
-
-    def ticket(self, key: Key) -> None:
-        """The router has the ticket for an arriving request: reserve blocks, when there is room. Others: no effect."""
-        if sequence := self._requests.get(key):
-            self.kv_imports.ticket(sequence)
-
-    def pulled(self, key: Key) -> int | None:
-        """The mover has stopped, all is there, and the source said that it was good.
-
-        For a request that ended meanwhile: how many blocks it gave back just now (`Freed` is due). Otherwise `None`.
-        """
-        if key in self._requests.leaving:
-            return self._requests.leave(key)
-        if sequence := self._requests.get(key):
-            self.kv_imports.pulled(sequence)
-            self._requests.time(sequence)
-        return None
-
-    def pull_failed(self, key: Key) -> int | None:
-        """The mover has stopped, or never began, and nothing counts. Returns the same as `pulled`."""
-        if key in self._requests.leaving:
-            return self._requests.leave(key)
-        if sequence := self._requests.get(key):
-            self.kv_imports.failed(sequence)
-            self._requests.time(sequence)
-        return None
-
     def go_on(self, key: Key, generated: list[int], now_s: float = 0.0) -> None:
-        """The first tokens of an arriving request. None: nothing comes, compute it all.
+        """The first tokens of a request whose KV is pulled. None: nothing comes, compute it all.
 
-        In that case stop a mover that runs, then call `pulled` or `pull_failed`. A pull that has not begun
-        `timeout_ms` later is given up; one that runs is the caller's to stop. Raises `RequestError` for tokens that
-        cannot be; then nothing changed. Unknown requests and further calls: no effect.
+        A pull that is not done `timeout_ms` later is given up. Raises `RequestError` for tokens that cannot be; then
+        nothing changed. Unknown requests and further calls: no effect.
         """
-        if sequence := self._requests.get(key):
-            if sequence.kv_import is not None and not sequence.kv_import.going:
-                self._intake.check_first(sequence, generated)
+        if sequence := self.kv_imports.awaiting_tokens(key):
+            self._intake.check_first(sequence, generated)
             self.kv_imports.go_on(sequence, generated, now_s)
-            self._requests.time(sequence)
-
-    # --- KV that goes to another worker ---
 
     def released(self, key: Key) -> int | None:
         """The puller has all of an export. Returns how many blocks it gave back (`Freed` is due).
@@ -248,8 +214,7 @@ class Engine:
 
     def use_hasher(self, hasher: BlockHasher) -> None:
         """Name blocks otherwise from now on. Nothing cached so far is found again."""
-        here, leaving = self._requests.here.values(), self._requests.leaving.values()
-        self.publishing.rename(hasher, here, leaving)
+        self.publishing.rename(hasher, self._requests.here.values(), self.kv_imports.leaving)
         self.pinned.renamed()
         self.stages.changed()  # what somebody waits for may have another name now
 
@@ -280,17 +245,16 @@ class Engine:
             if sequence.lease_end_s is not None:
                 # Its first token is out: the other leg has the last word.
                 self._outputs.free(sequence, result)
-            elif sequence.deadline_s is not None and sequence.deadline_s <= now_s:
-                self._outputs.late(sequence, result)
             else:
-                self.kv_imports.compute(sequence)
-                self._requests.time(sequence)
+                self._outputs.late(sequence, result)
+        self.kv_imports.expire(now_s)
         return result
 
     def check(self) -> None:
         """Assert the invariants of pool and scheduler. Costs O(blocks): for tests and shutdown."""
         self.scheduler.check(self.pinned.held.elements())
         self._requests.check()
+        self.kv_imports.check()
         self.steps.check()
 
     def check_idle(self) -> None:

@@ -22,7 +22,7 @@ class Intake:
         self._vocab_size = vocab_size
         self._model_tokens = model_tokens
         self._context_tokens = context_tokens
-        self._kv_imports = 0
+        self._taken = 0
 
     def sequence(self, key: Key, submit: Submit, now_s: float) -> Sequence:
         """The sequence of a request, without block names yet. Raises `RequestError`."""
@@ -41,14 +41,13 @@ class Intake:
         generated = resumed.tolist()
         kv_import = None
         if submit.kv_from is not None:
-            tokens, timeout_s = len(prompt) + len(generated), submit.kv_from.timeout_ms / 1e3
-            kv_import = KvImport(tokens=tokens, timeout_s=timeout_s)
+            kv_import = KvImport(key, submit.kv_from, tokens=len(prompt) + len(generated))
         # A resumed answer has sent them already; of a prompt that is computed elsewhere they come from there.
         scores = sampling.prompt_logprobs is not None and not generated and kv_import is None
-        self._kv_imports += 1
+        self._taken += 1
         return Sequence(
             key=key,
-            arrival=self._kv_imports,
+            arrival=self._taken,
             priority=submit.priority,
             prompt=prompt,
             listed=generated,

@@ -107,7 +107,7 @@ class OutputBuilder:
 
     def free(self, sequence: Sequence, result: StepResult) -> None:
         blocks = self._requests.end(sequence)
-        if blocks is not None:  # otherwise `pulled` or `pull_failed` says it
+        if blocks is not None:  # otherwise `KvImports.ended` says it
             freed = Freed(request=sequence.key.request, blocks=blocks)
             result.of(sequence.key.link).freed.append(freed)
 

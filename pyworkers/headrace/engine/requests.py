@@ -17,17 +17,17 @@ class Requests:
         self._stages = stages
         self._kv_imports = kv_imports
         self.here: dict[Key, Sequence] = {}
-        self.leaving: dict[Key, Sequence] = {}  # they ended, and a mover may still write
         self._timed: dict[Sequence, None] = {}  # those with any time limit
 
     @property
     def empty(self) -> bool:
-        return not self.here and not self.leaving
+        """Nor is one whose blocks a mover may still write to."""
+        return not self.here and self._kv_imports.idle
 
     @property
-    def next_due_s(self) -> float | None:
+    def next_due_s(self) -> float:
         """When something has to happen to one of them by itself."""
-        return min((_due_s(sequence) for sequence in self._timed), default=None)
+        return min((_due_s(sequence) for sequence in self._timed), default=math.inf)
 
     def due(self, now_s: float) -> list[Sequence]:
         """Those for whom it is time."""
@@ -35,7 +35,7 @@ class Requests:
 
     def check_new(self, key: Key) -> None:
         """Raises `RequestError` for one that is here."""
-        if key in self.here or key in self.leaving:
+        if key in self.here or key in self._kv_imports:
             raise RequestError(
                 FailureKind.DUPLICATE_REQUEST, f"request {key.request} is here already"
             )
@@ -60,22 +60,13 @@ class Requests:
         self._timed.pop(sequence, None)
         if sequence.export is not None:
             sequence.export.revoked = True  # before a block of it can be another's
-        if sequence.kv_import is not None:
-            self._kv_imports.forget(sequence)
-            if sequence.kv_import.written:
-                self.leaving[sequence.key] = sequence
-                return None
-        return self._stages.remove(sequence)
-
-    def leave(self, key: Key) -> int:
-        """The mover of one that is `leaving` has stopped: how many blocks it gave back."""
-        return self._stages.remove(self.leaving.pop(key))
+        return self._stages.remove(sequence) if self._kv_imports.end(sequence) else None
 
     def check(self) -> None:
         """Assert that the scheduler knows the same sequences."""
         stages = self._stages
         known = {*stages.running, *stages.waiting, *stages.ready, *stages.parked}
-        here = {*self.here.values(), *self.leaving.values()}
+        here = {*self.here.values(), *self._kv_imports.leaving}
         assert known <= here, "a request is not known any more"
         assert len(here - known) == self._kv_imports.outside, "a request is lost"
         assert all(s.stage is Stage.OUTSIDE for s in here - known), "a request is lost"
@@ -87,7 +78,4 @@ def _due_s(sequence: Sequence) -> float:
     due_s = math.inf if sequence.deadline_s is None else sequence.deadline_s
     if sequence.lease_end_s is not None:
         due_s = min(due_s, sequence.lease_end_s)
-    kv_import = sequence.kv_import
-    if kv_import is not None and kv_import.pull_by_s is not None and not kv_import.written:
-        due_s = min(due_s, kv_import.pull_by_s)
     return due_s

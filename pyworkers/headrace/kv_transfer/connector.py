@@ -13,7 +13,7 @@ from headrace.kv_transfer.consumer import Consumer
 from headrace.kv_transfer.migration import Fetches, Migration
 from headrace.kv_transfer.producer import Producer, Tell
 from headrace.kv_transfer.pulls import Puller
-from headrace.wire.frames import Continue, Fetch, Offer, Submit, Ticket, TransferFailure
+from headrace.wire.frames import Continue, Fetch, Offer, Ticket, TransferFailure
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -58,21 +58,15 @@ class KvConnector:
     def next_deadline_s(self) -> float:
         """When `settle` has to be called, at the latest; infinite where there is no such time."""
         return min(
-            self._consumer.next_deadline_s,
             self._fetches.next_deadline_s,
             self._migration.until_s or math.inf,
         )
-
-    def submitted(self, key: Key, submit: Submit) -> None:
-        """The engine has taken it."""
-        if submit.kv_from is not None:
-            self._consumer.submitted(key, submit.kv_from)
 
     def take_in(self, link: int, frame: Ticket | Continue | Fetch, now_s: float) -> None:
         key = Key(link, frame.request)
         match frame:
             case Ticket():
-                self._consumer.ticket(key, frame.ticket)
+                self._engine.kv_imports.ticket(key, frame.ticket)
             case Continue():
                 self._consumer.go_on(key, frame.generated, now_s)
             case Fetch():
@@ -81,7 +75,7 @@ class KvConnector:
     def settle(self, now_s: float) -> None:
         """Bring the engine and the movers of bytes up to date with each other."""
         self._puller.settle()
-        self._consumer.settle(now_s)
+        self._consumer.settle()
         self._producer.settle()
         self._fetches.settle(now_s)
         self._migration.settle(now_s)
@@ -93,23 +87,18 @@ class KvConnector:
     def ended(self, key: Key) -> None:
         """The engine ended a request by itself."""
         self._producer.withdraw(key)
-        self._consumer.ended(key)
 
     def cancel(self, key: Key) -> int | None:
         """Stop a request at any stage; returns how many blocks are free now, None if that is told later."""
         self._producer.withdraw(key)
         self._fetches.cancel(key)
-        blocks = self._engine.cancel(key)
-        self._consumer.ended(key)
-        return blocks
+        return self._engine.cancel(key)
 
     def cancel_link(self, link: int) -> int:
         """Cancel all requests of a router that is gone; returns how many there were."""
         self._producer.withdraw_link(link)
         self._fetches.cancel_link(link)
-        count = self._engine.cancel_link(link)
-        self._consumer.ended_link(link)
-        return count
+        return self._engine.cancel_link(link)
 
     def offer(self, most: int, budget_s: float, now_s: float) -> Offer:
         """The hottest blocks, for others to fetch before this worker leaves."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from headrace.engine.sequence import Key
 from headrace.kv_transfer.producer import Tell
-from headrace.kv_transfer.pulls import Job, Puller
+from headrace.kv_transfer.pulls import Pull, Puller
 from headrace.wire.frames import NAME_BYTES, Fetch, Offer, TransferFailure, Transferred
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Migration:
 class Fetching:
     """One fetch in flight."""
 
-    job: Job
+    pull: Pull
     adoption: Adoption
     until_s: float
 
@@ -102,7 +102,7 @@ class Fetches:
     @property
     def next_deadline_s(self) -> float:
         """When the first of them is to be given up; those that were need a while to stop."""
-        going = (it for it in self._in_flight.values() if it.job.stopped is None)
+        going = (it for it in self._in_flight.values() if it.pull.stopped is None)
         return min((it.until_s for it in going), default=math.inf)
 
     def fetch(self, key: Key, fetch: Fetch, now_s: float) -> None:
@@ -111,36 +111,28 @@ class Fetches:
             log.debug("handoff: fetch %d is here already", key.request)
             return
         if len(self._in_flight) >= MOST_FETCHES:
-            report = Transferred(
-                key.request, fetch.kv_from.worker, None, 0, 0, 0.0, TransferFailure.NO_ROOM
-            )
-            self._tell(key.link, report)
+            source, why = fetch.kv_from.worker, TransferFailure.NO_ROOM
+            self._tell(key.link, Transferred(key.request, source, None, 0, 0, 0.0, why))
             return
         starts = range(0, len(fetch.names), NAME_BYTES)
         names = [fetch.names[start : start + NAME_BYTES] for start in starts]
         adoption = self._engine.pinned.adopt(names, fetch.parents)
         wanted = [(fetch.offset[place], block) for place, block in adoption.wanted]
-        job = Job(
-            key,
-            fetch.kv_from,
-            fetch.ticket,
-            wanted,
-            settle=self._fetched,
-            may_write=self._engine.steps.ended_check(),
-        )
+        may_write = self._engine.steps.ended_check()
+        pull = Pull(key, fetch.kv_from, fetch.ticket, wanted, self._ended, may_write)
         until_s = now_s + fetch.kv_from.timeout_ms / 1e3
-        self._in_flight[key] = Fetching(job, adoption, until_s)
-        self._puller.start(job)
+        self._in_flight[key] = Fetching(pull, adoption, until_s)
+        self._puller.start(pull)
 
     def settle(self, now_s: float) -> None:
         """Give up what is late."""
         for it in self._in_flight.values():
             if it.until_s <= now_s:
-                self._puller.stop(it.job, TransferFailure.TIMEOUT)
+                self._puller.stop(it.pull, TransferFailure.TIMEOUT)
 
     def cancel(self, key: Key) -> None:
         if key in self._in_flight:
-            self._puller.stop(self._in_flight[key].job, TransferFailure.CANCELLED)
+            self._puller.stop(self._in_flight[key].pull, TransferFailure.CANCELLED)
 
     def cancel_link(self, link: int) -> None:
         """Cancel all of a router."""
@@ -148,7 +140,7 @@ class Fetches:
             if key.link == link:
                 self.cancel(key)
 
-    def _fetched(self, job: Job) -> None:
-        adoption = self._in_flight.pop(job.key).adoption
-        self._engine.pinned.end(adoption, arrived=job.pulled is not None)
-        self._tell(job.key.link, job.report)
+    def _ended(self, key: Key, report: Transferred) -> None:
+        adoption = self._in_flight.pop(key).adoption
+        self._engine.pinned.end(adoption, arrived=report.error is None)
+        self._tell(key.link, report)

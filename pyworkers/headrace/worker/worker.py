@@ -171,9 +171,8 @@ class Worker:
     async def _something(self, prepare_s: float) -> None:
         """Wait for an arrival, the end of a step, the next thing that is due, or `prepare_s`."""
         self.engine.check_idle()
-        due_s = self.engine.next_deadline_s
         until_s = min(
-            math.inf if due_s is None else due_s,
+            self.engine.next_deadline_s,
             math.inf if self._connector is None else self._connector.next_deadline_s,
             self._give_up_s,
             asyncio.get_running_loop().time() + prepare_s - time.perf_counter(),
@@ -200,8 +199,7 @@ class Worker:
     def _settle(self) -> None:
         """All that is due."""
         now_s = asyncio.get_running_loop().time()
-        due_s = self.engine.next_deadline_s
-        if due_s is not None and due_s <= now_s:
+        if self.engine.next_deadline_s <= now_s:
             self._answer(self.engine.expire(now_s))
         if self._connector is not None:
             self._connector.settle(now_s)
@@ -269,8 +267,6 @@ class Worker:
         ):
             raise RequestError(FailureKind.UNSUPPORTED, "this worker moves no KV")
         self.engine.submit(submit, link=peer.number, now_s=at_s)
-        if self._connector is not None:
-            self._connector.submitted(Key(peer.number, submit.request), submit)
 
     def _drain(self, drain: Drain, peer: Peer, now_s: float) -> None:
         """Offer what is hot first. A later Drain that wants no offer ends the one there is."""

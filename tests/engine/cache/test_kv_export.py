@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -38,7 +39,7 @@ def test_a_lease_runs_from_the_first_token_and_ends_by_itself() -> None:
     engine = make_engine(batched=8)
     engine.submit(legs()[0], now_s=5.0)
     engine.step(10.0)
-    assert engine.next_deadline_s is None
+    assert engine.next_deadline_s == math.inf
     engine.step(20.0)
     assert engine.next_deadline_s == pytest.approx(21.0, abs=0.5)
     [export] = engine.kv_exports.take()
@@ -46,7 +47,7 @@ def test_a_lease_runs_from_the_first_token_and_ends_by_itself() -> None:
     heard = Heard()
     heard.hear(engine.expire(25.0), P.request)
     assert (heard.freed, heard.finish, export.revoked) == (3, None, True)
-    assert engine.empty and engine.next_deadline_s is None
+    assert engine.empty and engine.next_deadline_s == math.inf
     engine.check_idle()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -20,8 +21,8 @@ def test_an_arriving_request_holds_nothing_before_its_ticket() -> None:
     engine.step()
     assert engine.kv_imports.take_pulls() == []
     assert (engine.load.blocks_used, engine.load.waiting, engine.waiting_tokens) == (0, 0, 0)
-    engine.ticket(D)
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
+    engine.kv_imports.ticket(D, b"t")
     assert not engine.idle
     assert (engine.load.waiting, engine.waiting_tokens) == (0, 0)
     engine.step()
@@ -30,7 +31,7 @@ def test_an_arriving_request_holds_nothing_before_its_ticket() -> None:
     assert engine.kv_imports.take_pulls() == []
     assert engine.idle and engine.load.blocks_used == 3
     assert engine.cancel(D) is None
-    assert engine.pull_failed(D) == 3
+    assert engine.kv_imports.ended(D, arrived=False) == 3
     engine.check_idle()
 
 
@@ -39,21 +40,20 @@ def test_kv_and_first_token_come_in_any_order(go_first: bool) -> None:
     prefill, decode = make_engine(), make_engine()
     export, heard = exported(prefill)
     decode.submit(legs()[1])
-    decode.ticket(D)
+    decode.kv_imports.ticket(D, b"t")
     decode.step()
     [pull] = decode.kv_imports.take_pulls()
     move(prefill, export, decode, pull)
     if go_first:
         decode.go_on(D, heard.ids)
         assert decode.idle
-        assert decode.pulled(D) is None
+        assert decode.kv_imports.ended(D, arrived=True) is None
     else:
-        assert decode.pulled(D) is None
+        assert decode.kv_imports.ended(D, arrived=True) is None
         assert decode.idle
         decode.go_on(D, heard.ids)
     decode.go_on(D, [7])  # again: no effect
-    decode.pulled(D)
-    decode.ticket(D)
+    decode.kv_imports.ticket(D, b"t")
     assert heard.ids + run(decode).ids == truth()
     decode.check_idle()
 
@@ -66,14 +66,14 @@ def test_only_what_the_own_cache_lacks_is_wanted_also_of_the_last_block() -> Non
         prefill = make_engine()
         export, heard = exported(prefill, make_submit(0, prompt))
         engine.submit(legs(make_submit(0, prompt))[1])
-        engine.ticket(D)
+        engine.kv_imports.ticket(D, b"t")
         engine.step()
         [pull] = engine.kv_imports.take_pulls()
         assert [place for place, _ in pull.wanted] == list(range(len(export.blocks)))[
             len(export.blocks) - wanted :
         ]
         move(prefill, export, engine, pull)
-        engine.pulled(D)
+        engine.kv_imports.ended(D, arrived=True)
         engine.go_on(D, heard.ids)
         answer = run(engine)
         assert answer.first is not None
@@ -98,7 +98,7 @@ def test_nobody_waits_for_the_pull_of_another() -> None:
     for key in keys:
         decode.submit(replace(make_submit(key.request, PROMPT), kv_from=KV_FROM))
     for key in keys[:2]:
-        decode.ticket(key)
+        decode.kv_imports.ticket(key, b"t")
     decode.step()
     slow, quick = decode.kv_imports.take_pulls()
     assert (slow.key, quick.key) == (keys[0], keys[1])
@@ -114,11 +114,11 @@ def test_nobody_waits_for_the_pull_of_another() -> None:
         decode.check()
     assert (alone.ids, heard.ids + late.ids) == (truth(), truth())
     move(prefill, export, decode, quick)
-    decode.pulled(keys[1])
+    decode.kv_imports.ended(keys[1], arrived=True)
     decode.go_on(keys[1], heard.ids)
     assert heard.ids + run(decode, 3).ids == truth()
     move(prefill, export, decode, slow)
-    decode.pulled(keys[0])
+    decode.kv_imports.ended(keys[0], arrived=True)
     decode.go_on(keys[0], heard.ids)
     assert decode.pool.used == 3  # the others' two blocks and its own last one
     assert heard.ids + run(decode).ids == truth()
@@ -130,7 +130,7 @@ def test_what_is_computed_here_is_not_pulled_before_the_first_token_is_there() -
     prompt = list(range(16))
     engine.submit(make_submit(7, prompt))
     engine.submit(legs(make_submit(0, prompt))[1])
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
     engine.step()
     engine.step()
     assert engine.kv_imports.take_pulls() == []
@@ -141,54 +141,16 @@ def test_what_is_computed_here_is_not_pulled_before_the_first_token_is_there() -
     engine.check()
 
 
-@pytest.mark.parametrize("when", ["before the ticket", "before the blocks", "in the pull", "after"])
-@pytest.mark.parametrize("first", [True, False])
-def test_a_request_whose_kv_does_not_come_computes_it(when: str, first: bool) -> None:
-    prefill, decode = make_engine(), make_engine()
-    export, heard = exported(prefill)
-    tokens = heard.ids if first else []
-    decode.submit(legs()[1])
-    if when == "before the ticket":
-        assert decode.pull_failed(D) is None
-        decode.ticket(D)  # too late
-        assert decode.idle
-        decode.go_on(D, tokens)
-    else:
-        decode.ticket(D)
-        if when == "before the blocks":
-            assert decode.pull_failed(D) is None
-            decode.step()
-            assert decode.kv_imports.take_pulls() == []
-            decode.go_on(D, tokens)
-        else:
-            decode.step()
-            [pull] = decode.kv_imports.take_pulls()
-            if when == "in the pull":
-                decode.go_on(D, tokens)
-                assert decode.idle  # somebody may still write
-                decode.pull_failed(D)
-            else:
-                move(prefill, export, decode, pull)
-                decode.pulled(D)
-                decode.pull_failed(D)  # no effect
-                decode.go_on(D, tokens)
-    assert not decode.idle
-    if not first:
-        heard = Heard()
-    assert run(decode, heard=heard).ids == truth()
-    decode.check_idle()
-
-
 def test_a_pull_that_ended_well_after_its_source_was_lost_is_a_cache_hit() -> None:
     prefill, decode = make_engine(), make_engine()
     export, _ = exported(prefill)
     decode.submit(legs()[1])
-    decode.ticket(D)
+    decode.kv_imports.ticket(D, b"t")
     decode.step()
     [pull] = decode.kv_imports.take_pulls()
     decode.go_on(D, [])
     move(prefill, export, decode, pull)
-    assert decode.pulled(D) is None
+    assert decode.kv_imports.ended(D, arrived=True) is None
     result = decode.step()
     assert result.prefill_tokens == 3
     heard = Heard()
@@ -204,8 +166,8 @@ def test_a_pull_that_has_not_begun_in_time_is_given_up() -> None:
     engine.expire(5.9)
     assert engine.idle
     engine.expire(6.0)
-    assert not engine.idle and engine.next_deadline_s is None
-    engine.ticket(D)
+    assert not engine.idle and engine.next_deadline_s == math.inf
+    engine.kv_imports.ticket(D, b"t")
     assert run(engine).ids == truth()[1:]
 
 
@@ -214,14 +176,14 @@ def test_cancels_give_blocks_back_when_nobody_writes_to_them() -> None:
     engine.submit(legs()[1])
     assert engine.cancel(D) == 0  # without a ticket
     engine.submit(legs()[1])
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
     assert engine.cancel(D) == 0  # without blocks
     engine.submit(legs()[1])
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
     engine.step()
     assert engine.cancel(D) == 3  # reserved, and nobody knows
     assert engine.kv_imports.take_pulls() == []
-    for end in (engine.pulled, engine.pull_failed):
+    for arrived in (True, False):
         reserved(engine)
         assert engine.cancel(D) is None
         assert engine.cancel(D) is None
@@ -230,12 +192,11 @@ def test_cancels_give_blocks_back_when_nobody_writes_to_them() -> None:
         assert caught.value.kind == "duplicate_request"
         assert (engine.pool.used, engine.empty) == (3, False)
         engine.check()
-        assert end(D) == 3
-        assert end(D) is None
+        assert engine.kv_imports.ended(D, arrived=arrived) == 3
         engine.check_idle()
         assert engine.empty
     reserved(engine)
-    engine.pulled(D)
+    engine.kv_imports.ended(D, arrived=True)
     assert engine.cancel(D) == 3  # arrived
     assert engine.cancel_link(0) == 0
     assert engine.pool.used == 0
@@ -249,7 +210,7 @@ def test_a_deadline_ends_a_request_in_its_pull_and_blocks_follow() -> None:
     heard.hear(engine.expire(1.0), D.request)
     assert (heard.finish, heard.freed) == ("cancelled", None)
     engine.check()
-    assert engine.pull_failed(D) == 3
+    assert engine.kv_imports.ended(D, arrived=False) == 3
     engine.check_idle()
 
 
@@ -263,7 +224,7 @@ def test_abandoned_requests_fail_and_exports_are_only_freed() -> None:
     heard = Heard()
     heard.hear(decode.abandon(FailureKind.DRAINING, "bye"), D.request)
     assert heard.failed is not None and heard.freed is None
-    assert decode.pull_failed(D) == 3
+    assert decode.kv_imports.ended(D, arrived=False) == 3
     prefill.check_idle()
     decode.check_idle()
 
@@ -275,7 +236,7 @@ def test_another_hash_key_in_the_middle_of_a_pull_changes_no_answer() -> None:
     heard = run(prefill, P.request)
     [export] = prefill.kv_exports.take()
     decode.submit(legs()[1])
-    decode.ticket(D)
+    decode.kv_imports.ticket(D, b"t")
     decode.step()
     [pull] = decode.kv_imports.take_pulls()
     assert len(pull.wanted) == 2
@@ -284,7 +245,7 @@ def test_another_hash_key_in_the_middle_of_a_pull_changes_no_answer() -> None:
         engine.check()
     move(prefill, export, decode, pull)
     assert prefill.released(P) == 3
-    decode.pulled(D)
+    decode.kv_imports.ended(D, arrived=True)
     decode.go_on(D, heard.ids)
     assert run(decode, heard=heard).ids == truth()
     for engine in (prefill, decode):
@@ -310,7 +271,7 @@ def test_one_that_only_lacks_a_batch_row_loses_no_blocks_to_those_that_need_none
     engine.step()
     engine.submit(make_submit(6, [2] * 28, max_tokens=2))  # 7 blocks, and no batch row
     engine.submit(legs()[1])
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
     engine.step()
     assert engine.kv_imports.take_pulls() == []  # 10 blocks are spoken for
     order: list[int] = []
@@ -318,7 +279,7 @@ def test_one_that_only_lacks_a_batch_row_loses_no_blocks_to_those_that_need_none
         for answers in engine.step().answers.values():
             order += [output.request for output in answers.outputs if output.finish]
         for pull in engine.kv_imports.take_pulls():
-            engine.pull_failed(pull.key)
+            engine.kv_imports.ended(pull.key, arrived=False)
     assert order == [5, 6]
 
 
@@ -333,7 +294,7 @@ def test_arrived_requests_take_the_next_batch_row_in_order_and_share_the_pool() 
         prefill.submit(p_leg)
         answers[request] = run(prefill, request)
         decode.submit(d_leg)
-        decode.ticket(Key(0, request))
+        decode.kv_imports.ticket(Key(0, request), b"t")
     exports = {export.key.request: export for export in prefill.kv_exports.take()}
     decode.scheduler.admission.note_answer(0)
     decode.step()
@@ -342,7 +303,7 @@ def test_arrived_requests_take_the_next_batch_row_in_order_and_share_the_pool() 
         assert list(pulls) == [11]
     for request, pull in pulls.items():
         move(prefill, exports[request], decode, pull)
-        decode.pulled(pull.key)
+        decode.kv_imports.ended(pull.key, arrived=True)
     for request in (11, 12):
         decode.go_on(Key(0, request), answers[request].ids)
     for _ in range(200):
@@ -354,7 +315,7 @@ def test_arrived_requests_take_the_next_batch_row_in_order_and_share_the_pool() 
             heard.hear(result, request)
         for pull in decode.kv_imports.take_pulls():
             move(prefill, exports[pull.key.request], decode, pull)
-            decode.pulled(pull.key)
+            decode.kv_imports.ended(pull.key, arrived=True)
     for request, heard in answers.items():
         assert heard.ids == truth(make_submit(0, [request] * 12, max_tokens=6))
 
@@ -374,14 +335,14 @@ def test_first_tokens_that_cannot_be_are_refused(generated: list[int], kind: str
 
 def test_nobody_minds_frames_for_requests_that_are_gone() -> None:
     engine = make_engine()
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
     engine.go_on(D, [1])
-    assert (engine.pulled(D), engine.pull_failed(D), engine.released(P)) == (None, None, None)
+    assert engine.released(P) is None
     assert engine.cancel(D) == 0
     engine.submit(make_submit(D.request, PROMPT))  # one that does not arrive
-    engine.ticket(D)
+    engine.kv_imports.ticket(D, b"t")
     engine.go_on(D, [1])
-    assert (engine.pulled(D), engine.pull_failed(D), engine.released(D)) == (None, None, None)
+    assert engine.released(D) is None
     assert run(engine).ids == truth()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.engine.cache.kv_export import KvExport
-from headrace.engine.cache.kv_import import PullRequest
+from headrace.engine.cache.kv_import import KvImport
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
@@ -44,7 +44,7 @@ class Request:
     heard: Heard = field(default_factory=Heard)
     prefill_over: bool = False
     export: KvExport | None = None
-    pull: PullRequest | None = None
+    pull: KvImport | None = None
     told: bool = False  # Continue was sent
     cancelled: bool = False
 
@@ -159,7 +159,7 @@ class Scene:
 
     def ticket(self, request: Request) -> None:
         if request.export is not None:
-            self.decode.ticket(request.d)
+            self.decode.kv_imports.ticket(request.d, b"t")
 
     def end_pull(self, request: Request, *, well: bool) -> None:
         pull, export = request.pull, request.export
@@ -176,9 +176,9 @@ class Scene:
                 copy_block(here, export.blocks[place], there, block)
             if self.prefill.released(request.p) is not None:
                 request.prefill_over = True
-            freed = self.decode.pulled(request.d)
+            freed = self.decode.kv_imports.ended(request.d, arrived=True)
         else:
-            freed = self.decode.pull_failed(request.d)
+            freed = self.decode.kv_imports.ended(request.d, arrived=False)
         assert (freed is not None) == request.cancelled
         self.decode.check()
         self.prefill.check()

@@ -82,10 +82,7 @@ class StepsInFlight:
         """
         assert self.may_begin, "finish what is in flight"
         plan = self._scheduler.plan()
-        if self._in_flight:
-            self._in_flight[-1].reserved += plan.reserved
-        else:
-            self._kv_imports.reserved(plan.reserved)
+        self._kv_imports.reserved(plan.reserved, self.ended_check())
         if not len(plan.work):
             if self._in_flight:
                 # One that just lost its batch row may have a token coming, and is not planned without it.
@@ -140,7 +137,6 @@ class StepsInFlight:
         self._in_flight.popleft()
         self.finished += 1
         step.result.step = self.finished
-        self._kv_imports.reserved(step.reserved)
         if step.computed is not None:
             self._take_in(step, step.computed)
         else:

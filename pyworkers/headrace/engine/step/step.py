@@ -13,7 +13,6 @@ from headrace.engine.cache.kv_export import Chunk
 from headrace.engine.errors import KernelPanic
 from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import ChosenRows
-from headrace.engine.sequence import Sequence
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
@@ -68,7 +67,6 @@ class EngineStep:
         self.result = result
         self.computed: Computed | None = None  # once it was read and went well
         self.error: Exception | None = None  # once it did not
-        self.reserved: list[Sequence] = []  # got blocks that this step may still write to
         # No other one begins before its end: until then a chunk of an export does not count.
         self.last = len(order.chunks) > 0
         self._launch = launch
