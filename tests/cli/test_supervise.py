@@ -15,6 +15,7 @@ from headrace.cli.supervise import (
     Keeper,
     RestartRule,
     Restarts,
+    ToldWrongError,
     describe_exit,
     lines,
     reason,
@@ -122,13 +123,16 @@ async def test_output_is_forwarded_and_a_crash_starts_it_again() -> None:
     assert keeper.ended
 
 
-async def test_an_impossible_configuration_is_given_up_at_once() -> None:
+@pytest.mark.parametrize("status", [EXIT_USAGE, EXIT_CONFIG])
+async def test_an_impossible_configuration_is_given_up_at_once(status: int) -> None:
     log = Lines()
-    code = f"print('no such dtype: int3'); raise SystemExit({EXIT_CONFIG})"
+    code = f"print('no such dtype: int3'); raise SystemExit({status})"
     keeper = Keeper(python(code), log)
-    with pytest.raises(GaveUpError, match="no such dtype: int3"):
+    with pytest.raises(
+        ToldWrongError, match="cannot do what it was told: no such dtype: int3"
+    ) as told:
         await asyncio.wait_for(keeper.run(), 20)
-    assert keeper.starts == 1
+    assert (keeper.starts, told.value.status) == (1, status)
 
 
 @pytest.mark.parametrize(

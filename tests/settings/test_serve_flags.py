@@ -195,6 +195,15 @@ def test_flags_of_the_other_side_are_told_their_place(
         assert told in error
 
 
+def test_a_flag_of_its_own_has_no_other_place(capfd: pytest.CaptureFixture[str]) -> None:
+    assert (
+        main.elsewhere("router", ["--policy", "--mtp"])
+        == "; --mtp is a flag of `headrace serve` and `headrace worker`"
+    )
+    assert main.main(["router", "--policy=nonsense"]) == 2
+    assert "is a flag of" not in capfd.readouterr().err
+
+
 def test_serve_without_flags_is_one_worker_at_a_private_socket() -> None:
     kept = given()
     router.check_router(kept, "headrace serve")

@@ -169,8 +169,8 @@ def make_parser(typed: str) -> Parser:
     return parser
 
 
-def elsewhere(command: str, unknown: list[str]) -> str:
-    """How somebody is told that flags are those of other commands; empty where they are not."""
+def elsewhere(command: str, typed: list[str]) -> str:
+    """How somebody is told that flags are not of `command`, but of others; empty where they are not."""
     if command not in ("serve", "worker", "router"):
         return ""
     owners = {
@@ -179,9 +179,9 @@ def elsewhere(command: str, unknown: list[str]) -> str:
         "router": set(router.router_flags()),
     }
     told = ""
-    for flag in unknown:
+    for flag in typed:
         found = [f"`headrace {one}`" for one, flags in owners.items() if flag in flags]
-        if found:
+        if found and flag not in owners[command]:
             told += f"; {flag} is a flag of {' and '.join(found)}"
     return told
 
