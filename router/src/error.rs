@@ -1,6 +1,8 @@
 //! Why a request was not served: one enum for the whole way of a request. `http::reject` turns it into a status.
 
+use std::any::Any;
 use std::error::Error;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -157,16 +159,43 @@ pub enum RouteError {
     /// The client went away. Nobody reads the answer.
     #[error("the client closed the connection")]
     ClientGone,
-    /// A mistake of the router's own.
-    #[error("internal error: {0}")]
-    Internal(String),
+    /// A mistake of the router's own, or of the machine. Clients are not told what it was.
+    #[error("internal error: {what}")]
+    Internal {
+        /// What was not to happen.
+        what: String,
+        /// What made it happen, if that is known.
+        source: Option<Box<dyn Error + Send + Sync>>,
+    },
 }
+
+/// An error with everything that caused it, from the outermost words to the innermost. Words that were said before are
+/// left out, as many errors quote what caused them.
+pub(crate) struct Causes<'e>(pub(crate) &'e (dyn Error + 'static));
+
+/// A panic, as the cause of an error.
+#[derive(Debug, thiserror::Error)]
+#[error("panicked: {0}")]
+pub(crate) struct Panicked(String);
 
 fn passed_at(param: Option<&str>) -> String {
     param.map(|param| format!(", which was passed at `{param}`")).unwrap_or_default()
 }
 
 impl RouteError {
+    /// A mistake of the router's own that nothing else caused.
+    pub(crate) fn mistake(what: impl Into<String>) -> Self {
+        Self::Internal { what: what.into(), source: None }
+    }
+
+    /// What was not to happen, and what made it happen.
+    pub(crate) fn internal(
+        what: impl Into<String>,
+        source: impl Error + Send + Sync + 'static,
+    ) -> Self {
+        Self::Internal { what: what.into(), source: Some(Box::new(source)) }
+    }
+
     /// The variant as a word, for metrics and logs.
     #[must_use]
     pub fn kind(&self) -> &'static str {
@@ -185,7 +214,7 @@ impl RouteError {
             Self::WorkerFailed { .. } | Self::WrongOutput { .. } => "worker_failed",
             Self::ShuttingDown => "shutting_down",
             Self::ClientGone => "client_gone",
-            Self::Internal(_) => "internal",
+            Self::Internal { .. } => "internal",
         }
     }
 
@@ -208,7 +237,76 @@ impl RouteError {
             | Self::DeadlineExceeded { .. }
             | Self::ShuttingDown
             | Self::ClientGone
-            | Self::Internal(_) => false,
+            | Self::Internal { .. } => false,
+        }
+    }
+}
+
+impl<'e> Causes<'e> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
+        std::iter::successors(Some(self.0), |&error: &&'e (dyn Error + 'static)| error.source())
+    }
+}
+
+impl fmt::Display for Causes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut said = String::new();
+        for words in self.iter().map(ToString::to_string) {
+            if !said.contains(&words) {
+                said += if said.is_empty() { "" } else { ": " };
+                said += &words;
+            }
+        }
+        f.write_str(&said)
+    }
+}
+
+impl Panicked {
+    /// With what a panic left behind.
+    pub(crate) fn with(panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+        let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+        Self(text.unwrap_or_else(|| "without words".to_owned()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("reading the page failed")]
+    struct Unread(#[source] io::Error);
+
+    #[test]
+    fn an_internal_error_leads_down_to_what_made_it_happen() {
+        let error = RouteError::internal("no tokens", Unread(io::Error::other("disk is gone")));
+        let unread = error.source().unwrap().downcast_ref::<Unread>().unwrap();
+        assert_eq!(unread.source().unwrap().to_string(), "disk is gone");
+        assert_eq!(error.to_string(), "internal error: no tokens");
+        let told = Causes(&error).to_string();
+        assert_eq!(told, "internal error: no tokens: reading the page failed: disk is gone");
+        assert!(RouteError::mistake("two ends").source().is_none());
+    }
+
+    #[test]
+    fn causes_that_an_error_quotes_are_told_once() {
+        let source: Cause = Arc::new(Unread(io::Error::other("disk is gone")));
+        let error = RouteError::WorkerLost { worker: "w".into(), source };
+        let told = Causes(&error).to_string();
+        assert_eq!(told, "worker `w` was lost: reading the page failed: disk is gone");
+    }
+
+    #[test]
+    fn a_panic_keeps_its_words() {
+        for (panic, words) in [
+            (Box::new("here") as Box<dyn Any + Send>, "panicked: here"),
+            (Box::new("there".to_owned()), "panicked: there"),
+            (Box::new(7), "panicked: without words"),
+        ] {
+            assert_eq!(Panicked::with(&*panic).to_string(), words);
         }
     }
 }

@@ -68,12 +68,12 @@ pub enum StartError {
         source: std::io::Error,
     },
     /// Certificate or key cannot be used.
-    #[error("cannot use {path} for TLS: {reason}")]
+    #[error("cannot use {path} for TLS: {source}")]
     Tls {
         /// The file that could not be used.
         path: String,
         /// What is wrong with it.
-        reason: String,
+        source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The file for decisions cannot be written.
     #[error("--decision-log: cannot use {path}: {source}")]
@@ -85,7 +85,7 @@ pub enum StartError {
     },
     /// No threads for the tokeniser.
     #[error("cannot start the threads of the tokeniser: {0}")]
-    Threads(std::io::Error),
+    Threads(#[source] std::io::Error),
 }
 
 /// A model that can be asked for.

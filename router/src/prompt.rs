@@ -46,7 +46,7 @@ pub enum PromptError {
     Doc(String),
     /// `tokenizers` does not read the tokenizer.
     #[error("the model's tokenizer.json cannot be read: {0}")]
-    Tokenizer(String),
+    Tokenizer(#[source] tokenizers::Error),
     /// The decoder cannot be run token by token.
     #[error("the model's tokenizer has a decoder that is not supported: {0}")]
     Decoder(String),
@@ -55,7 +55,7 @@ pub enum PromptError {
     Template(String),
     /// `tokenizers` failed on a text.
     #[error("the tokenizer failed: {0}")]
-    Encode(String),
+    Encode(#[source] tokenizers::Error),
 }
 
 /// Memory for tokens of recent texts where nobody says how much (a guess, not tuned).

@@ -2,6 +2,7 @@
 
 mod told;
 
+use std::error::Error;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -26,6 +27,7 @@ use super::registry::Registry;
 use crate::config::{TlsFiles, WorkerListen};
 use crate::core::events::BlockEvents;
 use crate::core::frame::{MAX_FRAME_BYTES, Submit};
+use crate::error::Causes;
 use crate::net::{self, SocketFile};
 use crate::process::lock::Lock;
 
@@ -119,23 +121,30 @@ impl Socket {
 /// # Errors
 /// A file cannot be read, or holds something else.
 pub(super) fn tls_acceptor(files: &TlsFiles) -> Result<TlsAcceptor, StartError> {
-    let wrong =
-        |path: &Path, reason: String| StartError::Tls { path: path.display().to_string(), reason };
-    let read = |path: &Path| std::fs::read(path).map_err(|error| wrong(path, error.to_string()));
+    let read = |path: &Path| std::fs::read(path).map_err(|error| unusable(path, error));
     let chain = CertificateDer::pem_slice_iter(&read(&files.cert)?)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| wrong(&files.cert, error.to_string()))?;
+        .map_err(|error| unusable(&files.cert, error))?;
     let key = PrivateKeyDer::from_pem_slice(&read(&files.key)?).map_err(|error| {
         let none = matches!(error, pem::Error::NoItemsFound);
-        wrong(&files.key, if none { "it holds no private key".into() } else { error.to_string() })
+        if none { unusable(&files.key, NoPrivateKey(error)) } else { unusable(&files.key, error) }
     })?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .and_then(|builder| builder.with_no_client_auth().with_single_cert(chain, key))
-        .map_err(|error| wrong(&files.cert, error.to_string()))?;
+        .map_err(|error| unusable(&files.cert, error))?;
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
+
+fn unusable(path: &Path, source: impl Error + Send + Sync + 'static) -> StartError {
+    StartError::Tls { path: path.display().to_string(), source: Box::new(source) }
+}
+
+/// In words that say whose fault it is: that of the file and not of its form.
+#[derive(Debug, thiserror::Error)]
+#[error("it holds no private key")]
+struct NoPrivateKey(#[source] pem::Error);
 
 /// Accepts workers for ever.
 pub(super) async fn accept_workers(
@@ -167,7 +176,7 @@ pub(super) async fn accept_workers(
 /// Where a connection comes from.
 pub(super) struct Dial {
     pub(super) peer: Origin,
-    /// For people.
+    /// Address for people and logs.
     pub(super) address: String,
 }
 
@@ -201,9 +210,9 @@ async fn serve_worker(
             let of_a_crowd = matches!(error, HandshakeError::TurnedOut | HandshakeError::Silent(_));
             let line = (peer, worker.map(str::to_owned), reason);
             if of_a_crowd || !told.lock().is_news(line, Instant::now()) {
-                tracing::debug!(worker, peer = address, %error, "worker did not join");
+                tracing::debug!(worker, peer = address, error = %Causes(&error), "worker did not join");
             } else {
-                tracing::warn!(worker, peer = address, %error, "worker did not join");
+                tracing::warn!(worker, peer = address, error = %Causes(&error), "worker did not join");
             }
             return;
         }
@@ -224,7 +233,7 @@ async fn serve_worker(
         let reason = if as_it_said { "it was drained" } else { "the router is shutting down" };
         tracing::info!(worker, peer = address, reason, "worker left in good order");
     } else {
-        tracing::warn!(worker, peer = address, %error, "worker left");
+        tracing::warn!(worker, peer = address, error = %Causes(&*error), "worker left");
     }
     registry.metrics.links.errors.inc(error.reason());
 }

@@ -175,7 +175,7 @@ pub(super) async fn read<T: Send + 'static>(
         return Ok(parse(raw, ids, memory).and_then(check)?);
     }
     let turn = Arc::clone(&surface.app.memory.parsers).acquire_owned().await;
-    let turn = turn.map_err(|error| RouteError::Internal(error.to_string()))?;
+    let turn = turn.map_err(|error| RouteError::internal("no turn to parse a body", error))?;
     // a client that hangs up does not stop the parser: until it is done it keeps its turn and its memory
     let work = move || {
         let checked = parse(raw, ids, memory).and_then(check);
@@ -184,7 +184,7 @@ pub(super) async fn read<T: Send + 'static>(
     };
     if len < LONG_BODY_BYTES {
         let checked = tokio::task::spawn_blocking(work).await;
-        return Ok(checked.map_err(|error| RouteError::Internal(error.to_string()))??);
+        return Ok(checked.map_err(|error| RouteError::internal("parsing a body", error))??);
     }
     Ok(background::run("parse", work).await??)
 }

@@ -108,7 +108,7 @@ fn check_size(jobs: &[Job], limit: usize) -> Result<(), RouteError> {
 }
 
 fn nothing() -> RouteError {
-    RouteError::Internal("an answer ended without its end".into())
+    RouteError::mistake("an answer ended without its end")
 }
 
 pub(super) fn gather(
@@ -117,7 +117,7 @@ pub(super) fn gather(
     memory: &mut MemoryShare,
 ) -> Result<(), RouteError> {
     let choice = choices.get_mut(delta.choice as usize);
-    let choice = choice.ok_or_else(|| RouteError::Internal("a delta of no choice".into()))?;
+    let choice = choice.ok_or_else(|| RouteError::mistake("a delta of no choice"))?;
     // a string doubles
     memory.charge(2 * delta.text.len()).map_err(Refused::answer)?;
     choice.text.push_str(&delta.text);

@@ -159,7 +159,7 @@ pub(super) async fn detokenize(
             Ids::List(ids) => ids,
             Ids::Other(other) => return Err(wrong_type("tokens", "an array", &other)),
             Ids::Text(_) | Ids::Texts(_) | Ids::Lists(_) | Ids::Odd { .. } => {
-                return Err(RouteError::Internal("a list of ids was read as a prompt".into()));
+                return Err(RouteError::mistake("a list of ids was read as a prompt"));
             }
         };
         fields.finish()?;

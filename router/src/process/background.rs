@@ -1,8 +1,10 @@
 //! Threads for work that takes long: where it wants the same core as a thread that serves sockets, the socket goes first.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
 use tokio::sync::oneshot;
 
-use crate::error::RouteError;
+use crate::error::{Panicked, RouteError};
 
 /// So much lower than what the process has. A thread with it gets a tenth of a core that another one wants as well, and all
 /// of a core that is free.
@@ -37,10 +39,16 @@ where
     let (reply, answer) = oneshot::channel();
     let spawned = std::thread::Builder::new().name(name.to_owned()).spawn(move || {
         lower_priority();
-        reply.send(work()).ok(); // nobody may wait for it any more
+        let done = catch_unwind(AssertUnwindSafe(work));
+        reply.send(done.map_err(|panic| Panicked::with(&*panic))).ok(); // nobody may wait any more
     });
-    spawned.map_err(|error| RouteError::Internal(format!("no thread for `{name}`: {error}")))?;
-    answer.await.map_err(|_| RouteError::Internal(format!("`{name}` panicked")))
+    spawned.map_err(|error| RouteError::internal(format!("no thread for `{name}`"), error))?;
+    let done = answer.await.map_err(|error| RouteError::internal(failed(name), error))?;
+    done.map_err(|panic| RouteError::internal(failed(name), panic))
+}
+
+fn failed(name: &str) -> String {
+    format!("the thread `{name}` failed")
 }
 
 /// Drops `value` on a thread of its own, or here if there is none to be had.
@@ -55,6 +63,7 @@ pub(crate) fn free(value: impl Send + 'static) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::error::Causes;
 
     #[tokio::test]
     #[cfg(target_os = "linux")]
@@ -89,6 +98,9 @@ mod tests {
     #[tokio::test]
     async fn a_panic_is_an_error_for_who_waits() {
         let error = run("test", || -> u32 { panic!("on purpose") }).await.unwrap_err();
-        assert!(error.to_string().contains("`test` panicked"), "{error}");
+        assert_eq!(
+            Causes(&error).to_string(),
+            "internal error: the thread `test` failed: panicked: on purpose"
+        );
     }
 }

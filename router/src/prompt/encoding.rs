@@ -116,7 +116,7 @@ impl Encoding {
             },
             State::Walking(walk) => walk,
             State::Over => {
-                return Err(RouteError::Internal("a prompt was tokenised twice".to_owned()));
+                return Err(RouteError::mistake("a prompt was tokenised twice"));
             }
         };
         let rendered_slowly = lane == Lane::Slow && walk.is_new();
@@ -174,7 +174,7 @@ impl Encoding {
                 let (param, limit) = (self.param.to_owned(), self.model.stretch_bytes);
                 RouteError::TextWithoutBreaks { param, at, limit }
             }
-            WalkError::Tokenizer(error) => RouteError::Internal(error.to_string()),
+            WalkError::Tokenizer(error) => RouteError::internal("a prompt has no tokens", error),
         }
     }
 }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
 
 use super::queue::{PoolFull, Queue, QueueBounds, TokenizeJob};
-use crate::error::RouteError;
+use crate::error::{Panicked, RouteError};
 use crate::process::background;
 
 /// Threads that render templates and tokenise. One pool serves all models.
@@ -74,7 +74,7 @@ trait Work: Send + std::fmt::Debug {
 
 struct Task<W: Turns> {
     work: W,
-    reply: Option<oneshot::Sender<Result<W::Output, String>>>,
+    reply: Option<oneshot::Sender<Result<W::Output, Panicked>>>,
 }
 
 /// Work of a single turn.
@@ -160,7 +160,7 @@ impl TokenizePool {
         let _leaves = Leaves { shared: &self.shared, ticket };
         match answer.await {
             Ok(Ok(value)) => Ok(value),
-            Ok(Err(panic)) => Err(RouteError::Internal(format!("tokenizer panicked: {panic}"))),
+            Ok(Err(panic)) => Err(RouteError::internal("the tokenizer failed", panic)),
             Err(_) => Err(RouteError::ShuttingDown),
         }
     }
@@ -288,7 +288,7 @@ impl<W: Turns> Work for Task<W> {
         let result = match catch_unwind(AssertUnwindSafe(|| self.work.turn(lane))) {
             Ok(Turn::More { left, lane }) => return Some((left, lane)),
             Ok(Turn::Done(value)) => Ok(value),
-            Err(panic) => Err(panic_text(&*panic)),
+            Err(panic) => Err(Panicked::with(&*panic)),
         };
         if let Some(reply) = self.reply.take() {
             reply.send(result).ok();
@@ -319,11 +319,6 @@ where
 /// No code that can panic runs under these locks, so a poisoned one is still whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "?".to_owned())
 }
 
 #[cfg(test)]

@@ -123,10 +123,9 @@ const PROBES: [&str; 5] = [
 impl TextTokenizer {
     pub(crate) fn new(json: &str, cache: Arc<PrefixCache>) -> Result<Self, PromptError> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let mut tokenizer =
-            Tokenizer::from_bytes(json).map_err(|e| PromptError::Tokenizer(e.to_string()))?;
+        let mut tokenizer = Tokenizer::from_bytes(json).map_err(PromptError::Tokenizer)?;
         // A prompt is never cut or padded silently.
-        tokenizer.with_truncation(None).map_err(|e| PromptError::Tokenizer(e.to_string()))?;
+        tokenizer.with_truncation(None).map_err(PromptError::Tokenizer)?;
         tokenizer.with_padding(None);
         let mut this = Self {
             least: LeastTokens::new(&tokenizer),
@@ -265,7 +264,7 @@ impl TextTokenizer {
 
     fn encode_whole(&self, text: &str, special: bool) -> Result<Vec<u32>, PromptError> {
         let encoding = self.tokenizer.encode_fast(text, special);
-        Ok(encoding.map_err(|e| PromptError::Encode(e.to_string()))?.get_ids().to_vec())
+        Ok(encoding.map_err(PromptError::Encode)?.get_ids().to_vec())
     }
 
     fn is_cached(&self, stretch: &str) -> bool {

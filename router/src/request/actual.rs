@@ -182,7 +182,7 @@ mod tests {
     #[test]
     fn an_error_is_one_word_and_what_drops_was_cancelled() {
         let (recorder, actual, placed) = recorder();
-        recorder.failed(placed, &RouteError::Internal("a long story".into()));
+        recorder.failed(placed, &RouteError::mistake("a long story"));
         let now = actual.report();
         assert_eq!((now.outcome, now.error), ("failed", Some("internal")));
         let (recorder, actual, _) = self::recorder();

@@ -98,7 +98,7 @@ impl Outcome {
             | RouteError::WorkerLost { .. }
             | RouteError::WorkerFailed { .. }
             | RouteError::WrongOutput { .. }
-            | RouteError::Internal(_) => Some(Self::Failed),
+            | RouteError::Internal { .. } => Some(Self::Failed),
             RouteError::BadRequest { .. }
             | RouteError::BodyTooComplex { .. }
             | RouteError::AnswerTooLarge { .. }

@@ -1,5 +1,6 @@
 //! Who may join: every wrong Hello, secrets, TLS, duplicates, and dials that are no handshake at all.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 use headrace_router::core::frame::*;
@@ -403,13 +404,25 @@ async fn a_wrong_certificate_is_named_at_the_start() {
         ..Default::default()
     };
     let start = |args: headrace_router::config::RouterArgs| async {
-        headrace_router::app::App::start(args.try_into().unwrap()).await.unwrap_err().to_string()
+        headrace_router::app::App::start(args.try_into().unwrap()).await.unwrap_err()
     };
-    assert!(start(args.clone()).await.contains("/nonexistent/cert.pem"));
+    let error = start(args.clone()).await;
+    assert!(error.to_string().contains("/nonexistent/cert.pem"), "{error}");
+    let cause = error.source().unwrap().downcast_ref::<std::io::Error>().unwrap();
+    assert_eq!(cause.kind(), std::io::ErrorKind::NotFound);
     let here = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     args.worker_tls_cert = Some(here.into());
     args.worker_tls_key = Some(here.into());
-    assert!(start(args).await.contains("private key"));
+    let error = start(args).await;
+    assert!(error.to_string().ends_with("Cargo.toml for TLS: it holds no private key"), "{error}");
+    let cause = error.source().unwrap().source().unwrap();
+    assert!(cause.is::<rustls::pki_types::pem::Error>(), "{cause}");
+}
+
+#[test]
+fn a_router_without_threads_for_its_tokeniser_says_what_the_system_said() {
+    let error = headrace_router::fleet::StartError::Threads(std::io::Error::other("no more tasks"));
+    assert_eq!(error.source().unwrap().to_string(), "no more tasks");
 }
 
 #[tokio::test]

@@ -202,7 +202,7 @@ fn tokens_are_read_before_an_error_and_only_the_first_error_counts() {
     let (mailbox, reader) = (empty(10), Arc::new(Reader::default()));
     mailbox.append(output(&[1], false), Instant::now());
     mailbox.fail(RouteError::ShuttingDown, WORKER);
-    mailbox.fail(RouteError::Internal("of its end".to_owned()), WorkerId(2));
+    mailbox.fail(RouteError::mistake("of its end"), WorkerId(2));
     assert_eq!(ready(reader.poll(&mailbox)).ids, [1]);
     assert!(matches!(reader.poll(&mailbox), Poll::Ready(Err((RouteError::ShuttingDown, WORKER)))));
 }

@@ -19,7 +19,7 @@ use bytes::{BufMut as _, Bytes, BytesMut};
 use futures_util::stream;
 use serde::Serialize;
 
-use crate::error::RouteError;
+use crate::error::{Causes, RouteError};
 use crate::http::call::Ending;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::answers::Answers;
@@ -190,7 +190,7 @@ impl<S: Events> Stream<S> {
                     }
                 }
                 Some(Err(error)) => {
-                    tracing::warn!(%error, "an answer failed after its first byte");
+                    tracing::warn!(error = %Causes(&error), "an answer failed after its first byte");
                     self.ending.failed(&error);
                     self.cut_off = matches!(error, RouteError::ClientGone);
                     self.buffer.extend_from_slice(b"event: error\ndata: ");

@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
 use crate::core::frame::{FailureKind, Word as _};
-use crate::error::RouteError;
+use crate::error::{Causes, RouteError};
 
 /// Why a request was turned away: by the HTTP surface itself, or on its way further in.
 #[derive(Debug, thiserror::Error)]
@@ -167,8 +167,7 @@ impl Reject {
 
     fn body_with(&self, Verdict { kind, param, code, .. }: Verdict) -> ErrorBody {
         // What went wrong inside is for the log; the request id ties the two together.
-        let message = if let Self::Route(RouteError::Internal(detail)) = self {
-            tracing::error!(detail, "internal error");
+        let message = if let Self::Route(RouteError::Internal { .. }) = self {
             "internal error; the server's log says more under this request's id".to_owned()
         } else {
             self.to_string()
@@ -233,7 +232,7 @@ fn route_verdict(error: &RouteError) -> Verdict {
             let status = S::from_u16(CLIENT_CLOSED_REQUEST).expect("499 is a three-digit number");
             Verdict::new(status, "server_error", Some("client_gone"))
         }
-        RouteError::Internal(_) => {
+        RouteError::Internal { .. } => {
             Verdict::new(S::INTERNAL_SERVER_ERROR, "server_error", Some("internal"))
         }
     }
@@ -245,6 +244,9 @@ pub(in crate::http) struct ErrorCode(pub(in crate::http) &'static str);
 
 impl IntoResponse for Reject {
     fn into_response(self) -> Response {
+        if let Self::Route(error @ RouteError::Internal { .. }) = &self {
+            tracing::error!(error = %Causes(error), "a request failed");
+        }
         let verdict = self.verdict();
         let (status, retry_after) = (verdict.status, verdict.retry_after);
         let name = ErrorCode(verdict.code.unwrap_or("bad_request"));
@@ -276,6 +278,9 @@ impl IntoResponse for Reject {
 
 #[cfg(test)]
 mod tests {
+    use std::io;
+    use std::sync::{Arc, Mutex};
+
     use super::*;
 
     #[test]
@@ -283,7 +288,7 @@ mod tests {
         let second = Duration::from_millis(1500);
         let lost = RouteError::WorkerLost {
             worker: "w".into(),
-            source: std::sync::Arc::new(std::io::Error::other("gone")),
+            source: Arc::new(io::Error::other("gone")),
         };
         let failed =
             |kind| RouteError::WorkerFailed { worker: "w".into(), kind, message: "m".into() };
@@ -310,7 +315,7 @@ mod tests {
             (failed(FailureKind::BadSampling), 400, None),
             (RouteError::ShuttingDown, 503, Some("1")),
             (RouteError::ClientGone, 499, None),
-            (RouteError::Internal("secret".into()), 500, None),
+            (RouteError::mistake("secret"), 500, None),
         ] {
             let text = error.to_string();
             let response = Reject::from(error).into_response();
@@ -322,8 +327,44 @@ mod tests {
 
     #[test]
     fn the_inside_of_an_internal_error_stays_inside() {
-        let body = Reject::from(RouteError::Internal("secret".into())).body();
-        assert!(!body.error.message.contains("secret"));
+        let log = Log::default();
+        let kept = log.clone();
+        let format = tracing_subscriber::fmt().with_ansi(false).with_writer(move || kept.clone());
+        let _guard = tracing::subscriber::set_default(format.finish());
+        let reject =
+            || Reject::from(RouteError::internal("a secret", io::Error::other("its cause")));
+        let body = serde_json::to_string(&reject().body()).unwrap();
+        assert!(!body.contains("secret") && !body.contains("cause"), "{body}");
+        assert_eq!(
+            log.text(),
+            "",
+            "an event of an answer that has begun is logged with the answer"
+        );
+        let response = reject().into_response();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        let told = log.text();
+        assert_eq!(told.matches("internal error: a secret: its cause").count(), 1, "{told}");
+        assert_eq!(told.matches("its cause").count(), 1, "{told}");
+    }
+
+    /// The log of this thread.
+    #[derive(Clone, Default)]
+    struct Log(Arc<Mutex<Vec<u8>>>);
+
+    impl Log {
+        fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl io::Write for Log {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().write(bytes)
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
     }
 
     #[test]

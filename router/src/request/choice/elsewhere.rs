@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::{Choice, State, place};
 use crate::core::candidate::WorkerId;
-use crate::error::RouteError;
+use crate::error::{Causes, RouteError};
 use crate::request::attempt::Attempt;
 
 impl Choice {
@@ -65,7 +65,7 @@ impl Choice {
             return Err(error);
         }
         let (request, tokens) = (&self.common.job.name, self.generated.len());
-        tracing::info!(request, %error, tokens, "going on with another worker");
+        tracing::info!(request, error = %Causes(&error), tokens, "going on with another worker");
         let metrics = &self.common.app.metrics;
         let begun = !self.generated.is_empty();
         (if begun { &metrics.requests.resumes } else { &metrics.requests.retries }).inc();

@@ -58,7 +58,7 @@ async fn errors_count_as_rejected_or_failed_and_the_clients_own_do_not_count() {
     cut.first_token(0, Instant::now(), MS);
     cut.failed(&RouteError::ShuttingDown);
     assert_eq!(counted(&metrics), "failed", "at the end of a drain, say");
-    assert_eq!(failed(RouteError::Internal(String::new())), "failed");
+    assert_eq!(failed(RouteError::mistake("")), "failed");
     assert_eq!(failed(RouteError::BadRequest { param: None, message: String::new() }), "");
     let (request_trace, metrics) = request_trace(None);
     request_trace.refused();

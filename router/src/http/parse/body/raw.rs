@@ -98,7 +98,7 @@ impl Raw {
         let most = most(LONG_PIECE);
         charge(share, most)?;
         let turn = MAKER.acquire().await;
-        let turn = turn.map_err(|error| RouteError::Internal(error.to_string()))?;
+        let turn = turn.map_err(|error| RouteError::internal("no turn to make room", error))?;
         let bytes = background::run("room", move || {
             let _turn = turn;
             touched(most)
