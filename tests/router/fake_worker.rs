@@ -67,7 +67,7 @@ pub(crate) struct Behaviour {
     pub(crate) doc: Vec<u8>,
     /// Sends its snapshot after the welcome.
     pub(crate) snapshots: bool,
-    /// Answers Describe.
+    /// Answers `Describe` with its document.
     pub(crate) describes: bool,
     /// Sends heartbeats and answers Ping.
     pub(crate) lives: bool,
@@ -197,7 +197,7 @@ enum Command {
     SendRaw(Vec<u8>),
     /// Neither read nor write, keep the link open.
     Freeze,
-    /// Go on.
+    /// Reads and writes again after `Freeze`.
     Thaw,
 }
 
@@ -508,6 +508,13 @@ pub(crate) fn metric(app: &App, name: &str, labels: &str) -> f64 {
     let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
     let values = samples.filter(|line| line.contains(labels));
     values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+}
+
+/// So much time goes by for the router, which first takes in all that has come. Nobody waits for it.
+pub(crate) async fn passes(time: Duration) {
+    tokio::time::pause();
+    sleep(time).await;
+    tokio::time::resume();
 }
 
 /// Waits for something that has no event of its own.

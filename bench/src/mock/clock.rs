@@ -2,8 +2,9 @@
 //! at `--speed 20` is shorter.
 
 use std::collections::BinaryHeap;
+use std::collections::binary_heap::PeekMut;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -24,6 +25,15 @@ struct Shared {
 struct State {
     alarms: BinaryHeap<Alarm>,
     closed: bool,
+}
+
+/// What the thread of a clock does next.
+#[derive(Debug)]
+enum Next {
+    Ring(oneshot::Sender<()>),
+    Sleep(Duration),
+    /// There is no alarm.
+    Rest,
 }
 
 #[derive(Debug)]
@@ -72,20 +82,29 @@ impl Shared {
     fn run(&self) {
         let mut state = self.state();
         while !state.closed {
-            let now = Instant::now();
-            let Some(next) = state.alarms.peek().map(|alarm| alarm.at) else {
-                state = self.changed.wait(state).expect("no holder panics");
-                continue;
-            };
-            if next > now {
-                state = self.changed.wait_timeout(state, next - now).expect("no holder panics").0;
-                continue;
+            match state.next(Instant::now()) {
+                Next::Ring(ring) => {
+                    drop(state);
+                    let _ = ring.send(()); // nobody waits any more
+                    state = self.state();
+                }
+                Next::Sleep(time) => {
+                    let woken = self.changed.wait_timeout(state, time);
+                    state = woken.expect("no holder panics").0;
+                }
+                Next::Rest => state = self.changed.wait(state).expect("no holder panics"),
             }
-            if let Some(alarm) = state.alarms.pop() {
-                drop(state);
-                let _ = alarm.ring.send(()); // nobody waits any more
-                state = self.state();
-            }
+        }
+    }
+}
+
+impl State {
+    /// What is to be done at `now`.
+    fn next(&mut self, now: Instant) -> Next {
+        match self.alarms.peek_mut() {
+            None => Next::Rest,
+            Some(alarm) if alarm.at > now => Next::Sleep(alarm.at - now),
+            Some(alarm) => Next::Ring(PeekMut::pop(alarm).ring),
         }
     }
 }
@@ -113,20 +132,36 @@ impl Ord for Alarm {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
+    #[test]
+    fn alarms_ring_in_order_and_not_early() {
+        let (begin, mut state) = (Instant::now(), State::default());
+        let at = |ms| begin + Duration::from_millis(ms);
+        assert!(matches!(state.next(begin), Next::Rest));
+        let mut rings = [9, 3].map(|ms| {
+            let (ring, rings) = oneshot::channel();
+            state.alarms.push(Alarm { at: at(ms), ring });
+            rings
+        });
+        for (early, due, which) in [(1, 3, 1), (8, 9, 0)] {
+            let Next::Sleep(time) = state.next(at(early)) else { panic!("{early}") };
+            assert_eq!(time, Duration::from_millis(due - early));
+            let Next::Ring(ring) = state.next(at(due)) else { panic!("{due}") };
+            ring.send(()).unwrap();
+            assert_eq!(rings[which].try_recv(), Ok(()));
+        }
+        assert!(matches!(state.next(at(10)), Next::Rest));
+    }
+
     #[tokio::test]
-    async fn alarms_ring_in_order_and_not_early() {
+    async fn the_thread_sleeps_until_the_first_alarm_of_all() {
         let clock = Clock::start().unwrap();
-        let now = Instant::now();
-        let late = clock.at(now + Duration::from_micros(900));
-        let early = clock.at(now + Duration::from_micros(300));
-        clock.at(now).await.unwrap();
-        early.await.unwrap();
-        assert!(now.elapsed() >= Duration::from_micros(300));
-        late.await.unwrap();
-        assert!(now.elapsed() >= Duration::from_micros(900));
+        let late = clock.at(Instant::now() + Duration::from_secs(3600));
+        let mut early = clock.at(Instant::now() + Duration::from_micros(300));
+        clock.at(Instant::now() + Duration::from_millis(1)).await.unwrap();
+        assert_eq!(early.try_recv(), Ok(()), "it rang before");
+        drop(clock);
+        assert!(late.await.is_err(), "the thread ended");
     }
 }

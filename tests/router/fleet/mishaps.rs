@@ -318,7 +318,7 @@ async fn an_output_that_says_nothing_does_not_make_its_reader_slow() {
     let request = worker.submitted().await.request;
     let reading = tokio::spawn(async move { next(&mut answer).await });
     worker.gives(request, &[], None);
-    sleep(Duration::from_millis(200)).await; // several times the time-out, which has to pass
+    passes(Duration::from_millis(200)).await; // several times the time-out
     worker.gives(request, &letters("a"), Some(Finish::Length));
     let delta = reading.await.unwrap().unwrap().unwrap();
     assert_eq!((delta.text.as_str(), delta.finish), ("a", Some(FinishReason::Length)));

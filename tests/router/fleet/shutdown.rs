@@ -185,7 +185,7 @@ async fn idle_connections_do_not_hold_up_a_drain_and_too_many_are_turned_away() 
         busy.push(connection);
     }
     until("both are open", || open() == 2.0).await;
-    tokio::time::sleep(Duration::from_millis(100)).await; // for their heads to be read
+    passes(Duration::from_millis(100)).await; // their heads are read
     let mut third = TcpStream::connect(address).await.unwrap();
     let words = rest(&mut third).await;
     assert!(words.starts_with("HTTP/1.1 503 ") && words.contains("retry-after: 1"), "{words}");

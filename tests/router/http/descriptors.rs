@@ -9,7 +9,7 @@ use tokio::net::{TcpSocket, TcpStream};
 use tokio::time::sleep;
 
 use super::client::{Connection, TestRouter, args};
-use crate::fake_worker::{in_time, metric, until};
+use crate::fake_worker::{in_time, metric, passes, until};
 
 /// A router of its own process, with these limits of open files.
 struct Limited(Child);
@@ -97,7 +97,7 @@ async fn where_all_are_answered_one_more_is_told_so() {
     .await;
     let open = || metric(&router.app, "headrace_http_connections", "") == 1.0;
     in_time("a connection", async { until("it is open", open).await }).await;
-    sleep(Duration::from_millis(100)).await; // for its head to be read
+    passes(Duration::from_millis(100)).await; // its head is read
     let mut refused = router.connect().await;
     assert_eq!(refused.reply().await.status, 503);
     assert_eq!(metric(&router.app, "headrace_http_connections_refused_total", ""), 1.0);

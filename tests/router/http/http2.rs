@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::time::sleep;
 
 use super::client::{TestRouter, args};
-use crate::fake_worker::{Behaviour, MODEL, in_time, letters, metric, until};
+use crate::fake_worker::{Behaviour, MODEL, in_time, letters, metric, passes, until};
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const EMPTY_SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
@@ -136,10 +136,7 @@ async fn one_that_rests_is_told_goodbye_in_its_own_language() {
     connection.stream.write_all(PREFACE).await.unwrap();
     connection.stream.write_all(EMPTY_SETTINGS).await.unwrap();
     until("it is there", || metric(&router.app, "headrace_http_connections", "") == 1.0).await;
-    sleep(Duration::from_millis(50)).await; // for the preface to be read
-    tokio::time::pause();
-    tokio::time::advance(Duration::from_secs(121)).await;
-    tokio::time::resume();
+    passes(Duration::from_secs(121)).await;
     let bytes = connection.until_closed().await;
     assert!(!String::from_utf8_lossy(&bytes).contains("HTTP/1.1"));
     assert!(frames(&bytes).contains(&GOAWAY), "{bytes:?}");
