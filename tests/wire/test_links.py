@@ -164,6 +164,17 @@ async def test_a_router_that_holds_a_worker_off_is_dialled_later(tmp_path: Path)
         assert await scene.joined() == "a"
 
 
+async def test_no_router_holds_a_worker_off_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "LONGEST_HOLD_S", 0.01)
+    async with FakeRouter(tmp_path / "a", name="a") as one, running() as scene:
+        await scene.names(one)
+        await refused(one, refusal(RefuseReason.CIRCUIT, 2**32 - 1))
+        await one.worker()
+        assert await scene.joined() == "a"
+
+
 async def test_a_name_that_is_taken_is_tried_again_and_is_no_end(tmp_path: Path) -> None:
     async with FakeRouter(tmp_path / "a", name="a") as one, running() as scene:
         await scene.names(one)
