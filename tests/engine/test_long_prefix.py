@@ -75,7 +75,7 @@ def test_plans_are_those_of_a_scheduler_that_walks(
         ]
         for scheduler, submitted in zip(both, here, strict=True):
             sequence = make_sequence(ids, answer=answer, priority=priority)
-            scheduler.stages.add(sequence)
+            scheduler.stages.wait(sequence)
             submitted.append(sequence)
         for _ in range(steps):
             step_both()
@@ -103,12 +103,12 @@ def test_waiting_for_a_prefix_looks_at_few_of_its_names() -> None:
 
     scheduler = make_scheduler(blocks=1100, sequences=8, batched=256)
     prompt = list(range(4000))
-    scheduler.stages.add(make_sequence(prompt))
+    scheduler.stages.wait(make_sequence(prompt))
     run_step(scheduler)
     waiting = [make_sequence([*prompt, 5000 + i]) for i in range(5)]
     for sequence in waiting:
         sequence.names = Counting(sequence.names)
-        scheduler.stages.add(sequence)
+        scheduler.stages.wait(sequence)
     for _ in range(10):
         run_step(scheduler)
     assert scheduler.stages.waiting == waiting
@@ -131,7 +131,7 @@ def test_a_gap_in_the_cache_costs_what_follows_it_and_no_more(missing: int, bloc
             assert found is not None
             pool.publish(found[0], name, None)
             pool.release(found)
-    scheduler.stages.add(sequence)
+    scheduler.stages.wait(sequence)
     assert counts(run_step(scheduler)) == [sequence.prompt_len - missing * BLOCK]
     assert sequence.cached_tokens == missing * BLOCK
     assert sequence.total == sequence.limit
@@ -152,7 +152,7 @@ def test_a_block_that_is_held_without_those_before_it_does_no_harm(held: int, sp
     pool.share(pinned)
     others = pool.allocate(spare)
     assert others is not None
-    scheduler.stages.add(sequence)
+    scheduler.stages.wait(sequence)
     scheduler.plan()  # whatever it decides, it never takes blocks that are not there
     pool.check([*pinned, *others, *sequence.blocks])
     pool.release(pinned)

@@ -14,7 +14,7 @@ from helpers.scheduling import counts, make_scheduler, make_sequence, run_step
 def test_prompts_share_the_budget_first_come_first_served() -> None:
     scheduler = make_scheduler(batched=16)
     for length in (5, 6, 9):
-        scheduler.stages.add(make_sequence(length))
+        scheduler.stages.wait(make_sequence(length))
     assert counts(run_step(scheduler)) == [5, 6, 5]
     assert counts(run_step(scheduler)) == [1, 1, 4]
 
@@ -22,8 +22,8 @@ def test_prompts_share_the_budget_first_come_first_served() -> None:
 def test_a_long_prompt_takes_half_of_the_budget_while_others_wait() -> None:
     scheduler = make_scheduler(batched=16)
     long, short = make_sequence(40), make_sequence(5)
-    scheduler.stages.add(long)
-    scheduler.stages.add(short)
+    scheduler.stages.wait(long)
+    scheduler.stages.wait(short)
     assert counts(run_step(scheduler)) == [8 + 3, 5]  # and what the short one left
     assert counts(run_step(scheduler)) == [1, 15]
     assert short.generated
@@ -32,10 +32,10 @@ def test_a_long_prompt_takes_half_of_the_budget_while_others_wait() -> None:
 def test_decoding_never_waits_for_prompts() -> None:
     scheduler = make_scheduler(batched=8, sequences=4)
     first = make_sequence(3, answer=100)
-    scheduler.stages.add(first)
+    scheduler.stages.wait(first)
     run_step(scheduler)
     for _ in range(3):
-        scheduler.stages.add(make_sequence(60))
+        scheduler.stages.wait(make_sequence(60))
     for _ in range(20):
         before = len(first.generated)
         run_step(scheduler)
@@ -46,10 +46,10 @@ def test_the_block_of_the_last_prompt_token_is_computed() -> None:
     scheduler = make_scheduler()
     ids = list(range(8))
     for _ in range(2):
-        scheduler.stages.add(make_sequence(ids, answer=1))
+        scheduler.stages.wait(make_sequence(ids, answer=1))
         run_step(scheduler)
     again = make_sequence(ids, answer=1)
-    scheduler.stages.add(again)
+    scheduler.stages.wait(again)
     assert counts(run_step(scheduler)) == [4]
     assert again.cached_tokens == 4
 
@@ -58,8 +58,8 @@ def test_the_same_prompt_twice_is_computed_once() -> None:
     scheduler = make_scheduler(batched=64)
     ids = list(range(21))
     one, two = make_sequence(ids), make_sequence(ids)
-    scheduler.stages.add(one)
-    scheduler.stages.add(two)
+    scheduler.stages.wait(one)
+    scheduler.stages.wait(two)
     assert counts(run_step(scheduler)) == [21]  # the second waits for the blocks of the first
     assert counts(run_step(scheduler)) == [1, 1]
     assert two.cached_tokens == 20
@@ -70,7 +70,7 @@ def test_one_that_waits_for_a_prefix_does_not_hold_up_others() -> None:
     scheduler = make_scheduler(batched=64)
     ids = list(range(21))
     for sequence in (make_sequence(ids), make_sequence(ids), make_sequence(6)):
-        scheduler.stages.add(sequence)
+        scheduler.stages.wait(sequence)
     assert counts(run_step(scheduler)) == [21, 6]
 
 
@@ -78,8 +78,8 @@ def test_the_prefix_is_computed_by_the_next_one_if_the_first_is_cancelled() -> N
     scheduler = make_scheduler(batched=8)
     ids = list(range(21))
     one, two = make_sequence(ids), make_sequence(ids)
-    scheduler.stages.add(one)
-    scheduler.stages.add(two)
+    scheduler.stages.wait(one)
+    scheduler.stages.wait(two)
     run_step(scheduler)
     scheduler.stages.remove(one)
     assert counts(run_step(scheduler)) == [8]
@@ -91,7 +91,7 @@ def test_a_full_pool_preempts_the_newest_of_the_lowest_priority() -> None:
     old, new = make_sequence(7, answer=8), make_sequence(7, answer=8)
     important = make_sequence(7, answer=8, priority=1)
     for sequence in (new, old, important):
-        scheduler.stages.add(sequence)
+        scheduler.stages.wait(sequence)
     while not scheduler.stages.preemptions:
         run_step(scheduler)
     assert scheduler.stages.waiting == [new]
@@ -106,8 +106,8 @@ def test_room_is_kept_for_what_running_answers_are_expected_to_write() -> None:
     scheduler = make_scheduler(blocks=10, batched=64)
     for _ in range(200):
         scheduler.admission.note_answer(16)
-    scheduler.stages.add(make_sequence(8, answer=16))
-    scheduler.stages.add(make_sequence(20, answer=16))
+    scheduler.stages.wait(make_sequence(8, answer=16))
+    scheduler.stages.wait(make_sequence(20, answer=16))
     assert len(run_step(scheduler).work) == 1  # 4 of the 8 blocks left are spoken for
     while not scheduler.stages.idle:
         run_step(scheduler)
@@ -117,8 +117,8 @@ def test_room_is_kept_for_what_running_answers_are_expected_to_write() -> None:
 def test_higher_priority_goes_first() -> None:
     scheduler = make_scheduler(sequences=1, batched=8)
     low, high = make_sequence(3), make_sequence(3, priority=5)
-    scheduler.stages.add(low)
-    scheduler.stages.add(high)
+    scheduler.stages.wait(low)
+    scheduler.stages.wait(high)
     assert run_step(scheduler).work[0].sequence is high
 
 
@@ -126,11 +126,11 @@ def test_many_answers_of_low_priority_leave_a_batch_row_to_a_normal_one_at_once(
     scheduler = make_scheduler(sequences=8, batched=32)
     many = [make_sequence(3, answer=50, priority=-1) for _ in range(20)]
     for sequence in many:
-        scheduler.stages.add(sequence)
+        scheduler.stages.wait(sequence)
     run_step(scheduler)
     assert len(scheduler.stages.running) == 8
     few = make_sequence(3, answer=1)
-    scheduler.stages.add(few)
+    scheduler.stages.wait(few)
     assert few in [work.sequence for work in run_step(scheduler).work]
     assert few.total == few.limit
     run_step(scheduler)
@@ -145,10 +145,10 @@ def test_what_makes_way_keeps_half_of_the_batch_rows() -> None:
     scheduler = make_scheduler(sequences=8, batched=32)
     low = [make_sequence(3, answer=30, priority=-1) for _ in range(8)]
     for sequence in low:
-        scheduler.stages.add(sequence)
+        scheduler.stages.wait(sequence)
     run_step(scheduler)
     for _ in range(8):
-        scheduler.stages.add(make_sequence(3, answer=30))
+        scheduler.stages.wait(make_sequence(3, answer=30))
     for _ in range(12):
         run_step(scheduler)
     assert [sequence.priority for sequence in scheduler.stages.running] == [0] * 4 + [-1] * 4
@@ -159,12 +159,12 @@ def test_what_makes_way_keeps_half_of_the_batch_rows() -> None:
 def test_a_normal_one_gets_the_blocks_of_those_that_make_way() -> None:
     scheduler = make_scheduler(blocks=16, sequences=6, batched=64)
     for _ in range(4):
-        scheduler.stages.add(
+        scheduler.stages.wait(
             make_sequence(12, answer=4, priority=-1)
         )  # four blocks each in the end
     run_step(scheduler)
     normal = make_sequence(12, answer=1)
-    scheduler.stages.add(normal)
+    scheduler.stages.wait(normal)
     for _ in range(3):
         run_step(scheduler)
     assert normal.total == normal.limit
@@ -175,20 +175,23 @@ def test_a_normal_one_gets_the_blocks_of_those_that_make_way() -> None:
 def test_equals_do_not_make_way() -> None:
     scheduler = make_scheduler(sequences=2, batched=16)
     for priority in (-1, -1, -1):
-        scheduler.stages.add(make_sequence(3, answer=9, priority=priority))
+        scheduler.stages.wait(make_sequence(3, answer=9, priority=priority))
     run_step(scheduler)
-    scheduler.stages.add(make_sequence(3, priority=-1))
+    scheduler.stages.wait(make_sequence(3, priority=-1))
     run_step(scheduler)
     assert scheduler.stages.preemptions == 0
 
 
 def test_waiting_is_bounded() -> None:
     scheduler = make_scheduler(waiting=2)
-    scheduler.stages.add(make_sequence(3))
-    scheduler.stages.add(make_sequence(3))
-    with pytest.raises(RequestError) as caught:
-        scheduler.stages.add(make_sequence(3))
-    assert caught.value.kind == "queue_full"
+    scheduler.stages.wait(make_sequence(3))
+    scheduler.stages.check_queue(0)
+    for here, elsewhere in ((1, 1), (2, 0)):
+        while len(scheduler.stages.waiting) < here:
+            scheduler.stages.wait(make_sequence(3))
+        with pytest.raises(RequestError) as caught:
+            scheduler.stages.check_queue(elsewhere)
+        assert caught.value.kind == "queue_full"
 
 
 @settings(max_examples=80, deadline=None)
@@ -216,7 +219,7 @@ def test_everything_ends_and_nothing_leaks(
     for family, prompt, answer, priority, steps in jobs:
         ids = [family] * 9 + list(range(prompt))
         sequence = make_sequence(ids[:prompt], answer=answer, priority=priority)
-        scheduler.stages.add(sequence)
+        scheduler.stages.wait(sequence)
         submitted.append(sequence)
         for _ in range(steps):
             plan = run_step(scheduler)

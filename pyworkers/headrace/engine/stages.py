@@ -43,16 +43,6 @@ class Stages:
         """There is nothing to compute until something new comes, or parked sequences move on."""
         return not self.running and (self.stalled or not (self.waiting or self.ready))
 
-    @property
-    def empty(self) -> bool:
-        """No sequence is here."""
-        return not (self.running or self.waiting or self.ready or self.parked)
-
-    def add(self, sequence: Sequence) -> None:
-        """Let `sequence` wait. Raises `RequestError` when `max_waiting` already do."""
-        self.check_queue(0)
-        self.wait(sequence)
-
     def check_queue(self, others: int) -> None:
         """Raises `RequestError` when `max_waiting` sequences wait, here or as one of `others`."""
         waiting = len(self.waiting) + others

@@ -13,7 +13,7 @@ from headrace.kv_transfer.consumer import Consumer
 from headrace.kv_transfer.migration import Fetches, Migration
 from headrace.kv_transfer.producer import Producer, Tell
 from headrace.kv_transfer.pulls import Puller
-from headrace.wire.frames import Continue, Fetch, Offer, Ticket, TransferFailure
+from headrace.wire.frames import Continue, Fetch, Ticket, TransferFailure
 
 if TYPE_CHECKING:
     from headrace.engine.engine import Engine
@@ -32,7 +32,9 @@ class Transfer:
 
 
 class KvConnector:
-    """All methods but `progressed` and `close` are for the event loop, as the engine is."""
+    """What concerns several sides at once. `producer` and `migration` are for the worker's loop, too: the one is told
+    what the engine computed or ended by itself, the other what is to be offered.
+    """
 
     def __init__(
         self, engine: Engine, transfer: Transfer, tell: Tell, wake: Callable[[], None]
@@ -40,9 +42,9 @@ class KvConnector:
         self._engine = engine
         self._transfer = transfer
         self._puller = Puller(transfer.client, wake)
-        self._producer = Producer(engine, transfer.server, tell, wake)
+        self.producer = Producer(engine, transfer.server, tell, wake)
         self._consumer = Consumer(engine, self._puller, tell)
-        self._migration = Migration(engine, transfer.server)
+        self.migration = Migration(engine, transfer.server)
         self._fetches = Fetches(engine, self._puller, tell)
 
     def trust(self, hash_keys: Iterable[bytes]) -> None:
@@ -52,15 +54,12 @@ class KvConnector:
     @property
     def idle(self) -> bool:
         """Nothing is offered and nothing is pulled: the engine's blocks are its own."""
-        return self._puller.idle and self._migration.until_s is None
+        return self._puller.idle and self.migration.until_s is None
 
     @property
     def next_deadline_s(self) -> float:
         """When `settle` has to be called, at the latest; infinite where there is no such time."""
-        return min(
-            self._fetches.next_deadline_s,
-            self._migration.until_s or math.inf,
-        )
+        return min(self._fetches.next_deadline_s, self.migration.until_s or math.inf)
 
     def take_in(self, link: int, frame: Ticket | Continue | Fetch, now_s: float) -> None:
         key = Key(link, frame.request)
@@ -76,42 +75,26 @@ class KvConnector:
         """Bring the engine and the movers of bytes up to date with each other."""
         self._puller.settle()
         self._consumer.settle()
-        self._producer.settle()
+        self.producer.settle()
         self._fetches.settle(now_s)
-        self._migration.settle(now_s)
-
-    def progressed(self) -> None:
-        """A prompt that others pull was admitted, or more of one is computed. On the event loop, at any time."""
-        self._producer.offer()
-
-    def ended(self, key: Key) -> None:
-        """The engine ended a request by itself."""
-        self._producer.withdraw(key)
+        self.migration.settle(now_s)
 
     def cancel(self, key: Key) -> int | None:
         """Stop a request at any stage; returns how many blocks are free now, None if that is told later."""
-        self._producer.withdraw(key)
+        self.producer.withdraw(key)
         self._fetches.cancel(key)
         return self._engine.cancel(key)
 
     def cancel_link(self, link: int) -> int:
         """Cancel all requests of a router that is gone; returns how many there were."""
-        self._producer.withdraw_link(link)
+        self.producer.withdraw_link(link)
         self._fetches.cancel_link(link)
         return self._engine.cancel_link(link)
 
-    def offer(self, most: int, budget_s: float, now_s: float) -> Offer:
-        """The hottest blocks, for others to fetch before this worker leaves."""
-        return self._migration.offer(most, budget_s, now_s)
-
-    def end_offer(self) -> None:
-        """Everybody has what they wanted of it."""
-        self._migration.end()
-
     def give_up(self) -> None:
         """Time is up: nothing more goes out or comes in."""
-        self._migration.end()
-        self._producer.withdraw_all()
+        self.migration.end()
+        self.producer.withdraw_all()
         self._puller.stop_all(TransferFailure.CANCELLED)
 
     async def close(self) -> None:

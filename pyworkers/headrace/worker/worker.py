@@ -218,7 +218,7 @@ class Worker:
             return
 
         def ring() -> None:
-            loop.call_soon_threadsafe(connector.progressed)
+            loop.call_soon_threadsafe(connector.producer.offer)
 
         self.engine.kv_exports.alarm.call = ring
 
@@ -273,9 +273,9 @@ class Worker:
         budget_s = drain.budget_ms / 1e3
         if self._connector is not None:
             if drain.migration:
-                peer.outbox.tell(self._connector.offer(drain.migration, budget_s, now_s))
+                peer.outbox.tell(self._connector.migration.offer(drain.migration, budget_s, now_s))
             else:
-                self._connector.end_offer()
+                self._connector.migration.end()
         self.drain(budget_s, f"router {peer.session.router} asked for it")
 
     def _take_in_news(self, frame: Ticket | Continue | Fetch, peer: Peer, at_s: float) -> None:
@@ -323,7 +323,7 @@ class Worker:
         for number, answers in result.answers.items():
             if self._connector is not None:
                 for request in answers.ended:
-                    self._connector.ended(Key(number, request))
+                    self._connector.producer.withdraw(Key(number, request))
             if number in self._peers:
                 self._peers[number].outbox.answer(answers)
                 self._peers[number].wake.set()

@@ -95,7 +95,7 @@ def test_what_an_array_says_is_what_its_sequence_says() -> None:
 def test_work_in_columns_is_the_work_of_each() -> None:
     scheduler = make_scheduler(sequences=4, batched=64)
     for length in (5, 9, 3):
-        scheduler.stages.add(make_sequence(length))
+        scheduler.stages.wait(make_sequence(length))
     run_step(scheduler)
     columns, batch_rows = scheduler.stages.columns, scheduler.stages.batch_rows
     each = [Work.of(sequence, 1, columns) for sequence in scheduler.stages.running]
@@ -176,7 +176,7 @@ def test_blocks_for_many_at_once_are_those_that_each_would_get_alone() -> None:
         scheduler = make_scheduler(blocks=blocks, sequences=4, batched=64)
         sequences = [make_sequence(BLOCK, answer=BLOCK) for _ in range(4)]
         for sequence in sequences:
-            scheduler.stages.add(sequence)
+            scheduler.stages.wait(sequence)
         plan = scheduler.plan()
         assert len(plan.work) == 4
         for sequence in sequences:
