@@ -200,9 +200,13 @@ async def test_an_etcd_with_tls_is_entered_by_who_trusts_it_and_is_trusted(
         enter(CA=DATA / "stranger.crt", CERT=CERT, KEY=KEY)
         assert "TLS: " in await refusal(etcd)
         enter(CA=CERT)  # without a certificate of one's own, etcd hangs up
-        assert etcd.endpoint in await refusal(etcd)
+        told = await refusal(etcd)
+        assert etcd.endpoint in told
+        assert "--client-cert-auth" in told
+        assert "set HEADRACE_ETCD_CERT and HEADRACE_ETCD_KEY" in told
         enter()
-        assert etcd.endpoint in await refusal(etcd)
+        assert etcd.endpoint in (told := await refusal(etcd))
+        assert "client-cert-auth" not in told  # it is not TLS that was tried
     finally:
         etcd.kill()
 

@@ -5,13 +5,15 @@ use std::io;
 
 use tonic::{Code, Status};
 
+use crate::error::Causes;
+
 /// Why etcd did not do what it was asked for. No text holds a password or a token.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
     /// No member answered; this is what the last one of them met with.
     #[error("{endpoint}: {reason}")]
     Unreachable {
-        /// Which member.
+        /// The member that was asked last, as `HOST:PORT`.
         endpoint: String,
         /// What is wrong with it.
         reason: String,
@@ -21,7 +23,7 @@ pub enum EtcdError {
         "{endpoint}: TLS: {reason}; look at HEADRACE_ETCD_CA, HEADRACE_ETCD_CERT and HEADRACE_ETCD_KEY"
     )]
     Tls {
-        /// Which member.
+        /// The member that was asked last, as `HOST:PORT`.
         endpoint: String,
         /// What is wrong with it.
         reason: String,
@@ -31,7 +33,7 @@ pub enum EtcdError {
         "{endpoint}: {reason}; look at HEADRACE_ETCD_USER, HEADRACE_ETCD_PASSWORD and the role of the user"
     )]
     Denied {
-        /// Which member.
+        /// The member that refused, as `HOST:PORT`.
         endpoint: String,
         /// In etcd's words.
         reason: String,
@@ -71,6 +73,8 @@ pub(super) struct MemberRefused {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Unreachable,
+    /// A connection that stood broke under a call.
+    Broken,
     Tls,
     Denied,
     /// The token of the login is not known any more.
@@ -110,6 +114,22 @@ impl MemberRefused {
         Self { kind, reason: chain(error) }
     }
 
+    /// A connection that stood, and broke before a call had its answer.
+    pub(super) fn broken(error: &(dyn Error + 'static)) -> Self {
+        let kind = if is_tls(error) { Kind::Tls } else { Kind::Broken };
+        Self { kind, reason: chain(error) }
+    }
+
+    /// What may be wrong where an encrypted connection broke before it gave any answer, and no certificate was shown: etcd
+    /// looks for one only after the handshake, from the client's point of view, and then hangs up.
+    pub(super) fn without_certificate(mut self) -> Self {
+        if matches!(self.kind, Kind::Broken | Kind::Tls) {
+            self.reason += "; an etcd with --client-cert-auth wants a certificate of its clients: set HEADRACE_ETCD_CERT \
+                 and HEADRACE_ETCD_KEY";
+        }
+        self
+    }
+
     /// A new login may help.
     pub(super) fn is_token(&self) -> bool {
         self.kind == Kind::Token
@@ -124,7 +144,7 @@ impl MemberRefused {
     pub(super) fn at(self, endpoint: &str) -> (EtcdError, bool) {
         let (endpoint, reason) = (endpoint.to_owned(), self.reason);
         match self.kind {
-            Kind::Unreachable => (EtcdError::Unreachable { endpoint, reason }, true),
+            Kind::Unreachable | Kind::Broken => (EtcdError::Unreachable { endpoint, reason }, true),
             Kind::Tls => (EtcdError::Tls { endpoint, reason }, true),
             Kind::Denied | Kind::Token => (EtcdError::Denied { endpoint, reason }, false),
             Kind::Answer | Kind::NoLogins => {
@@ -140,9 +160,13 @@ impl From<Status> for MemberRefused {
         let text = status.message();
         let kind = match status.code() {
             _ if status.source().is_some_and(is_tls) => Kind::Tls,
-            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Kind::Unreachable,
             // what broke under a call has a source, what etcd says has none
-            Code::Unknown | Code::Internal if status.source().is_some() => Kind::Unreachable,
+            Code::Unavailable | Code::Cancelled | Code::Unknown | Code::Internal
+                if status.source().is_some() =>
+            {
+                Kind::Broken
+            }
+            Code::Unavailable | Code::DeadlineExceeded | Code::Cancelled => Kind::Unreachable,
             Code::Unauthenticated => Kind::Token,
             Code::PermissionDenied => Kind::Denied,
             // etcd has no code of its own for these
@@ -175,7 +199,7 @@ impl From<Status> for MemberRefused {
 
 /// A reason for TLS not to come about is somewhere below.
 fn is_tls(error: &(dyn Error + 'static)) -> bool {
-    sources(error).any(|error| {
+    Causes(error).iter().any(|error| {
         // an io::Error passes over what it is made of when it is asked for its source
         let inner = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
         error.is::<rustls::Error>()
@@ -183,24 +207,43 @@ fn is_tls(error: &(dyn Error + 'static)) -> bool {
     })
 }
 
-fn sources<'e>(
-    error: &'e (dyn Error + 'static),
-) -> impl Iterator<Item = &'e (dyn Error + 'static)> {
-    std::iter::successors(Some(error), |&error: &&'e (dyn Error + 'static)| error.source())
-}
-
-/// What happened, from the outermost words to the innermost; words that say the same again are left out.
+/// What happened, with its causes.
 pub(super) fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut said = String::new();
-    for words in sources(error).map(ToString::to_string) {
-        if !said.contains(&words) {
-            said += if said.is_empty() { "" } else { ": " };
-            said += &words;
-        }
-    }
-    clip(&said)
+    clip(&Causes(error).to_string())
 }
 
 fn clip(text: &str) -> String {
     text.chars().take(300).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_connection_that_broke_may_lack_a_certificate_and_one_that_never_stood_does_not() {
+        let gone = io::Error::from(io::ErrorKind::BrokenPipe);
+        let hint = "set HEADRACE_ETCD_CERT and HEADRACE_ETCD_KEY";
+        let told = |refused: MemberRefused| refused.without_certificate().at("etcd:2379").0;
+        let broken = told(MemberRefused::broken(&gone));
+        assert_eq!(broken.reason(), "etcd_unreachable");
+        assert!(broken.to_string().ends_with(hint), "{broken}");
+        let alert = rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired);
+        let alert = told(MemberRefused::broken(&alert));
+        assert_eq!(alert.reason(), "etcd_tls");
+        assert!(alert.to_string().contains(hint), "{alert}");
+        for other in [MemberRefused::connecting(&gone), Status::unavailable("no leader").into()] {
+            let other = told(other).to_string();
+            assert!(!other.contains("HEADRACE"), "{other}");
+        }
+    }
+
+    #[test]
+    fn what_broke_under_a_call_is_told_from_what_etcd_says() {
+        let mut broke = Status::unknown("transport error");
+        broke.set_source(std::sync::Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)));
+        assert_eq!(MemberRefused::from(broke).kind, Kind::Broken);
+        assert_eq!(MemberRefused::from(Status::unknown("etcdserver: x")).kind, Kind::Answer);
+        assert_eq!(MemberRefused::from(Status::unavailable("no leader")).kind, Kind::Unreachable);
+    }
 }

@@ -29,6 +29,8 @@ pub(super) struct Member {
     endpoint: String,
     access: EtcdAccess,
     channel: Option<Channel>,
+    /// The channel has given an answer.
+    answered: bool,
     token: Option<Token>,
 }
 
@@ -37,7 +39,7 @@ type Token = MetadataValue<Ascii>;
 
 impl Member {
     pub(super) fn new(endpoint: String, access: EtcdAccess) -> Self {
-        Self { endpoint, access, channel: None, token: None }
+        Self { endpoint, access, channel: None, answered: false, token: None }
     }
 
     pub(super) fn endpoint(&self) -> &str {
@@ -47,6 +49,7 @@ impl Member {
     /// Hangs up; the next call dials and logs in again.
     pub(super) fn forget(&mut self) {
         self.channel = None;
+        self.answered = false;
         self.token = None;
     }
 
@@ -62,6 +65,29 @@ impl Member {
         S: Stream<Item = Q> + Send + 'static,
     {
         let channel = self.channel().await?;
+        let anonymous = self.access.tls.as_ref().is_some_and(|tls| tls.identity.is_none());
+        let answer = self.call(channel, path, questions).await;
+        let first = !self.answered;
+        self.answered |= answer.is_ok();
+        answer.map_err(
+            |refused| {
+                if anonymous && first { refused.without_certificate() } else { refused }
+            },
+        )
+    }
+
+    /// A call, with the login before it where there is one.
+    async fn call<Q, A, S>(
+        &mut self,
+        channel: Channel,
+        path: &'static str,
+        questions: impl Fn() -> S,
+    ) -> Result<(A, Streaming<A>), MemberRefused>
+    where
+        Q: Message + 'static,
+        A: Message + Default + 'static,
+        S: Stream<Item = Q> + Send + 'static,
+    {
         let had_token = self.token.is_some();
         let token = self.token(&channel).await?;
         match call(channel.clone(), path, questions(), token).await {
@@ -133,7 +159,7 @@ where
     // a member that is cut off from the others ends its watches, rather than to be silent
     request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
     let mut grpc = Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES);
-    grpc.ready().await.map_err(|error| MemberRefused::connecting(&error))?;
+    grpc.ready().await.map_err(|error| MemberRefused::broken(&error))?;
     let codec = ProstCodec::<Q, A>::default();
     let answers = grpc.streaming(request, PathAndQuery::from_static(path), codec).await?;
     let mut answers = answers.into_inner();
