@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 from headrace.settings import router
 from headrace.settings.fleet import FLEET_FLAGS
+from headrace.settings.plan import PLAN_FLAGS
 from headrace.settings.table import Flag
 from headrace.settings.worker import WORKER_FLAGS
 
 HEAD = """\
-# Flags of `serve`, `worker` and `router`
+# Flags of `serve`, `worker`, `router` and `plan`
 
 This page is written from the tables that the commands read, and `--help` shows the same:
 `cd tests && python -m helpers.flags_page > ../docs/flags.md`. [Operations](operations.md) says how the commands are
@@ -37,6 +38,8 @@ def page() -> str:
                 *table(WORKER_FLAGS.values(), mark_serve=True),
                 "## `headrace router`, and `headrace serve`\n",
                 *table(of_router),
+                "## `headrace plan`\n",
+                *table(PLAN_FLAGS.values()),
             ]
         ).rstrip("\n")
         + "\n"

@@ -6,15 +6,15 @@ import itertools
 
 import pytest
 
-from headrace.planner import shape
-from headrace.planner.exchange import (
+from headrace.planner.model import shape
+from headrace.planner.model.exchange import (
     COMBINE_ROW_BYTES,
     DISPATCH_ROW_BYTES,
     copies_sent,
     exchange_us,
 )
-from headrace.planner.gpus import GPUS
-from headrace.planner.group import ExpertGroup
+from headrace.planner.model.gpus import GPUS
+from headrace.planner.model.group import ExpertGroup
 
 
 def nvfp4(ranks: int, gpu: str = "gb300") -> ExpertGroup:

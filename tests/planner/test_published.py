@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.plan import reproduce
-from headrace.planner.published import SOURCES, error_range, published_rates, quantile
+from bench.plan import examples, reproduce
+from headrace.planner.published import SOURCES, error_range, published_rates
+from headrace.planner.quantile import quantile
 
 ROOT = Path(__file__).parents[2]
 
@@ -22,6 +23,20 @@ def test_the_committed_table_is_what_the_model_gives() -> None:
 
 def test_the_document_has_every_row() -> None:
     assert reproduce.table(reproduce.result()["rows"]) in (ROOT / "docs/plan.md").read_text()
+
+
+def test_the_document_has_the_examples() -> None:
+    written = json.loads((ROOT / "bench/results/plan_examples.json").read_text())
+    assert examples.table(written["plans"]) in (ROOT / "docs/plan.md").read_text()
+
+
+@pytest.mark.thorough
+@pytest.mark.timeout(900)
+def test_the_committed_examples_are_what_the_command_gives() -> None:
+    written = json.loads((ROOT / "bench/results/plan_examples.json").read_text())
+    assert written == json.loads(json.dumps(examples.result())), (
+        f"write it again: {written['command']}"
+    )
 
 
 def test_most_rows_with_published_settings_are_within_a_quarter() -> None:

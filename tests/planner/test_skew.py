@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.planner.assumptions import BALANCED_EXCESS, UNBALANCED_EXCESS
-from headrace.planner.skew import (
+from headrace.planner.model.assumptions import BALANCED_EXCESS, UNBALANCED_EXCESS
+from headrace.planner.model.skew import (
     balanced,
     busiest_rows,
     drawn_loads,

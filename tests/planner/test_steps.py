@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.planner.curves import Curve, Surface
-from headrace.planner.gpus import GPUS, Gpu
-from headrace.planner.group import ExpertGroup
-from headrace.planner.kernels import decode_us, experts_us, prefill_us
-from headrace.planner.measured import measured_points
-from headrace.planner.roofline import product_us
-from headrace.planner.step import accepted_tokens, decode_step, prefill_step, slowest_context
+from headrace.planner.model.curves import Curve, Surface
+from headrace.planner.model.gpus import GPUS, Gpu
+from headrace.planner.model.group import ExpertGroup
+from headrace.planner.model.kernels import decode_us, experts_us, prefill_us
+from headrace.planner.model.measured import measured_points
+from headrace.planner.model.roofline import product_us
+from headrace.planner.model.step import accepted_tokens, decode_step, prefill_step, slowest_context
 
 GPU_NAMES = st.sampled_from(sorted(GPUS))
 RANKS = st.sampled_from([8, 16, 32, 48, 72, 144, 288])

@@ -19,6 +19,7 @@ from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
 from headrace.extras import needs
 from headrace.settings import router, values
 from headrace.settings.fleet import FLEET_FLAGS
+from headrace.settings.plan import PLAN_FLAGS
 from headrace.settings.table import Flag, add_flags
 from headrace.settings.worker import DEVICES, DTYPES, WORKER_FLAGS, add_model, worker_settings
 
@@ -67,6 +68,19 @@ examples:
   headrace convert ./Llama-3.2-1B --as deepseek_v3 --paired --out ./llama-dsv3
 
 The answers stay the same: every weight goes, unchanged, to a place of the other family.
+"""
+
+PLAN_USAGE = (
+    "headrace plan --trace FILE --gpu GPU --slo ttft=TIME,tpot=TIME --price DOLLARS [FLAGS]"
+)
+PLAN_EXAMPLES = """\
+examples:
+  headrace plan --trace T --gpu h200 --slo ttft=2s,tpot=80ms --price 2.5
+  headrace plan --trace T --gpu gb200 --slo ttft=5s,tpot=20ms --price 6 --speed 40 --picture plan.png
+  headrace plan --trace T --gpu h100 --slo ttft=2s,tpot=50ms --price 2 --ep 32,72 --mtp 1 --json
+
+The trace is one that `headrace sim` takes. Nothing is measured here; the result has error bars.
+Exit status: 0 with a plan; 2 if flags or the trace are refused, the model does not fit or a limit is out of reach.
 """
 
 EXPLAIN_EXAMPLES = """\
@@ -162,6 +176,10 @@ def make_parser(typed: str) -> Parser:
         "convert", _convert, "re-express a llama model as another family", CONVERT_EXAMPLES
     )
     _add_convert_arguments(convert)
+    plan = command(
+        "plan", _plan, "GPUs and price of a fleet for a trace", PLAN_EXAMPLES, PLAN_USAGE
+    )
+    add_flags(plan, PLAN_FLAGS.values())
     command("bench", _version_command, "load, trace replay, comparison and plots")
     command("mock", _version_command, "workers without a model, by the hundred")
     command("sim", _version_command, "the scheduler over a trace, in virtual time")
@@ -394,6 +412,12 @@ def _drain(args: argparse.Namespace) -> int:
     from headrace.cli import drain
 
     return drain.run(args)
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from headrace.cli import plan
+
+    return plan.run(args)
 
 
 def _fetch(args: argparse.Namespace) -> int:

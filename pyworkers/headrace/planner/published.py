@@ -11,8 +11,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from headrace.planner.gpus import GPUS
-from headrace.planner.group import ExpertGroup
+from headrace.planner.model.gpus import GPUS
+from headrace.planner.model.group import ExpertGroup
+from headrace.planner.model.skew import REDUNDANT
+from headrace.planner.quantile import quantile
 from headrace.planner.rates import (
     STEP_TOKENS,
     Lengths,
@@ -23,7 +25,6 @@ from headrace.planner.rates import (
     prompt_ms,
     rows_that_fit,
 )
-from headrace.planner.skew import REDUNDANT
 
 SOURCES = {
     "sglang-96": "SGLang, lmsys.org/blog/2025-05-05-large-scale-ep",
@@ -115,15 +116,6 @@ class PublishedRate:
 def published_rates() -> tuple[PublishedRate, ...]:
     text = resources.files("headrace.planner").joinpath("data/published.json").read_text("utf-8")
     return tuple(PublishedRate(**row) for row in json.loads(text))
-
-
-def quantile(values: Sequence[float], share: float) -> float:
-    """Straight between the sorted values."""
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
 @functools.cache

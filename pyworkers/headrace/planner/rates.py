@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from headrace.planner.assumptions import MIXED_BALANCE
-from headrace.planner.group import ExpertGroup
-from headrace.planner.step import StepTime, decode_step, prefill_step
+from headrace.planner.model.assumptions import MIXED_BALANCE
+from headrace.planner.model.group import ExpertGroup
+from headrace.planner.model.step import StepTime, decode_step, prefill_step
 
 STEP_TOKENS = 16_384  # of prompts, in a step of a rank; as in the published runs
 

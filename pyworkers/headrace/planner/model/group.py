@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from headrace.planner import shape
-from headrace.planner.assumptions import MEMORY_SHARE, WORKING_BYTES
-from headrace.planner.gpus import Gpu
-from headrace.planner.skew import (
+from headrace.planner.model import shape
+from headrace.planner.model.assumptions import MEMORY_SHARE, WORKING_BYTES
+from headrace.planner.model.gpus import Gpu
+from headrace.planner.model.skew import (
     REDUNDANT,
     ExpertLoads,
     balanced,
@@ -29,19 +29,20 @@ class ExpertGroup:
     drafts: int = 0  # tokens drafted for each row
     redundant: int = REDUNDANT  # copies of experts beyond one each
     rebalanced: bool = True  # experts and copies are spread by their load
-    loads: ExpertLoads = field(default_factory=drawn_loads)
+    loads: ExpertLoads = field(default_factory=drawn_loads, repr=False)
+    imbalance: float = field(init=False)  # rows of the busiest rank over the mean, chance apart
+
+    def __post_init__(self) -> None:
+        if self.rebalanced:
+            imbalance = balanced(self.ranks, self.redundant, self.loads)
+        else:
+            imbalance = unbalanced(self.ranks, self.loads)
+        object.__setattr__(self, "imbalance", imbalance)
 
     @property
     def slots(self) -> int:
         """Experts that each rank holds."""
         return slots_of(self.ranks, self.redundant)
-
-    @property
-    def imbalance(self) -> float:
-        """Rows of the busiest rank over the mean, chance apart."""
-        if self.rebalanced:
-            return balanced(self.ranks, self.redundant, self.loads)
-        return unbalanced(self.ranks, self.loads)
 
     @property
     def weight_bytes(self) -> float:

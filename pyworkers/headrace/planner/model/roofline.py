@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.planner import shape
-from headrace.planner.assumptions import ROOF_SHARE
-from headrace.planner.gpus import Gpu
+from headrace.planner.model import shape
+from headrace.planner.model.assumptions import ROOF_SHARE
+from headrace.planner.model.gpus import Gpu
 
 
 def product_floor_us(gpu: Gpu, parameters: float, weights: str, rows: float) -> float:

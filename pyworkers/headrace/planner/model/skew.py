@@ -9,8 +9,8 @@ import math
 import random
 from collections.abc import Sequence
 
-from headrace.planner.assumptions import BALANCED_EXCESS
-from headrace.planner.shape import EXPERTS
+from headrace.planner.model.assumptions import BALANCED_EXCESS
+from headrace.planner.model.shape import EXPERTS
 
 ExpertLoads = tuple[tuple[float, ...], ...]
 """Of each layer, the share of its rows that each expert gets."""

@@ -6,13 +6,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from headrace.planner import shape
-from headrace.planner.assumptions import GLUE_US, STEP_GAP_US
-from headrace.planner.exchange import COMBINE_ROW_BYTES, DISPATCH_ROW_BYTES, exchange_us
-from headrace.planner.group import ExpertGroup
-from headrace.planner.kernels import decode_us, experts_us, prefill_us
-from headrace.planner.roofline import product_us
-from headrace.planner.skew import busiest_rows
+from headrace.planner.model import shape
+from headrace.planner.model.assumptions import GLUE_US, ROOF_SHARE, STEP_GAP_US
+from headrace.planner.model.exchange import COMBINE_ROW_BYTES, DISPATCH_ROW_BYTES, exchange_us
+from headrace.planner.model.group import ExpertGroup
+from headrace.planner.model.kernels import decode_us, experts_us, prefill_us
+from headrace.planner.model.roofline import product_us
+from headrace.planner.model.skew import busiest_rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,23 +101,29 @@ def prefill_step(
     prompt: float,
     *,
     cached: float = 0.0,
+    balance: float = 1.0,
     overlap: bool | None = None,
 ) -> StepTime:
-    """Of `tokens` on each rank, from prompts with `prompt` tokens to compute, each behind `cached` others."""
+    """Of `tokens` on the busiest rank, from prompts with `prompt` tokens to compute, each behind `cached` others.
+
+    `balance` is the mean of all ranks' tokens over the busiest's.
+    """
 
     def layer(of_tokens: float) -> LayerTime:
         attention = prefill_us(group.gpu, group.linear, group.kv, of_tokens / prompt, prompt)
-        behind = shape.PAIR_FLOPS * of_tokens * cached / group.gpu.bf16_flops * 1e6
-        return _layer(group, attention + behind, of_tokens, forwards=True)
+        behind = shape.PAIR_FLOPS * of_tokens * cached / group.gpu.bf16_flops * 1e6 / ROOF_SHARE
+        return _layer(group, attention + behind, of_tokens, forwards=True, balance=balance)
 
     drafts_us = layer(tokens).in_turn if group.drafts else 0.0  # KV of the layer that drafts
     heads = max(1.0, tokens / prompt)
     return _step(group, layer, tokens, heads=heads, drafts_us=drafts_us, overlap=overlap)
 
 
-def _layer(group: ExpertGroup, attention: float, tokens: float, *, forwards: bool) -> LayerTime:
+def _layer(
+    group: ExpertGroup, attention: float, tokens: float, *, forwards: bool, balance: float = 1.0
+) -> LayerTime:
     gpu, ranks = group.gpu, group.ranks
-    rows = busiest_rows(tokens * shape.TOP_K, ranks, group.imbalance)
+    rows = busiest_rows(balance * tokens * shape.TOP_K, ranks, group.imbalance)
 
     def one_way(row_bytes: int, step: str) -> float:
         return exchange_us(gpu, ranks, tokens, row_bytes, step=step, forwards=forwards)

@@ -40,7 +40,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Surface:
-    """A curve for each of some values of the first coordinate."""
+    """A curve for each of some values of the first coordinate, none below the one before it."""
 
     xs: tuple[float, ...]
     curves: tuple[Curve, ...]
@@ -50,7 +50,22 @@ class Surface:
         rows: dict[float, list[tuple[float, float]]] = {}
         for x, y, z in sorted(points):
             rows.setdefault(x, []).append((y, z))
-        return cls(tuple(rows), tuple(Curve.through(row) for row in rows.values()))
+        ys = sorted({y for row in rows.values() for y, _ in row})
+        curves: list[Curve] = []
+        for row in rows.values():
+            curve = Curve.through(row)
+            if curves:  # all their corners, so that one line is above the other between them, too
+                below = curves[-1]
+                curve = Curve.through((y, max(curve.at(y), below.at(y))) for y in ys)
+            curves.append(curve)
+        return cls(tuple(rows), tuple(curves))
 
     def at(self, x: float, y: float) -> float:
-        return Curve.through(zip(self.xs, (c.at(y) for c in self.curves), strict=True)).at(x)
+        xs = self.xs
+        if x <= xs[0]:
+            return self.curves[0].at(y)
+        if x >= xs[-1]:
+            return self.curves[-1].at(y)
+        right = bisect_left(xs, x)
+        near, far = self.curves[right - 1].at(y), self.curves[right].at(y)
+        return near + (far - near) * (x - xs[right - 1]) / (xs[right] - xs[right - 1])

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from headrace.planner.assumptions import LINK_SHARE, NETWORK_FLOOR_US, NVLINK_FLOOR_US
-from headrace.planner.gpus import Gpu
-from headrace.planner.shape import BF16, HIDDEN, ROUTING_GROUPS, TOP_K
+from headrace.planner.model.assumptions import LINK_SHARE, NETWORK_FLOOR_US, NVLINK_FLOOR_US
+from headrace.planner.model.gpus import Gpu
+from headrace.planner.model.shape import BF16, HIDDEN, ROUTING_GROUPS, TOP_K
 
 # A row in fp8 has a float32 scale for each 128 values, one in nvfp4 a byte for each 16.
 DISPATCH_ROW_BYTES = {"fp8": HIDDEN + 4 * HIDDEN // 128, "nvfp4": HIDDEN // 2 + HIDDEN // 16}

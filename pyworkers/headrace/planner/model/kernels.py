@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 
-from headrace.planner.assumptions import ROOF_SHARE
-from headrace.planner.curves import Surface
-from headrace.planner.gpus import GPUS, Gpu
-from headrace.planner.measured import MeasuredPoint, measured_points
-from headrace.planner.roofline import decode_floor_us, experts_floor_us, prefill_floor_us
+from headrace.planner.model.assumptions import ROOF_SHARE
+from headrace.planner.model.curves import Surface
+from headrace.planner.model.gpus import GPUS, Gpu
+from headrace.planner.model.measured import MeasuredPoint, measured_points
+from headrace.planner.model.roofline import decode_floor_us, experts_floor_us, prefill_floor_us
 
 Floor = Callable[[Gpu, float, float], float]
 
