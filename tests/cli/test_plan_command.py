@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from headrace.cli import main
-from headrace.exit_status import EXIT_USAGE
+from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
 
 TAU = Path(__file__).parents[2] / "bench/traces/tau_airline_tasks0-32.blocks16.jsonl.gz"
 USUAL = {"--trace": str(TAU), "--gpu": "h200", "--slo": "ttft=2s,tpot=80ms", "--price": "2.5"}
@@ -146,6 +147,20 @@ def test_the_preset_is_one_that_the_simulator_takes(
     missing = tmp_path / "no" / "folder.json"
     assert main.main(argv(preset=str(missing))) == EXIT_USAGE
     assert "--preset" in capfd.readouterr().err
+
+
+def test_a_picture_names_its_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # what other tests have imported would still be found
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    assert main.main(argv(picture=str(tmp_path / "plan.png"))) == EXIT_CONFIG
+    said = capsys.readouterr().err
+    assert said == (
+        "headrace plan: matplotlib is not installed; run: pip install 'headrace[bench]'\n"
+    )
 
 
 @pytest.mark.parametrize(
