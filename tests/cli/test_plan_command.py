@@ -11,6 +11,7 @@ import pytest
 
 from headrace.cli import main
 from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
+from headrace.planner.trace import read_trace
 
 TAU = Path(__file__).parents[2] / "bench/traces/tau_airline_tasks0-32.blocks16.jsonl.gz"
 USUAL = {"--trace": str(TAU), "--gpu": "h200", "--slo": "ttft=2s,tpot=80ms", "--price": "2.5"}
@@ -147,6 +148,28 @@ def test_the_preset_is_one_that_the_simulator_takes(
     missing = tmp_path / "no" / "folder.json"
     assert main.main(argv(preset=str(missing))) == EXIT_USAGE
     assert "--preset" in capfd.readouterr().err
+
+
+def test_the_planned_fleet_keeps_its_limits_in_the_simulator(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Other code, in Rust: the router's placement, and workers that batch row by row and wait for no other rank."""
+    lengths, preset = tmp_path / "tau.csv", tmp_path / "worker.json"
+    rows = [f"{1e3 * one.at_s},{one.prompt},{one.answer}" for one in read_trace(TAU).requests]
+    # without block ids nothing is cached, as in the plan
+    lengths.write_text("\n".join(["timestamp_ms,input_length,output_length", *rows]))
+    asked = argv(trace=str(lengths), speed="10", ep="8", prefill_ep="8", preset=str(preset))
+    assert main.main([*asked, "--json"]) == 0
+    plan = json.loads(capfd.readouterr().out)["plan"]
+    pools = [f"--{pool}={plan[pool]['gpus']}" for pool in ("prefill", "decode")]
+    fleet = ["sim", str(lengths), f"--preset={preset}", "--speed=10", *pools, "--json=-"]
+    assert main.main(fleet) == 0
+    report = json.loads(capfd.readouterr().out)
+    assert report["errors"] == 0
+    ttft_s, tpot_s = (report[key]["p99"] / 1e3 for key in ("ttft_ms", "tpot_quantiles_ms"))
+    # ranks of a group wait for each other in the plan alone, so its times are the longer ones
+    assert 0.5 * plan["prefill"]["ttft_s"] < ttft_s < plan["prefill"]["ttft_s"] < 2
+    assert 0.5 * plan["decode"]["tpot_s"] < tpot_s < plan["decode"]["tpot_s"] < 0.08
 
 
 def test_a_picture_names_its_extra(
