@@ -47,7 +47,10 @@ class Stepper:
             stream.blocks.append(self._free.pop())
 
     def step(self, work: Sequence[tuple[Stream, int]]) -> list[torch.Tensor]:
-        """Compute the next `n` tokens of each stream; the logits of those rows, one tensor a stream."""
+        """Compute the next `n` tokens of each stream; the logits of those rows, one tensor a stream.
+
+        Without work it is a step without rows.
+        """
         size = self.block_tokens
         tokens: list[int] = []
         positions: list[int] = []
@@ -61,7 +64,7 @@ class Stepper:
                 stream.blocks[p // size] * size + p % size for p in range(stream.computed, end)
             ]
             stream.computed = end
-        width = max(len(stream.blocks) for stream, _ in work)
+        width = max((len(stream.blocks) for stream, _ in work), default=0)
         starts = [0, *itertools.accumulate(n for _, n in work)]
         logits = self.model.forward(
             Batch(
@@ -73,7 +76,7 @@ class Stepper:
                 block_tables=np.array(
                     [stream.blocks + [0] * (width - len(stream.blocks)) for stream, _ in work],
                     np.int32,
-                ),
+                ).reshape(len(work), width),
                 logit_rows=np.arange(len(tokens), dtype=np.int32),
             )
         )

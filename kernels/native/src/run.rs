@@ -39,6 +39,10 @@ impl Program {
         self.prepare(step);
         let last = self.ops.len() - 1;
         for (i, op) in self.ops.iter().enumerate() {
+            // A step without rows has nothing to compute, but other ranks may need this one's experts.
+            if step.tokens.is_empty() && !matches!(op, Op::Moe { .. }) {
+                continue;
+            }
             let place = self.places[i];
             let rows = if place.wanted_only { step.logit_rows.len() } else { rows };
             let len = rows * place.width;

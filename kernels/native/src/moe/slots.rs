@@ -281,3 +281,70 @@ impl Slots {
         (scratch.gate_up, scratch.middle) = (both, middle);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::weight::Lanes;
+
+    const SIZE: (usize, usize) = (70, 5);
+
+    fn expert(seed: usize) -> [Vec<f32>; 2] {
+        let (hidden, width) = SIZE;
+        [2 * width * hidden, hidden * width].map(|len| {
+            (0..len).map(|i| ((i + seed) * 2_654_435_761 % 1_000_003) as f32 / 5e5 - 1.0).collect()
+        })
+    }
+
+    fn slots(seeds: &[usize], dtype: Dtype) -> Result<Slots, ExpertsError> {
+        let mut slots = Slots::with_room(seeds.len(), SIZE, dtype);
+        for seed in seeds {
+            let [gate_up, down] = expert(*seed);
+            slots.push(Elements::F32(&gate_up), Elements::F32(&down))?;
+        }
+        Ok(slots)
+    }
+
+    fn address(weight: &Weight) -> usize {
+        match &weight.lanes {
+            Lanes::F32(lanes) => lanes.as_ptr().addr(),
+            Lanes::Bf16(lanes) => lanes.as_ptr().addr(),
+            Lanes::F16(lanes) => lanes.as_ptr().addr(),
+            Lanes::I8 { pairs, .. } => pairs.as_ptr().addr(),
+        }
+    }
+
+    #[test]
+    fn another_expert_comes_to_the_same_place_in_memory() -> Result<(), ExpertsError> {
+        for dtype in [Dtype::Float32, Dtype::Bfloat16, Dtype::Float16, Dtype::Int8] {
+            let mut held = slots(&[1, 2, 3], dtype)?;
+            let before = (address(&held.gate_up), address(&held.down));
+            held.put(1, &slots(&[9], dtype)?)?;
+            assert_eq!((address(&held.gate_up), address(&held.down)), before);
+            assert_eq!(format!("{held:?}"), format!("{:?}", slots(&[1, 9, 3], dtype)?));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn results_are_summed_and_kept_apart_to_the_same_bits() -> Result<(), ExpertsError> {
+        let (hidden, _) = SIZE;
+        let slots = slots(&[4, 5, 6], Dtype::Float32)?;
+        let [x, _] = expert(7);
+        let (x, weights) = (&x[..3 * hidden], [0.5, 0.25, 2.0, 0.125, 1.5, 3.0]);
+        // The second row asks one slot, the third none.
+        let asked = Asked { x, slots: &[0, 2, -1, 1, -1, -1], weights: &weights, top_k: 2 };
+        let (level, mut linear) = (Level::detect(), product::Scratch::default());
+        let mut scratch = Scratch::default();
+        let (mut sums, mut results) = (vec![1.0; 3 * hidden], Results::default());
+        slots.compute(level, asked, &mut linear, &mut scratch, Sink::Sums(&mut sums));
+        slots.compute(level, asked, &mut linear, &mut scratch, Sink::Apart(&mut results));
+        assert_eq!(results.places, [0, 2, -1, 1, -1, -1]);
+        assert_eq!((results.y.len(), results.answers), (3 * hidden, 2));
+        let mut combined = vec![1.0; 3 * hidden];
+        crate::moe::exchange::combine(&results.y, &results.places, hidden, &mut combined);
+        assert_eq!(combined, sums);
+        assert!(sums[2 * hidden..].iter().all(|x| *x == 1.0));
+        Ok(())
+    }
+}
