@@ -55,7 +55,7 @@ pub(crate) fn auth_proof<'py>(
     Ok(PyBytes::new(py, &AuthKey::derive(secret).proof(side, challenge)))
 }
 
-fn exactly<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
+pub(crate) fn exactly<const N: usize>(name: &str, bytes: &[u8]) -> PyResult<[u8; N]> {
     bytes.try_into().map_err(|_| {
         PyValueError::new_err(format!("{name} must have {N} bytes, not {}", bytes.len()))
     })

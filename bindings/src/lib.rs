@@ -14,6 +14,7 @@ mod race;
 mod router;
 mod segments;
 mod signals;
+mod step;
 mod wire;
 
 /// As in the router's own binary. Only what Rust allocates here comes from it; Python, numpy and torch keep theirs.
@@ -45,6 +46,11 @@ mod _core {
     use crate::segments::{copy_segments, crc32};
     #[pymodule_export]
     use crate::signals::end_on_signals;
+    #[pymodule_export]
+    use crate::step::{
+        CountColumns, InputColumns, SamplingColumns, cut_answers, hash_next_blocks, kept_drafts,
+        noise_keys,
+    };
     #[pymodule_export]
     use crate::wire::{decode_frame, encode_frame};
 }

@@ -1,6 +1,6 @@
 """The Rust side of Headrace. stubtest compares this file with the build."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeAlias, TypedDict, final
 
 import numpy as np
@@ -10,12 +10,15 @@ from typing_extensions import Buffer
 __all__ = [
     "HASH_SCHEME",
     "BlockIndex",
+    "CountColumns",
     "Etcd",
     "EtcdWatch",
     "Experts",
     "HeadMatrices",
+    "InputColumns",
     "Program",
     "Router",
+    "SamplingColumns",
     "Table",
     "Value",
     "Weight",
@@ -24,18 +27,25 @@ __all__ = [
     "check_router",
     "copy_segments",
     "crc32",
+    "cut_answers",
     "decode_frame",
     "derive_hash_key",
     "encode_frame",
     "encode_outputs",
     "end_on_signals",
     "hash_blocks",
+    "hash_next_blocks",
+    "kept_drafts",
+    "noise_keys",
     "race",
     "router_flags",
     "router_main",
 ]
 
 _Bytes: TypeAlias = Buffer | NDArray[np.uint8]
+_I32: TypeAlias = NDArray[np.int32]
+_I64: TypeAlias = NDArray[np.int64]
+_Flags: TypeAlias = NDArray[np.bool_]
 
 HASH_SCHEME: Final = "blake3-chain-v2"
 """Name of the block hash, for `Fingerprints.hash_scheme`."""
@@ -85,17 +95,274 @@ def decode_frame(body: bytes) -> dict[str, dict[str, Any]]:
 
 def encode_outputs(
     requests: NDArray[np.uint64],
-    counts: NDArray[np.uint32],
-    ids: NDArray[np.uint32],
+    counts: _I64,
+    ids: _I64,
     *,
-    drafted: NDArray[np.uint32],
-    accepted: NDArray[np.uint32],
+    drafted: _I64,
+    accepted: _I64,
     special: Sequence[tuple[int, bytes]],
 ) -> bytes:
     """The field `outputs` of a `Step`, as msgpack; with the GIL released.
 
     A row for each of `requests`; `ids` has `counts` for each, row after row. `special` are places, ascending, of rows
-    that are written already, and have no ids here. ValueError where these do not fit together.
+    that are written already, and have no ids here. ValueError where these do not fit together, or a number is not one
+    of 32 bits without a sign.
+    """
+
+def hash_next_blocks(tokens: _I32, key: bytes, parents: Sequence[bytes]) -> list[bytes]:
+    """The hash of one block after each of `parents`; `tokens` is `[blocks, block_tokens]`. See `hash_blocks`."""
+
+# What a step does to the engine's arrays, a stage in each call. All keep the GIL. A batch row that is not there,
+# columns of other lengths and an array that is in use raise ValueError before anything is changed, other dtypes
+# TypeError.
+
+@final
+class CountColumns:
+    """The arrays of a `RowCounts`, of whose rows each call names some.
+
+    `counts` is `[12, rows]`, in the order of `row_counts.TOTAL` and so on; `facts` is `[4, rows]`: `prompt_len`,
+    `limit`, `link`, `epoch`; `flags` is `[3, rows]`: `exports_kv`, `plain`, `taken`. The arrays are kept, not copied.
+    """
+
+    def __new__(
+        cls,
+        *,
+        counts: _I64,
+        facts: _I64,
+        flags: _Flags,
+        requests: NDArray[np.uint64],
+        recent: _I32,
+        block_tokens: int,
+    ) -> CountColumns: ...
+    def plan(self, batch_rows: _I64) -> tuple[_I64 | None, list[int], _I64, int]:
+        """Those that decode (None: all), those with more than a token to compute; those that decode and lack blocks,
+        and the most blocks that one of them lacks.
+        """
+
+    def hold(self, batch_rows: _I64) -> None:
+        """Each has one block more."""
+
+    def lookahead(
+        self, batch_rows: _I64, rows_left: int, most: int
+    ) -> tuple[_I64, _I64, _I64, int]:
+        """How many drafts each may check, at most `most` of each and `rows_left` of all; the places of those that are
+        without room for these and for `most` more; the rows of which that lack blocks, and the most that one lacks.
+        """
+
+    def with_room(self, batch_rows: _I64, drafts: _I64) -> _I64:
+        """As many of the drafts of each as its blocks have room for."""
+
+    def decoding(self, batch_rows: _I64) -> tuple[_I64, _I64, _I64, _Flags, _Flags, list[int]]:
+        """The fields of `StepWork` with one token of each: `epochs`, `starts`, `counts`, `decodes`, `chooses`; and the
+        places of those that are not plain.
+        """
+
+    def begin(
+        self,
+        batch_rows: _I64,
+        *,
+        starts: _I64,
+        counts: _I64,
+        drafts: _I64,
+        chooses: _Flags,
+        decodes: _Flags,
+    ) -> tuple[_I64, _I64, _I64, list[int], list[int], int, int]:
+        """This work is ordered: the rows count on what it brings.
+
+        Returns the fields of `GrownTables` but for the blocks: `batch_rows`, `places`, `keys_from`, whose tables have
+        these blocks from now on; the batch rows that grew by more than a block; the places of those that export KV; how
+        many decode; how many tokens are read.
+        """
+
+    def still_there(
+        self, batch_rows: _I64, epochs: _I64, places: _I64, counts: _I64
+    ) -> tuple[_Flags | None, list[int]]:
+        """Who has the batch row of then (None: all); and the batch rows that have to list their tokens before those at
+        `places` get so many.
+        """
+
+    def take_in(
+        self,
+        batch_rows: _I64,
+        *,
+        there: _Flags | None,
+        counts: _I64,
+        chooses: _Flags,
+        drafts: _I64,
+        computed: _I64,
+        drafted: _I64,
+        keys_from: _I64,
+        keys_to: _I64,
+        places: _I64,
+        new_tokens: _I64,
+        ids: _I64,
+    ) -> None:
+        """Work that was ordered has ended: its sequences, those that are `there`, stand where `computed` and the three
+        after it say, and those at `places` have so many new tokens of `ids`.
+        """
+
+    def filled(self, batch_rows: _I64, prompts_only: bool) -> tuple[_I64, _I64, list[bool]]:
+        """Those with blocks, of their prompts if only these count, that are full or not any more, and have a name or
+        not: how many have one, and whether just the next one is full, in `recent`, and not exported.
+        """
+
+    def told(
+        self,
+        batch_rows: _I64,
+        places: _I64,
+        there: _Flags | None,
+        *,
+        finish: NDArray[np.int8],
+        counts: _I64,
+    ) -> tuple[_Flags | None, _I64, NDArray[np.uint64], int | None]:
+        """Of the work at `places`: for whom tokens are all that there is to say (None: for all), the links, the
+        requests, and the link if there is just one.
+        """
+
+    def prompt_tokens(self, batch_rows: _I64) -> int:
+        """Tokens to compute, of those that do not decode."""
+
+_DraftRows: TypeAlias = tuple[_I32, _I64, _I32, _I32, _I32]
+
+@final
+class InputColumns:
+    """The arrays of an `InputBatch`, of whose rows each call names some.
+
+    `facts` is `[8, rows]`: `prompt_len`, `limit`, `computed`, `total`, `drafted`, `keys_from`, `keys_to`, and how many
+    blocks are known; `flags` is `[3, rows]`: `answers`, `ended`, `penalised`; `stops`, `drafts` and `blocks` are
+    `[rows, ...]`. The arrays are kept, not copied.
+    """
+
+    def __new__(
+        cls,
+        *,
+        facts: _I64,
+        flags: _Flags,
+        newest: _I32,
+        stops: _I64,
+        drafts: _I32,
+        blocks: _I32,
+        block_tokens: int,
+    ) -> InputColumns: ...
+    def live(self, batch_rows: _I64) -> _Flags | None:
+        """Who has not ended; None: all."""
+
+    def grow(self, batch_rows: _I64, places: _I64, blocks: _I64, keys_from: _I64) -> None:
+        """Each has another block, at its place."""
+
+    def build(
+        self, batch_rows: _I64, *, counts: _I64, drafts: _I64, scores: _Flags, on_device: bool
+    ) -> tuple[
+        tuple[_I32, _I32, _I64, _I32, _I32, _I32, _I32, _I32],
+        tuple[_I64, _I64, _I64, _I64, _I32],
+        list[tuple[int, int, int, int]],
+        list[int],
+    ]:
+        """The next `counts` tokens of each, at most so many of its drafts after its newest one.
+
+        Returns `tokens`, `positions`, `slots`, `seq_starts`, `context_lens`, `block_tables`, `logit_rows`,
+        `prompt_lens` of a `Batch`; `sampled`, `sampled_of`, `sampled_rows`, `totals`, `row_drafts` of `Prepared`; of
+        those whose tokens are still to be filled in the place, the positions from and to, and the first row; and the
+        places of those that are scored. With `on_device` newest tokens are named by their batch row.
+        """
+
+    def ends(self, batch_rows: _I64, most: int) -> tuple[_I64, _I64]:
+        """The limits of these, and their first `most` stop tokens, `[batch_rows, most]`."""
+
+    def advance(
+        self,
+        batch_rows: _I64,
+        known: _I64,
+        *,
+        sampled_of: _I64,
+        counts: _I64,
+        ids: _I64,
+        finish: NDArray[np.int8],
+    ) -> list[int]:
+        """So many tokens of each are computed, and those of `sampled_of` got so many of `ids`.
+
+        Returns the places, in `sampled_of`, of those with penalties.
+        """
+
+    def after(self, batch_rows: _I64) -> tuple[_I64, _I64, _I64, _I64]:
+        """`computed`, `drafted`, `keys_from`, `keys_to` of these."""
+
+    def drafting(self, batch_rows: _I64, most: int) -> tuple[_I64, _I64]:
+        """The places of those that have just their newest token to compute, and how much each may draft."""
+
+    def follow(
+        self,
+        batch_rows: _I64,
+        *,
+        seq_starts: _I32,
+        positions: _I32,
+        tokens: _I32,
+        drafts: _I64,
+        follows: _Flags | None = None,
+    ) -> tuple[_I64, _I64, _I64, _I64, _DraftRows, _I32, _I32, _I32, list[tuple[int, int, int]]]:
+        """A drafting pass over what a step made known of those that it `follows` (None: of all).
+
+        Returns their places, their batch rows, the ends of their keys, their drafts; the rows as `draft_rows`; the
+        `tokens`, `hidden_from` and `first_keys` of a `DraftBatch`; and of tokens that only a prompt has the row, the
+        place and the position.
+        """
+
+    def draft_rows(self, batch_rows: _I64, starts: _I64, stops: _I64) -> _DraftRows:
+        """`positions`, `slots`, `seq_starts`, `context_lens`, `block_tables` of a row for each of these positions."""
+
+    def keep_drafts(self, batch_rows: _I64, guesses: _I64, made: _I64) -> None:
+        """The first `made` of the guesses of each, `[batch_rows, most]`, are its drafts."""
+
+@final
+class SamplingColumns:
+    """How the tokens of each batch row are drawn.
+
+    `numbers` is `[3, rows]`: temperature, top-p, min-p. The arrays are kept, not copied.
+    """
+
+    def __new__(
+        cls, *, numbers: NDArray[np.float64], top_k: _I64, seeds: NDArray[np.uint64]
+    ) -> SamplingColumns: ...
+    def drawn(self, batch_rows: _I64, best: NDArray[np.float32]) -> _I64 | None:
+        """The places of those with a temperature, whose highest logit is a number; None: all."""
+
+    def draws(
+        self, batch_rows: _I64, positions: _I64
+    ) -> tuple[
+        NDArray[np.float64],
+        _I64,
+        NDArray[np.float64],
+        NDArray[np.float64],
+        NDArray[np.uint32],
+        NDArray[np.uint32],
+    ]:
+        """The fields of `Draws` but for `best`."""
+
+def noise_keys(
+    seeds: NDArray[np.uint64], positions: _I64
+) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+    """Two key words for each seed and position, by splitmix64."""
+
+def kept_drafts(rows: _I64, drafts: _I32, ids: _I64) -> _I64:
+    """How many tokens count of each sequence, which has so many rows of `ids`: those that equal the draft of the next
+    row, and the one after them, unless that is below 0.
+    """
+
+def cut_answers(
+    ids: _I64,
+    *,
+    rows: _I64,
+    kept: _I64,
+    totals: _I64,
+    limits: _I64,
+    stops: _I64,
+    more_stops: Mapping[int, Collection[int]],
+) -> tuple[_I64, _I64, NDArray[np.int8], _I64, _I64]:
+    """The first `kept` tokens of each sequence, which has so many rows of `ids`, up to its first stop token.
+
+    `stops` is `[sequences, some]`, `more_stops` is instead of its row. Returns the tokens of all, how many each has,
+    how each ends (0: it goes on, 1: a stop token, 2: its limit), how many drafts it had, and how many of the tokens
+    are drafts.
     """
 
 @final

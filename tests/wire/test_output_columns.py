@@ -177,17 +177,20 @@ def test_columns_that_are_too_long_for_a_frame_are_refused() -> None:
         ([0, 0], [], [(2, b"")], "special row 2 of 2"),
         ([0, 0], [], [(1, b""), (0, b"")], "special row 0 of 2"),
         ([0, 0], [], [(1, b""), (1, b"")], "special row 1 of 2"),
+        ([0, 1], [-1], [], "ids of -1"),
+        ([0, 1], [1 << 32], [], "ids of 4294967296"),
+        ([0, -1], [], [], "counts of -1"),
     ],
 )
 def test_core_refuses_columns_that_do_not_fit_together(
     counts: list[int], ids: list[int], special: list[tuple[int, bytes]], says: str
 ) -> None:
-    none = np.zeros(2, dtype=np.uint32)
+    none = np.zeros(2, dtype=np.int64)
     with pytest.raises(ValueError, match=says):
         _core.encode_outputs(
             np.zeros(2, dtype=np.uint64),
-            np.array(counts, dtype=np.uint32),
-            np.array(ids, dtype=np.uint32),
+            np.array(counts, dtype=np.int64),
+            np.array(ids, dtype=np.int64),
             drafted=none,
             accepted=none,
             special=special,

@@ -142,6 +142,21 @@ impl Draw<'_> {
     }
 }
 
+/// The two key words of the noise of a seed at a position, which counts from the start of the prompt.
+#[must_use]
+pub fn keys(seed: u64, position: u64) -> [u32; 2] {
+    let mixed = mix(mix(seed).wrapping_add(position));
+    [mixed as u32, (mixed >> 32) as u32] // the low half, the high one
+}
+
+/// The finaliser of splitmix64.
+fn mix(x: u64) -> u64 {
+    let x = x.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let x = (x ^ (x >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let x = (x ^ (x >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    x ^ (x >> 31)
+}
+
 /// 31 bits for each token; `noise.py` has the same function and says where it is from.
 #[inline(always)]
 fn noise(token: u32, [first, second]: [u32; 2]) -> u32 {

@@ -144,11 +144,8 @@ class Engine:
         """
         waiting = self.stages.waiting
         tokens = sum(sequence.total for sequence in waiting if sequence.kv_import is None)
-        columns, batch_rows = self.stages.columns, self.stages.batch_rows
-        total = columns.total[batch_rows]
-        remaining = total - columns.computed[batch_rows]
-        decode = (remaining <= 1) & (total > columns.prompt_len[batch_rows])
-        return tokens + int(remaining[~decode].sum())
+        stages = self.stages
+        return tokens + stages.columns.core.prompt_tokens(stages.batch_rows)
 
     @property
     def next_deadline_s(self) -> float:

@@ -11,7 +11,7 @@ from headrace.engine.admission import Admission
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
-from headrace.engine.sampling.verify import GOES_ON, Chosen, ChosenRows
+from headrace.engine.sampling.verify import Chosen, ChosenRows
 from headrace.engine.sequence import Sequence
 from headrace.engine.stages import Stages
 from headrace.engine.step.row_counts import Ints
@@ -29,17 +29,21 @@ class OutputBuilder:
         self._requests = requests
         self.pinned: list[Sequence] = []
 
-    def tokens(self, chosen: ChosenRows, sits: NDArray[np.bool_], result: StepResult) -> None:
-        """Sequences got tokens, which they have already; or none, and fail. `sits`: who still has its row."""
-        columns, work = self._stages.columns, chosen.work
-        batch_rows = work.batch_rows[chosen.places]
-        plain = sits & columns.plain[batch_rows] & (chosen.finish == GOES_ON) & (chosen.counts > 0)
-        plain[list(chosen.logprobs)] = False
-        links, requests = columns.link[batch_rows], columns.request[batch_rows]
-        if plain.all():  # so it is in most steps
+    def tokens(
+        self, chosen: ChosenRows, there: NDArray[np.bool_] | None, result: StepResult
+    ) -> None:
+        """Sequences got tokens, which they have already; or none, and fail. `there`: who has its row; `None`: all."""
+        work, plain = chosen.work, None
+        some, links, requests, link = self._stages.columns.core.told(
+            work.batch_rows, chosen.places, there, finish=chosen.finish, counts=chosen.counts
+        )
+        if some is not None or chosen.logprobs:
+            plain = np.ones(len(chosen), dtype=np.bool_) if some is None else some
+            plain[list(chosen.logprobs)] = False
+        if plain is None:  # so it is in most steps
             drafted, accepted = chosen.drafted, chosen.accepted
             outputs = Outputs(requests, chosen.counts, chosen.ids, drafted, accepted, {})
-            self._tell(outputs, links, result)
+            self._tell(outputs, links, link, result)
             return
         said = plain.copy()
         special: dict[int, Output] = {}
@@ -60,19 +64,17 @@ class OutputBuilder:
             chosen.accepted,
             special,
         )
-        self._tell(outputs.where(said), links[said], result)
+        self._tell(outputs.where(said), links[said], None, result)
 
-    def _tell(self, outputs: Outputs, links: Ints, result: StepResult) -> None:
-        """Each link what is of its requests."""
+    def _tell(self, outputs: Outputs, links: Ints, link: int | None, result: StepResult) -> None:
+        """Each link what is of its requests; `link` if all are known to be of that one."""
         result.drafted += int(outputs.drafted.sum())
         result.accepted += int(outputs.accepted.sum())
-        if not len(links):
+        if link is not None:
+            result.of(link).columns = outputs
             return
-        if (links == links[0]).all():
-            result.of(links.item(0)).columns = outputs
-            return
-        for link in np.unique(links).tolist():
-            result.of(link).columns = outputs.where(links == link)
+        for each in np.unique(links).tolist():
+            result.of(each).columns = outputs.where(links == each)
 
     def _say_of(self, chosen: Chosen, result: StepResult) -> Output | None:
         """Of one that got its first token, or its last, or more than tokens, or none."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from headrace.engine.step.work import StepWork
 from headrace.wire.frames import Failed, Freed, Output
 from headrace.wire.output_columns import Outputs
@@ -54,13 +52,12 @@ class StepResult:
     accepted: int = 0
     answers: dict[int, Answers] = field(default_factory=dict[int, Answers])  # by link
 
-    def count(self, work: StepWork) -> None:
-        """What is about to be computed."""
-        starts, counts = work.starts, work.counts
-        self.decode_rows += int(np.count_nonzero(work.decodes))
-        self.kv_tokens += int((starts + counts + work.drafts).sum())
-        if self.decode_rows < len(work):
-            starts, counts = starts[~work.decodes], counts[~work.decodes]
+    def count(self, work: StepWork, decode_rows: int, kv_tokens: int) -> None:
+        """What is about to be computed; of how many rows decode, and how many tokens are read."""
+        self.decode_rows += decode_rows
+        self.kv_tokens += kv_tokens
+        if decode_rows < len(work):
+            starts, counts = work.starts[~work.decodes], work.counts[~work.decodes]
             self.prefill_tokens += int(counts.sum())
             self.prefill_context += int((counts * starts + counts * (counts - 1) // 2).sum())
 

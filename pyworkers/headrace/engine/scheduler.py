@@ -130,23 +130,15 @@ class Scheduler:
     def _plan_decodes(self) -> tuple[Ints, list[Sequence]]:
         """The batch rows of those that decode, each of which has room for its token, and those with more to compute."""
         columns, batch_rows = self.stages.columns, self.stages.batch_rows
-        reached = columns.reached(batch_rows)
-        remaining = columns.length(batch_rows) - reached
-        decode = remaining == 1
-        prefills = columns.sequences_of(batch_rows[remaining > 1])
-        if columns.pending_tokens.any():
-            decode &= ~columns.ends(batch_rows)
-        decodes = batch_rows[decode]
-        last = reached[decode] + columns.pending_drafts[decodes]
-        last = np.minimum(last, columns.limit[decodes] - 1)
-        missing = last // self._block_tokens + 1 - columns.held[decodes]
-        full = decodes[missing > 0]
+        some, others, full, most = columns.core.plan(batch_rows)
+        decodes = batch_rows if some is None else some
+        prefills = [columns.at(batch_row) for batch_row in others]
         if not len(full):
             return decodes, prefills
-        if missing.max() == 1 and (blocks := self.pool.allocate(len(full))) is not None:
+        if most == 1 and (blocks := self.pool.allocate(len(full))) is not None:
             for sequence, block in zip(columns.sequences_of(full), blocks, strict=True):
                 sequence.blocks.append(block)
-            columns.held[full] += 1
+            columns.core.hold(full)
             return decodes, prefills
         for sequence in columns.sequences_of(full):
             if sequence.stage is Stage.RUNNING:  # preemption takes from the end

@@ -72,10 +72,10 @@ class Outputs(Sequence[Output]):
         """The field `outputs` of a `Step`; `one` writes what is special, of a row."""
         return _core.encode_outputs(
             self.requests,
-            self.counts.astype(np.uint32),
-            self.ids.astype(np.uint32),
-            drafted=self.drafted.astype(np.uint32),
-            accepted=self.accepted.astype(np.uint32),
+            self.counts,
+            self.ids,
+            drafted=self.drafted,
+            accepted=self.accepted,
             special=[(row, one(output, row)) for row, output in self.special.items()],
         )
 

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace import _core
 from headrace.engine.engine import Engine
+from headrace.engine.sampling.verify import FINISHES
 from headrace.engine.scheduler import Scheduler
 from headrace.engine.sequence import Key, Sequence
-from headrace.engine.step.input_batch import STOPS, AddedRow, GrownTables, InputBatch
+from headrace.engine.step.input_batch import STOPS, AddedRow, Ends, GrownTables, InputBatch
 from headrace.engine.step.row_counts import RowCounts
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import Sampling
@@ -31,9 +33,14 @@ def check_against(scheduler: Scheduler) -> None:
     columns, running = scheduler.stages.columns, scheduler.stages.running
     batch_rows = scheduler.stages.batch_rows
     assert columns.sequences_of(batch_rows) == running
-    for name in ("length", "reached", "remaining", "ends"):
-        of_each = [getattr(sequence, name) for sequence in running]
-        assert getattr(columns, name)(batch_rows).tolist() == of_each, name
+    decodes, prefills, full, _ = columns.core.plan(batch_rows)
+    assert [columns.at(row) for row in (batch_rows if decodes is None else decodes)] == [
+        it for it in running if it.remaining == 1 and not it.ends
+    ]
+    assert [columns.at(row) for row in prefills] == [it for it in running if it.remaining > 1]
+    assert all(
+        len(it.blocks) * BLOCK <= it.reached + it.pending_drafts for it in map(columns.at, full)
+    )
     one_by_one = [scheduler.admission._blocks_to_come(sequence) for sequence in running]  # type: ignore[reportPrivateUsage]
     rest = [*scheduler.stages.ready, *scheduler.stages.parked]
     of_rest = sum(scheduler.admission._blocks_to_come(it) for it in rest)  # type: ignore[reportPrivateUsage]
@@ -210,17 +217,29 @@ def test_what_ends_an_answer_is_that_of_who_sat_there_then() -> None:
     placed(input_batch, 0, frozenset({9}), 50)
     placed(input_batch, 1, frozenset(), 60)
     assert before.limits.tolist() == [40, 30, 20]
-    for ids, ends in (
+    for ids, ended in (
         ([7, 7, 7], [False, False, True]),
         ([100, 100, 8], [False, True, True]),
         ([100, 100 + STOPS, 9], [False, True, False]),
-        ([-1, -1, -1], [False, False, False]),  # logits that were not finite
     ):
-        assert before.stop(slice(None), np.array(ids)).tolist() == ends
-    rows = np.array([0, 1, 1, 2])
-    assert before.stop(rows, np.array([8, 8, 103, 8])).tolist() == [False, False, True, True]
+        assert stopped(before, ids) == ended
     after = input_batch.ends(of)
-    assert after.stop(slice(None), np.array([9, 100, 9])).tolist() == [False, False, True]
+    assert stopped(after, [9, 100, 9]) == [False, False, True]
+
+
+def stopped(ends: Ends, ids: list[int]) -> list[bool]:
+    """Whether a token ends the answer of its row."""
+    one = np.ones(len(ids), dtype=np.int64)
+    finish = _core.cut_answers(
+        np.array(ids),
+        rows=one,
+        kept=one,
+        totals=one,
+        limits=ends.limits,
+        stops=ends.stops,
+        more_stops=ends.more_stops,
+    )[2]
+    return [FINISHES[kind] == "stop" for kind in finish]
 
 
 @pytest.mark.parametrize("extra", [0, STOPS])
@@ -251,6 +270,6 @@ def test_tables_that_grew_by_a_block_are_those_that_were_set() -> None:
     of = np.array([2, 0])
     input_batch.grow(GrownTables(of, np.array([0, 0]), np.array([5, 6]), np.array([1, 9])))
     input_batch.grow(GrownTables(of[:1], np.array([1]), np.array([7]), np.array([3])))
-    assert input_batch.tables(np.array([0, 1, 2]), 8).tolist() == [[6, 0], [0, 0], [5, 7]]
-    assert input_batch.room(np.array([0, 1, 2])).tolist() == [4, 0, 8]
+    blocks = [input_batch.blocks(np.array([row] * 2), np.array([0, 4])) for row in range(3)]
+    assert [own.tolist() for own in blocks] == [[6, 0], [0, 0], [5, 7]]
     assert input_batch.keys_from.tolist() == [9, 1, 3]

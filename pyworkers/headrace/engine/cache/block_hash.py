@@ -35,10 +35,6 @@ class KeyedBlockHasher:
         return _core.hash_blocks(data, self._block_tokens, self._key, root, parent)
 
     def follow_each(self, parents: list[bytes], tokens: NDArray[np.int32]) -> list[bytes]:
-        data, key, count = tokens.astype("<u4").tobytes(), self._key, self._block_tokens
-        size, hash_blocks = 4 * count, _core.hash_blocks
-        starts = range(0, len(data), size)
-        return [
-            hash_blocks(data[start : start + size], count, key, None, parent)[0]
-            for start, parent in zip(starts, parents, strict=True)
-        ]
+        return _core.hash_next_blocks(
+            tokens.reshape(len(parents), self._block_tokens), self._key, parents
+        )

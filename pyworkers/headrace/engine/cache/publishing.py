@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-import numpy as np
-
 from headrace.engine.cache.block_hash import BlockHasher
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.sequence import Sequence, Stage
@@ -123,27 +121,24 @@ class Publishing:
         if self._hasher is None:
             return
         columns = self._columns
-        whole = columns.computed[batch_rows]
-        if self._answers_apart:
-            whole = np.minimum(whole, columns.prompt_len[batch_rows])
-        full, published = whole // self._block_tokens, columns.published[batch_rows]
-        due = (full != published).nonzero()[0]
-        if not len(due):
+        batch_rows, places, follows = columns.core.filled(batch_rows, self._answers_apart)
+        if not follows:
             return
-        batch_rows, published = batch_rows[due], published[due]
         sequences = columns.sequences_of(batch_rows)
         names = [sequence.names for sequence in sequences]
-        named = np.array([*map(len, names)], dtype=np.int64)
-        follows = (named == published) & (full[due] == published + 1) & (published > 0)
-        follows &= columns.has_block(batch_rows, published) & ~columns.exports_kv[batch_rows]
-        if not follows.all():
-            for row in (~follows).nonzero()[0].tolist():
-                self.publish(sequences[row])
-            batch_rows, published = batch_rows[follows], published[follows]
+        follows = [
+            follow and len(own) == place
+            for follow, own, place in zip(follows, names, places.tolist(), strict=True)
+        ]
+        if not all(follows):
+            for sequence, follow in zip(sequences, follows, strict=True):
+                if not follow:
+                    self.publish(sequence)
+            batch_rows, places = batch_rows[follows], places[follows]
             sequences = columns.sequences_of(batch_rows)
             names = [sequence.names for sequence in sequences]
         if sequences:
-            self._publish_next(sequences, names, batch_rows, published)
+            self._publish_next(sequences, names, batch_rows, places)
 
     def _publish_next(
         self, sequences: list[Sequence], names_of: list[list[bytes]], batch_rows: Ints, places: Ints
@@ -158,7 +153,7 @@ class Publishing:
         used = self._pool.publish_each(blocks, named, [*parents], keyed=keyed)
         for names, name in zip(names_of, named, strict=True):
             names.append(name)
-        self._columns.published[batch_rows] += 1
+        self._columns.published[batch_rows] = places + 1
         if used is not blocks:
             rows = zip(sequences, places.tolist(), blocks, used, strict=True)
             for sequence, place, own, block in rows:

@@ -13,32 +13,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace import _core
+
 NOISE_BITS = 31
 _MULTIPLY_1 = 0x21F0AAAD  # with the shifts below: the mixer found by C. Wellons and TheIronBorn ("prospecting for hash
 _MULTIPLY_2 = (
     0xD35A2D97  # functions", bias 0.107 of 1000), the second half of the key added in the middle
 )
 
-# Of splitmix64. As numpy's numbers once: a step makes none of them.
-_ADD, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
-_SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
-_MULTIPLY_64_1, _MULTIPLY_64_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
-
 
 def keys(
     seeds: NDArray[np.uint64], positions: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Two key words for each (seed, position). A position counts from the start of the prompt."""
-    mixed = _mix(_mix(seeds) + positions.astype(np.uint64))
-    return mixed.astype(np.uint32), (mixed >> _HALF).astype(np.uint32)  # the low half, the high one
-
-
-def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The finaliser of splitmix64."""
-    x = x + _ADD  # wraps
-    x = (x ^ (x >> _SHIFT_1)) * _MULTIPLY_64_1
-    x = (x ^ (x >> _SHIFT_2)) * _MULTIPLY_64_2
-    return x ^ (x >> _SHIFT_3)
+    return _core.noise_keys(seeds, positions)
 
 
 def bits(

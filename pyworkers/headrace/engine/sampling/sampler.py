@@ -17,11 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace import _core
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sampling import noise, topk
 from headrace.engine.sampling.logits_processors import Context, edit
@@ -36,6 +38,11 @@ MAX_PROMPT_LOGPROBS = 1 << 20  # values of one prompt; about 16 MB on the wire
 LARGEST = 1e6  # of what logits are divided by, multiplied with, or changed by: float32 stays finite
 GREEDY_BELOW = 1e-6  # a lower temperature only asks float64 for trouble
 LEAST_LOGPROB = -9999.0  # of a token that cannot be: JSON has no infinity
+# What a sequence asks for beside the most probable tokens.
+EDITS = 1  # its logits change before all else
+LOGPROBS = 2
+DRAWS = 4
+TOP_K = 8  # for tokens that are drawn
 DRAW_ELEMENTS = 1 << 23  # logits looked at in one go when tokens are drawn or scored; bounds memory
 
 
@@ -84,11 +91,14 @@ def needs_penalties(sampling: Sampling) -> bool:
 class Rows:
     """Rows of logits: `counts[i]` successive positions of `sequences[i]`, the first one after all its tokens."""
 
-    sequences: list[Sequence]
+    sequences: Items[Sequence] | NDArray[np.object_]  # see `sequence`
     batch_rows: NDArray[np.int64]  # [sequences]
     totals: NDArray[np.int64]  # [sequences], tokens so far
     counts: NDArray[np.int64]  # [sequences]
     drafts: NDArray[np.int32]  # [rows], the draft before each row; means nothing for a first row
+
+    def sequence(self, place: int) -> Sequence:
+        return cast("Items[Sequence]", self.sequences)[place]
 
     @property
     def starts(self) -> NDArray[np.int64]:
@@ -126,15 +136,12 @@ class Sampler:
 
     def __init__(self, vocab_size: int, max_sequences: int) -> None:
         self.vocab_size = vocab_size
-        self._temperature = np.zeros(max_sequences)
+        numbers = np.zeros((3, max_sequences))
+        self._temperature, self._top_p, self._min_p = numbers
         self._top_k = np.zeros(max_sequences, dtype=np.int64)
-        self._top_p = np.ones(max_sequences)
-        self._min_p = np.zeros(max_sequences)
         self._seed = np.zeros(max_sequences, dtype=np.uint64)
-        self._edits = np.zeros(max_sequences, dtype=np.bool_)  # logits change before all else
-        self._logprobs = np.zeros(max_sequences, dtype=np.bool_)
-        # Its tokens are simply the most probable ones, and nothing more is asked of them.
-        self._plain = np.ones(max_sequences, dtype=np.bool_)
+        self._asks = np.zeros(max_sequences, dtype=np.uint8)
+        self._core = _core.SamplingColumns(numbers=numbers, top_k=self._top_k, seeds=self._seed)
         self._tokens: torch.Tensor | None = None  # all ids, where the logits are
 
     def take_row(self, sequence: Sequence, batch_row: int) -> None:
@@ -146,32 +153,41 @@ class Sampler:
         self._min_p[batch_row] = s.min_p
         self._seed[batch_row] = s.seed
         masks = s.min_tokens > 0 and len(sequence.stop_ids) > 0
-        self._edits[batch_row] = masks or sequence.penalties is not None or len(s.logit_bias) > 0
-        self._logprobs[batch_row] = s.logprobs is not None
+        edits = masks or sequence.penalties is not None or len(s.logit_bias) > 0
         drawn = self._temperature[batch_row] > 0
-        self._plain[batch_row] = not (drawn or self._edits[batch_row] or self._logprobs[batch_row])
+        self._asks[batch_row] = (
+            EDITS * edits
+            + LOGPROBS * (s.logprobs is not None)
+            + DRAWS * drawn
+            + TOP_K * (drawn and self._top_k[batch_row] > 0)
+        )
 
     def sample(self, logits: torch.Tensor, rows: Rows) -> Sampled:
         """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten."""
         assert logits.shape[1] == self.vocab_size
-        if self.takes_best(rows.batch_rows):  # a lone step feels each of the calls that this spares
+        asks = self._asked(rows.batch_rows)
+        if not asks:  # a lone step feels each of the calls that this spares
             ids, best = topk.argmax(logits)
             return Sampled(_where_finite(ids, best), best, None)
         batch_rows, positions = rows.places()
         raw = None
-        if len(with_logprobs := places_of(self._logprobs[batch_rows])):
+        if asks & LOGPROBS:
+            with_logprobs = places_of(self.wants_logprobs(batch_rows))
             raw_rows = np.full(len(batch_rows), -1)
             raw_rows[with_logprobs] = np.arange(len(with_logprobs))
             raw = _rows(logits, with_logprobs, copy=True), raw_rows
-        self._edit(logits, rows, batch_rows, None)
+        if asks & EDITS:
+            self._edit(logits, rows, batch_rows, None)
         ids, best = topk.argmax(logits)
-        drawn = places_of((self._temperature[batch_rows] > 0) & np.isfinite(best))
-        if len(drawn):
+        if asks & DRAWS:
+            drawn = self._core.drawn(batch_rows, best)
             tokens = self._all_tokens(logits)
-            whole = logits.device.type == "cpu" and not self._top_k[batch_rows[drawn]].any()
-            if whole and len(drawn) == len(ids):  # spares the copies of all that says how to draw
-                ids = self._draw(logits, best, batch_rows, positions, tokens)
-            else:
+            whole = logits.device.type == "cpu" and not asks & TOP_K
+            if whole and drawn is None:  # spares the copies of all that says how to draw
+                draws = self.draws(best, batch_rows, positions)
+                return Sampled(topk.race(logits, draws, tokens), best, raw)
+            drawn = np.arange(len(ids)) if drawn is None else drawn
+            if len(drawn):
                 for some in _parts(drawn, logits, whole=whole):
                     ids[some] = self._draw(
                         _rows(logits, some), best[some], batch_rows[some], positions[some], tokens
@@ -187,7 +203,7 @@ class Sampler:
             return found
         raw, raw_rows = sampled.raw
         some = np.flatnonzero(wanted & (raw_rows >= 0) & (sampled.ids >= 0))
-        tops = [rows.sequences[owner].sampling.logprobs or 0 for owner in rows.owners[some]]
+        tops = [rows.sequence(owner).sampling.logprobs or 0 for owner in rows.owners[some]]
         entries = token_logprobs(_rows(raw, raw_rows[some]), sampled.ids[some], tops)
         for row, entry in zip(some, entries, strict=True):
             found[row] = entry
@@ -204,7 +220,8 @@ class Sampler:
         self._edit(logits, rows, batch_rows, head)
         columns, best = topk.argmax(logits)
         ids = head.ids[columns]
-        drawn = places_of((self._temperature[batch_rows] > 0) & np.isfinite(best))
+        drawn = self._core.drawn(batch_rows, best)
+        drawn = np.arange(len(ids)) if drawn is None else drawn
         if len(drawn):
             ids[drawn] = self._draw(
                 _rows(logits, drawn),
@@ -223,7 +240,7 @@ class Sampler:
         head: DraftHead | None,
     ) -> None:
         """Change the rows of those who ask for it. With `head`, `logits` are its, for the last row of each sequence."""
-        edited = places_of(self._edits[batch_rows])
+        edited = places_of((self._asks[batch_rows] & EDITS) > 0)
         if not len(edited):
             return
         first = rows.starts
@@ -234,18 +251,22 @@ class Sampler:
             owner = int(owners[row])
             stop = row if head is None else int(last[owner])
             drafts = rows.drafts[int(first[owner]) + 1 : stop + 1]
-            sequence = rows.sequences[owner]
+            sequence = rows.sequence(owner)
             generated = int(rows.totals[owner]) - sequence.prompt_len
             contexts.append(Context(sequence, generated, drafts.tolist()))
         edit(logits, edited, contexts, None if head is None else head.columns)
 
     def takes_best(self, batch_rows: NDArray[np.int64]) -> bool:
         """Whether all tokens there are simply the most probable ones, and nothing more is asked of them."""
-        return bool(self._plain[batch_rows].all())
+        return not self._asked(batch_rows)
+
+    def _asked(self, batch_rows: NDArray[np.int64]) -> int:
+        """All that is asked for there."""
+        return int(np.bitwise_or.reduce(self._asks[batch_rows]))
 
     def wants_logprobs(self, batch_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether the log-probabilities of answers are asked for there."""
-        return self._logprobs[batch_rows]
+        return (self._asks[batch_rows] & LOGPROBS) > 0
 
     def draws_tokens(self, batch_rows: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether tokens are drawn there, rather than the most probable ones taken."""
@@ -258,14 +279,7 @@ class Sampler:
         self, best: NDArray[np.float32], batch_rows: NDArray[np.int64], positions: NDArray[np.int64]
     ) -> Draws:
         """How rows with these highest logits are drawn from."""
-        return Draws(
-            best,
-            self._temperature[batch_rows],
-            self._top_k[batch_rows],
-            self._top_p[batch_rows],
-            self._min_p[batch_rows],
-            *noise.keys(self._seed[batch_rows], positions),
-        )
+        return Draws(best, *self._core.draws(batch_rows, positions))
 
     def _all_tokens(self, logits: torch.Tensor) -> torch.Tensor:
         if self._tokens is None or self._tokens.device != logits.device:

@@ -14,11 +14,11 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import _core
 from headrace.engine.sampling.sampler import Rows
 from headrace.engine.sequence import Sequence
 from headrace.engine.step.input_batch import Ends
 from headrace.engine.step.row_counts import Ints
-from headrace.engine.step.rows import places_of, spread
 from headrace.engine.step.work import StepWork
 from headrace.wire.frames import Finish, TokenLogprob
 
@@ -80,15 +80,7 @@ def kept(rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.int64]:
 
     0 where the first of `ids` is -1: no token at all. Such a token ends the run before it otherwise.
     """
-    if len(ids) == len(rows.counts):  # no drafts
-        return (ids >= 0).astype(np.int64)
-    starts = rows.starts
-    wrong = np.ones(len(ids), dtype=np.bool_)
-    wrong[:-1] = ids[:-1] != rows.drafts[1:]
-    wrong[starts + rows.counts - 1] = True
-    ends = places_of(wrong)
-    ends = ends[ends.searchsorted(starts)]  # the first of each sequence
-    return ends - starts + (ids[ends] >= 0)
+    return _core.kept_drafts(rows.counts, rows.drafts, ids)
 
 
 def choose(
@@ -100,32 +92,13 @@ def choose(
     counts: NDArray[np.int64],
 ) -> ChosenRows:
     """The first `counts` tokens of each sequence, those at `places` of `work`, cut where its answer ends."""
-    accepted = np.maximum(counts - 1, 0)
-    if len(ids) == len(counts):  # one token each, or none
-        drafted = np.zeros(len(counts), dtype=np.int64)
-        stopped = ends.stop(slice(None), ids)
-        if not counts.all():
-            ids = ids[counts > 0]
-    else:
-        drafted = rows.counts - 1
-        ids = ids[spread(rows.starts, counts)]
-        ids, counts, stopped = _cut(ends, ids, counts)
-        accepted = np.minimum(accepted, counts)
-    finish = np.where(rows.totals + counts >= ends.limits, LENGTH, GOES_ON).astype(np.int8)
-    finish[stopped] = STOP
+    ids, counts, finish, drafted, accepted = _core.cut_answers(
+        ids,
+        rows=rows.counts,
+        kept=counts,
+        totals=rows.totals,
+        limits=ends.limits,
+        stops=ends.stops,
+        more_stops=ends.more_stops,
+    )
     return ChosenRows(work, places, ids, counts, finish, drafted, accepted)
-
-
-def _cut(ends: Ends, ids: Ints, counts: Ints) -> tuple[Ints, Ints, NDArray[np.bool_]]:
-    """`ids` of each row up to its first stop token, how many these are, and which rows have one."""
-    stopped = np.zeros(len(counts), dtype=np.bool_)
-    owners = np.arange(len(counts)).repeat(counts)
-    stops = places_of(ends.stop(owners, ids))
-    if not len(stops):
-        return ids, counts, stopped
-    starts = counts.cumsum() - counts
-    rows = owners[stops]
-    stopped[rows] = True
-    left = counts.copy()
-    left[rows[::-1]] = (stops - starts[rows] + 1)[::-1]  # of a row with two, the first comes last
-    return ids[spread(starts, left)], left, stopped

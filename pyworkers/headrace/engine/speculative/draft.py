@@ -25,7 +25,7 @@ from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.engine.step.batch_builder import Prepared
 from headrace.engine.step.input_batch import InputBatch, Ints
-from headrace.engine.step.rows import places_of, spread
+from headrace.engine.step.rows import places_of
 from headrace.engine.step.work import StepWork
 from headrace_kernels.batch import DraftBatch
 
@@ -35,16 +35,14 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class _Known:
-    """Rows of known tokens, sequence by sequence, and how many tokens to draft from each one's last row."""
+    """A pass over known tokens, and how many tokens to draft from the last row of each of its sequences."""
 
     sequences: NDArray[np.object_]  # `Sequence`
     batch_rows: Ints
-    starts: Ints  # the first position
-    stops: Ints  # behind the last one
-    tokens: NDArray[np.int32]  # [rows]
-    hidden_from: NDArray[np.int32]  # [rows]
-    keys_from: Ints
+    stops: Ints  # behind the last position of each
     drafts: Ints
+    batch: DraftBatch
+    drafting: Ints  # places of those with drafts
 
 
 class Drafter:
@@ -79,15 +77,17 @@ class Drafter:
         input_batch, some = self._input_batch, work.where(work.begins)
         of = some.batch_rows
         starts = input_batch.computed[of]
-        known = _Known(
+        stops = starts + 1
+        input_batch.keys_to[of] = stops
+        known = self._known(
             some.sequences,
             of,
-            starts,
-            starts + 1,
-            input_batch.newest[of],
-            (-1 - input_batch.blocks(of, starts - 1)).astype(np.int32),
-            input_batch.keys_from[of],
+            stops,
             some.drafts,
+            input_batch.core.draft_rows(of, starts, stops),
+            tokens=input_batch.newest[of],
+            hidden_from=(-1 - input_batch.blocks(of, starts - 1)).astype(np.int32),
+            first_keys=input_batch.keys_from[of].astype(np.int32),
         )
         self._draft(known)
 
@@ -96,161 +96,172 @@ class Drafter:
 
         What is known of the batch rows is what the step left.
         """
-        input_batch, batch, of = self._input_batch, step.batch, step.batch_rows
-        after, totals = input_batch.computed[of], input_batch.total[of]
-        room = input_batch.room(of)
-        live = ~input_batch.ended[of]
-        answered = totals > input_batch.prompt_len[of]
-        decodes = live & input_batch.answers[of] & answered & (totals - after == 1)
-        most = np.minimum(np.minimum(input_batch.limit[of] - totals - 1, room - after), self._most)
-        drafts = np.zeros(len(of), dtype=np.int64)
-        places = places_of(decodes)
-        follows = np.ones(len(of), dtype=np.bool_)
-        if self._adaptive is None:
-            drafts[places] = np.maximum(most[places], 0)
-        elif len(places):
-            drafts[places] = self._adaptive.choose(of[places], np.maximum(most[places], 0))
+        core, batch, of = self._input_batch.core, step.batch, step.work.batch_rows
+        places, most = core.drafting(of, self._most)
+        follows = None
+        if self._adaptive is not None and len(places):
+            most = self._adaptive.choose(of[places], most)
+            follows = np.ones(len(of), dtype=np.bool_)
             follows[places] = self._adaptive.keeps_up(of[places])
-            self.first = -(-int(drafts.sum()) // len(places))
+            self.first = -(-int(most.sum()) // len(places))
             if not follows.any():
                 return False  # most steps of large batches: they should cost nothing for it
-
-        rows = batch.seq_starts[:-1].astype(np.int64)
-        before = batch.positions[rows].astype(np.int64)
-        stops = after + (live & (totals > after) & (room > after))
-        keys_from, keys_to = input_batch.keys_from[of], input_batch.keys_to[of]
-        aligned = (keys_to == before) & (before % input_batch.block_tokens == 0) & (before > 0)
-        starts = np.where(aligned, before, before + 1)
-        hole = keys_to < starts
-        keys_from[hole] = starts[hole]
-        chosen = places_of(follows & (stops > starts))
-        if not len(chosen):
-            return False
-
-        owners = chosen.repeat((stops - starts)[chosen])
-        positions = spread(starts[chosen], (stops - starts)[chosen])
-        row_of = rows[owners] + positions - before[owners]  # of the same token in the batch
-        tokens = batch.tokens[np.minimum(row_of, batch.rows - 1)]
-        unseen = places_of(positions == after[owners])  # tokens that the step did not compute
-        tokens[unseen] = input_batch.newest[of[owners[unseen]]]
-        in_prompt = ~answered | (totals - after > 1)
-        for row in unseen[in_prompt[owners[unseen]]].tolist():
-            place, end = owners[row], int(positions[row])
-            tokens[row] = step.work.sequence(int(place)).tokens(end, end + 1)[0]
-        tails = input_batch.blocks(of[owners], np.maximum(before[owners] - 1, 0))
-        hidden_from = np.where(positions == before[owners], -1 - tails, row_of - 1)
-        return not self._draft(
-            _Known(
-                step.work.sequences[chosen],
-                of[chosen],
-                starts[chosen],
-                stops[chosen],
-                tokens,
-                hidden_from.astype(np.int32),
-                keys_from[chosen],
-                drafts[chosen],
+        drafts = most
+        if len(places) < len(of):
+            drafts = np.zeros(len(of), dtype=np.int64)
+            drafts[places] = most
+        chosen, batch_rows, stops, drafts, rows, tokens, hidden_from, first_keys, unknown = (
+            core.follow(
+                of,
+                seq_starts=batch.seq_starts,
+                positions=batch.positions,
+                tokens=batch.tokens,
+                drafts=drafts,
+                follows=follows,
             )
         )
+        if not len(chosen):
+            return False
+        for row, place, position in unknown:  # of a prompt
+            tokens[row] = step.work.sequence(place).tokens(position, position + 1)[0]
+        known = self._known(
+            step.work.sequences_at(chosen),
+            batch_rows,
+            stops,
+            drafts,
+            rows,
+            tokens=tokens,
+            hidden_from=hidden_from,
+            first_keys=first_keys,
+        )
+        return not self._draft(known)
+
+    def _known(
+        self,
+        sequences: NDArray[np.object_],
+        batch_rows: Ints,
+        stops: Ints,
+        drafts: Ints,
+        rows: tuple[
+            NDArray[np.int32], Ints, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]
+        ],
+        *,
+        tokens: NDArray[np.int32],
+        hidden_from: NDArray[np.int32],
+        first_keys: NDArray[np.int32],
+    ) -> _Known:
+        drafting = drafts.nonzero()[0]
+        last_rows = rows[2][1:] - 1
+        if len(drafting) < len(drafts):
+            last_rows = last_rows[drafting]
+        batch = _batch(rows, tokens, hidden_from, first_keys, logit_rows=last_rows, chained=False)
+        return _Known(sequences, batch_rows, stops, drafts, batch, drafting)
 
     def _draft(self, known: _Known) -> bool:
         """All passes. Returns whether the last one's logits were read."""
-        counts = known.stops - known.starts
-        last_rows = counts.cumsum() - 1
-        input_batch = self._input_batch
-        input_batch.keys_from[known.batch_rows], input_batch.keys_to[known.batch_rows] = (
-            known.keys_from,
-            known.stops,
+        input_batch, adaptive = self._input_batch, self._adaptive
+        drafting = known.drafting
+        sequences, batch_rows, stops = known.sequences, known.batch_rows, known.stops
+        drafts, first_keys, hidden_from = (
+            known.drafts,
+            known.batch.first_keys,
+            known.batch.logit_rows,
         )
-        drafting = places_of(known.drafts > 0)
+        prompts = known.batch.rows > len(batch_rows) and (
+            int(np.diff(known.batch.seq_starts).max()) > self._most + 1
+        )
         began_s = self._clock()
-        logits = self._model.draft(
-            self._batch(
-                known.batch_rows,
-                spread(known.starts, counts),
-                counts,
-                known.tokens,
-                known.hidden_from,
-                known.keys_from,
-                logit_rows=last_rows[drafting],
-                chained=False,
+        logits = self._model.draft(known.batch)
+        if not len(drafting):
+            return False
+        if len(drafting) < len(batch_rows):
+            sequences, batch_rows, stops = (
+                sequences[drafting],
+                batch_rows[drafting],
+                stops[drafting],
             )
-        )
-        guesses = np.zeros((len(drafting), self._most + 1), dtype=np.int64)
-        made = np.zeros(len(drafting), dtype=np.int64)
-        totals = input_batch.total[known.batch_rows[drafting]]
-        depth, hidden_from = 1, last_rows[drafting]
-        going = np.arange(len(drafting))  # places in `drafting`
-        prompts = int(counts.max()) > self._most + 1
-        while len(going):
-            some = drafting[going]
-            rows = Rows(
-                known.sequences[some].tolist(),
-                known.batch_rows[some],
-                totals[going],
-                np.full(len(some), depth),
-                guesses[going, :depth].ravel().astype(np.int32),
-            )
-            guesses[going, depth] = self._sampler.draft(logits, rows, self._head)
-            if self._rejection is not None:
-                self._rejection.drafted(logits, rows)
+            drafts, first_keys = drafts[drafting], first_keys[drafting]
+        count, depth = len(drafting), 1
+        guesses = np.zeros((count, self._most), dtype=np.int64)
+        made = np.ones(count, dtype=np.int64)
+        going = np.arange(count)  # places in `drafting`
+        best = self._rejection is None and self._sampler.takes_best(batch_rows)
+        totals = None if best else input_batch.total[batch_rows]
+        while True:
+            if totals is None:
+                ids = self._head.ids_of(topk.argmax(logits)[0])
+            else:
+                rows = Rows(
+                    sequences[going],
+                    batch_rows[going],
+                    totals[going],
+                    np.full(len(going), depth),
+                    _after_newest(guesses[going, : depth - 1]),
+                )
+                ids = self._sampler.draft(logits, rows, self._head)
+                if self._rejection is not None:
+                    self._rejection.drafted(logits, rows)
+            guesses[going, depth - 1] = ids
             now_s = self._clock()
-            if self._adaptive is not None and not (prompts and depth == 1):
+            if adaptive is not None and not (prompts and depth == 1):
                 computed = len(known.batch_rows) if depth == 1 else len(going)
-                self._adaptive.passes.note(computed, (now_s - began_s) * 1e3)
-            made[going] = depth
-            more = places_of(known.drafts[some] > depth)
-            if self._adaptive is not None and len(more):
-                places = drafting[going[more]]
-                columns = self._head.columns_of(guesses[going[more], depth])
+                adaptive.passes.note(computed, (now_s - began_s) * 1e3)
+            if depth == self._most:
+                break
+            more = places_of(drafts[going] > depth)
+            if adaptive is not None and len(more):
+                places = going[more]
+                columns = self._head.columns_of(guesses[places, depth - 1])
                 sure = topk.probability(logits, more, columns)
-                more = more[self._adaptive.goes_on(known.batch_rows[places], depth, sure)]
-            hidden_from = hidden_from[more] if depth == 1 else more
+                more = more[adaptive.goes_on(batch_rows[places], depth, sure)]
+            hidden_from = hidden_from[more] if depth == 1 else more.astype(np.int32)
             going = going[more]
             if not len(going):
                 break
-            some = drafting[going]
             began_s = now_s
+            starts = stops[going] + depth - 1
             logits = self._model.draft(
-                self._batch(
-                    known.batch_rows[some],
-                    known.stops[some] + depth - 1,
-                    np.ones(len(some), dtype=np.int64),
-                    guesses[going, depth].astype(np.int32),
-                    hidden_from.astype(np.int32),
-                    known.keys_from[some],
-                    logit_rows=np.arange(len(some)),
+                _batch(
+                    input_batch.core.draft_rows(batch_rows[going], starts, starts + 1),
+                    guesses[going, depth - 1].astype(np.int32),
+                    hidden_from,
+                    first_keys[going],
+                    logit_rows=np.arange(len(going), dtype=np.int32),
                     chained=True,
                 )
             )
             depth += 1
-        input_batch.drafts[known.batch_rows[drafting], : self._most] = guesses[:, 1:]
-        input_batch.drafted[known.batch_rows[drafting]] = made
-        return len(drafting) > 0
+            made[going] = depth
+        input_batch.core.keep_drafts(batch_rows, guesses, made)
+        return True
 
-    def _batch(
-        self,
-        batch_rows: Ints,
-        positions: Ints,
-        counts: Ints,
-        tokens: NDArray[np.int32],
-        hidden_from: NDArray[np.int32],
-        keys_from: Ints,
-        *,
-        logit_rows: Ints,
-        chained: bool,
-    ) -> DraftBatch:
-        starts = np.zeros(len(counts) + 1, dtype=np.int32)
-        counts.cumsum(out=starts[1:])
-        ends = positions[starts[1:] - 1] + 1
-        return DraftBatch(
-            tokens=tokens,
-            positions=positions.astype(np.int32),
-            slots=self._input_batch.slots(batch_rows.repeat(counts), positions),
-            seq_starts=starts,
-            context_lens=ends.astype(np.int32),
-            block_tables=self._input_batch.tables(batch_rows, int(ends.max())),
-            logit_rows=logit_rows.astype(np.int32),
-            hidden_from=hidden_from,
-            first_keys=keys_from.astype(np.int32),
-            chained=chained,
-        )
+
+def _batch(
+    rows: tuple[NDArray[np.int32], Ints, NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
+    tokens: NDArray[np.int32],
+    hidden_from: NDArray[np.int32],
+    first_keys: NDArray[np.int32],
+    *,
+    logit_rows: NDArray[np.int32],
+    chained: bool,
+) -> DraftBatch:
+    positions, slots, seq_starts, context_lens, block_tables = rows
+    return DraftBatch(
+        tokens=tokens,
+        positions=positions,
+        slots=slots,
+        seq_starts=seq_starts,
+        context_lens=context_lens,
+        block_tables=block_tables,
+        logit_rows=logit_rows,
+        hidden_from=hidden_from,
+        first_keys=first_keys,
+        chained=chained,
+    )
+
+
+def _after_newest(guesses: NDArray[np.int64]) -> NDArray[np.int32]:
+    """`Rows.drafts` of sequences with these guesses: before them stands one that means nothing."""
+    drafts = np.zeros((len(guesses), guesses.shape[1] + 1), dtype=np.int32)
+    drafts[:, 1:] = guesses
+    return drafts.ravel()

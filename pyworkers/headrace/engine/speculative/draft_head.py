@@ -26,6 +26,9 @@ class DraftHead:
             self.columns[self.ids] = np.arange(len(self.ids))
         self._on: torch.Tensor | None = None
 
+    def ids_of(self, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+        return columns if self.columns is None else self.ids[columns]
+
     def columns_of(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of tokens that were drafted."""
         return ids if self.columns is None else self.columns[ids]

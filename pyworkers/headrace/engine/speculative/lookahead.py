@@ -15,7 +15,6 @@ import numpy as np
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.sequence import Sequence
 from headrace.engine.step.row_counts import Ints, RowCounts
-from headrace.engine.step.rows import places_of
 from headrace.engine.step.work import Work
 
 
@@ -34,48 +33,22 @@ class Lookahead:
 
         `running` sequences may each need one more block.
         """
-        columns, most = self._columns, self.most
-        wanted = self._wanted(batch_rows)
-        while most > 0 and int(np.minimum(wanted, most).sum()) > rows:
-            most -= 1
-        drafts = np.minimum(wanted, most)
-        before = columns.length(batch_rows) + columns.pending_drafts[batch_rows]
-        lacks = before + drafts + self.most > columns.held[batch_rows] * self._block_tokens
-        lacks |= columns.exports_kv[batch_rows]
-        if lacks.any():
-            some = places_of(lacks)
-            drafts[some] = self._reserve_for(batch_rows[some], before[some], drafts[some], running)
-        return drafts
-
-    def _reserve_for(self, batch_rows: Ints, before: Ints, drafts: Ints, running: int) -> Ints:
-        """`_reserve` of those at these batch rows; at once where all get what they need, and that is one block each."""
         columns = self._columns
-        wanted = np.minimum(before + drafts + self.most, columns.limit[batch_rows])
-        missing = np.maximum(-(-wanted // self._block_tokens) - columns.held[batch_rows], 0)
-        missing[columns.exports_kv[batch_rows]] = 0
-        count = int(missing.sum())
-        if missing.max() > 1 or self._pool.available - count < running:
-            each = zip(columns.sequences_of(batch_rows), drafts.tolist(), strict=True)
-            reserved = [self._reserve(sequence, own, running) for sequence, own in each]
-            return np.array(reserved, dtype=np.int64)
-        blocks = self._pool.allocate(count)
+        drafts, lacking, full, most = columns.core.lookahead(batch_rows, rows, self.most)
+        if not len(lacking):
+            return drafts
+        if most > 1 or self._pool.available - len(full) < running:
+            for place in lacking.tolist():
+                sequence = columns.at(batch_rows.item(place))
+                drafts[place] = self._reserve(sequence, drafts.item(place), running)
+            return drafts
+        # Nearly always: all get what they need, and that is one block each.
+        blocks = self._pool.allocate(len(full))
         assert blocks is not None, "they are available"
-        for sequence, block in zip(
-            columns.sequences_of(batch_rows[missing > 0]), blocks, strict=True
-        ):
+        for sequence, block in zip(columns.sequences_of(full), blocks, strict=True):
             sequence.blocks.append(block)
-        columns.held[batch_rows] += missing
-        room = columns.held[batch_rows] * self._block_tokens - before
-        room[columns.exports_kv[batch_rows]] = 0
-        return np.maximum(np.minimum(drafts, room), 0)
-
-    def _wanted(self, batch_rows: Ints) -> Ints:
-        """How many drafts there will be; where a step in flight is about to make them, one more than there were."""
-        columns = self._columns
-        there = columns.drafts[batch_rows]
-        left = columns.limit[batch_rows] - columns.length(batch_rows) - 1
-        more = np.maximum(np.minimum(there + 1, left), 0)
-        return np.where(columns.pending_rows[batch_rows] == 0, there, more)
+        columns.core.hold(full)
+        return columns.core.with_room(batch_rows, drafts)
 
     def begin(self, placed: list[Sequence], rows: int, running: int) -> list[Work]:
         """Decoding of sequences that just took their batch rows with all their KV: they may draft at once."""

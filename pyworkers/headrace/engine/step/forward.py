@@ -12,7 +12,7 @@ import torch
 from headrace.engine.cache.kv_export import KvExports
 from headrace.engine.config import EngineConfig
 from headrace.engine.sampling.sampler import Rows, Sampled, Sampler, token_logprobs
-from headrace.engine.sampling.verify import GOES_ON, ChosenRows, choose, kept
+from headrace.engine.sampling.verify import ChosenRows, choose, kept
 from headrace.engine.speculative.adaptive import Adaptive
 from headrace.engine.speculative.draft import Drafter
 from headrace.engine.speculative.draft_head import DraftHead
@@ -91,7 +91,9 @@ class Forward:
         and what is freed can be another's.
         """
         self._batch_row(order)
-        work = order.work.where(~self._input_batch.ended[order.work.batch_rows])
+        work, live = order.work, self._input_batch.core.live(order.work.batch_rows)
+        if live is not None:
+            work = work.where(live)
         try:
             with torch.inference_mode():
                 return self._launch(order, work)
@@ -143,21 +145,14 @@ class Forward:
 
     def _stays(self, step: Prepared) -> bool:
         """The host need not see the logits."""
-        return not step.prompt_rows and self._sampler.takes_best(step.batch_rows[step.sampled])
+        return not step.prompt_rows and self._sampler.takes_best(step.sampled_of)
 
     def _leave(self, step: Prepared, logits: torch.Tensor, pool: TokenPool) -> Read:
         """Its tokens are there for the next step; here they are known when they are read."""
-        input_batch, of = self._input_batch, step.batch_rows[step.sampled]
-        rows = Rows(
-            step.work.sequences_at(step.sampled),
-            of,
-            input_batch.total[of],
-            step.sampled_rows,
-            np.zeros(len(of), dtype=np.int32),
-        )
+        input_batch, of, rows = self._input_batch, step.sampled_of, _rows(step)
         ends = input_batch.ends(of)  # when it is read, others may sit there
         pending = pool.choose(logits, of)
-        input_batch.computed[step.batch_rows] += step.known
+        input_batch.computed[step.work.batch_rows] += step.work.counts
         input_batch.total[of] += 1
         snapshot = self._snapshot(step.work)
 
@@ -170,13 +165,7 @@ class Forward:
         return read
 
     def _snapshot(self, work: StepWork) -> SequencesAfter:
-        input_batch, of = self._input_batch, work.batch_rows
-        return SequencesAfter(
-            input_batch.computed[of],
-            input_batch.drafted[of],
-            input_batch.keys_from[of],
-            input_batch.keys_to[of],
-        )
+        return SequencesAfter(*self._input_batch.core.after(work.batch_rows))
 
     def _computed(
         self,
@@ -190,23 +179,18 @@ class Forward:
 
     def _advance(self, step: Prepared, chosen: ChosenRows) -> None:
         """All sequences have their new tokens, and the KV of all but the newest."""
-        input_batch = self._input_batch
-        input_batch.computed[step.batch_rows] += step.known
-        input_batch.drafted[step.batch_rows] = 0
-        if not len(chosen):
-            return
-        of, counts = step.batch_rows[step.sampled], chosen.counts
-        input_batch.total[of] += counts
-        input_batch.computed[of] += np.maximum(counts - 1, 0)  # the rows of accepted drafts
-        if (counts == 1).all():
-            input_batch.newest[of] = chosen.ids
-        else:
-            some = counts > 0
-            input_batch.newest[of[some]] = chosen.ids[counts.cumsum()[some] - 1]
-        input_batch.ended[of] = (chosen.finish != GOES_ON) | (counts == 0)
-        if self._pool is not None:
+        input_batch, of = self._input_batch, step.sampled_of
+        penalised = input_batch.core.advance(
+            step.work.batch_rows,
+            step.work.counts,
+            sampled_of=of,
+            counts=chosen.counts,
+            ids=chosen.ids,
+            finish=chosen.finish,
+        )
+        if self._pool is not None and len(of):
             self._pool.put(of, input_batch.newest[of].tolist())
-        for row in places_of(input_batch.penalised[of]).tolist():
+        for row in penalised:
             item = chosen.row(row)
             assert item.sequence.penalties is not None
             for token in item.ids:
@@ -216,20 +200,16 @@ class Forward:
         """Tokens for all sequences that are sampled, as many as their drafts allow."""
         if not len(step.sampled):
             return ChosenRows.none(step.work)
-        of = step.batch_rows[step.sampled]
-        drafts = step.batch.tokens[step.batch.logit_rows[: logits.shape[0]]]
-        sequences = step.work.sequences_at(step.sampled)
-        rows = Rows(sequences, of, self._input_batch.total[of], step.sampled_rows, drafts)
+        rows = _rows(step)
         sampled = self._sampler.sample(logits, rows)
         if self._rejection is not None:
             self._rejection.judge(logits, rows, sampled)
         counts = kept(rows, sampled.ids)
-        drafted = rows.counts - 1
-        if self.adaptive is not None and drafted.any():
-            self.adaptive.acceptance.checked(rows.batch_rows, drafted, np.maximum(counts - 1, 0))
-        chosen = choose(
-            step.work, step.sampled, rows, self._input_batch.ends(of), sampled.ids, counts
-        )
+        if self.adaptive is not None and len(sampled.ids) > len(counts):
+            accepted = np.maximum(counts - 1, 0)
+            self.adaptive.acceptance.checked(rows.batch_rows, rows.counts - 1, accepted)
+        ends = self._input_batch.ends(rows.batch_rows)
+        chosen = choose(step.work, step.sampled, rows, ends, sampled.ids, counts)
         if sampled.raw is not None:
             self._add_logprobs(sampled, rows, chosen)
         return chosen
@@ -245,6 +225,11 @@ class Forward:
     def _wait_for_device(self) -> None:
         if fence := self._model.fence():
             fence.synchronize()
+
+
+def _rows(step: Prepared) -> Rows:
+    sequences = step.work.sequences_at(step.sampled)
+    return Rows(sequences, step.sampled_of, step.totals, step.sampled_rows, step.row_drafts)
 
 
 def _prompt_logprobs(step: Prepared, logits: torch.Tensor) -> list[tuple[Work, list[TokenLogprob]]]:

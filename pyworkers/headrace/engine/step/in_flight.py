@@ -20,15 +20,13 @@ from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.outputs import OutputBuilder
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
-from headrace.engine.sampling.verify import ChosenRows
 from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Sequence
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
-from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.step import Computed, EngineStep, Order
-from headrace.engine.step.work import StepWork, Work
+from headrace.engine.step.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -90,43 +88,39 @@ class StepsInFlight:
             return None
         self._kv_exports.admit(plan.admitted)
         result = result or StepResult()
-        result.count(plan.work)
-        step = EngineStep(self._order(plan), self._forward.launch, result)
-        columns, work = self._scheduler.stages.columns, plan.work
-        columns.pending_rows[work.batch_rows] += work.counts
-        columns.pending_tokens[work.batch_rows] += work.chooses
-        columns.pending_drafts[work.batch_rows] += work.drafts
+        step = EngineStep(self._order(plan, result), self._forward.launch, result)
         self._in_flight.append(step)
         return step
 
-    def _order(self, plan: Plan) -> Order:
+    def _order(self, plan: Plan, result: StepResult) -> Order:
+        """What goes to the model; its sequences count on what it brings from now on."""
         tables: list[TableUpdate] = []
         chunks: list[Chunk] = []
-        columns, batch_rows = self._scheduler.stages.columns, plan.work.batch_rows
-        more = columns.held[batch_rows] - columns.blocks_in_table[batch_rows]
-        grown = self._grown(batch_rows[more == 1])
-        for batch_row in batch_rows[more > 1].tolist():
+        columns, work = self._scheduler.stages.columns, plan.work
+        placed = [AddedRow.of(sequence) for sequence in plan.admitted]
+        batch_rows, places, keys_from, others, exports, decode_rows, kv_tokens = columns.core.begin(
+            work.batch_rows,
+            starts=work.starts,
+            counts=work.counts,
+            drafts=work.drafts,
+            chooses=work.chooses,
+            decodes=work.decodes,
+        )
+        result.count(work, decode_rows, kv_tokens)
+        blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(batch_rows)]
+        grown = GrownTables(batch_rows, places, np.array(blocks, dtype=np.int64), keys_from)
+        for batch_row in others:
             sequence = columns.at(batch_row)
             place = sequence.blocks_in_table
             tables.append(
                 TableUpdate(batch_row, place, sequence.blocks[place:], sequence.keys_from)
             )
             sequence.blocks_in_table = sequence.held
-        for place in places_of(columns.exports_kv[batch_rows]).tolist():
-            item = plan.work[place]
+        for place in exports:
+            item = work[place]
             assert item.sequence.export is not None
             chunks.append(Chunk(item.sequence.export, item.start, item.count))
-        placed = [AddedRow.of(sequence) for sequence in plan.admitted]
-        return Order(plan.work, placed, tables, grown, chunks)
-
-    def _grown(self, batch_rows: Ints) -> GrownTables:
-        columns = self._scheduler.stages.columns
-        blocks = [sequence.blocks[-1] for sequence in columns.sequences_of(batch_rows)]
-        places = columns.blocks_in_table[batch_rows]
-        columns.blocks_in_table[batch_rows] = columns.held[batch_rows]
-        return GrownTables(
-            batch_rows, places, np.array(blocks, dtype=np.int64), columns.keys_from[batch_rows]
-        )
+        return Order(work, placed, tables, grown, chunks)
 
     def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
         """Take in the first of the steps in flight, once it was read.
@@ -164,47 +158,52 @@ class StepsInFlight:
     def _take_in(self, step: EngineStep, computed: Computed) -> None:
         """What became of the sequences that are still here; one that lost its batch row meanwhile keeps its tokens."""
         self._scheduler.lookahead.first = computed.first_drafts
-        columns, work, after = self._scheduler.stages.columns, computed.work, computed.after
-        sit = self._sit(work)
-        self._append(computed.chosen, sit)
-        stays = work.where(sit)
-        after = after.where(sit)
-        batch_rows = stays.batch_rows
-        columns.computed[batch_rows] = after.computed
-        columns.drafts[batch_rows] = after.drafts
-        columns.pending_rows[batch_rows] -= stays.counts
-        columns.pending_tokens[batch_rows] -= stays.chooses
-        columns.pending_drafts[batch_rows] -= stays.drafts
-        columns.keys_from[batch_rows] = np.maximum(columns.keys_from[batch_rows], after.keys_from)
-        columns.keys_to[batch_rows] = after.keys_to
+        columns, work, chosen = self._scheduler.stages.columns, computed.work, computed.chosen
+        there = self._take_tokens(computed)
+        batch_rows = work.batch_rows if there is None else work.batch_rows[there]
         self._publishing.publish_rows(batch_rows)
         self._scheduler.stages.changed()  # what it named may be what somebody lacks
         self._kv_exports.commit(step.order.chunks)
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
                 self._outputs.scored(item.sequence, entries, step.result)
-        if computed.prompt_logprobs:
-            sit = self._sit(work)  # without those that the log-probabilities of their prompts ended
-        self._outputs.tokens(computed.chosen, sit[computed.chosen.places], step.result)
+        if (
+            computed.prompt_logprobs
+        ):  # without those that the log-probabilities of their prompts ended
+            there, _ = columns.core.still_there(
+                work.batch_rows, work.epochs, chosen.places, chosen.counts
+            )
+        self._outputs.tokens(chosen, there, step.result)
 
-    def _append(self, chosen: ChosenRows, sit: NDArray[np.bool_]) -> None:
-        """The sequences have their tokens."""
-        columns, counts = self._scheduler.stages.columns, chosen.counts
-        sits = sit[chosen.places]
-        batch_rows = chosen.work.batch_rows[chosen.places]
-        if sits.all():
-            columns.append(batch_rows, counts, chosen.ids)
-            return
-        columns.append(batch_rows[sits], counts[sits], chosen.ids[sits.repeat(counts)])
-        for row in places_of(~sits).tolist():
-            it = chosen.row(row)
-            if self._is_here(it.sequence):
-                it.sequence.add(it.ids)
-
-    def _sit(self, work: StepWork) -> NDArray[np.bool_]:
-        """Who still has the batch row of this step."""
-        columns = self._scheduler.stages.columns
-        return columns.taken[work.batch_rows] & (columns.epoch[work.batch_rows] == work.epochs)
+    def _take_tokens(self, computed: Computed) -> NDArray[np.bool_] | None:
+        """The sequences have their tokens. Returns who still has the batch row of the step; `None`: all have."""
+        columns, work, chosen = self._scheduler.stages.columns, computed.work, computed.chosen
+        there, to_list = columns.core.still_there(
+            work.batch_rows, work.epochs, chosen.places, chosen.counts
+        )
+        for batch_row in to_list:
+            columns.at(batch_row).list_recent()
+        after = computed.after
+        columns.core.take_in(
+            work.batch_rows,
+            there=there,
+            counts=work.counts,
+            chooses=work.chooses,
+            drafts=work.drafts,
+            computed=after.computed,
+            drafted=after.drafts,
+            keys_from=after.keys_from,
+            keys_to=after.keys_to,
+            places=chosen.places,
+            new_tokens=chosen.counts,
+            ids=chosen.ids,
+        )
+        if there is not None:
+            for row in places_of(~there[chosen.places]).tolist():
+                it = chosen.row(row)
+                if self._is_here(it.sequence):
+                    it.sequence.add(it.ids)
+        return there
 
     def _sits(self, item: Work) -> bool:
         columns = self._scheduler.stages.columns

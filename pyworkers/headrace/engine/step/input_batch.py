@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace import _core
 from headrace.engine.sequence import Sequence
 from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
@@ -61,17 +62,8 @@ class Ends:
     """What ends the answers of some sequences."""
 
     limits: Ints  # [rows], of their tokens
-    _stops: Ints  # [some, rows]
-    _more: dict[int, frozenset[int]]  # by row, where these are too few
-
-    def stop(self, rows: Ints | slice, ids: Ints) -> NDArray[np.bool_]:
-        """Whether each of `ids`, which is of that row, is a stop token of it."""
-        found = (self._stops[:, rows] == ids).any(axis=0)
-        if self._more:
-            for place, row in enumerate(np.arange(len(self.limits))[rows].tolist()):
-                if row in self._more:
-                    found[place] = int(ids[place]) in self._more[row]
-        return found
+    stops: Ints  # [rows, some]
+    more_stops: dict[int, frozenset[int]]  # by row, where these are too few
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,26 +82,32 @@ class InputBatch:
     def __init__(
         self, *, block_tokens: int, max_sequences: int, max_blocks: int, drafts: int
     ) -> None:
-        def zeros() -> Ints:
-            return np.zeros(max_sequences, dtype=np.int64)
-
         self.block_tokens = block_tokens
-        self.prompt_len, self.limit = zeros(), zeros()
-        self.computed, self.total = zeros(), zeros()
+        facts = np.zeros((8, max_sequences), dtype=np.int64)
+        self.prompt_len, self.limit, self.computed, self.total = facts[:4]
+        self.drafted = facts[4]  # how many drafts there are
+        self.keys_from, self.keys_to = facts[5:7]  # positions with keys in the drafting layer
+        self._filled = facts[7]
+        # `answers`: here, and not on another worker. `ended`: it has its last token, or failed.
+        flags = np.zeros((3, max_sequences), dtype=np.bool_)
+        self.answers, self.ended, self.penalised = flags
         self.newest = np.zeros(max_sequences, dtype=np.int32)  # the last token, where it answers
-        self.answers = np.zeros(max_sequences, dtype=np.bool_)  # here, and not on another worker
-        self.ended = np.zeros(max_sequences, dtype=np.bool_)  # it has its last token, or failed
-        self.penalised = np.zeros(max_sequences, dtype=np.bool_)
-        self._stops = np.full((STOPS, max_sequences), NO_STOP, dtype=np.int64)
+        self._stops = np.full((max_sequences, STOPS), NO_STOP, dtype=np.int64)
         self._most_stops = 0  # that anybody had, up to `STOPS`
         self._more_stops: dict[
             int, frozenset[int]
         ] = {}  # of the batch rows where these are too few
         self.drafts = np.zeros((max_sequences, max(drafts, 1)), dtype=np.int32)
-        self.drafted = zeros()  # how many of them there are
-        self.keys_from, self.keys_to = zeros(), zeros()  # positions with keys in the drafting layer
         self._blocks = np.zeros((max_sequences, max_blocks), dtype=np.int32)
-        self._filled = zeros()
+        self.core = _core.InputColumns(
+            facts=facts,
+            flags=flags,
+            newest=self.newest,
+            stops=self._stops,
+            drafts=self.drafts,
+            blocks=self._blocks,
+            block_tokens=block_tokens,
+        )
 
     def take(self, placed: AddedRow) -> None:
         """Another sequence has this batch row; its table follows."""
@@ -120,12 +118,12 @@ class InputBatch:
         self.answers[batch_row] = sequence.export_lease_ms is None
         self.ended[batch_row] = False
         self.penalised[batch_row] = sequence.penalties is not None
-        self._stops[:, batch_row] = NO_STOP
+        self._stops[batch_row] = NO_STOP
         self._more_stops.pop(batch_row, None)
         if len(sequence.stop_ids) > STOPS:
             self._more_stops[batch_row] = sequence.stop_ids
         else:
-            self._stops[: len(sequence.stop_ids), batch_row] = list(sequence.stop_ids)
+            self._stops[batch_row, : len(sequence.stop_ids)] = list(sequence.stop_ids)
             self._most_stops = max(self._most_stops, len(sequence.stop_ids))
         self.drafted[batch_row] = 0
         self.keys_from[batch_row], self.keys_to[batch_row] = placed.keys_from, placed.keys_to
@@ -141,11 +139,8 @@ class InputBatch:
 
     def grow(self, grown: GrownTables) -> None:
         """What `table` does, for one block of each."""
-        self._blocks[grown.batch_rows, grown.places] = grown.blocks
-        self._filled[grown.batch_rows] = grown.places + 1
-        self.keys_from[grown.batch_rows] = np.maximum(
-            self.keys_from[grown.batch_rows], grown.keys_from
-        )
+        if len(grown.batch_rows):
+            self.core.grow(grown.batch_rows, grown.places, grown.blocks, grown.keys_from)
 
     def ends(self, batch_rows: Ints) -> Ends:
         """Of those who have these batch rows now; the batch rows may be others' when it is asked."""
@@ -154,25 +149,9 @@ class InputBatch:
             for batch_row, stops in self._more_stops.items()
             for row in places_of(batch_rows == batch_row).tolist()
         }
-        return Ends(self.limit[batch_rows], self._stops[: self._most_stops, batch_rows], more)
-
-    def room(self, batch_rows: Ints) -> Ints:
-        """Tokens that the blocks of these batch rows hold."""
-        return self._filled[batch_rows] * self.block_tokens
+        limits, stops = self.core.ends(batch_rows, self._most_stops)
+        return Ends(limits, stops, more)
 
     def blocks(self, batch_rows: Ints, positions: NDArray[np.integer]) -> Ints:
         """The block of each position of its batch row."""
         return self._blocks[batch_rows, positions // self.block_tokens].astype(np.int64)
-
-    def slots(self, batch_rows: Ints, positions: NDArray[np.integer]) -> Ints:
-        """The slot of each position of its batch row."""
-        blocks, offsets = np.divmod(positions, self.block_tokens)
-        slots = self._blocks[batch_rows, blocks].astype(np.int64)
-        slots *= self.block_tokens
-        slots += offsets
-        return slots
-
-    def tables(self, batch_rows: Ints, tokens: int) -> NDArray[np.int32]:
-        """The block tables of these batch rows, for at most so many tokens each."""
-        width = -(-tokens // self.block_tokens)
-        return self._blocks[:, :width].take(batch_rows, axis=0)

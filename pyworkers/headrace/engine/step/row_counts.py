@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.step.rows import spread
+from headrace import _core
 
 if TYPE_CHECKING:
     from headrace.engine.sequence import Sequence
@@ -35,9 +35,9 @@ BLOCKS_IN_TABLE: Final = 10
 LISTED: Final = 11
 COUNTS: Final = 12
 
-LEAST_RECENT: Final = (
-    64  # tokens of a row that are kept in an array; more than a step gives it. A guess
-)
+# Tokens of a row that are kept in an array; more than a step gives it. Each time that they are written over, they are
+# listed first, which at 64 and two tokens a step cost a tenth of the step. A guess
+LEAST_RECENT: Final = 256
 
 
 class Count:
@@ -82,16 +82,23 @@ class RowCounts:
         self.held = self.counts[HELD]
         self.blocks_in_table = self.counts[BLOCKS_IN_TABLE]
         self.listed = self.counts[LISTED]
-        self.prompt_len = np.zeros(batch_rows, dtype=np.int64)
-        self.limit = np.zeros(batch_rows, dtype=np.int64)
-        self.link = np.zeros(batch_rows, dtype=np.int64)
+        facts = np.zeros((4, batch_rows), dtype=np.int64)
+        self.prompt_len, self.limit, self.link, self.epoch = facts  # epochs count who had the row
         self.request = np.zeros(batch_rows, dtype=np.uint64)
-        self.exports_kv = np.zeros(batch_rows, dtype=np.bool_)  # its answer is another worker's
-        # A token of it is all that there is to say: it answers here, and the first Output is out.
-        self.plain = np.zeros(batch_rows, dtype=np.bool_)
-        self.taken = np.zeros(batch_rows, dtype=np.bool_)
-        self.epoch = np.zeros(batch_rows, dtype=np.int64)  # counts who had the batch row
+        # `exports_kv`: its answer is another worker's. `plain`: a token of it is all that there is to say, because it
+        # answers here, and the first Output is out.
+        flags = np.zeros((3, batch_rows), dtype=np.bool_)
+        self.exports_kv, self.plain, self.taken = flags
         self.sequences = np.empty(batch_rows, dtype=np.object_)
+        self._of: tuple[Ints, NDArray[np.object_]] | None = None  # those asked for last
+        self.core = _core.CountColumns(
+            counts=self.counts,
+            facts=facts,
+            flags=flags,
+            requests=self.request,
+            recent=self.recent,
+            block_tokens=block_tokens,
+        )
 
     def take(self, sequence: Sequence, batch_row: int) -> None:
         """`sequence` has this batch row, which nobody had."""
@@ -105,6 +112,7 @@ class RowCounts:
         self.plain[batch_row] = sequence.answered and sequence.export_lease_ms is None
         self.taken[batch_row] = True
         self.sequences[batch_row] = sequence
+        self._of = None
         ring = self.recent[batch_row]
         start = max(sequence.total - len(ring), 0)
         ring[np.arange(start, sequence.total) % len(ring)] = sequence.tokens(start, sequence.total)
@@ -120,26 +128,14 @@ class RowCounts:
         self.taken[batch_row] = False
         self.epoch[batch_row] += 1
         self.sequences[batch_row] = None
+        self._of = None
         return batch_row
 
-    def append(self, batch_rows: Ints, counts: Ints, ids: Ints) -> None:
-        """The sequences there got so many tokens each; `ids` are those of all, one after the other."""
-        total, width = self.total[batch_rows], self.recent.shape[1]
-        after = total + counts
-        for place in (after - self.listed[batch_rows] > width).nonzero()[0].tolist():
-            self.at(batch_rows.item(place)).list_recent()
-        if len(ids) == len(batch_rows) and counts.all():  # one each
-            self.recent[batch_rows, total % width] = ids
-        else:
-            self.recent[batch_rows.repeat(counts), spread(total, counts) % width] = ids
-        self.total[batch_rows] = after
-
-    def has_block(self, batch_rows: Ints, places: Ints) -> NDArray[np.bool_]:
-        """Whether `block_at` knows these blocks, which are full."""
-        return self.total[batch_rows] - places * self.block_tokens <= self.recent.shape[1]
-
     def block_at(self, batch_rows: Ints, places: Ints) -> NDArray[np.int32]:
-        """The tokens of one full block of each of these batch rows, at `places`: `[batch_rows, block_tokens]`."""
+        """The tokens of one full block of each of these batch rows, at `places`: `[batch_rows, block_tokens]`.
+
+        They are among the last tokens, those in `recent`.
+        """
         rings = self.recent.reshape(len(self.recent), -1, self.block_tokens)
         return rings[batch_rows, places % rings.shape[1]]
 
@@ -155,21 +151,13 @@ class RowCounts:
     def sequences_of(self, batch_rows: Ints) -> list[Sequence]:
         return self.sequences[batch_rows].tolist()
 
-    # --- the same as the properties of a sequence, of many ---
-
-    def length(self, batch_rows: Ints) -> Ints:
-        return self.total[batch_rows] + self.pending_tokens[batch_rows]
-
-    def reached(self, batch_rows: Ints) -> Ints:
-        return self.computed[batch_rows] + self.pending_rows[batch_rows]
-
-    def remaining(self, batch_rows: Ints) -> Ints:
-        return self.length(batch_rows) - self.reached(batch_rows)
-
-    def ends(self, batch_rows: Ints) -> NDArray[np.bool_]:
-        return (self.pending_tokens[batch_rows] > 0) & (
-            self.length(batch_rows) >= self.limit[batch_rows]
-        )
+    def sequences_at(self, batch_rows: Ints) -> NDArray[np.object_]:
+        """The same as an array, which is for reading only: step after step has the one of before, as long as the same
+        array asks and no row changes hands, because to count references is to touch every sequence.
+        """
+        if self._of is None or self._of[0] is not batch_rows:
+            self._of = batch_rows, self.sequences[batch_rows]
+        return self._of[1]
 
     def check(self) -> None:
         """Assert that the arrays say what the sequences are."""

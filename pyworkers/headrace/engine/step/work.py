@@ -69,21 +69,23 @@ class StepWork:
     @staticmethod
     def decoding(batch_rows: Ints, drafts: Ints, columns: RowCounts) -> StepWork:
         """One token each of sequences with nothing else left to compute, and `drafts`."""
-        count = len(batch_rows)
-        starts = columns.reached(batch_rows)
-        scores = np.zeros(count, dtype=np.bool_)
-        for place in (~columns.plain[batch_rows]).nonzero()[0].tolist():
-            scores[place] = _scores(columns.at(batch_rows[place]), starts.item(place))
+        epochs, starts, counts, decodes, chooses, special = columns.core.decoding(batch_rows)
+        begins = np.zeros(len(batch_rows), dtype=np.bool_)
+        scores = begins
+        if special:
+            scores = begins.copy()
+            for place in special:
+                scores[place] = _scores(columns.at(batch_rows[place]), starts.item(place))
         return StepWork(
-            columns.sequences[batch_rows],
+            columns.sequences_at(batch_rows),
             batch_rows,
-            columns.epoch[batch_rows],
+            epochs,
             starts,
-            np.ones(count, dtype=np.int64),
+            counts,
             drafts,
-            begins=np.zeros(count, dtype=np.bool_),
-            decodes=starts + 1 > columns.prompt_len[batch_rows],
-            chooses=starts + 1 < columns.limit[batch_rows],
+            begins=begins,
+            decodes=decodes,
+            chooses=chooses,
             scores=scores,
         )
 
@@ -142,8 +144,9 @@ class StepWork:
     def sequence(self, place: int | np.int64) -> Sequence:
         return self.sequences.item(place)
 
-    def sequences_at(self, places: Ints) -> list[Sequence]:
-        return self.sequences[places].tolist()
+    def sequences_at(self, places: Ints) -> NDArray[np.object_]:
+        """Those at `places`, which ascend."""
+        return self.sequences if len(places) == len(self) else self.sequences[places]
 
 
 def _scores(sequence: Sequence, start: int) -> bool:
