@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-# Of the rate of a data sheet, what exchanges reach. DeepEP's low-latency kernels on H800 send at 43 of 50 GB/s over the
-# network and 160 of 200 over NVLink; TensorRT-LLM's one-sided kernels on GB200 reach 753 and 728 of 900.
+# Of the rate of a data sheet, what exchanges reach. DeepEP on H800 sends at 43 of 50 GB/s over the network (16 ranks)
+# and 153 and 158 of 200 over NVLink; TensorRT-LLM's one-sided kernels on GB200 reach 753 and 728 of 900.
 LINK_SHARE = 0.82
-# Microseconds of an exchange without rows: of the same kernels.
+# Microseconds of an exchange without rows: TensorRT-LLM's kernels with few rows, and what DeepEP's low-latency kernels
+# take on 16 to 256 ranks beyond their bytes.
 NVLINK_FLOOR_US = {"dispatch": 18.0, "combine": 31.0}
 NETWORK_FLOOR_US = {"dispatch": 20.0, "combine": 20.0}
 # Of the roof, what matrix products without a table reach: 65 % of bandwidth (DeepGEMM on H800, o_proj and q_b).
 ROOF_SHARE = 0.65
-# What a layer does beside tables and exchanges: router with its choice (15 us, TensorRT-LLM) and two norms with
-# quantisation (4 us each).
+# What a layer does beside tables and exchanges: router with its choice (15 us, TensorRT-LLM's fused kernels) and two
+# norms with quantisation (4 us each, a guess).
 GLUE_US = 23.0
 # Between two steps; a guess.
 STEP_GAP_US = 500.0
