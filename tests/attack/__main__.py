@@ -30,8 +30,17 @@ from attack import (
     tenants,
 )
 from attack.attack import Attack, Outcome, Scale, Trial
-from attack.report import Row, percentile, table
-from attack.stack import ROOT, Programs, Stack, others_between, stack, status_of, with_template
+from attack.report import TO_A_SINK, Row, medians, percentile, table
+from attack.stack import (
+    ROOT,
+    Programs,
+    Stack,
+    others_between,
+    sink,
+    stack,
+    status_of,
+    with_template,
+)
 from headrace.models.load.source import resolve
 from helpers.origin import origin
 
@@ -50,7 +59,7 @@ def main() -> int:
         *liars.ATTACKS,
     ]
     trials = [*processes.TRIALS, *tenants.TRIALS, *kv_port.TRIALS, *real_worker.TRIALS]
-    chosen = [a for a in [*attacks, *trials] if args.only in a.name]
+    chosen = [a for a in [*attacks, *trials] if any(part in a.name for part in args.only or [""])]
     if args.list:
         print("\n".join(attack.name for attack in chosen))
         return 0
@@ -59,18 +68,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="attack-doc-") as name:
         doc = Path(name) / "doc.json"
         doc.write_bytes(resolve(None).doc())
-        for attack in chosen:
-            row = asyncio.run(one(attack, programs, doc, scale))
-            rows.append(row)
-            print(
-                f"{row.name}: {row.status} ({', '.join(row.broken) or 'held'})",
-                file=sys.stderr,
-                flush=True,
-            )
+        for attack in chosen * args.runs:  # in turns
+            rows.append(told(asyncio.run(one(attack, programs, doc, scale))))
+            if args.control and isinstance(attack, Attack) and attack.control is not None:
+                rows.append(told(asyncio.run(one(attack, programs, doc, scale, control=True))))
     print(table(rows))
+    if args.runs > 1:
+        print(medians(rows))
     if args.out:
         write(args, rows)
     return 1 if any(row.broken for row in rows) else 0
+
+
+def told(row: Row) -> Row:
+    """With a line for whoever waits."""
+    print(f"{row.name}: {row.status} ({', '.join(row.broken) or 'held'})", file=sys.stderr)
+    return row
 
 
 def arguments() -> argparse.Namespace:
@@ -78,14 +91,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--bin", type=Path, default=ROOT / "target/release", help="folder of the programs"
     )
-    parser.add_argument("--only", default="", help="attacks whose name contains this")
+    parser.add_argument(
+        "--only", action="append", help="attacks whose name contains this; may be repeated"
+    )
+    parser.add_argument("--runs", type=int, default=1, help="of each attack, in turns (default: 1)")
+    parser.add_argument(
+        "--control",
+        action="store_true",
+        help="after each attack its bytes sent to a program that only reads, where that can be told apart",
+    )
     parser.add_argument("--list", action="store_true", help="name the attacks and do nothing")
     parser.add_argument("--scale", type=float, default=1.0, help="size of the attacks (default: 1)")
     parser.add_argument("--out", type=Path, help="file for the figures")
     return parser.parse_args()
 
 
-async def one(attack: Attack | Trial, programs: Programs, doc: Path, scale: Scale) -> Row:
+async def one(
+    attack: Attack | Trial, programs: Programs, doc: Path, scale: Scale, *, control: bool = False
+) -> Row:
     """One attack from a fresh start to its row. A failure of ours is a row too: the others still run."""
     try:
         if isinstance(attack, Trial):
@@ -97,25 +120,44 @@ async def one(attack: Attack | Trial, programs: Programs, doc: Path, scale: Scal
                 held=outcome.held,
                 seconds=time.monotonic() - began,
             )
-        return await under_attack(attack, programs, doc, scale)
+        return await under_attack(attack, programs, doc, scale, control=control)
     except (OSError, RuntimeError) as error:
         return Row(
             name=attack.name, status=f"{type(error).__name__}: {error}", held=False, seconds=0.0
         )
 
 
-async def under_attack(attack: Attack, programs: Programs, doc: Path, scale: Scale) -> Row:
-    """The attack on a router of its own."""
+async def under_attack(
+    attack: Attack, programs: Programs, doc: Path, scale: Scale, *, control: bool
+) -> Row:
+    """The attack on a router of its own, or beside it."""
     doc = doc if attack.template is None else with_template(doc, attack.template)
     async with stack(programs, MODEL, doc, attack.flags, wrapper=attack.prefix) as running:
-        row = await beside_probe(attack, running, scale)
+        if control:
+            row = await beside_sink(attack, running, scale)
+        else:
+            row = await beside_probe(attack, running, scale)
         stopped_s = await asyncio.to_thread(running.router.end)
     if stopped_s is None:
         return dataclasses.replace(row, held=False, status=f"{row.status}; SIGTERM did not end it")
     return row
 
 
-async def beside_probe(attack: Attack, running: Stack, scale: Scale) -> Row:
+async def beside_sink(attack: Attack, running: Stack, scale: Scale) -> Row:
+    """The same bytes to a program that only reads: what others notice then is the machine's and the attacker's."""
+    assert attack.control is not None
+    with sink(running.folder) as reads:
+        aside = dataclasses.replace(running, router=reads)
+        row = await beside_probe(
+            dataclasses.replace(attack, run=attack.control), running, scale, target=aside
+        )
+    # what it answers means nothing
+    return dataclasses.replace(row, name=f"{attack.name} {TO_A_SINK}", held=True)
+
+
+async def beside_probe(
+    attack: Attack, running: Stack, scale: Scale, target: Stack | None = None
+) -> Row:
     """The attack on a router that runs, with the others beside it."""
     router = running.router
     running.begin_probe()
@@ -124,7 +166,7 @@ async def beside_probe(attack: Attack, running: Stack, scale: Scale) -> Row:
     await asyncio.sleep(scale.quiet_s)
     rest_mb, router.peak_mb = router.rss_mb, router.rss_mb
     began = time.monotonic()
-    outcome = await asyncio.to_thread(from_afar, attack, running, scale)
+    outcome = await asyncio.to_thread(from_afar, attack, target or running, scale)
     ended = time.monotonic()
     await asyncio.sleep(max(scale.least_s - (ended - began), 0.0))
     over = time.monotonic()
@@ -179,9 +221,12 @@ def figures(row: Row) -> dict[str, Any]:
 
 def write(args: argparse.Namespace, rows: list[Row]) -> None:
     """Keep the figures, with machine and commit."""
-    only = f" ARGS='--only \"{args.only}\"'" if args.only else ""
+    words = [f'--only "{part}"' for part in args.only or []]
+    words += [f"--runs {args.runs}"] if args.runs > 1 else []
+    words += ["--control"] if args.control else []
+    given = f" ARGS='{' '.join(words)}'" if words else ""
     result: dict[str, Any] = {
-        **origin(f"make attack OUT={args.out}{only}"),
+        **origin(f"make attack OUT={args.out}{given}"),
         "rows": [figures(row) for row in rows],
     }
     args.out.parent.mkdir(parents=True, exist_ok=True)

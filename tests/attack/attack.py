@@ -31,17 +31,23 @@ class Outcome:
     held: bool
 
 
+Run = Callable[[Stack, Scale], Coroutine[Any, Any, Outcome]]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attack:
     """An attack on a router that serves others meanwhile."""
 
     name: str
-    run: Callable[[Stack, Scale], Coroutine[Any, Any, Outcome]]
+    run: Run
     most_mb: float  # that the router's memory may grow by, from the documented bounds
     slice_mb: float = 96.0  # and at a thirty-second of its size
     flags: tuple[str, ...] = ()
     prefix: tuple[str, ...] = ()  # before the router's command, such as `prlimit`
     template: str | None = None  # chat template of the model
+    control: Run | None = (
+        None  # the attacker's own work: the same bytes to a program that only reads
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

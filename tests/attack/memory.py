@@ -44,7 +44,7 @@ def json_of(part: bytes, at_once: int) -> Attack:
     # half a MiB of lists in lists is let in, and takes up to 70 times as much
     slice_mb = max(96.0, at_once * 40.0)
     name = f"16 MiB of JSON, `{part.decode()}`{times}"
-    return Attack(name=name, run=run, most_mb=512, slice_mb=slice_mb)
+    return Attack(name=name, run=run, most_mb=512, slice_mb=slice_mb, control=run)
 
 
 async def token_ids(stack: Stack, scale: Scale) -> Outcome:

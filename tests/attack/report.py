@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 ITL_GROWTH = 1.2  # of others, p99
+TO_A_SINK = "(to a program that only reads)"
 FIRST_TOKEN_MS = 100.0  # later for others, p99
 
 
@@ -79,6 +81,23 @@ def table(rows: Sequence[Row]) -> str:
             ", ".join(row.broken) or "-",
         )
         lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def medians(rows: Sequence[Row]) -> str:
+    """Of the runs of each row: others' p99 during the attack over that before it, as Markdown."""
+    lines = [
+        "| attack | runs | others' ITL p99 ms | during / before, each | median |",
+        "|---|---|---|---|---|",
+    ]
+    for name in dict.fromkeys(row.name for row in rows):
+        runs = [row for row in rows if row.name == name and not math.isnan(row.itl_before)]
+        if not runs:
+            continue
+        ratios = [row.itl / row.itl_before for row in runs]
+        each = ", ".join(numbers(row.itl_before, row.itl, sign=" -> ") for row in runs)
+        cells = (name, str(len(runs)), each, ", ".join(f"{ratio:.2f}" for ratio in ratios))
+        lines.append("| " + " | ".join((*cells, f"{statistics.median(ratios):.2f}")) + " |")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -104,8 +104,9 @@ class Router:
         """Gone, whatever it is at."""
         self.process.kill()
         self.process.wait()
-        assert self.process.stdout is not None
-        self.process.stdout.close()
+        for pipe in (self.process.stdin, self.process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def start_router(
@@ -170,6 +171,27 @@ def start_workers(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+
+
+@contextlib.contextmanager
+def sink(folder: Path) -> Generator[Router]:
+    """A program that only reads, at addresses like those of a router."""
+    path = folder / "sink.sock"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "helpers.sink", str(path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT / "tests",
+    )
+    assert process.stdout is not None
+    reads = Router(process, "127.0.0.1", 0, f"unix:{path}")
+    try:
+        reads.port = int(process.stdout.readline())
+        yield reads
+    finally:
+        reads.close()
+        path.unlink(missing_ok=True)
 
 
 async def until_ready(router: Router) -> None:

@@ -8,6 +8,8 @@ import os
 import struct
 import time
 
+import numpy as np
+
 from attack.attack import Attack, Outcome, Scale
 from attack.stack import Stack, start_workers
 from attack.wire import ask, get, send
@@ -102,14 +104,7 @@ async def made_up_blocks(stack: Stack, scale: Scale) -> Outcome:
     reader, writer = await dial(stack)
     welcome = await shake(reader, writer, hello("stranger", "made-up-0", blocks=1 << 26))
     said.append(type(welcome).__name__ if welcome else "closed")
-    sent = 0
-    if isinstance(welcome, Welcome):
-        with contextlib.suppress(ConnectionError, TimeoutError):
-            await say(writer, Snapshot(1, 0, b"", True))
-            for number in range(1, scale.of(400, 20)):
-                run = StoredRun(None, os.urandom(8 * BLOCKS_A_FRAME))
-                await asyncio.wait_for(say(writer, Blocks(1, number, [run], b"", False, 0)), 10)
-                sent += BLOCKS_A_FRAME
+    sent = await announce(writer, scale) if isinstance(welcome, Welcome) else 0
     others = [await dial(stack) for _ in range(300)]
     for number, (its_reader, its_writer) in enumerate(others):
         with contextlib.suppress(ConnectionError):
@@ -132,6 +127,28 @@ async def made_up_blocks(stack: Stack, scale: Scale) -> Outcome:
     said.append(f"{sent / 1e6:.1f} M blocks sent")
     said.append("a new model serves" if fine else "a new model is kept out")
     return Outcome(", ".join(said), fine)
+
+
+async def blocks_to_nobody(stack: Stack, scale: Scale) -> Outcome:
+    """The same blocks to a program that only reads."""
+    _, writer = await dial(stack)
+    sent = await announce(writer, scale)
+    writer.close()
+    return Outcome(f"{sent / 1e6:.1f} M blocks sent", True)
+
+
+async def announce(writer: asyncio.StreamWriter, scale: Scale) -> int:
+    """An empty snapshot, and then blocks that nobody has. How many, as far as somebody takes them."""
+    some = np.frombuffer(os.urandom(8 * BLOCKS_A_FRAME), dtype=np.uint64)
+    sent = 0
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        await say(writer, Snapshot(1, 0, b"", True))
+        for number in range(1, scale.of(400, 20)):
+            # other keys each time, by few instructions: what an attacker computes slows down all on this machine
+            run = StoredRun(None, (some ^ np.uint64(number)).tobytes())
+            await asyncio.wait_for(say(writer, Blocks(1, number, [run], b"", False, 0)), 10)
+            sent += BLOCKS_A_FRAME
+    return sent
 
 
 def hello(name: str, model: str, *, blocks: int) -> Hello:
@@ -187,5 +204,6 @@ ATTACKS = [
         run=made_up_blocks,
         most_mb=640,
         slice_mb=320,  # two million blocks of up to 64 bytes, twice while the index grows
+        control=blocks_to_nobody,
     ),
 ]
