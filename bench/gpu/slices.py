@@ -31,9 +31,9 @@ from bench.kernels.one_rank import OneRankOf
 from bench.kernels.timing import Clock, GpuClock, HostClock
 from headrace.models.config import parse_config
 from headrace.models.deepseek import Deepseek, attention_of
-from headrace.models.deepseek_weights import DeepseekLayer, load_weights
+from headrace.models.deepseek_weights import DeepseekLayer, Share, load_weights
 from headrace_kernels.moe.experts import Experts
-from headrace_kernels.ops import Routing
+from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 
 MEMORY_SHARE = 0.9  # of what is free; the rest is for fragments
@@ -81,6 +81,7 @@ def build(
     plan: Plan,
     device: torch.device,
     change: Callable[[DeepseekLayer], DeepseekLayer],
+    share: Share | None = None,
 ) -> Deepseek:
     """A model of random weights with room for the largest batch; `change` is told each of its layers."""
     checkpoint = RandomCheckpoint(raw, device)
@@ -91,7 +92,7 @@ def build(
         device=str(device),
         kernels=TRITON,
     )
-    weights = load_weights(checkpoint, backend, fp8=backend)
+    weights = load_weights(checkpoint, backend, fp8=backend, share=share)
     weights = dataclasses.replace(weights, layers=[change(layer) for layer in weights.layers])
     model = Deepseek(config, weights, backend, plan.block_tokens)
     model.allocate_kv(_blocks(plan))
@@ -173,36 +174,19 @@ def one_rank(plan: Plan, clock: Clock, device: torch.device, end_at: float) -> R
     raw, ranks = plan.raw, plan.ranks
     experts, top_k = raw["n_routed_experts"], raw["num_experts_per_tok"]
     here = experts // ranks
-    # The loader is told of a model with so few experts; then the router becomes that of all of them.
-    small = raw | {
-        "n_routed_experts": here,
-        "n_group": 1,
-        "topk_group": 1,
-        "num_experts_per_tok": min(top_k, here),
-    }
-    routing = Routing(
-        experts=experts,
-        top_k=top_k,
-        groups=raw["n_group"],
-        top_groups=raw["topk_group"],
-        normalise=raw["norm_topk_prob"],
-        scale=raw["routed_scaling_factor"],
+    layers = range(raw["first_k_dense_replace"], raw["num_hidden_layers"])
+    share = Share(
+        rank=0,
+        layers=dict.fromkeys(layers, LayerPlacement.even(experts, ranks)),
+        dispatch=lambda _: OneRankOf(here, top_k),
     )
-    random = torch.Generator(device).manual_seed(7)
 
-    def of_the_group(layer: DeepseekLayer) -> DeepseekLayer:
+    def unbiased(layer: DeepseekLayer) -> DeepseekLayer:
+        """So that all experts are chosen alike."""
         if layer.experts is None:
             return layer
         mine: Experts = layer.experts
-        gate = torch.randn(experts, raw["hidden_size"], generator=random, device=device)
-        changed = dataclasses.replace(
-            mine,
-            gate=gate.mul_(raw["hidden_size"] ** -0.5),
-            bias=torch.zeros(experts, device=device),
-            counts=torch.zeros(experts, dtype=torch.int64, device=device),
-            routing=routing,
-            dispatch=OneRankOf(here, top_k),
-        )
+        changed = dataclasses.replace(mine, bias=torch.zeros_like(mine.bias))
         return dataclasses.replace(layer, experts=changed)
 
     row: Row = {
@@ -212,7 +196,7 @@ def one_rank(plan: Plan, clock: Clock, device: torch.device, end_at: float) -> R
         "experts": here,
     }
     try:
-        model = build(small, plan, device, of_the_group)
+        model = build(raw, plan, device, unbiased, share)
     except torch.OutOfMemoryError as error:
         return row | {"failed": _first_line(error)}
     steps = steps_of(model, plan, clock, end_at)
