@@ -147,6 +147,15 @@ class NativeBackend:
             partial=dispatch is not None and dispatch.combine == "partial",
         )
 
+    def expert_counts(self, experts: _core.Experts) -> NDArray[np.int64]:
+        return experts.counts.astype(np.int64)
+
+    def overwrite_expert(
+        self, experts: _core.Experts, slot: int, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> None:
+        """Waits while the layer computes. ValueError where there is no such slot, or the expert has another shape."""
+        experts.overwrite(slot, _stored_array(gate_up), _stored_array(down))
+
     def vector(self, x: torch.Tensor) -> list[float]:
         return x.float().tolist()
 
@@ -311,12 +320,12 @@ def _stored(parts: Sequence[torch.Tensor]) -> str:
 def _arrays(tensors: Sequence[torch.Tensor]) -> Lazy[tuple[NDArray[Any], str]]:
     """As Rust takes them, with the dtype in which each is stored."""
 
-    def array(i: int) -> tuple[NDArray[Any], str]:
-        tensor = tensors[i]
-        stored = _stored([tensor])
-        return _array(tensor, stored), stored
+    return Lazy(range(len(tensors)), lambda i: _stored_array(tensors[i]))
 
-    return Lazy(range(len(tensors)), array)
+
+def _stored_array(tensor: torch.Tensor) -> tuple[NDArray[Any], str]:
+    stored = _stored([tensor])
+    return _array(tensor, stored), stored
 
 
 def _array(x: torch.Tensor, stored: str) -> NDArray[Any]:

@@ -12,7 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
+    from numpy.typing import NDArray
 
     from headrace_kernels.batch import Batch, DraftBatch
     from headrace_kernels.moe.dispatch import Dispatch
@@ -297,6 +299,19 @@ class MlaBackend(Store, Protocol):
         `[hidden, width]`. `shared` is the expert that all rows go through.
 
         Without `dispatch` all experts are here, in order. With one they are those in the slots of this rank.
+        """
+        ...
+
+    def expert_counts(self, experts: LayerExperts) -> NDArray[np.int64]:
+        """Rows that chose each expert of the group so far, as this rank's router saw them. Any thread may ask."""
+        ...
+
+    def overwrite_expert(
+        self, experts: LayerExperts, slot: int, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> None:
+        """Put another expert, `[2 * width, hidden]` and `[hidden, width]`, into a slot, in the same place in memory.
+
+        The next pass of the layer computes with it. Who exchanges rows is to send them accordingly from then on.
         """
         ...
 

@@ -194,6 +194,24 @@ class TorchMlaBackend(TorchWeights):
             shared=shared,
         )
 
+    def expert_counts(self, experts: experts.Experts) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return experts.counts.cpu().numpy()
+
+    def overwrite_expert(
+        self, experts: experts.Experts, slot: int, gate_up: torch.Tensor, down: torch.Tensor
+    ) -> None:
+        experts.overwrite(slot, gate_up, down)
+
+    def overwrite_fp8_expert(
+        self,
+        experts: experts.Experts,
+        slot: int,
+        gate_up: Sequence[tuple[torch.Tensor, torch.Tensor]],
+        down: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    ) -> None:
+        """The same for an expert as `fp8_experts` takes it."""
+        experts.overwrite(slot, self.fp8_matrix(gate_up).weight, self.fp8_matrix(down).weight)
+
     def allocate_kv(self, num_blocks: int) -> None:
         self.kv, self.tails, self.kept = [], None, {}  # so that old and new never exist together
         a = self.attention

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
@@ -51,22 +50,18 @@ class Layer:
         return self._run(rows.batch(rows.whole())).clone()
 
 
-def array(x: torch.Tensor) -> tuple[np.ndarray, str]:
-    return x.numpy(), "float32"
-
-
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "int8"])
 def test_an_overwritten_slot_computes_the_other_expert(dtype: str) -> None:
     layer = Layer(dtype, GATE_UP, DOWN)
     before = layer()
     for slot in (0, 3, 5):
-        layer.experts.overwrite(slot, *map(array, OTHER))
+        layer.backend.overwrite_expert(layer.experts, slot, *OTHER)
         gate_up, down = GATE_UP.clone(), DOWN.clone()
         gate_up[slot], down[slot] = OTHER
         found = layer()
         assert torch.equal(found, Layer(dtype, gate_up, down)())
         assert not torch.equal(found, before)
-        layer.experts.overwrite(slot, array(GATE_UP[slot]), array(DOWN[slot]))
+        layer.backend.overwrite_expert(layer.experts, slot, GATE_UP[slot], DOWN[slot])
         assert torch.equal(layer(), before)
 
 
@@ -81,20 +76,20 @@ def test_an_expert_that_does_not_fit_changes_nothing() -> None:
         (1, OTHER[0], OTHER[0], "a tensor is not 24 wide"),
     ):
         with pytest.raises(ValueError, match=text):
-            layer.experts.overwrite(slot, array(gate_up), array(down))
+            layer.backend.overwrite_expert(layer.experts, slot, gate_up, down)
     with pytest.raises(OverflowError):
-        layer.experts.overwrite(-1, *map(array, OTHER))
+        layer.backend.overwrite_expert(layer.experts, -1, *OTHER)
     assert torch.equal(layer(), before)
 
 
 def test_choices_are_counted_by_expert_and_add_up() -> None:
     layer = Layer("float32", GATE_UP, DOWN)
-    assert layer.experts.counts.tolist() == [0] * 6
+    assert layer.backend.expert_counts(layer.experts).tolist() == [0] * 6
     layer()
     want = (ROWS @ GATE.T).topk(2).indices.flatten().bincount(minlength=6)
-    assert layer.experts.counts.tolist() == want.tolist()
+    assert layer.backend.expert_counts(layer.experts).tolist() == want.tolist()
     layer()
-    assert layer.experts.counts.tolist() == (2 * want).tolist()
+    assert layer.backend.expert_counts(layer.experts).tolist() == (2 * want).tolist()
 
 
 def test_kernels_on_torch_count_alike() -> None:
@@ -113,39 +108,56 @@ def test_kernels_on_torch_count_alike() -> None:
 
 def test_slots_of_torch_keep_their_place() -> None:
     pytest.importorskip("triton")
-    from headrace_kernels.moe.dispatch import SingleRank
-    from headrace_kernels.moe.experts import Experts, moe_ref
+    from headrace_kernels.moe.experts import moe_ref
+    from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
 
-    def made(gate_up: torch.Tensor, down: torch.Tensor) -> Experts:
-        return Experts(
-            gate=GATE, bias=BIAS, counts=torch.zeros(6, dtype=torch.int64), gate_up=gate_up, down=down,
-            routing=ROUTING, dispatch=SingleRank(),
-        )  # fmt: skip
-
-    experts = made(GATE_UP.clone(), DOWN.clone())
+    backend = TorchMlaBackend(ATTENTION, dtype="float32", device="cpu", kernels=REFERENCE)
+    experts = backend.experts(GATE, BIAS, list(GATE_UP), list(DOWN), ROUTING)
     assert isinstance(experts.gate_up, torch.Tensor)
     address = experts.gate_up.data_ptr()
-    experts.overwrite(2, *OTHER)
-    gate_up, down = GATE_UP.clone(), DOWN.clone()
+    backend.overwrite_expert(experts, 2, *OTHER)
+    gate_up, down = list(GATE_UP), list(DOWN)
     gate_up[2], down[2] = OTHER
-    assert torch.equal(moe_ref(ROWS, experts, ROWS), moe_ref(ROWS, made(gate_up, down), ROWS))
+    anew = backend.experts(GATE, BIAS, gate_up, down, ROUTING)
+    assert torch.equal(moe_ref(ROWS, experts, ROWS), moe_ref(ROWS, anew, ROWS))
     assert experts.gate_up.data_ptr() == address
+    want = (ROWS @ GATE.T).topk(2).indices.flatten().bincount(minlength=6)
+    assert backend.expert_counts(experts).tolist() == want.tolist()
 
 
 @NEEDS_E4M3
 def test_slots_in_fp8_take_values_and_scales() -> None:
-    from headrace_kernels.dense.fp8_linear import fp8_matrix
-    from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
+    pytest.importorskip("triton")
+    from headrace_kernels.moe.fp8_grouped_linear import Fp8Experts
+    from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
 
-    def one(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
-        values = noise(130, 140, seed=seed).to(torch.float8_e4m3fn)
-        return values, noise(2, 2, seed=seed + 1).abs()
+    def matrix(rows: int, columns: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+        blocks = -(-rows // 128), -(-columns // 128)
+        values = noise(rows, columns, seed=seed).to(torch.float8_e4m3fn)
+        return values, noise(*blocks, seed=seed + 1).abs()
 
-    held = fp8_experts([fp8_matrix([one(seed)]) for seed in (1, 3, 5)])
-    addresses = held.weight.data_ptr(), held.scale.data_ptr()
-    other = fp8_matrix([one(7)])
-    kept = [held[slot].dequantised() for slot in (0, 2)]
-    held.overwrite(1, other)
-    assert torch.equal(held[1].dequantised(), other.dequantised())
-    assert all(torch.equal(held[s].dequantised(), k) for s, k in zip((0, 2), kept, strict=True))
-    assert (held.weight.data_ptr(), held.scale.data_ptr()) == addresses
+    def expert(seed: int) -> tuple[list[tuple[torch.Tensor, torch.Tensor]], ...]:
+        """Gate and up apart, as a checkpoint has them: a seam in the middle of a block."""
+        halves = [matrix(130, 140, seed), matrix(130, 140, seed + 2)]
+        return halves, [matrix(140, 130, seed + 4)]
+
+    backend = TorchMlaBackend(ATTENTION, dtype="float32", device="cpu", kernels=REFERENCE)
+    gate_up, down = zip(*[expert(seed) for seed in (10, 20, 30)], strict=True)
+    routing = replace(ROUTING, experts=3)
+    held = backend.fp8_experts(noise(3, 140, seed=1), torch.zeros(3), gate_up, down, routing)
+    other = expert(40)
+    anew = backend.fp8_experts(
+        noise(3, 140, seed=1),
+        torch.zeros(3),
+        [gate_up[0], other[0], gate_up[2]],
+        [down[0], other[1], down[2]],
+        routing,
+    )
+    assert isinstance(held.gate_up, Fp8Experts) and isinstance(held.down, Fp8Experts)
+    addresses = held.gate_up.weight.data_ptr(), held.down.scale.data_ptr()
+    backend.overwrite_fp8_expert(held, 1, *other)
+    for half in ("gate_up", "down"):
+        for slot in range(3):
+            found, want = getattr(held, half)[slot], getattr(anew, half)[slot]
+            assert torch.equal(found.dequantised(), want.dequantised())
+    assert (held.gate_up.weight.data_ptr(), held.down.scale.data_ptr()) == addresses

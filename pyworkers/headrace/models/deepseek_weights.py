@@ -53,6 +53,14 @@ class Fp8Backend(Protocol):
         dispatch: Dispatch | None = None,
     ) -> LayerExperts: ...
 
+    def overwrite_fp8_expert(
+        self,
+        experts: LayerExperts,
+        slot: int,
+        gate_up: Sequence[Scaled],
+        down: Sequence[Scaled],
+    ) -> None: ...
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LowRank:
