@@ -145,6 +145,24 @@ def test_a_rank_of_r1_reads_its_experts_and_what_all_ranks_hold(
         assert set.union(*read) == set(check(checkpoint, fp8=fp8))
 
 
+def test_of_stacked_experts_nothing_is_read_ahead_but_what_is_read_whole(tmp_path: Path) -> None:
+    checkpoint = SafetensorsCheckpoint(tiny_deepseek(tmp_path, mtp=True, fused=True))
+    placement = LayerPlacement.even(8, 2)
+
+    def names_of(share: Share | None) -> set[str]:
+        def load(surveyed: Checkpoint, nothing: SurveyBackend) -> object:
+            keeps: Any = nothing
+            return load_weights(surveyed, keeps, mtp=True, share=share)
+
+        return set(names_read(checkpoint, load))
+
+    share = Share(rank=1, layers=dict.fromkeys((1, 2, 3), placement), dispatch=unused)
+    stacks = {name for name in checkpoint.names() if ".experts." in name}
+    assert len(stacks) == 3 * 2
+    assert names_of(None) == set(checkpoint.names())
+    assert names_of(share) == set(checkpoint.names()) - stacks
+
+
 def unused(placement: LayerPlacement) -> Any:
     """Nothing is sent while names are gathered."""
     return placement

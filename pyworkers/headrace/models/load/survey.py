@@ -7,6 +7,7 @@ list of what a model consists of, and a checkpoint of hundreds of gigabytes is r
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -49,10 +50,10 @@ def survey(
 def names_read(
     checkpoint: Checkpoint, load: Callable[[Checkpoint, SurveyBackend], object]
 ) -> list[str]:
-    """The same without a look at what `load` leaves out."""
+    """The tensors that `load` reads whole, in its order; what it leaves out is not looked at."""
     surveyed = Survey(checkpoint)
     load(surveyed, SurveyBackend())
-    return list(surveyed.asked)
+    return [name for name in surveyed.asked if surveyed.is_whole(name)]
 
 
 def _may_be_there(name: str, checkpoint: Checkpoint) -> bool:
@@ -69,6 +70,7 @@ class Survey(Checkpoint):
         super().__init__(checkpoint.name, checkpoint.path, checkpoint.config)
         self._of = checkpoint
         self.asked: dict[str, None] = {}  # an ordered set
+        self._rows: Counter[str] = Counter()  # of tensors that are read in parts
 
     @property
     def infos(self) -> Mapping[str, TensorInfo]:
@@ -85,6 +87,15 @@ class Survey(Checkpoint):
             return self._read(name, rows)
         scaled = self.scaled(name, shape, rows=rows)
         return torch.empty_like(scaled.weight, dtype=torch.float32)
+
+    def _read(self, name: str, rows: range | None = None) -> torch.Tensor:
+        if rows is not None:
+            self._rows[name] += len(rows)
+        return super()._read(name, rows)
+
+    def is_whole(self, name: str) -> bool:
+        """Whether all parts of an asked tensor were asked for: of stacked experts a rank reads some."""
+        return name not in self._rows or self._rows[name] >= self.infos[name].shape[0]
 
     def _load(self, name: str) -> torch.Tensor:
         self.asked[name] = None
