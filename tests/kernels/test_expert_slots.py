@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from headrace_kernels.native import NativeBackend
-from headrace_kernels.ops import MlaAttention, MlaStep, Routing, Value
+from headrace_kernels.ops import GatedMlp, MlaAttention, MlaStep, Routing, Value
 from helpers.e4m3 import NEEDS_E4M3
 from helpers.paged_rows import PagedRows
 
@@ -80,6 +80,20 @@ def test_an_expert_that_does_not_fit_changes_nothing() -> None:
     with pytest.raises(OverflowError):
         layer.backend.overwrite_expert(layer.experts, -1, *OTHER)
     assert torch.equal(layer(), before)
+
+
+def test_a_shared_expert_that_does_not_fit_is_named() -> None:
+    backend = NativeBackend(ATTENTION, dtype="float32")
+    for gate_up, down, text in (
+        ((48, 39), (40, 24), "row of the shared gate_up has 39 elements, expected 40"),
+        ((48, 40), (39, 24), "row of the shared expert has 39 elements, expected 40"),
+        ((47, 40), (40, 24), "shared gate_up has 47 elements, expected 48"),
+    ):
+        shared = GatedMlp(
+            gate_up=backend.matrix([torch.ones(gate_up)]), down=backend.matrix([torch.ones(down)])
+        )
+        with pytest.raises(ValueError, match=text):
+            backend.experts(GATE, BIAS, list(GATE_UP), list(DOWN), ROUTING, shared=shared)
 
 
 def test_choices_are_counted_by_expert_and_add_up() -> None:

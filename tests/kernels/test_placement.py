@@ -28,6 +28,7 @@ def test_an_even_placement_has_each_expert_once() -> None:
         ((), "no rank holds expert 0, and 3 more"),
         (((0, 1, 2, 3), (4,)), "rank 1: expert 4 of 4"),
         (((-1, 1, 2, 3),), "rank 0: expert -1 of 4"),
+        (((0, 1, 2, 3), ()), "rank 1 holds no expert"),
         (((0, 1), (2, 3, 2)), r"rank 1: an expert is in two of its slots: \[2, 3, 2\]"),
     ],
 )

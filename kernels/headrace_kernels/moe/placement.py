@@ -23,13 +23,18 @@ class Replicas(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LayerPlacement:
-    """The expert in each slot, rank by rank. Raises ValueError where an expert has no slot, or two of one rank."""
+    """The expert in each slot, rank by rank.
+
+    Raises ValueError where an expert has no slot, or two of one rank, and where a rank has none.
+    """
 
     experts: int
     ranks: tuple[tuple[int, ...], ...]
 
     def __post_init__(self) -> None:
         for rank, held in enumerate(self.ranks):
+            if not held:
+                raise ValueError(f"rank {rank} holds no expert")
             for expert in held:
                 if not 0 <= expert < self.experts:
                     raise ValueError(f"rank {rank}: expert {expert} of {self.experts}")
