@@ -261,9 +261,9 @@ class InputColumns:
         """The next `counts` tokens of each, at most so many of its drafts after its newest one.
 
         Returns `tokens`, `positions`, `slots`, `seq_starts`, `context_lens`, `block_tables`, `logit_rows`,
-        `prompt_lens` of a `Batch`; `sampled`, `sampled_of`, `sampled_rows`, `totals`, `row_drafts` of `Prepared`; of
-        those whose tokens are still to be filled in the place, the positions from and to, and the first row; and the
-        places of those that are scored. With `on_device` newest tokens are named by their batch row.
+        `prompt_lens` of a `Batch`; `sampled` of `Prepared` and `batch_rows`, `counts`, `totals`, `drafts` of its rows;
+        of those whose tokens are still to be filled in the place, the positions from and to, and the first row; and
+        the places of those that are scored. With `on_device` newest tokens are named by their batch row.
         """
 
     def ends(self, batch_rows: _I64, most: int) -> tuple[_I64, _I64]:

@@ -11,11 +11,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from headrace.engine.sequence import Key, Sequence
 
 if TYPE_CHECKING:
+    from headrace.engine.step.work import Work
     from headrace_kernels.ops import Fence, Progress
 
 
@@ -111,14 +112,6 @@ class Alarm:
             self.call()
 
 
-class Chunk(NamedTuple):
-    """Part of a prompt, computed by one step."""
-
-    export: KvExport
-    start: int
-    tokens: int
-
-
 class KvExports:
     """Begins exports and keeps them up to date."""
 
@@ -150,22 +143,29 @@ class KvExports:
                 )
                 self._new.append(sequence.export)
 
-    def progress_of(self, chunks: list[Chunk]) -> Progress:
+    def progress_of(self, chunks: list[Work]) -> Progress:
         """For the forward pass that is about to compute `chunks`."""
-        for export, start, tokens in chunks:
-            export.begin(start, tokens)
+        exports = [_export(chunk) for chunk in chunks]
+        for export, chunk in zip(exports, chunks, strict=True):
+            export.begin(chunk.start, chunk.count)
         self.alarm.ring()
 
         def progress(groups: int, fence: Fence | None = None) -> None:
-            for export, _, _ in chunks:
+            for export in exports:
                 export.advance(groups, fence)
             self.alarm.ring(fence)
 
         return progress
 
-    def commit(self, chunks: list[Chunk]) -> None:
+    def commit(self, chunks: list[Work]) -> None:
         """The step ended well, on the device too."""
-        for export, _, _ in chunks:
-            export.commit()
+        for chunk in chunks:
+            _export(chunk).commit()
         if chunks:
             self.alarm.ring()
+
+
+def _export(chunk: Work) -> KvExport:
+    """It stays that of its sequence, which keeps its batch row until its first token is chosen."""
+    assert chunk.sequence.export is not None
+    return chunk.sequence.export

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from headrace.engine.sampling.sampler import Rows
 from headrace.engine.step.input_batch import InputBatch
 from headrace.engine.step.work import StepWork, Work
 from headrace_kernels.batch import Batch
@@ -17,18 +18,13 @@ from headrace_kernels.batch import Batch
 class Prepared:
     """A batch, and whose logits come back: those of `sampled` first, then the rows of `prompt_rows`.
 
-    Of a sampled sequence come the row of its newest token and those of its drafts, `sampled_rows[i]` in all.
+    Of a sampled sequence come the row of its newest token and those of its drafts.
     """
 
     batch: Batch
     work: StepWork
     sampled: NDArray[np.int64]  # places in `work`
-    sampled_of: NDArray[np.int64]  # [sampled], the batch rows
-    sampled_rows: NDArray[np.int64]  # [sampled]
-    totals: NDArray[np.int64]  # [sampled], tokens before this step
-    row_drafts: NDArray[
-        np.int32
-    ]  # the tokens of the sampled rows, of which all but the first are drafts
+    rows: Rows  # of these, as the sampler takes them
     prompt_rows: list[tuple[Work, NDArray[np.int32]]]  # with the token that each row predicts
 
 
@@ -36,7 +32,7 @@ def build(
     input_batch: InputBatch, work: StepWork, newest_of: torch.Tensor | None = None
 ) -> Prepared:
     """For sequences that have not ended. With `newest_of` their newest tokens are there, by batch row."""
-    arrays, sampled, prompts, scored = input_batch.core.build(
+    arrays, rows, prompts, scored = input_batch.core.build(
         work.batch_rows,
         counts=work.counts,
         drafts=work.drafts,
@@ -52,8 +48,8 @@ def build(
         begin, row = int(positions[seq_starts[place]]), int(seq_starts[place])
         targets = item.sequence.prompt[begin + 1 : begin + item.count + 1]
         prompt_rows.append((item, targets))
-        rows = np.arange(row, row + len(targets), dtype=np.int32)
-        logit_rows = np.concatenate([logit_rows, rows])
+        more = np.arange(row, row + len(targets), dtype=np.int32)
+        logit_rows = np.concatenate([logit_rows, more])
     batch = Batch(
         tokens=tokens,
         positions=positions,
@@ -65,4 +61,8 @@ def build(
         prompt_lens=prompt_lens,
         newest=newest_of,
     )
-    return Prepared(batch, work, *sampled, prompt_rows)
+    sampled, batch_rows, counts, totals, drafts = rows
+    sequences = work.sequences_at(sampled)
+    return Prepared(
+        batch, work, sampled, Rows(sequences, batch_rows, totals, counts, drafts), prompt_rows
+    )

@@ -19,8 +19,9 @@ from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.engine.step.batch_builder import Prepared, build
 from headrace.engine.step.input_batch import InputBatch
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
-from headrace.engine.step.step import Computed, Order, Read, SequencesAfter
+from headrace.engine.step.step import Computed, EngineStep, Read
 from headrace.engine.step.token_pool import TokenPool
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
@@ -84,7 +85,7 @@ class Forward:
         """What `launch` returns may take its time, on any thread."""
         return self._pool is not None
 
-    def launch(self, order: Order) -> Read:
+    def launch(self, order: EngineStep) -> Read:
         """Give a step to the model; what this returns waits for the end of it. Both raise whatever the model raises.
 
         When it is read, or has failed, the device writes to no block any more: what is computed can be read by others,
@@ -102,22 +103,22 @@ class Forward:
             self._wait_for_device()
             raise
 
-    def _batch_row(self, order: Order) -> None:
-        for placed in order.placed:
-            self._input_batch.take(placed)
-            self._sampler.take_row(placed.sequence, placed.batch_row)
+    def _batch_row(self, order: EngineStep) -> None:
+        for added in order.added:
+            self._input_batch.take(added)
+            self._sampler.take_row(added.sequence, added.batch_row)
             if self.adaptive is not None:
-                self.adaptive.take_row(placed.batch_row)
-        if self._pool is not None and order.placed:
-            some = [placed.batch_row for placed in order.placed]
-            self._pool.put(some, [placed.newest for placed in order.placed])
+                self.adaptive.take_row(added.batch_row)
+        if self._pool is not None and order.added:
+            some = [added.batch_row for added in order.added]
+            self._pool.put(some, [added.newest for added in order.added])
         for table in order.tables:
             self._input_batch.table(table)
         self._input_batch.grow(order.grown)
 
-    def _launch(self, order: Order, work: StepWork) -> Read:
+    def _launch(self, order: EngineStep, work: StepWork) -> Read:
         if not len(work):
-            return partial(self._computed, work, self._snapshot(work), ChosenRows.none(work), [])
+            return partial(self._computed, self._after(work), ChosenRows.none(work), [])
         if self.drafter is not None:
             self.drafter.begin(work)
         began_s = self._clock()
@@ -130,56 +131,57 @@ class Forward:
             return self._leave(step, logits, self._pool)
         prompt_logprobs: list[tuple[Work, list[TokenLogprob]]] = []
         if step.prompt_rows:  # their logits come after those of the sampled rows
-            sampled = int(step.sampled_rows.sum())
+            sampled = int(step.rows.counts.sum())
             prompt_logprobs = _prompt_logprobs(step, logits[sampled:])
             logits = logits[:sampled]
         chosen = self._choose(step, logits)
         if not len(step.batch.logit_rows):  # otherwise the rows that were read came after all KV
             self._wait_for_device()
-        if self.adaptive is not None and step.batch.rows == step.sampled_rows.sum():
+        if self.adaptive is not None and step.batch.rows == step.rows.counts.sum():
             self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
         self._advance(step, chosen)
         if self.drafter is not None and self.drafter.follow(step):
             self._wait_for_device()
-        return partial(self._computed, work, self._snapshot(work), chosen, prompt_logprobs)
+        return partial(self._computed, self._after(work), chosen, prompt_logprobs)
 
     def _stays(self, step: Prepared) -> bool:
         """The host need not see the logits."""
-        return not step.prompt_rows and self._sampler.takes_best(step.sampled_of)
+        return not step.prompt_rows and self._sampler.takes_best(step.rows.batch_rows)
 
     def _leave(self, step: Prepared, logits: torch.Tensor, pool: TokenPool) -> Read:
         """Its tokens are there for the next step; here they are known when they are read."""
-        input_batch, of, rows = self._input_batch, step.sampled_of, _rows(step)
+        input_batch, rows = self._input_batch, step.rows
+        of = rows.batch_rows
         ends = input_batch.ends(of)  # when it is read, others may sit there
         pending = pool.choose(logits, of)
         input_batch.computed[step.work.batch_rows] += step.work.counts
         input_batch.total[of] += 1
-        snapshot = self._snapshot(step.work)
+        after = self._after(step.work)
 
         def read() -> Computed:
             ids = pending.read()
             counts = (ids >= 0).astype(np.int64)
             chosen = choose(step.work, step.sampled, rows, ends, ids, counts)
-            return self._computed(step.work, snapshot, chosen, [])
+            return self._computed(after, chosen, [])
 
         return read
 
-    def _snapshot(self, work: StepWork) -> SequencesAfter:
-        return SequencesAfter(*self._input_batch.core.after(work.batch_rows))
+    def _after(self, work: StepWork) -> tuple[Ints, Ints, Ints, Ints]:
+        """Where the step leaves its sequences: the first fields of `Computed`."""
+        return self._input_batch.core.after(work.batch_rows)
 
     def _computed(
         self,
-        work: StepWork,
-        after: SequencesAfter,
+        after: tuple[Ints, Ints, Ints, Ints],
         chosen: ChosenRows,
         prompt_logprobs: list[tuple[Work, list[TokenLogprob]]],
     ) -> Computed:
         first = 0 if self.drafter is None else self.drafter.first
-        return Computed(work, after, chosen, prompt_logprobs, first)
+        return Computed(*after, chosen, prompt_logprobs, first)
 
     def _advance(self, step: Prepared, chosen: ChosenRows) -> None:
         """All sequences have their new tokens, and the KV of all but the newest."""
-        input_batch, of = self._input_batch, step.sampled_of
+        input_batch, of = self._input_batch, step.rows.batch_rows
         penalised = input_batch.core.advance(
             step.work.batch_rows,
             step.work.counts,
@@ -200,7 +202,7 @@ class Forward:
         """Tokens for all sequences that are sampled, as many as their drafts allow."""
         if not len(step.sampled):
             return ChosenRows.none(step.work)
-        rows = _rows(step)
+        rows = step.rows
         sampled = self._sampler.sample(logits, rows)
         if self._rejection is not None:
             self._rejection.judge(logits, rows, sampled)
@@ -225,11 +227,6 @@ class Forward:
     def _wait_for_device(self) -> None:
         if fence := self._model.fence():
             fence.synchronize()
-
-
-def _rows(step: Prepared) -> Rows:
-    sequences = step.work.sequences_at(step.sampled)
-    return Rows(sequences, step.sampled_of, step.totals, step.sampled_rows, step.row_drafts)
 
 
 def _prompt_logprobs(step: Prepared, logits: torch.Tensor) -> list[tuple[Work, list[TokenLogprob]]]:

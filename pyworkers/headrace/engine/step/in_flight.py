@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from headrace.engine.cache.kv_export import Chunk, KvExports
+from headrace.engine.cache.kv_export import KvExports
 from headrace.engine.cache.kv_import import KvImports
 from headrace.engine.cache.publishing import Publishing
 from headrace.engine.errors import FailureKind, RequestError
@@ -25,7 +25,7 @@ from headrace.engine.sequence import Sequence
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
 from headrace.engine.step.rows import places_of
-from headrace.engine.step.step import Computed, EngineStep, Order
+from headrace.engine.step.step import Computed, EngineStep
 from headrace.engine.step.work import Work
 
 log = logging.getLogger(__name__)
@@ -87,17 +87,15 @@ class StepsInFlight:
                 self._in_flight[-1].last = True
             return None
         self._kv_exports.admit(plan.admitted)
-        result = result or StepResult()
-        step = EngineStep(self._order(plan, result), self._forward.launch, result)
+        step = self._order(plan, result or StepResult())
         self._in_flight.append(step)
         return step
 
-    def _order(self, plan: Plan, result: StepResult) -> Order:
+    def _order(self, plan: Plan, result: StepResult) -> EngineStep:
         """What goes to the model; its sequences count on what it brings from now on."""
         tables: list[TableUpdate] = []
-        chunks: list[Chunk] = []
         columns, work = self._scheduler.stages.columns, plan.work
-        placed = [AddedRow.of(sequence) for sequence in plan.admitted]
+        added = [AddedRow.of(sequence) for sequence in plan.admitted]
         batch_rows, places, keys_from, others, exports, decode_rows, kv_tokens = columns.core.begin(
             work.batch_rows,
             starts=work.starts,
@@ -116,11 +114,8 @@ class StepsInFlight:
                 TableUpdate(batch_row, place, sequence.blocks[place:], sequence.keys_from)
             )
             sequence.blocks_in_table = sequence.held
-        for place in exports:
-            item = work[place]
-            assert item.sequence.export is not None
-            chunks.append(Chunk(item.sequence.export, item.start, item.count))
-        return Order(work, placed, tables, grown, chunks)
+        chunks = [work[place] for place in exports]
+        return EngineStep(work, added, tables, grown, chunks, self._forward.launch, result)
 
     def finish(self, step: EngineStep, now_s: float = 0.0) -> StepResult:
         """Take in the first of the steps in flight, once it was read.
@@ -148,9 +143,9 @@ class StepsInFlight:
 
     def _fail(self, step: EngineStep, error: Exception) -> None:
         """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
-        log.error("a step of %d sequences failed", len(step.order.work), exc_info=error)
+        log.error("a step of %d sequences failed", len(step.work), exc_info=error)
         text = f"the step failed: {type(error).__name__}: {error}"
-        for item in step.order.work:
+        for item in step.work:
             if self._concerns(item):
                 failure = RequestError(FailureKind.ENGINE, text)
                 self._outputs.fail(item.sequence, failure, step.result)
@@ -158,12 +153,13 @@ class StepsInFlight:
     def _take_in(self, step: EngineStep, computed: Computed) -> None:
         """What became of the sequences that are still here; one that lost its batch row meanwhile keeps its tokens."""
         self._scheduler.lookahead.first = computed.first_drafts
-        columns, work, chosen = self._scheduler.stages.columns, computed.work, computed.chosen
+        columns, chosen = self._scheduler.stages.columns, computed.chosen
+        work = chosen.work
         there = self._take_tokens(computed)
         batch_rows = work.batch_rows if there is None else work.batch_rows[there]
         self._publishing.publish_rows(batch_rows)
         self._scheduler.stages.changed()  # what it named may be what somebody lacks
-        self._kv_exports.commit(step.order.chunks)
+        self._kv_exports.commit(step.chunks)
         for item, entries in computed.prompt_logprobs:
             if self._concerns(item):
                 self._outputs.scored(item.sequence, entries, step.result)
@@ -177,23 +173,23 @@ class StepsInFlight:
 
     def _take_tokens(self, computed: Computed) -> NDArray[np.bool_] | None:
         """The sequences have their tokens. Returns who still has the batch row of the step; `None`: all have."""
-        columns, work, chosen = self._scheduler.stages.columns, computed.work, computed.chosen
+        columns, chosen = self._scheduler.stages.columns, computed.chosen
+        work = chosen.work
         there, to_list = columns.core.still_there(
             work.batch_rows, work.epochs, chosen.places, chosen.counts
         )
         for batch_row in to_list:
             columns.at(batch_row).list_recent()
-        after = computed.after
         columns.core.take_in(
             work.batch_rows,
             there=there,
             counts=work.counts,
             chooses=work.chooses,
             drafts=work.drafts,
-            computed=after.computed,
-            drafted=after.drafts,
-            keys_from=after.keys_from,
-            keys_to=after.keys_to,
+            computed=computed.computed,
+            drafted=computed.drafts,
+            keys_from=computed.keys_from,
+            keys_to=computed.keys_to,
             places=chosen.places,
             new_tokens=chosen.counts,
             ids=chosen.ids,
@@ -221,7 +217,7 @@ class StepsInFlight:
     def check(self) -> None:
         """Assert that what sequences count on is what comes."""
         pending = Counter[tuple[Sequence, str]]()
-        every = [item for step in self._in_flight for item in step.order.work]
+        every = [item for step in self._in_flight for item in step.work]
         for item in filter(self._sits, every):
             pending[item.sequence, "rows"] += item.count
             pending[item.sequence, "tokens"] += item.chooses

@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
-from headrace.engine.cache.kv_export import Chunk
 from headrace.engine.errors import KernelPanic
 from headrace.engine.result import StepResult
 from headrace.engine.sampling.verify import ChosenRows
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
+from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """What is to be computed, and what changed about batch rows since the step before."""
-
-    work: StepWork
-    placed: list[AddedRow]
-    tables: list[TableUpdate]
-    grown: GrownTables
-    chunks: list[Chunk]
-
-
-@dataclass(frozen=True, slots=True)
-class SequencesAfter:
-    """Where a step leaves its sequences. All are `[work]`."""
-
-    computed: NDArray[np.int64]  # tokens whose KV is in the cache
-    drafts: NDArray[np.int64]  # that there are for the next step
-    keys_from: NDArray[np.int64]
-    keys_to: NDArray[np.int64]
-
-    def where(self, mask: NDArray[np.bool_]) -> SequencesAfter:
-        if mask.all():
-            return self
-        fields = (self.computed, self.drafts, self.keys_from, self.keys_to)
-        return SequencesAfter(*[field[mask] for field in fields])
-
-
-@dataclass(frozen=True, slots=True)
 class Computed:
-    """What the model said of `work`: that of the order without those who had ended."""
+    """What the model made of the sequences of `chosen.work`: those of the step without those who had ended."""
 
-    work: StepWork
-    after: SequencesAfter
+    computed: Ints  # [work], tokens whose KV is in the cache
+    drafts: Ints  # [work], that there are for the next step
+    keys_from: Ints  # [work]
+    keys_to: Ints  # [work]
     chosen: ChosenRows
     prompt_logprobs: list[tuple[Work, list[TokenLogprob]]]
     first_drafts: int  # for a sequence that comes with its KV
@@ -59,23 +31,33 @@ class Computed:
 Read: TypeAlias = Callable[[], Computed]
 
 
+@dataclass(slots=True, eq=False)
 class EngineStep:
-    """`run` it once, after the step before it, then `read` it; each on any thread. Then the engine finishes it."""
+    """What is to be computed, what changed about batch rows since the step before, and in the end what became of it.
 
-    def __init__(self, order: Order, launch: Callable[[Order], Read], result: StepResult) -> None:
-        self.order = order
-        self.result = result
-        self.computed: Computed | None = None  # once it was read and went well
-        self.error: Exception | None = None  # once it did not
+    `run` it once, after the step before it, then `read` it; each on any thread. Then the engine finishes it.
+    """
+
+    work: StepWork
+    added: list[AddedRow]
+    tables: list[TableUpdate]
+    grown: GrownTables
+    chunks: list[Work]  # of prompts that other workers pull
+    launch: Callable[[EngineStep], Read]
+    result: StepResult
+    computed: Computed | None = None  # once it was read and went well
+    error: Exception | None = None  # once it did not
+    last: bool = field(init=False)
+    _read: Read | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
         # No other one begins before its end: until then a chunk of an export does not count.
-        self.last = len(order.chunks) > 0
-        self._launch = launch
-        self._read: Read | None = None
+        self.last = len(self.chunks) > 0
 
     def run(self) -> None:
         """Give it to the model. Never raises for what that did."""
         try:
-            self._read = self._launch(self.order)
+            self._read = self.launch(self)
         except BaseException as error:
             self.error = _failure(error)
 
