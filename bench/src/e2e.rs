@@ -4,7 +4,8 @@ use std::path::{Path, PathBuf};
 
 use clap::Parser as _;
 use headrace_router::config::{Config, RouterArgs};
-use headrace_router::server::{Server, Stopper};
+use headrace_router::process::stopper::Stopper;
+use headrace_router::server::Server;
 use serde_json::{Value, json};
 
 use crate::{BadInput, Cli, Command, load, mock, replay};

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use headrace_router::process::signals::{STOP, Signals, StopDeadlines};
-use headrace_router::server::Stopper;
+use headrace_router::process::stopper::Stopper;
 use pyo3::prelude::*;
 
 /// Python's own handlers stay and do the work; this thread only sees to it that the process ends.

@@ -6,8 +6,10 @@ use std::hint::black_box;
 use std::sync::Arc;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use headrace_router::prompt::{ModelDoc, PrefixCache, PromptEngine, STRETCH_BYTES, TokenizePool};
-use headrace_router::request::{ChatPrompt, Prompt};
+use headrace_router::config::STRETCH_BYTES;
+use headrace_router::prompt::{
+    ChatPrompt, ModelDoc, PrefixCache, Prompt, PromptEngine, TokenizePool,
+};
 use serde_json::json;
 
 const BYTE_LEVEL: &str = include_str!("../../tests/data/tokenizer_byte_level.json");

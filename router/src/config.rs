@@ -33,6 +33,10 @@ pub use memory::MemoryConfig;
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
 
+/// Bytes that may follow each other without a place where the tokenizer lets a text be cut, where nobody says otherwise.
+/// `tokenizers` takes up to 350 bytes of memory for each, and some 0.5 s for all of them.
+pub const STRETCH_BYTES: usize = 512 << 10;
+
 /// Checked configuration of a router.
 #[derive(Debug, Clone)]
 pub struct Config {

@@ -29,7 +29,8 @@ use axum::Router;
 use tokio::net::TcpStream;
 
 use crate::app::App;
-use crate::server::Stopper;
+use crate::net::Peer;
+use crate::process::stopper::Stopper;
 use guarded::{Guarded, Protocol};
 use open::Open;
 use socket::Socket;
@@ -45,15 +46,6 @@ struct Clients {
     open: Open,
     unread: Unread,
     next: AtomicU64,
-}
-
-/// Which connection a request came on; an extension of each request.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Peer {
-    /// The client's address, or that of the proxy before it.
-    pub(crate) address: IpAddr,
-    /// Number of the connection.
-    pub(crate) connection: u64,
 }
 
 /// Serves a connection until the client or the stopper ends it, or room is needed while it rests.

@@ -1,13 +1,15 @@
 //! Decisions that were made: the latest ones in memory with what happened to them, all of them in the log, if there is one.
 
+pub(crate) mod actual;
 pub(crate) mod log;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::core::decision::Decision;
+use crate::decisions::actual::Actual;
 use crate::decisions::log::DecisionLog;
-use crate::request::{Account, Actual};
+use crate::limits::shares::Account;
 
 /// Decisions that are remembered.
 pub(crate) const REMEMBERED: usize = 4_096;

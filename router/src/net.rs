@@ -1,8 +1,9 @@
-//! What listeners share: a socket with a queue for a burst of dials, a file for a Unix socket, and which failed accepts call for a
-//! pause.
+//! What listeners and connections share: who is at the other end, a socket with a queue for a burst of dials, a file for a Unix
+//! socket, and which failed accepts call for a pause.
 
 use std::fs::Permissions;
 use std::io;
+use std::net::IpAddr;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,6 +15,15 @@ use tokio::net::{TcpListener, TcpSocket, UnixListener, UnixSocket, UnixStream, l
 pub(crate) const BACKLOG: u32 = 4_096;
 /// What lacks comes back when a connection ends; until then, accepting again and again would only take the processor.
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Which connection a request came on; an extension of each request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Peer {
+    /// The client's address, or that of the proxy before it.
+    pub(crate) address: IpAddr,
+    /// Number of the connection.
+    pub(crate) connection: u64,
+}
 
 /// Binds the first address of `host` that can be bound.
 ///

@@ -5,3 +5,4 @@ pub mod exit;
 pub(crate) mod lock;
 pub mod runtime;
 pub mod signals;
+pub mod stopper;

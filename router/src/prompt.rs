@@ -25,12 +25,14 @@ use std::sync::Arc;
 pub use cache::{CacheStats, PrefixCache};
 pub use detokenize::{Decoded, Decoder};
 pub use doc::{GenerationDefaults, ModelDoc};
+pub use encoding::Prompt;
 pub use pool::TokenizePool;
+pub use template::ChatPrompt;
 
+use crate::config::STRETCH_BYTES;
 use crate::error::RouteError;
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
-use crate::request::{ChatPrompt, Prompt};
 use encoding::{Encoding, Input, Rendering};
 use pieces::Pieces;
 use pool::Lane;
@@ -60,10 +62,6 @@ pub enum PromptError {
 
 /// Memory for tokens of recent texts where nobody says how much (a guess, not tuned).
 const CACHE_BYTES: usize = 64 << 20;
-
-/// Bytes that may follow each other without a place where the tokenizer lets a text be cut, where nobody says otherwise.
-/// `tokenizers` takes up to 350 bytes of memory for each, and some 0.5 s for all of them.
-pub const STRETCH_BYTES: usize = 512 << 10;
 
 /// Tokens that a prompt and its answer may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,6 +1,5 @@
 //! The life of one request, from checked input to the last token.
 
-mod actual;
 mod answer;
 mod attempt;
 mod choice;
@@ -10,10 +9,9 @@ use std::sync::Arc;
 
 use crate::core::frame::{Ranked, Sampling};
 use crate::limits::memory::MemoryShare;
-use crate::limits::shares::Holder;
-use crate::prompt::StopStrings;
+use crate::limits::shares::{Account, Holder};
+use crate::prompt::{Prompt, StopStrings};
 
-pub(crate) use actual::Actual;
 pub use answer::{Answer, answer};
 pub use request_trace::{RequestTrace, Slo, Stages};
 
@@ -54,42 +52,6 @@ pub struct Job {
     pub memory: Option<Arc<MemoryShare>>,
 }
 
-/// Whose share of the service a request takes; the default is nobody's in particular.
-#[derive(Debug, Clone, Default)]
-pub struct Account {
-    /// Of its tenant; 0 where nobody says.
-    pub id: u64,
-    /// What people call it.
-    pub name: Option<Arc<str>>,
-}
-
-/// The prompt, before tokenisation.
-#[derive(Debug, Clone)]
-pub enum Prompt {
-    /// Messages for the chat template.
-    Chat(ChatPrompt),
-    /// Text that is tokenised as it is.
-    Text(String),
-    /// Token ids of the model, which are not tokenised.
-    Tokens(Vec<u32>),
-}
-
-/// What the chat template gets to see.
-#[derive(Debug, Clone, Default)]
-pub struct ChatPrompt {
-    /// Checked messages, as JSON objects with `role` and `content` (text parts already joined where the template
-    /// wants text).
-    pub messages: Vec<serde_json::Value>,
-    /// Definitions of tools, as the client sent them.
-    pub tools: Option<Vec<serde_json::Value>>,
-    /// End with the header of an assistant message.
-    pub add_generation_prompt: bool,
-    /// Leave the last message open, to be gone on with.
-    pub continue_final_message: bool,
-    /// Further variables of the template.
-    pub template_kwargs: serde_json::Map<String, serde_json::Value>,
-}
-
 /// What one choice got since the last delta.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Delta {
@@ -124,6 +86,17 @@ pub enum FinishReason {
     Stop,
     /// `max_tokens` or the end of the context.
     Length,
+}
+
+impl FinishReason {
+    /// As OpenAI's answers say it.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::Length => "length",
+        }
+    }
 }
 
 /// Tokens of a job so far; final after the last delta.

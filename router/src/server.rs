@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use tokio::net::TcpListener;
 use tokio::time::{sleep, timeout};
-use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::app::App;
@@ -17,6 +16,7 @@ use crate::connection::admin::AdminListeners;
 use crate::fleet::StartError;
 use crate::limits::descriptors;
 use crate::net;
+use crate::process::stopper::Stopper;
 
 /// For answers that are cut to end with an error event, and for connections that are hung up on to end.
 const LAST_EVENTS: Duration = Duration::from_secs(1);
@@ -31,45 +31,6 @@ pub struct Server {
     /// Connections of clients at a time.
     most: usize,
     stopper: Stopper,
-}
-
-/// Ends a [`Server`] from anywhere. Cheap to clone.
-#[derive(Debug, Clone, Default)]
-pub struct Stopper {
-    drain: CancellationToken,
-    stop: CancellationToken,
-    hang_up: CancellationToken,
-}
-
-impl Stopper {
-    /// Take nothing new, finish what runs (up to `--drain-timeout-ms`), then end.
-    pub fn drain(&self) {
-        self.drain.cancel();
-    }
-
-    /// End at once: answers are cut, with an error where there is still a client to tell.
-    pub fn stop(&self) {
-        self.drain.cancel();
-        self.stop.cancel();
-    }
-
-    pub(crate) async fn draining(&self) {
-        self.drain.cancelled().await;
-    }
-
-    pub(crate) async fn stopping(&self) {
-        self.stop.cancelled().await;
-    }
-
-    /// Ends connections, whatever they are at.
-    pub(crate) fn hang_up(&self) {
-        self.hang_up.cancel();
-    }
-
-    /// Connections end now, whatever they are at.
-    pub(crate) async fn stopped(&self) {
-        self.hang_up.cancelled().await;
-    }
 }
 
 impl Server {
@@ -134,7 +95,7 @@ impl Server {
             tracing::info!(%address, "listening for operators");
         }
         // whoever drops this future ends the tasks, too
-        let _guards = [&stopper.stop, &stopper.hang_up].map(|token| token.clone().drop_guard());
+        let _guards = stopper.guards();
         let operators = tokio::spawn(operators.serve(Arc::clone(&app), stopper.clone()));
         let connections = TaskTracker::new();
         tokio::select! {

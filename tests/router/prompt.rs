@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
+use headrace_router::config::STRETCH_BYTES;
 use headrace_router::error::RouteError;
 use headrace_router::prompt::{
-    ModelDoc, PrefixCache, PromptEngine, PromptError, STRETCH_BYTES, TokenizePool,
+    ChatPrompt, ModelDoc, PrefixCache, Prompt, PromptEngine, PromptError, TokenizePool,
 };
-use headrace_router::request::{ChatPrompt, Prompt};
 use serde_json::{Value, json};
 use tokenizers::Tokenizer;
 

@@ -3,9 +3,9 @@
 use std::alloc::System;
 use std::sync::Arc;
 
+use headrace_router::config::STRETCH_BYTES;
 use headrace_router::error::RouteError;
-use headrace_router::prompt::{ModelDoc, PrefixCache, PromptEngine, STRETCH_BYTES, TokenizePool};
-use headrace_router::request::Prompt;
+use headrace_router::prompt::{ModelDoc, PrefixCache, Prompt, PromptEngine, TokenizePool};
 use serde_json::json;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 

@@ -3,8 +3,8 @@
 use std::alloc::System;
 use std::sync::Arc;
 
+use headrace_router::prompt::ChatPrompt;
 use headrace_router::prompt::{ModelDoc, PromptEngine, TokenizePool};
-use headrace_router::request::ChatPrompt;
 use serde_json::json;
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 

@@ -205,7 +205,7 @@ pub struct RouterArgs {
     #[arg(
         long,
         value_name = "BYTES",
-        default_value_t = crate::prompt::STRETCH_BYTES,
+        default_value_t = super::STRETCH_BYTES,
         help_heading = "Tokeniser"
     )]
     pub tokenizer_stretch_bytes: usize,

@@ -11,10 +11,10 @@ use super::last_words::TOO_MANY;
 use super::open::Open;
 use super::socket::Socket;
 use super::unread::Unread;
-use super::{Clients, Peer, serve};
+use super::{Clients, serve};
 use crate::app::App;
-use crate::net::pause_after;
-use crate::server::Stopper;
+use crate::net::{Peer, pause_after};
+use crate::process::stopper::Stopper;
 
 /// Accepts for ever, at most `most` at a time.
 pub(crate) async fn accept_clients(

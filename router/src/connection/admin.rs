@@ -24,7 +24,7 @@ use crate::config::WorkerListen;
 use crate::fleet::StartError;
 use crate::http::access::Entrance;
 use crate::net::{self, SocketFile};
-use crate::server::Stopper;
+use crate::process::stopper::Stopper;
 
 /// Connections that may be open at once at one address; more wait to be accepted. A guess: some dashboards and a drain.
 const CONNECTIONS: usize = 64;

@@ -9,8 +9,8 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
-use super::Peer;
 use super::half_closed::Shut;
+use crate::net::Peer;
 
 /// A connection may rest this long between two requests. A guess: longer than the 60 s after which clients and proxies
 /// tend to give one up themselves, so that none sends a request into a connection that is just being closed.

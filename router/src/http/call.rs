@@ -9,14 +9,15 @@ use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
 use crate::config::{Keys, Tenant};
-use crate::connection::Peer;
 use crate::error::RouteError;
 use crate::http::access::caller;
 use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
 use crate::http::reply::reject::Reject;
+use crate::limits::shares::Account;
 use crate::limits::shares::{Holder, address_number};
-use crate::request::{Account, Job, RequestTrace, Slo, Stages, Usage};
+use crate::net::Peer;
+use crate::request::{Job, RequestTrace, Slo, Stages, Usage};
 
 const DEADLINE: &str = "X-Headrace-TTFT-Deadline-Ms";
 const EXPLAIN: &str = "X-Headrace-Explain";

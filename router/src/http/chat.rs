@@ -10,9 +10,11 @@ use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::parse::{ids, messages};
 use crate::limits::memory::MemoryShare;
+use crate::limits::shares::Account;
 use crate::limits::shares::Holder;
 use crate::prompt::StopStrings;
-use crate::request::{Account, ChatPrompt, Job, Prompt};
+use crate::prompt::{ChatPrompt, Prompt};
+use crate::request::Job;
 
 /// A checked request.
 #[derive(Debug)]

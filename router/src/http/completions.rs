@@ -10,9 +10,11 @@ use crate::http::parse::ids;
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::parse::token_ids::{IdList, Ids, Several};
+use crate::limits::shares::Account;
 use crate::limits::shares::Holder;
+use crate::prompt::Prompt;
 use crate::prompt::StopStrings;
-use crate::request::{Account, Job, Prompt};
+use crate::request::Job;
 
 /// OpenAI's own default of `max_tokens` here.
 const DEFAULT_MAX_TOKENS: u32 = 16;

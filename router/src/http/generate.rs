@@ -23,8 +23,8 @@ use crate::http::reply::{self, AnswerHead};
 use crate::http::{chat, completions};
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
+use crate::prompt::Prompt;
 use crate::prompt::{PromptEngine, StopStrings};
-use crate::request::Prompt;
 
 /// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, at most 1 ms of parsing.
 const LARGE_BODY_BYTES: usize = 64 << 10;

@@ -129,14 +129,6 @@ pub(super) fn gather(
     Ok(())
 }
 
-/// The value of `finish_reason` in OpenAI's answers.
-pub(super) fn finish_reason(finish: FinishReason) -> &'static str {
-    match finish {
-        FinishReason::Stop => "stop",
-        FinishReason::Length => "length",
-    }
-}
-
 /// The object `usage` of OpenAI's answers.
 #[derive(Debug, Serialize)]
 pub(super) struct UsageBody {

@@ -19,8 +19,8 @@ use crate::http::reply::pieces::{Parts, json_response};
 use crate::http::reply::reject::Reject;
 use crate::http::{chat, generate};
 use crate::limits::memory::MemoryShare;
+use crate::prompt::{ChatPrompt, Prompt};
 use crate::prompt::{Decoder, PromptEngine};
-use crate::request::{ChatPrompt, Prompt};
 
 /// Text or messages to token ids.
 pub(super) async fn tokenize(

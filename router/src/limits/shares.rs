@@ -27,6 +27,15 @@ pub const FEW: usize = 8;
 /// Of fewer places nothing is kept for anybody.
 const SMALL: usize = 64;
 
+/// Whose share of the service a request takes; the default is nobody's in particular.
+#[derive(Debug, Clone, Default)]
+pub struct Account {
+    /// Of its tenant; 0 where nobody says.
+    pub id: u64,
+    /// What people call it.
+    pub name: Option<Arc<str>>,
+}
+
 /// Who has answers in flight.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Holder {

@@ -1,22 +1,15 @@
 //! After a server has ended: what its app holds is put away, and what takes too long is left behind.
 
-use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::Duration;
-
-use crate::app::App;
 
 /// For the decision log to be written and for threads to end the job in their hands. A guess: a long prompt's tokens take
 /// less, and what has more than this left is not worth waiting for.
 pub const PUT_AWAY: Duration = Duration::from_secs(2);
 
-/// Puts it away, for at most `timeout`. False if something was still busy, and is left behind.
-pub fn put_away(app: Arc<App>, timeout: Duration) -> bool {
-    dropped_within(app, timeout)
-}
-
-/// Drops `what` on a thread of its own: that waits for other threads.
-fn dropped_within<T: Send + 'static>(what: T, timeout: Duration) -> bool {
+/// Drops `what`, the app that a server leaves, on a thread of its own, as that waits for other threads. False if it was still
+/// busy after `timeout`, and is left behind.
+pub fn put_away<T: Send + 'static>(what: T, timeout: Duration) -> bool {
     let (done, ended) = channel();
     let thread = std::thread::Builder::new().name("put-away".into()).spawn(move || {
         drop(what);
@@ -41,9 +34,9 @@ mod tests {
     #[test]
     fn what_is_busy_is_left_behind_and_what_is_not_is_waited_for() {
         let (release, gate) = channel();
-        assert!(!dropped_within(Busy(gate), Duration::from_millis(1)));
+        assert!(!put_away(Busy(gate), Duration::from_millis(1)));
         drop(release);
         let (_, gate) = channel();
-        assert!(dropped_within(Busy(gate), Duration::from_secs(20)));
+        assert!(put_away(Busy(gate), Duration::from_secs(20)));
     }
 }

@@ -12,7 +12,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::time::timeout;
 
 use crate::log::{LAST_LINES, flush};
-use crate::server::Stopper;
+use crate::process::stopper::Stopper;
 
 /// After the second signal: for streams to end with an error, and links with a word. A guess; people who press Ctrl-C
 /// twice wait no longer.

@@ -5,12 +5,22 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::pool::{Lane, Turn, Turns};
-use super::template::Prepared;
+use super::template::{ChatPrompt, Prepared};
 use super::tokenize::{PIECE_BYTES, SLOW_BYTES, Walk, WalkError, WalkLimits, Walked};
 use super::{Model, Room};
 use crate::error::RouteError;
 use crate::limits::memory::MemoryShare;
-use crate::request::ChatPrompt;
+
+/// The prompt, before tokenisation.
+#[derive(Debug, Clone)]
+pub enum Prompt {
+    /// Messages for the chat template.
+    Chat(ChatPrompt),
+    /// Text that is tokenised as it is.
+    Text(String),
+    /// Token ids of the model, which are not tokenised.
+    Tokens(Vec<u32>),
+}
 
 /// What is to become tokens.
 #[derive(Debug)]

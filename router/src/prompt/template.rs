@@ -7,7 +7,22 @@ use serde_json::{Map, Value as Json};
 use super::jinja::{self, Bound, Budget, Error, ErrorKind, Limits, OUTPUT, Program, Value};
 use super::{ModelDoc, PromptError};
 use crate::error::RouteError;
-use crate::request::ChatPrompt;
+
+/// What the chat template gets to see.
+#[derive(Debug, Clone, Default)]
+pub struct ChatPrompt {
+    /// Checked messages, as JSON objects with `role` and `content` (text parts already joined where the template
+    /// wants text).
+    pub messages: Vec<Json>,
+    /// Definitions of tools, as the client sent them.
+    pub tools: Option<Vec<Json>>,
+    /// End with the header of an assistant message.
+    pub add_generation_prompt: bool,
+    /// Leave the last message open, to be gone on with.
+    pub continue_final_message: bool,
+    /// Further variables of the template.
+    pub template_kwargs: Map<String, Json>,
+}
 
 /// A chat template that was read, and the special tokens it may name.
 #[derive(Debug)]

@@ -7,10 +7,11 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::choice::{Choice, Common, EncodedPrompt};
-use super::{Delta, Job, Prompt, Usage};
+use super::{Delta, Job, Usage};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
+use crate::prompt::Prompt;
 use crate::prompt::Room;
 
 /// The answer to a job, while it is made. Dropping it cancels what still runs.

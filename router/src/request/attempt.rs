@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::actual::Recorder;
 use super::choice::Common;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{RequestId, Resume, Sampling, Submit};
 use crate::core::scheduler::PlacementRequest;
+use crate::decisions::actual::Recorder;
 use crate::error::RouteError;
 use crate::fleet::stream::TokenStream;
 

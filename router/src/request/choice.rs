@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::actual::Recorder;
 use super::attempt::{Attempt, PlacedChoice};
 use super::{Delta, FinishReason, Job, ScoredToken};
 use crate::app::App;
 use crate::core::candidate::WorkerId;
 use crate::core::frame::{Finish, TokenLogprob};
+use crate::decisions::actual::Recorder;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
 use crate::fleet::stream::Chunk;
@@ -230,7 +230,7 @@ impl Choice {
                 Ok(Some(delta)) => {
                     self.note_progress(submitted, delta.finish.is_some());
                     if let Some(reason) = delta.finish {
-                        self.record(|recorder, now| recorder.finished(now, reason));
+                        self.record(|recorder, now| recorder.finished(now, reason.as_str()));
                         self.state = State::Ended; // after a stop string this cancels the worker
                     }
                     return Poll::Ready(Some(Ok(delta)));

@@ -9,7 +9,8 @@ use headrace_router::core::blocks::{BlockHash, hash_blocks};
 use headrace_router::core::candidate::Candidate;
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::HashKey;
-use headrace_router::request::{Job, Prompt, RequestTrace};
+use headrace_router::prompt::Prompt;
+use headrace_router::request::{Job, RequestTrace};
 
 use super::requests::{answer, job, next};
 use crate::fake_worker::*;

@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
-use headrace_router::request::{Delta, FinishReason, Job, Prompt};
+use headrace_router::prompt::Prompt;
+use headrace_router::request::{Delta, FinishReason, Job};
 use tokio::time::sleep;
 
 use super::requests::{answer, by_hand, job, next, resumed, while_waiting, whole};

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
+use headrace_router::limits::shares::Account;
 use headrace_router::limits::shares::Holder;
+use headrace_router::prompt::Prompt;
 use headrace_router::prompt::StopStrings;
-use headrace_router::request::{
-    self, Account, Answer, Delta, FinishReason, Job, Prompt, RequestTrace,
-};
+use headrace_router::request::{self, Answer, Delta, FinishReason, Job, RequestTrace};
 
 use crate::fake_worker::*;
 

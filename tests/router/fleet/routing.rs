@@ -9,7 +9,8 @@ use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::*;
 use headrace_router::error::RouteError;
 use headrace_router::limits::shares::Holder;
-use headrace_router::request::{Answer, Job, Prompt, RequestTrace, Slo};
+use headrace_router::prompt::Prompt;
+use headrace_router::request::{Answer, Job, RequestTrace, Slo};
 use tokio::task::JoinHandle;
 
 use super::caching::*;

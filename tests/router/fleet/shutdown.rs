@@ -18,7 +18,7 @@ fn args() -> RouterArgs {
 /// A client in the middle of a stream.
 struct InFlight {
     serving: JoinHandle<()>,
-    stopper: headrace_router::server::Stopper,
+    stopper: headrace_router::process::stopper::Stopper,
     worker: FakeWorker,
     request: headrace_router::core::frame::RequestId,
     client: TcpStream,

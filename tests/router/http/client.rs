@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use headrace_router::app::App;
 use headrace_router::config::{Config, RouterArgs, WorkerListen};
-use headrace_router::server::{Server, Stopper};
+use headrace_router::process::stopper::Stopper;
+use headrace_router::server::Server;
 use serde_json::Value;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;

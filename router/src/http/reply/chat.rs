@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use crate::http::parse::params::Delivery;
+use crate::http::reply::AnswerHead;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Vocabulary};
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{AnswerHead, finish_reason};
 use crate::request::{Delta, ScoredToken, Usage};
 
 /// How one chat answer looks.
@@ -99,7 +99,7 @@ impl Events for ChatReply {
         if let Some(finish) = delta.finish {
             event(&|out| {
                 out.extend_from_slice(b"{},\"logprobs\":null,\"finish_reason\":");
-                json(out, finish_reason(finish));
+                json(out, finish.as_str());
             });
         }
     }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use crate::http::parse::params::Delivery;
+use crate::http::reply::AnswerHead;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Column, Offset, Vocabulary};
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{AnswerHead, finish_reason};
 use crate::limits::memory::MemoryShare;
-use crate::request::{Delta, ScoredToken, Usage};
+use crate::request::{Delta, FinishReason, ScoredToken, Usage};
 
 /// How one plain answer looks.
 #[derive(Debug)]
@@ -133,7 +133,7 @@ impl Events for CompletionReply {
                 None => out.extend_from_slice(b"null"),
             }
             out.extend_from_slice(b",\"finish_reason\":");
-            json(out, &delta.finish.map(finish_reason));
+            json(out, &delta.finish.map(FinishReason::as_str));
             out.extend_from_slice(b"}");
             envelope.close(usage, out);
         }
@@ -153,7 +153,6 @@ mod tests {
     use crate::http::reply::whole::WholeAnswer;
     use crate::http::reply::{ReplyChoice, gather};
     use crate::limits::memory::MemoryPool;
-    use crate::request::FinishReason;
 
     const WORDS: TestPieces = TestPieces(&[b"p", b"q", b"a", b"b"]);
 

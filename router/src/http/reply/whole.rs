@@ -6,9 +6,9 @@ use bytes::BytesMut;
 use crate::http::reply::events::json;
 use crate::http::reply::pieces::Parts;
 use crate::http::reply::token_log::Cursor;
-use crate::http::reply::{AnswerHead, FINGERPRINT, ReplyChoice, UsageBody, finish_reason};
+use crate::http::reply::{AnswerHead, FINGERPRINT, ReplyChoice, UsageBody};
 use crate::limits::memory::MemoryShare;
-use crate::request::{ScoredToken, Usage};
+use crate::request::{FinishReason, ScoredToken, Usage};
 
 /// How the choices of an answer look.
 pub(in crate::http) trait Shape: Send + 'static {
@@ -107,7 +107,7 @@ impl<S: Shape> WholeAnswer<S> {
         // what was written needs no memory any more
         let choice = std::mem::take(&mut self.choices[index]);
         out.extend_from_slice(b",\"finish_reason\":");
-        json(out, &choice.finish.map(finish_reason));
+        json(out, &choice.finish.map(FinishReason::as_str));
         out.extend_from_slice(b"}");
         Part::Text(index + 1)
     }

@@ -7,7 +7,6 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::error::RouteError;
-use crate::request::FinishReason;
 
 /// Facts about one placement, as far as it has come. A few words each, so that every remembered decision can keep them.
 #[derive(Debug)]
@@ -30,7 +29,8 @@ struct Seen {
 
 #[derive(Debug, Clone, Copy)]
 enum End {
-    Finished(FinishReason),
+    /// With the word for the reason.
+    Finished(&'static str),
     /// The word for the error. Where another worker went on, that has a decision of its own.
     Failed(&'static str),
     Cancelled,
@@ -58,8 +58,7 @@ impl Actual {
         let seen = self.seen();
         let (outcome, finish_reason, error) = match seen.end {
             None => ("running", None, None),
-            Some((_, End::Finished(FinishReason::Stop))) => ("finished", Some("stop"), None),
-            Some((_, End::Finished(FinishReason::Length))) => ("finished", Some("length"), None),
+            Some((_, End::Finished(reason))) => ("finished", Some(reason), None),
             Some((_, End::Failed(kind))) => ("failed", None, Some(kind)),
             Some((_, End::Cancelled)) => ("cancelled", None, None),
         };
@@ -115,7 +114,7 @@ impl Recorder {
     }
 
     /// The answer is complete.
-    pub(crate) fn finished(&self, now: Instant, reason: FinishReason) {
+    pub(crate) fn finished(&self, now: Instant, reason: &'static str) {
         self.0.end(now, End::Finished(reason));
     }
 
@@ -162,7 +161,7 @@ mod tests {
         recorder.tokens(after(10), 0, Some(64)); // nothing to read, yet the cache is known
         recorder.tokens(after(20), 1, Some(99));
         recorder.tokens(after(50), 3, None);
-        recorder.finished(after(60), FinishReason::Length);
+        recorder.finished(after(60), "length");
         recorder.failed(after(70), &RouteError::ShuttingDown);
         drop(recorder);
         let expected = ActualReport {
