@@ -37,7 +37,7 @@ mod _core {
     #[pymodule_export]
     use crate::kernels::{Experts, HeadMatrices, Program, Table, Value, Weight};
     #[pymodule_export]
-    use crate::outputs::encode_outputs;
+    use crate::outputs::{encode_outputs, encode_step};
     #[pymodule_export]
     use crate::race::race;
     #[pymodule_export]
@@ -48,8 +48,7 @@ mod _core {
     use crate::signals::end_on_signals;
     #[pymodule_export]
     use crate::step::{
-        CountColumns, InputColumns, SamplingColumns, cut_answers, hash_next_blocks, kept_drafts,
-        noise_keys,
+        CountColumns, InputColumns, SamplingColumns, cut_answers, hash_next_blocks, noise_keys,
     };
     #[pymodule_export]
     use crate::wire::{decode_frame, encode_frame};

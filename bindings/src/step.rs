@@ -11,7 +11,7 @@ mod hash;
 mod inputs;
 mod slices;
 
-pub(crate) use answers::{cut_answers, kept_drafts};
+pub(crate) use answers::cut_answers;
 pub(crate) use counts::CountColumns;
 pub(crate) use draws::{SamplingColumns, noise_keys};
 pub(crate) use hash::hash_next_blocks;

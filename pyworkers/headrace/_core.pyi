@@ -32,10 +32,10 @@ __all__ = [
     "derive_hash_key",
     "encode_frame",
     "encode_outputs",
+    "encode_step",
     "end_on_signals",
     "hash_blocks",
     "hash_next_blocks",
-    "kept_drafts",
     "noise_keys",
     "race",
     "router_flags",
@@ -107,6 +107,22 @@ def encode_outputs(
     A row for each of `requests`; `ids` has `counts` for each, row after row. `special` are places, ascending, of rows
     that are written already, and have no ids here. ValueError where these do not fit together, or a number is not one
     of 32 bits without a sign.
+    """
+
+def encode_step(
+    numbers: tuple[int, int, int, int, int, int, int, int],
+    ms: float,
+    load: tuple[int, int, int, int],
+    requests: NDArray[np.uint64],
+    counts: _I64,
+    ids: _I64,
+    *,
+    drafted: _I64,
+    accepted: _I64,
+) -> bytes:
+    """The body of a `Step`, whose `numbers` and `load` are its fields in their order, with plain outputs in columns.
+
+    ValueError, TypeError or OverflowError where a field is not what it is to be.
     """
 
 def hash_next_blocks(tokens: _I32, key: bytes, parents: Sequence[bytes]) -> list[bytes]:
@@ -214,14 +230,21 @@ class CountColumns:
         *,
         finish: NDArray[np.int8],
         counts: _I64,
-    ) -> tuple[_Flags | None, _I64, NDArray[np.uint64], int | None]:
+        drafted: _I64,
+        accepted: _I64,
+    ) -> tuple[_Flags | None, _I64, NDArray[np.uint64], int | None, list[int]]:
         """Of the work at `places`: for whom tokens are all that there is to say (None: for all), the links, the
-        requests, and the link if there is just one.
+        requests, the link if there is just one, and the sums of `drafted` and `accepted`.
         """
+
+    def block_at(self, batch_rows: _I64, places: _I64) -> _I32:
+        """The tokens of one full block of each, which are in `recent`: `[batch_rows, block_tokens]`."""
 
     def prompt_tokens(self, batch_rows: _I64) -> int:
         """Tokens to compute, of those that do not decode."""
 
+# Of `cut_answers`.
+_Cut: TypeAlias = tuple[_I64, tuple[_I64, _I64, NDArray[np.int8], _I64, _I64]]
 _DraftRows: TypeAlias = tuple[_I32, _I64, _I32, _I32, _I32]
 
 @final
@@ -269,19 +292,21 @@ class InputColumns:
     def ends(self, batch_rows: _I64, most: int) -> tuple[_I64, _I64]:
         """The limits of these, and their first `most` stop tokens, `[batch_rows, most]`."""
 
-    def advance(
+    def settle(
         self,
         batch_rows: _I64,
         known: _I64,
         *,
         sampled_of: _I64,
-        counts: _I64,
+        rows: _I64,
+        drafts: _I32,
         ids: _I64,
-        finish: NDArray[np.int8],
-    ) -> list[int]:
-        """So many tokens of each are computed, and those of `sampled_of` got so many of `ids`.
+        most_stops: int,
+        more_stops: Mapping[int, Collection[int]],
+    ) -> tuple[_Cut, list[int]]:
+        """So many tokens of each are computed, and those of `sampled_of` get what `cut_answers` says.
 
-        Returns the places, in `sampled_of`, of those with penalties.
+        `more_stops` is by batch row. Returns that, and the places, in `sampled_of`, of those with penalties.
         """
 
     def after(self, batch_rows: _I64) -> tuple[_I64, _I64, _I64, _I64]:
@@ -343,26 +368,22 @@ def noise_keys(
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
     """Two key words for each seed and position, by splitmix64."""
 
-def kept_drafts(rows: _I64, drafts: _I32, ids: _I64) -> _I64:
-    """How many tokens count of each sequence, which has so many rows of `ids`: those that equal the draft of the next
-    row, and the one after them, unless that is below 0.
-    """
-
 def cut_answers(
     ids: _I64,
     *,
     rows: _I64,
-    kept: _I64,
+    drafts: _I32,
     totals: _I64,
     limits: _I64,
     stops: _I64,
     more_stops: Mapping[int, Collection[int]],
-) -> tuple[_I64, _I64, NDArray[np.int8], _I64, _I64]:
-    """The first `kept` tokens of each sequence, which has so many rows of `ids`, up to its first stop token.
+) -> _Cut:
+    """What each sequence gets, which has so many rows of `ids`: the tokens that equal the draft of the next row, and
+    the one after them, unless that is below 0; up to its first stop token.
 
-    `stops` is `[sequences, some]`, `more_stops` is instead of its row. Returns the tokens of all, how many each has,
-    how each ends (0: it goes on, 1: a stop token, 2: its limit), how many drafts it had, and how many of the tokens
-    are drafts.
+    `stops` is `[sequences, some]`, `more_stops` is instead of its row. Returns how many tokens of each were right, then
+    the tokens of all, how many each has, how each ends (0: it goes on, 1: a stop token, 2: its limit), how many drafts
+    it had, and how many of its tokens are drafts.
     """
 
 @final

@@ -113,6 +113,54 @@ def test_a_step_of_columns_has_the_bytes_of_a_step_of_a_list(outputs: list[Outpu
     assert decode(body) == a_step(outputs)
 
 
+U32 = st.integers(0, 2**32 - 1)
+U64 = st.integers(0, 2**64 - 1)
+STEPS = st.builds(
+    Step,
+    U64,
+    st.floats(allow_nan=False),
+    U32,
+    U64,
+    U32,
+    U64,
+    U64,
+    U32,
+    U32,
+    st.builds(Load, U32, U32, U32, U32),
+    st.just([Output(7, [1, 2], drafted=2, accepted=1), Output(2**64 - 1, [])]),
+)
+
+
+@given(step=STEPS)
+def test_a_step_of_columns_has_the_numbers_of_a_step_of_a_list(step: Step) -> None:
+    columns = replace(step, outputs=in_columns(list(step.outputs)))
+    assert encode(columns) == encode(step)
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("step", -1),
+        ("ms", 1),
+        ("ms", "1"),
+        ("prefill_tokens", 2**32),
+        ("prefill_context", 2**64),
+        ("decode_rows", None),
+        ("kv_tokens", 1.0),
+        ("waiting_tokens", "1"),
+        ("drafted", -1),
+        ("accepted", 2**32),
+    ],
+)
+def test_a_wrong_number_of_a_step_of_columns_is_named(field: str, wrong: object) -> None:
+    step = replace(a_step(in_columns([Output(1, [2])])), **{field: wrong})
+    with pytest.raises(MalformedFrame, match=rf"step\.{field}"):
+        encode(step)
+    load = replace(Load(), running=-1)
+    with pytest.raises(MalformedFrame, match=r"step\.load\.running"):
+        encode(replace(a_step(in_columns([Output(1, [2])])), load=load))
+
+
 @given(parts=st.lists(st.lists(OUTPUTS, max_size=6).map(unique), min_size=1, max_size=5))
 def test_parts_are_joined_as_if_each_request_were_alone(parts: list[list[Output]]) -> None:
     whole = joined([in_columns(part) for part in parts])

@@ -1,6 +1,6 @@
 //! What the engine counts of running sequences: `RowCounts` of Python, whose arrays these are.
 
-use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1};
+use numpy::{IntoPyArray, PyArray1, PyArrayMethods, PyReadonlyArray1};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -528,7 +528,31 @@ impl CountColumns {
         Ok((due.into_pyarray(py), places.into_pyarray(py), next))
     }
 
-    #[pyo3(signature = (batch_rows, places, there, *, finish, counts))]
+    /// The tokens of one full block of each, which are in `recent`.
+    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
+    fn block_at<'py>(
+        &self,
+        py: Python<'py>,
+        batch_rows: Ints<'py>,
+        places: Ints<'py>,
+    ) -> PyResult<Bound<'py, numpy::PyArray2<i32>>> {
+        let (batch_rows, places) = (batch_rows.as_slice()?, places.as_slice()?);
+        each_below(self.rows, "batch row", batch_rows)?;
+        each_has(batch_rows.len(), &[("places", places.len())])?;
+        let mut recent = open(py, &self.recent)?;
+        let recent = recent.as_slice_mut()?;
+        let block_tokens = self.block_tokens as usize;
+        let blocks = (self.width / block_tokens) as i64;
+        let mut tokens = Vec::with_capacity(batch_rows.len() * block_tokens);
+        for (row, place) in rows(batch_rows).zip(places) {
+            let start = row * self.width + place.rem_euclid(blocks) as usize * block_tokens;
+            tokens.extend_from_slice(&recent[start..][..block_tokens]);
+        }
+        tokens.into_pyarray(py).reshape([batch_rows.len(), block_tokens])
+    }
+
+    #[pyo3(signature = (batch_rows, places, there, *, finish, counts, drafted, accepted))]
+    #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::type_complexity, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn told<'py>(
@@ -539,7 +563,10 @@ impl CountColumns {
         there: Option<Flags<'py>>,
         finish: PyReadonlyArray1<'py, i8>,
         counts: Ints<'py>,
-    ) -> PyResult<(Option<Array<'py, bool>>, Array<'py, i64>, Array<'py, u64>, Option<i64>)> {
+        drafted: Ints<'py>,
+        accepted: Ints<'py>,
+    ) -> PyResult<(Option<Array<'py, bool>>, Array<'py, i64>, Array<'py, u64>, Option<i64>, [i64; 2])>
+    {
         let (batch_rows, places) = (batch_rows.as_slice()?, places.as_slice()?);
         let there = there.as_ref().map(|there| there.as_slice()).transpose()?;
         let (finish, new) = (finish.as_slice()?, counts.as_slice()?);
@@ -566,7 +593,8 @@ impl CountColumns {
         let all = plain.iter().all(|plain| *plain);
         let only = links.first().copied().filter(|first| links.iter().all(|link| link == first));
         let plain = (!all).then(|| plain.into_pyarray(py));
-        Ok((plain, links.into_pyarray(py), told.into_pyarray(py), only))
+        let sums = [drafted.as_slice()?.iter().sum(), accepted.as_slice()?.iter().sum()];
+        Ok((plain, links.into_pyarray(py), told.into_pyarray(py), only, sums))
     }
 
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]

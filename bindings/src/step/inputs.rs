@@ -2,11 +2,14 @@
 
 mod drafts;
 
+use std::collections::{HashMap, HashSet};
+
 use numpy::PyUntypedArrayMethods;
 use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use super::answers::{Cut, CutArrays};
 use super::slices::{
     Flags, Ints, Kept1, Kept2, check_parts, each_below, each_has, open, rows_of, shape_of,
 };
@@ -317,53 +320,65 @@ impl InputColumns {
         Ok((limits.into_pyarray(py), own.into_pyarray(py).reshape([batch_rows.len(), most])?))
     }
 
-    /// All sequences of a step have their new tokens. Returns the places of those with penalties.
-    #[pyo3(signature = (batch_rows, known, *, sampled_of, counts, ids, finish))]
+    /// The tokens of a step go to its sequences. Returns what they got, and the places of those with penalties.
+    #[pyo3(signature = (batch_rows, known, *, sampled_of, rows, drafts, ids, most_stops, more_stops))]
     #[expect(clippy::too_many_arguments, reason = "named in Python")]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
-    fn advance<'py>(
+    fn settle<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
         known: Ints<'py>,
         sampled_of: Ints<'py>,
-        counts: Ints<'py>,
+        rows: Ints<'py>,
+        drafts: PyReadonlyArray1<'py, i32>,
         ids: Ints<'py>,
-        finish: PyReadonlyArray1<'py, i8>,
-    ) -> PyResult<Vec<usize>> {
+        most_stops: usize,
+        more_stops: HashMap<i64, HashSet<i64>>,
+    ) -> PyResult<(CutArrays<'py>, Vec<usize>)> {
         let (batch_rows, known) = (batch_rows.as_slice()?, known.as_slice()?);
-        let (sampled_of, counts) = (sampled_of.as_slice()?, counts.as_slice()?);
-        let (mut ids, finish) = (ids.as_slice()?, finish.as_slice()?);
+        let (sampled_of, of_each) = (sampled_of.as_slice()?, rows.as_slice()?);
+        let (ids, drafts) = (ids.as_slice()?, drafts.as_slice()?);
         each_below(self.rows, "batch row", batch_rows)?;
         each_below(self.rows, "batch row", sampled_of)?;
         each_has(batch_rows.len(), &[("known", known.len())])?;
-        each_has(sampled_of.len(), &[("counts", counts.len()), ("finish", finish.len())])?;
-        check_parts("ids", counts, ids.len())?;
+        each_has(sampled_of.len(), &[("rows", of_each.len())])?;
+        each_has(ids.len(), &[("drafts", drafts.len())])?;
+        check_parts("ids", of_each, ids.len())?;
         let (mut facts, mut flags) = (open(py, &self.facts)?, open(py, &self.flags)?);
-        let mut newest = open(py, &self.newest)?;
+        let (mut newest, mut stops) = (open(py, &self.newest)?, open(py, &self.stops)?);
         let (facts, flags) =
             (Facts::of(facts.as_slice_mut()?), RowFlags::of(flags.as_slice_mut()?));
-        let newest = newest.as_slice_mut()?;
+        let (newest, stops) = (newest.as_slice_mut()?, stops.as_slice_mut()?);
         each_has(self.rows, &[("newest", newest.len())])?;
-        for (row, known) in rows(batch_rows).zip(known) {
+        for (row, known) in self::rows(batch_rows).zip(known) {
             facts.computed[row] += known;
             facts.drafted[row] = 0;
         }
-        let mut penalised = Vec::new();
-        for (place, row) in rows(sampled_of).enumerate() {
-            let (own, rest) = ids.split_at(counts[place] as usize); // which was checked
-            ids = rest;
-            facts.total[row] += counts[place];
-            facts.computed[row] += (counts[place] - 1).max(0); // the rows of accepted drafts
-            if let Some(id) = own.last() {
-                newest[row] = *id as i32;
+        let most_stops = most_stops.min(self.most_stops);
+        let mut cut = Cut::with_capacity(sampled_of.len(), ids.len());
+        let (mut penalised, mut start) = (Vec::new(), 0);
+        for (place, row) in self::rows(sampled_of).enumerate() {
+            let own = start..start + of_each[place] as usize; // which was checked
+            start = own.end;
+            let few = &stops[row * self.most_stops..][..most_stops];
+            let more = if more_stops.is_empty() { None } else { more_stops.get(&(row as i64)) };
+            let is_stop =
+                |id: &i64| more.map_or_else(|| few.contains(id), |more| more.contains(id));
+            let left = facts.limit[row].saturating_sub(facts.total[row]);
+            let (last, goes_on) = cut.push(&ids[own.clone()], &drafts[own], left, is_stop);
+            let count = cut.counts[place];
+            facts.total[row] += count;
+            facts.computed[row] += (count - 1).max(0); // the rows of accepted drafts
+            if let Some(id) = last {
+                newest[row] = id as i32;
             }
-            flags.ended[row] = finish[place] != 0 || own.is_empty();
+            flags.ended[row] = !goes_on || count == 0;
             if flags.penalised[row] {
                 penalised.push(place);
             }
         }
-        Ok(penalised)
+        Ok((cut.into_arrays(py), penalised))
     }
 
     #[expect(clippy::type_complexity, reason = "named in Python")]

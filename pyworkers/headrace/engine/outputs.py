@@ -34,15 +34,24 @@ class OutputBuilder:
     ) -> None:
         """Sequences got tokens, which they have already; or none, and fail. `there`: who has its row; `None`: all."""
         work, plain = chosen.work, None
-        some, links, requests, link = self._stages.columns.core.told(
-            work.batch_rows, chosen.places, there, finish=chosen.finish, counts=chosen.counts
+        some, links, requests, link, (drafted, accepted) = self._stages.columns.core.told(
+            work.batch_rows,
+            chosen.places,
+            there,
+            finish=chosen.finish,
+            counts=chosen.counts,
+            drafted=chosen.drafted,
+            accepted=chosen.accepted,
         )
         if some is not None or chosen.logprobs:
             plain = np.ones(len(chosen), dtype=np.bool_) if some is None else some
             plain[list(chosen.logprobs)] = False
         if plain is None:  # so it is in most steps
-            drafted, accepted = chosen.drafted, chosen.accepted
-            outputs = Outputs(requests, chosen.counts, chosen.ids, drafted, accepted, {})
+            outputs = Outputs(
+                requests, chosen.counts, chosen.ids, chosen.drafted, chosen.accepted, {}
+            )
+            result.drafted += drafted
+            result.accepted += accepted
             self._tell(outputs, links, link, result)
             return
         said = plain.copy()
@@ -64,12 +73,13 @@ class OutputBuilder:
             chosen.accepted,
             special,
         )
-        self._tell(outputs.where(said), links[said], None, result)
+        outputs = outputs.where(said)
+        result.drafted += int(outputs.drafted.sum())
+        result.accepted += int(outputs.accepted.sum())
+        self._tell(outputs, links[said], None, result)
 
     def _tell(self, outputs: Outputs, links: Ints, link: int | None, result: StepResult) -> None:
         """Each link what is of its requests; `link` if all are known to be of that one."""
-        result.drafted += int(outputs.drafted.sum())
-        result.accepted += int(outputs.accepted.sum())
         if link is not None:
             result.of(link).columns = outputs
             return

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace import _core
-from headrace.wire.frames import Output, TokenLogprob
+from headrace.wire.frames import Output, Step, TokenLogprob
 
 
 class Outputs(Sequence[Output]):
@@ -78,6 +78,34 @@ class Outputs(Sequence[Output]):
             accepted=self.accepted,
             special=[(row, one(output, row)) for row, output in self.special.items()],
         )
+
+    def encode_step(self, step: Step) -> bytes | None:
+        """The body of `step`, whose outputs these are; `None` where one says more than tokens, or a field is wrong."""
+        load = step.load
+        if self.special or type(step.ms) is not float:
+            return None
+        try:
+            return _core.encode_step(
+                (
+                    step.step,
+                    step.prefill_tokens,
+                    step.prefill_context,
+                    step.decode_rows,
+                    step.kv_tokens,
+                    step.waiting_tokens,
+                    step.drafted,
+                    step.accepted,
+                ),
+                step.ms,
+                (load.blocks_used, load.blocks_cached, load.running, load.waiting),
+                self.requests,
+                self.counts,
+                self.ids,
+                drafted=self.drafted,
+                accepted=self.accepted,
+            )
+        except (TypeError, ValueError, OverflowError):
+            return None
 
     def where(self, mask: NDArray[np.bool_]) -> Outputs:
         """The rows of `mask`."""

@@ -233,12 +233,12 @@ def stopped(ends: Ends, ids: list[int]) -> list[bool]:
     finish = _core.cut_answers(
         np.array(ids),
         rows=one,
-        kept=one,
+        drafts=np.zeros(len(ids), dtype=np.int32),
         totals=one,
         limits=ends.limits,
         stops=ends.stops,
         more_stops=ends.more_stops,
-    )[2]
+    )[1][2]
     return [FINISHES[kind] == "stop" for kind in finish]
 
 

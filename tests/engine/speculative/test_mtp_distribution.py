@@ -12,9 +12,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from headrace import _core
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import Sampler, needs_penalties
-from headrace.engine.sampling.verify import kept
 from headrace.engine.sequence import Key, Sequence
 from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
@@ -86,7 +86,15 @@ def two_tokens(
         sampled = sampler.sample(logits, rows)
         if rejection:
             check.judge(logits, rows, sampled)
-        counts = kept(rows, sampled.ids)
+        counts, *_ = _core.cut_answers(
+            sampled.ids,
+            rows=rows.counts,
+            drafts=rows.drafts,
+            totals=rows.totals,
+            limits=rows.totals + 99,
+            stops=np.zeros((BATCH, 0), np.int64),
+            more_stops={},
+        )
         first, second = (sampled.ids[place :: 1 + most].copy() for place in (0, 1))
         # Where the first draft was wrong, the second token comes with the next step.
         rest = np.flatnonzero(counts == 1)

@@ -232,14 +232,32 @@ def test_who_is_told_what(seed: int, all_there: bool) -> None:
     expected = columns.flags[1][rows] & (finish == 0) & (counts > 0)
     if there is not None:
         expected &= there[places]
-    plain, links, requests, link = columns.core.told(
-        of, places, there, finish=finish.astype(np.int8), counts=counts
+    drafted, accepted = rng.integers(0, 9, (2, len(places)))
+    plain, links, requests, link, sums = columns.core.told(
+        of,
+        places,
+        there,
+        finish=finish.astype(np.int8),
+        counts=counts,
+        drafted=drafted,
+        accepted=accepted,
     )
+    assert sums == [drafted.sum(), accepted.sum()]
     assert (plain is None) == bool(expected.all())
     assert plain is None or plain.tolist() == expected.tolist()
     assert links.tolist() == columns.facts[2][rows].tolist()
     assert requests.tolist() == columns.requests[rows].tolist()
     assert link == (links[0] if len({*links.tolist()}) == 1 else None)
+
+
+@given(seeds)
+def test_tokens_of_a_block(seed: int) -> None:
+    columns = Columns(seed)
+    of = columns.some()
+    places = columns.rng.integers(0, 99, len(of))
+    rings = columns.recent.reshape(ROWS, WIDTH // BLOCK, BLOCK)
+    expected = rings[of, places % (WIDTH // BLOCK)]
+    assert columns.core.block_at(of, places).tolist() == expected.tolist()
 
 
 @given(seeds)
@@ -272,7 +290,16 @@ def test_a_batch_row_that_is_not_there_is_refused(row: int) -> None:
             of, there=None, places=none, new_tokens=none, ids=none, **work, **after
         ),
         lambda: columns.core.filled(of, False),
-        lambda: columns.core.told(of, none, None, finish=none.astype(np.int8), counts=none),
+        lambda: columns.core.told(
+            of,
+            none,
+            None,
+            finish=none.astype(np.int8),
+            counts=none,
+            drafted=none,
+            accepted=none,
+        ),
+        lambda: columns.core.block_at(of, one),
         lambda: columns.core.prompt_tokens(of),
     ]
     for call in calls:

@@ -129,31 +129,59 @@ def test_a_step_that_ends(seed: int) -> None:
     of, rng = columns.some(), columns.rng
     known = rng.integers(0, 5, len(of))
     sampled_of = of[rng.random(len(of)) < 0.7]
-    counts = rng.integers(0, 4, len(sampled_of))
-    ids = rng.integers(0, 1 << 20, counts.sum())
-    finish = rng.integers(0, 3, len(sampled_of)).astype(np.int8)
+    rows = rng.integers(1, 4, len(sampled_of))
+    ids = rng.integers(-1, 4, rows.sum())
+    drafts = rng.integers(0, 4, rows.sum()).astype(np.int32)
+    columns.stops[:] = rng.integers(2, 9, columns.stops.shape)
+    more_stops = {int(row): frozenset({0, 3}) for row in of if rng.random() < 0.2}
     live = columns.core.live(of)
     assert (live is None) == bool(not columns.flags[1][of].any())
     assert live is None or live.tolist() == (~columns.flags[1][of]).tolist()
+    expected_cut = _core.cut_answers(
+        ids,
+        rows=rows,
+        drafts=drafts,
+        totals=columns.total[sampled_of],
+        limits=columns.limit[sampled_of],
+        stops=columns.stops[sampled_of, :2],
+        more_stops={
+            place: more_stops[row]
+            for place, row in enumerate(sampled_of.tolist())
+            if row in more_stops
+        },
+    )
     facts, ended, newest = columns.facts.copy(), columns.flags[1].copy(), columns.newest.copy()
     facts[2][of] += known
     facts[4][of] = 0
-    for row, count, end, last in zip(sampled_of, counts, finish, counts.cumsum(), strict=True):
+    told, counts, finish, *_ = expected_cut[1]
+    each = zip(sampled_of, counts, finish, counts.cumsum(), strict=True)
+    for row, count, end, last in each:
         facts[3, row] += count
         facts[2, row] += max(count - 1, 0)
         ended[row] = end != 0 or count == 0
         if count:
-            newest[row] = ids[last - 1]
-    penalised = columns.core.advance(
-        of, known, sampled_of=sampled_of, counts=counts, ids=ids, finish=finish
+            newest[row] = told[last - 1]
+    cut, penalised = columns.core.settle(
+        of,
+        known,
+        sampled_of=sampled_of,
+        rows=rows,
+        drafts=drafts,
+        ids=ids,
+        most_stops=2,
+        more_stops=more_stops,
     )
+    flat = [cut[0], *cut[1]]
+    for column, expected in zip(flat, [expected_cut[0], *expected_cut[1]], strict=True):
+        assert column.tolist() == expected.tolist()
+        assert column.dtype == expected.dtype
     assert penalised == columns.flags[2][sampled_of].nonzero()[0].tolist()
     assert (columns.facts == facts).all()
     assert (columns.flags[1] == ended).all()
     assert (columns.newest == newest).all()
     after = columns.core.after(of)
-    expected = [facts[row][of].tolist() for row in (2, 4, 5, 6)]
-    assert [column.tolist() for column in after] == expected
+    wanted = [facts[row][of].tolist() for row in (2, 4, 5, 6)]
+    assert [column.tolist() for column in after] == wanted
 
 
 @given(seeds, st.integers(0, STOPS))
@@ -282,17 +310,27 @@ def test_a_batch_row_that_is_not_there_is_refused(row: int) -> None:
     before, of = columns.facts.copy(), np.array([0, row])
     one, flags = np.ones(2, np.int64), np.ones(2, np.bool_)
     short = np.zeros(2, np.int32)
+
+    def settle(computed: Any, sampled: Any) -> None:
+        each = one[: len(sampled)]
+        columns.core.settle(
+            computed,
+            one,
+            sampled_of=sampled,
+            rows=each,
+            drafts=np.zeros(len(each), np.int32),
+            ids=each,
+            most_stops=1,
+            more_stops={},
+        )
+
     calls: list[Any] = [
         lambda: columns.core.live(of),
         lambda: columns.core.grow(of, one, one, one),
         lambda: columns.core.build(of, counts=one, drafts=one, scores=flags, on_device=False),
         lambda: columns.core.ends(of, 1),
-        lambda: columns.core.advance(
-            of, one, sampled_of=one[:0], counts=one[:0], ids=one[:0], finish=np.zeros(0, np.int8)
-        ),
-        lambda: columns.core.advance(
-            one, one, sampled_of=of, counts=one, ids=one, finish=np.zeros(2, np.int8)
-        ),
+        lambda: settle(of, one[:0]),
+        lambda: settle(one, of),
         lambda: columns.core.after(of),
         lambda: columns.core.drafting(of, 1),
         lambda: columns.core.follow(

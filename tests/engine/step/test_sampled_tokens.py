@@ -68,11 +68,10 @@ def test_answers_end_where_they_would_token_by_token(seed: int, most: int) -> No
     more_stops: dict[int, frozenset[int]] = {
         row: frozenset({1, 2}) for row in range(most) if rng.random() < 0.2
     }
-    kept = _core.kept_drafts(rows, drafts, ids)
-    cut = _core.cut_answers(
+    kept, cut = _core.cut_answers(
         ids,
         rows=rows,
-        kept=kept,
+        drafts=drafts,
         totals=totals,
         limits=limits,
         stops=stops,
@@ -129,32 +128,19 @@ ONE = np.ones(1, np.int64)
         ({"ids": np.zeros(2, np.int64)}, "2 ids, but counts of 1"),
         ({"rows": -ONE}, "-1 ids of one row"),
         ({"rows": np.ones(2, np.int64)}, "1 ids, but counts of 2"),
-        ({"kept": np.zeros(2, np.int64)}, "kept has 2 items, not 1"),
+        ({"drafts": np.zeros(2, np.int32)}, "drafts has 2 items, not 1"),
         ({"totals": np.zeros(0, np.int64)}, "totals has 0 items"),
         ({"limits": np.zeros(2, np.int64)}, "limits has 2 items"),
         ({"stops": np.zeros((2, 1), np.int64)}, "stops has 2 items"),
     ],
 )
 def test_answers_that_do_not_fit_together_are_refused(changed: dict[str, Any], says: str) -> None:
-    fields: dict[str, Any] = dict.fromkeys(("ids", "rows", "kept", "totals", "limits"), ONE)
+    fields: dict[str, Any] = dict.fromkeys(("ids", "rows", "totals", "limits"), ONE)
+    fields["drafts"] = np.zeros(1, np.int32)
     fields |= {"stops": np.zeros((1, 1), np.int64), "more_stops": {}}
     _core.cut_answers(**fields)
     with pytest.raises(ValueError, match=says):
         _core.cut_answers(**fields | changed)
-
-
-def test_more_tokens_kept_than_there_are_do_no_harm() -> None:
-    for kept in (-5, 7, 2**63 - 1):
-        ids, counts, *_ = _core.cut_answers(
-            ONE,
-            rows=ONE,
-            kept=ONE * kept,
-            totals=ONE,
-            limits=ONE,
-            stops=np.zeros((1, 0), np.int64),
-            more_stops={},
-        )
-        assert [ids.tolist(), counts.tolist()] == ([[1], [1]] if kept > 0 else [[], [0]])
 
 
 def test_rows_and_lengths_that_are_wrong_are_refused() -> None:
@@ -174,8 +160,6 @@ def test_rows_and_lengths_that_are_wrong_are_refused() -> None:
         _core.SamplingColumns(numbers=numbers, top_k=ONE, seeds=seed)
     with pytest.raises(ValueError, match="positions has 1 items, not 2"):
         _core.noise_keys(seed, ONE)
-    with pytest.raises(ValueError, match="drafts has 0 items, not 1"):
-        _core.kept_drafts(ONE, np.zeros(0, np.int32), ONE)
     tokens = np.zeros((1, 4), np.int32)
     with pytest.raises(ValueError, match="parents has 2 items, not 1"):
         _core.hash_next_blocks(tokens, bytes(32), [bytes(16)] * 2)

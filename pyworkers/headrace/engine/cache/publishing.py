@@ -148,7 +148,7 @@ class Publishing:
         each = zip(sequences, places.tolist(), strict=True)
         blocks = [sequence.blocks[place] for sequence, place in each]
         parents = [names[-1] for names in names_of]
-        named = self._hasher.follow_each(parents, self._columns.block_at(batch_rows, places))
+        named = self._hasher.follow_each(parents, self._columns.core.block_at(batch_rows, places))
         keyed = self._lookahead.have_keys(batch_rows, places)
         used = self._pool.publish_each(blocks, named, [*parents], keyed=keyed)
         for names, name in zip(names_of, named, strict=True):

@@ -130,6 +130,10 @@ class Sampled:
     # Logits before edits, and of each row which of them are its, -1: none; where any request asks for probabilities.
     raw: tuple[torch.Tensor, NDArray[np.int64]] | None
 
+    @staticmethod
+    def none() -> Sampled:
+        return Sampled(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32), None)
+
 
 class Sampler:
     """Keeps the parameters of the running sequences by batch row."""

@@ -75,30 +75,21 @@ class ChosenRows:
         return (self.row(row) for row in range(len(self)))
 
 
-def kept(rows: Rows, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How many tokens of each sequence count: those that equal the next row's draft, and the one after them.
-
-    0 where the first of `ids` is -1: no token at all. Such a token ends the run before it otherwise.
-    """
-    return _core.kept_drafts(rows.counts, rows.drafts, ids)
-
-
 def choose(
-    work: StepWork,
-    places: Ints,
-    rows: Rows,
-    ends: Ends,
-    ids: NDArray[np.int64],
-    counts: NDArray[np.int64],
+    work: StepWork, places: Ints, rows: Rows, ends: Ends, ids: NDArray[np.int64]
 ) -> ChosenRows:
-    """The first `counts` tokens of each sequence, those at `places` of `work`, cut where its answer ends."""
-    ids, counts, finish, drafted, accepted = _core.cut_answers(
+    """The tokens of each sequence, those at `places` of `work`, that count, up to where its answer ends.
+
+    Those count that equal the next row's draft, and the one after them. None where the first of `ids` is -1; such a
+    token ends the run before it otherwise.
+    """
+    _, columns = _core.cut_answers(
         ids,
         rows=rows.counts,
-        kept=counts,
+        drafts=rows.drafts,
         totals=rows.totals,
         limits=ends.limits,
         stops=ends.stops,
         more_stops=ends.more_stops,
     )
-    return ChosenRows(work, places, ids, counts, finish, drafted, accepted)
+    return ChosenRows(work, places, *columns)

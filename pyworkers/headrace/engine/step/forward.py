@@ -12,7 +12,7 @@ import torch
 from headrace.engine.cache.kv_export import KvExports
 from headrace.engine.config import EngineConfig
 from headrace.engine.sampling.sampler import Rows, Sampled, Sampler, token_logprobs
-from headrace.engine.sampling.verify import ChosenRows, choose, kept
+from headrace.engine.sampling.verify import ChosenRows, choose
 from headrace.engine.speculative.adaptive import Adaptive
 from headrace.engine.speculative.draft import Drafter
 from headrace.engine.speculative.draft_head import DraftHead
@@ -139,7 +139,6 @@ class Forward:
             self._wait_for_device()
         if self.adaptive is not None and step.batch.rows == step.rows.counts.sum():
             self.adaptive.forward.note(step.batch.rows, (self._clock() - began_s) * 1e3)
-        self._advance(step, chosen)
         if self.drafter is not None and self.drafter.follow(step):
             self._wait_for_device()
         return partial(self._computed, self._after(work), chosen, prompt_logprobs)
@@ -160,8 +159,7 @@ class Forward:
 
         def read() -> Computed:
             ids = pending.read()
-            counts = (ids >= 0).astype(np.int64)
-            chosen = choose(step.work, step.sampled, rows, ends, ids, counts)
+            chosen = choose(step.work, step.sampled, rows, ends, ids)
             return self._computed(after, chosen, [])
 
         return read
@@ -179,39 +177,32 @@ class Forward:
         first = 0 if self.drafter is None else self.drafter.first
         return Computed(*after, chosen, prompt_logprobs, first)
 
-    def _advance(self, step: Prepared, chosen: ChosenRows) -> None:
-        """All sequences have their new tokens, and the KV of all but the newest."""
-        input_batch, of = self._input_batch, step.rows.batch_rows
-        penalised = input_batch.core.advance(
-            step.work.batch_rows,
-            step.work.counts,
-            sampled_of=of,
-            counts=chosen.counts,
-            ids=chosen.ids,
-            finish=chosen.finish,
+    def _choose(self, step: Prepared, logits: torch.Tensor) -> ChosenRows:
+        """Tokens for all sequences that are sampled, as many as their drafts allow. All stand behind the step now."""
+        rows, work = step.rows, step.work
+        sampled = self._sampler.sample(logits, rows) if len(step.sampled) else Sampled.none()
+        if self._rejection is not None and len(step.sampled):
+            self._rejection.judge(logits, rows, sampled)
+        (right, columns), penalised = self._input_batch.settle(
+            work.batch_rows,
+            work.counts,
+            sampled_of=rows.batch_rows,
+            rows=rows.counts,
+            drafts=rows.drafts,
+            ids=sampled.ids,
         )
-        if self._pool is not None and len(of):
-            self._pool.put(of, input_batch.newest[of].tolist())
+        chosen = ChosenRows(work, step.sampled, *columns)
+        if self.adaptive is not None and len(sampled.ids) > len(right):
+            accepted = np.maximum(right - 1, 0)
+            self.adaptive.acceptance.checked(rows.batch_rows, rows.counts - 1, accepted)
+        if self._pool is not None and len(right):
+            newest = self._input_batch.newest[rows.batch_rows]
+            self._pool.put(rows.batch_rows, newest.tolist())
         for row in penalised:
             item = chosen.row(row)
             assert item.sequence.penalties is not None
             for token in item.ids:
                 item.sequence.penalties.add(token)
-
-    def _choose(self, step: Prepared, logits: torch.Tensor) -> ChosenRows:
-        """Tokens for all sequences that are sampled, as many as their drafts allow."""
-        if not len(step.sampled):
-            return ChosenRows.none(step.work)
-        rows = step.rows
-        sampled = self._sampler.sample(logits, rows)
-        if self._rejection is not None:
-            self._rejection.judge(logits, rows, sampled)
-        counts = kept(rows, sampled.ids)
-        if self.adaptive is not None and len(sampled.ids) > len(counts):
-            accepted = np.maximum(counts - 1, 0)
-            self.adaptive.acceptance.checked(rows.batch_rows, rows.counts - 1, accepted)
-        ends = self._input_batch.ends(rows.batch_rows)
-        chosen = choose(step.work, step.sampled, rows, ends, sampled.ids, counts)
         if sampled.raw is not None:
             self._add_logprobs(sampled, rows, chosen)
         return chosen

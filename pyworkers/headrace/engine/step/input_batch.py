@@ -152,6 +152,32 @@ class InputBatch:
         limits, stops = self.core.ends(batch_rows, self._most_stops)
         return Ends(limits, stops, more)
 
+    def settle(
+        self,
+        batch_rows: Ints,
+        known: Ints,
+        *,
+        sampled_of: Ints,
+        rows: Ints,
+        drafts: NDArray[np.int32],
+        ids: Ints,
+    ) -> tuple[tuple[Ints, tuple[Ints, Ints, NDArray[np.int8], Ints, Ints]], list[int]]:
+        """All sequences have their new tokens, and the KV of all but the newest.
+
+        Of `ids` each of `sampled_of` has so many `rows`, all but the first on drafts. Returns how many tokens of each
+        count if its answer does not end before; the columns of `ChosenRows`; and the places of those with penalties.
+        """
+        return self.core.settle(
+            batch_rows,
+            known,
+            sampled_of=sampled_of,
+            rows=rows,
+            drafts=drafts,
+            ids=ids,
+            most_stops=self._most_stops,
+            more_stops=self._more_stops,
+        )
+
     def blocks(self, batch_rows: Ints, positions: NDArray[np.integer]) -> Ints:
         """The block of each position of its batch row."""
         return self._blocks[batch_rows, positions // self.block_tokens].astype(np.int64)

@@ -131,14 +131,6 @@ class RowCounts:
         self._of = None
         return batch_row
 
-    def block_at(self, batch_rows: Ints, places: Ints) -> NDArray[np.int32]:
-        """The tokens of one full block of each of these batch rows, at `places`: `[batch_rows, block_tokens]`.
-
-        They are among the last tokens, those in `recent`.
-        """
-        rings = self.recent.reshape(len(self.recent), -1, self.block_tokens)
-        return rings[batch_rows, places % rings.shape[1]]
-
     def answered(self, sequence: Sequence) -> None:
         """Its first Output goes out."""
         sequence.answered = True
