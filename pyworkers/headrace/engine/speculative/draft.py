@@ -167,7 +167,7 @@ class Drafter:
             known.batch.first_keys,
             known.batch.logit_rows,
         )
-        prompts = known.batch.rows > len(batch_rows) and (
+        prompts = adaptive is not None and (
             int(np.diff(known.batch.seq_starts).max()) > self._most + 1
         )
         began_s = self._clock()
