@@ -10,8 +10,6 @@ only; what goes to another worker is never one of them.
 
 from __future__ import annotations
 
-import numpy as np
-
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.sequence import Sequence
 from headrace.engine.step.row_counts import Ints, RowCounts
@@ -96,9 +94,13 @@ class Lookahead:
         """`has_keys` of one block of each of these batch rows."""
         if self.most == 0:
             return [True] * len(batch_rows)
-        starts, ends = places * self._block_tokens, (places + 1) * self._block_tokens
-        from_start = self._columns.keys_from[batch_rows] <= np.maximum(starts, 1)
-        return (from_start & (ends <= self._columns.keys_to[batch_rows])).tolist()
+        # Few of a step: eight calls of numpy take longer.
+        width, first, last = self._block_tokens, self._columns.keys_from, self._columns.keys_to
+        each = zip(batch_rows.tolist(), places.tolist(), strict=True)
+        return [
+            first.item(row) <= max(place * width, 1) and (place + 1) * width <= last.item(row)
+            for row, place in each
+        ]
 
     def _reserve(self, sequence: Sequence, drafts: int, running: int) -> int:
         """Blocks for the tokens of this step, `drafts` of them drafts, and for the drafts after it.
