@@ -341,6 +341,86 @@ async fn a_cancelled_read_loses_nothing() {
     assert_eq!(reader.next().await.unwrap(), Some(frame));
 }
 
+/// Its body comes in pieces: of more than 256 KiB.
+fn very_long(bytes: usize) -> Frame {
+    let hashes = (0..bytes / 8).flat_map(|key| key.to_le_bytes()).collect();
+    Frame::Snapshot(Snapshot { epoch: 1, sequence: 2, hashes, last: true })
+}
+
+#[tokio::test]
+async fn very_long_frames_come_in_their_order_however_they_are_cut() {
+    let frames = [
+        ping(1),
+        very_long(256 << 10),
+        ping(2),
+        very_long((256 << 10) - 40),
+        very_long((512 << 10) - 8),
+        very_long(3 << 20),
+        step(),
+    ];
+    let bytes: Vec<u8> = frames.iter().flat_map(packed).collect();
+    for cut in [bytes.len(), 1 << 20, 70_001, 4_099] {
+        let (mut near, far) = tokio::io::duplex(cut);
+        let sent = bytes.clone();
+        let sends = tokio::spawn(async move { near.write_all(&sent).await });
+        let mut reader = FrameReader::new(far, MAX_FRAME_BYTES);
+        for frame in &frames {
+            assert_eq!(reader.next().await.unwrap().as_ref(), Some(frame), "cut after {cut}");
+        }
+        assert_eq!(reader.next().await.unwrap(), None);
+        sends.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_read_of_a_very_long_frame_loses_nothing() {
+    let frame = very_long(700_000);
+    let bytes = [packed(&ping(1)), packed(&frame), packed(&ping(2))].concat();
+    let (mut near, far) = tokio::io::duplex(bytes.len());
+    let mut reader = FrameReader::new(far, MAX_FRAME_BYTES);
+    let mut received = Vec::new();
+    for part in bytes.chunks(9_973) {
+        near.write_all(part).await.unwrap();
+        for _ in 0..3 {
+            if let Some(frame) = futures_util::FutureExt::now_or_never(reader.next()) {
+                received.extend(frame.unwrap());
+            }
+        }
+    }
+    while received.len() < 3 {
+        received.extend(reader.next().await.unwrap());
+    }
+    assert_eq!(received, [ping(1), frame, ping(2)]);
+}
+
+#[tokio::test]
+async fn nothing_is_ready_behind_a_very_long_frame_before_it() {
+    let frame = very_long(300_000);
+    let bytes = [packed(&frame), packed(&ping(2))].concat();
+    let (mut near, far) = tokio::io::duplex(bytes.len());
+    near.write_all(&bytes).await.unwrap();
+    let mut reader = FrameReader::new(far, MAX_FRAME_BYTES);
+    assert!(futures_util::FutureExt::now_or_never(reader.next()).is_none());
+    assert_eq!(reader.ready().unwrap(), None);
+    assert_eq!(reader.next().await.unwrap(), Some(frame));
+    assert_eq!(reader.next().await.unwrap(), Some(ping(2)));
+}
+
+#[tokio::test]
+async fn a_stream_that_ends_inside_a_very_long_frame_says_where() {
+    let whole = packed(&very_long(600_000));
+    for cut in [5, 70_000, 262_148, 262_149, whole.len() - 1] {
+        let mut reader = FrameReader::new(&whole[..cut], MAX_FRAME_BYTES);
+        let error = reader.next().await.unwrap_err();
+        assert!(matches!(error, ReadError::Ended { got } if got == cut), "{cut}: {error}");
+    }
+    let mut wrong = whole.clone();
+    wrong[4] = 0xc0; // no array
+    let mut reader = FrameReader::new(&wrong[..], MAX_FRAME_BYTES);
+    let error = reader.next().await.unwrap_err();
+    assert!(matches!(error, ReadError::Codec(CodecError::Malformed { .. })), "{error}");
+}
+
 #[tokio::test]
 async fn a_cancelled_flush_sends_nothing_twice() {
     let (near, far) = tokio::io::duplex(7);

@@ -2,12 +2,14 @@
 
 use std::io;
 
-use bytes::{Buf, Bytes, BytesMut};
+use bytes::buf::Limit;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::{JoinHandle, spawn_blocking, yield_now};
 
 use super::{CodecError, decode, encode};
 use crate::core::frame::Frame;
+use crate::process::background;
 
 const HEADER_BYTES: usize = 4;
 
@@ -20,6 +22,10 @@ const KEEP_BYTES: usize = 1 << 20;
 /// A longer body is decoded by a thread for blocking work, because others wait for the thread that serves this socket.
 /// Frames of a worker at work are shorter. A guess.
 const LONG_BYTES: usize = 64 << 10;
+
+/// A body longer than this comes in pieces of this size, and a thread of low priority puts it together: room that grows is
+/// copied with everybody waiting. No frame of a worker at work is as long. A guess.
+const VERY_LONG_BYTES: usize = 256 << 10;
 
 /// Why no further frame comes.
 #[derive(Debug, thiserror::Error)]
@@ -45,14 +51,53 @@ pub struct FrameReader<R> {
     /// Received and not yet decoded. Grows with what came, not with what a header promises.
     buffer: BytesMut,
     limit: usize,
+    /// A very long frame of which some came.
+    coming: Option<Coming>,
     /// A long frame that is being decoded.
-    decoding: Option<JoinHandle<Result<Frame, CodecError>>>,
+    decoding: Option<JoinHandle<Result<Frame, ReadError>>>,
+}
+
+/// The body of a very long frame, as far as it came. All pieces but the last are full.
+#[derive(Debug)]
+struct Coming {
+    pieces: Vec<BytesMut>,
+    /// Room in the last piece.
+    room: usize,
+    /// Bytes that came.
+    got: usize,
+    len: usize,
+}
+
+impl Coming {
+    /// Where the next bytes go: at most so many as one read brings.
+    fn room(&mut self) -> Limit<&mut BytesMut> {
+        if self.room == 0 {
+            self.room = VERY_LONG_BYTES.min(self.len - self.got);
+            self.pieces.push(BytesMut::with_capacity(self.room));
+        }
+        let piece = self.pieces.last_mut().expect("one was pushed if there was none");
+        piece.limit(self.room.min(READ_BYTES))
+    }
+
+    fn took(&mut self, bytes: usize) {
+        self.room -= bytes;
+        self.got += bytes;
+    }
+
+    /// All of it, in one piece.
+    fn joined(self) -> Vec<u8> {
+        let mut body = Vec::with_capacity(self.len);
+        for piece in self.pieces {
+            body.extend_from_slice(&piece);
+        }
+        body
+    }
 }
 
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Takes frames with bodies of at most `limit` bytes.
     pub fn new(stream: R, limit: usize) -> Self {
-        Self { stream, buffer: BytesMut::new(), limit, decoding: None }
+        Self { stream, buffer: BytesMut::new(), limit, coming: None, decoding: None }
     }
 
     /// Another limit from the next frame on: a peer that has not proved itself gets a low one.
@@ -74,8 +119,16 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 self.decoding = None;
                 return Ok(Some(frame.map_err(io::Error::other)??));
             }
+            if let Some(body) = self.very_long_body().await? {
+                let decoded = background::run("decode", move || decode(&body.joined()));
+                self.decoding =
+                    Some(tokio::spawn(
+                        async move { Ok(decoded.await.map_err(io::Error::other)??) },
+                    ));
+                continue;
+            }
             if let Some(body) = self.long_body()? {
-                self.decoding = Some(spawn_blocking(move || decode(&body)));
+                self.decoding = Some(spawn_blocking(move || Ok(decode(&body)?)));
                 continue;
             }
             if let Some(frame) = self.ready()? {
@@ -96,7 +149,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// # Errors
     /// As [`Self::next`].
     pub fn ready(&mut self) -> Result<Option<Frame>, CodecError> {
-        if self.decoding.is_some() {
+        if self.coming.is_some() || self.decoding.is_some() {
             return Ok(None); // it comes first
         }
         let Some(body) = self.body()? else { return Ok(None) };
@@ -104,6 +157,30 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         self.buffer.advance(HEADER_BYTES + len);
         self.give_back_after(len);
         Ok(Some(frame))
+    }
+
+    /// The body of the next frame if it is a very long one, once it has been received. Others go first between two reads.
+    ///
+    /// # Cancel safety
+    /// A dropped call loses nothing.
+    async fn very_long_body(&mut self) -> Result<Option<Coming>, ReadError> {
+        if self.coming.is_none() {
+            let Some(len) = self.announced()?.filter(|len| *len > VERY_LONG_BYTES) else {
+                return Ok(None);
+            };
+            self.buffer.advance(HEADER_BYTES);
+            let begin = self.buffer.split_to(len.min(self.buffer.len()));
+            let got = begin.len();
+            self.coming = Some(Coming { pieces: vec![begin], room: 0, got, len });
+        }
+        while let Some(coming) = self.coming.as_mut().filter(|coming| coming.got < coming.len) {
+            match self.stream.read_buf(&mut coming.room()).await? {
+                0 => return Err(ReadError::Ended { got: HEADER_BYTES + coming.got }),
+                bytes => coming.took(bytes),
+            }
+            yield_now().await;
+        }
+        Ok(self.coming.take())
     }
 
     /// The body of the next frame if it is a long one and has been received.
@@ -119,14 +196,18 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
 
     /// The body of the next frame if it has been received.
     fn body(&self) -> Result<Option<&[u8]>, CodecError> {
-        let Some((header, rest)) = self.buffer.split_first_chunk::<HEADER_BYTES>() else {
-            return Ok(None);
-        };
+        let len = self.announced()?;
+        Ok(len.and_then(|len| self.buffer[HEADER_BYTES..].get(..len)))
+    }
+
+    /// How long the body of the next frame is, if its header has been received.
+    fn announced(&self) -> Result<Option<usize>, CodecError> {
+        let Some(header) = self.buffer.first_chunk::<HEADER_BYTES>() else { return Ok(None) };
         let len = usize::try_from(u32::from_le_bytes(*header)).unwrap_or(usize::MAX);
         if len > self.limit {
             return Err(CodecError::TooLong { got: len, limit: self.limit });
         }
-        Ok(rest.get(..len))
+        Ok(Some(len))
     }
 
     fn give_back_after(&mut self, len: usize) {
