@@ -343,7 +343,7 @@ async fn a_cancelled_read_loses_nothing() {
 
 /// Its body comes in pieces: of more than 256 KiB.
 fn very_long(bytes: usize) -> Frame {
-    let hashes = (0..bytes / 8).flat_map(|key| key.to_le_bytes()).collect();
+    let hashes = (0..bytes / 8).flat_map(usize::to_le_bytes).collect();
     Frame::Snapshot(Snapshot { epoch: 1, sequence: 2, hashes, last: true })
 }
 
