@@ -23,7 +23,7 @@ const KEEP_BYTES: usize = 1 << 20;
 /// Frames of a worker at work are shorter. A guess.
 const LONG_BYTES: usize = 64 << 10;
 
-/// A body longer than this comes in pieces of this size, and a thread of low priority puts it together: room that grows is
+/// A body longer than this comes in pieces of [`READ_BYTES`], and a thread of low priority puts it together: room that grows is
 /// copied with everybody waiting. No frame of a worker at work is as long. A guess.
 const VERY_LONG_BYTES: usize = 256 << 10;
 
@@ -72,11 +72,11 @@ impl Coming {
     /// Where the next bytes go: at most so many as one read brings.
     fn room(&mut self) -> Limit<&mut BytesMut> {
         if self.room == 0 {
-            self.room = VERY_LONG_BYTES.min(self.len - self.got);
+            self.room = READ_BYTES.min(self.len - self.got);
             self.pieces.push(BytesMut::with_capacity(self.room));
         }
         let piece = self.pieces.last_mut().expect("one was pushed if there was none");
-        piece.limit(self.room.min(READ_BYTES))
+        piece.limit(self.room)
     }
 
     fn took(&mut self, bytes: usize) {
