@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-# Loaded here, by a thread that lasts: the allocator in it takes the thread that loads it for that of the process.
-import headrace._core  # noqa: F401  # pyright: ignore[reportUnusedImport]
 from headrace_kernels.moe.all_to_all import Parcel
 from headrace_kernels.moe.placement import LayerPlacement
 
