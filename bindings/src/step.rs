@@ -4,6 +4,13 @@
 //! data to fetch: a call here stands for dozens of calls of numpy. The GIL is kept, because a call takes microseconds. The
 //! arrays are read and written under numpy's borrow checks: an array that is in use elsewhere is an error.
 
+#![expect(
+    clippy::needless_pass_by_value,
+    clippy::too_many_arguments,
+    clippy::type_complexity,
+    reason = "arguments and results are those of Python: owned, and named there"
+)]
+
 mod answers;
 mod counts;
 mod draws;

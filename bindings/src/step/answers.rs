@@ -84,8 +84,6 @@ impl Cut {
 
 #[pyfunction]
 #[pyo3(signature = (ids, *, rows, drafts, totals, limits, stops, more_stops))]
-#[expect(clippy::too_many_arguments, reason = "named in Python")]
-#[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
 pub(crate) fn cut_answers<'py>(
     py: Python<'py>,
     ids: Ints<'py>,

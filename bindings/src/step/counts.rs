@@ -5,14 +5,11 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
 use super::slices::{
-    Flags, Ints, Kept1, Kept2, check_parts, each_below, each_has, open, rows_of, shape_of,
+    Flags, Ints, Kept1, Kept2, check_parts, checked_rows, columns, each_below, each_has, indices,
+    open, shape_of,
 };
 
 type Array<'py, T> = Bound<'py, PyArray1<T>>;
-
-const COUNTS: usize = 12;
-const FACTS: usize = 4;
-const FLAGS: usize = 3;
 
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct CountColumns {
@@ -26,54 +23,24 @@ pub(crate) struct CountColumns {
     block_tokens: i64,
 }
 
-/// The rows of `counts`, in their order.
-struct Counts<'a> {
-    total: &'a mut [i64],
-    computed: &'a mut [i64],
-    pending_rows: &'a mut [i64],
-    pending_tokens: &'a mut [i64],
-    pending_drafts: &'a mut [i64],
-    drafts: &'a mut [i64],
-    keys_from: &'a mut [i64],
-    keys_to: &'a mut [i64],
-    published: &'a mut [i64],
-    held: &'a mut [i64],
-    blocks_in_table: &'a mut [i64],
-    listed: &'a mut [i64],
+columns! {
+    /// Of `counts`.
+    Counts of i64:
+    total, computed, pending_rows, pending_tokens, pending_drafts, drafts, keys_from, keys_to, published, held,
+    blocks_in_table, listed,
 }
 
-impl<'a> Counts<'a> {
-    fn of(counts: &'a mut [i64]) -> Self {
-        let [
-            total,
-            computed,
-            pending_rows,
-            pending_tokens,
-            pending_drafts,
-            drafts,
-            keys_from,
-            keys_to,
-            published,
-            held,
-            blocks_in_table,
-            listed,
-        ] = rows_of::<COUNTS, _>(counts);
-        Self {
-            total,
-            computed,
-            pending_rows,
-            pending_tokens,
-            pending_drafts,
-            drafts,
-            keys_from,
-            keys_to,
-            published,
-            held,
-            blocks_in_table,
-            listed,
-        }
-    }
+columns! {
+    /// Of `facts`.
+    Facts of i64: prompt_len, limit, link, epoch
+}
 
+columns! {
+    /// Of `flags`.
+    RowFlags of bool: exports_kv, plain, taken
+}
+
+impl Counts<'_> {
     /// Tokens once the steps in flight have ended, at least.
     fn length(&self, row: usize) -> i64 {
         self.total[row] + self.pending_tokens[row]
@@ -83,39 +50,6 @@ impl<'a> Counts<'a> {
     fn reached(&self, row: usize) -> i64 {
         self.computed[row] + self.pending_rows[row]
     }
-}
-
-/// The rows of `facts`, in their order.
-struct Facts<'a> {
-    prompt_len: &'a mut [i64],
-    limit: &'a mut [i64],
-    link: &'a mut [i64],
-    epoch: &'a mut [i64],
-}
-
-impl<'a> Facts<'a> {
-    fn of(facts: &'a mut [i64]) -> Self {
-        let [prompt_len, limit, link, epoch] = rows_of::<FACTS, _>(facts);
-        Self { prompt_len, limit, link, epoch }
-    }
-}
-
-/// The rows of `flags`, in their order.
-struct RowFlags<'a> {
-    exports_kv: &'a mut [bool],
-    plain: &'a mut [bool],
-    taken: &'a mut [bool],
-}
-
-impl<'a> RowFlags<'a> {
-    fn of(flags: &'a mut [bool]) -> Self {
-        let [exports_kv, plain, taken] = rows_of::<FLAGS, _>(flags);
-        Self { exports_kv, plain, taken }
-    }
-}
-
-fn rows<'a>(batch_rows: &'a [i64]) -> impl Iterator<Item = usize> + use<'a> {
-    batch_rows.iter().map(|row| *row as usize) // which were checked
 }
 
 /// The first multiple of `block` that is not below `tokens`, in blocks.
@@ -139,7 +73,9 @@ impl CountColumns {
         let shapes =
             [shape_of("counts", &counts)?, shape_of("facts", &facts)?, shape_of("flags", &flags)?];
         let requests_len = requests.len()?;
-        if shapes != [[COUNTS, rows], [FACTS, rows], [FLAGS, rows]] || requests_len != rows {
+        if shapes != [[Counts::ROWS, rows], [Facts::ROWS, rows], [RowFlags::ROWS, rows]]
+            || requests_len != rows
+        {
             let text = format!(
                 "counts, facts and flags of {shapes:?} and {requests_len} requests, but recent of {rows} rows"
             );
@@ -161,22 +97,19 @@ impl CountColumns {
         })
     }
 
-    #[expect(clippy::type_complexity, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn plan<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
     ) -> PyResult<(Option<Array<'py, i64>>, Vec<i64>, Array<'py, i64>, i64)> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let (mut counts, mut facts) = (open(py, &self.counts)?, open(py, &self.facts)?);
         let (counts, facts) =
             (Counts::of(counts.as_slice_mut()?), Facts::of(facts.as_slice_mut()?));
         let (mut decodes, mut prefills, mut full, mut most) =
             (Vec::new(), Vec::new(), Vec::new(), 0);
         decodes.reserve_exact(batch_rows.len());
-        for row in rows(batch_rows) {
+        for row in indices(batch_rows) {
             let (length, reached) = (counts.length(row), counts.reached(row));
             if length - reached > 1 {
                 prefills.push(row as i64);
@@ -197,18 +130,14 @@ impl CountColumns {
         Ok((decodes, prefills, full.into_pyarray(py), most))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn hold(&self, py: Python<'_>, batch_rows: Ints<'_>) -> PyResult<()> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let mut counts = open(py, &self.counts)?;
         let counts = Counts::of(counts.as_slice_mut()?);
-        rows(batch_rows).for_each(|row| counts.held[row] += 1);
+        indices(batch_rows).for_each(|row| counts.held[row] += 1);
         Ok(())
     }
 
-    #[expect(clippy::type_complexity, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn lookahead<'py>(
         &self,
         py: Python<'py>,
@@ -216,15 +145,14 @@ impl CountColumns {
         rows_left: i64,
         most: i64,
     ) -> PyResult<(Array<'py, i64>, Array<'py, i64>, Array<'py, i64>, i64)> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let mut counts = open(py, &self.counts)?;
         let (mut facts, mut flags) = (open(py, &self.facts)?, open(py, &self.flags)?);
         let counts = Counts::of(counts.as_slice_mut()?);
         let facts = Facts::of(facts.as_slice_mut()?);
         let flags = RowFlags::of(flags.as_slice_mut()?);
         let mut drafts: Vec<i64> = Vec::with_capacity(batch_rows.len());
-        for row in rows(batch_rows) {
+        for row in indices(batch_rows) {
             let there = counts.drafts[row];
             let left = facts.limit[row] - counts.length(row) - 1;
             let in_flight = counts.pending_rows[row] != 0;
@@ -235,7 +163,7 @@ impl CountColumns {
             each -= 1;
         }
         let (mut lacking, mut growing, mut greatest) = (Vec::new(), Vec::new(), 0);
-        for (place, row) in rows(batch_rows).enumerate() {
+        for (place, row) in indices(batch_rows).enumerate() {
             drafts[place] = drafts[place].min(each);
             let last = counts.length(row) + counts.pending_drafts[row] + drafts[place] + most;
             if last <= counts.held[row] * self.block_tokens && !flags.exports_kv[row] {
@@ -255,15 +183,14 @@ impl CountColumns {
         Ok((drafts.into_pyarray(py), lacking.into_pyarray(py), growing.into_pyarray(py), greatest))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn with_room<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
         drafts: Ints<'py>,
     ) -> PyResult<Array<'py, i64>> {
-        let (batch_rows, drafts) = (batch_rows.as_slice()?, drafts.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let drafts = drafts.as_slice()?;
         each_has(batch_rows.len(), &[("drafts", drafts.len())])?;
         let (mut counts, mut flags) = (open(py, &self.counts)?, open(py, &self.flags)?);
         let (counts, flags) =
@@ -273,12 +200,10 @@ impl CountColumns {
             if flags.exports_kv[row] { 0 } else { counts.held[row] * self.block_tokens - before }
         };
         let fits =
-            rows(batch_rows).zip(drafts).map(|(row, drafts)| (*drafts).min(room(row)).max(0));
+            indices(batch_rows).zip(drafts).map(|(row, drafts)| (*drafts).min(room(row)).max(0));
         Ok(fits.collect::<Vec<_>>().into_pyarray(py))
     }
 
-    #[expect(clippy::type_complexity, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn decoding<'py>(
         &self,
         py: Python<'py>,
@@ -291,20 +216,19 @@ impl CountColumns {
         Array<'py, bool>,
         Vec<usize>,
     )> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let mut counts = open(py, &self.counts)?;
         let (mut facts, mut flags) = (open(py, &self.facts)?, open(py, &self.flags)?);
         let counts = Counts::of(counts.as_slice_mut()?);
         let facts = Facts::of(facts.as_slice_mut()?);
         let flags = RowFlags::of(flags.as_slice_mut()?);
-        let starts: Vec<i64> = rows(batch_rows).map(|row| counts.reached(row)).collect();
-        let epochs: Vec<i64> = rows(batch_rows).map(|row| facts.epoch[row]).collect();
-        let each = || rows(batch_rows).zip(&starts);
+        let starts: Vec<i64> = indices(batch_rows).map(|row| counts.reached(row)).collect();
+        let epochs: Vec<i64> = indices(batch_rows).map(|row| facts.epoch[row]).collect();
+        let each = || indices(batch_rows).zip(&starts);
         let decodes: Vec<bool> =
             each().map(|(row, start)| start + 1 > facts.prompt_len[row]).collect();
         let chooses: Vec<bool> = each().map(|(row, start)| start + 1 < facts.limit[row]).collect();
-        let places = rows(batch_rows).enumerate();
+        let places = indices(batch_rows).enumerate();
         let special =
             places.filter(|(_, row)| !flags.plain[*row]).map(|(place, _)| place).collect();
         let ones = vec![1_i64; batch_rows.len()];
@@ -319,9 +243,6 @@ impl CountColumns {
     }
 
     #[pyo3(signature = (batch_rows, *, starts, counts, drafts, chooses, decodes))]
-    #[expect(clippy::too_many_arguments, reason = "named in Python")]
-    #[expect(clippy::type_complexity, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn begin<'py>(
         &self,
         py: Python<'py>,
@@ -340,11 +261,10 @@ impl CountColumns {
         usize,
         i64,
     )> {
-        let (batch_rows, starts, new) =
-            (batch_rows.as_slice()?, starts.as_slice()?, counts.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let (starts, new) = (starts.as_slice()?, counts.as_slice()?);
         let (drafts, chooses, decodes) =
             (drafts.as_slice()?, chooses.as_slice()?, decodes.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
         each_has(
             batch_rows.len(),
             &[
@@ -361,7 +281,7 @@ impl CountColumns {
         let (mut grown, mut places, mut keys_from) = (Vec::new(), Vec::new(), Vec::new());
         let (mut others, mut exports) = (Vec::new(), Vec::new());
         let mut kv_tokens = 0;
-        for (place, row) in rows(batch_rows).enumerate() {
+        for (place, row) in indices(batch_rows).enumerate() {
             match counts.held[row] - counts.blocks_in_table[row] {
                 1 => {
                     grown.push(row as i64);
@@ -392,7 +312,6 @@ impl CountColumns {
         ))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn still_there<'py>(
         &self,
         py: Python<'py>,
@@ -401,9 +320,9 @@ impl CountColumns {
         places: Ints<'py>,
         counts: Ints<'py>,
     ) -> PyResult<(Option<Array<'py, bool>>, Vec<i64>)> {
-        let (batch_rows, epochs) = (batch_rows.as_slice()?, epochs.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let epochs = epochs.as_slice()?;
         let (places, new) = (places.as_slice()?, counts.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
         each_below(batch_rows.len(), "place", places)?;
         each_has(batch_rows.len(), &[("epochs", epochs.len())])?;
         each_has(places.len(), &[("counts", new.len())])?;
@@ -413,9 +332,9 @@ impl CountColumns {
         let facts = Facts::of(facts.as_slice_mut()?);
         let flags = RowFlags::of(flags.as_slice_mut()?);
         let is_there = |(row, epoch): (usize, &i64)| flags.taken[row] && facts.epoch[row] == *epoch;
-        let there: Vec<bool> = rows(batch_rows).zip(epochs).map(is_there).collect();
+        let there: Vec<bool> = indices(batch_rows).zip(epochs).map(is_there).collect();
         let (width, mut to_list) = (self.width as i64, Vec::new());
-        for (place, count) in rows(places).zip(new) {
+        for (place, count) in indices(places).zip(new) {
             let row = batch_rows[place] as usize;
             if there[place] && counts.total[row] + count - counts.listed[row] > width {
                 to_list.push(row as i64);
@@ -427,8 +346,6 @@ impl CountColumns {
 
     #[pyo3(signature = (batch_rows, *, there, counts, chooses, drafts, computed, drafted, keys_from, keys_to,
                         places, new_tokens, ids))]
-    #[expect(clippy::too_many_arguments, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn take_in<'py>(
         &self,
         py: Python<'py>,
@@ -445,14 +362,14 @@ impl CountColumns {
         new_tokens: Ints<'py>,
         ids: Ints<'py>,
     ) -> PyResult<()> {
-        let (batch_rows, new) = (batch_rows.as_slice()?, counts.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let new = counts.as_slice()?;
         let there = there.as_ref().map(|there| there.as_slice()).transpose()?;
         let (chooses, drafts) = (chooses.as_slice()?, drafts.as_slice()?);
         let (computed, drafted) = (computed.as_slice()?, drafted.as_slice()?);
         let (keys_from, keys_to) = (keys_from.as_slice()?, keys_to.as_slice()?);
         let (places, new_tokens) = (places.as_slice()?, new_tokens.as_slice()?);
         let mut ids = ids.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
         each_below(batch_rows.len(), "place", places)?;
         each_has(
             batch_rows.len(),
@@ -472,7 +389,7 @@ impl CountColumns {
         let (mut counts, mut recent) = (open(py, &self.counts)?, open(py, &self.recent)?);
         let (counts, recent) = (Counts::of(counts.as_slice_mut()?), recent.as_slice_mut()?);
         let is_there = |place: usize| there.is_none_or(|there| there[place]);
-        for (place, count) in rows(places).zip(new_tokens) {
+        for (place, count) in indices(places).zip(new_tokens) {
             let (own, rest) = ids.split_at(*count as usize); // which was checked
             ids = rest;
             if !is_there(place) {
@@ -485,7 +402,7 @@ impl CountColumns {
             }
             counts.total[row] += count;
         }
-        for (place, row) in rows(batch_rows).enumerate().filter(|(place, _)| is_there(*place)) {
+        for (place, row) in indices(batch_rows).enumerate().filter(|(place, _)| is_there(*place)) {
             counts.computed[row] = computed[place];
             counts.drafts[row] = drafted[place];
             counts.pending_rows[row] -= new[place];
@@ -497,22 +414,20 @@ impl CountColumns {
         Ok(())
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn filled<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
         prompts_only: bool,
     ) -> PyResult<(Array<'py, i64>, Array<'py, i64>, Vec<bool>)> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let mut counts = open(py, &self.counts)?;
         let (mut facts, mut flags) = (open(py, &self.facts)?, open(py, &self.flags)?);
         let counts = Counts::of(counts.as_slice_mut()?);
         let facts = Facts::of(facts.as_slice_mut()?);
         let flags = RowFlags::of(flags.as_slice_mut()?);
         let (mut due, mut places, mut next) = (Vec::new(), Vec::new(), Vec::new());
-        for row in rows(batch_rows) {
+        for row in indices(batch_rows) {
             let most = if prompts_only { facts.prompt_len[row] } else { i64::MAX };
             let full = counts.computed[row].min(most).div_euclid(self.block_tokens);
             let published = counts.published[row];
@@ -529,22 +444,21 @@ impl CountColumns {
     }
 
     /// The tokens of one full block of each, which are in `recent`.
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn block_at<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
         places: Ints<'py>,
     ) -> PyResult<Bound<'py, numpy::PyArray2<i32>>> {
-        let (batch_rows, places) = (batch_rows.as_slice()?, places.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let places = places.as_slice()?;
         each_has(batch_rows.len(), &[("places", places.len())])?;
         let mut recent = open(py, &self.recent)?;
         let recent = recent.as_slice_mut()?;
         let block_tokens = self.block_tokens as usize;
         let blocks = (self.width / block_tokens) as i64;
         let mut tokens = Vec::with_capacity(batch_rows.len() * block_tokens);
-        for (row, place) in rows(batch_rows).zip(places) {
+        for (row, place) in indices(batch_rows).zip(places) {
             let start = row * self.width + place.rem_euclid(blocks) as usize * block_tokens;
             tokens.extend_from_slice(&recent[start..][..block_tokens]);
         }
@@ -552,9 +466,6 @@ impl CountColumns {
     }
 
     #[pyo3(signature = (batch_rows, places, there, *, finish, counts, drafted, accepted))]
-    #[expect(clippy::too_many_arguments, reason = "named in Python")]
-    #[expect(clippy::type_complexity, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn told<'py>(
         &self,
         py: Python<'py>,
@@ -567,10 +478,10 @@ impl CountColumns {
         accepted: Ints<'py>,
     ) -> PyResult<(Option<Array<'py, bool>>, Array<'py, i64>, Array<'py, u64>, Option<i64>, [i64; 2])>
     {
-        let (batch_rows, places) = (batch_rows.as_slice()?, places.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let places = places.as_slice()?;
         let there = there.as_ref().map(|there| there.as_slice()).transpose()?;
         let (finish, new) = (finish.as_slice()?, counts.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
         each_below(batch_rows.len(), "place", places)?;
         each_has(batch_rows.len(), &[("there", there.map_or(batch_rows.len(), <[bool]>::len))])?;
         each_has(places.len(), &[("finish", finish.len()), ("counts", new.len())])?;
@@ -583,7 +494,7 @@ impl CountColumns {
         let mut plain = Vec::with_capacity(places.len());
         let (mut links, mut told) =
             (Vec::with_capacity(places.len()), Vec::with_capacity(places.len()));
-        for (i, place) in rows(places).enumerate() {
+        for (i, place) in indices(places).enumerate() {
             let row = batch_rows[place] as usize;
             let is_there = there.is_none_or(|there| there[place]);
             plain.push(is_there && flags.plain[row] && finish[i] == 0 && new[i] > 0);
@@ -597,10 +508,8 @@ impl CountColumns {
         Ok((plain, links.into_pyarray(py), told.into_pyarray(py), only, sums))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn prompt_tokens(&self, py: Python<'_>, batch_rows: Ints<'_>) -> PyResult<i64> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let (mut counts, mut facts) = (open(py, &self.counts)?, open(py, &self.facts)?);
         let (counts, facts) =
             (Counts::of(counts.as_slice_mut()?), Facts::of(facts.as_slice_mut()?));
@@ -608,6 +517,6 @@ impl CountColumns {
             let (total, remaining) = (counts.total[row], counts.total[row] - counts.computed[row]);
             if remaining <= 1 && total > facts.prompt_len[row] { 0 } else { remaining }
         };
-        Ok(rows(batch_rows).map(remaining).sum())
+        Ok(indices(batch_rows).map(remaining).sum())
     }
 }

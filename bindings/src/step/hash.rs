@@ -12,7 +12,6 @@ use pyo3::types::PyBytes;
 use super::slices::each_has;
 
 #[pyfunction]
-#[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
 pub(crate) fn hash_next_blocks<'py>(
     py: Python<'py>,
     tokens: PyReadonlyArray2<'py, i32>,

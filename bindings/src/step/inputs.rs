@@ -11,14 +11,12 @@ use pyo3::prelude::*;
 
 use super::answers::{Cut, CutArrays};
 use super::slices::{
-    Flags, Ints, Kept1, Kept2, check_parts, each_below, each_has, open, rows_of, shape_of,
+    Flags, Ints, Kept1, Kept2, check_parts, checked_rows, columns, each_below, each_has, indices,
+    open, shape_of,
 };
 
 type Array<'py, T> = Bound<'py, PyArray1<T>>;
 type Table<'py> = Bound<'py, PyArray2<i32>>;
-
-const FACTS: usize = 8;
-const FLAGS: usize = 3;
 
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct InputColumns {
@@ -35,38 +33,14 @@ pub(crate) struct InputColumns {
     block_tokens: i64,
 }
 
-/// The rows of `facts`, in their order.
-struct Facts<'a> {
-    prompt_len: &'a mut [i64],
-    limit: &'a mut [i64],
-    computed: &'a mut [i64],
-    total: &'a mut [i64],
-    drafted: &'a mut [i64],
-    keys_from: &'a mut [i64],
-    keys_to: &'a mut [i64],
-    filled: &'a mut [i64],
+columns! {
+    /// Of `facts`.
+    Facts of i64: prompt_len, limit, computed, total, drafted, keys_from, keys_to, filled
 }
 
-impl<'a> Facts<'a> {
-    fn of(facts: &'a mut [i64]) -> Self {
-        let [prompt_len, limit, computed, total, drafted, keys_from, keys_to, filled] =
-            rows_of::<FACTS, _>(facts);
-        Self { prompt_len, limit, computed, total, drafted, keys_from, keys_to, filled }
-    }
-}
-
-/// The rows of `flags`, in their order.
-struct RowFlags<'a> {
-    answers: &'a mut [bool],
-    ended: &'a mut [bool],
-    penalised: &'a mut [bool],
-}
-
-impl<'a> RowFlags<'a> {
-    fn of(flags: &'a mut [bool]) -> Self {
-        let [answers, ended, penalised] = rows_of::<FLAGS, _>(flags);
-        Self { answers, ended, penalised }
-    }
+columns! {
+    /// Of `flags`.
+    RowFlags of bool: answers, ended, penalised
 }
 
 /// The blocks of all batch rows.
@@ -104,15 +78,11 @@ impl Blocks<'_> {
         let width = (tokens + self.block_tokens - 1).div_euclid(self.block_tokens);
         let width = usize::try_from(width).unwrap_or(0).min(self.most);
         let mut table = Vec::with_capacity(batch_rows.len() * width);
-        for row in rows(batch_rows) {
+        for row in indices(batch_rows) {
             table.extend_from_slice(&self.table[row * self.most..][..width]);
         }
         table.into_pyarray(py).reshape([batch_rows.len(), width])
     }
-}
-
-fn rows<'a>(batch_rows: &'a [i64]) -> impl Iterator<Item = usize> + use<'a> {
-    batch_rows.iter().map(|row| *row as usize) // which were checked
 }
 
 #[pymethods]
@@ -132,7 +102,7 @@ impl InputColumns {
         let [of_facts, of_flags] = [shape_of("facts", &facts)?, shape_of("flags", &flags)?];
         let [of_stops, of_drafts] = [shape_of("stops", &stops)?, shape_of("drafts", &drafts)?];
         let same = [of_facts[1], of_flags[1], newest.len(), of_stops[0], of_drafts[0]];
-        if same != [rows; 5] || [of_facts[0], of_flags[0]] != [FACTS, FLAGS] {
+        if same != [rows; 5] || [of_facts[0], of_flags[0]] != [Facts::ROWS, RowFlags::ROWS] {
             let text = format!(
                 "facts of {of_facts:?}, flags of {of_flags:?}, and newest, stops and drafts of {:?} rows, but blocks \
                  of {rows}",
@@ -158,22 +128,19 @@ impl InputColumns {
         })
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn live<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
     ) -> PyResult<Option<Array<'py, bool>>> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let mut flags = open(py, &self.flags)?;
         let flags = RowFlags::of(flags.as_slice_mut()?);
-        let live: Vec<bool> = rows(batch_rows).map(|row| !flags.ended[row]).collect();
+        let live: Vec<bool> = indices(batch_rows).map(|row| !flags.ended[row]).collect();
         let all = live.iter().all(|live| *live);
         Ok((!all).then(|| live.into_pyarray(py)))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn grow<'py>(
         &self,
         py: Python<'py>,
@@ -182,9 +149,9 @@ impl InputColumns {
         blocks: Ints<'py>,
         keys_from: Ints<'py>,
     ) -> PyResult<()> {
-        let (batch_rows, places) = (batch_rows.as_slice()?, places.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let places = places.as_slice()?;
         let (new, keys_from) = (blocks.as_slice()?, keys_from.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
         each_below(self.most_blocks, "place of a block", places)?;
         each_has(
             batch_rows.len(),
@@ -192,7 +159,7 @@ impl InputColumns {
         )?;
         let (mut facts, mut blocks) = (open(py, &self.facts)?, open(py, &self.blocks)?);
         let (facts, blocks) = (Facts::of(facts.as_slice_mut()?), blocks.as_slice_mut()?);
-        for (i, row) in rows(batch_rows).enumerate() {
+        for (i, row) in indices(batch_rows).enumerate() {
             let block = i32::try_from(new[i])
                 .map_err(|_| PyValueError::new_err(format!("block {} is none", new[i])))?;
             blocks[row * self.most_blocks + places[i] as usize] = block;
@@ -204,7 +171,6 @@ impl InputColumns {
 
     /// Everything about a batch but the tokens of prompts.
     #[pyo3(signature = (batch_rows, *, counts, drafts, scores, on_device))]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn build<'py>(
         &self,
         py: Python<'py>,
@@ -214,9 +180,9 @@ impl InputColumns {
         scores: Flags<'py>,
         on_device: bool,
     ) -> PyResult<Built<'py>> {
-        let (batch_rows, known) = (batch_rows.as_slice()?, counts.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let known = counts.as_slice()?;
         let (most, scores) = (drafts.as_slice()?, scores.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
         each_has(
             batch_rows.len(),
             &[("counts", known.len()), ("drafts", most.len()), ("scores", scores.len())],
@@ -236,7 +202,7 @@ impl InputColumns {
         let (mut sampled_of, mut totals) = (Vec::with_capacity(of), Vec::with_capacity(of));
         let (mut logit_rows, mut prompts) = (Vec::with_capacity(of), Vec::new());
         let mut longest = 0;
-        for (place, row) in rows(batch_rows).enumerate() {
+        for (place, row) in indices(batch_rows).enumerate() {
             let (first, total) = (facts.computed[row], facts.total[row]);
             if known[place] < 1 || first < 0 {
                 let text = format!("{} rows from position {first} on", known[place]);
@@ -300,21 +266,19 @@ impl InputColumns {
         Ok((batch, sampled, prompts, scored.map(|(place, _)| place).collect()))
     }
 
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn ends<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
         most: usize,
     ) -> PyResult<(Array<'py, i64>, Bound<'py, PyArray2<i64>>)> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let (mut facts, mut stops) = (open(py, &self.facts)?, open(py, &self.stops)?);
         let (facts, stops) = (Facts::of(facts.as_slice_mut()?), stops.as_slice_mut()?);
         let most = most.min(self.most_stops);
-        let limits: Vec<i64> = rows(batch_rows).map(|row| facts.limit[row]).collect();
+        let limits: Vec<i64> = indices(batch_rows).map(|row| facts.limit[row]).collect();
         let mut own = Vec::with_capacity(batch_rows.len() * most);
-        for row in rows(batch_rows) {
+        for row in indices(batch_rows) {
             own.extend_from_slice(&stops[row * self.most_stops..][..most]);
         }
         Ok((limits.into_pyarray(py), own.into_pyarray(py).reshape([batch_rows.len(), most])?))
@@ -322,8 +286,6 @@ impl InputColumns {
 
     /// The tokens of a step go to its sequences. Returns what they got, and the places of those with penalties.
     #[pyo3(signature = (batch_rows, known, *, sampled_of, rows, drafts, ids, most_stops, more_stops))]
-    #[expect(clippy::too_many_arguments, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn settle<'py>(
         &self,
         py: Python<'py>,
@@ -336,10 +298,10 @@ impl InputColumns {
         most_stops: usize,
         more_stops: HashMap<i64, HashSet<i64>>,
     ) -> PyResult<(CutArrays<'py>, Vec<usize>)> {
-        let (batch_rows, known) = (batch_rows.as_slice()?, known.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let known = known.as_slice()?;
         let (sampled_of, of_each) = (sampled_of.as_slice()?, rows.as_slice()?);
         let (ids, drafts) = (ids.as_slice()?, drafts.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
         each_below(self.rows, "batch row", sampled_of)?;
         each_has(batch_rows.len(), &[("known", known.len())])?;
         each_has(sampled_of.len(), &[("rows", of_each.len())])?;
@@ -351,14 +313,14 @@ impl InputColumns {
             (Facts::of(facts.as_slice_mut()?), RowFlags::of(flags.as_slice_mut()?));
         let (newest, stops) = (newest.as_slice_mut()?, stops.as_slice_mut()?);
         each_has(self.rows, &[("newest", newest.len())])?;
-        for (row, known) in self::rows(batch_rows).zip(known) {
+        for (row, known) in indices(batch_rows).zip(known) {
             facts.computed[row] += known;
             facts.drafted[row] = 0;
         }
         let most_stops = most_stops.min(self.most_stops);
         let mut cut = Cut::with_capacity(sampled_of.len(), ids.len());
         let (mut penalised, mut start) = (Vec::new(), 0);
-        for (place, row) in self::rows(sampled_of).enumerate() {
+        for (place, row) in indices(sampled_of).enumerate() {
             let own = start..start + of_each[place] as usize; // which was checked
             start = own.end;
             let few = &stops[row * self.most_stops..][..most_stops];
@@ -381,38 +343,33 @@ impl InputColumns {
         Ok((cut.into_arrays(py), penalised))
     }
 
-    #[expect(clippy::type_complexity, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn after<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
     ) -> PyResult<(Array<'py, i64>, Array<'py, i64>, Array<'py, i64>, Array<'py, i64>)> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let mut facts = open(py, &self.facts)?;
         let facts = Facts::of(facts.as_slice_mut()?);
         let of = |column: &[i64]| -> Array<'py, i64> {
-            rows(batch_rows).map(|row| column[row]).collect::<Vec<_>>().into_pyarray(py)
+            indices(batch_rows).map(|row| column[row]).collect::<Vec<_>>().into_pyarray(py)
         };
         Ok((of(facts.computed), of(facts.drafted), of(facts.keys_from), of(facts.keys_to)))
     }
 
     /// Who can draft after a step, and how many tokens.
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn drafting<'py>(
         &self,
         py: Python<'py>,
         batch_rows: Ints<'py>,
         most: i64,
     ) -> PyResult<(Array<'py, i64>, Array<'py, i64>)> {
-        let batch_rows = batch_rows.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
         let (mut facts, mut flags) = (open(py, &self.facts)?, open(py, &self.flags)?);
         let (facts, flags) =
             (Facts::of(facts.as_slice_mut()?), RowFlags::of(flags.as_slice_mut()?));
         let (mut places, mut each) = (Vec::new(), Vec::new());
-        for (place, row) in rows(batch_rows).enumerate() {
+        for (place, row) in indices(batch_rows).enumerate() {
             let (after, total) = (facts.computed[row], facts.total[row]);
             let answered = total > facts.prompt_len[row];
             if flags.ended[row] || !flags.answers[row] || !answered || total - after != 1 {
@@ -426,8 +383,6 @@ impl InputColumns {
     }
 
     #[pyo3(signature = (batch_rows, *, seq_starts, positions, tokens, drafts, follows=None))]
-    #[expect(clippy::too_many_arguments, reason = "named in Python")]
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn follow<'py>(
         &self,
         py: Python<'py>,
@@ -451,7 +406,6 @@ impl InputColumns {
     }
 
     /// Rows of successive positions of some sequences, for a pass that drafts.
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn draft_rows<'py>(
         &self,
         py: Python<'py>,
@@ -459,9 +413,8 @@ impl InputColumns {
         starts: Ints<'py>,
         stops: Ints<'py>,
     ) -> PyResult<drafts::DraftRows<'py>> {
-        let (batch_rows, starts, stops) =
-            (batch_rows.as_slice()?, starts.as_slice()?, stops.as_slice()?);
-        each_below(self.rows, "batch row", batch_rows)?;
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let (starts, stops) = (starts.as_slice()?, stops.as_slice()?);
         each_has(batch_rows.len(), &[("starts", starts.len()), ("stops", stops.len())])?;
         let mut blocks = open(py, &self.blocks)?;
         let blocks = self.blocks_of(blocks.as_slice_mut()?);
@@ -469,7 +422,6 @@ impl InputColumns {
     }
 
     /// What was drafted for some sequences: the first `made` of the guesses of each.
-    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn keep_drafts<'py>(
         &self,
         py: Python<'py>,
@@ -478,9 +430,9 @@ impl InputColumns {
         made: Ints<'py>,
     ) -> PyResult<()> {
         let [each, width] = [guesses.shape()[0], guesses.shape()[1]];
-        let (batch_rows, made) = (batch_rows.as_slice()?, made.as_slice()?);
+        let batch_rows = checked_rows(self.rows, &batch_rows)?;
+        let made = made.as_slice()?;
         let guesses = guesses.as_slice()?;
-        each_below(self.rows, "batch row", batch_rows)?;
         each_has(batch_rows.len(), &[("guesses", each), ("made", made.len())])?;
         let fits = width <= self.most_drafts;
         if !fits || made.iter().any(|made| usize::try_from(*made).map_or(true, |made| made > width))
@@ -491,7 +443,7 @@ impl InputColumns {
         }
         let (mut facts, mut drafts) = (open(py, &self.facts)?, open(py, &self.drafts)?);
         let (facts, drafts) = (Facts::of(facts.as_slice_mut()?), drafts.as_slice_mut()?);
-        for (place, row) in rows(batch_rows).enumerate() {
+        for (place, row) in indices(batch_rows).enumerate() {
             let own = &guesses[place * width..][..width];
             let to = &mut drafts[row * self.most_drafts..][..width];
             to.iter_mut().zip(own).for_each(|(to, guess)| *to = *guess as i32);

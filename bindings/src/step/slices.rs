@@ -57,6 +57,38 @@ pub(super) fn open<'py, T: Element, D: numpy::ndarray::Dimension>(
     array.map_err(|error| PyValueError::new_err(format!("an array of the step: {error}")))
 }
 
+/// Batch rows that an array of `limit` rows has.
+pub(super) fn checked_rows<'a>(limit: usize, batch_rows: &'a Ints<'_>) -> PyResult<&'a [i64]> {
+    let batch_rows = batch_rows.as_slice()?;
+    each_below(limit, "batch row", batch_rows)?;
+    Ok(batch_rows)
+}
+
+/// As indices, what [`each_below`] looked at.
+pub(super) fn indices<'a>(checked: &'a [i64]) -> impl Iterator<Item = usize> + use<'a> {
+    checked.iter().map(|index| *index as usize)
+}
+
+/// The rows of an array of Python by name, in their order.
+macro_rules! columns {
+    ($(#[$doc:meta])* $name:ident of $item:ty: $($row:ident),+ $(,)?) => {
+        $(#[$doc])*
+        struct $name<'a> {
+            $($row: &'a mut [$item]),+
+        }
+
+        impl<'a> $name<'a> {
+            const ROWS: usize = [$(stringify!($row)),+].len();
+
+            fn of(values: &'a mut [$item]) -> Self {
+                let [$($row),+] = $crate::step::slices::rows_of(values);
+                Self { $($row),+ }
+            }
+        }
+    };
+}
+pub(super) use columns;
+
 /// The `N` rows of an array of `N` rows.
 pub(super) fn rows_of<const N: usize, T>(values: &mut [T]) -> [&mut [T]; N] {
     let width = values.len() / N;

@@ -4,8 +4,8 @@ use numpy::IntoPyArray;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
-use super::super::slices::{each_below, each_has, open};
-use super::{Array, Blocks, Facts, InputColumns, RowFlags, Table, rows};
+use super::super::slices::{each_below, each_has, indices, open};
+use super::{Array, Blocks, Facts, InputColumns, RowFlags, Table};
 
 /// `positions`, `slots`, `seq_starts`, `context_lens` and `block_tables` of `DraftBatch`.
 pub(super) type DraftRows<'py> =
@@ -62,7 +62,7 @@ pub(super) fn draft_rows<'py>(
     let mut context_lens = Vec::with_capacity(batch_rows.len());
     positions.reserve(batch_rows.len());
     slots.reserve(batch_rows.len());
-    for (place, row) in rows(batch_rows).enumerate() {
+    for (place, row) in indices(batch_rows).enumerate() {
         let (start, stop) = (starts[place], stops[place]);
         if start < 0 || stop <= start {
             return Err(PyValueError::new_err(format!("no rows from {start} to {stop}")));
@@ -101,7 +101,7 @@ pub(super) fn follow<'py>(
     let (mut starts, mut stops, mut drafts) = (Vec::new(), Vec::new(), Vec::new());
     let (mut tokens, mut hidden_from, mut first_keys) = (Vec::new(), Vec::new(), Vec::new());
     let mut unknown = Vec::new();
-    for (place, row) in rows(step.batch_rows).enumerate() {
+    for (place, row) in indices(step.batch_rows).enumerate() {
         let (after, total) = (facts.computed[row], facts.total[row]);
         let first_row = step.seq_starts[place];
         let before = i64::from(step.positions[first_row as usize]);
