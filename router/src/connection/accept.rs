@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use tokio::net::TcpListener;
+use tokio::task::yield_now;
 use tokio::time::sleep;
 use tokio_util::task::TaskTracker;
 
+use super::gate::{Gate, Streams};
 use super::last_words::TOO_MANY;
 use super::open::Open;
 use super::socket::Socket;
@@ -16,24 +18,38 @@ use crate::app::App;
 use crate::net::{Peer, pause_after};
 use crate::process::stopper::Stopper;
 
+/// Accepted in one turn at the gate: some 100 us of work.
+const ACCEPTED_AT_ONCE: usize = 4;
+
 /// Accepts for ever, at most `most` at a time.
 pub(crate) async fn accept_clients(
-    app: &Arc<App>,
+    app: Arc<App>,
     listener: TcpListener,
     most: usize,
-    stopper: &Stopper,
-    connections: &TaskTracker,
+    stopper: Stopper,
+    connections: TaskTracker,
 ) {
     let clients = Arc::new(Clients {
-        app: Arc::clone(app),
-        routes: crate::http::app(Arc::clone(app)),
-        stopper: stopper.clone(),
-        open: Open::new(app, most),
+        routes: crate::http::app(Arc::clone(&app)),
+        stopper,
+        open: Open::new(&app, most),
+        gate: Gate::new(),
         unread: Unread::default(),
         next: AtomicU64::new(1),
+        app,
     });
+    let accepting = accept(&clients, &listener, &connections);
+    clients.gate.pass(&Streams::default(), accepting).await;
+}
+
+async fn accept(clients: &Arc<Clients>, listener: &TcpListener, connections: &TaskTracker) {
+    let mut accepted = 0;
     let mut failing = false;
     loop {
+        if accepted == ACCEPTED_AT_ONCE {
+            accepted = 0;
+            yield_now().await;
+        }
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
@@ -49,17 +65,52 @@ pub(crate) async fn accept_clients(
             }
         };
         failing = false;
+        accepted += 1;
         let address = peer.ip().to_canonical();
         let Some(room) = clients.open.room().await else {
-            app.metrics.http.connections_refused.inc();
+            clients.app.metrics.http.connections_refused.inc();
             let socket = Socket::new(stream, Peer { address, connection: u64::MAX });
             connections.spawn(async move { TOO_MANY.say(&socket).await });
             continue;
         };
-        let clients = Arc::clone(&clients);
+        let clients = Arc::clone(clients);
         connections.spawn(async move {
             serve(stream, address, &clients).await;
             drop(room);
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::poll_fn;
+    use std::pin::pin;
+    use std::task::Poll;
+
+    use tokio::net::TcpStream;
+
+    use super::super::tests::clients;
+    use super::*;
+
+    #[tokio::test]
+    async fn few_of_those_who_come_at_once_are_accepted_in_one_turn() {
+        const DIALS: usize = 5 * ACCEPTED_AT_ONCE + 1;
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut dials = Vec::new();
+        for _ in 0..DIALS {
+            dials.push(TcpStream::connect(address).await.unwrap());
+        }
+        let (clients, connections) = (clients().await, TaskTracker::new());
+        let mut accepting = pin!(accept(&clients, &listener, &connections));
+        let mut turns = Vec::new();
+        while connections.len() < DIALS {
+            let before = connections.len();
+            let turn = poll_fn(|context| Poll::Ready(accepting.as_mut().poll(context)));
+            assert!(turn.await.is_pending());
+            turns.extend(Some(connections.len() - before).filter(|accepted| *accepted > 0));
+            yield_now().await;
+        }
+        assert!(turns.iter().all(|accepted| *accepted <= ACCEPTED_AT_ONCE), "{turns:?}");
     }
 }

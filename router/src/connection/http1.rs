@@ -74,7 +74,7 @@ pub(super) async fn serve(io: Guarded, socket: &Arc<Socket>, clients: &Arc<Clien
     }
 }
 
-fn is_event_stream(answer: &Response) -> bool {
+pub(super) fn is_event_stream(answer: &Response) -> bool {
     let kind = answer.headers().get(header::CONTENT_TYPE);
     kind.is_some_and(|kind| kind.as_bytes().starts_with(b"text/event-stream"))
 }

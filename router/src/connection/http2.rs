@@ -19,7 +19,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::Clients;
+use super::gate::Streams;
 use super::guarded::Guarded;
+use super::http1::is_event_stream;
 use super::socket::{Answering, Socket};
 use crate::http::access::Entrance;
 
@@ -99,7 +101,9 @@ fn take(
     let (socket, clients) = (Arc::clone(socket), Arc::clone(clients));
     let answering = Answering::begin(&socket, Version::HTTP_2, false);
     answers.spawn(async move {
-        let _ = answer(request, respond, &socket, &clients).await;
+        let streams = Streams::default();
+        let answer = answer(request, respond, &socket, &clients, &streams);
+        let _ = clients.gate.pass(&streams, answer).await;
         drop(answering);
     });
 }
@@ -122,6 +126,7 @@ async fn answer(
     mut respond: SendResponse<Bytes>,
     socket: &Arc<Socket>,
     clients: &Arc<Clients>,
+    streams: &Streams,
 ) -> Result<(), Broken> {
     request.extensions_mut().insert(socket.peer);
     request.extensions_mut().insert(Entrance::of(socket.peer.address));
@@ -135,6 +140,8 @@ async fn answer(
         respond.send_reset(Reason::ENHANCE_YOUR_CALM);
         return Err(Broken::Stalled);
     };
+    // the task of the connection writes what this one gives it
+    let _running = is_event_stream(&answer).then(|| (streams.begin(), socket.streams.begin()));
     let (mut head, body) = answer.into_parts();
     head.version = Version::HTTP_2;
     finish_headers(&mut head.headers, &body);

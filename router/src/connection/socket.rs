@@ -1,7 +1,7 @@
 //! A client's socket, and whose turn it is: the server's while it answers, else the client's.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use hyper::Version;
@@ -9,6 +9,7 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
+use super::gate::{RunningStream, Streams};
 use super::half_closed::Shut;
 use crate::net::Peer;
 
@@ -19,6 +20,8 @@ const REST: Duration = Duration::from_secs(120);
 /// Shared, so that last words can be said after hyper gave up. The locks are never contended.
 pub(super) struct Socket {
     pub(super) peer: Peer,
+    /// Streams of events that run on it.
+    pub(super) streams: Streams,
     stream: Mutex<TcpStream>,
     /// Bytes came since the last ones that were sent.
     asked: AtomicBool,
@@ -90,6 +93,7 @@ impl Socket {
         };
         Self {
             peer,
+            streams: Streams::default(),
             stream: Mutex::new(stream),
             asked: AtomicBool::new(false),
             unflushed: AtomicBool::new(false),
@@ -193,7 +197,10 @@ impl Drop for WriteTurn {
 }
 
 /// A request that is answered. When this drops, it is the client's turn again.
-pub(super) struct Answering(Arc<Socket>);
+pub(super) struct Answering {
+    socket: Arc<Socket>,
+    stream: OnceLock<RunningStream>,
+}
 
 impl Answering {
     /// `receiving`: its body is still to come.
@@ -205,30 +212,33 @@ impl Answering {
         turn.asking = false;
         turn.version = version;
         drop(turn);
-        Self(Arc::clone(socket))
+        Self { socket: Arc::clone(socket), stream: OnceLock::new() }
     }
 
     /// The whole request is here, or nobody wants the rest of it.
     pub(super) fn received(&self) {
-        self.0.turn().receiving -= 1;
+        self.socket.turn().receiving -= 1;
     }
 
     /// Its answer begins; `events`: as a stream of events.
     pub(super) fn answered(&self, events: bool) {
-        let mut turn = self.0.turn();
+        if events {
+            self.stream.get_or_init(|| self.socket.streams.begin());
+        }
+        let mut turn = self.socket.turn();
         turn.unanswered -= 1;
         turn.events = events;
     }
 
     /// A comment is to be sent between two events; said once.
     pub(super) fn takes_comment(&self) -> bool {
-        self.0.comment.load(Relaxed) && self.0.comment.swap(false, Relaxed)
+        self.socket.comment.load(Relaxed) && self.socket.comment.swap(false, Relaxed)
     }
 }
 
 impl Drop for Answering {
     fn drop(&mut self) {
-        let mut turn = self.0.turn();
+        let mut turn = self.socket.turn();
         turn.answering -= 1;
         turn.since = Instant::now();
         if turn.answering == 0 {

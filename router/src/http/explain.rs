@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::core::candidate::{Candidate, Exclusion};
+use crate::core::candidate::{Candidate, Exclusion, GroupRank};
 use crate::core::decision::{Decision, WorkerPair};
 use crate::core::estimate::Estimate;
 use crate::core::frame::Role;
@@ -56,6 +56,8 @@ struct Explanation<'a> {
 struct CandidateView<'a> {
     worker: &'a str,
     role: Role,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    group: Option<&'a GroupRank>,
     cached_tokens: u32,
     #[serde(flatten)]
     parts: Parts,
@@ -126,6 +128,7 @@ fn candidate<'a>(candidate: &'a Candidate, estimate: &Estimate) -> CandidateView
     CandidateView {
         worker: &candidate.name,
         role: candidate.role,
+        group: candidate.group.as_ref(),
         cached_tokens: candidate.cached_tokens,
         parts: Parts::of(estimate),
         excluded: candidate.excluded,

@@ -266,10 +266,11 @@ mod tests {
 
     #[test]
     fn a_long_stop_of_one_letter_is_linear() {
-        let stop = "a".repeat(200_000) + "b";
-        let text = "a".repeat(400_000);
+        let len = if cfg!(miri) { 200 } else { 200_000 };
+        let stop = "a".repeat(len) + "b";
+        let text = "a".repeat(2 * len);
         let (out, stopped, _) = run(&[&stop], &[&text, &text]);
-        assert_eq!((out.len(), stopped), (800_000, false));
+        assert_eq!((out.len(), stopped), (4 * len, false));
     }
 
     /// What a reader of the whole text would do.

@@ -1,0 +1,358 @@
+//! Whose turn it is to do work for a client. A task that writes a running stream goes on whenever it is woken. All others
+//! pass a gate: the queue of the runtime is first come, first served, and a burst of requests would stand in it before the
+//! next tokens of everybody else.
+//!
+//! The gate lets few in and then waits for one round of the runtime's queue, in which everybody else has had a turn. A place
+//! lasts for one poll and never across an await, so nobody holds one while it waits for a client or a worker, and who goes
+//! away leaves nothing behind. Those outside go in by the order in which they came. Where streams keep the threads busy, a
+//! round takes long, and the gate opens wider: a place is given away for every few polls of streams as well.
+
+use std::collections::BTreeMap;
+use std::future::poll_fn;
+use std::pin::pin;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::{Context, Poll, Waker, ready};
+
+use tokio::runtime::Handle;
+use tokio::sync::Notify;
+use tokio::task::AbortHandle;
+
+/// Places in a round for each thread of the runtime, some 200 us of work. With two of them, 64 clients at full speed cost 45 us of
+/// CPU a request in rounds alone, where all of a request took 110 (`headrace-bench load`, no file).
+const PLACES_PER_THREAD: usize = 8;
+/// Polls of streams for which one more is let in. A guess: those of requests take several times as long.
+const POLLS_PER_PLACE: usize = 4;
+
+/// More of them outside than this are a burst. A router that has as much as it can do, but no more, goes on without a break: for
+/// 64 clients at full speed a break in each round cost a third of the requests a second (`headrace-bench load`, no file).
+const CROWD: usize = 128;
+
+/// See the head of this file.
+pub(super) struct Gate {
+    rounds: Arc<Rounds>,
+    usher: AbortHandle,
+}
+
+struct Rounds {
+    /// Of a round.
+    places: usize,
+    turns: Mutex<Turns>,
+    /// The last place of a round was taken.
+    taken: Notify,
+    /// Of streams, in this round while somebody is outside.
+    polls: AtomicUsize,
+    /// The number of those outside, to be read without the lock.
+    outside: AtomicUsize,
+}
+
+#[derive(Default)]
+struct Turns {
+    /// Places of this round that are left.
+    free: usize,
+    /// By ticket; who was called is not here any more.
+    outside: BTreeMap<u64, Waker>,
+    tickets: u64,
+}
+
+impl Gate {
+    /// Of the runtime that this is called on.
+    pub(super) fn new() -> Self {
+        Self::with_places(PLACES_PER_THREAD * Handle::current().metrics().num_workers())
+    }
+
+    fn with_places(places: usize) -> Self {
+        let rounds = Arc::new(Rounds {
+            places,
+            turns: Mutex::new(Turns { free: places, ..Turns::default() }),
+            taken: Notify::new(),
+            polls: AtomicUsize::new(0),
+            outside: AtomicUsize::new(0),
+        });
+        let usher = tokio::spawn(usher(Arc::clone(&rounds))).abort_handle();
+        Self { rounds, usher }
+    }
+
+    /// Does `work`, a whole task, in turns while it writes none of `streams`.
+    ///
+    /// # Cancel safety
+    /// A dropped call waits no longer.
+    pub(super) async fn pass<T>(&self, streams: &Streams, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        let mut turn = Turn { rounds: &self.rounds, ticket: None };
+        poll_fn(|context| {
+            if streams.any() {
+                turn.leave();
+                self.rounds.stream_goes();
+            } else {
+                ready!(turn.poll_enter(context));
+            }
+            work.as_mut().poll(context)
+        })
+        .await
+    }
+}
+
+impl Drop for Gate {
+    fn drop(&mut self) {
+        self.usher.abort();
+    }
+}
+
+/// Begins a round once all others of the runtime have had their turn since the last one.
+async fn usher(rounds: Arc<Rounds>) {
+    loop {
+        rounds.taken.notified().await;
+        loop {
+            end_of_queue().await;
+            if !rounds.begin() {
+                break;
+            }
+            if rounds.outside.load(Relaxed) > CROWD {
+                std::thread::yield_now(); // it leaves no core to the other processes of this machine otherwise
+            }
+        }
+    }
+}
+
+/// Goes to the end of the runtime's queue: whoever wakes itself goes there, and not before others as one that another task
+/// wakes does.
+async fn end_of_queue() {
+    let mut is_there = false;
+    poll_fn(|context| {
+        if std::mem::replace(&mut is_there, true) {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+impl Rounds {
+    /// A new round; false if nobody waited for it.
+    fn begin(&self) -> bool {
+        let mut turns = self.turns();
+        let places = self.places + self.polls.swap(0, Relaxed) / POLLS_PER_PLACE;
+        let called: Vec<Waker> =
+            std::iter::from_fn(|| Some(turns.outside.pop_first()?.1)).take(places).collect();
+        turns.free = (places - called.len()).min(self.places);
+        self.outside.store(turns.outside.len(), Relaxed);
+        drop(turns);
+        let any = !called.is_empty();
+        called.into_iter().for_each(Waker::wake);
+        any
+    }
+
+    /// A stream is polled.
+    fn stream_goes(&self) {
+        if self.outside.load(Relaxed) > 0 {
+            self.polls.fetch_add(1, Relaxed);
+        }
+    }
+
+    fn turns(&self) -> MutexGuard<'_, Turns> {
+        self.turns.lock().expect("no holder panics")
+    }
+}
+
+/// A task at the gate. When this drops, it is away.
+struct Turn<'a> {
+    rounds: &'a Rounds,
+    /// It waits with this one; if nobody waits with it, it was called.
+    ticket: Option<u64>,
+}
+
+impl Turn<'_> {
+    fn poll_enter(&mut self, context: &Context<'_>) -> Poll<()> {
+        let mut turns = self.rounds.turns();
+        if let Some(ticket) = self.ticket {
+            if let Some(waker) = turns.outside.get_mut(&ticket) {
+                waker.clone_from(context.waker());
+                return Poll::Pending;
+            }
+            self.ticket = None;
+            return Poll::Ready(());
+        }
+        if turns.free > 0 && turns.outside.is_empty() {
+            turns.free -= 1;
+            if turns.free == 0 {
+                self.rounds.taken.notify_one();
+            }
+            return Poll::Ready(());
+        }
+        turns.tickets += 1;
+        let ticket = turns.tickets;
+        turns.outside.insert(ticket, context.waker().clone());
+        self.ticket = Some(ticket);
+        self.rounds.outside.store(turns.outside.len(), Relaxed);
+        Poll::Pending
+    }
+
+    fn leave(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            let mut turns = self.rounds.turns();
+            turns.outside.remove(&ticket);
+            self.rounds.outside.store(turns.outside.len(), Relaxed);
+        }
+    }
+}
+
+impl Drop for Turn<'_> {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// The streams of events that a task writes.
+#[derive(Clone, Default)]
+pub(super) struct Streams(Arc<AtomicUsize>);
+
+/// One of them, until it drops.
+pub(super) struct RunningStream(Arc<AtomicUsize>);
+
+impl Streams {
+    pub(super) fn begin(&self) -> RunningStream {
+        self.0.fetch_add(1, Relaxed);
+        RunningStream(Arc::clone(&self.0))
+    }
+
+    fn any(&self) -> bool {
+        self.0.load(Relaxed) > 0
+    }
+}
+
+impl Drop for RunningStream {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BURST: usize = 100;
+    const POLLS: usize = 3;
+
+    /// What the tasks of a test have done.
+    #[derive(Default)]
+    struct Done {
+        polls: AtomicUsize,
+        order: Mutex<Vec<usize>>,
+    }
+
+    fn burst(gate: &Arc<Gate>, done: &Arc<Done>) {
+        for number in 0..BURST {
+            let (gate, done) = (Arc::clone(gate), Arc::clone(done));
+            tokio::spawn(async move {
+                let work = async {
+                    for _ in 0..POLLS {
+                        done.polls.fetch_add(1, Relaxed);
+                        end_of_queue().await;
+                    }
+                    done.order.lock().unwrap().push(number);
+                };
+                gate.pass(&Streams::default(), work).await;
+            });
+        }
+    }
+
+    /// Polls of the burst between two of a stream, at most.
+    async fn most_between(gate: Arc<Gate>, done: Arc<Done>) -> usize {
+        let streams = Streams::default();
+        let _stream = streams.begin();
+        let mut most = 0;
+        let write = async {
+            while done.order.lock().unwrap().len() < BURST {
+                let before = done.polls.load(Relaxed);
+                end_of_queue().await;
+                most = most.max(done.polls.load(Relaxed) - before);
+            }
+        };
+        gate.pass(&streams, write).await;
+        most
+    }
+
+    fn poll(task: &mut (impl Future + Unpin)) -> bool {
+        pin!(task).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    fn is_at_rest(gate: &Gate) -> bool {
+        let turns = gate.rounds.turns();
+        turns.outside.is_empty() && gate.rounds.outside.load(Relaxed) == 0
+    }
+
+    #[tokio::test]
+    async fn a_burst_stands_beside_a_stream_and_keeps_its_order() {
+        let (gate, done) = (Arc::new(Gate::with_places(2)), Arc::default());
+        burst(&gate, &done);
+        let stream = tokio::spawn(most_between(Arc::clone(&gate), Arc::clone(&done)));
+        let most = stream.await.unwrap();
+        assert!((1..=3).contains(&most), "{most} polls between two of the stream");
+        assert_eq!(*done.order.lock().unwrap(), (0..BURST).collect::<Vec<_>>());
+        assert!(is_at_rest(&gate));
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn on_several_threads_everybody_comes_in() {
+        let (gate, done) = (Arc::new(Gate::new()), Arc::default());
+        burst(&gate, &done);
+        burst(&gate, &done);
+        tokio::spawn(most_between(Arc::clone(&gate), Arc::clone(&done))).await.unwrap();
+        while done.order.lock().unwrap().len() < 2 * BURST {
+            end_of_queue().await;
+        }
+        assert_eq!(done.polls.load(Relaxed), 2 * BURST * POLLS);
+    }
+
+    #[tokio::test]
+    async fn the_more_streams_go_by_the_more_are_let_in() {
+        let gate = Gate::with_places(1);
+        let none = Streams::default();
+        let mut waits: Vec<_> = (0..20).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
+        waits.retain_mut(|task| !poll(task));
+        assert_eq!(waits.len(), 19, "there is one place");
+        for (streams, let_in) in [(0, 1), (POLLS_PER_PLACE - 1, 1), (5 * POLLS_PER_PLACE, 6)] {
+            (0..streams).for_each(|_| gate.rounds.stream_goes());
+            assert!(gate.rounds.begin());
+            let before = waits.len();
+            waits.retain_mut(|task| !poll(task));
+            assert_eq!(before - waits.len(), let_in, "beside {streams} polls of streams");
+        }
+    }
+
+    #[tokio::test]
+    async fn who_goes_away_while_it_waits_or_when_it_was_called_leaves_nothing_behind() {
+        let gate = Gate::with_places(1);
+        let none = Streams::default();
+        let mut waits: Vec<_> = (0..5).map(|_| Box::pin(gate.pass(&none, async {}))).collect();
+        assert!(poll(&mut waits.remove(0)) && waits.iter_mut().all(|task| !poll(task)));
+        drop(waits.remove(1)); // it waits
+        assert_eq!(gate.rounds.outside.load(Relaxed), 3);
+        assert!(gate.rounds.begin());
+        drop(waits.remove(0)); // it was called
+        assert!(!poll(&mut waits[0]), "its place is gone with this round");
+        assert!(gate.rounds.begin());
+        assert!(poll(&mut waits.remove(0)));
+        assert!(gate.rounds.begin() && poll(&mut waits.remove(0)));
+        assert!(is_at_rest(&gate) && !gate.rounds.begin());
+    }
+
+    #[tokio::test]
+    async fn a_task_that_has_begun_a_stream_needs_no_place() {
+        let gate = Gate::with_places(1);
+        let streams = Streams::default();
+        let mut task = Box::pin(gate.pass(&streams, async {
+            let running = streams.begin();
+            end_of_queue().await;
+            drop(running);
+            end_of_queue().await;
+        }));
+        assert!(!poll(&mut task), "it has begun");
+        assert!(!poll(&mut task), "it has ended it, though the place is taken");
+        assert!(!poll(&mut task), "and waits");
+        assert!(gate.rounds.begin() && poll(&mut task));
+        assert!(!streams.any());
+    }
+}
