@@ -354,6 +354,7 @@ impl Bench {
         let step = Step {
             step: n + 1,
             ms: 40.0,
+            waited_us: 0,
             prefill_tokens: 512,
             prefill_context: 512 * 1000,
             decode_rows: 16,

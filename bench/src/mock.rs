@@ -5,7 +5,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 use headrace_router::config::argv::NoSecret;
@@ -17,6 +17,7 @@ use self::clock::Clock;
 use self::engine::EngineConfig;
 use self::exchange::{Exchange, Terms};
 use self::fault::Fault;
+use self::lockstep::{Lockstep, RoundSums};
 use self::model::Model;
 use self::pace::{Pace, PaceReport};
 use self::preset::ModelArgs;
@@ -29,10 +30,12 @@ pub(crate) mod exchange;
 pub(crate) mod fault;
 mod greeting;
 pub(crate) mod kv_legs;
+pub(crate) mod lockstep;
 mod model;
 mod pace;
 mod pool;
 pub(crate) mod preset;
+mod rank;
 mod session;
 #[cfg(test)]
 mod tests;
@@ -46,6 +49,8 @@ const FAULTS_WAITING: usize = 256;
 #[command(after_help = "\
 FAULT is [WORKERS:]KIND[=VALUE][@FROM[-UNTIL]], such as w3:die@10s or w0-w3:slow=3x@5s-20s. Kinds:
   die, freeze          it is gone, or stands still; with UNTIL it comes back
+  stall=PHASE          of a rank: it stands still in a phase of a step, agree, dispatch, combine or draft; its link lives
+  wrong-size, wrong-weights  of a rank: its Hello says so
   slow=3x              steps take three times longer
   drop-events=0.1      each block event is lost with this probability; stop-events loses all
   lie=+50%             says that half of each prompt more was cached than there was
@@ -86,6 +91,9 @@ pub(crate) struct MockArgs {
     /// An answer ends after so many tokens, unless the client says `ignore_eos`.
     #[arg(long, value_name = "TOKENS", default_value_t = 4096)]
     longest_answer: u32,
+    /// Ranks of a group wait for one another so long, in ms; then the group starts anew as a whole.
+    #[arg(long, value_name = "MS", default_value_t = 1000, requires = "ep")]
+    group_deadline: u64,
     /// End with the link, instead of dialling again.
     #[arg(long)]
     once: bool,
@@ -104,6 +112,11 @@ fn workers(text: &str) -> Result<usize, String> {
     number.ok_or_else(|| format!("{text} is not from 1 to 10000"))
 }
 
+fn ranks(text: &str) -> Result<usize, String> {
+    let number = text.parse::<usize>().ok().filter(|number| (2..=1024).contains(number));
+    number.ok_or_else(|| format!("{text} is not from 2 to 1024"))
+}
+
 /// How many workers there are. Numbers begin with those of `--prefill`, then come those of `--decode`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct RoleArgs {
@@ -116,6 +129,9 @@ pub(crate) struct RoleArgs {
     /// Workers that generate; their prompts come from the others.
     #[arg(long, value_name = "N", value_parser = workers)]
     decode: Option<usize>,
+    /// Workers are ranks of groups of N that step together: a step lasts as long as that of the slowest.
+    #[arg(long, value_name = "N", value_parser = ranks)]
+    ep: Option<usize>,
 }
 
 impl RoleArgs {
@@ -124,7 +140,14 @@ impl RoleArgs {
     pub(crate) fn roles(&self) -> Result<Roles, BadInput> {
         let (prefill, decode) = (self.prefill.unwrap_or(0), self.decode.unwrap_or(0));
         let usual = if prefill + decode > 0 { 0 } else { 8 };
-        let roles = Roles { prefill, decode, both: self.workers.unwrap_or(usual) };
+        let ep = self.ep.unwrap_or(1);
+        let roles = Roles { prefill, decode, both: self.workers.unwrap_or(usual), ep };
+        for (flag, workers) in [("prefill", prefill), ("decode", decode), ("workers", roles.both)] {
+            if workers % ep != 0 {
+                let text = format!("--{flag} {workers}: a multiple of the {ep} ranks of --ep");
+                return Err(BadInput(text));
+            }
+        }
         if roles.decode + roles.both == 0 {
             return Err(BadInput("--prefill alone: nobody would generate".into()));
         }
@@ -184,6 +207,7 @@ fn start(args: &MockArgs) -> anyhow::Result<Running> {
         ..terms
     };
     let roles = args.roles.roles()?;
+    let epoch = worker::now_ms_since_1970();
     let nonce = crate::random::mix(u64::from(std::process::id())) ^ worker::now_ms_since_1970();
     let fleet = Arc::new(Fleet {
         router: args.router.clone(),
@@ -203,6 +227,8 @@ fn start(args: &MockArgs) -> anyhow::Result<Running> {
         kv_block_bytes: terms.block_bytes,
         exchange: Mutex::new(Exchange::new(terms, roles.all(), nonce)),
         bells: (0..roles.all()).map(|_| Arc::default()).collect(),
+        groups: roles.groups().map(|_| Mutex::new(Lockstep::new(roles.ep, epoch))).collect(),
+        group_deadline: Duration::from_millis(args.group_deadline.max(1)),
     });
     let mut tasks = JoinSet::new();
     for number in 0..roles.all() {
@@ -222,7 +248,12 @@ impl Running {
 
     fn report(&self) -> PaceReport {
         let cpu_s = crate::report::stats::cpu_seconds(std::process::id()).ok();
-        self.fleet.pace.lock().expect("no holder panics").report(self.workers, cpu_s)
+        let mut rounds = RoundSums::default();
+        for group in &self.fleet.groups {
+            rounds.add(group.lock().expect("no holder panics").sums());
+        }
+        let pace = self.fleet.pace.lock().expect("no holder panics");
+        pace.report(self.workers, cpu_s, rounds.report())
     }
 }
 

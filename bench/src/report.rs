@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::Serialize;
 
+use crate::mock::lockstep::RoundReport;
+
 use crate::report::sample::{Answer, Sample, Slo};
 use crate::report::stats::{Quantiles, sorted, thinned};
 
@@ -51,6 +53,8 @@ pub(crate) struct Setting {
     pub(crate) ttft_prediction_error: Option<Quantiles>,
     /// Where there are prefill workers.
     pub(crate) split: Option<Split>,
+    /// Where workers are ranks of groups.
+    pub(crate) groups: Option<RoundReport>,
     /// Of a simulated router.
     pub(crate) router_ms: Option<RouterMs>,
 }
@@ -111,6 +115,8 @@ pub(crate) struct Report {
     imbalance: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     split: Option<Split>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    groups: Option<RoundReport>,
     router_ms: Option<RouterMs>,
     uncached_tokens_by_worker: BTreeMap<String, u64>,
     chunks: u64,
@@ -194,6 +200,7 @@ impl Report {
             goodput: setting.slo.map(|slo| Goodput::of(slo, &answers, samples.len(), wall_s)),
             imbalance: imbalance(&by_worker, setting.workers),
             split: setting.split,
+            groups: setting.groups,
             router_ms: setting.router_ms,
             uncached_tokens_by_worker: by_worker,
             client_lag_ms: Quantiles::of_ms(samples.iter().map(|s| s.lag_ms)),

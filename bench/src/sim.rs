@@ -135,6 +135,7 @@ fn simulate(args: &SimArgs, requests: &Requests) -> anyhow::Result<Report> {
         ttft_prediction_error: Quantiles::of_ms(world.prediction_errors().iter().copied()),
         run_s: Some(began.elapsed().as_secs_f64()),
         split: (roles.prefill > 0).then(|| world.split()),
+        groups: world.rounds().report(),
         router_ms: Some(RouterMs {
             worker_queue: config.routing.worker_queue_ms,
             queue_timeout: config.deadlines.queue.as_secs_f64() * 1e3,

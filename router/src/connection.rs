@@ -1,7 +1,7 @@
 //! Clients' connections: HTTP/1 or 2 on sockets that may neither be silent at the start of a request nor stop reading in
 //! the middle of an answer.
 //!
-//! `accept` takes connections in, `open` bounds them and makes room; `guarded` is the socket as the protocols see it,
+//! `accept` takes connections in, `open` bounds them and makes room, `gate` keeps a burst of them beside running streams; `guarded` is the socket as the protocols see it,
 //! `socket` whose turn it is; `http1` and `http2` serve, `half_closed` keeps an answer for a client that only stopped
 //! writing, `unread` bounds what waits for clients that do not read.
 //!
@@ -12,6 +12,7 @@
 
 mod accept;
 pub(crate) mod admin;
+mod gate;
 mod guarded;
 mod half_closed;
 mod http1;
@@ -31,6 +32,7 @@ use tokio::net::TcpStream;
 use crate::app::App;
 use crate::net::Peer;
 use crate::process::stopper::Stopper;
+use gate::Gate;
 use guarded::{Guarded, Protocol};
 use open::Open;
 use socket::Socket;
@@ -44,20 +46,25 @@ struct Clients {
     routes: Router,
     stopper: Stopper,
     open: Open,
+    gate: Gate,
     unread: Unread,
     next: AtomicU64,
 }
 
 /// Serves a connection until the client or the stopper ends it, or room is needed while it rests.
 async fn serve(stream: TcpStream, address: IpAddr, clients: &Arc<Clients>) {
-    let _ = stream.set_nodelay(true); // fails only on a socket that is gone
     let peer = Peer { address, connection: clients.next.fetch_add(1, Relaxed) };
     let socket = Arc::new(Socket::new(stream, peer));
     let _open = clients.open.enter(&socket);
-    tokio::select! {
-        () = talk(&socket, clients) => {}
-        () = clients.stopper.stopped() => {}
-    }
+    let streams = socket.streams.clone();
+    let conversation = async move {
+        let _ = socket.stream().set_nodelay(true); // fails only on a socket that is gone
+        tokio::select! {
+            () = talk(&socket, clients) => {}
+            () = clients.stopper.stopped() => {}
+        }
+    };
+    clients.gate.pass(&streams, conversation).await;
 }
 
 async fn talk(socket: &Arc<Socket>, clients: &Arc<Clients>) {
@@ -105,6 +112,7 @@ mod tests {
             routes: crate::http::app(Arc::clone(&app)),
             stopper: Stopper::default(),
             open: Open::new(&app, 64),
+            gate: Gate::new(),
             unread: Unread::default(),
             next: AtomicU64::new(1),
         })

@@ -98,10 +98,19 @@ impl Server {
         let _guards = stopper.guards();
         let operators = tokio::spawn(operators.serve(Arc::clone(&app), stopper.clone()));
         let connections = TaskTracker::new();
-        tokio::select! {
-            () = accept_clients(&app, listener, most, &stopper, &connections) => {}
-            () = stopper.draining() => {}
-        }
+        // on a thread of the runtime: a connection is served where it was accepted, without a switch between threads
+        let (accepting, draining) = (
+            accept_clients(Arc::clone(&app), listener, most, stopper.clone(), connections.clone()),
+            stopper.clone(),
+        );
+        let accepting = tokio::spawn(async move {
+            tokio::select! {
+                () = accepting => {}
+                () = draining.draining() => {}
+                () = draining.stopping() => {}
+            }
+        });
+        accepting.await.expect("accepting does not panic, and nobody aborts it");
         app.fleet.shut_down();
         connections.close();
         tracing::info!(connections = connections.len(), "draining");

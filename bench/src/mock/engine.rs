@@ -268,6 +268,12 @@ impl Engine {
         Some(counts.ms(&self.cost) * stretch)
     }
 
+    /// A step with nothing in it, for the sake of other ranks; `ms` is what it took, for the frame.
+    pub(crate) fn empty_step(&mut self, ms: f64) -> Step {
+        self.steps += 1;
+        Step { ms, ..self.heartbeat() }
+    }
+
     /// Ends the step that runs. `ms` is what it took, for the frame.
     pub(crate) fn end_step(&mut self, ms: f64) -> StepResult {
         let counts = self.in_flight.take().expect("a step began");
@@ -344,6 +350,7 @@ impl Engine {
         Step {
             step: self.steps,
             ms: 0.0,
+            waited_us: 0,
             prefill_tokens: 0,
             prefill_context: 0,
             decode_rows: 0,

@@ -32,6 +32,12 @@ pub(crate) enum FaultKind {
     Die,
     /// Neither reads nor writes nor computes; the link stays open.
     Freeze,
+    /// Stands still in a phase of a step; its link lives. Of ranks only.
+    Stall(Phase),
+    /// Its Hello names another size of its group. Of ranks only.
+    WrongSize,
+    /// Its Hello names other weights. Of ranks only.
+    WrongWeights,
     /// Each step takes so many times longer.
     Slow(f64),
     /// Each block event is lost with this probability.
@@ -56,6 +62,16 @@ pub(crate) enum FaultKind {
     SlowTransfer(f64),
     /// KV that is pulled from it is lost on the way with this probability.
     FailTransfer(f64),
+}
+
+/// Where in a step a rank stands still.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// Before all agree on the step.
+    Agree,
+    Dispatch,
+    Combine,
+    Draft,
 }
 
 /// What a worker may do at all.
@@ -111,6 +127,42 @@ impl Mischief {
         times.filter(|at| *at > now_ms).fold(f64::INFINITY, f64::min)
     }
 
+    /// It does not come to rounds.
+    pub(crate) fn stalls_before_round(&self, now_ms: f64) -> bool {
+        self.active(now_ms).any(|kind| kind == FaultKind::Stall(Phase::Agree))
+    }
+
+    /// Rounds that it has come to do not end.
+    pub(crate) fn stalls_in_round(&self, now_ms: f64) -> bool {
+        let phases = [Phase::Dispatch, Phase::Combine, Phase::Draft].map(FaultKind::Stall);
+        self.active(now_ms).any(|kind| phases.contains(&kind))
+    }
+
+    pub(crate) fn wrong_size(&self, now_ms: f64) -> bool {
+        self.active(now_ms).any(|kind| kind == FaultKind::WrongSize)
+    }
+
+    pub(crate) fn wrong_weights(&self, now_ms: f64) -> bool {
+        self.active(now_ms).any(|kind| kind == FaultKind::WrongWeights)
+    }
+
+    /// A group that starts anew starts new processes: what has no end ends with the old ones.
+    pub(crate) fn cure(&mut self, now_ms: f64) {
+        self.faults.retain(|(fault, _)| {
+            let of_process = matches!(
+                fault.kind,
+                FaultKind::Die
+                    | FaultKind::Freeze
+                    | FaultKind::Stall(_)
+                    | FaultKind::WrongSize
+                    | FaultKind::WrongWeights
+            );
+            let frozen = matches!(fault.kind, FaultKind::Freeze | FaultKind::Stall(_));
+            let ends = fault.until_ms.is_finite() && !frozen;
+            !(of_process && !ends && fault.is_active(now_ms))
+        });
+    }
+
     /// How many times longer a step takes.
     pub(crate) fn slowdown(&self, now_ms: f64) -> f64 {
         let times = |kind| if let FaultKind::Slow(times) = kind { times } else { 1.0 };
@@ -152,6 +204,9 @@ impl Mischief {
             match fault.kind {
                 FaultKind::Die
                 | FaultKind::Freeze
+                | FaultKind::Stall(_)
+                | FaultKind::WrongSize
+                | FaultKind::WrongWeights
                 | FaultKind::Slow(_)
                 | FaultKind::Lie(_)
                 | FaultKind::SlowTransfer(_)
@@ -261,6 +316,9 @@ impl FaultKind {
             "drop-events" => return Ok(Self::DropEvents(probability(needed()?)?)),
             "lie" => return Ok(Self::Lie(share(needed()?)?)),
             "forget" => return Ok(Self::Forget(probability(needed()?)?)),
+            "stall" => return Ok(Self::Stall(phase(needed()?)?)),
+            "wrong-size" => Self::WrongSize,
+            "wrong-weights" => Self::WrongWeights,
             "die" => Self::Die,
             "freeze" => Self::Freeze,
             "stop-events" => Self::StopEvents,
@@ -271,7 +329,8 @@ impl FaultKind {
             "unknown-removes" => Self::UnknownRemoves,
             _ => {
                 return Err(format!(
-                    "`{name}` is no fault; there are die, freeze, slow=3x, drop-events=0.1, stop-events, lie=+50%, \
+                    "`{name}` is no fault; there are die, freeze, stall=PHASE, wrong-size, wrong-weights, slow=3x, \
+                     drop-events=0.1, stop-events, lie=+50%, \
                      forget=0.5, overclaim, gap, wrong-epoch, duplicate-stores, unknown-removes, slow-transfer=10x, \
                      fail-transfer=0.5"
                 ));
@@ -281,6 +340,16 @@ impl FaultKind {
             None => Ok(kind),
             Some(value) => Err(format!("`{name}` takes no value, got {value}")),
         }
+    }
+}
+
+fn phase(text: &str) -> Result<Phase, String> {
+    match text {
+        "agree" => Ok(Phase::Agree),
+        "dispatch" => Ok(Phase::Dispatch),
+        "combine" => Ok(Phase::Combine),
+        "draft" => Ok(Phase::Draft),
+        _ => Err(format!("`stall`: {text} is not agree, dispatch, combine or draft")),
     }
 }
 

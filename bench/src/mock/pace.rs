@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use serde::Serialize;
 
+use super::lockstep::RoundReport;
+
 /// Sums over all workers.
 #[derive(Debug, Default, Clone)]
 pub(super) struct Pace {
@@ -37,6 +39,9 @@ pub(super) struct PaceReport {
     late_max_ms: f64,
     cpu_s: Option<f64>,
     cpu_us_per_step: Option<f64>,
+    /// Where workers are ranks of groups.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    groups: Option<RoundReport>,
 }
 
 impl Pace {
@@ -52,10 +57,16 @@ impl Pace {
         }
     }
 
-    pub(super) fn report(&self, workers: usize, cpu_s: Option<f64>) -> PaceReport {
+    pub(super) fn report(
+        &self,
+        workers: usize,
+        cpu_s: Option<f64>,
+        groups: Option<RoundReport>,
+    ) -> PaceReport {
         let stepped = self.steps > 0;
         let taken_ms = self.asked_ms + self.overrun_ms;
         PaceReport {
+            groups,
             workers,
             requests: self.requests,
             tokens: self.tokens,

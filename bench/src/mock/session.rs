@@ -18,6 +18,7 @@ use super::greeting::{greet, parts};
 use super::worker::Worker;
 
 mod legs;
+mod rounds;
 
 /// Keys of one `Snapshot` part, as in `headrace.engine.cache.block_log`.
 const SNAPSHOT_KEYS: usize = 1 << 17;
@@ -47,8 +48,19 @@ struct Session<'a, W> {
     drain_until: Option<Instant>,
     /// The step that runs: its time in ms, and when it ends.
     step: Option<(f64, Instant, Alarm)>,
+    /// Of a rank: the step that it brought to a round.
+    round: Option<Brought>,
     /// When the exchange has something for this worker.
     news: Option<(Instant, Alarm)>,
+}
+
+/// What a rank brought to a round.
+struct Brought {
+    since: Instant,
+    /// Without work of its own.
+    empty: bool,
+    /// How much of the round it waits for others, once that is known.
+    waited_ms: f64,
 }
 
 /// When a step's end is noticed.
@@ -92,6 +104,7 @@ pub(super) async fn serve(
         sources: HashMap::new(),
         drain_until: None,
         step: None,
+        round: None,
         news: None,
     };
     session.push_snapshot()?;
@@ -113,6 +126,9 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             if let Some(ended) = self.suffer().await? {
                 return Ok(ended);
             }
+            if self.worker.group_is_over() {
+                return Ok(Ended::Died);
+            }
             if self.step.is_none() {
                 self.begin_step(Instant::now())?;
             }
@@ -122,10 +138,12 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             }
             self.flush(&mut beat, heartbeat).await?;
             self.expect_news();
+            let round = self.round_deadline();
             let (stepping, expecting) = (self.step.is_some(), self.news.is_some());
             let news = self.news.as_mut().map_or(&mut silence, |(_, alarm)| alarm);
             let alarm = self.step.as_mut().map_or(&mut idle, |(_, _, alarm)| alarm);
             let wake = self.drain_until.map_or(beat, |until| until.min(beat));
+            let wake = round.map_or(wake, |until| until.min(wake));
             let wake = self.worker.next_wake(wake);
             tokio::select! {
                 biased;
@@ -142,6 +160,9 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
                 () = bell.notified() => {}
                 fault = self.worker.faults.recv() => self.worker.add_fault(fault),
                 () = tokio::time::sleep_until(wake.into()) => {
+                    if self.round_deadline().is_some_and(|until| Instant::now() >= until) {
+                        self.worker.give_group_up("the group deadline is over; it waits for ranks");
+                    }
                     if Instant::now() >= beat {
                         self.expire(Instant::now())?;
                         self.push_heartbeat()?;
@@ -187,10 +208,11 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             self.worker.freeze(health == Health::Frozen);
             match health {
                 Health::Working => return Ok(None),
+                Health::Frozen if self.worker.group_is_over() => return Ok(Some(Ended::Died)),
                 Health::Dead => return Ok(Some(Ended::Died)),
                 Health::Frozen => {
                     let frozen = Instant::now();
-                    self.worker.until_change().await;
+                    self.worker.until_change_or_loss().await;
                     if let Some((_, end, alarm)) = &mut self.step {
                         *end += frozen.elapsed(); // its time stood still
                         *alarm = self.worker.alarm(*end).map_or(Alarm::Late, Alarm::At);
@@ -202,6 +224,9 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
 
     /// Starts the next step, at `start`.
     fn begin_step(&mut self, start: Instant) -> anyhow::Result<()> {
+        if self.worker.is_rank() {
+            return self.begin_round(start);
+        }
         let (ms, said) = self.worker.begin_step(start);
         self.say(said)?;
         let Some(ms) = ms else { return Ok(()) };
@@ -215,7 +240,14 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
     /// noticed late makes nothing later.
     fn end_step(&mut self) -> anyhow::Result<()> {
         let Some((ms, end, _)) = self.step.take() else { return Ok(()) };
+        let brought = self.round.take();
+        if let Some(Brought { empty: true, waited_ms, .. }) = brought {
+            let step = self.worker.engine.empty_step(ms);
+            self.push_step(Step { waited_us: whole_us(waited_ms), ..step })?;
+            return self.step_ended(ms, end);
+        }
         let mut result = self.worker.end_step(ms, end);
+        result.step.waited_us = brought.map_or(0, |brought| whole_us(brought.waited_ms));
         for output in &mut result.step.outputs {
             if output.finish.is_some() && self.shortened.remove(&output.request) {
                 output.finish = Some(Finish::Stop);
@@ -232,6 +264,10 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
         for freed in result.freed {
             self.push_freed(freed)?;
         }
+        self.step_ended(ms, end)
+    }
+
+    fn step_ended(&mut self, ms: f64, end: Instant) -> anyhow::Result<()> {
         let now = Instant::now();
         self.expire(now)?;
         self.begin_step(end)?;
@@ -292,16 +328,20 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
 
     /// True when nothing is left to do for a router that asked for that. What a drain has no time for fails.
     fn drained(&mut self) -> anyhow::Result<bool> {
-        let Some(until) = self.drain_until else { return Ok(false) };
+        let Some(until) = self.drain_until else {
+            self.worker.may_leave(); // others hear of it
+            return Ok(false);
+        };
         if Instant::now() >= until {
-            self.step = None;
+            (self.step, self.round) = (None, None);
+            self.worker.leave_rounds();
             for request in self.worker.cancel_all() {
                 let message = "the worker had no time left to finish it".into();
                 let kind = FailureKind::Draining;
                 self.writer.push(&Frame::Failed(Failed { request, kind, message }))?;
             }
         }
-        Ok(self.worker.engine.is_idle())
+        Ok(self.worker.may_leave())
     }
 
     fn push_snapshot(&mut self) -> anyhow::Result<()> {
@@ -330,4 +370,8 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
 fn nothing_to_offer() -> Offer {
     let (ticket, names, parents, hits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     Offer { ticket, names, parents, hits, lease_ms: 0 }
+}
+
+fn whole_us(ms: f64) -> u32 {
+    (ms * 1e3).round() as u32 // saturates
 }

@@ -19,6 +19,7 @@ use tokio::time::timeout;
 
 use super::*;
 
+mod groups;
 mod split;
 
 /// Whatever a test waits for comes in this time, or it fails.

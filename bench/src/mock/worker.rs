@@ -20,6 +20,7 @@ use super::exchange::Exchange;
 use super::fault::{Fault, Health, Mischief};
 use super::greeting::Refused;
 use super::kv_legs::{KvLegs, Say};
+use super::lockstep::Lockstep;
 use super::model::Model;
 use super::pace::Pace;
 use super::session::{self, Ended};
@@ -56,6 +57,10 @@ pub(super) struct Fleet {
     pub(super) exchange: Mutex<Exchange>,
     /// Ring when the exchange has something for a worker.
     pub(super) bells: Vec<Arc<Notify>>,
+    /// Where workers are ranks.
+    pub(super) groups: Vec<Mutex<Lockstep>>,
+    /// Ranks wait for one another so long.
+    pub(super) group_deadline: Duration,
 }
 
 /// Workers by what they do. Numbers begin with the prefill workers; those that do both are last.
@@ -64,9 +69,26 @@ pub(crate) struct Roles {
     pub(crate) prefill: usize,
     pub(crate) decode: usize,
     pub(crate) both: usize,
+    /// Ranks of a group; 1 where workers are alone.
+    pub(crate) ep: usize,
 }
 
 impl Roles {
+    /// Numbers of the groups; none where workers are alone.
+    pub(crate) fn groups(self) -> std::ops::Range<usize> {
+        if self.ep > 1 { 0..self.all() / self.ep } else { 0..0 }
+    }
+
+    /// The group of a worker, and its rank there.
+    pub(crate) fn rank_of(self, number: usize) -> Option<(usize, usize)> {
+        (self.ep > 1).then(|| (number / self.ep, number % self.ep))
+    }
+
+    /// The workers of a group.
+    pub(crate) fn ranks_of(self, group: usize) -> std::ops::Range<usize> {
+        group * self.ep..(group + 1) * self.ep
+    }
+
     pub(crate) fn all(self) -> usize {
         self.prefill + self.decode + self.both
     }
@@ -85,12 +107,14 @@ impl Roles {
 /// A mock worker: its engine, its epoch, and the faults that it is to play.
 #[derive(Debug)]
 pub(super) struct Worker {
-    fleet: Arc<Fleet>,
-    number: usize,
+    pub(super) fleet: Arc<Fleet>,
+    pub(super) number: usize,
     pub(super) engine: Engine,
-    mischief: Mischief,
+    pub(super) mischief: Mischief,
     pub(super) faults: broadcast::Receiver<Fault>,
     epoch: u64,
+    /// Of its group, when it began.
+    pub(super) group_epoch: u64,
     key: Option<HashKey>,
     random: Random,
 }
@@ -105,7 +129,19 @@ impl Worker {
         planned.iter().for_each(|fault| mischief.add(fault));
         let random = Random::new(seed ^ epoch);
         let faults = fleet.faults.subscribe();
-        Self { fleet, number, engine, mischief, faults, epoch, key: None, random }
+        let mut worker = Self {
+            fleet,
+            number,
+            engine,
+            mischief,
+            faults,
+            epoch,
+            group_epoch: 0,
+            key: None,
+            random,
+        };
+        worker.enter_group();
+        worker
     }
 
     /// Dials until it is drained.
@@ -118,6 +154,7 @@ impl Worker {
             let dialled = Instant::now();
             let ended = self.session().await;
             self.cancel_all();
+            self.leave_rounds();
             match ended {
                 Ok(Ended::Drained) => return Ok(()),
                 Ok(Ended::Died) => {
@@ -125,6 +162,11 @@ impl Worker {
                     continue;
                 }
                 Ok(Ended::Closed) => {}
+                Err(error) if error.is::<Refused>() && self.is_rank() => {
+                    super::note(&format!("{}: {error:#}", self.name()));
+                    self.be_born_again().await;
+                    continue;
+                }
                 Err(error) if error.is::<Refused>() => return Err(error),
                 Err(error) if self.fleet.once => return Err(error),
                 Err(error) => {
@@ -147,10 +189,10 @@ impl Worker {
     }
 
     async fn session(&mut self) -> anyhow::Result<Ended> {
-        while self.health() == Health::Frozen {
+        while self.health() == Health::Frozen && !self.group_is_over() {
             self.until_change().await;
         }
-        if self.health() == Health::Dead {
+        if self.health() == Health::Dead || self.group_is_over() {
             return Ok(Ended::Died);
         }
         let router = self.fleet.router.clone();
@@ -171,6 +213,7 @@ impl Worker {
 
     /// Waits for the end of its death and begins anew, with nothing in its cache.
     async fn be_born_again(&mut self) {
+        self.group_ends().await;
         while self.health() == Health::Dead {
             self.until_change().await;
         }
@@ -179,6 +222,7 @@ impl Worker {
         let (epoch, config) = (self.epoch, self.fleet.engine.clone());
         self.engine = Engine::new(EngineConfig { seed, epoch, ..config });
         self.key = None;
+        self.enter_group();
     }
 
     pub(super) fn hello(&mut self) -> Hello {
@@ -201,7 +245,7 @@ impl Worker {
             role: fleet.roles.of(self.number),
             model: fleet.model_name.clone(),
             fingerprints: Fingerprints {
-                weights: "mock".into(),
+                weights: self.weights().into(),
                 tokenizer: print.clone(),
                 chat_template: print,
                 kv_layout: "mock".into(),
@@ -210,7 +254,7 @@ impl Worker {
             },
             capacity: self.engine.capacity(),
             context_tokens,
-            group: None,
+            group: self.group(),
             transfer: vec![format!("{}:{}", TransferBackend::Mock, std::process::id())],
             nonce: nonce.iter().flat_map(|half| half.to_le_bytes()).collect(),
             // one that costs nothing is no prior, and would be refused
@@ -315,8 +359,10 @@ impl Worker {
     pub(super) async fn until_change(&mut self) {
         let far = Instant::now() + Duration::from_secs(3600);
         let wake = self.next_wake(far);
+        let (bell, is_rank) = (self.bell(), self.is_rank());
         tokio::select! {
             fault = self.faults.recv() => self.add_fault(fault),
+            () = bell.notified(), if is_rank => {}
             () = tokio::time::sleep_until(wake.into()) => {}
         }
     }
@@ -336,11 +382,11 @@ impl Worker {
         (at > Instant::now()).then(|| self.fleet.clock.at(at))
     }
 
-    fn now_ms(&self) -> f64 {
+    pub(super) fn now_ms(&self) -> f64 {
         self.fleet.started.elapsed().as_secs_f64() * 1e3
     }
 
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         format!("{}{}", self.fleet.names, self.number)
     }
 

@@ -4,6 +4,7 @@ use serde_json::Value;
 use super::*;
 use crate::trace::Row;
 
+mod groups;
 mod split;
 
 #[derive(Parser)]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use headrace_router::core::blocks::HASH_SCHEME;
-use headrace_router::core::candidate::WorkerId;
+use headrace_router::core::candidate::{GroupRank, WorkerId};
 use headrace_router::core::events::{BlockEvents, Gap, Verdict};
 use headrace_router::core::frame::{Blocks, Fingerprints, Hello, PROTOCOL, Role, Snapshot, Step};
 use headrace_router::core::scheduler::{Given, Joining, Scheduler, Withdrawal};
@@ -21,6 +21,7 @@ pub(super) struct SimWorker {
     pub(super) mischief: Mischief,
     config: EngineConfig,
     role: Role,
+    rank: Option<GroupRank>,
     kv_block_bytes: u64,
     /// It says what its steps cost.
     priors: bool,
@@ -28,6 +29,9 @@ pub(super) struct SimWorker {
     pub(super) link: Option<Link>,
     /// Of the step that runs: its ms.
     pub(super) step_ms: Option<f64>,
+    /// Of that, its own, and whether there is nothing in it.
+    pub(super) own_ms: f64,
+    pub(super) empty: bool,
     /// When that step ends.
     pub(super) step_ends_ms: f64,
     /// Counts its deaths and its freezes: what was due for an earlier life is of no use.
@@ -58,10 +62,16 @@ impl SimWorker {
             mischief,
             config,
             role: fleet.roles.of(number),
+            rank: fleet.roles.rank_of(number).map(|(group, rank)| GroupRank {
+                group: format!("group{group}").into(),
+                rank: u32::try_from(rank).expect("few ranks"),
+            }),
             kv_block_bytes: fleet.terms.block_bytes,
             priors: fleet.priors,
             link: None,
             step_ms: None,
+            own_ms: 0.0,
+            empty: false,
             step_ends_ms: 0.0,
             life: 0,
             frozen_ms: None,
@@ -72,7 +82,7 @@ impl SimWorker {
     /// Starts a step if there is work; says when it ends.
     pub(super) fn begin_step(&mut self, now_ms: f64) -> Option<f64> {
         let ms = self.engine.begin_step()? * self.mischief.slowdown(now_ms);
-        self.step_ms = Some(ms);
+        (self.step_ms, self.own_ms) = (Some(ms), ms);
         self.step_ends_ms = now_ms + ms;
         Some(self.step_ends_ms)
     }
@@ -81,7 +91,13 @@ impl SimWorker {
     pub(super) fn end_step(&mut self, now_ms: f64) -> Option<StepResult> {
         let ms = self.step_ms.take()?;
         self.engine.claim_more(self.mischief.lie(now_ms));
+        let waited_us = ((ms - self.own_ms) * 1e3).round() as u32; // saturates
+        if std::mem::take(&mut self.empty) {
+            let step = Step { waited_us, ..self.engine.empty_step(ms) };
+            return Some(StepResult { blocks: None, step, freed: vec![], progress: vec![] });
+        }
         let mut result = self.engine.end_step(ms);
+        result.step.waited_us = waited_us;
         let blocks = result.blocks.take();
         result.blocks =
             blocks.and_then(|blocks| self.mischief.blocks(now_ms, blocks, &mut self.engine));
@@ -107,7 +123,7 @@ impl SimWorker {
                 kv_block_bytes: hello.kv_block_bytes,
                 index_room: hello.capacity.tiers(),
                 capacity: hello.capacity.clone(),
-                group: None,
+                group: self.rank.clone(),
                 step_prior: hello.step_prior,
             },
             (),

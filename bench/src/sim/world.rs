@@ -19,12 +19,14 @@ use super::worker::SimWorker;
 use crate::mock::engine::EngineConfig;
 use crate::mock::exchange::{Exchange, Terms};
 use crate::mock::fault::Fault;
+use crate::mock::lockstep::RoundSums;
 use crate::mock::worker::Roles;
 use crate::random::Random;
 use crate::report::Split;
 use crate::report::sample::Sample;
 
 mod legs;
+mod rounds;
 mod workers;
 
 /// Workers as they are asked for.
@@ -62,6 +64,8 @@ pub(super) struct World {
     transfer_timeout_ms: u32,
     prediction_errors: Vec<f64>,
     split: Split,
+    roles: Roles,
+    rounds: RoundSums,
     decisions: Option<BufWriter<std::fs::File>>,
     log_error: Option<std::io::Error>,
 }
@@ -110,6 +114,8 @@ impl World {
             transfer_timeout_ms: whole_ms(config.fleet.transfer_timeout),
             prediction_errors: Vec::new(),
             split: Split::default(),
+            roles: fleet.roles,
+            rounds: RoundSums::default(),
             decisions: decisions.map(log).transpose()?,
             log_error: None,
         })
@@ -163,6 +169,11 @@ impl World {
     /// What became of requests on two workers.
     pub(super) fn split(&self) -> Split {
         self.split
+    }
+
+    /// What groups did.
+    pub(super) fn rounds(&self) -> RoundSums {
+        self.rounds
     }
 
     // ---- requests ----

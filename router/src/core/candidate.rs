@@ -89,6 +89,15 @@ pub enum Exclusion {
     NoTransfer,
 }
 
+/// The place of a worker in an expert-parallel group, whose ranks step together.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GroupRank {
+    /// Name of the group.
+    pub group: Arc<str>,
+    /// Its number in it.
+    pub rank: u32,
+}
+
 /// A worker, as far as the choice is concerned.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Candidate {
@@ -99,6 +108,9 @@ pub struct Candidate {
     /// What it does.
     #[serde(default = "both", skip_serializing_if = "does_both")]
     pub role: Role,
+    /// Its place in a group.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<GroupRank>,
     /// Set if it cannot be chosen.
     pub excluded: Option<Exclusion>,
     /// Requests that it has, as far as is known.
@@ -180,6 +192,7 @@ impl Candidate {
             id: WorkerId(id),
             name: format!("worker-{id}").into(),
             role,
+            group: None,
             excluded: None,
             occupied: 0,
             sequences: 64,

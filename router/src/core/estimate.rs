@@ -3,8 +3,11 @@
 //! Every term follows from what the workers measured. Two numbers of the shape were chosen and say so below: the share of
 //! interference that counts, by simulation, and the exponent of the saturation penalty, by guess.
 
+mod lockstep;
+
 use serde::{Deserialize, Serialize};
 
+use self::lockstep::{GroupSteps, raised};
 use crate::core::frame::StepCost;
 use crate::core::transfer::TransferCost;
 
@@ -40,10 +43,17 @@ pub struct WorkerLoad {
     pub blocks: f64,
     /// Tokens that a row gets from a step: 1, more with multi-token prediction.
     pub accepted: f64,
-    /// The longest step among the other ranks of its expert-parallel group, which step in time with it; 0 without.
+    /// The longest step without prompts among the other ranks of its expert-parallel group, which step in time with it, with all
+    /// that they have; 0 without a group.
     pub group_ms: f64,
-    /// Rows of the other ranks.
+    /// Requests of the other ranks.
     pub group_rows: f64,
+    /// What prompts add to each step of the other rank that has most of them ahead.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub group_prompt_ms: f64,
+    /// And to how many steps.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub group_prompt_steps: f64,
     /// Ms that later requests wait for each ms of prompt that is computed now, at the present load of workers of its role.
     pub pressure: f64,
 }
@@ -119,7 +129,7 @@ pub fn estimate(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
     let prompt = Prompt::of(worker_load, demand);
     let answer = Answer::of(worker_load, demand);
     let others = worker_load.occupied + worker_load.group_rows;
-    let delay_ms = INTERFERENCE_SHARE * others * (prompt.own_ms + answer.row_ms);
+    let delay_ms = INTERFERENCE_SHARE * others * (prompt.raise_ms + answer.row_ms);
     let blocks = (prompt.uncached + answer.tokens) / demand.block_tokens.max(1.0);
     Estimate {
         queue_ms: prompt.wait_ms + answer.wait_ms,
@@ -135,11 +145,11 @@ pub fn estimate(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
 /// so their delay counts in full.
 #[must_use]
 pub fn alone(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
-    let own_ms = Prompt::of(worker_load, demand).own_ms;
+    let raise_ms = Prompt::of(worker_load, demand).raise_ms;
     let others = worker_load.occupied + worker_load.group_rows;
     let whole = estimate(worker_load, demand);
     Estimate {
-        interference_ms: whole.interference_ms + (1.0 - INTERFERENCE_SHARE) * others * own_ms,
+        interference_ms: whole.interference_ms + (1.0 - INTERFERENCE_SHARE) * others * raise_ms,
         ..whole
     }
 }
@@ -157,8 +167,8 @@ pub fn prefill_leg(worker_load: &WorkerLoad, demand: &Demand) -> Estimate {
         prefill_ms: prompt.ms,
         transfer_ms: 0.0,
         decode_ms: 0.0,
-        interference_ms: (INTERFERENCE_SHARE * worker_load.group_rows + worker_load.pressure)
-            * prompt.own_ms,
+        interference_ms: INTERFERENCE_SHARE * worker_load.group_rows * prompt.raise_ms
+            + worker_load.pressure * prompt.own_ms,
         saturation_ms: saturation_ms(worker_load, blocks, prompt.ms),
     }
 }
@@ -260,6 +270,8 @@ struct Prompt {
     ms: f64,
     /// What it alone adds to them.
     own_ms: f64,
+    /// Of that, what the steps of all who step with it become longer by.
+    raise_ms: f64,
 }
 
 impl Prompt {
@@ -268,23 +280,34 @@ impl Prompt {
         let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
         let own_ms = cost.prompt_ms(demand.cached_tokens, uncached);
         // Every step that carries a piece of a prompt also carries the rows that decode.
-        let around_ms =
-            (cost.fixed_ms + cost.row_ms * rows + cost.kv_ms * kv_tokens).max(worker_load.group_ms);
+        let around_ms = cost.fixed_ms + cost.row_ms * rows + cost.kv_ms * kv_tokens;
+        let group = GroupSteps::of(worker_load);
         let per_step = (worker_load.step_tokens - rows).max(1.0);
         let steps_ahead = backlog_tokens / per_step;
         let steps_in_all = ((backlog_tokens + uncached) / per_step).ceil();
-        let ahead_ms = steps_ahead * around_ms
-            + cost.prefill_ms * backlog_tokens
-            + cost.context_ms * worker_load.backlog_context;
-        let busy = worker_load.occupied > 0.0;
-        let rest_ms = if busy { (around_ms - worker_load.elapsed_ms).max(0.0) } else { 0.0 };
-        let wait_ms = if backlog_tokens > 0.0 && worker_load.backlog_runs {
+        let busy = worker_load.occupied + worker_load.group_rows > 0.0;
+        let works_on_it = backlog_tokens > 0.0 && worker_load.backlog_runs;
+        // The step that runs carries nothing of it, unless it works on the prompts ahead.
+        let from = if busy && !works_on_it { 1.0 } else { 0.0 };
+        let backlog_ms =
+            cost.prefill_ms * backlog_tokens + cost.context_ms * worker_load.backlog_context;
+        let ahead_ms = group.lockstep_ms(from, steps_ahead, around_ms, backlog_ms);
+        let running_ms = around_ms.max(group.step_ms());
+        let rest_ms = if busy { (running_ms - worker_load.elapsed_ms).max(0.0) } else { 0.0 };
+        let wait_ms = if works_on_it {
             // A step that is overdue does not do the work of the next ones.
             ahead_ms - worker_load.elapsed_ms.min(ahead_ms / steps_ahead.max(1.0))
         } else {
             rest_ms + ahead_ms
         };
-        Self { uncached, wait_ms, ms: (steps_in_all - steps_ahead) * around_ms + own_ms, own_ms }
+        let (from, steps) = (from + steps_ahead, steps_in_all - steps_ahead);
+        Self {
+            uncached,
+            wait_ms,
+            ms: group.lockstep_ms(from, steps, around_ms, own_ms),
+            own_ms,
+            raise_ms: group.raise_ms(from, steps, around_ms, own_ms),
+        }
     }
 }
 
@@ -307,8 +330,15 @@ impl Answer {
         let to_come = worker_load.backlog_tokens + worker_load.arriving_tokens;
         let kv_then = worker_load.kv_tokens + to_come + demand.prompt_tokens;
         let step_then = cost.fixed_ms + cost.row_ms * rows_then + cost.kv_ms * kv_then;
+        let group = GroupSteps::of(worker_load);
         let tpot_ms = step_then.max(worker_load.group_ms) / worker_load.accepted.max(1.0);
         let tokens = demand.output_tokens.max(1.0);
+        // Prompts of other ranks that are not done when its own is lengthen the steps that it is in.
+        let per_step = (worker_load.step_tokens - worker_load.rows).max(1.0);
+        let uncached = (demand.prompt_tokens - demand.cached_tokens).max(1.0);
+        let begins = ((worker_load.backlog_tokens + uncached) / per_step).ceil();
+        let steps = (tokens - 1.0) / worker_load.accepted.max(1.0);
+        let longer_ms = group.prompts_ms(begins, steps, step_then);
         // All slots taken: one becomes free each time that one of them ends.
         let too_many = (occupied + 1.0 - slots).max(0.0);
         let slot_ms = too_many * tokens * tpot_ms / slots.max(1.0);
@@ -318,8 +348,9 @@ impl Answer {
         Self {
             tokens,
             wait_ms: slot_ms.max(room_ms),
-            ms: (tokens - 1.0) * tpot_ms,
-            row_ms: more_ms * tokens / worker_load.accepted,
+            ms: (tokens - 1.0) * tpot_ms + longer_ms,
+            row_ms: raised(step_then - more_ms, more_ms, worker_load.group_ms) * tokens
+                / worker_load.accepted,
         }
     }
 }
@@ -359,6 +390,8 @@ impl WorkerLoad {
             accepted: 1.0,
             group_ms: 0.0,
             group_rows: 0.0,
+            group_prompt_ms: 0.0,
+            group_prompt_steps: 0.0,
             pressure: 0.0,
         }
     }

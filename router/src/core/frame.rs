@@ -22,7 +22,7 @@ pub use self::words::Word;
 use self::words::words;
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -199,6 +199,8 @@ pub struct Step {
     /// Wall time of the step in ms, as requests feel it: all since the end of the step before, or since the arrival that
     /// ended an idle time.
     pub ms: f64,
+    /// How much of `ms` this rank waited for other ranks of its group, in us; 0 outside a group.
+    pub waited_us: u32,
     /// Prompt tokens computed.
     pub prefill_tokens: u32,
     /// Their positions in their sequences, added up: a chunk of n tokens from position s on adds n*s + n*(n-1)/2.

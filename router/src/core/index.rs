@@ -26,6 +26,7 @@ mod tests;
 use map::BlockMap;
 use places::BlockHolders;
 use sets::{EMPTY, SetChange, Sets};
+use table::Table;
 
 /// One holder of blocks: a worker's tier. Numbers are small, dense, and used again some time after `leave`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -53,6 +54,16 @@ pub struct BlockIndex {
     places: BlockHolders,
 }
 
+/// A table that the index has outgrown.
+#[derive(Debug)]
+pub(super) struct SpareTable(Table);
+
+impl SpareTable {
+    pub(super) fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+}
+
 /// Keys whose table slots are read ahead of their use: independent reads overlap their cache misses.
 const RUN: usize = 64;
 /// Slots that are swept or moved for each key of a `store` or `remove`. The move into a larger table then ends before
@@ -74,6 +85,18 @@ impl BlockIndex {
     #[must_use]
     pub fn new() -> Self {
         Self { map: BlockMap::new(), sets: Sets::new(), places: BlockHolders::default() }
+    }
+
+    /// The same, where [`Self::take_spare`] takes the tables that it outgrows.
+    pub(super) fn with_spares() -> Self {
+        let mut index = Self::new();
+        index.map.keeps_spare = true;
+        index
+    }
+
+    /// The table that was outgrown last, once. It stays until the next one is, if nobody takes it.
+    pub(super) fn take_spare(&mut self) -> Option<SpareTable> {
+        self.map.take_spare().map(SpareTable)
     }
 
     /// A new place, which will hold at most `capacity` blocks. `None` while all 65,536 numbers are taken by places that

@@ -9,7 +9,9 @@ mod booking;
 mod candidates;
 mod claims;
 mod credit;
+mod groups;
 mod holdings;
+mod leftovers;
 mod legs;
 mod measured;
 mod placement;
@@ -20,7 +22,7 @@ mod worker;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::core::candidate::WorkerId;
+use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::cost::{StepFeatures, StepFit};
 use crate::core::decision::Chooser;
 use crate::core::frame::{Capacity, RequestId, Role, Step, StepCost};
@@ -31,6 +33,7 @@ pub use self::claims::Doubt;
 pub use self::credit::Withdrawal;
 pub use self::holdings::Tier;
 use self::holdings::{Holdings, Overlaps};
+pub use self::leftovers::Leftovers;
 use self::legs::BookedLeg;
 pub use self::legs::{Begun, Ended, Given, LegOutput};
 use self::measured::Measured;
@@ -68,8 +71,8 @@ pub struct Joining {
     pub capacity: Capacity,
     /// Blocks that the index keeps for it, by tier: at most its capacity.
     pub index_room: [u32; 3],
-    /// Name of its expert-parallel group.
-    pub group: Option<Arc<str>>,
+    /// Its place in an expert-parallel group.
+    pub group: Option<GroupRank>,
     /// What it says its steps cost.
     pub step_prior: Option<StepCost>,
 }
@@ -83,6 +86,8 @@ pub struct Scheduler<W = ()> {
     workers: Vec<Worker<W>>,
     legs: HashMap<RequestId, BookedLeg>,
     holdings: Holdings,
+    /// Those before the last worker left.
+    left: Option<Holdings>,
     overlaps: Overlaps,
     chooser: Chooser,
     shadow: Option<Chooser>,
@@ -112,6 +117,7 @@ impl<W> Scheduler<W> {
             workers: Vec::new(),
             legs: HashMap::new(),
             holdings: Holdings::default(),
+            left: None,
             overlaps: Overlaps::default(),
             chooser: Chooser::new(rules.policy, rules.seed),
             shadow: rules.shadow.map(|policy| Chooser::new(policy, rules.seed ^ 1)),
@@ -138,8 +144,11 @@ impl<W> Scheduler<W> {
         let places = self.holdings.join(joining.index_room, joining.capacity.blocks);
         // the ranks of a group share one name, so that they are told by its address
         let mut joining = joining;
-        let known = self.workers.iter().find(|w| w.group.is_some() && w.group == joining.group);
-        joining.group = known.map_or(joining.group, |worker| worker.group.clone());
+        if let Some(rank) = &mut joining.group {
+            let groups = self.workers.iter().filter_map(|worker| worker.group.as_ref());
+            let mut known = groups.map(|other| &other.group).filter(|group| **group == rank.group);
+            rank.group = known.next().unwrap_or(&rank.group).clone();
+        }
         self.workers.push(Worker::new(joining, member, fit, places));
         debug_assert!(self.workers.is_sorted_by_key(|worker| worker.id), "ids grow");
     }
@@ -161,7 +170,8 @@ impl<W> Scheduler<W> {
         let ended = ended.collect();
         self.holdings.leave(worker.places);
         if self.workers.is_empty() {
-            self.holdings = Holdings::default(); // nobody may come who sweeps the old ones
+            // nobody may come who sweeps the old ones
+            self.left = Some(std::mem::take(&mut self.holdings));
         }
         Some((worker.member, ended))
     }
@@ -254,10 +264,10 @@ impl<W> Scheduler<W> {
     }
 
     /// In an expert-parallel group the slowest rank makes the step as long as it is; what the others report says nothing
-    /// of them.
+    /// of them, unless they say how long they waited.
     fn sets_the_pace(&self, i: usize, step: &Step) -> bool {
         let worker = &self.workers[i];
-        if worker.group.is_none() {
+        if worker.group.is_none() || step.waited_us > 0 {
             return true;
         }
         let own_ms = worker.predicted_ms(step);

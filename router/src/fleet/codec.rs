@@ -10,7 +10,7 @@ mod msgpack;
 mod rules;
 
 pub use columns::{ColumnsError, OutputColumns};
-pub use io::{FrameReader, FrameWriter, ReadError};
+pub use io::{FrameArrival, FrameReader, FrameWriter, ReadError};
 
 use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_uint};
 use crate::core::frame::{
@@ -259,14 +259,14 @@ structs! {
     Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
     Capacity { blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks }
     StepCost { fixed_ms, prefill_ms, context_ms, row_ms, kv_ms }
-    Group { id, rank, size }
+    Group { id, rank, size, epoch, transport }
     Prove { proof }
     Snapshot { epoch, sequence, hashes, last }
     Blocks { epoch, sequence, stored, removed, cleared, tier }
     StoredRun[MOST_RUNS] { parent, hashes }
     Step {
-        step, ms, prefill_tokens, prefill_context, decode_rows, kv_tokens, waiting_tokens, drafted, accepted, load,
-        outputs,
+        step, ms, waited_us, prefill_tokens, prefill_context, decode_rows, kv_tokens, waiting_tokens, drafted,
+        accepted, load, outputs,
     }
     Load { blocks_used, blocks_cached, running, waiting }
     Output { request, ids, logprobs, finish, cached_tokens, prompt_logprobs, drafted, accepted }

@@ -121,14 +121,31 @@ impl Drains {
 }
 
 impl Registry {
-    /// Tells a worker to hand its hottest blocks over, to finish what it has, and to leave; how that stands, as in
+    /// Tells a worker, and the other ranks of its group, to hand its hottest blocks over, to finish what it has, and to leave; how that stands, as in
     /// [`Self::drain_state`].
     ///
     /// # Errors
     /// There is none of this name, or it leaves already.
     pub fn drain(self: &Arc<Self>, worker: &str, order: DrainOrder) -> Result<Value, DrainError> {
+        let (drain, mates) = self.drain_alone(worker, order)?;
+        for mate in mates {
+            let _ = self.drain_alone(&mate.worker, order); // one that leaves already is told no more
+        }
+        Ok(drain)
+    }
+
+    /// The same without the other ranks of its group, who are named.
+    pub(super) fn drain_alone(
+        self: &Arc<Self>,
+        worker: &str,
+        order: DrainOrder,
+    ) -> Result<(Value, Vec<Arc<Link>>), DrainError> {
         let (drain, link, asked) = self.begin_drain(worker, order)?;
-        self.draining(link.id); // those who wait may get other places, or none
+        // those who wait may get other places, or none
+        let mates = self.change(link.id, |pool| {
+            pool.set_draining(link.id);
+            pool.mates(link.id)
+        });
         link.will_leave();
         tracing::info!(worker, budget = ?order.budget, blocks = asked, "draining");
         link.send(drain_frame(order.budget, asked));
@@ -137,7 +154,7 @@ impl Registry {
             let end = registry.end.clone();
             end.run_until_cancelled(registry.follow_drain(&followed, &link, order, asked)).await;
         });
-        Ok(drain.as_json())
+        Ok((drain.as_json(), mates.unwrap_or_default()))
     }
 
     /// Of several orders at once only one finds a worker that does not leave yet. And its drain is known before its link can

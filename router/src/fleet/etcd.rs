@@ -63,7 +63,7 @@ impl Etcd {
         let granted: LeaseGranted =
             self.ask("/etcdserverpb.Lease/LeaseGrant", LeaseGrant { ttl_s }).await?;
         if granted.id == 0 {
-            return Err(EtcdError::Answer("a lease without a number".into()));
+            return Err(EtcdError::answer("a lease without a number"));
         }
         Ok(LeaseId(granted.id))
     }
@@ -112,7 +112,7 @@ impl Etcd {
     ) -> Result<(Vec<EtcdEntry>, i64), EtcdError> {
         let range = Range { key: prefix.to_vec(), range_end: after(prefix), limit };
         let found: Ranged = self.ask("/etcdserverpb.KV/Range", range).await?;
-        let header = found.header.ok_or_else(|| EtcdError::Answer("no revision".into()))?;
+        let header = found.header.ok_or_else(|| EtcdError::answer("no revision"))?;
         let entry = |kv: KeyValue| EtcdEntry { key: kv.key, value: Some(kv.value) };
         Ok((found.kvs.into_iter().map(entry).collect(), header.revision))
     }
@@ -168,7 +168,7 @@ impl Etcd {
             let refused = match timeout(CALL, member.open(path, questions)).await {
                 Ok(Ok(answered)) => return Ok(answered),
                 Ok(Err(refused)) => refused,
-                Err(_) => MemberRefused::unreachable(format!("no answer within {CALL:?}")),
+                Err(late) => MemberRefused::unreachable(format!("no answer within {CALL:?}"), late),
             };
             let (error, elsewhere) = refused.at(member.endpoint());
             member.forget(); // what is half open or logged in no more is opened anew the next time
@@ -208,7 +208,7 @@ impl EtcdWatch {
             let answer = self.answers.message().await;
             let answer =
                 answer.map_err(|status| MemberRefused::from(status).at(&self.endpoint).0)?;
-            let answer = answer.ok_or_else(|| EtcdError::Answer("the watch ended".into()))?;
+            let answer = answer.ok_or_else(|| EtcdError::answer("the watch ended"))?;
             self.early = changed(&self.endpoint, answer)?;
         }
     }
@@ -222,7 +222,7 @@ fn changed(endpoint: &str, answer: WatchAnswer) -> Result<Vec<EtcdEntry>, EtcdEr
         return Err(MemberRefused::cancelled(&answer.cancel_reason).at(endpoint).0);
     }
     let entry = |event: messages::Event| {
-        let kv = event.kv.ok_or_else(|| EtcdError::Answer("an event without a key".into()))?;
+        let kv = event.kv.ok_or_else(|| EtcdError::answer("an event without a key"))?;
         Ok(EtcdEntry { key: kv.key, value: (event.kind != DELETE).then_some(kv.value) })
     };
     answer.events.into_iter().map(entry).collect()
@@ -271,6 +271,6 @@ mod tests {
         };
         assert!(matches!(changed("e:1", denied), Err(EtcdError::Denied { .. })));
         let nameless = WatchAnswer { events: vec![event(0, None)], ..Default::default() };
-        assert!(matches!(changed("e:1", nameless), Err(EtcdError::Answer(_))));
+        assert!(matches!(changed("e:1", nameless), Err(EtcdError::Answer { .. })));
     }
 }

@@ -23,7 +23,7 @@ use self::error::NotTaken;
 pub(crate) use self::hangup::Hangup;
 pub(crate) use self::leg::{Part, Partner};
 use self::legs::Legs;
-use super::codec::{CodecError, FrameReader, FrameWriter};
+use super::codec::{CodecError, FrameArrival, FrameReader, FrameWriter};
 use super::registry::Registry;
 use crate::core::candidate::WorkerId;
 use crate::core::events::BlockEvents;
@@ -47,6 +47,8 @@ pub(crate) struct Link {
     urgent: Notify,
     asked: Lock<Option<Description>>,
     heard_ms: AtomicU64,
+    /// A frame of its is at work here and the next ones wait, so its silence means nothing.
+    behind: AtomicBool,
     /// It said that it leaves, or was told to: its end is no fault.
     leaves: AtomicBool,
     close: CancellationToken,
@@ -84,6 +86,7 @@ impl Link {
             id,
             worker,
             heard_ms: AtomicU64::new(registry.now_ms()),
+            behind: AtomicBool::new(false),
             registry,
             submit_timeout,
             legs: Lock::new("the legs of a worker", Legs::default()),
@@ -144,7 +147,7 @@ impl Link {
         let mut legs = self.legs();
         if !legs.closed && !legs.pinged {
             legs.pinged = true;
-            legs.urgent.push(Frame::Ping(Ping { nonce: self.heard_ms.load(Relaxed) }));
+            legs.urgent.push(Frame::Ping(Ping { nonce: self.heard_ms() }));
             self.urgent.notify_one();
         }
     }
@@ -167,9 +170,20 @@ impl Link {
         self.leaves.load(Relaxed)
     }
 
-    /// When the last frame came, on the registry's clock.
+    /// When a frame came last, or a part of a long one, on the registry's clock.
     pub(super) fn heard_ms(&self) -> u64 {
-        self.heard_ms.load(Relaxed)
+        if self.behind.load(Relaxed) { self.registry.now_ms() } else { self.heard_ms.load(Relaxed) }
+    }
+
+    fn heard(&self) {
+        self.heard_ms.store(self.registry.now_ms(), Relaxed);
+    }
+
+    fn arrives(&self, arrival: FrameArrival) {
+        match arrival {
+            FrameArrival::Part => self.heard(),
+            FrameArrival::Whole => self.behind.store(true, Relaxed),
+        }
     }
 
     /// Ends what takes too long: legs whose reader takes nothing, cancels without an answer, a late description.
@@ -251,14 +265,15 @@ impl Link {
         reader: &mut FrameReader<R>,
         mut events: BlockEvents,
     ) -> LinkError {
-        let mut pace = Pace::default();
+        let mut pace = Pace::new(self.registry.clock_ms());
         loop {
-            let frame = match reader.next().await {
+            let frame = match reader.next_telling(|arrival| self.arrives(arrival)).await {
                 Ok(Some(frame)) => frame,
                 Ok(None) => return LinkError::Closed,
                 Err(error) => return error.into(),
             };
-            self.heard_ms.store(self.registry.now_ms(), Relaxed);
+            self.heard();
+            self.behind.store(true, Relaxed);
             let cost = cost(&frame);
             if let Err(error) = self.take_in(frame, &mut events).await {
                 return error;
@@ -268,6 +283,8 @@ impl Link {
                 self.send(Frame::Resync(resync));
             }
             pace.keep(cost, &self.registry).await;
+            self.heard();
+            self.behind.store(false, Relaxed);
         }
     }
 

@@ -2,6 +2,7 @@
 //! choice depends on it keeps a [`PooledWorker`] of each.
 
 mod described;
+mod groups;
 mod pulls;
 
 use std::collections::BTreeSet;
@@ -12,6 +13,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 pub(super) use self::described::WORKER_GAUGES;
+use self::groups::RankTimes;
+pub(super) use self::groups::{GROUP_GAUGES, LostRank, RANK_COUNTERS};
 use self::pulls::Pulls;
 use super::ModelInfo;
 use super::booking::{BookedPlace, PrefillPlace};
@@ -21,7 +24,7 @@ use super::listen::Dial;
 use super::lobby::Origin;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
-use crate::core::candidate::WorkerId;
+use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::dispatch::Dispatch;
 use crate::core::events::BlockEvents;
 use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
@@ -29,6 +32,7 @@ use crate::core::scheduler::{
     Applied, Applying, Doubt, Given, Joining, Placement, RoutingRules, Scheduler, Withdrawal,
     WorkerView,
 };
+use crate::process::background;
 use crate::prompt::PromptEngine;
 
 /// Blocks that come or go under one hold of the registry's lock. A frame of a worker at work brings fewer. While the index
@@ -44,18 +48,22 @@ pub(super) enum Status {
     Ready,
     /// Silent, or without a token for a request that waits for one: no new work.
     Suspect,
+    /// Another rank of its group is not there, or suspect.
+    Incomplete,
     /// It finishes what it has.
     Draining,
 }
 
 impl Status {
-    pub(super) const ALL: [Self; 4] = [Self::Joining, Self::Ready, Self::Suspect, Self::Draining];
+    pub(super) const ALL: [Self; 5] =
+        [Self::Joining, Self::Ready, Self::Suspect, Self::Incomplete, Self::Draining];
 
     pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Joining => "joining",
             Self::Ready => "ready",
             Self::Suspect => "suspect",
+            Self::Incomplete => "incomplete",
             Self::Draining => "draining",
         }
     }
@@ -79,6 +87,11 @@ pub(super) struct PooledWorker {
     /// A token was overdue when it had done this many steps.
     stuck_at: Option<u64>,
     draining: bool,
+    /// All ranks of its group are there and heard of.
+    whole: bool,
+    /// And all of them take part in requests to come.
+    together: bool,
+    times: RankTimes,
     last: Option<Step>,
     /// What it pulled from others.
     pulls: Pulls,
@@ -87,6 +100,9 @@ pub(super) struct PooledWorker {
 impl PooledWorker {
     pub(super) fn new(hello: Hello, dial: Dial, link: Arc<Link>, index_room: [u32; 3]) -> Self {
         Self {
+            whole: false,
+            together: hello.group.is_none(),
+            times: RankTimes::default(),
             hello,
             address: dial.address,
             peer: dial.peer,
@@ -116,6 +132,8 @@ impl PooledWorker {
             Status::Joining
         } else if self.silent || self.stuck_at.is_some() {
             Status::Suspect
+        } else if !self.together {
+            Status::Incomplete
         } else {
             Status::Ready
         }
@@ -181,16 +199,37 @@ impl WorkerPool {
             kv_block_bytes: hello.kv_block_bytes,
             capacity: hello.capacity.clone(),
             index_room: worker.index_room,
-            group: hello.group.as_ref().map(|group| group.id.as_str().into()),
+            group: hello
+                .group
+                .as_ref()
+                .map(|group| GroupRank { group: group.id.as_str().into(), rank: group.rank }),
             step_prior: hello.step_prior,
         };
+        let group = worker.hello.group.clone();
         self.dispatch.scheduler.join(joining, worker);
+        if let Some(group) = group {
+            self.regroup(&group);
+        }
     }
 
-    pub(super) fn leave(&mut self, id: WorkerId, now_ms: f64) -> Option<PooledWorker> {
+    /// Forgets a worker. If the others of its group can do nothing without it, they are named.
+    pub(super) fn leave(
+        &mut self,
+        id: WorkerId,
+        now_ms: f64,
+    ) -> Option<(PooledWorker, Option<LostRank>)> {
         let gone = self.dispatch.worker_left(id, now_ms)?;
+        self.clear_away();
         self.empty_since = self.is_empty().then(Instant::now);
-        Some(gone)
+        let lost = self.rank_lost(&gone, "its link ended");
+        Some((gone, lost))
+    }
+
+    /// Everybody waits for the lock meanwhile, so large tables are given back by another thread.
+    fn clear_away(&mut self) {
+        if let Some(leftovers) = self.dispatch.scheduler.take_leftovers() {
+            background::free(leftovers);
+        }
     }
 
     fn is_empty(&self) -> bool {
@@ -255,10 +294,13 @@ impl WorkerPool {
         id: WorkerId,
         step: &Step,
         given: Given,
+        tokens: u64,
         now_ms: f64,
     ) -> Option<Withdrawal> {
         self.change(id, |worker| {
             worker.silent = false;
+            let is_new = worker.last.as_ref().is_none_or(|last| last.step != step.step);
+            worker.times.note(step, tokens, is_new);
             if worker.stuck_at.is_some_and(|stuck| step.step > stuck) {
                 worker.stuck_at = None;
             }
@@ -296,7 +338,9 @@ impl WorkerPool {
         applying: &mut Applying<'_>,
         events: &BlockEvents,
     ) -> Option<Applied> {
-        if !self.dispatch.scheduler.apply_piece(id, applying, BLOCKS_AT_ONCE) {
+        let is_all = self.dispatch.scheduler.apply_piece(id, applying, BLOCKS_AT_ONCE);
+        self.clear_away();
+        if !is_all {
             return None;
         }
         self.change(id, |worker| {
@@ -326,26 +370,44 @@ impl WorkerPool {
         self.change(id, |worker| worker.stuck_at = None);
     }
 
-    /// Workers that have just become silent: nothing came from them for longer than `limit`.
-    pub(super) fn check_silence(&mut self, now_ms: u64, limit: Duration) -> Vec<Arc<Link>> {
+    /// Workers that have just become silent: nothing came from them for longer than `limit`; and the groups that have lost a
+    /// rank by that.
+    pub(super) fn check_silence(
+        &mut self,
+        now_ms: u64,
+        limit: Duration,
+    ) -> (Vec<Arc<Link>>, Vec<LostRank>) {
         let silence = |link: &Link| Duration::from_millis(now_ms.saturating_sub(link.heard_ms()));
         let changed =
             self.workers().filter(|worker| worker.silent != (silence(&worker.link) > limit));
         let changed: Vec<Arc<Link>> = changed.map(|worker| Arc::clone(&worker.link)).collect();
+        let mut lost = Vec::new();
         for link in &changed {
-            self.change(link.id, |worker| worker.silent = !worker.silent);
+            lost.extend(self.silence_changed(link.id));
         }
         let fell_silent = |link: &Arc<Link>| {
             self.dispatch.scheduler.member(link.id).is_some_and(|worker| worker.silent)
         };
-        changed.into_iter().filter(fell_silent).collect()
+        (changed.into_iter().filter(fell_silent).collect(), lost)
     }
 
-    /// Changes what is known of a worker; the scheduler is told whether it takes new work now.
+    /// Changes what is known of a worker; the scheduler is told whether it takes new work now, and whether its group does.
     fn change(&mut self, id: WorkerId, change: impl FnOnce(&mut PooledWorker)) {
-        let described = self.engine.is_some();
         let Some(worker) = self.dispatch.scheduler.member_mut(id) else { return };
+        let before = (worker.silent, worker.takes_part());
         change(worker);
+        match &worker.hello.group {
+            Some(group) if (worker.silent, worker.takes_part()) != before => {
+                let group = group.clone();
+                self.regroup(&group);
+            }
+            Some(_) | None => self.tell_scheduler(id),
+        }
+    }
+
+    fn tell_scheduler(&mut self, id: WorkerId) {
+        let described = self.engine.is_some();
+        let Some(worker) = self.dispatch.scheduler.member(id) else { return };
         let (status, link) = (worker.status(described), Arc::clone(&worker.link));
         if self.dispatch.scheduler.set_open(id, status == Status::Ready) {
             let (worker, model, state) = (&link.worker, &self.model, status.as_str());

@@ -2,6 +2,7 @@
 //! task, so that a request is placed without a hop between tasks.
 
 mod blocks;
+mod groups;
 mod joining;
 mod names;
 mod placing;
@@ -26,7 +27,7 @@ use super::drain::Drains;
 use super::handshake::Misfit;
 use super::link::{Description, Link, LinkError};
 use super::listen::Dial;
-use super::pool::{Described, PooledWorker, WorkerPool, compare, document};
+use super::pool::{Described, LostRank, PooledWorker, WorkerPool, compare, document};
 use crate::config::{FleetConfig, WorkerListen};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::{CircuitRule, Circuits};
@@ -85,8 +86,19 @@ pub(super) struct Said {
     pub(super) begun: Vec<(RequestId, u32)>,
     /// What those got that had begun before.
     pub(super) given: Given,
+    /// All that they got.
+    pub(super) tokens: u64,
     /// Those that ended.
     pub(super) ended: Vec<(RequestId, LegOutput)>,
+}
+
+/// What follows from the end of a worker, once the lock is gone.
+#[derive(Debug, Default)]
+struct Gone {
+    /// Who is to describe the model now.
+    asked_again: Option<(Arc<Link>, String)>,
+    /// The group that ended with it.
+    lost: Option<LostRank>,
 }
 
 impl RegistryState {
@@ -177,11 +189,11 @@ impl Registry {
     ) -> Result<(Arc<Link>, tokio::sync::mpsc::Receiver<Submit>), Box<Refuse>> {
         let mut state = self.state();
         self.may_come(&state, &hello, dial.peer)?;
-        let mut asked_again = None;
-        if let Some(old) = state.named(&hello.worker) {
-            let id = old.link.id;
-            old.link.close(LinkError::Replaced);
-            asked_again = state.remove(id, self.clock_ms());
+        let mut gone = Vec::new();
+        for link in state.replaced_by(&hello) {
+            link.close(LinkError::Replaced);
+            let Gone { asked_again, lost: _ } = state.remove(link.id, self.clock_ms());
+            gone.push(Gone { asked_again, lost: None }); // a group is replaced whole
         }
         state.next_worker += 1;
         let id = WorkerId(state.next_worker);
@@ -208,9 +220,7 @@ impl Registry {
         if unasked {
             link.describe(fingerprint);
         }
-        if let Some((other, fingerprint)) = asked_again {
-            other.describe(fingerprint);
-        }
+        gone.into_iter().for_each(|gone| self.follow_up(gone));
         self.metrics.links.joined.inc();
         Ok((link, submits))
     }
@@ -219,14 +229,12 @@ impl Registry {
     pub(super) fn leave(self: &Arc<Self>, id: WorkerId) {
         let mut state = self.state();
         let model = state.models.get(&id).cloned();
-        let asked_again = state.remove(id, self.clock_ms());
+        let gone = state.remove(id, self.clock_ms());
         if let Some(model) = model {
             self.dispatch_waiting(&mut state, &model);
         }
         drop(state);
-        if let Some((link, fingerprint)) = asked_again {
-            link.describe(fingerprint);
-        }
+        self.follow_up(gone);
     }
 
     /// A report of a worker, with what it says of legs. `Some`: the worker is not believed any more.
@@ -239,7 +247,7 @@ impl Registry {
         let now_ms = self.clock_ms();
         self.change(id, |pool| {
             // first the step: what it computed belongs to the prompts that were still in flight in it
-            let mut withdrawn = pool.step(id, step, said.given, now_ms);
+            let mut withdrawn = pool.step(id, step, said.given, said.tokens, now_ms);
             for (request, cached_tokens) in &said.begun {
                 if let Some(begun) = pool.dispatch.scheduler.begun(*request, *cached_tokens, now_ms)
                 {
@@ -260,7 +268,11 @@ impl Registry {
 
     /// A worker takes nothing new.
     pub(super) fn draining(self: &Arc<Self>, id: WorkerId) {
-        let _ = self.change(id, |pool| pool.set_draining(id));
+        let mates = self.change(id, |pool| {
+            pool.set_draining(id);
+            pool.mates(id)
+        });
+        self.drain_mates(mates.unwrap_or_default());
     }
 
     /// A worker gave the blocks of a cancelled request back.
@@ -316,8 +328,8 @@ impl Registry {
                 Ok(Ok(engine)) => {
                     registry.add_engine(&fingerprint, &(Arc::new(engine), Arc::new(charge)));
                 }
-                Ok(Err(error)) => link.close(LinkError::Model(format!("is of no use: {error}"))),
-                Err(_) => link.close(LinkError::Model("cannot be read".into())),
+                Ok(Err(error)) => link.close(LinkError::ModelOfNoUse(error)),
+                Err(error) => link.close(LinkError::ModelUnread(error)),
             }
         });
     }
@@ -343,13 +355,16 @@ impl Registry {
         let FleetConfig { heartbeat_timeout, describe_timeout, .. } = self.setup.config.fleet;
         let now_ms = self.now_ms();
         let limit = self.silence_limit();
-        let (mut links, mut without_snapshot, mut fell_silent) = (vec![], vec![], vec![]);
+        let (mut links, mut without_snapshot) = (vec![], vec![]);
+        let (mut fell_silent, mut lost) = (vec![], vec![]);
         {
             let mut state = self.state();
             let models: Vec<String> = state.pools.keys().cloned().collect();
             for pool in state.pools.values_mut() {
                 if !late {
-                    fell_silent.extend(pool.check_silence(now_ms, limit));
+                    let (silent, groups) = pool.check_silence(now_ms, limit);
+                    fell_silent.extend(silent);
+                    lost.extend(groups);
                 }
                 let expired = pool.dispatch.scheduler.expire_leases(self.clock_ms());
                 self.metrics.scheduling.leases_expired.inc_by(expired as u64);
@@ -366,8 +381,9 @@ impl Registry {
         }
         for link in fell_silent {
             self.metrics.links.suspects.inc();
-            link.give_up_legs(limit);
+            link.give_up_legs(LinkError::Silent(limit));
         }
+        lost.into_iter().for_each(|lost| self.group_lost(lost));
         for link in links {
             let silent = Duration::from_millis(now_ms.saturating_sub(link.heard_ms()));
             if silent > heartbeat_timeout && !late {
@@ -486,20 +502,23 @@ impl RegistryState {
     }
 
     /// Removes a worker. If it was to describe its model, another one is to do that now.
-    fn remove(&mut self, id: WorkerId, now_ms: f64) -> Option<(Arc<Link>, String)> {
-        let model = self.models.remove(&id)?;
-        let pool = self.pools.get_mut(&model)?;
-        let gone = pool.leave(id, now_ms)?;
+    fn remove(&mut self, id: WorkerId, now_ms: f64) -> Gone {
+        let removed = self.models.remove(&id).and_then(|model| {
+            let pool = self.pools.get_mut(&model)?;
+            let (gone, lost) = pool.leave(id, now_ms)?;
+            let asks = gone.asked && pool.engine.is_none();
+            Some((gone, lost, asks.then(|| document(&pool.fingerprints))))
+        });
+        let Some((gone, lost, fingerprint)) = removed else { return Gone::default() };
         self.index_room.give_back(gone.index_room);
-        if !gone.asked || pool.engine.is_some() {
-            return None;
-        }
-        let fingerprint = document(&pool.fingerprints);
-        let mut pools = self.pools.values_mut();
-        let next = pools
-            .by_ref()
-            .filter(|pool| document(&pool.fingerprints) == fingerprint)
-            .find_map(WorkerPool::ask_somebody)?;
-        Some((next, fingerprint))
+        let asked_again = fingerprint.and_then(|fingerprint| {
+            let mut pools = self.pools.values_mut();
+            let next = pools
+                .by_ref()
+                .filter(|pool| document(&pool.fingerprints) == fingerprint)
+                .find_map(WorkerPool::ask_somebody)?;
+            Some((next, fingerprint))
+        });
+        Gone { asked_again, lost }
     }
 }

@@ -10,6 +10,8 @@ group! {
             "Workers that joined.";
         suspects: Counter = "headrace_suspects_total",
             "Workers that missed three heartbeats: their requests went on elsewhere.";
+        groups_lost: Counter = "headrace_groups_lost_total",
+            "Whole groups that lost a rank: the requests of all ranks went on elsewhere.";
         errors: Labelled<ByReason> = "headrace_link_errors_total",
             "Links that were refused or broke, by reason.";
         drains: Labelled<ByOutcome> = "headrace_drains_total",

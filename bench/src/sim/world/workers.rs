@@ -11,6 +11,9 @@ use crate::sim::worker::SimWorker;
 
 impl World {
     pub(super) fn begin_step(&mut self, place: usize) {
+        if self.is_rank(place) {
+            return self.begin_round(place);
+        }
         let now_ms = self.now_ms;
         let worker = &mut self.workers[place];
         if worker.step_ms.is_some() || worker.mischief.health(now_ms) != Health::Working {
@@ -20,6 +23,12 @@ impl World {
             let life = worker.life;
             self.events.at(ends_ms, Event::StepEnds { worker: place, life });
         }
+        self.began(place);
+    }
+
+    /// A step began, or there was nothing for it to do.
+    pub(super) fn began(&mut self, place: usize) {
+        let now_ms = self.now_ms;
         let SimWorker { engine, mischief, .. } = &mut self.workers[place];
         let mut kv_legs = KvLegs { engine, exchange: &mut self.exchange, worker: place, now_ms };
         let said = kv_legs.began(|| mischief.ills(now_ms));
@@ -59,9 +68,11 @@ impl World {
         }
         match worker.mischief.health(now_ms) {
             Health::Dead => {
-                worker.die();
-                self.exchange.forget(place, now_ms);
-                self.leave(place, "its worker died");
+                for rank in self.ranks(place) {
+                    self.workers[rank].die();
+                    self.exchange.forget(rank, now_ms);
+                    self.leave(rank, "its worker died");
+                }
             }
             Health::Frozen if worker.frozen_ms.is_none() => {
                 worker.frozen_ms = Some(now_ms);
@@ -74,13 +85,18 @@ impl World {
                 self.events.at(lost_ms, Event::Lost { worker: place, life });
             }
             Health::Frozen => {}
-            Health::Working => self.wake(place),
+            Health::Working => {
+                self.thaw(place);
+                if self.all_work(place) {
+                    self.ranks(place).for_each(|rank| self.wake(rank));
+                }
+            }
         }
         self.dispatch_waiting();
     }
 
-    /// A worker that can work does: it joins, or goes on where it was frozen.
-    fn wake(&mut self, place: usize) {
+    /// A worker goes on where it was frozen.
+    fn thaw(&mut self, place: usize) {
         let now_ms = self.now_ms;
         let worker = &mut self.workers[place];
         if let Some(since_ms) = worker.frozen_ms.take() {
@@ -93,7 +109,12 @@ impl World {
                 self.events.at(worker.step_ends_ms, Event::StepEnds { worker: place, life });
             }
         }
-        let scheduler = &mut self.dispatch.scheduler;
+    }
+
+    /// A worker that can work does: it joins, or is open again.
+    fn wake(&mut self, place: usize) {
+        let now_ms = self.now_ms;
+        let (worker, scheduler) = (&mut self.workers[place], &mut self.dispatch.scheduler);
         if let Some(link) = &worker.link {
             scheduler.set_open(link.id, true);
         } else {
@@ -105,13 +126,17 @@ impl World {
 
     /// It gets no new work, and what it had goes on elsewhere.
     pub(super) fn silent(&mut self, place: usize, life: u64) {
-        let worker = &self.workers[place];
-        if let Some(link) = worker.link.as_ref().filter(|_| worker.life == life) {
-            let id = link.id;
-            self.dispatch.scheduler.set_open(id, false);
-            self.give_up_legs(place, id, "its worker is silent", true);
-            self.dispatch_waiting();
+        if self.workers[place].link.is_none() || self.workers[place].life != life {
+            return;
         }
+        for rank in self.ranks(place) {
+            if let Some(link) = &self.workers[rank].link {
+                let id = link.id;
+                self.dispatch.scheduler.set_open(id, false);
+                self.give_up_legs(rank, id, "its worker is silent", true);
+            }
+        }
+        self.dispatch_waiting();
     }
 
     pub(super) fn lost(&mut self, place: usize, life: u64) {

@@ -330,6 +330,7 @@ fn the_bounds_hold_and_say_which() {
     queue.join(Class::Normal, 1, 60);
     assert_eq!(queue.try_join(Class::High, 1, 41), Err(QueueBound::Tokens));
     assert_eq!(queue.try_join(Class::High, 1, 31), Err(QueueBound::Bytes));
+    assert_eq!(queue.admission.bound(40, 120), None, "this is all that there is room for");
     queue.join(Class::Normal, 1, 0);
     queue.join(Class::Normal, 1, 0);
     assert_eq!(queue.try_join(Class::High, 1, 0), Err(QueueBound::Requests));

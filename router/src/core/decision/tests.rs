@@ -37,6 +37,8 @@ prop_compose! {
             accepted: 1.0,
             group_ms: 0.0,
             group_rows: 0.0,
+            group_prompt_ms: 0.0,
+            group_prompt_steps: 0.0,
             pressure: 0.0,
         }
     }

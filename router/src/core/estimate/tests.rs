@@ -12,7 +12,7 @@ fn idle() -> WorkerLoad {
 }
 
 /// Ms of the steps that compute a prompt's tokens at `positions`, `per_step` of them in each, beside `rows` that read `kv_tokens`,
-/// where no step is shorter than `least_ms`.
+/// where no step is shorter than `least_ms`, that of another rank.
 fn steps_ms(
     positions: std::ops::Range<u32>,
     per_step: usize,
@@ -23,8 +23,8 @@ fn steps_ms(
         let mut around_ms = 12.0;
         (0..rows).for_each(|_| around_ms += 0.08);
         (0..kv_tokens).for_each(|_| around_ms += 3e-5);
+        step.iter().for_each(|&position| around_ms += 0.05 + 2e-6 * f64::from(position));
         ms += f64::max(around_ms, least_ms);
-        step.iter().for_each(|&position| ms += 0.05 + 2e-6 * f64::from(position));
     }
     ms
 }

@@ -74,7 +74,7 @@ pub struct StepCost {
     pub kv_ms: f64,
 }
 
-/// Ranks that step together.
+/// The place of a worker in an expert-parallel group, whose ranks step together.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Group {
     /// Name of the group.
@@ -83,6 +83,10 @@ pub struct Group {
     pub rank: u32,
     /// Number of ranks.
     pub size: u32,
+    /// Start of the group, greater at each start; the same for all its ranks. Ranks of two epochs do not belong together.
+    pub epoch: u64,
+    /// What carries rows between the ranks, in words: shown, never compared.
+    pub transport: String,
 }
 
 /// First frame of a link. In every version it is number 1 and begins with `protocol`: the rest is read only where that is

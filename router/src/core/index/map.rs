@@ -21,13 +21,18 @@ pub(super) struct BlockMap {
     old: Option<(Table, usize)>,
     /// Slots of `table` that the sweep has yet to visit; 0 between two passes.
     cursor: usize,
+    /// The table that the last move emptied, where `keeps_spare`.
+    spare: Option<Table>,
+    /// Somebody takes it: to give a large one back takes the system milliseconds.
+    pub(super) keeps_spare: bool,
 }
 
 const LEAST_HOMES_LOG2: u32 = 10;
 
 impl BlockMap {
     pub(super) fn new() -> Self {
-        Self { table: Table::new(LEAST_HOMES_LOG2), old: None, cursor: 0 }
+        let table = Table::new(LEAST_HOMES_LOG2);
+        Self { table, old: None, cursor: 0, spare: None, keeps_spare: false }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -35,7 +40,13 @@ impl BlockMap {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        self.table.bytes() + self.old.as_ref().map_or(0, |(old, _)| old.bytes())
+        let old = self.old.as_ref().map(|(old, _)| old);
+        self.table.bytes() + old.into_iter().chain(&self.spare).map(Table::bytes).sum::<usize>()
+    }
+
+    /// The table that the last move emptied, once.
+    pub(super) fn take_spare(&mut self) -> Option<Table> {
+        self.spare.take()
     }
 
     /// The table in which `key` is or belongs.
@@ -146,7 +157,8 @@ impl BlockMap {
         self.table.reach(homes(at));
         *frontier = at;
         if at == old.slots() {
-            self.old = None;
+            let emptied = self.old.take().map(|(old, _)| old);
+            self.spare = emptied.filter(|_| self.keeps_spare);
             self.cursor = 0;
         }
     }

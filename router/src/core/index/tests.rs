@@ -1,4 +1,5 @@
-//! The index against a naive model, and what it promises at its edges.
+//! The index against a naive model, and what it promises at its edges. Miri, which is slower by a factor of a thousand,
+//! runs them with smaller numbers.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -111,8 +112,14 @@ enum Event {
     },
 }
 
-const CHAINS: u64 = 5;
-const DEPTH: u64 = 200;
+const CHAINS: u64 = if cfg!(miri) { 2 } else { 5 };
+const DEPTH: u64 = if cfg!(miri) { 140 } else { 200 };
+/// Blocks that come or go at once.
+const FLOOD: u64 = if cfg!(miri) { 300 } else { 2000 };
+/// Places that are there from the beginning, events, and how often both happen.
+const FIRST: usize = if cfg!(miri) { 3 } else { 90 };
+const EVENTS: usize = if cfg!(miri) { 16 } else { 150 };
+const CASES: u32 = if cfg!(miri) { 4 } else { 48 };
 
 fn any_event() -> impl Strategy<Value = Event> {
     let chain = || (any::<usize>(), 0..CHAINS, 0..DEPTH);
@@ -122,8 +129,8 @@ fn any_event() -> impl Strategy<Value = Event> {
         1 => any::<usize>().prop_map(|place| Event::Leave { place }),
         6 => chain().prop_map(|(place, chain, depth)| Event::Extend { place, chain, depth }),
         4 => chain().prop_map(|(place, chain, depth)| Event::Shorten { place, chain, depth }),
-        1 => (any::<usize>(), 0..2000_u64).prop_map(|(place, many)| Event::Flood { place, many }),
-        1 => (any::<usize>(), 0..2000_u64).prop_map(|(place, many)| Event::Drain { place, many }),
+        1 => (any::<usize>(), 0..FLOOD).prop_map(|(place, many)| Event::Flood { place, many }),
+        1 => (any::<usize>(), 0..FLOOD).prop_map(|(place, many)| Event::Drain { place, many }),
     ]
 }
 
@@ -163,7 +170,7 @@ fn apply(event: &Event, index: &mut BlockIndex, model: &mut Model) {
         }
         Event::Drain { place, many } => {
             let Some(place) = pick(place) else { return };
-            let keys = keys(99, many..2000);
+            let keys = keys(99, many..FLOOD);
             assert_eq!(index.remove(BlockHolder(place), &keys), model.remove(place, &keys));
         }
     }
@@ -189,12 +196,12 @@ fn compare(index: &BlockIndex, model: &Model) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: CASES, ..ProptestConfig::default() })]
 
     #[test]
     fn the_index_answers_what_a_naive_model_answers(
-        first in 0..90_usize,
-        events in proptest::collection::vec(any_event(), 1..150),
+        first in 0..FIRST,
+        events in proptest::collection::vec(any_event(), 1..EVENTS),
     ) {
         let (mut index, mut model) = (BlockIndex::new(), Model::default());
         for _ in 0..first {
@@ -237,7 +244,7 @@ fn overlaps_of_all_places_are_answered_at_once() {
     assert_eq!(found, depths.iter().map(|&depth| depth as u32).collect::<Vec<_>>());
     assert_eq!(overlaps(&index, &[]), vec![0; 40]);
     assert_eq!(overlaps(&index, &keys(2, 0..768)), vec![0; 40]);
-    for length in 1..300 {
+    for length in (1..300).step_by(if cfg!(miri) { 60 } else { 1 }) {
         let found = overlaps(&index, &prompt[..length]);
         assert!(found.iter().zip(&depths).all(|(&f, &d)| u64::from(f) == d.min(length as u64)));
     }
@@ -279,6 +286,54 @@ fn duplicates_and_unknown_blocks_show_in_the_counts_and_harm_nothing() {
     assert!(index.is_empty());
 }
 
+#[test]
+fn who_lacks_the_first_block_has_no_overlap_whatever_comes_after_it() {
+    let mut index = BlockIndex::new();
+    let (a, b) = (index.join(1000).unwrap(), index.join(1000).unwrap());
+    let prompt = keys(1, 0..100);
+    index.store(a, &prompt).unwrap();
+    index.store(b, &prompt[1..]).unwrap();
+    assert_eq!(overlaps(&index, &prompt), [100, 0]);
+    assert_eq!(overlaps(&index, &prompt[1..]), [99, 99]);
+}
+
+#[test]
+fn a_place_that_left_holds_nothing_though_its_entries_are_still_there() {
+    let mut index = BlockIndex::new();
+    let (a, b) = (index.join(1000).unwrap(), index.join(1000).unwrap());
+    index.store(a, &[7, 8]).unwrap();
+    index.store(b, &[7]).unwrap();
+    index.leave(a);
+    assert_eq!(index.len(), 2, "nothing was swept");
+    assert!(!index.holds(a, 7) && index.holds(b, 7));
+    assert_eq!((index.held(a), index.held(b)), (0, 1));
+}
+
+#[test]
+fn the_lowest_free_number_is_given_out_first() {
+    let mut index = BlockIndex::new();
+    let places: Vec<_> = (0..4).map(|_| index.join(10).unwrap()).collect();
+    index.leave(places[1]);
+    index.leave(places[0]);
+    assert_eq!((index.join(10), index.join(10)), (Some(places[0]), Some(places[1])));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "thirty thousand blocks")]
+fn memory_falls_with_the_blocks() {
+    let mut index = BlockIndex::new();
+    let place = index.join(u32::MAX).unwrap();
+    let empty = index.bytes();
+    index.store(place, &keys(1, 0..30_000)).unwrap();
+    assert!(index.bytes() > 4 * empty);
+    assert_eq!(index.remove(place, &keys(1, 0..30_000)), 30_000);
+    for _ in 0..50 {
+        let other = index.join(1).unwrap();
+        index.leave(other);
+    }
+    assert!(index.bytes() < 2 * empty, "{} bytes for nothing, {empty} before", index.bytes());
+}
+
 /// The price of reading every 64th block only, as the module says.
 #[test]
 fn an_eviction_out_of_order_is_credited_to_the_end_of_its_chain() {
@@ -295,6 +350,7 @@ fn an_eviction_out_of_order_is_credited_to_the_end_of_its_chain() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "fifty thousand blocks")]
 fn a_place_that_left_is_gone_at_once_and_its_number_comes_back_when_it_is_swept() {
     let mut index = BlockIndex::new();
     let (a, b) = (index.join(100_000).unwrap(), index.join(100_000).unwrap());
@@ -322,6 +378,7 @@ fn a_place_that_left_is_gone_at_once_and_its_number_comes_back_when_it_is_swept(
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "half a million blocks")]
 fn sweeping_goes_on_while_the_table_grows_and_shrinks() {
     let mut index = BlockIndex::new();
     let stay = index.join(u32::MAX).unwrap();
@@ -343,6 +400,7 @@ fn sweeping_goes_on_while_the_table_grows_and_shrinks() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "a million blocks")]
 fn ten_thousand_workers_that_come_and_go_leave_memory_flat() {
     let mut index = BlockIndex::new();
     let system_prompt = keys(0, 0..20);
@@ -366,6 +424,7 @@ fn ten_thousand_workers_that_come_and_go_leave_memory_flat() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "65,536 places")]
 fn as_many_places_as_there_are_numbers() {
     let mut index = BlockIndex::new();
     for number in 0..=u16::MAX {
@@ -381,6 +440,7 @@ fn as_many_places_as_there_are_numbers() {
 
 /// Keys that a worker made up, all with the same home.
 #[test]
+#[cfg_attr(miri, ignore = "chains of thousands of steps")]
 fn made_up_keys_cost_credit_and_nothing_else() {
     let mut index = BlockIndex::new();
     let (liar, honest) = (index.join(100_000).unwrap(), index.join(100_000).unwrap());

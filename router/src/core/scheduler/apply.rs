@@ -87,6 +87,7 @@ impl<W> Scheduler<W> {
     pub fn apply(&mut self, id: WorkerId, verdict: &Verdict<'_>) -> Applied {
         let mut applying = Applying::new(verdict);
         while !self.apply_piece(id, &mut applying, NonZeroUsize::MAX) {}
+        drop(self.take_leftovers());
         applying.applied()
     }
 

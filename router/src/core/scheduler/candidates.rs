@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::holdings::Found;
 use super::worker::Worker;
 use super::{PlacementRequest, Scheduler};
-use crate::core::candidate::{Ask, Candidate, Exclusion, WorkerId, digest};
+use crate::core::candidate::{Ask, Candidate, Exclusion, digest};
 use crate::core::estimate::{Demand, WorkerLoad, estimate, prefill_leg};
 use crate::core::frame::Role;
 use crate::core::policy::PolicyName;
@@ -42,26 +42,25 @@ impl<W> Scheduler<W> {
         if splits {
             self.workers.iter_mut().for_each(|worker| worker.inbound.refresh(now_ms));
         }
-        let groups = self.groups();
+        let loads = self.workers.iter().map(|worker| worker.worker_load(self.block_tokens, now_ms));
+        let mut loads: Vec<WorkerLoad> = loads.collect();
+        self.meet_ranks(&mut loads, now_ms);
         let hopeless = self.failed_by_all(wanted);
         let mut candidates = Vec::with_capacity(self.workers.len());
-        for worker in &self.workers {
+        for (worker, mut worker_load) in self.workers.iter().zip(loads) {
             let found = if worker.credit.given() {
                 self.overlaps.of(&worker.places)
             } else {
                 Found::default()
             };
-            let mut worker_load = worker.worker_load(self.block_tokens, now_ms);
             worker_load.pressure = pressure[usize::from(worker.decodes())];
-            if let Some(group) = groups.iter().find(|group| worker.is_in(group.name)) {
-                (worker_load.group_ms, worker_load.group_rows) = group.rest(worker);
-            }
             let tokens = |blocks: u32| blocks * self.block_tokens;
             let pulls = splits && worker.decodes() && worker.kv_block_bytes > 0;
             candidates.push(Candidate {
                 id: worker.id,
                 name: worker.name.clone(),
                 role: worker.role,
+                group: worker.group.clone(),
                 excluded: exclusion(worker, wanted, hopeless),
                 occupied: worker.occupied(),
                 sequences: worker.capacity.sequences,
@@ -88,20 +87,6 @@ impl<W> Scheduler<W> {
     fn failed_by_all(&self, wanted: &PlacementRequest) -> bool {
         let mut open = self.workers.iter().filter(|worker| worker.open && worker.decodes());
         wanted.resumes && open.all(|worker| wanted.excluded.contains(&worker.id))
-    }
-
-    /// What the ranks of each group do at the moment, in one pass.
-    fn groups(&self) -> Vec<Group<'_>> {
-        let mut groups: Vec<Group<'_>> = Vec::new();
-        for worker in &self.workers {
-            let Some(name) = &worker.group else { continue };
-            let (ms, rows) = (worker.running_ms(), f64::from(worker.load.running));
-            match groups.iter_mut().find(|group| Arc::ptr_eq(group.name, name)) {
-                Some(group) => group.add(worker, ms, rows),
-                None => groups.push(Group { name, slowest: worker.id, ms, next_ms: 0.0, rows }),
-            }
-        }
-        groups
     }
 
     /// Only `kv` keeps requests here where they would wait anyway; the baselines know nothing of ms.
@@ -179,31 +164,4 @@ fn exclusion<W>(
 pub(super) fn usable_blocks(prompt_tokens: u32, keys: &[u64], block_tokens: u32) -> u32 {
     let full = prompt_tokens.saturating_sub(1) / block_tokens;
     full.min(u32::try_from(keys.len()).unwrap_or(u32::MAX))
-}
-
-/// Ranks that step together.
-struct Group<'a> {
-    name: &'a Arc<str>,
-    /// The rank with the longest step, that step, and the longest of the others.
-    slowest: WorkerId,
-    ms: f64,
-    next_ms: f64,
-    rows: f64,
-}
-
-impl Group<'_> {
-    fn add<W>(&mut self, worker: &Worker<W>, ms: f64, rows: f64) {
-        self.rows += rows;
-        if ms > self.ms {
-            (self.slowest, self.next_ms, self.ms) = (worker.id, self.ms, ms);
-        } else {
-            self.next_ms = self.next_ms.max(ms);
-        }
-    }
-
-    /// Longest step and all rows of the others.
-    fn rest<W>(&self, worker: &Worker<W>) -> (f64, f64) {
-        let ms = if self.slowest == worker.id { self.next_ms } else { self.ms };
-        (ms, self.rows - f64::from(worker.load.running))
-    }
 }

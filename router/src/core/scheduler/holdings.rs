@@ -5,7 +5,7 @@ use std::collections::hash_map::Entry;
 use std::hash::{BuildHasherDefault, Hasher};
 
 use super::legs::LegPart;
-use crate::core::index::{BlockHolder, BlockIndex};
+use crate::core::index::{BlockHolder, BlockIndex, SpareTable};
 
 /// Where a worker keeps a block.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,7 +60,7 @@ impl WorkerHolders {
 }
 
 /// Everything that is held, by all workers of a model.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Holdings {
     announced: BlockIndex,
     /// Blocks of prompts that were placed and whose first token has not come. Apart from the announced ones, so that taking a
@@ -128,7 +128,23 @@ impl Overlaps {
     }
 }
 
+impl Default for Holdings {
+    fn default() -> Self {
+        Self {
+            announced: BlockIndex::with_spares(),
+            booked: BlockIndex::new(),
+            bookings: HashMap::default(),
+            changed: Vec::new(),
+        }
+    }
+}
+
 impl Holdings {
+    /// A table that is of no use any more.
+    pub(super) fn take_spare(&mut self) -> Option<SpareTable> {
+        self.announced.take_spare()
+    }
+
     /// `room` is by tier; `blocks` are those of the worker's pool.
     pub(super) fn join(&mut self, room: [u32; 3], blocks: u32) -> WorkerHolders {
         WorkerHolders {

@@ -3,12 +3,15 @@
 mod apply;
 mod claims;
 mod credit;
+mod groups;
+mod learning;
+mod random;
 mod split;
 
 use proptest::prelude::*;
 
 use super::*;
-use crate::core::candidate::{Candidate, Exclusion};
+use crate::core::candidate::{Candidate, Exclusion, GroupRank};
 use crate::core::cost::StepFeatures;
 use crate::core::decision::NoPlace;
 use crate::core::frame::Load;
@@ -117,6 +120,7 @@ fn report(number: u64, prefill_tokens: u32, load: Load) -> Step {
     Step {
         step: number,
         ms,
+        waited_us: 0,
         prefill_tokens,
         prefill_context: 0,
         decode_rows: 0,
@@ -262,87 +266,6 @@ fn a_worker_with_too_long_a_queue_gets_no_more() {
 }
 
 #[test]
-fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
-    let mut scheduler = scheduler(0);
-    for id in 0..3 {
-        scheduler.join(
-            Joining {
-                id: WorkerId(id),
-                name: format!("w{id}").into(),
-                role: Role::Both,
-                kv_block_bytes: 0,
-                index_room: capacity().tiers(),
-                capacity: capacity(),
-                group: (id < 2).then(|| "ep".into()),
-                step_prior: Some(COST),
-            },
-            (),
-        );
-        scheduler.snapshot_complete(WorkerId(id));
-        scheduler.set_open(WorkerId(id), true);
-    }
-    let busy = Load { running: 7, ..Load::default() };
-    let step = Step { kv_tokens: 10_000_000, decode_rows: 7, ms: 105.7, ..report(1, 0, busy) };
-    let _ = scheduler.step(WorkerId(0), &step, Given::default(), 0.0);
-    let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
-    assert_eq!(placement.worker, WorkerId(2), "rank 1 is idle, but waits for rank 0 at each step");
-    let [_, rank, alone] = [0, 1, 2].map(|i| placement.decision.estimates[i]);
-    assert!(rank.decode_ms > 5.0 * alone.decode_ms);
-    assert!(rank.interference_ms > alone.interference_ms);
-}
-
-#[test]
-fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
-    // of each rank, by its rows: the longest step and all rows of the others
-    let groups = |rows: [u32; 3]| {
-        let mut scheduler = scheduler(0);
-        for (id, running) in (0..).zip(rows) {
-            scheduler.join(
-                Joining {
-                    id: WorkerId(id),
-                    name: format!("w{id}").into(),
-                    role: Role::Both,
-                    kv_block_bytes: 0,
-                    index_room: capacity().tiers(),
-                    capacity: capacity(),
-                    group: Some("ep".into()),
-                    step_prior: Some(COST),
-                },
-                (),
-            );
-            scheduler.set_open(WorkerId(id), true);
-            let load = Load { running, ..Load::default() };
-            let kv_tokens = u64::from(running) * 1_000_000;
-            let mut step = Step { decode_rows: running, kv_tokens, ..report(1, 0, load) };
-            step.ms = COST.step_ms(&StepFeatures::of(&step));
-            let _ = scheduler.step(WorkerId(id), &step, Given::default(), 0.0);
-        }
-        let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
-        let of = |candidate: &Candidate| {
-            (candidate.worker_load.group_ms, candidate.worker_load.group_rows)
-        };
-        let candidates = &placement.decision.candidates;
-        let mut groups: Vec<_> = rows.into_iter().zip(candidates.iter().map(of)).collect();
-        groups.sort_by_key(|(running, _)| *running);
-        groups.into_iter().map(|(_, group)| group).collect::<Vec<_>>()
-    };
-    let [idle, some, most] = groups([7, 3, 1])[..] else { panic!("three ranks") };
-    assert_eq!([idle.1, some.1, most.1], [10.0, 8.0, 4.0]);
-    assert_eq!(idle.0, some.0, "both wait for the one with most rows");
-    assert!(most.0 > 0.0 && most.0 < some.0, "which waits for {} ms, not {}", most.0, some.0);
-    for rows in [[3, 7, 1], [1, 3, 7], [3, 1, 7], [7, 1, 3], [1, 7, 3]] {
-        let [a, b, c] = groups(rows)[..] else { panic!("three ranks") };
-        for (got, expected) in [(a, idle), (b, some), (c, most)] {
-            assert!(
-                (got.0 - expected.0).abs() < 1e-6 * expected.0,
-                "{rows:?}: {got:?}, {expected:?}"
-            );
-            assert_eq!(got.1, expected.1, "{rows:?}");
-        }
-    }
-}
-
-#[test]
 fn a_decision_sees_what_is_left_of_a_deadline_and_of_an_answer() {
     let mut scheduler = scheduler(1);
     let hurried =
@@ -368,71 +291,6 @@ fn only_a_queue_of_prompts_is_a_long_queue_and_only_for_kv() {
     assert!(with(PolicyName::LeastLoaded).place(&second, 0.0).is_ok());
     kv.begun(RequestId(1), 0, 200.0).unwrap();
     assert!(kv.place(&second, 200.0).is_ok(), "it waits for the row, and nowhere better");
-}
-
-/// Reports of steps that cost `times` what `COST` says.
-fn teach(scheduler: &mut Scheduler, id: u32, times: f64, steps: std::ops::Range<u64>) {
-    for number in steps {
-        let (tokens, rows) = (37 * number % 2_000, number % 8);
-        let mut step = report(number, u32::try_from(tokens).unwrap(), Load::default());
-        step.decode_rows = u32::try_from(rows).unwrap();
-        step.kv_tokens = rows * (100 + 91 * number % 3_000);
-        step.ms = times * COST.step_ms(&StepFeatures::of(&step));
-        let _ = scheduler.step(WorkerId(id), &step, Given::default(), 0.0);
-    }
-}
-
-/// What a full step of prompts is thought to take, by what it takes.
-fn believed(scheduler: &Scheduler, id: u32, times: f64) -> f64 {
-    let features = StepFeatures { prefill_tokens: 2_048.0, ..StepFeatures::default() };
-    let cost = scheduler.view(WorkerId(id)).unwrap().cost;
-    cost.step_ms(&features) / (times * COST.step_ms(&features))
-}
-
-#[test]
-fn a_guess_is_no_knowledge_of_peers_and_what_was_learnt_is() {
-    let mut scheduler = scheduler(0);
-    let joins = |scheduler: &mut Scheduler, id| {
-        join_unknown(scheduler, id, None);
-    };
-    joins(&mut scheduler, 0);
-    teach(&mut scheduler, 0, 0.01, 1..10);
-    for id in 1..4 {
-        joins(&mut scheduler, id); // nobody knows anything yet
-        teach(&mut scheduler, id, 0.01, 1..200);
-        let believed = believed(&scheduler, id, 0.01);
-        assert!((0.95..1.05).contains(&believed), "worker {id}: {believed} of its own speed");
-    }
-    joins(&mut scheduler, 4);
-    let believed = believed(&scheduler, 4, 0.01);
-    assert!((0.9..1.1).contains(&believed), "it begins with what is known of others: {believed}");
-}
-
-#[test]
-fn accepted_drafts_are_learnt() {
-    let mut scheduler = scheduler(1);
-    for n in 1..200 {
-        let step =
-            Step { decode_rows: 10, drafted: 20, accepted: 9, ..report(n, 0, Load::default()) };
-        let _ = scheduler.step(WorkerId(0), &step, Given { rows: 10, tokens: 19 }, 0.0);
-    }
-    let accepted = scheduler.view(WorkerId(0)).unwrap().accepted;
-    assert!((accepted - 1.9).abs() < 0.01, "{accepted}");
-}
-
-#[test]
-fn answers_teach_how_long_answers_are() {
-    let mut scheduler = scheduler(1);
-    for n in 0..400 {
-        let placement =
-            scheduler.place(&PlacementRequest { max_tokens: 4000, ..want(n, &keys(n, 1, 0)) }, 0.0);
-        let placement = placement.unwrap();
-        if n == 399 {
-            let expected = placement.decision.ask.output_tokens;
-            assert!((expected - 40.0).abs() < 1.0, "{expected}");
-        }
-        scheduler.end(RequestId(n), LegOutput { tokens: 40, complete: true }, 1.0);
-    }
 }
 
 #[test]
@@ -481,118 +339,6 @@ fn calls_about_nobody_change_nothing() {
     );
 }
 
-#[derive(Debug, Clone)]
-enum Event {
-    Place(u64, u32),
-    Alone(usize),
-    Transferred(u32, u32, bool),
-    Begin(usize),
-    End(usize),
-    Store(u32, u64),
-    Remove(u32, u64),
-    Leave(u32),
-    Resync(u32),
-    Tick,
-}
-
-fn event() -> impl Strategy<Value = Event> {
-    prop_oneof![
-        4 => (0..6u64, 1..30u32).prop_map(|(n, blocks)| Event::Place(n, blocks)),
-        3 => (0..100usize).prop_map(Event::Begin),
-        1 => (0..100usize).prop_map(Event::Alone),
-        1 => (0..5u32, 0..5u32, any::<bool>()).prop_map(|(to, from, well)| Event::Transferred(to, from, well)),
-        3 => (0..100usize).prop_map(Event::End),
-        2 => (0..4u32, 0..6u64).prop_map(|(w, n)| Event::Store(w, n)),
-        2 => (0..4u32, 0..6u64).prop_map(|(w, n)| Event::Remove(w, n)),
-        1 => (0..4u32).prop_map(Event::Leave),
-        1 => (0..4u32).prop_map(Event::Resync),
-        1 => Just(Event::Tick),
-    ]
-}
-
-proptest! {
-    /// Whatever happens in whatever order: once all legs ended, nothing is booked anywhere, and what counts as held is what
-    /// was announced.
-    #[test]
-    fn nothing_stays_booked(
-        events in proptest::collection::vec(event(), 1..120),
-        roles in proptest::collection::vec(split::role(), 4),
-        policy in proptest::sample::select(PolicyName::ALL.to_vec()),
-    ) {
-        let mut scheduler = split::scheduler_of(policy, &roles);
-        let (mut open, mut now_ms, mut next) = (Vec::new(), 0.0, 0);
-        for event in events {
-            now_ms += 700.0;
-            match event {
-                Event::Place(n, blocks) => {
-                    next += 1;
-                    if let Ok(placement) = scheduler.place(&want(next, &keys(n, blocks, 3)), now_ms) {
-                        open.push(placement.request);
-                        open.extend(placement.prefill.map(|prefill| prefill.request));
-                    }
-                }
-                Event::Alone(i) if !open.is_empty() => scheduler.alone(open[i % open.len()], now_ms),
-                Event::Transferred(to, from, true) => {
-                    scheduler.transferred(WorkerId(to), &format!("w{from}"), 1 << 20, 5.0, now_ms);
-                }
-                Event::Transferred(to, from, false) => {
-                    scheduler.transfer_failed(WorkerId(to), &format!("w{from}"), now_ms);
-                }
-                Event::Begin(i) if !open.is_empty() => {
-                    let _ = scheduler.begun(open[i % open.len()], 0, now_ms);
-                }
-                Event::End(i) if !open.is_empty() => {
-                    let request = open.swap_remove(i % open.len());
-                    scheduler.end(request, LegOutput { tokens: 5, complete: true }, now_ms);
-                    prop_assert!(scheduler.end(request, LegOutput { tokens: 5, complete: true }, now_ms).is_none(), "twice");
-                }
-                Event::Begin(_) | Event::End(_) | Event::Alone(_) => {}
-                Event::Store(worker, n) => {
-                    let _ = scheduler.stored(WorkerId(worker), Tier::Device, &keys(n, 25, 3));
-                }
-                Event::Remove(worker, n) => {
-                    scheduler.removed(WorkerId(worker), Tier::Device, &keys(n, 25, 3)[10..]);
-                }
-                Event::Leave(worker) => {
-                    scheduler.leave(WorkerId(worker), now_ms);
-                }
-                Event::Resync(worker) => {
-                    scheduler.withdraw(WorkerId(worker), Withdrawal::Lost);
-                    scheduler.snapshot_begins(WorkerId(worker));
-                    scheduler.snapshot_complete(WorkerId(worker));
-                }
-                Event::Tick => {
-                    scheduler.expire_leases(now_ms);
-                }
-            }
-        }
-        for request in open {
-            scheduler.end(request, LegOutput::default(), now_ms);
-        }
-        prop_assert_eq!(scheduler.legs(), 0);
-        for worker in &scheduler.workers {
-            prop_assert_eq!((worker.booked_requests, worker.booked_tokens), (0, 0));
-            prop_assert_eq!((worker.backlog_tokens, worker.arriving_tokens, worker.pinned), (0, 0, 0));
-            prop_assert_eq!(worker.worker_load(BLOCK, now_ms).blocks_used, 0.0);
-            prop_assert_eq!(scheduler.holdings.booked(&worker.places), 0);
-        }
-    }
-}
-
-#[test]
-fn a_busy_fleet_holds_work_dearer_than_an_idle_one() {
-    let mut pressure = pressure::Pressure::default();
-    assert_eq!(pressure.at(2, 0.0), 0.0);
-    let mut now_ms = 0.0;
-    while now_ms < 300_000.0 {
-        now_ms += 100.0;
-        pressure.computed(100.0, now_ms); // one of two workers is always at it
-    }
-    assert!((pressure.at(2, now_ms) - 1.0).abs() < 0.05, "{}", pressure.at(2, now_ms));
-    assert!(pressure.at(1, now_ms) >= 8.9, "bounded");
-    assert!(pressure.at(2, now_ms + 300_000.0) < 0.01, "it is forgotten");
-}
-
 #[test]
 fn a_prompt_that_has_to_be_computed_is_promised_nothing() {
     let mut scheduler = scheduler(2);
@@ -608,33 +354,6 @@ fn a_prompt_that_has_to_be_computed_is_promised_nothing() {
 }
 
 #[test]
-fn counters_that_ran_backwards_make_no_absurd_time() {
-    let mut scheduler = scheduler(1);
-    let load = Load { running: u32::MAX, waiting: u32::MAX, ..Load::default() };
-    let broken = Step { waiting_tokens: u64::MAX, kv_tokens: u64::MAX, ..report(1, 0, load) };
-    let _ = scheduler.step(WorkerId(0), &broken, Given::default(), 0.0);
-    let soonest = scheduler.soonest_ms(&want(1, &keys(1, 4, 0)), 0.0);
-    assert!(soonest.is_none_or(f64::is_finite), "{soonest:?}");
-}
-
-#[test]
-fn an_idle_worker_is_not_held_to_what_it_read_last() {
-    let mut scheduler = scheduler(2);
-    let running = Load { running: 64, ..Load::default() };
-    let heavy = Step { kv_tokens: 900_000, decode_rows: 64, ms: 20.0, ..report(1, 0, running) };
-    let _ = scheduler.step(WorkerId(0), &heavy, Given::default(), 0.0);
-    let _ = scheduler.step(
-        WorkerId(0),
-        &Step { load: Load::default(), ..heavy },
-        Given::default(),
-        1.0,
-    );
-    let placed = scheduler.place(&want(1, &keys(1, 4, 0)), 2.0).unwrap();
-    let kv_tokens = placed.decision.candidates.iter().map(|c| c.worker_load.kv_tokens);
-    assert_eq!(kv_tokens.collect::<Vec<_>>(), [0.0, 0.0]);
-}
-
-#[test]
 fn a_lost_worker_returns_its_legs_with_what_they_got() {
     let mut scheduler = scheduler(1);
     scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
@@ -643,6 +362,24 @@ fn a_lost_worker_returns_its_legs_with_what_they_got() {
     assert_eq!(ended[0].block_seconds, 0.0);
     assert!(ended[0].expected_block_seconds > 0.0);
     assert_eq!(scheduler.legs(), 0);
+}
+
+#[test]
+fn what_was_booked_on_a_lost_worker_is_not_booked_on_the_next_one_with_its_number() {
+    let mut scheduler = scheduler(2);
+    scheduler.set_open(WorkerId(1), false);
+    let keys = keys(1, 20, 0);
+    assert_eq!(scheduler.place(&want(1, &keys), 0.0).unwrap().worker, WorkerId(0));
+    scheduler.leave(WorkerId(0), 0.0).unwrap();
+    join(&mut scheduler, 2);
+    let cached = |scheduler: &mut Scheduler, request| {
+        chosen(&scheduler.place(&want(request, &keys), 0.0).unwrap()).cached_tokens
+    };
+    assert_eq!([cached(&mut scheduler, 2), cached(&mut scheduler, 3)], [0, 320]);
+    for request in [2, 3] {
+        scheduler.end(RequestId(request), LegOutput::default(), 0.0).unwrap();
+    }
+    assert_eq!(cached(&mut scheduler, 4), 0, "rolled back");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use super::credit::Credit;
 use super::holdings::{Tier, WorkerHolders};
 use super::legs::{BookedLeg, Given, LegPart};
 use super::measured::Measured;
-use crate::core::candidate::{WorkerId, WorkerName};
+use crate::core::candidate::{GroupRank, WorkerId, WorkerName};
 use crate::core::cost::{StepFeatures, StepFit, context};
 use crate::core::estimate::WorkerLoad;
 use crate::core::frame::{Capacity, Load, RequestId, Role, Step};
@@ -34,7 +34,7 @@ pub(super) struct Worker<W> {
     pub(super) inbound: Inbound,
     pub(super) open: bool,
     pub(super) capacity: Capacity,
-    pub(super) group: Option<Arc<str>>,
+    pub(super) group: Option<GroupRank>,
     pub(super) places: WorkerHolders,
     pub(super) credit: Credit,
     /// How often all that it had said of its blocks was forgotten.
@@ -78,7 +78,7 @@ pub(super) struct Worker<W> {
     /// It was the former.
     busy_since_step: bool,
     /// When the step that runs began.
-    step_began_ms: f64,
+    pub(super) step_began_ms: f64,
     /// It began with prompts to compute.
     backlog_runs: bool,
 }
@@ -181,7 +181,8 @@ impl<W> Worker<W> {
         if believed {
             let worked = step.prefill_tokens > 0 || step.decode_rows > 0;
             if teaches && worked {
-                self.fit.observe(&StepFeatures::of(step), step.ms);
+                // what it waited for other ranks is not its own doing
+                self.fit.observe(&StepFeatures::of(step), own_ms(step));
             }
             self.computed(step.prefill_tokens);
         } else {
@@ -419,6 +420,8 @@ impl<W> Worker<W> {
             accepted: self.accepted,
             group_ms: 0.0,
             group_rows: 0.0,
+            group_prompt_ms: 0.0,
+            group_prompt_steps: 0.0,
             pressure: 0.0,
         }
     }
@@ -454,12 +457,12 @@ impl<W> Worker<W> {
 
     /// It is a rank of this group.
     pub(super) fn is_in(&self, group: &Arc<str>) -> bool {
-        self.group.as_ref().is_some_and(|own| Arc::ptr_eq(own, group))
+        self.group.as_ref().is_some_and(|own| Arc::ptr_eq(&own.group, group))
     }
 
     /// It is another rank of the same group.
     pub(super) fn steps_with(&self, other: &Self) -> bool {
-        self.id != other.id && other.group.as_ref().is_some_and(|group| self.is_in(group))
+        self.id != other.id && other.group.as_ref().is_some_and(|rank| self.is_in(&rank.group))
     }
 
     /// KV tokens that a step reads now: those of the last one, unless nothing runs any more.
@@ -487,4 +490,9 @@ impl<W> Worker<W> {
         let tokens = f64::from(self.capacity.batched_tokens.max(1));
         tokens / (cost.fixed_ms + cost.prompt_ms(0.0, tokens)).max(1e-9)
     }
+}
+
+/// Ms of a step that the rank computed in.
+pub(super) fn own_ms(step: &Step) -> f64 {
+    (step.ms - f64::from(step.waited_us) / 1e3).max(0.0)
 }

@@ -135,6 +135,7 @@ mod tests {
         let step = Step {
             step: 9,
             ms: 1.5,
+            waited_us: 0,
             prefill_tokens: 0,
             prefill_context: 0,
             decode_rows: 3,

@@ -27,6 +27,15 @@ const LONG_BYTES: usize = 64 << 10;
 /// copied with everybody waiting. No frame of a worker at work is as long. A guess.
 const VERY_LONG_BYTES: usize = 256 << 10;
 
+/// What is known of a frame before it is there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FrameArrival {
+    /// Another [`READ_BYTES`] came. Fewer do not count: whoever drips bytes is silent.
+    Part,
+    /// All of it came, and is still to be decoded.
+    Whole,
+}
+
 /// Why no further frame comes.
 #[derive(Debug, thiserror::Error)]
 pub enum ReadError {
@@ -53,6 +62,8 @@ pub struct FrameReader<R> {
     limit: usize,
     /// A very long frame of which some came.
     coming: Option<Coming>,
+    /// Bytes that came since the last [`FrameArrival::Part`].
+    untold: usize,
     /// A long frame that is being decoded.
     decoding: Option<JoinHandle<Result<Frame, ReadError>>>,
 }
@@ -97,7 +108,7 @@ impl Coming {
 impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// Takes frames with bodies of at most `limit` bytes.
     pub fn new(stream: R, limit: usize) -> Self {
-        Self { stream, buffer: BytesMut::new(), limit, coming: None, decoding: None }
+        Self { stream, buffer: BytesMut::new(), limit, coming: None, untold: 0, decoding: None }
     }
 
     /// Another limit from the next frame on: a peer that has not proved itself gets a low one.
@@ -113,13 +124,28 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     /// # Cancel safety
     /// A dropped call loses nothing.
     pub async fn next(&mut self) -> Result<Option<Frame>, ReadError> {
+        self.next_telling(|_| {}).await
+    }
+
+    /// The same, and says meanwhile how a long frame comes along.
+    ///
+    /// # Errors
+    /// As [`Self::next`].
+    ///
+    /// # Cancel safety
+    /// As [`Self::next`].
+    pub async fn next_telling(
+        &mut self,
+        tell: impl Fn(FrameArrival),
+    ) -> Result<Option<Frame>, ReadError> {
         loop {
             if let Some(decoding) = &mut self.decoding {
                 let frame = decoding.await;
                 self.decoding = None;
                 return Ok(Some(frame.map_err(io::Error::other)??));
             }
-            if let Some(body) = self.very_long_body().await? {
+            if let Some(body) = self.very_long_body(&tell).await? {
+                tell(FrameArrival::Whole);
                 let decoded = background::run("decode", move || decode(&body.joined()));
                 self.decoding =
                     Some(tokio::spawn(
@@ -128,6 +154,7 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 continue;
             }
             if let Some(body) = self.long_body()? {
+                tell(FrameArrival::Whole);
                 self.decoding = Some(spawn_blocking(move || Ok(decode(&body)?)));
                 continue;
             }
@@ -135,11 +162,14 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
                 return Ok(Some(frame));
             }
             self.buffer.reserve(READ_BYTES);
-            if self.stream.read_buf(&mut self.buffer).await? == 0 {
-                return match self.buffer.len() {
-                    0 => Ok(None),
-                    got => Err(ReadError::Ended { got }),
-                };
+            match self.stream.read_buf(&mut self.buffer).await? {
+                0 => {
+                    return match self.buffer.len() {
+                        0 => Ok(None),
+                        got => Err(ReadError::Ended { got }),
+                    };
+                }
+                bytes => self.came(bytes, &tell),
             }
         }
     }
@@ -163,7 +193,10 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
     ///
     /// # Cancel safety
     /// A dropped call loses nothing.
-    async fn very_long_body(&mut self) -> Result<Option<Coming>, ReadError> {
+    async fn very_long_body(
+        &mut self,
+        tell: &impl Fn(FrameArrival),
+    ) -> Result<Option<Coming>, ReadError> {
         if self.coming.is_none() {
             let Some(len) = self.announced()?.filter(|len| *len > VERY_LONG_BYTES) else {
                 return Ok(None);
@@ -176,11 +209,23 @@ impl<R: AsyncRead + Unpin> FrameReader<R> {
         while let Some(coming) = self.coming.as_mut().filter(|coming| coming.got < coming.len) {
             match self.stream.read_buf(&mut coming.room()).await? {
                 0 => return Err(ReadError::Ended { got: HEADER_BYTES + coming.got }),
-                bytes => coming.took(bytes),
+                bytes => {
+                    coming.took(bytes);
+                    self.came(bytes, tell);
+                }
             }
             yield_now().await;
         }
         Ok(self.coming.take())
+    }
+
+    /// Takes note of bytes.
+    fn came(&mut self, bytes: usize, tell: &impl Fn(FrameArrival)) {
+        self.untold += bytes;
+        if self.untold >= READ_BYTES {
+            self.untold = 0;
+            tell(FrameArrival::Part);
+        }
     }
 
     /// The body of the next frame if it is a long one and has been received.

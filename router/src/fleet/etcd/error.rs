@@ -7,6 +7,9 @@ use tonic::{Code, Status};
 
 use crate::error::Causes;
 
+/// What an error came of.
+type BoxedCause = Box<dyn Error + Send + Sync>;
+
 /// Why etcd did not do what it was asked for. No text holds a password or a token.
 #[derive(Debug, thiserror::Error)]
 pub enum EtcdError {
@@ -17,6 +20,8 @@ pub enum EtcdError {
         endpoint: String,
         /// What is wrong with it.
         reason: String,
+        /// What it was met with.
+        source: Option<BoxedCause>,
     },
     /// No encrypted connection was agreed on with the last member.
     #[error(
@@ -27,6 +32,8 @@ pub enum EtcdError {
         endpoint: String,
         /// What is wrong with it.
         reason: String,
+        /// What it was met with.
+        source: Option<BoxedCause>,
     },
     /// User, password or the rights of the user are not good enough.
     #[error(
@@ -37,10 +44,17 @@ pub enum EtcdError {
         endpoint: String,
         /// In etcd's words.
         reason: String,
+        /// The status of the call, where it had one.
+        source: Option<BoxedCause>,
     },
     /// It is no etcd, or one that cannot do this now.
-    #[error("an answer of no use: {0}")]
-    Answer(String),
+    #[error("an answer of no use: {reason}")]
+    Answer {
+        /// What is wrong with it.
+        reason: String,
+        /// The status of the call, where it had one.
+        source: Option<BoxedCause>,
+    },
     /// The lease is over.
     #[error("the lease is over")]
     LeaseLost,
@@ -50,6 +64,11 @@ pub enum EtcdError {
 }
 
 impl EtcdError {
+    /// An answer that lacks what it should have.
+    pub(super) fn answer(reason: impl Into<String>) -> Self {
+        Self::Answer { reason: reason.into(), source: None }
+    }
+
     /// As a word, for metrics.
     #[must_use]
     pub fn reason(&self) -> &'static str {
@@ -57,7 +76,7 @@ impl EtcdError {
             Self::Unreachable { .. } => "etcd_unreachable",
             Self::Tls { .. } => "etcd_tls",
             Self::Denied { .. } => "etcd_denied",
-            Self::Answer(_) | Self::Compacted => "etcd_answer",
+            Self::Answer { .. } | Self::Compacted => "etcd_answer",
             Self::LeaseLost => "lease_lost",
         }
     }
@@ -68,6 +87,7 @@ impl EtcdError {
 pub(super) struct MemberRefused {
     kind: Kind,
     reason: String,
+    cause: Option<BoxedCause>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,16 +106,17 @@ enum Kind {
 }
 
 impl MemberRefused {
-    pub(super) fn unreachable(reason: String) -> Self {
-        Self { kind: Kind::Unreachable, reason }
+    pub(super) fn unreachable(reason: String, cause: impl Error + Send + Sync + 'static) -> Self {
+        Self { kind: Kind::Unreachable, reason, cause: Some(Box::new(cause)) }
     }
 
-    pub(super) fn tls(reason: String) -> Self {
-        Self { kind: Kind::Tls, reason }
+    /// TLS cannot be tried: its files or what is in them are of no use.
+    pub(super) fn tls(reason: String, cause: impl Error + Send + Sync + 'static) -> Self {
+        Self { kind: Kind::Tls, reason, cause: Some(Box::new(cause)) }
     }
 
     pub(super) fn answer(reason: impl Into<String>) -> Self {
-        Self { kind: Kind::Answer, reason: reason.into() }
+        Self { kind: Kind::Answer, reason: reason.into(), cause: None }
     }
 
     /// Of a watch, in words: it has no status.
@@ -105,19 +126,20 @@ impl MemberRefused {
         } else {
             Kind::Answer
         };
-        Self { kind, reason: format!("the watch was cancelled: {}", clip(reason)) }
+        let reason = format!("the watch was cancelled: {}", clip(reason));
+        Self { kind, reason, cause: None }
     }
 
     /// A connection that did not come about.
-    pub(super) fn connecting(error: &(dyn Error + 'static)) -> Self {
-        let kind = if is_tls(error) { Kind::Tls } else { Kind::Unreachable };
-        Self { kind, reason: chain(error) }
+    pub(super) fn connecting(error: impl Error + Send + Sync + 'static) -> Self {
+        let kind = if is_tls(&error) { Kind::Tls } else { Kind::Unreachable };
+        Self { kind, reason: chain(&error), cause: Some(Box::new(error)) }
     }
 
     /// A connection that stood, and broke before a call had its answer.
-    pub(super) fn broken(error: &(dyn Error + 'static)) -> Self {
-        let kind = if is_tls(error) { Kind::Tls } else { Kind::Broken };
-        Self { kind, reason: chain(error) }
+    pub(super) fn broken(error: impl Error + Send + Sync + 'static) -> Self {
+        let kind = if is_tls(&error) { Kind::Tls } else { Kind::Broken };
+        Self { kind, reason: chain(&error), cause: Some(Box::new(error)) }
     }
 
     /// What may be wrong where an encrypted connection broke before it gave any answer, and no certificate was shown: etcd
@@ -142,13 +164,16 @@ impl MemberRefused {
 
     /// As an error, and whether another member is worth asking: all of them know the same leases and users.
     pub(super) fn at(self, endpoint: &str) -> (EtcdError, bool) {
-        let (endpoint, reason) = (endpoint.to_owned(), self.reason);
-        match self.kind {
-            Kind::Unreachable | Kind::Broken => (EtcdError::Unreachable { endpoint, reason }, true),
-            Kind::Tls => (EtcdError::Tls { endpoint, reason }, true),
-            Kind::Denied | Kind::Token => (EtcdError::Denied { endpoint, reason }, false),
+        let Self { kind, reason, cause: source } = self;
+        let endpoint = endpoint.to_owned();
+        match kind {
+            Kind::Unreachable | Kind::Broken => {
+                (EtcdError::Unreachable { endpoint, reason, source }, true)
+            }
+            Kind::Tls => (EtcdError::Tls { endpoint, reason, source }, true),
+            Kind::Denied | Kind::Token => (EtcdError::Denied { endpoint, reason, source }, false),
             Kind::Answer | Kind::NoLogins => {
-                (EtcdError::Answer(format!("{endpoint}: {reason}")), true)
+                (EtcdError::Answer { reason: format!("{endpoint}: {reason}"), source }, true)
             }
             Kind::Lease => (EtcdError::LeaseLost, false),
         }
@@ -193,7 +218,7 @@ impl From<Status> for MemberRefused {
             Some(source) => chain(source),
             None => clip(text),
         };
-        Self { kind, reason }
+        Self { kind, reason, cause: Some(Box::new(status)) }
     }
 }
 
@@ -218,21 +243,23 @@ fn clip(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
     fn a_connection_that_broke_may_lack_a_certificate_and_one_that_never_stood_does_not() {
-        let gone = io::Error::from(io::ErrorKind::BrokenPipe);
+        let gone = || io::Error::from(io::ErrorKind::BrokenPipe);
         let hint = "set HEADRACE_ETCD_CERT and HEADRACE_ETCD_KEY";
         let told = |refused: MemberRefused| refused.without_certificate().at("etcd:2379").0;
-        let broken = told(MemberRefused::broken(&gone));
+        let broken = told(MemberRefused::broken(gone()));
         assert_eq!(broken.reason(), "etcd_unreachable");
         assert!(broken.to_string().ends_with(hint), "{broken}");
         let alert = rustls::Error::AlertReceived(rustls::AlertDescription::CertificateRequired);
-        let alert = told(MemberRefused::broken(&alert));
+        let alert = told(MemberRefused::broken(alert));
         assert_eq!(alert.reason(), "etcd_tls");
         assert!(alert.to_string().contains(hint), "{alert}");
-        for other in [MemberRefused::connecting(&gone), Status::unavailable("no leader").into()] {
+        for other in [MemberRefused::connecting(gone()), Status::unavailable("no leader").into()] {
             let other = told(other).to_string();
             assert!(!other.contains("HEADRACE"), "{other}");
         }
@@ -241,9 +268,36 @@ mod tests {
     #[test]
     fn what_broke_under_a_call_is_told_from_what_etcd_says() {
         let mut broke = Status::unknown("transport error");
-        broke.set_source(std::sync::Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)));
+        broke.set_source(Arc::new(io::Error::from(io::ErrorKind::ConnectionReset)));
         assert_eq!(MemberRefused::from(broke).kind, Kind::Broken);
         assert_eq!(MemberRefused::from(Status::unknown("etcdserver: x")).kind, Kind::Answer);
         assert_eq!(MemberRefused::from(Status::unavailable("no leader")).kind, Kind::Unreachable);
+    }
+
+    #[test]
+    fn an_error_keeps_what_caused_it() {
+        let reset = || io::Error::from(io::ErrorKind::ConnectionReset);
+        let mut status = Status::unknown("transport error");
+        status.set_source(Arc::new(reset()));
+        let refused = [
+            MemberRefused::connecting(reset()),
+            MemberRefused::broken(reset()),
+            MemberRefused::tls("cannot read ca.pem".into(), reset()),
+            status.into(),
+        ];
+        for refused in refused {
+            let error = refused.at("etcd:2379").0;
+            let causes = Causes(&error);
+            let socket = causes.iter().find_map(|cause| cause.downcast_ref::<io::Error>());
+            assert_eq!(
+                socket.map(io::Error::kind),
+                Some(io::ErrorKind::ConnectionReset),
+                "{error}"
+            );
+        }
+        let denied = MemberRefused::from(Status::permission_denied("etcdserver: no")).at("e:1").0;
+        let status = denied.source().and_then(<dyn Error>::downcast_ref::<Status>);
+        assert_eq!(status.map(Status::code), Some(Code::PermissionDenied));
+        assert!(MemberRefused::answer("no message").at("e:1").0.source().is_none());
     }
 }

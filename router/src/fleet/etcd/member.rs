@@ -106,17 +106,15 @@ impl Member {
         }
         let scheme = if self.access.tls.is_some() { "https" } else { "http" };
         let mut endpoint = Endpoint::from_shared(format!("{scheme}://{}", self.endpoint))
-            .map_err(|error| MemberRefused::connecting(&error))?
+            .map_err(MemberRefused::connecting)?
             .connect_timeout(CALL)
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG);
         if let Some(tls) = &self.access.tls {
-            let config = tls_config(tls).map_err(MemberRefused::tls)?;
-            endpoint =
-                endpoint.tls_config(config).map_err(|error| MemberRefused::tls(chain(&error)))?;
+            let refused = |error| MemberRefused::tls(chain(&error), error);
+            endpoint = endpoint.tls_config(tls_config(tls)?).map_err(refused)?;
         }
-        let channel =
-            endpoint.connect().await.map_err(|error| MemberRefused::connecting(&error))?;
+        let channel = endpoint.connect().await.map_err(MemberRefused::connecting)?;
         Ok(self.channel.insert(channel).clone())
     }
 
@@ -159,7 +157,7 @@ where
     // a member that is cut off from the others ends its watches, rather than to be silent
     request.metadata_mut().insert("hasleader", MetadataValue::from_static("true"));
     let mut grpc = Grpc::new(channel).max_decoding_message_size(ANSWER_BYTES);
-    grpc.ready().await.map_err(|error| MemberRefused::broken(&error))?;
+    grpc.ready().await.map_err(MemberRefused::broken)?;
     let codec = ProstCodec::<Q, A>::default();
     let answers = grpc.streaming(request, PathAndQuery::from_static(path), codec).await?;
     let mut answers = answers.into_inner();
@@ -170,9 +168,11 @@ where
 }
 
 /// Certificates are read anew for each connection, so that they may be replaced while the process runs.
-fn tls_config(tls: &EtcdTls) -> Result<ClientTlsConfig, String> {
+fn tls_config(tls: &EtcdTls) -> Result<ClientTlsConfig, MemberRefused> {
     let read = |path: &Path| {
-        std::fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
+        std::fs::read(path).map_err(|error| {
+            MemberRefused::tls(format!("cannot read {}: {error}", path.display()), error)
+        })
     };
     let mut config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.ca)?));
     if let Some(own) = &tls.identity {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 
 use super::{Misfit, NONCE_BYTES};
 use crate::core::blocks::HASH_SCHEME;
-use crate::core::frame::{Hello, Role, StepCost};
+use crate::core::frame::{Group, Hello, Role, StepCost};
 
 /// Longest name of a worker or model.
 pub(super) const NAME_BYTES: usize = 256;
@@ -14,6 +14,8 @@ const SANE: u32 = 1 << 30;
 const SANE_BLOCKS: u32 = 1 << 26;
 /// Ways to pull KV from one worker.
 const TRANSFER_WAYS: usize = 16;
+/// More ranks than a group of experts can have.
+const SANE_RANKS: u32 = 4096;
 /// More bytes than a KV block can have.
 const SANE_BLOCK_BYTES: u64 = 1 << 32;
 /// More ms than a token, a row or a step can cost.
@@ -71,13 +73,26 @@ pub(super) fn check(hello: &Hello) -> Result<(), Misfit> {
         require(fine, "step_prior", &expected, &got, "measure again, or send none")?;
     }
     if let Some(group) = &hello.group {
-        let got = format!("rank {} of {}", group.rank, group.size);
-        let fine = group.rank < group.size;
-        require(fine, "group", &"a rank below the size", &got, "check the group")?;
+        check_group(group)?;
     }
     let got = format!("{} bytes", hello.nonce.len());
     let fine = hello.nonce.len() == NONCE_BYTES;
     require(fine, "nonce", &"16 bytes", &got, "send 16 random bytes")
+}
+
+fn check_group(group: &Group) -> Result<(), Misfit> {
+    for (field, text, least) in
+        [("group.id", &group.id, 1), ("group.transport", &group.transport, 0)]
+    {
+        let fine =
+            (least..=NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control);
+        let expected = format!("{least} to {NAME_BYTES} bytes of printable text");
+        require(fine, field, &expected, text, "name it otherwise")?;
+    }
+    let expected = format!("a rank below the size, which is {SANE_RANKS} at most");
+    let got = format!("rank {} of {}", group.rank, group.size);
+    let fine = group.rank < group.size && group.size <= SANE_RANKS;
+    require(fine, "group", &expected, &got, "check how many ranks the group was started with")
 }
 
 /// A prefill worker is of use only to those who can pull from it.

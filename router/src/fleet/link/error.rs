@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use tokio::task::JoinError;
+
 use crate::core::events::OddKeys;
 use crate::fleet::codec::{CodecError, ReadError};
+use crate::prompt::PromptError;
 
 /// Why a link ended.
 #[derive(Debug, thiserror::Error)]
@@ -32,12 +35,28 @@ pub(crate) enum LinkError {
     /// It did not say which blocks it holds.
     #[error("the snapshot of its blocks was not complete within {0:?}")]
     NoSnapshot(Duration),
-    /// The model's description is not what was asked for, too long, late, or of no use.
+    /// The model's description is not what was asked for, too long or late.
     #[error("the description of the model {0}")]
     Model(String),
+    /// No prompt engine can be made of the model's description.
+    #[error("the description of the model is of no use: {0}")]
+    ModelOfNoUse(#[source] PromptError),
+    /// Whatever read the model's description did not end well.
+    #[error("the description of the model cannot be read: {0}")]
+    ModelUnread(#[source] JoinError),
     /// Neither a frame nor a heartbeat came in time.
     #[error("no sign of life for {0:?}")]
     Silent(Duration),
+    /// Another rank of its group is gone, and it cannot step without it.
+    #[error("rank {rank} of its group {group}, worker {worker}, is lost")]
+    RankLost {
+        /// Name of the group.
+        group: String,
+        /// The rank that is lost.
+        rank: u32,
+        /// Its worker.
+        worker: String,
+    },
     /// It was to leave, and did not.
     #[error("the worker was to leave within {0:?} and did not")]
     DrainLate(Duration),
@@ -80,8 +99,9 @@ impl LinkError {
             Self::Unexpected(_) => "frame_unexpected",
             Self::Blocks(_) => "block_keys",
             Self::NoSnapshot(_) => "no_snapshot",
-            Self::Model(_) => "model",
+            Self::Model(_) | Self::ModelOfNoUse(_) | Self::ModelUnread(_) => "model",
             Self::Silent(_) => "silent",
+            Self::RankLost { .. } => "rank_lost",
             Self::DrainLate(_) => "drain_late",
             Self::Replaced => "replaced",
             Self::Shutdown => "shutdown",
@@ -138,5 +158,14 @@ mod tests {
             assert_eq!(cause.kind(), io::ErrorKind::ConnectionReset);
         }
         assert_eq!(chain(&lost(LinkError::Closed)).len(), 2);
+    }
+
+    #[test]
+    fn a_worker_that_was_lost_for_its_model_names_what_is_wrong_with_that() {
+        let error = lost(LinkError::ModelOfNoUse(PromptError::Doc("no tokenizer".into())));
+        let cause = "the worker's model document is malformed: no tokenizer";
+        let said = chain(&error);
+        assert_eq!(said[1], format!("the description of the model is of no use: {cause}"));
+        assert_eq!(said[2], cause);
     }
 }

@@ -106,6 +106,7 @@ impl Legs {
         if leg.generated > 0 && !output.ids.is_empty() {
             follows.said.given.add(output.ids.len());
         }
+        follows.said.tokens += output.ids.len() as u64;
         leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
         let ids = matches!(leg.part, Part::Prefill(_)).then(|| output.ids.clone());
         match mailbox.append(output, now) {
@@ -277,8 +278,8 @@ impl Link {
         self.tell(request, Frame::Continue(Continue { request, generated: Vec::new() }));
     }
 
-    /// The worker is silent: its requests go on elsewhere, and it is told so in case that it hears again.
-    pub(in crate::fleet) fn give_up_legs(&self, silent: Duration) {
+    /// The worker is silent, or cannot step: its requests go on elsewhere, and it is told so in case that it hears again.
+    pub(in crate::fleet) fn give_up_legs(&self, why: LinkError) {
         let (mut given_up, mut never_sent) = (Vec::new(), Vec::new());
         {
             let mut legs = self.legs();
@@ -304,12 +305,14 @@ impl Link {
         }
         if !given_up.is_empty() {
             let legs = given_up.len();
-            tracing::warn!(worker = self.worker, legs, "silent: they go on elsewhere");
+            tracing::warn!(worker = self.worker, legs, %why, "they go on elsewhere");
         }
         self.registry.ended(self.id, &never_sent);
-        let error: Cause = Arc::new(LinkError::Silent(silent));
+        let lost_rank = matches!(why, LinkError::RankLost { .. });
+        let outcome = if lost_rank { "group_lost" } else { "worker_silent" };
+        let error: Cause = Arc::new(why);
         for leg in given_up {
-            self.registry.metrics.legs.ended.inc("worker_silent");
+            self.registry.metrics.legs.ended.inc(outcome);
             leg.fail(self.lost(Arc::clone(&error)), self.id, true);
         }
     }

@@ -1,5 +1,6 @@
 //! Who may join now: not who comes and goes too often, nor who is here by another address; and what their links leave behind.
 
+use super::groups::starts_anew;
 use super::{Registry, RegistryState};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::HeldOff;
@@ -45,7 +46,7 @@ impl Registry {
                 );
                 Err(self.not_now(RefuseReason::AlreadyJoined, None, message))
             }
-            Some(other) if other.hello.epoch < hello.epoch => {
+            Some(other) if other.hello.epoch < hello.epoch && !starts_anew(&other.hello, hello) => {
                 other.link.ping(); // what is dead and does not know it yet breaks by this
                 let heartbeat = self.setup.config.fleet.heartbeat;
                 let message = "a worker of this name is here and lives: give each worker its own name; one that was \
@@ -55,6 +56,7 @@ impl Registry {
             }
             Some(_) | None => {
                 state.may_join(hello, &self.setup.name)?;
+                state.may_group(hello, &self.setup.name)?;
                 self.may_name(state, hello, peer)
             }
         }

@@ -8,7 +8,7 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::Registry;
 use crate::core::admission::Admission;
 use crate::fleet::ModelInfo;
-use crate::fleet::pool::{Status, WORKER_GAUGES, WorkerPool};
+use crate::fleet::pool::{GROUP_GAUGES, RANK_COUNTERS, Status, WORKER_GAUGES, WorkerPool};
 use crate::metrics::Scrape;
 use crate::prompt::CacheStats;
 
@@ -41,7 +41,9 @@ impl Registry {
         let state = self.state();
         let workers: Vec<_> =
             state.pools.values().flat_map(|pool| pool.describe_workers(now_ms)).collect();
-        serde_json::json!({ "workers": workers })
+        let groups = state.pools.values().flat_map(WorkerPool::groups);
+        let groups: Vec<_> = groups.map(|group| group.as_json()).collect();
+        serde_json::json!({ "workers": workers, "groups": groups })
     }
 }
 
@@ -73,6 +75,20 @@ impl Collector for Registry {
                 (labels, value(worker, view, now_ms))
             });
             scrape.gauges(name, help, samples)?;
+        }
+        let groups: Vec<_> = pools().flat_map(WorkerPool::groups).collect();
+        for (name, help, value) in GROUP_GAUGES {
+            let samples = groups.iter().map(|view| {
+                ([("group", view.group.id.as_str()), ("model", view.model)], value(view))
+            });
+            scrape.gauges(name, help, samples)?;
+        }
+        for (name, help, value) in RANK_COUNTERS {
+            let samples = groups.iter().flat_map(|view| &view.ranks).map(|worker| {
+                let group = worker.hello.group.as_ref().map_or("", |group| group.id.as_str());
+                ([("worker", worker.hello.worker.as_str()), ("group", group)], value(worker))
+            });
+            scrape.counters(name, help, samples)?;
         }
         let caches: Vec<_> = pools()
             .filter_map(|pool| Some(([("model", pool.model.as_str())], pool.engine.as_ref()?)))

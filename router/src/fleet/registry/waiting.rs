@@ -71,7 +71,7 @@ impl Registry {
     }
 
     /// Changes what is known of a worker, and then gives those who wait the room that this made.
-    pub(super) fn change<T>(
+    pub(in crate::fleet) fn change<T>(
         self: &Arc<Self>,
         id: WorkerId,
         change: impl FnOnce(&mut WorkerPool) -> T,

@@ -228,3 +228,23 @@ fn the_last_worker_takes_the_index_with_it() {
     join(&mut one, 1);
     assert_eq!(one.stored(WorkerId(1), Tier::Device, &keys(1, 40, 0)), None);
 }
+
+#[test]
+fn large_tables_are_handed_over_once_and_small_ones_are_not() {
+    let mut one = scheduler(0);
+    join_with(&mut one, 0, Role::Both, Capacity { blocks: 200_000, ..capacity() });
+    let mut handed_over = Vec::new();
+    for begin in (0..100_000).step_by(1_000) {
+        in_pieces(&mut one, &delta(0..0, begin..begin + 1_000), 250);
+        let held = begin + 1_000;
+        handed_over.extend(one.take_leftovers().map(|_| held));
+        assert!(one.take_leftovers().is_none(), "once");
+    }
+    // slots of 16 bytes: a table is one of 1 MiB when it has been outgrown by 3/4 of 65,536 blocks
+    assert!(matches!(handed_over[..], [49_153..60_000, ..]), "{handed_over:?}");
+    one.leave(WORKER, 0.0);
+    assert!(one.take_leftovers().is_some() && one.take_leftovers().is_none());
+    join(&mut one, 1);
+    one.leave(WorkerId(1), 1.0);
+    assert!(one.take_leftovers().is_none(), "it held little");
+}

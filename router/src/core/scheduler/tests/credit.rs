@@ -50,6 +50,21 @@ fn blocks_evicted_while_a_request_waits_are_no_lie() {
 }
 
 #[test]
+fn blocks_cleared_while_a_request_waits_are_no_lie() {
+    let mut scheduler = scheduler(1);
+    let keys = keys(1, 40, 0);
+    for n in 0..20 {
+        assert_eq!(scheduler.stored(WorkerId(0), Tier::Device, &keys), None);
+        let placement = scheduler.place(&want(n, &keys), 0.0).unwrap();
+        assert_eq!(chosen(&placement).held_tokens, 640);
+        scheduler.cleared(WorkerId(0), Tier::Device);
+        let begun = scheduler.begun(placement.request, 0, 1.0).unwrap();
+        assert_eq!((begun.held_tokens, begun.withdrawn), (0, None));
+        scheduler.end(placement.request, LegOutput { tokens: 1, complete: true }, 1.0);
+    }
+}
+
+#[test]
 fn more_blocks_than_announced_and_prompts_without_a_word_cost_the_credit() {
     let mut scheduler = scheduler(2);
     let too_many = keys(1, 1001, 0);

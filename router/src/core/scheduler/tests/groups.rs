@@ -1,0 +1,84 @@
+//! Ranks of an expert-parallel group, which step in time with each other.
+
+use super::*;
+
+#[test]
+fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
+    let mut scheduler = scheduler(0);
+    for id in 0..3 {
+        scheduler.join(
+            Joining {
+                id: WorkerId(id),
+                name: format!("w{id}").into(),
+                role: Role::Both,
+                kv_block_bytes: 0,
+                index_room: capacity().tiers(),
+                capacity: capacity(),
+                group: (id < 2).then(|| GroupRank { group: "ep".into(), rank: id }),
+                step_prior: Some(COST),
+            },
+            (),
+        );
+        scheduler.snapshot_complete(WorkerId(id));
+        scheduler.set_open(WorkerId(id), true);
+    }
+    let busy = Load { running: 7, ..Load::default() };
+    let step = Step { kv_tokens: 10_000_000, decode_rows: 7, ms: 105.7, ..report(1, 0, busy) };
+    let _ = scheduler.step(WorkerId(0), &step, Given::default(), 0.0);
+    let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    assert_eq!(placement.worker, WorkerId(2), "rank 1 is idle, but waits for rank 0 at each step");
+    let [_, rank, alone] = [0, 1, 2].map(|i| placement.decision.estimates[i]);
+    assert!(rank.decode_ms > 5.0 * alone.decode_ms);
+    assert!(rank.interference_ms > alone.interference_ms);
+}
+
+#[test]
+fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
+    // of each rank, by its rows: the longest step and all rows of the others
+    let groups = |rows: [u32; 3]| {
+        let mut scheduler = scheduler(0);
+        for (id, running) in (0..).zip(rows) {
+            scheduler.join(
+                Joining {
+                    id: WorkerId(id),
+                    name: format!("w{id}").into(),
+                    role: Role::Both,
+                    kv_block_bytes: 0,
+                    index_room: capacity().tiers(),
+                    capacity: capacity(),
+                    group: Some(GroupRank { group: "ep".into(), rank: id }),
+                    step_prior: Some(COST),
+                },
+                (),
+            );
+            scheduler.set_open(WorkerId(id), true);
+            let load = Load { running, ..Load::default() };
+            let kv_tokens = u64::from(running) * 1_000_000;
+            let mut step = Step { decode_rows: running, kv_tokens, ..report(1, 0, load) };
+            step.ms = COST.step_ms(&StepFeatures::of(&step));
+            let _ = scheduler.step(WorkerId(id), &step, Given::default(), 0.0);
+        }
+        let placement = scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+        let of = |candidate: &Candidate| {
+            (candidate.worker_load.group_ms, candidate.worker_load.group_rows)
+        };
+        let candidates = &placement.decision.candidates;
+        let mut groups: Vec<_> = rows.into_iter().zip(candidates.iter().map(of)).collect();
+        groups.sort_by_key(|(running, _)| *running);
+        groups.into_iter().map(|(_, group)| group).collect::<Vec<_>>()
+    };
+    let [idle, some, most] = groups([7, 3, 1])[..] else { panic!("three ranks") };
+    assert_eq!([idle.1, some.1, most.1], [10.0, 8.0, 4.0]);
+    assert_eq!(idle.0, some.0, "both wait for the one with most rows");
+    assert!(most.0 > 0.0 && most.0 < some.0, "which waits for {} ms, not {}", most.0, some.0);
+    for rows in [[3, 7, 1], [1, 3, 7], [3, 1, 7], [7, 1, 3], [1, 7, 3]] {
+        let [a, b, c] = groups(rows)[..] else { panic!("three ranks") };
+        for (got, expected) in [(a, idle), (b, some), (c, most)] {
+            assert!(
+                (got.0 - expected.0).abs() < 1e-6 * expected.0,
+                "{rows:?}: {got:?}, {expected:?}"
+            );
+            assert_eq!(got.1, expected.1, "{rows:?}");
+        }
+    }
+}
