@@ -103,7 +103,7 @@ fn raised(error: &EtcdError) -> PyErr {
         EtcdError::Unreachable { .. }
         | EtcdError::Tls { .. }
         | EtcdError::Denied { .. }
-        | EtcdError::Answer(_)
+        | EtcdError::Answer { .. }
         | EtcdError::LeaseLost => EtcdFailed::new_err(error.to_string()),
     }
 }

@@ -1,5 +1,7 @@
 //! The CPU kernels for Python: packed weights, and a recorded forward pass that runs with the GIL released.
 
+mod exchange;
+
 use std::sync::Arc;
 
 use headrace_kernels::attention::KvShape;
@@ -20,7 +22,7 @@ use numpy::{PyArray1, PyReadonlyArray1, PyReadonlyArray2, PyReadwriteArray1, PyR
 use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
-use crate::exchange::PyExchange;
+use exchange::PyExchange;
 
 /// Rows of a checkpoint as they are stored: `f32`, or 16 bits whose meaning a name says.
 #[derive(FromPyObject)]
@@ -222,6 +224,27 @@ impl Experts {
         let first = expert_half(&gate_up.0, &gate_up.1, hidden)?;
         let second = expert_half(&down.0, &down.1, width)?;
         py.detach(|| self.0.overwrite(slot, first, second)).map_err(value_error)
+    }
+
+    #[getter]
+    fn slot_nbytes(&self) -> usize {
+        self.0.image_len()
+    }
+
+    fn read_slot<'py>(&self, py: Python<'py>, slot: usize) -> PyResult<Bound<'py, PyArray1<u8>>> {
+        let image = py.detach(|| self.0.read_image(slot)).map_err(value_error)?;
+        Ok(PyArray1::from_vec(py, image))
+    }
+
+    #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
+    fn write_slot(
+        &self,
+        py: Python<'_>,
+        slot: usize,
+        image: PyReadonlyArray1<'_, u8>,
+    ) -> PyResult<()> {
+        let image = image.as_slice()?;
+        py.detach(|| self.0.write_image(slot, image)).map_err(value_error)
     }
 
     #[getter]

@@ -4,13 +4,13 @@
 mod bench;
 mod errors;
 mod etcd;
-mod exchange;
 mod hash;
 mod index;
 mod kernels;
 mod memory;
 mod outputs;
 mod race;
+mod ranks;
 mod router;
 mod segments;
 mod signals;
@@ -40,6 +40,8 @@ mod _core {
     use crate::outputs::{encode_outputs, encode_step};
     #[pymodule_export]
     use crate::race::race;
+    #[pymodule_export]
+    use crate::ranks::{SharedParcels, order_of_sends, plan_sends};
     #[pymodule_export]
     use crate::router::{Router, check_router, router_flags, router_main};
     #[pymodule_export]

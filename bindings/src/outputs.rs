@@ -43,7 +43,7 @@ pub(crate) fn encode_outputs<'py>(
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
 pub(crate) fn encode_step<'py>(
     py: Python<'py>,
-    numbers: (u64, u32, u64, u32, u64, u64, u32, u32),
+    numbers: (u64, u32, u32, u64, u32, u64, u64, u32, u32),
     ms: f64,
     load: (u32, u32, u32, u32),
     requests: PyReadonlyArray1<'py, u64>,
@@ -52,12 +52,22 @@ pub(crate) fn encode_step<'py>(
     drafted: PyReadonlyArray1<'py, i64>,
     accepted: PyReadonlyArray1<'py, i64>,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let (step, prefill_tokens, prefill_context, decode_rows, kv_tokens, waiting_tokens, n, m) =
-        numbers;
+    let (
+        step,
+        waited_us,
+        prefill_tokens,
+        prefill_context,
+        decode_rows,
+        kv_tokens,
+        waiting_tokens,
+        n,
+        m,
+    ) = numbers;
     let (blocks_used, blocks_cached, running, waiting) = load;
     let frame = Frame::Step(Step {
         step,
         ms,
+        waited_us,
         prefill_tokens,
         prefill_context,
         decode_rows,

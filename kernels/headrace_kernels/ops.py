@@ -315,6 +315,18 @@ class MlaBackend(Store, Protocol):
         """
         ...
 
+    def slot_bytes(self, experts: LayerExperts) -> int:
+        """Bytes of the image of a slot."""
+        ...
+
+    def read_slot(self, experts: LayerExperts, slot: int) -> torch.Tensor:
+        """The image of a slot, uint8 `[slot_bytes]`: its expert as it is kept, scales included."""
+        ...
+
+    def write_slot(self, experts: LayerExperts, slot: int, image: torch.Tensor) -> None:
+        """Like `overwrite_expert`, with the image of a slot of a backend alike: the same bits."""
+        ...
+
     def compile(self, describe: Callable[[MlaStep], Value]) -> Compiled:
         """The main pass, as that of `Backend`."""
         ...

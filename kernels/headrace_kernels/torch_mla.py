@@ -212,6 +212,20 @@ class TorchMlaBackend(TorchWeights):
         """The same for an expert as `fp8_experts` takes it."""
         experts.overwrite(slot, self.fp8_matrix(gate_up).weight, self.fp8_matrix(down).weight)
 
+    def slot_bytes(self, experts: experts.Experts) -> int:
+        return sum(part.nbytes for part in experts.slot(0))
+
+    def read_slot(self, experts: experts.Experts, slot: int) -> torch.Tensor:
+        return torch.cat([part.reshape(-1).view(torch.uint8) for part in experts.slot(slot)])
+
+    def write_slot(self, experts: experts.Experts, slot: int, image: torch.Tensor) -> None:
+        parts = experts.slot(slot)
+        sizes = [part.nbytes for part in parts]
+        if image.dtype != torch.uint8 or image.shape != (sum(sizes),):
+            raise ValueError(f"an image of {tuple(image.shape)}, a slot has {sum(sizes)} bytes")
+        for part, piece in zip(parts, image.split(sizes), strict=True):
+            part.view(-1).view(torch.uint8).copy_(piece)
+
     def allocate_kv(self, num_blocks: int) -> None:
         self.kv, self.tails, self.kept = [], None, {}  # so that old and new never exist together
         a = self.attention
@@ -424,7 +438,9 @@ class TorchDraftStep(TorchMlaStep):
     def hidden(self) -> torch.Tensor:
         source, tails = self._hidden_from, self._backend.tails
         assert tails is not None, "made for a model that drafts"
-        kept = self._backend.kept.get(self._chained, tails[:1])  # tails alone where nothing is kept
+        kept = self._backend.kept.get(self._chained)
+        if kept is None or not len(kept):  # all rows come from tails
+            kept = tails[:1]
         of_tail = tails[(-source - 1).clamp(min=0)]
         return torch.where(source[:, None] < 0, of_tail, kept[source.clamp(min=0)])
 

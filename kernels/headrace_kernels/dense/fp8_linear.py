@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref
+from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows, quantise_rows_ref, widened
 from headrace_kernels.interpret import INTERPRET, narrow, widen
 
 # One plan for every row count; guesses, not tuned yet. A step along the columns is one block of scales.
@@ -113,8 +113,7 @@ def fp8_linear_ref(
     x: torch.Tensor, weight: Fp8Matrix, out_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """The same in torch: both sides dequantised."""
-    values, scale = quantise_rows_ref(x)
-    wide = values.float() * scale.repeat_interleave(BLOCK, dim=1)[:, : x.shape[1]]
+    wide = widened(*quantise_rows_ref(x))
     return (wide @ weight.dequantised().T).to(out_dtype or x.dtype)
 
 

@@ -64,12 +64,19 @@ def quantise_rows_ref(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The same in torch."""
     rows, width = x.shape
     blocks = -(-width // BLOCK)
-    padded = torch.nn.functional.pad(x.float(), (0, blocks * BLOCK - width)).view(rows, blocks, -1)
+    padded = torch.nn.functional.pad(x.float(), (0, blocks * BLOCK - width)).view(
+        rows, blocks, BLOCK
+    )
     peak = padded.abs().amax(-1)
     scale = peak.where(peak.isfinite(), torch.nan) / E4M3_MAX
     scale = torch.where(scale == 0, 1.0, scale)  # of zeros
     values = (padded / scale[..., None]).clamp(-E4M3_MAX, E4M3_MAX)
-    return values.view(rows, -1)[:, :width].to(torch.float8_e4m3fn).contiguous(), scale
+    return values.flatten(1)[:, :width].to(torch.float8_e4m3fn).contiguous(), scale
+
+
+def widened(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """The rows that values and scales stand for, in float32."""
+    return values.float() * scale.repeat_interleave(BLOCK, dim=1)[:, : values.shape[1]]
 
 
 def quantise_rows_bytes(rows: int, width: int, element_bytes: int) -> int:

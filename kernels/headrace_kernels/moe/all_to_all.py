@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Protocol, TypeAlias
+from itertools import accumulate, pairwise
 
 import torch
 
@@ -19,25 +18,7 @@ from headrace_kernels.moe.dispatch import (
     plan_sends,
 )
 from headrace_kernels.moe.placement import LayerPlacement, Replicas
-
-Parcel: TypeAlias = tuple[torch.Tensor, ...]  # as many and of the same dtypes from every rank
-
-
-class Transport(Protocol):
-    """Carries parcels between the ranks of a group, which all call it in the same order."""
-
-    @property
-    def rank(self) -> int: ...
-
-    @property
-    def ranks(self) -> int: ...
-
-    def post(self, parcels: Sequence[Parcel]) -> Callable[[], list[Parcel]]:
-        """Send the parcel for each rank on its way. The result waits for the parcels that come, in the order of ranks.
-
-        Raises what names the rank that did not send in time.
-        """
-        ...
+from headrace_kernels.moe.transport import Arrived, Span, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,10 +44,8 @@ class AllToAll:
     def send(self, routed: Routed) -> AllToAllSent:
         x, ids, weights = routed
         plan = plan_sends(ids, weights, self.home, self.transport.ranks, self.combine)
-        sizes = plan.counts.tolist()
-        columns = (x[plan.rows], plan.slots, plan.weights)
-        parts = zip(*(column.split(sizes) for column in columns), strict=True)
-        return AllToAllSent(self.transport, plan, self.transport.post(list(parts)))
+        columns = (x.index_select(0, plan.rows), plan.slots, plan.weights)
+        return AllToAllSent(self.transport, plan, self.transport.post(columns, spans(plan.counts)))
 
 
 @dataclass(slots=True)
@@ -75,21 +54,20 @@ class AllToAllSent:
 
     transport: Transport
     plan: SendPlan
-    wait: Callable[[], list[Parcel]]
-    ends: list[int] = field(default_factory=list)  # of the rows of each rank among those received
+    wait: Callable[[], Arrived]
+    counts: list[int] = field(default_factory=list)  # received rows, of each rank
 
     def receive(self) -> Received:
-        parcels = self.wait()
-        self.ends = torch.tensor([len(parcel[0]) for parcel in parcels]).cumsum(0).tolist()
-        x, slots, weights = (torch.cat(column) for column in zip(*parcels, strict=True))
+        (x, slots, weights), self.counts = self.wait()
         return Received(x, slots, weights)
 
     def collect(self, y: torch.Tensor, places: torch.Tensor) -> Returned:
-        parts = [
-            (in_order_of_sends(y, places[start:end]),) for start, end in pairwise([0, *self.ends])
-        ]
-        back = [parcel[0] for parcel in self.transport.post(parts)()]
-        assert [len(part) for part in back] == self.plan.answers.tolist(), (
-            "one for each that is due"
-        )
-        return Returned(torch.cat(back), self.plan.places)
+        results, answers = in_order_of_sends(y, places, self.counts)
+        (back,), counts = self.transport.post((results,), spans(answers))()
+        assert counts == self.plan.answers, "one for each that is due"
+        return Returned(back, self.plan.places)
+
+
+def spans(counts: Sequence[int]) -> list[Span]:
+    """Parcels that lie one after the other."""
+    return [Span(*ends) for ends in pairwise(accumulate(counts, initial=0))]

@@ -5,7 +5,8 @@ slots      [layers, ranks, slots]  the expert in each slot
 Cost: numpy over layers, one step for each replica and each slot; bench/engine/expert_balance.py has times.
 Source: the algorithm of deepseek-ai/EPLB: replicas for the heaviest shares, then the heaviest first to the lightest
 rank with room; hierarchical where the groups of experts divide over nodes, so that a row stays within few nodes. Ours:
-two replicas of an expert never come to one rank, which they may there.
+two replicas of an expert never come to one rank, which they may there; and experts stay where they are as far as loads
+allow, so that little has to move.
 """
 
 from __future__ import annotations
@@ -46,7 +47,15 @@ class GroupShape:
             )
 
 
-def balanced_slots(loads: Loads, shape: GroupShape) -> Ids:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stay:
+    """Experts stay on their ranks, and groups on their nodes, until those have more than their part of the load."""
+
+    slots: Ids  # [layers, ranks, slots], where they are
+    tolerance: float  # so much more, as a part of the mean; below 0: less
+
+
+def balanced_slots(loads: Loads, shape: GroupShape, stay: Stay | None = None) -> Ids:
     """The expert in each slot of each rank of each layer, by the loads of experts."""
     layers, experts = loads.shape
     shape.check(experts)
@@ -57,15 +66,32 @@ def balanced_slots(loads: Loads, shape: GroupShape) -> Ids:
     # Groups to nodes, by the sums of their loads: a node's experts are numbered on their own from here on.
     by_group = loads.reshape(layers, groups, members).sum(-1)
     kinds = np.broadcast_to(np.arange(groups), by_group.shape)
-    of_node = _pack(by_group, kinds, nodes, groups // nodes)  # [layers, nodes, groups of a node]
+    held = groups_held = None
+    if stay is not None:
+        held = _holds(stay.slots, experts)  # [layers, ranks, experts]
+        groups_held = held.reshape(layers, nodes, -1, groups, members).any(axis=(2, 4))
+    tolerance = 0.0 if stay is None else stay.tolerance
+    room = _Room(nodes, groups // nodes, tolerance)
+    of_node = _pack(by_group, kinds, room, groups_held)  # [layers, nodes, groups of a node]
     numbers = (of_node[..., None] * members + np.arange(members)).reshape(layers * nodes, -1)
     here = np.take_along_axis(np.repeat(loads, nodes, axis=0), numbers, axis=1)
     ranks = shape.ranks // nodes
     kinds, counts = _replicas(here, ranks * shape.slots, ranks)
     share = np.take_along_axis(here / counts, kinds, axis=1)
-    placed = _pack(share, kinds, ranks, shape.slots)  # [layers * nodes, ranks, slots]
+    if held is not None:
+        held = held.reshape(layers * nodes, ranks, experts)
+        held = np.take_along_axis(held, numbers[:, None, :], axis=2)
+    room = _Room(ranks, shape.slots, tolerance)
+    placed = _pack(share, kinds, room, held)  # [layers * nodes, ranks, slots]
     found = np.take_along_axis(numbers, placed.reshape(layers * nodes, -1), axis=1)
     return found.reshape(layers, shape.ranks, shape.slots)
+
+
+def _holds(slots: Ids, experts: int) -> NDArray[np.bool_]:
+    """Whether each rank holds each expert, `[layers, ranks, experts]`."""
+    held = np.zeros((*slots.shape[:2], experts), bool)
+    np.put_along_axis(held, slots, True, axis=2)
+    return held
 
 
 def layer_placements(slots: Ids, experts: int) -> list[LayerPlacement]:
@@ -97,15 +123,27 @@ def _replicas(loads: Loads, slots: int, most: int) -> tuple[Ids, Ids]:
     return kinds.reshape(rows, slots), counts
 
 
-def _pack(loads: Loads, kinds: Ids, packs: int, room: int) -> Ids:
-    """Items into `packs` packs of `room` each, no kind twice in one: `[rows, packs, room]` kinds.
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Packs, the items of each, and how much above the mean a pack may come by what stays in it."""
 
-    The heaviest first, each to the lightest pack that has room and not its kind. There are as many items as room, and
-    no kind has more of them than there are packs.
+    packs: int
+    items: int
+    tolerance: float
+
+
+def _pack(loads: Loads, kinds: Ids, into: _Room, held: NDArray[np.bool_] | None) -> Ids:
+    """Items into packs, no kind twice in one: `[rows, packs, items]` kinds.
+
+    The heaviest first, each to the lightest pack that has room and not its kind; if it can, of those that `held`
+    `[rows, packs, kinds]` its kind before. There are as many items as room, and no kind has more of them than there are
+    packs.
     """
+    packs, room = into.packs, into.items
     rows, items = loads.shape
     assert items == packs * room
     row = np.arange(rows)
+    most = loads.sum(1, keepdims=True) / packs * (1 + into.tolerance)
     filled = np.zeros((rows, packs), np.int64)
     total = np.zeros((rows, packs))
     packed = np.zeros((rows, packs, room), np.int64)
@@ -115,6 +153,9 @@ def _pack(loads: Loads, kinds: Ids, packs: int, room: int) -> Ids:
     for item in order.T:
         kind, load = kinds[row, item], loads[row, item]
         closed = (filled == room) | holds[row, :, kind]
+        if held is not None:
+            stays = held[row, :, kind] & ~closed & (total + load[:, None] <= most)
+            closed |= ~stays & stays.any(1, keepdims=True)
         pack = np.where(closed, np.inf, total).argmin(1)
         for stuck in np.flatnonzero(closed.all(1)):
             pack[stuck] = _make_way(

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 
+from headrace import _core
 from headrace_kernels.moe.placement import Replicas
 
 Combine: TypeAlias = Literal["exact", "partial"]
@@ -37,6 +38,7 @@ class Received(NamedTuple):
     x: torch.Tensor  # [n, hidden]
     slots: torch.Tensor  # [n, top_k], int32; of this rank, -1 where another one has the expert
     weights: torch.Tensor  # [n, top_k], float32
+    scale: torch.Tensor | None = None  # of `x` in e4m3: [n, ceil(hidden / 128)], float32
 
 
 class Returned(NamedTuple):
@@ -94,23 +96,41 @@ class Here:
         return Returned(y, places)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendPlan:
+class SendPlan(NamedTuple):
     """Which rows go to which rank, and in which order results come back. A *send* is a row on its way to a rank."""
 
     rows: torch.Tensor  # [sends], int64; rank after rank, rows ascending
-    counts: torch.Tensor  # [ranks], int64; sends to each rank
+    counts: list[int]  # sends to each rank
     slots: torch.Tensor  # [sends, top_k], int32; of that rank, -1 where another one has the expert
     weights: torch.Tensor  # [sends, top_k], float32
     # [rows, answers], int32: where results are among those that come back, rank after rank, in the order of the sends
     places: torch.Tensor
-    answers: torch.Tensor  # [ranks], int64; results that come back from each rank
+    answers: list[int]  # results that come back from each rank
 
 
 def plan_sends(
     ids: torch.Tensor, weights: torch.Tensor, replicas: Replicas, ranks: int, combine: Combine
 ) -> SendPlan:
     """The sends of rows with experts `ids` `[rows, top_k]`, one for each rank that a row goes to."""
+    if ids.device.type != "cpu":
+        return plan_sends_ref(ids, weights, replicas, ranks, combine)
+    rows, counts, slots, sent_weights, places, answers = _core.plan_sends(
+        ids.contiguous().numpy(),
+        weights.contiguous().numpy(),
+        owners=replicas.rank.numpy(),
+        slots=replicas.slot.numpy(),
+        ranks=ranks,
+        partial=combine == "partial",
+    )
+    tensors = map(torch.from_numpy, (rows, slots, sent_weights, places))
+    rows_of, slots_of, weights_of, places_of = tensors
+    return SendPlan(rows_of, counts, slots_of, weights_of, places_of, answers)
+
+
+def plan_sends_ref(
+    ids: torch.Tensor, weights: torch.Tensor, replicas: Replicas, ranks: int, combine: Combine
+) -> SendPlan:
+    """The same by tensor operations, on any device."""
     rows, top_k = ids.shape
     owner, slot = replicas.rank[ids.long()], replicas.slot[ids.long()]
     goes = torch.zeros(rows, ranks, dtype=torch.bool, device=ids.device).scatter_(1, owner, True)
@@ -129,14 +149,26 @@ def plan_sends(
     places[row[send], column] = torch.arange(len(send), dtype=torch.int32, device=ids.device)
     return SendPlan(
         rows=row,
-        counts=counts,
+        counts=counts.tolist(),
         slots=torch.where(there, slot[row], -1),
         weights=weights[row],
         places=places,
-        answers=answers,
+        answers=answers.tolist(),
     )
 
 
-def in_order_of_sends(y: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+class InOrder(NamedTuple):
     """Results as `SendPlan.places` counts them: received row after received row, in the order of its experts."""
-    return y[places[places >= 0].long()]
+
+    y: torch.Tensor
+    counts: list[int]  # results for each rank
+
+
+def in_order_of_sends(y: torch.Tensor, places: torch.Tensor, counts: list[int]) -> InOrder:
+    """Results `y` at `places` of received rows, `counts` of which came from each rank."""
+    if places.device.type == "cpu":
+        order, back = _core.order_of_sends(places.contiguous().numpy(), counts)
+        return InOrder(y.index_select(0, torch.from_numpy(order)), back)
+    there = places >= 0
+    back = torch.stack([part.sum() for part in there.split(counts)])
+    return InOrder(y[places[there].long()], back.tolist())

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 import torch
 
 from headrace_kernels.dense.fp8_linear import Fp8Matrix
+from headrace_kernels.dense.fp8_quantise import widened
 from headrace_kernels.dense.linear import linear, linear_ref
 from headrace_kernels.dense.silu_mul import silu_mul, silu_mul_ref
 from headrace_kernels.moe.combine import combine, combine_ref
@@ -58,6 +59,18 @@ class Experts:
             else:
                 assert isinstance(one, torch.Tensor) and one.shape == held.shape[1:]
                 held[slot].copy_(one)
+
+    def slot(self, slot: int) -> list[torch.Tensor]:
+        """All that is in a slot, where it is: the weights of both halves, and their scales where they have some."""
+        slots = len(self.gate_up)
+        if not 0 <= slot < slots:
+            raise ValueError(f"slot {slot} of a rank that has {slots}")
+        halves = (self.gate_up, self.down)
+        return [
+            part[slot]
+            for half in halves
+            for part in ((half.weight, half.scale) if isinstance(half, Fp8Experts) else (half,))
+        ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +137,7 @@ def _moe(
     if shared is not None:
         residual = shared(residual)
     received = sent.receive()
-    computed = _compute(received, experts, kernels)
+    computed = _compute(received, experts, kernels, x.dtype)
     if experts.dispatch.combine == "partial":
         computed = _summed(computed, received, kernels)
     returned = sent.collect(computed.y, computed.places)
@@ -133,24 +146,30 @@ def _moe(
     return kernels.combine(returned.y, returned.places, weights, residual)
 
 
-def _compute(received: Received, experts: Experts, kernels: MoeKernels) -> ExpertResults:
-    """What this rank's slots make of the rows that ask them, one by one and without their weights."""
+def _compute(
+    received: Received, experts: Experts, kernels: MoeKernels, dtype: torch.dtype
+) -> ExpertResults:
+    """What this rank's slots make of the rows that ask them, one by one and without their weights, in `dtype`."""
     permutation = kernels.permute(received.slots, len(experts.gate_up))
-
-    def product(
-        rows: torch.Tensor, weight: torch.Tensor | Fp8Experts, gather: bool
-    ) -> torch.Tensor:
-        fp8 = isinstance(weight, Fp8Experts)
-        grouped = kernels.fp8_grouped_linear if fp8 else kernels.grouped_linear
-        return grouped(rows, weight, permutation, gather=gather)
-
-    h = kernels.silu_mul(product(received.x, experts.gate_up, gather=True))
-    return ExpertResults(product(h, experts.down, gather=False), permutation.places)
+    x, scale = received.x, received.scale
+    if isinstance(experts.gate_up, Fp8Experts):
+        gate_up = kernels.fp8_grouped_linear(
+            x, experts.gate_up, permutation, gather=True, scale=scale, out_dtype=dtype
+        )
+    else:
+        wide = x if scale is None else widened(x, scale).to(dtype)
+        gate_up = kernels.grouped_linear(wide, experts.gate_up, permutation, gather=True)
+    h = kernels.silu_mul(gate_up)
+    del gate_up  # the results take its memory
+    fp8 = isinstance(experts.down, Fp8Experts)
+    grouped = kernels.fp8_grouped_linear if fp8 else kernels.grouped_linear
+    y = grouped(h, experts.down, permutation, gather=False)
+    return ExpertResults(y, permutation.places)
 
 
 def _summed(computed: ExpertResults, received: Received, kernels: MoeKernels) -> ExpertResults:
     """One sum of each received row."""
-    nothing = torch.zeros_like(received.x)
+    nothing = torch.zeros_like(received.x, dtype=computed.y.dtype)
     y = kernels.combine(computed.y, computed.places, received.weights, nothing)
     rows = torch.arange(len(y), dtype=torch.int32, device=y.device)
     return ExpertResults(y, rows[:, None])

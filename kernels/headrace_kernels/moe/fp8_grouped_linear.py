@@ -17,8 +17,13 @@ import torch
 import triton
 import triton.language as tl
 
-from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear_ref
-from headrace_kernels.dense.fp8_quantise import BLOCK, quantise_rows
+from headrace_kernels.dense.fp8_linear import Fp8Matrix
+from headrace_kernels.dense.fp8_quantise import (
+    BLOCK,
+    quantise_rows,
+    quantise_rows_ref,
+    widened,
+)
 from headrace_kernels.interpret import INTERPRET, narrow, widen
 from headrace_kernels.moe.grouped_linear import by_expert, most_tiles, tile_of_program
 from headrace_kernels.moe.permute import Permutation
@@ -115,15 +120,23 @@ def _fp8_grouped_linear_kernel(
 
 
 def fp8_grouped_linear(
-    x: torch.Tensor, weight: Fp8Experts, permutation: Permutation, *, gather: bool
+    x: torch.Tensor,
+    weight: Fp8Experts,
+    permutation: Permutation,
+    *,
+    gather: bool,
+    scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Products of the quantised pairs, stored as the type of `x`."""
+    """Products of the quantised pairs, stored as `out_dtype`, that of `x` by default. With `scale` `x` is quantised."""
     experts, n_out, n_in = weight.weight.shape
     pairs = permutation.pairs.numel()
     assert x.shape[1] == n_in and (gather or len(x) == pairs) and len(weight.scale) == experts
     assert weight.weight.is_contiguous() and weight.scale.is_contiguous()
-    values, scale = quantise_rows(x)  # once for each row, however many experts it goes to
-    y = x.new_empty(pairs, n_out)
+    # Once for each row, however many experts it goes to.
+    values, scale = quantise_rows(x) if scale is None else (x, scale)
+    assert values.dtype == weight.weight.dtype and scale.shape == (len(x), triton.cdiv(n_in, BLOCK))
+    y = x.new_empty(pairs, n_out, dtype=out_dtype or x.dtype)
     if pairs:
         grid = (triton.cdiv(n_out, OUT_TILE), most_tiles(pairs, experts, ROWS_TILE))
         _fp8_grouped_linear_kernel[grid](
@@ -136,16 +149,25 @@ def fp8_grouped_linear(
 
 
 def fp8_grouped_linear_ref(
-    x: torch.Tensor, weight: Fp8Experts, permutation: Permutation, *, gather: bool
+    x: torch.Tensor,
+    weight: Fp8Experts,
+    permutation: Permutation,
+    *,
+    gather: bool,
+    scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """The same in torch, one expert after the other."""
-    return by_expert(
-        x,
-        lambda expert, rows: fp8_linear_ref(rows, weight[expert]),
+    out_dtype = out_dtype or x.dtype
+    values, scale = quantise_rows_ref(x) if scale is None else (x, scale)
+    products = by_expert(
+        widened(values, scale),
+        lambda expert, rows: rows @ weight[expert].dequantised().T,
         weight.weight.shape[:2],
         permutation,
         gather=gather,
     )
+    return products.to(out_dtype)
 
 
 def fp8_grouped_linear_bytes(

@@ -8,6 +8,7 @@
 pub mod exchange;
 pub mod router;
 pub mod routing;
+pub mod sends;
 pub mod slots;
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
@@ -136,6 +137,25 @@ impl Experts {
         let mut packed = self.slots().one_alike();
         packed.push(gate_up, down)?;
         self.slots.write().unwrap_or_else(PoisonError::into_inner).put(slot, &packed)
+    }
+
+    /// Bytes of the image of one slot.
+    pub fn image_len(&self) -> usize {
+        self.slots().image_len()
+    }
+
+    /// The expert in a slot, packed as it is.
+    /// # Errors
+    /// If there is no such slot.
+    pub fn read_image(&self, slot: usize) -> Result<Vec<u8>, ExpertsError> {
+        self.slots().read_image(slot)
+    }
+
+    /// Puts the expert of an image into a slot, like [`Self::overwrite`].
+    /// # Errors
+    /// If there is no such slot, or the image is of another shape or dtype. Nothing is changed then.
+    pub fn write_image(&self, slot: usize, image: &[u8]) -> Result<(), ExpertsError> {
+        self.slots.write().unwrap_or_else(PoisonError::into_inner).write_image(slot, image)
     }
 
     fn slots(&self) -> RwLockReadGuard<'_, Slots> {

@@ -3,6 +3,8 @@
 //! A *panel* is 32 output columns: for k = 0, 1, 2, ... their 32 elements side by side. A lone row streams
 //! through memory once; a tile of rows finds its panel in the cache.
 
+mod image;
+
 use std::ops::Range;
 
 use crate::math;

@@ -150,13 +150,43 @@ impl Slots {
     /// # Panics
     /// If experts are of another shape.
     pub fn put(&mut self, slot: usize, from: &Self) -> Result<(), ExpertsError> {
-        let slots = self.count();
-        if slot >= slots {
-            return Err(ExpertsError::Slot { slot, slots });
-        }
+        self.check_slot(slot)?;
         self.gate_up.replace(slot, &from.gate_up);
         self.down.replace(slot, &from.down);
         Ok(())
+    }
+
+    /// Bytes of the image of one slot.
+    pub fn image_len(&self) -> usize {
+        self.gate_up.image_len() + self.down.image_len()
+    }
+
+    /// The expert in a slot, packed as it is: [`Self::write_image`] makes the same bits of it.
+    /// # Errors
+    /// If there is no such slot.
+    pub fn read_image(&self, slot: usize) -> Result<Vec<u8>, ExpertsError> {
+        self.check_slot(slot)?;
+        let mut image = Vec::with_capacity(self.image_len());
+        self.gate_up.read_image(slot, &mut image);
+        self.down.read_image(slot, &mut image);
+        Ok(image)
+    }
+
+    /// Overwrites a slot with the expert of an image, where its weights are.
+    /// # Errors
+    /// If there is no such slot, or the image is of another shape or dtype. Nothing is changed then.
+    pub fn write_image(&mut self, slot: usize, image: &[u8]) -> Result<(), ExpertsError> {
+        self.check_slot(slot)?;
+        check_size("image of an expert", image.len(), self.image_len())?;
+        let (gate_up, down) = image.split_at(self.gate_up.image_len());
+        self.gate_up.write_image(slot, gate_up);
+        self.down.write_image(slot, down);
+        Ok(())
+    }
+
+    fn check_slot(&self, slot: usize) -> Result<(), ExpertsError> {
+        let slots = self.count();
+        if slot < slots { Ok(()) } else { Err(ExpertsError::Slot { slot, slots }) }
     }
 
     /// How many there are.
@@ -322,6 +352,27 @@ mod tests {
             held.put(1, &slots(&[9], dtype)?)?;
             assert_eq!((address(&held.gate_up), address(&held.down)), before);
             assert_eq!(format!("{held:?}"), format!("{:?}", slots(&[1, 9, 3], dtype)?));
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn an_image_makes_the_bits_of_a_load() -> Result<(), ExpertsError> {
+        for dtype in [Dtype::Float32, Dtype::Bfloat16, Dtype::Float16, Dtype::Int8] {
+            let mut held = slots(&[1, 2, 3], dtype)?;
+            let before = (address(&held.gate_up), address(&held.down));
+            let image = slots(&[8, 9], dtype)?.read_image(1)?;
+            assert_eq!(image.len(), held.image_len());
+            held.write_image(2, &image)?;
+            assert_eq!((address(&held.gate_up), address(&held.down)), before);
+            let debug = format!("{held:?}");
+            assert_eq!(debug, format!("{:?}", slots(&[1, 2, 9], dtype)?));
+            let short = held.write_image(0, &image[1..]);
+            assert!(matches!(short, Err(ExpertsError::Size { .. })), "{short:?}");
+            let missing = held.write_image(3, &image);
+            assert_eq!(missing, Err(ExpertsError::Slot { slot: 3, slots: 3 }));
+            assert_eq!(held.read_image(3), Err(ExpertsError::Slot { slot: 3, slots: 3 }));
+            assert_eq!(format!("{held:?}"), debug);
         }
         Ok(())
     }

@@ -1,0 +1,1 @@
+"""What carries parcels between the ranks of a group, by where the ranks are, and the choice among them."""

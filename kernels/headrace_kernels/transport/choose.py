@@ -1,0 +1,252 @@
+"""Which way rows go between the ranks of a group: all ranks time each way at the start, and choose the same one.
+
+A layer's exchange of few rows is timed, as in a decode step, and one of many, as in prefill. What counts is the slowest
+rank. Between the two sizes the time of a way is taken as `a + b * rows`. Where one way is best for few rows and another
+one for many, both are used, by the most rows that any rank has in a round.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from headrace_kernels.moe.dispatch import Combine, Dispatch, Routed, Sent
+from headrace_kernels.moe.placement import LayerPlacement
+from headrace_kernels.moe.transport import RankLost
+from headrace_kernels.transport.ways import RankWay
+
+log = logging.getLogger(__name__)
+
+FEW_ROWS, MANY_ROWS = 8, 512  # of each rank
+REPEATS = {FEW_ROWS: 15, MANY_ROWS: 3}
+WARM_UP = 2
+# A second way for many rows has to take at most so much of the first one's time: cores that others use move single
+# times by as much. A guess.
+WORTH_A_SECOND = 0.75
+
+# What all ranks bring, in their order.
+Meet = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertsShape:
+    """A layer of experts, as far as exchanges depend on it."""
+
+    hidden: int
+    experts: int
+    top_k: int
+    dtype: torch.dtype
+    device: torch.device
+    combine: Combine
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an exchange of a layer takes on the slowest rank: there and back."""
+
+    few_us: float
+    many_us: float
+    row_bytes: int  # that a rank sends for a row
+
+    @property
+    def us_a_row(self) -> float:
+        return max(self.many_us - self.few_us, 0.0) / (MANY_ROWS - FEW_ROWS)
+
+    @property
+    def fixed_us(self) -> float:
+        return max(self.few_us - FEW_ROWS * self.us_a_row, 0.0)
+
+    def us(self, rows: int) -> float:
+        return self.fixed_us + rows * self.us_a_row
+
+    def told(self) -> dict[str, float]:
+        gb_per_s = self.row_bytes / self.us_a_row / 1e3 if self.us_a_row else 0.0
+        return {
+            f"us_of_{FEW_ROWS}_rows": round(self.few_us, 1),
+            f"us_of_{MANY_ROWS}_rows": round(self.many_us, 1),
+            "fixed_us": round(self.fixed_us, 1),
+            "gb_per_s": round(gb_per_s, 3),
+        }
+
+
+@dataclass(slots=True)
+class ChosenWays:
+    """The ways of a group. `expect` is called on all ranks with the same number before each round."""
+
+    names: tuple[str, str]  # for few rows, and for many
+    ways: tuple[RankWay, RankWay]
+    many_from: int  # rows
+    report: dict[str, Any]  # for a person
+    many: bool = False
+
+    def expect(self, most_rows: int) -> None:
+        """The most rows that any rank has in the round."""
+        self.many = most_rows >= self.many_from
+
+    def begin(self, round_number: int) -> None:
+        for way in self._all():
+            way.rounds.begin(round_number)
+
+    def abort(self, reason: str) -> None:
+        for way in self._all():
+            way.rounds.abort(reason)
+
+    def close(self) -> None:
+        for way in self._all():
+            way.rounds.close()
+
+    def dispatch(self, placement: LayerPlacement) -> Dispatch:
+        few, *many = (way.dispatch(placement) for way in self._all())
+        return _BySize(self, few, many[0]) if many else few
+
+    def _all(self) -> list[RankWay]:
+        few, many = self.ways
+        return [few] if few is many else [few, many]
+
+
+@dataclass(frozen=True, slots=True)
+class _BySize:
+    """The `Dispatch` of one layer by two ways."""
+
+    chosen: ChosenWays
+    few: Dispatch
+    many: Dispatch
+
+    @property
+    def combine(self) -> Combine:
+        return self.few.combine
+
+    def send(self, routed: Routed) -> Sent:
+        return (self.many if self.chosen.many else self.few).send(routed)
+
+
+def choose(
+    ways: Mapping[str, Callable[[], RankWay]],
+    shape: ExpertsShape,
+    *,
+    rank: int,
+    ranks: int,
+    meet: Meet,
+    forced: str | None = None,
+) -> ChosenWays:
+    """Open the ways and time those that all ranks could open. With one way, or a forced one, nothing is timed.
+
+    Uses round 0 of each way. Raises ValueError where no way can be opened, and RankLost.
+    """
+    if forced is not None:
+        if forced not in ways:
+            raise ValueError(f"no transport {forced!r} here; there is {', '.join(ways)}")
+        ways = {forced: ways[forced]}
+    opened, refused = _open(ways, meet)
+    if not opened:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise ValueError(f"the ranks have no transport that works on all of them ({reasons})")
+    if len(opened) == 1:
+        [(name, way)] = opened.items()
+        return ChosenWays((name, name), (way, way), 0, _told((name, name), 0, {}, refused))
+    mine = {name: _time(way, shape, rank, ranks) for name, way in opened.items()}
+    costs = slowest(meet({"times": mine}), shape, ranks)
+    names, many_from = decide(costs)
+    for name, way in opened.items():
+        if name not in names:
+            way.rounds.close()
+    few, many = (opened[name] for name in names)
+    return ChosenWays(names, (few, many), many_from, _told(names, many_from, costs, refused))
+
+
+def slowest(facts: list[dict[str, Any]], shape: ExpertsShape, ranks: int) -> dict[str, Cost]:
+    """The cost of each way, out of `times` of all ranks: alike on each rank."""
+    row_bytes = min(shape.top_k, ranks) * shape.hidden * shape.dtype.itemsize
+
+    def most(name: str, size: int) -> float:
+        return max(fact["times"][name][size] for fact in facts)
+
+    return {name: Cost(most(name, 0), most(name, 1), row_bytes) for name in facts[0]["times"]}
+
+
+def decide(costs: Mapping[str, Cost]) -> tuple[tuple[str, str], int]:
+    """The best way for few rows, the one for many if that is clearly better there, and the rows from which it is."""
+    few = min(costs, key=lambda name: costs[name].few_us)
+    many = min(costs, key=lambda name: costs[name].many_us)
+    if costs[many].many_us > WORTH_A_SECOND * costs[few].many_us:
+        many = few
+    if few == many:
+        return (few, many), 0
+    better = (
+        rows
+        for rows in range(FEW_ROWS + 1, MANY_ROWS)
+        if costs[many].us(rows) < costs[few].us(rows)
+    )
+    return (few, many), next(better, MANY_ROWS)
+
+
+def _open(
+    ways: Mapping[str, Callable[[], RankWay]], meet: Meet
+) -> tuple[dict[str, RankWay], dict[str, str]]:
+    """Ways that all ranks opened, and why there are no others."""
+    all_names = [set(fact["ways"]) for fact in meet({"ways": list(ways)})]
+    common = [name for name in ways if all(name in names for names in all_names)]
+    refused = {name: "a rank does not have it" for name in ways if name not in common}
+    opened: dict[str, RankWay] = {}
+    for name in common:
+        try:
+            mine, reason = ways[name](), None
+        except (OSError, RankLost, RuntimeError, ValueError) as error:
+            mine, reason = None, f"{type(error).__name__}: {error}"
+        reasons = [fact["failed"] for fact in meet({"failed": reason})]
+        if mine is not None and not any(reasons):
+            opened[name] = mine
+            continue
+        if mine is not None:
+            mine.rounds.close()
+        refused[name] = next(f"rank {i}: {why}" for i, why in enumerate(reasons) if why)
+        log.warning("no rows by %s: %s", name, refused[name])
+    return opened, refused
+
+
+def _time(way: RankWay, shape: ExpertsShape, rank: int, ranks: int) -> tuple[float, float]:
+    """Microseconds of an exchange of few rows and of one of many."""
+    way.rounds.begin(0)
+    dispatch = way.dispatch(LayerPlacement.even(shape.experts, ranks))
+    few, many = (_time_rows(dispatch, shape, rank, rows) for rows in (FEW_ROWS, MANY_ROWS))
+    return few, many
+
+
+def _time_rows(dispatch: Dispatch, shape: ExpertsShape, rank: int, rows: int) -> float:
+    draw = torch.Generator().manual_seed(rank)
+    chosen = torch.rand(rows, shape.experts, generator=draw).topk(shape.top_k).indices
+    routed = Routed(
+        torch.zeros(rows, shape.hidden, dtype=shape.dtype, device=shape.device),
+        chosen.sort(1).values.int().to(shape.device),
+        torch.ones(rows, shape.top_k, device=shape.device),
+    )
+    times: list[float] = []
+    for _ in range(WARM_UP + REPEATS[rows]):
+        began = time.perf_counter()
+        sent = dispatch.send(routed)
+        slots = sent.receive().slots
+        here = slots >= 0 if shape.combine == "exact" else torch.ones_like(slots[:, :1]) > 0
+        places = torch.where(here, here.flatten().cumsum(0).view(here.shape) - 1, -1).int()
+        results = torch.zeros(int(here.sum()), shape.hidden, dtype=shape.dtype, device=shape.device)
+        sent.collect(results, places)
+        if shape.device.type == "cuda":
+            torch.cuda.synchronize(shape.device)
+        times.append(time.perf_counter() - began)
+    return min(times[WARM_UP:]) * 1e6  # whatever else the machine does only adds
+
+
+def _told(
+    names: tuple[str, str], many_from: int, costs: Mapping[str, Cost], refused: Mapping[str, str]
+) -> dict[str, Any]:
+    few, many = names
+    report: dict[str, Any] = {"few_rows": few, "many_rows": many}
+    if few != many:
+        report["many_from_rows"] = many_from
+    report["measured"] = {name: cost.told() for name, cost in costs.items()}
+    report["refused"] = dict(refused)
+    return report
