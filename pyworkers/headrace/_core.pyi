@@ -19,6 +19,7 @@ __all__ = [
     "Program",
     "Router",
     "SamplingColumns",
+    "SharedParcels",
     "Table",
     "Value",
     "Weight",
@@ -37,6 +38,8 @@ __all__ = [
     "hash_blocks",
     "hash_next_blocks",
     "noise_keys",
+    "order_of_sends",
+    "plan_sends",
     "race",
     "router_flags",
     "router_main",
@@ -45,6 +48,7 @@ __all__ = [
 _Bytes: TypeAlias = Buffer | NDArray[np.uint8]
 _I32: TypeAlias = NDArray[np.int32]
 _I64: TypeAlias = NDArray[np.int64]
+_I32Rows: TypeAlias = NDArray[np.int32]  # two dimensions
 _Flags: TypeAlias = NDArray[np.bool_]
 
 HASH_SCHEME: Final = "blake3-chain-v2"
@@ -110,7 +114,7 @@ def encode_outputs(
     """
 
 def encode_step(
-    numbers: tuple[int, int, int, int, int, int, int, int],
+    numbers: tuple[int, int, int, int, int, int, int, int, int],
     ms: float,
     load: tuple[int, int, int, int],
     requests: NDArray[np.uint64],
@@ -539,6 +543,70 @@ class EtcdWatch:
     def close(self) -> None:
         """End it. A thread that waits in `next` is back at once."""
 
+def plan_sends(
+    ids: _I32Rows,
+    weights: NDArray[np.float32],
+    *,
+    owners: _I64,
+    slots: _I32,
+    ranks: int,
+    partial: bool,
+) -> tuple[_I64, list[int], _I32Rows, NDArray[np.float32], _I32Rows, list[int]]:
+    """The fields of a `SendPlan` of `headrace_kernels.moe.dispatch`. ValueError where sizes do not fit."""
+
+def order_of_sends(places: _I32Rows, counts: list[int]) -> tuple[_I64, list[int]]:
+    """Results of received rows in the order in which they were sent, and how many go back to each rank.
+
+    `places` has a row for each received one, `counts` the received rows of each rank.
+    """
+
+@final
+class SharedParcels:
+    """What one rank of a group exchanges with the others through memory that all of them map.
+
+    A parcel is some rows of columns that lie side by side in memory, of as many bytes a row on all ranks. One thread at
+    a time calls this, but for `abort` and `close`. All that wait raise `StepAborted` and `RankLost` of
+    `headrace_kernels.moe.transport`, the latter for a rank that ended, or from which nothing came for `timeout_ms`.
+    """
+
+    def __new__(
+        cls, memory: Buffer, *, rank: int, ranks: int, slice_bytes: int, timeout_ms: int
+    ) -> SharedParcels:
+        """`memory` is shared, begins at a page, and has been all zero when the first rank saw it."""
+
+    @staticmethod
+    def memory_bytes(ranks: int, slice_bytes: int) -> int:
+        """Bytes that a group needs. ValueError where a size cannot be."""
+
+    def join(self, timeout_ms: int) -> int | None:
+        """Wait for all ranks; the first one that has not come. It may be called again.
+
+        ValueError where ranks were started with different sizes, or one twice.
+        """
+
+    def begin(self, round_number: int) -> None:
+        """A later round begins; what is left of the one before is void."""
+
+    def post(
+        self,
+        columns: Sequence[_Bytes],
+        row_bytes: Sequence[int],
+        parcels: Sequence[tuple[int, int]],
+    ) -> None:
+        """Send each rank its rows `[start, end)`, as far as there is room. The columns must not change until `take`."""
+
+    def arrived(self) -> list[int]:
+        """Wait until it is known how many rows come from each rank."""
+
+    def take(self, columns: Sequence[_Bytes], row_bytes: Sequence[int]) -> None:
+        """Wait for the rows, and put them into `columns` in the order of ranks. Ends the exchange."""
+
+    def abort(self, reason: str) -> None:
+        """End the round on all ranks."""
+
+    def close(self) -> None:
+        """Leave the group. Whoever waits for this rank, here or elsewhere, learns it at once."""
+
 @final
 class Weight:
     """A matrix of a model, packed for the CPU kernels; the array is not kept.
@@ -637,6 +705,16 @@ class Experts:
 
         ValueError, and nothing is changed, where there is no such slot or the expert has another shape.
         """
+
+    @property
+    def slot_nbytes(self) -> int:
+        """Bytes of a slot's image."""
+
+    def read_slot(self, slot: int) -> NDArray[np.uint8]:
+        """The image of a slot: its expert as it is packed, alike on all machines."""
+
+    def write_slot(self, slot: int, image: NDArray[np.uint8]) -> None:
+        """Like `overwrite`, with an image of the same shape and dtype: the same bits."""
 
     @property
     def counts(self) -> NDArray[np.uint64]:

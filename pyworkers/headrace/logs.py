@@ -17,7 +17,7 @@ import sys
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TextIO, cast
+from typing import NoReturn, TextIO, cast
 
 WAITING_BYTES = 1 << 20  # that may wait; some 10,000 lines. A guess
 PIECE_BYTES = 4096  # whole lines up to this go into a pipe as one piece, whoever else writes to it
@@ -166,6 +166,11 @@ class LogStream(io.TextIOBase):
             if part:
                 self._push(part)
 
+    def wait_written(self) -> None:
+        """Before a process ends at once: let what waits get out, as far as that goes quickly."""
+        self.flush()
+        self._lines.flush()
+
     def writable(self) -> bool:
         return True
 
@@ -188,17 +193,20 @@ def never_wait(*, stdout: bool = False) -> None:
         sys.stdout = _in_place_of(sys.stdout, 1)
 
 
+def end_process(status: int) -> NoReturn:
+    """End at once, whatever threads are at, but with the last lines of the log."""
+    if isinstance(sys.stderr, LogStream):
+        sys.stderr.wait_written()
+    os._exit(status)
+
+
 def _in_place_of(stream: TextIO, fd: int) -> TextIO:
     if isinstance(stream, LogStream):
         return stream
     lines = Lines(fd)
     output = LogStream(lines, fd)
 
-    def last_lines() -> None:
-        output.flush()
-        lines.flush()
-
-    atexit.register(last_lines)
+    atexit.register(output.wait_written)
     return cast("TextIO", output)
 
 

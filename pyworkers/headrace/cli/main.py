@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from importlib import metadata
 
 from headrace import logs
-from headrace.cli import keys
+from headrace.cli.children.process import die_with_supervisor
+from headrace.cli.client import keys
 from headrace.cli.parser import Parser
-from headrace.cli.supervise import die_with_supervisor
 from headrace.errors import CannotRun, ConfigError
 from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
 from headrace.extras import needs
@@ -311,6 +311,8 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=DEVICES, default="auto", help=hidden)
     parser.add_argument("--dtype", choices=DTYPES, default="auto", help=hidden)
     parser.add_argument("--context-tokens", type=values.positive, help=hidden)
+    parser.add_argument("--ep", type=values.positive, default=1, help=hidden)
+    parser.add_argument("--ep-redundant", type=values.count, default=0, help=hidden)
 
 
 def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:
@@ -397,19 +399,19 @@ def _worker(args: argparse.Namespace) -> int:
 
 
 def _chat(args: argparse.Namespace) -> int:
-    from headrace.cli import chat
+    from headrace.cli.client import chat
 
     return chat.run(args)
 
 
 def _explain(args: argparse.Namespace) -> int:
-    from headrace.cli import explain
+    from headrace.cli.client import explain
 
     return explain.run(args)
 
 
 def _drain(args: argparse.Namespace) -> int:
-    from headrace.cli import drain
+    from headrace.cli.client import drain
 
     return drain.run(args)
 

@@ -24,16 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from headrace import logs
+from headrace.cli.children.process import Command, supervised
+from headrace.cli.children.ranks import rank_commands, rank_name
+from headrace.cli.client.unix_http import UnixConnection
 from headrace.cli.console import Printer, StopSignals
 from headrace.cli.private_folder import parents, private_folder
-from headrace.cli.supervise import (
-    Command,
-    GaveUpError,
-    Keeper,
-    ToldWrongError,
-    supervised,
-)
-from headrace.cli.unix_http import UnixConnection
+from headrace.cli.supervise import GaveUpError, Keeper, ToldWrongError
 from headrace.errors import MissingExtra
 from headrace.extras import needs
 from headrace.settings import router
@@ -75,6 +71,8 @@ class ServeSettings:
     device: str = "auto"
     dtype: str = "auto"
     context_tokens: int | None = None
+    ranks: int = 1  # of each worker: processes that share the experts of one model
+    redundant: int = 0  # slots for second copies of experts
     admin: Path | None = None  # where the router tells of its workers, once there is a folder
     secret: str | None = field(default=None, repr=False)  # for the children; None: they have it
 
@@ -83,6 +81,12 @@ class ServeSettings:
         """Of the workers: worker-0, or prefill-0 and decode-0, each kind counted from 0."""
         kinds = ["worker" if role == "both" else role for role in self.roles]
         return [f"{kind}-{kinds[:place].count(kind)}" for place, kind in enumerate(kinds)]
+
+    def members(self, worker: str) -> list[str]:
+        """The processes of a worker, by their names: itself, or the ranks of a group."""
+        if self.ranks == 1:
+            return [worker]
+        return [rank_name(worker, rank) for rank in range(self.ranks)]
 
     @property
     def generating(self) -> set[str]:
@@ -105,7 +109,7 @@ def run(args: argparse.Namespace, usage: str) -> int:
     """Serve until told to stop. Raises SettingsError, ConfigError and MissingExtra before anything was started."""
     kept = typed(args)
     worker = worker_settings(args)
-    roles = FleetSettings(**values_of(FleetSettings, args)).roles()
+    fleet = FleetSettings(**values_of(FleetSettings, args))
     router.check_router(kept, usage)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("torch", "worker")
@@ -114,7 +118,7 @@ def run(args: argparse.Namespace, usage: str) -> int:
     checked = ServeSettings(
         host=host,
         port=free_port(host, int(router.value_of(kept, "--port"))),
-        roles=roles,
+        roles=fleet.roles(),
         model=worker.model,
         worker_argv=worker_argv(args),
         router_argv=kept.argv(router.handed_on()),
@@ -123,6 +127,8 @@ def run(args: argparse.Namespace, usage: str) -> int:
         device=worker.device,
         dtype=worker.dtype,
         context_tokens=worker.context_tokens,
+        ranks=fleet.ep or 1,
+        redundant=worker.ep_redundant,
         secret=None if router.workers_know(kept) else secrets.token_hex(32),
     )
     logs.never_wait(stdout=True)
@@ -147,7 +153,7 @@ def fetch(args: argparse.Namespace) -> int:
     """
     check_model(args.model)
     with needs("worker"):
-        from headrace.models import UnsupportedModelError, config, dtype_of_weights
+        from headrace.models import UnsupportedModelError, check_ranks, config, dtype_of_weights
         from headrace.models.load import source
         from headrace.worker.device import choose_device
 
@@ -158,6 +164,8 @@ def fetch(args: argparse.Namespace) -> int:
         if for_serve:
             check_context(args.context_tokens, checkpoint.config.context_tokens)
             dtype = dtype_of_weights(checkpoint.config, args.dtype, device)
+            if args.ep > 1:
+                check_ranks(checkpoint.config, args.ep, args.ep_redundant)
             print(json.dumps(asdict(ServedAs(device=device, dtype=dtype))))
         else:
             print(checkpoint.path)
@@ -179,7 +187,8 @@ async def _serve_alone(config: ServeSettings) -> int:
 async def serve(config: ServeSettings, stop: StopSignals) -> int:
     """Start everything, keep it running, and stop it in order; the exit status."""
     began = time.monotonic()
-    log = Printer(["headrace", "router", *config.names])
+    processes = [one for name in config.names for one in config.members(name)]
+    log = Printer(["headrace", "router", *config.names, *processes])
     served_as = await fetch_model(config, stop, log)
     if isinstance(served_as, int):
         return served_as
@@ -189,10 +198,11 @@ async def serve(config: ServeSettings, stop: StopSignals) -> int:
             log("headrace", f"{parents()[0]} takes nothing: the socket is in {folder}")
         router = Keeper(router_command(config, folder), log)
         workers = [
-            Keeper(worker_command(config, folder, name, role), log)
+            worker_keeper(config, worker_command(config, folder, name, role), log)
             for name, role in zip(config.names, config.roles, strict=True)
         ]
-        log("headrace", f"starting the router, {', '.join(config.names)}")
+        of_ranks = "" if config.ranks == 1 else f", each of {config.ranks} ranks"
+        log("headrace", f"starting the router, {', '.join(config.names)}{of_ranks}")
         running = {asyncio.create_task(k.run(), name=k.command.name): k for k in (router, *workers)}
         watcher = asyncio.create_task(announce(config, served_as, router, workers, log, began))
         try:
@@ -224,6 +234,7 @@ async def fetch_model(config: ServeSettings, stop: StopSignals, log: Printer) ->
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "headrace", "fetch", "--for=serve"),
         *(f"--device={config.device}", f"--dtype={config.dtype}"),
+        *(f"--ep={config.ranks}", f"--ep-redundant={config.redundant}"),
         *([] if config.context_tokens is None else [f"--context-tokens={config.context_tokens}"]),
         *([] if config.model is None else ["--", config.model]),
         env=os.environ | supervised(),
@@ -353,10 +364,11 @@ async def announce(
             router.ready()
         for keeper in late:
             name = keeper.command.name
-            if keeper.running and joined and name in joined:
+            members = config.members(name)
+            if keeper.running and joined and joined.keys() >= set(members):
                 seen[keeper] = keeper.starts
                 keeper.ready()
-                model = joined[name]
+                model = joined[members[0]]
                 log(name, f"ready, serves {model} in {served_as}")
         answers = any(seen[k] and k.command.name in config.generating for k in workers)
         if not ready and model and answers and all(seen[k] or k.ended for k in workers):
@@ -453,8 +465,16 @@ def worker_command(config: ServeSettings, folder: Path, name: str, role: str) ->
             f"--router=unix:{folder / 'router.sock'}",
         ],
         env={name: value for name, value in ONE_THREAD.items() if name not in os.environ}
+        | {"WORLD_SIZE": "1"}  # whatever started us: `rank_commands` makes the groups here
         | secret_env(config),
     )
+
+
+def worker_keeper(config: ServeSettings, command: Command, log: Printer) -> Keeper:
+    """Keeps a worker running, all its ranks as one."""
+    if config.ranks == 1:
+        return Keeper(command, log)
+    return Keeper(command, log, ranks=lambda: rank_commands(command, config.ranks))
 
 
 def free_address(address: str) -> str:

@@ -1,28 +1,27 @@
-"""Keep processes running: start them, prefix their output, restart them, give up on what never worked.
+"""Keep processes running: start them, restart them, give up on what never worked.
 
-`Restarts` decides and is pure; `Keeper` does. No process outlives its keeper: each runs in a process
-group of its own, which is killed at the end, and on Linux the kernel kills it when we die.
+`Restarts` decides and is pure; `Keeper` does. No process outlives its keeper: each (`children/process.py`) runs in a
+process group of its own, which is killed at the end, and on Linux the kernel kills it when we die.
 """
 
 import asyncio
 import contextlib
-import ctypes
-import os
 import signal
-import sys
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import dropwhile, takewhile
 
-from headrace.exit_status import EXIT_CONFIG, EXIT_USAGE
+from headrace.cli.children.process import Command, Log, Process
+from headrace.exit_status import EXIT_CONFIG, EXIT_RANK_LOST, EXIT_USAGE
 
 CANNOT_START = 127
 """What stands for the exit status of a process that the system did not start; shells have the same."""
 
-_PARENT = "HEADRACE_SUPERVISOR_PID"
-_LONGEST_LINE_BYTES = 16_384
+RANKS_END_S = (
+    15.0  # for the ranks of a group to notice that one of them has ended, and to end; a guess
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,35 +85,31 @@ class ToldWrongError(GaveUpError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """What to run, and the name under which its output appears."""
-
-    name: str
-    argv: list[str]
-    env: dict[str, str] = field(default_factory=dict[str, str])  # on top of our own environment
-
-
-Log = Callable[[str, str], None]
-"""Takes the name of a process and one line about it or from it."""
-
-
 class Keeper:
-    """Keeps one process running until told to stop."""
+    """Keeps one process running until told to stop, or several that are of use only together: the ranks of a group."""
 
-    def __init__(self, command: Command, log: Log, rule: RestartRule | None = None) -> None:
+    def __init__(
+        self,
+        command: Command,
+        log: Log,
+        rule: RestartRule | None = None,
+        *,
+        ranks: Callable[[], list[Command]] | None = None,
+    ) -> None:
+        """With `ranks` its processes are started instead of the one of `command`, which only names them."""
         self.command = command
         self.starts = 0
         self.ended = False  # stopped or given up: it will not be started again
         self._log = log
         self._restarts = Restarts(rule or RestartRule())
-        self._process: asyncio.subprocess.Process | None = None
+        self._commands = ranks or (lambda: [command])
+        self._processes: list[Process] = []
         self._stopping = asyncio.Event()
-        self._last_lines: deque[str] = deque(maxlen=20)  # clap's refusals are shorter
+        self._last_lines: Sequence[str] = ()
 
     @property
     def running(self) -> bool:
-        return self._process is not None
+        return len(self._processes) > 0
 
     def ready(self) -> None:
         """Take note that the process does what it is for."""
@@ -128,9 +123,9 @@ class Keeper:
         """
         try:
             while not self._stopping.is_set():
-                status = await self._run_once()
+                name, status = await self._run_once()
                 if not self._stopping.is_set():
-                    await self._wait_to_restart(status)
+                    await self._wait_to_restart(name, status)
         finally:
             self.kill()
             self.ended = True
@@ -149,52 +144,51 @@ class Keeper:
         self._stopping.set()
         self._signal(signal.SIGKILL)
 
-    async def _run_once(self) -> int:
-        name, argv = self.command.name, self.command.argv
-        env = os.environ | self.command.env | supervised() | {"PYTHONUNBUFFERED": "1"}
+    async def _run_once(self) -> tuple[str, int]:
+        """Start what is kept, and wait for its end: the process that ended it, and its status."""
+        processes = [Process(command, self._log) for command in self._commands()]
+        waiting: list[asyncio.Task[int]] = []
         try:
-            output, transport, write_end = await _output_pipe()
-            try:
-                process = await asyncio.create_subprocess_exec(
-                    *argv,
-                    env=env,
-                    stdin=asyncio.subprocess.DEVNULL,
-                    stdout=write_end,
-                    stderr=write_end,
-                    process_group=0,
-                )
-            except OSError:
-                transport.close()
-                raise
-            finally:
-                os.close(write_end)
-        except OSError as error:
-            if not self._restarts.was_ready:
-                raise GaveUpError(f"{name} cannot be started: {error}") from error
-            self._log(name, f"cannot be started now: {error}")
-            return CANNOT_START
-        self._process = process
-        self.starts += 1
-        try:
-            if self._stopping.is_set():  # stop() came while the process was being made
+            for process in processes:
+                try:
+                    await process.start()
+                except OSError as error:
+                    if not self._restarts.was_ready:
+                        raise GaveUpError(f"{process.name} cannot be started: {error}") from error
+                    self._log(process.name, f"cannot be started now: {error}")
+                    return process.name, CANNOT_START
+                waiting.append(asyncio.create_task(process.wait(), name=process.name))
+                self._processes.append(process)
+            self.starts += 1
+            if self._stopping.is_set():  # stop() came while a process was being made
                 self._signal(signal.SIGTERM)
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._forward(output), name=f"output of {name}")
-                status = await process.wait()
-                self._signal(signal.SIGKILL)  # what it started and left: that also ends the output
-            return status
+            ended = await self._until_ended(waiting)
         finally:
             self._signal(signal.SIGKILL)
-            self._process = None
-            transport.close()
+            await asyncio.gather(*waiting, return_exceptions=True)
+            self._processes.clear()
+        name, status = blamed(ended)
+        self._last_lines = next(one.last_lines for one in processes if one.name == name)
+        return name, status
 
-    async def _forward(self, output: asyncio.StreamReader) -> None:
-        async for line in lines(output):
-            self._last_lines.append(line)
-            self._log(self.command.name, line)
+    async def _until_ended(self, waiting: Sequence[asyncio.Task[int]]) -> list[tuple[str, int]]:
+        """Names and statuses in the order of the ends. The end of one is that of all: whoever stays is to be killed."""
+        ended: list[tuple[str, int]] = []
+        left = set(waiting)
+        give_up_at: float | None = None
+        while left:
+            rest_s = None if give_up_at is None else max(give_up_at - time.monotonic(), 0.0)
+            done, left = await asyncio.wait(
+                left, timeout=rest_s, return_when=asyncio.FIRST_COMPLETED
+            )
+            if not done:
+                break
+            ended += [(task.get_name(), task.result()) for task in done]
+            give_up_at = give_up_at or time.monotonic() + RANKS_END_S
+        return ended
 
-    async def _wait_to_restart(self, status: int) -> None:
-        name, restarts = self.command.name, self._restarts
+    async def _wait_to_restart(self, name: str, status: int) -> None:
+        restarts = self._restarts
         ended = "left in good order" if restarts.left(status) else describe_exit(status)
         delay_s = restarts.delay_after(status, time.monotonic())
         if delay_s is None and status in (EXIT_USAGE, EXIT_CONFIG):
@@ -204,41 +198,21 @@ class Keeper:
             last = last_line(self._last_lines)
             hint = f"; its last line was: {last}" if last else ""
             raise GaveUpError(f"{name} keeps crashing (it {ended}){hint}")
-        self._log(name, f"{ended}; starting again in {delay_s:g} s")
+        again = (
+            "starting again" if name == self.command.name else f"starting {self.command.name} again"
+        )
+        self._log(name, f"{ended}; {again} in {delay_s:g} s")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stopping.wait(), delay_s)
 
     def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, number)
+        for process in self._processes:
+            process.signal(number)
 
 
-async def _output_pipe() -> tuple[asyncio.StreamReader, asyncio.ReadTransport, int]:
-    """A pipe's reading side, what closes it, and the descriptor of the writing side.
-
-    A pipe of asyncio's own would make `wait` wait for grandchildren that hold it open.
-    """
-    read_end, write_end = os.pipe()
-    reader = asyncio.StreamReader()
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-        lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(read_end, "rb", buffering=0)
-    )
-    return reader, transport, write_end
-
-
-async def lines(reader: asyncio.StreamReader) -> AsyncIterator[str]:
-    """Lines of a child's output. A line without end is cut, so it cannot fill our memory."""
-    rest = b""
-    while chunk := await reader.read(_LONGEST_LINE_BYTES):
-        *whole, rest = (rest + chunk).replace(b"\r", b"\n").split(b"\n")
-        for line in whole:
-            yield line.decode(errors="replace").rstrip()
-        if len(rest) >= _LONGEST_LINE_BYTES:
-            yield rest.decode(errors="replace")
-            rest = b""
-    if rest:
-        yield rest.decode(errors="replace").rstrip()
+def blamed(ended: Sequence[tuple[str, int]]) -> tuple[str, int]:
+    """Which of the processes that ended, in this order, ended the others: ranks that lost one another only followed."""
+    return next((one for one in ended if one[1] not in (0, EXIT_RANK_LOST)), ended[0])
 
 
 def last_line(output: Sequence[str]) -> str:
@@ -263,19 +237,3 @@ def describe_exit(status: int) -> str:
         name = f"signal {-status}"
     hint = ", perhaps for want of memory" if status == -signal.SIGKILL else ""
     return f"was killed by {name}{hint}"
-
-
-def supervised() -> dict[str, str]:
-    """Environment of a child that calls `die_with_supervisor`, as every `headrace` does."""
-    return {_PARENT: str(os.getpid())}
-
-
-def die_with_supervisor() -> None:
-    """In a child that is `supervised`, on Linux, be killed when the supervisor is. Elsewhere, nothing."""
-    parent = os.environ.pop(_PARENT, None)
-    if parent is None or sys.platform != "linux":
-        return
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != int(parent):  # it died before we asked
-        os.kill(os.getpid(), signal.SIGKILL)

@@ -49,6 +49,7 @@ class Admission:
         self._block_tokens = block_tokens
         self._expected_answer = 0.0
         self.lacks_blocks = False  # the first to wait found too few in the last plan
+        self.held = False
 
     @property
     def spoken_for(self) -> int:
@@ -75,8 +76,14 @@ class Admission:
         placed: list[Sequence],
         reserved: list[Sequence],
         budget: int,
+        *,
+        new: bool = True,
     ) -> int:
-        """Let ready and waiting sequences go on while batch rows, budget and pool last; returns the budget left."""
+        """Let ready and waiting sequences go on while batch rows, budget and pool last; returns the budget left.
+
+        Without `new` no prompt of a request without an answer begins; `held` says whether one could have.
+        """
+        self.held = False
         to_come: int | None = None
         passed = 0  # blocks of those that only lack a batch row: who is passed over loses none
         place = 0
@@ -106,7 +113,9 @@ class Admission:
             if needed > room:
                 self.lacks_blocks = place == 0
                 break  # a smaller one behind it must not starve it
-            if sequence.kv_import is None and not can_start:
+            held = can_start and not new and sequence.total == sequence.prompt_len
+            if sequence.kv_import is None and (held or not can_start):
+                self.held |= held
                 passed += needed
                 place += 1
                 continue

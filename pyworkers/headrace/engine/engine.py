@@ -33,6 +33,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.intake import Intake
 from headrace.engine.outputs import OutputBuilder
+from headrace.engine.prompt_balance import PromptBalance
 from headrace.engine.requests import Requests
 from headrace.engine.result import StepResult
 from headrace.engine.scheduler import Scheduler
@@ -41,6 +42,8 @@ from headrace.engine.speculative.lookahead import Lookahead
 from headrace.engine.stages import Stages
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.in_flight import StepsInFlight
+from headrace.engine.step.lockstep import Lockstep
+from headrace.engine.step.rounds import Rounds
 from headrace.engine.step.row_counts import RowCounts
 from headrace.wire.frames import Load, Submit
 
@@ -51,7 +54,8 @@ if TYPE_CHECKING:
 class Engine:
     """One model, its KV blocks, and the requests on them.
 
-    `clock` counts seconds, to measure what steps cost.
+    `clock` counts seconds, to measure what steps cost. With `lockstep` the engine is one rank of a group: it steps in
+    `rounds` with the engines of the other ranks.
     """
 
     def __init__(
@@ -61,6 +65,7 @@ class Engine:
         hasher: BlockHasher,
         *,
         clock: Callable[[], float] = time.perf_counter,
+        lockstep: Lockstep | None = None,
     ) -> None:
         """Raises `ValueError` for a config that the model cannot serve."""
         if config.mtp > 0 and not model.drafts:
@@ -85,6 +90,9 @@ class Engine:
         self.admission = Admission(
             self.pool, self.stages, lookahead, self.publishing, block_tokens=config.block_tokens
         )
+        balance = None
+        if lockstep is not None and config.prompt_wait_rounds > 0:
+            balance = PromptBalance(config.prompt_wait_rounds)
         self.scheduler = Scheduler(
             self.pool,
             self.stages,
@@ -92,10 +100,19 @@ class Engine:
             lookahead,
             block_tokens=config.block_tokens,
             max_batched_tokens=config.max_batched_tokens,
+            balance=balance,
         )
         self.kv_exports = KvExports(config.block_tokens)
+        self.rounds = None
+        if lockstep is not None:
+            self.rounds = Rounds(lockstep, model, drafts=config.mtp > 0, balance=balance)
         self._forward = Forward(
-            model, config, self.kv_exports, context_tokens=self.context_tokens, clock=clock
+            model,
+            config,
+            self.kv_exports,
+            context_tokens=self.context_tokens,
+            clock=clock,
+            rounds=self.rounds,
         )
         self._intake = Intake(
             vocab_size=model.vocab_size,
@@ -114,6 +131,7 @@ class Engine:
             kv_imports=self.kv_imports,
             kv_exports=self.kv_exports,
             publishing=self.publishing,
+            rounds=self.rounds,
         )
 
     @property
@@ -137,15 +155,8 @@ class Engine:
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens to compute before all requests decode: of those that wait, and of those whose prompt is in flight.
-
-        What the prefix cache gives is known, and left out, from a request's start on. A prompt whose KV comes from
-        elsewhere is none of it.
-        """
-        waiting = self.stages.waiting
-        tokens = sum(sequence.total for sequence in waiting if sequence.kv_import is None)
-        stages = self.stages
-        return tokens + stages.columns.core.prompt_tokens(stages.batch_rows)
+        """Tokens to compute before all requests decode."""
+        return self.stages.waiting_tokens
 
     @property
     def next_deadline_s(self) -> float:
@@ -226,10 +237,16 @@ class Engine:
         return result
 
     def step(self, now_s: float = 0.0) -> StepResult:
-        """Compute one step. Never raises for what a request or the model did."""
+        """Compute one step. Never raises for what a request or the model did.
+
+        In a group it is one round, for which other ranks are waited for even if there is nothing to compute here.
+        """
         began_s = time.monotonic()
         result = self.expire(now_s)
         if (step := self.steps.begin(result)) is None:
+            if self.rounds is not None:
+                self.steps.tell_waiting()
+                self.rounds.join_one()
             return result
         step.run()
         step.read()

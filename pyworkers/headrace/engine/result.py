@@ -39,11 +39,12 @@ class Answers:
 class StepResult:
     """What one step did. `step` counts the forwards; it stays where none was needed.
 
-    The counts are those of the cost model in `Hello.step_prior`; `ms` is for the caller to fill in.
+    The counts are those of the cost model in `Hello.step_prior`; `ms` and `waited_us` are for the caller to fill in.
     """
 
     step: int = 0
     ms: float = 0.0
+    waited_us: int = 0  # of `ms`, for other ranks of the group
     prefill_tokens: int = 0
     prefill_context: int = 0
     decode_rows: int = 0

@@ -23,6 +23,7 @@ import numpy as np
 
 from headrace.engine.admission import Admission, chunk_of
 from headrace.engine.cache.block_pool import BlockPool
+from headrace.engine.prompt_balance import PromptBalance
 from headrace.engine.sequence import Sequence, Stage
 from headrace.engine.speculative.lookahead import Lookahead
 from headrace.engine.stages import Stages, by_order
@@ -53,7 +54,9 @@ class Scheduler:
         *,
         block_tokens: int,
         max_batched_tokens: int,
+        balance: PromptBalance | None = None,
     ) -> None:
+        """In a group `balance` says when new prompts may begin."""
         self.max_sequences = len(stages.columns.taken)
         assert max_batched_tokens >= self.max_sequences, (
             "each running sequence decodes in each step"
@@ -62,6 +65,8 @@ class Scheduler:
         self.stages = stages
         self.admission = admission
         self.lookahead = lookahead
+        self._balance = balance
+        self.holds_prompts = False  # in the last plan: new ones wait for those of other ranks
         self._block_tokens = block_tokens
         self.max_batched_tokens = max_batched_tokens
 
@@ -91,10 +96,13 @@ class Scheduler:
         decided = len(prompts)
         placed: list[Sequence] = []
         reserved: list[Sequence] = []
+        self.holds_prompts = False
         if (
             preemptions == self.stages.preemptions
         ):  # what just lost its row would come straight back
-            budget = self.admission.admit(prompts, placed, reserved, budget)
+            holds = self._balance is not None and not self._balance.open and not prefills
+            budget = self.admission.admit(prompts, placed, reserved, budget, new=not holds)
+            self.holds_prompts = holds and self.admission.held
         admitted = placed + [sequence for sequence, _ in prompts[decided:]]
         for place, (sequence, count) in enumerate(prompts):  # what nobody else wanted
             more = chunk_of(sequence, count + budget, contested=False)
@@ -108,7 +116,8 @@ class Scheduler:
         listed += [Work.of(sequence, count, self.stages.columns) for sequence, count in prompts]
         if listed:
             work = work.then(StepWork.listed(listed))
-        self.stages.stalled = not len(work) and preemptions == self.stages.preemptions
+        unchanged = preemptions == self.stages.preemptions and not self.holds_prompts
+        self.stages.stalled = not len(work) and unchanged
         return Plan(work, admitted, reserved)
 
     def _make_way(self) -> None:

@@ -43,6 +43,16 @@ class Stages:
         """There is nothing to compute until something new comes, or parked sequences move on."""
         return not self.running and (self.stalled or not (self.waiting or self.ready))
 
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens to compute before all requests decode: of those that wait, and of those whose prompt is in flight.
+
+        What the prefix cache gives is known, and left out, from a request's start on. A prompt whose KV comes from
+        elsewhere is none of it.
+        """
+        tokens = sum(sequence.total for sequence in self.waiting if sequence.kv_import is None)
+        return tokens + self.columns.core.prompt_tokens(self.batch_rows)
+
     def check_queue(self, others: int) -> None:
         """Raises `RequestError` when `max_waiting` sequences wait, here or as one of `others`."""
         waiting = len(self.waiting) + others

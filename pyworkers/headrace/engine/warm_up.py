@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from headrace.engine.sampling import noise, topk
 from headrace.engine.sampling.topk import Draws
+from headrace.engine.step.lockstep import Lockstep, RankLoad
 from headrace_kernels.batch import Batch, DraftBatch
 
 if TYPE_CHECKING:
@@ -123,18 +124,23 @@ class WarmUp:
 
 
 def warm_up(
-    warming: WarmUp, *, limit_s: float = LIMIT_S, clock: Callable[[], float] = time.monotonic
+    warming: WarmUp,
+    *,
+    limit_s: float = LIMIT_S,
+    clock: Callable[[], float] = time.monotonic,
+    lockstep: Lockstep | None = None,
 ) -> int:
     """Run the steps and say how far it is. Returns how many were run: not all where `limit_s` is over before.
 
-    Raises `ValueError` where the device has not the memory for one.
+    The ranks of a group run the same ones, each as a round. Raises `ValueError` where the device has not the memory for
+    one, and what a round raises.
     """
     steps = warming.steps()
     began_s = clock()
     with torch.inference_mode():
         for done, (name, step) in enumerate(steps):
             spent_s = clock() - began_s
-            if spent_s >= limit_s:
+            if not _all_begin(lockstep, spent_s < limit_s):
                 log.warning(
                     "warm-up: %d of %d steps done in %.0f s, which is all that it may take: requests will wait while "
                     "kernels of %s are compiled",
@@ -154,3 +160,10 @@ def warm_up(
                 ) from error
             log.info("warm-up: %d of %d, %s, %.1f s", done + 1, len(steps), name, clock() - began_s)
     return len(steps)
+
+
+def _all_begin(lockstep: Lockstep | None, begins: bool) -> bool:
+    """Whether every rank begins the next step."""
+    if lockstep is None:
+        return begins
+    return all(load.rows > 0 for load in lockstep.agree(RankLoad(rows=int(begins))))

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from headrace.models.config import ModelConfig
+    from headrace.models.deepseek_weights import Share
     from headrace.models.load.checkpoint import Checkpoint
     from headrace.models.step_memory import StepMemory
     from headrace_kernels.ops import Fence, KvPool, Progress
@@ -23,6 +24,7 @@ __all__ = [
     "KvDType",
     "Model",
     "UnsupportedModelError",
+    "check_ranks",
     "dtype_of_weights",
     "load_model",
 ]
@@ -105,6 +107,29 @@ def dtype_of_weights(config: ModelConfig, dtype: DType, device_type: str) -> str
     return name
 
 
+def check_ranks(config: ModelConfig, ranks: int, redundant: int = 0) -> None:
+    """Raise `UnsupportedModelError` where a group of so many ranks cannot share the experts of a model.
+
+    `redundant` slots of each layer are for second copies of experts.
+    """
+    deepseek = config.deepseek
+    if deepseek is None:
+        raise UnsupportedModelError(
+            f"a {config.model_type} has no experts that {ranks} ranks could share: serve it with --workers, "
+            "without --ep or torchrun"
+        )
+    if ranks > deepseek.experts:
+        raise UnsupportedModelError(
+            f"{ranks} ranks for {deepseek.experts} experts: give at most --ep {deepseek.experts}"
+        )
+    slots = deepseek.experts + redundant
+    if redundant and (slots % ranks or slots // ranks > deepseek.experts):
+        raise UnsupportedModelError(
+            f"--ep-redundant {redundant}: {deepseek.experts} experts and {redundant} more slots do not divide "
+            f"by {ranks} ranks with at most {deepseek.experts} slots each"
+        )
+
+
 def load_model(
     checkpoint: Checkpoint,
     *,
@@ -113,8 +138,11 @@ def load_model(
     block_tokens: int,
     mtp: bool = False,
     kv_dtype: KvDType = "auto",
+    share: Share | None = None,
 ) -> Model:
     """Load the weights of `checkpoint` for `device` ("cpu", "cuda", "cuda:1"); with `mtp` the layer that drafts too.
+
+    With `share` these are the weights of one rank of a group, after `check_ranks`.
 
     Raises `UnsupportedModelError` for an architecture or an option of it that is not implemented, and
     `ModelFileError` where the checkpoint is broken or lacks what is asked for.
@@ -140,6 +168,7 @@ def load_model(
             block_tokens=block_tokens,
             mtp=mtp,
             kv_dtype=kv_dtype,
+            share=share,
         )
     raise UnsupportedModelError(
         f"model_type {model_type!r} is not supported; supported: deepseek_v3, llama"

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from headrace.models import UnsupportedModelError
 from headrace.models.config import ModelConfig
-from headrace.models.step_memory import StepMemory, StepShape, step_memory
+from headrace.models.step_memory import ExpertSpread, StepMemory, StepShape, step_memory
 from headrace_kernels.batch import Batch, DraftBatch
 from headrace_kernels.ops import Compiled, CompiledDraft, Fence, KvPool, Progress, Store
 
@@ -18,6 +18,7 @@ class CompiledModel:
 
     answers_apart = False
     draft_token_ids: NDArray[np.int32] | None = None
+    experts: ExpertSpread | None = None  # where they lie on several ranks
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class CompiledModel:
             element_bytes=step.element_bytes,
             torch=step.torch,
             fp8=step.fp8,
+            experts=self.experts,
         )
         return step_memory(self.config, shape)
 

@@ -28,6 +28,7 @@ from headrace.models.deepseek_weights import (
 from headrace.models.load.checkpoint import Checkpoint
 from headrace.models.load.survey import SurveyBackend, names_read, survey
 from headrace.models.rope import attention_scale, rope_of
+from headrace_kernels.moe.placed import PlacedDispatch, PlacedLayer
 from headrace_kernels.ops import MlaAttention, MlaBackend, MlaStep, Value
 
 # From which on GPUs multiply e4m3: Ada and Hopper.
@@ -92,10 +93,16 @@ class Deepseek(CompiledModel):
     """The DeepSeek-V3 family on one backend."""
 
     def __init__(
-        self, config: ModelConfig, weights: DeepseekWeights, backend: MlaBackend, block_tokens: int
+        self,
+        config: ModelConfig,
+        weights: DeepseekWeights,
+        backend: MlaBackend,
+        block_tokens: int,
+        share: Share | None = None,
     ) -> None:
         run = backend.compile(partial(forward, weights=weights, config=config))
         mtp = weights.mtp
+        layers = [*weights.layers, *([mtp.layer] if mtp is not None else [])]
         drafting = (
             None
             if mtp is None
@@ -103,7 +110,19 @@ class Deepseek(CompiledModel):
         )
         super().__init__(config, backend, run, block_tokens, drafting)
         self.answers_apart = backend.answers_apart
+        self.slot_store = backend
+        self.expert_layers = [layer for layer in layers if layer.experts is not None]
         self.draft_token_ids = None if mtp is None else mtp.token_ids
+        self.experts = None if share is None else share.spread
+
+    @property
+    def placed_layers(self) -> list[PlacedLayer]:
+        """Those whose experts may move between ranks, in the order of layers."""
+        return [
+            PlacedLayer(store=self.slot_store, experts=layer.experts, dispatch=layer.dispatch)
+            for layer in self.expert_layers
+            if isinstance(layer.dispatch, PlacedDispatch)
+        ]
 
 
 def load_deepseek(
@@ -135,7 +154,7 @@ def load_deepseek(
             )
         native = NativeBackend(attention, dtype=name)
         weights = _read(checkpoint, native, mtp=mtp, fp8=None, share=share)
-        return Deepseek(config, weights, native, block_tokens)
+        return Deepseek(config, weights, native, block_tokens, share)
 
     from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 
@@ -150,7 +169,7 @@ def load_deepseek(
     capability = torch.cuda.get_device_capability(device)
     fp8 = backend if dtype == "auto" and capability >= FP8_CAPABILITY else None
     weights = _read(checkpoint, backend, mtp=mtp, fp8=fp8, share=share)
-    return Deepseek(config, weights, backend, block_tokens)
+    return Deepseek(config, weights, backend, block_tokens, share)
 
 
 def _read(

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from headrace.models.deepseek_mtp import MtpKeys, draft_token_ids, find_mtp
 from headrace.models.fp8 import Scaled
 from headrace.models.load.checkpoint import EMBEDDING, HEAD, Checkpoint
+from headrace.models.step_memory import ExpertSpread
 from headrace_kernels.lazy import Lazy
 from headrace_kernels.moe.dispatch import Dispatch
 from headrace_kernels.moe.placement import LayerPlacement
@@ -83,6 +84,7 @@ class DeepseekLayer:
     mlp_norm: Vector
     mlp: GatedMlp | None  # of a dense layer
     experts: LayerExperts | None  # of the others, the shared one included
+    dispatch: Dispatch | None  # of these, where they are on several ranks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,6 +122,13 @@ class Share:
     def experts(self, layer: int) -> tuple[int, ...]:
         """Those in this rank's slots, in the order of slots."""
         return self.layers[layer].ranks[self.rank]
+
+    @property
+    def spread(self) -> ExpertSpread:
+        """What the memory of a step depends on, which experts may move between ranks without changing."""
+        ranks = max(len(placement.ranks) for placement in self.layers.values())
+        slots = max(len(self.experts(layer)) for layer in self.layers)
+        return ExpertSpread(ranks=ranks, slots=slots)
 
 
 def load_weights(
@@ -204,7 +213,8 @@ class _Loader:
             )
         kv = f"{attention}.kv_a_proj_with_mqa"
         kv_a = _Part(name=kv, outputs=latent_width, bias=config.attention_bias)
-        dense = index < deepseek.dense_layers
+        dense, share = index < deepseek.dense_layers, self._share
+        dispatch = None if dense or share is None else share.dispatch(share.layers[index])
         return DeepseekLayer(
             attention_norm=self.vector(f"{prefix}.input_layernorm", hidden),
             qkv_a=self._matrix([q, kv_a], hidden),
@@ -216,7 +226,8 @@ class _Loader:
             out=self._out(attention),
             mlp_norm=self.vector(f"{prefix}.post_attention_layernorm", hidden),
             mlp=self._dense(f"{prefix}.mlp") if dense else None,
-            experts=None if dense else self._experts(f"{prefix}.mlp", index),
+            experts=None if dense else self._experts(f"{prefix}.mlp", index, dispatch),
+            dispatch=dispatch,
         )
 
     def mtp(self, keys: MtpKeys, head: torch.Tensor, made: LinearWeight) -> Mtp:
@@ -295,7 +306,7 @@ class _Loader:
             down=self._matrix([_Part(name=f"{prefix}.down_proj", outputs=hidden)], width),
         )
 
-    def _experts(self, prefix: str, layer: int) -> LayerExperts:
+    def _experts(self, prefix: str, layer: int, dispatch: Dispatch | None) -> LayerExperts:
         checkpoint, deepseek, hidden = self._checkpoint, self._deepseek, self._config.hidden_size
         fused = f"{prefix}.experts.gate_up_proj" in checkpoint
         names = _FUSED if fused else _SINGLE
@@ -325,7 +336,6 @@ class _Loader:
 
         share = self._share
         mine = range(deepseek.experts) if share is None else share.experts(layer)
-        dispatch = None if share is None else share.dispatch(share.layers[layer])
         shared = self._shared(prefix)
         bias = f"{prefix}.gate.e_score_correction_bias"
         routers = (

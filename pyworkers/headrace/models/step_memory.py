@@ -19,6 +19,23 @@ DRAW_BYTES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertSpread:
+    """The experts of a layer lie on several ranks, each of which takes steps of as many rows."""
+
+    ranks: int
+    slots: int  # of this rank, in the layer that has most
+
+    def most(self, rows: int, experts_per_token: int) -> tuple[int, int, int]:
+        """Rows that are sent, rows that come, and results of the slots here.
+
+        A row goes once to each rank that has some of its experts, and asks no more slots than it chooses experts.
+        """
+        sent = rows * min(self.ranks, experts_per_token)
+        asking = self.ranks * rows
+        return sent, asking, asking * min(experts_per_token, self.slots)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
     """The largest step that settings allow."""
 
@@ -29,6 +46,7 @@ class StepShape:
     element_bytes: int
     torch: bool  # its kernels, rather than those in Rust
     fp8: bool  # weights stay e4m3, so that activations are quantised
+    experts: ExpertSpread | None = None  # None: all are here
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,11 +108,8 @@ def _latent(config: ModelConfig, deepseek: DeepseekConfig, shape: StepShape) -> 
         absorbed += _spans(shape, heads, deepseek.kv_lora_rank, paged=False)
         expanded = _expanded(shape, heads, deepseek)
     quantised = rows * max(hidden, heads * deepseek.v_dim) * 5 // 4 if shape.fp8 else 0
-    pairs = rows * deepseek.experts_per_token
+    moe = _experts(shape, hidden, deepseek)
     width = deepseek.expert_size
-    moe = pairs * (e * max(3 * width, width + hidden) + 40)  # with ids, weights and places
-    moe += rows * (4 * (hidden + 2 * deepseek.experts) + e * hidden)
-    moe += (pairs * width + rows * hidden) * 5 // 4 if shape.fp8 else 0
     dense = max(config.intermediate_size, deepseek.shared_experts * width)
     mlp = max(rows * e * 3 * dense + quantised, moe)
     return StepMemory(
@@ -103,6 +118,26 @@ def _latent(config: ModelConfig, deepseek: DeepseekConfig, shape: StepShape) -> 
         mlp=held + drafting + mlp,
         logits=held + _logits(config, shape),
     )
+
+
+def _experts(shape: StepShape, hidden: int, deepseek: DeepseekConfig) -> int:
+    """The rows of this rank, and what its slots make of those that ask them."""
+    rows, e, width = shape.rows, shape.element_bytes, deepseek.expert_size
+    top_k = deepseek.experts_per_token
+    held = rows * (4 * (hidden + 2 * deepseek.experts) + e * hidden)
+    asking, pairs, returning = rows, rows * top_k, 0
+    if shape.experts is not None:
+        sent, asking, pairs = shape.experts.most(rows, top_k)
+        by_row = e * hidden + 12 * top_k  # with slots, weights and places
+        held += (sent + asking) * by_row
+        # Results in the order of slots, and in that of the rows that asked; then those of this rank's own rows.
+        results, own = pairs * e * hidden, rows * top_k * e * hidden
+        returning = pairs * 40 + 2 * results + own
+        if not shape.torch:  # Rust keeps copies of what comes and goes
+            held += asking * by_row + results + own
+    computing = pairs * (e * max(3 * width, width + hidden) + 40)  # with ids, weights and places
+    computing += (pairs * width + asking * hidden) * 5 // 4 if shape.fp8 else 0
+    return held + max(computing, returning)
 
 
 def _lasting(shape: StepShape) -> int:

@@ -14,6 +14,10 @@ from headrace.settings.values import Whole, positive
 
 DraftRule: TypeAlias = Literal["noise", "rejection"]
 MOST_MTP = 3
+MOST_PROMPT_WAIT = 64  # steps. A guess
+# Simulated: the first token comes 40 to 80 ms later, and under load steps are a sixth to two fifths shorter
+# (bench/results/prompt_balance.json).
+PROMPT_WAIT_ROUNDS = 2
 
 MODEL = "Model"
 CACHE = "Cache and batch"
@@ -49,6 +53,17 @@ class EngineSettings:
         default=True,
         means=False,
         help="Compute every prompt from its first token, and keep no KV for later prompts.",
+        in_serve=True,
+    )
+    prompt_wait_rounds: int = setting(
+        "--prompt-wait-rounds",
+        group=CACHE,
+        value="STEPS",
+        read=Whole(0, MOST_PROMPT_WAIT),
+        default=PROMPT_WAIT_ROUNDS,
+        help="In an expert-parallel group: steps that new prompts wait at most, so that prompts of all ranks begin "
+        f"together, 0 to {MOST_PROMPT_WAIT}. More make the steps of all ranks shorter and the first token later. "
+        "0 begins prompts as they come.",
         in_serve=True,
     )
     mtp: int = setting(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.settings.parallel import MOST_RANKS
 from headrace.settings.table import rows, setting
 from headrace.settings.values import FlagError, Whole
 
@@ -40,8 +41,27 @@ class FleetSettings:
         "that is quicker.",
     )
 
+    ep: int | None = setting(
+        "--ep",
+        group=SERVER,
+        value="RANKS",
+        read=Whole(1, MOST_RANKS),
+        shown="1",
+        help="Ranks of each worker: processes that share the experts of a model and have all else whole. For DeepSeek "
+        "models.",
+    )
+
     def roles(self) -> tuple[str, ...]:
         """The role of each worker. Raises FlagError for numbers that make no service."""
+        roles = self._roles()
+        if (processes := len(roles) * (self.ep or 1)) > MOST_PROCESSES:
+            raise FlagError(
+                f"{len(roles)} workers of --ep {self.ep} are {processes} processes, at most {MOST_PROCESSES} are "
+                "allowed"
+            )
+        return roles
+
+    def _roles(self) -> tuple[str, ...]:
         if self.prefill is None and self.decode is None:
             return ("both",) * (self.workers or 1)
         if self.workers is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from headrace.errors import ContextTooLong
 from headrace.settings.engine import CACHE, MODEL, MTP, EngineSettings
+from headrace.settings.parallel import PARALLEL, ParallelSettings
 from headrace.settings.table import rows, setting, typed, values_of
 from headrace.settings.values import (
     FlagError,
@@ -33,7 +34,7 @@ ROLES = ("prefill", "decode", "both")
 ROUTER = "Router"
 SPLIT = "Split serving"
 LOG = "Log"
-GROUPS = (MODEL, CACHE, MTP, ROUTER, SPLIT, LOG)  # as the help has them
+GROUPS = (MODEL, CACHE, MTP, PARALLEL, ROUTER, SPLIT, LOG)  # as the help has them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +68,11 @@ def split_routers(text: str) -> tuple[str, ...]:
         elif part:
             specs.append(part)
     return tuple(specs)
+
+
+def unnamed() -> str:
+    """Of a worker that nobody named."""
+    return f"{socket.gethostname()}-{os.getpid()}"
 
 
 def _routers(text: str) -> tuple[str, ...]:
@@ -108,7 +114,7 @@ def plain_level(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSettings(EngineSettings):
+class WorkerSettings(EngineSettings, ParallelSettings):
     """What a worker was told to be, and of its engine. None means that the worker chooses."""
 
     model: str | None = None  # a folder, a .gguf file, a hub id; None is the default model
@@ -212,9 +218,10 @@ class WorkerSettings(EngineSettings):
         group=ROUTER,
         value="NAME",
         read=nonempty,
-        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        default_factory=unnamed,
         shown="host name and process id",
-        help="Name of this worker. Each worker of a fleet needs its own.",
+        help="Name of this worker. Each worker of a fleet needs its own. The ranks of a group have one, and each adds "
+        "its number.",
     )
     secret: str | None = setting(
         "--secret-file",

@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
@@ -125,11 +125,13 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Ranks that step together."""
+    """The place of a worker in an expert-parallel group, whose ranks step together."""
 
     id: str
     rank: U32
     size: U32
+    epoch: U64  # start of the group, the same for all its ranks
+    transport: str = ""  # what carries rows between the ranks: shown, never compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +242,7 @@ class Step:
 
     step: U64
     ms: float
+    waited_us: U32  # of `ms`, for other ranks of the group
     prefill_tokens: U32
     prefill_context: U64
     decode_rows: U32

@@ -88,6 +88,7 @@ class Outputs(Sequence[Output]):
             return _core.encode_step(
                 (
                     step.step,
+                    step.waited_us,
                     step.prefill_tokens,
                     step.prefill_context,
                     step.decode_rows,

@@ -20,11 +20,14 @@ from headrace.settings.engine import engine_values
 from headrace.settings.worker import check_context, step_sizes
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
 from headrace.worker.device import choose_device
+from headrace.worker.parallel.joining import join as join_group
 
 if TYPE_CHECKING:
     from headrace.models import DType, KvDType
     from headrace.settings.worker import WorkerSettings
     from headrace.wire.frames import Role
+    from headrace.worker.parallel.environment import GroupEnvironment
+    from headrace.worker.parallel.group import RankGroup
 
 log = logging.getLogger(__name__)
 
@@ -38,10 +41,14 @@ class Loaded:
     engine: Engine
     document: bytes
     hello: Hello
+    group: RankGroup | None = None  # whose rank this worker is
 
 
-def load(settings: WorkerSettings) -> Loaded:
-    """Read the model, make its KV cache and compile its kernels. Raises `ValueError` where a setting cannot work."""
+def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) -> Loaded:
+    """Read the model, make its KV cache and compile its kernels: all of it, or as a rank of the group of `environment`.
+
+    Raises `ValueError` where a setting cannot work, and `GroupFailed` and `RankLost` where a group does not come to be.
+    """
     from headrace.models import load_model
     from headrace.models.load.progress import ProgressBar
     from headrace.models.load.source import resolve
@@ -53,6 +60,11 @@ def load(settings: WorkerSettings) -> Loaded:
     check_context(
         settings.context_tokens, checkpoint.config.context_tokens
     )  # sooner than weights are read
+    joined = None
+    if environment is not None:
+        if torch.device(device).type == "cuda":
+            device = f"cuda:{environment.local_rank}"
+        joined = join_group(environment, settings, checkpoint, sizes, torch.device(device))
     checkpoint.progress = bar = ProgressBar(f"loading {checkpoint.name}", quiet_s=QUIET_S)
     try:
         model = load_model(
@@ -62,6 +74,7 @@ def load(settings: WorkerSettings) -> Loaded:
             device=device,
             block_tokens=sizes.block_tokens,
             mtp=settings.mtp > 0,
+            share=None if joined is None else joined.share,
         )
     finally:
         bar.close()
@@ -72,13 +85,18 @@ def load(settings: WorkerSettings) -> Loaded:
         context_tokens=context,
         mtp=settings.mtp > 0,
     )
+    if joined is not None:
+        joined.all_have("weights")  # what is free is what they leave
     num_blocks = kv_blocks(
         settings.kv_memory_bytes,
         block_bytes=model.kv_block_bytes,
         most_blocks=-(-context // sizes.block_tokens) * sizes.max_sequences,
         device=torch.device(device),
         step=step,
+        sharers=1 if joined is None else joined.ranks_here,
     )
+    if joined is not None:
+        num_blocks = joined.least("KV blocks", num_blocks)
     check_cache(settings.context_tokens, num_blocks * sizes.block_tokens)
     allocate_kv(model, num_blocks, torch.device(device))
     if model.ahead_on is None:
@@ -90,11 +108,19 @@ def load(settings: WorkerSettings) -> Loaded:
                 num_blocks=num_blocks,
                 rows=sizes.max_batched_tokens,
                 sequences=sizes.max_sequences,
-            )
+            ),
+            lockstep=None if joined is None else joined.lockstep,
         )
     config = EngineConfig(num_blocks=num_blocks, **asdict(sizes), **engine_values(settings))
     # Until a router brings its key nothing is named: no request comes before its Welcome.
-    engine = Engine(model, config, KeyedBlockHasher(bytes(32), sizes.block_tokens))
+    engine = Engine(
+        model,
+        config,
+        KeyedBlockHasher(bytes(32), sizes.block_tokens),
+        lockstep=None if joined is None else joined.lockstep,
+    )
+    if joined is not None and engine.rounds is not None:
+        engine.rounds.between = joined.rebalancer(model)
     prints = checkpoint.fingerprints()
     name = settings.served_model_name or checkpoint.name
     unasked = ""
@@ -117,7 +143,7 @@ def load(settings: WorkerSettings) -> Loaded:
     )
     hello = Hello(
         protocol=PROTOCOL,
-        worker=settings.name,
+        worker=settings.name if joined is None else joined.worker,
         epoch=time.time_ns() // 1_000_000,
         role=cast("Role", settings.role),
         model=name,
@@ -133,8 +159,10 @@ def load(settings: WorkerSettings) -> Loaded:
         context_tokens=engine.context_tokens,
         kv_block_bytes=model.kv_block_bytes if settings.transfer else 0,
         dtype=model.dtype_name,
+        group=None if joined is None else joined.told,
     )
-    return Loaded(engine, checkpoint.doc(), hello)
+    group = None if joined is None else joined.lockstep
+    return Loaded(engine, checkpoint.doc(), hello, group)
 
 
 def check_cache(typed: int | None, holds: int) -> None:

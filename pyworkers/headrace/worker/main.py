@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from headrace import _core
+from headrace import _core, logs
 from headrace.errors import CannotRun, Refused, RouterNotTrusted
-from headrace.exit_status import EXIT_CONFIG
+from headrace.exit_status import EXIT_CONFIG, EXIT_RANK_LOST
 from headrace.kv_transfer.connector import Transfer
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
@@ -26,7 +28,10 @@ from headrace.wire.frames import Hello
 from headrace.wire.link import Link, LinkConfig, parse_address, tls_context
 from headrace.wire.links import Links, first
 from headrace.worker.load_model import Loaded, load
+from headrace.worker.parallel.control import GroupFailed
+from headrace.worker.parallel.environment import read_environment
 from headrace.worker.worker import Worker
+from headrace_kernels.moe.transport import RankLost
 
 if TYPE_CHECKING:
     from headrace.settings.worker import WorkerSettings
@@ -37,6 +42,7 @@ DRAIN_S = 30.0  # for what runs when the process is told to stop
 DRAIN_OVERDUE_S = (
     10.0  # after which a process that is still there is ended: a step or a transfer hangs
 )
+LOST_OVERDUE_S = 10.0  # after which a rank is ended that still is there without its group
 
 
 def links(settings: WorkerSettings, hello: Callable[[], Hello]) -> Links:
@@ -126,12 +132,17 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     torch.set_num_threads(1)  # more, and the workers of a machine fight for its cores
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
-        loaded = load(settings)
+        loaded = load(settings, read_environment(os.environ))
     except CannotRun:
         raise  # the command says why
+    except (GroupFailed, RankLost) as error:
+        log.error("the group did not start: %s", error)  # noqa: TRY400
+        return EXIT_RANK_LOST
     except (ValueError, OSError) as error:
         log.error("%s", error)  # noqa: TRY400  a setting is wrong, not the program
         return EXIT_CONFIG
+    if loaded.group is not None:
+        loaded.group.on_lost(end_when_overdue)
     gc.collect()
     # What is loaded by now stays. A full collection would walk it, for 0.1 s in which no answer goes on.
     gc.freeze()
@@ -141,7 +152,20 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     except* (Refused, RouterNotTrusted, OSError) as group:
         log.error("%s", first(group))  # noqa: TRY400
         status = EXIT_CONFIG
+    except* RankLost as group:
+        log.error("the group is over: %s", first(group))  # noqa: TRY400
+        status = EXIT_RANK_LOST
+    finally:
+        if loaded.group is not None:
+            loaded.group.close()
     return status
+
+
+def end_when_overdue() -> None:
+    """The group is over, of which the worker knows: end it where it does not come to that."""
+    overdue = threading.Timer(LOST_OVERDUE_S, logs.end_process, (EXIT_RANK_LOST,))
+    overdue.daemon = True
+    overdue.start()
 
 
 def _event_loop_run() -> Callable[[Coroutine[Any, Any, None]], None]:

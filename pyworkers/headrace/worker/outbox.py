@@ -135,6 +135,7 @@ class Outbox:
         return Step(
             step=last.step,
             ms=last.ms,
+            waited_us=last.waited_us,
             prefill_tokens=last.prefill_tokens,
             prefill_context=last.prefill_context,
             decode_rows=last.decode_rows,

@@ -1,7 +1,7 @@
 """One worker: requests of all its routers on one engine.
 
 The event loop owns the links and the engine, a thread of its own runs the steps (`step_executor.py`): there are no
-locks. A request follows `receive` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that
+locks. A request follows `Sessions` -> `inbox` -> `Worker.generate` -> `Outbox` -> `send`. A router that
 is slow or gone costs the others nothing.
 """
 
@@ -13,9 +13,6 @@ import logging
 import math
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
-from itertools import count
-from typing import TypeAlias
 
 from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.block_log import BlockLog, CacheView
@@ -23,71 +20,32 @@ from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
-from headrace.errors import LinkClosed, LinkError, LinkLost
 from headrace.kv_transfer.connector import KvConnector, Transfer
 from headrace.kv_transfer.producer import News
 from headrace.wire.frames import (
     Bye,
     Cancel,
     Continue,
-    Describe,
     Drain,
     Fetch,
     Hello,
-    ModelPart,
-    Ping,
-    Resync,
     Submit,
     Ticket,
 )
-from headrace.wire.link import Session
-from headrace.wire.links import Links, first
-from headrace.worker.outbox import Outbox
+from headrace.wire.links import Links
+from headrace.worker.membership import Membership
+from headrace.worker.sessions import EngineInput, Joined, Left, Peer, Sessions
 from headrace.worker.step_executor import StepExecutor
 
 log = logging.getLogger(__name__)
 
-MODEL_PART_BYTES = 1 << 20
-INBOX_FRAMES = 1024  # between the links and the engine; when full, the sockets push back. A guess
 # Frames taken in before the loop looks at what ran meanwhile: so a flood of them holds no other router up. A guess
 FRAMES_OF_A_TURN = 256
-
-ForEngine: TypeAlias = Submit | Cancel | Drain | Ticket | Continue | Fetch
-"""Frames that are taken in before a step is planned."""
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """The link is up."""
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """The link is gone."""
-
-
-@dataclass(slots=True, eq=False)
-class Peer:
-    """One session with a router. `number` names its requests inside the engine."""
-
-    number: int
-    session: Session
-    outbox: Outbox = field(default_factory=Outbox)
-    wake: asyncio.Event = field(default_factory=asyncio.Event)
-    took: asyncio.Event = field(default_factory=asyncio.Event)  # the outbox was emptied
-
-
-@dataclass(frozen=True, slots=True)
-class EngineInput:
-    """Something for the engine loop to take in."""
-
-    peer: Peer
-    what: Joined | Left | ForEngine
-    at_s: float
+LAST_WORDS_S = 5.0  # for routers to take what a worker says whose group is over. A guess
 
 
 class Worker:
-    """An engine and its links. `serve` runs it until it is drained."""
+    """An engine and its links. `serve` runs it until it is drained, with all ranks of its group."""
 
     def __init__(
         self,
@@ -107,28 +65,30 @@ class Worker:
         )
         self._links = links
         self._hello = hello
-        self._document = document
-        self._inbox: asyncio.Queue[EngineInput | None] = asyncio.Queue(INBOX_FRAMES)
+        self._sessions = Sessions(hello, document)
+        self._inbox = self._sessions.inbox
         self._peers: dict[int, Peer] = {}  # those that joined
-        self._numbers = count()
         self._view = CacheView()
         self._hash_key: bytes | None = None
         self._drain_until_s: float | None = None  # set once the worker leaves
         self._gave_up = False  # all that still ran
-        self._stopped = asyncio.Event()  # nothing runs any more: senders send the rest and end
+        self._membership = Membership(engine.rounds)
 
     async def serve(self) -> None:
-        """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers."""
+        """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers, or `RankLost`."""
         async with asyncio.TaskGroup() as tasks, self._closing():
-            links = tasks.create_task(self._links.run(self._talk), name="links")
+            links = tasks.create_task(self._links.run(self._sessions.talk), name="links")
             await self.generate()
-            self._stopped.set()
+            self._sessions.stopped.set()
             self._links.stop()
             for peer in self._peers.values():
                 peer.wake.set()
             discarding = tasks.create_task(self._discard(), name="discard")
-            await asyncio.wait([links])
+            lost = self._membership.lost
+            await asyncio.wait([links], timeout=None if lost is None else LAST_WORDS_S)
             discarding.cancel()
+            if lost is not None:
+                raise lost
 
     async def generate(self) -> None:
         """The main loop: take in what came, compute steps, hand out what they gave.
@@ -156,7 +116,9 @@ class Worker:
                     await self._something(executor.prepare_s)
                 else:
                     self._settle()  # the plan may have found blocks for KV that comes
-                    if self.engine.idle and not self._gone:
+                    if self._rests and self._membership.rest():
+                        continue
+                    if (self.engine.idle or executor.joins) and not self._gone:
                         await self._something(math.inf)
                         began_s = time.perf_counter()
 
@@ -193,22 +155,40 @@ class Worker:
         return self._drain_until_s
 
     @property
-    def _gone(self) -> bool:
+    def _rests(self) -> bool:
+        """It leaves, and nothing is left here."""
         return self._drain_until_s is not None and self._at_rest
+
+    @property
+    def _gone(self) -> bool:
+        return self._membership.lost is not None or (self._rests and self._membership.over)
+
+    def _heed_group(self) -> None:
+        """Leave where another rank does, or is lost."""
+        budget_s, lost = self._membership.heard_leave_s(), self._membership.lost
+        if budget_s is not None:
+            self.drain(budget_s, "another rank of the group leaves")
+        if lost is not None and not self._gave_up:
+            self._give_up(FailureKind.ENGINE, text := f"the group is over: {lost}")
+            self.drain(0.0, text)
+
+    def _give_up(self, kind: FailureKind, text: str) -> None:
+        """Once: what is left are movers that have yet to stop."""
+        self._gave_up = True
+        if self._connector is not None:
+            self._connector.give_up()
+        self._answer(self.engine.abandon(kind, text))
 
     def _settle(self) -> None:
         """All that is due."""
+        self._heed_group()
         now_s = asyncio.get_running_loop().time()
         if self.engine.next_deadline_s <= now_s:
             self._answer(self.engine.expire(now_s))
         if self._connector is not None:
             self._connector.settle(now_s)
         if now_s >= self._give_up_s:
-            self._gave_up = True  # once: what is left are movers that have yet to stop
-            if self._connector is not None:
-                self._connector.give_up()
-            text = "the worker had no time left to finish it"
-            self._answer(self.engine.abandon(FailureKind.DRAINING, text))
+            self._give_up(FailureKind.DRAINING, "the worker had no time left to finish it")
         self._note_changes()
 
     def _watch_progress(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -345,6 +325,7 @@ class Worker:
                 peer.outbox.bye = Bye(reason)
                 peer.wake.set()
         self._drain_until_s = min(until_s, self._drain_until_s or until_s)
+        self._membership.leave(budget_s)
         self._wake()
 
     def _wake(self) -> None:
@@ -359,79 +340,7 @@ class Worker:
             peer.outbox.tell(news)
             peer.wake.set()
 
-    async def _talk(self, session: Session) -> None:
-        """One session with a router, to its end."""
-        peer = Peer(next(self._numbers), session)
-        try:
-            async with session, asyncio.TaskGroup() as tasks:
-                await self._put(peer, Joined())
-                receiving = tasks.create_task(self._receive(peer), name="receive")
-                await self._send(peer)
-                receiving.cancel()
-        except* LinkLost as group:
-            lost = first(group)
-            level = logging.INFO if isinstance(lost, LinkClosed) else logging.WARNING
-            log.log(level, "router %s: %s", session.router, lost)
-        except* LinkError:
-            await self._put(peer, Left())
-            raise
-        await self._put(peer, Left())
-
-    async def _put(self, peer: Peer, what: Joined | Left | ForEngine) -> None:
-        await self._inbox.put(EngineInput(peer, what, asyncio.get_running_loop().time()))
-
     async def _discard(self) -> None:
         """Keeps the inbox from filling up when nobody takes from it any more."""
         while True:
             await self._inbox.get()
-
-    async def _receive(self, peer: Peer) -> None:
-        async for frame in peer.session:
-            match frame:
-                case Submit() | Cancel() | Drain() | Ticket() | Continue() | Fetch():
-                    while peer.outbox.crowded:
-                        peer.took.clear()
-                        await peer.took.wait()
-                    await self._put(peer, frame)
-                case Ping():
-                    peer.wake.set()
-                case Resync(reason):
-                    self._restart_log(peer, reason)
-                case Describe(fingerprint):
-                    await self._describe(peer, fingerprint)
-                case _:
-                    raise LinkLost(
-                        f"the router sent a {type(frame).__name__} where it has no place"
-                    )
-
-    def _restart_log(self, peer: Peer, reason: str) -> None:
-        """Needs no step's end: the log lives on the event loop."""
-        log.warning("router %s wants to know all blocks again: %s", peer.session.router, reason)
-        if peer.outbox.log is not None:  # otherwise the first snapshot is still to come
-            peer.outbox.log.restart()
-            peer.wake.set()
-
-    async def _describe(self, peer: Peer, fingerprint: str) -> None:
-        prints = self._hello.fingerprints
-        ours = f"{prints.tokenizer}/{prints.chat_template}"
-        if fingerprint != ours:
-            raise LinkLost(f"the router asked for model {fingerprint!r}, here is {ours!r}")
-        starts = range(0, len(self._document), MODEL_PART_BYTES)
-        for part, start in enumerate(starts):
-            data = self._document[start : start + MODEL_PART_BYTES]
-            last = start + MODEL_PART_BYTES >= len(self._document)
-            await peer.session.send(ModelPart(fingerprint, part, last, data))
-
-    async def _send(self, peer: Peer) -> None:
-        """All that goes to one router, at least a heartbeat. Returns after the last frame of a drained worker."""
-        while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(peer.session.heartbeat_s):
-                    await peer.wake.wait()
-            peer.wake.clear()
-            last = self._stopped.is_set()
-            frames = peer.outbox.take()
-            peer.took.set()
-            await peer.session.send(*frames)
-            if last:
-                return

@@ -25,14 +25,16 @@ def kv_blocks(
     most_blocks: int,
     device: torch.device,
     step: StepMemory,
+    sharers: int = 1,
 ) -> int:
     """Blocks that fit into `memory_bytes`, or into a share of what a step leaves free; never more than `most_blocks`.
 
+    On a CPU `sharers` are the ranks of a group that have the memory of this machine together. Each GPU has one of them.
     Raises `ValueError` where the largest step does not fit, or no block beside it.
     """
     free = _free_bytes(device)
     _check_step(step, free, memory_bytes or 0, device)
-    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE
+    share = CUDA_SHARE if device.type == "cuda" else CPU_SHARE / sharers
     budget = memory_bytes if memory_bytes is not None else int((free - step.total) * share)
     blocks = budget // block_bytes
     if blocks < 1:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from headrace.engine.sampling import topk
@@ -25,6 +26,7 @@ from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.engine.step.batch_builder import Prepared
 from headrace.engine.step.input_batch import InputBatch, Ints
+from headrace.engine.step.rounds import Rounds
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.work import StepWork
 from headrace_kernels.batch import DraftBatch
@@ -46,7 +48,10 @@ class _Known:
 
 
 class Drafter:
-    """Drafts for the sequences with a batch row. `rejection` is told what drafts were drawn from."""
+    """Drafts for the sequences with a batch row. `rejection` is told what drafts were drawn from.
+
+    With `rounds` other ranks run as many passes at the same time: those that this rank has no rows for are empty.
+    """
 
     def __init__(
         self,
@@ -59,8 +64,10 @@ class Drafter:
         head: DraftHead,
         most: int,
         clock: Callable[[], float],
+        rounds: Rounds | None = None,
     ) -> None:
         self._model = model
+        self._rounds = rounds
         self._sampler = sampler
         self._input_batch = input_batch
         self._adaptive = adaptive  # None: as many as possible, always
@@ -73,6 +80,8 @@ class Drafter:
     def begin(self, work: StepWork) -> None:
         """Draft for sequences that just took their batch row with all their KV, from the tails of their blocks."""
         if not work.begins.any():
+            if self._rounds is not None and self._rounds.drafts_first:
+                self._run(None, last=False)
             return
         input_batch, some = self._input_batch, work.where(work.begins)
         of = some.batch_rows
@@ -89,13 +98,17 @@ class Drafter:
             hidden_from=(-1 - input_batch.blocks(of, starts - 1)).astype(np.int32),
             first_keys=input_batch.keys_from[of].astype(np.int32),
         )
-        self._draft(known)
+        self._run(known, last=False)
 
     def follow(self, step: Prepared) -> bool:
         """Cover what a step computed, and draft for the next one. Returns whether the device may still write.
 
         What is known of the batch rows is what the step left.
         """
+        return self._run(self._known_of(step), last=True)
+
+    def _known_of(self, step: Prepared) -> _Known | None:
+        """The pass over what a step made known, if there is to be one."""
         core, batch, of = self._input_batch.core, step.batch, step.work.batch_rows
         places, most = core.drafting(of, self._most)
         follows = None
@@ -105,7 +118,7 @@ class Drafter:
             follows[places] = self._adaptive.keeps_up(of[places])
             self.first = -(-int(most.sum()) // len(places))
             if not follows.any():
-                return False  # most steps of large batches: they should cost nothing for it
+                return None  # most steps of large batches: they should cost nothing for it
         drafts = most
         if len(places) < len(of):
             drafts = np.zeros(len(of), dtype=np.int64)
@@ -121,10 +134,10 @@ class Drafter:
             )
         )
         if not len(chosen):
-            return False
+            return None
         for row, place, position in unknown:  # of a prompt
             tokens[row] = step.work.sequence(place).tokens(position, position + 1)[0]
-        known = self._known(
+        return self._known(
             step.work.sequences_at(chosen),
             batch_rows,
             stops,
@@ -134,7 +147,6 @@ class Drafter:
             hidden_from=hidden_from,
             first_keys=first_keys,
         )
-        return not self._draft(known)
 
     def _known(
         self,
@@ -157,8 +169,25 @@ class Drafter:
         batch = _batch(rows, tokens, hidden_from, first_keys, logit_rows=last_rows, chained=False)
         return _Known(sequences, batch_rows, stops, drafts, batch, drafting)
 
+    def _run(self, known: _Known | None, *, last: bool) -> bool:
+        """All passes, here and on other ranks. Returns whether the device may still write.
+
+        The `last` ones of a step are those that follow its forward pass.
+        """
+        rounds = self._rounds
+        if rounds is None:
+            return known is not None and not self._draft(known)
+        most = 0 if known is None else max(1, int(known.drafts.max()))
+        rounds.agree_passes(most, last=last)
+        unread = known is not None and not self._draft(known)
+        rounds.run_rest()
+        return unread
+
+    def _pass(self, batch: DraftBatch) -> torch.Tensor:
+        return self._model.draft(batch) if self._rounds is None else self._rounds.draft(batch)
+
     def _draft(self, known: _Known) -> bool:
-        """All passes. Returns whether the last one's logits were read."""
+        """The passes of this rank. Returns whether the last one's logits were read."""
         input_batch, adaptive = self._input_batch, self._adaptive
         drafting = known.drafting
         sequences, batch_rows, stops = known.sequences, known.batch_rows, known.stops
@@ -171,7 +200,7 @@ class Drafter:
             int(np.diff(known.batch.seq_starts).max()) > self._most + 1
         )
         began_s = self._clock()
-        logits = self._model.draft(known.batch)
+        logits = self._pass(known.batch)
         if not len(drafting):
             return False
         if len(drafting) < len(batch_rows):
@@ -220,7 +249,7 @@ class Drafter:
                 break
             began_s = now_s
             starts = stops[going] + depth - 1
-            logits = self._model.draft(
+            logits = self._pass(
                 _batch(
                     input_batch.core.draft_rows(batch_rows[going], starts, starts + 1),
                     guesses[going, depth - 1].astype(np.int32),

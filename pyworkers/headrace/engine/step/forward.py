@@ -19,6 +19,8 @@ from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.engine.step.batch_builder import Prepared, build
 from headrace.engine.step.input_batch import InputBatch
+from headrace.engine.step.lockstep import RankLoad
+from headrace.engine.step.rounds import Rounds
 from headrace.engine.step.row_counts import Ints
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.step import Computed, EngineStep, Read
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 class Forward:
     """The model with what it needs to know of those who have a batch row. `clock` counts seconds.
 
+    With `rounds` each step is a round of a group, in which this rank may turn out to have no rows.
+
     One thread at a time, and step after step in the order of the engine. Of a sequence it reads only what does not
     change while it has its batch row; its penalties are this class's own.
     """
@@ -45,9 +49,13 @@ class Forward:
         *,
         context_tokens: int,
         clock: Callable[[], float],
+        rounds: Rounds | None = None,
     ) -> None:
         self._model = model
         self._kv_exports = kv_exports
+        self._rounds = rounds
+        if rounds is not None:
+            clock = _clock_of_own_time(clock, rounds)
         self._clock = clock
         self._sampler = Sampler(model.vocab_size, config.max_sequences)
         self._input_batch = InputBatch(
@@ -78,6 +86,7 @@ class Forward:
                 head=head,
                 most=config.mtp,
                 clock=clock,
+                rounds=rounds,
             )
 
     @property
@@ -97,7 +106,9 @@ class Forward:
             work = work.where(live)
         try:
             with torch.inference_mode():
-                return self._launch(order, work)
+                if self._rounds is not None:
+                    return self._in_round(self._rounds, order, work)
+                return self._launch(order, work) if len(work) else self._nothing(work)
         except BaseException:  # a panic of the Rust code, too
             self._input_batch.ended[work.batch_rows] = True  # the step after it goes without
             self._wait_for_device()
@@ -116,9 +127,25 @@ class Forward:
             self._input_batch.table(table)
         self._input_batch.grow(order.grown)
 
+    def _nothing(self, work: StepWork) -> Read:
+        """All sequences of the step ended before it."""
+        return partial(self._computed, self._after(work), ChosenRows.none(work), [])
+
+    def _in_round(self, rounds: Rounds, order: EngineStep, work: StepWork) -> Read:
+        """The step once all ranks have come to it."""
+        waited_s = rounds.waited_s
+        try:
+            with rounds.guard():
+                working = rounds.begin(_load_of(order, work))
+                if len(work):
+                    return self._launch(order, work)
+                if working:
+                    rounds.pass_without_rows()
+                return self._nothing(work)
+        finally:
+            order.result.waited_us += round((rounds.waited_s - waited_s) * 1e6)
+
     def _launch(self, order: EngineStep, work: StepWork) -> Read:
-        if not len(work):
-            return partial(self._computed, self._after(work), ChosenRows.none(work), [])
         if self.drafter is not None:
             self.drafter.begin(work)
         began_s = self._clock()
@@ -127,6 +154,8 @@ class Forward:
             logits = self._model.forward(step.batch, self._kv_exports.progress_of(order.chunks))
         else:
             logits = self._model.forward(step.batch)
+        if self._rounds is not None and self.drafter is None:
+            self._rounds.passed()
         if self._pool is not None and self._stays(step):
             return self._leave(step, logits, self._pool)
         prompt_logprobs: list[tuple[Work, list[TokenLogprob]]] = []
@@ -230,3 +259,22 @@ def _prompt_logprobs(step: Prepared, logits: torch.Tensor) -> list[tuple[Work, l
         entries = token_logprobs(rows, targets.astype(np.int64), [top] * len(targets))
         found.append((item, entries))
     return found
+
+
+def _load_of(order: EngineStep, work: StepWork) -> RankLoad:
+    """What this rank brings to the round of its step: `work` are those of its sequences that have not ended."""
+    if not len(work):
+        return RankLoad(waiting_tokens=order.waiting_tokens)
+    result = order.result
+    return RankLoad(
+        rows=int(work.counts.sum() + work.drafts.sum()),
+        prompt_tokens=int(work.counts[~work.decodes].sum()),
+        context_tokens=result.kv_tokens + result.prefill_context,
+        waiting_tokens=order.waiting_tokens,
+        drafts_first=bool(work.begins.any()),
+    )
+
+
+def _clock_of_own_time(clock: Callable[[], float], rounds: Rounds) -> Callable[[], float]:
+    """It stands still while other ranks are waited for: what rows cost here does not depend on those of others."""
+    return lambda: clock() - rounds.waited_s

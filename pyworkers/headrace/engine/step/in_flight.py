@@ -24,9 +24,11 @@ from headrace.engine.scheduler import Plan, Scheduler
 from headrace.engine.sequence import Sequence
 from headrace.engine.step.forward import Forward
 from headrace.engine.step.input_batch import AddedRow, GrownTables, TableUpdate
+from headrace.engine.step.rounds import Rounds
 from headrace.engine.step.rows import places_of
 from headrace.engine.step.step import Computed, EngineStep
 from headrace.engine.step.work import Work
+from headrace_kernels.moe.transport import RankLost, StepAborted
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +46,9 @@ class StepsInFlight:
         kv_imports: KvImports,
         kv_exports: KvExports,
         publishing: Publishing,
+        rounds: Rounds | None = None,
     ) -> None:
+        self._rounds = rounds
         self._scheduler = scheduler
         self._forward = forward
         self._requests = requests
@@ -85,11 +89,23 @@ class StepsInFlight:
             if self._in_flight:
                 # One that just lost its batch row may have a token coming, and is not planned without it.
                 self._in_flight[-1].last = True
+            self.tell_waiting()
             return None
         self._kv_exports.admit(plan.admitted)
         step = self._order(plan, result or StepResult())
         self._in_flight.append(step)
+        step.waiting_tokens = self.tell_waiting()
         return step
+
+    def tell_waiting(self) -> int:
+        """Tokens of prompts that no step in flight computes, which other ranks are told."""
+        if self._rounds is None:
+            return 0
+        tokens = self._scheduler.stages.waiting_tokens
+        tokens -= sum(step.result.prefill_tokens for step in self._in_flight)
+        self._rounds.waiting_tokens = max(tokens, 0)
+        self._rounds.holds_prompts = self._scheduler.holds_prompts
+        return self._rounds.waiting_tokens
 
     def _order(self, plan: Plan, result: StepResult) -> EngineStep:
         """What goes to the model; its sequences count on what it brings from now on."""
@@ -142,9 +158,15 @@ class StepsInFlight:
         self._outputs.pinned.clear()
 
     def _fail(self, step: EngineStep, error: Exception) -> None:
-        """Out of memory, a bad kernel: those in the batch fail by name, everybody else goes on."""
-        log.error("a step of %d sequences failed", len(step.work), exc_info=error)
-        text = f"the step failed: {type(error).__name__}: {error}"
+        """Out of memory, a bad kernel, here or on another rank: those in the batch fail by name, and may be served
+        elsewhere; everybody else goes on.
+        """
+        if isinstance(error, StepAborted | RankLost):
+            log.warning("a step of %d sequences ended: %s", len(step.work), error)
+            text = f"the step ended, as in this worker's group {error}"
+        else:
+            log.error("a step of %d sequences failed", len(step.work), exc_info=error)
+            text = f"the step failed: {type(error).__name__}: {error}"
         for item in step.work:
             if self._concerns(item):
                 failure = RequestError(FailureKind.ENGINE, text)

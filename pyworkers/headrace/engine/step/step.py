@@ -45,6 +45,7 @@ class EngineStep:
     chunks: list[Work]  # of prompts that other workers pull
     launch: Callable[[EngineStep], Read]
     result: StepResult
+    waiting_tokens: int = 0  # of prompts that are in no step yet; counted in a group only
     computed: Computed | None = None  # once it was read and went well
     error: Exception | None = None  # once it did not
     last: bool = field(init=False)
@@ -59,7 +60,7 @@ class EngineStep:
         try:
             self._read = self.launch(self)
         except BaseException as error:
-            self.error = _failure(error)
+            self.error = failure_of(error)
 
     def read(self) -> None:
         """Wait for the model's end of it. Never raises for what that did."""
@@ -68,11 +69,11 @@ class EngineStep:
         try:
             self.computed = self._read()
         except BaseException as error:
-            self.error = _failure(error)
+            self.error = failure_of(error)
         self._read = None
 
 
-def _failure(error: BaseException) -> Exception:
+def failure_of(error: BaseException) -> Exception:
     """What fails a batch. Raises what is to end the worker."""
     if isinstance(error, Exception):
         return error

@@ -10,9 +10,9 @@ import time
 from typing import Any
 from urllib.parse import quote
 
-from headrace.cli import keys
-from headrace.cli.chat import ChatError, Server
-from headrace.cli.terminal import printable
+from headrace.cli.client import keys
+from headrace.cli.client.chat import ChatError, Server
+from headrace.cli.client.terminal import printable
 
 POLL_S = 0.2
 GRACE_S = 30.0  # after the budget, for the router to call it over

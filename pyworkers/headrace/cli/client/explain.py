@@ -9,9 +9,9 @@ import sys
 from typing import Any
 from urllib.parse import quote
 
-from headrace.cli import keys
-from headrace.cli.chat import ChatError, Server
-from headrace.cli.terminal import printable
+from headrace.cli.client import keys
+from headrace.cli.client.chat import ChatError, Server
+from headrace.cli.client.terminal import printable
 
 TIMES = ("queue", "prefill", "transfer", "decode", "interference", "saturation", "total")
 """The parts of a prediction, each `*_ms` in the answer of `/decisions/ID`; `total` is compared."""

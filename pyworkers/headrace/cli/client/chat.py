@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from headrace.cli import keys
-from headrace.cli.terminal import printable
-from headrace.cli.unix_http import UnixConnection
+from headrace.cli.client import keys
+from headrace.cli.client.terminal import printable
+from headrace.cli.client.unix_http import UnixConnection
 
 HELP = """\
   /reset          forget the conversation

@@ -1,0 +1,79 @@
+"""The settings of a rank: how the workers of a group share the experts of one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias, get_args
+
+from headrace.settings.table import setting
+from headrace.settings.values import Whole, count, positive
+
+PARALLEL = "Expert parallelism"
+EpCombine: TypeAlias = Literal["exact", "partial"]
+EP_TRANSPORTS = ("auto", "shared-memory", "gloo")
+MOST_RANKS = 1024
+"""Of a group: more is a slip of the finger."""
+
+
+@dataclass(frozen=True, kw_only=True)  # no slots: `WorkerSettings` has another base with some
+class ParallelSettings:
+    """What each rank of a group is told, all of them the same. A worker on its own ignores them."""
+
+    ep_combine: EpCombine = setting(
+        "--ep-combine",
+        group=PARALLEL,
+        value="HOW",
+        choices=get_args(EpCombine),
+        default="exact",
+        help="How the results of experts on several ranks are summed. exact sends each result back by itself, so that "
+        "text does not depend on the ranks. partial sends one sum from each rank, which is fewer bytes.",
+        in_serve=True,
+    )
+    ep_transport: str = setting(
+        "--ep-transport",
+        group=PARALLEL,
+        value="TRANSPORT",
+        choices=EP_TRANSPORTS,
+        default="auto",
+        help="What carries rows between ranks. With auto the ranks time what they have at the start, and take the "
+        "quickest. Shared memory is for ranks of one machine.",
+        in_serve=True,
+    )
+    ep_timeout_ms: int = setting(
+        "--ep-timeout-ms",
+        group=PARALLEL,
+        value="MS",
+        read=positive,
+        default=30_000,
+        help="Time after which a rank that others wait for in a step is lost, and its group with it.",
+        in_serve=True,
+    )
+    ep_start_timeout_s: int = setting(
+        "--ep-start-timeout-s",
+        group=PARALLEL,
+        value="SECONDS",
+        read=Whole(1, 86_400),
+        default=600,
+        help="Time that the first rank of a group waits for the last one: to be there, and once more to have loaded.",
+        in_serve=True,
+    )
+    ep_redundant: int = setting(
+        "--ep-redundant",
+        group=PARALLEL,
+        value="SLOTS",
+        read=count,
+        default=0,
+        help="Slots of a layer, over all ranks, for second copies of experts. Experts and these slots have to divide "
+        "by the ranks.",
+        in_serve=True,
+    )
+    ep_rebalance_rounds: int = setting(
+        "--ep-rebalance-rounds",
+        group=PARALLEL,
+        value="ROUNDS",
+        read=count,
+        default=0,
+        help="Steps of a group after which its ranks compare how often each expert was chosen. They move experts "
+        "if the wait that this saves is worth the move. 0: experts stay where they are.",
+        in_serve=True,
+    )

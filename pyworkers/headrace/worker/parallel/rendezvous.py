@@ -1,0 +1,345 @@
+"""How the ranks of a group find each other, at torch.distributed's TCPStore, and see that they serve the same.
+
+Each rank publishes what it is and what it serves. Rank 0 compares and publishes a verdict, which all wait for: the
+epoch, the token and the address of the control links, or one line that names the rank that differs. Whoever sees
+sooner that the group cannot be, such as a rank with another WORLD_SIZE, publishes that verdict instead. This is done
+before weights are read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import secrets
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from headrace.errors import CannotRun
+from headrace.worker.parallel.control import (
+    ControlLink,
+    GroupFailed,
+    accept_ranks,
+    dial_rank_0,
+    listening,
+    named,
+)
+from headrace.worker.parallel.environment import GroupEnvironment
+from headrace.worker.parallel.messages import TOKEN_BYTES
+
+T = TypeVar("T")
+POLL_S = 0.02
+CALL_S = 60.0  # of one call to the store; calls that wait are short
+NAMING_S = 2.0  # after which ranks name the missing ones where rank 0 does not
+SEEN_S = 5.0  # that rank 0 keeps the store for those that have yet to read why there is no group
+MOST_SAID = 1 << 16  # letters of what a rank publishes
+
+
+class GroupMismatch(CannotRun):
+    """The ranks were not told the same. The line names the rank that differs from rank 0, and both values."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduction:
+    """What a rank says of itself. What it `serves` has to be the same on all ranks."""
+
+    rank: int
+    host: str  # equal where ranks can share memory and reach each other by loopback
+    process: str  # for people: where this rank runs
+    name: str  # that the group has where it is that of rank 0
+    serves: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Met:
+    """A group that came together."""
+
+    ranks: list[Introduction]
+    epoch: int
+    secret: str  # that only these ranks know; for names that nobody else is to guess
+    links: dict[int, ControlLink]
+    store: Store  # for what else has to find the other ranks
+
+    @property
+    def name(self) -> str:
+        return self.ranks[0].name
+
+    @property
+    def one_host(self) -> bool:
+        return len({one.host for one in self.ranks}) == 1
+
+
+def meet(
+    environment: GroupEnvironment, name: str, serves: Mapping[str, str], timeout_s: float
+) -> Met:
+    """Find the other ranks. Raises GroupMismatch and GroupFailed, and OSError where rank 0 cannot listen.
+
+    The calls of the store cannot be interrupted, so they are made on a thread that nobody has to wait for.
+    """
+    result: Future[Met] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(_meet(environment, name, serves, timeout_s))
+        except BaseException as error:
+            result.set_exception(error)
+
+    threading.Thread(target=run, name="rendezvous", daemon=True).start()
+    try:
+        return result.result(timeout_s + 2 * NAMING_S)
+    except TimeoutError:
+        where = f"{environment.host}:{environment.port}"
+        raise GroupFailed(
+            f"the store of the group at {where} did not answer within {timeout_s:g} s"
+        ) from None
+
+
+def _meet(
+    environment: GroupEnvironment, name: str, serves: Mapping[str, str], timeout_s: float
+) -> Met:
+    give_up_at = time.monotonic() + timeout_s
+    with _store_errors(environment):
+        store = _store(environment, give_up_at)
+        meeting = _Meeting(store, environment, give_up_at, timeout_s)
+        mine = Introduction(
+            rank=environment.rank,
+            host=host_identity(),
+            process=f"{socket.gethostname()}, process {os.getpid()}",
+            name=name,
+            serves=dict(serves),
+        )
+        meeting.introduce(mine)
+        if environment.rank == 0:
+            return meeting.lead()
+        return meeting.follow()
+
+
+class _Meeting:
+    def __init__(
+        self, store: Store, environment: GroupEnvironment, give_up_at: float, timeout_s: float
+    ) -> None:
+        self._store = store
+        self._environment = environment
+        self._rank, self._size = environment.rank, environment.size
+        self._give_up_at = give_up_at
+        self._timeout_s = timeout_s
+
+    def introduce(self, mine: Introduction) -> None:
+        text = json.dumps(asdict(mine))
+        assert len(text) <= MOST_SAID, "what a rank serves is told by digests"
+        there = self._store.compare_set(f"rank/{self._rank}", "", text).decode()
+        if there != text:
+            other = _introduction(there, self._rank).process
+            raise GroupFailed(
+                f"rank {self._rank} is there already, on {other}; this is {mine.process}"
+            )
+        size = f"{self._size} on rank {self._rank}"
+        first = self._store.compare_set("size", "", size).decode()
+        if first.split()[0] != str(self._size):
+            self._fail(f"WORLD_SIZE is {size}, and {first}")
+
+    def lead(self) -> Met:
+        """Rank 0: wait for all, compare, and publish what came of it."""
+        keys = [f"rank/{rank}" for rank in range(self._size)]
+        if not self._wait(lambda: self._store.check(["verdict"]) or self._store.check(keys)):
+            missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
+            self._fail(self._missing(missing))
+        if self._store.check(["verdict"]):
+            self._raise(self._store.get("verdict").decode())
+        ranks = self._introductions()
+        if (differs := difference(ranks)) is not None:
+            self._fail(differs)
+        epoch, token = time.time_ns() // 1_000_000, secrets.token_bytes(TOKEN_BYTES)
+        with listening(self._address(ranks)) as (listener, address):
+            verdict = {"epoch": epoch, "token": token.hex(), "address": address}
+            self._publish(json.dumps(verdict))
+            links = accept_ranks(listener, self._size, epoch, token, self._give_up_at)
+        return self._met(ranks, epoch, token, links)
+
+    def follow(self) -> Met:
+        """Any other rank: wait for the verdict, and dial rank 0."""
+        self._give_up_at += NAMING_S
+        if not self._wait(lambda: self._store.check(["verdict"])):
+            missing = [r for r in range(self._size) if not self._store.check([f"rank/{r}"])]
+            raise GroupFailed(self._missing(missing or [0]))
+        self._store.add("seen", 1)
+        verdict = self._store.get("verdict").decode()
+        if not verdict.startswith("{"):
+            self._raise(verdict)
+        told: dict[str, Any] = json.loads(verdict)
+        epoch, token = int(told["epoch"]), bytes.fromhex(told["token"])
+        link = dial_rank_0(told["address"], self._rank, epoch, token, self._give_up_at)
+        ranks = self._introductions()
+        return self._met(ranks, epoch, token, {0: link})
+
+    def _met(
+        self, ranks: list[Introduction], epoch: int, token: bytes, links: dict[int, ControlLink]
+    ) -> Met:
+        secret = hashlib.sha256(b"names" + token).hexdigest()
+        return Met(ranks=ranks, epoch=epoch, secret=secret, links=links, store=self._store)
+
+    def _introductions(self) -> list[Introduction]:
+        return [
+            _introduction(self._store.get(f"rank/{rank}").decode(), rank)
+            for rank in range(self._size)
+        ]
+
+    def _address(self, ranks: list[Introduction]) -> str | None:
+        """Where rank 0 listens: None for a Unix socket."""
+        if len({one.host for one in ranks}) == 1:
+            return None
+        address = own_address(self._environment.host, self._environment.port)
+        if address.startswith("127.") or address == "::1":
+            self._fail(
+                f"MASTER_ADDR {self._environment.host} is {address} on rank 0, which other machines do not reach; "
+                "give an address of rank 0's machine"
+            )
+        return address
+
+    def _missing(self, ranks: list[int]) -> str:
+        return f"{named(ranks)} of {self._size} did not come within {self._timeout_s:g} s"
+
+    def _fail(self, why: str) -> None:
+        """Have all ranks end with this line, unless another one was published sooner."""
+        self._raise(self._publish(why))
+
+    def _publish(self, verdict: str) -> str:
+        """What is the verdict now."""
+        return self._store.compare_set("verdict", "", verdict).decode()
+
+    def _raise(self, why: str) -> None:
+        if why.startswith("{"):
+            raise GroupFailed(f"rank {self._rank} came after its group had begun")
+        if self._environment.keeps_store:
+            others = [f"rank/{rank}" for rank in range(1, self._size)]
+            there = sum(self._store.check([key]) for key in others)
+            self._give_up_at = time.monotonic() + SEEN_S
+            self._wait(lambda: self._store.add("seen", 0) >= there)
+        if " did not come within " in why:
+            raise GroupFailed(why)
+        raise GroupMismatch(why)
+
+    def _wait(self, done: Callable[[], bool]) -> bool:
+        while not done():
+            if time.monotonic() > self._give_up_at:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+
+def difference(ranks: list[Introduction]) -> str | None:
+    """What the first rank that differs from rank 0 has otherwise."""
+    first = ranks[0].serves
+    for one in ranks[1:]:
+        for what in [*first, *(key for key in one.serves if key not in first)]:
+            here, there = first.get(what, "nothing"), one.serves.get(what, "nothing")
+            if here != there:
+                return (
+                    f"rank {one.rank} ({one.process}) differs from rank 0 ({ranks[0].process}): "
+                    f"its {what} is {there!r}, rank 0 has {here!r}"
+                )
+    return None
+
+
+def _introduction(text: str, rank: int) -> Introduction:
+    """Raises GroupFailed."""
+    try:
+        one = Introduction(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise GroupFailed(f"rank {rank} introduced itself with {text[:80]!r}") from error
+    return one
+
+
+def _store(environment: GroupEnvironment, give_up_at: float) -> Store:
+    """The store, once somebody keeps it."""
+    host, port = environment.host, environment.port
+    prefix = f"headrace/{environment.run}/{environment.attempt}"
+    within = timedelta(seconds=CALL_S)
+    if environment.keeps_store:
+        # listens at this one address: whoever reaches the store can read the token of the group
+        listener = _listen(host, port)
+        kept = TCPStore(
+            host,
+            port,
+            is_master=True,
+            timeout=within,
+            wait_for_workers=False,
+            master_listen_fd=listener,
+        )
+        return PrefixStore(prefix, kept)
+    _until_listening(host, port, give_up_at)
+    return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=within))
+
+
+def _listen(host: str, port: int) -> int:
+    """A descriptor. Raises OSError."""
+    where = f"MASTER_ADDR:MASTER_PORT {host}:{port}"
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+            listener.listen(socket.SOMAXCONN)
+            return listener.detach()
+    except OSError as error:
+        raise OSError(
+            error.errno, f"rank 0 cannot listen at {where}: {error.strerror or error}"
+        ) from error
+
+
+def _until_listening(host: str, port: int, give_up_at: float) -> None:
+    """Wait for whoever keeps the store: to ask sooner would fill the log."""
+    while True:
+        try:
+            socket.create_connection((host, port), CALL_S).close()
+        except OSError as error:
+            if time.monotonic() > give_up_at:
+                why = error.strerror or str(error)
+                raise GroupFailed(
+                    f"rank 0 did not come: nobody listens at MASTER_ADDR:MASTER_PORT {host}:{port} ({why})"
+                ) from error
+            time.sleep(POLL_S)
+        else:
+            return
+
+
+@contextlib.contextmanager
+def _store_errors(environment: GroupEnvironment) -> Generator[None]:
+    """What torch raises where the store goes, in a line of ours."""
+    try:
+        yield
+    except RuntimeError as error:  # torch.distributed has no narrower one for all of them
+        where = f"{environment.host}:{environment.port}"
+        first = (str(error).splitlines() or [type(error).__name__])[0]
+        raise GroupFailed(f"the store of the group at {where} is gone: {first[:200]}") from error
+
+
+def own_address(host: str, port: int) -> str:
+    """The address of this machine on the way to another one. Nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return probe.getsockname()[0]
+
+
+def host_identity() -> str:
+    """Equal for processes that can share memory and reach each other by loopback, otherwise different."""
+    parts = [socket.gethostname()]
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
+        parts.append(str(Path("/proc/self/ns/net").readlink()))
+        parts.append(f"shm:{Path('/dev/shm').stat().st_dev}")
+    if len(parts) == 1:
+        parts.append(f"{uuid.getnode():x}")
+    return " ".join(parts)
