@@ -34,6 +34,7 @@ from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import DeepseekLayer, Share, load_weights
 from headrace_kernels.moe.experts import Experts
 from headrace_kernels.moe.placement import LayerPlacement
+from headrace_kernels.ops import Routing
 from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 
 MEMORY_SHARE = 0.9  # of what is free; the rest is for fragments
@@ -201,11 +202,19 @@ def one_rank(plan: Plan, clock: Clock, device: torch.device, end_at: float) -> R
         return row | {"failed": _first_line(error)}
     steps = steps_of(model, plan, clock, end_at)
     with_experts = raw["num_hidden_layers"] - raw["first_k_dense_replace"]
+    routing = Routing(
+        experts=experts,
+        top_k=top_k,
+        groups=raw["n_group"],
+        top_groups=raw["topk_group"],
+        normalise=raw["norm_topk_prob"],
+        scale=raw["routed_scaling_factor"],
+    )
     for step in steps:
         if "rows" in step and not clock.dry:
             step["communication"] = communication.modelled(
+                routing,
                 rows=step["rows"],
-                top_k=top_k,
                 hidden=raw["hidden_size"],
                 ranks=ranks,
                 layers=with_experts,

@@ -18,7 +18,7 @@ KERNELS = [
     *("-m", "not slow"),
     *("-n", "8", "--dist", "worksteal"),
 ]
-KERNELS_DRY = ["tests/kernels/test_rooflines.py", "-n", "0"]
+KERNELS_DRY = ["tests/kernels/bench/test_rooflines.py", "-n", "0"]
 # Router, worker and client as processes. The worker takes a GPU where there is one.
 E2E = [
     *(f"tests/e2e/test_{name}.py" for name in ("chat", "completions", "many_choices", "mtp")),

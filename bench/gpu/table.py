@@ -185,7 +185,8 @@ def _slices(results: Results) -> Iterator[list[str]]:
             if "gpu_us" in step:
                 shape += f"; GPU {_number(step['gpu_us'])} us, host {_number(step['host_us'])} us"
             for network in step.get("communication", []):
-                shape += f"; exchange {_number(network['step_us'])} us, {network['is']}, {network['network']}"
+                how = f"{network['combine']}, {network['is']}, {network['network']}"
+                shape += f"; exchange {_number(network['step_us'])} us, {how}"
             yield [name, shape, _result(whole), _number(step.get("step_us"))]
 
 

@@ -72,6 +72,7 @@ class Bench:
         self.args = args
         self.bench = args.bin / "headrace-bench"
         self.router = args.bin / "headrace-router"
+        self.fleet_flags: list[str] = []  # of mock and simulation
 
     def json(self, *command: str | Path) -> Report:
         """What a command of headrace-bench writes with --json. Raises ProcessDiedError."""
@@ -89,7 +90,7 @@ class Bench:
         return self.json(
             "sim", file, "--policy", policy, "--workers", str(self.args.workers),
             "--preset", self.args.preset, "--blocks", str(self.args.blocks),
-            "--queue-timeout-ms", str(PATIENCE_MS), *self.block_tokens(), *extra,
+            "--queue-timeout-ms", str(PATIENCE_MS), *self.block_tokens(), *self.fleet_flags, *extra,
         )  # fmt: skip
 
     def block_tokens(self) -> list[str]:
@@ -135,7 +136,7 @@ class Bench:
         mock: list[str | Path] = [
             self.bench, "mock", "--preset", args.preset, "--blocks", str(args.blocks),
             "--block-tokens", str(case.block_tokens // case.scale), "--token-scale", str(case.scale),
-            "--accepted", str(1 / case.scale), "--speed", str(case.mock_speed),
+            "--accepted", str(1 / case.scale), "--speed", str(case.mock_speed), *self.fleet_flags,
         ]  # fmt: skip
         limit_s = 60 + 20 * case.until_s / case.speed / case.mock_speed
         with fleet(router, mock, args.workers) as (running, folder):
@@ -149,7 +150,11 @@ class Bench:
                 "--timeout-s", str(int(limit_s)), *self.block_tokens(),
             ]  # fmt: skip
             running.run(replay, folder, limit_s)
-            return json.loads(out.read_text())
+            return json.loads(out.read_text()) | self.seen(running.address)
+
+    def seen(self, address: str) -> Report:  # noqa: ARG002
+        """What a live run's router says at its end that belongs into the report."""
+        return {}
 
     def simulated(self, case: Case, policy: str) -> list[Report]:
         """The live run's requests as they were sent; the whole trace at full scale where it is more."""
