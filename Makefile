@@ -111,6 +111,14 @@ soak: tools ## ten million blocks through the block index, with flat memory
 	@$(CARGO) test --package headrace-router --test index_memory --locked --quiet -- --ignored
 	@echo 'make soak: memory stayed flat'
 
+# Proptest stores failures in files, and finds its folder by the clock and the environment: so no isolation.
+.PHONY: miri
+miri: tools ## copies of shared memory, the block index and stop strings in Miri (nightly Rust, 5 to 10 minutes)
+	@$(CARGO) +nightly miri --version >/dev/null 2>&1 || { \
+		echo "make: Miri is needed and was not found; install it: rustup toolchain install nightly --component miri,rust-src" >&2; exit 1; }
+	@MIRIFLAGS=-Zmiri-disable-isolation PROPTEST_CASES=4 $(CARGO_ALONE) +nightly miri test --quiet --locked \
+		--package headrace-router --lib --test shared_memory -- core::index prompt::stop shared_memory
+
 .PHONY: lint
 lint: lint-rust lint-python ## formatting, clippy, ruff, pyright; with cargo-deny installed, that too
 

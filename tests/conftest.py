@@ -9,7 +9,7 @@ import hypothesis
 import pytest
 
 from helpers import require, slices
-from helpers.etcd import EtcdServer, etcd_binary
+from helpers.serving.etcd import EtcdServer, etcd_binary
 
 for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(name, "1")  # before anything imports torch or numpy

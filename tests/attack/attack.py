@@ -15,9 +15,15 @@ class Scale:
     """Sizes, 1 for the full attack; and the seconds around it."""
 
     share: float = 1.0
-    quiet_s: float = 4.0  # before the attack, to know what the others usually see
-    least_s: float = 3.0  # of the attack, so that the others have something to say
-    rest_s: float = 3.0  # after it, until the memory that stays is read
+    quiet_s: float = 3.0  # before each turn of the attack, to know what the others usually see
+    least_s: float = 3.0  # of a turn: a short attack and what comes of it
+    enough_s: float = (
+        9.0  # of all turns: the others' p99 is that of 7,200 tokens, 72 of which are later
+    )
+    rest_s: float = 3.0  # after the last turn, until the memory that stays is read
+    alone: bool = (
+        True  # the machine has nothing else to do: the attacker takes only what everybody leaves
+    )
 
     def of(self, full: int, least: int = 1) -> int:
         return max(least, round(full * self.share))

@@ -12,6 +12,7 @@ from attack.attack import Attack, Outcome, Scale
 from attack.report import percentile
 from attack.stack import Router, Stack
 from attack.wire import (
+    PATIENCE_S,
     Reply,
     ask,
     everything,
@@ -157,18 +158,39 @@ async def resting_connections(stack: Stack, scale: Scale) -> Outcome:
     )
 
 
+async def nothing(stack: Stack, scale: Scale) -> Outcome:
+    """What the others see where nobody attacks: what the figures of the other rows may be by chance."""
+    await asyncio.sleep(0.1)
+    return Outcome("", True)
+
+
 async def connects(stack: Stack, scale: Scale) -> Outcome:
-    """512 clients at the same moment."""
+    """512 clients that connect at the same moment, and ask at the same moment."""
     count = scale.of(512, 64)
     body = json.dumps({"model": stack.model, "prompt": "hello", "max_tokens": 1}).encode()
     request = post(stack.router, "/v1/completions", body)
 
-    async def one() -> tuple[Reply, float]:
-        began = time.monotonic()
-        reply = await send(stack.router, request)
-        return reply, time.monotonic() - began
+    loop = asyncio.get_running_loop()
 
-    pairs = await asyncio.gather(*(one() for _ in range(count)))
+    async def answer(client: socket.socket) -> tuple[Reply, float]:
+        parts: list[bytes] = []
+        with contextlib.suppress(ConnectionError, TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                while part := await loop.sock_recv(client, 1 << 16):
+                    parts.append(part)
+        return parse(b"".join(parts)), time.monotonic() - began
+
+    with contextlib.ExitStack() as open_clients:
+        address = (stack.router.host, stack.router.port)
+        began = time.monotonic()
+        # nothing else is done meanwhile: the kernel takes all of them before they are accepted
+        clients = [
+            open_clients.enter_context(socket.create_connection(address, 10)) for _ in range(count)
+        ]
+        for client in clients:
+            client.sendall(request)
+            client.setblocking(False)
+        pairs = await asyncio.gather(*map(answer, clients))
     p99 = percentile([took for _, took in pairs], 0.99)
     replies = [reply for reply, _ in pairs]
     # a SYN that a full backlog drops comes again after a second
@@ -227,6 +249,7 @@ async def smuggling(stack: Stack, scale: Scale) -> Outcome:
 
 
 ATTACKS = [
+    Attack(name="nothing (a control)", run=nothing, most_mb=16),
     Attack(
         name="one tenant with n 128, ten times",
         run=many_choices,

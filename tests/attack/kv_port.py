@@ -16,8 +16,8 @@ from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
 from headrace.kv_transfer.peers.messages import KvOpen
 from headrace.kv_transfer.peers.server import TransferServer
-from helpers.kv import FakeSource, make_pool
-from helpers.kv_peers import BACKENDS, LAYOUT, MEMBERS, Backend, connected, proven
+from helpers.kv.peers import BACKENDS, LAYOUT, MEMBERS, Backend, connected, proven
+from helpers.kv.pools import FakeSource, make_pool
 
 POOL = make_pool(seed=1)
 MANY_BYTES = 1 << 16  # more than a Welcome has

@@ -37,6 +37,8 @@ class Row:
     first_before: float = math.nan
     first: float = math.nan
     others_failed: int = 0
+    turns: int = 1  # times that it was made
+    tokens: int = 0  # of others in these turns: so many are behind `itl`
 
     @property
     def broken(self) -> list[str]:
@@ -59,7 +61,7 @@ class Row:
 HEAD = (
     "attack",
     "status",
-    "s",
+    "times x s",
     "RSS before, peak, after MB",
     "others' ITL p99 ms",
     "others' first token p99 ms",
@@ -74,7 +76,7 @@ def table(rows: Sequence[Row]) -> str:
         cells = (
             row.name,
             row.status,
-            f"{row.seconds:.1f}",
+            f"{row.turns} x {row.seconds:.1f}" if row.turns > 1 else f"{row.seconds:.1f}",
             numbers(row.rest_mb, row.peak_mb, row.after_mb, sign=", "),
             numbers(row.itl_before, row.itl, sign=" -> "),
             numbers(row.first_before, row.first, sign=" -> "),

@@ -178,7 +178,7 @@ def sink(folder: Path) -> Generator[Router]:
     """A program that only reads, at addresses like those of a router."""
     path = folder / "sink.sock"
     process = subprocess.Popen(
-        [sys.executable, "-m", "helpers.sink", str(path)],
+        [sys.executable, "-m", "helpers.serving.sink", str(path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -270,12 +270,14 @@ class Stack:
         return json.loads(text)
 
 
-def others_between(seen: dict[str, Any], begin: float, end: float) -> Others:
-    """Requests that began, and tokens that came, in this time; and the wait for what came after it."""
-    gaps = [ms for at, ms in seen["gaps"] if at >= begin and at - ms / 1e3 < end]
-    firsts = [ms for at, ms in seen["firsts"] if begin <= at < end]
-    failures = [why for at, why in seen["failures"] if begin <= at < end]
-    return Others(gaps, firsts, failures)
+def others_between(seen: dict[str, Any], times: Sequence[tuple[float, float]]) -> Others:
+    """Requests that began, and tokens that came, in one of these times; and the wait for what came after it."""
+    others = Others()
+    for begin, end in times:
+        others.gaps_ms += [ms for at, ms in seen["gaps"] if at >= begin and at - ms / 1e3 < end]
+        others.firsts_ms += [ms for at, ms in seen["firsts"] if begin <= at < end]
+        others.failures += [why for at, why in seen["failures"] if begin <= at < end]
+    return others
 
 
 @contextlib.asynccontextmanager

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from headrace import _core, errors
 from headrace.wire import codec
 from headrace.wire.frames import Frame
-from helpers.frames import any_frame, as_json
+from helpers.worker.frames import any_frame, as_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 BLOCKS = json.loads((GOLDEN / "blocks.json").read_text(encoding="utf-8"))

@@ -13,6 +13,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from chaos import groups
 from chaos.clients import Answer
 from chaos.crowd import Tally
 from chaos.faults import Outcome
@@ -27,6 +28,8 @@ def main() -> int:
     args = arguments()
     folder = Path(args.logs or tempfile.mkdtemp(prefix="chaos-"))
     folder.mkdir(parents=True, exist_ok=True)
+    if args.groups:
+        return of_groups(args, folder)
     why = no_namespaces()
     if why is None:
         workers = shape_of(args, hosts=True).workers
@@ -44,6 +47,23 @@ def main() -> int:
     return 0 if passed(result) else 1
 
 
+def of_groups(args: argparse.Namespace, folder: Path) -> int:
+    """Groups of mock ranks; the exit status."""
+
+    async def run() -> dict[str, Any]:
+        began = time.monotonic()
+        async with groups.opened_groups(folder, args.seed, args.clients) as suite:
+            await suite.run(groups.plan(args.seed), args.clients, began + args.seconds)
+            return about(args, began) | suite.result()
+
+    result = asyncio.run(run())
+    print(json.dumps(result, indent=1))
+    if args.out:
+        Path(args.out).write_text(json.dumps(result, indent=1) + "\n")
+    print(f"logs: {folder}")
+    return 0 if groups.passed(result) else 1
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__)
     parser.add_argument("--seconds", type=float, default=600.0, help="(default: 600)")
@@ -58,6 +78,11 @@ def arguments() -> argparse.Namespace:
         default="round-robin,kv",
         help="of the router, each for a part of the time; all but kv split every request "
         "(default: %(default)s)",
+    )
+    parser.add_argument(
+        "--groups",
+        action="store_true",
+        help="faults of ranks of groups, on a mock fleet of two groups of four",
     )
     parser.add_argument("--only", help="faults whose row and point contain this, such as 'kill'")
     parser.add_argument("--logs", help="folder for the logs of all processes")

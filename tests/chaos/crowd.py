@@ -7,9 +7,9 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from chaos.clients import LONGEST_S, Answer, Failed, Stream, send
-from chaos.fleet import Fleet
 from chaos.load import Request, endless, of_seed, stop_text
 
 
@@ -38,10 +38,17 @@ class Tally:
         return len(self.mismatched) + len(self.failed) + len(self.hung)
 
 
+class Served(Protocol):
+    """What the clients know of a fleet."""
+
+    port: int
+    model: str
+
+
 class Crowd:
     """The clients, and all streams in flight by the seed of their request."""
 
-    def __init__(self, fleet: Fleet, requests: list[Request], seed: int) -> None:
+    def __init__(self, fleet: Served, requests: list[Request], seed: int) -> None:
         self.fleet = fleet
         self.requests = requests
         self.expected: dict[int, Answer] = {}

@@ -17,7 +17,7 @@ from chaos.fleet import ChaosError, Fleet, Host
 from chaos.load import KINDS, requests
 from chaos.network import ROUTER_HOST, Network, Place
 from chaos.plan import Fault, Shape
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_model import tiny_llama
 
 FAULTS_PER_ROUND = 24
 IDLE_WITHIN_S = 20.0

@@ -21,8 +21,8 @@ import threading
 import traceback
 from typing import Any
 
-from chaos.seams import Control, Seams
-from chaos.steps import install
+from chaos.inside.seams import Control, Seams
+from chaos.inside.steps import install
 
 PR_SET_PDEATHSIG = 1
 PRELOADED = (

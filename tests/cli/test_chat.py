@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli.chat import Answer, Chat, ChatError, Server
-from headrace.cli.terminal import printable
+from headrace.cli.client.chat import Answer, Chat, ChatError, Server
+from headrace.cli.client.terminal import printable
 
 
 class Fake(ThreadingHTTPServer):

@@ -13,8 +13,8 @@ from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.models.load.source import resolve
 from headrace.models.r1_demo.deepseek_folder import Conversion
 from headrace.models.r1_demo.smollm2_r1 import R1_FORMS
-from helpers.tiny_gguf import tiny_gguf
-from helpers.tiny_model import tiny_llama, tiny_mtp_head
+from helpers.models.tiny_gguf import tiny_gguf
+from helpers.models.tiny_model import tiny_llama, tiny_mtp_head
 
 FFN = 17 * 64
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import drain, main
+from headrace.cli import main
+from headrace.cli.client import drain
 
 
 def state(phase: str, **change: Any) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from headrace.cli import explain, main
+from headrace.cli import main
+from headrace.cli.client import explain
 
 
 def candidate(worker: str, total_ms: float, excluded: str | None = None) -> dict[str, Any]:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import chat, keys, main
-from headrace.cli.unix_http import UnixConnection
+from headrace.cli import main
+from headrace.cli.client import chat, keys
+from headrace.cli.client.unix_http import UnixConnection
 from headrace.errors import ConfigError
 from headrace.settings import router, table
 from headrace.settings.values import SettingsError

@@ -18,7 +18,7 @@ from headrace.cli import main
 from headrace.exit_status import EXIT_CONFIG
 from headrace.extras import needs
 from headrace.worker import device
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_model import tiny_llama
 
 
 def one_line(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from helpers.serving import Running
+from helpers.serving.server import Running
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
 

@@ -17,9 +17,12 @@ from headrace_kernels.dense.fp8_linear import Fp8Matrix, fp8_linear, fp8_matrix
 from headrace_kernels.dense.linear import linear
 from headrace_kernels.dense.rms_norm import rms_norm
 from headrace_kernels.dense.silu_mul import silu_mul
-from headrace_kernels.moe.dispatch import SingleRank
+from headrace_kernels.moe.dispatch import Routed, SingleRank
 from headrace_kernels.moe.experts import Experts, moe
 from headrace_kernels.moe.fp8_grouped_linear import fp8_experts
+from headrace_kernels.moe.placement import LayerPlacement
+from headrace_kernels.one_sided.dispatch import OneSidedGroup
+from headrace_kernels.one_sided.window import Window
 from headrace_kernels.ops import Routing
 
 BLOCK_TOKENS = 64
@@ -68,6 +71,7 @@ def deepseek_r1(rows: int, context: int) -> None:
         latent_attention(cache_dtype, rows, context)
     for fp8 in (False, True):
         mixture_of_experts(rows, fp8=fp8)
+        exchange(rows, e4m3=fp8)
     fp8_linear(empty(rows, 7168), e4m3(2112, 7168))
     for width in (7168, 1536):
         rms_norm(empty(rows, width), empty(width), 1e-6)
@@ -111,6 +115,25 @@ def mixture_of_experts(rows: int, *, fp8: bool) -> None:
         dispatch=SingleRank(),
     )
     moe(empty(rows, hidden), experts, empty(rows, hidden))
+
+
+def exchange(rows: int, *, e4m3: bool) -> None:
+    """Both ways between the ranks of a group, results one by one and summed."""
+    for combine in ("exact", "partial"):
+        window = Window(
+            ranks=32, most_rows=64, hidden=7168, top_k=8, combine=combine, dtype=torch.bfloat16, e4m3=e4m3
+        )  # fmt: skip
+        group = OneSidedGroup(
+            window, 1, empty(window.nbytes, dtype=torch.uint8), [0] * 32, whole=True
+        )
+        dispatch = group.dispatch(LayerPlacement.even(256, 32))
+        ids = torch.arange(8, dtype=torch.int32).expand(rows, 8).contiguous()
+        weights = empty(rows, 8, dtype=torch.float32)
+        sent = dispatch.send(Routed(empty(rows, 7168), ids, weights))
+        sent.which = torch.zeros(rows, dtype=torch.int32)
+        answers = 8 if combine == "exact" else 1
+        sent.give(empty(rows * answers, 7168), ids[:, :answers])
+        sent.take()
 
 
 MODELS: Mapping[str, Callable[[int, int], None]] = {

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.serving import Server, serving
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_model import tiny_llama
+from helpers.serving.server import Server, serving
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

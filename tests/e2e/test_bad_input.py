@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.serving import Server
+from helpers.serving.server import Server
 
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from helpers.serving import Server
+from helpers.serving.server import Server
 
 FRANCE: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 

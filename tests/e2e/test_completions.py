@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from helpers.serving import Server
+from helpers.serving.server import Server
 
 
 def complete(server: Server, prompt: Any, **options: Any) -> Any:

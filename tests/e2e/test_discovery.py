@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from helpers.etcd import EtcdServer
-from helpers.serving import Running, Server, eventually
+from helpers.serving.etcd import EtcdServer
+from helpers.serving.server import Running, Server, eventually
 
 SECRET = {"HEADRACE_SECRET": "a secret of these tests"}
 PROMPT = "The same long beginning of a prompt, of which both routers know who has it. " * 8

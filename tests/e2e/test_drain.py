@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from helpers.serving import Running, Server, eventually, serving
+from helpers.serving.server import Running, Server, eventually, serving
 
 
 def drain(server: Server, worker: str, *flags: str) -> tuple[int, dict[str, Any]]:

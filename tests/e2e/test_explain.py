@@ -8,7 +8,7 @@ import re
 import pytest
 
 from headrace.cli import main
-from helpers.serving import Server
+from helpers.serving.server import Server
 
 STAGES = ("tokenise", "queue", "route", "prefill", "first-token")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from helpers.serving import Server, eventually
+from helpers.serving.server import Server, eventually
 
 REQUESTS, CHOICES = 4, 128
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from helpers.serving import Running, Server, serving
-from helpers.tiny_deepseek import tiny_deepseek
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_deepseek import tiny_deepseek
+from helpers.models.tiny_model import tiny_llama
+from helpers.serving.server import Running, Server, serving
 
 ASKED: list[dict[str, Any]] = [
     # Drafts know of the bias, so all are right.

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.require import needs
-from helpers.serving import ROOT, Server
+from helpers.serving.server import ROOT, Server
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from helpers.serving import Server, serving
+from helpers.serving.server import Server, serving
 
 pytestmark = pytest.mark.real_model
 

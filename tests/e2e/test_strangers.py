@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.serving import Running, Server, eventually, serving
+from helpers.serving.server import Running, Server, eventually, serving
 
 A, BOB, BOB_TOO = ({"Authorization": f"Bearer {key}"} for key in ("key-of-a", "b1", "b2"))
 OPERATOR = {"Authorization": "Bearer key-of-operators"}

@@ -9,8 +9,8 @@ import pytest
 from headrace.engine.engine import Engine
 from headrace.engine.sequence import Key
 from headrace.wire.frames import KvTransfer
-from helpers.toy import ToyModel, make_submit
-from helpers.toy_engine import engine_on
+from helpers.engine.toy import ToyModel, make_submit
+from helpers.engine.toy_engine import engine_on
 
 BLOCK, CHUNK, LONG = 16, 256, 32_768
 

@@ -24,10 +24,10 @@ from headrace.wire.frames import Ranked, Resume, Sampling, Submit, TokenLogprob
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Backend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
-from helpers.pair import Heard, split, unsplit
-from helpers.tiny_model import tiny_llama
-from helpers.toy import ToyModel, make_submit, pack
-from helpers.toy_engine import engine_on
+from helpers.engine.pair import Heard, split, unsplit
+from helpers.engine.toy import ToyModel, make_submit, pack
+from helpers.engine.toy_engine import engine_on
+from helpers.models.tiny_model import tiny_llama
 
 torch.set_num_threads(1)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from headrace.engine.cache.block_pool import BlockPool
 from headrace.engine.scheduler import Plan
 from headrace.engine.sequence import Sequence
-from helpers.scheduling import BLOCK, counts, make_scheduler, make_sequence, run_step
+from helpers.engine.scheduling import BLOCK, counts, make_scheduler, make_sequence, run_step
 
 
 class WalkingPool(BlockPool):

@@ -12,7 +12,7 @@ from headrace.engine.engine import Engine
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.wire.frames import Sampling
 from headrace_kernels.torch_mla import REFERENCE
-from helpers.broken_deepseek import (
+from helpers.models.broken_deepseek import (
     NOT_FINITE,
     PROMPT,
     SPOTS,

@@ -13,12 +13,12 @@ from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Sampling, Submit
-from helpers.drafting_engine import Heard, kind, make_engine, plain
-from helpers.drafting_engine import run as finish_all
-from helpers.pair import KV_FROM
-from helpers.toy import ToyHasher, make_submit
-from helpers.toy_engine import BLOCK
-from helpers.toy_engine import make_engine as toy_engine
+from helpers.engine.drafting_engine import Heard, kind, make_engine, plain
+from helpers.engine.drafting_engine import run as finish_all
+from helpers.engine.pair import KV_FROM
+from helpers.engine.toy import ToyHasher, make_submit
+from helpers.engine.toy_engine import BLOCK
+from helpers.engine.toy_engine import make_engine as toy_engine
 
 if TYPE_CHECKING:
     from headrace_kernels.batch import Batch

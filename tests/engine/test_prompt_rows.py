@@ -11,8 +11,8 @@ import torch
 from headrace.models import Batch
 from headrace.wire.frames import Resume
 from headrace_kernels.ops import Progress
-from helpers.toy import ToyModel, make_submit, pack
-from helpers.toy_engine import engine_on
+from helpers.engine.toy import ToyModel, make_submit, pack
+from helpers.engine.toy_engine import engine_on
 
 
 class Watched(ToyModel):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headrace.engine.errors import RequestError
 from headrace.engine.sequence import Sequence
-from helpers.scheduling import counts, make_scheduler, make_sequence, run_step
+from helpers.engine.scheduling import counts, make_scheduler, make_sequence, run_step
 
 
 def test_prompts_share_the_budget_first_come_first_served() -> None:

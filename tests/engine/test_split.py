@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from headrace.wire.frames import Ranked, Sampling
-from helpers.legs import make_engine
-from helpers.pair import split, unsplit
-from helpers.toy import make_submit
+from helpers.engine.legs import make_engine
+from helpers.engine.pair import split, unsplit
+from helpers.engine.toy import make_submit
 
 SAMPLINGS = [
     Sampling(),

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from headrace.engine.engine import Engine
 from headrace.engine.scheduler import Plan
-from helpers.toy import ToyModel, make_submit
-from helpers.toy_engine import engine_on
+from helpers.engine.toy import ToyModel, make_submit
+from helpers.engine.toy_engine import engine_on
 
 if TYPE_CHECKING:
     import torch

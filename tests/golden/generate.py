@@ -55,7 +55,7 @@ from headrace.wire.frames import (
     Transferred,
     Welcome,
 )
-from helpers.frames import as_json
+from helpers.worker.frames import as_json
 
 HERE = Path(__file__).parent
 U8, U16, U32, U64 = (2**bits - 1 for bits in (8, 16, 32, 64))
@@ -68,29 +68,29 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    2, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    3, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
-STEP = Step(1, 12.5, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
+STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
 SUBMIT = Submit(7, b"\x01\0\0\0\x00\xc0\0\0", Sampling(), [2], 256)
 LOGPROBS = [
     TokenLogprob(-0.5, [Ranked(11, -0.5), Ranked(U32, -1e300)]),
     TokenLogprob(-0.0, []),
 ]
 
-FRAMES: dict[str, dict[str, Frame]] = {
+FROM_WORKER: dict[str, dict[str, Frame]] = {
     "hello": {
         "usual": HELLO,
         "in a group, with every way to pull": dataclasses.replace(
             HELLO,
             role="prefill",
-            group=Group("ep-0", 3, 8),
+            group=Group("ep-0", 3, 8, 1_790_000_000_123, "shm"),
             transfer=[f"tcp:[::1]:{port}" for port in range(16)],
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            2, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
-            Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32), [""], b"",
+            3, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32, U64, UNICODE), [""], b"",
             StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200,
         ),
         "with lower tiers and a prior": dataclasses.replace(
@@ -136,11 +136,12 @@ FRAMES: dict[str, dict[str, Frame]] = {
         "log-probabilities": dataclasses.replace(
             STEP, outputs=[Output(1, [11, 12], LOGPROBS, None, 0, LOGPROBS), Output(2, [5], [], None, None, [])]
         ),
+        "a rank that waited": dataclasses.replace(STEP, waited_us=3_500),
         "40 outputs": dataclasses.replace(
             STEP, decode_rows=40, outputs=[Output(n, [n * 1000]) for n in range(40)]
         ),
         "extreme": Step(
-            U64, 1e-300, U32, 2**63, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127),
+            U64, 1e-300, U32, U32, 2**63, U32, U64, 2**63, 65536, 255, Load(U32, U16, U8, 127),
             [Output(0, list(range(20)), drafted=U32, accepted=U32)],
         ),
     },
@@ -167,12 +168,14 @@ FRAMES: dict[str, dict[str, Frame]] = {
             BYTES_256, bytes(200 * 16), [n - 1 for n in range(200)], list(range(200)), U32
         ),
     },
+}  # fmt: skip
+FROM_ROUTER: dict[str, dict[str, Frame]] = {
     "welcome": {
-        "without a secret": Welcome(2, "router-1", 1000, b"", b"", BYTES_256[:32]),
-        "with a secret": Welcome(2, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
+        "without a secret": Welcome(3, "router-1", 1000, b"", b"", BYTES_256[:32]),
+        "with a secret": Welcome(3, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
     },
     "other_version": {
-        "an older worker": OtherVersion("protocol", "2", "1", "update the worker"),
+        "an older worker": OtherVersion("protocol", "3", "2", "update the worker"),
         "text": OtherVersion("", UNICODE, "", "é" * 16),
     },
     "submit": {
@@ -221,14 +224,18 @@ def invalid() -> list[dict[str, str]]:
     """Bodies that are no frame: name, hex, kind of error, and the place where it must be found."""
     hello, step, submit = (codec.encode(frame) for frame in (HELLO, STEP, SUBMIT))
 
-    fetch = codec.encode(FRAMES["fetch"]["usual"])
-    failed = codec.encode(FRAMES["failed"]["engine"])
-    pulled = codec.encode(FRAMES["transferred"]["tcp"])
-    lost = codec.encode(FRAMES["transferred"]["lost"])
-    refuse = codec.encode(FRAMES["refuse"]["circuit"])
-    for_good = codec.encode(FRAMES["refuse"]["secret"])
+    fetch = codec.encode(FROM_ROUTER["fetch"]["usual"])
+    failed = codec.encode(FROM_WORKER["failed"]["engine"])
+    pulled = codec.encode(FROM_WORKER["transferred"]["tcp"])
+    lost = codec.encode(FROM_WORKER["transferred"]["lost"])
+    refuse = codec.encode(FROM_ROUTER["refuse"]["circuit"])
+    for_good = codec.encode(FROM_ROUTER["refuse"]["secret"])
 
     kv_from = fetch[3 : fetch.index(b"\xc4\x06ticket")]
+    grouped = codec.encode(FROM_WORKER["hello"]["in a group, with every way to pull"])
+    group = b"\x95\xa4ep-0\x03\x08\xcf\0\0\x01\xa0\xc4\x50\x6c\x7b\xa3shm"
+    ms = b"\xcb\x40\x29\0\0\0\0\0\0\x00"  # and the us that the step waited
+    hour = b"\xcf\0\0\0\x01\0\0\0\0"
 
     def swap(body: bytes, old: bytes, new: bytes) -> bytes:
         assert body.count(old) == 1, (body, old)
@@ -281,12 +288,13 @@ def invalid() -> list[dict[str, str]]:
         ("deep nesting", b"\x92\x0a" + b"\x91" * 600 + b"\x01", "malformed", "bye.reason"),
         ("unknown role", swap(hello, b"\xa4both", b"\xa4Both"), "malformed", "hello.role"),
         ("a hello of version 1", b"\x9e\x01\x01" + b"\xa1x" * 12, "version", ""),
+        ("a hello of version 2", b"\x9f\x01\x02" + b"\xa1x" * 13, "version", ""),
         ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
         ("a hello without a version", b"\x91\x01", "malformed", "hello"),
         ("a version in words", b"\x9f\x01\xa12" + b"\xa1x" * 13, "malformed", "hello.protocol"),
         ("a version of 17 bits", b"\x9f\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 13, "malformed", "hello.protocol"),
         ("a version below zero", b"\x9f\x01\xff" + b"\xa1x" * 13, "malformed", "hello.protocol"),
-        ("a hello without its dtype", swap(hello, b"\x9f\x01\x02", b"\x9e\x01\x02")[:-9], "malformed", "hello"),
+        ("a hello without its dtype", swap(hello, b"\x9f\x01\x03", b"\x9e\x01\x03")[:-9], "malformed", "hello"),
         ("dtype by number", swap(hello, b"\xa8bfloat16", b"\x10"), "malformed", "hello.dtype"),
         ("dtype of nothing", swap(hello, b"\xa8bfloat16", b"\xc0"), "malformed", "hello.dtype"),
         ("dtype of 4 GB", swap(hello, b"\xa8bfloat16", b"\xdb\xff\xff\xff\xff"), "truncated", ""),
@@ -298,6 +306,12 @@ def invalid() -> list[dict[str, str]]:
             "hello.fingerprints.chat_template",
         ),
         ("nested field missing", swap(hello, b"\x96\xa4w-01", b"\x95"), "malformed", "hello.fingerprints"),
+        ("group of version 2", swap(grouped, group, b"\x93\xa4ep-0\x03\x08"), "malformed", "hello.group"),
+        ("group without an epoch", swap(grouped, group[8:17], b"\xc0"), "malformed", "hello.group.epoch"),
+        ("group by a transport in numbers", swap(grouped, b"\xa3shm", b"\x07"), "malformed", "hello.group.transport"),
+        ("step of version 2", step[:1].replace(b"\x9d", b"\x9c") + swap(step, ms, ms[:-1])[1:], "malformed", "step"),
+        ("waited for longer than 32 bits of us", swap(step, ms, ms[:-1] + hour), "malformed", "step.waited_us"),
+        ("waited for nothing", swap(step, ms, ms[:-1] + b"\xc0"), "malformed", "step.waited_us"),
         ("integer for a float", swap(step, b"\xcb\x40\x29\0\0\0\0\0\0", b"\x0c"), "malformed", "step.ms"),
         ("map for outputs", step[:-1] + b"\x80", "malformed", ""),
         (
@@ -394,13 +408,15 @@ def invalid() -> list[dict[str, str]]:
 
 def main() -> None:
     """Rewrite all files."""
-    (HERE / "frames").mkdir(exist_ok=True)
-    for frame, cases in FRAMES.items():
-        rows = [
-            {"name": name, "hex": codec.encode(value).hex(), "fields": as_json(value)}
-            for name, value in cases.items()
-        ]
-        _write(HERE / "frames" / f"{frame}.json", rows)
+    for sender, frames in (("from_worker", FROM_WORKER), ("from_router", FROM_ROUTER)):
+        folder = HERE / "frames" / sender
+        folder.mkdir(parents=True, exist_ok=True)
+        for frame, cases in frames.items():
+            rows = [
+                {"name": name, "hex": codec.encode(value).hex(), "fields": as_json(value)}
+                for name, value in cases.items()
+            ]
+            _write(folder / f"{frame}.json", rows)
     _write(HERE / "invalid.json", invalid())
 
 

@@ -29,8 +29,10 @@ NAMES = PACKAGES | {
     "maturin",
     "netns",
     "nixl",
+    "no-gpu",  # what has ranks of one process stand for GPUs
     "oldest-triton",  # `make compile-table` puts it under target/
     "openssl",
+    "small-shm",  # a /dev/shm that the largest group would fill
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -23,9 +24,10 @@ from headrace.models.llama import Llama, attention_of
 from headrace.models.llama import load_weights as load_llama_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels import torch_mla, torch_ops
-from helpers.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
-from helpers.tiny_model import tiny_llama, write_json_files
-from helpers.toy import ToyModel
+from helpers.engine.toy import ToyModel
+from helpers.models.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
+from helpers.models.tiny_model import tiny_llama, write_json_files
+from helpers.ranks.thread_group import Member, ThreadGroup
 
 BLOCK, BLOCKS = 16, 40
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -123,3 +125,15 @@ def test_no_memory_for_a_step_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ToyModel, "forward", fail)
     with pytest.raises(ValueError, match=r"no memory for the largest prompt chunk: .* give less"):
         warm_up(of(ToyModel(block_tokens=BLOCK)))
+
+
+def test_ranks_of_a_group_stop_after_the_same_step() -> None:
+    """Each has a clock of its own."""
+
+    def work(member: Member) -> int:
+        now_s = itertools.count(0.0, 1.0 + member.rank)
+        warming = of(ToyModel(block_tokens=BLOCK))
+        return warm_up(warming, limit_s=4, clock=lambda: next(now_s), lockstep=member)
+
+    first, second = ThreadGroup(2).run(work)
+    assert first == second < 5

@@ -26,8 +26,7 @@ from headrace.kv_transfer.peers.messages import (
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.stream import Stream
 from headrace.wire.frames import TransferFailure
-from helpers.kv import FakeSource, all_bytes, make_pool, overwrite
-from helpers.kv_peers import (
+from helpers.kv.peers import (
     BACKENDS,
     LAYOUT,
     MEMBERS,
@@ -39,6 +38,7 @@ from helpers.kv_peers import (
     proven,
     until,
 )
+from helpers.kv.pools import FakeSource, all_bytes, make_pool, overwrite
 
 POOL = make_pool(seed=1)
 

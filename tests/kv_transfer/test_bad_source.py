@@ -22,8 +22,7 @@ from headrace.kv_transfer.peers.messages import (
 )
 from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
-from helpers.kv import all_bytes, make_pool, overwrite
-from helpers.kv_peers import (
+from helpers.kv.peers import (
     BACKENDS,
     LAYOUT,
     MEMBERS,
@@ -33,6 +32,7 @@ from helpers.kv_peers import (
     forever,
     listening,
 )
+from helpers.kv.pools import all_bytes, make_pool, overwrite
 
 TICKET = bytes(24)
 WANTED = [(0, 1), (1, 2), (2, 3)]

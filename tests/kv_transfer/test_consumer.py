@@ -16,11 +16,11 @@ from headrace.kv_transfer.consumer import Consumer
 from headrace.kv_transfer.producer import News
 from headrace.kv_transfer.pulls import MAX_PULLS_OF_SOURCE, Puller
 from headrace.wire.frames import Freed, TransferBackend, TransferFailure, Transferred
-from helpers.fake_router import TIMEOUT_S
-from helpers.legs import PROMPT, D, make_engine, run, truth
-from helpers.pair import KV_FROM
-from helpers.pulling import DONE, FakeClient
-from helpers.toy import make_submit, pack
+from helpers.engine.legs import PROMPT, D, make_engine, run, truth
+from helpers.engine.pair import KV_FROM
+from helpers.engine.toy import make_submit, pack
+from helpers.kv.pulling import DONE, FakeClient
+from helpers.worker.fake_router import TIMEOUT_S
 
 
 class Desk:

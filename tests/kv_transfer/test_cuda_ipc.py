@@ -19,8 +19,8 @@ from headrace.kv_transfer.backends.nixl import find_nixl
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
-from helpers.kv import FakeSource, block_of, make_pool
-from helpers.kv_peers import LAYOUT, MEMBERS, QUICK
+from helpers.kv.peers import LAYOUT, MEMBERS, QUICK
+from helpers.kv.pools import FakeSource, block_of, make_pool
 from helpers.require import missing, needs
 
 

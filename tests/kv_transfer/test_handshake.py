@@ -38,8 +38,7 @@ from headrace.kv_transfer.peers.messages import (
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.stream import Stream
 from headrace.wire.frames import TransferFailure
-from helpers.kv import FakeSource, make_pool
-from helpers.kv_peers import (
+from helpers.kv.peers import (
     BACKENDS,
     LAYOUT,
     MEMBERS,
@@ -54,6 +53,7 @@ from helpers.kv_peers import (
     proven,
     until,
 )
+from helpers.kv.pools import FakeSource, make_pool
 
 POOL = make_pool(seed=1)
 OPEN = {backend: KvOpen(layout_text(LAYOUT, POOL), [backend]) for backend in BACKENDS}

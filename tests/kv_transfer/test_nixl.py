@@ -15,9 +15,9 @@ from headrace.kv_transfer.backends.nixl import find_nixl
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
-from helpers.kv import SHAPES, FakeSource, Shape, all_bytes, block_of, make_pool, memory_of
-from helpers.kv_peers import LAYOUT, MEMBERS, QUICK, until
-from helpers.kv_processes import line, process, tell
+from helpers.kv.peers import LAYOUT, MEMBERS, QUICK, until
+from helpers.kv.pools import SHAPES, FakeSource, Shape, all_bytes, block_of, make_pool, memory_of
+from helpers.kv.processes import line, process, tell
 from helpers.require import needs
 
 needs_nixl = needs("nixl", "NIXL is not installed", here=find_nixl() is not None)

@@ -10,9 +10,9 @@ import pytest
 from headrace.kv_transfer.backends.base import TransferError
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
-from helpers.kv import FakeSource, make_pool
-from helpers.kv_peers import BACKENDS, LAYOUT, MEMBERS, QUICK, Backend
-from helpers.kv_processes import line, process, tell
+from helpers.kv.peers import BACKENDS, LAYOUT, MEMBERS, QUICK, Backend
+from helpers.kv.pools import FakeSource, make_pool
+from helpers.kv.processes import line, process, tell
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

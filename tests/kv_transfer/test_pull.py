@@ -15,7 +15,8 @@ from headrace.kv_transfer.backends.base import Limits
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
-from helpers.kv import (
+from helpers.kv.peers import MEMBERS
+from helpers.kv.pools import (
     SHAPES,
     FakeSource,
     Shape,
@@ -25,7 +26,6 @@ from helpers.kv import (
     memory_of,
     overwrite,
 )
-from helpers.kv_peers import MEMBERS
 
 LAYOUT = "test-1 layers_per_group=2"
 QUICK = Limits(heartbeat_s=0.05)

@@ -25,10 +25,10 @@ from headrace.wire.frames import (
 )
 from headrace.wire.link import reachable
 from headrace.worker.outbox import MOST_REPORTS, Outbox
-from helpers.fake_router import TIMEOUT_S
-from helpers.pulling import DONE, SOURCE, FakeClient
-from helpers.toy import ToyModel
-from helpers.toy_engine import engine_on
+from helpers.engine.toy import ToyModel
+from helpers.engine.toy_engine import engine_on
+from helpers.kv.pulling import DONE, SOURCE, FakeClient
+from helpers.worker.fake_router import TIMEOUT_S
 
 
 class Bench:

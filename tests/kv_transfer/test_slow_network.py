@@ -11,8 +11,8 @@ import pytest
 from headrace.kv_transfer.peers import stream
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
-from helpers.kv import FakeSource, block_of, make_pool, overwrite
-from helpers.kv_peers import MEMBERS
+from helpers.kv.peers import MEMBERS
+from helpers.kv.pools import FakeSource, block_of, make_pool, overwrite
 
 BLOCKS = 4
 

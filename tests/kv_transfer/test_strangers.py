@@ -19,8 +19,7 @@ from headrace.kv_transfer.peers.messages import Challenge, KvHello, KvOpen, KvRe
 from headrace.kv_transfer.peers.room import MAX_STRANGERS, STRANGERS_OF_ADDRESS
 from headrace.kv_transfer.peers.server import TransferServer, peer_address
 from headrace.kv_transfer.peers.stream import Stream
-from helpers.kv import FakeSource, make_pool
-from helpers.kv_peers import (
+from helpers.kv.peers import (
     BACKENDS,
     LAYOUT,
     MEMBERS,
@@ -33,6 +32,7 @@ from helpers.kv_peers import (
     proven,
     until,
 )
+from helpers.kv.pools import FakeSource, make_pool
 
 POOL = make_pool(seed=1)
 PATIENT = Limits(stranger_s=60.0)  # no stranger of a test lives to see it

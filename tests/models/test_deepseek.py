@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.deepseek_oracle import CONFIGS, BackendName, build, expected, load, prompt
-from helpers.stepping import Stepper
+from helpers.models.deepseek_oracle import CONFIGS, BackendName, build, expected, load, prompt
+from helpers.models.stepping import Stepper
 
 torch.set_num_threads(1)
 

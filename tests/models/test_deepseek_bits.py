@@ -12,9 +12,9 @@ from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.native import NativeBackend
-from helpers.deepseek_oracle import CONFIGS, build_mtp, load, prompt
-from helpers.drafting import Drafter
-from helpers.stepping import Stepper, Stream
+from helpers.models.deepseek_oracle import CONFIGS, build_mtp, load, prompt
+from helpers.models.drafting import Drafter
+from helpers.models.stepping import Stepper, Stream
 
 torch.set_num_threads(1)
 

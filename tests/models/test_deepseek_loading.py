@@ -15,9 +15,9 @@ from headrace.models.deepseek_weights import Share, load_weights
 from headrace.models.fp8 import Scaled
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace_kernels.moe.placement import LayerPlacement
-from helpers.deepseek_oracle import BackendName, load, prompt
-from helpers.stepping import Stepper
-from helpers.tiny_deepseek import (
+from helpers.models.deepseek_oracle import BackendName, load, prompt
+from helpers.models.stepping import Stepper
+from helpers.models.tiny_deepseek import (
     Tensors,
     fuse_experts,
     quantise_fp8,
@@ -26,7 +26,7 @@ from helpers.tiny_deepseek import (
     tiny_deepseek,
     tiny_tensors,
 )
-from helpers.tiny_model import tiny_llama, write_json_files
+from helpers.models.tiny_model import tiny_llama, write_json_files
 
 torch.set_num_threads(1)
 

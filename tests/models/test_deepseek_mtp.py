@@ -15,7 +15,7 @@ from headrace.models import UnsupportedModelError, load_model
 from headrace.models.deepseek import Deepseek
 from headrace.models.deepseek_mtp import find_mtp
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
-from helpers.deepseek_oracle import (
+from helpers.models.deepseek_oracle import (
     VOCAB,
     BackendName,
     build,
@@ -26,9 +26,9 @@ from helpers.deepseek_oracle import (
     mtp_rows,
     prompt,
 )
-from helpers.drafting import Drafter
-from helpers.stepping import Stepper, Stream
-from helpers.tiny_model import tiny_llama
+from helpers.models.drafting import Drafter
+from helpers.models.stepping import Stepper, Stream
+from helpers.models.tiny_model import tiny_llama
 
 torch.set_num_threads(1)
 

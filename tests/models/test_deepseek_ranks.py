@@ -16,17 +16,17 @@ from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoi
 from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Combine
 from headrace_kernels.moe.placement import LayerPlacement
-from helpers.drafting import Drafter
-from helpers.expert_ranks import Threads, ThreadTransport, random_placement
-from helpers.stepping import Stepper
-from helpers.tiny_deepseek import (
+from helpers.kernels.expert_ranks import Threads, ThreadTransport, random_placement
+from helpers.models.drafting import Drafter
+from helpers.models.stepping import Stepper
+from helpers.models.tiny_deepseek import (
     quantise_fp8,
     save_tensors,
     tiny_config,
     tiny_deepseek,
     tiny_tensors,
 )
-from helpers.tiny_model import write_json_files
+from helpers.models.tiny_model import write_json_files
 
 BLOCK, EXPERTS = 16, 8
 CPU = torch.device("cpu")

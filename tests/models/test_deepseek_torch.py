@@ -14,11 +14,11 @@ from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
-from helpers.deepseek_oracle import build, build_mtp, expected, prompt
-from helpers.drafting import Drafter
-from helpers.stepping import Stepper
-from helpers.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
-from helpers.tiny_model import write_json_files
+from helpers.models.deepseek_oracle import build, build_mtp, expected, prompt
+from helpers.models.drafting import Drafter
+from helpers.models.stepping import Stepper
+from helpers.models.tiny_deepseek import quantise_fp8, save_tensors, tiny_config, tiny_tensors
+from helpers.models.tiny_model import write_json_files
 
 torch.set_num_threads(1)
 

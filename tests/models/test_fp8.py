@@ -9,14 +9,14 @@ import torch
 
 from headrace.models.fp8 import scale_shape
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
-from helpers.tiny_deepseek import (
+from helpers.models.tiny_deepseek import (
     Tensors,
     dequantise_blocks,
     quantise_blocks,
     save_tensors,
     tiny_config,
 )
-from helpers.tiny_model import write_json_files
+from helpers.models.tiny_model import write_json_files
 
 NAME = "w.weight"
 SCALE = "w.weight_scale_inv"

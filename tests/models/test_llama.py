@@ -16,7 +16,7 @@ from headrace.models.llama import Llama, attention_of, load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
-from helpers.stepping import Stepper
+from helpers.models.stepping import Stepper
 
 torch.set_num_threads(1)
 

@@ -23,9 +23,9 @@ from headrace.models.llama import Llama
 from headrace.models.load.default_model import ensure_default_model
 from headrace.models.load.source import resolve
 from headrace.wire.frames import Sampling
-from helpers.stepping import Stepper
-from helpers.texts import TEXTS
-from helpers.toy import make_submit
+from helpers.engine.toy import make_submit
+from helpers.models.stepping import Stepper
+from helpers.models.texts import TEXTS
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(600)]
 

@@ -26,7 +26,7 @@ from headrace.mtp_training.module import HeadModule
 from headrace.mtp_training.prompts import PromptFileError, Prompts, read_prompts
 from headrace.mtp_training.start import fresh_head
 from headrace.mtp_training.writer import Writer, Written
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_model import tiny_llama
 
 SMALL = shlex.split(
     "--dtype float32 --files 0-1 --held-out-files 0 --answer-tokens 12 --prompt-tokens 24 --ffn 64 "

@@ -212,3 +212,10 @@ def test_folders_of_rust_are_small_enough_to_look_around_in(crate: str) -> None:
         place = folder.relative_to(ROOT).as_posix()
         most = LARGER_FOLDERS.get(place, MOST_FILES)
         assert count <= most, f"{place} has {count} files"
+
+
+def test_folders_of_tests_are_small_enough_to_look_around_in() -> None:
+    tests = ROOT / "tests"
+    for folder in [tests, *(path for path in tests.rglob("*") if path.is_dir())]:
+        count = len([path for path in folder.iterdir() if path.suffix in (".py", ".rs", ".json")])
+        assert count <= MOST_FILES, f"{folder.relative_to(ROOT)} has {count} files"

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use headrace_router::core::frame::*;
 use headrace_router::fleet::codec::{
-    CodecError, FrameReader, FrameWriter, ReadError, decode, encode,
+    CodecError, FrameArrival, FrameReader, FrameWriter, ReadError, decode, encode,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -45,6 +45,7 @@ fn step() -> Frame {
     Frame::Step(Step {
         step: 1,
         ms: 2.5,
+        waited_us: 0,
         prefill_tokens: 3,
         prefill_context: 0,
         decode_rows: 4,
@@ -391,6 +392,35 @@ async fn a_cancelled_read_of_a_very_long_frame_loses_nothing() {
         received.extend(reader.next().await.unwrap());
     }
     assert_eq!(received, [ping(1), frame, ping(2)]);
+}
+
+#[tokio::test]
+async fn a_long_frame_is_told_of_while_it_comes_and_dripping_bytes_are_not() {
+    let frame = very_long(700_000);
+    let bytes = packed(&frame);
+    let (mut near, far) = tokio::io::duplex(bytes.len());
+    let mut reader = FrameReader::new(far, MAX_FRAME_BYTES);
+    let told = std::cell::RefCell::new(Vec::new());
+    let mut look = || {
+        let next = reader.next_telling(|arrival| told.borrow_mut().push(arrival));
+        futures_util::FutureExt::now_or_never(next).is_some()
+    };
+    for byte in bytes[..1_000].chunks(1) {
+        near.write_all(byte).await.unwrap();
+        assert!(!look());
+    }
+    assert_eq!(*told.borrow(), []);
+    for part in bytes[1_000..600_000].chunks(50_000) {
+        near.write_all(part).await.unwrap();
+        assert!((0..3).all(|_| !look()));
+    }
+    let parts = told.take();
+    assert!((5..=600_000 >> 16).contains(&parts.len()), "{}", parts.len());
+    assert!(parts.iter().all(|arrival| *arrival == FrameArrival::Part));
+    near.write_all(&bytes[600_000..]).await.unwrap();
+    let read = reader.next_telling(|arrival| told.borrow_mut().push(arrival)).await;
+    assert_eq!(read.unwrap(), Some(frame));
+    assert_eq!(told.borrow().last(), Some(&FrameArrival::Whole));
 }
 
 #[tokio::test]

@@ -3,29 +3,24 @@
 #![allow(clippy::wildcard_enum_match_arm, reason = "a test names what it waits for, not all else")]
 #![allow(clippy::large_enum_variant, reason = "a test has few of them")]
 
+mod dial;
 mod frames;
+mod looks;
 
 use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
 use headrace_router::app::App;
-use headrace_router::config::{Config, RouterArgs, WorkerListen};
+use headrace_router::config::{Config, RouterArgs};
 use headrace_router::core::frame::*;
 use headrace_router::core::secret::{AuthKey, Side};
-use headrace_router::fleet::codec::{FrameReader, FrameWriter};
-use rustls::pki_types::CertificateDer;
-use rustls::pki_types::pem::PemObject as _;
-use serde_json::Value;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
+pub(crate) use self::dial::*;
 pub(crate) use self::frames::*;
-
-/// Whatever a test waits for comes in this time, or it fails.
-pub(crate) const IN_TIME: Duration = Duration::from_secs(20);
+pub(crate) use self::looks::*;
 
 /// A router on free ports; `change` sets its flags.
 pub(crate) async fn start_router(change: impl FnOnce(&mut RouterArgs)) -> Arc<App> {
@@ -421,114 +416,6 @@ fn play(request: RequestId, script: Script) -> impl Iterator<Item = Frame> {
         Frame::Step(Step { step: i as u64 + 1, ..step(vec![output]) })
     });
     frames.chain([Frame::Freed(Freed { request, blocks: 1 })])
-}
-
-type Reader = FrameReader<Box<dyn AsyncRead + Send + Unpin>>;
-
-/// Writes frames, and what is none.
-pub(crate) struct Writer(Box<dyn AsyncWrite + Send + Unpin>);
-
-impl Writer {
-    async fn send(&mut self, frames: &[Frame]) -> std::io::Result<()> {
-        let mut writer = FrameWriter::new(&mut self.0);
-        for frame in frames {
-            writer.push(frame).unwrap();
-        }
-        writer.flush().await
-    }
-
-    pub(crate) async fn raw(&mut self, bytes: &[u8]) -> std::io::Result<()> {
-        self.0.write_all(bytes).await?;
-        self.0.flush().await
-    }
-}
-
-/// A connection without any handshake.
-pub(crate) async fn dial(address: &WorkerListen) -> (Reader, Writer) {
-    let (reader, writer): (Box<dyn AsyncRead + Send + Unpin>, Box<dyn AsyncWrite + Send + Unpin>) =
-        match address {
-            WorkerListen::Tcp(address) => {
-                let stream = TcpStream::connect(address).await.unwrap();
-                stream.set_nodelay(true).unwrap();
-                let (reader, writer) = stream.into_split();
-                (Box::new(reader), Box::new(writer))
-            }
-            WorkerListen::Unix(path) => {
-                let (reader, writer) = UnixStream::connect(path).await.unwrap().into_split();
-                (Box::new(reader), Box::new(writer))
-            }
-        };
-    (FrameReader::new(reader, MAX_FRAME_BYTES), Writer(writer))
-}
-
-/// A connection over TLS to a router with the certificate `trusted` (PEM).
-pub(crate) async fn dial_tls(address: &WorkerListen, trusted: &[u8]) -> (Reader, Writer) {
-    let WorkerListen::Tcp(address) = address else { panic!("{address} is no TCP address") };
-    let mut roots = rustls::RootCertStore::empty();
-    for cert in CertificateDer::pem_slice_iter(trusted) {
-        roots.add(cert.unwrap()).unwrap();
-    }
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()
-        .unwrap()
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let stream = TcpStream::connect(address).await.unwrap();
-    let stream = connector.connect("localhost".try_into().unwrap(), stream).await.unwrap();
-    let (reader, writer) = tokio::io::split(stream);
-    (FrameReader::new(Box::new(reader), MAX_FRAME_BYTES), Writer(Box::new(writer)))
-}
-
-pub(crate) async fn send(writer: &mut Writer, frame: Frame) {
-    let _ = writer.send(&[frame]).await; // the router may have closed it: the test sees that when it reads
-}
-
-/// The next frame; `None` once the router closed the link.
-pub(crate) async fn receive(reader: &mut Reader) -> Option<Frame> {
-    in_time("a frame", reader.next()).await.unwrap_or(None)
-}
-
-/// The `state` that `/workers` gives for a worker; empty if it is not there.
-pub(crate) fn state_of(app: &App, worker: &str) -> String {
-    of_worker(app, worker)["state"].as_str().unwrap_or_default().into()
-}
-
-/// What `/workers` says of a worker; null if it is not there.
-pub(crate) fn of_worker(app: &App, worker: &str) -> Value {
-    let workers = app.fleet.workers();
-    let found = workers["workers"].as_array().unwrap().iter().find(|other| other["id"] == worker);
-    found.cloned().unwrap_or_default()
-}
-
-/// The sum of all samples of a metric that have these labels.
-pub(crate) fn metric(app: &App, name: &str, labels: &str) -> f64 {
-    let text = app.render_metrics();
-    let samples = text.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
-    let values = samples.filter(|line| line.contains(labels));
-    values.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
-}
-
-/// So much time goes by for the router, which first takes in all that has come. Nobody waits for it.
-pub(crate) async fn passes(time: Duration) {
-    tokio::time::pause();
-    sleep(time).await;
-    tokio::time::resume();
-}
-
-/// Waits for something that has no event of its own.
-pub(crate) async fn until(what: &str, mut is_so: impl FnMut() -> bool) {
-    let looks = async {
-        while !is_so() {
-            sleep(Duration::from_millis(1)).await;
-        }
-    };
-    in_time(what, looks).await;
-}
-
-pub(crate) async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
-    timeout(IN_TIME, future).await.unwrap_or_else(|_| panic!("{what} did not come in time"))
 }
 
 impl Debug for FakeWorker {

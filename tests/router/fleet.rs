@@ -4,14 +4,11 @@
 
 mod block_events;
 mod caching;
-mod discovery;
 mod drain;
-mod fake_etcd;
-mod handshake;
+mod groups;
+mod joining;
 mod large_events;
 mod links;
-mod log;
-mod many_workers;
 mod mishaps;
 mod requests;
 mod resume;

@@ -14,7 +14,7 @@ from headrace.errors import ConfigError, EtcdCompacted, EtcdFailed
 from headrace.wire import discovery
 from headrace.wire.discovery import EtcdPrefix, parse_sources
 from headrace.wire.etcd import EtcdClient
-from helpers.etcd import CERT, DATA, KEY, EtcdServer, etcd_binary, free_ports
+from helpers.serving.etcd import CERT, DATA, KEY, EtcdServer, etcd_binary, free_ports
 
 TIMEOUT_S = 30.0
 

@@ -42,9 +42,10 @@ from headrace.wire.frames import (
     Ticket,
     TokenLogprob,
 )
-from helpers.frames import any_frame, as_json
+from helpers.worker.frames import any_frame, as_json
 
 GOLDEN = Path(__file__).parents[1] / "golden"
+FRAMES = sorted((GOLDEN / "frames").glob("*/*.json"))
 KINDS: dict[type[WireError], str] = {
     FrameTruncated: "truncated",
     UnknownFrameType: "unknown",
@@ -54,17 +55,17 @@ KINDS: dict[type[WireError], str] = {
 }
 
 
-def golden(path: str) -> list[Any]:
+def golden(path: str | Path) -> list[Any]:
     return json.loads((GOLDEN / path).read_text(encoding="utf-8"))
 
 
 def a_step(**changes: Any) -> Step:
-    return dataclasses.replace(Step(1, 2.5, 0, 0, 1, 9, 0, 0, 0, Load(), []), **changes)
+    return dataclasses.replace(Step(1, 2.5, 0, 0, 0, 1, 9, 0, 0, 0, Load(), []), **changes)
 
 
-@pytest.mark.parametrize("path", sorted((GOLDEN / "frames").glob("*.json")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", FRAMES, ids=lambda path: path.stem)
 def test_golden_frames_are_read_and_written_byte_for_byte(path: Path) -> None:
-    for case in golden(f"frames/{path.name}"):
+    for case in golden(path):
         body = bytes.fromhex(case["hex"])
         frame = decode(body)
         # as text, because 1 == 1.0 == True
@@ -73,8 +74,7 @@ def test_golden_frames_are_read_and_written_byte_for_byte(path: Path) -> None:
 
 
 def test_every_frame_has_golden_cases() -> None:
-    frames_with_cases = {path.stem for path in (GOLDEN / "frames").glob("*.json")}
-    assert frames_with_cases == {name for name, _ in codec._NUMBERS.values()}
+    assert {path.stem for path in FRAMES} == {name for name, _ in codec._NUMBERS.values()}
 
 
 @pytest.mark.parametrize("case", golden("invalid.json"), ids=lambda case: case["name"])
@@ -173,7 +173,7 @@ def test_a_wrong_field_is_named_where_it_is_written(frame: Any, message: str) ->
 
 
 def test_what_the_peer_wrote_is_cut_in_errors() -> None:
-    hello = bytes.fromhex(golden("frames/hello.json")[0]["hex"])
+    hello = bytes.fromhex(golden("frames/from_worker/hello.json")[0]["hex"])
     body = hello.replace(b"\xa4both", b"\xda\x10\x00" + b"x" * 4096)
     with pytest.raises(MalformedFrame) as caught:
         decode(body)

@@ -21,7 +21,7 @@ from headrace.wire.frames import (
     Submit,
 )
 from headrace.wire.link import Session
-from helpers.link_scene import HEARTBEAT, WELCOME, Peer, hold, link_to, packed, router
+from helpers.worker.link_scene import HEARTBEAT, WELCOME, Peer, hold, link_to, packed, router
 
 
 async def test_frames_go_both_ways_in_order() -> None:

@@ -15,8 +15,9 @@ from headrace import _core
 from headrace.errors import Refused, RouterNotTrusted
 from headrace.wire.frames import PROTOCOL, Frame, OtherVersion, Prove, RefuseReason, Welcome
 from headrace.wire.link import QUIET_DIALS, Backoff, Link, LinkConfig, parse_address, tls_context
-from helpers.frames import refusal
-from helpers.link_scene import (
+from helpers.require import missing
+from helpers.worker.frames import refusal
+from helpers.worker.link_scene import (
     HEARTBEAT,
     HELLO,
     IN_TIME_S,
@@ -28,7 +29,6 @@ from helpers.link_scene import (
     packed,
     router,
 )
-from helpers.require import missing
 
 SECRET = "open sesame"
 
@@ -125,20 +125,20 @@ async def test_another_protocol_is_named_with_both_numbers() -> None:
     async with router(script) as at:
         with pytest.raises(Refused) as caught:
             await link_to(at).connect()
-    assert (caught.value.field, caught.value.expected, caught.value.got) == ("protocol", "9", "2")
+    assert (caught.value.field, caught.value.expected, caught.value.got) == ("protocol", "9", "3")
 
 
 async def test_a_router_of_another_version_says_which_side_to_update() -> None:
     async def script(peer: Peer) -> None:
         await peer.hello()
-        await peer.write(packed(OtherVersion("protocol", "3", "2", "update the worker")))
+        await peer.write(packed(OtherVersion("protocol", "4", "3", "update the worker")))
         await peer.gone()
 
     async with router(script) as at:
         with pytest.raises(Refused, match="update the worker") as caught:
             await link_to(at).connect()
         assert at.dials == 1
-    assert (caught.value.field, caught.value.expected, caught.value.got) == ("protocol", "3", "2")
+    assert (caught.value.field, caught.value.expected, caught.value.got) == ("protocol", "4", "3")
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from headrace.wire.discovery import Report, RouterAddress
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello, Refuse, RefuseReason
 from headrace.wire.link import Link, LinkConfig, Session, _refused
 from headrace.wire.links import Links
-from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
-from helpers.frames import refusal
+from helpers.worker.fake_router import TIMEOUT_S, Conversation, FakeRouter
+from helpers.worker.frames import refusal
 
 HELLO = Hello(
     protocol=PROTOCOL,

@@ -67,7 +67,7 @@ def in_columns(outputs: list[Output]) -> Outputs:
 
 
 def a_step(outputs: list[Output] | Outputs) -> Step:
-    return Step(1, 0.5, 0, 0, 3, 70, 0, 0, 0, Load(1, 2, 3, 4), outputs)
+    return Step(1, 0.5, 0, 0, 0, 3, 70, 0, 0, 0, Load(1, 2, 3, 4), outputs)
 
 
 def merged(outputs: list[Output]) -> list[Output]:
@@ -119,6 +119,7 @@ STEPS = st.builds(
     Step,
     U64,
     st.floats(allow_nan=False),
+    U32,
     U32,
     U64,
     U32,

@@ -33,13 +33,13 @@ from headrace.wire.frames import (
 )
 from headrace.wire.link import Session
 from headrace.worker import outbox as outbox_module
-from headrace.worker import worker as worker_module
+from headrace.worker import sessions
 from headrace.worker.outbox import MOST_ENDS, Outbox
-from helpers.fake_router import FakeRouter
-from helpers.link_scene import WELCOME, Peer, link_to, packed, router
-from helpers.split import Pair, pair
-from helpers.toy import make_submit
-from helpers.worker_scene import joined, running, true_greedy
+from helpers.engine.toy import make_submit
+from helpers.worker.fake_router import FakeRouter
+from helpers.worker.link_scene import WELCOME, Peer, link_to, packed, router
+from helpers.worker.scene import joined, running, true_greedy
+from helpers.worker.split import Pair, pair
 
 MIB = 1 << 20
 
@@ -201,7 +201,7 @@ async def test_a_router_that_asks_on_and_takes_nothing_is_not_heard_until_it_doe
 ) -> None:
     asked, inbox = 400, 16
     monkeypatch.setattr(outbox_module, "MOST_ENDS", 32)
-    monkeypatch.setattr(worker_module, "INBOX_FRAMES", inbox)
+    monkeypatch.setattr(sessions, "INBOX_FRAMES", inbox)
     taking = asyncio.Event()
     taking.set()
     send = Session.send

@@ -27,10 +27,10 @@ from headrace.wire.frames import (
     Snapshot,
     Step,
 )
-from helpers.fake_router import FakeRouter, keys
-from helpers.frames import refusal
-from helpers.toy import make_submit, pack
-from helpers.worker_scene import BLOCK, joined, running, stepped, true_greedy
+from helpers.engine.toy import make_submit, pack
+from helpers.worker.fake_router import FakeRouter, keys
+from helpers.worker.frames import refusal
+from helpers.worker.scene import BLOCK, joined, running, stepped, true_greedy
 
 
 async def test_hello_snapshot_then_a_streamed_answer(tmp_path: Path) -> None:

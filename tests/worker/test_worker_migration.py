@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from headrace.wire.frames import Cancel, Drain, Fetch, KvFrom, Offer, Transferred
-from helpers.split import Pair, pair
-from helpers.toy import make_submit
-from helpers.worker_scene import true_greedy
+from helpers.engine.toy import make_submit
+from helpers.worker.scene import true_greedy
+from helpers.worker.split import Pair, pair
 
 LONG = list(range(40))
 

@@ -6,9 +6,9 @@ import threading
 from pathlib import Path
 
 from headrace.wire.frames import Cancel, Drain
-from helpers.fake_router import FakeRouter
-from helpers.toy import make_submit
-from helpers.worker_scene import Scene, joined, running, true_greedy
+from helpers.engine.toy import make_submit
+from helpers.worker.fake_router import FakeRouter
+from helpers.worker.scene import Scene, joined, running, true_greedy
 
 
 async def test_the_next_step_is_planned_while_one_runs(tmp_path: Path) -> None:

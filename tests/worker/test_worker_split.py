@@ -16,9 +16,9 @@ from headrace.wire.frames import (
     Sampling,
     Ticket,
 )
-from helpers.split import PREFILL, Pair, pair
-from helpers.toy import make_submit, pack
-from helpers.worker_scene import BLOCK, true_greedy
+from helpers.engine.toy import make_submit, pack
+from helpers.worker.scene import BLOCK, true_greedy
+from helpers.worker.split import PREFILL, Pair, pair
 
 LONG = list(range(40))  # three steps of the workers
 

@@ -20,10 +20,10 @@ from headrace.wire.frames import (
     Ticket,
     Transferred,
 )
-from helpers.fake_router import TIMEOUT_S, FakeRouter
-from helpers.split import PREFILL, Legs, Pair, pair
-from helpers.toy import make_submit, pack
-from helpers.worker_scene import joined, running, true_greedy
+from helpers.engine.toy import make_submit, pack
+from helpers.worker.fake_router import TIMEOUT_S, FakeRouter
+from helpers.worker.scene import joined, running, true_greedy
+from helpers.worker.split import PREFILL, Legs, Pair, pair
 
 LONG = list(range(40))  # three steps of the workers
 

@@ -15,9 +15,9 @@ from headrace.settings.worker import WorkerSettings
 from headrace.wire.frames import Sampling, Snapshot
 from headrace.worker import main
 from headrace.worker.load_model import load
-from helpers.fake_router import Conversation, FakeRouter
-from helpers.split import Legs
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_model import tiny_llama
+from helpers.worker.fake_router import Conversation, FakeRouter
+from helpers.worker.split import Legs
 
 SETTINGS = WorkerSettings(
     model=None,

@@ -24,9 +24,9 @@ from headrace.settings.worker import WorkerSettings
 from headrace.wire.frames import PROTOCOL, Bye
 from headrace.worker import main
 from headrace.worker.load_model import Loaded, load
-from helpers.fake_router import TIMEOUT_S, Conversation, FakeRouter
-from helpers.tiny_model import tiny_llama
-from helpers.toy import ToyModel, make_submit
+from helpers.engine.toy import ToyModel, make_submit
+from helpers.models.tiny_model import tiny_llama
+from helpers.worker.fake_router import TIMEOUT_S, Conversation, FakeRouter
 
 SETTINGS = WorkerSettings(
     model=None,

@@ -24,7 +24,7 @@ from headrace.wire.frames import (
     TokenLogprob,
 )
 from headrace.worker.outbox import FRAME_VALUES, Outbox
-from helpers.fake_router import keys
+from helpers.worker.fake_router import keys
 
 
 def pack(*numbers: int) -> bytes:

@@ -14,10 +14,10 @@ from headrace.engine.engine import Engine
 from headrace.models import Batch
 from headrace.wire.frames import Sampling
 from headrace_kernels.ops import Fence, Progress
-from helpers.legs import BLOCK, PROMPT, D, P, exported, legs, make_engine, run, truth
-from helpers.pair import Heard, split, unsplit
-from helpers.toy import ToyHasher, ToyModel, make_submit
-from helpers.toy_engine import engine_on
+from helpers.engine.legs import BLOCK, PROMPT, D, P, exported, legs, make_engine, run, truth
+from helpers.engine.pair import Heard, split, unsplit
+from helpers.engine.toy import ToyHasher, ToyModel, make_submit
+from helpers.engine.toy_engine import engine_on
 
 
 def test_an_export_holds_its_blocks_and_no_batch_row_after_its_first_token() -> None:

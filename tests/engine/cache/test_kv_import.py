@@ -9,9 +9,20 @@ import pytest
 
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Key
-from helpers.legs import BLOCK, PROMPT, D, P, exported, legs, make_engine, reserved, run, truth
-from helpers.pair import KV_FROM, Heard, legs_of, move, split, unsplit
-from helpers.toy import ToyHasher, make_submit
+from helpers.engine.legs import (
+    BLOCK,
+    PROMPT,
+    D,
+    P,
+    exported,
+    legs,
+    make_engine,
+    reserved,
+    run,
+    truth,
+)
+from helpers.engine.pair import KV_FROM, Heard, legs_of, move, split, unsplit
+from helpers.engine.toy import ToyHasher, make_submit
 
 
 def test_an_arriving_request_holds_nothing_before_its_ticket() -> None:

@@ -10,7 +10,7 @@ import torch
 from headrace.engine.cache import memory
 from headrace.engine.cache.memory import allocate_kv, kv_blocks, machine_bytes
 from headrace.models.step_memory import StepMemory
-from helpers.toy import ToyModel
+from helpers.engine.toy import ToyModel
 
 CPU = torch.device("cpu")
 

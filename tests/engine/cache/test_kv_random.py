@@ -16,12 +16,12 @@ from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Sampling, Submit
-from helpers.drafting_toy import DraftingToy
-from helpers.kv_copy import copy_block
-from helpers.pair import Heard, legs_of, unsplit
-from helpers.pipeline import Pipeline
-from helpers.toy import ToyModel, make_submit
-from helpers.toy_engine import engine_on
+from helpers.engine.drafting_toy import DraftingToy
+from helpers.engine.pair import Heard, legs_of, unsplit
+from helpers.engine.pipeline import Pipeline
+from helpers.engine.toy import ToyModel, make_submit
+from helpers.engine.toy_engine import engine_on
+from helpers.kv.block_copy import copy_block
 
 BLOCK = 4
 

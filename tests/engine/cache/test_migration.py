@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from headrace.engine.cache.block_pool import BlockPool, Stored
 from headrace.engine.cache.hot import Uses
 from headrace.engine.engine import Engine
-from helpers.kv_copy import copy_block
-from helpers.pair import unsplit
-from helpers.toy import ToyHasher, ToyModel, make_submit
-from helpers.toy_engine import engine_on
+from helpers.engine.pair import unsplit
+from helpers.engine.toy import ToyHasher, ToyModel, make_submit
+from helpers.engine.toy_engine import engine_on
+from helpers.kv.block_copy import copy_block
 
 BLOCK = 4
 

@@ -19,9 +19,9 @@ from headrace.engine.cache.kv_import import (
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sequence import Sequence, Stage
 from headrace.wire.frames import TransferFailure, Transferred
-from helpers.legs import PROMPT, D, exported, legs, make_engine, run, truth
-from helpers.pair import Heard, move
-from helpers.toy import make_submit
+from helpers.engine.legs import PROMPT, D, exported, legs, make_engine, run, truth
+from helpers.engine.pair import Heard, move
+from helpers.engine.toy import make_submit
 
 PAGE = Path(__file__).resolve().parents[3] / "docs/design/kv-transfer.md"
 S, E = PullState, PullEvent

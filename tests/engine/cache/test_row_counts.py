@@ -18,12 +18,12 @@ from headrace.engine.step.input_batch import STOPS, AddedRow, Ends, GrownTables,
 from headrace.engine.step.row_counts import RowCounts
 from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import Sampling
-from helpers.drafting_engine import Heard, plain
-from helpers.drafting_engine import make_engine as drafting_engine
-from helpers.pipeline import Pipeline
-from helpers.scheduling import make_scheduler, make_sequence, run_step
-from helpers.toy import make_submit
-from helpers.toy_engine import BLOCK, make_engine
+from helpers.engine.drafting_engine import Heard, plain
+from helpers.engine.drafting_engine import make_engine as drafting_engine
+from helpers.engine.pipeline import Pipeline
+from helpers.engine.scheduling import make_scheduler, make_sequence, run_step
+from helpers.engine.toy import make_submit
+from helpers.engine.toy_engine import BLOCK, make_engine
 
 NAMES = ("computed", "pending_rows", "pending_tokens", "pending_drafts", "drafts", "published")
 

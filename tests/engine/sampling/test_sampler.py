@@ -17,10 +17,10 @@ from headrace.engine.sampling.sampler import Sampler, check_sampling, needs_pena
 from headrace.engine.sampling.topk import Draws
 from headrace.engine.sequence import Key, Sequence
 from headrace.wire.frames import Ranked, Sampling, TokenLogprob
-from helpers.distribution import chi_squared, cut
+from helpers.engine.distribution import chi_squared, cut
+from helpers.engine.sampling_rows import one_each, take_row
+from helpers.engine.toy import make_submit
 from helpers.require import missing
-from helpers.sampling_rows import one_each, take_row
-from helpers.toy import make_submit
 
 VOCAB = 64
 DRAWS = 6_000

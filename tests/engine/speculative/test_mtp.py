@@ -16,7 +16,7 @@ from headrace.engine.sequence import Key
 from headrace.models import Batch
 from headrace.wire.frames import Sampling
 from headrace_kernels.ops import Progress
-from helpers.drafting_engine import (
+from helpers.engine.drafting_engine import (
     BLOCK,
     KINDS,
     Heard,
@@ -26,8 +26,8 @@ from helpers.drafting_engine import (
     plain,
     run,
 )
-from helpers.drafting_toy import DraftingToy
-from helpers.toy import ToyHasher, ToyModel, make_submit
+from helpers.engine.drafting_toy import DraftingToy
+from helpers.engine.toy import ToyHasher, ToyModel, make_submit
 
 
 @pytest.mark.matrix

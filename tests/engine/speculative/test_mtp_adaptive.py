@@ -17,8 +17,8 @@ from headrace.engine.speculative.adaptive import (
     Adaptive,
 )
 from headrace.wire.frames import Ranked, Sampling
-from helpers.drafting_engine import Heard, assert_same, make_engine, run
-from helpers.toy import make_submit
+from helpers.engine.drafting_engine import Heard, assert_same, make_engine, run
+from helpers.engine.toy import make_submit
 
 ROWS = 64
 

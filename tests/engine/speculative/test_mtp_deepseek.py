@@ -11,10 +11,10 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.models import load_model
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
-from helpers.drafting_engine import KINDS, Heard, run
-from helpers.pair import split
-from helpers.tiny_deepseek import tiny_deepseek
-from helpers.toy import ToyHasher, make_submit
+from helpers.engine.drafting_engine import KINDS, Heard, run
+from helpers.engine.pair import split
+from helpers.engine.toy import ToyHasher, make_submit
+from helpers.models.tiny_deepseek import tiny_deepseek
 
 BLOCK = 16
 

@@ -19,8 +19,8 @@ from headrace.engine.sequence import Key, Sequence
 from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.speculative.rejection import Rejection
 from headrace.wire.frames import Ranked, Sampling
-from helpers.distribution import chi_squared, cut
-from helpers.sampling_rows import one_each, rows_of, take_row
+from helpers.engine.distribution import chi_squared, cut
+from helpers.engine.sampling_rows import one_each, rows_of, take_row
 
 VOCAB = 12
 ANSWERS = 200_000

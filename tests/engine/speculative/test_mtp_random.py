@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from headrace.engine.sequence import Key
 from headrace.wire.frames import Submit
-from helpers.drafting_engine import KINDS, Heard, a_submit, make_engine, plain
-from helpers.pipeline import Pipeline
-from helpers.toy import ToyHasher, make_submit
+from helpers.engine.drafting_engine import KINDS, Heard, a_submit, make_engine, plain
+from helpers.engine.pipeline import Pipeline
+from helpers.engine.toy import ToyHasher, make_submit
 
 
 @given(data=st.data())

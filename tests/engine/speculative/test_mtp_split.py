@@ -9,9 +9,9 @@ from headrace.engine.engine import Engine
 from headrace.engine.step.batch_builder import Prepared
 from headrace.wire.frames import Sampling
 from headrace_kernels.batch import DraftBatch
-from helpers.drafting_engine import BLOCK, Heard, a_submit, make_engine, plain, run
-from helpers.pair import split
-from helpers.toy import make_submit
+from helpers.engine.drafting_engine import BLOCK, Heard, a_submit, make_engine, plain, run
+from helpers.engine.pair import split
+from helpers.engine.toy import make_submit
 
 
 def a_pair(k: int, agreement: float = 1.0) -> tuple[Engine, Engine]:

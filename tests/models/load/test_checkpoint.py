@@ -23,7 +23,7 @@ from headrace.models.load.safetensors_file import (
     SafetensorsFile,
     write_safetensors,
 )
-from helpers.tiny_model import llama_shapes, tiny_llama
+from helpers.models.tiny_model import llama_shapes, tiny_llama
 
 
 def shard(directory: Path, files: int = 2) -> Path:

@@ -12,7 +12,7 @@ import pytest
 
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.models.load.doc import ModelDocError, read_model_files
-from helpers.tiny_model import CHAT_TEMPLATE, tiny_llama
+from helpers.models.tiny_model import CHAT_TEMPLATE, tiny_llama
 
 
 def edit(path: Path, **fields: Any) -> None:

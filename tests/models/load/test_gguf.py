@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from headrace.models.config import ModelFileError
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.load.gguf import GgufCheckpoint, GgufError
-from helpers.tiny_gguf import tiny_gguf
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_gguf import tiny_gguf
+from helpers.models.tiny_model import tiny_llama
 
 
 @pytest.fixture(scope="module")

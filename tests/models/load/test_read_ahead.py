@@ -9,8 +9,8 @@ import pytest
 
 from headrace.models.load.checkpoint import CheckpointError, SafetensorsCheckpoint
 from headrace.models.load.read_ahead import Piece, Place, ReadAhead, pieces
-from helpers.tiny_deepseek import save_tensors, tiny_config, tiny_tensors
-from helpers.tiny_model import write_json_files
+from helpers.models.tiny_deepseek import save_tensors, tiny_config, tiny_tensors
+from helpers.models.tiny_model import write_json_files
 
 A, B = Path("a"), Path("b")
 TIMEOUT_S = 30.0

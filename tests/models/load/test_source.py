@@ -24,9 +24,9 @@ from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.models.load.default_model import DefaultModelError, ensure_default_model
 from headrace.models.load.gguf import GgufCheckpoint
 from headrace.models.load.source import SourceError, resolve
-from helpers.package_index import Index
-from helpers.tiny_gguf import tiny_gguf
-from helpers.tiny_model import tiny_llama
+from helpers.models.package_index import Index
+from helpers.models.tiny_gguf import tiny_gguf
+from helpers.models.tiny_model import tiny_llama
 
 
 @pytest.fixture

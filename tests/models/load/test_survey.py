@@ -17,9 +17,9 @@ from headrace.models.deepseek_weights import Share, load_weights
 from headrace.models.load.checkpoint import Checkpoint, CheckpointError, SafetensorsCheckpoint
 from headrace.models.load.survey import SurveyBackend, names_read, survey
 from headrace_kernels.moe.placement import LayerPlacement
-from helpers.expert_ranks import random_placement
-from helpers.tiny_deepseek import deepseek_shapes, tiny_deepseek
-from helpers.tiny_model import tiny_tokenizer, write_json_files
+from helpers.kernels.expert_ranks import random_placement
+from helpers.models.tiny_deepseek import deepseek_shapes, tiny_deepseek
+from helpers.models.tiny_model import tiny_tokenizer, write_json_files
 
 SHARDS = 163
 R1: dict[str, Any] = R1_CONFIG | {

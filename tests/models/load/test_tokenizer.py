@@ -16,8 +16,8 @@ from headrace.models.load.doc import ModelDocError
 from headrace.models.load.gguf import GgufCheckpoint
 from headrace.models.load.gguf_file import GgufFile
 from headrace.models.load.tokenizer import gguf_model_files
-from helpers.tiny_gguf import tiny_gguf
-from helpers.tiny_model import tiny_llama
+from helpers.models.tiny_gguf import tiny_gguf
+from helpers.models.tiny_model import tiny_llama
 
 TEXTS = [
     "Hello world",

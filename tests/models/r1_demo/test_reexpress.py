@@ -20,10 +20,10 @@ from headrace.models.load.safetensors_file import SafetensorsFile
 from headrace.models.r1_demo.deepseek_folder import plan
 from headrace.models.r1_demo.reexpress import Form, ReexpressError, as_deepseek_layer, form_of
 from headrace.mtp_training.head_file import read_head
-from helpers.deepseek_oracle import BackendName, load
-from helpers.drafting import Drafter
-from helpers.stepping import Stepper
-from helpers.tiny_model import tiny_llama, tiny_mtp_head
+from helpers.models.deepseek_oracle import BackendName, load
+from helpers.models.drafting import Drafter
+from helpers.models.stepping import Stepper
+from helpers.models.tiny_model import tiny_llama, tiny_mtp_head
 
 FFN = 17 * 64  # the least that can be cut
 

@@ -10,8 +10,8 @@ import pytest
 from headrace.models.load.cache import CacheError
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace.models.r1_demo.smollm2_r1 import R1_FORMS, ensure_smollm2_r1
-from helpers.package_index import Index
-from helpers.tiny_model import tiny_mtp_head
+from helpers.models.package_index import Index
+from helpers.models.tiny_model import tiny_mtp_head
 
 
 class Cache:

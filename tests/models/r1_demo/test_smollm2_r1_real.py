@@ -13,8 +13,8 @@ from headrace.models import load_model
 from headrace.models.load.default_model import ensure_default_model
 from headrace.models.load.source import resolve
 from headrace.wire.frames import Sampling
-from helpers.texts import TEXTS
-from helpers.toy import make_submit
+from helpers.engine.toy import make_submit
+from helpers.models.texts import TEXTS
 
 pytestmark = [pytest.mark.real_model, pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -127,7 +127,8 @@ fn request() -> BoxedStrategy<RequestId> {
 }
 
 fn hello() -> BoxedStrategy<Hello> {
-    let group = (text(), int32(), int32()).prop_map(|(id, rank, size)| Group { id, rank, size });
+    let group = (text(), int32(), int32(), int64(), text())
+        .prop_map(|(id, rank, size, epoch, transport)| Group { id, rank, size, epoch, transport });
     let fingerprints = (text(), text(), text(), text(), text(), int32()).prop_map(
         |(weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens)| Fingerprints {
             weights,
@@ -255,23 +256,25 @@ fn step() -> BoxedStrategy<Step> {
             waiting,
         },
     );
-    let numbers = (int64(), real(), int32(), int64(), int32(), int64(), int64(), int32(), int32());
+    let drafts = (int32(), int32());
+    let numbers = (int64(), real(), int32(), int32(), int64(), int32(), int64(), int64(), drafts);
     (numbers, load, vec(output(), 0..20))
         .prop_map(|(numbers, load, outputs)| {
             let (
                 step,
                 ms,
+                waited_us,
                 prefill_tokens,
                 prefill_context,
                 decode_rows,
                 kv_tokens,
                 waiting_tokens,
-                drafted,
-                accepted,
+                (drafted, accepted),
             ) = numbers;
             Step {
                 step,
                 ms,
+                waited_us,
                 prefill_tokens,
                 prefill_context,
                 decode_rows,

@@ -78,6 +78,11 @@ pub(crate) fn hello(worker: &str) -> Hello {
     }
 }
 
+/// A rank of a group's first start.
+pub(crate) fn rank_of(group: &str, rank: u32, size: u32) -> Group {
+    Group { id: group.into(), rank, size, epoch: 1, transport: String::new() }
+}
+
 /// A description in parts.
 pub(crate) fn model_parts(fingerprint: &str, doc: &[u8]) -> Vec<Frame> {
     let parts = doc.chunks(4096).collect::<Vec<_>>();
@@ -97,6 +102,7 @@ pub(crate) fn step(outputs: Vec<Output>) -> Step {
     Step {
         step: 1,
         ms: 1.0,
+        waited_us: 0,
         prefill_tokens: 0,
         prefill_context: 0,
         decode_rows: 0,

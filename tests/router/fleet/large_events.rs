@@ -1,10 +1,12 @@
 //! Events of hundreds of thousands of blocks: all of them count in the end, and nobody waits for them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use headrace_router::app::App;
 use headrace_router::core::frame::*;
 use tokio::task::yield_now;
+use tokio::time::Instant;
 
 use super::caching::*;
 use super::requests::{answer, job, next};
@@ -98,6 +100,29 @@ async fn a_worker_that_goes_in_the_midst_of_a_large_event_leaves_nothing() {
     let mut again = Caching::ready_as(&app, again).await;
     again.stores(&random(0..40));
     again.indexed(&app, 40).await;
+}
+
+#[tokio::test]
+async fn blocks_come_at_a_bounded_rate_in_order_and_whoever_waits_for_that_is_not_silent() {
+    let app = start_router(|args| args.heartbeat_ms = 100).await;
+    let mut large = Behaviour::new("large");
+    large.hello.capacity.blocks = 1 << 21;
+    let mut large = Caching::ready_as(&app, large).await;
+    let begin = Instant::now();
+    for known in [1, 2] {
+        large.removes(&random(10..1 << 20)); // what is not there costs as much
+        large.stores(&random(0..known));
+    }
+    until("all of them", || {
+        assert_eq!(state_of(&app, "large"), "ready");
+        indexed(&app) == 2
+    })
+    .await;
+    // half of it at once, the other half at 2^21 a second
+    assert!(begin.elapsed() >= Duration::from_millis(500), "{:?}", begin.elapsed());
+    assert_eq!(metric(&app, "headrace_suspects_total", ""), 0.0);
+    assert_eq!(metric(&app, "headrace_link_errors_total", ""), 0.0);
+    assert_eq!(metric(&app, "headrace_resyncs_total", ""), 0.0, "in order");
 }
 
 #[tokio::test]

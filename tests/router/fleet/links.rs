@@ -77,6 +77,27 @@ async fn a_silent_worker_is_suspect_then_asked_then_dropped() {
 }
 
 #[tokio::test]
+async fn a_frame_that_comes_for_long_is_heard_and_one_that_drips_is_not() {
+    let app = start_router(|args| args.heartbeat_ms = 100).await;
+    let worker = Behaviour { lives: false, ..Behaviour::new("w1") }.ready(&app).await;
+    tokio::time::pause();
+    worker.send_raw(&(8_u32 << 20).to_le_bytes());
+    for _ in 0..64 {
+        worker.send_raw(&[0; 64 << 10]);
+        sleep(Duration::from_millis(20)).await;
+        assert_eq!(state_of(&app, "w1"), "ready");
+    }
+    assert_eq!(metric(&app, "headrace_suspects_total", ""), 0.0);
+    let mut drops = 0;
+    while state_of(&app, "w1") == "ready" && drops < 64 {
+        worker.send_raw(&[0]);
+        sleep(Duration::from_millis(20)).await;
+        drops += 1;
+    }
+    assert_eq!(state_of(&app, "w1"), "suspect", "after {drops} bytes");
+}
+
+#[tokio::test]
 async fn heartbeats_keep_a_worker_ready() {
     let app = start_router(|_| {}).await;
     let mut worker = Behaviour::new("w1").ready(&app).await;

@@ -145,6 +145,13 @@ impl Connection {
         }
     }
 
+    /// Reads so many interim answers.
+    pub(super) async fn interim(&mut self, count: usize) {
+        for _ in 0..count {
+            assert_eq!(self.any_head().await.status, 100);
+        }
+    }
+
     async fn any_head(&mut self) -> Reply {
         let end = loop {
             if let Some(end) = find(&self.rest, b"\r\n\r\n") {

@@ -1,0 +1,263 @@
+"""Workers that are groups of ranks, as real processes: the text of one rank, and ranks that fail or leave together."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+import threading
+from collections.abc import Generator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from chaos.network import ROUTER_HOST, Network, Place, inside, namespaces, no_namespaces
+from helpers.models.tiny_deepseek import tiny_deepseek
+from helpers.models.tiny_model import tiny_llama
+from helpers.require import missing
+from helpers.serving.server import Running, Server, eventually, serving
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+PROMPTS = ("Water flows down the hill and", "A mill", "The head of the stream is", "Once")
+ASKED: list[dict[str, Any]] = [
+    {"temperature": 0},
+    {"temperature": 0, "frequency_penalty": 1, "logprobs": 2},
+    {"temperature": 0.9, "seed": 5, "n": 2},
+    {"temperature": 1, "seed": 7, "top_p": 0.8, "presence_penalty": 0.5},
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_deepseek(tmp_path_factory.mktemp("deepseek") / "tiny", mtp=True)
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> list[Any]:
+    """The answers of one worker that has all experts and drafts nothing."""
+    with serving(str(folder)) as server:
+        return [choices for choices, _ in answers(server)]
+
+
+def answers(server: Server) -> list[tuple[Any, str]]:
+    """Of all that is asked at once, and which worker gave each."""
+    bodies = [
+        {"model": server.model, "prompt": prompt, "max_tokens": 30, "ignore_eos": True} | asked
+        for prompt in PROMPTS
+        for asked in ASKED
+    ]
+
+    def ask(body: dict[str, Any]) -> tuple[Any, str]:
+        reply = server.post("/v1/completions", body)
+        assert reply.status == 200, reply.body
+        return reply.json["choices"], reply.headers["x-headrace-worker"]
+
+    with ThreadPoolExecutor(len(bodies)) as clients:
+        return list(clients.map(ask, bodies))
+
+
+def group_of(server: Server, rank: str) -> dict[str, Any]:
+    return server.workers()[rank]["group"]
+
+
+def rank_process(server: Server, worker: str, rank: int) -> psutil.Process:
+    """One rank of a supervised group."""
+    for child in server.children():
+        named = f"--name={worker}" in child.cmdline()
+        if named and child.environ().get("RANK") == str(rank):
+            return child
+    raise AssertionError(f"no process is rank {rank} of {worker}:\n{server.tail()}")
+
+
+@pytest.mark.matrix(cases=2)
+@pytest.mark.parametrize(
+    ("flags", "transport"),
+    [
+        (["--ep", "2", "--ep-transport", "shared-memory"], "shared-memory"),
+        (["--ep", "2", "--mtp", "2", "--mtp-fixed"], None),
+        (["--ep", "4", "--ep-redundant", "4", "--mtp", "1"], None),
+        (["--ep", "2", "--ep-transport", "gloo"], "gloo"),
+    ],
+    ids=["two", "drafting", "four with replicas", "gloo"],
+)
+def test_a_group_gives_the_answers_of_one_rank(
+    folder: Path, alone: list[Any], flags: list[str], transport: str | None
+) -> None:
+    with serving(str(folder), *flags) as server:
+        found = answers(server)
+        assert [choices for choices, _ in found] == alone
+        names = {f"worker-0-rank-{rank}" for rank in range(int(flags[1]))}
+        assert server.workers().keys() == names
+        assert {worker for _, worker in found} == names, "every rank serves"
+        groups = [group_of(server, name) for name in sorted(names)]
+        assert [one["rank"] for one in groups] == list(range(len(names)))
+        assert {(one["id"], one["size"]) for one in groups} == {("worker-0", len(names))}
+        [went] = {one["transport"] for one in groups}
+        assert went == transport or (transport is None and went), "or what was quickest"
+        assert len({one["epoch"] for one in groups}) == 1
+        server.wait_idle()
+
+
+def test_ranks_weigh_moves_of_experts_between_steps_and_answer_the_same(
+    folder: Path, alone: list[Any]
+) -> None:
+    flags = ["--ep", "2", "--ep-rebalance-rounds", "2", "--mtp", "1"]
+    with serving(str(folder), *flags) as server:
+        assert [choices for choices, _ in answers(server)] == alone
+        said = server.wait_line(r"worker-0-rank-0 +\| .*(experts: \d+ of \d+ layers change.*)")
+        # The other rank decides the same by the same figures.
+        server.wait_line(r"worker-0-rank-1 +\| .*" + re.escape(said[1].rstrip()))
+        assert [choices for choices, _ in answers(server)] == alone
+        server.wait_idle()
+
+
+@pytest.fixture(scope="module")
+def two_groups(folder: Path) -> Generator[Server]:
+    with serving(str(folder), "--ep", "2", "--workers", "2") as server:
+        yield server
+
+
+def test_when_a_rank_dies_its_group_comes_back_as_one_and_answers_go_on_elsewhere(
+    two_groups: Server, alone: list[Any]
+) -> None:
+    server = two_groups
+    before = group_of(server, "worker-0-rank-1")
+    found: list[Any] = []
+    asking = threading.Thread(target=lambda: found.extend(answers(server)))
+    asking.start()
+    eventually(
+        lambda: any(w["running"] for n, w in server.workers().items() if "worker-0" in n),
+        server.tail,
+    )
+    killed = rank_process(server, "worker-0", 1)
+    other = rank_process(server, "worker-0", 0)
+    killed.kill()
+    asking.join()
+    assert [choices for choices, _ in found] == alone
+    server.wait_line(r"worker-0-rank-1 +\| was killed by SIGKILL.*; starting worker-0 again")
+    server.wait_line(r"worker-0-rank-0 +\| .*the group is over: rank 1 is lost")
+    server.wait_line(r"worker-0 +\| ready, serves", times=2)
+    assert not other.is_running(), "the rank that was left did not stay"
+    after = group_of(server, "worker-0-rank-1")
+    assert after["id"] == before["id"]
+    assert after["epoch"] > before["epoch"]
+    assert [choices for choices, _ in answers(server)] == alone
+
+
+def test_a_drain_of_one_rank_is_one_of_its_group(two_groups: Server, alone: list[Any]) -> None:
+    server = two_groups
+    ready = sum("| ready, serves" in line and "worker-1 " in line for line in server.lines)
+    drained = server.post("/workers/worker-1-rank-0/drain", {"budget_ms": 5_000, "hand_over": 0})
+    assert drained.status == 202, drained.body
+    server.wait_line(r"worker-1-rank-\d +\| left in good order; starting worker-1 again")
+    server.wait_line(r"worker-1 +\| ready, serves", times=ready + 1)
+    assert [choices for choices, _ in answers(server)] == alone
+
+
+def test_a_rank_that_stands_still_is_named_and_its_group_starts_again(
+    folder: Path, alone: list[Any]
+) -> None:
+    with serving(str(folder), "--ep", "2", "--ep-timeout-ms", "1000") as server:
+        frozen = rank_process(server, "worker-0", 1)
+        frozen.suspend()
+        body = {"model": server.model, "prompt": "x", "max_tokens": 5}
+        asking = threading.Thread(target=lambda: server.post("/v1/completions", body))
+        asking.start()
+        server.wait_line(r"worker-0-rank-0 +\| .*rank 1 is lost: 1 s were waited for its load")
+        server.wait_line(r"worker-0 +\| ready, serves", times=2)
+        asking.join()
+        assert not frozen.is_running()
+        assert [choices for choices, _ in answers(server)] == alone
+
+
+def test_a_llama_has_no_experts_to_share(tmp_path: Path) -> None:
+    with closing(
+        Server("serve", str(tiny_llama(tmp_path / "llama")), "--port", "0", "--ep", "2")
+    ) as server:
+        assert server.wait(120) == 2
+        assert "a llama has no experts that 2 ranks could share" in server.tail()
+        assert "starting the router" not in server.tail()
+
+
+# --- torchrun ---
+
+
+@contextmanager
+def router(*flags: str, env: Mapping[str, str] | None = None) -> Generator[tuple[Server, str]]:
+    """A router alone, and where workers dial it."""
+    with closing(Server("router", "--port", "0", *flags, env=env)) as server:
+        found = server.wait_line(r"headrace-router: (\S+) for clients, (\S+) for workers")
+        server.set_url(found[1])
+        yield server, found[2]
+
+
+def test_torchrun_starts_a_group(folder: Path, alone: list[Any]) -> None:
+    with router("--worker-listen", "127.0.0.1:0") as (server, address):
+        torchrun = Running(
+            *("--standalone", "--nproc-per-node", "2", "-m", "headrace", "worker", str(folder)),
+            *("--router", address, "--name", "spread"),
+            program=TORCHRUN,
+        )
+        with closing(torchrun):
+            names = {"spread-rank-0", "spread-rank-1"}
+            eventually(lambda: ready(server) == names, torchrun.tail, 240)
+            assert [choices for choices, _ in answers(server)] == alone
+
+
+SECRET = {"HEADRACE_SECRET": "of these workers"}
+
+
+async def test_ranks_on_two_hosts_give_the_answers_of_one_rank(
+    folder: Path, alone: list[Any], tmp_path: Path
+) -> None:
+    if why := no_namespaces():
+        missing("netns", why)
+    names = [ROUTER_HOST, "host-0", "host-1"]
+    with namespaces(names) as places, ExitStack() as started:
+        async with Network(places, 1, tmp_path):
+            with inside(places[ROUTER_HOST]):
+                listen = f"{places[ROUTER_HOST].address}:0"
+                server, address = started.enter_context(
+                    router("--worker-listen", listen, env=SECRET)
+                )
+            ranks = [
+                started.enter_context(on_host(places, node, folder, address)) for node in (0, 1)
+            ]
+            with inside(places[ROUTER_HOST]):
+                expected = {"spread-rank-0", "spread-rank-1"}
+                await asyncio.to_thread(
+                    eventually,
+                    lambda: ready(server) == expected,
+                    lambda: "\n".join(one.tail() for one in ranks),
+                    240,
+                )
+                found = await asyncio.to_thread(answers, server)
+                groups = [group_of(server, name) for name in sorted(expected)]
+            started.close()
+    assert [choices for choices, _ in found] == alone
+    assert {worker for _, worker in found} == expected, "every rank serves"
+    assert [one["transport"] for one in groups] == ["gloo"] * 2
+
+
+@contextmanager
+def on_host(places: dict[str, Place], node: int, folder: Path, address: str) -> Generator[Running]:
+    """One of two torchruns, with one rank each."""
+    place = places[f"host-{node}"]
+    with inside(place):
+        torchrun = Running(
+            *("--nnodes", "2", "--node-rank", str(node), "--nproc-per-node", "1"),
+            *("--master-addr", places["host-0"].address, "--master-port", "29500"),
+            *("-m", "headrace", "worker", str(folder), "--router", address, "--name", "spread"),
+            program=TORCHRUN,
+            env=SECRET | {"GLOO_SOCKET_IFNAME": place.device},
+        )
+    with closing(torchrun):
+        yield torchrun
+
+
+def ready(server: Server) -> set[str]:
+    return {name for name, one in server.workers().items() if one["state"] == "ready"}

@@ -1,0 +1,1 @@
+"""Rows and ranks that kernels are called with, and what the memory of a call is."""

@@ -1,0 +1,1 @@
+"""Pools, transfers and their two ends, in one process or several."""

@@ -1,0 +1,1 @@
+"""Real processes: servers, what they need beside them, and what is left of them."""

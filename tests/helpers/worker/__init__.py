@@ -1,0 +1,1 @@
+"""Frames, and workers and routers that speak them over real sockets as a test says."""

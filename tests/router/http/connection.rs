@@ -1,0 +1,7 @@
+//! Connections: how requests are framed, how long they may take, how many there may be, and how they end.
+
+mod descriptors;
+mod framing;
+mod half_closed;
+mod http2;
+mod sockets;

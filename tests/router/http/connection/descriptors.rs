@@ -1,0 +1,126 @@
+//! More clients than descriptors: the limit is raised, and who rests makes room.
+
+use std::io::BufRead as _;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use headrace_router::config::RouterArgs;
+use tokio::net::{TcpSocket, TcpStream};
+
+use super::super::client::{Connection, TestRouter, args};
+use crate::fake_worker::{in_time, metric, passes, until};
+
+/// A router of its own process, with these limits of open files.
+struct Limited(Child);
+
+impl Limited {
+    fn start(soft: u32, hard: u32) -> (Self, String) {
+        let router = env!("CARGO_BIN_EXE_headrace-router");
+        let script = format!(
+            "ulimit -Sn {soft} && ulimit -Hn {hard} && exec {router} --port 0 --worker-listen 127.0.0.1:0"
+        );
+        let mut command = Command::new("sh");
+        command.args(["-c", &script]).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut child = command.stderr(Stdio::null()).spawn().unwrap();
+        let mut line = String::new();
+        let out = child.stdout.take().unwrap();
+        std::io::BufReader::new(out).read_line(&mut line).unwrap();
+        let address = line.split("http://").nth(1).unwrap().split(' ').next().unwrap().to_owned();
+        (Self(child), address)
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+async fn healthy(address: &str) -> Connection {
+    let mut connection = Connection::of(TcpStream::connect(address).await.unwrap());
+    connection.request("GET /health HTTP/1.1", b"").await;
+    let reply = tokio::time::timeout(Duration::from_secs(5), connection.reply()).await;
+    assert_eq!(reply.expect("nobody waits for silent connections to end").status, 200);
+    connection
+}
+
+#[tokio::test]
+async fn the_limit_is_raised_and_silent_connections_make_room() {
+    // more than the soft limit allows, and then more than the hard one
+    let (_router, address) = Limited::start(64, 256);
+    let mut silent = Vec::new();
+    for _ in 0..150 {
+        silent.push(TcpStream::connect(&address).await.unwrap());
+    }
+    let mut kept = healthy(&address).await;
+    for _ in 0..150 {
+        silent.push(TcpStream::connect(&address).await.unwrap());
+    }
+    healthy(&address).await;
+    // the one that rested less than most others is still there
+    kept.request("GET /health HTTP/1.1", b"").await;
+    assert_eq!(kept.reply().await.status, 200);
+}
+
+#[tokio::test]
+async fn who_rested_longest_goes_first_and_who_is_answered_stays() {
+    let router = TestRouter::start(RouterArgs { max_connections: 3, ..args() }).await;
+    let mut oldest = healthy(&router.address.to_string()).await;
+    let mut busy = router.connect().await;
+    busy.request(
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json",
+        b"",
+    )
+    .await; // and its body does not come
+    let mut newest = healthy(&router.address.to_string()).await;
+    let mut fourth = healthy(&router.address.to_string()).await;
+    assert_eq!(oldest.closed().await, 0);
+    for connection in [&mut newest, &mut fourth] {
+        connection.request("GET /health HTTP/1.1", b"").await;
+        assert_eq!(connection.reply().await.status, 200);
+    }
+    assert_eq!(metric(&router.app, "headrace_http_connections_evicted_total", ""), 1.0);
+    tokio::io::AsyncWriteExt::write_all(&mut busy.stream, b"{\"a\": 1}\n").await.unwrap();
+    assert_eq!(busy.reply().await.status, 400);
+}
+
+#[tokio::test]
+async fn where_all_are_answered_one_more_is_told_so() {
+    let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
+    let mut busy = router.connect().await;
+    busy.request(
+        "POST /v1/completions HTTP/1.1\r\nContent-Length: 9\r\nContent-Type: application/json",
+        b"",
+    )
+    .await;
+    let open = || metric(&router.app, "headrace_http_connections", "") == 1.0;
+    in_time("a connection", async { until("it is open", open).await }).await;
+    passes(Duration::from_millis(100)).await; // its head is read
+    let mut refused = router.connect().await;
+    assert_eq!(refused.reply().await.status, 503);
+    assert_eq!(metric(&router.app, "headrace_http_connections_refused_total", ""), 1.0);
+}
+
+#[tokio::test]
+async fn who_reads_slowly_does_not_rest() {
+    const PAGES: usize = 400; // more than the kernel keeps for the client
+    let router = TestRouter::start(RouterArgs { max_connections: 1, ..args() }).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut slow = Connection::of(socket.connect(router.address).await.unwrap());
+    for _ in 0..PAGES {
+        slow.request("GET /metrics HTTP/1.1", b"").await;
+    }
+    let answered = || metric(&router.app, "headrace_http_requests_total", "/metrics") as usize;
+    let mut before = PAGES;
+    while answered() != before {
+        before = answered();
+        passes(Duration::from_millis(200)).await; // all are answered that there is room for
+    }
+    assert!(before < PAGES, "the kernel took all of them");
+    assert_eq!(router.connect().await.reply().await.status, 503, "there is no room");
+    for _ in 0..PAGES {
+        assert_eq!(slow.reply().await.status, 200);
+    }
+}

@@ -1,0 +1,223 @@
+"""Ranks that find each other, and groups that cannot be: each rank ends with the line that names why."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from headrace.worker.parallel.control import (
+    ControlLink,
+    GroupFailed,
+    accept_ranks,
+    dial_rank_0,
+    listening,
+    named,
+)
+from headrace.worker.parallel.messages import Kind, Message
+from headrace.worker.parallel.rendezvous import Introduction, difference
+from helpers.worker.rank_processes import SERVES, Told, free_port, processes, variables
+
+EPOCH, TOKEN = 7, bytes(range(32))
+
+
+def answers(told: list[Told]) -> list[str]:
+    with processes(told) as ranks:
+        return [str(one.answer()) for one in ranks]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_all_ranks_learn_one_epoch_and_the_name_of_rank_0(size: int) -> None:
+    port = free_port()
+    told = [Told(variables(rank, size, port), name=f"name-{rank}") for rank in range(size)]
+    with processes(told) as ranks:
+        found = [one.answer() for one in ranks]
+    assert [one["name"] for one in found] == ["name-0"] * size
+    assert len({one["epoch"] for one in found}) == 1
+    assert all(one["one_host"] for one in found)
+
+
+def test_groups_at_one_store_are_told_apart_by_run_and_attempt() -> None:
+    """As after a restart by torchrun, whose agent keeps the store."""
+    port = free_port()
+    first = [Told(variables(rank, 2, port)) for rank in range(2)]
+    later = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    again = [Told(variables(rank, 2, port, **later), name="again") for rank in range(2)]
+    with processes(first) as ranks:
+        assert {one.answer()["name"] for one in ranks} == {"worker-0"}
+        with processes(again) as others:
+            assert {one.answer()["name"] for one in others} == {"again"}
+
+
+def test_missing_ranks_are_named_on_all_that_came() -> None:
+    port = free_port()
+    told = [Told(variables(rank, 4, port), start_timeout_s=1.0) for rank in (0, 2)]
+    found = answers(told)
+    assert found == ["GroupFailed: ranks 1 and 3 of 4 did not come within 1 s"] * 2
+
+
+def test_a_group_without_rank_0_says_so() -> None:
+    port = free_port()
+    [found] = answers([Told(variables(1, 2, port), start_timeout_s=0.5)])
+    assert (
+        f"rank 0 did not come: nobody listens at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port}" in found
+    )
+
+
+@pytest.mark.parametrize("what", ["weights", "dtype"])
+def test_all_ranks_name_the_one_that_serves_something_else(what: str) -> None:
+    port = free_port()
+    told = [Told(variables(rank, 3, port)) for rank in range(3)]
+    told[2] = replace(told[2], serves=SERVES | {what: "other"})
+    found = answers(told)
+    assert len(set(found)) == 1
+    assert found[0].startswith("GroupMismatch: rank 2 (")
+    assert found[0].endswith(f"its {what} is 'other', rank 0 has {SERVES[what]!r}")
+
+
+def test_a_rank_with_another_world_size_ends_the_group() -> None:
+    port = free_port()
+    told = [Told(variables(0, 2, port)), Told(variables(1, 3, port))]
+    found = answers(told)
+    assert len(set(found)) == 1
+    assert found[0] in {
+        "GroupMismatch: WORLD_SIZE is 3 on rank 1, and 2 on rank 0",
+        "GroupMismatch: WORLD_SIZE is 2 on rank 0, and 3 on rank 1",
+    }
+
+
+def test_a_second_process_of_one_rank_is_refused_by_name() -> None:
+    port = free_port()
+    told = [Told(variables(rank, 3, port), start_timeout_s=2.0) for rank in (0, 1, 1)]
+    found = answers(told)
+    refused = [one for one in found if "rank 1 is there already, on " in one]
+    assert len(refused) == 1, found
+    assert sum("rank 2 of 3 did not come" in one for one in found) == 2, "the others wait on"
+
+
+def test_rank_0_that_cannot_listen_says_where() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        [found] = answers([Told(variables(0, 2, port))])
+    assert f"rank 0 cannot listen at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port}" in found
+
+
+def test_what_is_no_store_is_named() -> None:
+    """A port where something else listens, which hangs up."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+
+        def hang_up() -> None:
+            while True:
+                try:
+                    other.accept()[0].close()
+                except OSError:
+                    return
+
+        hanging = threading.Thread(target=hang_up)
+        hanging.start()
+        [found] = answers([Told(variables(1, 2, port), start_timeout_s=2.0)])
+        other.shutdown(socket.SHUT_RDWR)
+        hanging.join()
+    assert found.startswith(f"GroupFailed: the store of the group at 127.0.0.1:{port} "), found
+
+
+def test_the_first_difference_is_told_with_both_values() -> None:
+    def rank(number: int, **serves: str) -> Introduction:
+        return Introduction(rank=number, host="h", process=f"p{number}", name="n", serves=serves)
+
+    assert difference([rank(0, a="1"), rank(1, a="1")]) is None
+    told = difference([rank(0, a="1"), rank(1, a="1"), rank(2, a="1", b="2")])
+    assert told == "rank 2 (p2) differs from rank 0 (p0): its b is '2', rank 0 has 'nothing'"
+
+
+def test_ranks_are_named_as_a_person_would() -> None:
+    assert named([3]) == "rank 3"
+    assert named([1, 2, 5]) == "ranks 1, 2 and 5"
+    assert named(list(range(30))).endswith("18, 19 and 10 more")
+
+
+# --- who may have a control link ---
+
+
+@pytest.fixture(params=["unix", "tcp"])
+def rank_0(request: pytest.FixtureRequest) -> Iterator[tuple[str, threading.Thread, list[object]]]:
+    """Rank 0 of two, which waits for rank 1: its address, the thread that waits, and what came of it."""
+    found: list[object] = []
+    host = None if request.param == "unix" else "127.0.0.1"
+    with listening(host) as (listener, address):
+
+        def wait() -> None:
+            try:
+                found.append(accept_ranks(listener, 2, EPOCH, TOKEN, time.monotonic() + 30))
+            except GroupFailed as error:
+                found.append(error)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        yield address, waiting, found
+        if not found:  # let it end
+            dial_rank_0(address, 1, EPOCH, TOKEN, _soon()).close()
+        waiting.join()
+        for links in found:
+            if isinstance(links, dict):
+                links[1].close()
+
+
+def _soon() -> float:
+    return time.monotonic() + 20
+
+
+@pytest.mark.parametrize(
+    ("rank", "epoch", "token", "why"),
+    [
+        (1, EPOCH - 1, TOKEN, "of rank 1 of an earlier start of this group: epoch 6, not 7"),
+        (1, EPOCH, bytes(32), "of rank 1 lacks the token of this group"),
+        (1, EPOCH, b"short", "did not begin with a greeting"),
+        (2, EPOCH, TOKEN, "is of rank 2 of 2"),
+        (0, EPOCH, TOKEN, "is of rank 0 of 2"),
+    ],
+)
+def test_a_stranger_gets_no_link_and_the_reason(
+    rank_0: tuple[str, threading.Thread, list[object]],
+    rank: int,
+    epoch: int,
+    token: bytes,
+    why: str,
+) -> None:
+    with pytest.raises(GroupFailed, match=f"rank 0 refused rank {rank}: this link .*{why}"):
+        dial_rank_0(rank_0[0], rank, epoch, token, _soon())
+
+
+@pytest.mark.parametrize(
+    "sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", Message(Kind.WAKE, 1).packed(), b"\0" * 64, b""]
+)
+def test_garbage_does_not_keep_a_rank_from_joining(
+    rank_0: tuple[str, threading.Thread, list[object]], sent: bytes
+) -> None:
+    address, waiting, found = rank_0
+    with dialled(address) as stranger:
+        stranger.sendall(sent)
+        link = dial_rank_0(address, 1, EPOCH, TOKEN, _soon())
+        waiting.join()
+        [links] = found
+        assert isinstance(links, dict)
+        assert isinstance(links[1], ControlLink)
+        link.close()
+
+
+def dialled(address: str) -> socket.socket:
+    if address.startswith("unix:"):
+        one = socket.socket(socket.AF_UNIX)
+        one.connect(address.removeprefix("unix:"))
+        return one
+    host, _, port = address.rpartition(":")
+    return socket.create_connection((host, int(port)))
