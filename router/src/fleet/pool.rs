@@ -4,6 +4,7 @@
 mod described;
 mod groups;
 mod pulls;
+mod worker;
 
 use std::collections::BTreeSet;
 use std::num::NonZeroUsize;
@@ -13,15 +14,12 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::time::Instant;
 
 pub(super) use self::described::WORKER_GAUGES;
-use self::groups::RankTimes;
 pub(super) use self::groups::{GROUP_GAUGES, LostRank, RANK_COUNTERS};
-use self::pulls::Pulls;
+pub(super) use self::worker::{PooledWorker, Status};
 use super::ModelInfo;
 use super::booking::{BookedPlace, PrefillPlace};
 use super::budget::DescriptionCharge;
 use super::link::Link;
-use super::listen::Dial;
-use super::lobby::Origin;
 use super::queue::Waiting;
 use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::{GroupRank, WorkerId};
@@ -38,107 +36,6 @@ use crate::prompt::PromptEngine;
 /// Blocks that come or go under one hold of the registry's lock. A frame of a worker at work brings fewer. While the index
 /// moves to a larger table they take 0.44 ms (p99; 0.05 ms p50), four times as many 1.5 to 7 (EPYC, a loop around the index, no file).
 pub(super) const BLOCKS_AT_ONCE: NonZeroUsize = NonZeroUsize::new(1024).expect("more than 0");
-
-/// How a worker stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Status {
-    /// Its snapshot or its model's description is still to come.
-    Joining,
-    /// It takes new work.
-    Ready,
-    /// Silent, or without a token for a request that waits for one: no new work.
-    Suspect,
-    /// Another rank of its group is not there, or suspect.
-    Incomplete,
-    /// It finishes what it has.
-    Draining,
-}
-
-impl Status {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Joining, Self::Ready, Self::Suspect, Self::Incomplete, Self::Draining];
-
-    pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Joining => "joining",
-            Self::Ready => "ready",
-            Self::Suspect => "suspect",
-            Self::Incomplete => "incomplete",
-            Self::Draining => "draining",
-        }
-    }
-}
-
-/// A worker, as far as no request depends on it.
-#[derive(Debug)]
-pub(super) struct PooledWorker {
-    pub(super) hello: Hello,
-    pub(super) address: String,
-    pub(super) link: Arc<Link>,
-    /// Blocks that the index keeps for it, by tier.
-    pub(super) index_room: [u32; 3],
-    pub(super) peer: Origin,
-    /// It was asked to describe its model.
-    pub(super) asked: bool,
-    joined: Instant,
-    snapshot: bool,
-    blocks_known: u64,
-    silent: bool,
-    /// A token was overdue when it had done this many steps.
-    stuck_at: Option<u64>,
-    draining: bool,
-    /// All ranks of its group are there and heard of.
-    whole: bool,
-    /// And all of them take part in requests to come.
-    together: bool,
-    times: RankTimes,
-    last: Option<Step>,
-    /// What it pulled from others.
-    pulls: Pulls,
-}
-
-impl PooledWorker {
-    pub(super) fn new(hello: Hello, dial: Dial, link: Arc<Link>, index_room: [u32; 3]) -> Self {
-        Self {
-            whole: false,
-            together: hello.group.is_none(),
-            times: RankTimes::default(),
-            hello,
-            address: dial.address,
-            peer: dial.peer,
-            index_room,
-            link,
-            asked: false,
-            joined: Instant::now(),
-            snapshot: false,
-            blocks_known: 0,
-            silent: false,
-            stuck_at: None,
-            draining: false,
-            last: None,
-            pulls: Pulls::default(),
-        }
-    }
-
-    /// It takes nothing new, for good.
-    pub(super) fn leaves(&self) -> bool {
-        self.draining
-    }
-
-    fn status(&self, described: bool) -> Status {
-        if self.draining {
-            Status::Draining
-        } else if !described || !self.snapshot {
-            Status::Joining
-        } else if self.silent || self.stuck_at.is_some() {
-            Status::Suspect
-        } else if !self.together {
-            Status::Incomplete
-        } else {
-            Status::Ready
-        }
-    }
-}
 
 /// A model's description as it is used, and its part of what all of them may take.
 pub(super) type Described = (Arc<PromptEngine>, Arc<DescriptionCharge>);

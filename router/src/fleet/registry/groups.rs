@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Gone, Registry, RegistryState};
+use super::{Registry, RegistryState};
 use crate::core::frame::{Group, Hello, Refuse, RefuseReason};
 use crate::fleet::drain::DrainOrder;
 use crate::fleet::handshake::Misfit;
@@ -10,16 +10,6 @@ use crate::fleet::link::{Link, LinkError};
 use crate::fleet::pool::{LostRank, PooledWorker, WorkerPool};
 
 impl Registry {
-    /// Does what has to be done without the lock after a worker is gone.
-    pub(super) fn follow_up(self: &Arc<Self>, gone: Gone) {
-        if let Some((link, fingerprint)) = gone.asked_again {
-            link.describe(fingerprint);
-        }
-        if let Some(lost) = gone.lost {
-            self.group_lost(lost);
-        }
-    }
-
     /// The requests of all ranks go on elsewhere, since none of them can step.
     pub(super) fn group_lost(&self, lost: LostRank) {
         let LostRank { worker, group, why, orderly, mates } = lost;

@@ -5,8 +5,9 @@ use super::{Registry, RegistryState};
 use crate::core::candidate::WorkerId;
 use crate::core::circuit::HeldOff;
 use crate::core::frame::{Hello, Refuse, RefuseReason};
+use crate::fleet::handshake::Misfit;
 use crate::fleet::lobby::Origin;
-use crate::fleet::pool::PooledWorker;
+use crate::fleet::pool::{PooledWorker, WorkerPool, compare};
 
 /// Heartbeats after which a silent worker may be replaced: with the third that it misses it is asked, and the fourth is its
 /// time to answer.
@@ -92,5 +93,49 @@ impl Registry {
             tracing::warn!(worker, pause_s, "circuit open: it comes and goes, and is held off");
             self.metrics.links.circuits_opened.inc();
         }
+    }
+}
+
+impl RegistryState {
+    fn may_join(&self, hello: &Hello, router: &str) -> Result<(), Box<Refuse>> {
+        let refuse = |reason, field: &str, expected: String, got: String, message| {
+            let misfit = Misfit { field: field.into(), expected, got, message };
+            Err(misfit.refuse(reason, router))
+        };
+        if let Some(old) = self.named(&hello.worker)
+            && old.hello.epoch > hello.epoch
+        {
+            return refuse(
+                RefuseReason::Superseded,
+                "epoch",
+                format!("{} or later", old.hello.epoch),
+                hello.epoch.to_string(),
+                "another worker with this name started later; give each worker its own name",
+            );
+        }
+        let Some(pool) = self.pools.get(&hello.model) else {
+            return Ok(());
+        };
+        let others = pool.workers().any(|worker| worker.hello.worker != hello.worker);
+        if !others {
+            return Ok(()); // it brings its own
+        }
+        for (field, expected, got) in compare(&pool.fingerprints, &hello.fingerprints) {
+            if expected != got {
+                return refuse(
+                    RefuseReason::Mismatch,
+                    &format!("fingerprints.{field}"),
+                    expected,
+                    got,
+                    "workers of one model name must agree; give another model another name",
+                );
+            }
+        }
+        Ok(())
+    }
+
+    pub(in crate::fleet) fn named(&self, name: &str) -> Option<&PooledWorker> {
+        let mut workers = self.pools.values().flat_map(WorkerPool::workers);
+        workers.find(|worker| worker.hello.worker == name)
     }
 }
