@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.cli import main, serve
+from headrace.cli import main
+from headrace.cli.serving.config import ServeSettings
 from headrace.settings import worker
 
 ENV = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -127,7 +128,7 @@ def test_help_imports_nothing_heavy() -> None:
     ],
 )
 def test_the_url_is_one_that_works_from_here(host: str, url: str) -> None:
-    config = serve.ServeSettings(
+    config = ServeSettings(
         host=host,
         port=8000,
         roles=("both",),

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from headrace import _core
-from headrace.cli import main, serve
-from headrace.cli.serve import ServeSettings
+from headrace.cli import main
+from headrace.cli.serving import commands
+from headrace.cli.serving.config import ServeSettings, free_address
 from headrace.settings import router
 from headrace.settings.fleet import FLEET_FLAGS
 from headrace.settings.table import Flag, Typed, typed
@@ -218,7 +219,7 @@ def test_serve_without_flags_is_one_worker_at_a_private_socket() -> None:
         router_argv=[],
         drain_timeout_s=30,
     )
-    assert serve.worker_addresses(config, Path("/f/s")) == ["--worker-listen=unix:/f/s"]
+    assert commands.worker_addresses(config, Path("/f/s")) == ["--worker-listen=unix:/f/s"]
 
 
 def test_other_workers_have_an_address_beside_the_private_socket() -> None:
@@ -232,13 +233,13 @@ def test_other_workers_have_an_address_beside_the_private_socket() -> None:
         drain_timeout_s=30,
         worker_listen="10.0.0.1:8001",
     )
-    addresses = serve.worker_addresses(config, Path("/f/s"))
+    addresses = commands.worker_addresses(config, Path("/f/s"))
     assert addresses == ["--worker-listen=10.0.0.1:8001", "--worker-socket=/f/s"]
     _core.check_router([*addresses, "--allow-anonymous-workers"], "headrace serve")
 
 
 def test_a_free_port_is_found_for_workers_too() -> None:
-    assert serve.free_address("unix:/a/b") == "unix:/a/b"
-    host, _, port = serve.free_address("127.0.0.1:0").rpartition(":")
+    assert free_address("unix:/a/b") == "unix:/a/b"
+    host, _, port = free_address("127.0.0.1:0").rpartition(":")
     assert host == "127.0.0.1" and int(port) > 0
     assert os.environ.get("HEADRACE_SECRET") is None

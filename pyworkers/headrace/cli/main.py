@@ -423,10 +423,10 @@ def _plan(args: argparse.Namespace) -> int:
 
 
 def _fetch(args: argparse.Namespace) -> int:
-    from headrace.cli import serve
+    from headrace.cli.serving import model
 
     logs.never_wait()
-    return serve.fetch(args)
+    return model.fetch(args)
 
 
 def _convert(args: argparse.Namespace) -> int:

@@ -22,7 +22,9 @@ import pytest
 
 from headrace.cli import serve
 from headrace.cli.console import Printer, StopSignals
-from headrace.cli.serve import ServedAs, ServeSettings
+from headrace.cli.serving import announce, commands
+from headrace.cli.serving.config import ServeSettings
+from headrace.cli.serving.model import ServedAs, fetch_model
 from headrace.cli.supervise import Keeper, ToldWrongError
 from headrace.settings.fleet import FleetSettings
 from headrace.settings.values import SettingsError
@@ -70,20 +72,20 @@ async def announced(
 ) -> str:
     """What stdout got until the URL was printed. The router answers `answers`, one after the other."""
     printed = asyncio.Event()
-    print_ready = serve.print_ready
+    print_ready = announce.print_ready
 
     def and_tell(*arguments: Any) -> None:
         print_ready(*arguments)
         printed.set()
 
-    monkeypatch.setattr(serve, "POLL_S", 0.0)
-    monkeypatch.setattr(serve, "print_ready", and_tell)
-    monkeypatch.setattr(serve, "ready_workers", lambda _: next(answers))
+    monkeypatch.setattr(announce, "POLL_S", 0.0)
+    monkeypatch.setattr(announce, "print_ready", and_tell)
+    monkeypatch.setattr(announce, "ready_workers", lambda _: next(answers))
     keepers = cast("list[Keeper]", workers)
     began = time.monotonic() - asked_s_ago
     router = cast("Keeper", FakeKeeper("router"))
     announcing = asyncio.create_task(
-        serve.announce(config, SERVED_AS, router, keepers, Printer(["worker-0"]), began)
+        announce.announce(config, SERVED_AS, router, keepers, Printer(["worker-0"]), began)
     )
     waiting = asyncio.create_task(printed.wait())
     try:
@@ -116,7 +118,7 @@ async def test_a_long_fetch_takes_no_time_from_the_workers(
         capsys,
         [worker],
         answers(),
-        asked_s_ago=2 * serve.START_TIMEOUT_S,
+        asked_s_ago=2 * announce.START_TIMEOUT_S,
     )
     assert worker.was_ready == 1, "which its restarts go by"
     assert "http://127.0.0.1:1" in out
@@ -172,9 +174,9 @@ def test_a_worker_counts_once_it_takes_requests(state: str, tmp_path: Path) -> N
     listed = [{"id": "worker-0", "model": "m", "state": "ready"}]
     listed.append({"id": "worker-1", "model": "m", "state": state})
     config = replace(SETTINGS, admin=tmp_path / "admin.sock")
-    assert serve.ready_workers(config) is None, "there is no router yet"
+    assert announce.ready_workers(config) is None, "there is no router yet"
     with workers_page(tmp_path / "admin.sock", {"workers": listed}):
-        assert serve.ready_workers(config) == {"worker-0": "m"}
+        assert announce.ready_workers(config) == {"worker-0": "m"}
 
 
 @contextlib.contextmanager
@@ -203,7 +205,7 @@ async def test_the_ready_lines_say_what_the_weights_became(
 ) -> None:
     for dtype, rest in (("auto", "; --dtype float32 leaves the weights as they are"), ("int8", "")):
         config = replace(SETTINGS, dtype=dtype)
-        serve.print_ready(config, "m", SERVED_AS, 1.0)
+        announce.print_ready(config, "m", SERVED_AS, 1.0)
         assert f"\nm in int8 on the CPU{rest}\n" in capsys.readouterr().out
     logged: list[str] = []
 
@@ -253,7 +255,7 @@ async def test_what_the_model_becomes_comes_from_the_fetch(
     fetch.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fetch))
     config = replace(SETTINGS, dtype="float16")
-    found = await serve.fetch_model(config, StopSignals(), Printer(["headrace"]))
+    found = await fetch_model(config, StopSignals(), Printer(["headrace"]))
     assert found == ServedAs(device="cpu", dtype="--dtype=float16")
 
 
@@ -267,7 +269,7 @@ async def test_stopping_while_the_model_is_fetched_ends_the_download_too(
     fetch.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fetch))
     stop = StopSignals()
-    fetching = asyncio.create_task(serve.fetch_model(SETTINGS, stop, Printer(["headrace"])))
+    fetching = asyncio.create_task(fetch_model(SETTINGS, stop, Printer(["headrace"])))
     async with asyncio.timeout(20):
         download = int(await asyncio.to_thread(fifo.read_text))
         os.kill(os.getpid(), signal.SIGTERM)
@@ -283,7 +285,7 @@ async def test_a_failed_fetch_ends_it_with_the_same_status(
     fetch.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(fetch))
     config = replace(SETTINGS, model="org/name")
-    assert await serve.fetch_model(config, StopSignals(), Printer(["headrace"])) == 7
+    assert await fetch_model(config, StopSignals(), Printer(["headrace"])) == 7
 
 
 async def test_nohup_keeps_it_from_stopping_with_the_terminal() -> None:
@@ -318,11 +320,11 @@ def test_each_worker_has_a_role_and_a_name_for_it(
     assert FleetSettings(workers=workers, prefill=prefill, decode=decode).roles() == roles
     config = replace(SETTINGS, roles=roles)
     assert config.names == names
-    commands = [
-        serve.worker_command(config, Path("/f"), name, role)
+    started = [
+        commands.worker_command(config, Path("/f"), name, role)
         for name, role in zip(config.names, roles, strict=True)
     ]
-    for command, name, role in zip(commands, names, roles, strict=True):
+    for command, name, role in zip(started, names, roles, strict=True):
         assert command.name == name
         assert f"--name={name}" in command.argv
         assert f"--role={role}" in command.argv
@@ -332,15 +334,15 @@ def test_the_secret_is_in_the_environment_of_the_children_and_nowhere_else() -> 
     config = replace(SETTINGS, secret="s3cr3t")
     folder = Path("/f")
     for command in (
-        serve.router_command(config, folder),
-        serve.worker_command(config, folder, "worker-0", "both"),
+        commands.router_command(config, folder),
+        commands.worker_command(config, folder, "worker-0", "both"),
     ):
         assert command.env["HEADRACE_SECRET"] == "s3cr3t"
         assert "s3cr3t" not in " ".join(command.argv)
     assert "s3cr3t" not in repr(config)
     for command in (
-        serve.router_command(SETTINGS, folder),
-        serve.worker_command(SETTINGS, folder, "worker-0", "both"),
+        commands.router_command(SETTINGS, folder),
+        commands.worker_command(SETTINGS, folder, "worker-0", "both"),
     ):
         assert "HEADRACE_SECRET" not in command.env, "they have it from a file or from us"
 

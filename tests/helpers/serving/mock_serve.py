@@ -14,10 +14,12 @@ from pathlib import Path
 from headrace.cli import main, serve
 from headrace.cli.children.process import Command
 from headrace.cli.console import Printer, StopSignals
-from headrace.cli.serve import ServedAs, ServeSettings
+from headrace.cli.serving import commands
+from headrace.cli.serving.config import ServeSettings
+from headrace.cli.serving.model import ServedAs
 from headrace.cli.supervise import Keeper, RestartRule
 
-worker_command = serve.worker_command
+worker_command = commands.worker_command
 
 
 def mock_command(config: ServeSettings, folder: Path, name: str, role: str) -> Command:
@@ -40,7 +42,8 @@ async def no_model(_config: ServeSettings, _stop: StopSignals, _log: Printer) ->
 
 if __name__ == "__main__":
     soon = RestartRule(first_delay_s=0.01, longest_delay_s=0.1)
-    serve.Keeper = partial(Keeper, rule=soon)  # pyright: ignore[reportAttributeAccessIssue]
+    for module in (serve, commands):
+        module.Keeper = partial(Keeper, rule=soon)  # pyright: ignore[reportAttributeAccessIssue]
     serve.worker_command = mock_command
     serve.fetch_model = no_model
     sys.exit(main.main(["serve", *sys.argv[1:]]))

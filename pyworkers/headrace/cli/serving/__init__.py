@@ -1,0 +1,1 @@
+"""What `headrace serve` needs beside its main path."""
