@@ -198,6 +198,39 @@ fn what_a_class_was_owed_is_void_once_nobody_of_it_waits() {
 }
 
 #[test]
+fn what_a_class_had_long_ago_is_not_held_against_it() {
+    let rules = QueueRules { ageing_ms: NEVER, floors: [0.1, 0.0, 0.0], ..rules() };
+    let mut queue = Queue::new(rules);
+    for _ in 0..1_000 {
+        queue.join(Class::Low, 1, 10_000); // ten million tokens, nine of which others could have had
+        queue.dispatch().unwrap();
+    }
+    queue.join(Class::Low, 1, 10_000);
+    let turn = (1..=1_000).find(|_| {
+        queue.join(Class::High, 2, 10_000);
+        queue.dispatch().unwrap().class == Class::Low
+    });
+    assert!(turn.is_some_and(|turn| (50..500).contains(&turn)), "{turn:?}");
+}
+
+#[test]
+fn a_class_works_nothing_off_while_nobody_of_it_waits() {
+    let rules = QueueRules { ageing_ms: NEVER, floors: [0.5, 0.0, 0.0], ..rules() };
+    let mut queue = Queue::new(rules);
+    for (class, turns) in [(Class::Low, 100), (Class::High, 200)] {
+        for _ in 0..turns {
+            queue.join(class, 1, 1_000);
+            queue.dispatch().unwrap();
+        }
+    }
+    queue.join(Class::Low, 1, 1_000);
+    for turn in 0..20 {
+        queue.join(Class::High, 2, 1_000);
+        assert_eq!(queue.dispatch().unwrap().class, Class::High, "turn {turn}");
+    }
+}
+
+#[test]
 fn one_token_in_so_many_goes_to_the_oldest() {
     let mut queue = Queue::new(rules());
     let low = queue.join(Class::Low, 1, 10);

@@ -160,23 +160,44 @@ fn pieces_end_where_the_blocks_do_not_fit() {
     assert!(held(&one).is_empty());
 }
 
-#[test]
-fn what_is_passed_over_takes_no_pieces_until_a_snapshot_fits() {
-    let mut none = scheduler(0);
-    let capacity = capacity();
-    none.join(
+/// Of a worker of which the index keeps so many blocks, fewer than it can hold.
+fn with_room(blocks: u32) -> Scheduler {
+    let mut scheduler = scheduler(0);
+    scheduler.join(
         Joining {
             id: WORKER,
             name: "w0".into(),
             role: Role::Both,
             kv_block_bytes: 0,
-            index_room: [200, 0, 0],
-            capacity,
+            index_room: [blocks, 0, 0],
+            capacity: capacity(),
             group: None,
             step_prior: None,
         },
         (),
     );
+    scheduler
+}
+
+#[test]
+fn nothing_counts_of_a_worker_beyond_its_share_until_its_next_snapshot() {
+    let mut one = with_room(200);
+    let stored = |one: &mut Scheduler, blocks| {
+        let why = one.stored(WORKER, Tier::Device, &keys(1, blocks, 0));
+        (why, one.view(WORKER).unwrap().held_blocks)
+    };
+    one.snapshot_begins(WORKER);
+    one.snapshot_complete(WORKER);
+    assert_eq!(stored(&mut one, 300), (Some(Withdrawal::OverShare), 0));
+    assert_eq!(stored(&mut one, 300), (None, 0), "which it was told");
+    assert_eq!(stored(&mut one, 10), (None, 0), "blocks before these are not known");
+    one.snapshot_begins(WORKER);
+    assert_eq!(stored(&mut one, 10), (None, 10));
+}
+
+#[test]
+fn what_is_passed_over_takes_no_pieces_until_a_snapshot_fits() {
+    let mut none = with_room(200);
     let part = |first, keys, last| Event::Snapshot { first, keys: pack(keys), last };
     let over = Applied { withdrawn: Some(Withdrawal::OverShare), ..Applied::default() };
     assert_eq!(in_pieces(&mut none, &part(true, 0..300, false), 100), (over, 3));

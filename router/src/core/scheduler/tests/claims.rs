@@ -188,7 +188,6 @@ fn a_worker_without_a_past_is_not_believed_to_be_far_faster_than_all_others_and_
     play(&mut scheduler, &[TRUTH; 2], 0..200);
     join_unknown(&mut scheduler, 2, Some(NOTHING));
     join_unknown(&mut scheduler, 3, Some(StepCost { fixed_ms: 15.0, ..TRUE }));
-    let cost = |scheduler: &Scheduler, id| scheduler.view(WorkerId(id)).unwrap().cost;
     assert!(cost(&scheduler, 2).fixed_ms > 10.0, "{:?}", cost(&scheduler, 2));
     assert_eq!(cost(&scheduler, 3).fixed_ms, 15.0, "that may be");
     // it really is ten times as fast as the others
@@ -283,4 +282,67 @@ fn what_a_worker_that_is_not_believed_takes_for_prompts_is_measured() {
     let learnt = scheduler.view(WorkerId(0)).unwrap().cost.step_ms(&prompt);
     let really = TRUE.step_ms(&prompt);
     assert!((0.5 * really..2.0 * really).contains(&learnt), "{learnt} for {really} ms");
+}
+
+/// Frames of worker 0, which has one row, each 20 ms after the one before: how long it says that each step took, and the
+/// tokens that each gave.
+fn frames(scheduler: &mut Scheduler, says_ms: f64, tokens: u32, numbers: std::ops::Range<u64>) {
+    for number in numbers {
+        let step = Step {
+            decode_rows: 1,
+            ms: says_ms,
+            drafted: tokens,
+            accepted: tokens - 1,
+            ..report(number, 0, Load::default())
+        };
+        let given = Given { rows: 1, tokens };
+        let _ = scheduler.step(WorkerId(0), &step, given, 20.0 * number as f64);
+    }
+}
+
+/// The number of the first frame that is not believed any more.
+fn until_doubted(scheduler: &mut Scheduler, from: u64) -> u64 {
+    let told = (from..from + 200).find(|number| {
+        frames(scheduler, 0.1, 3, *number..number + 1);
+        doubt(scheduler, 0).is_some()
+    });
+    told.expect("a two hundredth of the time is too little")
+}
+
+fn cost(scheduler: &Scheduler, id: u32) -> StepCost {
+    scheduler.view(WorkerId(id)).unwrap().cost
+}
+
+#[test]
+fn what_was_learnt_on_the_word_of_a_worker_goes_with_the_belief_in_it() {
+    let unknown = cost(&fleet(1, |_| None), 0);
+    let mut scheduler = fleet(1, |_| Some(NOTHING));
+    scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    scheduler.begun(RequestId(1), 0, 1.0);
+    let first = until_doubted(&mut scheduler, 1);
+    assert_eq!(cost(&scheduler, 0), unknown, "as of a worker that never said anything");
+    let accepted = scheduler.view(WorkerId(0)).unwrap().accepted;
+    assert!(accepted < 1.2, "drafts count from this frame on, not {accepted} tokens a row");
+    // what was measured while it was not believed, too, where it lies a second time
+    let honest = first + 1..first + 600;
+    frames(&mut scheduler, 20.0, 1, honest.clone());
+    assert_eq!(doubt(&scheduler, 0), None, "it is believed again");
+    until_doubted(&mut scheduler, honest.end);
+    assert_eq!(cost(&scheduler, 0), unknown);
+}
+
+#[test]
+fn a_worker_that_is_not_believed_begins_with_what_is_known_of_others() {
+    let mut scheduler = fleet(2, |_| Some(NOTHING));
+    scheduler.set_open(WorkerId(1), false);
+    for number in 1..100 {
+        let tokens = 37 * u32::try_from(number).unwrap() % 500;
+        let work = StepFeatures { prefill_tokens: tokens.into(), ..StepFeatures::default() };
+        let step = Step { ms: TRUE.step_ms(&work), ..report(number, tokens, Load::default()) };
+        let _ = scheduler.step(WorkerId(1), &step, Given::default(), 0.0);
+    }
+    scheduler.place(&want(1, &keys(1, 4, 0)), 0.0).unwrap();
+    scheduler.begun(RequestId(1), 0, 1.0);
+    until_doubted(&mut scheduler, 1);
+    assert_eq!(cost(&scheduler, 0), cost(&scheduler, 1));
 }

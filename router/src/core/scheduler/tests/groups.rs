@@ -2,6 +2,23 @@
 
 use super::*;
 
+fn join_rank(scheduler: &mut Scheduler, id: u32, group: &str) {
+    scheduler.join(
+        Joining {
+            id: WorkerId(id),
+            name: format!("w{id}").into(),
+            role: Role::Both,
+            kv_block_bytes: 0,
+            index_room: capacity().tiers(),
+            capacity: capacity(),
+            group: Some(GroupRank { group: group.into(), rank: id }),
+            step_prior: Some(COST),
+        },
+        (),
+    );
+    scheduler.set_open(WorkerId(id), true);
+}
+
 #[test]
 fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
     let mut scheduler = scheduler(0);
@@ -38,20 +55,7 @@ fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
     let groups = |rows: [u32; 3]| {
         let mut scheduler = scheduler(0);
         for (id, running) in (0..).zip(rows) {
-            scheduler.join(
-                Joining {
-                    id: WorkerId(id),
-                    name: format!("w{id}").into(),
-                    role: Role::Both,
-                    kv_block_bytes: 0,
-                    index_room: capacity().tiers(),
-                    capacity: capacity(),
-                    group: Some(GroupRank { group: "ep".into(), rank: id }),
-                    step_prior: Some(COST),
-                },
-                (),
-            );
-            scheduler.set_open(WorkerId(id), true);
+            join_rank(&mut scheduler, id, "ep");
             let load = Load { running, ..Load::default() };
             let kv_tokens = u64::from(running) * 1_000_000;
             let mut step = Step { decode_rows: running, kv_tokens, ..report(1, 0, load) };
@@ -81,4 +85,29 @@ fn a_rank_waits_for_the_slowest_of_the_others_in_whatever_order_they_joined() {
             assert_eq!(got.1, expected.1, "{rows:?}");
         }
     }
+}
+
+#[test]
+fn a_long_step_teaches_of_the_rank_that_made_it_long() {
+    // of a rank with 7 rows, in steps with such ranks
+    let learns = |others: &[(&str, u32)], waited_us: u32| {
+        let mut scheduler = scheduler(0);
+        join_rank(&mut scheduler, 0, "ep");
+        for (id, (group, running)) in (1..).zip(others) {
+            join_rank(&mut scheduler, id, group);
+            // a sign of life: it tells of rows, and teaches nothing
+            let load = Load { running: *running, ..Load::default() };
+            let _ = scheduler.step(WorkerId(id), &report(0, 0, load), Given::default(), 0.0);
+        }
+        let load = Load { running: 7, ..Load::default() };
+        let step = Step { decode_rows: 7, ms: 90.0, waited_us, ..report(1, 0, load) };
+        let _ = scheduler.step(WorkerId(0), &step, Given::default(), 0.0);
+        scheduler.view(WorkerId(0)).unwrap().steps_learnt == 1
+    };
+    assert!(learns(&[("ep", 6)], 0), "the others wait for it");
+    assert!(learns(&[("ep", 7)], 0), "nobody waits for anybody");
+    assert!(!learns(&[("ep", 8)], 0), "it waits for the other one");
+    assert!(!learns(&[("ep", 6), ("ep", 8)], 0) && !learns(&[("ep", 8), ("ep", 6)], 0));
+    assert!(learns(&[("ep", 8)], 1), "it says how long it waited");
+    assert!(learns(&[("another", 8)], 0), "which steps by itself");
 }

@@ -121,3 +121,19 @@ fn an_idle_worker_is_not_held_to_what_it_read_last() {
     let kv_tokens = placed.decision.candidates.iter().map(|c| c.worker_load.kv_tokens);
     assert_eq!(kv_tokens.collect::<Vec<_>>(), [0.0, 0.0]);
 }
+
+#[test]
+fn what_is_known_of_pulls_from_a_worker_goes_with_it() {
+    let mut scheduler = scheduler(3);
+    for from in ["w0", "w1"] {
+        scheduler.transferred(WorkerId(2), from, 1 << 20, 5.0, 0.0);
+    }
+    let sources = |scheduler: &mut Scheduler| -> Vec<WorkerId> {
+        let inbound = &mut scheduler.worker(WorkerId(2)).unwrap().inbound;
+        inbound.refresh(1.0);
+        inbound.costs().known.iter().map(|(id, _)| *id).collect()
+    };
+    assert_eq!(sources(&mut scheduler), [WorkerId(0), WorkerId(1)]);
+    scheduler.leave(WorkerId(0), 1.0);
+    assert_eq!(sources(&mut scheduler), [WorkerId(1)], "workers that come and go leave nothing");
+}
