@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import tempfile
@@ -15,6 +14,8 @@ from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+
+from helpers.forked import FORKED
 
 ANSWER_S = 60.0  # of a rank; passed only where one hangs
 
@@ -83,15 +84,14 @@ class RankProcesses:
     """As many processes as the largest group so far had; those that died are replaced."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
         self._processes: list[_Process] = []
 
     def start(self, ranks: int) -> list[_Process]:
         self._processes = [p for p in self._processes if p.process.is_alive()]
         started: list[_Process] = []
         while len(self._processes) < ranks:
-            ours, theirs = self._context.Pipe()
-            process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
+            ours, theirs = FORKED.Pipe()
+            process = FORKED.Process(target=_serve, args=(theirs,), daemon=True)
             process.start()
             theirs.close()
             self._processes.append(_Process(process, ours))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -24,10 +23,8 @@ from headrace_kernels.moe.transport import Span
 from headrace_kernels.transport.choose import ChosenWays
 from headrace_kernels.transport.shared_memory import SharedMemory
 from headrace_kernels.transport.ways import RankWay
+from helpers.forked import FORKED
 
-# Forked from one process that has imported torch and started nothing.
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["headrace.worker.parallel.rendezvous", __name__])
 ANSWER_S = 60.0
 
 SERVES = {"weights": "abc", "dtype": "int8"}
@@ -67,10 +64,10 @@ class RankProcess:
     """One rank. What it raises comes back as text: the type, and what it says."""
 
     def __init__(self, told: Told) -> None:
-        self._calls, calls = CONTEXT.Pipe()
-        woken, self._wakes = CONTEXT.Pipe(duplex=False)
+        self._calls, calls = FORKED.Pipe()
+        woken, self._wakes = FORKED.Pipe(duplex=False)
         self._woken = woken
-        self.process = CONTEXT.Process(target=_run, args=(told, calls, self._wakes), daemon=True)
+        self.process = FORKED.Process(target=_run, args=(told, calls, self._wakes), daemon=True)
         self.process.start()
         calls.close()
         self._wakes.close()
