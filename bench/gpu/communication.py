@@ -84,9 +84,8 @@ def exchange_us(
         e4m3=True,
     )
     gone = sends(routing, ranks, combine)
-    columns = (
-        window.x_words + window.scale_words + 2 * routing.top_k + 2
-    )  # slots, weights, row, column
+    # Slots, weights, row, column.
+    columns = window.x_words + window.scale_words + 2 * routing.top_k + 2
     moved = rows * WORD * (gone.ranks * columns + gone.results * window.result_words)
     return 2 * network.latency_us + moved / network.bytes_per_s * 1e6
 

@@ -38,9 +38,8 @@ from headrace_kernels.ops import Routing
 from headrace_kernels.torch_mla import TRITON, TorchMlaBackend
 
 MEMORY_SHARE = 0.9  # of what is free; the rest is for fragments
-ACTIVATION_BYTES = (
-    12 << 30
-)  # of a prompt of 8,192 rows, and of experts that are stacked while they are loaded
+# Of a prompt of 8,192 rows, and of experts that are stacked while they are loaded.
+ACTIVATION_BYTES = 12 << 30
 FEWER = 2  # layers less after the memory did not suffice
 
 

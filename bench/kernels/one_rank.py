@@ -35,9 +35,8 @@ class SentToItself:
 
     def receive(self) -> Received:
         x, ids, weights = self.routed
-        rows = x.repeat_interleave(
-            self.group.top_k, dim=0
-        )  # a copy each, as they would come from others
+        # A copy each, as they would come from others.
+        rows = x.repeat_interleave(self.group.top_k, dim=0)
         slots = (ids % self.group.local_experts).view(-1, 1)
         return Received(rows, slots, weights.view(-1, 1))
 

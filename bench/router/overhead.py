@@ -188,9 +188,8 @@ def main() -> None:
                 run = folder / f"{case}{i}"
                 run.mkdir()
                 with stack(args.bin, doc, 2, step_ms, run) as two:
-                    load(
-                        args.bin, two, "-n", "100", "-c", "8", "--max-tokens", "4", "--chat"
-                    )  # warm
+                    # Warm.
+                    load(args.bin, two, "-n", "100", "-c", "8", "--max-tokens", "4", "--chat")
                     runs.append(cpu(load(args.bin, two, *flags)))
             figures[case] = runs
     write(args.out, figures)

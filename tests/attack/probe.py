@@ -27,9 +27,8 @@ class Seen:
     """What the probe saw, each with its time."""
 
     gaps: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])  # end, ms
-    firsts: list[tuple[float, float]] = field(
-        default_factory=list[tuple[float, float]]
-    )  # start, ms
+    # Start, ms.
+    firsts: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     failures: list[tuple[float, str]] = field(default_factory=list[tuple[float, str]])
     skipped: int = 0  # short requests that were not begun, as too many waited
 

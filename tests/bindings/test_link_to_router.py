@@ -67,9 +67,8 @@ async def test_without_a_secret_the_router_hands_out_a_key(open_to_all: _core.Ro
     async with asyncio.timeout(IN_TIME_S):
         async with await link_to(open_to_all, None).connect() as session:
             first = session.hash_key
-        another = dataclasses.replace(
-            HELLO, worker="worker-1"
-        )  # the router may not have seen the first one go
+        # The router may not have seen the first one go.
+        another = dataclasses.replace(HELLO, worker="worker-1")
         async with await link_to(open_to_all, None, another).connect() as session:
             assert session.hash_key == first
     assert len(first) == 32

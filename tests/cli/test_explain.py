@@ -204,9 +204,8 @@ def test_the_command_asks_for_the_request_and_prints(
     with server(200, document) as (url, asked):
         flags = ["--url", url, "--api-key-file", f"{tmp_path}/keys"]
         assert main.main(["explain", "a/b c", *flags]) == 0
-        monkeypatch.setenv(
-            "HEADRACE_ADMIN_KEY", "op"
-        )  # sees more, so it is sent where there is one
+        # Sees more, so it is sent where there is one.
+        monkeypatch.setenv("HEADRACE_ADMIN_KEY", "op")
         assert main.main(["explain", "a/b c", *flags, "--json"]) == 0
     assert asked == [f"/decisions/a%2Fb%20c Bearer {key}" for key in ("k", "op")]
     text, _, rest = capsys.readouterr().out.partition("{")

@@ -88,9 +88,8 @@ def test_generated_text_is_cached_too() -> None:
     answer = run(engine).ids[0]
     engine.submit(make_submit(1, [*prompt, *answer, 3, 4], max_tokens=1))
     heard = run(engine)
-    assert (
-        heard.first[1].cached_tokens == 20
-    )  # all full blocks of the 21 tokens whose KV was computed
+    # All full blocks of the 21 tokens whose KV was computed.
+    assert heard.first[1].cached_tokens == 20
 
 
 def test_other_salts_share_nothing() -> None:

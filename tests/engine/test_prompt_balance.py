@@ -95,9 +95,8 @@ def test_a_group_under_load_gains_by_it(monkeypatch: pytest.MonkeyPatch) -> None
     """In the simulation of the benchmark, which draws the same requests each time."""
     monkeypatch.setattr(simulation, "ROUNDS", 900)
     monkeypatch.setattr(simulation, "WARM", 300)
-    cost = simulation.Cost(
-        fixed_ms=20, prefill_ms=0.1, context_ms=0, row_ms=0.15, kv_ms=5e-5
-    )  # about those of R1 on an H200
+    # About those of R1 on an H200.
+    cost = simulation.Cost(fixed_ms=20, prefill_ms=0.1, context_ms=0, row_ms=0.15, kv_ms=5e-5)
     found = [simulation.simulate(cost, most, {"sequences": 64}, 8192) for most in (0, 8)]
     at_once, together = (it["tokens_per_s_and_rank"] for it in found)
     assert together > 1.3 * at_once

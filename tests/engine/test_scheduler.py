@@ -159,9 +159,8 @@ def test_what_makes_way_keeps_half_of_the_batch_rows() -> None:
 def test_a_normal_one_gets_the_blocks_of_those_that_make_way() -> None:
     scheduler = make_scheduler(blocks=16, sequences=6, batched=64)
     for _ in range(4):
-        scheduler.stages.wait(
-            make_sequence(12, answer=4, priority=-1)
-        )  # four blocks each in the end
+        # Four blocks each in the end.
+        scheduler.stages.wait(make_sequence(12, answer=4, priority=-1))
     run_step(scheduler)
     normal = make_sequence(12, answer=1)
     scheduler.stages.wait(normal)

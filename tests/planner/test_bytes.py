@@ -25,9 +25,8 @@ def test_all_parameters_are_671_billion_and_those_of_a_token_37() -> None:
     experts = shape.MOE_LAYERS * shape.EXPERT
     own = shape.LAYERS * shape.ATTENTION + shape.DENSE_LAYERS * shape.DENSE_MLP
     own += shape.MOE_LAYERS * (shape.EXPERT + shape.ROUTER) + 2 * shape.HEAD
-    assert own + experts * shape.EXPERTS == pytest.approx(
-        671.0e9, rel=1e-3
-    )  # DeepSeek's model card
+    # DeepSeek's model card.
+    assert own + experts * shape.EXPERTS == pytest.approx(671.0e9, rel=1e-3)
     # a token's embedding is one row of the table, so that table does not count
     assert own - shape.HEAD + experts * shape.TOP_K == pytest.approx(37e9, rel=0.02)
 

@@ -68,9 +68,8 @@ def test_packing_is_near_the_best_of_all_ways(loads: list[float]) -> None:
         max(sum(loads[i] for i in half), sum(loads) - sum(loads[i] for i in half))
         for half in itertools.combinations(range(6), 3)
     )
-    assert (
-        best - 1e-9 <= max(packed(loads, 2)) <= 1.5 * best
-    )  # the bound of taking the heaviest first
+    # The bound of taking the heaviest first.
+    assert best - 1e-9 <= max(packed(loads, 2)) <= 1.5 * best
 
 
 @pytest.mark.parametrize(("ranks", "rows"), [(8, 200), (32, 64), (72, 512)])

@@ -16,9 +16,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from headrace_kernels.upload import upload
 
-PART_BYTES = (
-    1 << 29
-)  # of spans that wait to be merged; a tile that alone has more gets what it needs
+# Of spans that wait to be merged; a tile that alone has more gets what it needs.
+PART_BYTES = 1 << 29
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +35,8 @@ class SpanPlan:
 
     launches: list[SpanLaunch]
     works: torch.Tensor  # [3, works] int32: tile, span, place of the tile's first row in the buffer
-    rows: (
-        torch.Tensor
-    )  # [3, rows] int32: place of the first span in the buffer, step to the next, spans
+    # [3, rows] int32: place of the first span in the buffer, step to the next, spans.
+    rows: torch.Tensor
 
 
 def span_plan(

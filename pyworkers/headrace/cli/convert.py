@@ -70,9 +70,8 @@ def write(conversion: Conversion, out: Path) -> None:
         conversion.write(work, bar)
         for path in work.iterdir():
             with path.open("rb") as file:
-                os.fsync(
-                    file.fileno()
-                )  # before the rename, so that a power cut cannot leave empty files
+                # Before the rename, so that a power cut cannot leave empty files.
+                os.fsync(file.fileno())
         work.rename(out)
     finally:
         bar.close()

@@ -61,9 +61,8 @@ class Sequence:
     penalties: Penalties | None = None
     stage: Stage = Stage.OUTSIDE
     blocks: list[int] = field(default_factory=list[int])
-    twins: list[int] = field(
-        default_factory=list[int]
-    )  # named blocks with the same contents, held too
+    # Named blocks with the same contents, held too.
+    twins: list[int] = field(default_factory=list[int])
     batch_row: int | None = None  # row of the block table and of the sampler, while running
     cached_tokens: int | None = None  # prompt tokens found in the cache at the first admission
     answered: bool = False  # the first Output went out
@@ -80,21 +79,18 @@ class Sequence:
 
     total = Count(row_counts.TOTAL)  # prompt and answer so far
     computed = Count(row_counts.COMPUTED)  # tokens whose KV is in the cache
-    pending_rows = Count(
-        row_counts.PENDING_ROWS
-    )  # whose KV the steps in flight compute, but for drafts
+    # Whose KV the steps in flight compute, but for drafts.
+    pending_rows = Count(row_counts.PENDING_ROWS)
     pending_tokens = Count(row_counts.PENDING_TOKENS)  # that they choose, but for accepted drafts
-    pending_drafts = Count(
-        row_counts.PENDING_DRAFTS
-    )  # that they check: so many tokens more may come
+    # That they check: so many tokens more may come.
+    pending_drafts = Count(row_counts.PENDING_DRAFTS)
     drafts = Count(row_counts.DRAFTS)  # guesses at the tokens after `total` that there are
     keys_from = Count(row_counts.KEYS_FROM)  # the drafting layer has keys of `keys_from:keys_to`
     keys_to = Count(row_counts.KEYS_TO)
     published = Count(row_counts.PUBLISHED)  # leading blocks whose contents are named in the pool
     held = Count(row_counts.HELD)  # `blocks`
-    blocks_in_table = Count(
-        row_counts.BLOCKS_IN_TABLE
-    )  # leading blocks that the batch row's row of the block table has
+    # Leading blocks that the batch row's row of the block table has.
+    blocks_in_table = Count(row_counts.BLOCKS_IN_TABLE)
 
     def __post_init__(self) -> None:
         self.prompt_len = len(self.prompt)

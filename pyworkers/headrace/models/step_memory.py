@@ -13,9 +13,8 @@ from headrace.models.config import ModelConfig
 from headrace.models.config_deepseek import DeepseekConfig
 
 NATIVE_SCRATCH_BYTES = 64 << 20  # of the Rust kernels and of Python; above what was seen
-DRAW_BYTES = (
-    12 * 4 * (1 << 23)
-)  # of what `sampler.DRAW_ELEMENTS` logits become while tokens are drawn
+# Of what `sampler.DRAW_ELEMENTS` logits become while tokens are drawn.
+DRAW_BYTES = 12 * 4 * (1 << 23)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

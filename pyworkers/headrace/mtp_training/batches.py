@@ -64,9 +64,8 @@ class TrainBatch:
     hidden: torch.Tensor  # [sequences, rows, hidden], of the position before
     target: torch.Tensor  # [sequences, rows, hidden], of this position
     ids: torch.Tensor  # [sequences, rows, k], likely next tokens as columns of the draft vocabulary
-    p: (
-        torch.Tensor
-    )  # [sequences, rows, k], what the model gives them; 0 outside the draft vocabulary
+    # [sequences, rows, k], what the model gives them; 0 outside the draft vocabulary.
+    p: torch.Tensor
     answers: torch.Tensor  # [sequences, rows], bool: its token is part of an answer
 
 

@@ -57,9 +57,8 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
     device = choose_device(settings.device)
     sizes = step_sizes(settings, torch.device(device).type)
     checkpoint = resolve(settings.model)
-    check_context(
-        settings.context_tokens, checkpoint.config.context_tokens
-    )  # sooner than weights are read
+    # Sooner than weights are read.
+    check_context(settings.context_tokens, checkpoint.config.context_tokens)
     joined = None
     if environment is not None:
         if torch.device(device).type == "cuda":

@@ -61,9 +61,8 @@ def test_an_heir_finds_what_was_handed_over() -> None:
     prompt = [7, 3] * 8
     whole = unsplit(source, make_submit(0, prompt))
     target.pool.take_events()
-    assert (
-        migration(source, target, 100) == 5
-    )  # of the prompt, and of the answer but for its last token
+    # Of the prompt, and of the answer but for its last token.
+    assert migration(source, target, 100) == 5
     events = target.pool.take_events()
     stored = [name for event in events if isinstance(event, Stored) for name in event.names]
     assert len(stored) == 5

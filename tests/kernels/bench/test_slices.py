@@ -86,9 +86,8 @@ def test_a_step_that_runs_out_of_memory_stops_no_other(monkeypatch: pytest.Monke
 
 def test_logits_that_are_not_finite_are_no_measurement() -> None:
     model: Any = SimpleNamespace(forward=lambda _: torch.full((1, 3), torch.nan))
-    (row,) = slices.steps_of(
-        model, slices.DRY, HostClock(), time.monotonic() + 1e9
-    )  # the others may be of a broken device
+    # The others may be of a broken device.
+    (row,) = slices.steps_of(model, slices.DRY, HostClock(), time.monotonic() + 1e9)
     assert row["failed"].endswith("logits are not finite")
 
 

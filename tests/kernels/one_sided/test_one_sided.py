@@ -158,9 +158,8 @@ def test_signal_and_wait(kind: int) -> None:
         assert torch.equal(told, wait_ref(flags, epoch))
         assert told.tolist() == [int(counts[to]), -1, int(counts[to])]
         assert wait(flags, epoch + 1, most_polls=3).tolist() == [-1] * 3
-        assert (
-            wait(flags, epoch - 5, most_polls=0).tolist() == told.tolist()
-        )  # a flag never goes back
+        # A flag never goes back.
+        assert wait(flags, epoch - 5, most_polls=0).tolist() == told.tolist()
 
 
 def groups_of(window: Window, *, whole: bool = False, most_polls: int = 0) -> list[OneSidedGroup]:

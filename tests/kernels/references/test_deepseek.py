@@ -131,9 +131,8 @@ def test_equal_scores_go_to_the_lowest_experts() -> None:
 
 def test_a_group_that_is_out_stays_out_when_all_biased_scores_are_negative() -> None:
     routing = Routing(experts=4, top_k=2, groups=2, top_groups=1, normalise=False, scale=1.0)
-    bias = torch.tensor(
-        [-3.0, -3.0, -1.0, -9.0]
-    )  # the second group has the best expert, but a worse sum
+    # The second group has the best expert, but a worse sum.
+    bias = torch.tensor([-3.0, -3.0, -1.0, -9.0])
     assert route_ref(torch.zeros(1, 4), bias, routing)[0].tolist() == [[0, 1]]
 
 

@@ -64,9 +64,8 @@ def test_silu_mul(width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (9, 3, 64), (2, 1, 24)])
 def test_rope_and_store_kv(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     rows, blocks, block_tokens = 6, 5, 4
-    qkv = draw(
-        rows, (heads + 2 * kv_heads), dim, dtype=dtype
-    )  # slices of one buffer, as in the model
+    # Slices of one buffer, as in the model.
+    qkv = draw(rows, (heads + 2 * kv_heads), dim, dtype=dtype)
     cos_sin = draw(50, dim, dtype=torch.float32, seed=1)
     positions = torch.tensor([0, 49, 3, 4, 4, 7], dtype=torch.int32, device=DEVICE)
     slots = torch.tensor([19, 0, 7, 8, 3, 12], device=DEVICE)

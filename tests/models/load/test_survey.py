@@ -100,9 +100,8 @@ def test_the_layout_of_r1_passes_without_a_byte_of_data(r1: Path, fp8: bool) -> 
     names = check(checkpoint, fp8=fp8)
     assert len(names) == len(set(names)) == 91_991 - 2  # the copies
     grown_mib = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-    assert (
-        grown_mib < 300
-    )  # 92,000 names with their places; what a layer's tensors alone take is 11 GB
+    # 92,000 names with their places; what a layer's tensors alone take is 11 GB.
+    assert grown_mib < 300
 
 
 @pytest.mark.matrix(cases=2)

@@ -233,9 +233,8 @@ class ClientLink:
         self._say(Alive())
 
     def _say(self, message: FromClient) -> None:
-        self._unsent.append(
-            message
-        )  # bounded: a few for each pull, and a heartbeat while the peer takes them
+        # Bounded: a few for each pull, and a heartbeat while the peer takes them.
+        self._unsent.append(message)
         self._wake.set()
 
     async def _send(self) -> None:

@@ -51,9 +51,8 @@ class Serving:
     number: int
     offer: OfferedTicket
     places: Sequence[int]
-    cursors: list[int] = field(
-        default_factory=list[int]
-    )  # wanted blocks that were handed over, by group
+    # Wanted blocks that were handed over, by group.
+    cursors: list[int] = field(default_factory=list[int])
     _turn: int = 0
 
     @property

@@ -108,9 +108,8 @@ def _write_manifest(origin: Mapping[str, Any], directory: Path) -> None:
     files: dict[str, Any] = {}
     for path in sorted(directory.iterdir()):
         with path.open("rb") as file:
-            os.fsync(
-                file.fileno()
-            )  # before the rename, so that a power cut cannot leave empty files
+            # Before the rename, so that a power cut cannot leave empty files.
+            os.fsync(file.fileno())
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         stat = path.stat()
         files[path.name] = {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha256": sha256}

@@ -205,9 +205,8 @@ class _Reader:
             raise self.fail(f"GGUF version {version} is not supported, expected 2 or 3{endian}")
         num_tensors = cast(int, self.scalar("Q", "tensor count"))
         num_keys = cast(int, self.scalar("Q", "key count"))
-        self.need(
-            num_keys * 13, f"{num_keys} keys"
-        )  # 8 for the name's length, 4 for the type, a byte
+        # 8 for the name's length, 4 for the type, a byte.
+        self.need(num_keys * 13, f"{num_keys} keys")
         metadata: dict[str, Any] = {}
         for _ in range(num_keys):
             key = self.string("a key's name")

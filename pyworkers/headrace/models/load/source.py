@@ -53,9 +53,8 @@ def _open_file(path: Path) -> Checkpoint:
         raise SourceError(
             f"{path}: name the directory that holds it: the config and tokenizer are needed too"
         )
-    from headrace.models.load.gguf import (
-        GgufCheckpoint,
-    )  # the gguf package is imported only where it is needed
+    # The gguf package is imported only where it is needed.
+    from headrace.models.load.gguf import GgufCheckpoint
 
     return GgufCheckpoint(path)
 
