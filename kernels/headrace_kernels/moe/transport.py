@@ -73,7 +73,11 @@ class Transport(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """This rank failed: end the round for ranks that wait, or will wait, for its parcels. Never waits long."""
+        """This rank failed: end the round for ranks that wait, or will wait, for its parcels. Never waits long.
+
+        Where it sent all that it owed in this round, ranks that still are in the last exchange hear of it or not, and
+        those that are through do not. No rank hears of it in another round.
+        """
         ...
 
     def close(self) -> None:

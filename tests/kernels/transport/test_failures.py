@@ -13,7 +13,7 @@ import torch
 
 from headrace_kernels.moe.transport import RankLost, Span, StepAborted
 from helpers.ranks.processes import Ended, Place, Raised, RankProcesses, end, rank_processes, stop
-from helpers.ranks.scenes import even, opened, swap
+from helpers.ranks.scenes import check, even, opened, sent_by, swap
 
 KINDS = ["shared_memory", "gloo"]
 CULPRITS = [0, 2]  # the first rank, which makes what the others share, and another one
@@ -85,26 +85,56 @@ def test_a_rank_that_fails_ends_the_round_for_all_and_the_next_round_works(
     assert answers == [[] if rank == culprit else due for rank in range(3)]
 
 
-def aborting_late(place: Place, kind: str, culprit: int) -> list[str]:
-    """A rank aborts after the last exchange of the round: for the others the round was good, and the next is."""
-    said: list[str] = []
+LATE = (1, 3, 5)  # the rounds that a rank aborts once it is through with their last exchange
+
+
+def aborting_late(
+    place: Place, kind: str, culprit: int, slow: int | None
+) -> list[tuple[int, str, int]]:
+    """The rounds that ended by an abort here, with its words and its rank. The slow rank reads what came once the
+    culprit has aborted, so that its last exchange and the abort meet for certain.
+    """
+    said: list[tuple[int, str, int]] = []
+    sizes = even(place.ranks, 3)
     with opened(place, kind, deadline_s=LONG_S) as transport:
-        for round_number in range(1, 6):
+        for round_number in range(1, 7):
             transport.begin(round_number)
+            aborts = round_number in LATE
+            aborted_flag = place.folder / f"aborted-{round_number}"
             try:
-                swap(transport, even(place.ranks, 3), round_number)
+                wait = transport.post(*sent_by(transport, sizes, round_number))
+                if place.rank == slow and aborts:
+                    while not aborted_flag.exists():
+                        os.sched_yield()
+                check(transport, wait(), sizes, round_number)
             except StepAborted as aborted:
-                said.append(str(aborted))
-            if place.rank == culprit and round_number % 2:
+                said.append((round_number, aborted.reason, aborted.rank))
+            if place.rank == culprit and aborts:
                 transport.abort("the sampler failed")
+                aborted_flag.touch()
     return said
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rank_that_fails_after_the_last_exchange_spoils_no_later_round(
+def test_a_rank_that_fails_after_the_last_exchange_spoils_no_other_round(
     ranks: RankProcesses, kind: str
 ) -> None:
-    assert ranks.run(aborting_late, 3, kind, 1) == [[], [], []]
+    """A rank that still is in that exchange may hear of it or not; nobody hears of it in another round."""
+    check_late(ranks.run(aborting_late, 3, kind, 1, None))
+
+
+def test_a_rank_that_reads_slowly_may_hear_of_a_failure_after_the_last_exchange(
+    ranks: RankProcesses,
+) -> None:
+    check_late(ranks.run(aborting_late, 3, "shared_memory", 1, 2))
+
+
+def check_late(answers: list[Any]) -> None:
+    possible = {(number, "the sampler failed", 1) for number in LATE}
+    assert answers[1] == []
+    for said in (answers[0], answers[2]):
+        assert set(said) <= possible
+        assert len(said) == len(set(said))
 
 
 def both_aborting(place: Place, kind: str) -> list[int]:
