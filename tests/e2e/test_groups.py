@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import signal
 import sys
 import threading
 from collections.abc import Generator, Mapping
@@ -16,10 +17,12 @@ import psutil
 import pytest
 
 from chaos.network import ROUTER_HOST, Network, Place, inside, namespaces, no_namespaces
+from headrace.exit_status import EXIT_RANK_LOST
 from helpers.models.tiny_deepseek import tiny_deepseek
 from helpers.models.tiny_model import tiny_llama
 from helpers.require import missing
 from helpers.serving.server import Running, Server, eventually, serving
+from helpers.worker.rank_processes import free_port, variables
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PROMPTS = ("Water flows down the hill and", "A mill", "The head of the stream is", "Once")
@@ -155,22 +158,44 @@ def test_a_drain_of_one_rank_is_one_of_its_group(two_groups: Server, alone: list
     assert drained.status == 202, drained.body
     server.wait_line(r"worker-1-rank-\d +\| left in good order; starting worker-1 again")
     server.wait_line(r"worker-1 +\| ready, serves", times=ready + 1)
+    server.wait_line(r'group leaves as a whole group="worker-1"')
+    assert not [line for line in server.lines if re.search(r'group lost .*"worker-1"', line)]
     assert [choices for choices, _ in answers(server)] == alone
+
+
+def test_a_clean_stop_of_a_group_is_told_without_a_warning(folder: Path) -> None:
+    with serving(str(folder), "--ep", "2") as server:
+        answers(server)
+        server.wait_idle()
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait() == 0, server.tail()
+        said = [line for line in server.lines if "group leaves as a whole" in line]
+        assert len(said) == 1, server.tail()
+        alarms = re.compile(r" WARN | ERROR |WARNING|ERROR|leaked")
+        assert not [line for line in server.lines if alarms.search(line)], server.tail()
 
 
 def test_a_rank_that_stands_still_is_named_and_its_group_starts_again(
     folder: Path, alone: list[Any]
 ) -> None:
-    with serving(str(folder), "--ep", "2", "--ep-timeout-ms", "1000") as server:
-        frozen = rank_process(server, "worker-0", 1)
-        frozen.suspend()
-        body = {"model": server.model, "prompt": "x", "max_tokens": 5}
+    with serving(str(folder), "--ep", "2", "--ep-timeout-ms", "2000") as server:
+        idle = rank_process(server, "worker-0", 1)
+        idle.suspend()
+        why = "the group is over: rank 1 is lost: nothing was heard of it for"
+        server.wait_line(rf"worker-0-rank-0 +\| .*{why}")
+        server.wait_line(r"worker-0 +\| ready, serves", times=2)
+        assert not idle.is_running()
+
+        body = {"model": server.model, "prompt": "x", "max_tokens": 500, "ignore_eos": True}
         asking = threading.Thread(target=lambda: server.post("/v1/completions", body))
         asking.start()
-        server.wait_line(r"worker-0-rank-0 +\| .*rank 1 is lost: 1 s were waited for its load")
-        server.wait_line(r"worker-0 +\| ready, serves", times=2)
+        eventually(lambda: any(one["running"] for one in server.workers().values()), server.tail)
+        busy = rank_process(server, "worker-0", 0)
+        busy.suspend()
+        server.wait_line(r"worker-0-rank-1 +\| .*the group is over: rank 0 is lost: ")
+        server.wait_line(r"worker-0 +\| ready, serves", times=3)
+        assert not busy.is_running()
         asking.join()
-        assert not frozen.is_running()
         assert [choices for choices, _ in answers(server)] == alone
 
 
@@ -206,6 +231,28 @@ def test_torchrun_starts_a_group(folder: Path, alone: list[Any]) -> None:
             names = {"spread-rank-0", "spread-rank-1"}
             eventually(lambda: ready(server) == names, torchrun.tail, 240)
             assert [choices for choices, _ in answers(server)] == alone
+
+
+def test_a_rank_that_goes_on_after_its_group_was_over_leaves_by_itself(folder: Path) -> None:
+    with router("--worker-listen", "127.0.0.1:0") as (server, address), ExitStack() as started:
+        flags = ("--router", address, "--name", "spread", "--ep-timeout-ms", "2000")
+        port = free_port()
+        ranks = [
+            started.enter_context(
+                closing(Running("worker", str(folder), *flags, env=variables(rank, 2, port)))
+            )
+            for rank in range(2)
+        ]
+        names = {"spread-rank-0", "spread-rank-1"}
+        eventually(lambda: ready(server) == names, ranks[0].tail, 240)
+        frozen = psutil.Process(ranks[1].process.pid)
+        frozen.suspend()
+        try:
+            assert ranks[0].wait() == EXIT_RANK_LOST
+        finally:
+            frozen.resume()
+        assert ranks[1].wait() == EXIT_RANK_LOST
+        ranks[1].wait_line("the group is over: rank . is lost: ")
 
 
 SECRET = {"HEADRACE_SECRET": "of these workers"}

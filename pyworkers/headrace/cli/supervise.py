@@ -19,9 +19,9 @@ from headrace.exit_status import EXIT_CONFIG, EXIT_RANK_LOST, EXIT_USAGE
 CANNOT_START = 127
 """What stands for the exit status of a process that the system did not start; shells have the same."""
 
-RANKS_END_S = (
-    15.0  # for the ranks of a group to notice that one of them has ended, and to end; a guess
-)
+# For the ranks of a group to notice that one of them has ended, and to end; whoever is left is killed, such as a rank
+# that stands still. They give routers 5 s to hear of it. A guess
+RANKS_END_S = 7.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,8 @@ class ParallelSettings:
         value="MS",
         read=positive,
         default=30_000,
-        help="Time after which a rank that others wait for in a step is lost, and its group with it.",
+        help="Time after which a rank is lost that others wait for in a step, or that gives no sign of life, and its "
+        "group with it.",
         in_serve=True,
     )
     ep_start_timeout_s: int = setting(

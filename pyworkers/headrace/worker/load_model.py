@@ -120,6 +120,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
     )
     if joined is not None and engine.rounds is not None:
         engine.rounds.between = joined.rebalancer(model)
+        joined.ready()
     prints = checkpoint.fingerprints()
     name = settings.served_model_name or checkpoint.name
     unasked = ""

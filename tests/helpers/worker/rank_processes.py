@@ -98,6 +98,10 @@ class RankProcess:
         assert self.process.pid is not None
         os.kill(self.process.pid, signal.SIGSTOP)
 
+    def thaw(self) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, signal.SIGCONT)
+
     def close(self) -> None:
         self.kill()
         self._calls.close()

@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 from headrace.engine.step.lockstep import RankLoad
 from headrace.worker.parallel import messages
+from headrace.worker.parallel.life_signs import LifeSigns
 from headrace.worker.parallel.messages import BadMessage, Kind, Message
 from headrace_kernels.moe.transport import RankLost, StepAborted
 
@@ -49,8 +50,9 @@ class Awaited:
 class Leader:
     """Rank 0's side of all links, its own included."""
 
-    def __init__(self, ranks: int) -> None:
+    def __init__(self, ranks: int, signs: LifeSigns) -> None:
         self.over: tuple[int, str] | None = None  # the rank that was lost, and how
+        self._signs = signs
         self.left = False
         self._all = range(ranks)
         self._asleep = True
@@ -74,7 +76,11 @@ class Leader:
             case Kind.ABORTED:
                 return self._abort(rank, message)
             case Kind.LOST:
-                return self.lost(*messages.read_about_rank(message, len(self._all)))
+                accused, how = messages.read_about_rank(message, len(self._all))
+                return self.lost(*self._signs.blamed(rank, accused, how))
+            case Kind.ALIVE:
+                self._signs.waits(rank, message.number / 1e3)
+                return []
             case _:
                 raise BadMessage(f"{message.kind.name}, which is not for rank 0")
 
@@ -255,6 +261,8 @@ class Member:
                     self._aborted = StepAborted(who, reason)
             case Kind.LOST:
                 self.lose(*messages.read_about_rank(message, self._ranks))
+            case Kind.ALIVE:
+                pass
             case _:
                 raise BadMessage(f"{message.kind.name}, which rank 0 does not send")
 

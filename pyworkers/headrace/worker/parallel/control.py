@@ -79,6 +79,11 @@ class ControlLink:
             if not rest:
                 return
 
+    @property
+    def takes_more(self) -> bool:
+        """A short message would go out at once."""
+        return _writable(self.socket, 0.0)
+
     def close(self) -> None:
         self.socket.close()
 

@@ -2,7 +2,8 @@
 
 A thread that waits for its group reads the links itself. Otherwise a thread of their own watches them: while the group
 is asleep, and while this rank computes or waits for parcels. So a rank that hangs up is noticed at once, and nothing
-spins.
+spins. The same thread says now and then that this rank is there, whatever its other threads do, and notices ranks that
+say so no more (`life_signs.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headrace.engine.step.lockstep import RankLoad
 from headrace.worker.parallel import messages
 from headrace.worker.parallel.agreement import Leader, Member, Outgoing
 from headrace.worker.parallel.control import ControlBroken, ControlLink, named
+from headrace.worker.parallel.life_signs import LifeSigns
 from headrace.worker.parallel.messages import BadMessage, Kind, Message
 from headrace_kernels.moe.transport import Arrived, Columns, RankLost, Span, Transport
 from headrace_kernels.transport.choose import ChosenWays
@@ -41,9 +43,11 @@ class RankGroup:
         self._links = dict(links)
         self._timeout_s = timeout_s
         self._member = Member(rank, ranks)
-        self._leader = Leader(ranks) if rank == 0 else None
+        self._signs = LifeSigns(links, timeout_s, patience_s=0.0 if rank == 0 else NAMING_S)
+        self._leader = Leader(ranks, self._signs) if rank == 0 else None
         self._ways: ChosenWays | None = None
         self._waited_s = 0.0
+        self._waits_since_s: float | None = None  # for other ranks; None where it does not
         self._state = (
             threading.Lock()
         )  # of leader, member and the sending ends; never held for long
@@ -131,15 +135,48 @@ class RankGroup:
         if self._member.lost is not None:
             raise self._member.lost
 
-    def lose(self, lost: RankLost) -> None:
-        """This rank found another one missing, such as in an exchange: have all ranks name the same one."""
+    def show_life(self) -> None:
+        """From now on all ranks say that they are there, and one that does not is lost. All have come so far."""
+        with self._state:
+            self._signs.start(time.monotonic())
+        os.write(self._wake, b"x")
+
+    def accuse(self, lost: RankLost) -> None:
+        """This rank found another one missing in an exchange: raise the verdict of rank 0, the same on all ranks.
+
+        Of several ranks that miss each other rank 0 knows best which of them only waits. Where it does not answer, this
+        rank keeps to what it found.
+        """
+        self._say(lambda: messages.about_rank(Kind.LOST, 0, lost.rank, lost.waited_for))
+        if self._leader is None:
+            give_up_s = time.monotonic() + NAMING_S
+
+            def settled() -> bool | None:
+                return self._member.lost is not None or time.monotonic() > give_up_s or None
+
+            self._read_until(settled, NAMING_S)
         with self._noticing(), self._state:
-            self._tell(messages.about_rank(Kind.LOST, 0, lost.rank, lost.waited_for))
+            self._member.lose(lost.rank, lost.waited_for)
+        self.check()
+
+    def _lose(self, lost: RankLost) -> None:
+        """This rank knows that another one is lost, and on rank 0 that this is the one."""
+        with self._noticing(), self._state:
+            if self._leader is None:
+                self._tell(messages.about_rank(Kind.LOST, 0, lost.rank, lost.waited_for))
+            else:
+                self._deliver(self._leader.lost(lost.rank, lost.waited_for))
             self._member.lose(lost.rank, lost.waited_for)
 
-    def waited(self, seconds: float) -> None:
-        """So long this rank was kept waiting, wherever that was."""
-        self._waited_s += seconds
+    @contextlib.contextmanager
+    def waiting(self) -> Generator[None]:
+        """This rank is kept waiting by others, wherever that is."""
+        began_s = self._waits_since_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since_s = None
+            self._waited_s += time.monotonic() - began_s
 
     def close(self) -> None:
         """Hang up. Ranks that still are in the group lose this one."""
@@ -209,7 +246,9 @@ class RankGroup:
     def _read_link(self, rank: int) -> None:
         with self._noticing(), self._state:
             try:
-                for message in self._links[rank].read():
+                found = self._links[rank].read()
+                self._signs.heard(rank)
+                for message in found:
                     if self._leader is not None:
                         self._lead(rank, message)
                         continue
@@ -246,40 +285,83 @@ class RankGroup:
         if (result := found()) is not None:
             return result
         began_s = time.monotonic()
-        try:
-            with self._reading:
-                self._watched.unregister(self._sockets)  # pyright: ignore[reportArgumentType]
-                try:
-                    while (result := found()) is None:
-                        for key, _ in self._sockets.select(min(LOOK_S, timeout_s)):
-                            self._read_link(key.data)
-                        self._check_time(began_s, where, timeout_s)
-                    return result
-                finally:
-                    self._watched.register(self._sockets, selectors.EVENT_READ)  # pyright: ignore[reportArgumentType]
-        finally:
-            self.waited(time.monotonic() - began_s)
+
+        def looked() -> T | None:
+            if (result := found()) is None:
+                self._check_time(began_s, where, timeout_s)
+                result = found()
+            return result
+
+        with self.waiting():
+            return self._read_until(looked, timeout_s)
+
+    def _read_until(self, found: Callable[[], T | None], timeout_s: float) -> T:
+        """Read the links on this thread until there is something, looking at least every `timeout_s`."""
+        with self._reading:
+            self._watched.unregister(self._sockets)  # pyright: ignore[reportArgumentType]
+            try:
+                while (result := found()) is None:
+                    for key, _ in self._sockets.select(min(LOOK_S, timeout_s)):
+                        self._read_link(key.data)
+                return result
+            finally:
+                self._watched.register(self._sockets, selectors.EVENT_READ)  # pyright: ignore[reportArgumentType]
 
     def _check_time(self, began_s: float, where: str, timeout_s: float) -> None:
         now_s = time.monotonic()
         if self._leader is None:
             if now_s - began_s > timeout_s + NAMING_S:
-                self.lose(RankLost(0, f"{timeout_s:g} s were waited {where}"))
+                self._lose(RankLost(0, f"{timeout_s:g} s were waited {where}"))
             return
         with self._state:
             awaited = self._leader.awaited()
-        if awaited is not None and now_s - awaited.since_s > timeout_s:
-            also = f", as for {named(awaited.missing[1:])}" if awaited.missing[1:] else ""
-            self.lose(RankLost(awaited.missing[0], f"{timeout_s:g} s were waited {where}{also}"))
+            if awaited is None or now_s - awaited.since_s <= timeout_s:
+                return
+            first = self._signs.likeliest(awaited.missing)
+        others = [rank for rank in awaited.missing if rank != first]
+        also = f", as for {named(others)}" if others else ""
+        self._lose(RankLost(first, f"{timeout_s:g} s were waited {where}{also}"))
 
     def _watch(self) -> None:
-        """Read what comes while nobody waits."""
+        """Read what comes while nobody waits, and keep up the signs of life."""
         while True:
-            ready = {key.fileobj for key, _ in self._watched.select()}
-            if self._wakes in ready or self._closed:
+            ready = {key.fileobj for key, _ in self._watched.select(self._due_s())}
+            if self._closed:
                 return
-            with self._reading:
-                self._read()
+            if self._wakes in ready:
+                os.read(self._wakes, 1)
+            # A thread that waits reads itself, for as long as it waits.
+            if self._sockets in ready and self._reading.acquire(blocking=False):
+                try:
+                    self._read()
+                finally:
+                    self._reading.release()
+            self._keep_up()
+
+    @property
+    def _owes_signs(self) -> bool:
+        return self._signs.started and self._member.lost is None and not self._member.left
+
+    def _due_s(self) -> float | None:
+        with self._state:
+            return self._signs.next_s(time.monotonic()) if self._owes_signs else None
+
+    def _keep_up(self) -> None:
+        """Say that this rank is there, and look who does not say so any more."""
+        with self._noticing(), self._state:
+            now_s = time.monotonic()
+            if self._owes_signs and self._signs.beat_due(now_s):
+                since_s = self._waits_since_s
+                waits_s = 0.0 if since_s is None else now_s - since_s
+                self._signs.waits(self._rank, waits_s)
+                alive = Message(Kind.ALIVE, round(waits_s * 1e3))
+                for rank, link in self._links.items():
+                    if link.takes_more:  # otherwise it reads nothing, and is silent itself
+                        self._send(rank, alive)
+            self._signs.listened(now_s)
+            lost = self._signs.lost() if self._owes_signs else None
+        if lost is not None:
+            self._lose(RankLost(*lost))
 
 
 class WatchedTransport:
@@ -313,15 +395,13 @@ class WatchedTransport:
 
     @contextlib.contextmanager
     def _naming(self) -> Generator[None]:
-        began_s = time.monotonic()
         try:
-            yield
+            with self._group.waiting():
+                yield
         except RankLost as lost:
             self._group.check()  # another rank may have been found missing sooner
-            self._group.lose(lost)
+            self._group.accuse(lost)
             raise
-        finally:
-            self._group.waited(time.monotonic() - began_s)
 
     def abort(self, reason: str) -> None:
         self._inner.abort(reason)

@@ -69,6 +69,11 @@ class GroupPlace:
         assert isinstance(model, Deepseek), "check_ranks was asked"
         return Rebalancer(self.transport, model.placed_layers, self.rebalance)
 
+    def ready(self) -> None:
+        """Wait until all ranks are; from then on each shows that it lives."""
+        self.all_have("a model to serve")
+        self.lockstep.show_life()
+
     def all_have(self, what: str) -> None:
         """Wait until all ranks have come so far."""
         self._meet(what, 0)
@@ -184,6 +189,7 @@ def what_it_serves(
         "--mtp-fixed": settings.mtp_fixed,
         "--role": settings.role,
         "--ep-combine": settings.ep_combine,
+        "--ep-timeout-ms": settings.ep_timeout_ms,  # in which ranks show that they live
         "--ep-transport": settings.ep_transport,
         "--ep-redundant": settings.ep_redundant,
         "--ep-rebalance-rounds": settings.ep_rebalance_rounds,

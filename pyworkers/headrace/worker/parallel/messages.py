@@ -2,8 +2,8 @@
 
     magic u16 | kind u16 | bytes of the body u32 | number u64
 
-The number is that of a round, of a meeting, or of a group's epoch. All is little-endian. A kind that nobody knows, or
-a body that is too long, raises `BadMessage` before the body is read.
+The number is that of a round, of a meeting, or of a group's epoch, or milliseconds. All is little-endian. A kind that
+nobody knows, or a body that is too long, raises `BadMessage` before the body is read.
 """
 
 from __future__ import annotations
@@ -44,7 +44,10 @@ class Kind(IntEnum):
     DEPTH = 9  # turn, drafting passes of a rank
     DEPTHS = 10  # turn, the most passes of any
     ABORTED = 11  # rank, text: the round is over
-    LOST = 12  # rank, text: the group is over
+    LOST = 12  # rank, text: the group is over; to rank 0: a rank is missing
+    ALIVE = (
+        13  # the number is ms that the rank has waited for others so far, 0 where it does not wait
+    )
 
 
 LONGEST = {
@@ -60,6 +63,7 @@ LONGEST = {
     Kind.DEPTHS: DEPTH.size,
     Kind.ABORTED: RANK.size + MOST_TEXT,
     Kind.LOST: RANK.size + MOST_TEXT,
+    Kind.ALIVE: 0,
 }
 """Bytes of the body at most."""
 
