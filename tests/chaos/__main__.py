@@ -19,6 +19,7 @@ from chaos.crowd import Tally
 from chaos.faults import Outcome
 from chaos.network import ROUTER_HOST, Place, inside, namespaces, no_namespaces
 from chaos.plan import Shape, faults
+from chaos.ranks.seam import plan
 from chaos.report import passed, report, summary, table
 from chaos.suite import opened
 from helpers.origin import origin
@@ -48,13 +49,19 @@ def main() -> int:
 
 
 def of_groups(args: argparse.Namespace, folder: Path) -> int:
-    """Groups of mock ranks; the exit status."""
+    """Groups of ranks, mock or real; the exit status."""
 
     async def run() -> dict[str, Any]:
         began = time.monotonic()
-        async with groups.opened_groups(folder, args.seed, args.clients) as suite:
-            await suite.run(groups.plan(args.seed), args.clients, began + args.seconds)
-            return about(args, began) | suite.result()
+        opening = groups.opened_groups(folder, args.seed, args.clients, real=args.real)
+        async with opening as suite:
+            faults = plan(args.seed, suite.ranks)
+            if args.only:
+                faults = (fault for fault in faults if args.only in fault.kind)
+            await suite.run(faults, args.clients, began + args.seconds)
+            what = "--groups --real" if args.real else "--groups"
+            command = f'ARGS="{what} --clients {args.clients}"'
+            return about(args, began, command) | suite.result()
 
     result = asyncio.run(run())
     print(json.dumps(result, indent=1))
@@ -84,7 +91,15 @@ def arguments() -> argparse.Namespace:
         action="store_true",
         help="faults of ranks of groups, on a mock fleet of two groups of four",
     )
-    parser.add_argument("--only", help="faults whose row and point contain this, such as 'kill'")
+    parser.add_argument(
+        "--real",
+        action="store_true",
+        help="with --groups: real ranks with a tiny DeepSeek, a group of two and one of four",
+    )
+    parser.add_argument(
+        "--only",
+        help="faults whose row and point, or kind with --groups, contain this, such as 'kill'",
+    )
     parser.add_argument("--logs", help="folder for the logs of all processes")
     return parser.parse_args()
 
@@ -130,10 +145,10 @@ def note(text: str) -> None:
     print(text, flush=True)
 
 
-def about(args: argparse.Namespace, began_s: float) -> dict[str, Any]:
+def about(args: argparse.Namespace, began_s: float, more: str = "") -> dict[str, Any]:
     """Where the figures are from."""
     return {
-        **origin(f"make chaos SECONDS={args.seconds:g} SEED={args.seed}"),
+        **origin(f"make chaos SECONDS={args.seconds:g} SEED={args.seed} {more}".rstrip()),
         "arguments": " ".join(itertools.islice(sys.argv, 1, None)),
         "seed": args.seed,
         "seconds": round(time.monotonic() - began_s, 1),

@@ -1,166 +1,51 @@
 """Groups of ranks under a crowd: ranks die, stand still, come late or do not fit, and their group comes back whole.
 
-The ranks are those of `headrace mock --ep N`, real but for the model: tokens follow from seed and position, so every
-answer can be compared with that of an undisturbed run. What else can break ranks in these phases has to be a `Ranks`.
+The ranks are those of `headrace mock --ep N` (`ranks/mock.py`) or real workers with a tiny DeepSeek
+(`ranks/real.py`). Every answer is compared with that of an undisturbed run.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import itertools
 import json
-import random
 import re
-import sys
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections import defaultdict
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final
 
 from chaos.clients import call
 from chaos.crowd import Crowd
-from chaos.fleet import POLL_S, ROUTER_FLAGS, environment
-from chaos.load import BLOCK_TOKENS, KINDS, requests
+from chaos.fleet import POLL_S
+from chaos.load import KINDS, requests
+from chaos.ranks.mock import MockRanks
+from chaos.ranks.real import RealRanks
+from chaos.ranks.seam import GroupFault, NotReached, Ranks, Struck, eventually
 from chaos.report import spread
 
-T = TypeVar("T")
-
-GROUPS: Final = 2
-RANKS: Final = 4
-GROUP_DEADLINE_MS: Final = 1_000
-BACK_WITHIN_S: Final = 30.0  # of the group deadline, dials that back off, and a busy machine
 IDLE_WITHIN_S: Final = 20.0
-
-# Where in a step a rank can stand still.
-PHASES: Final = ("agree", "dispatch", "combine", "draft")
-FAULTS: Final = (
-    "kill",
-    "freeze",
-    *(f"stall {phase}" for phase in PHASES),
-    "late",
-    "wrong size",
-    "wrong weights",
+DECIDING: Final = (
+    "mismatched",
+    "failed",
+    "hung",
+    "not_reached",
+    "not_named",
+    "not_back",
+    "left",
+    "crashed",
 )
-DECIDING: Final = ("mismatched", "failed", "hung", "not_named", "not_back", "left", "crashed")
 
 
-@dataclass(frozen=True, slots=True)
-class GroupFault:
-    """`kind` happens to one rank of a group."""
+@dataclass(slots=True)
+class GroupOutcome:
+    """What came of one fault. Times are from the deed."""
 
     kind: str
-    group: int
-    rank: int
-
-    @property
-    def worker(self) -> int:
-        return self.group * RANKS + self.rank
-
-
-class Ranks(Protocol):
-    """A fleet of groups that can be broken. `strike` returns what the logs have to say of it, as a pattern."""
-
-    port: int
-    model: str
-
-    def strike(self, fault: GroupFault) -> str: ...
-
-    def logged(self) -> list[str]: ...
-
-    @property
-    def crashed(self) -> int: ...
-
-
-def plan(seed: int) -> Iterator[GroupFault]:
-    """Endless: every kind, in another order each time."""
-    rng = random.Random(f"groups {seed}")
-    for _ in itertools.count():
-        for kind in rng.sample(FAULTS, len(FAULTS)):
-            yield GroupFault(kind, rng.randrange(GROUPS), rng.randrange(RANKS))
-
-
-class MockRanks:
-    """A router and `headrace mock`, which takes faults on its standard input."""
-
-    def __init__(self, folder: Path) -> None:
-        self.port = 0
-        self.model = "mock"
-        self._folder = folder
-        self._processes: list[asyncio.subprocess.Process] = []
-
-    async def start(self) -> None:
-        router = ["router", "--port=0", "--worker-listen=127.0.0.1:0", *ROUTER_FLAGS]
-        await self._start("router", *router, "--policy=kv")
-        line = r"http://\S+:(\d+) for clients, (\S+) for workers"
-        found = await eventually(lambda: re.search(line, self._log("router")), 60)
-        if found is None:
-            raise AssertionError(f"no router: {self._log('router')}")
-        self.port = int(found[1])
-        await self._start(
-            "mock",
-            *("mock", "--router", found[2], "--control", "--workers", str(GROUPS * RANKS)),
-            *("--ep", str(RANKS), "--group-deadline", str(GROUP_DEADLINE_MS)),
-            *("--cost", "8,0.02,0,0.1,0", "--batched-tokens", "256"),
-            *("--block-tokens", str(BLOCK_TOKENS), "--blocks", "2048"),
-        )
-
-    async def _start(self, name: str, *command: str) -> None:
-        with (self._folder / f"{name}.log").open("wb") as output:
-            self._processes.append(
-                await asyncio.create_subprocess_exec(
-                    *(sys.executable, "-m", "headrace", *command),
-                    env=environment(),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=output,
-                    stderr=asyncio.subprocess.STDOUT,
-                )
-            )
-
-    async def stop(self) -> None:
-        for process in reversed(self._processes):
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-
-    def strike(self, fault: GroupFault) -> str:
-        who = f"w{fault.worker}"
-        lost = rf"group lost with a rank.*\bw{fault.worker}\b|\bw{fault.worker}\b.*group lost with"
-        anew = r"so its group starts anew"
-        match fault.kind.split():
-            case ["kill"]:
-                return self._tell(lost, f"{who}:die")
-            case ["freeze"]:
-                return self._tell(rf"{lost}|\[{fault.rank}\], {anew}", f"{who}:freeze")
-            case ["stall", phase]:
-                return self._tell(rf"\[{fault.rank}\], {anew}", f"{who}:stall={phase}")
-            case ["late"]:
-                return self._tell(lost, f"{who}:die@0-2500ms")
-            case ["wrong", what]:
-                field = "group.size" if what == "size" else "fingerprints.weights"
-                return self._tell(
-                    field.replace(".", r"\."), f"{who}:wrong-{what}@0-2500ms", f"{who}:die"
-                )
-            case _:
-                raise AssertionError(fault.kind)
-
-    def _tell(self, named: str, *faults: str) -> str:
-        stdin = self._processes[1].stdin
-        assert stdin is not None
-        stdin.write("".join(f"{fault}\n" for fault in faults).encode())
-        return named
-
-    def logged(self) -> list[str]:
-        return [self._log("router"), self._log("mock")]
-
-    def _log(self, name: str) -> str:
-        return (self._folder / f"{name}.log").read_text(errors="replace")
-
-    @property
-    def crashed(self) -> int:
-        return sum(process.returncode is not None for process in self._processes)
+    named_ms: float | None = None
+    back_ms: float | None = None
 
 
 @dataclass(slots=True)
@@ -168,11 +53,25 @@ class GroupReport:
     """What came of the faults."""
 
     struck: list[str] = field(default_factory=list[str])
-    named_ms: list[float] = field(default_factory=list[float])
-    back_ms: list[float] = field(default_factory=list[float])
+    outcomes: list[GroupOutcome] = field(default_factory=list[GroupOutcome])
+    not_reached: list[str] = field(default_factory=list[str])
     not_named: list[str] = field(default_factory=list[str])
     not_back: list[str] = field(default_factory=list[str])
     left: list[str] = field(default_factory=list[str])
+
+    def times(self) -> dict[str, dict[str, Any]]:
+        """By kind of fault, as `spread` has them."""
+        by_kind: dict[str, list[GroupOutcome]] = defaultdict(list)
+        for outcome in self.outcomes:
+            by_kind[outcome.kind].append(outcome)
+        return {
+            kind: {
+                "faults": len(found),
+                "named_ms": spread([one.named_ms for one in found if one.named_ms is not None]),
+                "back_ms": spread([one.back_ms for one in found if one.back_ms is not None]),
+            }
+            for kind, found in sorted(by_kind.items())
+        }
 
 
 class GroupSuite:
@@ -198,37 +97,49 @@ class GroupSuite:
         await self._check()
 
     async def _strike(self, fault: GroupFault) -> None:
+        report = self.report
         before = {group["id"]: group["epoch"] for group in await self.groups()}
         seen = [len(log) for log in self.ranks.logged()]
+        try:
+            struck = await self.ranks.strike(fault)
+        except NotReached as error:
+            report.not_reached.append(str(error))
+            return
+        pattern = re.compile(struck.named)
 
         def said() -> re.Match[str] | None:
             new = [log[start:] for log, start in zip(self.ranks.logged(), seen, strict=True)]
             return pattern.search("\n".join(new))
 
-        pattern = re.compile(self.ranks.strike(fault))
-        struck_s = time.monotonic()
-        name = f"{fault.kind} of w{fault.worker}"
-        self.report.struck.append(name)
+        report.struck.append(struck.name)
+        outcome = GroupOutcome(fault.kind)
+        report.outcomes.append(outcome)
         # before it is whole again somebody has said which rank it was
-        named = await eventually(said, BACK_WITHIN_S)
-        if named is None:
-            self.report.not_named.append(name)
+        if await eventually(said, self.ranks.back_within_s) is None:
+            report.not_named.append(f"{struck.name}: nothing like {struck.named}")
         else:
-            self.report.named_ms.append((time.monotonic() - struck_s) * 1e3)
+            outcome.named_ms = (time.monotonic() - struck.at_s) * 1e3
+        await self.ranks.named(fault)
+        if await self._back(struck, before):
+            outcome.back_ms = (time.monotonic() - struck.at_s) * 1e3
+        else:
+            report.not_back.append(f"{struck.name}: {await self.groups()}")
+
+    async def _back(self, struck: Struck, before: dict[str, int]) -> bool:
+        """Wait until all groups are whole, and one has begun anew where that has to be."""
 
         async def back() -> bool:
             groups = await self.groups()
-            whole = len(groups) == GROUPS and all(group["whole"] for group in groups)
-            anew = any(group["epoch"] > before.get(group["id"], 0) for group in groups)
-            return whole and anew and await self.all_ready()
+            whole = len(groups) == len(self.ranks.sizes) and all(one["whole"] for one in groups)
+            anew = any(one["epoch"] > before.get(one["id"], 0) for one in groups)
+            return whole and (anew or not struck.anew) and await self.all_ready()
 
-        deadline_s = time.monotonic() + BACK_WITHIN_S
+        deadline_s = time.monotonic() + self.ranks.back_within_s
         while not await back():
             if time.monotonic() > deadline_s:
-                self.report.not_back.append(f"{name}: {await self.groups()}")
-                return
+                return False
             await asyncio.sleep(POLL_S)
-        self.report.back_ms.append((time.monotonic() - struck_s) * 1e3)
+        return True
 
     async def groups(self) -> list[dict[str, Any]]:
         return json.loads(await call(self.ranks.port, "GET", "/workers"))["groups"]
@@ -238,7 +149,7 @@ class GroupSuite:
 
     async def all_ready(self) -> bool:
         states = [worker["state"] for worker in await self._workers()]
-        return states == ["ready"] * (GROUPS * RANKS)
+        return states == ["ready"] * sum(self.ranks.sizes)
 
     async def _check(self) -> None:
         """Nothing runs: neither router nor ranks may hold anything."""
@@ -251,55 +162,54 @@ class GroupSuite:
         deadline_s = time.monotonic() + IDLE_WITHIN_S
         while found := await left():
             if time.monotonic() > deadline_s:
-                self.report.left += found
-                return
+                break
             await asyncio.sleep(POLL_S)
+        self.report.left += found + await self.ranks.left()
 
     def result(self) -> dict[str, Any]:
         """What goes into the file: all of `DECIDING` have to be 0."""
         tally, report = self.crowd.tally, self.report
-        examples = [*tally.mismatched, *tally.failed, *tally.hung]
-        examples += [*report.not_named, *report.not_back, *report.left]
+        bad = (report.not_reached, report.not_named, report.not_back, report.left)
+        examples = [
+            *tally.mismatched,
+            *tally.failed,
+            *tally.hung,
+            *(it for one in bad for it in one),
+        ]
         return {
             "requests": tally.requests,
             "equal": tally.equal,
             "mismatched": len(tally.mismatched),
             "failed": len(tally.failed),
             "hung": len(tally.hung),
+            "not_reached": len(report.not_reached),
             "not_named": len(report.not_named),
             "not_back": len(report.not_back),
             "left": len(report.left),
             "crashed": self.ranks.crashed,
             "faults": len(report.struck),
-            "named_ms": spread(report.named_ms),
-            "back_ms": spread(report.back_ms),
+            "named_ms": spread([o.named_ms for o in report.outcomes if o.named_ms is not None]),
+            "back_ms": spread([o.back_ms for o in report.outcomes if o.back_ms is not None]),
+            "by_kind": report.times(),
             "injected": report.struck,
             "examples": examples[:20],
         }
 
 
-async def eventually(look: Callable[[], T | None], limit_s: float) -> T | None:
-    """What `look` finds in time."""
-    deadline_s = time.monotonic() + limit_s
-    while not (found := look()):
-        if time.monotonic() > deadline_s:
-            return None
-        await asyncio.sleep(POLL_S)
-    return found
-
-
 @asynccontextmanager
-async def opened_groups(folder: Path, seed: int, clients: int) -> AsyncGenerator[GroupSuite]:
-    """Mock groups and a crowd that knows what they answer."""
-    ranks = MockRanks(folder)
+async def opened_groups(
+    folder: Path, seed: int, clients: int, *, real: bool = False
+) -> AsyncGenerator[GroupSuite]:
+    """Groups of ranks, mock or real, and a crowd that knows what they answer."""
+    ranks = RealRanks(folder) if real else MockRanks(folder)
     try:
         await ranks.start()
         # more than clients, so that none is asked twice at once
         crowd = Crowd(ranks, requests(seed, 2 * len(KINDS) + clients * 3 // 2), seed)
         suite = GroupSuite(ranks, crowd)
-        deadline_s = time.monotonic() + BACK_WITHIN_S
+        deadline_s = time.monotonic() + ranks.back_within_s
         while not await suite.all_ready():
-            assert time.monotonic() < deadline_s, ranks.logged()
+            assert time.monotonic() < deadline_s, "\n".join(ranks.logged())
             await asyncio.sleep(POLL_S)
         await crowd.record()
         yield suite

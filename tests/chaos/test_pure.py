@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +16,9 @@ from chaos.crowd import Tally, difference
 from chaos.faults import Outcome, Recovery
 from chaos.load import KINDS, SEEDS_APART, Request, endless, of_seed, requests, stop_text
 from chaos.plan import ON_WORKER, TOKEN_POSITIONS, Fault, Shape, faults, matrix, place
+from chaos.ranks.mock import MockRanks
+from chaos.ranks.real import RealRanks
+from chaos.ranks.seam import GroupFault, plan
 from chaos.report import cells, passed, percentile, report, table
 from chaos.suite import Leaks
 
@@ -44,6 +48,21 @@ def test_a_seed_decides_plan_and_requests() -> None:
 
     assert start(1) == start(1) != start(2)
     assert requests(1, 50) == requests(1, 50) != requests(2, 50)
+
+
+@pytest.mark.parametrize("fleet", [MockRanks, RealRanks])
+def test_a_seed_decides_what_happens_to_ranks_and_every_kind_comes_before_one_comes_again(
+    fleet: type[MockRanks | RealRanks], tmp_path: Path
+) -> None:
+    ranks = fleet(tmp_path)
+
+    def start(seed: int) -> list[GroupFault]:
+        return list(itertools.islice(plan(seed, ranks), 4 * len(ranks.kinds)))
+
+    made = start(1)
+    assert made == start(1) != start(2)
+    assert sorted(fault.kind for fault in made[: len(ranks.kinds)]) == sorted(ranks.kinds)
+    assert all(0 <= fault.rank < ranks.sizes[fault.group] for fault in made)
 
 
 def test_requests_are_of_every_kind_and_their_choices_have_seeds_of_their_own() -> None:

@@ -21,8 +21,10 @@ import threading
 import traceback
 from typing import Any
 
+from chaos.inside.rank_steps import install_rank, is_rank
 from chaos.inside.seams import Control, Seams
 from chaos.inside.steps import install
+from headrace import logs
 
 PR_SET_PDEATHSIG = 1
 PRELOADED = (
@@ -30,8 +32,11 @@ PRELOADED = (
     "headrace.cli.main",
     "headrace.worker.main",
     "headrace.worker.worker",
+    "headrace.models.deepseek",
     "headrace.models.llama",
     "headrace_kernels.native",
+    "headrace_kernels.transport.gloo",
+    "headrace_kernels.transport.shared_memory",
 )
 
 
@@ -97,12 +102,12 @@ def _fork(path: str, command: dict[str, Any], ours: list[socket.socket]) -> int:
         log = os.open(command["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(log, 1)
         os.dup2(log, 2)
+        os.environ.update(command.get("env", {}))
         status = _work(path, command["name"], command["argv"])
     except BaseException:
         traceback.print_exc()
         status = 1
-    sys.stderr.flush()
-    os._exit(status)
+    return logs.end_process(status)
 
 
 def _work(path: str, name: str, argv: list[str]) -> int:
@@ -110,7 +115,10 @@ def _work(path: str, name: str, argv: list[str]) -> int:
 
     control = Control(path, name)
     seams = Seams(control)
-    install(seams)
+    if is_rank():
+        install_rank(seams)
+    else:
+        install(seams)
     control.listen(seams.command)
     return main.main(["worker", *argv])
 

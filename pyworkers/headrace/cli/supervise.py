@@ -146,7 +146,7 @@ class Keeper:
 
     async def _run_once(self) -> tuple[str, int]:
         """Start what is kept, and wait for its end: the process that ended it, and its status."""
-        processes = [Process(command, self._log) for command in self._commands()]
+        processes = [self._process(command) for command in self._commands()]
         waiting: list[asyncio.Task[int]] = []
         try:
             for process in processes:
@@ -170,6 +170,9 @@ class Keeper:
         name, status = blamed(ended)
         self._last_lines = next(one.last_lines for one in processes if one.name == name)
         return name, status
+
+    def _process(self, command: Command) -> Process:
+        return Process(command, self._log)
 
     async def _until_ended(self, waiting: Sequence[asyncio.Task[int]]) -> list[tuple[str, int]]:
         """Names and statuses in the order of the ends. The end of one is that of all: whoever stays is to be killed."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 LONGEST_HOLD_S = 10.0  # the harness is gone or wrong
+NO_MEMORY = "this is chaos: no memory is left"
 
 
 @dataclass(slots=True)
@@ -143,6 +144,8 @@ class Seams:
                 hold.wait(LONGEST_HOLD_S)
             case "cut link":
                 self.cut()
+            case "no memory":
+                raise MemoryError(NO_MEMORY)
             case "tell":
                 pass
             case other:

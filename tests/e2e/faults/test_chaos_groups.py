@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from chaos.groups import GroupFault, opened_groups, passed
+from chaos.groups import opened_groups, passed
+from chaos.ranks.seam import GroupFault
 
 SEED = 1
 CLIENTS = 16
