@@ -37,6 +37,9 @@ class GroupBench(Bench):
         super().__init__(args)
         self.fleet_flags = ["--ep", str(args.workers)]
 
+    def live_limit_s(self, case: Case) -> float:  # noqa: ARG002
+        return self.args.live_limit_s
+
     def seen(self, address: str) -> Report:
         with urllib.request.urlopen(f"http://{address}/workers", timeout=10) as answer:
             group = json.load(answer)["groups"][0]
@@ -106,6 +109,9 @@ def main() -> int:
         "--util", default="0.6,1.5", help="shares of the group's time that all prompts would take"
     )
     parser.add_argument("--live-s", type=float, default=15, help="for each live run; 0 for none")
+    parser.add_argument(
+        "--live-limit-s", type=float, default=120, help="after which a live run is given up"
+    )
     parser.add_argument("--bin", type=Path, default=ROOT / "target/release")
     parser.add_argument("--out", type=Path, default=ROOT / "bench/results/routing_groups.json")
     args = parser.parse_args()

@@ -138,7 +138,7 @@ class Bench:
             "--block-tokens", str(case.block_tokens // case.scale), "--token-scale", str(case.scale),
             "--accepted", str(1 / case.scale), "--speed", str(case.mock_speed), *self.fleet_flags,
         ]  # fmt: skip
-        limit_s = 60 + 20 * case.until_s / case.speed / case.mock_speed
+        limit_s = self.live_limit_s(case)
         with fleet(router, mock, args.workers) as (running, folder):
             out = folder / "report.json"
             replay: list[str | Path] = [
@@ -151,6 +151,10 @@ class Bench:
             ]  # fmt: skip
             running.run(replay, folder, limit_s)
             return json.loads(out.read_text()) | self.seen(running.address)
+
+    def live_limit_s(self, case: Case) -> float:
+        """What a replay may take until it is given up, of our time: a policy that cannot keep up takes longer."""
+        return 60 + 20 * case.until_s / case.speed / case.mock_speed
 
     def seen(self, address: str) -> Report:  # noqa: ARG002
         """What a live run's router says at its end that belongs into the report."""
