@@ -346,3 +346,17 @@ fn a_worker_that_is_not_believed_begins_with_what_is_known_of_others() {
     until_doubted(&mut scheduler, 1);
     assert_eq!(cost(&scheduler, 0), cost(&scheduler, 1));
 }
+
+#[test]
+fn a_worker_that_joins_can_say_too_much_of_its_prompts_alone_or_of_its_answers_alone() {
+    for (said, taken) in [
+        (StepCost { fixed_ms: 15.0, prefill_ms: 0.15, ..TRUE }, true),
+        (StepCost { prefill_ms: 0.02, ..TRUE }, false),
+        (StepCost { fixed_ms: 5.0, row_ms: 0.5, ..TRUE }, false),
+    ] {
+        let mut scheduler = fleet(2, |_| Some(TRUE));
+        play(&mut scheduler, &[TRUTH; 2], 0..200);
+        join_unknown(&mut scheduler, 2, Some(said));
+        assert_eq!(cost(&scheduler, 2) == said, taken, "{said:?}");
+    }
+}
