@@ -24,6 +24,7 @@ from headrace.models.deepseek_weights import load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.ops import MlaBackend
 from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
+from helpers.models.tiny_deepseek import SHAPE
 
 BackendName = Literal["native", "reference"]
 
@@ -94,23 +95,7 @@ def build(path: Path, **changes: Any) -> DeepseekV3ForCausalLM:
     """A tiny random model, saved to `path`. Constants that transformers starts from are made random too."""
     config: dict[str, Any] = {
         "vocab_size": VOCAB,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "moe_intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "n_shared_experts": 1,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "n_group": 2,
-        "topk_group": 1,
-        "routed_scaling_factor": 2.5,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 48,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
+        **SHAPE,
         "v_head_dim": 12,
         "max_position_embeddings": CONTEXT,
         "num_mtp_layers": 0,

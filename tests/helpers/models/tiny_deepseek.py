@@ -18,6 +18,27 @@ Tensors = dict[str, torch.Tensor]
 BLOCK = 128  # rows and columns that share a scale
 E4M3_MAX = 448.0
 
+# Low-rank queries, two groups of experts, a shared one and a dense first layer.
+SHAPE: dict[str, Any] = {
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "moe_intermediate_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "n_shared_experts": 1,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 2,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.5,
+    "first_k_dense_replace": 1,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+}
+
 
 def tiny_deepseek(
     path: Path, seed: int = 0, *, mtp: bool = False, fused: bool = False, **config: Any
@@ -33,29 +54,13 @@ def tiny_deepseek(
 
 
 def tiny_config(*, mtp: bool = False) -> dict[str, Any]:
-    """config.json with low-rank queries, two groups of experts, a shared one and a dense first layer."""
+    """config.json of `SHAPE`."""
     return {
         "architectures": ["DeepseekV3ForCausalLM"],
         "model_type": "deepseek_v3",
         "vocab_size": len(tiny_tokenizer()["model"]["vocab"]),
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "moe_intermediate_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "n_shared_experts": 1,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 3,
-        "n_group": 2,
-        "topk_group": 1,
-        "routed_scaling_factor": 2.5,
+        **SHAPE,
         "norm_topk_prob": True,
-        "first_k_dense_replace": 1,
-        "q_lora_rank": 48,
-        "kv_lora_rank": 32,
-        "qk_nope_head_dim": 16,
-        "qk_rope_head_dim": 8,
         "v_head_dim": 16,
         "num_nextn_predict_layers": int(mtp),
         "max_position_embeddings": 512,
