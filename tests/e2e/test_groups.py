@@ -116,6 +116,10 @@ def test_ranks_weigh_moves_of_experts_between_steps_and_answer_the_same(
         server.wait_line(r"worker-0-rank-1 +\| .*" + re.escape(said[1].rstrip()))
         assert [choices for choices, _ in answers(server)] == alone
         server.wait_idle()
+        counted = server.get("/metrics").body.decode()
+        assert re.search(
+            r'headrace_rank_expert_waves_total\{.*worker="worker-0-rank-1"', counted
+        ), counted
 
 
 @pytest.fixture(scope="module")

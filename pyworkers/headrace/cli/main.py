@@ -6,6 +6,7 @@ Heavy imports wait until they are needed, so that `--help` answers at once.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -395,7 +396,12 @@ def _worker(args: argparse.Namespace) -> int:
     logs.never_wait()
     with needs("worker"):
         from headrace.worker import main
-    return main.run(checked, alone=True)
+    status = main.run(checked, alone=True)
+    # The worker has given back what it had. At an orderly end of the interpreter, threads of gloo and of torch still hold
+    # objects of native modules, which then complain of leaks on standard error.
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+    logs.end_process(status)
 
 
 def _chat(args: argparse.Namespace) -> int:

@@ -14,7 +14,10 @@ impl Registry {
     pub(super) fn group_lost(&self, lost: LostRank) {
         let LostRank { worker, group, why, orderly, mates } = lost;
         let Group { rank, size, epoch, .. } = group;
-        if !orderly {
+        // with the router all groups leave
+        if orderly || self.end.is_cancelled() {
+            tracing::info!(group = group.id, epoch, size, "group leaves as a whole");
+        } else {
             tracing::warn!(
                 group = group.id,
                 epoch,
