@@ -25,6 +25,7 @@ from headrace.wire.frames import (
     Fingerprints,
     Frame,
     Freed,
+    GroupTotals,
     Group,
     Hello,
     KvFrom,
@@ -167,6 +168,11 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
         "200 blocks": Offer(
             BYTES_256, bytes(200 * 16), [n - 1 for n in range(200)], list(range(200)), U32
         ),
+    },
+    "group_totals": {
+        "nothing": GroupTotals(),
+        "usual": GroupTotals(12, 250.5, 7, 9, 44 << 20, 1, 1.5, 0.25, 0.125),
+        "extreme": GroupTotals(U64, 1e300, U64, U64, U64, U64, 1e300, 1e-300, -0.0),
     },
 }  # fmt: skip
 FROM_ROUTER: dict[str, dict[str, Frame]] = {

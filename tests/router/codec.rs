@@ -79,6 +79,7 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Bye(it) => body(10, it),
         Frame::Transferred(it) => body(11, it),
         Frame::Offer(it) => body(12, it),
+        Frame::GroupTotals(it) => body(13, it),
         Frame::Welcome(it) => body(32, it),
         Frame::OtherVersion(it) => body(33, it),
         Frame::Submit(it) => body(34, it),

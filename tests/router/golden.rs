@@ -18,7 +18,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
 }
 
 /// File and variant of each frame that workers send.
-const FROM_WORKER: [(&str, &str); 12] = [
+const FROM_WORKER: [(&str, &str); 13] = [
     ("hello", "Hello"),
     ("prove", "Prove"),
     ("snapshot", "Snapshot"),
@@ -31,6 +31,7 @@ const FROM_WORKER: [(&str, &str); 12] = [
     ("bye", "Bye"),
     ("transferred", "Transferred"),
     ("offer", "Offer"),
+    ("group_totals", "GroupTotals"),
 ];
 
 /// The same for routers.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.errors import FailureKind
-from headrace.wire.frames import Bye, Cancel, Drain
+from headrace.wire.frames import Bye, Cancel, Drain, GroupTotals
 from headrace_kernels.moe.transport import RankLost
 from helpers.engine.toy import make_submit
 from helpers.ranks.worker_ranks import worker_ranks
@@ -238,3 +238,5 @@ async def test_prompts_that_wait_for_those_of_other_ranks_begin_after_some_round
         assert rounds is not None
         assert 0 < rounds.held_rounds <= 3 * (8 + 1)  # a step may be planned before the agreement
         assert rounds.held_ms > 0
+        due = GroupTotals(rounds.held_rounds, rounds.held_ms)
+        await second.until(lambda: due in second.seen)  # with a heartbeat at the latest

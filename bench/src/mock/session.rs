@@ -319,6 +319,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             | Frame::Bye(_)
             | Frame::Transferred(_)
             | Frame::Offer(_)
+            | Frame::GroupTotals(_)
             | Frame::Welcome(_)
             | Frame::OtherVersion(_)
             | Frame::Refuse(_)) => bail!("a router does not send {} now", other.name()),

@@ -321,6 +321,24 @@ class Offer:
     lease_ms: U32
 
 
+@dataclass(frozen=True, slots=True)
+class GroupTotals:
+    """What a rank of a group did beside steps since its start, sent where that has changed.
+
+    All ranks of a group say the same of `waves`, `refused`, `gain_s` and `cost_s`.
+    """
+
+    held_rounds: U64 = 0  # in which prompts of this rank waited for those of others
+    held_ms: float = 0.0
+    waves: U64 = 0
+    slots: U64 = 0  # of this rank that got another expert
+    bytes: U64 = 0  # that this rank sent
+    refused: U64 = 0  # plans
+    gain_s: float = 0.0  # predicted
+    cost_s: float = 0.0  # predicted
+    spent_s: float = 0.0
+
+
 # --- router -> worker ---
 
 
@@ -499,6 +517,7 @@ FromWorker: TypeAlias = (
     | Bye
     | Transferred
     | Offer
+    | GroupTotals
 )
 FromRouter: TypeAlias = (
     Welcome

@@ -7,6 +7,8 @@ left on any rank. All ranks learn that in the same agreement, and no round follo
 from __future__ import annotations
 
 from headrace.engine.step.rounds import Rounds
+from headrace.wire.frames import GroupTotals
+from headrace.worker.parallel.rebalance import Rebalancer
 from headrace_kernels.moe.transport import RankLost
 
 
@@ -20,6 +22,28 @@ class Membership:
     @property
     def lost(self) -> RankLost | None:
         return None if self._rounds is None else self._rounds.lost
+
+    @property
+    def totals(self) -> GroupTotals | None:
+        """What this rank did for its group so far. `None` without a group."""
+        if self._rounds is None:
+            return None
+        held_rounds, held_ms = self._rounds.held_rounds, self._rounds.held_ms
+        between = self._rounds.between
+        if not isinstance(between, Rebalancer):
+            return GroupTotals(held_rounds, held_ms)
+        done = between.done
+        return GroupTotals(
+            held_rounds=held_rounds,
+            held_ms=held_ms,
+            waves=done.waves,
+            slots=done.slots_changed,
+            bytes=done.bytes_sent,
+            refused=done.cancelled,
+            gain_s=done.gain_s,
+            cost_s=done.cost_s,
+            spent_s=done.spent_s,
+        )
 
     @property
     def over(self) -> bool:

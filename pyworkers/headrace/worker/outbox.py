@@ -17,6 +17,7 @@ from headrace.wire.frames import (
     Failed,
     Freed,
     FromWorker,
+    GroupTotals,
     KvReady,
     Load,
     Offer,
@@ -51,6 +52,7 @@ class Outbox:
         self._ready: dict[int, KvReady] = {}
         self._reports: deque[Transferred] = deque()
         self._offer: Offer | None = None
+        self._totals = self._told = GroupTotals()
 
     def stepped(self, result: StepResult) -> None:
         """`result` is the last step now, if it computed anything; its answers for this link go to `answer`."""
@@ -61,6 +63,10 @@ class Outbox:
         """As it is now, which may be later than the last step."""
         self._load = load
         self._waiting_tokens = waiting_tokens
+
+    def totalled(self, totals: GroupTotals) -> None:
+        """What this rank did for its group so far."""
+        self._totals = totals
 
     def answer(self, answers: Answers) -> None:
         if answers.said:
@@ -107,13 +113,16 @@ class Outbox:
         return len(self._failed) + len(self._freed) >= MOST_ENDS
 
     def take(self) -> list[FromWorker]:
-        """All frames that are due: cache events, tickets, one Step (a heartbeat, when nothing else), ends of pulls and
-        of requests.
+        """All frames that are due: cache events, tickets, one Step (a heartbeat, when nothing else), what the rank did for
+        its group, ends of pulls and of requests.
         """
         frames: list[FromWorker] = [] if self.log is None else [*self.log.take()]
         frames += self._ready.values()
         outputs = joined(self._outputs) if self._outputs else Outputs.of([])
         frames += [self._step(part) for part in outputs.parts(FRAME_VALUES)]
+        if self._totals != self._told:
+            frames.append(self._totals)
+            self._told = self._totals
         frames += self._reports
         frames += self._failed.values()
         frames += self._freed.values()

@@ -313,8 +313,11 @@ class Worker:
         outboxes = [peer.outbox for peer in self._peers.values()]
         self._view.apply(self.engine.pool.take_events(), [box.log for box in outboxes if box.log])
         load, waiting_tokens = self.engine.load, self.engine.waiting_tokens
+        totals = self._membership.totals
         for outbox in outboxes:
             outbox.loaded(load, waiting_tokens)
+            if totals is not None:
+                outbox.totalled(totals)
 
     def drain(self, budget_s: float, reason: str) -> None:
         """Take nothing new, finish what runs within `budget_s`, leave. A second call may only shorten that."""

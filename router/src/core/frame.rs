@@ -4,6 +4,7 @@
 //! structs are arrays too. `tests/golden/` holds frames that Rust and Python both read and write byte for byte.
 
 mod failure;
+mod group_totals;
 mod handshake;
 mod migration;
 mod refusal;
@@ -12,6 +13,7 @@ mod words;
 use serde::{Deserialize, Serialize};
 
 pub use self::failure::{Failed, FailureKind};
+pub use self::group_totals::GroupTotals;
 pub use self::handshake::{Capacity, Fingerprints, Group, Hello, Prove, Role, StepCost, Welcome};
 pub use self::migration::{
     Continue, Fetch, KvFrom, KvReady, KvTransfer, MAX_TICKET_BYTES, NAME_BYTES, Offer, Ticket,
@@ -59,6 +61,8 @@ pub enum Frame {
     Transferred(Transferred),
     /// 12, worker -> router: the hottest blocks of a worker that leaves, for others to pull.
     Offer(Offer),
+    /// 13, worker -> router: what a rank of a group did beside steps.
+    GroupTotals(GroupTotals),
     /// 32, router -> worker: the Hello was accepted.
     Welcome(Welcome),
     /// 33, router -> worker: the Hello is of another version of the protocol; the link closes.

@@ -15,9 +15,10 @@ pub use io::{FrameArrival, FrameReader, FrameWriter, ReadError};
 use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_uint};
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
-    Freed, Group, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES, ModelPart, Offer,
-    OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked, Refuse, Resume, Resync, Sampling,
-    Snapshot, Step, StepCost, StoredRun, Submit, Ticket, TokenLogprob, Transferred, Welcome,
+    Freed, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES,
+    ModelPart, Offer, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked, Refuse, Resume, Resync,
+    Sampling, Snapshot, Step, StepCost, StoredRun, Submit, Ticket, TokenLogprob, Transferred,
+    Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -180,6 +181,7 @@ frames! {
     10 "bye" Bye,
     11 "transferred" Transferred,
     12 "offer" Offer,
+    13 "group_totals" GroupTotals,
     32 "welcome" Welcome,
     33 "other_version" OtherVersion,
     34 "submit" Submit,
@@ -279,6 +281,7 @@ structs! {
     Bye { reason }
     Transferred { request, worker, backend, blocks, bytes, ms, error }
     Offer { ticket, names, parents, hits, lease_ms } => rules::offer
+    GroupTotals { held_rounds, held_ms, waves, slots, bytes, refused, gain_s, cost_s, spent_s }
     Welcome { protocol, router, heartbeat_ms, challenge, proof, hash_key }
     OtherVersion { field, expected, got, message }
     Refuse { reason, router, retry_after_ms, field, expected, got, message } => rules::refuse

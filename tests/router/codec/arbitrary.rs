@@ -35,6 +35,7 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
         (ticket(), tree(), int32()).prop_map(|(ticket, (names, parents, hits), lease_ms)| {
             Frame::Offer(Offer { ticket, names, parents, hits, lease_ms })
         }),
+        group_totals().prop_map(Frame::GroupTotals),
     ];
     let router_side = prop_oneof![
         (any::<u16>(), text(), int32(), bytes(), bytes(), bytes()).prop_map(
@@ -348,6 +349,26 @@ fn refuse() -> BoxedStrategy<Refuse> {
 /// Any word of a closed set.
 fn word<T: Word + std::fmt::Debug>() -> BoxedStrategy<T> {
     proptest::sample::select(T::ALL).boxed()
+}
+
+fn group_totals() -> BoxedStrategy<GroupTotals> {
+    ((int64(), real(), int64(), int64(), int64(), int64()), (real(), real(), real()))
+        .prop_map(
+            |((held_rounds, held_ms, waves, slots, bytes, refused), (gain_s, cost_s, spent_s))| {
+                GroupTotals {
+                    held_rounds,
+                    held_ms,
+                    waves,
+                    slots,
+                    bytes,
+                    refused,
+                    gain_s,
+                    cost_s,
+                    spent_s,
+                }
+            },
+        )
+        .boxed()
 }
 
 fn transferred() -> BoxedStrategy<Transferred> {

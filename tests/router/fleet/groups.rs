@@ -4,9 +4,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use headrace_router::app::App;
+use headrace_router::config::{Config, RouterArgs};
 use headrace_router::core::frame::*;
 use headrace_router::fleet::DrainOrder;
 use headrace_router::request::FinishReason;
+use headrace_router::server::Server;
 
 use super::requests::{answer, job, next, resumed, while_waiting, whole};
 use crate::fake_worker::*;
@@ -240,4 +242,43 @@ async fn what_ranks_do_and_wait_is_told_apart() {
     let skew = group["step_skew"].as_f64().unwrap();
     assert!(skew > 0.0 && skew < 3.0 / 7.0, "{skew}");
     assert!(metric(&app, "headrace_group_waited_share", "ep") > 0.2);
+}
+
+#[tokio::test]
+async fn what_a_rank_did_beside_steps_is_counted() {
+    let app = router().await;
+    let [_zero, one] = group(&app).await;
+    one.send(Frame::GroupTotals(GroupTotals {
+        held_rounds: 12,
+        held_ms: 1_500.0,
+        waves: 3,
+        slots: 2,
+        bytes: 1 << 20,
+        refused: 1,
+        gain_s: 2.5,
+        cost_s: f64::NAN,
+        spent_s: -1.0,
+    }));
+    let of_one = |name: &str| metric(&app, &format!("headrace_rank_{name}_total"), "r1");
+    until("it is counted", || of_one("held_rounds") == 12.0).await;
+    let told = ["held_seconds", "expert_waves", "expert_slots", "expert_bytes"].map(of_one);
+    assert_eq!(told, [1.5, 3.0, 2.0, f64::from(1 << 20)]);
+    let told = ["expert_refusals", "expert_gain_seconds"].map(of_one);
+    assert_eq!(told, [1.0, 2.5]);
+    let nonsense = ["expert_cost_seconds", "expert_spent_seconds"].map(of_one);
+    assert_eq!(nonsense, [0.0, 0.0], "times that cannot be");
+    assert_eq!(metric(&app, "headrace_rank_held_rounds_total", "r0"), 0.0);
+}
+
+#[tokio::test]
+async fn no_group_is_lost_where_the_router_leaves() {
+    let args = RouterArgs { port: 0, worker_listen: "127.0.0.1:0".into(), ..RouterArgs::default() };
+    let server = Server::start(Config::try_from(args).unwrap()).await.unwrap();
+    let (stopper, app) = (server.stopper(), server.app().clone());
+    let serving = tokio::spawn(server.serve());
+    let _ranks = group(&app).await;
+    stopper.stop();
+    serving.await.unwrap();
+    until("both are gone", || app.fleet.workers()["workers"] == serde_json::json!([])).await;
+    assert_eq!(metric(&app, "headrace_groups_lost_total", ""), 0.0);
 }

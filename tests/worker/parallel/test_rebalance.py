@@ -85,6 +85,9 @@ def test_experts_move_and_no_bit_changes(ranks: int, dtype: str) -> None:
     for outcome in outcomes:
         assert outcome.rebalancer.done.experts_moved == done.experts_moved
         assert (outcome.rebalancer.done.cancelled, outcome.rebalancer.done.diverged) == (0, 0)
+        assert outcome.rebalancer.done.waves == done.waves > 0
+    changed = sum(outcome.rebalancer.done.slots_changed for outcome in outcomes)
+    assert changed == done.experts_moved, "each move fills a slot of one rank"
 
 
 def test_the_busiest_rank_gets_less() -> None:

@@ -356,12 +356,14 @@ class Rebalancer:
         for move in wave:
             if move.rank == self._transport.rank:
                 layer.write(move.slot, self._staged[: self._image_bytes])
+                self.done.slots_changed += 1
         layer.dispatch.place(target)
         size = busiest([wave]) * self._image_bytes
         self._spent_s += self._clock() - self._began_s
         self._seconds_per_byte = (self._seconds_per_byte + self._spent_s / size) / 2
         self.done.spent_s += self._spent_s
         self.done.experts_moved += len(wave)
+        self.done.waves += 1
         job.waves.popleft()
         self._outgoing, self._offset, self._spent_s = None, 0, 0.0
         if not job.waves:

@@ -26,8 +26,10 @@ class Rebalanced:
 
     windows: int = 0
     layers_changed: int = 0
+    waves: int = 0  # that all ranks carried out
     layers_declined: int = 0  # uneven ones where a change would not pay
     experts_moved: int = 0
+    slots_changed: int = 0  # of this rank
     bytes_sent: int = 0  # by this rank
     cancelled: int = 0  # waves that some rank refused
     diverged: int = 0  # times that ranks knew different things

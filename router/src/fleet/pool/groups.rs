@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{PooledWorker, WorkerPool};
 use crate::core::candidate::WorkerId;
-use crate::core::frame::{Group, Step};
+use crate::core::frame::{Group, GroupTotals, Step};
 use crate::fleet::link::Link;
 
 /// Weight of a step in the mean time of a rank's own work. A guess: some twenty steps count.
@@ -124,6 +124,21 @@ impl WorkerPool {
         })
     }
 
+    /// What a rank tells of its work for the group. A time that is none counts as nothing.
+    pub(in crate::fleet) fn group_totals(&mut self, id: WorkerId, totals: GroupTotals) {
+        let sane = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
+        let totals = GroupTotals {
+            held_ms: sane(totals.held_ms),
+            gain_s: sane(totals.gain_s),
+            cost_s: sane(totals.cost_s),
+            spent_s: sane(totals.spent_s),
+            ..totals
+        };
+        if let Some(worker) = self.dispatch.scheduler.member_mut(id) {
+            worker.totals = totals;
+        }
+    }
+
     /// The groups of this pool, as operators see them.
     pub(in crate::fleet) fn groups(&self) -> Vec<GroupView<'_>> {
         let mut groups: Vec<GroupView<'_>> = Vec::new();
@@ -221,7 +236,7 @@ pub(in crate::fleet) const GROUP_GAUGES: [GroupGauge; 4] = [
 type RankCounter = (&'static str, &'static str, fn(&PooledWorker) -> f64);
 
 /// One sample for each rank of a group; they begin anew with its link.
-pub(in crate::fleet) const RANK_COUNTERS: [RankCounter; 3] = [
+pub(in crate::fleet) const RANK_COUNTERS: [RankCounter; 12] = [
     ("headrace_rank_work_seconds_total", "What the rank itself did in steps.", |worker| {
         worker.times.work_ms / 1e3
     }),
@@ -231,4 +246,43 @@ pub(in crate::fleet) const RANK_COUNTERS: [RankCounter; 3] = [
     ("headrace_rank_tokens_total", "Tokens that it generated for this router.", |worker| {
         worker.times.tokens as f64
     }),
+    (
+        "headrace_rank_held_rounds_total",
+        "Rounds in which its prompts waited for those of other ranks.",
+        |worker| worker.totals.held_rounds as f64,
+    ),
+    ("headrace_rank_held_seconds_total", "What its prompts waited there.", |worker| {
+        worker.totals.held_ms / 1e3
+    }),
+    (
+        "headrace_rank_expert_waves_total",
+        "Waves of moves of experts; all ranks of a group count the same.",
+        |worker| worker.totals.waves as f64,
+    ),
+    ("headrace_rank_expert_slots_total", "Slots of it that got another expert.", |worker| {
+        worker.totals.slots as f64
+    }),
+    ("headrace_rank_expert_bytes_total", "Bytes of experts that it sent.", |worker| {
+        worker.totals.bytes as f64
+    }),
+    (
+        "headrace_rank_expert_refusals_total",
+        "Plans of moves that a rank refused; all ranks of a group count the same.",
+        |worker| worker.totals.refused as f64,
+    ),
+    (
+        "headrace_rank_expert_gain_seconds_total",
+        "What moves were predicted to save; all ranks of a group count the same.",
+        |worker| worker.totals.gain_s,
+    ),
+    (
+        "headrace_rank_expert_cost_seconds_total",
+        "What moves were predicted to take; all ranks of a group count the same.",
+        |worker| worker.totals.cost_s,
+    ),
+    (
+        "headrace_rank_expert_spent_seconds_total",
+        "What moves took between steps on this rank.",
+        |worker| worker.totals.spent_s,
+    ),
 ];

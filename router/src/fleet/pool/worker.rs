@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::groups::RankTimes;
 use super::pulls::Pulls;
-use crate::core::frame::{Hello, Step};
+use crate::core::frame::{GroupTotals, Hello, Step};
 use crate::fleet::link::Link;
 use crate::fleet::listen::Dial;
 use crate::fleet::lobby::Origin;
@@ -64,6 +64,7 @@ pub(in crate::fleet) struct PooledWorker {
     /// And all of them take part in requests to come.
     pub(super) together: bool,
     pub(super) times: RankTimes,
+    pub(super) totals: GroupTotals,
     pub(super) last: Option<Step>,
     /// What it pulled from others.
     pub(super) pulls: Pulls,
@@ -80,6 +81,7 @@ impl PooledWorker {
             whole: false,
             together: hello.group.is_none(),
             times: RankTimes::default(),
+            totals: GroupTotals::default(),
             hello,
             address: dial.address,
             peer: dial.peer,
