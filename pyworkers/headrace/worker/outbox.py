@@ -113,8 +113,8 @@ class Outbox:
         return len(self._failed) + len(self._freed) >= MOST_ENDS
 
     def take(self) -> list[FromWorker]:
-        """All frames that are due: cache events, tickets, one Step (a heartbeat, when nothing else), what the rank did for
-        its group, ends of pulls and of requests.
+        """All frames that are due: cache events, tickets, one Step (a heartbeat, when nothing else), what the rank did
+        for its group, ends of pulls and of requests.
         """
         frames: list[FromWorker] = [] if self.log is None else [*self.log.take()]
         frames += self._ready.values()
