@@ -101,10 +101,11 @@ def test_the_hottest_blocks_of_a_drained_worker_are_served_by_others(two_workers
         assert cached_tokens >= usage["prompt_tokens"] - 32, usage
 
 
-def test_serve_starts_both_roles(tiny_folder: Path) -> None:
+def test_serve_starts_both_roles_and_prints_a_url_that_works_at_once(tiny_folder: Path) -> None:
     with serving(str(tiny_folder), "--prefill", "1", "--decode", "1") as server:
+        assert complete(server, "Once upon a time")["usage"]["completion_tokens"] == 4
+        assert server.get("/ready").status == 200
         workers = eventually(server.workers, lambda: "no workers")
         roles = {name: worker["role"] for name, worker in workers.items()}
         assert roles == {"prefill-0": "prefill", "decode-0": "decode"}
-        assert complete(server, "Once upon a time")["usage"]["completion_tokens"] == 4
         server.wait_idle()

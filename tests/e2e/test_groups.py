@@ -76,7 +76,20 @@ def rank_process(server: Server, worker: str, rank: int) -> psutil.Process:
     raise AssertionError(f"no process is rank {rank} of {worker}:\n{server.tail()}")
 
 
-@pytest.mark.matrix(cases=2)
+def check_group(server: Server, found: list[tuple[Any, str]], ranks: int) -> str:
+    """Every rank serves, and all say the same of their group; how their rows go."""
+    names = [f"worker-0-rank-{rank}" for rank in range(ranks)]
+    assert server.workers().keys() == set(names)
+    assert {worker for _, worker in found} == set(names), "every rank serves"
+    groups = [group_of(server, name) for name in names]
+    assert [one["rank"] for one in groups] == list(range(ranks))
+    assert {(one["id"], one["size"]) for one in groups} == {("worker-0", ranks)}
+    assert len({one["epoch"] for one in groups}) == 1
+    [transport] = {one["transport"] for one in groups}
+    return transport
+
+
+@pytest.mark.thorough  # below one drafts, rebalances and shares memory; that of two hosts has gloo
 @pytest.mark.parametrize(
     ("flags", "transport"),
     [
@@ -93,15 +106,8 @@ def test_a_group_gives_the_answers_of_one_rank(
     with serving(str(folder), *flags) as server:
         found = answers(server)
         assert [choices for choices, _ in found] == alone
-        names = {f"worker-0-rank-{rank}" for rank in range(int(flags[1]))}
-        assert server.workers().keys() == names
-        assert {worker for _, worker in found} == names, "every rank serves"
-        groups = [group_of(server, name) for name in sorted(names)]
-        assert [one["rank"] for one in groups] == list(range(len(names)))
-        assert {(one["id"], one["size"]) for one in groups} == {("worker-0", len(names))}
-        [went] = {one["transport"] for one in groups}
+        went = check_group(server, found, int(flags[1]))
         assert went == transport or (transport is None and went), "or what was quickest"
-        assert len({one["epoch"] for one in groups}) == 1
         server.wait_idle()
 
 
@@ -109,8 +115,10 @@ def test_ranks_weigh_moves_of_experts_between_steps_and_answer_the_same(
     folder: Path, alone: list[Any]
 ) -> None:
     flags = ["--ep", "2", "--ep-rebalance-rounds", "2", "--mtp", "1"]
-    with serving(str(folder), *flags) as server:
-        assert [choices for choices, _ in answers(server)] == alone
+    with serving(str(folder), *flags, "--ep-transport", "shared-memory") as server:
+        found = answers(server)
+        assert [choices for choices, _ in found] == alone
+        assert check_group(server, found, 2) == "shared-memory"
         said = server.wait_line(r"worker-0-rank-0 +\| .*(experts: \d+ of \d+ layers change.*)")
         # The other rank decides the same by the same figures.
         server.wait_line(r"worker-0-rank-1 +\| .*" + re.escape(said[1].rstrip()))
@@ -224,6 +232,7 @@ def router(*flags: str, env: Mapping[str, str] | None = None) -> Generator[tuple
         yield server, found[2]
 
 
+@pytest.mark.thorough  # on two hosts it starts one, too
 def test_torchrun_starts_a_group(folder: Path, alone: list[Any]) -> None:
     with router("--worker-listen", "127.0.0.1:0") as (server, address):
         torchrun = Running(

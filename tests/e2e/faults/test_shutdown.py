@@ -45,18 +45,11 @@ def test_a_clean_stop_warns_of_nothing(tiny_folder: Path, flags: tuple[str, ...]
         assert not [line for line in after if "WARN" in line or "ERROR" in line]
 
 
-def test_a_request_succeeds_as_soon_as_the_url_is_printed(tiny_folder: Path) -> None:
-    with serving(str(tiny_folder), "--prefill=1", "--decode=1") as server:
-        assert server.post("/v1/chat/completions", stream_body(server, 2)).status == 200
-        assert server.get("/ready").status == 200
-
-
 @pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_first_signal_lets_streams_finish(tiny_folder: Path, number: signal.Signals) -> None:
-    with serving(
-        str(tiny_folder), "--drain-timeout-ms", "280000"
-    ) as server:  # others use the machine
+    # Long, as others use the machine.
+    with serving(str(tiny_folder), "--drain-timeout-ms", "280000") as server:
         children = server.children()
         with server.stream("/v1/chat/completions", stream_body(server, 4_000)) as events:
             next(events)

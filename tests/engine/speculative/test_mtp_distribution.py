@@ -1,4 +1,4 @@
-"""Drafts do not change how tokens are distributed: two positions of 200,000 answers, by either way to check drafts.
+"""Drafts do not change how tokens are distributed: two positions of many answers, by either way to check drafts.
 
 The model says something else after each token, and the drafts are drawn from something else again.
 """
@@ -24,8 +24,14 @@ from helpers.engine.sampling_rows import one_each, rows_of, take_row
 
 VOCAB = 12
 ANSWERS = 200_000
+SOME_ANSWERS = 60_000  # without --all
 BATCH = 5_000
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
+
+
+@pytest.fixture
+def answers(pytestconfig: pytest.Config) -> int:
+    return ANSWERS if pytestconfig.option.all_cases else SOME_ANSWERS
 
 
 def make_sequence(batch_row: int, sampling: Sampling) -> Sequence:
@@ -56,6 +62,7 @@ def two_tokens(
     sampling: Sampling,
     *,
     rejection: bool,
+    answers: int = ANSWERS,
     most: int = 1,
     head_ids: NDArray[np.int32] | None = None,
 ) -> tuple[NDArray[np.int64], float]:
@@ -69,7 +76,7 @@ def two_tokens(
     sequences = [make_sequence(batch_row, sampling) for batch_row in range(BATCH)]
     for sequence in sequences:
         take_row(sampler, sequence)
-    for start in range(0, ANSWERS, BATCH):
+    for start in range(0, answers, BATCH):
         sampler._seed[:] = np.arange(start, start + BATCH)
         drafts = np.zeros((BATCH, 1 + most), dtype=np.int32)
         for depth in range(1, 1 + most):
@@ -103,7 +110,7 @@ def two_tokens(
         second[rest] = sampler.sample(next_logits, one_each(later)).ids
         np.add.at(pairs, (first, second), 1)
         right += int((counts > 1).sum())
-    return pairs, right / ANSWERS
+    return pairs, right / answers
 
 
 def one_more(sequence: Sequence, token: int) -> Sequence:
@@ -148,9 +155,9 @@ def textbook(
     ids=lambda sampling: str(sampling).replace("Sampling", ""),
 )
 def test_pairs_of_tokens_follow_the_models_distribution(
-    sampling: Sampling, rejection: bool
+    sampling: Sampling, rejection: bool, answers: int
 ) -> None:
-    counts, right = two_tokens(sampling, rejection=rejection)
+    counts, right = two_tokens(sampling, rejection=rejection, answers=answers)
     model = logits_of(1)
     p = np.stack(
         [
@@ -158,31 +165,35 @@ def test_pairs_of_tokens_follow_the_models_distribution(
             for token, first in enumerate(textbook(model[0], sampling, []))
         ]
     )
-    z = chi_squared(counts, p, ANSWERS)
+    z = chi_squared(counts, p, answers)
     assert z < 5, f"chi-squared is {z:.1f} deviations above its mean"
     assert 0.2 < right < 0.99
 
 
 @pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
-def test_a_second_draft_changes_nothing_either(rejection: bool) -> None:
-    counts, _ = two_tokens(Sampling(temperature=0.8), rejection=rejection, most=2)
+def test_a_second_draft_changes_nothing_either(rejection: bool, answers: int) -> None:
+    counts, _ = two_tokens(Sampling(temperature=0.8), rejection=rejection, answers=answers, most=2)
     model, sampling = logits_of(1), Sampling(temperature=0.8)
     p = np.stack([textbook(row, sampling, []) for row in model])
-    assert chi_squared(counts, p[0][:, None] * p[1:], ANSWERS) < 5
+    assert chi_squared(counts, p[0][:, None] * p[1:], answers) < 5
 
 
 @pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("rejection", [False, True], ids=["noise", "rejection"])
-def test_a_head_for_some_tokens_leaves_the_others_their_share(rejection: bool) -> None:
+def test_a_head_for_some_tokens_leaves_the_others_their_share(
+    rejection: bool, answers: int
+) -> None:
     ids = np.array([0, 2, 3, 7, 11], dtype=np.int32)
-    counts, right = two_tokens(Sampling(temperature=1.0), rejection=rejection, head_ids=ids)
+    counts, right = two_tokens(
+        Sampling(temperature=1.0), rejection=rejection, answers=answers, head_ids=ids
+    )
     model = logits_of(1)
     plain = Sampling(temperature=1.0)
     p = textbook(model[0], plain, [])[:, None] * np.stack(
         [textbook(r, plain, []) for r in model[1:]]
     )
-    assert chi_squared(counts, p, ANSWERS) < 5
+    assert chi_squared(counts, p, answers) < 5
     assert right > 0.1
 
 

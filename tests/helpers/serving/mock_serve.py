@@ -14,7 +14,7 @@ from pathlib import Path
 from headrace.cli import main, serve
 from headrace.cli.children.process import Command
 from headrace.cli.console import Printer, StopSignals
-from headrace.cli.serving import commands
+from headrace.cli.serving import announce, commands
 from headrace.cli.serving.config import ServeSettings
 from headrace.cli.serving.model import ServedAs
 from headrace.cli.supervise import Keeper, RestartRule
@@ -44,6 +44,7 @@ if __name__ == "__main__":
     soon = RestartRule(first_delay_s=0.01, longest_delay_s=0.1)
     for module in (serve, commands):
         module.Keeper = partial(Keeper, rule=soon)  # pyright: ignore[reportAttributeAccessIssue]
+    announce.POLL_S = 0.02  # the mock is there sooner than this
     serve.worker_command = mock_command
     serve.fetch_model = no_model
     sys.exit(main.main(["serve", *sys.argv[1:]]))

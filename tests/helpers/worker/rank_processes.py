@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from headrace.worker.parallel import rendezvous
 from headrace.worker.parallel.environment import GroupEnvironment, read_environment
 from headrace.worker.parallel.group import RankGroup
 from headrace.worker.parallel.rendezvous import Met, meet
@@ -40,6 +41,9 @@ class Told:
     start_timeout_s: float = 30.0
     timeout_s: float = 30.0
     exchanges: bool = False  # it has a transport
+    # Of `rendezvous`: shorter where nothing but their passing is waited for.
+    naming_s: float = rendezvous.NAMING_S
+    seen_s: float = rendezvous.SEEN_S
 
 
 def free_port() -> int:
@@ -109,6 +113,7 @@ class RankProcess:
 
 
 def _run(told: Told, calls: Connection, wakes: Connection) -> None:
+    rendezvous.NAMING_S, rendezvous.SEEN_S = told.naming_s, told.seen_s
     try:
         environment = read_environment(told.variables)
         assert environment is not None

@@ -46,7 +46,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
 ]
 CPU = torch.device("cpu")
-HIDDEN, EXPERTS, TOP_K, MOST_ROWS = 40, 12, 4, 9
+HIDDEN, EXPERTS, TOP_K, MOST_ROWS = 40, 12, 4, 6
 ROUTING = Routing(experts=EXPERTS, top_k=TOP_K, groups=3, top_groups=2, normalise=True, scale=2.5)
 
 
@@ -117,9 +117,18 @@ def test_more_rows_than_a_window_takes_are_refused() -> None:
     ids, weights = routed(MOST_ROWS + 1, 0)
     owner = torch.zeros(EXPERTS, dtype=torch.int32)
     places, _ = send_places_ref(ids, owner, 1)
-    with pytest.raises(AssertionError, match="10 rows, a window takes 9 of a rank"):
+    with pytest.raises(AssertionError, match="7 rows, a window takes 6 of a rank"):
         put_rows(
-            window, bases, 0, noise(10, HIDDEN, seed=1), None, ids, weights, owner, owner, places
+            window,
+            bases,
+            0,
+            noise(MOST_ROWS + 1, HIDDEN, seed=1),
+            None,
+            ids,
+            weights,
+            owner,
+            owner,
+            places,
         )
 
 
@@ -128,7 +137,7 @@ def test_return_rows(combine: Combine) -> None:
     window = a_window(3, combine)
     width = TOP_K if combine == "exact" else 1
     (found, bases), (want, _) = buffers_of(window), buffers_of(window)
-    which = torch.tensor([0, 2, MOST_ROWS, 2 * MOST_ROWS + 8], dtype=torch.int32)
+    which = torch.tensor([0, 2, MOST_ROWS, 3 * MOST_ROWS - 1], dtype=torch.int32)
     places = torch.tensor(
         [[3, -1, 0, -1], [1, -1, -1, -1], [-1, 4, -1, -1], [-1] * 4], dtype=torch.int32
     )

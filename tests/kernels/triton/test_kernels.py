@@ -171,7 +171,7 @@ class Paged:
     ("heads", "kv_heads", "dim"), [(4, 4, 16), (9, 3, 64), (2, 1, 24), (32, 2, 16)]
 )
 def test_paged_attention(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
-    contexts, rows = [1, KV_TILE, KV_TILE + 1, 100, 40], [1, 1, 20, 100, 3]
+    contexts, rows = [1, KV_TILE, KV_TILE + 1, 50, 40], [1, 1, 20, 50, 3]
     paged = Paged(contexts, rows, heads=heads, kv_heads=kv_heads, dim=dim, dtype=dtype)
     close(paged.run([0, 1, 2, 3, 4], contexts, rows), paged.reference())
 

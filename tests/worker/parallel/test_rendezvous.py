@@ -81,7 +81,8 @@ def test_all_ranks_name_the_one_that_serves_something_else(what: str) -> None:
 
 def test_a_rank_with_another_world_size_ends_the_group() -> None:
     port = free_port()
-    told = [Told(variables(0, 2, port)), Told(variables(1, 3, port))]
+    # Rank 0 waits for one that has read the verdict, and none comes.
+    told = [Told(variables(0, 2, port), seen_s=0.5), Told(variables(1, 3, port), seen_s=0.5)]
     found = answers(told)
     assert len(set(found)) == 1
     assert found[0] in {
@@ -124,7 +125,7 @@ def test_what_is_no_store_is_named() -> None:
 
         hanging = threading.Thread(target=hang_up)
         hanging.start()
-        [found] = answers([Told(variables(1, 2, port), start_timeout_s=2.0)])
+        [found] = answers([Told(variables(1, 2, port), start_timeout_s=1.0, naming_s=0.2)])
         other.shutdown(socket.SHUT_RDWR)
         hanging.join()
     assert found.startswith(f"GroupFailed: the store of the group at 127.0.0.1:{port} "), found
