@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from itertools import count
 
 import pytest
 
-from headrace.kv_transfer.backends.base import Limits, LinkBroken, TransferError, layout_text
+from headrace.kv_transfer.backends.base import LinkBroken, TransferError, layout_text
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.messages import (
     Abort,
@@ -36,21 +36,13 @@ from helpers.kv.peers import (
     forever,
     greet,
     proven,
+    serving_of,
     until,
 )
 from helpers.kv.pools import FakeSource, all_bytes, make_pool, overwrite
 
 POOL = make_pool(seed=1)
-
-
-@asynccontextmanager
-async def serving(limits: Limits = QUICK) -> AsyncGenerator[TransferServer]:
-    server = TransferServer(POOL, LAYOUT, members=MEMBERS, limits=limits)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
+serving = partial(serving_of, POOL)
 
 
 async def talk_on(stream: Stream) -> None:

@@ -6,8 +6,9 @@ import asyncio
 import dataclasses
 import os
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
 
 import pytest
 
@@ -51,23 +52,15 @@ from helpers.kv.peers import (
     greet,
     listening,
     proven,
+    serving_of,
     until,
 )
 from helpers.kv.pools import FakeSource, make_pool
 
 POOL = make_pool(seed=1)
+serving = partial(serving_of, POOL)
 OPEN = {backend: KvOpen(layout_text(LAYOUT, POOL), [backend]) for backend in BACKENDS}
 SOURCE = FakeSource(blocks=(4, 5))
-
-
-@asynccontextmanager
-async def serving(members: Members = MEMBERS) -> AsyncGenerator[TransferServer]:
-    server = TransferServer(POOL, LAYOUT, members=members, limits=QUICK)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
 
 
 async def all_that_comes(stream: Stream) -> tuple[list[object], int]:
@@ -329,7 +322,7 @@ async def a_pull(server: TransferServer, members: Members) -> str:
 
 async def test_workers_that_share_any_router_move_kv() -> None:
     ours, theirs = Members(), Members()
-    async with serving(theirs) as server:
+    async with serving(members=theirs) as server:
         assert await a_pull(server, ours) == "lost"  # no router has taken either of them
         theirs.trust([b"a" * 32])
         assert await a_pull(server, ours) == "lost"

@@ -8,6 +8,7 @@ import errno
 import socket
 from collections.abc import AsyncGenerator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,24 +31,16 @@ from helpers.kv.peers import (
     forever,
     greet,
     proven,
+    serving_of,
     until,
 )
 from helpers.kv.pools import FakeSource, make_pool
 
 POOL = make_pool(seed=1)
+serving = partial(serving_of, POOL)
 PATIENT = Limits(stranger_s=60.0)  # no stranger of a test lives to see it
 SOURCE = FakeSource(blocks=(4, 5))
 SILENT = 300
-
-
-@asynccontextmanager
-async def serving(limits: Limits = PATIENT) -> AsyncGenerator[TransferServer]:
-    server = TransferServer(POOL, LAYOUT, members=MEMBERS, limits=limits)
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.close()
 
 
 @asynccontextmanager
@@ -74,7 +67,7 @@ async def a_pull(server: TransferServer, backend: Backend) -> None:
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_silent_connections_cost_nobody_a_pull(backend: Backend) -> None:
     """More of them than there may be connections, over a way that is in use and over the other one."""
-    async with serving() as server, strangers(server, backend, SILENT):
+    async with serving(PATIENT) as server, strangers(server, backend, SILENT):
         for _ in range(3):
             for way in BACKENDS:
                 await a_pull(server, way)
@@ -84,7 +77,7 @@ async def test_silent_connections_cost_nobody_a_pull(backend: Backend) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_connections_that_greet_and_stop_there_cost_nobody_a_pull(backend: Backend) -> None:
-    async with serving() as server, strangers(server, backend, 100) as streams:
+    async with serving(PATIENT) as server, strangers(server, backend, 100) as streams:
         for stream in streams:
             with suppress(LinkBroken):  # it had to leave for a newer one
                 await stream.send([KvHello(VERSION, NONCE)])
@@ -151,7 +144,7 @@ async def test_members_and_strangers_of_either_way_have_room_of_their_own() -> N
 
 
 async def test_other_work_goes_on_between_two_of_a_flood() -> None:
-    async with serving() as server:
+    async with serving(PATIENT) as server:
         rest = next(e for e in server.endpoints if e.startswith("shm:")).partition(":")[2]
         turns = 0
 
@@ -188,7 +181,7 @@ async def test_where_descriptors_are_short_strangers_go_first(
             raise OSError(errno.EMFILE, "Too many open files")
         return accepted
 
-    async with serving() as server, strangers(server, "tcp", 5) as streams:
+    async with serving(PATIENT) as server, strangers(server, "tcp", 5) as streams:
         await until(lambda: server.clients == 5)
         loop.sock_accept = sock_accept  # type: ignore[method-assign]
         async with strangers(server, "tcp", 4):  # the listener waits in the old one once more
@@ -227,7 +220,7 @@ async def test_a_source_whose_backlog_is_full_is_dialled_until_there_is_room() -
 
 
 async def test_what_strangers_do_is_said_now_and_then(caplog: pytest.LogCaptureFixture) -> None:
-    async with serving() as server:
+    async with serving(PATIENT) as server:
         for _ in range(50):
             async with connected(server.endpoints, "shm") as stream:
                 await stream.send([KvHello(VERSION + 1, NONCE)])

@@ -10,6 +10,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.wire.frames import Output, Ranked, Sampling, Submit, TokenLogprob
 from helpers.engine.drafting_toy import DraftingToy
+from helpers.engine.hearing import run_out
 from helpers.engine.toy import ToyModel, make_submit
 from helpers.engine.toy_engine import engine_on
 
@@ -74,14 +75,7 @@ class Heard:
 
 
 def run(engine: Engine, heard: Heard | None = None, *, steps: int = 5_000) -> Heard:
-    heard = heard or Heard()
-    while not engine.idle and steps > 0:
-        heard.hear(engine.step())
-        engine.check()
-        steps -= 1
-    if engine.idle:
-        engine.check_idle()
-    return heard
+    return run_out(engine, heard or Heard(), steps)
 
 
 def plain(submit: Submit) -> tuple[list[int], list[TokenLogprob], str | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -40,8 +41,19 @@ class Heard:
             self.freed[freed.request] = freed.blocks
 
 
+class Hears(Protocol):
+    def hear(self, result: StepResult) -> None: ...
+
+
+H = TypeVar("H", bound=Hears)
+
+
 def run(engine: Engine, heard: Heard | None = None, *, steps: int = 5_000) -> Heard:
-    heard = heard or Heard()
+    return run_out(engine, heard or Heard(), steps)
+
+
+def run_out(engine: Engine, heard: H, steps: int) -> H:
+    """Steps until the engine is idle, or so many; `heard` hears all of them."""
     while not engine.idle and steps > 0:
         heard.hear(engine.step())
         engine.check()

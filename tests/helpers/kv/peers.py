@@ -26,6 +26,7 @@ from headrace.kv_transfer.peers.messages import (
     Ready,
     Started,
 )
+from headrace.kv_transfer.peers.server import TransferServer
 from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
 
@@ -76,6 +77,19 @@ async def listening(
         accepting.cancel()
         await asyncio.gather(accepting, return_exceptions=True)
         listener.close()
+
+
+@asynccontextmanager
+async def serving_of(
+    pool: KvPool, limits: Limits = QUICK, members: Members = MEMBERS
+) -> AsyncGenerator[TransferServer]:
+    """A source as it is."""
+    server = TransferServer(pool, LAYOUT, members=members, limits=limits)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.close()
 
 
 class SourceScript:
