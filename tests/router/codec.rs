@@ -309,6 +309,25 @@ async fn the_reader_refuses_a_long_frame_by_its_header_alone() {
 }
 
 #[tokio::test]
+async fn a_frame_may_be_as_long_as_the_limit() {
+    let bytes = packed(&ping(1 << 40));
+    let mut reader = FrameReader::new(&bytes[..], bytes.len() - 4);
+    assert_eq!(reader.next().await.unwrap(), Some(ping(1 << 40)));
+    let mut reader = FrameReader::new(&bytes[..], bytes.len() - 5);
+    assert!(reader.next().await.is_err());
+}
+
+#[test]
+fn a_float_may_come_in_32_bits() {
+    let wide = [&[0xcb][..], &2.5_f64.to_be_bytes()].concat();
+    let narrow = [&[0xca][..], &2.5_f32.to_be_bytes()].concat();
+    let body = body(&step());
+    let at = body.windows(wide.len()).position(|bytes| bytes == wide).unwrap();
+    let short = [&body[..at], &narrow, &body[at + wide.len()..]].concat();
+    assert_eq!(decode(&short), Ok(step()));
+}
+
+#[tokio::test]
 async fn a_stream_that_ends_inside_a_frame_says_so() {
     for cut in 1..packed(&ping(1 << 40)).len() {
         let bytes = [packed(&ping(1)), packed(&ping(1 << 40))[..cut].to_vec()].concat();
