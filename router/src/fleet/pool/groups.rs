@@ -125,14 +125,14 @@ impl WorkerPool {
     }
 
     /// What a rank tells of its work for the group. A time that is none counts as nothing.
-    pub(in crate::fleet) fn group_totals(&mut self, id: WorkerId, totals: GroupTotals) {
+    pub(in crate::fleet) fn group_totals(&mut self, id: WorkerId, totals: &GroupTotals) {
         let sane = |seconds: f64| if seconds.is_finite() { seconds.max(0.0) } else { 0.0 };
         let totals = GroupTotals {
             held_ms: sane(totals.held_ms),
             gain_s: sane(totals.gain_s),
             cost_s: sane(totals.cost_s),
             spent_s: sane(totals.spent_s),
-            ..totals
+            ..*totals
         };
         if let Some(worker) = self.dispatch.scheduler.member_mut(id) {
             worker.totals = totals;

@@ -98,7 +98,7 @@ impl Registry {
     }
 
     /// What a rank did for its group.
-    pub(in crate::fleet) fn group_totals(self: &Arc<Self>, id: WorkerId, totals: GroupTotals) {
+    pub(in crate::fleet) fn group_totals(self: &Arc<Self>, id: WorkerId, totals: &GroupTotals) {
         self.change(id, |pool| pool.group_totals(id, totals));
     }
 
