@@ -397,8 +397,8 @@ def _worker(args: argparse.Namespace) -> int:
     with needs("worker"):
         from headrace.worker import main
     status = main.run(checked, alone=True)
-    # The worker has given back what it had. At an orderly end of the interpreter, threads of gloo and of torch would
-    # still hold objects of native modules, which complain of leaks on standard error.
+    # The worker has given back what it had. An orderly end of the interpreter would have nanobind print a long list of
+    # leaks: modules of triton, which ranks import, still hold objects of its native module then.
     with contextlib.suppress(OSError):
         sys.stdout.flush()
     logs.end_process(status)
