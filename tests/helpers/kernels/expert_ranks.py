@@ -38,7 +38,14 @@ class Threads:
                     raise
 
         with ThreadPoolExecutor(self.ranks) as threads:
-            return list(threads.map(of, range(self.ranks)))
+            ran = [threads.submit(of, rank) for rank in range(self.ranks)]
+        errors = [one.exception() for one in ran]
+        # Who fails breaks the meeting for all others, also for those that are about to leave it.
+        for error in sorted(
+            filter(None, errors), key=lambda it: isinstance(it, threading.BrokenBarrierError)
+        ):
+            raise error
+        return [one.result() for one in ran]
 
     def swap(self, rank: int, parcels: Sequence[Columns]) -> list[Columns]:
         self._boxes[rank] = list(parcels)
