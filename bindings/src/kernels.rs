@@ -7,7 +7,7 @@ use std::sync::Arc;
 use headrace_kernels::attention::KvShape;
 use headrace_kernels::mla::{self, MlaShape};
 use headrace_kernels::moe;
-use headrace_kernels::moe::exchange::{Combine, Exchange};
+use headrace_kernels::moe::exchange::{Combine, Dispatch};
 use headrace_kernels::moe::router::Router;
 use headrace_kernels::moe::routing::Routing;
 use headrace_kernels::moe::slots::Slots;
@@ -23,6 +23,8 @@ use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 
 use exchange::PyExchange;
+
+use crate::ranks::SharedExchange;
 
 /// Rows of a checkpoint as they are stored: `f32`, or 16 bits whose meaning a name says.
 #[derive(FromPyObject)]
@@ -176,7 +178,7 @@ impl Experts {
         normalise: bool,
         scale: f32,
         shared: Option<(PyRef<'_, Weight>, PyRef<'_, Weight>)>,
-        exchange: Option<Py<PyAny>>,
+        exchange: Option<Bound<'_, PyAny>>,
         partial: bool,
     ) -> PyResult<Self> {
         let (experts, hidden) = gate.as_array().dim();
@@ -206,9 +208,13 @@ impl Experts {
             down: down.0.clone(),
         });
         let combine = if partial { Combine::Partial } else { Combine::Exact };
-        let exchange = exchange
-            .map(|python| -> Box<dyn Exchange> { Box::new(PyExchange { python, combine }) });
-        let experts = moe::Experts::new(router, slots, shared, exchange).map_err(value_error)?;
+        let dispatch = exchange.map(|python| {
+            if let Ok(native) = python.cast::<SharedExchange>() {
+                return Dispatch::Parcels(Box::new(native.get().clone()));
+            }
+            Dispatch::Calls(Box::new(PyExchange { python: python.unbind(), combine }))
+        });
+        let experts = moe::Experts::new(router, slots, shared, dispatch).map_err(value_error)?;
         Ok(Self(Arc::new(experts)))
     }
 

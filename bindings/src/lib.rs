@@ -41,7 +41,7 @@ mod _core {
     #[pymodule_export]
     use crate::race::race;
     #[pymodule_export]
-    use crate::ranks::{SharedParcels, order_of_sends, plan_sends};
+    use crate::ranks::{SharedExchange, SharedParcels, order_of_sends, plan_sends};
     #[pymodule_export]
     use crate::router::{Router, check_router, router_flags, router_main};
     #[pymodule_export]

@@ -4,8 +4,10 @@ mod columns;
 mod doorbell;
 mod exchange;
 mod layout;
+mod native;
 mod peers;
 mod plan;
+mod rows;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, TryLockError};
@@ -18,11 +20,16 @@ use pyo3::{import_exception, prelude::*};
 use columns::Columns;
 use exchange::Exchange;
 use layout::{Layout, Shared};
+pub(crate) use native::SharedExchange;
 use peers::Peers;
 pub(crate) use plan::{order_of_sends, plan_sends};
 
 import_exception!(headrace_kernels.moe.transport, RankLost);
 import_exception!(headrace_kernels.moe.transport, StepAborted);
+
+fn nothing_posted() -> PyErr {
+    PyRuntimeError::new_err("nothing was posted")
+}
 
 /// How long a thread sleeps before it looks whether a peer has died and whether Python has a signal.
 const LOOK: Duration = Duration::from_millis(20);
@@ -53,6 +60,8 @@ pub(crate) struct SharedParcels {
     timeout: Duration,
     round: AtomicU64,
     closed: AtomicBool,
+    /// That programs waited.
+    waited_ns: AtomicU64,
     /// Of the thread of the steps.
     steps: Mutex<Steps>,
 }
@@ -61,6 +70,8 @@ pub(crate) struct SharedParcels {
 struct Steps {
     peers: Peers,
     exchange: Exchange,
+    /// What Python posted.
+    source: Option<Columns>,
 }
 
 #[pymethods]
@@ -83,12 +94,14 @@ impl SharedParcels {
             steps: Mutex::new(Steps {
                 peers: Peers::new(rank, ranks),
                 exchange: Exchange::new(rank, ranks),
+                source: None,
             }),
             shared,
             rank,
             timeout: Duration::from_millis(timeout_ms),
             round: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            waited_ns: AtomicU64::new(0),
         })
     }
 
@@ -133,6 +146,7 @@ impl SharedParcels {
             return Err(PyValueError::new_err(format!("round {round_number} after round {last}")));
         }
         self.round.store(round, Ordering::Relaxed);
+        steps.source = None;
         steps.exchange.begin(&self.shared, round);
         Ok(steps.peers.check_lost(&self.shared)?)
     }
@@ -156,15 +170,21 @@ impl SharedParcels {
                 return Err(PyValueError::new_err(format!("rows {start} to {end} of {rows}")));
             }
         }
-        let Steps { peers, exchange } = &mut *steps;
+        let Steps { peers, exchange, source } = &mut *steps;
         peers.check_lost(&self.shared)?;
-        py.detach(|| exchange.post(&self.shared, columns, parcels)).map_err(PyRuntimeError::new_err)
+        py.detach(|| exchange.post(&self.shared, &columns, parcels.into_iter()))
+            .map_err(PyRuntimeError::new_err)?;
+        *source = Some(columns);
+        Ok(())
     }
 
     fn arrived(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
         let mut steps = self.steps()?;
-        self.wait(py, &mut steps, Exchange::look)?;
-        steps.exchange.counts().map_err(PyRuntimeError::new_err)
+        let Steps { peers, exchange, source } = &mut *steps;
+        let source = source.as_ref().ok_or_else(nothing_posted)?;
+        let look = |exchange: &mut Exchange| exchange.look(&self.shared, source);
+        py.detach(|| self.wait(peers, exchange, look))?;
+        exchange.counts().map(Iterator::collect).map_err(PyRuntimeError::new_err)
     }
 
     fn take(
@@ -174,11 +194,26 @@ impl SharedParcels {
         row_bytes: Vec<usize>,
     ) -> PyResult<()> {
         let mut steps = self.steps()?;
-        let columns = Columns::writable(columns, row_bytes).map_err(PyValueError::new_err)?;
-        steps.exchange.receive_into(columns).map_err(PyValueError::new_err)?;
-        self.wait(py, &mut steps, Exchange::take)?;
-        steps.exchange.done();
+        let mut columns = Columns::writable(columns, row_bytes).map_err(PyValueError::new_err)?;
+        let Steps { peers, exchange, source } = &mut *steps;
+        let posted = source.as_ref().ok_or_else(nothing_posted)?;
+        let rows: usize = exchange.counts().map_err(PyValueError::new_err)?.sum();
+        if columns.rows() != rows || !columns.is_like(posted) {
+            let text = "columns as those posted, of as many rows as come";
+            return Err(PyValueError::new_err(text));
+        }
+        let (to, from, own) = exchange.begin_to_take().map_err(PyValueError::new_err)?;
+        columns.copy_from(to, posted, from, own);
+        let take = |exchange: &mut Exchange| exchange.take(&self.shared, posted, &mut columns);
+        py.detach(|| self.wait(peers, exchange, take))?;
+        exchange.done();
+        *source = None;
         Ok(())
+    }
+
+    #[getter]
+    fn waited_s(&self) -> f64 {
+        Duration::from_nanos(self.waited_ns.load(Ordering::Relaxed)).as_secs_f64()
     }
 
     fn abort(&self, reason: &str) {
@@ -211,21 +246,20 @@ impl SharedParcels {
         }
     }
 
-    /// Until `step` has nothing to wait for. What it waits for is a rank.
+    /// Until `step` has nothing to wait for. What it waits for is a rank. Without the GIL, but for a look at signals.
     fn wait(
         &self,
-        py: Python<'_>,
-        steps: &mut Steps,
-        step: impl Fn(&mut Exchange, &Shared) -> Result<Option<usize>, Ended> + Sync,
+        peers: &mut Peers,
+        exchange: &mut Exchange,
+        mut step: impl FnMut(&mut Exchange) -> Result<Option<usize>, Ended>,
     ) -> PyResult<()> {
-        let Steps { peers, exchange } = steps;
         let mut since = Instant::now();
         let mut moved = exchange.moved();
         loop {
-            let waiting_for = py.detach(|| -> Result<Option<usize>, Ended> {
+            let mut wait_a_while = || -> Result<Option<usize>, Ended> {
                 let until = Instant::now() + LOOK;
                 loop {
-                    let waiting_for = step(exchange, &self.shared)?;
+                    let waiting_for = step(exchange)?;
                     if waiting_for.is_none() {
                         return Ok(None);
                     }
@@ -235,13 +269,13 @@ impl SharedParcels {
                     }
                     exchange.sleep(&self.shared, peers.alarms(), until);
                 }
-            });
-            let waiting_for = match waiting_for {
+            };
+            let waiting_for = match wait_a_while() {
                 Ok(None) => return Ok(()),
                 Ok(Some(rank)) => rank,
                 Err(ended) => return Err(self.publish(ended)),
             };
-            py.check_signals()?;
+            Python::attach(|py| py.check_signals())?;
             if self.closed.load(Ordering::Relaxed) {
                 return Err(RankLost::new_err((self.rank, "it has left the group")));
             }
@@ -250,7 +284,7 @@ impl SharedParcels {
             }
             if let Some(what) = peers.ended(&self.shared, waiting_for) {
                 // What it sent before it ended counts: it is waited for only where that is not enough.
-                if step(exchange, &self.shared)? == Some(waiting_for) {
+                if step(exchange)? == Some(waiting_for) {
                     peers.check(&self.shared, exchange.round())?;
                     let waited_for = format!("{what}, {}", exchange.place());
                     return Err(self.publish(Ended::Lost { rank: waiting_for, waited_for }));

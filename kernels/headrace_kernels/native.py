@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from headrace import _core
 from headrace_kernels.lazy import Lazy
-from headrace_kernels.moe.dispatch import Routed
+from headrace_kernels.moe.dispatch import NativeDispatch, Routed
 from headrace_kernels.ops import (
     LAYERS_PER_GROUP,
     Attention,
@@ -143,7 +143,7 @@ class NativeBackend:
             normalise=routing.normalise,
             scale=routing.scale,
             shared=None if shared is None else (shared.gate_up, shared.down),
-            exchange=None if dispatch is None else _Exchange(dispatch),
+            exchange=None if dispatch is None else _exchange(dispatch),
             partial=dispatch is not None and dispatch.combine == "partial",
         )
 
@@ -243,6 +243,12 @@ class NativeBackend:
             return out
 
         return run
+
+
+def _exchange(dispatch: Dispatch) -> _Exchange | _core.SharedExchange:
+    """What the program exchanges rows by: without Python where that can be."""
+    native = dispatch.native() if isinstance(dispatch, NativeDispatch) else None
+    return _Exchange(dispatch) if native is None else native
 
 
 class _Exchange:

@@ -19,6 +19,7 @@ __all__ = [
     "Program",
     "Router",
     "SamplingColumns",
+    "SharedExchange",
     "SharedParcels",
     "Table",
     "Value",
@@ -601,11 +602,46 @@ class SharedParcels:
     def take(self, columns: Sequence[_Bytes], row_bytes: Sequence[int]) -> None:
         """Wait for the rows, and put them into `columns` in the order of ranks. Ends the exchange."""
 
+    @property
+    def waited_s(self) -> float:
+        """Seconds that programs waited in a `SharedExchange` so far. What waits here is not in it."""
+
+    @property
+    def waits_s(self) -> float:
+        """So long a program waits there now; 0 where none does."""
+
     def abort(self, reason: str) -> None:
         """End the round on all ranks."""
 
     def close(self) -> None:
         """Leave the group. Whoever waits for this rank, here or elsewhere, learns it at once."""
+
+@final
+class SharedExchange:
+    """One layer's exchange of rows through `parcels`, which a recorded program does by itself, without the GIL.
+
+    `owners` and `slots` are where this rank sends the rows of each expert (`Replicas` in `moe/placement.py`). Parcels
+    have the bytes of `AllToAll`. What a program raises is what that would; a `RankLost` is given to `on_lost` first,
+    which may raise what names another rank.
+    """
+
+    def __new__(
+        cls,
+        parcels: SharedParcels,
+        *,
+        owners: NDArray[np.int64],
+        slots: NDArray[np.int32],
+        partial: bool,
+        on_lost: Callable[[Any], object] | None = None,
+    ) -> SharedExchange:
+        """ValueError where `owners` and `slots` are not of as many experts."""
+
+    def follow(self, other: SharedExchange) -> None:
+        """Send rows to where `other` does from the next pass on."""
+
+    @property
+    def slots_s(self) -> float:
+        """Seconds that the slots of this rank computed so far."""
 
 @final
 class Weight:
@@ -692,7 +728,7 @@ class Experts:
         normalise: bool,
         scale: float,
         shared: tuple[Weight, Weight] | None = None,
-        exchange: _RankExchange | None = None,
+        exchange: _RankExchange | SharedExchange | None = None,
         partial: bool = False,
     ) -> Experts: ...
     def overwrite(

@@ -9,6 +9,32 @@ use pyo3::buffer::PyBuffer;
 use super::layout::Shared;
 use crate::memory;
 
+/// What parcels are sent from.
+pub(crate) trait Source {
+    /// Of all columns.
+    fn row_bytes(&self) -> usize;
+    /// Bytes `start` and on of the parcel of `rows` from `first` on, into a piece.
+    fn send(
+        &self,
+        shared: &Shared,
+        piece: (usize, usize, u64),
+        first_and_rows: (usize, usize),
+        start_and_len: (usize, usize),
+    );
+}
+
+/// What parcels are received into, those of one rank after those of another.
+pub(crate) trait Target {
+    /// Bytes `start` and on of a parcel, which becomes `rows` from `first` on, out of a piece.
+    fn receive(
+        &mut self,
+        shared: &Shared,
+        piece: (usize, usize, u64),
+        first_and_rows: (usize, usize),
+        start_and_len: (usize, usize),
+    );
+}
+
 /// Columns of as many rows each.
 #[derive(Debug)]
 pub(crate) struct Columns {
@@ -60,12 +86,9 @@ impl Columns {
         self.rows
     }
 
-    pub(crate) fn row_bytes(&self) -> &[usize] {
-        &self.row_bytes
-    }
-
-    pub(crate) fn bytes_of_a_row(&self) -> usize {
-        self.row_bytes.iter().sum()
+    /// Whether rows are as wide as those of `other`, column by column.
+    pub(crate) fn is_like(&self, other: &Self) -> bool {
+        self.row_bytes == other.row_bytes
     }
 
     /// The stretches of memory behind bytes `start` to `start + len` of the parcel of `rows` from `first` on: address,
@@ -91,39 +114,9 @@ impl Columns {
         })
     }
 
-    /// Bytes `start` and on of a parcel into a piece.
-    pub(crate) fn send(
-        &self,
-        shared: &Shared,
-        piece: (usize, usize, u64),
-        (first, rows): (usize, usize),
-        (start, len): (usize, usize),
-    ) {
-        for (source, count, at) in self.stretches(first, rows, start, len) {
-            // SAFETY: `stretches` gives bytes inside a buffer, whose export `self` holds
-            unsafe { shared.write_piece(piece, at, source, count) };
-        }
-    }
-
-    /// Bytes `start` and on of a parcel out of a piece.
-    pub(crate) fn receive(
-        &self,
-        shared: &Shared,
-        piece: (usize, usize, u64),
-        (first, rows): (usize, usize),
-        (start, len): (usize, usize),
-    ) {
-        assert!(self.writable, "these columns receive");
-        for (target, count, at) in self.stretches(first, rows, start, len) {
-            // SAFETY: `stretches` gives bytes inside a buffer, whose export `self` holds, and `writable` found that it
-            // may be written. It was made to receive: nobody else has it before this exchange is over.
-            unsafe { shared.read_piece(piece, at, target, count) };
-        }
-    }
-
     /// The parcel of a rank to itself: `rows` of `source` from `theirs` on become those from `first` on.
     pub(crate) fn copy_from(&self, first: usize, source: &Self, theirs: usize, rows: usize) {
-        assert!(self.writable && self.row_bytes == source.row_bytes, "columns of one form");
+        assert!(self.writable && self.is_like(source), "columns of one form");
         assert!(first + rows <= self.rows && theirs + rows <= source.rows, "the rows are there");
         for ((to, from), width) in self.buffers.iter().zip(&source.buffers).zip(&self.row_bytes) {
             // SAFETY: both ranges lie in their buffers, as asserted, and both exports are held; the target is ours, as
@@ -135,6 +128,42 @@ impl Columns {
                     rows * width,
                 );
             }
+        }
+    }
+}
+
+impl Source for Columns {
+    fn row_bytes(&self) -> usize {
+        self.row_bytes.iter().sum()
+    }
+
+    fn send(
+        &self,
+        shared: &Shared,
+        piece: (usize, usize, u64),
+        (first, rows): (usize, usize),
+        (start, len): (usize, usize),
+    ) {
+        for (source, count, at) in self.stretches(first, rows, start, len) {
+            // SAFETY: `stretches` gives bytes inside a buffer, whose export `self` holds
+            unsafe { shared.write_piece(piece, at, source, count) };
+        }
+    }
+}
+
+impl Target for Columns {
+    fn receive(
+        &mut self,
+        shared: &Shared,
+        piece: (usize, usize, u64),
+        (first, rows): (usize, usize),
+        (start, len): (usize, usize),
+    ) {
+        assert!(self.writable, "these columns receive");
+        for (target, count, at) in self.stretches(first, rows, start, len) {
+            // SAFETY: `stretches` gives bytes inside a buffer, whose export `self` holds, and `writable` found that it
+            // may be written. It was made to receive: nobody else has it before this exchange is over.
+            unsafe { shared.read_piece(piece, at, target, count) };
         }
     }
 }

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::time::Instant;
 
 use super::Ended;
-use super::columns::Columns;
+use super::columns::{Source, Target};
 use super::doorbell::{Patience, ring};
 use super::layout::{SLOTS, Shared};
 
@@ -51,8 +51,10 @@ pub(crate) struct Exchange {
     rank: usize,
     round: u64,  // from 1
     number: u64, // in the round, from 1
-    source: Option<Columns>,
-    target: Option<Columns>,
+    /// Bytes of a row that is sent, and so of one that comes; `None` between two exchanges.
+    row_bytes: Option<usize>,
+    /// It is known what comes from each rank.
+    taking: bool,
     outgoing: Vec<Outgoing>,
     incoming: Vec<Incoming>,
     /// The first row of each rank in what is received.
@@ -67,8 +69,8 @@ impl Exchange {
             rank,
             round: 0,
             number: 0,
-            source: None,
-            target: None,
+            row_bytes: None,
+            taking: false,
             outgoing: Vec::new(),
             incoming: Vec::new(),
             firsts: Vec::new(),
@@ -102,40 +104,41 @@ impl Exchange {
     }
 
     pub(crate) fn done(&mut self) {
-        (self.source, self.target) = (None, None);
+        (self.row_bytes, self.taking) = (None, false);
         self.outgoing.clear();
         self.incoming.clear();
     }
 
+    /// Sends each rank its rows, from the first to the last, which is not among them. The same source is given to `look` and
+    /// `take`.
+    ///
     /// # Errors
     /// If the exchange before is not over.
     pub(crate) fn post(
         &mut self,
         shared: &Shared,
-        columns: Columns,
-        parcels: Vec<(usize, usize)>,
+        source: &impl Source,
+        parcels: impl Iterator<Item = (usize, usize)>,
     ) -> Result<(), &'static str> {
-        if self.source.is_some() {
+        if self.row_bytes.is_some() {
             return Err("the exchange before is not over");
         }
         if self.round == 0 {
             return Err("no round has begun");
         }
         self.number += 1;
-        let width = columns.bytes_of_a_row();
-        self.outgoing = parcels
-            .into_iter()
-            .enumerate()
-            .map(|(to, (first, end))| {
-                let (rows, all) = (end - first, to == self.rank);
-                Outgoing { first, rows, bytes: rows * width, sent: 0, all }
-            })
-            .collect();
-        self.incoming = vec![Incoming::default(); self.outgoing.len()];
+        let width = source.row_bytes();
+        self.outgoing.clear();
+        self.outgoing.extend(parcels.enumerate().map(|(to, (first, end))| {
+            let (rows, all) = (end - first, to == self.rank);
+            Outgoing { first, rows, bytes: rows * width, sent: 0, all }
+        }));
+        self.incoming.clear();
+        self.incoming.resize(self.outgoing.len(), Incoming::default());
         self.incoming[self.rank] =
             Incoming { rows: Some(self.outgoing[self.rank].rows), taken: 0, all: true };
-        self.source = Some(columns);
-        self.send(shared);
+        self.row_bytes = Some(width);
+        self.send(shared, source);
         Ok(())
     }
 
@@ -143,8 +146,12 @@ impl Exchange {
     ///
     /// # Errors
     /// If a rank is in another exchange.
-    pub(crate) fn look(&mut self, shared: &Shared) -> Result<Option<usize>, Ended> {
-        self.send(shared);
+    pub(crate) fn look(
+        &mut self,
+        shared: &Shared,
+        source: &impl Source,
+    ) -> Result<Option<usize>, Ended> {
+        self.send(shared, source);
         for from in 0..self.incoming.len() {
             if self.incoming[from].rows.is_none()
                 && let Some(head) = self.due_head(shared, from)?
@@ -155,60 +162,71 @@ impl Exchange {
         Ok(self.incoming.iter().position(|parcel| parcel.rows.is_none()))
     }
 
-    /// Rows from each rank.
+    /// Rows from each rank, once `look` waits for none.
     ///
     /// # Errors
     /// If nothing was posted.
-    pub(crate) fn counts(&self) -> Result<Vec<usize>, &'static str> {
-        if self.source.is_none() {
+    pub(crate) fn counts(&self) -> Result<impl Iterator<Item = usize>, &'static str> {
+        if self.row_bytes.is_none() {
             return Err("nothing was posted");
         }
-        self.incoming.iter().map(|parcel| parcel.rows.ok_or("nothing has come")).collect()
+        if self.incoming.iter().any(|parcel| parcel.rows.is_none()) {
+            return Err("nothing has come");
+        }
+        Ok(self.incoming.iter().filter_map(|parcel| parcel.rows))
     }
 
+    /// What comes is to be taken from now on. Where the rows from this rank itself go, and which they are: first row
+    /// there, first row here, and their number.
+    ///
     /// # Errors
-    /// If the columns are not those that were sent, or not of as many rows as come.
-    pub(crate) fn receive_into(&mut self, columns: Columns) -> Result<(), &'static str> {
-        let counts = self.counts()?;
-        let source = self.source.as_ref().ok_or("nothing was posted")?;
-        if columns.rows() != counts.iter().sum::<usize>()
-            || columns.row_bytes() != source.row_bytes()
-        {
-            return Err("columns as those posted, of as many rows as come");
-        }
-        let mut first = 0;
-        self.firsts.clear();
-        for count in counts {
-            self.firsts.push(first);
-            first += count;
-        }
+    /// If nothing was posted.
+    pub(crate) fn begin_to_take(&mut self) -> Result<(usize, usize, usize), &'static str> {
+        let mut firsts = std::mem::take(&mut self.firsts);
+        firsts.clear();
+        let mut next = 0;
+        firsts.extend(self.counts()?.map(|count| {
+            next += count;
+            next - count
+        }));
+        self.firsts = firsts;
+        self.taking = true;
         let own = self.outgoing[self.rank];
-        columns.copy_from(self.firsts[self.rank], source, own.first, own.rows);
-        self.target = Some(columns);
-        Ok(())
+        Ok((self.firsts[self.rank], own.first, own.rows))
     }
 
     /// Whom this rank waits for, before all has come and gone.
     ///
     /// # Errors
     /// If a rank is in another exchange.
-    pub(crate) fn take(&mut self, shared: &Shared) -> Result<Option<usize>, Ended> {
-        self.send(shared);
+    pub(crate) fn take(
+        &mut self,
+        shared: &Shared,
+        source: &impl Source,
+        target: &mut impl Target,
+    ) -> Result<Option<usize>, Ended> {
+        self.send(shared, source);
         for from in 0..self.incoming.len() {
             while !self.incoming[from].all {
                 let Some(head) = self.due_head(shared, from)? else { break };
-                self.take_piece(shared, from, head)?;
+                self.take_piece(shared, target, from, head)?;
             }
         }
         let missing = self.incoming.iter().position(|parcel| !parcel.all);
         Ok(missing.or_else(|| self.outgoing.iter().position(|parcel| !parcel.all)))
     }
 
-    fn take_piece(&mut self, shared: &Shared, from: usize, head: Head) -> Result<(), Ended> {
-        let target = self.target.as_ref().expect("columns were given before pieces are taken");
+    fn take_piece(
+        &mut self,
+        shared: &Shared,
+        target: &mut impl Target,
+        from: usize,
+        head: Head,
+    ) -> Result<(), Ended> {
+        let width = self.row_bytes.expect("something was posted before pieces are taken");
         let parcel = &mut self.incoming[from];
         let rows = parcel.rows.expect("rows are known before pieces are taken");
-        let bytes = rows * target.bytes_of_a_row();
+        let bytes = rows * width;
         let (start, len) = (head.start as usize, head.len as usize);
         let fits = start == parcel.taken
             && len <= shared.layout().piece_bytes().min(bytes - start)
@@ -226,8 +244,7 @@ impl Exchange {
     }
 
     /// Pieces that there is room for.
-    fn send(&mut self, shared: &Shared) {
-        let Some(source) = &self.source else { return };
+    fn send(&mut self, shared: &Shared, source: &impl Source) {
         for (to, parcel) in self.outgoing.iter_mut().enumerate() {
             while !parcel.all {
                 let piece = shared.sent(self.rank, to).load(Relaxed); // this rank alone writes it
@@ -285,7 +302,7 @@ impl Exchange {
     }
 
     fn of_our_form(&self, from: usize, head: Head) -> Result<Head, Ended> {
-        let width = self.source.as_ref().map_or(0, Columns::bytes_of_a_row) as u64;
+        let width = self.row_bytes.unwrap_or(0) as u64;
         if head.rows.checked_mul(width) == Some(head.bytes) {
             return Ok(head);
         }
@@ -331,11 +348,11 @@ impl Exchange {
     /// Until a piece that is due comes, room for one that is to go, or something else that rings.
     pub(crate) fn sleep(&mut self, shared: &Shared, alarms: u64, until: Instant) {
         let rank = self.rank;
-        let known = self.target.is_none();
+        let taking = self.taking;
         let (incoming, outgoing) = (&self.incoming, &self.outgoing);
         let done = || {
             let comes = incoming.iter().enumerate().any(|(from, parcel)| {
-                let open = if known { parcel.rows.is_none() } else { !parcel.all };
+                let open = if taking { !parcel.all } else { parcel.rows.is_none() };
                 open && shared.sent(from, rank).load(Acquire)
                     != shared.taken(from, rank).load(Relaxed)
             });

@@ -38,7 +38,7 @@ pub(crate) fn plan_sends<'py>(
     };
     let combine = if partial { Combine::Partial } else { Combine::Exact };
     let plan = Sends::plan(asking, combine).map_err(PyValueError::new_err)?;
-    let width = if partial { top_k.min(ranks) } else { top_k };
+    let width = Sends::answers_of_a_row(top_k, ranks, combine);
     let sends = plan.rows.len();
     Ok((
         plan.rows.into_pyarray(py),

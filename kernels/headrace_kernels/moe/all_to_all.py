@@ -8,6 +8,7 @@ from itertools import accumulate, pairwise
 
 import torch
 
+from headrace import _core
 from headrace_kernels.moe.dispatch import (
     Combine,
     Received,
@@ -18,7 +19,7 @@ from headrace_kernels.moe.dispatch import (
     plan_sends,
 )
 from headrace_kernels.moe.placement import LayerPlacement, Replicas
-from headrace_kernels.moe.transport import Arrived, Span, Transport
+from headrace_kernels.moe.transport import Arrived, NativeTransport, Span, Transport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +47,12 @@ class AllToAll:
         plan = plan_sends(ids, weights, self.home, self.transport.ranks, self.combine)
         columns = (x.index_select(0, plan.rows), plan.slots, plan.weights)
         return AllToAllSent(self.transport, plan, self.transport.post(columns, spans(plan.counts)))
+
+    def native(self) -> _core.SharedExchange | None:
+        """Of a `NativeTransport`: parcels of the same bytes, so other ranks may use either."""
+        if not isinstance(self.transport, NativeTransport):
+            return None
+        return self.transport.layer_exchange(self.home, self.combine)
 
 
 @dataclass(slots=True)

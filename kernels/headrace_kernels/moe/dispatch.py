@@ -14,7 +14,7 @@ Cost: docs/design/expert_parallelism.md.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
@@ -72,6 +72,15 @@ class Dispatch(Protocol):
     def combine(self) -> Combine: ...
 
     def send(self, routed: Routed) -> Sent: ...
+
+
+@runtime_checkable
+class NativeDispatch(Protocol):
+    """A `Dispatch` that knows how a recorded program of the CPU does the same by itself."""
+
+    def native(self) -> _core.SharedExchange | None:
+        """What the program is given; `None` where it has to call this `Dispatch`."""
+        ...
 
 
 class SingleRank:

@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from headrace_kernels.moe.dispatch import Combine, Dispatch, Received, Returned, Routed, Sent
+from headrace import _core
+from headrace_kernels.moe.dispatch import (
+    Combine,
+    Dispatch,
+    NativeDispatch,
+    Received,
+    Returned,
+    Routed,
+    Sent,
+)
 from headrace_kernels.moe.placement import LayerPlacement
 
 if TYPE_CHECKING:
@@ -41,6 +50,11 @@ class SlotClock:
     def __init__(self) -> None:
         self._seconds = 0.0
         self._spans = deque[tuple[Any, Any]](maxlen=MOST_TIMED)
+        self._native: _core.SharedExchange | None = None
+
+    def count(self, native: _core.SharedExchange) -> None:
+        """Also what programs compute by this exchange."""
+        self._native = native
 
     def now(self, device: torch.device) -> Any:
         if device.type != "cuda":
@@ -60,7 +74,7 @@ class SlotClock:
         while self._spans and self._spans[0][1].query():
             start, end = self._spans.popleft()
             self._seconds += start.elapsed_time(end) / 1e3
-        return self._seconds
+        return self._seconds + (self._native.slots_s if self._native else 0.0)
 
 
 class PlacedDispatch:
@@ -76,10 +90,26 @@ class PlacedDispatch:
         self.clock = clock or SlotClock()
         self._make = make
         self._dispatch = make(placement)
+        self._native: _core.SharedExchange | None = None
 
     def place(self, placement: LayerPlacement) -> None:
         """Rows go by this placement from now on. For the thread of the passes, between two of them."""
         self._dispatch, self.placement = self._make(placement), placement
+        if self._native is not None:
+            new = self._native_of_placement()
+            assert new is not None, "one way for all placements"
+            self._native.follow(new)
+
+    def native(self) -> _core.SharedExchange | None:
+        """It follows the placement."""
+        if self._native is None:
+            self._native = self._native_of_placement()
+            if self._native is not None:
+                self.clock.count(self._native)
+        return self._native
+
+    def _native_of_placement(self) -> _core.SharedExchange | None:
+        return self._dispatch.native() if isinstance(self._dispatch, NativeDispatch) else None
 
     @property
     def combine(self) -> Combine:

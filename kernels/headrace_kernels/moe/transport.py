@@ -7,9 +7,14 @@ they compute together: a step, and the passes that draft after it. Rounds are nu
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import torch
+
+if TYPE_CHECKING:
+    from headrace import _core
+    from headrace_kernels.moe.dispatch import Combine
+    from headrace_kernels.moe.placement import Replicas
 
 Columns: TypeAlias = tuple[
     torch.Tensor, ...
@@ -82,4 +87,29 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Give everything back. Waiting ranks learn that this one is lost."""
+        ...
+
+
+OnLost: TypeAlias = Callable[[RankLost], None]
+"""Is told of a lost rank, and may raise what names another one."""
+
+
+@runtime_checkable
+class NativeTransport(Protocol):
+    """A `Transport` that recorded programs of the CPU also use by themselves, without Python."""
+
+    def layer_exchange(
+        self, home: Replicas, combine: Combine, on_lost: OnLost | None = None
+    ) -> _core.SharedExchange | None:
+        """What the program of one layer is given; `None` where the transport inside of this one is not native."""
+        ...
+
+    @property
+    def waited_s(self) -> float:
+        """Seconds that programs waited in it so far. What waits in `post` is not in it."""
+        ...
+
+    @property
+    def waits_s(self) -> float:
+        """So long a program waits in it now; 0 where none does. For any thread."""
         ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -151,7 +151,7 @@ def choose(
         return ChosenWays((name, name), (way, way), 0, _told((name, name), 0, {}, refused))
     mine = {name: _time(way, shape, rank, ranks) for name, way in opened.items()}
     costs = slowest(meet({"times": mine}), shape, ranks)
-    names, many_from = decide(costs)
+    names, many_from = decide(costs, {name for name, way in opened.items() if way.native})
     for name, way in opened.items():
         if name not in names:
             way.rounds.close()
@@ -169,11 +169,14 @@ def slowest(facts: list[dict[str, Any]], shape: ExpertsShape, ranks: int) -> dic
     return {name: Cost(most(name, 0), most(name, 1), row_bytes) for name in facts[0]["times"]}
 
 
-def decide(costs: Mapping[str, Cost]) -> tuple[tuple[str, str], int]:
-    """The best way for few rows, the one for many if that is clearly better there, and the rows from which it is."""
+def decide(costs: Mapping[str, Cost], native: Collection[str] = ()) -> tuple[tuple[str, str], int]:
+    """The best way for few rows, the one for many if that is clearly better there, and the rows from which it is.
+
+    With two ways a program has to ask Python in each layer: so a best one that is `native` is the only one.
+    """
     few = min(costs, key=lambda name: costs[name].few_us)
     many = min(costs, key=lambda name: costs[name].many_us)
-    if costs[many].many_us > WORTH_A_SECOND * costs[few].many_us:
+    if few in native or costs[many].many_us > WORTH_A_SECOND * costs[few].many_us:
         many = few
     if few == many:
         return (few, many), 0

@@ -20,7 +20,9 @@ from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 from headrace import _core
-from headrace_kernels.moe.transport import Arrived, Columns, RankLost, Span
+from headrace_kernels.moe.dispatch import Combine
+from headrace_kernels.moe.placement import Replicas
+from headrace_kernels.moe.transport import Arrived, Columns, OnLost, RankLost, Span
 from headrace_kernels.transport.host_bytes import (
     as_bytes,
     back_to,
@@ -94,6 +96,25 @@ class SharedMemory:
             return Arrived(back_to(arrived, columns), counts)
 
         return wait
+
+    def layer_exchange(
+        self, home: Replicas, combine: Combine, on_lost: OnLost | None = None
+    ) -> _core.SharedExchange:
+        return _core.SharedExchange(
+            self._parcels,
+            owners=home.rank.numpy(),
+            slots=home.slot.numpy(),
+            partial=combine == "partial",
+            on_lost=on_lost,
+        )
+
+    @property
+    def waited_s(self) -> float:
+        return self._parcels.waited_s
+
+    @property
+    def waits_s(self) -> float:
+        return self._parcels.waits_s
 
     def abort(self, reason: str) -> None:
         self._parcels.abort(reason)

@@ -13,7 +13,7 @@ import torch
 from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Combine, Dispatch
 from headrace_kernels.moe.placement import LayerPlacement
-from headrace_kernels.moe.transport import Transport
+from headrace_kernels.moe.transport import NativeTransport, Transport
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -33,6 +33,7 @@ class RankWay:
 
     rounds: RoundListener
     dispatch: Callable[[LayerPlacement], Dispatch]
+    native: bool = False  # recorded programs of the CPU exchange rows by themselves
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,7 @@ def _gloo(site: GroupSite) -> RankWay:
 
 
 def by_parcels(transport: Transport, site: GroupSite) -> RankWay:
+    native = isinstance(transport, NativeTransport) and site.device.type == "cpu"
     transport = site.watch(transport)
     make = partial(AllToAll.of, transport=transport, combine=site.combine, device=site.device)
-    return RankWay(transport, make)
+    return RankWay(transport, make, native)

@@ -2,10 +2,12 @@
 //!
 //! Three stages: the [`router`] chooses, the [`slots`] of a rank compute, and the results are combined. An element is
 //! `((residual + shared + y_a) + y_b) + ...` over the row's experts in ascending order. Where all experts are here,
-//! results are added as they are made; otherwise an [`exchange`] moves rows and results between ranks, and they are added
-//! in the same order, so to the same bits.
+//! results are added as they are made; otherwise rows and results move between ranks, by the program itself ([`apart`]) or
+//! by an [`exchange`] that it calls, and they are added in the same order, so to the same bits.
 
+mod apart;
 pub mod exchange;
+pub mod parcels;
 pub mod router;
 pub mod routing;
 pub mod sends;
@@ -13,7 +15,7 @@ pub mod slots;
 
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use self::exchange::{Combine, Exchange, Received, Returned, Routed, combine};
+use self::exchange::{Combine, Dispatch, Exchange, Received, Returned, Routed, combine};
 use self::router::{Chosen, Router};
 use self::routing::RoutingError;
 use self::slots::{Asked, Results, Sink, Slots};
@@ -40,7 +42,7 @@ pub struct Experts {
     /// Locked for the time of a layer: a slot is never overwritten while it computes.
     slots: RwLock<Slots>,
     shared: Option<SharedExpert>,
-    exchange: Option<Box<dyn Exchange>>,
+    dispatch: Option<Dispatch>,
 }
 
 /// Why a layer cannot be made.
@@ -74,18 +76,18 @@ fn check_size(what: &'static str, got: usize, expected: usize) -> Result<(), Exp
 }
 
 impl Experts {
-    /// A layer. Without an exchange the slots are the experts, in their order.
+    /// A layer. Without a dispatch the slots are the experts, in their order.
     /// # Errors
     /// If parts do not fit together.
     pub fn new(
         router: Router,
         slots: Slots,
         shared: Option<SharedExpert>,
-        exchange: Option<Box<dyn Exchange>>,
+        dispatch: Option<Dispatch>,
     ) -> Result<Self, ExpertsError> {
         let hidden = router.hidden();
         check_size("an expert's row", slots.hidden(), hidden)?;
-        if exchange.is_none() {
+        if dispatch.is_none() {
             check_size("list of experts", slots.count(), router.routing().experts)?;
         }
         if let Some(SharedExpert { gate_up, down }) = &shared {
@@ -93,7 +95,7 @@ impl Experts {
             check_size("row of the shared expert", down.n(), hidden)?;
             check_size("shared gate_up", gate_up.n(), 2 * down.k())?;
         }
-        Ok(Self { router, slots: RwLock::new(slots), shared, exchange })
+        Ok(Self { router, slots: RwLock::new(slots), shared, dispatch })
     }
 
     /// Width of the rows.
@@ -116,7 +118,7 @@ impl Experts {
 
     /// Whether other ranks wait for this one in every step, also in one without rows.
     pub fn is_apart(&self) -> bool {
-        self.exchange.is_some()
+        self.dispatch.is_some()
     }
 
     /// Rows that chose each expert since the model was loaded.
@@ -175,6 +177,7 @@ pub struct Scratch {
     results: Results,
     sums: Vec<f32>,
     returned: Returned,
+    apart: apart::Scratch,
 }
 
 /// One layer over some rows.
@@ -202,11 +205,17 @@ impl Moe<'_> {
         linear: &mut product::Scratch,
         scratch: &mut Scratch,
     ) -> Result<(), StepError> {
-        let Experts { router, exchange, .. } = self.experts;
+        let Experts { router, dispatch, .. } = self.experts;
         let Scratch { router: routing, chosen, .. } = scratch;
         router.route(level, self.x, linear, routing, chosen);
-        if let Some(exchange) = exchange {
-            return self.apart(&**exchange, level, linear, scratch);
+        match dispatch {
+            None => {}
+            Some(Dispatch::Calls(exchange)) => {
+                return self.by_calls(&**exchange, level, linear, scratch);
+            }
+            Some(Dispatch::Parcels(parcels)) => {
+                return self.by_parcels(&**parcels, level, linear, scratch);
+            }
         }
         self.shared(level, linear, &mut scratch.shared);
         let Scratch { chosen: Chosen { ids, weights }, slots, .. } = scratch;
@@ -215,8 +224,8 @@ impl Moe<'_> {
         Ok(())
     }
 
-    /// The same with experts on several ranks.
-    fn apart(
+    /// The same with experts on several ranks, where somebody else exchanges rows and results.
+    fn by_calls(
         &mut self,
         exchange: &dyn Exchange,
         level: Level,

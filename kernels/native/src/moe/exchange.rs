@@ -1,7 +1,8 @@
 //! How rows reach experts on other ranks, and how results come back: what moves them is behind [`Exchange`].
 
+use super::parcels::Parcels;
 use super::router::Chosen;
-use super::slots::Results;
+use super::slots::{Asked, Results};
 
 /// Why rows or results did not arrive: what the one who moves them says.
 pub type Failure = Box<dyn std::error::Error + Send + Sync>;
@@ -39,6 +40,26 @@ pub struct Received {
     pub weights: Vec<f32>,
 }
 
+impl Received {
+    /// Room for so many rows.
+    pub(super) fn resize(&mut self, rows: usize, hidden: usize, top_k: usize) {
+        self.x.resize(rows * hidden, 0.0);
+        self.slots.resize(rows * top_k, -1);
+        self.weights.resize(rows * top_k, 0.0);
+    }
+
+    /// Puts other rows behind these.
+    pub(super) fn append(&mut self, rows: Asked<'_>) {
+        self.x.extend_from_slice(rows.x);
+        self.slots.extend_from_slice(rows.slots);
+        self.weights.extend_from_slice(rows.weights);
+    }
+
+    pub(super) fn asked(&self, top_k: usize) -> Asked<'_> {
+        Asked { x: &self.x, slots: &self.slots, weights: &self.weights, top_k }
+    }
+}
+
 /// What came back for this rank's own rows.
 #[derive(Debug, Default)]
 pub struct Returned {
@@ -64,6 +85,15 @@ pub trait Exchange: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// If they do not come.
     fn collect(&self, results: &Results, returned: &mut Returned) -> Result<(), Failure>;
+}
+
+/// What brings rows to the experts of other ranks, and results back.
+#[derive(Debug)]
+pub enum Dispatch {
+    /// Somebody else does, such as Python.
+    Calls(Box<dyn Exchange>),
+    /// The program does, with what carries parcels.
+    Parcels(Box<dyn Parcels>),
 }
 
 /// Adds to each row of `y` the rows of `results` that `places` names, one after the other.

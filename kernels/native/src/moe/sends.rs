@@ -40,6 +40,16 @@ impl Sends {
     /// # Errors
     /// If lengths do not fit, or an expert or a rank is not of the group.
     pub fn plan(asking: Asking<'_>, combine: Combine) -> Result<Self, String> {
+        let mut plan = Self::default();
+        plan.replan(asking, combine)?;
+        Ok(plan)
+    }
+
+    /// [`Self::plan`] in the memory of an earlier one.
+    ///
+    /// # Errors
+    /// As [`Self::plan`]; the plan is of no use then.
+    pub fn replan(&mut self, asking: Asking<'_>, combine: Combine) -> Result<(), String> {
         let Asking { ids, weights, top_k, owners, slots, ranks } = asking;
         if top_k == 0 || !ids.len().is_multiple_of(top_k) || weights.len() != ids.len() {
             return Err(format!(
@@ -78,18 +88,13 @@ impl Sends {
             Combine::Exact => pairs,
             Combine::Partial => counts.clone(),
         };
-        let width = match combine {
-            Combine::Exact => top_k,
-            Combine::Partial => top_k.min(ranks),
-        };
-        let mut plan = Self {
-            rows: vec![0; sends],
-            slots: vec![-1; sends * top_k],
-            weights: vec![0.0; sends * top_k],
-            places: vec![-1; rows * width],
-            counts,
-            answers,
-        };
+        let width = Self::answers_of_a_row(top_k, ranks, combine);
+        let plan = self;
+        refill(&mut plan.rows, sends, 0);
+        refill(&mut plan.slots, sends * top_k, -1);
+        refill(&mut plan.weights, sends * top_k, 0.0);
+        refill(&mut plan.places, rows * width, -1);
+        (plan.counts, plan.answers) = (counts, answers);
         let mut next_send = starts(&plan.counts);
         let mut next_answer = starts(&plan.answers);
         let mut send_of = vec![0; ranks];
@@ -120,11 +125,37 @@ impl Sends {
             // Sends to later ranks have higher numbers.
             places[..goes].sort_unstable();
         }
-        Ok(plan)
+        Ok(())
+    }
+
+    /// Results that come back for each row at most.
+    pub fn answers_of_a_row(top_k: usize, ranks: usize, combine: Combine) -> usize {
+        match combine {
+            Combine::Exact => top_k,
+            Combine::Partial => top_k.min(ranks),
+        }
     }
 }
 
-fn starts(counts: &[usize]) -> Vec<usize> {
+fn refill<T: Copy>(vec: &mut Vec<T>, len: usize, value: T) {
+    vec.clear();
+    vec.resize(len, value);
+}
+
+/// The slots of `rank` that rows ask, `[rows, top_k]`; `-1` where they do not go there.
+///
+/// # Panics
+/// If an expert is not of the group, which [`Sends::plan`] finds.
+pub fn slots_of_own_rows(asking: Asking<'_>, rank: usize, into: &mut Vec<i32>) {
+    let Asking { ids, owners, slots, .. } = asking;
+    let slot =
+        |id: &i32| if owners[*id as usize] == rank as i64 { slots[*id as usize] } else { -1 };
+    into.clear();
+    into.extend(ids.iter().map(slot));
+}
+
+/// Where the parcels of each rank begin, among all of them.
+pub(crate) fn starts(counts: &[usize]) -> Vec<usize> {
     let ends = counts.iter().scan(0, |end, count| {
         *end += count;
         Some(*end)
@@ -143,11 +174,23 @@ pub fn in_order_of_sends(
     width: usize,
     counts: &[usize],
 ) -> Result<(Vec<i64>, Vec<usize>), String> {
+    let mut order = Vec::with_capacity(places.len());
+    let back = order_into(places, width, counts, &mut order)?;
+    Ok((order, back))
+}
+
+/// [`in_order_of_sends`], whose rows replace those of `order`.
+pub(crate) fn order_into(
+    places: &[i32],
+    width: usize,
+    counts: &[usize],
+    order: &mut Vec<i64>,
+) -> Result<Vec<usize>, String> {
     if counts.iter().sum::<usize>() * width != places.len() {
         return Err(format!("{} places in rows of {width}, of {counts:?} rows", places.len()));
     }
     let mut rest = places;
-    let mut order = Vec::with_capacity(places.len());
+    order.clear();
     let back = counts.iter().map(|count| {
         let (part, others) = rest.split_at(count * width);
         rest = others;
@@ -155,8 +198,7 @@ pub fn in_order_of_sends(
         order.extend(part.iter().filter(|&&place| place >= 0).map(|&place| i64::from(place)));
         order.len() - before
     });
-    let back = back.collect();
-    Ok((order, back))
+    Ok(back.collect())
 }
 
 #[cfg(test)]

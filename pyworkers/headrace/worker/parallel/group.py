@@ -17,13 +17,24 @@ import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from headrace import _core
 from headrace.engine.step.lockstep import RankLoad
 from headrace.worker.parallel import messages
 from headrace.worker.parallel.agreement import Leader, Member, Outgoing
 from headrace.worker.parallel.control import ControlBroken, ControlLink, named
 from headrace.worker.parallel.life_signs import LifeSigns
 from headrace.worker.parallel.messages import BadMessage, Kind, Message
-from headrace_kernels.moe.transport import Arrived, Columns, RankLost, Span, Transport
+from headrace_kernels.moe.dispatch import Combine
+from headrace_kernels.moe.placement import Replicas
+from headrace_kernels.moe.transport import (
+    Arrived,
+    Columns,
+    NativeTransport,
+    OnLost,
+    RankLost,
+    Span,
+    Transport,
+)
 from headrace_kernels.transport.choose import ChosenWays
 
 T = TypeVar("T")
@@ -48,6 +59,7 @@ class RankGroup:
         self._ways: ChosenWays | None = None
         self._waited_s = 0.0
         self._waits_since_s: float | None = None  # for other ranks; None where it does not
+        self._native: list[NativeTransport] = []  # whose waits are counted there
         self._state = (
             threading.Lock()
         )  # of leader, member and the sending ends; never held for long
@@ -80,7 +92,7 @@ class RankGroup:
 
     @property
     def waited_s(self) -> float:
-        return self._waited_s
+        return self._waited_s + sum(transport.waited_s for transport in self._native)
 
     def agree(self, load: RankLoad) -> list[RankLoad]:
         self.check()
@@ -112,6 +124,8 @@ class RankGroup:
 
     def watch(self, transport: Transport) -> Transport:
         """What the model is to use of it: waits there count, and the group names one lost rank."""
+        if isinstance(transport, NativeTransport):
+            self._native.append(transport)
         return WatchedTransport(transport, self)
 
     def carry_by(self, ways: ChosenWays) -> None:
@@ -353,6 +367,7 @@ class RankGroup:
             if self._owes_signs and self._signs.beat_due(now_s):
                 since_s = self._waits_since_s
                 waits_s = 0.0 if since_s is None else now_s - since_s
+                waits_s = max([waits_s, *(transport.waits_s for transport in self._native)])
                 self._signs.waits(self._rank, waits_s)
                 alive = Message(Kind.ALIVE, round(waits_s * 1e3))
                 for rank, link in self._links.items():
@@ -393,14 +408,33 @@ class WatchedTransport:
 
         return received
 
+    def layer_exchange(
+        self, home: Replicas, combine: Combine, on_lost: OnLost | None = None
+    ) -> _core.SharedExchange | None:
+        assert on_lost is None, "the group is told"
+        if not isinstance(self._inner, NativeTransport):
+            return None
+        return self._inner.layer_exchange(home, combine, self._on_lost)
+
+    @property
+    def waited_s(self) -> float:
+        return self._inner.waited_s if isinstance(self._inner, NativeTransport) else 0.0
+
+    @property
+    def waits_s(self) -> float:
+        return self._inner.waits_s if isinstance(self._inner, NativeTransport) else 0.0
+
+    def _on_lost(self, lost: RankLost) -> None:
+        self._group.check()  # another rank may have been found missing sooner
+        self._group.accuse(lost)
+
     @contextlib.contextmanager
     def _naming(self) -> Generator[None]:
         try:
             with self._group.waiting():
                 yield
         except RankLost as lost:
-            self._group.check()  # another rank may have been found missing sooner
-            self._group.accuse(lost)
+            self._on_lost(lost)
             raise
 
     def abort(self, reason: str) -> None:

@@ -1,0 +1,133 @@
+"""Rows that a program exchanges by itself: the bits of the `Dispatch` in Python, and of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from headrace_kernels.moe.all_to_all import AllToAll
+from headrace_kernels.moe.dispatch import Combine, Dispatch, Routed
+from headrace_kernels.moe.placed import PlacedDispatch
+from headrace_kernels.moe.placement import LayerPlacement
+from headrace_kernels.moe.transport import Transport
+from helpers.kernels.expert_ranks import random_placement
+from helpers.ranks.expert_layer import Called, ExpertLayer, PlacedExperts
+from helpers.ranks.processes import Place, RankProcesses, rank_processes
+from helpers.ranks.scenes import opened
+
+CPU = torch.device("cpu")
+SEEDS = range(6)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RankProcesses]:
+    with rank_processes() as processes:
+        yield processes
+
+
+def placement_of(layer: ExpertLayer, seed: int) -> LayerPlacement:
+    ranks = len(layer.rows)
+    spare = seed % 3 if ranks > 1 else 0
+    return random_placement(layer.experts, ranks, spare=spare, seed=seed)
+
+
+def dispatch_of(place: LayerPlacement, transport: Transport, combine: Combine) -> Dispatch:
+    return AllToAll.of(place, transport, combine, CPU)
+
+
+# Which ranks go by Python: none, all, or some, as parcels are the same.
+BY_PYTHON: list[Callable[[int], bool]] = [
+    lambda _: False,
+    lambda _: True,
+    lambda rank: rank % 2 > 0,
+]
+
+
+def each_way(place: Place, dtype: str, combine: Combine) -> list[list[list[list[float]]]]:
+    """Of layers of several sizes, the results of each way."""
+    found: list[list[list[list[float]]]] = []
+    with opened(place, "shared_memory", slice_bytes=4096) as transport:
+        for seed in SEEDS:
+            layer = ExpertLayer.random(seed, place.ranks)
+            placement = placement_of(layer, seed)
+            ways: list[list[list[float]]] = []
+            for number, by_python in enumerate(BY_PYTHON, 1):
+                transport.begin(10 * seed + number)
+                dispatch = dispatch_of(placement, transport, combine)
+                if by_python(place.rank):
+                    dispatch = Called(dispatch)
+                held = placement.ranks[place.rank]
+                experts = PlacedExperts(layer, dtype, held, dispatch)
+                ways.append(experts.run(layer.rows_of(place.rank)))
+            found.append(ways)
+    return found
+
+
+@pytest.mark.parametrize("combine", ["exact", "partial"])
+@pytest.mark.parametrize(
+    ("number", "dtype"), [(1, "float32"), (2, "int8"), (3, "bfloat16"), (4, "float32")]
+)
+def test_programs_have_the_bits_of_the_dispatch_in_python(
+    ranks: RankProcesses, number: int, dtype: str, combine: str
+) -> None:
+    answers = ranks.run(each_way, number, dtype, combine)
+    for seed in SEEDS:
+        for answer in answers:
+            native, *others = answer[seed]
+            assert all(other == native for other in others), seed
+        if combine == "exact":
+            together = [row for answer in answers for row in answer[seed][0]]
+            assert together == ExpertLayer.random(seed, number).alone(dtype), seed
+
+
+def moving(place: Place) -> list[list[list[float]]]:
+    """The experts of a layer go round the ranks between two passes."""
+    layer = ExpertLayer(hidden=64, width=32, experts=8, top_k=3, rows=(40, 3))
+    found: list[list[list[float]]] = []
+    with opened(place, "shared_memory") as transport:
+        placed = LayerPlacement.even(8, place.ranks)
+        dispatch = PlacedDispatch(
+            placed, partial(dispatch_of, transport=transport, combine="exact")
+        )
+        experts = PlacedExperts(layer, "int8", placed.ranks[place.rank], dispatch)
+        for number in (1, 2, 3):
+            transport.begin(number)
+            found.append(experts.run(layer.rows_of(place.rank)))
+            placed = LayerPlacement(8, (*placed.ranks[1:], placed.ranks[0]))
+            experts.hold(placed.ranks[place.rank])
+            dispatch.place(placed)
+        assert dispatch.clock.seconds > 0.0, "slots are timed"
+        assert transport.waited_s > 0.0  # pyright: ignore[reportAttributeAccessIssue]
+    return found
+
+
+def test_rows_follow_experts_that_move(ranks: RankProcesses) -> None:
+    layer = ExpertLayer(hidden=64, width=32, experts=8, top_k=3, rows=(40, 3))
+    first, second = ranks.run(moving, 2)
+    for number in range(3):
+        assert first[number] + second[number] == layer.alone("int8")
+
+
+def calls(place: Place) -> str:
+    """A dispatch whose calls are an error."""
+    layer = ExpertLayer(hidden=32, width=16, experts=4, top_k=2, rows=(5, 0))
+
+    class NeverCalled(AllToAll):
+        def send(self, routed: Routed) -> Any:
+            raise AssertionError(f"a program exchanges {len(routed.x)} rows by itself")
+
+    with opened(place, "shared_memory") as transport:
+        transport.begin(1)
+        placement = LayerPlacement.even(4, 2)
+        dispatch = NeverCalled.of(placement, transport, "exact", CPU)
+        held = placement.ranks[place.rank]
+        PlacedExperts(layer, "float32", held, dispatch).run(layer.rows_of(place.rank))
+    return "done"
+
+
+def test_over_shared_memory_python_is_not_called(ranks: RankProcesses) -> None:
+    assert ranks.run(calls, 2) == ["done", "done"]
