@@ -60,8 +60,11 @@ pub(crate) struct SharedParcels {
     timeout: Duration,
     round: AtomicU64,
     closed: AtomicBool,
+    made: Instant,
     /// That programs waited.
     waited_ns: AtomicU64,
+    /// After `made`, since when a program waits; 0 where none does.
+    waits_since_ns: AtomicU64,
     /// Of the thread of the steps.
     steps: Mutex<Steps>,
 }
@@ -101,7 +104,9 @@ impl SharedParcels {
             timeout: Duration::from_millis(timeout_ms),
             round: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            made: Instant::now(),
             waited_ns: AtomicU64::new(0),
+            waits_since_ns: AtomicU64::new(0),
         })
     }
 
@@ -214,6 +219,14 @@ impl SharedParcels {
     #[getter]
     fn waited_s(&self) -> f64 {
         Duration::from_nanos(self.waited_ns.load(Ordering::Relaxed)).as_secs_f64()
+    }
+
+    #[getter]
+    fn waits_s(&self) -> f64 {
+        match self.waits_since_ns.load(Ordering::Relaxed) {
+            0 => 0.0,
+            since => self.made.elapsed().saturating_sub(Duration::from_nanos(since)).as_secs_f64(),
+        }
     }
 
     fn abort(&self, reason: &str) {

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use headrace_kernels::moe::exchange::{Combine, Failure};
 use headrace_kernels::moe::parcels::{ColumnMut, Home, Outgoing, Parcels};
@@ -173,10 +173,12 @@ impl SharedParcels {
         steps: &mut Steps,
         step: impl FnMut(&mut Exchange) -> Result<Option<usize>, super::Ended>,
     ) -> PyResult<()> {
-        let began = Instant::now();
+        let now_ns = || u64::try_from(self.made.elapsed().as_nanos()).unwrap_or(u64::MAX).max(1);
+        let began_ns = now_ns();
+        self.waits_since_ns.store(began_ns, Ordering::Relaxed);
         let done = self.wait(&mut steps.peers, &mut steps.exchange, step);
-        let ns = u64::try_from(began.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.waited_ns.fetch_add(ns, Ordering::Relaxed);
+        self.waits_since_ns.store(0, Ordering::Relaxed);
+        self.waited_ns.fetch_add(now_ns() - began_ns, Ordering::Relaxed);
         done
     }
 }
