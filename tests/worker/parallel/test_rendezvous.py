@@ -19,7 +19,7 @@ from headrace.worker.parallel.control import (
     named,
 )
 from headrace.worker.parallel.messages import Kind, Message
-from headrace.worker.parallel.rendezvous import Introduction, difference
+from headrace.worker.parallel.rendezvous import Introduction, _verdict, difference  # pyright: ignore[reportPrivateUsage]
 from helpers.worker.rank_processes import SERVES, Told, free_port, processes, variables
 
 EPOCH, TOKEN = 7, bytes(range(32))
@@ -77,6 +77,20 @@ def test_all_ranks_name_the_one_that_serves_something_else(what: str) -> None:
     assert len(set(found)) == 1
     assert found[0].startswith("GroupMismatch: rank 2 (")
     assert found[0].endswith(f"its {what} is 'other', rank 0 has {SERVES[what]!r}")
+
+
+def test_no_text_makes_a_difference_look_like_a_missing_rank() -> None:
+    """A new start may help where a rank is missing, and does not where one differs."""
+    port = free_port()
+    told = [Told(variables(rank, 2, port)) for rank in range(2)]
+    told[1] = replace(told[1], serves=SERVES | {"weights": "what did not come within 1 s"})
+    assert {one.partition(":")[0] for one in answers(told)} == {"GroupMismatch"}
+
+
+@pytest.mark.parametrize("said", [b"rank 1 differs", b"[]", b'{"epoch": 7}', b'{"kind": "other"}'])
+def test_a_verdict_of_another_version_says_what_to_do(said: bytes) -> None:
+    with pytest.raises(GroupFailed, match="start the same Headrace on all"):
+        _verdict(said)
 
 
 def test_a_rank_with_another_world_size_ends_the_group() -> None:

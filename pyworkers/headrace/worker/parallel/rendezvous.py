@@ -1,9 +1,9 @@
 """How the ranks of a group find each other, at torch.distributed's TCPStore, and see that they serve the same.
 
 Each rank publishes what it is and what it serves. Rank 0 compares and publishes a verdict, which all wait for: the
-epoch, the token and the address of the control links, or one line that names the rank that differs. Whoever sees
-sooner that the group cannot be, such as a rank with another WORLD_SIZE, publishes that verdict instead. This is done
-before weights are read.
+epoch, the token and the address of the control links, or the kind of failure and one line that names the rank. Whoever
+sees sooner that the group cannot be, such as a rank with another WORLD_SIZE, publishes that verdict instead. This is
+done before weights are read.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ MOST_SAID = 1 << 16  # letters of what a rank publishes
 
 class GroupMismatch(CannotRun):
     """The ranks were not told the same. The line names the rank that differs from rank 0, and both values."""
+
+
+# By the kind of a verdict that is no group: as JSON beside `why`, so that no text decides whether a new start may help.
+NO_GROUP: dict[str, type[Exception]] = {"missing": GroupFailed, "differs": GroupMismatch}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,23 +151,22 @@ class _Meeting:
         size = f"{self._size} on rank {self._rank}"
         first = self._store.compare_set("size", "", size).decode()
         if first.split()[0] != str(self._size):
-            self._fail(f"WORLD_SIZE is {size}, and {first}")
+            self._fail("differs", f"WORLD_SIZE is {size}, and {first}")
 
     def lead(self) -> Met:
         """Rank 0: wait for all, compare, and publish what came of it."""
         keys = [f"rank/{rank}" for rank in range(self._size)]
         if not self._wait(lambda: self._store.check(["verdict"]) or self._store.check(keys)):
             missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
-            self._fail(self._missing(missing))
+            self._fail("missing", self._missing(missing))
         if self._store.check(["verdict"]):
-            self._raise(self._store.get("verdict").decode())
+            self._raise(_verdict(self._store.get("verdict")))
         ranks = self._introductions()
         if (differs := difference(ranks)) is not None:
-            self._fail(differs)
+            self._fail("differs", differs)
         epoch, token = time.time_ns() // 1_000_000, secrets.token_bytes(TOKEN_BYTES)
         with listening(self._address(ranks)) as (listener, address):
-            verdict = {"epoch": epoch, "token": token.hex(), "address": address}
-            self._publish(json.dumps(verdict))
+            self._publish({"kind": "met", "epoch": epoch, "token": token.hex(), "address": address})
             links = accept_ranks(listener, self._size, epoch, token, self._give_up_at)
         return self._met(ranks, epoch, token, links)
 
@@ -174,10 +177,9 @@ class _Meeting:
             missing = [r for r in range(self._size) if not self._store.check([f"rank/{r}"])]
             raise GroupFailed(self._missing(missing or [0]))
         self._store.add("seen", 1)
-        verdict = self._store.get("verdict").decode()
-        if not verdict.startswith("{"):
-            self._raise(verdict)
-        told: dict[str, Any] = json.loads(verdict)
+        told = _verdict(self._store.get("verdict"))
+        if told["kind"] != "met":
+            self._raise(told)
         epoch, token = int(told["epoch"]), bytes.fromhex(told["token"])
         link = dial_rank_0(told["address"], self._rank, epoch, token, self._give_up_at)
         ranks = self._introductions()
@@ -202,33 +204,32 @@ class _Meeting:
         address = own_address(self._environment.host, self._environment.port)
         if address.startswith("127.") or address == "::1":
             self._fail(
+                "differs",
                 f"MASTER_ADDR {self._environment.host} is {address} on rank 0, which other machines do not reach; "
-                "give an address of rank 0's machine"
+                "give an address of rank 0's machine",
             )
         return address
 
     def _missing(self, ranks: list[int]) -> str:
         return f"{named(ranks)} of {self._size} did not come within {self._timeout_s:g} s"
 
-    def _fail(self, why: str) -> None:
+    def _fail(self, kind: str, why: str) -> None:
         """Have all ranks end with this line, unless another one was published sooner."""
-        self._raise(self._publish(why))
+        self._raise(self._publish({"kind": kind, "why": why}))
 
-    def _publish(self, verdict: str) -> str:
+    def _publish(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """What is the verdict now."""
-        return self._store.compare_set("verdict", "", verdict).decode()
+        return _verdict(self._store.compare_set("verdict", "", json.dumps(verdict)))
 
-    def _raise(self, why: str) -> None:
-        if why.startswith("{"):
+    def _raise(self, verdict: dict[str, Any]) -> None:
+        if verdict["kind"] == "met":
             raise GroupFailed(f"rank {self._rank} came after its group had begun")
         if self._environment.keeps_store:
             others = [f"rank/{rank}" for rank in range(1, self._size)]
             there = sum(self._store.check([key]) for key in others)
             self._give_up_at = time.monotonic() + SEEN_S
             self._wait(lambda: self._store.add("seen", 0) >= there)
-        if " did not come within " in why:
-            raise GroupFailed(why)
-        raise GroupMismatch(why)
+        raise NO_GROUP[verdict["kind"]](verdict["why"])
 
     def _wait(self, done: Callable[[], bool]) -> bool:
         while not done():
@@ -250,6 +251,21 @@ def difference(ranks: list[Introduction]) -> str | None:
                     f"its {what} is {there!r}, rank 0 has {here!r}"
                 )
     return None
+
+
+def _verdict(published: bytes) -> dict[str, Any]:
+    """Raises GroupFailed where no rank of ours can have said this."""
+    try:
+        verdict: dict[str, Any] = json.loads(published)
+        known = verdict["kind"] == "met" or verdict["kind"] in NO_GROUP
+    except (ValueError, TypeError, KeyError):
+        known, verdict = False, {}
+    if not known:
+        # not what it said: it may hold the token
+        raise GroupFailed(
+            "a rank's verdict is none of this version's; start the same Headrace on all"
+        )
+    return verdict
 
 
 def _introduction(text: str, rank: int) -> Introduction:
