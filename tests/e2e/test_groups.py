@@ -211,6 +211,54 @@ def test_a_rank_that_stands_still_is_named_and_its_group_starts_again(
         assert [choices for choices, _ in answers(server)] == alone
 
 
+def test_groups_that_compute_prompts_hand_their_kv_to_groups_that_answer(
+    folder: Path, alone: list[Any]
+) -> None:
+    flags = ["--ep", "2", "--prefill", "1", "--decode", "1", "--mtp", "1"]
+    # this policy splits every request
+    with serving(str(folder), *flags, "--policy", "round-robin") as server:
+        found = answers(server)
+        assert [choices for choices, _ in found] == alone
+        kinds = ("prefill", "decode")
+        assert {name: worker["role"] for name, worker in server.workers().items()} == {
+            f"{kind}-0-rank-{rank}": kind for kind in kinds for rank in range(2)
+        }
+        groups = {name: group_of(server, f"{name}-0-rank-0") for name in kinds}
+        assert [groups[name]["id"] for name in kinds] == ["prefill-0", "decode-0"]
+        server.wait_idle()
+        pulled = pulls(server)
+        assert pulled > 0
+
+        rank_process(server, "prefill-0", 1).kill()
+        server.wait_line(r"prefill-0-rank-0 +\| .*the group is over: rank 1 is lost")
+        server.wait_line(r"prefill-0 +\| ready, serves", times=2)
+        assert [choices for choices, _ in answers(server)] == alone
+        server.wait_idle()
+        assert pulls(server) > pulled
+
+
+def pulls(server: Server) -> int:
+    """Of KV between workers, that went well."""
+    text = server.get("/metrics").body.decode()
+    pattern = r'^headrace_transfers_total\{.*outcome="ok"\} (\d+)$'
+    return sum(int(number) for number in re.findall(pattern, text, re.MULTILINE))
+
+
+@pytest.mark.matrix(cases=1)
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--ep", "4", "--ep-redundant", "3"], "8 experts and 3 more slots do not divide by 4"),
+        (["--ep", "16"], "16 ranks for 8 experts: give at most --ep 8"),
+    ],
+)
+def test_experts_have_to_divide(folder: Path, flags: list[str], says: str) -> None:
+    with closing(Server("serve", str(folder), "--port", "0", *flags)) as server:
+        assert server.wait(120) == 2
+        assert says in server.tail()
+        assert "starting the router" not in server.tail()
+
+
 def test_a_llama_has_no_experts_to_share(tmp_path: Path) -> None:
     with closing(
         Server("serve", str(tiny_llama(tmp_path / "llama")), "--port", "0", "--ep", "2")
