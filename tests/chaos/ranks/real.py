@@ -47,7 +47,7 @@ class RealRanks:
         *(f"freeze {phase}" for phase in PHASES),
         # they wake up once they were given up: their group must not notice, nor the next start of it
         *(f"nap {phase}" for phase in PHASES),
-        *(f"no-memory {phase}" for phase in PHASES if phase != "agree"),
+        *(f"no-memory {phase}" for phase in PHASES),
         "late start",
         "absent start",
         "wrong size",
@@ -162,7 +162,9 @@ class RealRanks:
                 return struck
             case _, phase:
                 assert what == "no-memory", fault.kind
-                named = rf"rank {rank} failed: MemoryError: {NO_MEMORY}"
+                # before they agree no other rank hears of it
+                who = "" if phase == "agree" else f"rank {rank} failed: "
+                named = f"{who}MemoryError: {NO_MEMORY}"
                 struck = await self._at(phase, "no memory", fault, told, name, named)
                 return replace(struck, anew=False)
 
