@@ -1,4 +1,7 @@
-"""A slice of the chaos suite (`make chaos`) that always runs: the same faults in the same order."""
+"""A slice of the chaos suite (`make chaos`) that always runs: the same faults in the same order.
+
+Without --all it leaves out kills at steps that others of its kills stand for: each costs the start of a worker.
+"""
 
 from __future__ import annotations
 
@@ -41,6 +44,11 @@ ON_TWO_LEGS = (
     Fault("freeze briefly", "prefill", "first token"),
     Fault("kill", "decode", "last step"),
 )
+LEFT_OUT = {
+    Fault("kill", "both", "chunk"),
+    Fault("kill", "decode", "segment"),
+    Fault("kill", "decode", "last step"),
+}
 WEATHER = (
     Fault("half-open from worker", "decode", "segment"),
     Fault("no way between workers", "decode", "segment"),
@@ -51,8 +59,10 @@ WEATHER = (
     ("shape", "faults"), [(TOGETHER, ON_WHOLE_REQUESTS), (SPLIT, ON_TWO_LEGS)], ids=["one", "two"]
 )
 async def test_nobody_notices_what_happens_to_the_workers(
-    tmp_path: Path, shape: Shape, faults: tuple[Fault, ...]
+    tmp_path: Path, shape: Shape, faults: tuple[Fault, ...], pytestconfig: pytest.Config
 ) -> None:
+    if not pytestconfig.option.all_cases:
+        faults = tuple(fault for fault in faults if fault not in LEFT_OUT)
     async with opened(shape, tmp_path, SEED, CLIENTS) as suite:
         await everything_recovers(suite, faults)
 
