@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import openai
 import pytest
 
 from helpers.serving.server import Server
@@ -210,6 +209,8 @@ def test_a_conversation_of_several_turns(real: Server) -> None:
 
 
 def test_ten_thousand_messages_are_answered_or_refused_by_name(tiny: Server) -> None:
+    import openai
+
     messages: list[Any] = [
         {"role": ("user", "assistant")[i % 2], "content": f"message {i}"} for i in range(10_001)
     ]

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterable
 from pathlib import Path
 from typing import Any
 
-import openai
 import pytest
 
 from helpers.serving.server import Server, eventually, serving
@@ -137,6 +136,8 @@ def test_a_worker_that_does_not_come_back_in_time_ends_its_stream_with_an_error(
 
 def test_without_a_worker_it_is_503_with_a_time_to_come_back(impatient: Server) -> None:
     """The worker is gone and its restart takes seconds: requests are told so."""
+    import openai
+
     server, starts = impatient, starts_of(impatient, "worker-0")
     model = server.model
     body = long_chat(server, 4)

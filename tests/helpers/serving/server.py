@@ -15,10 +15,12 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import openai
 import psutil
+
+if TYPE_CHECKING:
+    import openai
 
 ROOT = Path(__file__).parents[3]
 START_S = 240.0  # 8 s on a quiet machine; others may use it too
@@ -144,12 +146,16 @@ class Server(Running):
 
     @property
     def client(self) -> openai.OpenAI:
+        import openai  # takes a second, and few tests talk through it
+
         return openai.OpenAI(
             base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120
         )
 
     @property
     def async_client(self) -> openai.AsyncOpenAI:
+        import openai
+
         return openai.AsyncOpenAI(
             base_url=f"{self.url}/v1", api_key="unused", max_retries=0, timeout=120
         )
