@@ -22,6 +22,8 @@ from helpers.models.tiny_deepseek import deepseek_shapes, tiny_deepseek
 from helpers.models.tiny_model import tiny_tokenizer, write_json_files
 
 SHARDS = 163
+R1_LAYERS = 61
+FEW_LAYERS = 5  # three dense ones as R1's, and two with R1's 256 experts
 R1: dict[str, Any] = R1_CONFIG | {
     "moe_layer_freq": 1,
     "num_nextn_predict_layers": 1,
@@ -32,10 +34,10 @@ ITEM_BYTES = {"F8_E4M3": 1, "BF16": 2, "F32": 4, "I8": 1}
 Layout = dict[str, tuple[str, tuple[int, ...]]]
 
 
-def r1_layout() -> Layout:
-    """Names, dtypes and shapes of the published checkpoint: 91,991 tensors."""
+def r1_layout(layers: int = R1_LAYERS) -> Layout:
+    """Names, dtypes and shapes of the published checkpoint, 91,991 tensors, or of its first layers."""
     layout: Layout = {}
-    for name, shape in deepseek_shapes(R1).items():
+    for name, shape in deepseek_shapes(R1 | {"num_hidden_layers": layers}).items():
         if name.endswith("e_score_correction_bias"):
             layout[name] = ("F32", shape)
             continue
@@ -47,23 +49,23 @@ def r1_layout() -> Layout:
         layout[f"{name}_scale_inv"] = ("F32", (-(-shape[0] // 128), -(-shape[1] // 128)))
     # The layer that drafts comes with copies of the embedding and the head.
     for copied in ("embed_tokens", "shared_head.head"):
-        layout[f"model.layers.61.{copied}.weight"] = ("BF16", (129_280, 7168))
+        layout[f"model.layers.{layers}.{copied}.weight"] = ("BF16", (129_280, 7168))
     return layout
 
 
-def write_sparse(path: Path, layout: Layout) -> Path:
+def write_sparse(path: Path, layout: Layout, layers: int = R1_LAYERS) -> Path:
     """Files of the true lengths without a byte of data, and their index."""
-    write_json_files(path, R1)
+    write_json_files(path, R1 | {"num_hidden_layers": layers})
     vocab = json.dumps(tiny_tokenizer())
     (path / "tokenizer.json").write_text(vocab)
     names = list(layout)
-    per_shard = -(-len(names) // SHARDS)
+    starts = [number * len(names) // SHARDS for number in range(SHARDS + 1)]
     weight_map: dict[str, str] = {}
     for number in range(SHARDS):
         shard = f"model-{number + 1:05}-of-{SHARDS:06}.safetensors"
         header: dict[str, Any] = {}
         at = 0
-        for name in names[number * per_shard : (number + 1) * per_shard]:
+        for name in names[starts[number] : starts[number + 1]]:
             dtype, shape = layout[name]
             end = at + ITEM_BYTES[dtype] * torch.Size(shape).numel()
             header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, end]}
@@ -90,6 +92,17 @@ def r1(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_sparse(tmp_path_factory.mktemp("r1"), r1_layout())
 
 
+@pytest.fixture(scope="module")
+def layers(pytestconfig: pytest.Config) -> int:
+    """Of the checkpoint, where it need not be whole: what is asserted of a layer holds for each."""
+    return R1_LAYERS if pytestconfig.option.all_cases else FEW_LAYERS
+
+
+@pytest.fixture(scope="module")
+def deep(layers: int, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_sparse(tmp_path_factory.mktemp("deep"), r1_layout(layers), layers)
+
+
 @pytest.mark.matrix(cases=1)
 @pytest.mark.parametrize("fp8", [True, False])
 def test_the_layout_of_r1_passes_without_a_byte_of_data(r1: Path, fp8: bool) -> None:
@@ -106,19 +119,23 @@ def test_the_layout_of_r1_passes_without_a_byte_of_data(r1: Path, fp8: bool) -> 
 
 @pytest.mark.matrix(cases=2)
 @pytest.mark.parametrize("fp8", [True, False])
-@pytest.mark.parametrize(("ranks", "most_gb"), [(8, 106), (32, 46)])
+@pytest.mark.parametrize(
+    ("ranks", "most_gb"),
+    [(8, {R1_LAYERS: 106, FEW_LAYERS: 11}), (32, {R1_LAYERS: 46, FEW_LAYERS: 8})],
+    ids=["8 ranks", "32 ranks"],
+)
 def test_a_rank_of_r1_reads_its_experts_and_what_all_ranks_hold(
-    r1: Path, ranks: int, most_gb: float, fp8: bool
+    deep: Path, layers: int, ranks: int, most_gb: dict[int, float], fp8: bool
 ) -> None:
-    checkpoint = SafetensorsCheckpoint(r1)
+    checkpoint = SafetensorsCheckpoint(deep)
     # Lists that differ by layer; 32 ranks have 288 slots, so some experts are on two of them.
-    layers = {
+    placements = {
         layer: random_placement(256, ranks, spare=ranks if ranks == 32 else 0, seed=layer)
-        for layer in range(3, 62)
+        for layer in range(3, layers + 1)
     }
 
     def of_rank(rank: int) -> list[str]:
-        share = Share(rank=rank, layers=layers, dispatch=unused)
+        share = Share(rank=rank, layers=placements, dispatch=unused)
 
         def load(surveyed: Checkpoint, nothing: SurveyBackend) -> object:
             keeps: Any = nothing
@@ -133,13 +150,13 @@ def test_a_rank_of_r1_reads_its_experts_and_what_all_ranks_hold(
         found = {name for name in names if ".experts." in name}
         held = {
             f"model.layers.{layer}.mlp.experts.{expert}.{half}_proj.weight{suffix}"
-            for layer, placement in layers.items()
+            for layer, placement in placements.items()
             for expert in placement.ranks[rank]
             for half in ("gate", "up", "down")
             for suffix in ("", "_scale_inv")
         }
         assert found == held
-        assert sum(checkpoint.infos[name].nbytes for name in names) < most_gb * 1e9
+        assert sum(checkpoint.infos[name].nbytes for name in names) < most_gb[layers] * 1e9
     if ranks == 8:
         assert set.union(*read) == set(check(checkpoint, fp8=fp8))
 
@@ -200,7 +217,7 @@ def test_every_form_of_a_checkpoint_is_read_as_surveyed(
     assert set(names) == set(read) == set(checkpoint.names())
 
 
-EXPERT = "model.layers.60.mlp.experts.255.up_proj.weight"
+EXPERT = "model.layers.4.mlp.experts.255.up_proj.weight"
 
 
 @pytest.mark.matrix(cases=2)
@@ -214,8 +231,8 @@ EXPERT = "model.layers.60.mlp.experts.255.up_proj.weight"
         ({f"{EXPERT}_scale_inv": ("BF16", (16, 56))}, r"_scale_inv: expected float32 \[16, 56\] .* found bfloat16"),
         ({EXPERT: ("I8", (2048, 7168))}, rf"{EXPERT}: expected a floating-point dtype, found int8"),
         (
-            {"model.layers.60.mlp.experts.256.up_proj.weight": ("F8_E4M3", (2048, 7168))},
-            r"'model.layers.60.mlp.experts.256.up_proj.weight' is no tensor of this model",
+            {"model.layers.4.mlp.experts.256.up_proj.weight": ("F8_E4M3", (2048, 7168))},
+            r"'model.layers.4.mlp.experts.256.up_proj.weight' is no tensor of this model",
         ),
         ({"model.layers.3.self_attn.k_proj.weight": ("BF16", (1, 1))}, r"k_proj.weight' is no tensor of this model"),
         ({"model.norm.weight": ("BF16", (7169,))}, r"model.norm.weight: expected shape \[7168\], found \[7169\]"),
@@ -225,19 +242,19 @@ EXPERT = "model.layers.60.mlp.experts.255.up_proj.weight"
 def test_what_does_not_fit_is_named(
     change: dict[str, tuple[str, tuple[int, ...]] | None], why: str, tmp_path: Path
 ) -> None:
-    layout = r1_layout()
+    layout = r1_layout(FEW_LAYERS)
     for name, entry in change.items():
         if entry is None:
             del layout[name]
         else:
             layout[name] = entry
-    checkpoint = SafetensorsCheckpoint(write_sparse(tmp_path, layout))
+    checkpoint = SafetensorsCheckpoint(write_sparse(tmp_path, layout, FEW_LAYERS))
     with pytest.raises(CheckpointError, match=why):
         check(checkpoint, fp8=True)
 
 
-def test_an_index_that_names_another_shard_is_refused(r1: Path, tmp_path: Path) -> None:
-    for file in r1.iterdir():
+def test_an_index_that_names_another_shard_is_refused(deep: Path, tmp_path: Path) -> None:
+    for file in deep.iterdir():
         (tmp_path / file.name).symlink_to(file)
     index = tmp_path / "model.safetensors.index.json"
     raw = json.loads(index.read_text())
