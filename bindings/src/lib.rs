@@ -4,6 +4,7 @@
 mod bench;
 mod errors;
 mod etcd;
+mod grammar;
 mod hash;
 mod index;
 mod kernels;
@@ -30,6 +31,8 @@ mod _core {
     use crate::bench::bench_main;
     #[pymodule_export]
     use crate::etcd::{Etcd, EtcdWatch};
+    #[pymodule_export]
+    use crate::grammar::{CompiledGrammar, GrammarRows, GrammarVocabulary, mask_logits};
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
     #[pymodule_export]

@@ -344,6 +344,76 @@ class InputColumns:
         """The first `made` of the guesses of each, `[batch_rows, most]`, are its drafts."""
 
 @final
+class GrammarVocabulary:
+    """The tokens of a model as the bytes that they add to a text, and grammars compiled for them.
+
+    `document` is the one that a worker sends about its model. Raises `ValueError` where it cannot be used.
+    """
+
+    def __new__(cls, document: bytes) -> GrammarVocabulary: ...
+    @staticmethod
+    def of_tokens(tokens: list[bytes], ends: list[int]) -> GrammarVocabulary:
+        """These tokens; those at `ends` end an answer."""
+
+    def compile(self, kind: str, source: str) -> CompiledGrammar:
+        """Compiled now, or found among those compiled before. Raises `ValueError` that says what is wrong."""
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+
+    @property
+    def compiled(self) -> int:
+        """Grammars that were compiled so far."""
+
+    @property
+    def found(self) -> int:
+        """Grammars that had been compiled before."""
+
+    @property
+    def compile_ms(self) -> float:
+        """Of all that were compiled."""
+
+@final
+class CompiledGrammar:
+    """A grammar at its beginning, for the tokens of one vocabulary."""
+
+@final
+class GrammarRows:
+    """Where the answers with a grammar stand that have one of `rows` batch rows. A thread of its own knows."""
+
+    def __new__(cls, vocabulary: GrammarVocabulary, rows: int) -> GrammarRows: ...
+    def take(self, row: int, grammar: CompiledGrammar, tokens: list[int]) -> None:
+        """An answer with these tokens has this batch row."""
+
+    def leave(self, row: int) -> None:
+        """Nobody with a grammar has this batch row."""
+
+    def begin(self, rows: _I64, counts: _I64, drafts: NDArray[np.int32]) -> None:
+        """Begin to fill masks: `counts` rows for each batch row, all but the first behind one more of its drafts.
+
+        `drafts` has one for each row; that of a first row means nothing.
+        """
+
+    def masks(self) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
+        """Wait for them: `[rows, words]`, one bit a token, lowest first; and the rows where nothing may be chosen."""
+
+    def advance(self, rows: _I64, counts: _I64, ids: _I64) -> NDArray[np.bool_]:
+        """The answers have so many of `ids` more. Returns which are complete."""
+
+    def count_allowed(self, rows: _I64, counts: _I64, drafts: _I64) -> _I64:
+        """How many of so many drafts of each its grammar allows, one after the other."""
+
+    def error(self, row: int) -> str | None:
+        """Why nothing may follow there, where that is not because the answer is complete."""
+
+    def times(self) -> tuple[int, int, int]:
+        """Masks so far, the microseconds of filling them, and those that steps waited for it."""
+
+def mask_logits(logits: NDArray[np.float32], rows: _I64, masks: NDArray[np.uint32]) -> None:
+    """Set what the mask of a row does not allow to -inf, in place."""
+
+@final
 class SamplingColumns:
     """How the tokens of each batch row are drawn.
 

@@ -3,7 +3,7 @@
 //! `access` decides who may ask for what. Then read in this order: `generate` is a request from its first byte to its
 //! answer; `call` is what its headers ask and what those of the answer say, with `explain` for how it was placed; `body`,
 //! `json` and `token_ids` read the body; `fields`, `params`, `missing`, `messages`, `chat` and `completions` check it and
-//! make it a `Job`; `answers` runs the jobs; `reply`, `chat_reply`, `completion_reply`, `logprobs` and `events` write what
+//! make it a `Job`, `grammar` what the answer is to follow; `answers` runs the jobs; `reply`, `chat_reply`, `completion_reply`, `logprobs` and `events` write what
 //! comes back, where it is whole by `token_log`, `whole` and `pieces`; `reject` writes what goes wrong. Everything between
 //! `json` and `Job` is pure, but for what it charges.
 
@@ -14,6 +14,7 @@ mod completions;
 mod drain;
 mod explain;
 mod generate;
+mod grammar;
 mod ops;
 mod parse;
 mod reply;
@@ -33,6 +34,7 @@ use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
+use crate::request::grammar::KnownGrammars;
 
 /// All routes. Where API keys are configured they guard everything but the probes, `/metrics`, and what is for operators,
 /// who have keys or an address of their own.
@@ -104,11 +106,17 @@ pub fn read_body(body: &[u8], bytes: usize) -> Result<(serde_json::Value, usize)
 #[derive(Debug, Clone)]
 struct Surface {
     app: Arc<App>,
+    /// Grammars that answers can follow.
+    grammars: Arc<KnownGrammars<()>>,
 }
+
+/// Grammars that need not be checked again, 64 KiB at most each. A guess.
+const KNOWN_GRAMMARS: usize = 256;
 
 impl Surface {
     fn of(app: &Arc<App>) -> Self {
-        Self { app: Arc::clone(app) }
+        let grammars = Arc::new(KnownGrammars::new(KNOWN_GRAMMARS));
+        Self { app: Arc::clone(app), grammars }
     }
 }
 

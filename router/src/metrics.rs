@@ -1,6 +1,7 @@
 //! All that the router counts, by subject, and its text for Prometheus.
 
 mod exposition;
+mod grammars;
 mod http;
 mod kinds;
 mod labels;
@@ -15,6 +16,7 @@ use prometheus_client::metrics::info::Info;
 use prometheus_client::registry::Registry;
 
 pub use exposition::Exposition;
+pub use grammars::Grammars;
 pub use http::Http;
 pub use kinds::{Counter, Gauge, Histogram, Labelled, SecondsCounter};
 pub use labels::{ByAnswer, ByOutcome, ByPolicy, ByPull, ByReason, ByResult, ByStage};
@@ -33,6 +35,8 @@ pub struct Metrics {
     pub http: Http,
     /// Requests and their tokens.
     pub requests: Requests,
+    /// Grammars that answers are to follow.
+    pub grammars: Grammars,
     /// Their parts on one worker each.
     pub legs: Legs,
     /// KV from worker to worker.
@@ -50,6 +54,7 @@ impl Metrics {
         registry.register("headrace_build", "Version of the router; always 1", version);
         self.http.register(registry);
         self.requests.register(registry);
+        self.grammars.register(registry);
         self.legs.register(registry);
         self.transfers.register(registry);
         self.links.register(registry);

@@ -34,7 +34,7 @@ use crate::error::RouteError;
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
 use encoding::{Encoding, Input, Rendering};
-use pieces::Pieces;
+pub(crate) use pieces::Pieces;
 use pool::Lane;
 use stop::StopSet;
 use template::ChatTemplate;

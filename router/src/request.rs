@@ -3,6 +3,7 @@
 mod answer;
 mod attempt;
 mod choice;
+pub mod grammar;
 mod request_trace;
 
 use std::sync::Arc;

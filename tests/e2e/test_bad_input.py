@@ -75,7 +75,7 @@ def test_what_is_no_json_is_400(tiny: Server, body: bytes) -> None:
         ({"logprobs": True, "top_logprobs": 1000}, "top_logprobs"),
         ({"presence_penalty": 99}, "presence_penalty"),
         ({"seed": "x"}, "seed"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"response_format": {"type": "xml"}}, "response_format"),
     ],
 )
 def test_a_wrong_field_is_named(tiny: Server, changes: dict[str, Any], param: str) -> None:

@@ -25,6 +25,8 @@ from headrace.wire.frames import (
     Fingerprints,
     Frame,
     Freed,
+    Grammar,
+    GrammarKind,
     Group,
     GroupTotals,
     Hello,
@@ -189,10 +191,14 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
         "everything": Submit(
             U64, BYTES_256, Sampling(
                 0.75, 40, 0.9375, 0.0625, 1.25, -2.0, 2.0, U64, 0, 20, [Ranked(0, -100.0), Ranked(U32, 100.0)],
-                True, U32,
+                True, U32, Grammar(GrammarKind.LARK, UNICODE),
             ), list(range(120, 137)), U32, U64, -128, UNICODE.encode(),
             KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32), Resume(b"\x05\0\0\0", 2**63), KvTransfer(U32),
         ),
+        **{
+            f"grammar {kind}": dataclasses.replace(SUBMIT, sampling=Sampling(grammar=Grammar(kind, "{}")))
+            for kind in GrammarKind
+        },
         "prefill leg": dataclasses.replace(SUBMIT, kv_transfer=KvTransfer(30_000)),
         "decode leg": dataclasses.replace(SUBMIT, kv_from=KvFrom("prefill-0", ["shm:1", "tcp:127.0.0.1:9000"], 2000)),
         **{f"priority {n}": dataclasses.replace(SUBMIT, priority=n) for n in (127, -1, -32, -33)},

@@ -48,14 +48,16 @@ from headrace.engine.step.row_counts import RowCounts
 from headrace.wire.frames import Load, Submit
 
 if TYPE_CHECKING:
+    from headrace._core import GrammarVocabulary
+    from headrace.engine.sampling.grammar import Grammars
     from headrace.models import Model
 
 
 class Engine:
     """One model, its KV blocks, and the requests on them.
 
-    `clock` counts seconds, to measure what steps cost. With `lockstep` the engine is one rank of a group: it steps in
-    `rounds` with the engines of the other ranks.
+    `clock` counts seconds, to measure what steps cost. With `vocabulary` answers can be held to grammars. With
+    `lockstep` the engine is one rank of a group: it steps in `rounds` with the engines of the other ranks.
     """
 
     def __init__(
@@ -66,8 +68,13 @@ class Engine:
         *,
         clock: Callable[[], float] = time.perf_counter,
         lockstep: Lockstep | None = None,
+        vocabulary: GrammarVocabulary | None = None,
     ) -> None:
         """Raises `ValueError` for a config that the model cannot serve."""
+        if vocabulary is not None and vocabulary.tokens != model.vocab_size:
+            raise ValueError(
+                f"the vocabulary has {vocabulary.tokens} tokens, the model {model.vocab_size}"
+            )
         if config.mtp > 0 and not model.drafts:
             raise ValueError("mtp wants a model that was loaded with its drafting layer")
         self.model = model
@@ -113,11 +120,13 @@ class Engine:
             context_tokens=self.context_tokens,
             clock=clock,
             rounds=self.rounds,
+            vocabulary=vocabulary,
         )
         self._intake = Intake(
             vocab_size=model.vocab_size,
             model_tokens=model_tokens,
             context_tokens=self.context_tokens,
+            vocabulary=vocabulary,
         )
         self.kv_imports = KvImports(self.stages, self.publishing)
         self.pinned = PinnedBlocks(self.pool, self.stages, self.admission)
@@ -133,6 +142,11 @@ class Engine:
             publishing=self.publishing,
             rounds=self.rounds,
         )
+
+    @property
+    def grammars(self) -> Grammars | None:
+        """Where answers with a grammar stand; `None` without a vocabulary."""
+        return self._forward.grammars
 
     @property
     def idle(self) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,7 +12,10 @@ from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import check_sampling, needs_penalties
 from headrace.engine.sequence import Key, Sequence
-from headrace.wire.frames import Submit
+from headrace.wire.frames import Grammar, Submit
+
+if TYPE_CHECKING:
+    from headrace._core import CompiledGrammar, GrammarVocabulary
 
 
 class Intake:
@@ -18,8 +23,16 @@ class Intake:
     whose pool may be smaller.
     """
 
-    def __init__(self, *, vocab_size: int, model_tokens: int, context_tokens: int) -> None:
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        model_tokens: int,
+        context_tokens: int,
+        vocabulary: GrammarVocabulary | None = None,
+    ) -> None:
         self._vocab_size = vocab_size
+        self._vocabulary = vocabulary
         self._model_tokens = model_tokens
         self._context_tokens = context_tokens
         self._taken = 0
@@ -44,6 +57,7 @@ class Intake:
             kv_import = KvImport(key, submit.kv_from, tokens=len(prompt) + len(generated))
         # A resumed answer has sent them already; of a prompt that is computed elsewhere they come from there.
         scores = sampling.prompt_logprobs is not None and not generated and kv_import is None
+        grammar = None if sampling.grammar is None else self._compiled(sampling.grammar)
         self._taken += 1
         return Sequence(
             key=key,
@@ -62,10 +76,21 @@ class Intake:
                 if needs_penalties(sampling)
                 else None
             ),
+            grammar=grammar,
             prompt_logprobs=[] if scores else None,
             export_lease_ms=None if submit.kv_transfer is None else submit.kv_transfer.lease_ms,
             kv_import=kv_import,
         )
+
+    def _compiled(self, grammar: Grammar) -> CompiledGrammar:
+        """A grammar that was not seen before takes milliseconds, in which the engine takes in nothing else."""
+        if self._vocabulary is None:
+            text = "this worker knows no tokens by their text, so it cannot follow a grammar"
+            raise RequestError(FailureKind.UNSUPPORTED, text)
+        try:
+            return self._vocabulary.compile(grammar.kind, grammar.source)
+        except ValueError as error:
+            raise RequestError(FailureKind.BAD_SAMPLING, f"grammar: {error}") from error
 
     def _tokens(self, data: bytes, what: str) -> NDArray[np.int32]:
         if len(data) % 4:

@@ -90,7 +90,8 @@ class OutputBuilder:
         """Of one that got its first token, or its last, or more than tokens, or none."""
         sequence = chosen.sequence
         if not chosen.ids:
-            self.fail(sequence, _not_finite(), result)
+            failure = _not_finite() if sequence.grammar is None else _nothing_allowed()
+            self.fail(sequence, failure, result)
             return None
         output = self._output(chosen, chosen.finish)
         self._end(sequence, chosen.finish, result)
@@ -164,3 +165,11 @@ class OutputBuilder:
 
 def _not_finite() -> RequestError:
     return RequestError(FailureKind.ENGINE, "the model's logits are not finite")
+
+
+def _nothing_allowed() -> RequestError:
+    text = (
+        "no token can go on under the grammar: it met a bound of its compiler, the vocabulary has not the bytes, "
+        "or the model's logits are not finite"
+    )
+    return RequestError(FailureKind.ENGINE, text)

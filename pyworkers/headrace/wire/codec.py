@@ -12,6 +12,7 @@ from typing import Any, Final
 from headrace.errors import MalformedFrame, OtherProtocol
 from headrace.wire.frames import (
     MAX_FRAME_BYTES,
+    MAX_GRAMMAR_BYTES,
     MAX_TICKET_BYTES,
     NAME_BYTES,
     PROTOCOL,
@@ -25,6 +26,7 @@ from headrace.wire.frames import (
     Fetch,
     Frame,
     Freed,
+    Grammar,
     GroupTotals,
     Hello,
     KvReady,
@@ -100,6 +102,14 @@ def _fetch_rule(frame: Fetch) -> None:
     _one_each("offset", frame.offset, _tree(frame))
 
 
+def _grammar_rule(grammar: Grammar) -> None:
+    # a character has at least one byte: most sources need not be encoded to be known as short
+    if len(grammar.source) > MAX_GRAMMAR_BYTES // 4:
+        size = len(grammar.source.encode(errors="replace"))
+        if size > MAX_GRAMMAR_BYTES:
+            raise MalformedFrame(".source", f"at most {MAX_GRAMMAR_BYTES} bytes", str(size))
+
+
 def _tree(frame: Offer | Fetch) -> int:
     """Number of blocks, each of whose parents stands before it."""
     blocks = _units("names", frame.names, NAME_BYTES)
@@ -129,6 +139,7 @@ _RULES: Final[dict[type, Callable[[Any], None]]] = {
     Ticket: _ticket_rule,
     Continue: _continue_rule,
     Fetch: _fetch_rule,
+    Grammar: _grammar_rule,
 }
 
 

@@ -16,6 +16,7 @@ from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 PROTOCOL: Final = 3
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
+MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
 
 
@@ -380,6 +381,22 @@ class Refuse:
     message: str
 
 
+class GrammarKind(StrEnum):
+    """In what a grammar is written."""
+
+    JSON = "json"  # a JSON schema
+    REGEX = "regex"  # matched by the whole answer
+    LARK = "lark"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer has to follow. Its state follows from the tokens of the answer alone."""
+
+    kind: GrammarKind
+    source: str
+
+
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen. The defaults are greedy, with everything else off."""
@@ -397,6 +414,7 @@ class Sampling:
     logit_bias: list[Ranked] = field(default_factory=list[Ranked])
     ignore_eos: bool = False
     min_tokens: U32 = 0
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 import torch
 
-from headrace._core import HASH_SCHEME
+from headrace._core import HASH_SCHEME, GrammarVocabulary
 from headrace.engine.cache.block_hash import KeyedBlockHasher
 from headrace.engine.cache.memory import allocate_kv, kv_blocks
 from headrace.engine.config import EngineConfig
@@ -112,11 +112,13 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         )
     config = EngineConfig(num_blocks=num_blocks, **asdict(sizes), **engine_values(settings))
     # Until a router brings its key nothing is named: no request comes before its Welcome.
+    document = checkpoint.doc()
     engine = Engine(
         model,
         config,
         KeyedBlockHasher(bytes(32), sizes.block_tokens),
         lockstep=None if joined is None else joined.lockstep,
+        vocabulary=read_vocabulary(document),
     )
     if joined is not None and engine.rounds is not None:
         engine.rounds.between = joined.rebalancer(model)
@@ -162,7 +164,16 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         group=None if joined is None else joined.told,
     )
     group = None if joined is None else joined.lockstep
-    return Loaded(engine, checkpoint.doc(), hello, group)
+    return Loaded(engine, document, hello, group)
+
+
+def read_vocabulary(document: bytes) -> GrammarVocabulary | None:
+    """`None` for a tokenizer whose tokens have no text of their own: then no answer can be held to a grammar."""
+    try:
+        return GrammarVocabulary(document)
+    except ValueError as error:
+        log.warning("answers cannot be held to a grammar: %s", error)
+        return None
 
 
 def check_cache(typed: int | None, holds: int) -> None:

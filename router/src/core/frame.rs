@@ -10,6 +10,8 @@ mod migration;
 mod refusal;
 mod words;
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 pub use self::failure::{Failed, FailureKind};
@@ -285,7 +287,33 @@ pub struct Sampling {
     pub ignore_eos: bool,
     /// No stop token before this many tokens.
     pub min_tokens: u32,
+    /// What the answer has to follow, token by token.
+    pub grammar: Option<Grammar>,
 }
+
+words! {
+    /// In what a grammar is written.
+    GrammarKind {
+        /// A JSON schema.
+        Json = "json",
+        /// A regular expression, which the whole answer matches.
+        Regex = "regex",
+        /// A Lark grammar, as `llguidance` reads it.
+        Lark = "lark",
+    }
+}
+
+/// A constraint of an answer. Its state follows from the tokens of the answer alone, so nothing else of it travels.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Grammar {
+    /// In what `source` is written.
+    pub kind: GrammarKind,
+    /// The text, at most [`MAX_GRAMMAR_BYTES`].
+    pub source: Arc<str>,
+}
+
+/// Longest source of a grammar: a schema of hundreds of fields has some 30 KB. A guess.
+pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 
 impl Default for Sampling {
     /// Greedy, everything else off.
@@ -304,6 +332,7 @@ impl Default for Sampling {
             logit_bias: Vec::new(),
             ignore_eos: false,
             min_tokens: 0,
+            grammar: None,
         }
     }
 }

@@ -15,7 +15,7 @@ pub use io::{FrameArrival, FrameReader, FrameWriter, ReadError};
 use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_uint};
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
-    Freed, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES,
+    Freed, Grammar, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES,
     ModelPart, Offer, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked, Refuse, Resume, Resync,
     Sampling, Snapshot, Step, StepCost, StoredRun, Submit, Ticket, TokenLogprob, Transferred,
     Welcome,
@@ -291,8 +291,9 @@ structs! {
     }
     Sampling {
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,
-        prompt_logprobs, logit_bias, ignore_eos, min_tokens,
+        prompt_logprobs, logit_bias, ignore_eos, min_tokens, grammar,
     }
+    Grammar { kind, source } => rules::grammar
     KvFrom { worker, transfer, timeout_ms }
     KvTransfer { lease_ms }
     Resume { generated, rng_counter }

@@ -6,6 +6,7 @@ use serde_json::{Map, Value};
 
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
+use crate::http::parse::grammar::Asked;
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
 use crate::http::parse::{ids, messages};
@@ -23,6 +24,8 @@ pub(super) struct ChatRequest {
     /// For the job, which has none yet.
     pub(super) stop: Vec<String>,
     pub(super) delivery: Delivery,
+    /// That of the job, still to be checked.
+    pub(super) grammar: Option<Asked>,
     /// The answer carries log-probabilities.
     pub(super) logprobs: bool,
 }
@@ -121,6 +124,7 @@ pub(super) fn check(
         job,
         stop: common.stop,
         delivery: common.delivery,
+        grammar: common.grammar,
         logprobs: logprobs.is_some(),
     })
 }

@@ -6,6 +6,7 @@ use serde_json::Value;
 
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, kind, wrong_type};
+use crate::http::parse::grammar::Asked;
 use crate::http::parse::ids;
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_CHOICES, MAX_TOP_LOGPROBS, ModelFacts};
@@ -27,6 +28,8 @@ pub(super) struct CompletionRequest {
     /// For all jobs, which have none yet.
     pub(super) stop: Vec<String>,
     pub(super) delivery: Delivery,
+    /// That of all jobs, still to be checked.
+    pub(super) grammar: Option<Asked>,
     /// The answer carries this many alternatives per token, beside the token itself.
     pub(super) logprobs: Option<u32>,
     /// The answer begins with the prompt.
@@ -106,7 +109,14 @@ pub(super) fn check(
         }
     });
     let jobs = jobs.collect();
-    Ok(CompletionRequest { jobs, stop: common.stop, delivery: common.delivery, logprobs, echo })
+    Ok(CompletionRequest {
+        jobs,
+        stop: common.stop,
+        delivery: common.delivery,
+        grammar: common.grammar,
+        logprobs,
+        echo,
+    })
 }
 
 /// A string, an array of strings, an array of token ids, or an array of arrays of token ids.

@@ -20,7 +20,7 @@ use crate::http::reply::completion::{CompletionReply, Echo};
 use crate::http::reply::logprobs::Vocabulary;
 use crate::http::reply::reject::Reject;
 use crate::http::reply::{self, AnswerHead};
-use crate::http::{chat, completions};
+use crate::http::{chat, completions, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
 use crate::prompt::Prompt;
@@ -51,6 +51,7 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
         Ok((model, request))
     });
     let (model, mut request) = checked.await?;
+    grammar::check(surface, request.grammar.take()).await?;
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then(|| vocabulary(&model));
     let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs);
@@ -85,6 +86,7 @@ async fn answer_completions(
         Ok((model, request, echo, stop, Arc::new(memory)))
     });
     let (model, mut request, echo, stop, memory) = checked.await?;
+    grammar::check(surface, request.grammar.take()).await?;
     let mut first_choice = 0;
     for job in &mut request.jobs {
         call.apply(job, first_choice);

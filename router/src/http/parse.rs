@@ -7,6 +7,7 @@ pub(super) mod body;
 pub(super) mod fields;
 #[cfg(test)]
 mod fuzz;
+pub(super) mod grammar;
 pub(super) mod headers;
 pub(super) mod ids;
 pub(super) mod json;

@@ -30,6 +30,7 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "two choices": {"n": 2, "temperature": 0.9},
     "log-probabilities": {"temperature": 0.8, "logprobs": 3},
+    "in a grammar": {"temperature": 1, "guided_regex": "[a-z ]{200,300}"},
     "biased": {"temperature": 1, "logit_bias": {"70": 3, "71": -100}},
 }
 
@@ -71,6 +72,19 @@ async def test_killed_at_every_token(suite: Suite, name: str) -> None:
         answer = asyncio.create_task(ask(fleet, request))
         await trap.sprung()
         assert await answer == expected, f"{name}, killed at token {position}"
+        await fleet.ready()
+    await nothing_is_left(suite)
+
+
+async def test_killed_in_the_middle_of_an_answer_in_a_grammar(suite: Suite) -> None:
+    """Where the answer stands in its grammar follows from its tokens, on whatever worker."""
+    fleet, request = suite.fleet, request_of(8_400, CASES["in a grammar"])
+    expected = await ask(fleet, request)
+    for position in (1, 4, 7):
+        trap = await fleet.trap(f"token {position}", "kill", request.seeds[-1])
+        answer = asyncio.create_task(ask(fleet, request))
+        await trap.sprung()
+        assert await answer == expected, f"killed at token {position}"
         await fleet.ready()
     await nothing_is_left(suite)
 

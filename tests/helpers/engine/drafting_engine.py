@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from headrace._core import GrammarVocabulary
 from headrace.engine.engine import Engine
 from headrace.engine.result import StepResult
 from headrace.wire.frames import Output, Ranked, Sampling, Submit, TokenLogprob
@@ -28,6 +29,7 @@ def make_engine(
     prefix_cache: bool = True,
     some_tokens: bool = False,
     rejection: bool = False,
+    vocabulary: GrammarVocabulary | None = None,
 ) -> tuple[Engine, DraftingToy]:
     ids = np.arange(0, 50, 3, dtype=np.int32) if some_tokens else None
     model = DraftingToy(agreement=agreement, block_tokens=BLOCK, draft_token_ids=ids)
@@ -38,6 +40,7 @@ def make_engine(
         batched=batched,
         clock=model.clock,
         prefix_cache=prefix_cache,
+        vocabulary=vocabulary,
         mtp=k,
         mtp_fixed=fixed,
         mtp_verify="rejection" if rejection else "noise",

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from headrace._core import GrammarVocabulary
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from helpers.engine.toy import ToyHasher, ToyModel
@@ -22,6 +23,7 @@ def engine_on(
     sequences: int = 8,
     batched: int = 32,
     clock: Callable[[], float] = time.perf_counter,
+    vocabulary: GrammarVocabulary | None = None,
     **more: Any,
 ) -> Engine:
     """With a cache of so many blocks; `more` is for its `EngineConfig`."""
@@ -33,7 +35,8 @@ def engine_on(
         max_batched_tokens=batched,
         **more,
     )
-    return Engine(model, config, ToyHasher(model.block_tokens), clock=clock)
+    hasher = ToyHasher(model.block_tokens)
+    return Engine(model, config, hasher, clock=clock, vocabulary=vocabulary)
 
 
 def make_engine(

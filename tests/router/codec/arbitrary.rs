@@ -290,6 +290,10 @@ fn step() -> BoxedStrategy<Step> {
         .boxed()
 }
 
+fn grammar() -> BoxedStrategy<Grammar> {
+    (word(), text()).prop_map(|(kind, source)| Grammar { kind, source }).boxed()
+}
+
 fn sampling() -> BoxedStrategy<Sampling> {
     let reals = (real(), real(), real(), real(), real(), real());
     let rest = (
@@ -300,6 +304,7 @@ fn sampling() -> BoxedStrategy<Sampling> {
         vec(ranked(), 0..20),
         any::<bool>(),
         int32(),
+        option::of(grammar()),
     );
     (reals, rest)
         .prop_map(|(reals, rest)| {
@@ -311,7 +316,16 @@ fn sampling() -> BoxedStrategy<Sampling> {
                 presence_penalty,
                 frequency_penalty,
             ) = reals;
-            let (top_k, seed, logprobs, prompt_logprobs, logit_bias, ignore_eos, min_tokens) = rest;
+            let (
+                top_k,
+                seed,
+                logprobs,
+                prompt_logprobs,
+                logit_bias,
+                ignore_eos,
+                min_tokens,
+                grammar,
+            ) = rest;
             Sampling {
                 temperature,
                 top_k,
@@ -326,6 +340,7 @@ fn sampling() -> BoxedStrategy<Sampling> {
                 logit_bias,
                 ignore_eos,
                 min_tokens,
+                grammar,
             }
         })
         .boxed()

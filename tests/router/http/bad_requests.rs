@@ -37,7 +37,7 @@ async fn a_wrong_chat_is_refused_by_the_name_of_the_field() {
         (json!({"stream_options": {"include_usage": true}}), "stream_options"),
         (json!({"logit_bias": {"577": 1}}), "logit_bias"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
-        (json!({"response_format": {"type": "json_object"}}), "response_format"),
+        (json!({"response_format": {"type": "xml"}}), "response_format.type"),
         (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"some_new_thing": true}), "some_new_thing"),

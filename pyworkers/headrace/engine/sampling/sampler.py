@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Items
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -33,6 +33,9 @@ from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.step.rows import places_of, spread
 from headrace.wire.frames import Ranked, Sampling, TokenLogprob
 
+if TYPE_CHECKING:
+    from headrace.engine.sampling.grammar import StepMasks
+
 MAX_LOGPROBS = 128  # alternatives at one place; bounds the size of an answer
 MAX_PROMPT_LOGPROBS = 1 << 20  # values of one prompt; about 16 MB on the wire
 LARGEST = 1e6  # of what logits are divided by, multiplied with, or changed by: float32 stays finite
@@ -43,6 +46,7 @@ EDITS = 1  # its logits change before all else
 LOGPROBS = 2
 DRAWS = 4
 TOP_K = 8  # for tokens that are drawn
+GRAMMAR = 16  # tokens that it does not allow are never chosen
 DRAW_ELEMENTS = 1 << 23  # logits looked at in one go when tokens are drawn or scored; bounds memory
 
 
@@ -164,10 +168,14 @@ class Sampler:
             + LOGPROBS * (s.logprobs is not None)
             + DRAWS * drawn
             + TOP_K * (drawn and self._top_k[batch_row] > 0)
+            + GRAMMAR * (sequence.grammar is not None)
         )
 
-    def sample(self, logits: torch.Tensor, rows: Rows) -> Sampled:
-        """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten."""
+    def sample(self, logits: torch.Tensor, rows: Rows, masks: StepMasks | None = None) -> Sampled:
+        """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten.
+
+        `masks` are those of all rows with a grammar.
+        """
         assert logits.shape[1] == self.vocab_size
         asks = self._asked(rows.batch_rows)
         if not asks:  # a lone step feels each of the calls that this spares
@@ -182,6 +190,9 @@ class Sampler:
             raw = _rows(logits, with_logprobs, copy=True), raw_rows
         if asks & EDITS:
             self._edit(logits, rows, batch_rows, None)
+        if asks & GRAMMAR:
+            assert masks is not None, "they were begun before the forward pass"
+            masks.apply(logits)
         ids, best = topk.argmax(logits)
         if asks & DRAWS:
             drawn = self._core.drawn(batch_rows, best)

@@ -20,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from headrace.engine.sampling import topk
+from headrace.engine.sampling.grammar import Grammars
 from headrace.engine.sampling.sampler import Rows, Sampler
 from headrace.engine.speculative.adaptive import Adaptive
 from headrace.engine.speculative.draft_head import DraftHead
@@ -65,8 +66,11 @@ class Drafter:
         most: int,
         clock: Callable[[], float],
         rounds: Rounds | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._model = model
+        # Whoever checks by rejection needs all drafts that were drawn, whatever a grammar says of them.
+        self._grammars = grammars if rejection is None else None
         self._rounds = rounds
         self._sampler = sampler
         self._input_batch = input_batch
@@ -261,6 +265,8 @@ class Drafter:
             )
             depth += 1
             made[going] = depth
+        if self._grammars is not None:
+            made = self._grammars.count_allowed(batch_rows, guesses, made)
         input_batch.core.keep_drafts(batch_rows, guesses, made)
         return True
 

@@ -11,6 +11,7 @@ import torch
 
 from headrace.engine.cache.kv_export import KvExports
 from headrace.engine.config import EngineConfig
+from headrace.engine.sampling.grammar import Grammars, StepMasks
 from headrace.engine.sampling.sampler import Rows, Sampled, Sampler, token_logprobs
 from headrace.engine.sampling.verify import ChosenRows, choose
 from headrace.engine.speculative.adaptive import Adaptive
@@ -29,6 +30,7 @@ from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
 
 if TYPE_CHECKING:
+    from headrace._core import GrammarVocabulary
     from headrace.models import Model
 
 
@@ -50,6 +52,7 @@ class Forward:
         context_tokens: int,
         clock: Callable[[], float],
         rounds: Rounds | None = None,
+        vocabulary: GrammarVocabulary | None = None,
     ) -> None:
         self._model = model
         self._kv_exports = kv_exports
@@ -64,6 +67,9 @@ class Forward:
             max_blocks=-(-context_tokens // config.block_tokens),
             drafts=config.mtp,
         )
+        self.grammars: Grammars | None = None
+        if vocabulary is not None:
+            self.grammars = Grammars(vocabulary, config.max_sequences)
         # Where a step's end says how far it came, as with drafts, the next one has to wait for that.
         self._pool: TokenPool | None = None
         if model.ahead_on is not None and config.mtp == 0:
@@ -87,6 +93,7 @@ class Forward:
                 most=config.mtp,
                 clock=clock,
                 rounds=rounds,
+                grammars=self.grammars,
             )
 
     @property
@@ -118,6 +125,8 @@ class Forward:
         for added in order.added:
             self._input_batch.take(added)
             self._sampler.take_row(added.sequence, added.batch_row)
+            if self.grammars is not None:
+                self.grammars.take_row(added)
             if self.adaptive is not None:
                 self.adaptive.take_row(added.batch_row)
         if self._pool is not None and order.added:
@@ -150,6 +159,7 @@ class Forward:
             self.drafter.begin(work)
         began_s = self._clock()
         step = build(self._input_batch, work, None if self._pool is None else self._pool.newest)
+        masks = None if self.grammars is None else self.grammars.begin(step.rows)
         if order.chunks:
             logits = self._model.forward(step.batch, self._kv_exports.progress_of(order.chunks))
         else:
@@ -163,7 +173,7 @@ class Forward:
             sampled = int(step.rows.counts.sum())
             prompt_logprobs = _prompt_logprobs(step, logits[sampled:])
             logits = logits[:sampled]
-        chosen = self._choose(step, logits)
+        chosen = self._choose(step, logits, masks)
         if not len(step.batch.logit_rows):  # otherwise the rows that were read came after all KV
             self._wait_for_device()
         if self.adaptive is not None and step.batch.rows == step.rows.counts.sum():
@@ -206,10 +216,10 @@ class Forward:
         first = 0 if self.drafter is None else self.drafter.first
         return Computed(*after, chosen, prompt_logprobs, first)
 
-    def _choose(self, step: Prepared, logits: torch.Tensor) -> ChosenRows:
+    def _choose(self, step: Prepared, logits: torch.Tensor, masks: StepMasks | None) -> ChosenRows:
         """Tokens for all sequences that are sampled, as many as their drafts allow. All stand behind the step now."""
         rows, work = step.rows, step.work
-        sampled = self._sampler.sample(logits, rows) if len(step.sampled) else Sampled.none()
+        sampled = self._sampler.sample(logits, rows, masks) if len(step.sampled) else Sampled.none()
         if self._rejection is not None and len(step.sampled):
             self._rejection.judge(logits, rows, sampled)
         (right, columns), penalised = self._input_batch.settle(
@@ -221,6 +231,8 @@ class Forward:
             ids=sampled.ids,
         )
         chosen = ChosenRows(work, step.sampled, *columns)
+        if masks is not None:
+            masks.advance(chosen, rows.batch_rows, self._input_batch.ended)
         if self.adaptive is not None and len(sampled.ids) > len(right):
             accepted = np.maximum(right - 1, 0)
             self.adaptive.acceptance.checked(rows.batch_rows, rows.counts - 1, accepted)

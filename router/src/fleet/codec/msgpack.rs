@@ -9,11 +9,13 @@
 )]
 
 use std::fmt::Display;
+use std::sync::Arc;
 
 use rmp::{Marker, encode};
 
 use crate::core::frame::{
-    FailureKind, Finish, RefuseReason, RequestId, Role, TransferBackend, TransferFailure, Word,
+    FailureKind, Finish, GrammarKind, RefuseReason, RequestId, Role, TransferBackend,
+    TransferFailure, Word,
 };
 
 /// What is wrong, and where inside the frame. Made on the error path only.
@@ -304,7 +306,7 @@ macro_rules! words {
     )*};
 }
 
-words! { FailureKind Finish RefuseReason Role TransferBackend TransferFailure }
+words! { FailureKind Finish GrammarKind RefuseReason Role TransferBackend TransferFailure }
 
 fn word<T: Word>(text: &str) -> Read<T> {
     T::named(text).ok_or_else(|| {
@@ -356,6 +358,18 @@ impl Wire for String {
 
     fn read(reader: &mut Reader<'_>) -> Read<Self> {
         reader.str().map(str::to_owned)
+    }
+}
+
+impl Wire for Arc<str> {
+    const MIN_BYTES: usize = 1;
+
+    fn write(&self, out: &mut Vec<u8>) {
+        put_str(out, self);
+    }
+
+    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+        reader.str().map(Self::from)
     }
 }
 

@@ -2,7 +2,8 @@
 
 use super::msgpack::{Fault, Read};
 use crate::core::frame::{
-    Continue, Fetch, KvReady, MAX_TICKET_BYTES, NAME_BYTES, Offer, Refuse, Ticket,
+    Continue, Fetch, Grammar, KvReady, MAX_GRAMMAR_BYTES, MAX_TICKET_BYTES, NAME_BYTES, Offer,
+    Refuse, Ticket,
 };
 
 pub(super) fn kv_ready(frame: &KvReady) -> Read<()> {
@@ -37,6 +38,14 @@ pub(super) fn refuse(frame: &Refuse) -> Read<()> {
         (false, Some(ms)) => Fault::malformed(format_args!("nil for {}", frame.reason), ms),
     };
     Err(fault.inside("retry_after_ms"))
+}
+
+pub(super) fn grammar(frame: &Grammar) -> Read<()> {
+    if frame.source.len() > MAX_GRAMMAR_BYTES {
+        let expected = format!("at most {MAX_GRAMMAR_BYTES} bytes");
+        return Err(Fault::malformed(expected, frame.source.len()).inside("source"));
+    }
+    Ok(())
 }
 
 fn ticket(ticket: &[u8]) -> Read<()> {

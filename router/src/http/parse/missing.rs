@@ -28,21 +28,17 @@ fn is_false(value: &Value) -> bool {
     *value == Value::Bool(false)
 }
 
-const NO_GUIDE: &str = "this server does not constrain the output yet";
+const NO_GUIDE: &str =
+    "use `logit_bias`, or constrain the answer by `response_format` or `structured_outputs`";
 
 /// Missing from both endpoints.
 pub(in crate::http) const EVERYWHERE: &[Missing] = &[
     Missing {
-        name: "response_format",
-        does_nothing: |value| value["type"] == "text",
-        why: "the only format is {\"type\": \"text\"}",
+        name: "guided_decoding_backend",
+        does_nothing: |value| value == "auto" || value == "guidance",
+        why: "there is one way to constrain answers, that of `guidance`",
     },
-    Missing::always("guided_json", NO_GUIDE),
-    Missing::always("guided_regex", NO_GUIDE),
-    Missing::always("guided_choice", NO_GUIDE),
-    Missing::always("guided_grammar", NO_GUIDE),
-    Missing::always("guided_decoding_backend", NO_GUIDE),
-    Missing::always("structured_outputs", NO_GUIDE),
+    Missing::always("guided_whitespace_pattern", "use `guided_grammar`"),
     Missing { name: "allowed_token_ids", does_nothing: empty, why: NO_GUIDE },
     Missing { name: "bad_words", does_nothing: empty, why: NO_GUIDE },
     Missing { name: "logits_processors", does_nothing: empty, why: "use `logit_bias`" },
@@ -119,15 +115,13 @@ mod tests {
     fn missing_parameters_pass_only_where_they_do_nothing() {
         let check = |body: Value| refuse(&mut Fields::of_body(body).unwrap(), EVERYWHERE);
         for good in [
-            json!({"response_format": {"type": "text"}}),
-            json!({"use_beam_search": false, "bad_words": [], "length_penalty": 1, "guided_json": null}),
+            json!({"guided_decoding_backend": "auto"}),
+            json!({"use_beam_search": false, "bad_words": [], "length_penalty": 1, "suffix": null}),
         ] {
             check(good).unwrap();
         }
         for (name, value) in [
-            ("response_format", json!({"type": "json_object"})),
-            ("response_format", json!("text")),
-            ("guided_json", json!({})),
+            ("guided_decoding_backend", json!("xgrammar")),
             ("bad_words", json!(["x"])),
             ("use_beam_search", json!(true)),
         ] {

@@ -7,6 +7,7 @@ use serde_json::Value;
 use crate::core::frame::{Ranked, Sampling};
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, integer, number, wrong_type};
+use crate::http::parse::grammar::{self, Asked};
 use crate::http::parse::ids;
 
 /// Choices of one request, over all its prompts.
@@ -40,6 +41,8 @@ pub(in crate::http) struct ModelFacts {
 #[derive(Debug)]
 pub(in crate::http) struct SharedParams {
     pub(in crate::http) sampling: Sampling,
+    /// That of `sampling`, still to be checked.
+    pub(in crate::http) grammar: Option<Asked>,
     pub(in crate::http) stop: Vec<String>,
     pub(in crate::http) stop_ids: Vec<u32>,
     pub(in crate::http) n: u32,
@@ -73,8 +76,10 @@ pub(in crate::http) fn take(
     let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
     let cache_key = fields.string("prompt_cache_key")?;
     let user = fields.string("user")?;
+    let grammar = grammar::take(fields)?;
     Ok(SharedParams {
-        sampling: sampling(fields, model)?,
+        sampling: sampling(fields, model, grammar.as_ref())?,
+        grammar,
         stop: stop(fields)?,
         stop_ids: stop_ids(fields, model)?,
         n: u32::try_from(n).expect("range was checked"),
@@ -87,7 +92,11 @@ pub(in crate::http) fn take(
 }
 
 /// An explicit value wins over the checkpoint's, which wins over OpenAI's default.
-fn sampling(fields: &mut Fields, model: &ModelFacts) -> Result<Sampling, RouteError> {
+fn sampling(
+    fields: &mut Fields,
+    model: &ModelFacts,
+    grammar: Option<&Asked>,
+) -> Result<Sampling, RouteError> {
     let temperature = fields.number("temperature", 0.0..=2.0)?.or(model.temperature);
     let top_p = fields.number("top_p", 0.0..=1.0)?;
     if top_p == Some(0.0) {
@@ -121,6 +130,7 @@ fn sampling(fields: &mut Fields, model: &ModelFacts) -> Result<Sampling, RouteEr
         logit_bias: logit_bias(fields, model)?,
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
         min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
+        grammar: grammar.map(|asked| asked.grammar.clone()),
     })
 }
 

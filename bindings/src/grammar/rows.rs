@@ -1,0 +1,274 @@
+//! The answers with a grammar that have a batch row. A thread owns where they stand; the steps send it what to do.
+//!
+//! `begin` before the model runs and `masks` after it: in between, the thread fills the masks.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread;
+use std::time::Instant;
+
+use headrace_router::request::grammar::Follower;
+use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods as _, PyReadonlyArray1};
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+use super::vocabulary::{CompiledGrammar, GrammarVocabulary};
+
+/// Commands that wait: one step sends a few, and waits for the answer of most.
+const COMMANDS: usize = 1024;
+
+/// Regular expressions within others are walked by recursion.
+const STACK_BYTES: usize = 64 << 20;
+
+/// Of one sequence: its batch row, and the drafts behind its newest token.
+struct Asked {
+    row: usize,
+    drafts: Vec<u32>,
+}
+
+struct Masks {
+    /// `[rows, words]`
+    bits: Vec<u32>,
+    dead: Vec<bool>,
+    us: u64,
+}
+
+enum Command {
+    Take { row: usize, follower: Box<Follower>, tokens: Vec<u32> },
+    Leave { row: usize },
+    Fill { asked: Vec<Asked>, reply: SyncSender<Masks> },
+    Advance { tokens: Vec<(usize, Vec<u32>)>, reply: SyncSender<Vec<bool>> },
+    CountAllowed { drafts: Vec<Asked>, reply: SyncSender<Vec<i64>> },
+    Error { row: usize, reply: SyncSender<Option<String>> },
+}
+
+#[pyclass(frozen, module = "headrace._core")]
+pub(crate) struct GrammarRows {
+    words: usize,
+    rows: usize,
+    commands: Mutex<Option<SyncSender<Command>>>,
+    filling: Mutex<Option<Receiver<Masks>>>,
+    masks: AtomicU64,
+    mask_us: AtomicU64,
+    wait_us: AtomicU64,
+}
+
+#[pymethods]
+impl GrammarRows {
+    #[new]
+    fn new(vocabulary: &GrammarVocabulary, rows: usize) -> Self {
+        Self {
+            words: vocabulary.vocabulary.mask_words(),
+            rows,
+            commands: Mutex::new(None),
+            filling: Mutex::new(None),
+            masks: AtomicU64::new(0),
+            mask_us: AtomicU64::new(0),
+            wait_us: AtomicU64::new(0),
+        }
+    }
+
+    fn take(&self, row: usize, grammar: &CompiledGrammar, tokens: Vec<u32>) -> PyResult<()> {
+        if row >= self.rows {
+            return Err(PyValueError::new_err(format!("batch row {row}, of {}", self.rows)));
+        }
+        let follower = Box::new(grammar.compiled.follower());
+        self.send(Command::Take { row, follower, tokens })
+    }
+
+    fn leave(&self, row: usize) -> PyResult<()> {
+        self.send(Command::Leave { row })
+    }
+
+    fn begin(
+        &self,
+        rows: PyReadonlyArray1<'_, i64>,
+        counts: PyReadonlyArray1<'_, i64>,
+        drafts: PyReadonlyArray1<'_, i32>,
+    ) -> PyResult<()> {
+        let asked = asked(rows.as_slice()?, counts.as_slice()?, drafts.as_slice()?)?;
+        let (reply, masks) = sync_channel(1);
+        self.send(Command::Fill { asked, reply })?;
+        *lock(&self.filling) = Some(masks);
+        Ok(())
+    }
+
+    fn masks<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<(Bound<'py, PyArray2<u32>>, Bound<'py, PyArray1<bool>>)> {
+        let filling = lock(&self.filling).take();
+        let filling = filling.ok_or_else(|| PyRuntimeError::new_err("no masks were begun"))?;
+        let began = Instant::now();
+        let masks = py.detach(move || filling.recv()).map_err(|_| gone())?;
+        let waited = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+        let rows = masks.dead.len();
+        self.masks.fetch_add(rows as u64, Ordering::Relaxed);
+        self.mask_us.fetch_add(masks.us, Ordering::Relaxed);
+        self.wait_us.fetch_add(waited, Ordering::Relaxed);
+        let bits = masks.bits.into_pyarray(py).reshape([rows, self.words])?;
+        Ok((bits, masks.dead.into_pyarray(py)))
+    }
+
+    fn advance<'py>(
+        &self,
+        py: Python<'py>,
+        rows: PyReadonlyArray1<'py, i64>,
+        counts: PyReadonlyArray1<'py, i64>,
+        ids: PyReadonlyArray1<'py, i64>,
+    ) -> PyResult<Bound<'py, PyArray1<bool>>> {
+        let (rows, counts, ids) = (rows.as_slice()?, counts.as_slice()?, ids.as_slice()?);
+        let mut rest = ids.iter();
+        let mut tokens = Vec::with_capacity(rows.len());
+        for (row, count) in rows.iter().zip(counts) {
+            let count = usize::try_from(*count).map_err(out_of_range)?;
+            let own = rest.by_ref().take(count).map(|id| u32::try_from(*id));
+            let own: Result<Vec<u32>, _> = own.collect();
+            let row = usize::try_from(*row).map_err(out_of_range)?;
+            tokens.push((row, own.map_err(out_of_range)?));
+        }
+        let (reply, ended) = sync_channel(1);
+        self.send(Command::Advance { tokens, reply })?;
+        Ok(py.detach(move || ended.recv()).map_err(|_| gone())?.into_pyarray(py))
+    }
+
+    fn count_allowed<'py>(
+        &self,
+        py: Python<'py>,
+        rows: PyReadonlyArray1<'py, i64>,
+        counts: PyReadonlyArray1<'py, i64>,
+        drafts: PyReadonlyArray1<'py, i64>,
+    ) -> PyResult<Bound<'py, PyArray1<i64>>> {
+        let mut rest = drafts.as_slice()?.iter();
+        let mut asked = Vec::new();
+        for (row, count) in rows.as_slice()?.iter().zip(counts.as_slice()?) {
+            let count = usize::try_from(*count).map_err(out_of_range)?;
+            let own = rest.by_ref().take(count).map(|id| u32::try_from(*id));
+            let own: Result<Vec<u32>, _> = own.collect();
+            let row = usize::try_from(*row).map_err(out_of_range)?;
+            asked.push(Asked { row, drafts: own.map_err(out_of_range)? });
+        }
+        let (reply, allowed) = sync_channel(1);
+        self.send(Command::CountAllowed { drafts: asked, reply })?;
+        Ok(py.detach(move || allowed.recv()).map_err(|_| gone())?.into_pyarray(py))
+    }
+
+    fn error(&self, py: Python<'_>, row: usize) -> PyResult<Option<String>> {
+        let (reply, error) = sync_channel(1);
+        self.send(Command::Error { row, reply })?;
+        py.detach(move || error.recv()).map_err(|_| gone())
+    }
+
+    /// Masks made, microseconds that took, and microseconds that steps waited for them.
+    fn times(&self) -> (u64, u64, u64) {
+        let of = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        (of(&self.masks), of(&self.mask_us), of(&self.wait_us))
+    }
+}
+
+impl GrammarRows {
+    fn send(&self, command: Command) -> PyResult<()> {
+        let mut commands = lock(&self.commands);
+        if commands.is_none() {
+            let (sender, inbox) = sync_channel(COMMANDS);
+            let (rows, words) = (self.rows, self.words);
+            let builder = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
+            let spawned = builder.spawn(move || follow(&inbox, rows, words));
+            spawned.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
+            *commands = Some(sender);
+        }
+        let sender = commands.as_ref().ok_or_else(gone)?;
+        // full only if the steps do not wait for answers, which they do
+        sender.try_send(command).map_err(|_| gone())
+    }
+}
+
+/// The thread. It ends when the last handle drops.
+fn follow(inbox: &Receiver<Command>, rows: usize, words: usize) {
+    let mut followers: Vec<Option<Box<Follower>>> = (0..rows).map(|_| None).collect();
+    for command in inbox {
+        // whoever asked may be gone
+        match command {
+            Command::Take { row, mut follower, tokens } => {
+                follower.advance(&tokens);
+                followers[row] = Some(follower);
+            }
+            Command::Leave { row } => {
+                if let Some(place) = followers.get_mut(row) {
+                    *place = None;
+                }
+            }
+            Command::Fill { asked, reply } => {
+                reply.send(fill(&mut followers, &asked, words)).ok();
+            }
+            Command::Advance { tokens, reply } => {
+                let ended = tokens.iter().map(|(row, tokens)| {
+                    at(&mut followers, *row).is_some_and(|follower| follower.advance(tokens))
+                });
+                reply.send(ended.collect()).ok();
+            }
+            Command::CountAllowed { drafts, reply } => {
+                let counts = drafts.iter().map(|one| match at(&mut followers, one.row) {
+                    Some(follower) => follower.count_allowed(&one.drafts) as i64,
+                    None => one.drafts.len() as i64,
+                });
+                reply.send(counts.collect()).ok();
+            }
+            Command::Error { row, reply } => {
+                let follower = at(&mut followers, row);
+                reply.send(follower.and_then(|follower| follower.error())).ok();
+            }
+        }
+    }
+}
+
+fn at(followers: &mut [Option<Box<Follower>>], row: usize) -> Option<&mut Follower> {
+    followers.get_mut(row)?.as_deref_mut()
+}
+
+fn fill(followers: &mut [Option<Box<Follower>>], asked: &[Asked], words: usize) -> Masks {
+    let began = Instant::now();
+    let rows = asked.iter().map(|one| one.drafts.len() + 1).sum::<usize>();
+    let mut bits = vec![u32::MAX; rows * words];
+    let mut dead = vec![false; rows];
+    let mut first = 0;
+    for one in asked {
+        let stop = first + one.drafts.len() + 1;
+        if let Some(follower) = at(followers, one.row) {
+            let own = &mut bits[first * words..stop * words];
+            follower.fill_masks(&one.drafts, own, &mut dead[first..stop]);
+        }
+        first = stop;
+    }
+    let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
+    Masks { bits, dead, us }
+}
+
+/// Each of `rows` has so many rows of logits, all but the first behind a draft; what stands for the first means nothing.
+fn asked(rows: &[i64], counts: &[i64], drafts: &[i32]) -> PyResult<Vec<Asked>> {
+    let mut rest = drafts.iter();
+    let mut found = Vec::with_capacity(rows.len());
+    for (row, count) in rows.iter().zip(counts) {
+        let count = usize::try_from(*count).map_err(out_of_range)?;
+        let own: Vec<u32> = rest.by_ref().take(count).map(|id| id.cast_unsigned()).collect();
+        if own.len() != count || count == 0 {
+            return Err(PyValueError::new_err(format!("{} rows, but {count} of one", own.len())));
+        }
+        let row = usize::try_from(*row).map_err(out_of_range)?;
+        found.push(Asked { row, drafts: own[1..].to_vec() });
+    }
+    Ok(found)
+}
+
+fn out_of_range(error: std::num::TryFromIntError) -> PyErr {
+    PyValueError::new_err(error.to_string())
+}
+
+fn gone() -> PyErr {
+    PyRuntimeError::new_err("the thread of the grammars is gone")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}

@@ -1,0 +1,41 @@
+"""Logits of tokens that may not be chosen become -inf.
+
+logits  [rows, vocab]            float32, changed in place
+rows    [masked]                 int64 on the host, which rows of `logits` have a mask
+masks   [masked, vocab/32 up]    uint32 on the host, bit `t % 32` of word `t // 32` is set where token `t` may be chosen
+Cost: on a CPU reads the masks and writes what they forbid; on a GPU copies vocab / 8 bytes a row, then reads and writes
+the row, so memory is the bound.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace import _core
+
+
+def mask_logits(logits: torch.Tensor, rows: NDArray[np.int64], masks: NDArray[np.uint32]) -> None:
+    """In place: native where the logits are the host's, operations of torch where they are a device's."""
+    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous():
+        _core.mask_logits(logits.numpy(), rows, masks)
+        return
+    device = logits.device
+    words = torch.from_numpy(masks.view(np.int32)).to(device, non_blocking=True)
+    bits = torch.arange(32, dtype=torch.int32, device=device)
+    allowed = ((words[:, :, None] >> bits) & 1).bool().view(len(rows), -1)[:, : logits.shape[1]]
+    index = torch.from_numpy(rows).to(device)
+    logits[index] = logits[index].masked_fill(~allowed, -math.inf)
+
+
+def mask_logits_ref(
+    logits: torch.Tensor, rows: NDArray[np.int64], masks: NDArray[np.uint32]
+) -> None:
+    """Token by token."""
+    for row, mask in zip(rows.tolist(), masks, strict=True):
+        for token in range(logits.shape[1]):
+            if not int(mask[token // 32]) >> (token % 32) & 1:
+                logits[row, token] = -math.inf

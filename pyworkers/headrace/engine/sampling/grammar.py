@@ -1,0 +1,111 @@
+"""Answers that follow a grammar: a token that it does not allow is never chosen.
+
+The mask of a step depends on the tokens before it, which are known when its forward pass begins. So `begin` goes
+before the pass and `StepMasks.apply` behind it, and a thread of `_core` fills the masks in between. Where an answer
+stands in its grammar follows from its tokens alone: whoever takes a batch row brings those that there are, be it after
+a preemption, on another worker, or after the first token of a hand-off.
+
+A draft is checked by the mask of its place like any other token. Behind one that ends the answer nothing is chosen, so
+that the answer ends there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from headrace import _core
+from headrace.engine.sampling.verify import GOES_ON, LENGTH, STOP
+from headrace.engine.step.rows import places_of, spread
+from headrace_kernels.token_masks import mask_logits
+
+if TYPE_CHECKING:
+    from headrace._core import GrammarVocabulary
+    from headrace.engine.sampling.sampler import Rows
+    from headrace.engine.sampling.verify import ChosenRows
+    from headrace.engine.step.input_batch import AddedRow
+
+Ints = NDArray[np.int64]
+
+
+class Grammars:
+    """Where the answers with a grammar stand, by batch row. Belongs to the thread of the steps."""
+
+    def __init__(self, vocabulary: GrammarVocabulary, max_sequences: int) -> None:
+        self.vocabulary = vocabulary
+        self._core = _core.GrammarRows(vocabulary, max_sequences)
+        self._has = np.zeros(max_sequences, dtype=np.bool_)
+        self._any = False
+
+    def take_row(self, added: AddedRow) -> None:
+        """Another sequence has a batch row."""
+        batch_row, grammar = added.batch_row, added.sequence.grammar
+        if grammar is not None:
+            self._core.take(batch_row, grammar, added.generated)
+        elif self._has[batch_row]:
+            self._core.leave(batch_row)
+        else:
+            return
+        self._has[batch_row] = grammar is not None
+        self._any = bool(self._has.any())
+
+    def begin(self, rows: Rows) -> StepMasks | None:
+        """Have the masks of these rows filled, for those with a grammar; `None` where nobody has one."""
+        if not self._any:
+            return None
+        owners = places_of(self._has[rows.batch_rows])
+        if not len(owners):
+            return None
+        counts = rows.counts[owners]
+        places = spread(rows.starts[owners], counts)
+        self._core.begin(rows.batch_rows[owners], counts, rows.drafts[places])
+        return StepMasks(self._core, owners, places)
+
+    def count_allowed(self, batch_rows: Ints, drafts: Ints, made: Ints) -> Ints:
+        """How many of the first `made` of these drafts, `[rows, most]`, may be checked at all: not those that a grammar
+        does not allow, nor those behind them.
+        """
+        owners = places_of(self._has[batch_rows]) if self._any else np.zeros(0, dtype=np.int64)
+        if not len(owners):
+            return made
+        counts = made[owners]
+        listed = drafts[owners][np.arange(drafts.shape[1]) < counts[:, None]]
+        allowed = made.copy()
+        allowed[owners] = self._core.count_allowed(batch_rows[owners], counts, listed)
+        return allowed
+
+    def times(self) -> tuple[int, int, int]:
+        """Masks so far, microseconds of the thread, and microseconds that steps waited for it."""
+        return self._core.times()
+
+
+@dataclass(slots=True)
+class StepMasks:
+    """Of one step. `apply` it once, then `advance`."""
+
+    _core: _core.GrammarRows
+    _owners: Ints  # places of the sequences
+    _places: Ints  # [masks], rows of the logits
+    dead: NDArray[np.bool_] = field(init=False)  # [masks], rows in which nothing may be chosen
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """What a grammar does not allow becomes -inf, in place; all of a row in which nothing may be chosen."""
+        masks, self.dead = self._core.masks()
+        masks[self.dead] = 0
+        mask_logits(logits, self._places, masks)
+
+    def advance(self, chosen: ChosenRows, batch_rows: Ints, ended: NDArray[np.bool_]) -> None:
+        """The sequences have these tokens more. An answer that its grammar has finished ends, and so says `ended`."""
+        owners = self._owners
+        counts = chosen.counts[owners]
+        starts = (chosen.counts.cumsum() - chosen.counts)[owners]
+        ids = chosen.ids[spread(starts, counts)]
+        finished = owners[self._core.advance(batch_rows[owners], counts, ids)]
+        for row in finished.tolist():
+            if chosen.finish[row] in (GOES_ON, LENGTH):
+                chosen.finish[row] = STOP
+                ended[batch_rows[row]] = True

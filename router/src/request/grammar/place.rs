@@ -1,0 +1,197 @@
+//! What is wrong in a JSON schema, and where: keywords that would not be enforced are refused by name.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Map, Value};
+
+use super::compile::{GrammarError, compile_schema};
+use super::vocabulary::GrammarTokens;
+
+/// Keywords that are enforced.
+const ENFORCED: [&str; 27] = [
+    "anyOf",
+    "oneOf",
+    "allOf",
+    "$ref",
+    "const",
+    "enum",
+    "type",
+    "items",
+    "additionalItems",
+    "prefixItems",
+    "minItems",
+    "maxItems",
+    "properties",
+    "additionalProperties",
+    "patternProperties",
+    "required",
+    "minProperties",
+    "maxProperties",
+    "minLength",
+    "maxLength",
+    "pattern",
+    "format",
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+];
+
+/// Keywords that say nothing about which values are valid.
+const ANNOTATIONS: [&str; 19] = [
+    "$anchor",
+    "$defs",
+    "definitions",
+    "$schema",
+    "$id",
+    "id",
+    "$comment",
+    "title",
+    "description",
+    "default",
+    "readOnly",
+    "writeOnly",
+    "examples",
+    "example",
+    "deprecated",
+    "contentMediaType",
+    "contentEncoding",
+    "markdownDescription",
+    "enumDescriptions",
+];
+
+/// Longest path that is named.
+const MAX_PATH_CHARS: usize = 256;
+
+/// The search for the place of a failure ends after this: then a schema around it is named.
+const SEARCH: Duration = Duration::from_millis(200);
+
+/// A schema that cannot be followed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SchemaError {
+    /// Below the schema, such as `.properties.age.not`; empty for all of it.
+    pub path: String,
+    /// The reason, for people.
+    pub message: String,
+}
+
+/// Whether answers can be held to `schema`.
+///
+/// # Errors
+/// Where the first keyword stands that is not enforced, or the innermost schema that cannot be compiled.
+pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
+    check_keywords(schema, &mut String::new())?;
+    let whole = match compile_schema(GrammarTokens::of_bytes().factory(), schema.clone()) {
+        Ok(_) => return Ok(()),
+        Err(error) => error,
+    };
+    let mut found = (String::new(), whole);
+    narrow(schema, schema, &mut found, Instant::now() + SEARCH);
+    let (path, GrammarError(message)) = found;
+    Err(SchemaError { path, message })
+}
+
+fn check_keywords(schema: &Value, path: &mut String) -> Result<(), SchemaError> {
+    let fields = match schema {
+        Value::Object(fields) => fields,
+        Value::Bool(_) => return Ok(()),
+        Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+            let message = "a schema is an object or a boolean".to_owned();
+            return Err(SchemaError { path: path.clone(), message });
+        }
+    };
+    for key in fields.keys() {
+        let harmless = key.starts_with("x-") && key != "x-guidance";
+        if !harmless && !ENFORCED.contains(&&**key) && !ANNOTATIONS.contains(&&**key) {
+            push(path, key);
+            let message = "this keyword is not supported, and would not be enforced".to_owned();
+            return Err(SchemaError { path: path.clone(), message });
+        }
+    }
+    below(fields, path, &mut |schema, path| check_keywords(schema, path))
+}
+
+/// Calls `each` for the schemas right below, with their paths.
+fn below(
+    fields: &Map<String, Value>,
+    path: &mut String,
+    each: &mut dyn FnMut(&Value, &mut String) -> Result<(), SchemaError>,
+) -> Result<(), SchemaError> {
+    for (key, value) in fields {
+        let len = path.len();
+        match (key.as_str(), value) {
+            (
+                "properties" | "patternProperties" | "$defs" | "definitions",
+                Value::Object(named),
+            ) => {
+                push(path, key);
+                for (name, schema) in named {
+                    let len = path.len();
+                    push(path, name);
+                    each(schema, path)?;
+                    path.truncate(len);
+                }
+            }
+            ("anyOf" | "oneOf" | "allOf" | "prefixItems" | "items", Value::Array(listed)) => {
+                push(path, key);
+                for (place, schema) in listed.iter().enumerate() {
+                    let len = path.len();
+                    path.push_str(&format!("[{place}]"));
+                    each(schema, path)?;
+                    path.truncate(len);
+                }
+            }
+            ("items" | "additionalItems" | "additionalProperties", schema) => {
+                push(path, key);
+                each(schema, path)?;
+            }
+            _ => {}
+        }
+        path.truncate(len);
+    }
+    Ok(())
+}
+
+/// The innermost schema that fails by itself, with the definitions of the whole.
+fn narrow(root: &Value, schema: &Value, found: &mut (String, GrammarError), until: Instant) {
+    let Value::Object(fields) = schema else { return };
+    let mut path = found.0.clone();
+    let mut inner: Option<Value> = None;
+    // an error ends the walk: it is found
+    let _ = below(fields, &mut path, &mut |schema, path| {
+        if Instant::now() >= until {
+            return Ok(());
+        }
+        match compile_schema(GrammarTokens::of_bytes().factory(), with_definitions(root, schema)) {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                *found = (path.clone(), error);
+                inner = Some(schema.clone());
+                Err(SchemaError { path: String::new(), message: String::new() })
+            }
+        }
+    });
+    if let Some(inner) = inner {
+        narrow(root, &inner, found, until);
+    }
+}
+
+fn with_definitions(root: &Value, schema: &Value) -> Value {
+    let Value::Object(fields) = schema else { return schema.clone() };
+    let mut fields = fields.clone();
+    for name in ["$schema", "$defs", "definitions"] {
+        if let Some(value) = root.get(name) {
+            fields.insert(name.to_owned(), value.clone());
+        }
+    }
+    Value::Object(fields)
+}
+
+fn push(path: &mut String, name: &str) {
+    path.push('.');
+    path.extend(name.chars().take(64));
+    if let Some((end, _)) = path.char_indices().nth(MAX_PATH_CHARS) {
+        path.truncate(end);
+    }
+}
