@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from transformers.models.llama.configuration_llama import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 from headrace.models import DType, UnsupportedModelError, load_model
 from headrace.models.llama import Llama, attention_of, load_weights
@@ -17,6 +15,9 @@ from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
 from helpers.models.stepping import Stepper
+
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
 
 torch.set_num_threads(1)
 
@@ -55,6 +56,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def build(path: Path, **changes: Any) -> LlamaForCausalLM:
     """A tiny random llama of transformers, saved to `path`."""
+    from transformers.models.llama.configuration_llama import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaForCausalLM
+
     config: dict[str, Any] = {
         "vocab_size": VOCAB,
         "hidden_size": 96,

@@ -1,4 +1,7 @@
-"""DeepSeek-V3 of transformers as the oracle: tiny, random in every weight, and saved as a checkpoint."""
+"""DeepSeek-V3 of transformers as the oracle: tiny, random in every weight, and saved as a checkpoint.
+
+Importing transformers takes seconds, so only what builds an oracle does it, and no pytest process that collects it.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,11 @@ import math
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
-from transformers.modeling_layers import MtpLayer
-from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
-from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
-    DeepseekV3DecoderLayer,
-    DeepseekV3ForCausalLM,
-    DeepseekV3RMSNorm,
-)
 
 from headrace.models.deepseek import Deepseek, attention_of
 from headrace.models.deepseek_weights import load_weights
@@ -25,6 +21,10 @@ from headrace.models.load.checkpoint import SafetensorsCheckpoint
 from headrace_kernels.ops import MlaBackend
 from headrace_kernels.torch_mla import REFERENCE, TorchMlaBackend
 from helpers.models.tiny_deepseek import SHAPE
+
+if TYPE_CHECKING:
+    from transformers.modeling_layers import MtpLayer
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
 
 BackendName = Literal["native", "reference"]
 
@@ -93,6 +93,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def build(path: Path, **changes: Any) -> DeepseekV3ForCausalLM:
     """A tiny random model, saved to `path`. Constants that transformers starts from are made random too."""
+    from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3ForCausalLM
+
     config: dict[str, Any] = {
         "vocab_size": VOCAB,
         **SHAPE,
@@ -118,6 +121,12 @@ def build_mtp(
 
     `renamed` gives it the names of transformers instead of DeepSeek's.
     """
+    from transformers.modeling_layers import MtpLayer
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import (
+        DeepseekV3DecoderLayer,
+        DeepseekV3RMSNorm,
+    )
+
     oracle = build(path, num_mtp_layers=1, **changes)
     config = oracle.config
     kinds: Any = (DeepseekV3DecoderLayer, DeepseekV3RMSNorm)

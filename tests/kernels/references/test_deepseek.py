@@ -3,11 +3,13 @@
 Tolerances: float32 sums of some tens of terms in another order.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 import torch
-from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
-from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
 
 pytest.importorskip("triton")
 
@@ -23,10 +25,15 @@ from headrace_kernels.moe.permute import permute_ref
 from headrace_kernels.moe.route import route_ref
 from headrace_kernels.ops import Routing
 
+if TYPE_CHECKING:
+    from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
+
 CPU = torch.device("cpu")
 
 
 def config(**changes: object) -> DeepseekV3Config:
+    from transformers.models.deepseek_v3.configuration_deepseek_v3 import DeepseekV3Config
+
     fields: dict[str, object] = {
         "hidden_size": 32,
         "moe_intermediate_size": 24,
@@ -59,6 +66,8 @@ def randomised(module: torch.nn.Module, std: float) -> torch.nn.Module:
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize(("groups", "top_groups"), [(4, 2), (1, 1), (8, 8)])
 def test_moe_is_that_of_transformers(groups: int, top_groups: int, normalise: bool) -> None:
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+
     c = config(n_group=groups, topk_group=top_groups, norm_topk_prob=normalise)
     theirs = randomised(deepseek.DeepseekV3MoE(c), 0.2)
     bias = torch.randn(16) * 0.1 - 0.6  # so that biased scores are negative too
@@ -86,6 +95,8 @@ def test_moe_is_that_of_transformers(groups: int, top_groups: int, normalise: bo
 
 @pytest.mark.parametrize("interleave", [True, False])
 def test_attention_is_that_of_transformers_either_way(interleave: bool) -> None:
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+
     c = config(rope_interleave=interleave)
     theirs = randomised(deepseek.DeepseekV3Attention(c, 0), 0.3)
     rows, rope = 13, deepseek.DeepseekV3RotaryEmbedding(c)

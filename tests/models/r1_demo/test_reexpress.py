@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers.models.auto.modeling_auto import AutoModelForCausalLM
 
 from headrace.models import load_model
 from headrace.models.config import ModelFileError, parse_config
@@ -36,8 +35,14 @@ def converted(
     return folder
 
 
+def of_transformers(folder: Path) -> Any:
+    from transformers.models.auto.modeling_auto import AutoModelForCausalLM  # takes seconds
+
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
 def logits(folder: Path, ids: torch.Tensor) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = of_transformers(folder)
     with torch.inference_mode():
         return model(ids).logits
 
@@ -267,7 +272,7 @@ def test_a_re_expressed_head_drafts_what_its_training_saw(tmp_path: Path, paired
     target = converted(tmp_path / "deepseek", source, paired=paired, head=head_file)
     head, kept = read_head(head_file, SafetensorsCheckpoint(source))
     tokens = np.random.default_rng(3).integers(0, 285, 52).tolist()
-    llama = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).eval()
+    llama = of_transformers(source)
     with torch.inference_mode():
         said = llama(torch.tensor([tokens]), output_hidden_states=True)
         table: Any = llama.get_input_embeddings().weight
