@@ -23,7 +23,7 @@ BLOCK = 16
 
 @pytest.fixture(scope="module")
 def answer_tokens(pytestconfig: pytest.Config) -> int:
-    return 64 if pytestconfig.option.all_cases else 16
+    return 64 if pytestconfig.option.all_cases else 8
 
 
 def greedy(name: str, answer_tokens: int) -> list[list[int]]:
