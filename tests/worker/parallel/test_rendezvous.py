@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
+from torch.distributed import PrefixStore, TCPStore
 
 from headrace.worker.parallel.control import (
     ControlLink,
@@ -18,8 +20,15 @@ from headrace.worker.parallel.control import (
     listening,
     named,
 )
+from headrace.worker.parallel.environment import read_environment
 from headrace.worker.parallel.messages import Kind, Message
-from headrace.worker.parallel.rendezvous import Introduction, _verdict, difference  # pyright: ignore[reportPrivateUsage]
+from headrace.worker.parallel.rendezvous import (
+    GroupMismatch,
+    Introduction,
+    _verdict,  # pyright: ignore[reportPrivateUsage]
+    difference,
+    meet,
+)
 from helpers.worker.rank_processes import SERVES, Told, free_port, processes, variables
 
 EPOCH, TOKEN = 7, bytes(range(32))
@@ -112,6 +121,37 @@ def test_a_second_process_of_one_rank_is_refused_by_name() -> None:
     refused = [one for one in found if "rank 1 is there already, on " in one]
     assert len(refused) == 1, found
     assert sum("rank 2 of 3 did not come" in one for one in found) == 2, "the others wait on"
+
+
+INTRODUCTION = asdict(Introduction(rank=1, host="h", process="p", name="n", serves={}))
+
+
+@pytest.mark.parametrize(
+    ("key", "said", "told"),
+    [
+        ("rank/1", json.dumps(INTRODUCTION | {"serves": "x"}), "rank 1 introduced itself with"),
+        ("rank/1", json.dumps(INTRODUCTION | {"serves": {"a": 1}}), "rank 1 introduced itself"),
+        ("rank/1", json.dumps(INTRODUCTION | {"rank": 0}), "rank 1 introduced itself with"),
+        ("rank/1", json.dumps(INTRODUCTION | {"later": 1}), "rank 1 introduced itself with"),
+        ("rank/1", "[" * 30_000, "rank 1 introduced itself with '[[["),
+        ("rank/1", "x" * 100_000, "rank 1 introduced itself with 'xxx"),
+        ("size", " ", "WORLD_SIZE is 2 on rank 0, and  "),
+    ],
+)
+def test_what_no_rank_would_publish_is_told_by_name(key: str, said: str, told: str) -> None:
+    """At a store that somebody else writes to; the other ranks read the same line."""
+    port = free_port()
+    kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = PrefixStore("headrace/none/0", kept)
+    store.set(key, said)
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environment = read_environment(variables(0, 2, port, **agent))
+    assert environment is not None
+    with pytest.raises((GroupFailed, GroupMismatch)) as caught:
+        meet(environment, "name", SERVES, 10.0)
+    assert told in str(caught.value)
+    verdict = json.loads(store.get("verdict"))
+    assert verdict == {"kind": "differs", "why": str(caught.value)}
 
 
 def test_rank_0_that_cannot_listen_says_where() -> None:

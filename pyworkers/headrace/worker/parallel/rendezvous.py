@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from torch.distributed import PrefixStore, Store, TCPStore
 
@@ -142,15 +142,15 @@ class _Meeting:
     def introduce(self, mine: Introduction) -> None:
         text = json.dumps(asdict(mine))
         assert len(text) <= MOST_SAID, "what a rank serves is told by digests"
-        there = self._store.compare_set(f"rank/{self._rank}", "", text).decode()
-        if there != text:
+        there = self._store.compare_set(f"rank/{self._rank}", "", text)
+        if there != text.encode():
             other = _introduction(there, self._rank).process
             raise GroupFailed(
                 f"rank {self._rank} is there already, on {other}; this is {mine.process}"
             )
         size = f"{self._size} on rank {self._rank}"
-        first = self._store.compare_set("size", "", size).decode()
-        if first.split()[0] != str(self._size):
+        first = self._store.compare_set("size", "", size).decode(errors="replace")
+        if first.split()[:1] != [str(self._size)]:
             self._fail("differs", f"WORLD_SIZE is {size}, and {first}")
 
     def lead(self) -> Met:
@@ -161,7 +161,10 @@ class _Meeting:
             self._fail("missing", self._missing(missing))
         if self._store.check(["verdict"]):
             self._raise(_verdict(self._store.get("verdict")))
-        ranks = self._introductions()
+        try:
+            ranks = self._introductions()
+        except GroupFailed as error:
+            self._fail("differs", str(error))
         if (differs := difference(ranks)) is not None:
             self._fail("differs", differs)
         epoch, token = time.time_ns() // 1_000_000, secrets.token_bytes(TOKEN_BYTES)
@@ -192,10 +195,7 @@ class _Meeting:
         return Met(ranks=ranks, epoch=epoch, secret=secret, links=links, store=self._store)
 
     def _introductions(self) -> list[Introduction]:
-        return [
-            _introduction(self._store.get(f"rank/{rank}").decode(), rank)
-            for rank in range(self._size)
-        ]
+        return [_introduction(self._store.get(f"rank/{rank}"), rank) for rank in range(self._size)]
 
     def _address(self, ranks: list[Introduction]) -> str | None:
         """Where rank 0 listens: None for a Unix socket."""
@@ -213,7 +213,7 @@ class _Meeting:
     def _missing(self, ranks: list[int]) -> str:
         return f"{named(ranks)} of {self._size} did not come within {self._timeout_s:g} s"
 
-    def _fail(self, kind: str, why: str) -> None:
+    def _fail(self, kind: str, why: str) -> NoReturn:
         """Have all ranks end with this line, unless another one was published sooner."""
         self._raise(self._publish({"kind": kind, "why": why}))
 
@@ -221,7 +221,7 @@ class _Meeting:
         """What is the verdict now."""
         return _verdict(self._store.compare_set("verdict", "", json.dumps(verdict)))
 
-    def _raise(self, verdict: dict[str, Any]) -> None:
+    def _raise(self, verdict: dict[str, Any]) -> NoReturn:
         if verdict["kind"] == "met":
             raise GroupFailed(f"rank {self._rank} came after its group had begun")
         if self._environment.keeps_store:
@@ -268,13 +268,15 @@ def _verdict(published: bytes) -> dict[str, Any]:
     return verdict
 
 
-def _introduction(text: str, rank: int) -> Introduction:
-    """Raises GroupFailed."""
-    try:
-        one = Introduction(**json.loads(text))
-    except (ValueError, TypeError) as error:
-        raise GroupFailed(f"rank {rank} introduced itself with {text[:80]!r}") from error
-    return one
+def _introduction(said: bytes, rank: int) -> Introduction:
+    """What a rank published. Raises GroupFailed where it is none: anybody who reaches the store can write there."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        told: dict[str, Any] = json.loads(said[: MOST_SAID + 1])
+        one = Introduction(**told)
+        texts = [told["host"], told["process"], told["name"], *told["serves"].values()]
+        if one.rank == rank and all(isinstance(text, str) for text in texts):
+            return one
+    raise GroupFailed(f"rank {rank} introduced itself with {said[:80].decode(errors='replace')!r}")
 
 
 def _store(environment: GroupEnvironment, give_up_at: float) -> Store:
