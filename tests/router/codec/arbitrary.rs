@@ -291,7 +291,7 @@ fn step() -> BoxedStrategy<Step> {
 }
 
 fn grammar() -> BoxedStrategy<Grammar> {
-    (word(), text()).prop_map(|(kind, source)| Grammar { kind, source }).boxed()
+    (word(), text()).prop_map(|(kind, source)| Grammar { kind, source: source.into() }).boxed()
 }
 
 fn sampling() -> BoxedStrategy<Sampling> {
