@@ -288,6 +288,10 @@ impl SharedParcels {
                 Ok(Some(rank)) => rank,
                 Err(ended) => return Err(self.publish(ended)),
             };
+            #[expect(
+                clippy::redundant_closure_for_method_calls,
+                reason = "the method itself is of one lifetime"
+            )]
             Python::attach(|py| py.check_signals())?;
             if self.closed.load(Ordering::Relaxed) {
                 return Err(RankLost::new_err((self.rank, "it has left the group")));

@@ -27,6 +27,9 @@ struct Asked {
     drafts: Vec<u32>,
 }
 
+/// Masks of tokens, `[rows, words]`, and the rows in which nothing may be chosen.
+type MaskArrays<'py> = (Bound<'py, PyArray2<u32>>, Bound<'py, PyArray1<bool>>);
+
 struct Masks {
     /// `[rows, words]`
     bits: Vec<u32>,
@@ -94,10 +97,7 @@ impl GrammarRows {
         Ok(())
     }
 
-    fn masks<'py>(
-        &self,
-        py: Python<'py>,
-    ) -> PyResult<(Bound<'py, PyArray2<u32>>, Bound<'py, PyArray1<bool>>)> {
+    fn masks<'py>(&self, py: Python<'py>) -> PyResult<MaskArrays<'py>> {
         let filling = lock(&self.filling).take();
         let filling = filling.ok_or_else(|| PyRuntimeError::new_err("no masks were begun"))?;
         let began = Instant::now();
