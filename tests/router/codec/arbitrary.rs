@@ -291,7 +291,8 @@ fn step() -> BoxedStrategy<Step> {
 }
 
 fn grammar() -> BoxedStrategy<Grammar> {
-    (word(), text()).prop_map(|(kind, source)| Grammar { kind, source: source.into() }).boxed()
+    let source = text().prop_filter("a longer one is refused", |text| text.len() <= 1 << 16);
+    (word(), source).prop_map(|(kind, source)| Grammar { kind, source: source.into() }).boxed()
 }
 
 fn sampling() -> BoxedStrategy<Sampling> {
