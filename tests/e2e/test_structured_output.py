@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+import jsonschema
 import openai
 import pytest
 
@@ -50,7 +51,6 @@ def ask(server: Server, *, stream: bool = False, **options: Any) -> tuple[str, s
 
 
 def check(text: str) -> None:
-    jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(json.loads(text), SCHEMA)
 
 
