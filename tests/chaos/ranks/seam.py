@@ -44,9 +44,19 @@ class Ranks(Protocol):
 
     port: int
     model: str
-    sizes: Sequence[int]  # ranks of each group
-    kinds: Sequence[str]  # of faults
-    back_within_s: float
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Ranks of each group."""
+        ...
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Of faults."""
+        ...
+
+    @property
+    def back_within_s(self) -> float: ...
 
     async def strike(self, fault: GroupFault) -> Struck:
         """Raises NotReached."""
