@@ -14,6 +14,8 @@ MODEL ?=
 ARGS ?=
 # Extra arguments for pytest, such as TESTS="tests/engine -k sampler", or TESTS="-n 0 --pdb" for one process.
 TESTS ?=
+# Processes of pytest: half as many again as cores, since tests wait for servers a good part of their time.
+TEST_PROCESSES ?= $(shell n=$$(getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2); n=$$(( n + (n + 1) / 2 )); echo $$(( n > 6 ? 6 : n )))
 # Of bench-routing: files, names with commas, numbers, a file; what is left out is its default.
 TRACES ?=
 POLICIES ?=
@@ -95,7 +97,7 @@ test-rust: tools ## Rust tests alone
 
 .PHONY: test-python
 test-python: setup ## Python and end-to-end tests alone
-	@$(PY) -m pytest --numprocesses logical --maxprocesses 4 --dist worksteal $(TESTS)
+	@$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(TESTS)
 
 .PHONY: chaos
 chaos: setup ## faults by a seeded plan under 200 clients; every stream must be as if undisturbed (SECONDS, SEED, OUT)
