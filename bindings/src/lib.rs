@@ -9,7 +9,6 @@ mod hash;
 mod index;
 mod kernels;
 mod memory;
-mod outputs;
 mod race;
 mod ranks;
 mod router;
@@ -40,8 +39,6 @@ mod _core {
     #[pymodule_export]
     use crate::kernels::{Experts, HeadMatrices, Program, Table, Value, Weight};
     #[pymodule_export]
-    use crate::outputs::{encode_outputs, encode_step};
-    #[pymodule_export]
     use crate::race::race;
     #[pymodule_export]
     use crate::ranks::{SharedExchange, SharedParcels, order_of_sends, plan_sends};
@@ -55,6 +52,8 @@ mod _core {
     use crate::step::{
         CountColumns, InputColumns, SamplingColumns, cut_answers, hash_next_blocks, noise_keys,
     };
+    #[pymodule_export]
+    use crate::wire::outputs::{encode_outputs, encode_step};
     #[pymodule_export]
     use crate::wire::{decode_frame, encode_frame};
 }

@@ -1,5 +1,7 @@
 //! Frames as dicts, `{"Ping": {"nonce": 1}}`: for tools and tests. Workers use `headrace.wire.codec`.
 
+pub(crate) mod outputs;
+
 use headrace_router::core::frame::Frame;
 use headrace_router::fleet::codec;
 use pyo3::prelude::*;
