@@ -216,12 +216,12 @@ def test_a_rank_that_leaves_is_named(ranks: RankProcesses, kind: str) -> None:
 def late(place: Place, kind: str) -> str:
     """Rank 0 comes once the others gave it up."""
     with opened(place, kind, deadline_s=SHORT_S) as transport:
-        transport.begin(1)
         gone = place.folder / "given-up"
-        if place.rank == 0:
-            while len(list(place.folder.glob("given-up*"))) < place.ranks - 1:
-                os.sched_yield()
         try:
+            transport.begin(1)  # where another rank was slower still, it is told here
+            if place.rank == 0:
+                while len(list(place.folder.glob("given-up*"))) < place.ranks - 1:
+                    os.sched_yield()
             swap(transport, even(place.ranks, 3), 1)
         except RankLost as lost:
             gone.with_suffix(f".{place.rank}").touch()

@@ -179,8 +179,9 @@ class _Meeting:
         if not self._wait(lambda: self._store.check(["verdict"])):
             missing = [r for r in range(self._size) if not self._store.check([f"rank/{r}"])]
             raise GroupFailed(self._missing(missing or [0]))
-        self._store.add("seen", 1)
-        told = _verdict(self._store.get("verdict"))
+        said = self._store.get("verdict")
+        self._store.add("seen", 1)  # after it was read: rank 0, which keeps the store, may now go
+        told = _verdict(said)
         if told["kind"] != "met":
             self._raise(told)
         epoch, token = int(told["epoch"]), bytes.fromhex(told["token"])
