@@ -63,9 +63,8 @@ def tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 def star(ranks: int, pair: Callable[[], tuple[socket.socket, socket.socket]]) -> list[Links]:
     pairs = {rank: pair() for rank in range(1, ranks)}
-    return [{rank: near for rank, (near, _) in pairs.items()}] + [
-        {0: far} for _, far in pairs.values()
-    ]
+    of_rank_0: Links = {rank: near for rank, (near, _) in pairs.items()}
+    return [of_rank_0, *({0: far} for _, far in pairs.values())]
 
 
 def agree_on(rank: int, ranks: int, links: Links) -> Callable[[], None]:
@@ -90,10 +89,14 @@ def gather(rank: int, ranks: int, ports: Connection) -> Callable[[], None]:
         ports.send(store.port)
     else:
         store = dist.TCPStore("127.0.0.1", ports.recv(), None, is_master=False)
-    group = dist.ProcessGroupGloo(store, rank, ranks)
+    group: Any = dist.ProcessGroupGloo(store, rank, ranks)
     mine = torch.zeros(LOAD_BYTES, dtype=torch.uint8)
     everyones = [[torch.zeros_like(mine) for _ in range(ranks)]]
-    return lambda: group.allgather(everyones, [mine]).wait()
+
+    def run() -> None:
+        group.allgather(everyones, [mine]).wait()
+
+    return run
 
 
 def bare(ranks: int, links: Links) -> Callable[[], None]:
