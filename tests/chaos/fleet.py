@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from chaos.clients import call
+from chaos.control import ControlServer
 from chaos.load import BLOCK_TOKENS, CHUNK_TOKENS
 from chaos.plan import Shape
 
@@ -158,18 +159,17 @@ class Fleet:
         self._router_flags = [*ROUTER_FLAGS, *router_flags]
         self._worker_flags = [*WORKER_FLAGS, *worker_flags]
         self._router: asyncio.subprocess.Process | None = None
-        self._server: asyncio.Server | None = None
+        self._control = ControlServer(self._listen_to)
         self._fired: dict[int, asyncio.Future[Fired]] = {}
         self._armed: dict[int, asyncio.Future[None]] = {}
         self._rules = 0
         self._changed = asyncio.Event()
-        self._connections: set[asyncio.Task[None]] = set()
 
     # --- start and stop ---
 
     async def __aenter__(self) -> Self:
         try:
-            self._server = await asyncio.start_unix_server(self._serve, self.folder / "control")
+            await self._control.start(self.folder / "control")
             await self._start_router()
             for host in self.hosts.values():
                 await self._start_host(host)
@@ -199,11 +199,7 @@ class Fleet:
         if self._router is not None and self._router.returncode is None:
             self._router.kill()
             await self._router.wait()
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._control.stop()
 
     async def _start_router(self) -> None:
         log = self.folder / "router.log"
@@ -254,17 +250,6 @@ class Fleet:
         worker.host.writer.write(json.dumps(command).encode() + b"\n")
 
     # --- what hosts and workers say ---
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await self._listen_to(reader, writer)
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _listen_to(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = json.loads(await reader.readline())

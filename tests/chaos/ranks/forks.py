@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from chaos.control import ControlServer
 from chaos.fleet import ANSWER_S, environment
 from chaos.ranks.seam import NotReached
 from headrace.cli.children.process import Command, Log, Process
@@ -49,16 +50,15 @@ class Forks:
         self.statuses: list[tuple[str, int]] = []  # of all that ended
         self._folder = folder
         self._path = folder / "control"
-        self._server: asyncio.Server | None = None
+        self._control = ControlServer(self._listen)
         self._process: asyncio.subprocess.Process | None = None
         self._host: asyncio.StreamWriter | None = None
         self._host_there = asyncio.Event()
         self._waiting: dict[tuple[str, int], asyncio.Future[dict[str, Any]]] = {}
         self._rules = 0
-        self._connections: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, self._path)
+        await self._control.start(self._path)
         with (self._folder / "host.log").open("wb") as output:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "chaos.worker", str(self._path), "host"),
@@ -74,11 +74,7 @@ class Forks:
             self._host.close()  # it ends its children
         if self._process is not None:
             await self._process.wait()
-        if self._server is not None:
-            self._server.close()
-        for task in self._connections:
-            task.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        await self._control.stop()
 
     @property
     def gone(self) -> bool:
@@ -127,17 +123,6 @@ class Forks:
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
         self._waiting[name, number] = future
         return future
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._connections.add(task)
-        try:
-            with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-                await self._listen(reader, writer)
-        finally:
-            self._connections.discard(task)
-            writer.close()
 
     async def _listen(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         hello = json.loads(await reader.readline())
