@@ -7,6 +7,7 @@ strings as lists of numbers). `invalid.json` holds bodies that both must refuse,
 
 import dataclasses
 import json
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +241,7 @@ def invalid() -> list[dict[str, str]]:
     failed = codec.encode(FROM_WORKER["failed"]["engine"])
     pulled = codec.encode(FROM_WORKER["transferred"]["tcp"])
     lost = codec.encode(FROM_WORKER["transferred"]["lost"])
+    totals = codec.encode(FROM_WORKER["group_totals"]["usual"])
     refuse = codec.encode(FROM_ROUTER["refuse"]["circuit"])
     for_good = codec.encode(FROM_ROUTER["refuse"]["secret"])
 
@@ -248,6 +250,8 @@ def invalid() -> list[dict[str, str]]:
     group = b"\x95\xa4ep-0\x03\x08\xcf\0\0\x01\xa0\xc4\x50\x6c\x7b\xa3shm"
     ms = b"\xcb\x40\x29\0\0\0\0\0\0\x00"  # and the us that the step waited
     hour = b"\xcf\0\0\0\x01\0\0\0\0"
+    held_ms, half = (b"\xcb" + struct.pack(">d", value) for value in (250.5, 0.5))
+    moved = b"\xce" + struct.pack(">I", 44 << 20)
 
     def swap(body: bytes, old: bytes, new: bytes) -> bytes:
         assert body.count(old) == 1, (body, old)
@@ -411,6 +415,18 @@ def invalid() -> list[dict[str, str]]:
         ("KV transfer by number", submit[:-1] + b"\x05", "malformed", "submit.kv_transfer"),
         ("KV transfer without its lease", submit[:-1] + b"\x90", "malformed", "submit.kv_transfer"),
         ("drain of the version before", b"\x92\x25\x05", "malformed", "drain"),
+        ("totals without the time spent", b"\x99" + totals[1:-9], "malformed", "group_totals"),
+        ("totals of one more", b"\x9b" + totals[1:] + b"\x00", "malformed", "group_totals"),
+        ("totals cut", totals[:-1], "truncated", ""),
+        ("rounds below zero", swap(totals, totals[:3], b"\x9a\x0d\xff"), "malformed", "group_totals.held_rounds"),
+        ("rounds as a fraction", b"\x9a\x0d" + half + totals[3:], "malformed", "group_totals.held_rounds"),
+        ("held for a whole number of ms", swap(totals, held_ms, b"\xcc\xfa"), "malformed", "group_totals.held_ms"),
+        ("held for nothing", swap(totals, held_ms, b"\xc0"), "malformed", "group_totals.held_ms"),
+        ("waves by text", swap(totals, b"\x07\x09\xce", b"\xa17\x09\xce"), "malformed", "group_totals.waves"),
+        ("slots by a bool", swap(totals, b"\x07\x09\xce", b"\x07\xc3\xce"), "malformed", "group_totals.slots"),
+        ("bytes as bytes", swap(totals, moved, b"\xc4\x01\x05"), "malformed", "group_totals.bytes"),
+        ("refused in a list", swap(totals, moved + b"\x01", moved + b"\x91\x01"), "malformed", "group_totals.refused"),
+        ("time spent in a map", totals[:-9] + b"\x80", "malformed", ""),
     ]  # fmt: skip
     return [
         {"name": name, "hex": body.hex(), "error": error, "at": at}
