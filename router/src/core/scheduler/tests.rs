@@ -53,20 +53,23 @@ fn join_as(scheduler: &mut Scheduler, id: u32, role: Role) {
     join_with(scheduler, id, role, capacity());
 }
 
+/// A worker for whole requests, whose KV cannot be moved.
+fn joining(id: u32) -> Joining {
+    Joining {
+        id: WorkerId(id),
+        name: format!("w{id}").into(),
+        role: Role::Both,
+        kv_block_bytes: 0,
+        index_room: capacity().tiers(),
+        capacity: capacity(),
+        group: None,
+        step_prior: Some(COST),
+    }
+}
+
 fn join_with(scheduler: &mut Scheduler, id: u32, role: Role, capacity: Capacity) {
-    scheduler.join(
-        Joining {
-            id: WorkerId(id),
-            name: format!("w{id}").into(),
-            role,
-            kv_block_bytes: 4 << 20,
-            index_room: capacity.tiers(),
-            capacity,
-            group: None,
-            step_prior: Some(COST),
-        },
-        (),
-    );
+    let (kv_block_bytes, index_room) = (4 << 20, capacity.tiers());
+    scheduler.join(Joining { role, kv_block_bytes, index_room, capacity, ..joining(id) }, ());
     scheduler.snapshot_begins(WorkerId(id));
     scheduler.snapshot_complete(WorkerId(id));
     scheduler.set_open(WorkerId(id), true);
@@ -74,19 +77,7 @@ fn join_with(scheduler: &mut Scheduler, id: u32, role: Role, capacity: Capacity)
 
 /// One that says this of its speed.
 fn join_unknown(scheduler: &mut Scheduler, id: u32, step_prior: Option<StepCost>) {
-    scheduler.join(
-        Joining {
-            id: WorkerId(id),
-            name: format!("w{id}").into(),
-            role: Role::Both,
-            kv_block_bytes: 0,
-            index_room: capacity().tiers(),
-            capacity: capacity(),
-            group: None,
-            step_prior,
-        },
-        (),
-    );
+    scheduler.join(Joining { step_prior, ..joining(id) }, ());
     scheduler.set_open(WorkerId(id), true);
 }
 

@@ -163,19 +163,8 @@ fn pieces_end_where_the_blocks_do_not_fit() {
 /// Of a worker of which the index keeps so many blocks, fewer than it can hold.
 fn with_room(blocks: u32) -> Scheduler {
     let mut scheduler = scheduler(0);
-    scheduler.join(
-        Joining {
-            id: WORKER,
-            name: "w0".into(),
-            role: Role::Both,
-            kv_block_bytes: 0,
-            index_room: [blocks, 0, 0],
-            capacity: capacity(),
-            group: None,
-            step_prior: None,
-        },
-        (),
-    );
+    let index_room = [blocks, 0, 0];
+    scheduler.join(Joining { index_room, step_prior: None, ..joining(0) }, ());
     scheduler
 }
 

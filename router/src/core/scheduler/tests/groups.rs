@@ -3,19 +3,8 @@
 use super::*;
 
 fn join_rank(scheduler: &mut Scheduler, id: u32, group: &str) {
-    scheduler.join(
-        Joining {
-            id: WorkerId(id),
-            name: format!("w{id}").into(),
-            role: Role::Both,
-            kv_block_bytes: 0,
-            index_room: capacity().tiers(),
-            capacity: capacity(),
-            group: Some(GroupRank { group: group.into(), rank: id }),
-            step_prior: Some(COST),
-        },
-        (),
-    );
+    let group = Some(GroupRank { group: group.into(), rank: id });
+    scheduler.join(Joining { group, ..joining(id) }, ());
     scheduler.set_open(WorkerId(id), true);
 }
 
@@ -23,19 +12,8 @@ fn join_rank(scheduler: &mut Scheduler, id: u32, group: &str) {
 fn ranks_of_a_group_cost_what_the_slowest_of_them_costs() {
     let mut scheduler = scheduler(0);
     for id in 0..3 {
-        scheduler.join(
-            Joining {
-                id: WorkerId(id),
-                name: format!("w{id}").into(),
-                role: Role::Both,
-                kv_block_bytes: 0,
-                index_room: capacity().tiers(),
-                capacity: capacity(),
-                group: (id < 2).then(|| GroupRank { group: "ep".into(), rank: id }),
-                step_prior: Some(COST),
-            },
-            (),
-        );
+        let group = (id < 2).then(|| GroupRank { group: "ep".into(), rank: id });
+        scheduler.join(Joining { group, ..joining(id) }, ());
         scheduler.snapshot_complete(WorkerId(id));
         scheduler.set_open(WorkerId(id), true);
     }

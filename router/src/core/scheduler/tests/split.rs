@@ -178,19 +178,7 @@ fn without_a_worker_that_decodes_there_is_no_place_and_without_one_for_prompts_t
 #[test]
 fn a_worker_whose_kv_cannot_be_moved_takes_no_part_in_a_split() {
     let mut scheduler = scheduler_of(PolicyName::RoundRobin, &[Role::Decode]);
-    scheduler.join(
-        Joining {
-            id: WorkerId(5),
-            name: "w5".into(),
-            role: Role::Prefill,
-            kv_block_bytes: 0,
-            index_room: capacity().tiers(),
-            capacity: capacity(),
-            group: None,
-            step_prior: Some(COST),
-        },
-        (),
-    );
+    scheduler.join(Joining { role: Role::Prefill, ..joining(5) }, ());
     scheduler.set_open(WorkerId(5), true);
     let placement = scheduler.place(&want(1, &keys(1, 9, 0)), 0.0).unwrap();
     assert_eq!(placement.prefill, None);
@@ -275,19 +263,7 @@ fn one_that_began_before_is_forgiven_by_who_decodes_whoever_computes_prompts() {
 #[test]
 fn whose_kv_has_no_known_size_pulls_none() {
     let mut scheduler = always_split();
-    scheduler.join(
-        Joining {
-            id: WorkerId(5),
-            name: "w5".into(),
-            role: Role::Decode,
-            kv_block_bytes: 0,
-            index_room: capacity().tiers(),
-            capacity: capacity(),
-            group: None,
-            step_prior: Some(COST),
-        },
-        (),
-    );
+    scheduler.join(Joining { role: Role::Decode, ..joining(5) }, ());
     scheduler.set_open(WorkerId(5), true);
     let placement = scheduler.place(&want(1, &keys(1, 9, 0)), 0.0).unwrap();
     let pulls = [0, 2, 5].map(|id| seen(&placement.decision, WorkerId(id)).sources.is_some());
