@@ -77,6 +77,11 @@ def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
             "--max-batched-tokens 256 is less than --max-sequences 512",
         ),
         (["--host", "no.such.host.invalid", "--port", "0"], "--host no.such.host.invalid"),
+        (["--ep-redundant", "1"], "there is one rank, which makes nothing of --ep-redundant: give"),
+        (
+            ["--ep", "1", "--ep-transport", "gloo", "--ep-redundant", "1"],
+            "nothing of --ep-transport and --ep-redundant: give --ep too, at least 2, or leave them",
+        ),
     ],
 )
 def test_wrong_flags_are_named(

@@ -247,6 +247,7 @@ def pulls(server: Server) -> int:
     [
         (["--ep", "4", "--ep-redundant", "3"], "8 experts and 3 more slots do not divide by 4"),
         (["--ep", "16"], "16 ranks for 8 experts: give at most --ep 8"),
+        (["--ep", "3", "--ep-rebalance-rounds", "9"], "by 3 ranks; give --ep-redundant 1"),
     ],
 )
 def test_experts_have_to_divide(folder: Path, flags: list[str], says: str) -> None:

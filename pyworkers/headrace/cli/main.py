@@ -314,6 +314,7 @@ def _add_fetch_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--context-tokens", type=values.positive, help=hidden)
     parser.add_argument("--ep", type=values.positive, default=1, help=hidden)
     parser.add_argument("--ep-redundant", type=values.count, default=0, help=hidden)
+    parser.add_argument("--ep-moves", action="store_true", help=hidden)
 
 
 def _add_convert_arguments(parser: argparse.ArgumentParser) -> None:

@@ -26,6 +26,7 @@ from headrace.cli.supervise import GaveUpError, Keeper, ToldWrongError
 from headrace.errors import MissingExtra
 from headrace.settings import router
 from headrace.settings.fleet import FleetSettings
+from headrace.settings.parallel import refuse_without_group
 from headrace.settings.table import typed, values_of
 from headrace.settings.worker import worker_argv, worker_settings
 
@@ -42,6 +43,8 @@ def run(args: argparse.Namespace, usage: str) -> int:
     kept = typed(args)
     worker = worker_settings(args)
     fleet = FleetSettings(**values_of(FleetSettings, args))
+    if (fleet.ep or 1) == 1:
+        refuse_without_group(kept)
     router.check_router(kept, usage)
     if importlib.util.find_spec("torch") is None:
         raise MissingExtra("torch", "worker")
@@ -61,6 +64,7 @@ def run(args: argparse.Namespace, usage: str) -> int:
         context_tokens=worker.context_tokens,
         ranks=fleet.ep or 1,
         redundant=worker.ep_redundant,
+        rebalances=worker.ep_rebalance_rounds > 0,
         secret=None if router.workers_know(kept) else secrets.token_hex(32),
     )
     logs.never_wait(stdout=True)

@@ -107,10 +107,12 @@ def dtype_of_weights(config: ModelConfig, dtype: DType, device_type: str) -> str
     return name
 
 
-def check_ranks(config: ModelConfig, ranks: int, redundant: int = 0) -> None:
+def check_ranks(
+    config: ModelConfig, ranks: int, redundant: int = 0, *, moves: bool = False
+) -> None:
     """Raise `UnsupportedModelError` where a group of so many ranks cannot share the experts of a model.
 
-    `redundant` slots of each layer are for second copies of experts.
+    `redundant` slots of each layer are for second copies of experts. Where experts move, all ranks need as many slots.
     """
     deepseek = config.deepseek
     if deepseek is None:
@@ -123,10 +125,16 @@ def check_ranks(config: ModelConfig, ranks: int, redundant: int = 0) -> None:
             f"{ranks} ranks for {deepseek.experts} experts: give at most --ep {deepseek.experts}"
         )
     slots = deepseek.experts + redundant
-    if redundant and (slots % ranks or slots // ranks > deepseek.experts):
+    fitting = min(redundant + -slots % ranks, deepseek.experts * (ranks - 1))
+    if redundant and redundant != fitting:
         raise UnsupportedModelError(
             f"--ep-redundant {redundant}: {deepseek.experts} experts and {redundant} more slots do not divide "
-            f"by {ranks} ranks with at most {deepseek.experts} slots each"
+            f"by {ranks} ranks with at most {deepseek.experts} slots each; give --ep-redundant {fitting}"
+        )
+    if moves and redundant != fitting:
+        raise UnsupportedModelError(
+            f"--ep-rebalance-rounds: {deepseek.experts} experts do not divide by {ranks} ranks; "
+            f"give --ep-redundant {fitting}"
         )
 
 

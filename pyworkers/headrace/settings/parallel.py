@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
-from headrace.settings.table import setting
-from headrace.settings.values import Whole, count, positive
+from headrace.settings.table import Typed, rows, setting
+from headrace.settings.values import FlagError, Whole, count, positive
 
 PARALLEL = "Expert parallelism"
 EpCombine: TypeAlias = Literal["exact", "partial"]
@@ -17,7 +17,7 @@ MOST_RANKS = 1024
 
 @dataclass(frozen=True, kw_only=True)  # no slots: `WorkerSettings` has another base with some
 class ParallelSettings:
-    """What each rank of a group is told, all of them the same. A worker on its own ignores them."""
+    """What each rank of a group is told, all of them the same. A worker on its own says that it ignores them."""
 
     ep_combine: EpCombine = setting(
         "--ep-combine",
@@ -78,3 +78,20 @@ class ParallelSettings:
         "if the wait that this saves is worth the move. 0: experts stay where they are.",
         in_serve=True,
     )
+
+    def of_groups(self) -> list[str]:
+        """The flags among these that were given another value than they have by themselves."""
+        return [
+            flag.name
+            for name, flag in rows(ParallelSettings).items()
+            if getattr(self, name) != ParallelSettings.__dataclass_fields__[name].default
+        ]
+
+
+def refuse_without_group(kept: Typed) -> None:
+    """Raise FlagError where `serve` starts no group and was told how one should be."""
+    if given := [flag.name for flag in rows(ParallelSettings).values() if flag.name in kept]:
+        raise FlagError(
+            f"there is one rank, which makes nothing of {' and '.join(given)}: give --ep too, at least 2, or leave "
+            f"{'them' if len(given) > 1 else 'it'} out"
+        )

@@ -60,7 +60,13 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
     # Sooner than weights are read.
     check_context(settings.context_tokens, checkpoint.config.context_tokens)
     joined = None
-    if environment is not None:
+    if environment is None:
+        if unused := settings.of_groups():
+            log.warning(
+                "no effect of %s: this worker is in no group, as WORLD_SIZE is 1 or not set",
+                " and ".join(unused),
+            )
+    else:
         if torch.device(device).type == "cuda":
             device = f"cuda:{environment.local_rank}"
         joined = join_group(environment, settings, checkpoint, sizes, torch.device(device))

@@ -22,6 +22,7 @@ from headrace.kv_transfer.connector import Transfer
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.members import Members
 from headrace.kv_transfer.peers.server import TransferServer
+from headrace.settings.values import SettingsError
 from headrace.settings.worker import LOG_LEVELS
 from headrace.wire.discovery import RouterAddress, parse_sources
 from headrace.wire.frames import Hello
@@ -124,7 +125,7 @@ def transfer_host(settings: WorkerSettings) -> str:
 def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     """`headrace worker`: load, serve, leave; the exit status. For `alone` see `serve`.
 
-    Raises `CannotRun`.
+    Raises `CannotRun` and `SettingsError`.
     """
     logging.basicConfig(
         level=LOG_LEVELS[settings.log_level], format="%(levelname)s %(message)s", stream=sys.stderr
@@ -133,7 +134,7 @@ def run(settings: WorkerSettings, *, alone: bool = False) -> int:
     try:
         parse_sources(settings.routers)  # a wrong address is noticed sooner than a model is loaded
         loaded = load(settings, read_environment(os.environ))
-    except CannotRun:
+    except (CannotRun, SettingsError):
         raise  # the command says why
     except (GroupFailed, RankLost) as error:
         log.error("the group did not start: %s", error)  # noqa: TRY400

@@ -27,6 +27,7 @@ class ServeSettings:
     context_tokens: int | None = None
     ranks: int = 1  # of each worker: processes that share the experts of one model
     redundant: int = 0  # slots for second copies of experts
+    rebalances: bool = False  # experts move between the ranks
     admin: Path | None = None  # where the router tells of its workers, once there is a folder
     secret: str | None = field(default=None, repr=False)  # for the children; None: they have it
 

@@ -49,7 +49,7 @@ def fetch(args: argparse.Namespace) -> int:
             check_context(args.context_tokens, checkpoint.config.context_tokens)
             dtype = dtype_of_weights(checkpoint.config, args.dtype, device)
             if args.ep > 1:
-                check_ranks(checkpoint.config, args.ep, args.ep_redundant)
+                check_ranks(checkpoint.config, args.ep, args.ep_redundant, moves=args.ep_moves)
             print(json.dumps(asdict(ServedAs(device=device, dtype=dtype))))
         else:
             print(checkpoint.path)
@@ -69,6 +69,7 @@ async def fetch_model(config: ServeSettings, stop: StopSignals, log: Printer) ->
         *(sys.executable, "-m", "headrace", "fetch", "--for=serve"),
         *(f"--device={config.device}", f"--dtype={config.dtype}"),
         *(f"--ep={config.ranks}", f"--ep-redundant={config.redundant}"),
+        *(["--ep-moves"] if config.rebalances else []),
         *([] if config.context_tokens is None else [f"--context-tokens={config.context_tokens}"]),
         *([] if config.model is None else ["--", config.model]),
         env=os.environ | supervised(),

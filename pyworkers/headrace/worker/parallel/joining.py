@@ -23,6 +23,7 @@ from headrace.exit_status import EXIT_RANK_LOST
 from headrace.models import UnsupportedModelError, check_ranks, dtype_of_weights
 from headrace.models.deepseek import Deepseek
 from headrace.models.deepseek_weights import Share
+from headrace.settings.values import SettingsError
 from headrace.settings.worker import unnamed
 from headrace.wire.frames import PROTOCOL, Group
 from headrace.worker.parallel.environment import NO_RUN_ID, GroupEnvironment
@@ -102,9 +103,13 @@ def join(
     sizes: StepSizes,
     device: torch.device,
 ) -> GroupPlace:
-    """Raises `UnsupportedModelError`, `GroupMismatch`, `GroupFailed` and OSError."""
+    """Raises `SettingsError`, `GroupMismatch`, `GroupFailed` and OSError."""
     ranks, config = environment.size, checkpoint.config
-    check_ranks(config, ranks, settings.ep_redundant)
+    moves = settings.ep_rebalance_rounds > 0
+    try:
+        check_ranks(config, ranks, settings.ep_redundant, moves=moves)
+    except UnsupportedModelError as error:
+        raise SettingsError(str(error)) from error
     rebalance = rebalance_config(config, ranks, settings)
     start_timeout_s = float(settings.ep_start_timeout_s)
     log.info(
@@ -140,16 +145,12 @@ def join(
 def rebalance_config(
     config: ModelConfig, ranks: int, settings: WorkerSettings
 ) -> RebalanceConfig | None:
-    """Raises `UnsupportedModelError` where ranks would have different numbers of slots."""
+    """When experts move, and between which places; None where they do not."""
     if settings.ep_rebalance_rounds == 0:
         return None
     assert config.deepseek is not None, "check_ranks was asked"
     slots, left = divmod(config.deepseek.experts + settings.ep_redundant, ranks)
-    if left:
-        raise UnsupportedModelError(
-            f"--ep-rebalance-rounds: {config.deepseek.experts} experts do not divide by {ranks} ranks; "
-            f"give --ep-redundant {ranks - left}"
-        )
+    assert left == 0, "check_ranks was asked"
     shape = GroupShape(ranks=ranks, slots=slots)
     return RebalanceConfig(shape=shape, rounds_of_window=settings.ep_rebalance_rounds)
 
