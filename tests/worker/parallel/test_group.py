@@ -5,15 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
 
 from headrace.engine.step.lockstep import RankLoad
-from headrace.worker.parallel import messages
+from headrace.worker.parallel import group, messages
 from headrace.worker.parallel.control import ControlLink
 from headrace.worker.parallel.group import RankGroup
 from headrace.worker.parallel.messages import HEAD, MAGIC, Kind, Message
 from headrace_kernels.moe.transport import RankLost
+from helpers.serving.server import eventually
 from helpers.worker.rank_processes import RankProcess, group_of
 
 SOME = RankLoad(rows=3, prompt_tokens=2, context_tokens=70, waiting_tokens=9, drafts_first=True)
@@ -212,10 +214,14 @@ def test_facts_are_shared_before_the_first_round() -> None:
 class Pair:
     """Rank 0 of two as it is, and the socket of rank 1; or the other way round."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, timeout_s: float = 20.0) -> None:
         ours, self.socket = socket.socketpair()
         self.other = 1 - rank
-        self.group = RankGroup(rank, 2, {self.other: ControlLink(ours)}, timeout_s=20.0)
+        self.group = RankGroup(rank, 2, {self.other: ControlLink(ours)}, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        self.group.close()
+        self.socket.close()
 
     def send(self, *sent: Message) -> None:
         for one in sent:
@@ -224,18 +230,14 @@ class Pair:
 
 @pytest.fixture
 def rank_0() -> Iterator[Pair]:
-    pair = Pair(0)
-    yield pair
-    pair.group.close()
-    pair.socket.close()
+    with closing(Pair(0)) as pair:
+        yield pair
 
 
 @pytest.fixture
 def rank_1() -> Iterator[Pair]:
-    pair = Pair(1)
-    yield pair
-    pair.group.close()
-    pair.socket.close()
+    with closing(Pair(1)) as pair:
+        yield pair
 
 
 def text_of(kind: Kind, length: int) -> bytes:
@@ -291,6 +293,28 @@ def test_a_rank_names_rank_0_where_that_sends_what_it_must_not(
         with pytest.raises(RankLost, match="rank 0 is lost: ") as lost:
             agreed.result()
     assert why in str(lost.value)
+
+
+@pytest.mark.parametrize("waits", ["agree", "agree_depth"])
+def test_a_thread_that_waits_wakes_where_another_one_ends_the_group(
+    monkeypatch: pytest.MonkeyPatch, waits: str
+) -> None:
+    """By itself it would look again in an hour."""
+    monkeypatch.setattr(group, "LOOK_S", 3_600.0)
+    with closing(Pair(0, timeout_s=3_600.0)) as rank_0, ThreadPoolExecutor(1) as steps:
+        one = rank_0.group
+        if waits == "agree_depth":
+            rank_0.send(messages.load(1, SOME))
+            one.agree(SOME)
+            waiting = steps.submit(one.agree_depth, 1)
+        else:
+            waiting = steps.submit(one.agree, SOME)
+        reading = one._reading  # pyright: ignore[reportPrivateUsage]
+        eventually(reading.locked, lambda: "it does not wait")
+        with pytest.raises(RankLost, match="rank 1 is lost: exchange 7"):
+            one.accuse(RankLost(1, "exchange 7, 60.0 s"))
+        with pytest.raises(RankLost, match="rank 1 is lost: exchange 7"):
+            waiting.result(60)
 
 
 def test_a_load_that_comes_byte_by_byte_is_one_load(rank_0: Pair) -> None:

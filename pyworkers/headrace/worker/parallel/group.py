@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import selectors
+import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -39,7 +40,7 @@ from headrace_kernels.transport.choose import ChosenWays
 
 T = TypeVar("T")
 
-LOOK_S = 1.0  # between looks whether another thread learnt that the group is over
+LOOK_S = 1.0  # between looks at the clock of a thread that waits
 NAMING_S = 2.0  # longer than rank 0 the others wait, as it knows whom all wait for; a guess
 MOST_REASON = 1000  # letters of what is told of an error
 
@@ -69,6 +70,11 @@ class RankGroup:
         self._sockets = selectors.DefaultSelector()
         for other, link in self._links.items():
             self._sockets.register(link.socket, selectors.EVENT_READ, other)
+        # Readable once the group is over, for good: whoever waits wakes, whichever thread learns of it.
+        self._over, self._end = socket.socketpair()
+        self._waited = selectors.DefaultSelector()
+        self._waited.register(self._sockets, selectors.EVENT_READ)  # pyright: ignore[reportArgumentType]
+        self._waited.register(self._over, selectors.EVENT_READ)
         self._wakes, self._wake = os.pipe()
         self._watched = selectors.DefaultSelector()
         self._watched.register(self._sockets, selectors.EVENT_READ)  # pyright: ignore[reportArgumentType]
@@ -204,8 +210,11 @@ class RankGroup:
             link.close()
         if self._ways is not None:
             self._ways.close()
+        self._waited.close()
         self._sockets.close()
         self._watched.close()
+        self._over.close()
+        self._end.close()
         os.close(self._wakes)
         os.close(self._wake)
 
@@ -282,6 +291,8 @@ class RankGroup:
         asleep, lost = member.asleep, member.lost
         yield
         if member.lost is not lost:
+            with contextlib.suppress(OSError):  # this rank has hung up meanwhile
+                self._end.send(b"x")
             if self._ways is not None:
                 self._ways.close()  # who waits there for that rank waits no longer
             self._call("lost")
@@ -315,8 +326,8 @@ class RankGroup:
             self._watched.unregister(self._sockets)  # pyright: ignore[reportArgumentType]
             try:
                 while (result := found()) is None:
-                    for key, _ in self._sockets.select(min(LOOK_S, timeout_s)):
-                        self._read_link(key.data)
+                    self._waited.select(min(LOOK_S, timeout_s))
+                    self._read()
                 return result
             finally:
                 self._watched.register(self._sockets, selectors.EVENT_READ)  # pyright: ignore[reportArgumentType]
