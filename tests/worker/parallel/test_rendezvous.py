@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import asdict, replace
 
 import pytest
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
+from headrace.worker.parallel import group_store, rendezvous
 from headrace.worker.parallel.control import (
     ControlLink,
     GroupFailed,
@@ -25,6 +27,7 @@ from headrace.worker.parallel.messages import Kind, Message
 from headrace.worker.parallel.rendezvous import (
     GroupMismatch,
     Introduction,
+    Met,
     _verdict,  # pyright: ignore[reportPrivateUsage]
     difference,
     meet,
@@ -96,10 +99,71 @@ def test_no_text_makes_a_difference_look_like_a_missing_rank() -> None:
     assert {one.partition(":")[0] for one in answers(told)} == {"GroupMismatch"}
 
 
-@pytest.mark.parametrize("said", [b"rank 1 differs", b"[]", b'{"epoch": 7}', b'{"kind": "other"}'])
+MET = {"kind": "met", "epoch": 7, "token": TOKEN.hex(), "address": "unix:/x"}
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"rank 1 differs",
+        b"[]",
+        b'{"epoch": 7}',
+        b'{"kind": "other", "why": "it is"}',
+        b'{"kind": "differs"}',
+        b'{"kind": "missing", "why": ["rank 1"]}',
+        b'{"kind": ["met"]}',
+        b"[" * 30_000,
+        *(json.dumps({k: v for k, v in MET.items() if k != name}).encode() for name in MET),
+        *(
+            json.dumps(MET | wrong).encode()
+            for wrong in (
+                {"epoch": "7"},
+                {"epoch": -1},
+                {"epoch": 1 << 64},
+                {"epoch": None},
+                {"token": 7},
+                {"token": "no hexadecimal"},
+                {"token": "00"},
+                {"address": None},
+                {"address": ["unix:/x"]},
+            )
+        ),
+    ],
+    ids=lambda said: said[:40].decode(),
+)
 def test_a_verdict_of_another_version_says_what_to_do(said: bytes) -> None:
+    assert _verdict(json.dumps(MET).encode()) == MET
     with pytest.raises(GroupFailed, match="start the same Headrace on all"):
         _verdict(said)
+    with (
+        store_with("verdict", said.decode()) as (port, _),
+        pytest.raises(GroupFailed, match="start the same Headrace on all"),
+    ):
+        meet_at(port, 1)
+
+
+@pytest.mark.parametrize("address", ["nowhere", "127.0.0.1:99999", "unix:" + "x" * 300, "::1:"])
+def test_an_address_where_nobody_can_be_is_told(address: str) -> None:
+    with pytest.raises(GroupFailed, match="rank 0 cannot be reached at"):
+        dial_rank_0(address, 1, EPOCH, TOKEN, time.monotonic() + 1)
+
+
+@contextlib.contextmanager
+def store_with(key: str, said: str) -> Generator[tuple[int, Store]]:
+    """As torchrun's agent keeps it, where somebody has written this; its port."""
+    port = free_port()
+    kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+    store = PrefixStore("headrace/none/0", kept)
+    store.set(key, said)
+    yield port, store
+
+
+def meet_at(port: int, rank: int) -> Met:
+    """One rank of two."""
+    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    environment = read_environment(variables(rank, 2, port, **agent))
+    assert environment is not None
+    return meet(environment, "name", SERVES, 10.0)
 
 
 def test_a_rank_with_another_world_size_ends_the_group() -> None:
@@ -140,15 +204,11 @@ INTRODUCTION = asdict(Introduction(rank=1, host="h", process="p", name="n", serv
 )
 def test_what_no_rank_would_publish_is_told_by_name(key: str, said: str, told: str) -> None:
     """At a store that somebody else writes to; the other ranks read the same line."""
-    port = free_port()
-    kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    store = PrefixStore("headrace/none/0", kept)
-    store.set(key, said)
-    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    environment = read_environment(variables(0, 2, port, **agent))
-    assert environment is not None
-    with pytest.raises((GroupFailed, GroupMismatch)) as caught:
-        meet(environment, "name", SERVES, 10.0)
+    with (
+        store_with(key, said) as (port, store),
+        pytest.raises((GroupFailed, GroupMismatch)) as caught,
+    ):
+        meet_at(port, 0)
     assert told in str(caught.value)
     verdict = json.loads(store.get("verdict"))
     assert verdict == {"kind": "differs", "why": str(caught.value)}
@@ -161,6 +221,81 @@ def test_rank_0_that_cannot_listen_says_where() -> None:
         port = taken.getsockname()[1]
         [found] = answers([Told(variables(0, 2, port))])
     assert f"rank 0 cannot listen at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port}" in found
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("192.0.2.1", "192.0.2.1 is no address of this machine; give one that is, on all ranks"),
+        ("no.such.host.invalid", "no.such.host.invalid has no address here ("),
+        ("a" * 70, " has no address here ("),
+    ],
+)
+def test_rank_0_with_the_address_of_another_machine_says_so(address: str, why: str) -> None:
+    [found] = answers([Told(variables(0, 2, free_port(), MASTER_ADDR=address))])
+    assert found.startswith("WrongStoreAddress: rank 0 cannot listen at MASTER_ADDR:MASTER_PORT ")
+    assert why in found
+
+
+class Clock:
+    """Time that passes where somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.naps = 0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+        self.naps += 1
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(group_store, "time", clock)
+    return clock
+
+
+def test_who_waits_for_a_store_says_where_and_why_and_looks_ever_more_rarely(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def resolve(*_: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "create_connection", resolve)
+    environment = read_environment(variables(1, 2, 29500, MASTER_ADDR="node-7"))
+    assert environment is not None
+    with pytest.raises(GroupFailed, match=r"rank 0 did not come: nobody listens at .*node-7:29500"):
+        group_store.open_store(environment, 600.0)
+    assert 600 <= clock.now < 602
+    assert clock.naps < 700, "not 50 in a second"
+    where = (
+        "rank 0: nobody listens at MASTER_ADDR:MASTER_PORT node-7:29500 (Name or service not known)"
+    )
+    said = [record.getMessage() for record in caplog.records]
+    assert [where in line for line in said] == [True] * 4, "after 3, 12, 48 and 192 s"
+    assert said[0].startswith("rank 1 has waited 3 s for rank 0: ")
+
+
+def test_who_waits_for_ranks_names_them(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rendezvous, "time", clock)
+    store = HashStore()
+    environment = read_environment(variables(0, 4, 29500))
+    assert environment is not None
+    meeting = rendezvous._Meeting(store, environment, 20.0, 20.0)  # pyright: ignore[reportPrivateUsage]
+    store.set("rank/2", "")
+    with pytest.raises(GroupFailed, match="ranks 0, 1 and 3 of 4 did not come within 20 s"):
+        meeting.lead()
+    [first, *_] = (record.getMessage() for record in caplog.records)
+    waits = (
+        "rank 0 has waited 3 s for ranks 0, 1 and 3 of 4 to come to 127.0.0.1:29500; it gives up"
+    )
+    assert first.startswith(waits)
 
 
 def test_what_is_no_store_is_named() -> None:

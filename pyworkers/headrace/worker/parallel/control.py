@@ -224,16 +224,13 @@ def dial_rank_0(
     left_s = max(give_up_at - time.monotonic(), 0.1)
     try:
         if address.startswith("unix:"):
-            dialled = socket.socket(socket.AF_UNIX)
-            dialled.settimeout(left_s)
-            dialled.connect(address.removeprefix("unix:"))
+            dialled = _connect_unix(address.removeprefix("unix:"), left_s)
         else:
             host, _, port = address.rpartition(":")
             dialled = socket.create_connection((host, int(port)), left_s)
-    except OSError as error:
-        raise GroupFailed(
-            f"rank 0 cannot be reached at {address}: {error.strerror or error}"
-        ) from error
+    except (OSError, ValueError, OverflowError) as error:  # such as a port that cannot be
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise GroupFailed(f"rank 0 cannot be reached at {address[:200]}: {why}") from error
     link = ControlLink(dialled)
     try:
         link.send(messages.greet(rank, epoch, token).packed(), left_s)
@@ -251,6 +248,17 @@ def dial_rank_0(
         link.close()
         raise GroupFailed(f"rank 0 refused rank {rank}: {found[0].body.decode(errors='replace')}")
     return link
+
+
+def _connect_unix(path: str, timeout_s: float) -> socket.socket:
+    dialled = socket.socket(socket.AF_UNIX)
+    try:
+        dialled.settimeout(timeout_s)
+        dialled.connect(path)
+    except BaseException:
+        dialled.close()
+        raise
+    return dialled
 
 
 def named(ranks: list[int]) -> str:

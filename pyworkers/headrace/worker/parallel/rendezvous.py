@@ -17,14 +17,13 @@ import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import Any, NoReturn
 
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import Store
 
 from headrace.errors import CannotRun
 from headrace.worker.parallel.control import (
@@ -36,11 +35,9 @@ from headrace.worker.parallel.control import (
     named,
 )
 from headrace.worker.parallel.environment import GroupEnvironment
+from headrace.worker.parallel.group_store import Patience, open_store, store_errors
 from headrace.worker.parallel.messages import TOKEN_BYTES
 
-T = TypeVar("T")
-POLL_S = 0.02
-CALL_S = 60.0  # of one call to the store; calls that wait are short
 NAMING_S = 2.0  # after which ranks name the missing ones where rank 0 does not
 SEEN_S = 5.0  # that rank 0 keeps the store for those that have yet to read why there is no group
 MOST_SAID = 1 << 16  # letters of what a rank publishes
@@ -87,7 +84,7 @@ class Met:
 def meet(
     environment: GroupEnvironment, name: str, serves: Mapping[str, str], timeout_s: float
 ) -> Met:
-    """Find the other ranks. Raises GroupMismatch and GroupFailed, and OSError where rank 0 cannot listen.
+    """Find the other ranks. Raises GroupMismatch, GroupFailed and WrongStoreAddress.
 
     The calls of the store cannot be interrupted, so they are made on a thread that nobody has to wait for.
     """
@@ -113,8 +110,8 @@ def _meet(
     environment: GroupEnvironment, name: str, serves: Mapping[str, str], timeout_s: float
 ) -> Met:
     give_up_at = time.monotonic() + timeout_s
-    with _store_errors(environment):
-        store = _store(environment, give_up_at)
+    with store_errors(environment):
+        store = open_store(environment, give_up_at)
         meeting = _Meeting(store, environment, give_up_at, timeout_s)
         mine = Introduction(
             rank=environment.rank,
@@ -156,9 +153,10 @@ class _Meeting:
     def lead(self) -> Met:
         """Rank 0: wait for all, compare, and publish what came of it."""
         keys = [f"rank/{rank}" for rank in range(self._size)]
-        if not self._wait(lambda: self._store.check(["verdict"]) or self._store.check(keys)):
-            missing = [r for r, key in enumerate(keys) if not self._store.check([key])]
-            self._fail("missing", self._missing(missing))
+        if not self._wait(
+            lambda: self._store.check(["verdict"]) or self._store.check(keys), self._absent
+        ):
+            self._fail("missing", self._missing(self._not_there()))
         if self._store.check(["verdict"]):
             self._raise(_verdict(self._store.get("verdict")))
         try:
@@ -176,15 +174,14 @@ class _Meeting:
     def follow(self) -> Met:
         """Any other rank: wait for the verdict, and dial rank 0."""
         self._give_up_at += NAMING_S
-        if not self._wait(lambda: self._store.check(["verdict"])):
-            missing = [r for r in range(self._size) if not self._store.check([f"rank/{r}"])]
-            raise GroupFailed(self._missing(missing or [0]))
+        if not self._wait(lambda: self._store.check(["verdict"]), self._absent):
+            raise GroupFailed(self._missing(self._not_there() or [0]))
         said = self._store.get("verdict")
         self._store.add("seen", 1)  # after it was read: rank 0, which keeps the store, may now go
         told = _verdict(said)
         if told["kind"] != "met":
             self._raise(told)
-        epoch, token = int(told["epoch"]), bytes.fromhex(told["token"])
+        epoch, token = told["epoch"], bytes.fromhex(told["token"])
         link = dial_rank_0(told["address"], self._rank, epoch, token, self._give_up_at)
         ranks = self._introductions()
         return self._met(ranks, epoch, token, {0: link})
@@ -211,6 +208,16 @@ class _Meeting:
             )
         return address
 
+    def _not_there(self) -> list[int]:
+        return [rank for rank in range(self._size) if not self._store.check([f"rank/{rank}"])]
+
+    def _absent(self) -> str:
+        """Whom this rank waits for, for a person."""
+        where = f"{self._environment.host}:{self._environment.port}"
+        if missing := self._not_there():
+            return f"{named(missing)} of {self._size} to come to {where}"
+        return f"the verdict of rank 0 at {where}; all {self._size} ranks are there"
+
     def _missing(self, ranks: list[int]) -> str:
         return f"{named(ranks)} of {self._size} did not come within {self._timeout_s:g} s"
 
@@ -229,14 +236,15 @@ class _Meeting:
             others = [f"rank/{rank}" for rank in range(1, self._size)]
             there = sum(self._store.check([key]) for key in others)
             self._give_up_at = time.monotonic() + SEEN_S
-            self._wait(lambda: self._store.add("seen", 0) >= there)
+            self._wait(lambda: self._store.add("seen", 0) >= there, lambda: "ranks to leave")
         raise NO_GROUP[verdict["kind"]](verdict["why"])
 
-    def _wait(self, done: Callable[[], bool]) -> bool:
+    def _wait(self, done: Callable[[], bool], what: Callable[[], str]) -> bool:
+        patience = Patience(self._rank, self._give_up_at)
         while not done():
-            if time.monotonic() > self._give_up_at:
+            if patience.over():
                 return False
-            time.sleep(POLL_S)
+            patience.pause(what)
         return True
 
 
@@ -256,17 +264,23 @@ def difference(ranks: list[Introduction]) -> str | None:
 
 def _verdict(published: bytes) -> dict[str, Any]:
     """Raises GroupFailed where no rank of ours can have said this."""
-    try:
-        verdict: dict[str, Any] = json.loads(published)
-        known = verdict["kind"] == "met" or verdict["kind"] in NO_GROUP
-    except (ValueError, TypeError, KeyError):
-        known, verdict = False, {}
-    if not known:
-        # not what it said: it may hold the token
-        raise GroupFailed(
-            "a rank's verdict is none of this version's; start the same Headrace on all"
-        )
-    return verdict
+    with contextlib.suppress(ValueError, RecursionError):
+        verdict = json.loads(published[: MOST_SAID + 1])
+        if _is_verdict(verdict):
+            return verdict
+    # not what it said: it may hold the token
+    raise GroupFailed("a rank's verdict is none of this version's; start the same Headrace on all")
+
+
+def _is_verdict(told: object) -> bool:
+    """Raises ValueError for a token that is not hexadecimal."""
+    match told:
+        case {"kind": "met", "epoch": int(epoch), "token": str(token), "address": str()}:
+            return 0 <= epoch < 1 << 64 and len(bytes.fromhex(token)) == TOKEN_BYTES
+        case {"kind": str(kind), "why": str()}:
+            return kind in NO_GROUP
+        case _:
+            return False
 
 
 def _introduction(said: bytes, rank: int) -> Introduction:
@@ -278,70 +292,6 @@ def _introduction(said: bytes, rank: int) -> Introduction:
         if one.rank == rank and all(isinstance(text, str) for text in texts):
             return one
     raise GroupFailed(f"rank {rank} introduced itself with {said[:80].decode(errors='replace')!r}")
-
-
-def _store(environment: GroupEnvironment, give_up_at: float) -> Store:
-    """The store, once somebody keeps it."""
-    host, port = environment.host, environment.port
-    prefix = f"headrace/{environment.run}/{environment.attempt}"
-    within = timedelta(seconds=CALL_S)
-    if environment.keeps_store:
-        # listens at this one address: whoever reaches the store can read the token of the group
-        listener = _listen(host, port)
-        kept = TCPStore(
-            host,
-            port,
-            is_master=True,
-            timeout=within,
-            wait_for_workers=False,
-            master_listen_fd=listener,
-        )
-        return PrefixStore(prefix, kept)
-    _until_listening(host, port, give_up_at)
-    return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=within))
-
-
-def _listen(host: str, port: int) -> int:
-    """A descriptor. Raises OSError."""
-    where = f"MASTER_ADDR:MASTER_PORT {host}:{port}"
-    try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, kind) as listener:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(socket.SOMAXCONN)
-            return listener.detach()
-    except OSError as error:
-        raise OSError(
-            error.errno, f"rank 0 cannot listen at {where}: {error.strerror or error}"
-        ) from error
-
-
-def _until_listening(host: str, port: int, give_up_at: float) -> None:
-    """Wait for whoever keeps the store: to ask sooner would fill the log."""
-    while True:
-        try:
-            socket.create_connection((host, port), CALL_S).close()
-        except OSError as error:
-            if time.monotonic() > give_up_at:
-                why = error.strerror or str(error)
-                raise GroupFailed(
-                    f"rank 0 did not come: nobody listens at MASTER_ADDR:MASTER_PORT {host}:{port} ({why})"
-                ) from error
-            time.sleep(POLL_S)
-        else:
-            return
-
-
-@contextlib.contextmanager
-def _store_errors(environment: GroupEnvironment) -> Generator[None]:
-    """What torch raises where the store goes, in a line of ours."""
-    try:
-        yield
-    except RuntimeError as error:  # torch.distributed has no narrower one for all of them
-        where = f"{environment.host}:{environment.port}"
-        first = (str(error).splitlines() or [type(error).__name__])[0]
-        raise GroupFailed(f"the store of the group at {where} is gone: {first[:200]}") from error
 
 
 def own_address(host: str, port: int) -> str:
