@@ -1,6 +1,6 @@
 """Learn the merges of the mock workers' tokenizer, so that text gets about as many tokens as from a real one.
 
-python -m bench.presets.tokenizer FILE.jsonl.gz... > bench/src/mock/merges.txt
+python -m bench.presets.tokenizer FILE.jsonl.gz... > bench/src/mock/model/merges.txt
 
 The committed ones come from mlcommons/endpoints agentic_coding (Apache-2.0, commit ea332753), sierra-research/tau-bench
 airline trajectories (MIT, 59a200c) and GSM8K (MIT). Single bytes and special tokens are not in the file: `mock::model`

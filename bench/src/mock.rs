@@ -4,7 +4,7 @@
 //! `session` put it behind the real wire protocol, [`fault`] makes it misbehave.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
@@ -19,6 +19,7 @@ use self::exchange::{Exchange, Terms};
 use self::fault::Fault;
 use self::lockstep::{Lockstep, RoundSums};
 use self::model::Model;
+use self::model::script::Script;
 use self::pace::{Pace, PaceReport};
 use self::preset::ModelArgs;
 use self::worker::{Fleet, Roles, Worker};
@@ -85,6 +86,10 @@ pub(crate) struct MockArgs {
     /// Description of the model, in place of a small built-in one: the JSON document that workers send to routers.
     #[arg(long, value_name = "FILE")]
     doc: Option<PathBuf>,
+    /// Answers, in the place of random tokens: one JSON object a line with `text`, and with `when`, `finish`,
+    /// `tokens_per_step`, `pieces` and `delay_steps` if needed (docs/operations.md).
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["prefill", "decode"])]
+    script: Option<PathBuf>,
     /// Names of the workers begin with this; a number follows.
     #[arg(long, value_name = "PREFIX", default_value = "w")]
     name: String,
@@ -167,7 +172,15 @@ struct Running {
 /// # Errors
 /// The arguments make no sense, or the router refuses a worker.
 pub(crate) async fn run(args: &MockArgs) -> anyhow::Result<serde_json::Value> {
-    let mut running = start(args)?;
+    let model = Model::of(args.doc.as_deref())?;
+    let script = match &args.script {
+        Some(path) => Some(Script::read(path, &model).await?),
+        None => None,
+    };
+    if let Some(script) = &script {
+        note(&format!("{} scripted answers", script.answers()));
+    }
+    let mut running = start(args, model, script)?;
     let EngineConfig { capacity, block_tokens, .. } = &running.fleet.engine;
     let workers = running.workers;
     note(&format!(
@@ -186,14 +199,10 @@ pub(crate) async fn run(args: &MockArgs) -> anyhow::Result<serde_json::Value> {
     Ok(serde_json::to_value(running.report())?)
 }
 
-fn start(args: &MockArgs) -> anyhow::Result<Running> {
+fn start(args: &MockArgs, model: Model, script: Option<Script>) -> anyhow::Result<Running> {
     if !(args.speed > 0.0 && args.speed <= 1e6) {
         return Err(BadInput(format!("--speed {}: from above 0 to 1000000", args.speed)).into());
     }
-    let model = match &args.doc {
-        Some(path) => Model::read(path)?,
-        None => Model::built_in(),
-    };
     let secret = match &args.secret_file {
         Some(path) => Some(read_secret(path)?),
         None => args.secret.clone().map(String::into_bytes),
@@ -229,6 +238,8 @@ fn start(args: &MockArgs) -> anyhow::Result<Running> {
         bells: (0..roles.all()).map(|_| Arc::default()).collect(),
         groups: roles.groups().map(|_| Mutex::new(Lockstep::new(roles.ep, epoch))).collect(),
         group_deadline: Duration::from_millis(args.group_deadline.max(1)),
+        script,
+        noted_grammar: Once::new(),
     });
     let mut tasks = JoinSet::new();
     for number in 0..roles.all() {

@@ -27,6 +27,7 @@ pub(crate) use self::logprobs::Scores;
 pub(crate) use self::migration::{Export, Progress, Pull};
 use self::plan::Counts;
 use self::sequence::{Sequence, Stage, Work};
+use super::model::script::ScriptedAnswer;
 use super::pool::BlockPool;
 use crate::random::Random;
 
@@ -72,6 +73,8 @@ pub(crate) struct Leg {
     /// The prompt's KV comes from another worker, for which it waits at most so many ms once the answer may go on.
     pub(crate) arrives: Option<u32>,
     pub(crate) scores: Scores,
+    /// The answer, where it was written beforehand; `max_tokens` is no more than what is left of it.
+    pub(crate) scripted: Option<ScriptedAnswer>,
 }
 
 /// What came of a step, in the order in which it is to be sent.
@@ -303,7 +306,10 @@ impl Engine {
             accepted += new - 1;
             let (seed, vocab) = (sequence.leg.seed, self.config.vocab);
             let first = sequence.generated - new + sequence.leg.resumed;
-            let ids: Vec<u32> = (first..first + new).map(|at| token(seed, at, vocab)).collect();
+            let ids = match &sequence.leg.scripted {
+                Some(answer) => answer.tokens(first, new),
+                None => (first..first + new).map(|at| token(seed, at, vocab)).collect(),
+            };
             let scores = &mut sequence.leg.scores;
             let logprobs = scores.answer(seed, first, &ids, vocab);
             let prompt_logprobs = (first == 0).then(|| scores.take_prompt(vocab)).flatten();

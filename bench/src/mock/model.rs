@@ -1,5 +1,7 @@
 //! What mock workers say about their model: a description from a file, or a small built-in one.
 
+pub(crate) mod script;
+
 use std::path::Path;
 
 use anyhow::Context as _;
@@ -7,15 +9,28 @@ use serde_json::{Map, Value, json};
 
 /// Merges of a byte-level BPE, learned by `bench/presets/tokenizer.py`: English and code get about as many tokens as
 /// from a real tokenizer.
-const MERGES: &str = include_str!("merges.txt");
+const MERGES: &str = include_str!("model/merges.txt");
 const SPECIAL: [&str; 4] = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|reserved|>"];
 const END: usize = 2;
 /// Ids that prompts may use. Those that the tokenizer does not know make blocks, but no text.
 const VOCAB: u32 = 32_768;
 /// Longest sequence of the built-in model; DeepSeek-R1's is 163,840 tokens.
 const CONTEXT_TOKENS: u32 = 163_840;
-const CHAT_TEMPLATE: &str = "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] \
-    + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+const CHAT_TEMPLATE: &str = include_str!("model/chat_template.jinja");
+/// Tokens behind the vocabulary that models use for tool calls and thoughts, and whether they count as special: those that
+/// do are not part of an answer's text. Random answers use none of them.
+const NAMED: [(&str, bool); 10] = [
+    ("<think>", false),
+    ("</think>", false),
+    ("<tool_call>", false),
+    ("</tool_call>", false),
+    ("<tool_response>", false),
+    ("</tool_response>", false),
+    ("[TOOL_CALLS]", false),
+    ("<|python_tag|>", true),
+    ("<|eom_id|>", true),
+    ("<|eot_id|>", true),
+];
 const WORDS: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 
 /// A model description.
@@ -32,6 +47,14 @@ pub(crate) struct Model {
 }
 
 impl Model {
+    /// That of a file, or else the built-in one.
+    ///
+    /// # Errors
+    /// The file cannot be read or is no description.
+    pub(crate) fn of(path: Option<&Path>) -> anyhow::Result<Self> {
+        path.map_or_else(|| Ok(Self::built_in()), Self::read)
+    }
+
     /// The built-in one.
     pub(crate) fn built_in() -> Self {
         let (tokenizer, tokens) = tokenizer();
@@ -54,7 +77,7 @@ impl Model {
     ///
     /// # Errors
     /// The file cannot be read or is no description.
-    pub(crate) fn read(path: &Path) -> anyhow::Result<Self> {
+    fn read(path: &Path) -> anyhow::Result<Self> {
         let name = || path.display().to_string();
         let document = std::fs::read(path).with_context(name)?;
         let doc = headrace_router::prompt::ModelDoc::parse(&document).with_context(name)?;
@@ -68,7 +91,7 @@ impl Model {
     }
 }
 
-/// `tokenizer.json`, and how many tokens it has.
+/// `tokenizer.json`, and how many tokens it has before the named ones.
 fn tokenizer() -> (Value, u32) {
     let alphabet = (0..=u8::MAX).map(|byte| letter(byte).to_string());
     let merged = MERGES.lines().map(|merge| merge.replace(' ', ""));
@@ -79,9 +102,11 @@ fn tokenizer() -> (Value, u32) {
     }
     let tokens = u32::try_from(vocab.len()).expect("a few thousand");
     let merges: Vec<_> = MERGES.lines().map(|merge| merge.split(' ').collect::<Vec<_>>()).collect();
-    let special = SPECIAL.iter().enumerate().map(|(id, content)| {
+    let special = SPECIAL.iter().zip(0..).map(|(content, id)| (*content, id, true));
+    let named = NAMED.iter().zip(tokens..).map(|((content, special), id)| (*content, id, *special));
+    let added = special.chain(named).map(|(content, id, special)| {
         json!({
-            "id": id, "content": content, "special": true, "normalized": false, "single_word": false,
+            "id": id, "content": content, "special": special, "normalized": false, "single_word": false,
             "lstrip": false, "rstrip": false,
         })
     });
@@ -97,7 +122,7 @@ fn tokenizer() -> (Value, u32) {
         "version": "1.0",
         "truncation": null,
         "padding": null,
-        "added_tokens": special.collect::<Vec<_>>(),
+        "added_tokens": added.collect::<Vec<_>>(),
         "normalizer": null,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [words, byte_level(false)]},
         "post_processor": null,

@@ -20,6 +20,7 @@ use tokio::time::timeout;
 use super::*;
 
 mod groups;
+mod scripts;
 mod split;
 
 /// Whatever a test waits for comes in this time, or it fails.
@@ -39,7 +40,7 @@ fn knowing(secret: Option<&str>, router: &str, flags: &str) -> Running {
     let args = ["mock", "--router", router].into_iter().chain(flags.split_whitespace());
     let mut args = Flags::parse_from(args).mock;
     args.secret = secret.map(Into::into);
-    start(&args).unwrap()
+    start(&args, Model::built_in(), None).unwrap()
 }
 
 /// A router on free ports, and how clients reach it.

@@ -1,7 +1,7 @@
 //! One mock worker: its engine, its faults, and its links to the router, one after the other.
 
 use std::num::NonZeroUsize;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::Context as _;
@@ -22,6 +22,7 @@ use super::greeting::Refused;
 use super::kv_legs::{KvLegs, Say};
 use super::lockstep::Lockstep;
 use super::model::Model;
+use super::model::script::{Script, ScriptedAnswer};
 use super::pace::Pace;
 use super::session::{self, Ended};
 use crate::random::Random;
@@ -61,6 +62,10 @@ pub(super) struct Fleet {
     pub(super) groups: Vec<Mutex<Lockstep>>,
     /// Ranks wait for one another so long.
     pub(super) group_deadline: Duration,
+    /// What requests are answered with, in the place of random tokens.
+    pub(super) script: Option<Script>,
+    /// It was said that scripted answers follow no grammar.
+    pub(super) noted_grammar: Once,
 }
 
 /// Workers by what they do. Numbers begin with the prefill workers; those that do both are last.
@@ -408,6 +413,30 @@ impl Worker {
 
     pub(super) fn longest_answer(&self) -> u32 {
         self.fleet.longest_answer
+    }
+
+    /// The answer that the script has for a request, or what it lacks; `None` without a script. Tokens have four bytes each.
+    pub(super) fn scripted(
+        &self,
+        prompt: &[u8],
+        generated: &[u8],
+        stop_ids: &[u32],
+    ) -> Option<Result<ScriptedAnswer, String>> {
+        let ids = |tokens: &[u8]| {
+            let ids = tokens.chunks_exact(4);
+            ids.map(|id| u32::from_le_bytes(id.try_into().expect("4 bytes"))).collect::<Vec<_>>()
+        };
+        let script = self.fleet.script.as_ref()?;
+        Some(script.answer(&ids(prompt), &ids(generated), stop_ids))
+    }
+
+    /// Says, once, that a request has a grammar.
+    pub(super) fn note_grammar(&self, has_grammar: bool) {
+        if has_grammar {
+            let text =
+                "a request has a grammar: it gets its scripted answer, whatever the grammar says";
+            self.fleet.noted_grammar.call_once(|| super::note(text));
+        }
     }
 
     pub(super) fn block_tokens(&self) -> NonZeroUsize {

@@ -42,9 +42,9 @@ impl Counts {
                 self.prefill_context += n * start + n * (n - 1) / 2;
                 self.kv_tokens += start + n;
             }
-            Some(Work::Decode(_)) => {
+            Some(Work::Decode(new)) => {
                 self.decode_rows += 1;
-                self.drafted += drafts;
+                self.drafted += drafts.max(new.saturating_sub(1));
                 self.kv_tokens += u64::from(sequence.total());
             }
         }
@@ -98,11 +98,8 @@ impl Engine {
             if sequence.in_prefill {
                 continue;
             }
-            sequence.credit += self.config.accepted;
-            let whole = sequence.credit.floor();
-            sequence.credit -= whole;
-            let new = (whole as u32).min(sequence.limit - sequence.total());
-            let tokens = sequence.computed + new;
+            let new = sequence.next_tokens(self.config.accepted);
+            let tokens = sequence.computed.max((sequence.total() + new).saturating_sub(1));
             while sequence.blocks.len() < tokens.div_ceil(self.config.block_tokens) as usize {
                 let block = self.pool.allocate().expect("admission kept room for it");
                 sequence.blocks.push(block);

@@ -32,6 +32,8 @@ pub(super) struct Sequence {
     pub(super) continues: bool,
     /// With which its prompt is pulled.
     pub(super) ticket: Vec<u8>,
+    /// Steps in which it waited for the first token of a scripted answer.
+    pub(super) waited: u32,
     /// Keys of the full blocks that hold tokens of the answer.
     answer_keys: Vec<u64>,
 }
@@ -95,6 +97,7 @@ impl Sequence {
             is_awaited: false,
             continues: false,
             ticket: Vec::new(),
+            waited: 0,
             answer_keys,
         }
     }
@@ -156,16 +159,32 @@ impl Sequence {
         (f64::from(self.cached_tokens) + prompt * lie).clamp(0.0, prompt - 1.0) as u32
     }
 
+    /// Tokens that it gets from the next step, where a row has `accepted` of them in the mean.
+    pub(super) fn next_tokens(&mut self, accepted: f64) -> u32 {
+        let whole = if let Some(answer) = &self.leg.scripted {
+            let given = self.generated + self.leg.resumed;
+            answer.portion(self.leg.seed, given, self.waited)
+        } else {
+            self.credit += accepted;
+            let whole = self.credit.floor();
+            self.credit -= whole;
+            whole as u32
+        };
+        whole.min(self.limit - self.total())
+    }
+
     /// Does the work of a step; says how many tokens are new.
     pub(super) fn advance(&mut self, work: Work) -> u32 {
         let new = match work {
             Work::Prefill(count) => {
                 self.computed += count;
                 self.in_prefill = self.remaining() > 0;
-                u32::from(!self.in_prefill)
+                // a scripted answer begins with the next step, however many tokens that gives
+                u32::from(!self.in_prefill && self.leg.scripted.is_none())
             }
             Work::Decode(count) => {
-                self.computed += count;
+                self.waited += u32::from(count == 0);
+                self.computed = self.computed.max((self.total() + count).saturating_sub(1));
                 count
             }
         };

@@ -96,6 +96,7 @@ fn a_lie_stays_below_the_prompt() {
                 kv_transfer: None,
                 arrives: None,
                 scores: Scores::default(),
+                scripted: None,
             })
             .unwrap();
         engine.begin_step().unwrap();
@@ -116,6 +117,7 @@ fn event(engine: &mut Engine) -> Blocks {
         kv_transfer: None,
         arrives: None,
         scores: Scores::default(),
+        scripted: None,
     };
     engine.submit(leg).unwrap();
     engine.begin_step().unwrap();

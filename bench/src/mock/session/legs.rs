@@ -16,6 +16,9 @@ use crate::mock::engine::{Leg, Scores};
 use crate::mock::exchange::Pulled;
 use crate::mock::kv_legs::Say;
 
+/// Why a request with a grammar is refused: a random answer would break it, and say nothing about that.
+const FOLLOWS_NO_GRAMMAR: &str = "a mock worker has no model whose answer could follow a grammar; `headrace mock --script FILE` gives it texts to answer with";
+
 impl<W: AsyncWrite + Unpin> Session<'_, W> {
     /// The other worker's part of an answer is over.
     pub(super) fn go_on(&mut self, go: &Continue) -> anyhow::Result<()> {
@@ -53,12 +56,12 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
 
     pub(super) fn submit(&mut self, submit: Submit) -> anyhow::Result<()> {
         let request = submit.request;
-        let (ignore_eos, deadline) = (submit.sampling.ignore_eos, submit.deadline_ms);
+        let deadline = submit.deadline_ms;
         let source = submit.kv_from.as_ref().map(|kv_from| kv_from.worker.clone());
         match self.take(submit) {
             Ok(shortened) => {
                 self.sources.extend(source.map(|source| (request, source)));
-                if shortened && !ignore_eos {
+                if shortened {
                     self.shortened.insert(request);
                 }
                 if let Some(deadline_ms) = deadline {
@@ -82,6 +85,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             return fail(FailureKind::Unsupported, "a leg is pulled or pulls, not both");
         }
         let scores = Scores::of(request, &sampling, &tokens)?;
+        let prompt_bytes = tokens.len();
         let resumed = resume.map_or(0, |resume| {
             tokens.extend_from_slice(&resume.generated);
             u32::try_from(resume.generated.len() / 4).unwrap_or(u32::MAX)
@@ -92,9 +96,28 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             return fail(FailureKind::BadToken, "a token is not in the vocabulary");
         }
         let prompt_tokens = u32::try_from(tokens.len() / 4).unwrap_or(u32::MAX);
-        let longest = self.worker.longest_answer();
-        let shortened = max_tokens > longest && !sampling.ignore_eos;
-        let max_tokens = if shortened { longest } else { max_tokens };
+        let (prompt, generated) = tokens.split_at(prompt_bytes);
+        let scripted = self.worker.scripted(prompt, generated, &submit.stop_ids);
+        let scripted = match (scripted, sampling.grammar.is_some()) {
+            (None, true) => return fail(FailureKind::BadSampling, FOLLOWS_NO_GRAMMAR),
+            (None, false) => None,
+            (Some(Err(lacks)), _) => return fail(FailureKind::Unsupported, &lacks),
+            (Some(Ok(answer)), grammar) => {
+                self.worker.note_grammar(grammar);
+                Some(answer)
+            }
+        };
+        let (max_tokens, shortened) = match &scripted {
+            Some(answer) => {
+                let stops = answer.finish == Finish::Stop && answer.len() <= max_tokens;
+                (max_tokens.min(answer.len()), stops)
+            }
+            None => {
+                let longest = self.worker.longest_answer();
+                let shortened = max_tokens > longest && !sampling.ignore_eos;
+                (if shortened { longest } else { max_tokens }, shortened)
+            }
+        };
         let root = BlockHash::root(&self.hash_key, &salt);
         let hashes = hash_blocks_le(&self.hash_key, root, &tokens, self.worker.block_tokens());
         self.worker.engine.submit(Leg {
@@ -107,6 +130,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             kv_transfer: submit.kv_transfer.map(|kv_transfer| kv_transfer.lease_ms),
             arrives: submit.kv_from.map(|kv_from| kv_from.timeout_ms),
             scores,
+            scripted,
         })?;
         Ok(shortened)
     }

@@ -54,6 +54,7 @@ impl World {
             resumed: before,
             kv_transfer: None,
             arrives: None,
+            scripted: None,
             scores: Scores::default(),
         };
         let leg = SimLeg { request, place, part: Part::Whole, before, generated: 0 };
