@@ -1,7 +1,7 @@
 //! What was typed, and what was checked: nothing past this file sees `RouterArgs`.
 //!
 //! `args` is what was typed. Each part of it is checked here or in `registration` with `etcd` (about being found), `routing` (about
-//! choosing workers), `access` with `keys` (about who may come in), `memory` and `log`.
+//! choosing workers), `access` with `keys` (about who may come in), `memory`, `parsers` and `log`.
 
 mod access;
 mod args;
@@ -12,6 +12,7 @@ mod fleet_limits;
 mod keys;
 mod log;
 mod memory;
+mod parsers;
 mod registration;
 mod routing;
 
@@ -30,6 +31,7 @@ pub use etcd::{EtcdAccess, EtcdVariables};
 pub use fleet_limits::FleetLimits;
 pub use keys::{Keys, Tenant, first_key};
 pub use memory::MemoryConfig;
+pub use parsers::{ParserConfig, ReasoningParser, ToolParser};
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
 
@@ -52,6 +54,8 @@ pub struct Config {
     pub memory: MemoryConfig,
     /// Tokeniser threads and cache.
     pub tokenizer: TokenizerConfig,
+    /// How answers are told apart into reasoning, tool calls and the rest.
+    pub parsers: ParserConfig,
     /// How a worker is chosen.
     pub policy: PolicyName,
     /// The rest of how requests are let in, placed and explained.
@@ -243,6 +247,7 @@ impl TryFrom<RouterArgs> for Config {
         access::check_workers(&listen, secret.as_ref(), args.allow_anonymous_workers)?;
         let access = AccessConfig::check(&args, warnings)?;
         let memory = MemoryConfig::check(&args)?;
+        let parsers = ParserConfig::check(&args)?;
         let fleet = FleetConfig {
             limits: FleetLimits::check(&args)?,
             registration: Registration::check(&args, &listen)?,
@@ -319,6 +324,7 @@ impl TryFrom<RouterArgs> for Config {
                     args.tokenizer_stretch_bytes,
                 )?,
             },
+            parsers,
             policy: policy("policy", &args.policy)?,
             routing,
             drain_timeout: Duration::from_millis(args.drain_timeout_ms),

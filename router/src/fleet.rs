@@ -31,7 +31,7 @@ pub use self::registry::{Registry, ServedModel};
 use crate::config::{Config, WorkerListen};
 use crate::core::secret::{AuthKey, HashKey};
 use crate::metrics::Metrics;
-use crate::prompt::{PrefixCache, TokenizePool};
+use crate::prompt::{Conventions, PrefixCache, TokenizePool};
 
 /// Prompts that may wait for a thread of the tokeniser.
 const TOKENIZER_QUEUE: usize = 4_096;
@@ -99,6 +99,8 @@ pub struct ModelInfo {
     pub dtypes: Vec<String>,
     /// Seconds since 1970 at which its first worker joined.
     pub created: u64,
+    /// What its chat template shows of its answers.
+    pub conventions: Conventions,
 }
 
 /// Binds the address of the workers and listens there, until [`Registry::close_all`].

@@ -16,6 +16,7 @@ pub mod limits;
 pub mod log;
 pub mod metrics;
 mod net;
+pub mod output;
 pub mod process;
 pub mod prompt;
 pub mod request;

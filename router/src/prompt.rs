@@ -27,7 +27,9 @@ pub use detokenize::{Decoded, Decoder};
 pub use doc::{GenerationDefaults, ModelDoc};
 pub use encoding::Prompt;
 pub use pool::TokenizePool;
-pub use template::ChatPrompt;
+pub use template::{ChatPrompt, Conventions};
+
+pub use crate::config::{ReasoningParser, ToolParser};
 
 use crate::config::STRETCH_BYTES;
 use crate::error::RouteError;
@@ -280,6 +282,12 @@ impl PromptEngine {
         self.model.template.is_some()
     }
 
+    /// What the chat template shows of how the model answers.
+    #[must_use]
+    pub fn conventions(&self) -> Conventions {
+        self.model.template.as_ref().map(ChatTemplate::conventions).unwrap_or_default()
+    }
+
     /// Turns the tokens of one choice into text as they come. Choices of one request may share a [`StopStrings`].
     #[must_use]
     pub fn decoder(&self, stop: &[String], skip_special: bool) -> Decoder {
@@ -316,6 +324,12 @@ impl PromptEngine {
     #[must_use]
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.model.text.tokenizer().token_to_id(token)
+    }
+
+    /// The id of a special token by its exact name.
+    #[must_use]
+    pub fn special_token(&self, token: &str) -> Option<u32> {
+        self.token_id(token).filter(|id| self.model.pieces.is_special(*id))
     }
 
     /// What the tokeniser and its cache did so far.

@@ -35,6 +35,8 @@ pub struct Job {
     pub n: u32,
     /// Leave special tokens such as `<|im_end|>` out of the text.
     pub skip_special_tokens: bool,
+    /// What the text is read for, if it is.
+    pub reading: Reading,
     /// Key for `session-hash`.
     pub session: Option<String>,
     /// Higher goes first.
@@ -53,6 +55,15 @@ pub struct Job {
     pub memory: Option<Arc<MemoryShare>>,
 }
 
+/// What whoever tells an answer's text apart needs of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Reading {
+    /// Say where the text of each token ends.
+    pub token_ends: bool,
+    /// Special tokens that are text all the same, in order: markers.
+    pub markers: Vec<u32>,
+}
+
 /// What one choice got since the last delta.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Delta {
@@ -60,6 +71,8 @@ pub struct Delta {
     pub choice: u32,
     /// Text that is certain (never half a character, never the beginning of a possible stop string).
     pub text: String,
+    /// Where in `text` each token ends that came since the last delta, where that was asked for.
+    pub token_ends: Vec<usize>,
     /// The tokens behind the text, where log-probabilities were asked for; otherwise empty.
     pub tokens: Vec<ScoredToken>,
     /// The prompt's tokens, where their log-probabilities were asked for; on the first delta of a choice.
@@ -113,4 +126,6 @@ pub struct Usage {
     pub accepted_drafts: u32,
     /// Drafted tokens that are no part of the answer.
     pub rejected_drafts: u32,
+    /// Those of `completion_tokens` that are reasoning, where answers are read for that.
+    pub reasoning_tokens: u32,
 }

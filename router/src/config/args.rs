@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use clap::builder::PossibleValuesParser;
 use clap::{ArgAction, Parser as _};
 
-use super::{EtcdVariables, environment};
+use super::parsers::NO_PARSER;
+use super::{EtcdVariables, ReasoningParser, ToolParser, environment};
 use crate::core::policy::PolicyName;
 
 /// Of clients, where nobody named another number.
@@ -213,6 +214,14 @@ pub struct RouterArgs {
     #[arg(long, value_name = "BYTES", default_value_t = 64 << 20, help_heading = "Tokeniser")]
     pub tokenizer_cache_bytes: usize,
 
+    /// How models write tool calls. Without the flag each model's chat template shows it; /v1/models says what was found.
+    #[arg(long, value_name = "NAME", value_parser = tool_parsers(), help_heading = "Answers")]
+    pub tool_parser: Option<String>,
+    /// How models mark reasoning, or none to send reasoning as part of the text. Without the flag each model's chat
+    /// template shows it; /v1/models says what was found.
+    #[arg(long, value_name = "NAME", value_parser = reasoning_parsers(), help_heading = "Answers")]
+    pub reasoning_parser: Option<String>,
+
     /// Milliseconds between two signs of life of a worker, at most an hour. After three missed signs the requests of
     /// the worker go on elsewhere.
     #[arg(long, value_name = "MS", default_value_t = 1_000, help_heading = "Workers")]
@@ -276,6 +285,15 @@ pub struct RouterArgs {
 
 fn policies() -> PossibleValuesParser {
     PolicyName::ALL.map(PolicyName::as_str).into()
+}
+
+fn tool_parsers() -> PossibleValuesParser {
+    ToolParser::ALL.map(ToolParser::as_str).into()
+}
+
+fn reasoning_parsers() -> PossibleValuesParser {
+    let names = ReasoningParser::ALL.into_iter().map(ReasoningParser::as_str);
+    names.chain([NO_PARSER]).collect::<Vec<_>>().into()
 }
 
 impl Default for RouterArgs {

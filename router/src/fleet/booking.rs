@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::link::{Hangup, Link, Part, Partner};
+use super::link::{Hangup, LegWork, Link, Partner};
 use super::registry::Registry;
 use crate::config::FleetConfig;
 use crate::core::candidate::WorkerId;
@@ -111,7 +111,7 @@ impl Reservation {
         let hangup = Hangup::new(Arc::clone(&self.registry.metrics));
         let submit = Submit { request, ..submit };
         let Some(prefill) = &self.prefill else {
-            let lease = link.submit(submit, Part::Whole, &mailbox, &hangup).await?;
+            let lease = link.submit(submit, LegWork::Whole, &mailbox, &hangup).await?;
             return Ok(TokenStream::new(mailbox, hangup, lease, None));
         };
         let (decode_submit, prefill_submit) = self.legs(submit, prefill);
@@ -120,8 +120,8 @@ impl Reservation {
             Partner { link: Arc::clone(&link), request, handed_off: false, ticketed: false };
         // both at once; the decode leg is known first, so that nothing is said of a leg that is not there
         let (decode, prefill) = tokio::join!(
-            link.submit(decode_submit, Part::decode(), &mailbox, &hangup),
-            from.submit(prefill_submit, Part::Prefill(partner), &mailbox, &hangup),
+            link.submit(decode_submit, LegWork::decode(), &mailbox, &hangup),
+            from.submit(prefill_submit, LegWork::Prefill(partner), &mailbox, &hangup),
         );
         let decode = decode?;
         let prefill = prefill.map_err(|error| link.goes_alone(request, &error)).ok();

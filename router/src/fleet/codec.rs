@@ -12,7 +12,7 @@ mod rules;
 pub use columns::{ColumnsError, OutputColumns};
 pub use io::{FrameArrival, FrameReader, FrameWriter, ReadError};
 
-use self::msgpack::{Fault, FaultKind, Item, Read, Reader, Wire, put_array_len, put_uint};
+use self::msgpack::{BodyReader, Fault, FaultKind, Item, Read, Wire, put_array_len, put_uint};
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
     Freed, Grammar, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES,
@@ -93,7 +93,7 @@ pub fn decode(body: &[u8]) -> Result<Frame, CodecError> {
     if body.len() > MAX_FRAME_BYTES {
         return Err(CodecError::TooLong { got: body.len(), limit: MAX_FRAME_BYTES });
     }
-    let mut reader = Reader::new(body);
+    let mut reader = BodyReader::new(body);
     let (len, number) = read_head(&mut reader).map_err(|fault| named(*fault, "frame"))?;
     if number == HELLO && len > 1 {
         let got =
@@ -109,7 +109,7 @@ pub fn decode(body: &[u8]) -> Result<Frame, CodecError> {
     }
 }
 
-fn read_head(reader: &mut Reader<'_>) -> Read<(usize, u64)> {
+fn read_head(reader: &mut BodyReader<'_>) -> Read<(usize, u64)> {
     let len = reader.array_len()?;
     if len == 0 {
         return Err(Fault::malformed("a type number", "an empty array"));
@@ -145,7 +145,7 @@ macro_rules! frames {
         fn read_frame(
             number: u64,
             len: usize,
-            reader: &mut Reader<'_>,
+            reader: &mut BodyReader<'_>,
         ) -> Result<(&'static str, Frame), CodecError> {
             match number {
                 $($number => match Fields::read_fields(len, reader) {
@@ -204,7 +204,7 @@ const MOST_RUNS: usize = 1 << 18;
 trait Fields: Sized {
     fn count(&self) -> usize;
     fn write_fields(&self, out: &mut Vec<u8>);
-    fn read_fields(len: usize, reader: &mut Reader<'_>) -> Read<Self>;
+    fn read_fields(len: usize, reader: &mut BodyReader<'_>) -> Read<Self>;
 }
 
 /// Fields in wire order, which is the order of declaration in `core::frame` (a test holds the two together), the
@@ -220,7 +220,7 @@ macro_rules! structs {
                 $(self.$field.write(out);)*
             }
 
-            fn read_fields(len: usize, reader: &mut Reader<'_>) -> Read<Self> {
+            fn read_fields(len: usize, reader: &mut BodyReader<'_>) -> Read<Self> {
                 let count = const { [$(stringify!($field)),*].len() };
                 if len != count {
                     return Err(Fault::malformed(format!("{count} fields"), len));
@@ -241,7 +241,7 @@ macro_rules! structs {
                 self.write_fields(out);
             }
 
-            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+            fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
                 let len = reader.array_len()?;
                 Self::read_fields(len, reader)
             }

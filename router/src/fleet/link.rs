@@ -21,7 +21,7 @@ pub(super) use self::description::Description;
 pub(crate) use self::error::LinkError;
 use self::error::NotTaken;
 pub(crate) use self::hangup::Hangup;
-pub(crate) use self::leg::{Part, Partner};
+pub(crate) use self::leg::{LegWork, Partner};
 use self::legs::Legs;
 use super::codec::{CodecError, FrameArrival, FrameReader, FrameWriter};
 use super::registry::Registry;

@@ -348,11 +348,12 @@ impl WorkerPool {
 
     /// `None` while no worker is there that could serve it.
     pub(super) fn info(&self) -> Option<ModelInfo> {
-        self.engine.as_ref()?;
+        let conventions = self.engine.as_ref()?.conventions();
         let context_tokens = self.context_tokens()?;
         let dtypes: BTreeSet<&str> = self.workers().map(|w| w.hello.dtype.as_str()).collect();
         let dtypes = dtypes.into_iter().map(str::to_owned).collect();
-        Some(ModelInfo { name: self.model.clone(), context_tokens, dtypes, created: self.created })
+        let (name, created) = (self.model.clone(), self.created);
+        Some(ModelInfo { name, context_tokens, dtypes, created, conventions })
     }
 }
 

@@ -1,5 +1,7 @@
 //! The request of `/v1/chat/completions`: from the body's fields to a `Job`.
 
+mod reasoning;
+
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
@@ -13,9 +15,10 @@ use crate::http::parse::{ids, messages};
 use crate::limits::memory::MemoryShare;
 use crate::limits::shares::Account;
 use crate::limits::shares::Holder;
+use crate::output::Format;
 use crate::prompt::StopStrings;
 use crate::prompt::{ChatPrompt, Prompt};
-use crate::request::Job;
+use crate::request::{Job, Reading};
 
 /// A checked request.
 #[derive(Debug)]
@@ -24,6 +27,9 @@ pub(super) struct ChatRequest {
     /// For the job, which has none yet.
     pub(super) stop: Vec<String>,
     pub(super) delivery: Delivery,
+    /// What the answers are read by; `None` for plain text.
+    pub(super) format: Option<Format>,
+    pub(super) shows_reasoning: bool,
     /// That of the job, still to be checked.
     pub(super) grammar: Option<Asked>,
     /// The answer carries log-probabilities.
@@ -41,10 +47,6 @@ const MISSING: &[Missing] = &[
     Missing::always("prediction", "there are no predicted outputs"),
     Missing::always("web_search_options", "this server does not search"),
     Missing::always("moderation", "this server does not moderate"),
-    Missing::always(
-        "reasoning_effort",
-        "where the chat template knows it, use `chat_template_kwargs`",
-    ),
     Missing {
         name: "verbosity",
         does_nothing: |value| value == "medium",
@@ -89,7 +91,9 @@ pub(super) fn check(
     model: &ModelFacts,
     memory: &mut MemoryShare,
 ) -> Result<ChatRequest, RouteError> {
-    let prompt = prompt(&mut fields, memory)?;
+    let mut prompt = prompt(&mut fields, memory)?;
+    let shows_reasoning =
+        reasoning::take(&mut fields, &model.conventions, &mut prompt.template_kwargs)?;
     tool_choice(&mut fields, prompt.tools.is_some())?;
     let common = params::take(&mut fields, model)?;
     let logprobs = logprobs(&mut fields)?;
@@ -111,6 +115,7 @@ pub(super) fn check(
         max_tokens,
         n: common.n,
         skip_special_tokens: common.skip_special_tokens,
+        reading: Reading::default(), // the caller knows the tokens
         session: common.session,
         priority: common.priority,
         account: Account::default(), // `Call::apply` knows this and the next three
@@ -124,6 +129,11 @@ pub(super) fn check(
         job,
         stop: common.stop,
         delivery: common.delivery,
+        format: Format::new(
+            // a grammar holds from the first token on, so that nothing is reasoning
+            model.conventions.reasoning.filter(|_| common.grammar.is_none()),
+        ),
+        shows_reasoning,
         grammar: common.grammar,
         logprobs: logprobs.is_some(),
     })

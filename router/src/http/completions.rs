@@ -15,7 +15,7 @@ use crate::limits::shares::Account;
 use crate::limits::shares::Holder;
 use crate::prompt::Prompt;
 use crate::prompt::StopStrings;
-use crate::request::Job;
+use crate::request::{Job, Reading};
 
 /// OpenAI's own default of `max_tokens` here.
 const DEFAULT_MAX_TOKENS: u32 = 16;
@@ -98,6 +98,7 @@ pub(super) fn check(
             max_tokens: Some(max_tokens),
             n: common.n,
             skip_special_tokens: common.skip_special_tokens,
+            reading: Reading::default(),
             session: common.session.clone(),
             priority: common.priority,
             account: Account::default(), // `Call::apply` knows this and the next three

@@ -6,6 +6,7 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
+use crate::config::ParserConfig;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
 use crate::http::Surface;
@@ -22,9 +23,11 @@ use crate::http::reply::reject::Reject;
 use crate::http::reply::{self, AnswerHead};
 use crate::http::{chat, completions, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
+use crate::output::Format;
 use crate::process::background;
 use crate::prompt::Prompt;
-use crate::prompt::{PromptEngine, StopStrings};
+use crate::prompt::{Conventions, PromptEngine, StopStrings};
+use crate::request::Reading;
 
 /// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, at most 1 ms of parsing.
 const LARGE_BODY_BYTES: usize = 64 << 10;
@@ -45,7 +48,11 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     let checked = read(surface, request, None, move |read| {
         let ReadBody { mut fields, mut memory, .. } = read;
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
-        let mut request = chat::check(fields, &facts(&model.engine), &mut memory)?;
+        let facts = facts(&model.engine, &app.config.parsers);
+        let mut request = chat::check(fields, &facts, &mut memory)?;
+        if let Some(format) = &request.format {
+            request.job.reading = reading(&model.engine, format);
+        }
         request.job.memory = Some(Arc::new(memory));
         request.job.stop = stop_strings(&app, &request.stop)?;
         Ok((model, request))
@@ -54,7 +61,8 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     grammar::check(surface, request.grammar.take()).await?;
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then(|| vocabulary(&model));
-    let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs);
+    let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs)
+        .reading(request.format, request.shows_reasoning);
     let jobs = vec![request.job];
     reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
 }
@@ -77,7 +85,8 @@ async fn answer_completions(
         let ReadBody { mut fields, ids, mut memory } = read;
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
         let engine = &model.engine;
-        let request = completions::check(fields, ids, &facts(engine))?;
+        let facts = facts(engine, &app.config.parsers);
+        let request = completions::check(fields, ids, &facts)?;
         let echo = request.echo.then(|| {
             let texts = request.jobs.iter().map(|job| echo_text(engine, &job.prompt, &mut memory));
             texts.collect::<Result<Vec<_>, _>>()
@@ -205,7 +214,26 @@ fn vocabulary(model: &ServedModel) -> Arc<dyn Vocabulary> {
     Arc::<PromptEngine>::clone(&model.engine)
 }
 
-fn facts(engine: &PromptEngine) -> ModelFacts {
+/// What a job does for a text that is told apart so.
+pub(super) fn reading(engine: &PromptEngine, format: &Format) -> Reading {
+    let mut markers: Vec<u32> =
+        format.markers().filter_map(|marker| engine.special_token(marker)).collect();
+    markers.sort_unstable();
+    markers.dedup();
+    Reading { token_ends: true, markers }
+}
+
+/// How the answers of a model are told apart: as the flags say, or else as its chat template shows.
+pub(super) fn conventions(found: Conventions, parsers: &ParserConfig) -> Conventions {
+    Conventions {
+        tools: parsers.tools.or(found.tools),
+        reasoning: parsers.reasoning.unwrap_or(found.reasoning),
+        ..found
+    }
+}
+
+/// What the checks of a request need to know of `engine`'s model.
+pub(super) fn facts(engine: &PromptEngine, parsers: &ParserConfig) -> ModelFacts {
     let doc = engine.doc();
     ModelFacts {
         vocab_size: doc.vocab_size,
@@ -213,6 +241,7 @@ fn facts(engine: &PromptEngine) -> ModelFacts {
         top_p: doc.generation.top_p,
         top_k: doc.generation.top_k,
         repetition_penalty: doc.generation.repetition_penalty,
+        conventions: conventions(engine.conventions(), parsers),
     }
 }
 

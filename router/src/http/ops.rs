@@ -12,9 +12,11 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ModelInfo;
+use crate::http::generate;
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
 use crate::metrics::Exposition;
+use crate::prompt::ReasoningParser;
 
 /// The process runs and answers; says nothing about workers.
 pub(super) async fn health() -> Json<Value> {
@@ -43,7 +45,8 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
-    let models: Vec<Value> = app.fleet.models().iter().map(model_body).collect();
+    let models = app.fleet.models();
+    let models: Vec<Value> = models.iter().map(|model| model_body(&app, model)).collect();
     Json(json!({"object": "list", "data": models}))
 }
 
@@ -53,15 +56,17 @@ pub(super) async fn model(
 ) -> Result<Json<Value>, Reject> {
     let models = app.fleet.models();
     if let Some(model) = models.iter().find(|model| model.name == name) {
-        return Ok(Json(model_body(model)));
+        return Ok(Json(model_body(&app, model)));
     }
     let served: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     let served = if served.is_empty() { "none yet".to_owned() } else { served.join(", ") };
     Err(RouteError::UnknownModel { model: clip(&name), served }.into())
 }
 
-/// OpenAI's `model`, vLLM's `max_model_len`, and the types of the weights that its workers compute in.
-fn model_body(model: &ModelInfo) -> Value {
+/// OpenAI's `model`, vLLM's `max_model_len`, the types of the weights that its workers compute in, and how its answers are
+/// told apart.
+fn model_body(app: &App, model: &ModelInfo) -> Value {
+    let found = generate::conventions(model.conventions, &app.config.parsers);
     json!({
         "id": model.name,
         "object": "model",
@@ -69,5 +74,6 @@ fn model_body(model: &ModelInfo) -> Value {
         "owned_by": "headrace",
         "max_model_len": model.context_tokens,
         "dtypes": model.dtypes,
+        "reasoning_parser": found.reasoning.map(ReasoningParser::as_str),
     })
 }

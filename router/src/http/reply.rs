@@ -5,7 +5,9 @@ pub(super) mod chat;
 pub(super) mod completion;
 pub(super) mod events;
 pub(super) mod logprobs;
+pub(super) mod message;
 pub(super) mod pieces;
+pub(super) mod readers;
 pub(super) mod reject;
 pub(super) mod token_log;
 pub(super) mod whole;
@@ -23,12 +25,14 @@ use crate::http::parse::ids;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::answers::Answers;
 use crate::http::reply::events::Events;
+use crate::http::reply::message::Message;
 use crate::http::reply::pieces::json_response;
+use crate::http::reply::readers::ChoiceReaders;
 use crate::http::reply::reject::Reject;
 use crate::http::reply::token_log::TokenLog;
 use crate::http::reply::whole::{Shape, WholeAnswer};
 use crate::limits::memory::{MemoryShare, Refused};
-use crate::request::{Delta, FinishReason, Job, Usage};
+use crate::request::{Delta, Job, Usage};
 
 /// OpenAI's `system_fingerprint`: it changes when the software that serves does.
 pub(super) const FINGERPRINT: &str = concat!("headrace-", env!("CARGO_PKG_VERSION"));
@@ -51,9 +55,11 @@ impl AnswerHead {
 #[derive(Debug, Default)]
 pub(super) struct ReplyChoice {
     pub(super) text: String,
+    /// The text's parts, in the place of `text` where answers are read.
+    pub(super) message: Message,
     /// The prompt's tokens first, where they were asked for.
     pub(super) tokens: TokenLog,
-    pub(super) finish: Option<FinishReason>,
+    pub(super) finish: Option<&'static str>,
 }
 
 /// Places the jobs and sends the answer. Until its first delta is there no status is sent either, so everything that
@@ -66,7 +72,7 @@ pub(super) async fn send<S: Shape + Events>(
     call: &Call,
     model: &Arc<ServedModel>,
     jobs: Vec<Job>,
-    shape: S,
+    mut shape: S,
     delivery: Delivery,
 ) -> Result<Response, Reject> {
     let num_choices = jobs.iter().map(|job| job.n as usize).sum();
@@ -75,6 +81,9 @@ pub(super) async fn send<S: Shape + Events>(
         check_size(&jobs, app.memory.answers.limit())?;
     }
     let mut answers = Answers::place(app, model, jobs).await?;
+    if let Some(readers) = shape.readers() {
+        readers.after_prompt(answers.prompt_ids(), |ids| model.engine.decode(ids, false));
+    }
     if delivery.stream {
         let first = answers.next().await.ok_or_else(nothing)??;
         return Ok(events::response(first, answers, shape, delivery, call.ending(num_choices)));
@@ -82,13 +91,13 @@ pub(super) async fn send<S: Shape + Events>(
     let mut choices: Vec<ReplyChoice> = Vec::new();
     choices.resize_with(num_choices, ReplyChoice::default);
     while let Some(delta) = answers.next().await {
-        gather(&mut choices, delta?, &mut memory)?;
+        gather(&mut choices, delta?, shape.readers(), &mut memory)?;
     }
     if choices.iter().any(|choice| choice.finish.is_none()) {
         return Err(nothing().into());
     }
-    call.answered(answers.usage(), num_choices);
-    let usage = answers.usage();
+    let usage = shape.count_reasoning(answers.usage());
+    call.answered(usage, num_choices);
     drop(answers); // what is left to do is the client's
     Ok(json_response(WholeAnswer::new(shape, choices, usage, memory)))
 }
@@ -114,18 +123,32 @@ fn nothing() -> RouteError {
 pub(super) fn gather(
     choices: &mut [ReplyChoice],
     delta: Delta,
+    mut readers: Option<&mut ChoiceReaders>,
     memory: &mut MemoryShare,
 ) -> Result<(), RouteError> {
     let choice = choices.get_mut(delta.choice as usize);
     let choice = choice.ok_or_else(|| RouteError::mistake("a delta of no choice"))?;
-    // a string doubles
-    memory.charge(2 * delta.text.len()).map_err(Refused::answer)?;
-    choice.text.push_str(&delta.text);
+    if let Some(readers) = &mut readers {
+        let mut parts = Vec::new();
+        readers.read(&delta, &mut parts);
+        for part in parts {
+            choice.message.push(part, memory).map_err(Refused::answer)?;
+        }
+    } else {
+        // a string doubles
+        memory.charge(2 * delta.text.len()).map_err(Refused::answer)?;
+        choice.text.push_str(&delta.text);
+    }
     let prompt = delta.prompt_tokens.filter(|_| choice.tokens.is_empty());
     for token in prompt.into_iter().flatten().chain(delta.tokens) {
         choice.tokens.push(&token, memory).map_err(Refused::answer)?;
     }
-    choice.finish = choice.finish.or(delta.finish);
+    if let Some(finish) = delta.finish.filter(|_| choice.finish.is_none()) {
+        choice.finish = Some(match readers {
+            Some(readers) => readers.finish_reason(delta.choice, finish),
+            None => finish.as_str(),
+        });
+    }
     Ok(())
 }
 
@@ -144,11 +167,12 @@ struct PromptDetails {
     cached_tokens: u32,
 }
 
-/// What became of the worker's own drafts. Other than OpenAI's, rejected ones are no part of `completion_tokens`.
+/// What became of the worker's own drafts, and how much is reasoning. Other than OpenAI's, rejected ones are no part of `completion_tokens`.
 #[derive(Debug, Serialize)]
 struct CompletionDetails {
     accepted_prediction_tokens: u32,
     rejected_prediction_tokens: u32,
+    reasoning_tokens: u32,
 }
 
 impl From<Usage> for UsageBody {
@@ -161,6 +185,7 @@ impl From<Usage> for UsageBody {
             completion_tokens_details: CompletionDetails {
                 accepted_prediction_tokens: usage.accepted_drafts,
                 rejected_prediction_tokens: usage.rejected_drafts,
+                reasoning_tokens: usage.reasoning_tokens,
             },
         }
     }

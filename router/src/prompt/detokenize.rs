@@ -14,6 +14,8 @@ pub struct Decoded {
     pub stopped: bool,
     /// How many of the pushed ids were looked at: all, or those up to the one that completed the stop string.
     pub consumed: usize,
+    /// Where in `text` each of these ends, if that is noted.
+    pub ends: Vec<usize>,
 }
 
 /// Text of one choice, from its tokens as they arrive.
@@ -26,6 +28,9 @@ pub struct Decoded {
 pub struct Decoder {
     pieces: Arc<Pieces>,
     skip_special: bool,
+    /// Special tokens that are not skipped, in order.
+    kept: Vec<u32>,
+    notes_ends: bool,
     text: TextState,
     stop: StopMatcher,
     /// Reused between tokens.
@@ -51,7 +56,29 @@ impl Decoder {
     pub(crate) fn new(pieces: Arc<Pieces>, stop: Option<Arc<StopSet>>, skip_special: bool) -> Self {
         let text =
             TextState { first: true, strip: pieces.strip, pending: Vec::new(), broken_run: false };
-        Self { pieces, skip_special, text, stop: StopMatcher::new(stop), scratch: String::new() }
+        Self {
+            pieces,
+            skip_special,
+            kept: Vec::new(),
+            notes_ends: false,
+            text,
+            stop: StopMatcher::new(stop),
+            scratch: String::new(),
+        }
+    }
+
+    /// These special tokens, in order, stay in the text.
+    #[must_use]
+    pub fn keeping(mut self, ids: &[u32]) -> Self {
+        self.kept.extend_from_slice(ids);
+        self
+    }
+
+    /// Says where the text of each token ends.
+    #[must_use]
+    pub fn noting_ends(mut self) -> Self {
+        self.notes_ends = true;
+        self
     }
 
     /// The tokens go on a text that was there before: what the tokenizer leaves out at the beginning of a text, such as
@@ -71,15 +98,21 @@ impl Decoder {
                 break;
             }
             decoded.consumed += 1;
-            if self.skip_special && self.pieces.is_special(id) {
-                continue;
+            if !self.skips(id) {
+                self.scratch.clear();
+                self.text.push(&self.pieces, id, &mut self.scratch);
+                self.stop.push(&self.scratch, &mut decoded.text);
             }
-            self.scratch.clear();
-            self.text.push(&self.pieces, id, &mut self.scratch);
-            self.stop.push(&self.scratch, &mut decoded.text);
+            if self.notes_ends {
+                decoded.ends.push(decoded.text.len());
+            }
         }
         decoded.stopped = self.stop.stopped();
         decoded
+    }
+
+    fn skips(&self, id: u32) -> bool {
+        self.skip_special && self.pieces.is_special(id) && self.kept.binary_search(&id).is_err()
     }
 
     /// The answer ended: returns the text held back. A second call returns nothing.

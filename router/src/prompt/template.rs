@@ -1,5 +1,7 @@
 //! Chat templates as Hugging Face `transformers` renders them, with bounds on what a template can cost.
 
+mod conventions;
+
 use std::time::Duration;
 
 use serde_json::{Map, Value as Json};
@@ -7,6 +9,8 @@ use serde_json::{Map, Value as Json};
 use super::jinja::{self, Bound, Budget, Error, ErrorKind, Limits, OUTPUT, Program, Value};
 use super::{ModelDoc, PromptError};
 use crate::error::RouteError;
+
+pub use conventions::Conventions;
 
 /// What the chat template gets to see.
 #[derive(Debug, Clone, Default)]
@@ -28,6 +32,7 @@ pub struct ChatPrompt {
 #[derive(Debug)]
 pub(crate) struct ChatTemplate {
     program: Program,
+    conventions: Conventions,
     reads_content: bool,
     special_tokens: Vec<(&'static str, String)>,
     context_tokens: usize,
@@ -128,12 +133,17 @@ impl ChatTemplate {
             .collect();
         let template = Self {
             program,
+            conventions: Conventions::of(source),
             reads_content: source.contains("content"),
             special_tokens,
             context_tokens: doc.context_tokens as usize,
         };
         jinja::deep(|| template.try_out()).unwrap_or_else(Err).map_err(PromptError::Template)?;
         Ok(template)
+    }
+
+    pub(crate) fn conventions(&self) -> Conventions {
+        self.conventions
     }
 
     /// Renders the smallest chat: a template that passes its bounds with that one is itself at fault, whatever is asked

@@ -123,6 +123,7 @@ impl Answer {
             cached_tokens: self.cached_tokens,
             accepted_drafts: self.choices.iter().map(Choice::accepted_drafts).sum(),
             rejected_drafts: self.choices.iter().map(Choice::rejected_drafts).sum(),
+            reasoning_tokens: 0, // known to whoever reads the text
         }
     }
 

@@ -100,6 +100,8 @@ pub(super) struct Choice {
     rejected_drafts: u32,
     /// As its first worker said.
     cached_tokens: Option<u32>,
+    /// Tokens whose ends were in no delta yet.
+    untold: usize,
 }
 
 type Placing =
@@ -143,6 +145,7 @@ impl Choice {
             accepted_drafts: 0,
             rejected_drafts: 0,
             cached_tokens: None,
+            untold: 0,
         }
     }
 
@@ -302,6 +305,7 @@ impl Choice {
         }
         let decoded = self.decoder.push(&ids);
         let mut delta = Delta { choice: self.index, text: decoded.text, ..Delta::default() };
+        delta.token_ends = self.token_ends(decoded.ends);
         let mut stopped = decoded.stopped;
         if let Some(finish) = finish {
             delta.text.push_str(&self.decoder.finish());
@@ -337,7 +341,19 @@ impl Choice {
             && delta.tokens.is_empty()
             && delta.prompt_tokens.is_none()
             && delta.finish.is_none();
+        if empty {
+            self.untold = delta.token_ends.len();
+        }
         Ok((!empty).then_some(delta))
+    }
+
+    /// Those of tokens without any text come with the next text.
+    fn token_ends(&mut self, mut ends: Vec<usize>) -> Vec<usize> {
+        let untold = std::mem::take(&mut self.untold);
+        if untold > 0 {
+            ends.splice(..0, std::iter::repeat_n(0, untold));
+        }
+        ends
     }
 
     fn prompt_tokens(&self, logprobs: Vec<TokenLogprob>) -> Vec<ScoredToken> {
@@ -360,6 +376,9 @@ fn scored(
 fn decoder(common: &Common) -> Decoder {
     let engine = &common.model.engine;
     let decoder = engine.decoder_with(&common.job.stop, common.job.skip_special_tokens);
+    let reading = &common.job.reading;
+    let decoder = decoder.keeping(&reading.markers);
+    let decoder = if reading.token_ends { decoder.noting_ends() } else { decoder };
     if common.prompt.goes_on { decoder.going_on() } else { decoder }
 }
 

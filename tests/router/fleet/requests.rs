@@ -28,6 +28,7 @@ pub(super) fn job() -> Job {
         max_tokens: Some(64),
         n: 1,
         skip_special_tokens: true,
+        reading: request::Reading::default(),
         session: None,
         priority: 0,
         account: Account::default(),

@@ -59,6 +59,7 @@ async fn a_whole_chat_answer_is_that_of_openai() {
             "completion_tokens_details": {
                 "accepted_prediction_tokens": 0,
                 "rejected_prediction_tokens": 0,
+                "reasoning_tokens": 0,
             },
         },
         "service_tier": "default",
@@ -90,7 +91,7 @@ async fn a_stream_is_role_text_end_usage_done() {
 
 > {"index":0,"delta":{},"logprobs":null,"finish_reason":"stop"}],"usage":null}
 
-> ],"usage":{"prompt_tokens":PROMPT,"completion_tokens":3,"total_tokens":TOTAL,"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"accepted_prediction_tokens":0,"rejected_prediction_tokens":0}}}
+> ],"usage":{"prompt_tokens":PROMPT,"completion_tokens":3,"total_tokens":TOTAL,"prompt_tokens_details":{"cached_tokens":0},"completion_tokens_details":{"accepted_prediction_tokens":0,"rejected_prediction_tokens":0,"reasoning_tokens":0}}}
 
 data: [DONE]
 
@@ -267,7 +268,9 @@ async fn usage_says_what_became_of_drafts_over_all_choices() {
                 reply.json()["usage"].clone()
             };
             assert_eq!(usage["completion_tokens"], 12, "{usage}");
-            let want = json!({"accepted_prediction_tokens": 6, "rejected_prediction_tokens": 6});
+            let want = json!({
+                "accepted_prediction_tokens": 6, "rejected_prediction_tokens": 6, "reasoning_tokens": 0
+            });
             assert_eq!(usage["completion_tokens_details"], want);
             let metrics = router.get("/metrics").await;
             for line in ["headrace_drafted_tokens_total 12", "headrace_accepted_tokens_total 6"] {

@@ -68,7 +68,7 @@ pub(super) trait Wire: Sized {
     const MIN_BYTES: usize;
 
     fn write(&self, out: &mut Vec<u8>);
-    fn read(reader: &mut Reader<'_>) -> Read<Self>;
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self>;
 }
 
 /// What can stand in an array. Not `u8`, because `Vec<u8>` is a byte string.
@@ -82,11 +82,11 @@ impl Item for u32 {}
 impl Item for String {}
 
 /// The bytes that are not read yet.
-pub(super) struct Reader<'a> {
+pub(super) struct BodyReader<'a> {
     rest: &'a [u8],
 }
 
-impl<'a> Reader<'a> {
+impl<'a> BodyReader<'a> {
     pub(super) fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
@@ -251,7 +251,7 @@ macro_rules! unsigned {
                 put_uint(out, (*self).into());
             }
 
-            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+            fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
                 reader.int($expected)
             }
         }
@@ -269,7 +269,7 @@ macro_rules! signed {
                 sure(encode::write_sint(out, (*self).into()));
             }
 
-            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+            fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
                 reader.int($expected)
             }
         }
@@ -285,7 +285,7 @@ impl Wire for RequestId {
         self.0.write(out);
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         u64::read(reader).map(Self)
     }
 }
@@ -299,7 +299,7 @@ macro_rules! words {
                 put_str(out, self.as_str());
             }
 
-            fn read(reader: &mut Reader<'_>) -> Read<Self> {
+            fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
                 word(reader.str()?)
             }
         }
@@ -324,7 +324,7 @@ impl Wire for bool {
         sure(encode::write_bool(out, *self));
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         match reader.marker()? {
             Marker::True => Ok(true),
             Marker::False => Ok(false),
@@ -340,7 +340,7 @@ impl Wire for f64 {
         sure(encode::write_f64(out, *self));
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         match reader.marker()? {
             Marker::F64 => Ok(Self::from_be_bytes(reader.array()?)),
             Marker::F32 => Ok(f32::from_be_bytes(reader.array()?).into()),
@@ -356,7 +356,7 @@ impl Wire for String {
         put_str(out, self);
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         reader.str().map(str::to_owned)
     }
 }
@@ -368,7 +368,7 @@ impl Wire for Arc<str> {
         put_str(out, self);
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         reader.str().map(Self::from)
     }
 }
@@ -381,7 +381,7 @@ impl Wire for Vec<u8> {
         out.extend_from_slice(self);
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         reader.bin().map(<[u8]>::to_vec)
     }
 }
@@ -396,7 +396,7 @@ impl<T: Item> Wire for Vec<T> {
         }
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         let len = reader.array_len()?;
         if len > reader.left() / T::MIN_BYTES {
             return Err(Fault::truncated());
@@ -422,7 +422,7 @@ impl<T: Wire> Wire for Option<T> {
         }
     }
 
-    fn read(reader: &mut Reader<'_>) -> Read<Self> {
+    fn read(reader: &mut BodyReader<'_>) -> Read<Self> {
         if let [0xc0, rest @ ..] = reader.rest {
             reader.rest = rest;
             return Ok(None);

@@ -15,7 +15,7 @@ use crate::fleet::stream::Mailbox;
 #[derive(Debug)]
 pub(super) struct LegHandle {
     pub(super) state: LegState,
-    pub(super) part: Part,
+    pub(super) part: LegWork,
     /// Tokens that came from this worker.
     pub(super) generated: u32,
     /// Tokens of the answer that were there before.
@@ -35,7 +35,7 @@ pub(super) enum LegState {
 
 /// What a worker does for a request.
 #[derive(Debug)]
-pub(crate) enum Part {
+pub(crate) enum LegWork {
     /// All of it.
     Whole,
     /// Prompt and first token.
@@ -45,7 +45,7 @@ pub(crate) enum Part {
     Decode { later: Vec<Frame>, goes_on: bool },
 }
 
-impl Part {
+impl LegWork {
     pub(crate) fn decode() -> Self {
         Self::Decode { later: Vec::new(), goes_on: false }
     }
@@ -70,10 +70,10 @@ impl LegHandle {
     /// The decode leg, if it still depends on this one.
     pub(super) fn waiting_partner(&self) -> Option<(Arc<Link>, RequestId)> {
         match &self.part {
-            Part::Prefill(partner) if !partner.handed_off => {
+            LegWork::Prefill(partner) if !partner.handed_off => {
                 Some((Arc::clone(&partner.link), partner.request))
             }
-            Part::Prefill(_) | Part::Whole | Part::Decode { .. } => None,
+            LegWork::Prefill(_) | LegWork::Whole | LegWork::Decode { .. } => None,
         }
     }
 
@@ -86,7 +86,8 @@ impl LegHandle {
                 link.goes_alone(request, &error);
             }
             (LegState::Queued(mailbox) | LegState::Sent(mailbox), partner) => {
-                let only_blocks_left = partner.is_none() && matches!(self.part, Part::Prefill(_));
+                let only_blocks_left =
+                    partner.is_none() && matches!(self.part, LegWork::Prefill(_));
                 if !only_blocks_left {
                     mailbox.fail(error, worker);
                 }

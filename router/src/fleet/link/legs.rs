@@ -11,7 +11,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
 use super::hangup::Hangup;
-use super::leg::{LegHandle, LegState, Part};
+use super::leg::{LegHandle, LegState, LegWork};
 use super::{Lease, Link, LinkError, NotTaken};
 use crate::core::frame::{
     Cancel, Continue, Failed, Finish, Frame, KvReady, RequestId, Step, Submit, Ticket,
@@ -55,8 +55,8 @@ impl Legs {
         let LegState::Queued(mailbox) = &leg.state else { return None };
         leg.state = LegState::Sent(Arc::clone(mailbox));
         Some(match &mut leg.part {
-            Part::Decode { later, .. } => std::mem::take(later),
-            Part::Whole | Part::Prefill(_) => Vec::new(),
+            LegWork::Decode { later, .. } => std::mem::take(later),
+            LegWork::Whole | LegWork::Prefill(_) => Vec::new(),
         })
     }
 
@@ -65,8 +65,9 @@ impl Legs {
         let Some(leg) = self.by_request.get_mut(&request) else { return false };
         match (&leg.state, &mut leg.part) {
             (LegState::Sent(_), _) => self.urgent.push(frame),
-            (LegState::Queued(_), Part::Decode { later, .. }) => later.push(frame),
-            (LegState::Queued(_), Part::Whole | Part::Prefill(_)) | (LegState::Cancelled(_), _) => {
+            (LegState::Queued(_), LegWork::Decode { later, .. }) => later.push(frame),
+            (LegState::Queued(_), LegWork::Whole | LegWork::Prefill(_))
+            | (LegState::Cancelled(_), _) => {
                 return false;
             }
         }
@@ -88,14 +89,14 @@ impl Legs {
         let LegState::Sent(mailbox) = &leg.state else { return };
         let mut wrong = |what| follows.wrong.push((request, Arc::clone(mailbox), what));
         match &leg.part {
-            Part::Prefill(partner) if partner.handed_off => {
+            LegWork::Prefill(partner) if partner.handed_off => {
                 return wrong("tokens after the one that it handed off");
             }
             // that its deadline passed it may say at any time
-            Part::Decode { goes_on: false, .. } if output.finish != Some(Finish::Cancelled) => {
+            LegWork::Decode { goes_on: false, .. } if output.finish != Some(Finish::Cancelled) => {
                 return wrong("tokens before it was told to go on");
             }
-            Part::Whole | Part::Prefill(_) | Part::Decode { .. } => {}
+            LegWork::Whole | LegWork::Prefill(_) | LegWork::Decode { .. } => {}
         }
         metrics.requests.completion_tokens.inc_by(output.ids.len() as u64);
         // a worker that does not say what its cache gave is held to have got nothing from it
@@ -108,7 +109,7 @@ impl Legs {
         }
         follows.said.tokens += output.ids.len() as u64;
         leg.generated += u32::try_from(output.ids.len()).unwrap_or(u32::MAX);
-        let ids = matches!(leg.part, Part::Prefill(_)).then(|| output.ids.clone());
+        let ids = matches!(leg.part, LegWork::Prefill(_)).then(|| output.ids.clone());
         match mailbox.append(output, now) {
             Appended::Fine(Some(gap)) => metrics.requests.itl_seconds.observe(gap),
             Appended::Fine(None) => {}
@@ -117,7 +118,7 @@ impl Legs {
                 return follows.refused.push((request, Arc::clone(mailbox), refused));
             }
         }
-        if let (Part::Prefill(partner), Some(ids)) = (&mut leg.part, ids) {
+        if let (LegWork::Prefill(partner), Some(ids)) = (&mut leg.part, ids) {
             let (link, decode) = (Arc::clone(&partner.link), partner.request);
             if finished {
                 follows.needless.push((link, decode));
@@ -146,13 +147,13 @@ impl Link {
     pub(in crate::fleet) async fn submit(
         self: &Arc<Self>,
         submit: Submit,
-        part: Part,
+        part: LegWork,
         mailbox: &Arc<Mailbox>,
         hangup: &Arc<Hangup>,
     ) -> Result<Lease, RouteError> {
         let request = submit.request;
         let resumed = submit.resume.as_ref().map_or(0, |resume| resume.generated.len() / 4);
-        let first = u32::from(matches!(part, Part::Decode { .. }));
+        let first = u32::from(matches!(part, LegWork::Decode { .. }));
         let leg = LegHandle {
             state: LegState::Queued(Arc::clone(mailbox)),
             part,
@@ -208,8 +209,8 @@ impl Link {
             LegState::Cancelled(_) => return,
             LegState::Queued(_) => "submit",
             LegState::Sent(_) if leg.waiting_partner().is_some() => "prefill",
-            LegState::Sent(_) if matches!(leg.part, Part::Prefill(_)) => "handed_off",
-            LegState::Sent(_) if matches!(leg.part, Part::Decode { goes_on: false, .. }) => {
+            LegState::Sent(_) if matches!(leg.part, LegWork::Prefill(_)) => "handed_off",
+            LegState::Sent(_) if matches!(leg.part, LegWork::Decode { goes_on: false, .. }) => {
                 "decode_waits"
             }
             LegState::Sent(mailbox) if mailbox.has_begun() => "streaming",
@@ -232,11 +233,11 @@ impl Link {
     pub(super) fn kv_ready(&self, ready: KvReady) {
         let partner = match self.legs().by_request.get_mut(&ready.request).map(|leg| &mut leg.part)
         {
-            Some(Part::Prefill(partner)) if !partner.ticketed => {
+            Some(LegWork::Prefill(partner)) if !partner.ticketed => {
                 partner.ticketed = true;
                 Some((Arc::clone(&partner.link), partner.request))
             }
-            Some(Part::Prefill(_) | Part::Whole | Part::Decode { .. }) | None => None,
+            Some(LegWork::Prefill(_) | LegWork::Whole | LegWork::Decode { .. }) | None => None,
         };
         let Some((link, request)) = partner else { return }; // it crossed a cancel
         link.tell(request, Frame::Ticket(Ticket { request, ticket: ready.ticket }));
@@ -250,7 +251,7 @@ impl Link {
 
     /// A decode leg goes on after the tokens that its prefill worker generated.
     fn goes_on(&self, request: RequestId, ids: &[u32]) {
-        if let Some(Part::Decode { goes_on, .. }) =
+        if let Some(LegWork::Decode { goes_on, .. }) =
             self.legs().by_request.get_mut(&request).map(|leg| &mut leg.part)
         {
             *goes_on = true;
@@ -265,7 +266,7 @@ impl Link {
             let mut legs = self.legs();
             let Some(leg) = legs.by_request.get_mut(&request) else { return };
             let (LegState::Queued(mailbox) | LegState::Sent(mailbox)) = &leg.state else { return };
-            let Part::Decode { goes_on, .. } = &mut leg.part else { return };
+            let LegWork::Decode { goes_on, .. } = &mut leg.part else { return };
             if std::mem::replace(goes_on, true) {
                 return; // it has been told already
             }
@@ -290,7 +291,7 @@ impl Link {
                     LegState::Sent(mailbox) => (Arc::clone(mailbox), true),
                     LegState::Cancelled(_) => return true,
                 };
-                let part = std::mem::replace(&mut leg.part, Part::Whole);
+                let part = std::mem::replace(&mut leg.part, LegWork::Whole);
                 let (state, hangup) = (LegState::Sent(mailbox), Arc::clone(&leg.hangup));
                 given_up.push(LegHandle { state, part, generated: 0, before: 0, hangup });
                 if sent {
@@ -361,7 +362,7 @@ impl Link {
                 false
             }
             // of two legs with one mailbox, the decode leg is looked at
-            LegState::Sent(mailbox) if !matches!(leg.part, Part::Prefill(_)) => {
+            LegState::Sent(mailbox) if !matches!(leg.part, LegWork::Prefill(_)) => {
                 if mailbox.unread_since().is_some_and(|since| now - since > stall) {
                     stalled.push((*request, Arc::clone(mailbox)));
                 }
@@ -420,7 +421,7 @@ impl Link {
                 metrics.legs.cancel_to_freed_seconds.observe(since.elapsed());
                 metrics.legs.ended.inc("cancelled");
             }
-            (LegState::Sent(_), Part::Prefill(partner)) if partner.handed_off => {
+            (LegState::Sent(_), LegWork::Prefill(partner)) if partner.handed_off => {
                 metrics.legs.ended.inc("let_go"); // pulled, or in vain
             }
             (LegState::Sent(_) | LegState::Queued(_), _) => return,

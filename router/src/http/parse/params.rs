@@ -9,6 +9,7 @@ use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, integer, number, wrong_type};
 use crate::http::parse::grammar::{self, Asked};
 use crate::http::parse::ids;
+use crate::prompt::Conventions;
 
 /// Choices of one request, over all its prompts.
 pub(in crate::http) const MAX_CHOICES: usize = 1024;
@@ -35,6 +36,8 @@ pub(in crate::http) struct ModelFacts {
     pub(in crate::http) top_p: Option<f64>,
     pub(in crate::http) top_k: Option<u32>,
     pub(in crate::http) repetition_penalty: Option<f64>,
+    /// How it marks the parts of its answers.
+    pub(in crate::http) conventions: Conventions,
 }
 
 /// The shared parameters, checked.

@@ -74,6 +74,14 @@ impl Answers {
         }
     }
 
+    /// The prompt of the one job whose text is read; empty where there are several.
+    pub(in crate::http) fn prompt_ids(&self) -> &[u32] {
+        match &self.source {
+            Source::One(answer) => answer.prompt_ids(),
+            Source::Many { .. } => &[],
+        }
+    }
+
     /// Tokens of all jobs so far, final after `next` gave `None`.
     pub(in crate::http) fn usage(&self) -> Usage {
         match &self.source {
@@ -97,5 +105,6 @@ fn sum(a: Usage, b: Usage) -> Usage {
         cached_tokens: a.cached_tokens + b.cached_tokens,
         accepted_drafts: a.accepted_drafts.saturating_add(b.accepted_drafts),
         rejected_drafts: a.rejected_drafts.saturating_add(b.rejected_drafts),
+        reasoning_tokens: a.reasoning_tokens + b.reasoning_tokens,
     }
 }

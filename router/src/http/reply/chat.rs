@@ -5,10 +5,12 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use crate::http::parse::params::Delivery;
-use crate::http::reply::AnswerHead;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Vocabulary};
+use crate::http::reply::readers::ChoiceReaders;
 use crate::http::reply::whole::Shape;
+use crate::http::reply::{AnswerHead, ReplyChoice, message};
+use crate::output::{Format, Part};
 use crate::request::{Delta, ScoredToken, Usage};
 
 /// How one chat answer looks.
@@ -19,6 +21,11 @@ pub(in crate::http) struct ChatReply {
     logprobs: Option<Arc<dyn Vocabulary>>,
     /// Choices whose first chunk, the one with the role, was sent.
     begun: Vec<bool>,
+    /// What tells the text apart, where it has parts.
+    readers: Option<ChoiceReaders>,
+    shows_reasoning: bool,
+    /// Reused between deltas.
+    parts: Vec<Part>,
 }
 
 impl ChatReply {
@@ -27,7 +34,135 @@ impl ChatReply {
         n: u32,
         logprobs: Option<Arc<dyn Vocabulary>>,
     ) -> Self {
-        Self { head, logprobs, begun: vec![false; n as usize] }
+        let begun = vec![false; n as usize];
+        let parts = Vec::new();
+        Self { head, logprobs, begun, readers: None, shows_reasoning: true, parts }
+    }
+
+    /// Its text is told apart as `format` says.
+    pub(in crate::http) fn reading(
+        mut self,
+        format: Option<Format>,
+        shows_reasoning: bool,
+    ) -> Self {
+        self.readers = format.map(|format| ChoiceReaders::new(format, self.begun.len()));
+        self.shows_reasoning = shows_reasoning;
+        self
+    }
+
+    /// True for the first time.
+    fn begins(&mut self, choice: u32) -> bool {
+        self.begun.get_mut(choice as usize).is_some_and(|begun| !std::mem::replace(begun, true))
+    }
+
+    /// The log-probabilities of these tokens, or null.
+    fn write_logprobs(&self, tokens: &[ScoredToken], out: &mut BytesMut) {
+        out.extend_from_slice(b",\"logprobs\":");
+        match &self.logprobs {
+            Some(vocabulary) => logprobs::chat(vocabulary.as_ref(), tokens, out),
+            None => out.extend_from_slice(b"null"),
+        }
+        out.extend_from_slice(b",\"finish_reason\":null");
+    }
+
+    /// The events of a delta whose text has parts. The role comes with the first of them: it says whether the message has
+    /// a content.
+    fn parts(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
+        let Some(readers) = &mut self.readers else { return };
+        let mut parts = std::mem::take(&mut self.parts);
+        readers.read(delta, &mut parts);
+        if !self.shows_reasoning {
+            parts.retain(|part| !matches!(part, Part::Reasoning(_)));
+        }
+        let usage = self.with_reasoning(usage);
+        let event = Event { choice: delta.choice, usage, envelope };
+        let says_something =
+            !parts.is_empty() || !delta.tokens.is_empty() || delta.finish.is_some();
+        if says_something && self.begins(delta.choice) {
+            let calls = matches!(parts.first(), Some(Part::CallBegins { .. }));
+            event.write(out, |out| out.extend_from_slice(if calls { ROLE_OF_CALLS } else { ROLE }));
+        }
+        // the tokens of a delta stand with its first part
+        let mut tokens = delta.tokens.as_slice();
+        for part in parts.drain(..) {
+            let tokens = std::mem::take(&mut tokens);
+            event.write(out, |out| {
+                write_part(&part, out);
+                self.write_logprobs(tokens, out);
+            });
+        }
+        if !tokens.is_empty() {
+            event.write(out, |out| {
+                out.extend_from_slice(b"{}");
+                self.write_logprobs(tokens, out);
+            });
+        }
+        self.parts = parts;
+        if let (Some(finish), Some(readers)) = (delta.finish, &self.readers) {
+            event.end(readers.finish_reason(delta.choice, finish), out);
+        }
+    }
+}
+
+/// What opens a message, up to its reason to end.
+const ROLE: &[u8] = b"{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null},\
+    \"logprobs\":null,\"finish_reason\":null";
+/// The same for a message of calls alone.
+const ROLE_OF_CALLS: &[u8] = b"{\"role\":\"assistant\",\"content\":null,\"refusal\":null},\
+    \"logprobs\":null,\"finish_reason\":null";
+
+fn write_part(part: &Part, out: &mut BytesMut) {
+    match part {
+        Part::Content(text) => {
+            out.extend_from_slice(b"{\"content\":");
+            json(out, text);
+            out.extend_from_slice(b"}");
+        }
+        Part::Reasoning(text) => {
+            message::write_reasoning(text, b"{", out);
+            out.extend_from_slice(b"}");
+        }
+        Part::CallBegins { index, id, name } => {
+            out.extend_from_slice(b"{\"tool_calls\":[{\"index\":");
+            number(out, *index);
+            out.extend_from_slice(b",\"id\":");
+            json(out, id);
+            message::write_function(name, "", out);
+            out.extend_from_slice(b"}]}");
+        }
+        Part::CallArguments { index, text } => {
+            out.extend_from_slice(b"{\"tool_calls\":[{\"index\":");
+            number(out, *index);
+            out.extend_from_slice(b",\"function\":{\"arguments\":");
+            json(out, text);
+            out.extend_from_slice(b"}}]}");
+        }
+    }
+}
+
+/// What the events of one delta share.
+struct Event<'a> {
+    choice: u32,
+    usage: Usage,
+    envelope: &'a Envelope,
+}
+
+impl Event<'_> {
+    fn write(&self, out: &mut BytesMut, fields: impl FnOnce(&mut BytesMut)) {
+        self.envelope.open(out);
+        out.extend_from_slice(b"{\"index\":");
+        number(out, self.choice);
+        out.extend_from_slice(b",\"delta\":");
+        fields(out);
+        out.extend_from_slice(b"}");
+        self.envelope.close(self.usage, out);
+    }
+
+    fn end(&self, reason: &str, out: &mut BytesMut) {
+        self.write(out, |out| {
+            out.extend_from_slice(b"{},\"logprobs\":null,\"finish_reason\":");
+            json(out, reason);
+        });
     }
 }
 
@@ -38,10 +173,20 @@ impl Shape for ChatReply {
         &self.head
     }
 
-    fn text(&mut self, _index: usize, text: &str, out: &mut BytesMut) {
-        out.extend_from_slice(b"\"message\":{\"role\":\"assistant\",\"content\":");
-        json(out, text);
-        out.extend_from_slice(b",\"refusal\":null},");
+    fn readers(&mut self) -> Option<&mut ChoiceReaders> {
+        self.readers.as_mut()
+    }
+
+    fn text(&mut self, _index: usize, choice: &ReplyChoice, out: &mut BytesMut) {
+        out.extend_from_slice(b"\"message\":");
+        if self.readers.is_some() {
+            choice.message.write(self.shows_reasoning, out);
+        } else {
+            out.extend_from_slice(b"{\"role\":\"assistant\",\"content\":");
+            json(out, &choice.text);
+            out.extend_from_slice(b",\"refusal\":null}");
+        }
+        out.extend_from_slice(b",");
     }
 
     fn columns(&self) -> usize {
@@ -64,43 +209,29 @@ impl Events for ChatReply {
         Envelope::new(&self.head, "chat.completion.chunk", delivery)
     }
 
+    fn with_reasoning(&self, usage: Usage) -> Usage {
+        let reasoning_tokens = self.readers.as_ref().map_or(0, ChoiceReaders::reasoning_tokens);
+        Usage { reasoning_tokens, ..usage }
+    }
+
     fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
-        let mut event = |fields: &dyn Fn(&mut BytesMut)| {
-            envelope.open(out);
-            out.extend_from_slice(b"{\"index\":");
-            number(out, delta.choice);
-            out.extend_from_slice(b",\"delta\":");
-            fields(out);
-            out.extend_from_slice(b"}");
-            envelope.close(usage, out);
-        };
-        if let Some(begun) = self.begun.get_mut(delta.choice as usize)
-            && !std::mem::replace(begun, true)
-        {
-            event(&|out| {
-                out.extend_from_slice(
-                    b"{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null},\
-                      \"logprobs\":null,\"finish_reason\":null",
-                );
-            });
+        if self.readers.is_some() {
+            return self.parts(delta, usage, envelope, out);
+        }
+        let event = Event { choice: delta.choice, usage, envelope };
+        if self.begins(delta.choice) {
+            event.write(out, |out| out.extend_from_slice(ROLE));
         }
         if !delta.text.is_empty() || !delta.tokens.is_empty() {
-            event(&|out| {
+            event.write(out, |out| {
                 out.extend_from_slice(b"{\"content\":");
                 json(out, &delta.text);
-                out.extend_from_slice(b"},\"logprobs\":");
-                match &self.logprobs {
-                    Some(vocabulary) => logprobs::chat(vocabulary.as_ref(), &delta.tokens, out),
-                    None => out.extend_from_slice(b"null"),
-                }
-                out.extend_from_slice(b",\"finish_reason\":null");
+                out.extend_from_slice(b"}");
+                self.write_logprobs(&delta.tokens, out);
             });
         }
         if let Some(finish) = delta.finish {
-            event(&|out| {
-                out.extend_from_slice(b"{},\"logprobs\":null,\"finish_reason\":");
-                json(out, finish.as_str());
-            });
+            event.end(finish.as_str(), out);
         }
     }
 }

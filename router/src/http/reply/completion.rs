@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::BytesMut;
 
 use crate::http::parse::params::Delivery;
-use crate::http::reply::AnswerHead;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Column, Offset, Vocabulary};
 use crate::http::reply::whole::Shape;
+use crate::http::reply::{AnswerHead, ReplyChoice};
 use crate::limits::memory::MemoryShare;
 use crate::request::{Delta, FinishReason, ScoredToken, Usage};
 
@@ -79,10 +79,10 @@ impl Shape for CompletionReply {
         &self.head
     }
 
-    fn text(&mut self, index: usize, answer: &str, out: &mut BytesMut) {
+    fn text(&mut self, index: usize, choice: &ReplyChoice, out: &mut BytesMut) {
         self.offset = Offset::default();
         out.extend_from_slice(b"\"text\":");
-        text(self.echoed(index), answer, out);
+        text(self.echoed(index), &choice.text, out);
         out.extend_from_slice(b",");
     }
 
@@ -148,10 +148,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::http::reply::gather;
     use crate::http::reply::logprobs::TestPieces;
     use crate::http::reply::pieces::Parts as _;
     use crate::http::reply::whole::WholeAnswer;
-    use crate::http::reply::{ReplyChoice, gather};
     use crate::limits::memory::MemoryPool;
 
     const WORDS: TestPieces = TestPieces(&[b"p", b"q", b"a", b"b"]);
@@ -178,7 +178,7 @@ mod tests {
                 text: "a".into(),
                 tokens: first,
                 prompt_tokens: prompt,
-                finish: None,
+                ..Delta::default()
             },
             Delta { choice: 1, tokens: vec![token("b", Some(-3.0))], ..Delta::default() },
             Delta {
@@ -230,7 +230,7 @@ mod tests {
         let mut choices: Vec<ReplyChoice> = vec![ReplyChoice::default(), ReplyChoice::default()];
         let mut memory = MemoryPool::private(1 << 20).share();
         for delta in deltas() {
-            gather(&mut choices, delta, &mut memory).unwrap();
+            gather(&mut choices, delta, None, &mut memory).unwrap();
         }
         let mut out = BytesMut::new();
         let mut whole = WholeAnswer::new(reply(true, echo), choices, Usage::default(), memory);

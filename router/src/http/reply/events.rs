@@ -31,6 +31,11 @@ use crate::request::{Delta, Usage};
 pub(in crate::http) trait Events: Send + 'static {
     /// Appends the events of one delta, each between `envelope.open` and `envelope.close`.
     fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut);
+    /// The usage with the tokens of reasoning, where they are known.
+    fn with_reasoning(&self, usage: Usage) -> Usage {
+        usage
+    }
+
     /// The constant part.
     fn envelope(&self, delivery: Delivery) -> Envelope;
 }
@@ -122,13 +127,10 @@ fn split(mut delta: Delta) -> VecDeque<Delta> {
     }
     // the text comes with the first one, the end with the last one
     let (choice, finish) = (delta.choice, delta.finish.take());
-    let mut text = Some(std::mem::take(&mut delta.text));
-    let mut next = |tokens, prompt_tokens| Delta {
-        choice,
-        text: text.take().unwrap_or_default(),
-        tokens,
-        prompt_tokens,
-        finish: None,
+    let mut text = Some((std::mem::take(&mut delta.text), std::mem::take(&mut delta.token_ends)));
+    let mut next = |tokens, prompt_tokens| {
+        let (text, token_ends) = text.take().unwrap_or_default();
+        Delta { choice, text, token_ends, tokens, prompt_tokens, finish: None }
     };
     let mut prompt = delta.prompt_tokens.unwrap_or_default().into_iter();
     while prompt.len() > 0 {
@@ -199,9 +201,10 @@ impl<S: Events> Stream<S> {
                     self.answers = None; // and no [DONE]: the answer is not whole
                 }
                 None => {
-                    self.ending.answered(answers.usage());
+                    let usage = self.shape.with_reasoning(answers.usage());
+                    self.ending.answered(usage);
                     if self.envelope.delivery.include_usage {
-                        self.envelope.usage(answers.usage(), &mut self.buffer);
+                        self.envelope.usage(usage, &mut self.buffer);
                     }
                     if let Some(decisions) = self.ending.comment() {
                         write!(self.buffer, ": headrace-decision {decisions}\n\n")

@@ -5,10 +5,11 @@ use bytes::BytesMut;
 
 use crate::http::reply::events::json;
 use crate::http::reply::pieces::Parts;
+use crate::http::reply::readers::ChoiceReaders;
 use crate::http::reply::token_log::Cursor;
 use crate::http::reply::{AnswerHead, FINGERPRINT, ReplyChoice, UsageBody};
 use crate::limits::memory::MemoryShare;
-use crate::request::{FinishReason, ScoredToken, Usage};
+use crate::request::{ScoredToken, Usage};
 
 /// How the choices of an answer look.
 pub(in crate::http) trait Shape: Send + 'static {
@@ -17,8 +18,19 @@ pub(in crate::http) trait Shape: Send + 'static {
 
     fn head(&self) -> &AnswerHead;
 
+    /// What reads the choices, where they have parts.
+    fn readers(&mut self) -> Option<&mut ChoiceReaders> {
+        None
+    }
+
+    /// The usage with the tokens of reasoning.
+    fn count_reasoning(&mut self, usage: Usage) -> Usage {
+        let reasoning_tokens = self.readers().map_or(0, |readers| readers.reasoning_tokens());
+        Usage { reasoning_tokens, ..usage }
+    }
+
     /// Appends a choice's text, as fields that end with a comma.
-    fn text(&mut self, index: usize, text: &str, out: &mut BytesMut);
+    fn text(&mut self, index: usize, choice: &ReplyChoice, out: &mut BytesMut);
 
     /// How often the tokens with log-probabilities are gone through; 0 if there are none.
     fn columns(&self) -> usize;
@@ -93,7 +105,7 @@ impl<S: Shape> WholeAnswer<S> {
         out.extend_from_slice(b"{\"index\":");
         json(out, &index);
         out.extend_from_slice(b",");
-        self.shape.text(index, &choice.text, out);
+        self.shape.text(index, choice, out);
         out.extend_from_slice(b"\"logprobs\":");
         if self.shape.columns() > 0 {
             return Part::Tokens { choice: index, column: 0, cursor: None };
@@ -107,7 +119,7 @@ impl<S: Shape> WholeAnswer<S> {
         // what was written needs no memory any more
         let choice = std::mem::take(&mut self.choices[index]);
         out.extend_from_slice(b",\"finish_reason\":");
-        json(out, &choice.finish.map(FinishReason::as_str));
+        json(out, &choice.finish);
         out.extend_from_slice(b"}");
         Part::Text(index + 1)
     }

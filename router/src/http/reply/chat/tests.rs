@@ -15,6 +15,7 @@ fn events(deltas: &[Delta], delivery: Delivery) -> String {
         cached_tokens: 2,
         accepted_drafts: 1,
         rejected_drafts: 4,
+        ..Usage::default()
     };
     for delta in deltas {
         reply.delta(delta, usage, &envelope, &mut out);
@@ -54,6 +55,6 @@ fn usage_is_null_until_the_end_or_runs_along() {
     let with_usage = Delivery { stream: true, include_usage: true, running_usage: false };
     assert_eq!(events(&[delta(0, "a", None)], with_usage).matches("],\"usage\":null}").count(), 2);
     let running = Delivery { running_usage: true, ..with_usage };
-    let want = r#"],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4,"prompt_tokens_details":{"cached_tokens":2},"completion_tokens_details":{"accepted_prediction_tokens":1,"rejected_prediction_tokens":4}}}"#;
+    let want = r#"],"usage":{"prompt_tokens":3,"completion_tokens":1,"total_tokens":4,"prompt_tokens_details":{"cached_tokens":2},"completion_tokens_details":{"accepted_prediction_tokens":1,"rejected_prediction_tokens":4,"reasoning_tokens":0}}}"#;
     assert_eq!(events(&[delta(0, "a", None)], running).matches(want).count(), 2);
 }

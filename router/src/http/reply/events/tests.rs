@@ -11,6 +11,7 @@ fn many_tokens_are_several_deltas_that_say_the_same() {
     let delta = Delta {
         choice: 3,
         text: "text".into(),
+        token_ends: Vec::new(),
         tokens: tokens(600..1000),
         prompt_tokens: Some(tokens(0..600)),
         finish: Some(FinishReason::Stop),

@@ -1,0 +1,61 @@
+//! What a model wrote, told apart: reasoning, calls of tools, and the text for the user.
+//!
+//! A [`Format`] is made with the request; each choice has a [`Reader`] of it. A reader takes the text as it comes, in whatever
+//! pieces, and gives the same [`Part`]s for the same text. It holds back what may be the beginning of a marker, and of a call
+//! its head up to the name; so its memory is bounded and no text is looked at twice. What turns out to be no call is text.
+
+mod marks;
+mod parts;
+mod reader;
+mod tagged;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use crate::prompt::ReasoningParser;
+use marks::Rules;
+
+pub use parts::Part;
+pub use reader::Reader;
+
+/// How the answers to one request are read.
+#[derive(Debug, Clone)]
+pub struct Format {
+    rules: Arc<Rules>,
+    /// The prompt has opened the reasoning already.
+    opened: bool,
+}
+
+impl Format {
+    /// `None` where an answer has no parts: its text costs nothing then.
+    #[must_use]
+    pub fn new(reasoning: Option<ReasoningParser>) -> Option<Self> {
+        let rules = Rules::new(reasoning)?;
+        Some(Self { rules: Arc::new(rules), opened: false })
+    }
+
+    /// How the prompt ends, as text: many templates open the reasoning themselves.
+    pub fn after_prompt(&mut self, end: &str) {
+        self.opened = self.rules.opens_reasoning(end);
+    }
+
+    /// The text that ends the reasoning, where the answers have one.
+    ///
+    /// Whoever holds answers to a grammar that begins after the reasoning finds its beginning by this.
+    #[must_use]
+    pub fn reasoning_end(&self) -> Option<&'static str> {
+        self.rules.reasoning_end()
+    }
+
+    /// Texts that are markers. Where one is a special token of the model, it has to stay in the text.
+    pub fn markers(&self) -> impl Iterator<Item = &'static str> {
+        self.rules.markers()
+    }
+
+    /// For a new choice.
+    #[must_use]
+    pub fn reader(&self) -> Reader {
+        Reader::new(Arc::clone(&self.rules), self.opened)
+    }
+}
