@@ -126,9 +126,9 @@ class Load:
         self.engine.step()
         return time.perf_counter() - began
 
-    def mask_times(self) -> tuple[int, int, int]:
+    def mask_times(self) -> tuple[int, int, int, int]:
         grammars = self.engine.grammars
-        return (0, 0, 0) if grammars is None else grammars.times()
+        return (0, 0, 0, 0) if grammars is None else grammars.times()
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -149,7 +149,7 @@ def measure(vocabulary: GrammarVocabulary, end: int, steps: int) -> dict[str, An
     for _ in range(steps):
         before = with_grammar.mask_times()
         constrained.append(with_grammar.step() * 1e6 / SEQUENCES)
-        masks, fill_us, wait_us = (
+        masks, fill_us, _, wait_us = (
             a - b for a, b in zip(with_grammar.mask_times(), before, strict=True)
         )
         if masks:

@@ -9,6 +9,6 @@ mod apply;
 mod rows;
 mod vocabulary;
 
-pub(crate) use apply::mask_logits;
+pub(crate) use apply::{FewTokens, argmax_of_few, mask_logits};
 pub(crate) use rows::GrammarRows;
 pub(crate) use vocabulary::{CompiledGrammar, GrammarVocabulary};

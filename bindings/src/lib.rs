@@ -31,7 +31,9 @@ mod _core {
     #[pymodule_export]
     use crate::etcd::{Etcd, EtcdWatch};
     #[pymodule_export]
-    use crate::grammar::{CompiledGrammar, GrammarRows, GrammarVocabulary, mask_logits};
+    use crate::grammar::{
+        CompiledGrammar, GrammarRows, GrammarVocabulary, argmax_of_few, mask_logits,
+    };
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};
     #[pymodule_export]

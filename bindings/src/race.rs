@@ -6,8 +6,10 @@ use numpy::{IntoPyArray, PyArray1, PyReadonlyArray1, PyReadonlyArray2};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::grammar::FewTokens;
+
 #[pyfunction]
-#[pyo3(signature = (logits, tokens, *, best, temperature, top_p, min_p, key, key2))]
+#[pyo3(signature = (logits, tokens, *, best, temperature, top_p, min_p, key, key2, few=None))]
 #[expect(clippy::too_many_arguments, reason = "named in Python")]
 #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
 pub(crate) fn race<'py>(
@@ -20,6 +22,11 @@ pub(crate) fn race<'py>(
     min_p: PyReadonlyArray1<'py, f64>,
     key: PyReadonlyArray1<'py, u32>,
     key2: PyReadonlyArray1<'py, u32>,
+    few: Option<(
+        PyReadonlyArray1<'py, i64>,
+        PyReadonlyArray1<'py, i64>,
+        PyReadonlyArray1<'py, u32>,
+    )>,
 ) -> PyResult<Bound<'py, PyArray1<i64>>> {
     let (rows, columns) = logits.as_array().dim();
     let (logits, tokens) = (logits.as_slice()?, tokens.as_slice()?);
@@ -31,9 +38,26 @@ pub(crate) fn race<'py>(
         let text = format!("race: {rows} rows of {columns} logits, {} tokens", tokens.len());
         return Err(PyValueError::new_err(format!("{text}, and numbers of {lengths:?} rows")));
     }
+    let few = match &few {
+        Some((of, starts, ids)) => Some(
+            FewTokens { of: of.as_slice()?, starts: starts.as_slice()?, ids: ids.as_slice()? }
+                .checked(rows, columns)?,
+        ),
+        None => None,
+    };
     let drawn = py.detach(|| {
         let (level, mut scratch) = (Level::detect(), Scratch::default());
-        let draw = |(i, row)| {
+        let (mut own_row, mut own_tokens) = (Vec::new(), Vec::new());
+        let draw = |(i, row): (usize, &[f32])| {
+            let of_few = few.as_ref().and_then(|few| few.of_row(i));
+            if let Some(columns) = of_few {
+                own_row.clear();
+                own_row.extend(columns.iter().map(|column| row[*column as usize]));
+                own_tokens.clear();
+                own_tokens.extend(columns.iter().map(|column| tokens[*column as usize]));
+            }
+            let (row, tokens): (&[f32], &[u32]) =
+                if of_few.is_some() { (&own_row, &own_tokens) } else { (row, tokens) };
             let draw = Draw {
                 row,
                 tokens,

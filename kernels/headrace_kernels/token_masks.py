@@ -18,9 +18,14 @@ from numpy.typing import NDArray
 from headrace import _core
 
 
+def is_native(logits: torch.Tensor) -> bool:
+    """Whether masks are applied on the host, in place."""
+    return logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous()
+
+
 def mask_logits(logits: torch.Tensor, rows: NDArray[np.int64], masks: NDArray[np.uint32]) -> None:
     """In place: native where the logits are the host's, operations of torch where they are a device's."""
-    if logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.is_contiguous():
+    if is_native(logits):
         _core.mask_logits(logits.numpy(), rows, masks)
         return
     device = logits.device

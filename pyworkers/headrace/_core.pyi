@@ -27,6 +27,7 @@ __all__ = [
     "Table",
     "Value",
     "Weight",
+    "argmax_of_few",
     "auth_proof",
     "bench_main",
     "check_router",
@@ -399,8 +400,12 @@ class GrammarRows:
         `drafts` has one for each row; that of a first row means nothing.
         """
 
-    def masks(self) -> tuple[NDArray[np.uint32], NDArray[np.bool_]]:
-        """Wait for them: `[rows, words]`, one bit a token, lowest first; and the rows where nothing may be chosen."""
+    def masks(self) -> tuple[NDArray[np.uint32], _I64, NDArray[np.uint32]]:
+        """Wait for them: `[rows, words]`, one bit a token, lowest first; none where nothing may be chosen.
+
+        The tokens of masks that allow few are listed, too: the places in the list where those of each row begin,
+        `[rows + 1]`, and the list.
+        """
 
     def advance(self, rows: _I64, counts: _I64, ids: _I64) -> NDArray[np.bool_]:
         """The answers have so many of `ids` more. Returns which are complete."""
@@ -411,11 +416,19 @@ class GrammarRows:
     def error(self, row: int) -> str | None:
         """Why nothing may follow there, where that is not because the answer is complete."""
 
-    def times(self) -> tuple[int, int, int]:
-        """Masks so far, the microseconds of filling them, and those that steps waited for it."""
+    def times(self) -> tuple[int, int, int, int]:
+        """Masks so far, the microseconds of filling them, the steps that waited for it, and for how many."""
 
 def mask_logits(logits: NDArray[np.float32], rows: _I64, masks: NDArray[np.uint32]) -> None:
     """Set what the mask of a row does not allow to -inf, in place."""
+
+def argmax_of_few(
+    logits: NDArray[np.float32], of: _I64, starts: _I64, ids: NDArray[np.uint32]
+) -> tuple[_I64, NDArray[np.float32]]:
+    """The best of a few tokens of each row, on a tie the lowest, and its logit; -1 in rows without.
+
+    Row i has `ids[starts[of[i]] : starts[of[i] + 1]]`, and none where `of[i]` is -1.
+    """
 
 @final
 class SamplingColumns:
@@ -848,10 +861,12 @@ def race(
     min_p: NDArray[np.float64],
     key: NDArray[np.uint32],
     key2: NDArray[np.uint32],
+    few: tuple[_I64, _I64, NDArray[np.uint32]] | None = None,
 ) -> NDArray[np.int64]:
     """The tokens drawn from rows of logits, `[rows, columns]`, by `narrow.race` on the CPU.
 
     `tokens` are the ids of the columns; `best` is the greatest logit of each row, and like the others `[rows]`.
+    Rows with `few` columns, as in `argmax_of_few`, are drawn from these alone.
     ValueError where lengths differ.
     """
 

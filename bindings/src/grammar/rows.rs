@@ -27,13 +27,20 @@ struct Asked {
     drafts: Vec<u32>,
 }
 
-/// Masks of tokens, `[rows, words]`, and the rows in which nothing may be chosen.
-type MaskArrays<'py> = (Bound<'py, PyArray2<u32>>, Bound<'py, PyArray1<bool>>);
+/// Masks of tokens, `[rows, words]`; behind which of the listed tokens each row's begin, `[rows + 1]`; and these tokens.
+type MaskArrays<'py> =
+    (Bound<'py, PyArray2<u32>>, Bound<'py, PyArray1<i64>>, Bound<'py, PyArray1<u32>>);
+
+/// The tokens of a mask are listed where it allows at most one in so many: then it is quicker to look at these alone than to
+/// take the others their logits. A guess.
+const FEW: usize = 16;
 
 struct Masks {
     /// `[rows, words]`
     bits: Vec<u32>,
-    dead: Vec<bool>,
+    /// `[rows + 1]`, places in `few`
+    starts: Vec<i64>,
+    few: Vec<u32>,
     us: u64,
 }
 
@@ -48,12 +55,13 @@ enum Command {
 
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct GrammarRows {
-    words: usize,
+    tokens: usize,
     rows: usize,
     commands: Mutex<Option<SyncSender<Command>>>,
     filling: Mutex<Option<Receiver<Masks>>>,
     masks: AtomicU64,
     mask_us: AtomicU64,
+    late: AtomicU64,
     wait_us: AtomicU64,
 }
 
@@ -62,12 +70,13 @@ impl GrammarRows {
     #[new]
     fn new(vocabulary: &GrammarVocabulary, rows: usize) -> Self {
         Self {
-            words: vocabulary.vocabulary.mask_words(),
+            tokens: vocabulary.vocabulary.tokens(),
             rows,
             commands: Mutex::new(None),
             filling: Mutex::new(None),
             masks: AtomicU64::new(0),
             mask_us: AtomicU64::new(0),
+            late: AtomicU64::new(0),
             wait_us: AtomicU64::new(0),
         }
     }
@@ -100,15 +109,21 @@ impl GrammarRows {
     fn masks<'py>(&self, py: Python<'py>) -> PyResult<MaskArrays<'py>> {
         let filling = lock(&self.filling).take();
         let filling = filling.ok_or_else(|| PyRuntimeError::new_err("no masks were begun"))?;
-        let began = Instant::now();
-        let masks = py.detach(move || filling.recv()).map_err(|_| gone())?;
-        let waited = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-        let rows = masks.dead.len();
+        let masks = match filling.try_recv() {
+            Ok(masks) => masks, // as a rule; others keep the GIL for milliseconds
+            Err(_) => {
+                let began = Instant::now();
+                let masks = py.detach(move || filling.recv()).map_err(|_| gone())?;
+                self.late.fetch_add(1, Ordering::Relaxed);
+                self.wait_us.fetch_add(us_since(began), Ordering::Relaxed);
+                masks
+            }
+        };
+        let rows = masks.starts.len() - 1;
         self.masks.fetch_add(rows as u64, Ordering::Relaxed);
         self.mask_us.fetch_add(masks.us, Ordering::Relaxed);
-        self.wait_us.fetch_add(waited, Ordering::Relaxed);
-        let bits = masks.bits.into_pyarray(py).reshape([rows, self.words])?;
-        Ok((bits, masks.dead.into_pyarray(py)))
+        let bits = masks.bits.into_pyarray(py).reshape([rows, self.tokens.div_ceil(32)])?;
+        Ok((bits, masks.starts.into_pyarray(py), masks.few.into_pyarray(py)))
     }
 
     fn advance<'py>(
@@ -160,10 +175,10 @@ impl GrammarRows {
         py.detach(move || error.recv()).map_err(|_| gone())
     }
 
-    /// Masks made, microseconds that took, and microseconds that steps waited for them.
-    fn times(&self) -> (u64, u64, u64) {
+    /// Masks made, microseconds that took, steps that waited for them, and microseconds that they waited.
+    fn times(&self) -> (u64, u64, u64, u64) {
         let of = |value: &AtomicU64| value.load(Ordering::Relaxed);
-        (of(&self.masks), of(&self.mask_us), of(&self.wait_us))
+        (of(&self.masks), of(&self.mask_us), of(&self.late), of(&self.wait_us))
     }
 }
 
@@ -172,9 +187,9 @@ impl GrammarRows {
         let mut commands = lock(&self.commands);
         if commands.is_none() {
             let (sender, inbox) = sync_channel(COMMANDS);
-            let (rows, words) = (self.rows, self.words);
+            let (rows, model_tokens) = (self.rows, self.tokens);
             let builder = thread::Builder::new().name("grammar".to_owned()).stack_size(STACK_BYTES);
-            let spawned = builder.spawn(move || follow(&inbox, rows, words));
+            let spawned = builder.spawn(move || follow(&inbox, rows, model_tokens));
             spawned.map_err(|error| PyRuntimeError::new_err(error.to_string()))?;
             *commands = Some(sender);
         }
@@ -185,7 +200,7 @@ impl GrammarRows {
 }
 
 /// The thread. It ends when the last handle drops.
-fn follow(inbox: &Receiver<Command>, rows: usize, words: usize) {
+fn follow(inbox: &Receiver<Command>, rows: usize, model_tokens: usize) {
     let mut followers: Vec<Option<Box<Follower>>> = (0..rows).map(|_| None).collect();
     for command in inbox {
         // whoever asked may be gone
@@ -200,7 +215,7 @@ fn follow(inbox: &Receiver<Command>, rows: usize, words: usize) {
                 }
             }
             Command::Fill { asked, reply } => {
-                reply.send(fill(&mut followers, &asked, words)).ok();
+                reply.send(fill(&mut followers, &asked, model_tokens)).ok();
             }
             Command::Advance { tokens, reply } => {
                 let ended = tokens.iter().map(|(row, tokens)| {
@@ -227,9 +242,10 @@ fn at(followers: &mut [Option<Box<Follower>>], row: usize) -> Option<&mut Follow
     followers.get_mut(row)?.as_deref_mut()
 }
 
-fn fill(followers: &mut [Option<Box<Follower>>], asked: &[Asked], words: usize) -> Masks {
+fn fill(followers: &mut [Option<Box<Follower>>], asked: &[Asked], tokens: usize) -> Masks {
     let began = Instant::now();
-    let rows = asked.iter().map(|one| one.drafts.len() + 1).sum::<usize>();
+    let (rows, words) =
+        (asked.iter().map(|one| one.drafts.len() + 1).sum::<usize>(), tokens.div_ceil(32));
     let mut bits = vec![u32::MAX; rows * words];
     let mut dead = vec![false; rows];
     let mut first = 0;
@@ -241,8 +257,33 @@ fn fill(followers: &mut [Option<Box<Follower>>], asked: &[Asked], words: usize) 
         }
         first = stop;
     }
-    let us = u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX);
-    Masks { bits, dead, us }
+    let (mut starts, mut few) = (Vec::with_capacity(rows + 1), Vec::new());
+    starts.push(0);
+    for (row, dead) in bits.chunks_exact_mut(words).zip(dead) {
+        if dead {
+            row.fill(0);
+        } else if row.iter().map(|word| word.count_ones() as usize).sum::<usize>() <= tokens / FEW {
+            few.extend(listed(row));
+        }
+        starts.push(few.len() as i64);
+    }
+    Masks { bits, starts, few, us: us_since(began) }
+}
+
+/// The tokens that a mask allows, lowest first.
+fn listed(mask: &[u32]) -> impl Iterator<Item = u32> {
+    mask.iter().enumerate().flat_map(|(place, word)| {
+        let (mut rest, first) = (*word, 32 * place as u32);
+        std::iter::from_fn(move || {
+            let bit = (rest != 0).then(|| rest.trailing_zeros())?;
+            rest &= rest - 1;
+            Some(first + bit)
+        })
+    })
+}
+
+fn us_since(began: Instant) -> u64 {
+    u64::try_from(began.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Each of `rows` has so many rows of logits, all but the first behind a draft; what stands for the first means nothing.

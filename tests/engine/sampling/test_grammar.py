@@ -15,6 +15,9 @@ import torch
 from headrace._core import GrammarVocabulary
 from headrace.engine.engine import Engine
 from headrace.engine.errors import FailureKind, RequestError
+from headrace.engine.sampling.sampler import Sampler
+from headrace.engine.sampling.topk import Few, argmax, race
+from headrace.engine.sequence import Key, Sequence
 from headrace.wire.frames import Grammar, GrammarKind, Ranked, Sampling, Submit
 from headrace_kernels.token_masks import mask_logits, mask_logits_ref
 from helpers.engine.drafting_engine import Heard as Link
@@ -102,6 +105,9 @@ def test_neither_others_nor_preemption_change_an_answer() -> None:
     others = range(100, 108)
     for request in others:
         engine.submit(make_submit(request, PROMPT, max_tokens=30, sampling=Sampling(seed=request)))
+    # For the k best of a row its mask is written out, and so are the masks of all rows beside it.
+    k_best = make_submit(50, PROMPT, max_tokens=20, sampling=Sampling(temperature=1.0, top_k=5))
+    engine.submit(k_best)
     heard = run(engine)
     assert engine.stages.preemptions > 0
     assert [(heard.ids(s.request), heard.finish(s.request)) for s in submits] == alone
@@ -215,6 +221,63 @@ def test_the_wrong_vocabulary_is_no_vocabulary() -> None:
         engine_on(ToyModel(vocab_size=51), vocabulary=toy_vocabulary())
     with pytest.raises(ValueError, match="ends"):
         GrammarVocabulary.of_tokens([b"a"], [1])
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.7}, {"min_p": 0.2, "top_p": 0.95}])
+def test_rows_of_few_tokens_are_chosen_from_as_if_the_others_were_forbidden(
+    more: dict[str, Any],
+) -> None:
+    random = np.random.default_rng(5)
+    logits = torch.randn(60, 500) * 3
+    logits[::7] = logits[::7].round()  # ties
+    lists = [
+        np.sort(random.choice(500, count, replace=False)) for count in random.integers(1, 40, 40)
+    ]
+    of = np.full(60, -1)
+    of[random.choice(60, 40, replace=False)] = np.arange(40)
+    starts = np.cumsum([0, *map(len, lists)])
+    few = Few(of, starts, np.concatenate(lists).astype(np.uint32))
+    masked = logits.clone()
+    for row, place in enumerate(of.tolist()):
+        if place >= 0:
+            forbidden = np.setdiff1d(np.arange(500), lists[place])
+            masked[row, torch.from_numpy(forbidden)] = -torch.inf
+    want_ids, want_best = argmax(masked)
+    ids, best = argmax(logits, few)
+    assert ids.tolist() == want_ids.tolist()
+    assert best.tolist() == want_best.tolist()
+    sampler = Sampler(500, 60)
+    tokens = torch.arange(500, dtype=torch.int32)
+    for seed in range(20):
+        for row in range(60):
+            sequence = a_sequence(row, Sampling(temperature=0.8, seed=seed * 60 + row, **more))
+            sampler.take_row(sequence, row)
+        draws = sampler.draws(best, np.arange(60), np.full(60, 9))
+        assert race(logits, draws, tokens, few).tolist() == race(masked, draws, tokens).tolist()
+        some = random.permutation(60)[:30]
+        part = race(logits[some], draws.of(some), tokens, few.of_rows(some))
+        assert part.tolist() == race(masked, draws, tokens)[some].tolist()
+
+
+def a_sequence(row: int, sampling: Sampling) -> Sequence:
+    return Sequence(
+        key=Key(0, row), arrival=row, priority=0, prompt=np.array([1], dtype=np.int32), listed=[],
+        limit=99, sampling=sampling, stop_ids=frozenset(), salt=b"", deadline_s=None, names=[],
+    )  # fmt: skip
+
+
+def test_lists_that_do_not_fit_the_logits_are_refused() -> None:
+    logits = torch.zeros(2, 5)
+    for of, starts, ids in [
+        ([0, 1], [0, 1], [0]),
+        ([0, -1], [0, 2], [0]),
+        ([0, -1], [0, 1], [5]),
+        ([0], [0, 1], [0]),
+        ([0, -1], [1, 0], [0]),
+    ]:
+        few = Few(np.array(of), np.array(starts), np.array(ids, dtype=np.uint32))
+        with pytest.raises(ValueError, match="few tokens of"):
+            argmax(logits, few)
 
 
 @pytest.mark.parametrize("vocab", [31, 32, 33, 50, 96])

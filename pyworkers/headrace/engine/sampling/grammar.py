@@ -11,7 +11,7 @@ that the answer ends there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,9 +19,10 @@ import torch
 from numpy.typing import NDArray
 
 from headrace import _core
+from headrace.engine.sampling.topk import Few
 from headrace.engine.sampling.verify import GOES_ON, LENGTH, STOP
 from headrace.engine.step.rows import places_of, spread
-from headrace_kernels.token_masks import mask_logits
+from headrace_kernels.token_masks import is_native, mask_logits
 
 if TYPE_CHECKING:
     from headrace._core import GrammarVocabulary
@@ -78,8 +79,8 @@ class Grammars:
         allowed[owners] = self._core.count_allowed(batch_rows[owners], counts, listed)
         return allowed
 
-    def times(self) -> tuple[int, int, int]:
-        """Masks so far, microseconds of the thread, and microseconds that steps waited for it."""
+    def times(self) -> tuple[int, int, int, int]:
+        """Masks so far, microseconds of the thread, steps that waited for it, and for how many microseconds."""
         return self._core.times()
 
 
@@ -90,13 +91,25 @@ class StepMasks:
     _core: _core.GrammarRows
     _owners: Ints  # places of the sequences
     _places: Ints  # [masks], rows of the logits
-    dead: NDArray[np.bool_] = field(init=False)  # [masks], rows in which nothing may be chosen
 
-    def apply(self, logits: torch.Tensor) -> None:
-        """What a grammar does not allow becomes -inf, in place; all of a row in which nothing may be chosen."""
-        masks, self.dead = self._core.masks()
-        masks[self.dead] = 0
-        mask_logits(logits, self._places, masks)
+    def apply(self, logits: torch.Tensor, *, whole: bool) -> Few | None:
+        """What a grammar does not allow becomes -inf, in place; all of a row in which nothing may be chosen.
+
+        But on a CPU, and unless it has to be done in the `whole` tensor, rows in which few tokens may be chosen stay
+        as they are: to look at those tokens alone costs next to nothing, to write all others costs a row.
+        """
+        masks, starts, ids = self._core.masks()
+        if whole or not is_native(logits):
+            mask_logits(logits, self._places, masks)
+            return None
+        listed = starts[1:] > starts[:-1]
+        if not listed.all():
+            written = places_of(~listed)
+            mask_logits(logits, self._places[written], masks[written])
+        of = np.full(len(logits), -1, dtype=np.int64)
+        lists = places_of(listed)
+        of[self._places[lists]] = lists
+        return Few(of, starts, ids)
 
     def advance(self, chosen: ChosenRows, batch_rows: Ints, ended: NDArray[np.bool_]) -> None:
         """The sequences have these tokens more. An answer that its grammar has finished ends, and so says `ended`."""

@@ -27,7 +27,7 @@ from headrace import _core
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sampling import noise, topk
 from headrace.engine.sampling.logits_processors import Context, edit
-from headrace.engine.sampling.topk import Draws
+from headrace.engine.sampling.topk import Draws, Few
 from headrace.engine.sequence import Sequence
 from headrace.engine.speculative.draft_head import DraftHead
 from headrace.engine.step.rows import places_of, spread
@@ -142,8 +142,10 @@ class Sampled:
 class Sampler:
     """Keeps the parameters of the running sequences by batch row."""
 
-    def __init__(self, vocab_size: int, max_sequences: int) -> None:
+    def __init__(self, vocab_size: int, max_sequences: int, *, whole_masks: bool = False) -> None:
+        """With `whole_masks` logits that were sampled from have -inf wherever a mask forbids a token."""
         self.vocab_size = vocab_size
+        self._whole_masks = whole_masks
         numbers = np.zeros((3, max_sequences))
         self._temperature, self._top_p, self._min_p = numbers
         self._top_k = np.zeros(max_sequences, dtype=np.int64)
@@ -190,22 +192,29 @@ class Sampler:
             raw = _rows(logits, with_logprobs, copy=True), raw_rows
         if asks & EDITS:
             self._edit(logits, rows, batch_rows, None)
+        few = None
         if asks & GRAMMAR:
             assert masks is not None, "they were begun before the forward pass"
-            masks.apply(logits)
-        ids, best = topk.argmax(logits)
+            # The k best of a row are looked for in all of it.
+            few = masks.apply(logits, whole=self._whole_masks or asks & TOP_K > 0)
+        ids, best = topk.argmax(logits, few)
         if asks & DRAWS:
             drawn = self._core.drawn(batch_rows, best)
             tokens = self._all_tokens(logits)
             whole = logits.device.type == "cpu" and not asks & TOP_K
             if whole and drawn is None:  # spares the copies of all that says how to draw
                 draws = self.draws(best, batch_rows, positions)
-                return Sampled(topk.race(logits, draws, tokens), best, raw)
+                return Sampled(topk.race(logits, draws, tokens, few), best, raw)
             drawn = np.arange(len(ids)) if drawn is None else drawn
             if len(drawn):
                 for some in _parts(drawn, logits, whole=whole):
                     ids[some] = self._draw(
-                        _rows(logits, some), best[some], batch_rows[some], positions[some], tokens
+                        _rows(logits, some),
+                        best[some],
+                        batch_rows[some],
+                        positions[some],
+                        tokens,
+                        None if few is None else few.of_rows(some),
                     )
         return Sampled(_where_finite(ids, best), best, raw)
 
@@ -308,13 +317,17 @@ class Sampler:
         batch_rows: NDArray[np.int64],
         positions: NDArray[np.int64],
         tokens: torch.Tensor,
+        few: Few | None = None,
     ) -> NDArray[np.int64]:
-        """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids."""
+        """One token for each row, whose highest logit is `best`, at `positions`; `tokens` are the columns' ids.
+
+        There is no `few` where any row asks for its k best.
+        """
         draws = self.draws(best, batch_rows, positions)
         if draws.top_k.any():
             draws.top_k[draws.top_k >= len(tokens)] = 0
         else:
-            return topk.race(logits, draws, tokens)
+            return topk.race(logits, draws, tokens, few)
         ids = np.zeros(len(best), dtype=np.int64)
         if (some := np.flatnonzero(draws.top_k)).size:
             ids[some] = _draw_top_k(_rows(logits, some), draws.of(some), tokens)

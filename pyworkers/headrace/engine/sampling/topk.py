@@ -52,8 +52,24 @@ class Draws:
         )
 
 
-def argmax(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+@dataclass(slots=True)
+class Few:
+    """Of rows of logits on a CPU: which tokens alone may be chosen, where they are few enough to list them."""
+
+    of: NDArray[np.int64]  # [rows], place in `starts`, -1 where all tokens may be chosen
+    starts: NDArray[np.int64]  # [lists + 1], places in `ids`
+    ids: NDArray[np.uint32]  # ascending in each list
+
+    def of_rows(self, rows: NDArray[np.int64]) -> Few:
+        return Few(self.of[rows], self.starts, self.ids)
+
+
+def argmax(
+    logits: torch.Tensor, few: Few | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Best token of each row, on a tie the lowest id, and its logit. A NaN counts as best."""
+    if few is not None:
+        return _argmax_of_few(logits, few)
     if logits.device.type == "cpu":
         values = logits.numpy()
         ids = values.argmax(axis=1)  # ten times as fast as torch's: 0.1 ms for 32 x 49,152
@@ -61,6 +77,15 @@ def argmax(logits: torch.Tensor) -> tuple[NDArray[np.int64], NDArray[np.float32]
     on_device = logits.argmax(dim=1)
     best = logits.gather(1, on_device[:, None])[:, 0]
     return on_device.cpu().numpy(), best.cpu().numpy()
+
+
+def _argmax_of_few(logits: torch.Tensor, few: Few) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+    values = logits.numpy()
+    ids, best = _core.argmax_of_few(values, few.of, few.starts, few.ids)
+    if len(rest := np.flatnonzero(few.of < 0)):
+        ids[rest] = values[rest[0] : rest[-1] + 1].argmax(axis=1)[rest - rest[0]]
+        best[rest] = values[rest, ids[rest]]
+    return ids, best
 
 
 def log_total(logits: torch.Tensor, best: NDArray[np.float32]) -> NDArray[np.float64]:
@@ -117,10 +142,13 @@ def _sorted_rows(ids: list[NDArray[np.intp]], values: list[NDArray[np.float32]])
     )
 
 
-def race(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np.int64]:
+def race(
+    logits: torch.Tensor, draws: Draws, tokens: torch.Tensor, few: Few | None = None
+) -> NDArray[np.int64]:
     """Draw one token of each row by the exponential race, under top-p and min-p, but not top-k.
 
-    `tokens` are the ids of the columns, ascending, int32, where the logits are; an id is what it returns. With v the
+    `tokens` are the ids of the columns, ascending, int32, where the logits are; an id is what it returns. A row with
+    `few` is drawn as if all other columns were -inf. With v the
     noise in (0, 1) and w a token's weight, its time is -log(1 - v) / w; the first one wins. Where the winner is not in
     the top-p set, nothing less probable is, and the race goes on without them: no row is ever sorted.
     """
@@ -135,6 +163,7 @@ def race(logits: torch.Tensor, draws: Draws, tokens: torch.Tensor) -> NDArray[np
         min_p=draws.min_p,
         key=draws.key,
         key2=draws.key2,
+        few=None if few is None else (few.of, few.starts, few.ids),
     )
 
 

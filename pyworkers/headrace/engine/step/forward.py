@@ -60,7 +60,8 @@ class Forward:
         if rounds is not None:
             clock = _clock_of_own_time(clock, rounds)
         self._clock = clock
-        self._sampler = Sampler(model.vocab_size, config.max_sequences)
+        rejects = config.mtp > 0 and config.mtp_verify == "rejection"
+        self._sampler = Sampler(model.vocab_size, config.max_sequences, whole_masks=rejects)
         self._input_batch = InputBatch(
             block_tokens=model.block_tokens,
             max_sequences=config.max_sequences,
@@ -81,7 +82,7 @@ class Forward:
             head = DraftHead(model.vocab_size, model.draft_token_ids)
             if not config.mtp_fixed:
                 self.adaptive = Adaptive(config.mtp, config.max_sequences)
-            if config.mtp_verify == "rejection":
+            if rejects:
                 self._rejection = Rejection(self._sampler, head)
             self.drafter = Drafter(
                 model,
