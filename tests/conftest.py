@@ -54,8 +54,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture
 def etcd(tmp_path: Path) -> Generator[EtcdServer]:
     server = EtcdServer(etcd_binary(), tmp_path / "etcd")
-    server.start()
     try:
+        server.start()
         yield server
     finally:
-        server.kill()
+        server.close()

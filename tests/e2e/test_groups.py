@@ -20,9 +20,10 @@ from chaos.network import ROUTER_HOST, Network, Place, inside, namespaces, no_na
 from headrace.exit_status import EXIT_RANK_LOST
 from helpers.models.tiny_deepseek import tiny_deepseek
 from helpers.models.tiny_model import tiny_llama
+from helpers.ports import held_ports
 from helpers.require import missing
 from helpers.serving.server import Running, Server, eventually, serving
-from helpers.worker.rank_processes import free_port, variables
+from helpers.worker.rank_processes import variables
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 PROMPTS = ("Water flows down the hill and", "A mill", "The head of the stream is", "Once")
@@ -295,7 +296,7 @@ def test_torchrun_starts_a_group(folder: Path, alone: list[Any]) -> None:
 def test_a_rank_that_goes_on_after_its_group_was_over_leaves_by_itself(folder: Path) -> None:
     with router("--worker-listen", "127.0.0.1:0") as (server, address), ExitStack() as started:
         flags = ("--router", address, "--name", "spread", "--ep-timeout-ms", "2000")
-        port = free_port()
+        [port] = started.enter_context(held_ports(1))
         ranks = [
             started.enter_context(
                 closing(Running("worker", str(folder), *flags, env=variables(rank, 2, port)))

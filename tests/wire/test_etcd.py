@@ -14,7 +14,8 @@ from headrace.errors import ConfigError, EtcdCompacted, EtcdFailed
 from headrace.wire import discovery
 from headrace.wire.discovery import EtcdPrefix, parse_sources
 from headrace.wire.etcd import EtcdClient
-from helpers.serving.etcd import CERT, DATA, KEY, EtcdServer, etcd_binary, free_ports
+from helpers.ports import held_ports
+from helpers.serving.etcd import CERT, DATA, KEY, EtcdServer, etcd_binary
 
 TIMEOUT_S = 30.0
 
@@ -144,8 +145,9 @@ async def test_a_history_that_is_gone_is_read_anew(etcd: EtcdServer) -> None:
 async def test_another_member_is_asked_where_one_is_gone(etcd: EtcdServer) -> None:
     known = Known()
     await call(etcd.put, b"head/race/a", entry("10.0.0.1:1"))
-    async with known.of(follow(f"127.0.0.1:{free_ports(1)[0]}", etcd.endpoint)):
-        await known.until("10.0.0.1:1")
+    with held_ports(1) as [nobody]:
+        async with known.of(follow(f"127.0.0.1:{nobody}", etcd.endpoint)):
+            await known.until("10.0.0.1:1")
 
 
 async def test_a_member_that_is_frozen_is_passed_over(etcd: EtcdServer, tmp_path: Path) -> None:
@@ -160,7 +162,7 @@ async def test_a_member_that_is_frozen_is_passed_over(etcd: EtcdServer, tmp_path
         assert [entry.value for entry in entries] == [b"there"]
     finally:
         frozen.thaw()
-        frozen.kill()
+        frozen.close()
 
 
 @pytest.fixture
@@ -208,7 +210,7 @@ async def test_an_etcd_with_tls_is_entered_by_who_trusts_it_and_is_trusted(
         assert etcd.endpoint in (told := await refusal(etcd))
         assert "client-cert-auth" not in told  # it is not TLS that was tried
     finally:
-        etcd.kill()
+        etcd.close()
 
 
 async def test_an_etcd_with_users_is_entered_by_those_with_a_password_and_a_role(

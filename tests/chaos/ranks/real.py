@@ -147,7 +147,7 @@ class RealRanks:
                 return self._restart(told, name, absent, _with(LATE_S, "3600"))
             case "wrong", "size":
                 size = str(GROUPS[group] + 1)
-                named = rf"WORLD_SIZE is .*\b{size} on rank {rank}\b"
+                named = rf"WORLD_SIZE is .*\b{size}\b"
                 return self._restart(told, name, named, _with("WORLD_SIZE", size))
             case "wrong", "weights":
                 named = rf"rank {rank or 1} \(.*differs from rank 0 \(.*: its model is"

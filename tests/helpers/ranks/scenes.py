@@ -40,6 +40,13 @@ def opened(
         transport.close()
 
 
+def together(place: Place, what: str) -> None:
+    """Returns once all ranks have come here: none of them is late then by more than what it does from here on."""
+    (place.folder / f"{what}-{place.rank}").touch()
+    while not all((place.folder / f"{what}-{rank}").exists() for rank in range(place.ranks)):
+        time.sleep(0.005)
+
+
 def over_gloo(place: Place, deadline_s: float) -> Gloo:
     """A process group whose store is kept by rank 0, at a port that it tells the others by a file."""
     port = place.folder / "port"

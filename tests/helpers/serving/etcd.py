@@ -8,15 +8,15 @@ import json
 import os
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from helpers.ports import held_ports
 from helpers.require import missing
 
 CACHE = Path(__file__).parents[3] / "target" / "etcd"
@@ -62,16 +62,8 @@ def download_package(apt: str) -> None:
     run.check_returncode()
 
 
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [sock.getsockname()[1] for sock in sockets]
-    for sock in sockets:
-        sock.close()
-    return ports
-
-
 class EtcdServer:
-    """One member, its data in `folder`. It may be killed and started again.
+    """One member, its data in `folder`. It may be killed and started again, until it is closed.
 
     With `tls`, it speaks nothing else; with `known_clients` too, clients need a certificate.
     """
@@ -90,7 +82,8 @@ class EtcdServer:
             self._tls.load_cert_chain(CERT, KEY)
         if known_clients:
             self._flags += ["--client-cert-auth", "--trusted-ca-file", CERT]
-        self.port, self._peer_port = free_ports(2)
+        self._ports = ExitStack()
+        self.port, self._peer_port = self._ports.enter_context(held_ports(2))
         self.endpoint = f"127.0.0.1:{self.port}"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -129,6 +122,10 @@ class EtcdServer:
             self._process.wait()
             self._process = None
 
+    def close(self) -> None:
+        self.kill()
+        self._ports.close()
+
     def wipe(self) -> None:
         """Lose all that it knew. Only while it is not running."""
         assert self._process is None
@@ -144,10 +141,10 @@ class EtcdServer:
 
     def call(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         if self._tls is None:
-            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         else:
             connection = http.client.HTTPSConnection(
-                "127.0.0.1", self.port, timeout=10, context=self._tls
+                "127.0.0.1", self.port, timeout=60, context=self._tls
             )
         headers = {} if self._token is None else {"Authorization": self._token}
         try:

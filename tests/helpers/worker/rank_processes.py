@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import threading
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +24,7 @@ from headrace_kernels.transport.choose import ChosenWays
 from headrace_kernels.transport.shared_memory import SharedMemory
 from headrace_kernels.transport.ways import RankWay
 from helpers.forked import FORKED
+from helpers.ports import held_ports
 
 ANSWER_S = 60.0
 
@@ -44,12 +44,6 @@ class Told:
     # Of `rendezvous`: shorter where nothing but their passing is waited for.
     naming_s: float = rendezvous.NAMING_S
     seen_s: float = rendezvous.SEEN_S
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def variables(rank: int, size: int, port: int, **others: str) -> dict[str, str]:
@@ -184,13 +178,13 @@ def group_of(
     size: int, *, timeout_s: float = 30.0, exchanges: bool = False
 ) -> Generator[list[RankProcess]]:
     """A group that has met."""
-    port = free_port()
-    told = [
-        Told(variables(rank, size, port), timeout_s=timeout_s, exchanges=exchanges)
-        for rank in range(size)
-    ]
-    with processes(told) as ranks:
-        for one in ranks:
-            found = one.answer()
-            assert isinstance(found, dict), found
-        yield ranks
+    with held_ports(1) as [port]:
+        told = [
+            Told(variables(rank, size, port), timeout_s=timeout_s, exchanges=exchanges)
+            for rank in range(size)
+        ]
+        with processes(told) as ranks:
+            for one in ranks:
+                found = one.answer()
+                assert isinstance(found, dict), found
+            yield ranks

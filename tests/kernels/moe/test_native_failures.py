@@ -11,18 +11,18 @@ import pytest
 import torch
 
 from headrace_kernels.moe.all_to_all import AllToAll
-from headrace_kernels.moe.dispatch import Dispatch, Routed
+from headrace_kernels.moe.dispatch import Routed
 from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.moe.transport import NativeTransport, RankLost, Span, StepAborted, Transport
 from headrace_kernels.transport.shared_memory import SharedMemory
 from helpers.ranks.expert_layer import ExpertLayer, PlacedExperts
 from helpers.ranks.processes import Ended, Place, RankProcesses, end, rank_processes, stop
-from helpers.ranks.scenes import opened
+from helpers.ranks.scenes import opened, together
 
 CPU = torch.device("cpu")
 # So many rows that parcels of rows and of results go in pieces.
 LAYER = ExpertLayer(hidden=96, width=16, experts=6, top_k=3, rows=(60, 60, 60))
-LONG_S, SHORT_S = 30.0, 0.5  # deadlines that are not passed, and that are
+LONG_S, SHORT_S = 60.0, 2.0  # deadlines that are not passed, and that are
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +35,13 @@ def dispatch_on(transport: Transport) -> AllToAll:
     return AllToAll.of(LayerPlacement.even(LAYER.experts, transport.ranks), transport, "exact", CPU)
 
 
-def run_on(transport: Transport, dispatch: Dispatch | None = None) -> list[list[float]]:
+def experts_on(transport: Transport) -> PlacedExperts:
     held = LayerPlacement.even(LAYER.experts, transport.ranks).ranks[transport.rank]
-    experts = PlacedExperts(LAYER, "float32", held, dispatch or dispatch_on(transport))
-    return experts.run(LAYER.rows_of(transport.rank))
+    return PlacedExperts(LAYER, "float32", held, dispatch_on(transport))
+
+
+def run_on(transport: Transport) -> list[list[float]]:
+    return experts_on(transport).run(LAYER.rows_of(transport.rank))
 
 
 def routed(rows: int) -> Routed:
@@ -97,15 +100,17 @@ def test_a_rank_that_fails_ends_the_step_and_the_next_one_works(
 
 def losing(place: Place, where: Callable[..., None], deadline_s: float, kill: bool) -> str:
     with opened(place, "shared_memory", slice_bytes=4096, deadline_s=deadline_s) as transport:
+        experts, rows = experts_on(transport), LAYER.rows_of(place.rank)
 
-        def lose() -> None:
+        def part() -> None:
             transport.begin(1)  # a rank that comes late may learn of it here
             if place.rank == 1:
                 where(transport, end if kill else stop)
-            run_on(transport)
+            experts.run(rows)
 
+        together(place, "built")  # before anybody waits for anybody
         with pytest.raises(RankLost) as lost:
-            lose()
+            part()
         with pytest.raises(RankLost):
             transport.begin(2)
         return str(lost.value)
@@ -126,7 +131,7 @@ def test_a_rank_that_stands_still_is_named_at_the_deadline(
     ranks: RankProcesses, where: Callable[..., None], exchange: int
 ) -> None:
     first, _, third = ranks.run(losing, 3, where, SHORT_S, False, stopped=1)
-    assert first == third == f"rank 1 is lost: exchange {exchange} of round 1, 0.5 s"
+    assert first == third == f"rank 1 is lost: exchange {exchange} of round 1, {SHORT_S:.1f} s"
 
 
 # --- a rank that says something else ---

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,11 +12,11 @@ import torch
 
 from headrace_kernels.moe.transport import RankLost, Span, StepAborted
 from helpers.ranks.processes import Ended, Place, Raised, RankProcesses, end, rank_processes, stop
-from helpers.ranks.scenes import check, even, opened, sent_by, swap
+from helpers.ranks.scenes import check, even, opened, sent_by, swap, together
 
 KINDS = ["shared_memory", "gloo"]
 CULPRITS = [0, 2]  # the first rank, which makes what the others share, and another one
-LONG_S, SHORT_S = 30.0, 1.0  # deadlines that are not passed, and that are
+LONG_S, SHORT_S = 60.0, 2.0  # deadlines that are not passed, and that are
 
 
 @pytest.fixture(scope="module")
@@ -182,13 +181,12 @@ def missing(
 def test_a_rank_that_dies_is_named_before_the_deadline(
     ranks: RankProcesses, culprit: int, kind: str
 ) -> None:
-    began = time.monotonic()
     answers = ranks.run(missing, 3, kind, LONG_S, culprit, end)
-    assert time.monotonic() - began < LONG_S, "nobody waited for the deadline"
     assert isinstance(answers[culprit], Ended)
     for answer in raised(answers):
         assert (answer.kind, answer.rank) == ("RankLost", culprit), answer.trace
         assert "exchange 2 of round 7" in answer.text
+        assert f", {LONG_S:.1f} s" not in answer.text, "nobody waited for the deadline"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -199,7 +197,7 @@ def test_a_rank_that_stands_still_is_named_at_the_deadline(
     answers = ranks.run(missing, 3, kind, SHORT_S, culprit, stop, stopped=culprit)
     for answer in raised(answers):
         assert (answer.kind, answer.rank) == ("RankLost", culprit), answer.trace
-        assert "exchange 2 of round 7, 1.0 s" in answer.text
+        assert f"exchange 2 of round 7, {SHORT_S:.1f} s" in answer.text
 
 
 def leave() -> None:
@@ -216,6 +214,7 @@ def test_a_rank_that_leaves_is_named(ranks: RankProcesses, kind: str) -> None:
 def late(place: Place, kind: str) -> str:
     """Rank 0 comes once the others gave it up."""
     with opened(place, kind, deadline_s=SHORT_S) as transport:
+        together(place, "opened")
         gone = place.folder / "given-up"
         try:
             transport.begin(1)  # where another rank was slower still, it is told here
@@ -254,7 +253,7 @@ def test_ranks_in_different_rounds_are_told(ranks: RankProcesses, kind: str) -> 
 
 
 def other_columns(place: Place, kind: str) -> None:
-    with opened(place, kind, deadline_s=SHORT_S) as transport:
+    with opened(place, kind, deadline_s=LONG_S) as transport:
         transport.begin(1)
         spans = [Span(0, 2)] * place.ranks
         transport.post((torch.zeros(2, 4 + place.rank),), spans)()

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import threading
 import time
 from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
+from datetime import timedelta
 
 import pytest
 from torch.distributed import HashStore, PrefixStore, Store, TCPStore
@@ -32,9 +35,31 @@ from headrace.worker.parallel.rendezvous import (
     difference,
     meet,
 )
-from helpers.worker.rank_processes import SERVES, Told, free_port, processes, variables
+from helpers.ports import held_ports
+from helpers.worker.rank_processes import SERVES, Told, processes, variables
 
 EPOCH, TOKEN = 7, bytes(range(32))
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    """Where nobody listens but a rank of this test."""
+    with held_ports(1) as [held]:
+        yield held
+
+
+@pytest.fixture
+def agent(port: int) -> TCPStore:
+    """The store of torchrun's agent at that port, for ranks that are told of it by `AGENT`."""
+    return TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+
+
+AGENT = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+
+
+def of_run(agent: TCPStore) -> PrefixStore:
+    """What ranks of the tests see of it."""
+    return PrefixStore("headrace/none/0", agent)
 
 
 def answers(told: list[Told]) -> list[str]:
@@ -43,8 +68,7 @@ def answers(told: list[Told]) -> list[str]:
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_all_ranks_learn_one_epoch_and_the_name_of_rank_0(size: int) -> None:
-    port = free_port()
+def test_all_ranks_learn_one_epoch_and_the_name_of_rank_0(size: int, port: int) -> None:
     told = [Told(variables(rank, size, port), name=f"name-{rank}") for rank in range(size)]
     with processes(told) as ranks:
         found = [one.answer() for one in ranks]
@@ -53,11 +77,10 @@ def test_all_ranks_learn_one_epoch_and_the_name_of_rank_0(size: int) -> None:
     assert all(one["one_host"] for one in found)
 
 
-def test_groups_at_one_store_are_told_apart_by_run_and_attempt() -> None:
+def test_groups_at_one_store_are_told_apart_by_run_and_attempt(port: int) -> None:
     """As after a restart by torchrun, whose agent keeps the store."""
-    port = free_port()
     first = [Told(variables(rank, 2, port)) for rank in range(2)]
-    later = {"TORCHELASTIC_RESTART_COUNT": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    later = {"TORCHELASTIC_RESTART_COUNT": "1", **AGENT}
     again = [Told(variables(rank, 2, port, **later), name="again") for rank in range(2)]
     with processes(first) as ranks:
         assert {one.answer()["name"] for one in ranks} == {"worker-0"}
@@ -65,15 +88,16 @@ def test_groups_at_one_store_are_told_apart_by_run_and_attempt() -> None:
             assert {one.answer()["name"] for one in others} == {"again"}
 
 
-def test_missing_ranks_are_named_on_all_that_came() -> None:
-    port = free_port()
-    told = [Told(variables(rank, 4, port), start_timeout_s=1.0) for rank in (0, 2)]
-    found = answers(told)
-    assert found == ["GroupFailed: ranks 1 and 3 of 4 did not come within 1 s"] * 2
+def test_missing_ranks_are_named_on_all_that_came(port: int, agent: TCPStore) -> None:
+    told = {rank: Told(variables(rank, 4, port, **AGENT)) for rank in (0, 2)}
+    with processes([told[2]]) as [third]:
+        of_run(agent).wait(["rank/2"], timedelta(seconds=60))
+        [first] = answers([replace(told[0], start_timeout_s=0.5)])
+        said = [first, third.answer()]
+    assert said == ["GroupFailed: ranks 1 and 3 of 4 did not come within 0.5 s"] * 2
 
 
-def test_a_group_without_rank_0_says_so() -> None:
-    port = free_port()
+def test_a_group_without_rank_0_says_so(port: int) -> None:
     [found] = answers([Told(variables(1, 2, port), start_timeout_s=0.5)])
     assert (
         f"rank 0 did not come: nobody listens at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port}" in found
@@ -81,8 +105,7 @@ def test_a_group_without_rank_0_says_so() -> None:
 
 
 @pytest.mark.parametrize("what", ["weights", "dtype"])
-def test_all_ranks_name_the_one_that_serves_something_else(what: str) -> None:
-    port = free_port()
+def test_all_ranks_name_the_one_that_serves_something_else(what: str, port: int) -> None:
     told = [Told(variables(rank, 3, port)) for rank in range(3)]
     told[2] = replace(told[2], serves=SERVES | {what: "other"})
     found = answers(told)
@@ -91,9 +114,8 @@ def test_all_ranks_name_the_one_that_serves_something_else(what: str) -> None:
     assert found[0].endswith(f"its {what} is 'other', rank 0 has {SERVES[what]!r}")
 
 
-def test_no_text_makes_a_difference_look_like_a_missing_rank() -> None:
+def test_no_text_makes_a_difference_look_like_a_missing_rank(port: int) -> None:
     """A new start may help where a rank is missing, and does not where one differs."""
-    port = free_port()
     told = [Told(variables(rank, 2, port)) for rank in range(2)]
     told[1] = replace(told[1], serves=SERVES | {"weights": "what did not come within 1 s"})
     assert {one.partition(":")[0] for one in answers(told)} == {"GroupMismatch"}
@@ -151,40 +173,83 @@ def test_an_address_where_nobody_can_be_is_told(address: str) -> None:
 @contextlib.contextmanager
 def store_with(key: str, said: str) -> Generator[tuple[int, Store]]:
     """As torchrun's agent keeps it, where somebody has written this; its port."""
-    port = free_port()
-    kept = TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
-    store = PrefixStore("headrace/none/0", kept)
+    kept = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = of_run(kept)
     store.set(key, said)
-    yield port, store
+    yield kept.port, store
 
 
 def meet_at(port: int, rank: int) -> Met:
     """One rank of two."""
-    agent = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
-    environment = read_environment(variables(rank, 2, port, **agent))
+    environment = read_environment(variables(rank, 2, port, **AGENT))
     assert environment is not None
     return meet(environment, "name", SERVES, 10.0)
 
 
-def test_a_rank_with_another_world_size_ends_the_group() -> None:
-    port = free_port()
-    # Rank 0 waits for one that has read the verdict, and none comes.
-    told = [Told(variables(0, 2, port), seen_s=0.5), Told(variables(1, 3, port), seen_s=0.5)]
-    found = answers(told)
+def test_a_rank_with_another_world_size_ends_the_group(port: int) -> None:
+    found = answers([Told(variables(0, 2, port)), Told(variables(1, 3, port))])
     assert len(set(found)) == 1
-    assert found[0] in {
-        "GroupMismatch: WORLD_SIZE is 3 on rank 1, and 2 on rank 0",
-        "GroupMismatch: WORLD_SIZE is 2 on rank 0, and 3 on rank 1",
-    }
+    assert re.fullmatch(
+        r"GroupMismatch: (WORLD_SIZE is 3 on rank 1, and 2 on rank 0|WORLD_SIZE is 2 on rank 0, and 3 on rank 1"
+        r"|rank 1 \(.*\) differs from rank 0 \(.*\): its WORLD_SIZE is '3', rank 0 has '2')",
+        found[0],
+    ), found
 
 
-def test_a_second_process_of_one_rank_is_refused_by_name() -> None:
-    port = free_port()
-    told = [Told(variables(rank, 3, port), start_timeout_s=2.0) for rank in (0, 1, 1)]
-    found = answers(told)
-    refused = [one for one in found if "rank 1 is there already, on " in one]
-    assert len(refused) == 1, found
-    assert sum("rank 2 of 3 did not come" in one for one in found) == 2, "the others wait on"
+def test_a_rank_that_is_slow_to_see_that_its_world_size_differs_is_no_member(
+    port: int, agent: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 0 has read its introduction before."""
+    over = threading.Event()
+
+    class SlowStore(PrefixStore):
+        def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+            if desired_value == "3 on rank 1":
+                assert over.wait(60)
+            return super().compare_set(key, expected_value, desired_value)
+
+    monkeypatch.setattr(group_store, "PrefixStore", SlowStore)
+
+    def meeting(rank: int, size: int) -> str:
+        environment = read_environment(variables(rank, size, port, **AGENT))
+        assert environment is not None
+        with pytest.raises(GroupMismatch) as caught:
+            meet(environment, "name", SERVES, 60.0)
+        return str(caught.value)
+
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(meeting, 1, 3)
+        try:
+            first = meeting(0, 2)
+        finally:
+            over.set()
+        assert slow.result() == first
+    assert first.endswith("its WORLD_SIZE is '3', rank 0 has '2'")
+
+
+def test_rank_0_says_why_there_is_no_group_though_a_rank_never_reads_it(
+    port: int, agent: TCPStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that died once it had come: rank 0 keeps the store for it, in vain."""
+    monkeypatch.setattr(rendezvous, "open_store", lambda *_: of_run(agent))
+    monkeypatch.setattr(rendezvous, "NAMING_S", 0.1)
+    monkeypatch.setattr(rendezvous, "SEEN_S", 1.0)
+    of_run(agent).set("rank/1", json.dumps(INTRODUCTION))
+    environment = read_environment(variables(0, 3, port))
+    assert environment is not None and environment.keeps_store
+    with pytest.raises(GroupFailed, match=r"rank 2 of 3 did not come within 0\.1 s"):
+        meet(environment, "name", SERVES, 0.1)
+
+
+def test_a_second_process_of_one_rank_is_refused_by_name(port: int, agent: TCPStore) -> None:
+    told = {rank: Told(variables(rank, 3, port, **AGENT)) for rank in (0, 1)}
+    with processes([told[1]]) as [there]:
+        of_run(agent).wait(["rank/1"], timedelta(seconds=60))
+        [second] = answers([told[1]])
+        assert "rank 1 is there already, on " in second
+        [first] = answers([replace(told[0], start_timeout_s=0.5)])
+        others = [first, there.answer()]
+    assert others == ["GroupFailed: rank 2 of 3 did not come within 0.5 s"] * 2, "they wait on"
 
 
 INTRODUCTION = asdict(Introduction(rank=1, host="h", process="p", name="n", serves={}))
@@ -231,8 +296,10 @@ def test_rank_0_that_cannot_listen_says_where() -> None:
         ("a" * 70, " has no address here ("),
     ],
 )
-def test_rank_0_with_the_address_of_another_machine_says_so(address: str, why: str) -> None:
-    [found] = answers([Told(variables(0, 2, free_port(), MASTER_ADDR=address))])
+def test_rank_0_with_the_address_of_another_machine_says_so(
+    address: str, why: str, port: int
+) -> None:
+    [found] = answers([Told(variables(0, 2, port, MASTER_ADDR=address))])
     assert found.startswith("WrongStoreAddress: rank 0 cannot listen at MASTER_ADDR:MASTER_PORT ")
     assert why in found
 
@@ -314,7 +381,9 @@ def test_what_is_no_store_is_named() -> None:
 
         hanging = threading.Thread(target=hang_up)
         hanging.start()
-        [found] = answers([Told(variables(1, 2, port), start_timeout_s=1.0, naming_s=0.2)])
+        [found] = answers(
+            [Told(variables(1, 2, port), start_timeout_s=1.0, naming_s=0.2, seen_s=0.2)]
+        )
         other.shutdown(socket.SHUT_RDWR)
         hanging.join()
     assert found.startswith(f"GroupFailed: the store of the group at 127.0.0.1:{port} "), found

@@ -98,7 +98,8 @@ def meet(
 
     threading.Thread(target=run, name="rendezvous", daemon=True).start()
     try:
-        return result.result(timeout_s + 2 * NAMING_S)
+        # Longer than anything else here waits: rank 0 may keep the store for others after its time.
+        return result.result(timeout_s + 2 * NAMING_S + SEEN_S)
     except TimeoutError:
         where = f"{environment.host}:{environment.port}"
         raise GroupFailed(
@@ -118,7 +119,8 @@ def _meet(
             host=host_identity(),
             process=f"{socket.gethostname()}, process {os.getpid()}",
             name=name,
-            serves=dict(serves),
+            # The size, too: rank 0 may have read all introductions before a rank sees that its own size differs.
+            serves={"WORLD_SIZE": str(environment.size), **serves},
         )
         meeting.introduce(mine)
         if environment.rank == 0:
@@ -223,7 +225,10 @@ class _Meeting:
 
     def _fail(self, kind: str, why: str) -> NoReturn:
         """Have all ranks end with this line, unless another one was published sooner."""
-        self._raise(self._publish({"kind": kind, "why": why}))
+        told = self._publish({"kind": kind, "why": why})
+        if not self._environment.keeps_store:
+            self._store.add("seen", 1)  # whoever keeps the store need not wait for this rank
+        self._raise(told)
 
     def _publish(self, verdict: dict[str, Any]) -> dict[str, Any]:
         """What is the verdict now."""
