@@ -83,6 +83,10 @@ pub struct HttpConfig {
     pub header_timeout: Duration,
     /// For the whole body to arrive.
     pub body_timeout: Duration,
+    /// Fields of a body that nobody knows are ignored, and the answer says so.
+    pub unknown_pass: bool,
+    /// Chats may bring their own template.
+    pub request_templates: bool,
 }
 
 /// The side of the workers.
@@ -285,6 +289,8 @@ impl TryFrom<RouterArgs> for Config {
             max_connections: at_least_one("max-connections", args.max_connections)?,
             header_timeout: millis("header-timeout-ms", args.header_timeout_ms)?,
             body_timeout: millis("body-timeout-ms", args.body_timeout_ms)?,
+            unknown_pass: unknown_pass(&args.unknown_parameters)?,
+            request_templates: args.allow_request_templates,
         };
         let deadlines = Deadlines {
             queue: Duration::from_millis(args.queue_timeout_ms),
@@ -349,6 +355,17 @@ fn flag_or_variable(
         return flag(name, problem, remedy);
     }
     ConfigError::Variable { variable, problem, remedy: remedy.to_owned() }
+}
+
+fn unknown_pass(word: &str) -> Result<bool, ConfigError> {
+    match word {
+        "refuse" => Ok(false),
+        "warn" => Ok(true),
+        _ => {
+            let problem = format!("{word:?} is not a way to treat them");
+            Err(flag("unknown-parameters", problem, "take refuse or warn"))
+        }
+    }
 }
 
 fn millis(name: &'static str, ms: u64) -> Result<Duration, ConfigError> {

@@ -46,7 +46,11 @@ pub fn app(state: Arc<App>) -> Router {
         .route("/v1/models", get(ops::models))
         .route("/v1/models/{*name}", get(ops::model))
         .route("/tokenize", post(tokenize::tokenize))
+        .route("/v1/tokenize", post(tokenize::tokenize))
         .route("/detokenize", post(tokenize::detokenize))
+        .route("/v1/detokenize", post(tokenize::detokenize))
+        .route("/tokenizer_info", get(tokenize::info))
+        .route("/tokenizer_info/{*name}", get(tokenize::info))
         .route_layer(from_fn(require_key));
     let cors = access::cors(&state.config.http.access.origins);
     let routes = finish(for_operators().merge(for_clients), state, surface);

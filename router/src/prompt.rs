@@ -38,7 +38,7 @@ use crate::process::background;
 use encoding::{Encoding, Input, Rendering};
 pub(crate) use pieces::Pieces;
 use pool::Lane;
-use stop::StopSet;
+use stop::{StopMatcher, StopSet};
 use template::ChatTemplate;
 use tokenize::TextTokenizer;
 
@@ -185,6 +185,10 @@ impl PromptEngine {
                 let input = Input::Text { text, special: true };
                 self.tokenise(input, room, "prompt", salt, charge).await
             }
+            Prompt::Bare(text) => {
+                let input = Input::Text { text, special: false };
+                self.tokenise(input, room, "prompt", salt, charge).await
+            }
             Prompt::Chat(chat) => {
                 self.tokenise(Input::Chat(chat), room, "messages", salt, charge).await
             }
@@ -237,7 +241,7 @@ impl PromptEngine {
     /// As [`Self::encode`].
     pub async fn render(&self, chat: ChatPrompt) -> Result<String, RouteError> {
         let bytes = encoding::chat_bytes(&chat);
-        let lane = Input::lane_of(bytes);
+        let lane = Input::lane_of(&chat, bytes);
         let rendering = Rendering::new(Arc::clone(&self.model), chat);
         self.pool.run_turns(rendering, bytes, lane).await?
     }
@@ -257,7 +261,7 @@ impl PromptEngine {
             }
             Input::Chat(chat) => {
                 let bytes = encoding::chat_bytes(chat);
-                (bytes, Input::lane_of(bytes))
+                (bytes, Input::lane_of(chat, bytes))
             }
         };
         let encoding = Encoding::new(Arc::clone(&self.model), input, room, param, salt, charge);
@@ -297,7 +301,7 @@ impl PromptEngine {
     /// Like [`Self::decoder`], without preparing the stop strings again for every choice.
     #[must_use]
     pub fn decoder_with(&self, stop: &StopStrings, skip_special: bool) -> Decoder {
-        Decoder::new(Arc::clone(&self.model.pieces), stop.0.clone(), skip_special)
+        Decoder::new(Arc::clone(&self.model.pieces), stop.matcher(), skip_special)
     }
 
     /// Text of a whole sequence of tokens, as `tokenizers` decodes it. Unknown ids are left out.
@@ -341,13 +345,16 @@ impl PromptEngine {
 
 /// Stop strings, prepared once for all choices of a request. The default is none.
 #[derive(Debug, Clone, Default)]
-pub struct StopStrings(Option<Arc<StopSet>>);
+pub struct StopStrings {
+    set: Option<Arc<StopSet>>,
+    included: bool,
+}
 
 impl StopStrings {
     /// Empty strings are skipped.
     #[must_use]
     pub fn new(stop: &[String]) -> Self {
-        Self(StopSet::new(stop))
+        Self { set: StopSet::new(stop), included: false }
     }
 
     /// As [`Self::new`], charged to `memory` until the last copy drops.
@@ -355,7 +362,23 @@ impl StopStrings {
     /// # Errors
     /// There is no memory for them.
     pub fn charged(stop: &[String], memory: MemoryShare) -> Result<Self, Refused> {
-        StopSet::charged(stop, memory).map(Self)
+        StopSet::charged(stop, memory).map(|set| Self { set, included: false })
+    }
+
+    /// What ends a text is part of it, if `included`: a stop string, or the text of a stop token.
+    #[must_use]
+    pub fn including(self, included: bool) -> Self {
+        Self { included, ..self }
+    }
+
+    /// What ends a text is part of it.
+    #[must_use]
+    pub fn included(&self) -> bool {
+        self.included
+    }
+
+    fn matcher(&self) -> StopMatcher {
+        StopMatcher::new(self.set.clone()).including(self.included)
     }
 }
 
@@ -379,9 +402,24 @@ impl Model {
         })
     }
 
-    fn render(&self, chat: ChatPrompt) -> Result<String, RouteError> {
-        let template = self.template()?;
+    fn render(&self, mut chat: ChatPrompt) -> Result<String, RouteError> {
+        let own = self.template_of(&mut chat)?;
+        let template = own.as_deref().map_or_else(|| self.template(), Ok)?;
         template.render(&template.prepare(chat)?, Some(self.longest_text()))
+    }
+
+    /// The template that a request brought along, read.
+    fn template_of(&self, chat: &mut ChatPrompt) -> Result<Option<Box<ChatTemplate>>, RouteError> {
+        let Some(source) = chat.template.take() else { return Ok(None) };
+        let template = ChatTemplate::new(&source, &self.doc);
+        let template = template.map_err(|error| {
+            let why = match error {
+                PromptError::Template(why) => why,
+                other => other.to_string(),
+            };
+            bad_request("chat_template", format!("`chat_template` cannot be used: {why}"))
+        })?;
+        Ok(Some(Box::new(template)))
     }
 
     fn longest_text(&self) -> usize {

@@ -25,7 +25,7 @@ pub struct Job {
     pub prompt: Prompt,
     /// How; `sampling.seed` is that of choice 0, choice `i` gets `seed + i`.
     pub sampling: Sampling,
-    /// Strings that end the answer and are not part of it.
+    /// Strings that end the answer.
     pub stop: StopStrings,
     /// Further tokens that end the answer.
     pub stop_ids: Vec<u32>,
@@ -53,6 +53,19 @@ pub struct Job {
     pub salt: Vec<u8>,
     /// What the prompt was charged; it goes where the prompt goes.
     pub memory: Option<Arc<MemoryShare>>,
+    /// A longer prompt loses its beginning.
+    pub truncation: Option<Truncation>,
+    /// Deltas carry the ids of the prompt and of the answer.
+    pub returns_ids: bool,
+}
+
+/// How much of a prompt is kept, of its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Truncation {
+    /// So many tokens.
+    To(u32),
+    /// What the context leaves beside the answer.
+    ToContext,
 }
 
 /// What whoever tells an answer's text apart needs of it.
@@ -77,6 +90,11 @@ pub struct Delta {
     pub tokens: Vec<ScoredToken>,
     /// The prompt's tokens, where their log-probabilities were asked for; on the first delta of a choice.
     pub prompt_tokens: Option<Vec<ScoredToken>>,
+    /// Ids of the tokens that are counted as the answer's: with a stop token, and with those of a stop string. `None` where
+    /// nobody asked for them.
+    pub ids: Option<Vec<u32>>,
+    /// Ids of the prompt, where ids were asked for; on the first delta of a choice.
+    pub prompt_ids: Option<Arc<Vec<u32>>>,
     /// Set on the last delta of a choice.
     pub finish: Option<FinishReason>,
 }

@@ -11,5 +11,6 @@ mod failures;
 mod logprobs;
 mod long_texts;
 mod ops;
+mod params;
 mod shares;
 mod tenants;

@@ -82,6 +82,7 @@ fn templates_render_as_in_transformers() {
             add_generation_prompt: case["add_generation_prompt"] == true,
             continue_final_message: case["continue_final_message"] == true,
             template_kwargs: kwargs,
+            ..ChatPrompt::default()
         };
         let got = block_on(engine.render(prompt));
         match (case["expected"].as_str(), &got) {

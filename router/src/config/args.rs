@@ -222,6 +222,21 @@ pub struct RouterArgs {
     #[arg(long, value_name = "NAME", value_parser = reasoning_parsers(), help_heading = "Answers")]
     pub reasoning_parser: Option<String>,
 
+    /// What becomes of a parameter that nobody knows: refuse answers with a 400 that names it, warn ignores it, names it in
+    /// the header X-Headrace-Ignored of the answer and counts it. Known parameters that are not supported are always
+    /// refused.
+    #[arg(
+        long,
+        value_name = "RULE",
+        default_value = "refuse",
+        value_parser = ["refuse", "warn"],
+        help_heading = "Requests"
+    )]
+    pub unknown_parameters: String,
+    /// Let chats bring their own template in the parameter chat_template. It runs under the bounds of any template.
+    #[arg(long, help_heading = "Requests")]
+    pub allow_request_templates: bool,
+
     /// Milliseconds between two signs of life of a worker, at most an hour. After three missed signs the requests of
     /// the worker go on elsewhere.
     #[arg(long, value_name = "MS", default_value_t = 1_000, help_heading = "Workers")]

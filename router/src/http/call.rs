@@ -13,9 +13,11 @@ use crate::error::RouteError;
 use crate::http::access::caller;
 use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
+use crate::http::parse::ignored::Ignored;
 use crate::http::reply::reject::Reject;
 use crate::limits::shares::Account;
 use crate::limits::shares::{Holder, address_number};
+use crate::metrics::Metrics;
 use crate::net::Peer;
 use crate::request::{Job, RequestTrace, Slo, Stages, Usage};
 
@@ -28,6 +30,8 @@ const MAX_DEADLINE_MS: u64 = 86_400_000;
 const MAX_TENANT: usize = 128;
 
 const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
+/// Fields of the body that changed nothing.
+const IGNORED: HeaderName = HeaderName::from_static("x-headrace-ignored");
 const WORKER: HeaderName = HeaderName::from_static("x-headrace-worker");
 /// The worker that computes the prompt, where that is another one.
 const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-worker");
@@ -36,12 +40,15 @@ const PREFILL_WORKER: HeaderName = HeaderName::from_static("x-headrace-prefill-w
 #[derive(Debug)]
 pub(super) struct Call {
     request_trace: Arc<RequestTrace>,
+    metrics: Arc<Metrics>,
     session: Option<String>,
     account: Account,
     /// Whose alone is what is cached of its prompt.
     cache_of: Option<Tenant>,
     holder: Holder,
     explain: bool,
+    /// What its body says and nobody uses.
+    pub(super) ignored: Ignored,
 }
 
 impl Call {
@@ -65,8 +72,10 @@ impl Call {
             explain: wants_explanation(headers)?,
             session: session(headers),
             account,
+            ignored: Ignored::new(app.config.http.unknown_pass),
             cache_of: caller.cache_of(app),
             request_trace: RequestTrace::new(request_id(request), slo),
+            metrics: Arc::clone(&app.metrics),
         })
     }
 
@@ -107,6 +116,10 @@ impl Call {
         let headers = response.headers_mut();
         if let Some(value) = server_timing(&self.request_trace.stages()) {
             headers.insert(SERVER_TIMING, value);
+        }
+        if let Some(names) = self.ignored.header() {
+            headers.insert(IGNORED, names);
+            self.metrics.http.ignored_parameters.inc_by(self.ignored.len());
         }
         if let Some(worker) = self.request_trace.worker() {
             headers.insert(WORKER, printable(&worker));

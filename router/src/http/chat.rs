@@ -11,7 +11,7 @@ use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
 use crate::http::parse::grammar::Asked;
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
-use crate::http::parse::{ids, messages};
+use crate::http::parse::{ids, messages, template_fields};
 use crate::limits::memory::MemoryShare;
 use crate::limits::shares::Account;
 use crate::limits::shares::Holder;
@@ -26,6 +26,8 @@ pub(super) struct ChatRequest {
     pub(super) job: Job,
     /// For the job, which has none yet.
     pub(super) stop: Vec<String>,
+    /// What ends the answer is part of it.
+    pub(super) stop_included: bool,
     pub(super) delivery: Delivery,
     /// What the answers are read by; `None` for plain text.
     pub(super) format: Option<Format>,
@@ -48,11 +50,6 @@ const MISSING: &[Missing] = &[
     Missing::always("web_search_options", "this server does not search"),
     Missing::always("moderation", "this server does not moderate"),
     Missing {
-        name: "verbosity",
-        does_nothing: |value| value == "medium",
-        why: "say in a message how long the answer should be",
-    },
-    Missing {
         name: "store",
         does_nothing: |value| *value == Value::Bool(false),
         why: "this server keeps nothing",
@@ -67,18 +64,11 @@ const MISSING: &[Missing] = &[
         does_nothing: |value| value == "none",
         why: "it gave way to `tool_choice`",
     },
-    Missing::always("chat_template", "the model's own template is used"),
-    Missing::always("documents", "write them into a message"),
     Missing::always("mm_processor_kwargs", "this server reads text only"),
     Missing {
         name: "echo",
         does_nothing: |value| *value == Value::Bool(false),
         why: "/v1/completions has it",
-    },
-    Missing {
-        name: "add_special_tokens",
-        does_nothing: |value| *value == Value::Bool(false),
-        why: "the chat template writes them",
     },
 ];
 
@@ -124,10 +114,13 @@ pub(super) fn check(
         first_choice: 0,
         salt: common.salt,
         memory: None, // the caller's
+        truncation: common.truncation,
+        returns_ids: common.returns_ids,
     };
     Ok(ChatRequest {
         job,
         stop: common.stop,
+        stop_included: common.stop_included,
         delivery: common.delivery,
         format: Format::new(
             // a grammar holds from the first token on, so that nothing is reasoning
@@ -167,13 +160,16 @@ pub(super) fn prompt(
         let message = "`continue_final_message` needs a last message with the role assistant";
         return Err(bad("continue_final_message", message));
     }
-    Ok(ChatPrompt {
+    let mut chat = ChatPrompt {
         messages,
         tools: tools(fields)?,
         add_generation_prompt: generate.unwrap_or(!go_on),
         continue_final_message: go_on,
         template_kwargs: template_kwargs(fields)?,
-    })
+        ..ChatPrompt::default()
+    };
+    template_fields::take(fields, &mut chat)?;
+    Ok(chat)
 }
 
 /// Tool definitions, which the template shows to the model.

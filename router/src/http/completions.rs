@@ -2,8 +2,6 @@
 
 use std::sync::Arc;
 
-use serde_json::Value;
-
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, kind, wrong_type};
 use crate::http::parse::grammar::Asked;
@@ -27,6 +25,8 @@ pub(super) struct CompletionRequest {
     pub(super) jobs: Vec<Job>,
     /// For all jobs, which have none yet.
     pub(super) stop: Vec<String>,
+    /// What ends an answer is part of it.
+    pub(super) stop_included: bool,
     pub(super) delivery: Delivery,
     /// That of all jobs, still to be checked.
     pub(super) grammar: Option<Asked>,
@@ -37,18 +37,11 @@ pub(super) struct CompletionRequest {
 }
 
 /// Missing from plain completions.
-const MISSING: &[Missing] = &[
-    Missing {
-        name: "suffix",
-        does_nothing: |value| value == "",
-        why: "there is no way to tell the model what follows",
-    },
-    Missing {
-        name: "add_special_tokens",
-        does_nothing: |value| *value == Value::Bool(true),
-        why: "send token ids as `prompt` to choose every one of them",
-    },
-];
+const MISSING: &[Missing] = &[Missing {
+    name: "suffix",
+    does_nothing: |value| value == "",
+    why: "no model that is served here fills in the middle",
+}];
 
 /// Checks a body whose `model` was taken; `prompt` was read apart from the other fields.
 ///
@@ -59,7 +52,10 @@ pub(super) fn check(
     prompt: Option<Ids>,
     model: &ModelFacts,
 ) -> Result<CompletionRequest, RouteError> {
-    let prompts = prompts(fields.require("prompt", prompt)?, model)?;
+    let mut prompts = prompts(fields.require("prompt", prompt)?, model)?;
+    if fields.boolean("add_special_tokens")? == Some(false) {
+        prompts.iter_mut().for_each(bare);
+    }
     let mut common = params::take(&mut fields, model)?;
     let choices = prompts.len().saturating_mul(common.n as usize);
     if choices > MAX_CHOICES {
@@ -69,6 +65,11 @@ pub(super) fn check(
     }
     best_of(&mut fields, common.n)?;
     let echo = fields.boolean("echo")?.unwrap_or(false);
+    if echo && common.truncation.is_some() {
+        let message =
+            "`echo` gives the whole prompt back, so `truncate_prompt_tokens` cannot cut it";
+        return Err(bad("truncate_prompt_tokens", message));
+    }
     let logprobs = logprobs(&mut fields)?;
     let max_tokens = fields.count("max_tokens", 0)?.unwrap_or(DEFAULT_MAX_TOKENS);
     if max_tokens == 0 && !echo {
@@ -107,12 +108,15 @@ pub(super) fn check(
             first_choice: 0,
             salt: common.salt.clone(),
             memory: None, // the caller's
+            truncation: common.truncation,
+            returns_ids: common.returns_ids,
         }
     });
     let jobs = jobs.collect();
     Ok(CompletionRequest {
         jobs,
         stop: common.stop,
+        stop_included: common.stop_included,
         delivery: common.delivery,
         grammar: common.grammar,
         logprobs,
@@ -171,6 +175,13 @@ fn prompts(prompt: Ids, model: &ModelFacts) -> Result<Vec<Prompt>, RouteError> {
     }
 }
 
+/// Without what the tokenizer puts around a text. Token ids never have it.
+fn bare(prompt: &mut Prompt) {
+    if let Prompt::Text(text) = prompt {
+        *prompt = Prompt::Bare(std::mem::take(text));
+    }
+}
+
 /// Choosing the best of more answers than are sent is not done here; asking for as many as are sent is no choice.
 fn best_of(fields: &mut Fields, n: u32) -> Result<(), RouteError> {
     match fields.count("best_of", 0)? {
@@ -194,7 +205,7 @@ fn logprobs(fields: &mut Fields) -> Result<Option<u32>, RouteError> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::http::generate::PROMPT;

@@ -15,6 +15,7 @@ use crate::http::parse::body::{self, BodyLimits, Raw};
 use crate::http::parse::fields::Fields;
 use crate::http::parse::json;
 use crate::http::parse::params::{self, ModelFacts};
+use crate::http::parse::template_fields;
 use crate::http::parse::token_ids::{Ids, IdsField};
 use crate::http::reply::chat::ChatReply;
 use crate::http::reply::completion::{CompletionReply, Echo};
@@ -44,9 +45,10 @@ pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Re
 }
 
 async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
-    let app = Arc::clone(&surface.app);
+    let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, None, move |read| {
-        let ReadBody { mut fields, mut memory, .. } = read;
+        let ReadBody { fields, mut memory, .. } = read;
+        let mut fields = fields.noting(&ignored);
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
         let facts = facts(&model.engine, &app.config.parsers);
         let mut request = chat::check(fields, &facts, &mut memory)?;
@@ -54,7 +56,10 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
             request.job.reading = reading(&model.engine, format);
         }
         request.job.memory = Some(Arc::new(memory));
-        request.job.stop = stop_strings(&app, &request.stop)?;
+        if let Prompt::Chat(chat) = &request.job.prompt {
+            template_fields::allowed(chat, &app.config.http)?;
+        }
+        request.job.stop = stop_strings(&app, &request.stop)?.including(request.stop_included);
         Ok((model, request))
     });
     let (model, mut request) = checked.await?;
@@ -80,9 +85,10 @@ async fn answer_completions(
     request: Request,
     call: &Call,
 ) -> Result<Response, Reject> {
-    let app = Arc::clone(&surface.app);
+    let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let checked = read(surface, request, Some(PROMPT), move |read| {
-        let ReadBody { mut fields, ids, mut memory } = read;
+        let ReadBody { fields, ids, mut memory } = read;
+        let mut fields = fields.noting(&ignored);
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
         let engine = &model.engine;
         let facts = facts(engine, &app.config.parsers);
@@ -91,7 +97,8 @@ async fn answer_completions(
             let texts = request.jobs.iter().map(|job| echo_text(engine, &job.prompt, &mut memory));
             texts.collect::<Result<Vec<_>, _>>()
         });
-        let (echo, stop) = (echo.transpose()?, stop_strings(&app, &request.stop)?);
+        let stop = stop_strings(&app, &request.stop)?.including(request.stop_included);
+        let echo = echo.transpose()?;
         Ok((model, request, echo, stop, Arc::new(memory)))
     });
     let (model, mut request, echo, stop, memory) = checked.await?;
@@ -128,7 +135,7 @@ fn echo_text(
     memory: &mut MemoryShare,
 ) -> Result<String, RouteError> {
     match prompt {
-        Prompt::Text(text) => {
+        Prompt::Text(text) | Prompt::Bare(text) => {
             memory.charge(text.len()).map_err(echo_refused)?;
             Ok(text.clone())
         }

@@ -9,6 +9,7 @@ pub(super) mod message;
 pub(super) mod pieces;
 pub(super) mod readers;
 pub(super) mod reject;
+pub(super) mod token_ids;
 pub(super) mod token_log;
 pub(super) mod whole;
 
@@ -59,6 +60,9 @@ pub(super) struct ReplyChoice {
     pub(super) message: Message,
     /// The prompt's tokens first, where they were asked for.
     pub(super) tokens: TokenLog,
+    /// Of the answer and of the prompt, where they were asked for.
+    pub(super) ids: Option<Vec<u32>>,
+    pub(super) prompt_ids: Option<Arc<Vec<u32>>>,
     pub(super) finish: Option<&'static str>,
 }
 
@@ -142,6 +146,14 @@ pub(super) fn gather(
     let prompt = delta.prompt_tokens.filter(|_| choice.tokens.is_empty());
     for token in prompt.into_iter().flatten().chain(delta.tokens) {
         choice.tokens.push(&token, memory).map_err(Refused::answer)?;
+    }
+    if let Some(ids) = delta.ids {
+        memory.charge(2 * size_of_val(&ids[..])).map_err(Refused::answer)?; // a list doubles
+        choice.ids.get_or_insert_default().extend(ids);
+    }
+    if let Some(ids) = delta.prompt_ids {
+        memory.charge(size_of_val(&ids[..])).map_err(Refused::answer)?;
+        choice.prompt_ids.get_or_insert(ids);
     }
     if let Some(finish) = delta.finish.filter(|_| choice.finish.is_none()) {
         choice.finish = Some(match readers {

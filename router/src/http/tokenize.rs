@@ -1,18 +1,21 @@
-//! `/tokenize` and `/detokenize`, as vLLM has them.
+//! `/tokenize`, `/detokenize` and `/tokenizer_info`, as vLLM has them.
 
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::Json;
+use axum::extract::{Path, Request, State};
 use axum::response::Response;
 use bytes::BytesMut;
+use serde_json::{Map, Value};
 
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::Surface;
 use crate::http::access::caller;
 use crate::http::generate::ReadBody;
-use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
+use crate::http::parse::fields::{Fields, bad, wrong_type};
 use crate::http::parse::params;
+use crate::http::parse::template_fields;
 use crate::http::parse::token_ids::{Ids, IdsField};
 use crate::http::reply::events::{json, number};
 use crate::http::reply::pieces::{Parts, json_response};
@@ -34,6 +37,9 @@ pub(super) async fn tokenize(
         let (engine, mut fields) = engine_of(&app, fields)?;
         let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
         let input = input(&mut fields, &mut memory)?;
+        if let Input::Chat(chat) = &input {
+            template_fields::allowed(chat, &app.config.http)?;
+        }
         fields.finish()?;
         Ok((engine, wants_texts, input, Some(Arc::new(memory))))
     });
@@ -134,12 +140,11 @@ enum Input {
 
 fn input(fields: &mut Fields, memory: &mut MemoryShare) -> Result<Input, RouteError> {
     let text = fields.string("prompt")?;
-    let special = fields.boolean("add_special_tokens")?;
     match (text, fields.has("messages")) {
         (Some(_), true) => Err(bad("prompt", "send `prompt` or `messages`, not both")),
-        (Some(text), false) => Ok(Input::Text { text, special: special.unwrap_or(true) }),
-        (None, true) if special == Some(true) => {
-            Err(unsupported("add_special_tokens", "the chat template writes them"))
+        (Some(text), false) => {
+            let special = fields.boolean("add_special_tokens")?.unwrap_or(true);
+            Ok(Input::Text { text, special })
         }
         (None, true) => chat::prompt(fields, memory).map(Input::Chat),
         (None, false) => Err(bad("prompt", "`prompt` or `messages` is required")),
@@ -212,6 +217,31 @@ fn string_part(out: &mut BytesMut, text: &str) {
     let mut quoted = BytesMut::new();
     json(&mut quoted, text);
     out.extend_from_slice(&quoted[1..quoted.len() - 1]);
+}
+
+/// What a tokenizer's configuration says, under the names of Hugging Face. Without a name it is that
+/// of the only model.
+pub(super) async fn info(
+    State(app): State<Arc<App>>,
+    name: Option<Path<String>>,
+) -> Result<Json<Value>, Reject> {
+    let mut fields = Map::new();
+    if let Some(Path(name)) = name {
+        fields.insert("model".to_owned(), Value::String(name));
+    }
+    let (engine, _) = engine_of(&app, Fields::of_body(Value::Object(fields))?)?;
+    let doc = engine.doc();
+    Ok(Json(serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": doc.bos_token,
+        "eos_token": doc.eos_token,
+        "pad_token": doc.pad_token,
+        "unk_token": doc.unk_token,
+        "eos_token_ids": doc.eos_token_ids,
+        "model_max_length": doc.context_tokens,
+        "vocab_size": doc.vocab_size,
+        "chat_template": doc.chat_template,
+    })))
 }
 
 /// The model may be left out where there is only one.

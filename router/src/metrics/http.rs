@@ -20,6 +20,8 @@ group! {
             "HTTP/2 answers cut because the client took nothing of them for --stall-timeout-ms.";
         answers_refused: Counter = "headrace_http_answers_refused_total",
             "Answers not given because too much waits already for the client to be read.";
+        ignored_parameters: Counter = "headrace_http_ignored_parameters_total",
+            "Fields of requests that changed nothing, as X-Headrace-Ignored said.";
         unread_bytes: Gauge = "headrace_http_unread_bytes",
             "Whole answers that wait for their clients.";
         body_bytes: Gauge = "headrace_http_body_bytes",

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use super::pieces::{Join, PieceKind, Pieces};
-use super::stop::{StopMatcher, StopSet};
+use super::stop::StopMatcher;
 
 /// Text that a [`Decoder`] is certain of.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Decoded {
     /// Text before any stop string.
     pub text: String,
-    /// A stop string was found. It is not part of the text.
+    /// A stop string was found. It is part of the text only where that was asked for.
     pub stopped: bool,
     /// How many of the pushed ids were looked at: all, or those up to the one that completed the stop string.
     pub consumed: usize,
@@ -53,7 +53,7 @@ struct TextState {
 }
 
 impl Decoder {
-    pub(crate) fn new(pieces: Arc<Pieces>, stop: Option<Arc<StopSet>>, skip_special: bool) -> Self {
+    pub(crate) fn new(pieces: Arc<Pieces>, stop: StopMatcher, skip_special: bool) -> Self {
         let text =
             TextState { first: true, strip: pieces.strip, pending: Vec::new(), broken_run: false };
         Self {
@@ -62,7 +62,7 @@ impl Decoder {
             kept: Vec::new(),
             notes_ends: false,
             text,
-            stop: StopMatcher::new(stop),
+            stop,
             scratch: String::new(),
         }
     }

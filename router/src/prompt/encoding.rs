@@ -16,8 +16,10 @@ use crate::limits::memory::MemoryShare;
 pub enum Prompt {
     /// Messages for the chat template.
     Chat(ChatPrompt),
-    /// Text that is tokenised as it is.
+    /// Text that is tokenised with what the tokenizer puts around one.
     Text(String),
+    /// Text that is tokenised as it is.
+    Bare(String),
     /// Token ids of the model, which are not tokenised.
     Tokens(Vec<u32>),
 }
@@ -68,9 +70,9 @@ enum Rendered {
 
 impl Input {
     /// Where a chat of so many bytes is rendered: a template cannot be stopped in the middle, so long chats hold up only
-    /// each other.
-    pub(super) fn lane_of(chat_bytes: usize) -> Lane {
-        if chat_bytes > SLOW_BYTES { Lane::Slow } else { Lane::Quick }
+    /// each other. So do those that bring their own template, which has to be read first.
+    pub(super) fn lane_of(chat: &ChatPrompt, chat_bytes: usize) -> Lane {
+        if chat_bytes > SLOW_BYTES || chat.template.is_some() { Lane::Slow } else { Lane::Quick }
     }
 }
 
@@ -78,7 +80,7 @@ impl Input {
 pub(super) fn chat_bytes(chat: &ChatPrompt) -> usize {
     let tools = chat.tools.iter().flatten();
     let values = chat.messages.iter().chain(tools).chain(chat.template_kwargs.values());
-    values.map(value_bytes).sum()
+    values.map(value_bytes).sum::<usize>() + chat.template.as_ref().map_or(0, String::len)
 }
 
 /// As deep as the parser of bodies lets values be.
@@ -113,11 +115,21 @@ impl Encoding {
         let mut walk = match std::mem::replace(&mut self.state, State::Over) {
             // its length was looked at before
             State::New(Input::Text { text, special }) => self.walk(text, special),
-            State::New(Input::Chat(chat)) => {
-                let prepared = self.model.template()?.prepare(chat)?;
-                match self.rendered(prepared, lane)? {
-                    Rendered::Walk(walk) => walk,
-                    Rendered::Later { left } => return Ok(Turn::More { left, lane: Lane::Slow }),
+            State::New(Input::Chat(mut chat)) => {
+                let special = chat.add_special_tokens;
+                if let Some(own) = self.model.template_of(&mut chat)? {
+                    let prepared = own.prepare(chat)?;
+                    let text = own.render(&prepared, Some(self.model.longest_text()))?;
+                    self.model.check_length(&text, self.room)?;
+                    self.walk(text, special)
+                } else {
+                    let prepared = self.model.template()?.prepare(chat)?;
+                    match self.rendered(prepared, lane)? {
+                        Rendered::Walk(walk) => walk,
+                        Rendered::Later { left } => {
+                            return Ok(Turn::More { left, lane: Lane::Slow });
+                        }
+                    }
                 }
             }
             State::Prepared(prepared) => match self.rendered(prepared, lane)? {
@@ -166,7 +178,7 @@ impl Encoding {
             return Ok(Rendered::Later { left });
         };
         self.model.check_length(&text, self.room)?;
-        Ok(Rendered::Walk(self.walk(text, false)))
+        Ok(Rendered::Walk(self.walk(text, prepared.chat().add_special_tokens)))
     }
 
     fn walk(&mut self, text: String, special: bool) -> Walk {

@@ -143,11 +143,19 @@ pub(crate) struct StopMatcher {
     state: u32,
     held: String,
     stopped: bool,
+    /// The stop string that ends the text is part of it.
+    included: bool,
 }
 
 impl StopMatcher {
     pub(crate) fn new(set: Option<Arc<StopSet>>) -> Self {
-        Self { set, state: 0, held: String::new(), stopped: false }
+        Self { set, state: 0, held: String::new(), stopped: false, included: false }
+    }
+
+    /// The stop string that ends the text is part of it, if `included`.
+    pub(crate) fn including(mut self, included: bool) -> Self {
+        self.included = included;
+        self
     }
 
     /// True once a stop string was found. Further text is thrown away.
@@ -169,7 +177,8 @@ impl StopMatcher {
             let matched = set.nodes[self.state as usize].matched as usize;
             if matched > 0 {
                 self.stopped = true;
-                emit(&mut self.held, &text[..=i], matched, out);
+                let cut = if self.included { 0 } else { matched };
+                emit(&mut self.held, &text[..=i], cut, out);
                 self.held = String::new();
                 return;
             }
@@ -231,6 +240,18 @@ mod tests {
         let (text, stopped, parts) = run(&["<end>"], &["a<e", "n", "x<en", "d>tail", "more"]);
         assert_eq!((text.as_str(), stopped), ("a<enx", true));
         assert_eq!(parts, ["a", "", "<enx", "", "", ""]);
+    }
+
+    #[test]
+    fn the_stop_string_is_part_of_the_text_where_that_was_asked_for() {
+        for chunks in [&["a<e", "n", "d>tail", "more"][..], &["a<end>tail"]] {
+            let set = StopSet::new(&["<end>".to_owned()]);
+            let mut matcher = StopMatcher::new(set).including(true);
+            let mut out = String::new();
+            chunks.iter().for_each(|chunk| matcher.push(chunk, &mut out));
+            matcher.finish(&mut out);
+            assert_eq!((out.as_str(), matcher.stopped()), ("a<end>", true));
+        }
     }
 
     #[test]

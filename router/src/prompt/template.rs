@@ -26,6 +26,12 @@ pub struct ChatPrompt {
     pub continue_final_message: bool,
     /// Further variables of the template.
     pub template_kwargs: Map<String, Json>,
+    /// Those of them that are parameters of the request: a template that does not name one refuses the chat.
+    pub asked: Vec<&'static str>,
+    /// The request's own template, in place of the model's.
+    pub template: Option<String>,
+    /// The tokenizer puts around the text what it puts around any text, beside what the template writes.
+    pub add_special_tokens: bool,
 }
 
 /// A chat template that was read, and the special tokens it may name.
@@ -33,6 +39,8 @@ pub struct ChatPrompt {
 pub(crate) struct ChatTemplate {
     program: Program,
     conventions: Conventions,
+    /// Those of [`ASKED`] that its source names.
+    names: Vec<&'static str>,
     reads_content: bool,
     special_tokens: Vec<(&'static str, String)>,
     context_tokens: usize,
@@ -106,6 +114,9 @@ const OURS: [&str; 6] = [
     "tokenize",
 ];
 
+/// Variables that requests have parameters for, and that not every template reads.
+const ASKED: [&str; 2] = ["documents", "verbosity"];
+
 /// As in transformers: where a message names its reasoning. The first is the one that templates read.
 const REASONING: [&str; 3] = ["reasoning_content", "thinking", "reasoning"];
 
@@ -134,6 +145,7 @@ impl ChatTemplate {
         let template = Self {
             program,
             conventions: Conventions::of(source),
+            names: ASKED.into_iter().filter(|name| source.contains(name)).collect(),
             reads_content: source.contains("content"),
             special_tokens,
             context_tokens: doc.context_tokens as usize,
@@ -178,6 +190,12 @@ impl ChatTemplate {
             let param = Some("chat_template_kwargs".to_owned());
             let message = format!("`{name}` is not a free variable of the chat template");
             return Err(RouteError::BadRequest { param, message });
+        }
+        if let Some(name) = chat.asked.iter().find(|name| !self.names.contains(name)) {
+            let message = format!(
+                "`{name}` is not supported: the chat template of this model does not read it"
+            );
+            return Err(RouteError::BadRequest { param: Some((*name).to_owned()), message });
         }
         for message in chat.messages.iter_mut().filter_map(Json::as_object_mut) {
             alias_reasoning(message);

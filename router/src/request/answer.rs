@@ -7,7 +7,7 @@ use std::task::{Context, Poll};
 use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 
 use super::choice::{Choice, Common, EncodedPrompt};
-use super::{Delta, Job, Usage};
+use super::{Delta, Job, Truncation, Usage};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
@@ -52,13 +52,14 @@ pub async fn answer(
 
     let goes_on = match &job.prompt {
         Prompt::Chat(chat) => chat.continue_final_message,
-        Prompt::Text(_) | Prompt::Tokens(_) => true,
+        Prompt::Text(_) | Prompt::Bare(_) | Prompt::Tokens(_) => true,
     };
     let prompt = std::mem::replace(&mut job.prompt, Prompt::Tokens(Vec::new())); // once is enough
     let room = Room {
         context: model.context_tokens as usize,
         answer: job.max_tokens.map_or(1, |n| n as usize), // without a wish at least one token must fit
     };
+    let (kept, room) = truncated(job.truncation, room);
     let encoding = model.engine.encode_charged(prompt, room, job.salt.clone(), job.memory.take());
     let encoding = timeout_at(deadline, encoding);
     let encoded = encoding.await.map_err(|_| RouteError::DeadlineExceeded {
@@ -68,6 +69,7 @@ pub async fn answer(
     app.metrics.requests.encode_seconds.observe(begin.elapsed());
     job.request_trace.tokenised(job.first_choice, begin.elapsed());
     let mut ids = encoded??;
+    ids.drain(..ids.len().saturating_sub(kept));
     ids.shrink_to_fit(); // it stays as long as the answer
     let ids = Arc::new(ids);
 
@@ -91,6 +93,19 @@ pub async fn answer(
     };
     std::future::poll_fn(|context| answer.poll_submitted(context)).await?;
     Ok(answer)
+}
+
+/// A prompt that is cut may be so many times as long as the context: it is tokenised as a whole before. A guess.
+const CUT_CONTEXTS: usize = 8;
+
+/// How many of its last tokens a prompt keeps, and how long it may be before.
+fn truncated(truncation: Option<Truncation>, room: Room) -> (usize, Room) {
+    let Some(truncation) = truncation else { return (usize::MAX, room) };
+    let kept = match truncation {
+        Truncation::To(tokens) => tokens as usize,
+        Truncation::ToContext => room.context.saturating_sub(room.answer).max(1),
+    };
+    (kept, Room { context: room.context.saturating_mul(CUT_CONTEXTS), answer: 0 })
 }
 
 /// The longest answer that fits.

@@ -92,6 +92,8 @@ pub(super) struct Choice {
     lost: Option<Instant>,
     /// The client has a part of it.
     delivered: bool,
+    /// The client has the ids of the prompt, if it wants them.
+    told_prompt: bool,
     first_token: Option<Instant>,
     completion_tokens: u32,
     /// Drafts of its workers that are part of `completion_tokens`.
@@ -140,6 +142,7 @@ impl Choice {
             excluded: Vec::new(),
             lost: None,
             delivered: false,
+            told_prompt: false,
             first_token: None,
             completion_tokens: 0,
             accepted_drafts: 0,
@@ -216,6 +219,8 @@ impl Choice {
                     return Poll::Ready(Some(Ok(Delta {
                         choice: self.index,
                         finish,
+                        ids: self.common.job.returns_ids.then(Vec::new),
+                        prompt_ids: self.prompt_ids(),
                         ..Delta::default()
                     })));
                 }
@@ -298,7 +303,9 @@ impl Choice {
         let generated = ids.len();
         self.record(|recorder, now| recorder.tokens(now, generated, cached_tokens));
         self.note_tokens(&ids);
+        let mut all = self.common.job.returns_ids.then(|| ids.clone());
         if finish == Some(Finish::Stop)
+            && !self.common.job.stop.included()
             && ids.last().is_some_and(|last| self.common.stop_ids.contains(last))
         {
             ids.pop(); // the stop token is no part of the text
@@ -328,6 +335,9 @@ impl Choice {
             delta.finish = Some(FinishReason::Stop);
             ids.truncate(decoded.consumed);
         }
+        if let Some(all) = &mut all {
+            all.truncate(used);
+        }
         let used = u32::try_from(used).unwrap_or(u32::MAX);
         self.completion_tokens += used;
         self.note_drafts(drafted, accepted.min(used));
@@ -337,14 +347,24 @@ impl Choice {
             delta.tokens = scored(&ids, known).collect();
         }
         delta.prompt_tokens = prompt_logprobs.map(|logprobs| self.prompt_tokens(logprobs));
+        delta.ids = all;
         let empty = delta.text.is_empty()
+            && delta.ids.as_ref().is_none_or(Vec::is_empty)
             && delta.tokens.is_empty()
             && delta.prompt_tokens.is_none()
             && delta.finish.is_none();
         if empty {
             self.untold = delta.token_ends.len();
+            return Ok(None);
         }
-        Ok((!empty).then_some(delta))
+        delta.prompt_ids = self.prompt_ids();
+        Ok(Some(delta))
+    }
+
+    /// The ids of the prompt, once, where they were asked for.
+    fn prompt_ids(&mut self) -> Option<Arc<Vec<u32>>> {
+        let told = std::mem::replace(&mut self.told_prompt, true);
+        (self.common.job.returns_ids && !told).then(|| Arc::clone(&self.common.prompt.ids))
     }
 
     /// Those of tokens without any text come with the next text.

@@ -37,6 +37,8 @@ pub(super) fn job() -> Job {
         first_choice: 0,
         salt: Vec::new(),
         memory: None,
+        truncation: None,
+        returns_ids: false,
     }
 }
 

@@ -9,6 +9,7 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value};
 
 use crate::error::RouteError;
+use crate::http::parse::ignored::Ignored;
 
 /// A wrong field: `param` is its path as the client would write it, such as `messages[2].role`.
 pub(in crate::http) fn bad(param: impl Into<String>, message: impl Into<String>) -> RouteError {
@@ -74,6 +75,8 @@ pub(in crate::http) struct Fields {
     /// Path of the object: empty for the body, otherwise such as `messages[2]`.
     at: String,
     rest: Map<String, Value>,
+    /// Where is noted what changes nothing.
+    ignored: Ignored,
 }
 
 impl Fields {
@@ -85,7 +88,7 @@ impl Fields {
         let Value::Object(rest) = value else {
             return Err(bad_body(format!("the body must be a JSON object, not {}", kind(&value))));
         };
-        Ok(Self { at: String::new(), rest })
+        Ok(Self { at: String::new(), rest, ignored: Ignored::default() })
     }
 
     /// An object inside the body.
@@ -94,7 +97,23 @@ impl Fields {
     /// `BadRequest` if it is no object.
     pub(in crate::http) fn of(value: Value, at: String) -> Result<Self, RouteError> {
         let Value::Object(rest) = value else { return Err(wrong_type(at, "an object", &value)) };
-        Ok(Self { at, rest })
+        Ok(Self { at, rest, ignored: Ignored::default() })
+    }
+
+    /// Notes what changes nothing there, also of the objects inside.
+    pub(in crate::http) fn noting(mut self, ignored: &Ignored) -> Self {
+        self.ignored = ignored.clone();
+        self
+    }
+
+    /// Takes note that a field changes nothing.
+    pub(in crate::http) fn ignore(&self, name: &str) {
+        self.ignored.note(self.path(&clip(name)));
+    }
+
+    /// Puts a field in its place, whatever stood there.
+    pub(in crate::http) fn put(&mut self, name: &str, value: Value) {
+        self.rest.insert(name.to_owned(), value);
     }
 
     /// Full path of a field of this object.
@@ -150,7 +169,8 @@ impl Fields {
     }
 
     pub(in crate::http) fn object(&mut self, name: &str) -> Result<Option<Self>, RouteError> {
-        self.take(name).map(|value| Self::of(value, self.path(name))).transpose()
+        let inside = self.take(name).map(|value| Self::of(value, self.path(name))).transpose()?;
+        Ok(inside.map(|inside| inside.noting(&self.ignored)))
     }
 
     pub(in crate::http) fn integer(
@@ -187,16 +207,18 @@ impl Fields {
     /// Ends the check of this object.
     ///
     /// # Errors
-    /// `BadRequest` naming a field that nobody took. A `null` one says nothing and passes.
+    /// `BadRequest` naming a field that nobody took, unless such fields are to be noted. A `null` one says nothing and
+    /// passes.
     pub(in crate::http) fn finish(self) -> Result<(), RouteError> {
-        match self.rest.iter().find(|(_, value)| !value.is_null()) {
-            None => Ok(()),
-            Some((name, _)) => {
+        for (name, _) in self.rest.iter().filter(|(_, value)| !value.is_null()) {
+            if !self.ignored.unknown_pass() {
                 let path = self.path(&clip(name));
                 let message = format!("unrecognized request argument: `{path}`");
-                Err(bad(path, message))
+                return Err(bad(path, message));
             }
+            self.ignore(name);
         }
+        Ok(())
     }
 }
 

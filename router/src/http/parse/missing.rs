@@ -50,26 +50,15 @@ pub(in crate::http) const EVERYWHERE: &[Missing] = &[
     },
     Missing { name: "early_stopping", does_nothing: is_false, why: "there is no beam search" },
     Missing {
-        name: "include_stop_str_in_output",
-        does_nothing: is_false,
-        why: "stop strings are never part of the answer",
-    },
-    Missing {
         name: "spaces_between_special_tokens",
         does_nothing: |value| *value == Value::Bool(true),
         why: "special tokens are written as they are",
     },
-    Missing::always("truncate_prompt_tokens", "prompts are never cut silently"),
     Missing::always("prompt_logprobs", "use /v1/completions with `echo` and `logprobs`"),
-    Missing {
-        name: "return_token_ids",
-        does_nothing: is_false,
-        why: "see `logprobs`, or /tokenize",
-    },
     Missing {
         name: "return_tokens_as_token_ids",
         does_nothing: is_false,
-        why: "log-probabilities carry the bytes of each token",
+        why: "log-probabilities carry the bytes of each token, and `return_token_ids` has the ids",
     },
     Missing::always("kv_transfer_params", "the router places requests itself"),
 ];

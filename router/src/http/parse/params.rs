@@ -8,8 +8,9 @@ use crate::core::frame::{Ranked, Sampling};
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, integer, number, wrong_type};
 use crate::http::parse::grammar::{self, Asked};
-use crate::http::parse::ids;
+use crate::http::parse::{ids, nvext};
 use crate::prompt::Conventions;
+use crate::request::Truncation;
 
 /// Choices of one request, over all its prompts.
 pub(in crate::http) const MAX_CHOICES: usize = 1024;
@@ -55,6 +56,10 @@ pub(in crate::http) struct SharedParams {
     /// `prompt_cache_key`, or else `user`; the headers come before both.
     pub(in crate::http) session: Option<String>,
     pub(in crate::http) delivery: Delivery,
+    /// What ends the answer is part of it.
+    pub(in crate::http) stop_included: bool,
+    pub(in crate::http) truncation: Option<Truncation>,
+    pub(in crate::http) returns_ids: bool,
 }
 
 /// How the answer is sent.
@@ -76,6 +81,7 @@ pub(in crate::http) fn take(
     fields: &mut Fields,
     model: &ModelFacts,
 ) -> Result<SharedParams, RouteError> {
+    nvext::take(fields)?;
     let n = fields.integer("n", 1..=MAX_N)?.unwrap_or(1);
     let cache_key = fields.string("prompt_cache_key")?;
     let user = fields.string("user")?;
@@ -91,7 +97,23 @@ pub(in crate::http) fn take(
         salt: salt(fields)?,
         session: cache_key.or(user),
         delivery: delivery(fields)?,
+        stop_included: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
+        truncation: truncation(fields)?,
+        returns_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
     })
+}
+
+/// vLLM's: the last so many tokens of the prompt, or with -1 what the context leaves beside the answer.
+fn truncation(fields: &mut Fields) -> Result<Option<Truncation>, RouteError> {
+    match fields.integer("truncate_prompt_tokens", -1..=i64::from(u32::MAX))? {
+        None => Ok(None),
+        Some(-1) => Ok(Some(Truncation::ToContext)),
+        Some(0) => Err(bad(
+            "truncate_prompt_tokens",
+            "`truncate_prompt_tokens` must be at least 1, or -1 for what fits the context",
+        )),
+        Some(tokens) => Ok(Some(Truncation::To(u32::try_from(tokens).expect("range was checked")))),
+    }
 }
 
 /// An explicit value wins over the checkpoint's, which wins over OpenAI's default.
@@ -345,6 +367,9 @@ mod tests {
             ),
             ("stream", json!([true, false]), json!(["yes", 1])),
             ("ignore_eos", json!([true]), json!([1])),
+            ("include_stop_str_in_output", json!([true, false]), json!([1, "yes"])),
+            ("return_token_ids", json!([true, false]), json!([1, "yes"])),
+            ("truncate_prompt_tokens", json!([-1, 1, 4096]), json!([0, -2, 1.5, "9"])),
             ("cache_salt", json!(["x"]), json!(["", 1])),
         ] {
             for value in good.as_array().unwrap() {

@@ -9,7 +9,7 @@ use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Vocabulary};
 use crate::http::reply::readers::ChoiceReaders;
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{AnswerHead, ReplyChoice, message};
+use crate::http::reply::{AnswerHead, ReplyChoice, message, token_ids};
 use crate::output::{Format, Part};
 use crate::request::{Delta, ScoredToken, Usage};
 
@@ -26,6 +26,8 @@ pub(in crate::http) struct ChatReply {
     shows_reasoning: bool,
     /// Reused between deltas.
     parts: Vec<Part>,
+    /// Those of the prompt, until they are written.
+    prompt_ids: Option<Arc<Vec<u32>>>,
 }
 
 impl ChatReply {
@@ -36,7 +38,8 @@ impl ChatReply {
     ) -> Self {
         let begun = vec![false; n as usize];
         let parts = Vec::new();
-        Self { head, logprobs, begun, readers: None, shows_reasoning: true, parts }
+        let prompt_ids = None;
+        Self { head, logprobs, begun, readers: None, shows_reasoning: true, parts, prompt_ids }
     }
 
     /// Its text is told apart as `format` says.
@@ -55,14 +58,22 @@ impl ChatReply {
         self.begun.get_mut(choice as usize).is_some_and(|begun| !std::mem::replace(begun, true))
     }
 
-    /// The log-probabilities of these tokens, or null.
-    fn write_logprobs(&self, tokens: &[ScoredToken], out: &mut BytesMut) {
+    /// What opens a message. The first one has the ids of the prompt, where they were asked for.
+    fn role(&mut self, event: &Event<'_>, role: &[u8], out: &mut BytesMut) {
+        let prompt_ids = self.prompt_ids.take();
+        let prompt_ids = prompt_ids.as_ref().map(|ids| &ids[..]);
+        event.write_with(prompt_ids, out, |out| out.extend_from_slice(role));
+    }
+
+    /// The log-probabilities of these tokens, or null, and the ids of tokens where they were asked for.
+    fn write_logprobs(&self, tokens: &[ScoredToken], ids: Option<&[u32]>, out: &mut BytesMut) {
         out.extend_from_slice(b",\"logprobs\":");
         match &self.logprobs {
             Some(vocabulary) => logprobs::chat(vocabulary.as_ref(), tokens, out),
             None => out.extend_from_slice(b"null"),
         }
         out.extend_from_slice(b",\"finish_reason\":null");
+        token_ids::field(token_ids::OF_CHOICE, ids, out);
     }
 
     /// The events of a delta whose text has parts. The role comes with the first of them: it says whether the message has
@@ -76,25 +87,28 @@ impl ChatReply {
         }
         let usage = self.with_reasoning(usage);
         let event = Event { choice: delta.choice, usage, envelope };
-        let says_something =
-            !parts.is_empty() || !delta.tokens.is_empty() || delta.finish.is_some();
+        // the tokens of a delta stand with its first part
+        let mut ids = delta.ids.as_deref().filter(|ids| !ids.is_empty());
+        let says_something = !parts.is_empty()
+            || !delta.tokens.is_empty()
+            || ids.is_some()
+            || delta.finish.is_some();
         if says_something && self.begins(delta.choice) {
             let calls = matches!(parts.first(), Some(Part::CallBegins { .. }));
-            event.write(out, |out| out.extend_from_slice(if calls { ROLE_OF_CALLS } else { ROLE }));
+            self.role(&event, if calls { ROLE_OF_CALLS } else { ROLE }, out);
         }
-        // the tokens of a delta stand with its first part
         let mut tokens = delta.tokens.as_slice();
         for part in parts.drain(..) {
-            let tokens = std::mem::take(&mut tokens);
+            let (tokens, ids) = (std::mem::take(&mut tokens), ids.take());
             event.write(out, |out| {
                 write_part(&part, out);
-                self.write_logprobs(tokens, out);
+                self.write_logprobs(tokens, ids, out);
             });
         }
-        if !tokens.is_empty() {
+        if !tokens.is_empty() || ids.is_some() {
             event.write(out, |out| {
                 out.extend_from_slice(b"{}");
-                self.write_logprobs(tokens, out);
+                self.write_logprobs(tokens, ids, out);
             });
         }
         self.parts = parts;
@@ -149,13 +163,22 @@ struct Event<'a> {
 
 impl Event<'_> {
     fn write(&self, out: &mut BytesMut, fields: impl FnOnce(&mut BytesMut)) {
+        self.write_with(None, out, fields);
+    }
+
+    fn write_with(
+        &self,
+        prompt_ids: Option<&[u32]>,
+        out: &mut BytesMut,
+        fields: impl FnOnce(&mut BytesMut),
+    ) {
         self.envelope.open(out);
         out.extend_from_slice(b"{\"index\":");
         number(out, self.choice);
         out.extend_from_slice(b",\"delta\":");
         fields(out);
         out.extend_from_slice(b"}");
-        self.envelope.close(self.usage, out);
+        self.envelope.close_with(prompt_ids, self.usage, out);
     }
 
     fn end(&self, reason: &str, out: &mut BytesMut) {
@@ -202,6 +225,15 @@ impl Shape for ChatReply {
             logprobs::chat_token(vocabulary.as_ref(), token, out);
         }
     }
+
+    fn end(&mut self, choice: &ReplyChoice, out: &mut BytesMut) {
+        token_ids::field(token_ids::OF_CHOICE, choice.ids.as_deref(), out);
+        self.prompt_ids = self.prompt_ids.take().or_else(|| choice.prompt_ids.clone());
+    }
+
+    fn tail(&self, out: &mut BytesMut) {
+        token_ids::field(token_ids::OF_PROMPT, self.prompt_ids.as_ref().map(|ids| &ids[..]), out);
+    }
 }
 
 impl Events for ChatReply {
@@ -215,19 +247,24 @@ impl Events for ChatReply {
     }
 
     fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
+        if !self.begun.contains(&true) {
+            // one event says them for all choices
+            self.prompt_ids = delta.prompt_ids.clone().or(self.prompt_ids.take());
+        }
         if self.readers.is_some() {
             return self.parts(delta, usage, envelope, out);
         }
         let event = Event { choice: delta.choice, usage, envelope };
         if self.begins(delta.choice) {
-            event.write(out, |out| out.extend_from_slice(ROLE));
+            self.role(&event, ROLE, out);
         }
-        if !delta.text.is_empty() || !delta.tokens.is_empty() {
+        let ids = delta.ids.as_deref().filter(|ids| !ids.is_empty());
+        if !delta.text.is_empty() || !delta.tokens.is_empty() || ids.is_some() {
             event.write(out, |out| {
                 out.extend_from_slice(b"{\"content\":");
                 json(out, &delta.text);
                 out.extend_from_slice(b"}");
-                self.write_logprobs(&delta.tokens, out);
+                self.write_logprobs(&delta.tokens, ids, out);
             });
         }
         if let Some(finish) = delta.finish {

@@ -8,7 +8,7 @@ use crate::http::parse::params::Delivery;
 use crate::http::reply::events::{Envelope, Events, json, number};
 use crate::http::reply::logprobs::{self, Column, Offset, Vocabulary};
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{AnswerHead, ReplyChoice};
+use crate::http::reply::{AnswerHead, ReplyChoice, token_ids};
 use crate::limits::memory::MemoryShare;
 use crate::request::{Delta, FinishReason, ScoredToken, Usage};
 
@@ -100,6 +100,11 @@ impl Shape for CompletionReply {
             column.token(vocabulary.as_ref(), token, &mut self.offset, out);
         }
     }
+
+    fn end(&mut self, choice: &ReplyChoice, out: &mut BytesMut) {
+        token_ids::field(token_ids::OF_PROMPT, choice.prompt_ids.as_ref().map(|ids| &ids[..]), out);
+        token_ids::field(token_ids::OF_CHOICE, choice.ids.as_deref(), out);
+    }
 }
 
 impl Events for CompletionReply {
@@ -117,6 +122,7 @@ impl Events for CompletionReply {
             || !delta.tokens.is_empty()
             || prompt.is_some_and(|tokens| !tokens.is_empty())
             || !echo.is_empty()
+            || delta.ids.as_ref().is_some_and(|ids| !ids.is_empty())
             || delta.finish.is_some();
         if says_something {
             envelope.open(out);
@@ -134,6 +140,12 @@ impl Events for CompletionReply {
             }
             out.extend_from_slice(b",\"finish_reason\":");
             json(out, &delta.finish.map(FinishReason::as_str));
+            token_ids::field(
+                token_ids::OF_PROMPT,
+                delta.prompt_ids.as_ref().map(|ids| &ids[..]),
+                out,
+            );
+            token_ids::field(token_ids::OF_CHOICE, delta.ids.as_deref(), out);
             out.extend_from_slice(b"}");
             envelope.close(usage, out);
         }

@@ -24,7 +24,7 @@ use crate::http::call::Ending;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::answers::Answers;
 use crate::http::reply::reject::Reject;
-use crate::http::reply::{AnswerHead, FINGERPRINT, UsageBody};
+use crate::http::reply::{AnswerHead, FINGERPRINT, UsageBody, token_ids};
 use crate::request::{Delta, Usage};
 
 /// How a delta looks as events.
@@ -80,7 +80,18 @@ impl Envelope {
 
     /// From the choice on.
     pub(in crate::http) fn close(&self, usage: Usage, out: &mut BytesMut) {
+        self.close_with(None, usage, out);
+    }
+
+    /// The same, with the ids of the prompt.
+    pub(in crate::http) fn close_with(
+        &self,
+        prompt_ids: Option<&[u32]>,
+        usage: Usage,
+        out: &mut BytesMut,
+    ) {
         out.extend_from_slice(b"]");
+        token_ids::field(token_ids::OF_PROMPT, prompt_ids, out);
         if self.delivery.running_usage {
             out.extend_from_slice(b",\"usage\":");
             json(out, &UsageBody::from(usage));
@@ -128,9 +139,11 @@ fn split(mut delta: Delta) -> VecDeque<Delta> {
     // the text comes with the first one, the end with the last one
     let (choice, finish) = (delta.choice, delta.finish.take());
     let mut text = Some((std::mem::take(&mut delta.text), std::mem::take(&mut delta.token_ends)));
+    let (mut ids, mut prompt_ids) = (delta.ids.take(), delta.prompt_ids.take());
     let mut next = |tokens, prompt_tokens| {
         let (text, token_ends) = text.take().unwrap_or_default();
-        Delta { choice, text, token_ends, tokens, prompt_tokens, finish: None }
+        let (ids, prompt_ids) = (ids.take(), prompt_ids.take());
+        Delta { choice, text, token_ends, tokens, prompt_tokens, ids, prompt_ids, finish: None }
     };
     let mut prompt = delta.prompt_tokens.unwrap_or_default().into_iter();
     while prompt.len() > 0 {

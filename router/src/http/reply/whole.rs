@@ -40,6 +40,12 @@ pub(in crate::http) trait Shape: Send + 'static {
 
     /// Appends what this column has of a token.
     fn token(&mut self, column: usize, token: &ScoredToken, out: &mut BytesMut);
+
+    /// Appends what the end of a choice has beside its reason, each field after a comma.
+    fn end(&mut self, _choice: &ReplyChoice, _out: &mut BytesMut) {}
+
+    /// The same of the whole answer.
+    fn tail(&self, _out: &mut BytesMut) {}
 }
 
 /// The body of an answer: written piece by piece, as the client takes it.
@@ -93,6 +99,7 @@ impl<S: Shape> WholeAnswer<S> {
         json(out, &UsageBody::from(self.usage));
         out.extend_from_slice(b",\"service_tier\":\"default\",\"system_fingerprint\":");
         json(out, FINGERPRINT);
+        self.shape.tail(out);
         out.extend_from_slice(b"}");
     }
 
@@ -120,6 +127,7 @@ impl<S: Shape> WholeAnswer<S> {
         let choice = std::mem::take(&mut self.choices[index]);
         out.extend_from_slice(b",\"finish_reason\":");
         json(out, &choice.finish);
+        self.shape.end(&choice, out);
         out.extend_from_slice(b"}");
         Part::Text(index + 1)
     }

@@ -14,7 +14,9 @@ fn many_tokens_are_several_deltas_that_say_the_same() {
         token_ends: Vec::new(),
         tokens: tokens(600..1000),
         prompt_tokens: Some(tokens(0..600)),
+        ids: Some((600..1000).collect()),
         finish: Some(FinishReason::Stop),
+        ..Delta::default()
     };
     let deltas = split(delta.clone());
     assert!(deltas.len() == 5 && deltas.iter().all(|delta| delta.choice == 3 && fits(delta)));
