@@ -415,7 +415,10 @@ impl Model {
         let template = template.map_err(|error| {
             let why = match error {
                 PromptError::Template(why) => why,
-                other => other.to_string(),
+                other @ (PromptError::Doc(_)
+                | PromptError::Tokenizer(_)
+                | PromptError::Decoder(_)
+                | PromptError::Encode(_)) => other.to_string(),
             };
             bad_request("chat_template", format!("`chat_template` cannot be used: {why}"))
         })?;

@@ -172,7 +172,7 @@ mod tests {
         ] {
             match taken(body.clone()) {
                 Err(RouteError::BadRequest { param: got, .. }) => {
-                    assert_eq!(got.as_deref(), Some(param))
+                    assert_eq!(got.as_deref(), Some(param));
                 }
                 other => panic!("{body}: {other:?}"),
             }

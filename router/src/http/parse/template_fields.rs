@@ -124,7 +124,7 @@ mod tests {
         ] {
             match taken(body) {
                 Err(RouteError::BadRequest { param: got, .. }) => {
-                    assert_eq!(got.as_deref(), Some(param))
+                    assert_eq!(got.as_deref(), Some(param));
                 }
                 other => panic!("{param}: {other:?}"),
             }
