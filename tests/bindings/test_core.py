@@ -157,7 +157,7 @@ FREE_PORTS = {"port": 0, "worker_listen": "127.0.0.1:0", "log_level": "error"}
 
 
 def get(url: str) -> int:
-    with urllib.request.urlopen(url, timeout=10) as answer:
+    with urllib.request.urlopen(url, timeout=60) as answer:
         return answer.status
 
 
@@ -166,21 +166,21 @@ def test_a_router_serves_between_start_and_stop() -> None:
     router.start()
     assert get(f"http://{router.address}/health") == 200
     host, port = router.worker_address.rsplit(":", 1)
-    socket.create_connection((host, int(port)), timeout=10).close()
+    socket.create_connection((host, int(port)), timeout=60).close()
     assert router.wait(0.0) is False
     assert router.stop(10.0) is True
     assert router.wait() is True
     assert router.stop() is True
     host, port = router.address.rsplit(":", 1)
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection((host, int(port)), timeout=10)
+        socket.create_connection((host, int(port)), timeout=60)
 
 
 def test_a_dropped_router_frees_its_port() -> None:
     router = _core.Router(FREE_PORTS)
     router.start()
     host, port = router.address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         del router
         with contextlib.suppress(ConnectionResetError):  # if it was not accepted yet
             assert client.recv(1) == b""  # comes once the router is gone
@@ -299,5 +299,5 @@ def test_the_program_serves_until_a_signal(name: str) -> None:
 )
 def test_the_program_says_what_is_wrong(arguments: list[str], status: int, output: str) -> None:
     with router_process(*arguments) as process:
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
         assert (process.returncode, output in out + err) == (status, True), out + err

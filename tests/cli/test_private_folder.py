@@ -55,7 +55,7 @@ def test_it_is_ours_alone_and_goes_with_us(place: Path) -> None:
 def test_the_next_start_removes_those_of_the_dead_and_of_nobody_else(place: Path) -> None:
     dead, left = owner(place)
     dead.send_signal(signal.SIGKILL)
-    dead.communicate(timeout=20)
+    dead.communicate(timeout=60)
     alive, kept = owner(place)  # and its start removed the other one
     try:
         assert not left.exists()
@@ -64,7 +64,7 @@ def test_the_next_start_removes_those_of_the_dead_and_of_nobody_else(place: Path
             assert (kept / "router.sock").exists()
             assert {kept, folder} == set(place.iterdir())
     finally:
-        alive.communicate("", timeout=20)
+        alive.communicate("", timeout=60)
     assert list(place.iterdir()) == []
 
 

@@ -105,7 +105,7 @@ def test_two_names_of_one_router_are_one_link(fleet: Fleet) -> None:
 def test_routers_are_found_in_etcd_and_outlive_it(fleet: Fleet, etcd: EtcdServer) -> None:
     prefix = f"etcd:{etcd.endpoint}/test/routers"
     worker = fleet.worker(prefix)  # before there is any router
-    register = ("--register", prefix, "--register-ttl-s", "2")
+    register = ("--register", prefix, "--register-ttl-s", "5")
     one, at_one = fleet.router(*register)
     two, at_two = fleet.router(*register)
     ready(one)

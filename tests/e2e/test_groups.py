@@ -26,6 +26,7 @@ from helpers.serving.server import Running, Server, eventually, serving
 from helpers.worker.rank_processes import variables
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+EVERY_RANK = ("--policy", "round-robin")  # gets requests, also where they come one after the other
 PROMPTS = ("Water flows down the hill and", "A mill", "The head of the stream is", "Once")
 ASKED: list[dict[str, Any]] = [
     {"temperature": 0},
@@ -104,7 +105,7 @@ def check_group(server: Server, found: list[tuple[Any, str]], ranks: int) -> str
 def test_a_group_gives_the_answers_of_one_rank(
     folder: Path, alone: list[Any], flags: list[str], transport: str | None
 ) -> None:
-    with serving(str(folder), *flags) as server:
+    with serving(str(folder), *flags, *EVERY_RANK) as server:
         found = answers(server)
         assert [choices for choices, _ in found] == alone
         went = check_group(server, found, int(flags[1]))
@@ -115,7 +116,7 @@ def test_a_group_gives_the_answers_of_one_rank(
 def test_ranks_weigh_moves_of_experts_between_steps_answer_the_same_and_stop_without_a_warning(
     folder: Path, alone: list[Any]
 ) -> None:
-    flags = ["--ep", "2", "--ep-rebalance-rounds", "2", "--mtp", "1"]
+    flags = ["--ep", "2", "--ep-rebalance-rounds", "2", "--mtp", "1", *EVERY_RANK]
     with serving(str(folder), *flags, "--ep-transport", "shared-memory") as server:
         found = answers(server)
         assert [choices for choices, _ in found] == alone
@@ -125,10 +126,11 @@ def test_ranks_weigh_moves_of_experts_between_steps_answer_the_same_and_stop_wit
         server.wait_line(r"worker-0-rank-1 +\| .*" + re.escape(said[1].rstrip()))
         assert [choices for choices, _ in answers(server)] == alone
         server.wait_idle()
-        counted = server.get("/metrics").body.decode()
-        assert re.search(
-            r'headrace_rank_expert_waves_total\{.*worker="worker-0-rank-1"', counted
-        ), counted
+        waves = r'headrace_rank_expert_waves_total\{.*worker="worker-0-rank-1"'
+        eventually(  # it comes with a heartbeat
+            lambda: re.search(waves, server.get("/metrics").body.decode()),
+            lambda: server.get("/metrics").body.decode(),
+        )
 
         server.process.send_signal(signal.SIGTERM)
         assert server.wait() == 0, server.tail()
@@ -149,18 +151,28 @@ def test_when_a_rank_dies_its_group_comes_back_as_one_and_answers_go_on_elsewher
 ) -> None:
     server = two_groups
     before = group_of(server, "worker-0-rank-1")
-    found: list[Any] = []
-    asking = threading.Thread(target=lambda: found.extend(answers(server)))
+    found: list[list[Any]] = []
+    over = threading.Event()
+
+    def ask_on() -> None:
+        """So that the rank dies in the middle of something, whenever that is."""
+        while not over.is_set():
+            found.append([choices for choices, _ in answers(server)])
+
+    asking = threading.Thread(target=ask_on)
     asking.start()
-    eventually(
-        lambda: any(w["running"] for n, w in server.workers().items() if "worker-0" in n),
-        server.tail,
-    )
-    killed = rank_process(server, "worker-0", 1)
-    other = rank_process(server, "worker-0", 0)
-    killed.kill()
-    asking.join()
-    assert [choices for choices, _ in found] == alone
+    try:
+        eventually(
+            lambda: any(w["running"] for n, w in server.workers().items() if "worker-0" in n),
+            server.tail,
+        )
+        killed = rank_process(server, "worker-0", 1)
+        other = rank_process(server, "worker-0", 0)
+        killed.kill()
+    finally:
+        over.set()
+        asking.join()
+    assert found and all(choices == alone for choices in found)
     server.wait_line(r"worker-0-rank-1 +\| was killed by SIGKILL.*; starting worker-0 again")
     server.wait_line(r"worker-0-rank-0 +\| .*the group is over: rank 1 is lost")
     server.wait_line(r"worker-0 +\| ready, serves", times=2)
@@ -197,7 +209,7 @@ def group_starts_again(server: Server, frozen: int) -> None:
 def test_a_rank_that_stands_still_is_named_and_its_group_starts_again(
     folder: Path, alone: list[Any], pytestconfig: pytest.Config
 ) -> None:
-    with serving(str(folder), "--ep", "2", "--ep-timeout-ms", "2000") as server:
+    with serving(str(folder), "--ep", "2", "--ep-timeout-ms", "5000") as server:
         if pytestconfig.option.all_cases:  # an idle one is frozen below, too
             group_starts_again(server, frozen=1)
         body = {"model": server.model, "prompt": "x", "max_tokens": 500, "ignore_eos": True}
@@ -295,7 +307,7 @@ def test_torchrun_starts_a_group(folder: Path, alone: list[Any]) -> None:
 
 def test_a_rank_that_goes_on_after_its_group_was_over_leaves_by_itself(folder: Path) -> None:
     with router("--worker-listen", "127.0.0.1:0") as (server, address), ExitStack() as started:
-        flags = ("--router", address, "--name", "spread", "--ep-timeout-ms", "2000")
+        flags = ("--router", address, "--name", "spread", "--ep-timeout-ms", "5000")
         [port] = started.enter_context(held_ports(1))
         ranks = [
             started.enter_context(
@@ -329,7 +341,7 @@ async def test_ranks_on_two_hosts_give_the_answers_of_one_rank(
             with inside(places[ROUTER_HOST]):
                 listen = f"{places[ROUTER_HOST].address}:0"
                 server, address = started.enter_context(
-                    router("--worker-listen", listen, env=SECRET)
+                    router("--worker-listen", listen, *EVERY_RANK, env=SECRET)
                 )
             ranks = [
                 started.enter_context(on_host(places, node, folder, address)) for node in (0, 1)

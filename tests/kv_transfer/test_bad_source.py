@@ -24,8 +24,10 @@ from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
 from helpers.kv.peers import (
     BACKENDS,
+    HASTY,
     LAYOUT,
     MEMBERS,
+    PATIENT,
     QUICK,
     Backend,
     SourceScript,
@@ -127,18 +129,25 @@ async def test_a_source_that_falls_silent_is_lost_after_three_heartbeats(
         await behave_until(script, step)
         await asyncio.Event().wait()  # half open: nothing is read, nothing said
 
-    error = await pull_from(backend, serve, timeout_s=3600)  # nothing but heartbeats ends it
+    limits = HASTY if step in STEPS[:2] else QUICK
+    error = await pull_from(backend, serve, timeout_s=3600, limits=limits)  # nothing else ends it
     assert error.kind == "lost"
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_pull_ends_at_its_time_out(backend: Backend, step: str) -> None:
+    loop = asyncio.get_running_loop()
+    now = loop.time
+
     async def serve(script: SourceScript) -> None:
         await behave_until(script, step)
+        if step == "welcomed":
+            await script.pull()  # it knows that it is
+        loop.time = lambda: now() + 31  # type: ignore[method-assign]
         await asyncio.Event().wait()
 
-    error = await pull_from(backend, serve, timeout_s=0.2, limits=Limits())
+    error = await pull_from(backend, serve, timeout_s=30, limits=PATIENT)
     assert error.kind == "timeout"
     assert error.backend == (None if step in STEPS[:2] else backend)
 

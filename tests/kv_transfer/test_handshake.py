@@ -41,6 +41,7 @@ from headrace.kv_transfer.peers.stream import Stream
 from headrace.wire.frames import TransferFailure
 from helpers.kv.peers import (
     BACKENDS,
+    HASTY,
     LAYOUT,
     MEMBERS,
     NONCE,
@@ -162,7 +163,7 @@ async def test_without_a_ticket_that_is_open_the_right_proof_opens_nothing(
             server.withdraw(ticket, how)
         if how == "released":
             client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
-            await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=5)
+            await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
             await client.close()
         if how == "in use":
             await greet(first, POOL, "tcp", ticket)
@@ -210,7 +211,7 @@ async def test_no_challenge_comes_twice() -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 async def test_a_proof_that_comes_too_late_meets_nobody(backend: Backend) -> None:
-    async with serving() as server:
+    async with serving(HASTY) as server:
         ticket = server.offer(SOURCE, lambda: None)
         async with connected(server.endpoints, backend) as stream:
             late = await proven(stream, ticket)
@@ -312,7 +313,7 @@ async def a_pull(server: TransferServer, members: Members) -> str:
     client = TransferClient(make_pool(), LAYOUT, members=members, limits=QUICK)
     ticket = server.offer(SOURCE, lambda: None, shared=True)
     try:
-        pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=5)
+        pulled = await client.pull(server.endpoints, ticket, [(0, 0)], timeout_s=20)
     except TransferError as error:
         return error.kind
     finally:
@@ -373,7 +374,7 @@ async def test_a_source_that_proves_nothing_is_not_pulled_from(
     async with listening(backend, serve) as endpoints:
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
         with pytest.raises(TransferError, match="no worker of our routers") as caught:
-            await client.pull(endpoints, TICKET, [(0, 0)], timeout_s=5)
+            await client.pull(endpoints, TICKET, [(0, 0)], timeout_s=20)
         assert caught.value.kind == "lost"
         await client.close()
 
@@ -390,7 +391,7 @@ async def test_the_ticket_of_whoever_dialled_is_not_that_of_the_others() -> None
         for ticket in spent:
             server.withdraw(ticket)
         pulls = [
-            client.pull(server.endpoints, ticket, [(0, number)], timeout_s=5)
+            client.pull(server.endpoints, ticket, [(0, number)], timeout_s=20)
             for number, ticket in enumerate([*spent, *good])
         ]
         results = await asyncio.gather(*pulls, return_exceptions=True)
@@ -405,8 +406,8 @@ async def test_a_pull_that_dialled_and_was_cancelled_leaves_the_others_their_con
     async with serving() as server:
         client = TransferClient(make_pool(), LAYOUT, members=MEMBERS, limits=QUICK)
         first, second = (server.offer(SOURCE, lambda: None) for _ in range(2))
-        dialling = asyncio.create_task(client.pull(server.endpoints, first, [(0, 0)], timeout_s=5))
-        waiting = asyncio.create_task(client.pull(server.endpoints, second, [(0, 1)], timeout_s=5))
+        dialling = asyncio.create_task(client.pull(server.endpoints, first, [(0, 0)], timeout_s=20))
+        waiting = asyncio.create_task(client.pull(server.endpoints, second, [(0, 1)], timeout_s=20))
         await until(lambda: server.clients == 1)
         dialling.cancel()
         server.withdraw(first)  # so that the handshake fails, if it has not come that far

@@ -15,7 +15,7 @@ from headrace.kv_transfer.backends.nixl import find_nixl
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
 from headrace_kernels.ops import KvPool
-from helpers.kv.peers import LAYOUT, MEMBERS, QUICK, until
+from helpers.kv.peers import LAYOUT, MEMBERS, NOTICING, QUICK, until
 from helpers.kv.pools import SHAPES, FakeSource, Shape, all_bytes, block_of, make_pool, memory_of
 from helpers.kv.processes import line, process, tell
 from helpers.require import needs
@@ -108,7 +108,7 @@ async def test_a_source_that_is_killed_or_stopped_writes_nothing_more(
     monkeypatch.setenv("UCX_TLS", "tcp,self")
     ours = make_pool(layer_bytes=1 << 20)
     memory = memory_of(ours)
-    client = TransferClient(ours, LAYOUT, members=MEMBERS, backends=["nixl"], limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, backends=["nixl"], limits=NOTICING)
     async with process("source", "nixl", "5", str(1 << 20)) as source:
         ticket, endpoint = (await line(source)).split()
         wanted = [(n, n) for n in range(8)]

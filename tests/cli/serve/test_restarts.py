@@ -94,10 +94,10 @@ def test_a_second_signal_ends_it_though_a_worker_does_not_listen(server: Server)
     for child in children:
         child.suspend()
     server.process.send_signal(signal.SIGTERM)
-    server.wait_line("stopping: running answers may finish", timeout=30)
+    server.wait_line("stopping: running answers may finish", timeout=60)
     server.process.send_signal(signal.SIGINT)
     assert server.wait(30) == 128 + signal.SIGINT
-    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -107,12 +107,12 @@ def test_a_second_signal_ends_answers_with_an_error(server: Server, number: sign
     with server.stream("/v1/completions", body) as events, server.frozen("worker-"):
         next(events)
         server.process.send_signal(number)
-        server.wait_line("stopping: running answers may finish", timeout=30)
+        server.wait_line("stopping: running answers may finish", timeout=60)
         server.process.send_signal(number)
         rest = list(events)
     assert json.loads(rest[-1])["error"]["code"] == "shutting_down"
     assert server.wait(30) == 128 + number
-    assert not psutil.wait_procs(children, timeout=20)[1]
+    assert not psutil.wait_procs(children, timeout=60)[1]
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_the_next_start_removes_the_folder_of_one_that_was_killed(server: Server
     ]
     children = server.children()
     server.process.kill()
-    psutil.wait_procs(children, timeout=20)
+    psutil.wait_procs(children, timeout=60)
     folder = next(place for place in parents() if str(place) == socket.rsplit("/", 2)[0])
     name = socket.rsplit("/", 2)[1]
     assert (folder / name).exists()

@@ -8,6 +8,7 @@ import socket
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from typing import Literal, TypeAlias
 
 from headrace import _core
@@ -31,7 +32,12 @@ from headrace.kv_transfer.peers.stream import Stream
 from headrace_kernels.ops import KvPool
 
 LAYOUT = "test-1 layers_per_group=2"
-QUICK = Limits(heartbeat_s=0.05, dial_s=0.5, handshake_s=0.8, stranger_s=0.8)
+PATIENT = Limits(heartbeat_s=20.0, dial_s=60.0, handshake_s=60.0, stranger_s=60.0)  # not passed
+# Heartbeats are counted: where both ends are in one process they stand still together, and miss none.
+QUICK = replace(PATIENT, heartbeat_s=0.05)
+# Of one end, where the other one is a process that is stopped: longer than it stands still by itself.
+NOTICING = replace(PATIENT, heartbeat_s=0.5)
+HASTY = replace(QUICK, dial_s=0.5, handshake_s=0.8, stranger_s=0.8)  # for handshakes that never end
 MEMBERS = Members([b"k" * 32])
 NONCE = b"n" * NONCE_BYTES
 Backend: TypeAlias = Literal["shm", "tcp"]

@@ -14,7 +14,7 @@ import uvloop
 from headrace.kv_transfer.backends.base import TransferError
 from headrace.kv_transfer.peers.client import TransferClient
 from headrace.kv_transfer.peers.server import TransferServer
-from helpers.kv.peers import LAYOUT, MEMBERS, QUICK
+from helpers.kv.peers import LAYOUT, MEMBERS, PATIENT
 from helpers.kv.pools import FakeSource, make_pool
 
 
@@ -34,7 +34,7 @@ class TalkingSource(FakeSource):
 async def source(backend: str, seed: int, layer_bytes: int) -> None:
     """Blocks 0 to 7; `all` on its input makes them ready, before that only the first group of the first is."""
     pool = make_pool(seed=seed, layer_bytes=layer_bytes)
-    server = TransferServer(pool, LAYOUT, members=MEMBERS, backends=[backend], limits=QUICK)
+    server = TransferServer(pool, LAYOUT, members=MEMBERS, backends=[backend], limits=PATIENT)
     await server.start()
     blocks = TalkingSource(blocks=range(8), done={(0, 0)})
     ended = asyncio.Event()
@@ -56,7 +56,7 @@ async def source(backend: str, seed: int, layer_bytes: int) -> None:
 async def pull(endpoint: str, ticket: bytes, seed: int) -> None:
     """Blocks 0 to 7 to where they are there, and whether they are those of the seed."""
     ours = make_pool()
-    client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=QUICK)
+    client = TransferClient(ours, LAYOUT, members=MEMBERS, limits=PATIENT)
     try:
         await client.pull([endpoint], ticket, [(n, n) for n in range(8)], timeout_s=30)
     except TransferError as error:

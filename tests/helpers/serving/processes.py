@@ -18,7 +18,7 @@ async def until_gone(pid: int) -> None:
     loop = asyncio.get_running_loop()
     loop.add_reader(fd, gone.set)
     try:
-        await asyncio.wait_for(gone.wait(), 20)
+        await asyncio.wait_for(gone.wait(), 60)
     finally:
         loop.remove_reader(fd)
         os.close(fd)

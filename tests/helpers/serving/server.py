@@ -240,7 +240,7 @@ class Server(Running):
             with suppress(psutil.NoSuchProcess):
                 process.resume()
 
-    def wait_idle(self, timeout: float = 15.0) -> None:
+    def wait_idle(self, timeout: float = 60.0) -> None:
         """Wait until no worker holds a request or a block for one."""
         eventually(
             lambda: all(
@@ -264,7 +264,7 @@ def serving(model: str | None, *flags: str) -> Generator[Server]:
 
 
 def eventually(
-    condition: Callable[[], T], otherwise: Callable[[], str], timeout: float = 15.0
+    condition: Callable[[], T], otherwise: Callable[[], str], timeout: float = 60.0
 ) -> T:
     """Poll for what no event tells, and return the first true value."""
     give_up_at = time.monotonic() + timeout

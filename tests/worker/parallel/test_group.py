@@ -20,6 +20,7 @@ from helpers.worker.rank_processes import RankProcess, group_of
 
 SOME = RankLoad(rows=3, prompt_tokens=2, context_tokens=70, waiting_tokens=9, drafts_first=True)
 NONE = RankLoad()
+LONG_S, SHORT_S = 60.0, 2.0  # deadlines that are not passed, and that are
 LEAVES = RankLoad(drain_ms=0, at_rest=True)
 
 
@@ -121,13 +122,13 @@ def test_a_killed_rank_is_named_at_once_by_all_others(dead: int, when: str) -> N
 
 @pytest.mark.parametrize("frozen", [0, 1, 2])
 def test_a_rank_that_stands_still_is_named_after_the_deadline(frozen: int) -> None:
-    with group_of(3, timeout_s=0.5) as ranks:
+    with group_of(3, timeout_s=SHORT_S) as ranks:
         together(ranks, [SOME] * 3)
         ranks[frozen].freeze()
         others = [one for rank, one in enumerate(ranks) if rank != frozen]
         for one in others:
             one.call("agree", SOME)
-        why = f"RankLost: rank {frozen} is lost: 0.5 s were waited for its load of round 2"
+        why = f"RankLost: rank {frozen} is lost: {SHORT_S:g} s were waited for its load of round 2"
         assert [one.answer() for one in others] == [why] * 2
 
 
@@ -164,7 +165,7 @@ def test_a_rank_that_fails_ends_the_exchange_of_those_that_wait_in_it() -> None:
 
 
 def test_a_rank_that_stands_still_in_an_exchange_is_named_by_all() -> None:
-    with group_of(3, timeout_s=0.5, exchanges=True) as ranks:
+    with group_of(3, timeout_s=SHORT_S, exchanges=True) as ranks:
         together(ranks, [SOME] * 3)
         ranks[1].freeze()
         for one in (ranks[0], ranks[2]):
@@ -174,9 +175,9 @@ def test_a_rank_that_stands_still_in_an_exchange_is_named_by_all() -> None:
 
 
 def test_a_rank_that_others_gave_up_learns_it() -> None:
-    with group_of(2, timeout_s=0.5) as ranks:
+    with group_of(2, timeout_s=SHORT_S) as ranks:
         together(ranks, [SOME] * 2)
-        why = "RankLost: rank 0 is lost: 0.5 s were waited for its drafting passes in round 1"
+        why = f"RankLost: rank 0 is lost: {SHORT_S:g} s were waited for its drafting passes in round 1"
         assert ranks[1].do("agree_depth", 1) == why
         ranks[0].wait_woken()
         assert ranks[0].do("agree", SOME) == why
