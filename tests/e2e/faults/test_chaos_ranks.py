@@ -14,6 +14,7 @@ CLIENTS = 8
 LIMIT_S = 240.0
 FAULTS = (
     GroupFault("no-memory draft", 1, 2, 2),
+    GroupFault("no-memory agree", 0, 1, 3),
     GroupFault("kill dispatch", 0, 1, 3),
     GroupFault("nap combine", 1, 0, 2),
     GroupFault("wrong weights", 0, 0),
