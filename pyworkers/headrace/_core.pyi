@@ -709,7 +709,7 @@ class SharedExchange:
 
     `owners` and `slots` are where this rank sends the rows of each expert (`Replicas` in `moe/placement.py`). Parcels
     have the bytes of `AllToAll`. What a program raises is what that would; a `RankLost` is given to `on_lost` first,
-    which may raise what names another rank.
+    which may raise what names another rank. From `rows_apart` rows a slot on own rows are computed by themselves.
     """
 
     def __new__(
@@ -720,6 +720,7 @@ class SharedExchange:
         slots: NDArray[np.int32],
         partial: bool,
         on_lost: Callable[[Any], object] | None = None,
+        rows_apart: int | None = None,
     ) -> SharedExchange:
         """ValueError where `owners` and `slots` are not of as many experts."""
 

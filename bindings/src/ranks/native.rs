@@ -7,7 +7,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use headrace_kernels::moe::exchange::{Combine, Failure};
-use headrace_kernels::moe::parcels::{ColumnMut, Home, Outgoing, Parcels};
+use headrace_kernels::moe::parcels::{ColumnMut, Home, Outgoing, Parcels, ROWS_APART};
 use numpy::PyReadonlyArray1;
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
@@ -26,6 +26,7 @@ struct Layer {
     rank: usize,
     ranks: usize,
     combine: Combine,
+    rows_apart: usize,
     home: RwLock<Arc<Home>>,
     /// Is told of a lost rank, and may raise what names another one.
     on_lost: Option<Py<PyAny>>,
@@ -35,7 +36,7 @@ struct Layer {
 #[pymethods]
 impl SharedExchange {
     #[new]
-    #[pyo3(signature = (parcels, *, owners, slots, partial, on_lost=None))]
+    #[pyo3(signature = (parcels, *, owners, slots, partial, on_lost=None, rows_apart=None))]
     #[expect(clippy::needless_pass_by_value, reason = "what Python gives is owned")]
     fn new(
         parcels: Py<SharedParcels>,
@@ -43,6 +44,7 @@ impl SharedExchange {
         slots: PyReadonlyArray1<'_, i32>,
         partial: bool,
         on_lost: Option<Py<PyAny>>,
+        rows_apart: Option<usize>,
     ) -> PyResult<Self> {
         let (rank, ranks) = (parcels.get().rank, parcels.get().shared.layout().ranks());
         let home = Home { owners: owners.as_slice()?.to_vec(), slots: slots.as_slice()?.to_vec() };
@@ -56,6 +58,7 @@ impl SharedExchange {
             rank,
             ranks,
             combine: if partial { Combine::Partial } else { Combine::Exact },
+            rows_apart: rows_apart.unwrap_or(ROWS_APART),
             home: RwLock::new(Arc::new(home)),
             on_lost,
             slots_ns: AtomicU64::new(0),
@@ -110,6 +113,10 @@ impl Parcels for SharedExchange {
 
     fn combine(&self) -> Combine {
         self.0.combine
+    }
+
+    fn rows_apart(&self) -> usize {
+        self.0.rows_apart
     }
 
     fn home(&self) -> Arc<Home> {

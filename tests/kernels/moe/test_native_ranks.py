@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from headrace import _core
 from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Combine, Dispatch, Routed
 from headrace_kernels.moe.placed import PlacedDispatch
@@ -131,3 +132,43 @@ def calls(place: Place) -> str:
 
 def test_over_shared_memory_python_is_not_called(ranks: RankProcesses) -> None:
     assert ranks.run(calls, 2) == ["done", "done"]
+
+
+class Apart(AllToAll):
+    """With a number of rows of its own from which own rows are computed by themselves."""
+
+    rows_apart = 0
+
+    def native(self) -> _core.SharedExchange:
+        transport: Any = self.transport
+        return _core.SharedExchange(
+            transport._parcels,
+            owners=self.home.rank.numpy(),
+            slots=self.home.slot.numpy(),
+            partial=False,
+            rows_apart=self.rows_apart,
+        )
+
+
+class AtOnce(Apart):
+    rows_apart = 1 << 60
+
+
+def apart_and_at_once(place: Place) -> list[list[list[float]]]:
+    layer = ExpertLayer(hidden=64, width=32, experts=8, top_k=3, rows=(70, 9))
+    placement = LayerPlacement.even(8, place.ranks)
+    found: list[list[list[float]]] = []
+    with opened(place, "shared_memory", slice_bytes=4096) as transport:
+        for number, kind in enumerate((Apart, AtOnce), 1):
+            transport.begin(number)
+            dispatch = kind.of(placement, transport, "exact", CPU)
+            experts = PlacedExperts(layer, "int8", placement.ranks[place.rank], dispatch)
+            found.append(experts.run(layer.rows_of(place.rank)))
+    return found
+
+
+def test_no_bit_depends_on_which_rows_are_computed_by_themselves(ranks: RankProcesses) -> None:
+    layer = ExpertLayer(hidden=64, width=32, experts=8, top_k=3, rows=(70, 9))
+    first, second = ranks.run(apart_and_at_once, 2)
+    for number in range(2):
+        assert first[number] + second[number] == layer.alone("int8")

@@ -17,10 +17,6 @@ use crate::product;
 use crate::simd::Level;
 use crate::step::{StepError, below};
 
-/// Rows a slot from which own rows are computed by themselves: reading weights twice is little beside computing then.
-/// A guess, four tiles of rows.
-const ROWS_APART: usize = 16;
-
 /// Memory that calls reuse. It grows to what the largest step needs, and no further.
 #[derive(Debug, Default)]
 pub(super) struct Scratch {
@@ -75,7 +71,8 @@ impl Moe<'_> {
             experts.slots().compute(level, asked, linear, slots, Sink::Apart(results));
             spent += began.elapsed();
         };
-        let many = |slots: &[i32]| named(slots).count() >= ROWS_APART * experts.slots().count();
+        let enough = parcels.rows_apart().saturating_mul(experts.slots().count());
+        let many = |slots: &[i32]| named(slots).count() >= enough;
         let own_rows = Asked { x, slots: own_slots, weights, top_k };
         let own_many = many(own_slots);
         let own_first = own_many && !parcels.has_come(out).map_err(StepError::Exchange)?;

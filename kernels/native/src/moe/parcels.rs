@@ -8,6 +8,10 @@ use std::time::Duration;
 
 use super::exchange::{Combine, Failure};
 
+/// Rows a slot from which own rows are computed by themselves: reading weights twice is little beside computing then.
+/// A guess, four tiles of rows; `bench/ranks/apart.py` compares others.
+pub const ROWS_APART: usize = 16;
+
 /// Where a rank sends the rows of each expert.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Home {
@@ -73,6 +77,11 @@ pub trait Parcels: Send + Sync + std::fmt::Debug {
     fn ranks(&self) -> usize;
     /// In which order results are summed.
     fn combine(&self) -> Combine;
+    /// Rows a slot from which own rows are computed by themselves, while those of others are on their way. No bit depends
+    /// on it.
+    fn rows_apart(&self) -> usize {
+        ROWS_APART
+    }
     /// Where rows go. It changes between two passes only.
     fn home(&self) -> Arc<Home>;
     /// Sends as much as there is room for; the rest goes in the calls that follow.
