@@ -118,6 +118,7 @@ class Share:
         int, LayerPlacement
     ]  # by the number of the layer, that of the layer that drafts included
     dispatch: Callable[[LayerPlacement], Dispatch]  # what brings a layer's rows to the other ranks
+    native: bool = False  # that is what programs of the CPU do by themselves
 
     def experts(self, layer: int) -> tuple[int, ...]:
         """Those in this rank's slots, in the order of slots."""
@@ -128,7 +129,7 @@ class Share:
         """What the memory of a step depends on, which experts may move between ranks without changing."""
         ranks = max(len(placement.ranks) for placement in self.layers.values())
         slots = max(len(self.experts(layer)) for layer in self.layers)
-        return ExpertSpread(ranks=ranks, slots=slots)
+        return ExpertSpread(ranks=ranks, slots=slots, native=self.native)
 
 
 def load_weights(

@@ -23,6 +23,7 @@ class ExpertSpread:
 
     ranks: int
     slots: int  # of this rank, in the layer that has most
+    native: bool = False  # programs exchange rows by themselves, without copies for Python
 
     def most(self, rows: int, experts_per_token: int) -> tuple[int, int, int]:
         """Rows that are sent, rows that come, and results of the slots here.
@@ -124,6 +125,8 @@ def _experts(shape: StepShape, hidden: int, deepseek: DeepseekConfig) -> int:
     rows, e, width = shape.rows, shape.element_bytes, deepseek.expert_size
     top_k = deepseek.experts_per_token
     held = rows * (4 * (hidden + 2 * deepseek.experts) + e * hidden)
+    if shape.experts is not None and shape.experts.native:
+        return held + _by_parcels(shape.experts, rows, hidden, deepseek)
     asking, pairs, returning = rows, rows * top_k, 0
     if shape.experts is not None:
         sent, asking, pairs = shape.experts.most(rows, top_k)
@@ -137,6 +140,26 @@ def _experts(shape: StepShape, hidden: int, deepseek: DeepseekConfig) -> int:
     computing = pairs * (e * max(3 * width, width + hidden) + 40)  # with ids, weights and places
     computing += (pairs * width + asking * hidden) * 5 // 4 if shape.fp8 else 0
     return held + max(computing, returning)
+
+
+def _by_parcels(experts: ExpertSpread, rows: int, hidden: int, deepseek: DeepseekConfig) -> int:
+    """What a program of the CPU keeps for layers that exchange rows by themselves: no part of it is given back.
+
+    Rows and results go from here straight into the memory of the rank that gets them (`moe/apart.rs`).
+    """
+    e, top_k = 4, deepseek.experts_per_token  # whatever the weights are, rows are float32
+    sent, asking, pairs = experts.most(rows, top_k)
+    plan = sent * (8 + 8 * top_k) + rows * 8 * top_k
+    received = asking * (e * hidden + 8 * top_k)
+    # With their places and their order; those of own rows apart, where there was once time for them.
+    results = pairs * (e * hidden + 12) + rows * top_k * (e * hidden + 4)
+    exact = rows * top_k * e * hidden
+    partial = (
+        (rows * min(experts.ranks, top_k) + asking + rows) * e * hidden
+    )  # with the sums that go
+    # All may ask one slot, and the rows of a slot are computed at once.
+    computing = asking * e * 3 * deepseek.expert_size + pairs * 8
+    return plan + received + results + max(exact, partial) + computing
 
 
 def _lasting(shape: StepShape) -> int:
