@@ -14,7 +14,7 @@ import torch
 from headrace_kernels.dense.fp8_quantise import quantise_rows
 from headrace_kernels.moe.dispatch import Combine, Received, Returned, Routed
 from headrace_kernels.moe.placement import LayerPlacement
-from headrace_kernels.moe.transport import RankLost
+from headrace_kernels.moe.transport import OnLost, RankLost
 from headrace_kernels.one_sided.put_rows import put_rows
 from headrace_kernels.one_sided.return_rows import return_rows
 from headrace_kernels.one_sided.send_places import send_places
@@ -52,6 +52,7 @@ class OneSidedGroup:
         self.nothing = torch.zeros(window.ranks, dtype=torch.int32, device=buffer.device)
         self.flags = window.view(buffer, "flags", torch.int64, 2, window.ranks)
         self.holds: object = None  # what keeps the windows of other ranks mapped
+        self.on_lost: OnLost | None = None
 
     def begin(self, round_number: int) -> None:
         """A round begins: nothing that is left of rounds before is taken for one of its own."""
@@ -66,7 +67,10 @@ class OneSidedGroup:
     def check(self) -> None:
         """Raises RankLost for a rank that did not come. Waits for the device."""
         if late := self.late.nonzero().flatten().tolist():
-            raise RankLost(late[0], "its rows or results did not come in time")
+            lost = RankLost(late[0], "its rows or results did not come in time")
+            if self.on_lost is not None:
+                self.on_lost(lost)
+            raise lost
 
     def dispatch(self, placement: LayerPlacement) -> OneSidedDispatch:
         """That of a layer."""

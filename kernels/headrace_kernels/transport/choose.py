@@ -1,8 +1,9 @@
 """Which way rows go between the ranks of a group: all ranks time each way at the start, and choose the same one.
 
-A layer's exchange of few rows is timed, as in a decode step, and one of many, as in prefill. What counts is the slowest
-rank. Between the two sizes the time of a way is taken as `a + b * rows`. Where one way is best for few rows and another
-one for many, both are used, by the most rows that any rank has in a round.
+A layer's exchange of few rows is timed, as in a decode step, and one of many, as in prefill. The ways take turns: what
+else the machine does for a while only adds, so of a rank's turns the best one counts, and of the ranks the slowest.
+Between the two sizes the time of a way is taken as `a + b * rows`. Where one way is best for few rows and another one
+for many, both are used, by the most rows that any rank has in a round.
 """
 
 from __future__ import annotations
@@ -18,31 +19,20 @@ import torch
 from headrace_kernels.moe.dispatch import Combine, Dispatch, Routed, Sent
 from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.moe.transport import RankLost
-from headrace_kernels.transport.ways import RankWay
+from headrace_kernels.transport.ways import ExpertsShape, RankWay
 
 log = logging.getLogger(__name__)
 
 FEW_ROWS, MANY_ROWS = 8, 512  # of each rank
-REPEATS = {FEW_ROWS: 15, MANY_ROWS: 3}
-WARM_UP = 2
+TURNS = 5  # of each way
+REPEATS = {FEW_ROWS: 6, MANY_ROWS: 2}  # of a turn, the first of which does not count
 # A second way for many rows has to take at most so much of the first one's time: cores that others use move single
 # times by as much. A guess.
 WORTH_A_SECOND = 0.75
 
+MOST_TOLD = 200  # letters; routers refuse more than 256
 # What all ranks bring, in their order.
 Meet = Callable[[Mapping[str, Any]], list[dict[str, Any]]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExpertsShape:
-    """A layer of experts, as far as exchanges depend on it."""
-
-    hidden: int
-    experts: int
-    top_k: int
-    dtype: torch.dtype
-    device: torch.device
-    combine: Combine
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +42,7 @@ class Cost:
     few_us: float
     many_us: float
     row_bytes: int  # that a rank sends for a row
+    worst_us: tuple[float, float] = (0.0, 0.0)  # of few and of many, in the turn that was worst
 
     @property
     def us_a_row(self) -> float:
@@ -64,11 +55,12 @@ class Cost:
     def us(self, rows: int) -> float:
         return self.fixed_us + rows * self.us_a_row
 
-    def told(self) -> dict[str, float]:
+    def told(self) -> dict[str, Any]:
         gb_per_s = self.row_bytes / self.us_a_row / 1e3 if self.us_a_row else 0.0
         return {
             f"us_of_{FEW_ROWS}_rows": round(self.few_us, 1),
             f"us_of_{MANY_ROWS}_rows": round(self.many_us, 1),
+            "us_in_the_worst_turns": [round(us, 1) for us in self.worst_us],
             "fixed_us": round(self.fixed_us, 1),
             "gb_per_s": round(gb_per_s, 3),
         }
@@ -103,6 +95,23 @@ class ChosenWays:
     def dispatch(self, placement: LayerPlacement) -> Dispatch:
         few, *many = (way.dispatch(placement) for way in self._all())
         return _BySize(self, few, many[0]) if many else few
+
+    @property
+    def told(self) -> str:
+        """In words, for people who ask a router: the ways that are used, and what those that were timed took."""
+        used = " and ".join(dict.fromkeys(self.names))
+        measured: dict[str, dict[str, Any]] = self.report["measured"]
+        if not measured:
+            return used
+        few, many = f"us_of_{FEW_ROWS}_rows", f"us_of_{MANY_ROWS}_rows"
+        times = [f"{name} {one[few]:.0f} {one[many]:.0f}" for name, one in measured.items()]
+        told = f"{used} (us of {FEW_ROWS} and {MANY_ROWS} rows: {', '.join(times)})"
+        return told if len(told) <= MOST_TOLD else used
+
+    @property
+    def native(self) -> bool:
+        """Programs of the CPU exchange rows by themselves, in every round."""
+        return len(self._all()) == 1 and self.ways[0].native
 
     def _all(self) -> list[RankWay]:
         few, many = self.ways
@@ -145,11 +154,13 @@ def choose(
     opened, refused = _open(ways, meet)
     if not opened:
         reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        if forced is not None:
+            raise ValueError(f"no rows by --ep-transport {reasons}")
         raise ValueError(f"the ranks have no transport that works on all of them ({reasons})")
     if len(opened) == 1:
         [(name, way)] = opened.items()
         return ChosenWays((name, name), (way, way), 0, _told((name, name), 0, {}, refused))
-    mine = {name: _time(way, shape, rank, ranks) for name, way in opened.items()}
+    mine = _time(opened, shape, rank, ranks)
     costs = slowest(meet({"times": mine}), shape, ranks)
     names, many_from = decide(costs, {name for name, way in opened.items() if way.native})
     for name, way in opened.items():
@@ -160,13 +171,15 @@ def choose(
 
 
 def slowest(facts: list[dict[str, Any]], shape: ExpertsShape, ranks: int) -> dict[str, Cost]:
-    """The cost of each way, out of `times` of all ranks: alike on each rank."""
+    """The cost of each way, out of `times` of all ranks, `[way][size][turn]`: alike on each rank."""
     row_bytes = min(shape.top_k, ranks) * shape.hidden * shape.dtype.itemsize
 
-    def most(name: str, size: int) -> float:
-        return max(fact["times"][name][size] for fact in facts)
+    def cost(name: str) -> Cost:
+        few, many = ([fact["times"][name][size] for fact in facts] for size in (0, 1))
+        worst = max(map(max, few)), max(map(max, many))
+        return Cost(max(map(min, few)), max(map(min, many)), row_bytes, worst)
 
-    return {name: Cost(most(name, 0), most(name, 1), row_bytes) for name in facts[0]["times"]}
+    return {name: cost(name) for name in facts[0]["times"]}
 
 
 def decide(costs: Mapping[str, Cost], native: Collection[str] = ()) -> tuple[tuple[str, str], int]:
@@ -200,7 +213,7 @@ def _open(
         try:
             mine, reason = ways[name](), None
         except (OSError, RankLost, RuntimeError, ValueError) as error:
-            mine, reason = None, f"{type(error).__name__}: {error}"
+            mine, reason = None, str(error) or type(error).__name__
         reasons = [fact["failed"] for fact in meet({"failed": reason})]
         if mine is not None and not any(reasons):
             opened[name] = mine
@@ -212,12 +225,21 @@ def _open(
     return opened, refused
 
 
-def _time(way: RankWay, shape: ExpertsShape, rank: int, ranks: int) -> tuple[float, float]:
-    """Microseconds of an exchange of few rows and of one of many."""
-    way.rounds.begin(0)
-    dispatch = way.dispatch(LayerPlacement.even(shape.experts, ranks))
-    few, many = (_time_rows(dispatch, shape, rank, rows) for rows in (FEW_ROWS, MANY_ROWS))
-    return few, many
+def _time(
+    ways: Mapping[str, RankWay], shape: ExpertsShape, rank: int, ranks: int
+) -> dict[str, tuple[list[float], list[float]]]:
+    """Microseconds of an exchange of few rows and of one of many in each turn of each way."""
+    placement = LayerPlacement.even(shape.experts, ranks)
+    dispatches: dict[str, Dispatch] = {}
+    for name, way in ways.items():
+        way.rounds.begin(0)
+        dispatches[name] = way.dispatch(placement)
+    times: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in ways}
+    for turn in range(TURNS):
+        for name in list(ways)[:: -1 if turn % 2 else 1]:
+            for rows, found in zip((FEW_ROWS, MANY_ROWS), times[name], strict=True):
+                found.append(_time_rows(dispatches[name], shape, rank, rows))
+    return times
 
 
 def _time_rows(dispatch: Dispatch, shape: ExpertsShape, rank: int, rows: int) -> float:
@@ -229,7 +251,7 @@ def _time_rows(dispatch: Dispatch, shape: ExpertsShape, rank: int, rows: int) ->
         torch.ones(rows, shape.top_k, device=shape.device),
     )
     times: list[float] = []
-    for _ in range(WARM_UP + REPEATS[rows]):
+    for _ in range(REPEATS[rows]):
         began = time.perf_counter()
         sent = dispatch.send(routed)
         slots = sent.receive().slots
@@ -240,7 +262,7 @@ def _time_rows(dispatch: Dispatch, shape: ExpertsShape, rank: int, rows: int) ->
         if shape.device.type == "cuda":
             torch.cuda.synchronize(shape.device)
         times.append(time.perf_counter() - began)
-    return min(times[WARM_UP:]) * 1e6  # whatever else the machine does only adds
+    return min(times[1:]) * 1e6
 
 
 def _told(

@@ -10,7 +10,7 @@ from headrace.settings.values import FlagError, Whole, count, positive
 
 PARALLEL = "Expert parallelism"
 EpCombine: TypeAlias = Literal["exact", "partial"]
-EP_TRANSPORTS = ("auto", "shared-memory", "gloo")
+EP_TRANSPORTS = ("auto", "shared-memory", "gloo", "symmetric-memory", "deep-ep")
 MOST_RANKS = 1024
 """Of a group: more is a slip of the finger."""
 
@@ -35,8 +35,9 @@ class ParallelSettings:
         value="TRANSPORT",
         choices=EP_TRANSPORTS,
         default="auto",
-        help="What carries rows between ranks. With auto the ranks time what they have at the start, and take the "
-        "quickest. Shared memory is for ranks of one machine.",
+        help="What carries rows between ranks. With auto the ranks time shared memory and gloo at the start, and take "
+        "the quickest. Shared memory is for ranks of one machine. symmetric-memory and deep-ep are for GPUs, and have "
+        "not run on one yet.",
         in_serve=True,
     )
     ep_timeout_ms: int = setting(

@@ -161,6 +161,11 @@ class RankGroup:
             self._signs.start(time.monotonic())
         os.write(self._wake, b"x")
 
+    def missed(self, lost: RankLost) -> None:
+        """An exchange of this rank found another one missing: raise what all ranks say of it."""
+        self.check()  # another rank may have been found missing sooner
+        self.accuse(lost)
+
     def accuse(self, lost: RankLost) -> None:
         """This rank found another one missing in an exchange: raise the verdict of rank 0, the same on all ranks.
 
@@ -425,7 +430,7 @@ class WatchedTransport:
         assert on_lost is None, "the group is told"
         if not isinstance(self._inner, NativeTransport):
             return None
-        return self._inner.layer_exchange(home, combine, self._on_lost)
+        return self._inner.layer_exchange(home, combine, self._group.missed)
 
     @property
     def waited_s(self) -> float:
@@ -435,17 +440,13 @@ class WatchedTransport:
     def waits_s(self) -> float:
         return self._inner.waits_s if isinstance(self._inner, NativeTransport) else 0.0
 
-    def _on_lost(self, lost: RankLost) -> None:
-        self._group.check()  # another rank may have been found missing sooner
-        self._group.accuse(lost)
-
     @contextlib.contextmanager
     def _naming(self) -> Generator[None]:
         try:
             with self._group.waiting():
                 yield
         except RankLost as lost:
-            self._on_lost(lost)
+            self._group.missed(lost)
             raise
 
     def abort(self, reason: str) -> None:

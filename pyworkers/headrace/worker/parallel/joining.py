@@ -35,8 +35,8 @@ from headrace_kernels.moe.balance import GroupShape, balanced_slots, layer_place
 from headrace_kernels.moe.placed import PlacedDispatch
 from headrace_kernels.moe.placement import LayerPlacement
 from headrace_kernels.moe.transport import RankLost
-from headrace_kernels.transport.choose import ChosenWays, ExpertsShape, choose
-from headrace_kernels.transport.ways import GroupSite, ways
+from headrace_kernels.transport.choose import MANY_ROWS, ChosenWays, choose
+from headrace_kernels.transport.ways import ExpertsShape, GroupSite, ways
 
 if TYPE_CHECKING:
     from headrace.models import DType, Model
@@ -122,7 +122,7 @@ def join(
     lockstep = RankGroup(environment.rank, ranks, met.links, timeout_s=timeout_s)
     lockstep.on_lost(partial(end_start, lockstep))
     log.info("the group %s has met: %d ranks", met.name, ranks)
-    chosen = choose_ways(met, lockstep, settings, config, device)
+    chosen = choose_ways(met, lockstep, settings, config, sizes, device)
     lockstep.carry_by(chosen)
     kind = " and ".join(dict.fromkeys(chosen.names))
     log.info("rows go by %s: %s", kind, json.dumps(chosen.report))
@@ -132,9 +132,11 @@ def join(
     mine = met.ranks[environment.rank]
     return GroupPlace(
         lockstep=lockstep,
-        share=Share(rank=environment.rank, layers=layers, dispatch=dispatch),
+        share=Share(rank=environment.rank, layers=layers, dispatch=dispatch, native=chosen.native),
         worker=f"{met.name}-rank-{environment.rank}",
-        told=Group(id=met.name, rank=environment.rank, size=ranks, epoch=met.epoch, transport=kind),
+        told=Group(
+            id=met.name, rank=environment.rank, size=ranks, epoch=met.epoch, transport=chosen.told
+        ),
         ranks_here=sum(one.host == mine.host for one in met.ranks),
         start_timeout_s=start_timeout_s,
         transport=cast("Transport", chosen.ways[0].rounds),
@@ -226,23 +228,12 @@ def choose_ways(
     lockstep: RankGroup,
     settings: WorkerSettings,
     config: ModelConfig,
+    sizes: StepSizes,
     device: torch.device,
 ) -> ChosenWays:
     """How rows go between the ranks. Raises ValueError where a named way is not there, and RankLost."""
     assert config.deepseek is not None, "check_ranks was asked"
     rank, ranks, combine = lockstep.rank, lockstep.ranks, settings.ep_combine
-    site = GroupSite(
-        rank=rank,
-        ranks=ranks,
-        one_host=met.one_host,
-        device=device,
-        memory=Path(f"/dev/shm/headrace-group-{met.epoch:x}-{met.secret[:16]}"),
-        store=met.store,
-        combine=combine,
-        deadline_s=settings.ep_timeout_ms / 1e3,
-        meeting_s=float(settings.ep_start_timeout_s),
-        watch=lockstep.watch,
-    )
     name = dtype_of_weights(config, cast("DType", settings.dtype), device.type)
     shape = ExpertsShape(
         hidden=config.hidden_size,
@@ -251,12 +242,27 @@ def choose_ways(
         dtype=torch.float32 if device.type == "cpu" else getattr(torch, name),
         device=device,
         combine=combine,
+        most_rows=max(sizes.max_batched_tokens, MANY_ROWS),
     )
+    site = GroupSite(
+        rank=rank,
+        ranks=ranks,
+        one_host=met.one_host,
+        shape=shape,
+        memory=Path(f"/dev/shm/headrace-group-{met.epoch:x}-{met.secret[:16]}"),
+        store=met.store,
+        deadline_s=settings.ep_timeout_ms / 1e3,
+        meeting_s=float(settings.ep_start_timeout_s),
+        watch=lockstep.watch,
+        on_lost=lockstep.missed,
+        carries_experts=settings.ep_rebalance_rounds > 0,
+    )
+    forced = None if settings.ep_transport == "auto" else settings.ep_transport
     return choose(
-        ways(site),
+        ways(site, forced),
         shape,
         rank=rank,
         ranks=ranks,
         meet=partial(lockstep.meet_facts, timeout_s=float(settings.ep_start_timeout_s)),
-        forced=None if settings.ep_transport == "auto" else settings.ep_transport,
+        forced=forced,
     )
