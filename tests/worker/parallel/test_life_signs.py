@@ -82,6 +82,24 @@ def test_a_few_beats_are_due_within_the_deadline() -> None:
     assert signs.next_s(times[-1]) is not None
 
 
+def test_the_next_look_is_due_with_the_next_beat_or_when_a_silent_rank_is_lost() -> None:
+    signs = listening()
+    assert signs.beat_due(0.0)
+    assert signs.next_s(0.25) == 0.75, "four beats in four seconds"
+    pass_time(signs, 0, 3.5)
+    assert signs.beat_due(3.5)
+    assert signs.next_s(3.5) == 0.5, "rather than the beat after a second"
+    assert signs.next_s(9.0) == 0.0
+
+
+def test_after_it_stood_still_a_rank_owes_one_beat() -> None:
+    signs = listening()
+    assert signs.beat_due(0.0)
+    assert signs.beat_due(50.0)
+    assert not signs.beat_due(50.5)
+    assert signs.beat_due(51.0)
+
+
 def test_of_missing_ranks_the_silent_one_is_likeliest_and_otherwise_one_that_does_not_wait() -> (
     None
 ):
@@ -104,6 +122,23 @@ def test_a_rank_that_waits_itself_is_not_to_blame() -> None:
     assert rank == 3
     assert how == "rank 2 waited for rank 1, which waits itself: exchange 3, 4.0 s"
     assert signs.blamed(2, 3, "exchange 3") == (3, "exchange 3")
+
+
+def test_rank_0_is_to_blame_only_where_all_others_wait() -> None:
+    """It decides this, so its threads run."""
+    signs = LifeSigns(range(4), TIMEOUT_S)
+    signs.start(0.0)
+    signs.waits(1, 3.9)
+    signs.waits(2, 1.5)
+    assert signs.blamed(3, 1, "exchange 3")[0] == 2
+    signs.waits(2, 3.9)
+    assert signs.blamed(3, 1, "exchange 3")[0] == 0
+
+
+def test_a_rank_that_gives_itself_up_is_believed() -> None:
+    signs = listening(4)
+    signs.waits(2, 3.9)
+    assert signs.blamed(2, 2, "turn 7 failed 3 times here") == (2, "turn 7 failed 3 times here")
 
 
 def test_a_rank_that_is_silent_is_to_blame_rather_than_one_that_is_heard() -> None:

@@ -18,15 +18,11 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore
 
 from headrace.worker.parallel import group_store, rendezvous
 from headrace.worker.parallel.control import (
-    ControlLink,
     GroupFailed,
-    accept_ranks,
     dial_rank_0,
-    listening,
     named,
 )
 from headrace.worker.parallel.environment import read_environment
-from headrace.worker.parallel.messages import Kind, Message
 from headrace.worker.parallel.rendezvous import (
     GroupMismatch,
     Introduction,
@@ -398,85 +394,16 @@ def test_the_first_difference_is_told_with_both_values() -> None:
     assert told == "rank 2 (p2) differs from rank 0 (p0): its b is '2', rank 0 has 'nothing'"
 
 
+@pytest.mark.parametrize(("hosts", "one"), [("aa", True), ("ab", False), ("aab", False)])
+def test_ranks_are_on_one_host_where_all_say_the_same(hosts: str, one: bool) -> None:
+    ranks = [
+        Introduction(rank=number, host=host, process="p", name="n", serves={})
+        for number, host in enumerate(hosts)
+    ]
+    assert Met(ranks=ranks, epoch=1, secret="s", links={}, store=HashStore()).one_host is one
+
+
 def test_ranks_are_named_as_a_person_would() -> None:
     assert named([3]) == "rank 3"
     assert named([1, 2, 5]) == "ranks 1, 2 and 5"
     assert named(list(range(30))).endswith("18, 19 and 10 more")
-
-
-# --- who may have a control link ---
-
-
-@pytest.fixture(params=["unix", "tcp"])
-def rank_0(request: pytest.FixtureRequest) -> Iterator[tuple[str, threading.Thread, list[object]]]:
-    """Rank 0 of two, which waits for rank 1: its address, the thread that waits, and what came of it."""
-    found: list[object] = []
-    host = None if request.param == "unix" else "127.0.0.1"
-    with listening(host) as (listener, address):
-
-        def wait() -> None:
-            try:
-                found.append(accept_ranks(listener, 2, EPOCH, TOKEN, time.monotonic() + 30))
-            except GroupFailed as error:
-                found.append(error)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        yield address, waiting, found
-        if not found:  # let it end
-            dial_rank_0(address, 1, EPOCH, TOKEN, _soon()).close()
-        waiting.join()
-        for links in found:
-            if isinstance(links, dict):
-                links[1].close()
-
-
-def _soon() -> float:
-    return time.monotonic() + 20
-
-
-@pytest.mark.parametrize(
-    ("rank", "epoch", "token", "why"),
-    [
-        (1, EPOCH - 1, TOKEN, "of rank 1 of an earlier start of this group: epoch 6, not 7"),
-        (1, EPOCH, bytes(32), "of rank 1 lacks the token of this group"),
-        (1, EPOCH, b"short", "did not begin with a greeting"),
-        (2, EPOCH, TOKEN, "is of rank 2 of 2"),
-        (0, EPOCH, TOKEN, "is of rank 0 of 2"),
-    ],
-)
-def test_a_stranger_gets_no_link_and_the_reason(
-    rank_0: tuple[str, threading.Thread, list[object]],
-    rank: int,
-    epoch: int,
-    token: bytes,
-    why: str,
-) -> None:
-    with pytest.raises(GroupFailed, match=f"rank 0 refused rank {rank}: this link .*{why}"):
-        dial_rank_0(rank_0[0], rank, epoch, token, _soon())
-
-
-@pytest.mark.parametrize(
-    "sent", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", Message(Kind.WAKE, 1).packed(), b"\0" * 64, b""]
-)
-def test_garbage_does_not_keep_a_rank_from_joining(
-    rank_0: tuple[str, threading.Thread, list[object]], sent: bytes
-) -> None:
-    address, waiting, found = rank_0
-    with dialled(address) as stranger:
-        stranger.sendall(sent)
-        link = dial_rank_0(address, 1, EPOCH, TOKEN, _soon())
-        waiting.join()
-        [links] = found
-        assert isinstance(links, dict)
-        assert isinstance(links[1], ControlLink)
-        link.close()
-
-
-def dialled(address: str) -> socket.socket:
-    if address.startswith("unix:"):
-        one = socket.socket(socket.AF_UNIX)
-        one.connect(address.removeprefix("unix:"))
-        return one
-    host, _, port = address.rpartition(":")
-    return socket.create_connection((host, int(port)))

@@ -89,6 +89,20 @@ def test_a_turn_that_never_can_be_taken_ends_the_group() -> None:
     Threads(1).run(work)
 
 
+def test_only_failures_of_one_turn_are_counted() -> None:
+    def work(inner: ThreadTransport) -> int:
+        turns, diary = Turns(inner, CPU), Diary(0, 1)
+        for _ in range(3):
+            diary.fails = 2
+            for _ in range(2):
+                with pytest.raises(ValueError, match="not now"):
+                    turns.run(diary)
+            turns.run(diary)
+        return len(diary.taken)
+
+    assert Threads(1).run(work) == [3]
+
+
 def test_a_body_that_was_damaged_is_none() -> None:
     def flip(rank: int, part: torch.Tensor) -> torch.Tensor:
         bad = part.clone()
