@@ -77,6 +77,10 @@ fn for_operators() -> Router<Surface> {
         .route("/ready", get(ops::ready))
         .route("/metrics", get(ops::metrics))
         .route("/version", get(ops::version))
+        .route("/openapi.json", get(ops::openapi::document))
+        .route("/docs", get(ops::openapi::page))
+        .route("/docs/page.js", get(ops::openapi::script))
+        .route("/docs/page.css", get(ops::openapi::style))
 }
 
 fn finish(routes: Router<Surface>, state: Arc<App>, surface: Surface) -> Router {

@@ -110,8 +110,8 @@ pub struct RouterArgs {
     /// other names to reach this server.
     #[arg(long, value_name = "NAMES", value_delimiter = ',', help_heading = "Security")]
     pub allowed_hosts: Vec<String>,
-    /// Web origins whose pages may send requests without a key, such as https://chat.example.com, with commas between
-    /// them, or * for any. The server's own origin is always allowed.
+    /// Web origins whose pages may send requests without a key and read the answers (CORS), such as
+    /// https://chat.example.com, with commas between them, or * for any. The server's own origin is always allowed.
     #[arg(long, value_name = "ORIGINS", value_delimiter = ',', help_heading = "Security")]
     pub allowed_origins: Vec<String>,
     /// Whose requests share cached prompts: those of one tenant, or those of all. Without keys there is one tenant. The

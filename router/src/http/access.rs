@@ -172,10 +172,20 @@ impl Access {
     }
 }
 
-/// What balancers and Prometheus ask for, without a key and by whatever name they know this server. Where clients have keys,
+/// What balancers, Prometheus and readers of the documentation ask for, without a key and by whatever name they know this server. Where clients have keys,
 /// it is there for everybody who reaches this port.
 fn is_for_anybody(request: &Request) -> bool {
-    let path = matches!(request.uri().path(), "/health" | "/ready" | "/metrics" | "/version");
+    let path = matches!(
+        request.uri().path(),
+        "/health"
+            | "/ready"
+            | "/metrics"
+            | "/version"
+            | "/openapi.json"
+            | "/docs"
+            | "/docs/page.js"
+            | "/docs/page.css"
+    );
     path && matches!(*request.method(), Method::GET | Method::HEAD)
 }
 

@@ -9,10 +9,11 @@ use axum::http::StatusCode;
 use serde_json::Value;
 
 use crate::app::App;
+use crate::error::RouteError;
 use crate::fleet::{DrainError, DrainOrder};
 use crate::http::Surface;
 use crate::http::generate;
-use crate::http::parse::fields::clip;
+use crate::http::parse::fields::{Fields, clip};
 use crate::http::reply::reject::Reject;
 
 /// What is asked for where the body says nothing else.
@@ -29,20 +30,25 @@ pub(super) async fn begin(
     Path(worker): Path<String>,
     request: Request,
 ) -> Result<(StatusCode, Json<Value>), Reject> {
-    let generate::ReadBody { mut fields, memory: _memory, .. } =
+    let generate::ReadBody { fields, memory: _memory, .. } =
         generate::read(&surface, request, None, Ok).await?;
-    let budget_ms = fields.integer("budget_ms", 0..=LONGEST_BUDGET_MS)?.unwrap_or(BUDGET_MS);
-    let migration = fields.integer("hand_over", 0..=MOST_BLOCKS)?.unwrap_or(HAND_OVER);
-    fields.finish()?;
-    let order = DrainOrder {
-        budget: Duration::from_millis(u64::try_from(budget_ms).expect("range was checked")),
-        migration: u32::try_from(migration).expect("range was checked"),
-    };
+    let order = order(fields)?;
     match surface.app.fleet.drain(&worker, order) {
         Ok(state) => Ok((StatusCode::ACCEPTED, Json(state))),
         Err(DrainError::Unknown) => Err(Reject::NoSuchWorker { worker: clip(&worker) }),
         Err(DrainError::Already) => Err(Reject::LeavesAlready { worker: clip(&worker) }),
     }
+}
+
+/// What a body asks for.
+pub(super) fn order(mut fields: Fields) -> Result<DrainOrder, RouteError> {
+    let budget_ms = fields.integer("budget_ms", 0..=LONGEST_BUDGET_MS)?.unwrap_or(BUDGET_MS);
+    let migration = fields.integer("hand_over", 0..=MOST_BLOCKS)?.unwrap_or(HAND_OVER);
+    fields.finish()?;
+    Ok(DrainOrder {
+        budget: Duration::from_millis(u64::try_from(budget_ms).expect("range was checked")),
+        migration: u32::try_from(migration).expect("range was checked"),
+    })
 }
 
 /// How the last drain of a worker stands.

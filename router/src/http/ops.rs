@@ -1,5 +1,7 @@
 //! What operators and clients ask about the server itself.
 
+pub(super) mod openapi;
+
 use std::sync::Arc;
 use std::time::Duration;
 

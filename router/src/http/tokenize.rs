@@ -34,13 +34,11 @@ pub(super) async fn tokenize(
     let salt = caller(&request).cache_of(&app).map(|tenant| tenant.salt(b"")).unwrap_or_default();
     let checked = generate::read(&surface, request, None, move |read| {
         let ReadBody { fields, mut memory, .. } = read;
-        let (engine, mut fields) = engine_of(&app, fields)?;
-        let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
-        let input = input(&mut fields, &mut memory)?;
+        let (engine, fields) = engine_of(&app, fields)?;
+        let (wants_texts, input) = check(fields, &mut memory)?;
         if let Input::Chat(chat) = &input {
             template_fields::allowed(chat, &app.config.http)?;
         }
-        fields.finish()?;
         Ok((engine, wants_texts, input, Some(Arc::new(memory))))
     });
     let (engine, wants_texts, input, charge) = checked.await?;
@@ -138,6 +136,23 @@ enum Input {
     Chat(ChatPrompt),
 }
 
+/// Whether texts of tokens are wanted, and of what. The model was taken.
+fn check(mut fields: Fields, memory: &mut MemoryShare) -> Result<(bool, Input), RouteError> {
+    let wants_texts = fields.boolean("return_token_strs")?.unwrap_or(false);
+    let input = input(&mut fields, memory)?;
+    fields.finish()?;
+    Ok((wants_texts, input))
+}
+
+/// Reads a body as `/tokenize` does, for the test of its documentation.
+#[cfg(test)]
+pub(in crate::http) fn is_checked(
+    fields: Fields,
+    memory: &mut MemoryShare,
+) -> Result<(), RouteError> {
+    check(fields, memory).map(drop)
+}
+
 fn input(fields: &mut Fields, memory: &mut MemoryShare) -> Result<Input, RouteError> {
     let text = fields.string("prompt")?;
     match (text, fields.has("messages")) {
@@ -182,7 +197,7 @@ pub(super) async fn detokenize(
 }
 
 /// Where `/detokenize` has token ids.
-const TOKENS: IdsField = IdsField { name: "tokens", is_prompt: false };
+pub(super) const TOKENS: IdsField = IdsField { name: "tokens", is_prompt: false };
 
 /// The answer, decoded as the client takes it.
 struct Detokenized {

@@ -69,6 +69,46 @@ fn out_of_range<T: Display>(
     bad(param, message)
 }
 
+/// As what a field was asked for.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(in crate::http) enum AskedAs {
+    Any,
+    Boolean,
+    Text,
+    Array,
+    Object,
+    Integer(i64, i64),
+    Number(f64, f64),
+}
+
+/// What fields the code asks for, on this thread.
+#[cfg(test)]
+pub(in crate::http) mod record {
+    use std::cell::RefCell;
+
+    use super::AskedAs;
+
+    /// Fuzzing asks without end.
+    const MOST: usize = 100_000;
+
+    thread_local! {
+        static NOTES: RefCell<Vec<(String, AskedAs)>> = const { RefCell::new(Vec::new()) };
+    }
+
+    pub(super) fn note(path: String, asked: AskedAs) {
+        NOTES.with_borrow_mut(|notes| {
+            if notes.len() < MOST {
+                notes.push((path, asked));
+            }
+        });
+    }
+
+    /// All that was asked for since the last call.
+    pub(in crate::http) fn take() -> Vec<(String, AskedAs)> {
+        NOTES.take()
+    }
+}
+
 /// The fields of one object that were not taken yet.
 #[derive(Debug)]
 pub(in crate::http) struct Fields {
@@ -123,7 +163,26 @@ impl Fields {
 
     /// A field of any type; `None` if absent or `null`.
     pub(in crate::http) fn take(&mut self, name: &str) -> Option<Value> {
+        self.note(name, AskedAs::Any);
+        self.remove(name)
+    }
+
+    /// One that is refused unless it would do nothing.
+    pub(in crate::http) fn take_missing(&mut self, name: &str) -> Option<Value> {
+        self.remove(name)
+    }
+
+    fn remove(&mut self, name: &str) -> Option<Value> {
         self.rest.remove(name).filter(|value| !value.is_null())
+    }
+
+    /// Leaves word for the test that compares what is read with what is documented.
+    #[cfg_attr(not(test), expect(clippy::unused_self, reason = "tests record it"))]
+    fn note(&self, name: &str, asked: AskedAs) {
+        #[cfg(test)]
+        record::note(self.path(name), asked);
+        #[cfg(not(test))]
+        let _ = (name, asked);
     }
 
     /// True if a field is there and says something.
@@ -145,7 +204,8 @@ impl Fields {
     }
 
     pub(in crate::http) fn boolean(&mut self, name: &str) -> Result<Option<bool>, RouteError> {
-        match self.take(name) {
+        self.note(name, AskedAs::Boolean);
+        match self.remove(name) {
             None => Ok(None),
             Some(Value::Bool(value)) => Ok(Some(value)),
             Some(other) => Err(wrong_type(self.path(name), "a boolean", &other)),
@@ -153,7 +213,8 @@ impl Fields {
     }
 
     pub(in crate::http) fn string(&mut self, name: &str) -> Result<Option<String>, RouteError> {
-        match self.take(name) {
+        self.note(name, AskedAs::Text);
+        match self.remove(name) {
             None => Ok(None),
             Some(Value::String(value)) => Ok(Some(value)),
             Some(other) => Err(wrong_type(self.path(name), "a string", &other)),
@@ -161,7 +222,8 @@ impl Fields {
     }
 
     pub(in crate::http) fn array(&mut self, name: &str) -> Result<Option<Vec<Value>>, RouteError> {
-        match self.take(name) {
+        self.note(name, AskedAs::Array);
+        match self.remove(name) {
             None => Ok(None),
             Some(Value::Array(value)) => Ok(Some(value)),
             Some(other) => Err(wrong_type(self.path(name), "an array", &other)),
@@ -169,7 +231,8 @@ impl Fields {
     }
 
     pub(in crate::http) fn object(&mut self, name: &str) -> Result<Option<Self>, RouteError> {
-        let inside = self.take(name).map(|value| Self::of(value, self.path(name))).transpose()?;
+        self.note(name, AskedAs::Object);
+        let inside = self.remove(name).map(|value| Self::of(value, self.path(name))).transpose()?;
         Ok(inside.map(|inside| inside.noting(&self.ignored)))
     }
 
@@ -178,7 +241,8 @@ impl Fields {
         name: &str,
         range: RangeInclusive<i64>,
     ) -> Result<Option<i64>, RouteError> {
-        self.take(name).map(|value| integer(&value, self.path(name), &range)).transpose()
+        self.note(name, AskedAs::Integer(*range.start(), *range.end()));
+        self.remove(name).map(|value| integer(&value, self.path(name), &range)).transpose()
     }
 
     /// An integer whose range is that of `u32` from `min` on.
@@ -196,7 +260,8 @@ impl Fields {
         name: &str,
         range: RangeInclusive<f64>,
     ) -> Result<Option<f64>, RouteError> {
-        self.take(name).map(|value| number(&value, self.path(name), &range)).transpose()
+        self.note(name, AskedAs::Number(*range.start(), *range.end()));
+        self.remove(name).map(|value| number(&value, self.path(name), &range)).transpose()
     }
 
     /// Everything that was not taken.

@@ -136,7 +136,7 @@ fn assistant_extras(
         copies.map_err(|refused| refused.body(Some(fields.path("reasoning_content"))))?;
         out.insert("reasoning_content".into(), reasoning.into());
     }
-    if fields.take("audio").is_some() {
+    if fields.take_missing("audio").is_some() {
         return Err(unsupported(fields.path("audio"), "this server reads text only"));
     }
     // Citations of an earlier answer, which clients send back with it. No template shows them.

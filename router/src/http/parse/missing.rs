@@ -69,7 +69,7 @@ pub(in crate::http) const EVERYWHERE: &[Missing] = &[
 /// `BadRequest` naming it.
 pub(in crate::http) fn refuse(fields: &mut Fields, missing: &[Missing]) -> Result<(), RouteError> {
     for one in missing {
-        if let Some(value) = fields.take(one.name)
+        if let Some(value) = fields.take_missing(one.name)
             && !(one.does_nothing)(&value)
         {
             return Err(unsupported(one.name, one.why));

@@ -38,15 +38,15 @@ pub(in crate::http) fn take(fields: &mut Fields) -> Result<(), RouteError> {
         "dp_rank",
         "prefill_dp_rank",
     ] {
-        if nvext.take(name).is_some() {
+        if nvext.take_missing(name).is_some() {
             return Err(unsupported(nvext.path(name), NO_PLACE));
         }
     }
-    if nvext.take("token_data").is_some() {
+    if nvext.take_missing("token_data").is_some() {
         let why = "send token ids as `prompt` to /v1/completions";
         return Err(unsupported("nvext.token_data", why));
     }
-    if nvext.take("max_thinking_tokens").is_some() {
+    if nvext.take_missing("max_thinking_tokens").is_some() {
         return Err(unsupported("nvext.max_thinking_tokens", "reasoning has no length of its own"));
     }
     for name in ["annotations", "extra_fields"] {

@@ -1,0 +1,347 @@
+//! Paths and methods, each with who may ask, what it reads and what it answers. A test compares them with the routes.
+
+use serde_json::{Map, Value, json};
+
+use super::answers::error_name;
+use super::fields::{self, ObjectShape, named};
+
+/// Who may ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Callers {
+    Everybody,
+    Clients,
+    Operators,
+    /// The tenant whose request it was, and operators.
+    Owners,
+}
+
+/// What a request may be answered with if nothing goes wrong.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Answer {
+    Json(&'static str),
+    /// A whole answer, or with `stream` events of the second kind.
+    JsonOrEvents(&'static str, &'static str),
+    /// Of this media type.
+    Text(&'static str),
+}
+
+/// One method of one path.
+#[derive(Debug)]
+pub(super) struct Operation {
+    pub(super) path: &'static str,
+    pub(super) method: &'static str,
+    /// Its name for programs, and its group on the page.
+    id: &'static str,
+    tag: &'static str,
+    about: &'static str,
+    callers: Callers,
+    pub(super) body: Option<&'static ObjectShape>,
+    status: u16,
+    answer: Answer,
+    /// Statuses of errors beside those of all operations of its kind.
+    errors: &'static [u16],
+}
+
+/// Bodies that are read may be wrong in these ways.
+const BODY_ERRORS: [u16; 4] = [400, 408, 413, 415];
+
+const fn get(
+    path: &'static str,
+    id: &'static str,
+    about: &'static str,
+    answer: Answer,
+) -> Operation {
+    Operation {
+        path,
+        method: "get",
+        id,
+        tag: "server",
+        about,
+        callers: Callers::Everybody,
+        body: None,
+        status: 200,
+        answer,
+        errors: &[],
+    }
+}
+
+const fn post(
+    path: &'static str,
+    id: &'static str,
+    about: &'static str,
+    body: &'static ObjectShape,
+    answer: Answer,
+) -> Operation {
+    let operation = get(path, id, about, answer);
+    Operation {
+        method: "post",
+        body: Some(body),
+        callers: Callers::Clients,
+        errors: &[404, 429, 500, 503, 504],
+        ..operation
+    }
+}
+
+pub(super) const OPERATIONS: &[Operation] = &[
+    Operation {
+        tag: "generation",
+        ..post(
+            "/v1/chat/completions",
+            "chat",
+            "Answers a chat, whole or streamed.",
+            &fields::CHAT,
+            Answer::JsonOrEvents("ChatCompletion", "ChatCompletionChunk"),
+        )
+    },
+    Operation {
+        tag: "generation",
+        ..post(
+            "/v1/completions",
+            "complete",
+            "Continues texts or lists of token ids, whole or streamed.",
+            &fields::COMPLETION,
+            Answer::JsonOrEvents("Completion", "CompletionChunk"),
+        )
+    },
+    Operation {
+        tag: "models",
+        callers: Callers::Clients,
+        ..get("/v1/models", "models", "The models that are served.", Answer::Json("ModelList"))
+    },
+    Operation {
+        tag: "models",
+        callers: Callers::Clients,
+        errors: &[404],
+        ..get(
+            "/v1/models/{name}",
+            "model",
+            "One model; its name may hold slashes.",
+            Answer::Json("Model"),
+        )
+    },
+    Operation {
+        tag: "tokens",
+        ..post(
+            "/tokenize",
+            "tokenize",
+            "A text or a chat as token ids.",
+            &fields::TOKENIZE,
+            Answer::Json("Tokens"),
+        )
+    },
+    Operation {
+        tag: "tokens",
+        ..post(
+            "/detokenize",
+            "detokenize",
+            "Token ids as text, special tokens included.",
+            &fields::DETOKENIZE,
+            Answer::Json("Text"),
+        )
+    },
+    Operation {
+        tag: "tokens",
+        ..post(
+            "/v1/tokenize",
+            "tokenize_v1",
+            "As /tokenize.",
+            &fields::TOKENIZE,
+            Answer::Json("Tokens"),
+        )
+    },
+    Operation {
+        tag: "tokens",
+        ..post(
+            "/v1/detokenize",
+            "detokenize_v1",
+            "As /detokenize.",
+            &fields::DETOKENIZE,
+            Answer::Json("Text"),
+        )
+    },
+    Operation {
+        tag: "tokens",
+        callers: Callers::Clients,
+        errors: &[404],
+        ..get(
+            "/tokenizer_info",
+            "tokenizer_info",
+            "The tokenizer and the chat template of the only model.",
+            Answer::Json("TokenizerInfo"),
+        )
+    },
+    Operation {
+        tag: "tokens",
+        callers: Callers::Clients,
+        errors: &[404],
+        ..get(
+            "/tokenizer_info/{name}",
+            "tokenizer_info_of",
+            "The same of one model; its name may hold slashes.",
+            Answer::Json("TokenizerInfo"),
+        )
+    },
+    get("/health", "health", "The process answers.", Answer::Json("Status")),
+    Operation {
+        errors: &[503],
+        ..get("/ready", "ready", "A worker takes work.", Answer::Json("Status"))
+    },
+    get(
+        "/metrics",
+        "metrics",
+        "Prometheus metrics; OpenMetrics for scrapers that accept it.",
+        Answer::Text("text/plain"),
+    ),
+    get("/version", "version", "The version of the server.", Answer::Json("Version")),
+    get("/openapi.json", "openapi", "This document.", Answer::Json("Document")),
+    get("/docs", "docs", "A page that shows this document.", Answer::Text("text/html")),
+    get("/docs/page.js", "docs_script", "The script of the page.", Answer::Text("text/javascript")),
+    get("/docs/page.css", "docs_style", "The style of the page.", Answer::Text("text/css")),
+    Operation {
+        tag: "operators",
+        callers: Callers::Operators,
+        ..get(
+            "/workers",
+            "workers",
+            "Every worker and every group of ranks.",
+            Answer::Json("Workers"),
+        )
+    },
+    Operation {
+        tag: "operators",
+        callers: Callers::Operators,
+        errors: &[404],
+        ..get("/workers/{worker}/drain", "drain_state", "How a drain goes.", Answer::Json("Drain"))
+    },
+    Operation {
+        tag: "operators",
+        callers: Callers::Operators,
+        status: 202,
+        errors: &[404, 409, 429],
+        ..post(
+            "/workers/{worker}/drain",
+            "drain",
+            "Asks a worker to leave.",
+            &fields::DRAIN,
+            Answer::Json("Drain"),
+        )
+    },
+    Operation {
+        tag: "operators",
+        callers: Callers::Owners,
+        errors: &[404],
+        ..get(
+            "/decisions/{request}",
+            "decisions",
+            "Why a request went where it went.",
+            Answer::Json("Decisions"),
+        )
+    },
+];
+
+/// `paths` of the document.
+pub(super) fn paths() -> Map<String, Value> {
+    let mut paths = Map::new();
+    for operation in OPERATIONS {
+        let path = paths.entry(operation.path).or_insert_with(|| json!({}));
+        path[operation.method] = operation.value();
+    }
+    paths
+}
+
+impl Operation {
+    fn value(&self) -> Value {
+        let mut value = json!({
+            "operationId": self.id,
+            "tags": [self.tag],
+            "summary": self.about,
+            "security": self.security(),
+            "responses": self.responses(),
+        });
+        if let Some(parameter) =
+            self.path.split_once('{').and_then(|(_, rest)| rest.split_once('}'))
+        {
+            value["parameters"] = json!([{
+                "name": parameter.0, "in": "path", "required": true, "schema": {"type": "string"},
+            }]);
+        }
+        if let Some(body) = self.body {
+            value["requestBody"] = json!({
+                "required": true,
+                "content": {"application/json": {"schema": named(body.name)}},
+            });
+        }
+        if matches!(self.answer, Answer::JsonOrEvents(..)) {
+            value["parameters"] = HEADERS
+                .map(|(name, about)| {
+                    json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}})
+                })
+                .to_vec()
+                .into();
+        }
+        value
+    }
+
+    /// No key is asked for where the server has none.
+    fn security(&self) -> Value {
+        match self.callers {
+            Callers::Everybody => json!([]),
+            Callers::Clients => json!([{"client": []}, {}]),
+            Callers::Operators => json!([{"operator": []}, {}]),
+            Callers::Owners => json!([{"client": []}, {"operator": []}, {}]),
+        }
+    }
+
+    fn responses(&self) -> Value {
+        let content = match self.answer {
+            Answer::Json(schema) => json!({"application/json": {"schema": named(schema)}}),
+            Answer::JsonOrEvents(whole, event) => json!({
+                "application/json": {"schema": named(whole)},
+                "text/event-stream": {
+                    "schema": {
+                        "type": "string",
+                        "description": format!("With `stream`: lines `data: {event}`, then `data: [DONE]`. What fails after \
+                            the first event is an event with an Error, and no [DONE] follows."),
+                    },
+                    "x-event": named(event),
+                },
+            }),
+            Answer::Text(media) => json!({media: {"schema": {"type": "string"}}}),
+        };
+        let mut responses = Map::new();
+        responses.insert(
+            self.status.to_string(),
+            json!({"description": self.about, "content": content}),
+        );
+        let mut errors = vec![400, 421];
+        errors.extend(self.errors);
+        if self.body.is_some() {
+            errors.extend(BODY_ERRORS);
+        }
+        if self.callers != Callers::Everybody {
+            errors.push(401);
+        }
+        if self.callers == Callers::Operators || self.body.is_some() {
+            errors.push(403);
+        }
+        errors.sort_unstable();
+        errors.dedup();
+        for status in errors {
+            let response = format!("#/components/responses/{}", error_name(status));
+            responses.insert(status.to_string(), json!({"$ref": response}));
+        }
+        responses.into()
+    }
+}
+
+/// Headers of generations that change something.
+const HEADERS: [(&str, &str); 5] = [
+    ("X-Request-ID", "Name of the request, 1 to 128 printable ASCII characters."),
+    ("X-Session-ID", "The session that it belongs to, for placement."),
+    (
+        "X-Headrace-Tenant",
+        "Whose share of the service it takes, 1 to 128 bytes, where no key says it.",
+    ),
+    ("X-Headrace-TTFT-Deadline-Ms", "Milliseconds to the first token, 0 to 86,400,000."),
+    ("X-Headrace-Explain", "1: the answer's headers say why it went where it went."),
+];

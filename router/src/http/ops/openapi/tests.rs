@@ -1,0 +1,263 @@
+//! The document against the code: routes, fields with their types and ranges, codes of errors, references.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use serde_json::{Value, json};
+
+use super::fields::{FieldKind, ObjectShape};
+use super::{answers, fields, operations, whole};
+use crate::error::RouteError;
+use crate::http::parse::fields::{AskedAs, Fields, record};
+use crate::http::parse::json::parse;
+use crate::http::parse::params::{self, ModelFacts};
+use crate::http::{chat, completions, drain, generate, tokenize};
+use crate::limits::memory::{MemoryPool, MemoryShare};
+
+/// Bodies that a parser accepts, and which together make it ask for all that it knows.
+type Reader = fn(Fields, &mut MemoryShare, Value) -> Result<(), RouteError>;
+
+fn message_bodies() -> Vec<Value> {
+    let call = json!({"id": "1", "function": {"name": "f", "arguments": "{}"}});
+    vec![json!({"model": "m", "messages": [
+        {"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "refusal", "refusal": "b"}]},
+        {"role": "assistant", "tool_calls": [call], "function_call": {"name": "f", "arguments": "{}"}},
+        {"role": "tool", "content": "c", "tool_call_id": "1"},
+        {"role": "function", "content": "c", "name": "f"},
+    ]})]
+}
+
+/// Bodies with objects inside, beside what `base` has.
+fn generation_bodies(base: &Value) -> Vec<Value> {
+    let with = |more: Value| {
+        let mut body = base.clone();
+        for (name, value) in more.as_object().unwrap() {
+            body[name] = value.clone();
+        }
+        body
+    };
+    vec![
+        base.clone(),
+        with(json!({"stream": true, "stream_options": {"include_usage": true}})),
+        with(json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}})),
+        with(json!({"structured_outputs": {"regex": "a"}})),
+        with(json!({"nvext": {"agent_hints": {}, "session_control": {"session_id": "s"}}})),
+    ]
+}
+
+fn readers() -> Vec<(&'static ObjectShape, Reader, Vec<Value>)> {
+    let chats = message_bodies();
+    let mut chat_bodies = generation_bodies(&chats[0]);
+    chat_bodies
+        .push(json!({"model": "m", "messages": chats[0]["messages"], "chat_template_kwargs": {}}));
+    vec![
+        (
+            &fields::CHAT,
+            |mut fields, memory, _| {
+                params::model_name(&mut fields)?;
+                chat::check(fields, &facts(), memory).map(drop)
+            },
+            chat_bodies,
+        ),
+        (
+            &fields::COMPLETION,
+            |mut fields, memory, body| {
+                params::model_name(&mut fields)?;
+                let ids = parse(body.to_string().as_bytes(), Some(generate::PROMPT), memory)?.ids;
+                completions::check(fields, ids, &facts()).map(drop)
+            },
+            generation_bodies(&json!({"model": "m", "prompt": "a"})),
+        ),
+        (
+            &fields::TOKENIZE,
+            |mut fields, memory, _| {
+                params::model_name(&mut fields)?;
+                tokenize::is_checked(fields, memory)
+            },
+            [message_bodies(), vec![json!({"model": "m", "prompt": "a"})]].concat(),
+        ),
+        (
+            &fields::DETOKENIZE,
+            |mut fields, _, _| params::model_name(&mut fields).map(drop),
+            vec![json!({"model": "m"})],
+        ),
+        (&fields::DRAIN, |fields, _, _| drain::order(fields).map(drop), vec![json!({})]),
+    ]
+}
+
+fn facts() -> ModelFacts {
+    ModelFacts { vocab_size: 100, ..ModelFacts::default() }
+}
+
+/// What the parser of an endpoint asks for, by path; places in arrays are all the same.
+fn asked(reader: Reader, bodies: &[Value], shape: &ObjectShape) -> BTreeMap<String, Vec<AskedAs>> {
+    record::take();
+    for body in bodies {
+        let mut memory = MemoryPool::private(1 << 20).share();
+        let mut own = body.clone();
+        if shape.name == fields::COMPLETION.name {
+            own.as_object_mut().unwrap().remove("prompt"); // it is read apart
+        }
+        let read = reader(Fields::of_body(own).unwrap(), &mut memory, body.clone());
+        read.unwrap_or_else(|error| panic!("{}: {body} is refused: {error}", shape.name));
+    }
+    let mut found: BTreeMap<String, Vec<AskedAs>> = BTreeMap::new();
+    for (path, asked) in record::take() {
+        let parts = path.split('.').map(|part| match part.split_once('[') {
+            Some((name, _)) => format!("{name}[]"),
+            None => part.to_owned(),
+        });
+        found.entry(parts.collect::<Vec<_>>().join(".")).or_default().push(asked);
+    }
+    // read apart from the other fields
+    match shape.name {
+        "CompletionRequest" => found.insert(generate::PROMPT.name.into(), vec![AskedAs::Any]),
+        "DetokenizeRequest" => found.insert(tokenize::TOKENS.name.into(), vec![AskedAs::Array]),
+        _ => None,
+    };
+    found
+}
+
+/// The rows of a shape and of the objects inside, by path.
+fn documented(
+    shape: &'static ObjectShape,
+    at: &str,
+    found: &mut BTreeMap<String, &'static FieldKind>,
+) {
+    for field in shape.fields() {
+        let path =
+            if at.is_empty() { field.name.to_owned() } else { format!("{at}.{}", field.name) };
+        if let FieldKind::Object(inner) = field.kind {
+            documented(inner, &path, found);
+        } else if let FieldKind::Objects(inner) = field.kind {
+            documented(inner, &format!("{path}[]"), found);
+        } else if path == "messages[].content" {
+            documented(&fields::PART, "messages[].content[]", found); // where it is no text
+        }
+        assert!(
+            found.insert(path, &field.kind).is_none(),
+            "{}.{} comes twice",
+            shape.name,
+            field.name
+        );
+    }
+}
+
+fn agrees(kind: &FieldKind, asked: AskedAs) -> bool {
+    match (kind, asked) {
+        // one that is only moved, or whose types stand in the row
+        (_, AskedAs::Any)
+        | (FieldKind::Other(_), _)
+        | (FieldKind::Boolean, AskedAs::Boolean)
+        | (FieldKind::Text | FieldKind::Words(_), AskedAs::Text)
+        | (FieldKind::Object(_) | FieldKind::Open, AskedAs::Object)
+        | (FieldKind::Objects(_) | FieldKind::Array(_), AskedAs::Array) => true,
+        (FieldKind::Integer(from, to), AskedAs::Integer(least, most)) => {
+            (*from, *to) == (least, most)
+        }
+        (
+            FieldKind::Number(from, to) | FieldKind::Above(from, to),
+            AskedAs::Number(least, most),
+        ) => (*from, *to) == (least, most),
+        _ => false,
+    }
+}
+
+#[test]
+fn the_document_has_the_fields_that_the_parsers_read_and_no_others() {
+    let readers = readers();
+    for operation in operations::OPERATIONS {
+        let Some(shape) = operation.body else { continue };
+        let found = readers.iter().find(|(read, _, _)| read.name == shape.name);
+        let (_, reader, bodies) =
+            found.unwrap_or_else(|| panic!("add a reader of {} to this test", operation.path));
+        let asked = asked(*reader, bodies, shape);
+        let mut rows = BTreeMap::new();
+        documented(shape, "", &mut rows);
+        let mut wrong = Vec::new();
+        for (path, asked) in &asked {
+            let Some(kind) = rows.get(path) else {
+                wrong.push(format!("reads `{path}` as {:?}: add a row", asked[0]));
+                continue;
+            };
+            let other = asked.iter().find(|asked| !agrees(kind, **asked));
+            wrong.extend(other.map(|other| format!("reads `{path}` as {other:?}, not {kind:?}")));
+        }
+        assert!(wrong.is_empty(), "{}, openapi/fields.rs: {wrong:#?}", operation.path);
+        let read: BTreeSet<_> = asked.keys().collect();
+        let idle: Vec<_> = rows.keys().filter(|path| !read.contains(path)).collect();
+        assert!(idle.is_empty(), "{} reads no {idle:?}", operation.path);
+    }
+}
+
+#[test]
+fn the_document_has_the_routes_and_no_others() {
+    let source = include_str!("../../../http.rs");
+    let mut routes = BTreeSet::new();
+    for route in source.split(".route(").skip(1) {
+        let route = &route[..route.find(".route").unwrap_or(route.len()).min(300)];
+        let path = route.split('"').nth(1).unwrap().replace("{*", "{");
+        let handlers = &route[route.find("\",").unwrap()..];
+        for method in ["get", "post", "put", "delete", "patch"] {
+            if handlers.contains(&format!(" {method}("))
+                || handlers.contains(&format!(".{method}("))
+            {
+                routes.insert((path.clone(), method));
+            }
+        }
+    }
+    let documented =
+        operations::OPERATIONS.iter().map(|one| (one.path.to_owned(), one.method)).collect();
+    assert_eq!(routes, documented, "routes of http.rs beside rows of openapi/operations.rs");
+}
+
+#[test]
+fn the_document_has_the_codes_of_errors_and_no_others() {
+    let source = include_str!("../../reply/reject.rs");
+    let source = &source[..source.find("mod tests").unwrap_or(source.len())];
+    let verdicts =
+        &source[source.find("fn verdict").unwrap()..source.find("struct ErrorCode").unwrap()];
+    let named = verdicts.split('"').skip(1).step_by(2);
+    let kinds = ["invalid_request_error", "server_error", "rate_limit_error", "model"];
+    let is_code = |text: &&str| text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+    let mut codes: BTreeSet<_> =
+        named.filter(is_code).filter(|text| text.len() > 4 && !kinds.contains(text)).collect();
+    codes.remove("client_gone"); // nobody is there to read it
+    codes.insert("bad_sampling"); // a worker's word
+    let documented: BTreeSet<_> =
+        answers::ERRORS.iter().flat_map(|(_, _, codes)| codes.iter().copied()).collect();
+    assert_eq!(codes, documented, "codes of reject.rs beside openapi/answers.rs");
+}
+
+#[test]
+fn every_reference_leads_somewhere() {
+    let document = whole();
+    let mut references = Vec::new();
+    collect(&document, &mut references);
+    assert!(references.len() > 50, "{}", references.len());
+    for reference in references {
+        let place = reference.strip_prefix('#').unwrap();
+        assert!(document.pointer(place).is_some(), "{reference}");
+    }
+}
+
+fn collect(value: &Value, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            found.extend(fields.get("$ref").and_then(Value::as_str).map(str::to_owned));
+            fields.values().for_each(|value| collect(value, found));
+        }
+        Value::Array(items) => items.iter().for_each(|value| collect(value, found)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => {}
+    }
+}
+
+#[test]
+fn the_page_is_small_and_asks_nobody_else() {
+    let files = [include_str!("page.html"), include_str!("page.js"), include_str!("page.css")];
+    assert!(files.iter().map(|file| file.len()).sum::<usize>() <= 60 << 10);
+    for file in files {
+        for foreign in ["http:", "https:", "//cdn", "@import", "innerHTML", "eval("] {
+            assert!(!file.contains(foreign), "{foreign}");
+        }
+    }
+}
