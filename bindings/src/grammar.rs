@@ -11,4 +11,4 @@ mod vocabulary;
 
 pub(crate) use apply::{FewTokens, argmax_of_few, mask_logits};
 pub(crate) use rows::GrammarRows;
-pub(crate) use vocabulary::{CompiledGrammar, GrammarVocabulary};
+pub(crate) use vocabulary::{AnswerRules, CompiledGrammar, GrammarVocabulary};

@@ -32,7 +32,7 @@ mod _core {
     use crate::etcd::{Etcd, EtcdWatch};
     #[pymodule_export]
     use crate::grammar::{
-        CompiledGrammar, GrammarRows, GrammarVocabulary, argmax_of_few, mask_logits,
+        AnswerRules, CompiledGrammar, GrammarRows, GrammarVocabulary, argmax_of_few, mask_logits,
     };
     #[pymodule_export]
     use crate::hash::{auth_proof, derive_hash_key, hash_blocks};

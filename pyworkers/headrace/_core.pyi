@@ -9,6 +9,7 @@ from typing_extensions import Buffer
 
 __all__ = [
     "HASH_SCHEME",
+    "AnswerRules",
     "BlockIndex",
     "CompiledGrammar",
     "CountColumns",
@@ -360,6 +361,9 @@ class GrammarVocabulary:
     def of_tokens(tokens: list[bytes], ends: list[int]) -> GrammarVocabulary:
         """These tokens; those at `ends` end an answer."""
 
+    def knows(self, kind: str, source: str) -> bool:
+        """Whether it was compiled before, and is still kept."""
+
     def compile(self, kind: str, source: str) -> CompiledGrammar:
         """Compiled now, or found among those compiled before. Raises `ValueError` that says what is wrong."""
 
@@ -376,7 +380,7 @@ class GrammarVocabulary:
         """Grammars that had been compiled before."""
 
     @property
-    def compile_ms(self) -> float:
+    def compile_us(self) -> int:
         """Of all that were compiled."""
 
 @final
@@ -384,15 +388,32 @@ class CompiledGrammar:
     """A grammar at its beginning, for the tokens of one vocabulary."""
 
 @final
-class GrammarRows:
-    """Where the answers with a grammar stand that have one of `rows` batch rows. A thread of its own knows."""
+class AnswerRules:
+    """What one answer has to follow: `reasoning` if there is any, which ends, and behind it a grammar, if there is one.
 
-    def __new__(cls, vocabulary: GrammarVocabulary, rows: int) -> GrammarRows: ...
-    def take(self, row: int, grammar: CompiledGrammar, tokens: list[int]) -> None:
-        """An answer with these tokens has this batch row."""
+    `reasoning` is the tokens that open it, none where the prompt has; those that end it; and after how many these are
+    forced.
+    """
+
+    def __new__(
+        cls,
+        grammar: CompiledGrammar | None,
+        reasoning: tuple[list[int], list[int], int | None] | None = None,
+    ) -> AnswerRules: ...
+
+@final
+class GrammarRows:
+    """Where the answers with rules stand that have one of `rows` batch rows, of a model with so many tokens.
+
+    A thread of its own knows.
+    """
+
+    def __new__(cls, tokens: int, rows: int) -> GrammarRows: ...
+    def take(self, row: int, rules: AnswerRules, tokens: list[int]) -> None:
+        """An answer with these tokens has this batch row. Raises `ValueError` where a marker has other tokens."""
 
     def leave(self, row: int) -> None:
-        """Nobody with a grammar has this batch row."""
+        """Nobody with rules has this batch row."""
 
     def begin(self, rows: _I64, counts: _I64, drafts: NDArray[np.int32]) -> None:
         """Begin to fill masks: `counts` rows for each batch row, all but the first behind one more of its drafts.

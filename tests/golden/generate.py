@@ -28,6 +28,7 @@ from headrace.wire.frames import (
     Freed,
     Grammar,
     GrammarKind,
+    GrammarTotals,
     Group,
     GroupTotals,
     Hello,
@@ -42,6 +43,7 @@ from headrace.wire.frames import (
     Ping,
     Prove,
     Ranked,
+    Reasoning,
     Refuse,
     RefuseReason,
     Resume,
@@ -72,7 +74,7 @@ INTEGERS = {
 
 FINGERPRINTS = Fingerprints("w-01", "t-02", "c-03", "kv-04", "blake3-chain-v2", 16)
 HELLO = Hello(
-    3, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
+    4, "worker-0", 1_790_000_000_000, "both", "SmolLM2-135M-Instruct", FINGERPRINTS,
     Capacity(4096, 64, 2048, 256), 8192, None, [], bytes(range(16)), dtype="bfloat16",
 )  # fmt: skip
 STEP = Step(1, 12.5, 0, 512, 130816, 3, 1536, 0, 0, 0, Load(96, 32, 4, 0), [])
@@ -93,7 +95,7 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
             kv_block_bytes=1 << 20,
         ),
         "extreme": Hello(
-            3, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
+            4, UNICODE, U64, "decode", "x" * 32, Fingerprints("", "y" * 31, "é" * 128, "", "", U32),
             Capacity(0, U32, U16, U8, 127, 128), 0, Group("", 0, U32, U64, UNICODE), [""], b"",
             StepCost(0.0, 1e-300, -1.5, 1e300, 0.0625), U64, "é" * 200,
         ),
@@ -177,14 +179,19 @@ FROM_WORKER: dict[str, dict[str, Frame]] = {
         "usual": GroupTotals(12, 250.5, 7, 9, 44 << 20, 1, 1.5, 0.25, 0.125),
         "extreme": GroupTotals(U64, 1e300, U64, U64, U64, U64, 1e300, 1e-300, -0.0),
     },
+    "grammar_totals": {
+        "nothing": GrammarTotals(),
+        "usual": GrammarTotals(1200, 9000, 1, 250, 3, 12_357, 40),
+        "extreme": GrammarTotals(U64, U64, U64, U64, U64, U64, U64),
+    },
 }  # fmt: skip
 FROM_ROUTER: dict[str, dict[str, Frame]] = {
     "welcome": {
-        "without a secret": Welcome(3, "router-1", 1000, b"", b"", BYTES_256[:32]),
-        "with a secret": Welcome(3, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
+        "without a secret": Welcome(4, "router-1", 1000, b"", b"", BYTES_256[:32]),
+        "with a secret": Welcome(4, "router-1", 1000, BYTES_256[:16], BYTES_256[16:48], b""),
     },
     "other_version": {
-        "an older worker": OtherVersion("protocol", "3", "2", "update the worker"),
+        "an older worker": OtherVersion("protocol", "4", "3", "update the worker"),
         "text": OtherVersion("", UNICODE, "", "é" * 16),
     },
     "submit": {
@@ -192,7 +199,7 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
         "everything": Submit(
             U64, BYTES_256, Sampling(
                 0.75, 40, 0.9375, 0.0625, 1.25, -2.0, 2.0, U64, 0, 20, [Ranked(0, -100.0), Ranked(U32, 100.0)],
-                True, U32, Grammar(GrammarKind.LARK, UNICODE),
+                True, U32, Grammar(GrammarKind.LARK, UNICODE), Reasoning([U32], [0, 127], U32),
             ), list(range(120, 137)), U32, U64, -128, UNICODE.encode(),
             KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32), Resume(b"\x05\0\0\0", 2**63), KvTransfer(U32),
         ),
@@ -200,6 +207,10 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
             f"grammar {kind}": dataclasses.replace(SUBMIT, sampling=Sampling(grammar=Grammar(kind, "{}")))
             for kind in GrammarKind
         },
+        "reasoning": dataclasses.replace(SUBMIT, sampling=Sampling(reasoning=Reasoning([], [49151]))),
+        "reasoning, longest markers": dataclasses.replace(
+            SUBMIT, sampling=Sampling(reasoning=Reasoning(list(range(32)), list(range(32)), 0))
+        ),
         "prefill leg": dataclasses.replace(SUBMIT, kv_transfer=KvTransfer(30_000)),
         "decode leg": dataclasses.replace(SUBMIT, kv_from=KvFrom("prefill-0", ["shm:1", "tcp:127.0.0.1:9000"], 2000)),
         **{f"priority {n}": dataclasses.replace(SUBMIT, priority=n) for n in (127, -1, -32, -33)},
@@ -242,6 +253,8 @@ def invalid() -> list[dict[str, str]]:
     pulled = codec.encode(FROM_WORKER["transferred"]["tcp"])
     lost = codec.encode(FROM_WORKER["transferred"]["lost"])
     totals = codec.encode(FROM_WORKER["group_totals"]["usual"])
+    grammars = codec.encode(FROM_WORKER["grammar_totals"]["usual"])
+    thinks = codec.encode(FROM_ROUTER["submit"]["reasoning"])
     refuse = codec.encode(FROM_ROUTER["refuse"]["circuit"])
     for_good = codec.encode(FROM_ROUTER["refuse"]["secret"])
 
@@ -265,7 +278,11 @@ def invalid() -> list[dict[str, str]]:
     ) -> bytes:
         return b"\x96\x0c" + ticket + bytes([0xC4, len(names)]) + names + parents + hits + b"\x05"
 
+    def reasoned(begin: bytes, end: bytes, most: bytes = b"\xc0") -> bytes:
+        return swap(thinks, b"\x93\x90\x91\xcd\xbf\xff\xc0", b"\x93" + begin + end + most)
+
     assert isinstance(codec.decode(offer()), Offer)
+    assert isinstance(codec.decode(reasoned(b"\x91\x01", b"\x91\x05", b"\x00")), Submit)
     bodies = [
         ("no bytes", b"", "truncated", ""),
         ("no array", b"\x05", "malformed", "frame"),
@@ -305,12 +322,13 @@ def invalid() -> list[dict[str, str]]:
         ("unknown role", swap(hello, b"\xa4both", b"\xa4Both"), "malformed", "hello.role"),
         ("a hello of version 1", b"\x9e\x01\x01" + b"\xa1x" * 12, "version", ""),
         ("a hello of version 2", b"\x9f\x01\x02" + b"\xa1x" * 13, "version", ""),
+        ("a hello of version 3", b"\x9f\x01\x03" + b"\xa1x" * 13, "version", ""),
         ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
         ("a hello without a version", b"\x91\x01", "malformed", "hello"),
         ("a version in words", b"\x9f\x01\xa12" + b"\xa1x" * 13, "malformed", "hello.protocol"),
         ("a version of 17 bits", b"\x9f\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 13, "malformed", "hello.protocol"),
         ("a version below zero", b"\x9f\x01\xff" + b"\xa1x" * 13, "malformed", "hello.protocol"),
-        ("a hello without its dtype", swap(hello, b"\x9f\x01\x03", b"\x9e\x01\x03")[:-9], "malformed", "hello"),
+        ("a hello without its dtype", swap(hello, b"\x9f\x01\x04", b"\x9e\x01\x04")[:-9], "malformed", "hello"),
         ("dtype by number", swap(hello, b"\xa8bfloat16", b"\x10"), "malformed", "hello.dtype"),
         ("dtype of nothing", swap(hello, b"\xa8bfloat16", b"\xc0"), "malformed", "hello.dtype"),
         ("dtype of 4 GB", swap(hello, b"\xa8bfloat16", b"\xdb\xff\xff\xff\xff"), "truncated", ""),
@@ -415,6 +433,22 @@ def invalid() -> list[dict[str, str]]:
         ("KV transfer by number", submit[:-1] + b"\x05", "malformed", "submit.kv_transfer"),
         ("KV transfer without its lease", submit[:-1] + b"\x90", "malformed", "submit.kv_transfer"),
         ("drain of the version before", b"\x92\x25\x05", "malformed", "drain"),
+        ("grammar totals of one less", b"\x97\x0e" + grammars[2:-1], "malformed", "grammar_totals"),
+        ("masks below zero", swap(grammars, b"\x0e\xcd\x04\xb0", b"\x0e\xff"), "malformed", "grammar_totals.masks"),
+        ("reasoning without an end", reasoned(b"\x90", b"\x90"), "malformed", "submit.sampling.reasoning.end"),
+        ("reasoning ending in text", reasoned(b"\x90", b"\x91\xa1x"), "malformed", "submit.sampling.reasoning.end[0]"),
+        (
+            "reasoning that begins with 33 tokens",
+            reasoned(b"\xdc\x00\x21" + b"\x01" * 33, b"\x91\x05"),
+            "malformed",
+            "submit.sampling.reasoning.begin",
+        ),
+        (
+            "reasoning for less than nothing",
+            reasoned(b"\x90", b"\x91\x05", b"\xff"),
+            "malformed",
+            "submit.sampling.reasoning.max_tokens",
+        ),
         ("totals without the time spent", b"\x99" + totals[1:-9], "malformed", "group_totals"),
         ("totals of one more", b"\x9b" + totals[1:] + b"\x00", "malformed", "group_totals"),
         ("totals cut", totals[:-1], "truncated", ""),

@@ -80,6 +80,7 @@ fn by_serde(frame: &Frame) -> Vec<u8> {
         Frame::Transferred(it) => body(11, it),
         Frame::Offer(it) => body(12, it),
         Frame::GroupTotals(it) => body(13, it),
+        Frame::GrammarTotals(it) => body(14, it),
         Frame::Welcome(it) => body(32, it),
         Frame::OtherVersion(it) => body(33, it),
         Frame::Submit(it) => body(34, it),

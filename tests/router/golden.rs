@@ -18,7 +18,7 @@ fn bytes(hex: &Value) -> Vec<u8> {
 }
 
 /// File and variant of each frame that workers send.
-const FROM_WORKER: [(&str, &str); 13] = [
+const FROM_WORKER: [(&str, &str); 14] = [
     ("hello", "Hello"),
     ("prove", "Prove"),
     ("snapshot", "Snapshot"),
@@ -32,6 +32,7 @@ const FROM_WORKER: [(&str, &str); 13] = [
     ("transferred", "Transferred"),
     ("offer", "Offer"),
     ("group_totals", "GroupTotals"),
+    ("grammar_totals", "GrammarTotals"),
 ];
 
 /// The same for routers.

@@ -320,6 +320,7 @@ impl<W: AsyncWrite + Unpin> Session<'_, W> {
             | Frame::Transferred(_)
             | Frame::Offer(_)
             | Frame::GroupTotals(_)
+            | Frame::GrammarTotals(_)
             | Frame::Welcome(_)
             | Frame::OtherVersion(_)
             | Frame::Refuse(_)) => bail!("a router does not send {} now", other.name()),

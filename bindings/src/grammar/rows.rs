@@ -13,7 +13,7 @@ use numpy::{IntoPyArray, PyArray1, PyArray2, PyArrayMethods as _, PyReadonlyArra
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
-use super::vocabulary::{CompiledGrammar, GrammarVocabulary};
+use super::vocabulary::AnswerRules;
 
 /// Commands that wait: one step sends a few, and waits for the answer of most.
 const COMMANDS: usize = 1024;
@@ -68,9 +68,9 @@ pub(crate) struct GrammarRows {
 #[pymethods]
 impl GrammarRows {
     #[new]
-    fn new(vocabulary: &GrammarVocabulary, rows: usize) -> Self {
+    fn new(tokens: usize, rows: usize) -> Self {
         Self {
-            tokens: vocabulary.vocabulary.tokens(),
+            tokens,
             rows,
             commands: Mutex::new(None),
             filling: Mutex::new(None),
@@ -81,12 +81,14 @@ impl GrammarRows {
         }
     }
 
-    fn take(&self, row: usize, grammar: &CompiledGrammar, tokens: Vec<u32>) -> PyResult<()> {
+    fn take(&self, row: usize, rules: &AnswerRules, tokens: Vec<u32>) -> PyResult<()> {
         if row >= self.rows {
             return Err(PyValueError::new_err(format!("batch row {row}, of {}", self.rows)));
         }
-        let follower = Box::new(grammar.compiled.follower());
-        self.send(Command::Take { row, follower, tokens })
+        let follower = rules.follower(self.tokens).ok_or_else(|| {
+            PyValueError::new_err(format!("a marker of reasoning is not of {} tokens", self.tokens))
+        })?;
+        self.send(Command::Take { row, follower: Box::new(follower), tokens })
     }
 
     fn leave(&self, row: usize) -> PyResult<()> {

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use headrace_router::core::frame::{Grammar, GrammarKind, Word as _};
-use headrace_router::request::grammar::{Compiled, GrammarTokens, KnownGrammars};
+use headrace_router::core::frame::{Grammar, GrammarKind, Reasoning, Word as _};
+use headrace_router::request::grammar::{Compiled, Follower, GrammarTokens, KnownGrammars};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
@@ -14,7 +14,7 @@ const KNOWN_GRAMMARS: usize = 64;
 
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct GrammarVocabulary {
-    pub(super) vocabulary: Arc<GrammarTokens>,
+    vocabulary: Arc<GrammarTokens>,
     known: KnownGrammars<Compiled>,
     compiled: AtomicU64,
     found: AtomicU64,
@@ -45,6 +45,14 @@ impl GrammarVocabulary {
     fn of_tokens(py: Python<'_>, tokens: Vec<Vec<u8>>, ends: Vec<u32>) -> PyResult<Self> {
         let made = py.detach(|| GrammarTokens::new(&tokens, &ends));
         Ok(Self::of(made.map_err(|error| PyValueError::new_err(error.to_string()))?))
+    }
+
+    /// Whether `compile` finds it compiled.
+    fn knows(&self, kind: &str, source: &str) -> bool {
+        let grammar = GrammarKind::named(kind)
+            .map(|kind| Grammar { kind, source: source.into() })
+            .and_then(|grammar| self.known.get(&grammar));
+        grammar.is_some()
     }
 
     fn compile(&self, py: Python<'_>, kind: &str, source: &str) -> PyResult<CompiledGrammar> {
@@ -84,12 +92,44 @@ impl GrammarVocabulary {
     }
 
     #[getter]
-    fn compile_ms(&self) -> f64 {
-        self.compile_us.load(Ordering::Relaxed) as f64 / 1e3
+    fn compile_us(&self) -> u64 {
+        self.compile_us.load(Ordering::Relaxed)
     }
 }
 
 #[pyclass(frozen, module = "headrace._core")]
 pub(crate) struct CompiledGrammar {
-    pub(super) compiled: Arc<Compiled>,
+    compiled: Arc<Compiled>,
+}
+
+#[pyclass(frozen, module = "headrace._core")]
+pub(crate) struct AnswerRules {
+    grammar: Option<Arc<Compiled>>,
+    reasoning: Option<Arc<Reasoning>>,
+}
+
+#[pymethods]
+impl AnswerRules {
+    #[new]
+    #[pyo3(signature = (grammar, reasoning=None))]
+    fn new(
+        grammar: Option<&CompiledGrammar>,
+        reasoning: Option<(Vec<u32>, Vec<u32>, Option<u32>)>,
+    ) -> Self {
+        let reasoning = reasoning.map(|(begin, end, max_tokens)| {
+            Arc::new(Reasoning { begin, end, max_tokens }) // bounded by the frame that it came in
+        });
+        Self { grammar: grammar.map(|grammar| Arc::clone(&grammar.compiled)), reasoning }
+    }
+}
+
+impl AnswerRules {
+    /// An answer that has no token yet, of a model with so many tokens; `None` where a marker has others.
+    pub(super) fn follower(&self, tokens: usize) -> Option<Follower> {
+        let follower = self.grammar.as_ref().map_or_else(Follower::free, |it| it.follower());
+        let Some(reasoning) = &self.reasoning else { return Some(follower) };
+        let mut markers = reasoning.begin.iter().chain(&reasoning.end);
+        let known = markers.all(|token| (*token as usize) < tokens);
+        known.then(|| follower.reasoning(Arc::clone(reasoning)))
+    }
 }

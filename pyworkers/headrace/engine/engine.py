@@ -45,11 +45,10 @@ from headrace.engine.step.in_flight import StepsInFlight
 from headrace.engine.step.lockstep import Lockstep
 from headrace.engine.step.rounds import Rounds
 from headrace.engine.step.row_counts import RowCounts
-from headrace.wire.frames import Load, Submit
+from headrace.wire.frames import GrammarTotals, Load, Submit
 
 if TYPE_CHECKING:
     from headrace._core import GrammarVocabulary
-    from headrace.engine.sampling.grammar import Grammars
     from headrace.models import Model
 
 
@@ -79,6 +78,7 @@ class Engine:
             raise ValueError("mtp wants a model that was loaded with its drafting layer")
         self.model = model
         self.config = config
+        self.vocabulary = vocabulary
         model_tokens = min(model.context_tokens, config.context_tokens or model.context_tokens)
         # The longest sequence, prompt and answer: one that fills the whole pool can still run alone.
         self.context_tokens = min(model_tokens, config.num_blocks * config.block_tokens)
@@ -120,7 +120,6 @@ class Engine:
             context_tokens=self.context_tokens,
             clock=clock,
             rounds=self.rounds,
-            vocabulary=vocabulary,
         )
         self._intake = Intake(
             vocab_size=model.vocab_size,
@@ -144,9 +143,15 @@ class Engine:
         )
 
     @property
-    def grammars(self) -> Grammars | None:
-        """Where answers with a grammar stand; `None` without a vocabulary."""
-        return self._forward.grammars
+    def grammar_totals(self) -> GrammarTotals:
+        """What was spent on rules of answers so far."""
+        masks, mask_us, late, wait_us = self._forward.grammars.times()
+        known = self.vocabulary
+        if known is None:
+            return GrammarTotals(masks, mask_us, late, wait_us)
+        return GrammarTotals(
+            masks, mask_us, late, wait_us, known.compiled, known.compile_us, known.found
+        )
 
     @property
     def idle(self) -> bool:

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from headrace._core import AnswerRules
 from headrace.engine.cache.kv_import import KvImport
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import check_sampling, needs_penalties
 from headrace.engine.sequence import Key, Sequence
-from headrace.wire.frames import Grammar, Submit
+from headrace.wire.frames import Grammar, Sampling, Submit
 
 if TYPE_CHECKING:
     from headrace._core import CompiledGrammar, GrammarVocabulary
@@ -57,7 +58,7 @@ class Intake:
             kv_import = KvImport(key, submit.kv_from, tokens=len(prompt) + len(generated))
         # A resumed answer has sent them already; of a prompt that is computed elsewhere they come from there.
         scores = sampling.prompt_logprobs is not None and not generated and kv_import is None
-        grammar = None if sampling.grammar is None else self._compiled(sampling.grammar)
+        rules = self._rules(sampling)
         self._taken += 1
         return Sequence(
             key=key,
@@ -76,14 +77,32 @@ class Intake:
                 if needs_penalties(sampling)
                 else None
             ),
-            grammar=grammar,
+            rules=rules,
             prompt_logprobs=[] if scores else None,
             export_lease_ms=None if submit.kv_transfer is None else submit.kv_transfer.lease_ms,
             kv_import=kv_import,
         )
 
+    def _rules(self, sampling: Sampling) -> AnswerRules | None:
+        """What the answer has to follow."""
+        reasoning = sampling.reasoning
+        if sampling.grammar is None and reasoning is None:
+            return None
+        grammar = None if sampling.grammar is None else self._compiled(sampling.grammar)
+        if reasoning is None:
+            return AnswerRules(grammar)
+        for token in (*reasoning.begin, *reasoning.end):
+            if token >= self._vocab_size:
+                raise RequestError(
+                    FailureKind.BAD_TOKEN,
+                    f"reasoning: token {token} is not in the vocabulary of {self._vocab_size}",
+                )
+        return AnswerRules(grammar, (reasoning.begin, reasoning.end, reasoning.max_tokens))
+
     def _compiled(self, grammar: Grammar) -> CompiledGrammar:
-        """A grammar that was not seen before takes milliseconds, in which the engine takes in nothing else."""
+        """A grammar that was not seen before takes milliseconds, in which the engine takes in nothing else: a worker
+        has compiled it before.
+        """
         if self._vocabulary is None:
             text = "this worker knows no tokens by their text, so it cannot follow a grammar"
             raise RequestError(FailureKind.UNSUPPORTED, text)

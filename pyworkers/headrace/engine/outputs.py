@@ -90,7 +90,7 @@ class OutputBuilder:
         """Of one that got its first token, or its last, or more than tokens, or none."""
         sequence = chosen.sequence
         if not chosen.ids:
-            failure = _not_finite() if sequence.grammar is None else _nothing_allowed()
+            failure = _not_finite() if chosen.stuck is None else _nothing_allowed(chosen.stuck)
             self.fail(sequence, failure, result)
             return None
         output = self._output(chosen, chosen.finish)
@@ -167,9 +167,5 @@ def _not_finite() -> RequestError:
     return RequestError(FailureKind.ENGINE, "the model's logits are not finite")
 
 
-def _nothing_allowed() -> RequestError:
-    text = (
-        "no token can go on under the grammar: it met a bound of its compiler, the vocabulary has not the bytes, "
-        "or the model's logits are not finite"
-    )
-    return RequestError(FailureKind.ENGINE, text)
+def _nothing_allowed(why: str) -> RequestError:
+    return RequestError(FailureKind.GRAMMAR, f"no token can go on under the grammar: {why}")

@@ -15,7 +15,7 @@ from headrace.engine.step.row_counts import Count, Ints
 from headrace.wire.frames import Sampling, TokenLogprob
 
 if TYPE_CHECKING:
-    from headrace._core import CompiledGrammar
+    from headrace._core import AnswerRules
     from headrace.engine.cache.kv_export import KvExport
     from headrace.engine.cache.kv_import import KvImport
 
@@ -60,7 +60,7 @@ class Sequence:
     deadline_s: float | None  # on the clock of `Engine.step`
     names: list[bytes]  # chained hashes of the full blocks of prompt + generated known so far
     penalties: Penalties | None = None
-    grammar: CompiledGrammar | None = None  # what its answer follows
+    rules: AnswerRules | None = None  # what its answer follows
     stage: Stage = Stage.OUTSIDE
     blocks: list[int] = field(default_factory=list[int])
     # Named blocks with the same contents, held too.

@@ -13,6 +13,7 @@ from headrace.errors import MalformedFrame, OtherProtocol
 from headrace.wire.frames import (
     MAX_FRAME_BYTES,
     MAX_GRAMMAR_BYTES,
+    MAX_MARKER_TOKENS,
     MAX_TICKET_BYTES,
     NAME_BYTES,
     PROTOCOL,
@@ -27,6 +28,7 @@ from headrace.wire.frames import (
     Frame,
     Freed,
     Grammar,
+    GrammarTotals,
     GroupTotals,
     Hello,
     KvReady,
@@ -35,6 +37,7 @@ from headrace.wire.frames import (
     OtherVersion,
     Ping,
     Prove,
+    Reasoning,
     Refuse,
     Resync,
     Snapshot,
@@ -110,6 +113,13 @@ def _grammar_rule(grammar: Grammar) -> None:
             raise MalformedFrame(".source", f"at most {MAX_GRAMMAR_BYTES} bytes", str(size))
 
 
+def _reasoning_rule(reasoning: Reasoning) -> None:
+    for name, marker, least in (("begin", reasoning.begin, 0), ("end", reasoning.end, 1)):
+        if not least <= len(marker) <= MAX_MARKER_TOKENS:
+            expected = f"{least} to {MAX_MARKER_TOKENS} items"
+            raise MalformedFrame(f".{name}", expected, str(len(marker)))
+
+
 def _tree(frame: Offer | Fetch) -> int:
     """Number of blocks, each of whose parents stands before it."""
     blocks = _units("names", frame.names, NAME_BYTES)
@@ -140,6 +150,7 @@ _RULES: Final[dict[type, Callable[[Any], None]]] = {
     Continue: _continue_rule,
     Fetch: _fetch_rule,
     Grammar: _grammar_rule,
+    Reasoning: _reasoning_rule,
 }
 
 
@@ -157,6 +168,7 @@ _NUMBERS: Final[dict[int, tuple[str, type]]] = {
     11: ("transferred", Transferred),
     12: ("offer", Offer),
     13: ("group_totals", GroupTotals),
+    14: ("grammar_totals", GrammarTotals),
     32: ("welcome", Welcome),
     33: ("other_version", OtherVersion),
     34: ("submit", Submit),

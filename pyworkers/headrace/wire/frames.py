@@ -13,10 +13,11 @@ from typing import Final, Literal, NamedTuple, TypeAlias
 
 from headrace.wire.schema import I8, I32, U8, U16, U32, U64
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 MAX_FRAME_BYTES: Final = 64 << 20
 MAX_TICKET_BYTES: Final = 256
 MAX_GRAMMAR_BYTES: Final = 64 << 10  # of a source, in UTF-8
+MAX_MARKER_TOKENS: Final = 32  # of what begins or ends reasoning
 NAME_BYTES: Final = 16  # of a block's full name; its key is the first half
 
 
@@ -37,6 +38,7 @@ class FailureKind(StrEnum):
     BAD_TOKEN = "bad_token"
     BAD_SAMPLING = "bad_sampling"
     BAD_RESUME = "bad_resume"
+    GRAMMAR = "grammar"  # no token may go on
     UNSUPPORTED = "unsupported"
     DRAINING = "draining"
     ENGINE = "engine"
@@ -340,6 +342,19 @@ class GroupTotals:
     spent_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class GrammarTotals:
+    """What a worker spent on grammars since its start, sent where it has changed."""
+
+    masks: U64 = 0
+    mask_us: U64 = 0
+    late: U64 = 0  # steps that waited for their masks
+    wait_us: U64 = 0
+    compiled: U64 = 0
+    compile_us: U64 = 0
+    known: U64 = 0  # requests whose grammar was compiled before
+
+
 # --- router -> worker ---
 
 
@@ -398,6 +413,15 @@ class Grammar:
 
 
 @dataclass(frozen=True, slots=True)
+class Reasoning:
+    """What comes before an answer. Where it is follows from the tokens alone; a grammar begins behind it."""
+
+    begin: list[U32]  # first tokens of the answer that open it; none where the prompt has
+    end: list[U32]
+    max_tokens: U32 | None = None  # then `end` is forced
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen. The defaults are greedy, with everything else off."""
 
@@ -415,6 +439,7 @@ class Sampling:
     ignore_eos: bool = False
     min_tokens: U32 = 0
     grammar: Grammar | None = None
+    reasoning: Reasoning | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -536,6 +561,7 @@ FromWorker: TypeAlias = (
     | Transferred
     | Offer
     | GroupTotals
+    | GrammarTotals
 )
 FromRouter: TypeAlias = (
     Welcome

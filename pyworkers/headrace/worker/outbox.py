@@ -17,6 +17,7 @@ from headrace.wire.frames import (
     Failed,
     Freed,
     FromWorker,
+    GrammarTotals,
     GroupTotals,
     KvReady,
     Load,
@@ -32,6 +33,7 @@ MOST_REPORTS = 1024  # of ended pulls, for a router that takes nothing. A guess
 # Refusals and ends that a router has not taken yet. One that asks on and takes nothing is not heard until it does.
 MOST_ENDS = 16_384
 MOST_STEPS = 8  # whose outputs a slow link's outbox keeps before they are joined. A guess
+MASKS_UNTOLD = 4096  # a worker with answers to tell tells of so many masks at once. A guess
 FRAME_VALUES = 1 << 20  # ids and log-probabilities in one Step; keeps a frame below its limit
 
 
@@ -53,6 +55,7 @@ class Outbox:
         self._reports: deque[Transferred] = deque()
         self._offer: Offer | None = None
         self._totals = self._told = GroupTotals()
+        self._grammars = self._told_grammars = GrammarTotals()
 
     def stepped(self, result: StepResult) -> None:
         """`result` is the last step now, if it computed anything; its answers for this link go to `answer`."""
@@ -67,6 +70,10 @@ class Outbox:
     def totalled(self, totals: GroupTotals) -> None:
         """What this rank did for its group so far."""
         self._totals = totals
+
+    def spent(self, totals: GrammarTotals) -> None:
+        """What this worker spent on grammars so far."""
+        self._grammars = totals
 
     def answer(self, answers: Answers) -> None:
         if answers.said:
@@ -120,6 +127,10 @@ class Outbox:
         frames += self._ready.values()
         outputs = joined(self._outputs) if self._outputs else Outputs.of([])
         frames += [self._step(part) for part in outputs.parts(FRAME_VALUES)]
+        new, told = self._grammars, self._told_grammars
+        if new != told and (not len(outputs) or new.masks - told.masks >= MASKS_UNTOLD):
+            frames.append(new)
+            self._told_grammars = new
         if self._totals != self._told:
             frames.append(self._totals)
             self._told = self._totals

@@ -4,17 +4,19 @@
 //! structs are arrays too. `tests/golden/` holds frames that Rust and Python both read and write byte for byte.
 
 mod failure;
+mod grammar;
 mod group_totals;
 mod handshake;
 mod migration;
 mod refusal;
 mod words;
 
-use std::sync::Arc;
-
 use serde::{Deserialize, Serialize};
 
 pub use self::failure::{Failed, FailureKind};
+pub use self::grammar::{
+    Grammar, GrammarKind, GrammarTotals, MAX_GRAMMAR_BYTES, MAX_MARKER_TOKENS, Reasoning,
+};
 pub use self::group_totals::GroupTotals;
 pub use self::handshake::{Capacity, Fingerprints, Group, Hello, Prove, Role, StepCost, Welcome};
 pub use self::migration::{
@@ -26,7 +28,7 @@ pub use self::words::Word;
 use self::words::words;
 
 /// Version of this protocol. A peer that speaks another one is refused with both numbers ([`OtherVersion`]).
-pub const PROTOCOL: u16 = 3;
+pub const PROTOCOL: u16 = 4;
 
 /// Longest frame body in bytes. A longer one closes the link.
 pub const MAX_FRAME_BYTES: usize = 64 << 20;
@@ -65,6 +67,8 @@ pub enum Frame {
     Offer(Offer),
     /// 13, worker -> router: what a rank of a group did beside steps.
     GroupTotals(GroupTotals),
+    /// 14, worker -> router: what was spent on the grammars of answers.
+    GrammarTotals(GrammarTotals),
     /// 32, router -> worker: the Hello was accepted.
     Welcome(Welcome),
     /// 33, router -> worker: the Hello is of another version of the protocol; the link closes.
@@ -289,31 +293,9 @@ pub struct Sampling {
     pub min_tokens: u32,
     /// What the answer has to follow, token by token.
     pub grammar: Option<Grammar>,
+    /// The answer reasons before that, for so long.
+    pub reasoning: Option<Reasoning>,
 }
-
-words! {
-    /// In what a grammar is written.
-    GrammarKind {
-        /// A JSON schema.
-        Json = "json",
-        /// A regular expression, which the whole answer matches.
-        Regex = "regex",
-        /// A Lark grammar, as `llguidance` reads it.
-        Lark = "lark",
-    }
-}
-
-/// A constraint of an answer. Its state follows from the tokens of the answer alone, so nothing else of it travels.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct Grammar {
-    /// In what `source` is written.
-    pub kind: GrammarKind,
-    /// The text, at most [`MAX_GRAMMAR_BYTES`].
-    pub source: Arc<str>,
-}
-
-/// Longest source of a grammar: a schema of hundreds of fields has some 30 KB. A guess.
-pub const MAX_GRAMMAR_BYTES: usize = 64 << 10;
 
 impl Default for Sampling {
     /// Greedy, everything else off.
@@ -333,6 +315,7 @@ impl Default for Sampling {
             ignore_eos: false,
             min_tokens: 0,
             grammar: None,
+            reasoning: None,
         }
     }
 }

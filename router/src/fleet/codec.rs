@@ -15,10 +15,10 @@ pub use io::{FrameArrival, FrameReader, FrameWriter, ReadError};
 use self::msgpack::{BodyReader, Fault, FaultKind, Item, Read, Wire, put_array_len, put_uint};
 use crate::core::frame::{
     Blocks, Bye, Cancel, Capacity, Continue, Describe, Drain, Failed, Fetch, Fingerprints, Frame,
-    Freed, Grammar, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load, MAX_FRAME_BYTES,
-    ModelPart, Offer, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked, Refuse, Resume, Resync,
-    Sampling, Snapshot, Step, StepCost, StoredRun, Submit, Ticket, TokenLogprob, Transferred,
-    Welcome,
+    Freed, Grammar, GrammarTotals, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load,
+    MAX_FRAME_BYTES, ModelPart, Offer, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked,
+    Reasoning, Refuse, Resume, Resync, Sampling, Snapshot, Step, StepCost, StoredRun, Submit,
+    Ticket, TokenLogprob, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -182,6 +182,7 @@ frames! {
     11 "transferred" Transferred,
     12 "offer" Offer,
     13 "group_totals" GroupTotals,
+    14 "grammar_totals" GrammarTotals,
     32 "welcome" Welcome,
     33 "other_version" OtherVersion,
     34 "submit" Submit,
@@ -281,6 +282,7 @@ structs! {
     Bye { reason }
     Transferred { request, worker, backend, blocks, bytes, ms, error }
     Offer { ticket, names, parents, hits, lease_ms } => rules::offer
+    GrammarTotals { masks, mask_us, late, wait_us, compiled, compile_us, known }
     GroupTotals { held_rounds, held_ms, waves, slots, bytes, refused, gain_s, cost_s, spent_s }
     Welcome { protocol, router, heartbeat_ms, challenge, proof, hash_key }
     OtherVersion { field, expected, got, message }
@@ -291,9 +293,10 @@ structs! {
     }
     Sampling {
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,
-        prompt_logprobs, logit_bias, ignore_eos, min_tokens, grammar,
+        prompt_logprobs, logit_bias, ignore_eos, min_tokens, grammar, reasoning,
     }
     Grammar { kind, source } => rules::grammar
+    Reasoning { begin, end, max_tokens } => rules::reasoning
     KvFrom { worker, transfer, timeout_ms }
     KvTransfer { lease_ms }
     Resume { generated, rng_counter }

@@ -311,6 +311,7 @@ impl Link {
             Frame::KvReady(ready) => self.kv_ready(ready),
             Frame::Transferred(pull) => self.registry.transferred(self.id, &pull),
             Frame::GroupTotals(totals) => self.registry.group_totals(self.id, &totals),
+            Frame::GrammarTotals(totals) => self.registry.grammar_totals(self.id, &totals),
             Frame::Freed(freed) => self.freed(freed.request),
             Frame::Offer(offer) => {
                 if !self.registry.drains.offered(self.id, offer) {

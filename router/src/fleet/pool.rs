@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant;
 
-pub(super) use self::described::WORKER_GAUGES;
+pub(super) use self::described::{WORKER_COUNTERS, WORKER_GAUGES};
 pub(super) use self::groups::{GROUP_GAUGES, LostRank, RANK_COUNTERS};
 pub(super) use self::worker::{PooledWorker, Status};
 use super::ModelInfo;
@@ -25,7 +25,7 @@ use crate::config::{Config, RoutingConfig};
 use crate::core::candidate::{GroupRank, WorkerId};
 use crate::core::dispatch::Dispatch;
 use crate::core::events::BlockEvents;
-use crate::core::frame::{Fingerprints, Hello, Role, Step, Transferred};
+use crate::core::frame::{Fingerprints, GrammarTotals, Hello, Role, Step, Transferred};
 use crate::core::scheduler::{
     Applied, Applying, Doubt, Given, Joining, Placement, RoutingRules, Scheduler, Withdrawal,
     WorkerView,
@@ -69,6 +69,13 @@ impl WorkerPool {
             empty_since: None,
             dispatch: Dispatch::new(scheduler, config.routing.queue.clone()),
             created,
+        }
+    }
+
+    /// What a worker tells of its grammars.
+    pub(super) fn grammar_totals(&mut self, id: WorkerId, totals: &GrammarTotals) {
+        if let Some(worker) = self.dispatch.scheduler.member_mut(id) {
+            worker.grammars = totals.clone();
         }
     }
 

@@ -9,6 +9,7 @@ mod follower;
 mod gbnf;
 mod known;
 mod place;
+mod reasoning;
 mod vocabulary;
 
 pub use compile::{Compiled, GrammarError, check_grammar};

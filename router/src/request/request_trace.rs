@@ -93,7 +93,10 @@ impl Outcome {
             | RouteError::Overloaded { .. }
             | RouteError::TooLate { .. }
             | RouteError::ShuttingDown => Some(Self::Rejected),
-            RouteError::WorkerFailed { kind: FailureKind::BadSampling, .. } => None,
+            RouteError::WorkerFailed {
+                kind: FailureKind::BadSampling | FailureKind::Grammar,
+                ..
+            } => None,
             RouteError::DeadlineExceeded { .. }
             | RouteError::WorkerLost { .. }
             | RouteError::WorkerFailed { .. }

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from hypothesis import strategies as st
 
 from headrace.wire.frames import (
+    MAX_MARKER_TOKENS,
     MAX_TICKET_BYTES,
     NAME_BYTES,
     PROTOCOL,
@@ -23,6 +24,7 @@ from headrace.wire.frames import (
     KvFrom,
     KvReady,
     Offer,
+    Reasoning,
     Refuse,
     RefuseReason,
     Ticket,
@@ -114,6 +116,9 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     }
     if hint in plain:
         return plain[hint]
+    if hint is Reasoning:
+        marker = st.lists(_values(U32), max_size=MAX_MARKER_TOKENS)
+        return st.builds(Reasoning, marker, marker.filter(bool), _values(U32 | None))
     hints = get_type_hints(hint, include_extras=True)
     return st.tuples(*[_values(field) for field in hints.values()]).map(
         lambda fields: hint(*fields)

@@ -36,6 +36,7 @@ pub(crate) fn frame() -> BoxedStrategy<Frame> {
             Frame::Offer(Offer { ticket, names, parents, hits, lease_ms })
         }),
         group_totals().prop_map(Frame::GroupTotals),
+        grammar_totals().prop_map(Frame::GrammarTotals),
     ];
     let router_side = prop_oneof![
         (any::<u16>(), text(), int32(), bytes(), bytes(), bytes()).prop_map(
@@ -295,6 +296,26 @@ fn grammar() -> BoxedStrategy<Grammar> {
     (word(), source).prop_map(|(kind, source)| Grammar { kind, source: source.into() }).boxed()
 }
 
+fn reasoning() -> BoxedStrategy<Reasoning> {
+    (vec(int32(), 0..32), vec(int32(), 1..32), option::of(int32()))
+        .prop_map(|(begin, end, max_tokens)| Reasoning { begin, end, max_tokens })
+        .boxed()
+}
+
+fn grammar_totals() -> BoxedStrategy<GrammarTotals> {
+    (int64(), int64(), int64(), int64(), int64(), int64(), int64())
+        .prop_map(|(masks, mask_us, late, wait_us, compiled, compile_us, known)| GrammarTotals {
+            masks,
+            mask_us,
+            late,
+            wait_us,
+            compiled,
+            compile_us,
+            known,
+        })
+        .boxed()
+}
+
 fn sampling() -> BoxedStrategy<Sampling> {
     let reals = (real(), real(), real(), real(), real(), real());
     let rest = (
@@ -306,6 +327,7 @@ fn sampling() -> BoxedStrategy<Sampling> {
         any::<bool>(),
         int32(),
         option::of(grammar()),
+        option::of(reasoning()),
     );
     (reals, rest)
         .prop_map(|(reals, rest)| {
@@ -326,6 +348,7 @@ fn sampling() -> BoxedStrategy<Sampling> {
                 ignore_eos,
                 min_tokens,
                 grammar,
+                reasoning,
             ) = rest;
             Sampling {
                 temperature,
@@ -342,6 +365,7 @@ fn sampling() -> BoxedStrategy<Sampling> {
                 ignore_eos,
                 min_tokens,
                 grammar,
+                reasoning,
             }
         })
         .boxed()

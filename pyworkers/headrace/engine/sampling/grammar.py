@@ -1,8 +1,8 @@
-"""Answers that follow a grammar: a token that it does not allow is never chosen.
+"""Answers that follow rules, a grammar or the end of reasoning: a token that they do not allow is never chosen.
 
 The mask of a step depends on the tokens before it, which are known when its forward pass begins. So `begin` goes
 before the pass and `StepMasks.apply` behind it, and a thread of `_core` fills the masks in between. Where an answer
-stands in its grammar follows from its tokens alone: whoever takes a batch row brings those that there are, be it after
+stands in its rules follows from its tokens alone: whoever takes a batch row brings those that there are, be it after
 a preemption, on another worker, or after the first token of a hand-off.
 
 A draft is checked by the mask of its place like any other token. Behind one that ends the answer nothing is chosen, so
@@ -25,7 +25,6 @@ from headrace.engine.step.rows import places_of, spread
 from headrace_kernels.token_masks import is_native, mask_logits
 
 if TYPE_CHECKING:
-    from headrace._core import GrammarVocabulary
     from headrace.engine.sampling.sampler import Rows
     from headrace.engine.sampling.verify import ChosenRows
     from headrace.engine.step.input_batch import AddedRow
@@ -34,28 +33,27 @@ Ints = NDArray[np.int64]
 
 
 class Grammars:
-    """Where the answers with a grammar stand, by batch row. Belongs to the thread of the steps."""
+    """Where the answers with rules stand, by batch row. Belongs to the thread of the steps."""
 
-    def __init__(self, vocabulary: GrammarVocabulary, max_sequences: int) -> None:
-        self.vocabulary = vocabulary
-        self._core = _core.GrammarRows(vocabulary, max_sequences)
+    def __init__(self, vocab_size: int, max_sequences: int) -> None:
+        self._core = _core.GrammarRows(vocab_size, max_sequences)
         self._has = np.zeros(max_sequences, dtype=np.bool_)
         self._any = False
 
     def take_row(self, added: AddedRow) -> None:
         """Another sequence has a batch row."""
-        batch_row, grammar = added.batch_row, added.sequence.grammar
-        if grammar is not None:
-            self._core.take(batch_row, grammar, added.generated)
+        batch_row, rules = added.batch_row, added.sequence.rules
+        if rules is not None:
+            self._core.take(batch_row, rules, added.generated)
         elif self._has[batch_row]:
             self._core.leave(batch_row)
         else:
             return
-        self._has[batch_row] = grammar is not None
+        self._has[batch_row] = rules is not None
         self._any = bool(self._has.any())
 
     def begin(self, rows: Rows) -> StepMasks | None:
-        """Have the masks of these rows filled, for those with a grammar; `None` where nobody has one."""
+        """Have the masks of these rows filled, for those with rules; `None` where nobody has any."""
         if not self._any:
             return None
         owners = places_of(self._has[rows.batch_rows])
@@ -67,8 +65,8 @@ class Grammars:
         return StepMasks(self._core, owners, places)
 
     def count_allowed(self, batch_rows: Ints, drafts: Ints, made: Ints) -> Ints:
-        """How many of the first `made` of these drafts, `[rows, most]`, may be checked at all: not those that a grammar
-        does not allow, nor those behind them.
+        """How many of the first `made` of these drafts, `[rows, most]`, may be checked at all: not those that rules
+        do not allow, nor those behind them.
         """
         owners = places_of(self._has[batch_rows]) if self._any else np.zeros(0, dtype=np.int64)
         if not len(owners):
@@ -122,3 +120,10 @@ class StepMasks:
             if chosen.finish[row] in (GOES_ON, LENGTH):
                 chosen.finish[row] = STOP
                 ended[batch_rows[row]] = True
+
+    def note_stuck(self, chosen: ChosenRows, rows: Rows, best: NDArray[np.float32]) -> None:
+        """Say why of the answers that got no token since no token may go on; `best` are the highest logits left."""
+        none = self._owners[chosen.counts[self._owners] == 0]
+        for row in none[np.isneginf(best[rows.starts[none]])].tolist():
+            text = self._core.error(rows.batch_rows[row])
+            chosen.stuck[row] = text or "the vocabulary has no token for what comes next"

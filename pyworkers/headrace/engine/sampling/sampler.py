@@ -46,7 +46,7 @@ EDITS = 1  # its logits change before all else
 LOGPROBS = 2
 DRAWS = 4
 TOP_K = 8  # for tokens that are drawn
-GRAMMAR = 16  # tokens that it does not allow are never chosen
+RULES = 16  # tokens that they do not allow are never chosen
 DRAW_ELEMENTS = 1 << 23  # logits looked at in one go when tokens are drawn or scored; bounds memory
 
 
@@ -170,13 +170,13 @@ class Sampler:
             + LOGPROBS * (s.logprobs is not None)
             + DRAWS * drawn
             + TOP_K * (drawn and self._top_k[batch_row] > 0)
-            + GRAMMAR * (sequence.grammar is not None)
+            + RULES * (sequence.rules is not None)
         )
 
     def sample(self, logits: torch.Tensor, rows: Rows, masks: StepMasks | None = None) -> Sampled:
         """Choose a token for each row. `logits` is `[rows, vocab]` and may be overwritten.
 
-        `masks` are those of all rows with a grammar.
+        `masks` are those of all rows with rules.
         """
         assert logits.shape[1] == self.vocab_size
         asks = self._asked(rows.batch_rows)
@@ -193,7 +193,7 @@ class Sampler:
         if asks & EDITS:
             self._edit(logits, rows, batch_rows, None)
         few = None
-        if asks & GRAMMAR:
+        if asks & RULES:
             assert masks is not None, "they were begun before the forward pass"
             # The k best of a row are looked for in all of it.
             few = masks.apply(logits, whole=self._whole_masks or asks & TOP_K > 0)

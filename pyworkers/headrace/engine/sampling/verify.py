@@ -37,6 +37,7 @@ class Chosen(NamedTuple):
     finish: Finish | None
     drafted: int
     accepted: int  # how many of `ids` were drafts
+    stuck: str | None = None  # why there is no token, where no token may go on
 
 
 @dataclass(slots=True)
@@ -51,6 +52,7 @@ class ChosenRows:
     drafted: Ints
     accepted: Ints
     logprobs: dict[int, list[TokenLogprob]] = field(default_factory=dict[int, list[TokenLogprob]])
+    stuck: dict[int, str] = field(default_factory=dict[int, str])
 
     @staticmethod
     def none(work: StepWork) -> ChosenRows:
@@ -69,6 +71,7 @@ class ChosenRows:
             FINISHES[self.finish[row]],
             int(self.drafted[row]),
             int(self.accepted[row]),
+            self.stuck.get(row),
         )
 
     def __iter__(self) -> Iterator[Chosen]:

@@ -30,7 +30,6 @@ from headrace.engine.step.work import StepWork, Work
 from headrace.wire.frames import TokenLogprob
 
 if TYPE_CHECKING:
-    from headrace._core import GrammarVocabulary
     from headrace.models import Model
 
 
@@ -52,7 +51,6 @@ class Forward:
         context_tokens: int,
         clock: Callable[[], float],
         rounds: Rounds | None = None,
-        vocabulary: GrammarVocabulary | None = None,
     ) -> None:
         self._model = model
         self._kv_exports = kv_exports
@@ -68,9 +66,7 @@ class Forward:
             max_blocks=-(-context_tokens // config.block_tokens),
             drafts=config.mtp,
         )
-        self.grammars: Grammars | None = None
-        if vocabulary is not None:
-            self.grammars = Grammars(vocabulary, config.max_sequences)
+        self.grammars = Grammars(model.vocab_size, config.max_sequences)
         # Where a step's end says how far it came, as with drafts, the next one has to wait for that.
         self._pool: TokenPool | None = None
         if model.ahead_on is not None and config.mtp == 0:
@@ -126,8 +122,7 @@ class Forward:
         for added in order.added:
             self._input_batch.take(added)
             self._sampler.take_row(added.sequence, added.batch_row)
-            if self.grammars is not None:
-                self.grammars.take_row(added)
+            self.grammars.take_row(added)
             if self.adaptive is not None:
                 self.adaptive.take_row(added.batch_row)
         if self._pool is not None and order.added:
@@ -160,7 +155,7 @@ class Forward:
             self.drafter.begin(work)
         began_s = self._clock()
         step = build(self._input_batch, work, None if self._pool is None else self._pool.newest)
-        masks = None if self.grammars is None else self.grammars.begin(step.rows)
+        masks = self.grammars.begin(step.rows)
         if order.chunks:
             logits = self._model.forward(step.batch, self._kv_exports.progress_of(order.chunks))
         else:
@@ -234,6 +229,7 @@ class Forward:
         chosen = ChosenRows(work, step.sampled, *columns)
         if masks is not None:
             masks.advance(chosen, rows.batch_rows, self._input_batch.ended)
+            masks.note_stuck(chosen, rows, sampled.best)
         if self.adaptive is not None and len(sampled.ids) > len(right):
             accepted = np.maximum(right - 1, 0)
             self.adaptive.acceptance.checked(rows.batch_rows, rows.counts - 1, accepted)

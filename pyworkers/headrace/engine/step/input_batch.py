@@ -32,7 +32,7 @@ class AddedRow:
     newest: int
     keys_from: int
     keys_to: int
-    generated: list[int]  # where it has a grammar, which begins with them
+    generated: list[int]  # where it has rules, which begin with them
 
     @staticmethod
     def of(sequence: Sequence) -> AddedRow:
@@ -45,7 +45,7 @@ class AddedRow:
             sequence.generated[-1] if sequence.generated else 0,
             sequence.keys_from,
             sequence.keys_to,
-            [] if sequence.grammar is None else list(sequence.generated),
+            [] if sequence.rules is None else list(sequence.generated),
         )
 
 

@@ -24,6 +24,8 @@ words! {
         BadSampling = "bad_sampling",
         /// The state to go on from cannot be that of this request.
         BadResume = "bad_resume",
+        /// No token may go on: the grammar of the answer met a bound, or the vocabulary lacks the bytes that it asks for.
+        Grammar = "grammar",
         /// This worker cannot do it as it was started: it moves no KV, for instance.
         Unsupported = "unsupported",
         /// The worker leaves.
@@ -48,7 +50,8 @@ impl FailureKind {
             | Self::TooLong
             | Self::BadToken
             | Self::BadSampling
-            | Self::BadResume => false,
+            | Self::BadResume
+            | Self::Grammar => false,
         }
     }
 }

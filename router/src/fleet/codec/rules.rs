@@ -2,8 +2,8 @@
 
 use super::msgpack::{Fault, Read};
 use crate::core::frame::{
-    Continue, Fetch, Grammar, KvReady, MAX_GRAMMAR_BYTES, MAX_TICKET_BYTES, NAME_BYTES, Offer,
-    Refuse, Ticket,
+    Continue, Fetch, Grammar, KvReady, MAX_GRAMMAR_BYTES, MAX_MARKER_TOKENS, MAX_TICKET_BYTES,
+    NAME_BYTES, Offer, Reasoning, Refuse, Ticket,
 };
 
 pub(super) fn kv_ready(frame: &KvReady) -> Read<()> {
@@ -44,6 +44,17 @@ pub(super) fn grammar(frame: &Grammar) -> Read<()> {
     if frame.source.len() > MAX_GRAMMAR_BYTES {
         let expected = format!("at most {MAX_GRAMMAR_BYTES} bytes");
         return Err(Fault::malformed(expected, frame.source.len()).inside("source"));
+    }
+    Ok(())
+}
+
+/// What ends reasoning has to be there, and both markers are short.
+pub(super) fn reasoning(frame: &Reasoning) -> Read<()> {
+    for (name, marker, least) in [("begin", &frame.begin, 0), ("end", &frame.end, 1)] {
+        if !(least..=MAX_MARKER_TOKENS).contains(&marker.len()) {
+            let expected = format!("{least} to {MAX_MARKER_TOKENS} items");
+            return Err(Fault::malformed(expected, marker.len()).inside(name));
+        }
     }
     Ok(())
 }

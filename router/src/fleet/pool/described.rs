@@ -136,3 +136,32 @@ pub(in crate::fleet) const WORKER_GAUGES: [WorkerGauge; 15] = [
         now_ms.saturating_sub(worker.link.heard_ms()) as f64 / 1e3
     }),
 ];
+
+type WorkerCounter = (&'static str, &'static str, fn(&PooledWorker) -> f64);
+
+/// One sample for each worker; they begin anew with its start.
+pub(in crate::fleet) const WORKER_COUNTERS: [WorkerCounter; 7] = [
+    ("headrace_worker_grammar_masks_total", "Masks of tokens that it filled.", |worker| {
+        worker.grammars.masks as f64
+    }),
+    ("headrace_worker_grammar_mask_seconds_total", "What that took, beside its model.", |worker| {
+        worker.grammars.mask_us as f64 / 1e6
+    }),
+    ("headrace_worker_grammar_late_steps_total", "Steps that waited for their masks.", |worker| {
+        worker.grammars.late as f64
+    }),
+    ("headrace_worker_grammar_wait_seconds_total", "What these steps waited.", |worker| {
+        worker.grammars.wait_us as f64 / 1e6
+    }),
+    ("headrace_worker_grammar_compiled_total", "Grammars that it compiled.", |worker| {
+        worker.grammars.compiled as f64
+    }),
+    ("headrace_worker_grammar_compile_seconds_total", "What that took, beside steps.", |worker| {
+        worker.grammars.compile_us as f64 / 1e6
+    }),
+    (
+        "headrace_worker_grammar_known_total",
+        "Requests whose grammar it had compiled before.",
+        |worker| worker.grammars.known as f64,
+    ),
+];

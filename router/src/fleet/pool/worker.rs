@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::groups::RankTimes;
 use super::pulls::Pulls;
-use crate::core::frame::{GroupTotals, Hello, Step};
+use crate::core::frame::{GrammarTotals, GroupTotals, Hello, Step};
 use crate::fleet::link::Link;
 use crate::fleet::listen::Dial;
 use crate::fleet::lobby::Origin;
@@ -65,6 +65,7 @@ pub(in crate::fleet) struct PooledWorker {
     pub(super) together: bool,
     pub(super) times: RankTimes,
     pub(super) totals: GroupTotals,
+    pub(super) grammars: GrammarTotals,
     pub(super) last: Option<Step>,
     /// What it pulled from others.
     pub(super) pulls: Pulls,
@@ -82,6 +83,7 @@ impl PooledWorker {
             together: hello.group.is_none(),
             times: RankTimes::default(),
             totals: GroupTotals::default(),
+            grammars: GrammarTotals::default(),
             hello,
             address: dial.address,
             peer: dial.peer,

@@ -8,7 +8,9 @@ use prometheus_client::encoding::DescriptorEncoder;
 use super::Registry;
 use crate::core::admission::Admission;
 use crate::fleet::ModelInfo;
-use crate::fleet::pool::{GROUP_GAUGES, RANK_COUNTERS, Status, WORKER_GAUGES, WorkerPool};
+use crate::fleet::pool::{
+    GROUP_GAUGES, RANK_COUNTERS, Status, WORKER_COUNTERS, WORKER_GAUGES, WorkerPool,
+};
 use crate::metrics::Scrape;
 use crate::prompt::CacheStats;
 
@@ -75,6 +77,12 @@ impl Collector for Registry {
                 (labels, value(worker, view, now_ms))
             });
             scrape.gauges(name, help, samples)?;
+        }
+        for (name, help, value) in WORKER_COUNTERS {
+            let samples = members.iter().map(|(model, worker, _)| {
+                ([("worker", worker.hello.worker.as_str()), ("model", model)], value(worker))
+            });
+            scrape.counters(name, help, samples)?;
         }
         let groups: Vec<_> = pools().flat_map(WorkerPool::groups).collect();
         for (name, help, value) in GROUP_GAUGES {

@@ -156,6 +156,7 @@ fn sampling(
         ignore_eos: fields.boolean("ignore_eos")?.unwrap_or(false),
         min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
         grammar: grammar.map(|asked| asked.grammar.clone()),
+        reasoning: None,
     })
 }
 

@@ -216,9 +216,10 @@ fn route_verdict(error: &RouteError) -> Verdict {
             Verdict::later(S::SERVICE_UNAVAILABLE, "server_error", "worker_lost", SOON)
         }
         // bounds that only workers know, such as how many log-probabilities of a prompt one answers with
-        RouteError::WorkerFailed { kind: kind @ FailureKind::BadSampling, .. } => {
-            Verdict::wrong(S::BAD_REQUEST, Some(kind.as_str()))
-        }
+        RouteError::WorkerFailed {
+            kind: kind @ (FailureKind::BadSampling | FailureKind::Grammar),
+            ..
+        } => Verdict::wrong(S::BAD_REQUEST, Some(kind.as_str())),
         RouteError::WorkerFailed { kind, .. } if !kind.is_retryable() => {
             Verdict::new(S::INTERNAL_SERVER_ERROR, "server_error", Some("worker_failed"))
         }
@@ -313,6 +314,7 @@ mod tests {
             (failed(FailureKind::Engine), 503, Some("1")),
             (failed(FailureKind::BadToken), 500, None),
             (failed(FailureKind::BadSampling), 400, None),
+            (failed(FailureKind::Grammar), 400, None),
             (RouteError::ShuttingDown, 503, Some("1")),
             (RouteError::ClientGone, 499, None),
             (RouteError::mistake("secret"), 500, None),

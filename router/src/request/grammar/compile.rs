@@ -1,10 +1,10 @@
 //! From the text of a grammar to what follows it, within bounds of time, depth and memory.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::{Matcher, ParserFactory, panic_utils};
+use llguidance::{Matcher, panic_utils};
 use serde_json::{Map, Value, json};
 
 use super::follower::Follower;
@@ -55,7 +55,10 @@ impl GrammarError {
 }
 
 /// A grammar at its beginning, for the tokens of one vocabulary. Answers share what they learn of it.
-pub struct Compiled(Mutex<Matcher>);
+pub struct Compiled {
+    matcher: Mutex<Matcher>,
+    ends: Arc<[u32]>,
+}
 
 impl std::fmt::Debug for Compiled {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -67,16 +70,14 @@ impl Compiled {
     /// An answer that has no token yet.
     #[must_use]
     pub fn follower(&self) -> Follower {
-        Follower::new(self.0.lock().unwrap_or_else(PoisonError::into_inner).clone())
+        let matcher = self.matcher.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Follower::new(matcher, Arc::clone(&self.ends))
     }
 }
 
 /// # Errors
 /// What is wrong with the grammar, or which bound it passes.
-pub(super) fn compile(
-    factory: &ParserFactory,
-    grammar: &Grammar,
-) -> Result<Compiled, GrammarError> {
+pub(super) fn compile(tokens: &GrammarTokens, grammar: &Grammar) -> Result<Compiled, GrammarError> {
     let Grammar { kind, source } = grammar;
     if source.len() > MAX_GRAMMAR_BYTES {
         let text = format!("it is {} bytes long, the limit is {MAX_GRAMMAR_BYTES}", source.len());
@@ -95,23 +96,24 @@ pub(super) fn compile(
             TopLevelGrammar::from_lark(source.to_string())
         }
     };
-    compile_top(factory, top)
+    compile_top(tokens, top)
 }
 
 pub(super) fn compile_schema(
-    factory: &ParserFactory,
+    tokens: &GrammarTokens,
     schema: Value,
 ) -> Result<Compiled, GrammarError> {
-    compile_top(factory, TopLevelGrammar::from_json_schema(with_options(schema)))
+    compile_top(tokens, TopLevelGrammar::from_json_schema(with_options(schema)))
 }
 
-fn compile_top(factory: &ParserFactory, top: TopLevelGrammar) -> Result<Compiled, GrammarError> {
-    let work = || panic_utils::catch_unwind(AssertUnwindSafe(|| factory.create_parser(top)));
+fn compile_top(tokens: &GrammarTokens, top: TopLevelGrammar) -> Result<Compiled, GrammarError> {
+    let create = || tokens.factory().create_parser(top);
+    let work = || panic_utils::catch_unwind(AssertUnwindSafe(create));
     let parser = on_a_deep_stack(work)?.map_err(|error| GrammarError::new(format!("{error:#}")))?;
     let matcher = Matcher::new(Ok(parser));
     match matcher.get_error() {
         Some(error) => Err(GrammarError::new(error)),
-        None => Ok(Compiled(Mutex::new(matcher))),
+        None => Ok(Compiled { matcher: Mutex::new(matcher), ends: tokens.ends() }),
     }
 }
 
@@ -129,7 +131,7 @@ fn on_a_deep_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Gramma
 /// # Errors
 /// What is wrong with it, or which bound it passes.
 pub fn check_grammar(grammar: &Grammar) -> Result<(), GrammarError> {
-    compile(GrammarTokens::of_bytes().factory(), grammar).map(drop)
+    compile(GrammarTokens::of_bytes(), grammar).map(drop)
 }
 
 /// The schema with how JSON is written: our white space, everything checked.

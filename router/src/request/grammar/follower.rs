@@ -1,10 +1,19 @@
-//! Where an answer stands in its grammar.
+//! Where an answer stands in its grammar, and in the reasoning before it.
+
+use std::sync::Arc;
 
 use llguidance::Matcher;
 
+use super::reasoning::{Allows, ReasoningState};
+use crate::core::frame::Reasoning;
+
 /// One answer. What it allows follows from the grammar and from the tokens that it was given, in whatever portions.
 pub struct Follower {
-    matcher: Matcher,
+    /// What the answer behind any reasoning follows.
+    matcher: Option<Matcher>,
+    /// Tokens that end answers: none where the grammar has yet to be followed.
+    ends: Arc<[u32]>,
+    gate: Option<ReasoningState>,
     failed: bool,
 }
 
@@ -15,8 +24,20 @@ impl std::fmt::Debug for Follower {
 }
 
 impl Follower {
-    pub(super) fn new(matcher: Matcher) -> Self {
-        Self { matcher, failed: false }
+    pub(super) fn new(matcher: Matcher, ends: Arc<[u32]>) -> Self {
+        Self { matcher: Some(matcher), ends, gate: None, failed: false }
+    }
+
+    /// Of an answer that follows no grammar.
+    #[must_use]
+    pub fn free() -> Self {
+        Self { matcher: None, ends: Arc::default(), gate: None, failed: false }
+    }
+
+    /// The answer has no token yet, and reasons before it follows its grammar.
+    #[must_use]
+    pub fn reasoning(self, reasoning: Arc<Reasoning>) -> Self {
+        Self { gate: Some(ReasoningState::new(reasoning)), ..self }
     }
 
     /// The answer has these tokens more. Returns whether it is complete: nothing but its end may follow.
@@ -26,25 +47,36 @@ impl Follower {
         if self.finished() || self.failed {
             return self.finished();
         }
-        self.failed = self.matcher.consume_tokens(tokens).is_err();
+        let reasoned = match &mut self.gate {
+            Some(gate) => tokens.iter().position(|token| gate.take(*token)).unwrap_or(tokens.len()),
+            None => 0,
+        };
+        // a gate that is open stays so
+        if let Some(matcher) = &mut self.matcher {
+            self.failed = matcher.consume_tokens(&tokens[reasoned..]).is_err();
+        }
         self.finished()
     }
 
     /// Nothing but its end may follow.
     #[must_use]
     pub fn finished(&self) -> bool {
-        !self.failed && !self.matcher.is_error() && self.matcher.is_stopped()
+        let stopped = self
+            .matcher
+            .as_ref()
+            .is_some_and(|matcher| !matcher.is_error() && matcher.is_stopped());
+        !self.failed && stopped && self.answers()
     }
 
-    /// Whether the answer might end here.
-    pub fn may_end(&mut self) -> bool {
-        !self.failed && (self.finished() || self.matcher.is_accepting().unwrap_or(false))
+    /// Any reasoning is over.
+    fn answers(&self) -> bool {
+        self.gate.as_ref().is_none_or(|gate| gate.allows() == Allows::Answer)
     }
 
     /// Why nothing may follow, where that is not because the answer is complete.
     #[must_use]
     pub fn error(&self) -> Option<String> {
-        self.matcher.get_error()
+        self.matcher.as_ref()?.get_error()
     }
 
     /// Which tokens may follow the answer, and `drafts[..1]`, `drafts[..2]` and so on: one bit a token, lowest first, one row
@@ -60,40 +92,94 @@ impl Follower {
             dead.fill(true);
             return;
         }
+        let mut gate = self.gate.clone();
         let mut taken = 0;
         let rows = masks.chunks_exact_mut(words).zip(dead.iter_mut());
         for (place, (row, dead)) in rows.enumerate() {
-            if self.matcher.is_stopped() {
-                *dead = true; // the draft before it ends the answer
+            let allows = gate.as_ref().map_or(Allows::Answer, ReasoningState::allows);
+            let may_go_on = fill(row, allows, self.matcher.as_mut(), &self.ends);
+            if !may_go_on {
+                *dead = true; // the draft before it ends the answer, or a bound was met
+                self.failed = self.matcher.as_ref().is_some_and(|matcher| !matcher.is_stopped())
+                    || self.error().is_some();
+                if self.failed {
+                    return;
+                }
                 break;
             }
-            let Ok(mask) = self.matcher.compute_mask() else {
-                *dead = true;
-                self.failed = true;
-                return;
-            };
-            let allowed = &mask.as_slice()[..words];
-            row.copy_from_slice(allowed);
             let Some(draft) = drafts.get(place) else { break };
-            let bit =
-                allowed.get(*draft as usize / 32).is_some_and(|w| (w >> (draft % 32)) & 1 == 1);
-            if !bit {
+            if !bit(row, *draft) {
                 break;
             }
-            if self.matcher.consume_token(*draft).is_err() {
-                self.failed = true;
-                return;
+            let of_answer = gate.as_mut().is_none_or(|gate| gate.take(*draft));
+            if let Some(matcher) = self.matcher.as_mut().filter(|_| of_answer) {
+                if matcher.consume_token(*draft).is_err() {
+                    self.failed = true;
+                    return;
+                }
+                taken += 1;
             }
-            taken += 1;
         }
-        self.failed = self.matcher.rollback(taken).is_err();
+        if let Some(matcher) = &mut self.matcher {
+            self.failed = matcher.rollback(taken).is_err();
+        }
     }
 
-    /// How many of these tokens the grammar allows, one after the other. They are not taken.
+    /// How many of these tokens may follow, one after the other. They are not taken.
     pub fn count_allowed(&mut self, tokens: &[u32]) -> usize {
         if self.failed || self.finished() {
             return 0;
         }
-        self.matcher.validate_tokens(tokens).unwrap_or(0)
+        let mut gate = self.gate.clone();
+        for (place, token) in tokens.iter().enumerate() {
+            let may = match gate.as_ref().map_or(Allows::Answer, ReasoningState::allows) {
+                Allows::Reasoning => self.matcher.is_none() || !self.ends.contains(token),
+                Allows::Only(other) => *token == other,
+                Allows::AnswerOr(other) if *token == other => true,
+                Allows::AnswerOr(_) | Allows::Answer => {
+                    let Some(matcher) = &mut self.matcher else { return tokens.len() };
+                    return place + matcher.validate_tokens(&tokens[place..]).unwrap_or(0);
+                }
+            };
+            if !may {
+                return place;
+            }
+            if let Some(gate) = &mut gate {
+                gate.take(*token);
+            }
+        }
+        tokens.len()
     }
+}
+
+/// What may be chosen at one place, in a row that allows everything. False where that is nothing.
+fn fill(row: &mut [u32], allows: Allows, matcher: Option<&mut Matcher>, ends: &[u32]) -> bool {
+    match (allows, matcher) {
+        (Allows::Reasoning, Some(_)) => {
+            for end in ends {
+                row[*end as usize / 32] &= !(1 << (end % 32));
+            }
+        }
+        (Allows::Only(token), _) => {
+            row.fill(0);
+            row[token as usize / 32] |= 1 << (token % 32);
+        }
+        (Allows::Answer | Allows::AnswerOr(_), Some(matcher)) => {
+            if matcher.is_stopped() {
+                return false;
+            }
+            let Ok(mask) = matcher.compute_mask() else { return false };
+            let words = row.len();
+            row.copy_from_slice(&mask.as_slice()[..words]);
+            if let Allows::AnswerOr(token) = allows {
+                row[token as usize / 32] |= 1 << (token % 32);
+            }
+        }
+        (Allows::Reasoning | Allows::Answer | Allows::AnswerOr(_), None) => {}
+    }
+    true
+}
+
+fn bit(mask: &[u32], token: u32) -> bool {
+    mask.get(token as usize / 32).is_some_and(|word| (word >> (token % 32)) & 1 == 1)
 }

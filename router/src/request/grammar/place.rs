@@ -82,7 +82,7 @@ pub struct SchemaError {
 /// Where the first keyword stands that is not enforced, or the innermost schema that cannot be compiled.
 pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
     check_keywords(schema, &mut String::new())?;
-    let whole = match compile_schema(GrammarTokens::of_bytes().factory(), schema.clone()) {
+    let whole = match compile_schema(GrammarTokens::of_bytes(), schema.clone()) {
         Ok(_) => return Ok(()),
         Err(error) => error,
     };
@@ -163,7 +163,7 @@ fn narrow(root: &Value, schema: &Value, found: &mut (String, GrammarError), unti
         if Instant::now() >= until {
             return Ok(());
         }
-        match compile_schema(GrammarTokens::of_bytes().factory(), with_definitions(root, schema)) {
+        match compile_schema(GrammarTokens::of_bytes(), with_definitions(root, schema)) {
             Ok(_) => Ok(()),
             Err(error) => {
                 *found = (path.clone(), error);

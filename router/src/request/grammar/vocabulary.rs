@@ -19,6 +19,8 @@ const LONGEST_TOKEN: usize = 250;
 pub struct GrammarTokens {
     factory: ParserFactory,
     tokens: usize,
+    /// They end answers.
+    ends: Arc<[u32]>,
 }
 
 impl std::fmt::Debug for GrammarTokens {
@@ -75,7 +77,7 @@ impl GrammarTokens {
             ParserFactory::new(&env, capabilities, &slices).map_err(GrammarError::new)?;
         *factory.limits_mut() = compile::limits();
         factory.quiet();
-        Ok(Self { factory, tokens })
+        Ok(Self { factory, tokens, ends: ends.into() })
     }
 
     /// All single bytes: enough to say whether a grammar is one.
@@ -103,10 +105,14 @@ impl GrammarTokens {
     /// # Errors
     /// What is wrong with the grammar, or which bound it passes.
     pub fn compile(&self, grammar: &Grammar) -> Result<Compiled, GrammarError> {
-        compile::compile(&self.factory, grammar)
+        compile::compile(self, grammar)
     }
 
     pub(super) fn factory(&self) -> &ParserFactory {
         &self.factory
+    }
+
+    pub(super) fn ends(&self) -> Arc<[u32]> {
+        Arc::clone(&self.ends)
     }
 }

@@ -97,10 +97,10 @@ async fn a_worker_of_another_version_is_refused_by_name_in_a_frame_that_it_can_r
         answer
     };
     let message =
-        "this router speaks version 3 of the protocol and this worker version 1: update the worker";
+        "this router speaks version 4 of the protocol and this worker version 1: update the worker";
     let Some(Frame::OtherVersion(told)) = refused(HELLO_OF_VERSION_1).await else { panic!() };
     assert_eq!((told.field.as_str(), told.message.as_str()), ("protocol", message));
-    assert_eq!((told.expected.as_str(), told.got.as_str()), ("3", "1"));
+    assert_eq!((told.expected.as_str(), told.got.as_str()), ("4", "1"));
     // what version 1 knew as `Refuse`: number 33 and four texts, byte for byte
     let mut body = Vec::new();
     headrace_router::fleet::codec::encode(&Frame::OtherVersion(told), &mut body).unwrap();
