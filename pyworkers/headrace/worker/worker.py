@@ -33,6 +33,7 @@ from headrace.wire.frames import (
     Ticket,
 )
 from headrace.wire.links import Links
+from headrace.worker.grammar_compiler import GrammarCompiler
 from headrace.worker.membership import Membership
 from headrace.worker.sessions import EngineInput, Joined, Left, Peer, Sessions
 from headrace.worker.step_executor import StepExecutor
@@ -73,6 +74,7 @@ class Worker:
         self._drain_until_s: float | None = None  # set once the worker leaves
         self._gave_up = False  # all that still ran
         self._membership = Membership(engine.rounds)
+        self._compiler = GrammarCompiler(engine.vocabulary, self._wake)
 
     async def serve(self) -> None:
         """Run until drained. Raises what makes going on pointless, such as `Refused` by all routers, or `RankLost`."""
@@ -124,6 +126,8 @@ class Worker:
 
     async def _take_in_some(self) -> None:
         """What came, as far as a turn goes."""
+        for given in self._compiler.due():
+            self._take_up(given)
         for _ in range(FRAMES_OF_A_TURN):
             if self._inbox.empty():
                 return
@@ -145,7 +149,8 @@ class Worker:
 
     @property
     def _at_rest(self) -> bool:
-        return self.engine.empty and (self._connector is None or self._connector.idle)
+        moved = self._connector is None or self._connector.idle
+        return self.engine.empty and self._compiler.idle and moved
 
     @property
     def _give_up_s(self) -> float:
@@ -207,12 +212,25 @@ class Worker:
         try:
             yield
         finally:
+            self._compiler.close()
             if self._connector is not None:
                 await self._connector.close()
 
     def _take_in(self, arrival: EngineInput | None) -> None:
         if arrival is None:  # only to wake up
             return
+        try:
+            if self._compiler.hold(arrival):
+                return
+        except RequestError as error:
+            assert isinstance(arrival.what, Submit)
+            arrival.peer.outbox.failed(error.frame(arrival.what.request))
+            arrival.peer.wake.set()
+            return
+        self._take_up(arrival)
+
+    def _take_up(self, arrival: EngineInput) -> None:
+        """Something that waits for nothing."""
         peer = arrival.peer
         match what := arrival.what:
             case Joined():
@@ -313,9 +331,10 @@ class Worker:
         outboxes = [peer.outbox for peer in self._peers.values()]
         self._view.apply(self.engine.pool.take_events(), [box.log for box in outboxes if box.log])
         load, waiting_tokens = self.engine.load, self.engine.waiting_tokens
-        totals = self._membership.totals
+        totals, grammars = self._membership.totals, self.engine.grammar_totals
         for outbox in outboxes:
             outbox.loaded(load, waiting_tokens)
+            outbox.spent(grammars)
             if totals is not None:
                 outbox.totalled(totals)
 
