@@ -127,8 +127,8 @@ class Load:
         return time.perf_counter() - began
 
     def mask_times(self) -> tuple[int, int, int, int]:
-        grammars = self.engine.grammars
-        return (0, 0, 0, 0) if grammars is None else grammars.times()
+        totals = self.engine.grammar_totals
+        return totals.masks, totals.mask_us, totals.late, totals.wait_us
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -157,7 +157,7 @@ def measure(vocabulary: GrammarVocabulary, end: int, steps: int) -> dict[str, An
             wait.append(wait_us / masks)
         free.append(without.step() * 1e6 / SEQUENCES)
     return {
-        "compile_ms": vocabulary.compile_ms,
+        "compile_ms": vocabulary.compile_us / 1e3,
         "fill_us": spread(fill),
         "wait_us": spread(wait),
         "step_us": spread(constrained),

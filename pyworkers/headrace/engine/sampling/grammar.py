@@ -125,5 +125,5 @@ class StepMasks:
         """Say why of the answers that got no token since no token may go on; `best` are the highest logits left."""
         none = self._owners[chosen.counts[self._owners] == 0]
         for row in none[np.isneginf(best[rows.starts[none]])].tolist():
-            text = self._core.error(rows.batch_rows[row])
+            text = self._core.error(rows.batch_rows.item(row))
             chosen.stuck[row] = text or "the vocabulary has no token for what comes next"
