@@ -55,8 +55,11 @@ class SharedMemory:
         slice_bytes: int = SLICE_BYTES,
         deadline_s: float = DEADLINE_S,
         meeting_s: float = MEETING_S,
+        given_up: Callable[[], bool] = lambda: False,
     ) -> SharedMemory:
         """Meet the other ranks at `path`, a name in /dev/shm that this group alone has.
+
+        `given_up` says whether rank 0 could not make the memory, which nobody sees by a file that is not there.
 
         Raises RankLost for a rank that does not come, ValueError where ranks were started with different sizes, and
         OSError where the memory cannot be had.
@@ -64,7 +67,7 @@ class SharedMemory:
         began = time.monotonic()
         nbytes = _core.SharedParcels.memory_bytes(ranks, slice_bytes)
         try:
-            with _opened(path, rank, nbytes, began + meeting_s) as file:
+            with _opened(path, rank, nbytes, began + meeting_s, given_up) as file:
                 parcels = _core.SharedParcels(
                     mmap.mmap(file, nbytes),
                     rank=rank,
@@ -138,9 +141,11 @@ def _meet(parcels: _core.SharedParcels, file: int, began: float, meeting_s: floa
 
 
 @contextlib.contextmanager
-def _opened(path: Path, rank: int, nbytes: int, until: float) -> Generator[int]:
+def _opened(
+    path: Path, rank: int, nbytes: int, until: float, given_up: Callable[[], bool]
+) -> Generator[int]:
     """The file of the group, as long as it has to be."""
-    file = _made(path, nbytes) if rank == 0 else _found(path, nbytes, until)
+    file = _made(path, nbytes) if rank == 0 else _found(path, nbytes, until, given_up)
     try:
         yield file
     finally:
@@ -166,7 +171,7 @@ def _made(path: Path, nbytes: int) -> int:
     return file
 
 
-def _found(path: Path, nbytes: int, until: float) -> int:
+def _found(path: Path, nbytes: int, until: float, given_up: Callable[[], bool]) -> int:
     """Another rank's file, once it is there in full."""
     while True:
         with contextlib.suppress(FileNotFoundError):
@@ -179,6 +184,8 @@ def _found(path: Path, nbytes: int, until: float) -> int:
                 raise ValueError(
                     f"{path} has {size} bytes and not {nbytes}: ranks were started with different sizes"
                 )
+        if given_up():
+            raise OSError("rank 0 has no memory for the group: see what it says")
         if time.monotonic() >= until:
             raise RankLost(0, f"{path} was not there in time")
         time.sleep(LOOK_MS / 1e3)

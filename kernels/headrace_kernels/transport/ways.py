@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 
+NO_MEMORY = "shared-memory/failed"  # in the store of the group: a rank could not make or open it
+
+
 class RoundListener(Protocol):
     """What of a way is told where the group is; a `Transport` is one."""
 
@@ -103,13 +106,18 @@ def _refuse(why: str) -> RankWay:
 def _shared_memory(site: GroupSite) -> RankWay:
     from headrace_kernels.transport.shared_memory import SharedMemory
 
-    transport = SharedMemory.join(
-        site.memory,
-        rank=site.rank,
-        ranks=site.ranks,
-        deadline_s=site.deadline_s,
-        meeting_s=site.meeting_s,
-    )
+    try:
+        transport = SharedMemory.join(
+            site.memory,
+            rank=site.rank,
+            ranks=site.ranks,
+            deadline_s=site.deadline_s,
+            meeting_s=site.meeting_s,
+            given_up=lambda: site.store.check([NO_MEMORY]),
+        )
+    except OSError:
+        site.store.set(NO_MEMORY, "")  # the others are not to wait for a file
+        raise
     return by_parcels(transport, site)
 
 

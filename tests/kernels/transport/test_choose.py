@@ -340,6 +340,21 @@ def broken_on(place: Place, culprit: int, only: bool) -> dict[str, Any]:
     return chosen.report
 
 
+def without_memory(place: Place) -> str:
+    """No file can be made, as in a full /dev/shm. Nobody waits for the hour in which ranks may meet."""
+    memory = Path("/dev/shm/there-is-no-such-folder") / place.name
+    offered = ways(replace(site(place), memory=memory, meeting_s=3_600.0))
+    chosen = choose(offered, SHAPE, rank=place.rank, ranks=place.ranks, meet=board(place))
+    use(place, chosen)
+    chosen.close()
+    return f"{chosen.names[0]}: {chosen.report['refused']['shared-memory']}"
+
+
+def test_ranks_do_not_wait_for_memory_that_rank_0_cannot_make(ranks: RankProcesses) -> None:
+    for answer in ranks.run(without_memory, 3):
+        assert answer.startswith("gloo: rank 0: [Errno 2] No such file or directory")
+
+
 def test_a_way_that_one_rank_cannot_open_is_left_out_with_the_reason(ranks: RankProcesses) -> None:
     for report in ranks.run(broken_on, 2, 0, False):
         assert report["few_rows"] == "gloo"
