@@ -45,7 +45,7 @@ def example(flag: Flag, folder: Path) -> str:
     if flag.choices:
         return next(choice for choice in flag.choices if choice != flag.default)
     known = {"SIZE": "1GiB", "LEVEL": "debug", "NAME": "--odd name", "HOST": "10.0.0.1"}
-    known |= {"ROUTER[,ROUTER]": "unix:/a,b:1"}
+    known |= {"ROUTER[,ROUTER]": "unix:/a,b:1", "MS": "300"}
     if flag.value == "FILE":
         (folder / "file").write_text("what it holds\n")
         return str(folder / "file")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from headrace.settings.table import Typed, rows, setting
-from headrace.settings.values import FlagError, Whole, count, positive
+from headrace.settings.values import FlagError, Whole, count
 
 PARALLEL = "Expert parallelism"
 EpCombine: TypeAlias = Literal["exact", "partial"]
@@ -44,7 +44,7 @@ class ParallelSettings:
         "--ep-timeout-ms",
         group=PARALLEL,
         value="MS",
-        read=positive,
+        read=Whole(100),  # shorter, and a machine that pauses a process for a moment ends groups
         default=30_000,
         help="Time after which a rank is lost that others wait for in a step, or that gives no sign of life, and its "
         "group with it.",
