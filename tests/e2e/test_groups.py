@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Generator, Mapping
@@ -325,6 +327,29 @@ def test_a_rank_that_goes_on_after_its_group_was_over_leaves_by_itself(folder: P
             frozen.resume()
         assert ranks[1].wait() == EXIT_RANK_LOST
         ranks[1].wait_line("the group is over: rank . is lost: ")
+
+
+def test_a_rank_at_an_address_of_somebody_else_says_so_in_lines_of_ours(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other, ExitStack() as started:
+        port = other.getsockname()[1]
+        other.settimeout(0.5)
+        rank = started.enter_context(
+            closing(
+                Running(
+                    *("worker", str(folder), "--ep-start-timeout-s", "1"),
+                    env=variables(1, 2, port),
+                )
+            )
+        )
+        while rank.process.poll() is None:
+            with contextlib.suppress(OSError), other.accept()[0] as dialled:
+                dialled.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        assert rank.wait() == EXIT_RANK_LOST
+        said = rank.tail()
+    assert (
+        f"rank 0 did not come: what listens at MASTER_ADDR:MASTER_PORT 127.0.0.1:{port} is" in said
+    )
+    assert "frame #" not in said, "torch has no say"
 
 
 SECRET = {"HEADRACE_SECRET": "of these workers"}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import metadata
@@ -395,6 +396,8 @@ NATIVE = {"router": _router, "bench": _bench, "mock": _mock, "sim": _sim}
 def _worker(args: argparse.Namespace) -> int:
     checked = worker_settings(args)
     logs.never_wait()
+    # Read when torch is loaded: ranks tell in a line what torch has pages of stack for. What fails is raised, too.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     with needs("worker"):
         from headrace.worker import main
     status = main.run(checked, alone=True)

@@ -28,7 +28,6 @@ def rank_commands(worker: Command, ranks: int) -> list[Command]:
         "TORCHELASTIC_RUN_ID": worker.name,
         "TORCHELASTIC_RESTART_COUNT": "0",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",  # ranks tell by themselves what torch has warnings for
     }
     return [
         replace(

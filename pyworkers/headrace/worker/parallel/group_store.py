@@ -79,8 +79,9 @@ def open_store(environment: GroupEnvironment, give_up_at: float) -> Store:
             master_listen_fd=listener,
         )
         return PrefixStore(prefix, kept)
-    _until_listening(environment, give_up_at)
-    return PrefixStore(prefix, TCPStore(host, port, is_master=False, timeout=within))
+    store = _found_store(environment, give_up_at)
+    store.set_timeout(within)
+    return PrefixStore(prefix, store)
 
 
 def _listen(host: str, port: int) -> int:
@@ -113,21 +114,24 @@ def _reason(error: OSError | UnicodeError) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or str(error)
 
 
-def _until_listening(environment: GroupEnvironment, give_up_at: float) -> None:
-    """Wait for whoever keeps the store: to ask sooner would fill the log."""
+def _found_store(environment: GroupEnvironment, give_up_at: float) -> Store:
+    """That of whoever keeps it. Torch is asked only where somebody listens: to ask sooner would fill the log."""
     host, port = environment.host, environment.port
     patience = Patience(environment.rank, give_up_at)
+    who = "torchrun" if environment.store_is_there else "rank 0"
     while True:
+        within_s = min(DIAL_S, patience.left_s + 0.1)
         try:
-            socket.create_connection((host, port), min(DIAL_S, patience.left_s + 0.1)).close()
+            socket.create_connection((host, port), within_s).close()
+            return TCPStore(host, port, is_master=False, timeout=timedelta(seconds=within_s))
         except (OSError, UnicodeError) as error:
-            who = "torchrun" if environment.store_is_there else "rank 0"
-            where = f"nobody listens at MASTER_ADDR:MASTER_PORT {host}:{port} ({_reason(error)})"
-            if patience.over():
-                raise GroupFailed(f"{who} did not come: {where}") from error
-            patience.pause(lambda who=who, where=where: f"{who}: {where}")
-        else:
-            return
+            found, cause = f"nobody listens at {{}} ({_reason(error)})", error
+        except RuntimeError as error:  # torch.distributed has no narrower one for all of them
+            found, cause = "what listens at {} is not the store of a group, or stands still", error
+        where = found.format(f"MASTER_ADDR:MASTER_PORT {host}:{port}")
+        if patience.over():
+            raise GroupFailed(f"{who} did not come: {where}") from cause
+        patience.pause(lambda where=where: f"{who}: {where}")
 
 
 @contextlib.contextmanager
