@@ -7,7 +7,14 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from headrace.worker.parallel.turns import HEADER, Note, Said, Turns, TurnsDiffer
+from headrace.worker.parallel.turns import (
+    HEADER,
+    Note,
+    Said,
+    Turns,
+    TurnsDiffer,
+    _packed,  # pyright: ignore[reportPrivateUsage]
+)
 from headrace_kernels.moe.transport import RankLost, StepAborted
 from helpers.kernels.expert_ranks import Threads, ThreadTransport
 from helpers.ranks.moving_ranks import Faults, FaultyTransport
@@ -138,4 +145,19 @@ def test_ranks_that_are_turns_apart_are_told_so() -> None:
         turns.run(Diary(inner.rank, 2))
 
     with pytest.raises(TurnsDiffer, match=r"in turns \[0, 3\]: restart the group"):
+        Threads(2).run(work)
+
+
+def test_a_turn_that_a_rank_says_otherwise_the_second_time_is_not_taken() -> None:
+    def work(inner: ThreadTransport) -> None:
+        turns, diary = Turns(inner, CPU), Diary(inner.rank, 2)
+        if inner.rank == 1:  # is ahead, and does not know any more what it said
+            turns.number, other = 1, diary.speak()
+            turns._before = _packed(7, *other, CPU)  # pyright: ignore[reportPrivateUsage]
+        try:
+            turns.run(diary)
+        finally:
+            assert diary.taken == []
+
+    with pytest.raises(TurnsDiffer, match="turn 0 was not said again by all: restart the group"):
         Threads(2).run(work)
