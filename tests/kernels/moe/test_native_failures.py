@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from headrace import _core
 from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Routed
 from headrace_kernels.moe.placement import LayerPlacement
@@ -149,6 +152,13 @@ def other_exchanges(transport: Transport) -> None:
     transport.post((torch.zeros(1, LAYER.hidden),), [Span(0, 0)] * 3)()
 
 
+def other_slots(transport: Transport) -> None:
+    """Rows for a slot that no rank has."""
+    rows, slots = torch.ones(3, LAYER.hidden), torch.full((3, LAYER.top_k), 2, dtype=torch.int32)
+    each = [Span(0, 1), Span(1, 2), Span(2, 3)]
+    transport.post((rows, slots, torch.ones(3, LAYER.top_k)), each)()
+
+
 def other_protocol(place: Place, of: Callable[[Transport], None]) -> str:
     with opened(place, "shared_memory", slice_bytes=4096, deadline_s=LONG_S) as transport:
         try:
@@ -177,7 +187,26 @@ def test_a_rank_that_returns_other_results_is_named(ranks: RankProcesses) -> Non
         assert "rank 1 returned 0 results where" in said, said
 
 
+def test_a_rank_that_asks_a_slot_that_is_none_computes_nothing(ranks: RankProcesses) -> None:
+    first, _, third = ranks.run(other_protocol, 3, other_slots)
+    for said in (first, third):
+        assert said.kind == "ValueError", said
+        assert said.text == "received slots holds 2, which is not below 2"
+
+
 # --- this rank ---
+
+
+def test_a_placement_with_more_slots_than_this_rank_has_is_refused(tmp_path: Path) -> None:
+    """As where a move of experts was announced and not carried out."""
+    alone = SharedMemory.join(tmp_path / "memory", rank=0, ranks=1)
+    try:
+        alone.begin(1)
+        experts = PlacedExperts(LAYER, "float32", range(LAYER.experts - 1), dispatch_on(alone))
+        with pytest.raises(ValueError, match="slots of own rows holds 5, which is not below 5"):
+            experts.run(LAYER.rows_of(0))
+    finally:
+        alone.close()
 
 
 def closed_meanwhile(place: Place) -> str:
@@ -238,3 +267,37 @@ def another_named(place: Place) -> str:
 def test_the_group_says_who_is_lost(ranks: RankProcesses) -> None:
     first, _ = ranks.run(another_named, 2)
     assert first == "rank 7 is lost: its control link ended"
+
+
+def aborted_in_a_group(place: Place) -> str:
+    named = Named.join(place.memory, rank=place.rank, ranks=place.ranks, deadline_s=LONG_S)
+    try:
+        named.begin(1)
+        if place.rank == 1:
+            named.abort("no memory for 512 rows")
+            together(place, "learnt")
+            return "stood by"
+        with pytest.raises(StepAborted) as aborted:
+            run_on(named)
+        together(place, "learnt")
+        return str(aborted.value.reason)
+    finally:
+        named.close()
+
+
+def test_a_step_that_was_aborted_is_no_lost_rank(ranks: RankProcesses) -> None:
+    """The group is not asked who it was."""
+    assert ranks.run(aborted_in_a_group, 2) == ["no memory for 512 rows", "stood by"]
+
+
+def test_experts_that_have_ranks_and_no_slots_are_refused(tmp_path: Path) -> None:
+    alone = SharedMemory.join(tmp_path / "memory", rank=0, ranks=1)
+    owners, slots = np.zeros(3, dtype=np.int64), np.zeros(2, dtype=np.int32)
+    with pytest.raises(ValueError, match="3 experts have ranks, 2 have slots"):
+        _core.SharedExchange(
+            alone._parcels,  # pyright: ignore[reportPrivateUsage]
+            owners=owners,
+            slots=slots,
+            partial=False,
+        )
+    alone.close()

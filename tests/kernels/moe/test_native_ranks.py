@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -14,7 +17,7 @@ from headrace_kernels.moe.all_to_all import AllToAll
 from headrace_kernels.moe.dispatch import Combine, Dispatch, Routed
 from headrace_kernels.moe.placed import PlacedDispatch
 from headrace_kernels.moe.placement import LayerPlacement
-from headrace_kernels.moe.transport import Transport
+from headrace_kernels.moe.transport import NativeTransport, Transport
 from helpers.kernels.expert_ranks import random_placement
 from helpers.ranks.expert_layer import Called, ExpertLayer, PlacedExperts
 from helpers.ranks.processes import Place, RankProcesses, rank_processes
@@ -111,6 +114,60 @@ def test_rows_follow_experts_that_move(ranks: RankProcesses) -> None:
     first, second = ranks.run(moving, 2)
     for number in range(3):
         assert first[number] + second[number] == layer.alone("int8")
+
+
+def times(place: Place) -> list[tuple[float, float]]:
+    """Of each round, seconds that this rank has waited and that its slots have computed, since it joined."""
+    layer = ExpertLayer(hidden=64, width=32, experts=8, top_k=3, rows=(40, 3))
+    found: list[tuple[float, float]] = []
+    with opened(place, "shared_memory") as transport:
+        assert isinstance(transport, NativeTransport)
+        placed = LayerPlacement.even(8, place.ranks)
+        dispatch = PlacedDispatch(
+            placed, partial(dispatch_of, transport=transport, combine="exact")
+        )
+        experts = PlacedExperts(layer, "int8", placed.ranks[place.rank], dispatch)
+        for number in range(1, 13):
+            transport.begin(number)
+            experts.run(layer.rows_of(place.rank))
+            found.append((transport.waited_s, dispatch.clock.seconds))
+            assert transport.waits_s == 0.0, "it does not wait any more"
+    return found
+
+
+def test_waits_and_the_time_of_slots_add_up(ranks: RankProcesses) -> None:
+    for found in ranks.run(times, 2):
+        for totals in zip(*found, strict=True):
+            assert all(before < after for before, after in pairwise(totals)), totals
+
+
+def seen_waiting(place: Place) -> float:
+    """How long rank 0 says that it has waited, while it does. Rank 1 comes once that was said."""
+    layer = ExpertLayer(hidden=32, width=16, experts=4, top_k=2, rows=(5, 5))
+    said = place.folder / "said"
+    with opened(place, "shared_memory") as transport, ThreadPoolExecutor(1) as threads:
+        assert isinstance(transport, NativeTransport)
+
+        def look() -> float:
+            while not (seconds := transport.waits_s):
+                os.sched_yield()
+            said.touch()
+            return seconds
+
+        placed = LayerPlacement.even(4, 2)
+        held = placed.ranks[place.rank]
+        experts = PlacedExperts(layer, "int8", held, dispatch_of(placed, transport, "exact"))
+        transport.begin(1)
+        looking = threads.submit(look) if place.rank == 0 else None
+        while place.rank == 1 and not said.exists():
+            os.sched_yield()
+        experts.run(layer.rows_of(place.rank))
+        return looking.result() if looking else 0.0
+
+
+def test_a_rank_says_how_long_it_has_waited_while_it_does(ranks: RankProcesses) -> None:
+    first, _ = ranks.run(seen_waiting, 2)
+    assert first > 0.0
 
 
 def calls(place: Place) -> str:
