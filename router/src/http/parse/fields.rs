@@ -3,11 +3,14 @@
 //! A field that is `null` counts as absent: OpenAI's schema makes nearly every parameter nullable, and clients that
 //! serialise whole structs send all of them.
 
+pub(in crate::http) mod record;
+
 use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value};
 
+use self::record::AskedAs;
 use crate::error::RouteError;
 use crate::http::parse::ignored::Ignored;
 
@@ -67,46 +70,6 @@ fn out_of_range<T: Display>(
     let message =
         format!("`{param}` must be between {} and {}, not {got}", range.start(), range.end());
     bad(param, message)
-}
-
-/// As what a field was asked for.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub(in crate::http) enum AskedAs {
-    Any,
-    Boolean,
-    Text,
-    Array,
-    Object,
-    Integer(i64, i64),
-    Number(f64, f64),
-}
-
-/// What fields the code asks for, on this thread.
-#[cfg(test)]
-pub(in crate::http) mod record {
-    use std::cell::RefCell;
-
-    use super::AskedAs;
-
-    /// Fuzzing asks without end.
-    const MOST: usize = 100_000;
-
-    thread_local! {
-        static NOTES: RefCell<Vec<(String, AskedAs)>> = const { RefCell::new(Vec::new()) };
-    }
-
-    pub(super) fn note(path: String, asked: AskedAs) {
-        NOTES.with_borrow_mut(|notes| {
-            if notes.len() < MOST {
-                notes.push((path, asked));
-            }
-        });
-    }
-
-    /// All that was asked for since the last call.
-    pub(in crate::http) fn take() -> Vec<(String, AskedAs)> {
-        NOTES.take()
-    }
 }
 
 /// The fields of one object that were not taken yet.

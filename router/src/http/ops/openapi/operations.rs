@@ -17,7 +17,7 @@ pub(super) enum Callers {
 
 /// What a request may be answered with if nothing goes wrong.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Answer {
+pub(super) enum SuccessBody {
     Json(&'static str),
     /// A whole answer, or with `stream` events of the second kind.
     JsonOrEvents(&'static str, &'static str),
@@ -37,7 +37,7 @@ pub(super) struct Operation {
     callers: Callers,
     pub(super) body: Option<&'static ObjectShape>,
     status: u16,
-    answer: Answer,
+    answer: SuccessBody,
     /// Statuses of errors beside those of all operations of its kind.
     errors: &'static [u16],
 }
@@ -49,7 +49,7 @@ const fn get(
     path: &'static str,
     id: &'static str,
     about: &'static str,
-    answer: Answer,
+    answer: SuccessBody,
 ) -> Operation {
     Operation {
         path,
@@ -70,7 +70,7 @@ const fn post(
     id: &'static str,
     about: &'static str,
     body: &'static ObjectShape,
-    answer: Answer,
+    answer: SuccessBody,
 ) -> Operation {
     let operation = get(path, id, about, answer);
     Operation {
@@ -90,7 +90,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "chat",
             "Answers a chat, whole or streamed.",
             &fields::CHAT,
-            Answer::JsonOrEvents("ChatCompletion", "ChatCompletionChunk"),
+            SuccessBody::JsonOrEvents("ChatCompletion", "ChatCompletionChunk"),
         )
     },
     Operation {
@@ -100,13 +100,13 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "complete",
             "Continues texts or lists of token ids, whole or streamed.",
             &fields::COMPLETION,
-            Answer::JsonOrEvents("Completion", "CompletionChunk"),
+            SuccessBody::JsonOrEvents("Completion", "CompletionChunk"),
         )
     },
     Operation {
         tag: "models",
         callers: Callers::Clients,
-        ..get("/v1/models", "models", "The models that are served.", Answer::Json("ModelList"))
+        ..get("/v1/models", "models", "The models that are served.", SuccessBody::Json("ModelList"))
     },
     Operation {
         tag: "models",
@@ -116,7 +116,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "/v1/models/{name}",
             "model",
             "One model; its name may hold slashes.",
-            Answer::Json("Model"),
+            SuccessBody::Json("Model"),
         )
     },
     Operation {
@@ -126,7 +126,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "tokenize",
             "A text or a chat as token ids.",
             &fields::TOKENIZE,
-            Answer::Json("Tokens"),
+            SuccessBody::Json("Tokens"),
         )
     },
     Operation {
@@ -136,7 +136,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "detokenize",
             "Token ids as text, special tokens included.",
             &fields::DETOKENIZE,
-            Answer::Json("Text"),
+            SuccessBody::Json("Text"),
         )
     },
     Operation {
@@ -146,7 +146,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "tokenize_v1",
             "As /tokenize.",
             &fields::TOKENIZE,
-            Answer::Json("Tokens"),
+            SuccessBody::Json("Tokens"),
         )
     },
     Operation {
@@ -156,7 +156,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "detokenize_v1",
             "As /detokenize.",
             &fields::DETOKENIZE,
-            Answer::Json("Text"),
+            SuccessBody::Json("Text"),
         )
     },
     Operation {
@@ -167,7 +167,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "/tokenizer_info",
             "tokenizer_info",
             "The tokenizer and the chat template of the only model.",
-            Answer::Json("TokenizerInfo"),
+            SuccessBody::Json("TokenizerInfo"),
         )
     },
     Operation {
@@ -178,25 +178,30 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "/tokenizer_info/{name}",
             "tokenizer_info_of",
             "The same of one model; its name may hold slashes.",
-            Answer::Json("TokenizerInfo"),
+            SuccessBody::Json("TokenizerInfo"),
         )
     },
-    get("/health", "health", "The process answers.", Answer::Json("Status")),
+    get("/health", "health", "The process answers.", SuccessBody::Json("Status")),
     Operation {
         errors: &[503],
-        ..get("/ready", "ready", "A worker takes work.", Answer::Json("Status"))
+        ..get("/ready", "ready", "A worker takes work.", SuccessBody::Json("Status"))
     },
     get(
         "/metrics",
         "metrics",
         "Prometheus metrics; OpenMetrics for scrapers that accept it.",
-        Answer::Text("text/plain"),
+        SuccessBody::Text("text/plain"),
     ),
-    get("/version", "version", "The version of the server.", Answer::Json("Version")),
-    get("/openapi.json", "openapi", "This document.", Answer::Json("Document")),
-    get("/docs", "docs", "A page that shows this document.", Answer::Text("text/html")),
-    get("/docs/page.js", "docs_script", "The script of the page.", Answer::Text("text/javascript")),
-    get("/docs/page.css", "docs_style", "The style of the page.", Answer::Text("text/css")),
+    get("/version", "version", "The version of the server.", SuccessBody::Json("Version")),
+    get("/openapi.json", "openapi", "This document.", SuccessBody::Json("Document")),
+    get("/docs", "docs", "A page that shows this document.", SuccessBody::Text("text/html")),
+    get(
+        "/docs/page.js",
+        "docs_script",
+        "The script of the page.",
+        SuccessBody::Text("text/javascript"),
+    ),
+    get("/docs/page.css", "docs_style", "The style of the page.", SuccessBody::Text("text/css")),
     Operation {
         tag: "operators",
         callers: Callers::Operators,
@@ -204,14 +209,19 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "/workers",
             "workers",
             "Every worker and every group of ranks.",
-            Answer::Json("Workers"),
+            SuccessBody::Json("Workers"),
         )
     },
     Operation {
         tag: "operators",
         callers: Callers::Operators,
         errors: &[404],
-        ..get("/workers/{worker}/drain", "drain_state", "How a drain goes.", Answer::Json("Drain"))
+        ..get(
+            "/workers/{worker}/drain",
+            "drain_state",
+            "How a drain goes.",
+            SuccessBody::Json("Drain"),
+        )
     },
     Operation {
         tag: "operators",
@@ -223,7 +233,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "drain",
             "Asks a worker to leave.",
             &fields::DRAIN,
-            Answer::Json("Drain"),
+            SuccessBody::Json("Drain"),
         )
     },
     Operation {
@@ -234,7 +244,7 @@ pub(super) const OPERATIONS: &[Operation] = &[
             "/decisions/{request}",
             "decisions",
             "Why a request went where it went.",
-            Answer::Json("Decisions"),
+            SuccessBody::Json("Decisions"),
         )
     },
 ];
@@ -271,7 +281,7 @@ impl Operation {
                 "content": {"application/json": {"schema": named(body.name)}},
             });
         }
-        if matches!(self.answer, Answer::JsonOrEvents(..)) {
+        if matches!(self.answer, SuccessBody::JsonOrEvents(..)) {
             value["parameters"] = HEADERS
                 .map(|(name, about)| {
                     json!({"name": name, "in": "header", "description": about, "schema": {"type": "string"}})
@@ -294,8 +304,8 @@ impl Operation {
 
     fn responses(&self) -> Value {
         let content = match self.answer {
-            Answer::Json(schema) => json!({"application/json": {"schema": named(schema)}}),
-            Answer::JsonOrEvents(whole, event) => json!({
+            SuccessBody::Json(schema) => json!({"application/json": {"schema": named(schema)}}),
+            SuccessBody::JsonOrEvents(whole, event) => json!({
                 "application/json": {"schema": named(whole)},
                 "text/event-stream": {
                     "schema": {
@@ -306,7 +316,7 @@ impl Operation {
                     "x-event": named(event),
                 },
             }),
-            Answer::Text(media) => json!({media: {"schema": {"type": "string"}}}),
+            SuccessBody::Text(media) => json!({media: {"schema": {"type": "string"}}}),
         };
         let mut responses = Map::new();
         responses.insert(
