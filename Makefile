@@ -99,6 +99,10 @@ test-rust: tools ## Rust tests alone
 test-python: setup ## Python and end-to-end tests alone
 	@$(PY) -m pytest --numprocesses $(TEST_PROCESSES) --dist worksteal $(TESTS)
 
+.PHONY: test-clients
+test-clients: setup ## real clients, each in an environment of its own; the table of docs/api.md (ARGS="--only 'openai 3'")
+	@cd tests && PYTHONPATH=.. ../$(PY) -m clients --write $(ARGS)
+
 .PHONY: chaos
 chaos: setup ## faults by a seeded plan under 200 clients; every stream must be as if undisturbed (SECONDS, SEED, OUT)
 	@PYTHONPATH=tests $(PY) -m chaos --seconds $(SECONDS) --seed $(SEED) $(if $(OUT),--out $(OUT)) $(ARGS)

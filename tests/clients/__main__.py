@@ -1,0 +1,179 @@
+"""Install real clients, run the script of each against one server, and write what works into a table of docs/api.md.
+
+    cd tests && python -m clients [--only NAME]... [--write]
+
+Versions are pinned in clients.json. Each client has an environment of its own under target/clients/. What cannot be
+installed is named, and so is a missing Node. The exit status is 1 if a client failed at a feature.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clients.answers import ANSWERS
+from helpers.serving.scripted import MODEL, scripted
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = Path(__file__).parent / "scripts"
+ENVIRONMENTS = ROOT / "target" / "clients"
+PAGE = ROOT / "docs" / "api.md"
+BEGIN, END = "<!-- clients: begin -->", "<!-- clients: end -->"
+FEATURES = (
+    *("chat", "stream", "tools", "tools stream", "structured", "reasoning"),
+    *("responses", "messages", "document", "errors"),
+)
+INSTALL_S, SCRIPT_S = 300.0, 300.0
+SIGNS = {"pass": "yes", "fail": "**no**", "unsupported": "n/a"}
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What one client could do. `problem` says why nothing was tried."""
+
+    name: str
+    versions: list[str]
+    rows: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
+    problem: str | None = None
+
+    def failed(self) -> list[str]:
+        return [name for name, row in self.rows.items() if row["result"] == "fail"]
+
+
+class Unavailable(Exception):
+    """The client cannot be had here; the text says why."""
+
+
+def install(name: str, packages: list[str], *, node: bool) -> list[str]:
+    """Make the environment of a client unless it is there; the command that runs a script in it."""
+    folder = ENVIRONMENTS / "".join(c if c.isalnum() else "-" for c in name)
+    stamp, wanted = folder / ".installed", "\n".join(packages)
+    done = stamp.is_file() and stamp.read_text() == wanted
+    if node:
+        program, npm = shutil.which("node"), shutil.which("npm")
+        if program is None or npm is None:
+            raise Unavailable("Node is not on this machine")
+        command = [program]
+        steps = [[npm, "install", "--no-audit", "--no-fund", "--prefix", str(folder), *packages]]
+    else:
+        python = folder / "bin" / "python"
+        command = [str(python)]
+        pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        steps = [[sys.executable, "-m", "venv", str(folder)], [*pip, *packages]]
+    if not done:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for step in steps:
+            try:
+                subprocess.run(step, check=True, capture_output=True, text=True, timeout=INSTALL_S)
+            except subprocess.CalledProcessError as error:
+                raise Unavailable(f"not installed: {error.stderr.strip()[-200:]}") from error
+            except subprocess.TimeoutExpired as error:
+                raise Unavailable(f"not installed within {INSTALL_S:.0f} s") from error
+        stamp.write_text(wanted)
+    return command
+
+
+def run(name: str, client: Mapping[str, Any], url: str) -> Outcome:
+    outcome = Outcome(name, client["packages"])
+    node = client.get("node", False)
+    try:
+        command = install(name, client["packages"], node=node)
+    except Unavailable as error:
+        outcome.problem = str(error)
+        return outcome
+    # a script of Node finds packages beside itself, so it is copied to them
+    folder = SCRIPTS
+    if node:
+        folder = ENVIRONMENTS / "".join(c if c.isalnum() else "-" for c in name)
+        for script in SCRIPTS.glob("*.mjs"):
+            shutil.copy(script, folder)
+    kept = {"PATH", "HOME", "LANG", "TMPDIR"}
+    env = {key: value for key, value in os.environ.items() if key in kept}
+    env |= {"HEADRACE_URL": url, "HEADRACE_MODEL": MODEL, "OPENAI_API_KEY": "unused"}
+    log = ENVIRONMENTS / f"{client['script']}.log"
+    with log.open("w") as stderr:
+        try:
+            ran = subprocess.run(
+                [*command, str(folder / client["script"])],
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                text=True,
+                timeout=SCRIPT_S,
+            )
+            output, status = ran.stdout, ran.returncode
+        except subprocess.TimeoutExpired as error:
+            output = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else ""
+            status = -1
+    for line in output.splitlines():
+        if line.startswith("{"):
+            row = json.loads(line)
+            outcome.rows[row["feature"]] = row
+    if status != 0:
+        outcome.rows["errors"] = {
+            "feature": "errors",
+            "result": "fail",
+            "detail": f"the script ended with {status}; {log.relative_to(ROOT)} says why",
+        }
+    return outcome
+
+
+def table(outcomes: list[Outcome]) -> str:
+    lines = [
+        f"| client | {' | '.join(FEATURES)} |",
+        f"|---|{'---|' * len(FEATURES)}",
+    ]
+    for outcome in outcomes:
+        name = f"{outcome.name} ({', '.join(outcome.versions)})"
+        if outcome.problem is not None:
+            cells = [
+                f"not run: {outcome.problem.splitlines()[-1][:80]}",
+                *[""] * (len(FEATURES) - 1),
+            ]
+        else:
+            rows = [outcome.rows.get(feature) for feature in FEATURES]
+            cells = ["" if row is None else SIGNS[row["result"]] for row in rows]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def write(page: Path, text: str) -> None:
+    before, _, rest = page.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    assert after, f"{page} has no {BEGIN} and {END}"
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}")
+
+
+def main() -> int:
+    clients: dict[str, Any] = json.loads((Path(__file__).parent / "clients.json").read_text())
+    parser = argparse.ArgumentParser(description=__doc__, prog="python -m clients")
+    parser.add_argument("--only", action="append", choices=clients, help="may be given again")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/api.md")
+    arguments = parser.parse_args()
+    outcomes: list[Outcome] = []
+    with tempfile.TemporaryDirectory() as folder, scripted(Path(folder), ANSWERS) as server:
+        for name in arguments.only or clients:
+            outcome = run(name, clients[name], server.url)
+            outcomes.append(outcome)
+            print(f"{name}: {outcome.problem or 'ran'}", flush=True)
+            for row in outcome.rows.values():
+                print(f"  {row['feature']:14} {row['result']:12} {row['detail']}", flush=True)
+    print("\n" + table(outcomes))
+    if arguments.write:
+        write(PAGE, table(outcomes))
+    return 1 if any(outcome.failed() for outcome in outcomes) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,54 @@
+import os
+
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # it would fetch a list of prices
+import litellm
+from rows import HELLO, MODEL, URL, WEATHER, feature
+
+COMMON = {"model": f"openai/{MODEL}", "api_base": f"{URL}/v1", "api_key": "unused", "timeout": 60}
+TOOLS = [
+    {
+        "type": "function",
+        "function": {"name": "get_weather", "description": "d", "parameters": WEATHER},
+    }
+]
+
+
+def user(text):
+    return [{"role": "user", "content": text}]
+
+
+@feature("chat")
+def chat():
+    answer = litellm.completion(messages=user("Hi"), **COMMON)
+    assert answer.choices[0].message.content == HELLO, answer
+
+
+@feature("stream")
+def stream():
+    parts = litellm.completion(messages=user("Hi"), stream=True, **COMMON)
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == HELLO
+
+
+@feature("tools")
+def tools():
+    answer = litellm.completion(
+        messages=user("What is the weather in Basel?"), tools=TOOLS, **COMMON
+    )
+    assert answer.choices[0].message.tool_calls[0].function.name == "get_weather", answer
+
+
+@feature("structured")
+def structured():
+    answer = litellm.completion(
+        messages=user("Describe the wheel"), response_format={"type": "json_object"}, **COMMON
+    )
+    assert '"height": 7' in answer.choices[0].message.content, answer
+
+
+@feature("errors")
+def errors():
+    try:
+        litellm.completion(messages=user("Hi"), **{**COMMON, "model": "openai/other"})
+    except litellm.NotFoundError:
+        return
+    raise AssertionError("another model passed")
