@@ -13,6 +13,7 @@ mod chat;
 mod completions;
 mod drain;
 mod explain;
+mod facts;
 mod generate;
 mod grammar;
 mod ops;

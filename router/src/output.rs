@@ -4,6 +4,10 @@
 //! pieces, and gives the same [`Part`]s for the same text. It holds back what may be the beginning of a marker, and of a call
 //! its head up to the name; so its memory is bounded and no text is looked at twice. What turns out to be no call is text.
 
+mod calls;
+mod forced;
+mod harmony;
+mod json;
 mod marks;
 mod parts;
 mod reader;
@@ -16,6 +20,8 @@ use std::sync::Arc;
 use crate::prompt::ReasoningParser;
 use marks::Rules;
 
+pub use calls::{ArgumentKind, Arguments, Tools};
+pub use forced::{CallForm, ForcedFunction, Otherwise, call_grammar};
 pub use parts::Part;
 pub use reader::Reader;
 
@@ -30,9 +36,19 @@ pub struct Format {
 impl Format {
     /// `None` where an answer has no parts: its text costs nothing then.
     #[must_use]
-    pub fn new(reasoning: Option<ReasoningParser>) -> Option<Self> {
-        let rules = Rules::new(reasoning)?;
+    pub fn new(reasoning: Option<ReasoningParser>, tools: Option<Tools>) -> Option<Self> {
+        let rules = Rules::new(reasoning, tools)?;
         Some(Self { rules: Arc::new(rules), opened: false })
+    }
+
+    /// These of its markers are special tokens of the model: where they mark nothing, they are not shown.
+    #[must_use]
+    pub fn hiding(mut self, is_special: impl Fn(&str) -> bool) -> Self {
+        let hidden = self.markers().filter(|marker| is_special(marker)).collect();
+        if let Some(rules) = Arc::get_mut(&mut self.rules) {
+            rules.hidden = hidden;
+        }
+        self
     }
 
     /// How the prompt ends, as text: many templates open the reasoning themselves.
@@ -51,6 +67,12 @@ impl Format {
     /// Texts that are markers. Where one is a special token of the model, it has to stay in the text.
     pub fn markers(&self) -> impl Iterator<Item = &'static str> {
         self.rules.markers()
+    }
+
+    /// Special tokens that end an answer of this form, whether or not the checkpoint says so.
+    #[must_use]
+    pub fn stops(&self) -> &'static [&'static str] {
+        self.rules.stops()
     }
 
     /// For a new choice.

@@ -14,3 +14,4 @@ mod ops;
 mod params;
 mod shares;
 mod tenants;
+mod tools;

@@ -1,13 +1,15 @@
 //! The request of `/v1/chat/completions`: from the body's fields to a `Job`.
 
+mod hermes;
 mod reasoning;
+mod tools;
 
 use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
 use crate::error::RouteError;
-use crate::http::parse::fields::{Fields, bad, unsupported, wrong_type};
+use crate::http::parse::fields::{Fields, bad};
 use crate::http::parse::grammar::Asked;
 use crate::http::parse::missing::{self, Missing};
 use crate::http::parse::params::{self, Delivery, MAX_TOP_LOGPROBS, ModelFacts};
@@ -19,6 +21,7 @@ use crate::output::Format;
 use crate::prompt::StopStrings;
 use crate::prompt::{ChatPrompt, Prompt};
 use crate::request::{Job, Reading};
+use tools::HeldCalls;
 
 /// A checked request.
 #[derive(Debug)]
@@ -32,6 +35,8 @@ pub(super) struct ChatRequest {
     /// What the answers are read by; `None` for plain text.
     pub(super) format: Option<Format>,
     pub(super) shows_reasoning: bool,
+    /// Calls that are held to a grammar, which then goes before `grammar`.
+    pub(super) held: Option<HeldCalls>,
     /// That of the job, still to be checked.
     pub(super) grammar: Option<Asked>,
     /// The answer carries log-probabilities.
@@ -84,8 +89,20 @@ pub(super) fn check(
     let mut prompt = prompt(&mut fields, memory)?;
     let shows_reasoning =
         reasoning::take(&mut fields, &model.conventions, &mut prompt.template_kwargs)?;
-    tool_choice(&mut fields, prompt.tools.is_some())?;
+    let wish = tools::take_wish(&mut fields, prompt.tools.as_deref())?;
+    let calls = match &prompt.tools {
+        Some(offered) => tools::reading(&wish, offered, &model.conventions, memory)?,
+        None => None,
+    };
     let common = params::take(&mut fields, model)?;
+    let offered = prompt.tools.as_deref().unwrap_or_default();
+    let held = tools::held(calls.as_ref(), offered, common.grammar.as_ref(), memory)?;
+    if !model.conventions.knows_tools {
+        hermes::retell(&mut prompt.messages, memory)?;
+        if let Some(offered) = prompt.tools.take().filter(|_| calls.is_some()) {
+            hermes::show(&mut prompt.messages, &offered, memory)?;
+        }
+    }
     let logprobs = logprobs(&mut fields)?;
     let max_tokens = max_tokens(&mut fields)?;
     params::min_fits_max(common.sampling.min_tokens, max_tokens)?;
@@ -123,10 +140,14 @@ pub(super) fn check(
         stop_included: common.stop_included,
         delivery: common.delivery,
         format: Format::new(
-            // a grammar holds from the first token on, so that nothing is reasoning
-            model.conventions.reasoning.filter(|_| common.grammar.is_none()),
+            // A client's grammar holds from the first token on, so that nothing is reasoning; that of calls knows of it.
+            model.conventions.reasoning.filter(|_| {
+                held.as_ref().map_or(common.grammar.is_none(), HeldCalls::knows_reasoning)
+            }),
+            calls,
         ),
         shows_reasoning,
+        held,
         grammar: common.grammar,
         logprobs: logprobs.is_some(),
     })
@@ -162,7 +183,7 @@ pub(super) fn prompt(
     }
     let mut chat = ChatPrompt {
         messages,
-        tools: tools(fields)?,
+        tools: tools::take(fields)?,
         add_generation_prompt: generate.unwrap_or(!go_on),
         continue_final_message: go_on,
         template_kwargs: template_kwargs(fields)?,
@@ -170,59 +191,6 @@ pub(super) fn prompt(
     };
     template_fields::take(fields, &mut chat)?;
     Ok(chat)
-}
-
-/// Tool definitions, which the template shows to the model.
-fn tools(fields: &mut Fields) -> Result<Option<Vec<Value>>, RouteError> {
-    let tools = fields.array("tools")?.unwrap_or_default();
-    for (i, tool) in tools.iter().enumerate() {
-        check_tool(tool, &format!("tools[{i}]"))?;
-    }
-    Ok(Some(tools).filter(|tools| !tools.is_empty()))
-}
-
-/// By reference: the template gets the definition as it is, and a copy could be as large as the body.
-fn check_tool(tool: &Value, at: &str) -> Result<(), RouteError> {
-    let inside = |value: &Value, at: &str| {
-        value.is_object().then_some(()).ok_or_else(|| wrong_type(at, "an object", value))
-    };
-    let field = |value: &Value, name: &str, at: &str| match value.get(name) {
-        None | Some(Value::Null) => Err(bad(at, format!("`{at}` is required"))),
-        Some(_) => Ok(()),
-    };
-    let text = |value: &Value, at: &str| {
-        value.is_string().then_some(()).ok_or_else(|| wrong_type(at, "a string", value))
-    };
-    inside(tool, at)?;
-    let (kind_at, function_at) = (format!("{at}.type"), format!("{at}.function"));
-    field(tool, "type", &kind_at)?;
-    text(&tool["type"], &kind_at)?;
-    if tool["type"] != "function" {
-        return Err(unsupported(kind_at, "the only type is \"function\""));
-    }
-    field(tool, "function", &function_at)?;
-    let function = &tool["function"];
-    inside(function, &function_at)?;
-    let name_at = format!("{function_at}.name");
-    field(function, "name", &name_at)?;
-    text(&function["name"], &name_at)?;
-    match function.get("parameters").filter(|parameters| !parameters.is_null()) {
-        None => Ok(()),
-        Some(parameters) => inside(parameters, &format!("{function_at}.parameters")),
-    }
-}
-
-/// Nothing here reads a tool call out of the answer's text yet. So a client that shows tools to the model has to say
-/// that it wants no calls: otherwise they would reach it as prose, with `finish_reason: "stop"`.
-fn tool_choice(fields: &mut Fields, has_tools: bool) -> Result<(), RouteError> {
-    const WHY: &str = "tool calls are not read out of the answer yet; with `tools`, set `tool_choice` to \"none\"";
-    match fields.take("tool_choice") {
-        Some(Value::String(choice)) if choice == "none" => Ok(()),
-        Some(Value::String(choice)) if choice == "auto" && !has_tools => Ok(()),
-        None if !has_tools => Ok(()),
-        None => Err(unsupported("tools", WHY)),
-        Some(_) => Err(unsupported("tool_choice", WHY)),
-    }
 }
 
 fn template_kwargs(fields: &mut Fields) -> Result<Map<String, Value>, RouteError> {

@@ -6,15 +6,15 @@ use axum::extract::{Request, State};
 use axum::response::{IntoResponse as _, Response};
 
 use crate::app::App;
-use crate::config::ParserConfig;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
 use crate::http::Surface;
 use crate::http::call::Call;
+use crate::http::facts::{facts, read_by};
 use crate::http::parse::body::{self, BodyLimits, Raw};
 use crate::http::parse::fields::Fields;
 use crate::http::parse::json;
-use crate::http::parse::params::{self, ModelFacts};
+use crate::http::parse::params;
 use crate::http::parse::template_fields;
 use crate::http::parse::token_ids::{Ids, IdsField};
 use crate::http::reply::chat::ChatReply;
@@ -24,11 +24,9 @@ use crate::http::reply::reject::Reject;
 use crate::http::reply::{self, AnswerHead};
 use crate::http::{chat, completions, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
-use crate::output::Format;
 use crate::process::background;
 use crate::prompt::Prompt;
-use crate::prompt::{Conventions, PromptEngine, StopStrings};
-use crate::request::Reading;
+use crate::prompt::{PromptEngine, StopStrings};
 
 /// Bodies from this size on are parsed away from the threads that serve the sockets; a guess, at most 1 ms of parsing.
 const LARGE_BODY_BYTES: usize = 64 << 10;
@@ -52,9 +50,8 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
         let model = app.fleet.find(&params::model_name(&mut fields)?)?;
         let facts = facts(&model.engine, &app.config.parsers);
         let mut request = chat::check(fields, &facts, &mut memory)?;
-        if let Some(format) = &request.format {
-            request.job.reading = reading(&model.engine, format);
-        }
+        let (job, engine) = (&mut request.job, &model.engine);
+        request.format = request.format.map(|format| read_by(format, job, engine));
         request.job.memory = Some(Arc::new(memory));
         if let Prompt::Chat(chat) = &request.job.prompt {
             template_fields::allowed(chat, &app.config.http)?;
@@ -64,6 +61,12 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     });
     let (model, mut request) = checked.await?;
     grammar::check(surface, request.grammar.take()).await?;
+    if let (Some(held), Some(format)) = (&mut request.held, &request.format) {
+        for schema in held.schemas.drain(..) {
+            grammar::check(surface, Some(schema)).await?;
+        }
+        request.job.sampling.grammar = Some(held.grammar(&model.engine, format)?);
+    }
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then(|| vocabulary(&model));
     let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs)
@@ -219,37 +222,6 @@ fn parse(raw: Raw, ids: Option<IdsField>, mut memory: MemoryShare) -> Result<Rea
 /// Where the texts of tokens are looked up.
 fn vocabulary(model: &ServedModel) -> Arc<dyn Vocabulary> {
     Arc::<PromptEngine>::clone(&model.engine)
-}
-
-/// What a job does for a text that is told apart so.
-pub(super) fn reading(engine: &PromptEngine, format: &Format) -> Reading {
-    let mut markers: Vec<u32> =
-        format.markers().filter_map(|marker| engine.special_token(marker)).collect();
-    markers.sort_unstable();
-    markers.dedup();
-    Reading { token_ends: true, markers }
-}
-
-/// How the answers of a model are told apart: as the flags say, or else as its chat template shows.
-pub(super) fn conventions(found: Conventions, parsers: &ParserConfig) -> Conventions {
-    Conventions {
-        tools: parsers.tools.or(found.tools),
-        reasoning: parsers.reasoning.unwrap_or(found.reasoning),
-        ..found
-    }
-}
-
-/// What the checks of a request need to know of `engine`'s model.
-pub(super) fn facts(engine: &PromptEngine, parsers: &ParserConfig) -> ModelFacts {
-    let doc = engine.doc();
-    ModelFacts {
-        vocab_size: doc.vocab_size,
-        temperature: doc.generation.temperature,
-        top_p: doc.generation.top_p,
-        top_k: doc.generation.top_k,
-        repetition_penalty: doc.generation.repetition_penalty,
-        conventions: conventions(engine.conventions(), parsers),
-    }
 }
 
 #[cfg(test)]

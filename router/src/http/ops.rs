@@ -14,11 +14,11 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::fleet::ModelInfo;
-use crate::http::generate;
+use crate::http::facts;
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
 use crate::metrics::Exposition;
-use crate::prompt::ReasoningParser;
+use crate::prompt::{ReasoningParser, ToolParser};
 
 /// The process runs and answers; says nothing about workers.
 pub(super) async fn health() -> Json<Value> {
@@ -68,7 +68,7 @@ pub(super) async fn model(
 /// OpenAI's `model`, vLLM's `max_model_len`, the types of the weights that its workers compute in, and how its answers are
 /// told apart.
 fn model_body(app: &App, model: &ModelInfo) -> Value {
-    let found = generate::conventions(model.conventions, &app.config.parsers);
+    let found = facts::conventions(model.conventions, &app.config.parsers);
     json!({
         "id": model.name,
         "object": "model",
@@ -77,5 +77,7 @@ fn model_body(app: &App, model: &ModelInfo) -> Value {
         "max_model_len": model.context_tokens,
         "dtypes": model.dtypes,
         "reasoning_parser": found.reasoning.map(ReasoningParser::as_str),
+        "tool_parser": found.call_parser().map(ToolParser::as_str),
+        "template_knows_tools": found.knows_tools,
     })
 }

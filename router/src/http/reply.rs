@@ -33,7 +33,7 @@ use crate::http::reply::reject::Reject;
 use crate::http::reply::token_log::TokenLog;
 use crate::http::reply::whole::{Shape, WholeAnswer};
 use crate::limits::memory::{MemoryShare, Refused};
-use crate::request::{Delta, Job, Usage};
+use crate::request::{Delta, FinishReason, Job, Usage};
 
 /// OpenAI's `system_fingerprint`: it changes when the software that serves does.
 pub(super) const FINGERPRINT: &str = concat!("headrace-", env!("CARGO_PKG_VERSION"));
@@ -95,7 +95,9 @@ pub(super) async fn send<S: Shape + Events>(
     let mut choices: Vec<ReplyChoice> = Vec::new();
     choices.resize_with(num_choices, ReplyChoice::default);
     while let Some(delta) = answers.next().await {
-        gather(&mut choices, delta?, shape.readers(), &mut memory)?;
+        if let Some(ended) = gather(&mut choices, delta?, shape.readers(), &mut memory)? {
+            answers.end(ended);
+        }
     }
     if choices.iter().any(|choice| choice.finish.is_none()) {
         return Err(nothing().into());
@@ -124,25 +126,28 @@ fn nothing() -> RouteError {
     RouteError::mistake("an answer ended without its end")
 }
 
+/// Adds a delta to its choice; gives the choice if it is over before its worker is.
 pub(super) fn gather(
     choices: &mut [ReplyChoice],
     delta: Delta,
-    mut readers: Option<&mut ChoiceReaders>,
+    readers: Option<&mut ChoiceReaders>,
     memory: &mut MemoryShare,
-) -> Result<(), RouteError> {
+) -> Result<Option<u32>, RouteError> {
     let choice = choices.get_mut(delta.choice as usize);
     let choice = choice.ok_or_else(|| RouteError::mistake("a delta of no choice"))?;
-    if let Some(readers) = &mut readers {
+    let finish = if let Some(readers) = readers {
         let mut parts = Vec::new();
-        readers.read(&delta, &mut parts);
+        let finish = readers.read(&delta, &mut parts);
         for part in parts {
             choice.message.push(part, memory).map_err(Refused::answer)?;
         }
+        finish
     } else {
         // a string doubles
         memory.charge(2 * delta.text.len()).map_err(Refused::answer)?;
         choice.text.push_str(&delta.text);
-    }
+        delta.finish.map(FinishReason::as_str)
+    };
     let prompt = delta.prompt_tokens.filter(|_| choice.tokens.is_empty());
     for token in prompt.into_iter().flatten().chain(delta.tokens) {
         choice.tokens.push(&token, memory).map_err(Refused::answer)?;
@@ -155,13 +160,8 @@ pub(super) fn gather(
         memory.charge(size_of_val(&ids[..])).map_err(Refused::answer)?;
         choice.prompt_ids.get_or_insert(ids);
     }
-    if let Some(finish) = delta.finish.filter(|_| choice.finish.is_none()) {
-        choice.finish = Some(match readers {
-            Some(readers) => readers.finish_reason(delta.choice, finish),
-            None => finish.as_str(),
-        });
-    }
-    Ok(())
+    choice.finish = choice.finish.or(finish);
+    Ok((finish.is_some() && delta.finish.is_none()).then_some(delta.choice))
 }
 
 /// The object `usage` of OpenAI's answers.

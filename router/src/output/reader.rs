@@ -2,38 +2,69 @@
 
 use std::sync::Arc;
 
+use super::harmony::Harmony;
 use super::marks::Rules;
 use super::parts::{Out, Part};
 use super::tagged::Tagged;
 
 /// Reads one choice's text.
 #[derive(Debug)]
-pub struct Reader(Tagged);
+pub struct Reader(Way);
+
+#[derive(Debug)]
+enum Way {
+    Tagged(Tagged),
+    Harmony(Box<Harmony>),
+}
 
 impl Reader {
     pub(super) fn new(rules: Arc<Rules>, in_reasoning: bool) -> Self {
-        Self(Tagged::new(rules, in_reasoning))
+        Self(match rules.harmony {
+            true => Way::Harmony(Box::new(Harmony::new(rules))),
+            false => Way::Tagged(Tagged::new(rules, in_reasoning)),
+        })
     }
 
     /// Takes the next piece of the text; appends what is certain of it.
     pub fn push(&mut self, text: &str, parts: &mut Vec<Part>) {
-        self.0.push(text, &mut Out(parts));
+        match &mut self.0 {
+            Way::Tagged(tagged) => tagged.push(text, &mut Out(parts)),
+            Way::Harmony(harmony) => harmony.push(text, &mut Out(parts)),
+        }
     }
 
     /// The text has ended: appends what was held back.
     pub fn finish(&mut self, parts: &mut Vec<Part>) {
-        self.0.finish(&mut Out(parts));
+        match &mut self.0 {
+            Way::Tagged(tagged) => tagged.finish(&mut Out(parts)),
+            Way::Harmony(harmony) => harmony.finish(&mut Out(parts)),
+        }
     }
 
     /// Some call began.
     #[must_use]
     pub fn called(&self) -> bool {
-        self.0.called()
+        match &self.0 {
+            Way::Tagged(tagged) => tagged.called(),
+            Way::Harmony(harmony) => harmony.called(),
+        }
+    }
+
+    /// One call was asked for, and it has ended: what follows is no part of the answer.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        match &self.0 {
+            Way::Tagged(tagged) => tagged.is_over(),
+            Way::Harmony(harmony) => harmony.is_over(),
+        }
     }
 
     /// What comes next is reasoning.
     #[must_use]
     pub fn in_reasoning(&self) -> bool {
-        self.0.in_reasoning()
+        match &self.0 {
+            Way::Tagged(tagged) => tagged.in_reasoning(),
+            Way::Harmony(harmony) => harmony.in_reasoning(),
+        }
     }
 }

@@ -1,7 +1,8 @@
-//! Answers that markers stand in: text, with reasoning before it.
+//! Answers that markers stand in: text, with reasoning before it and calls of tools within.
 
 use std::sync::Arc;
 
+use super::calls::{Announcer, CallReader, CallStep, MAX_HELD};
 use super::marks::{Action, Look, Marks, Rules};
 use super::parts::Out;
 
@@ -15,23 +16,29 @@ pub(super) struct Tagged {
     state: State,
     /// May be the beginning of a marker.
     held: String,
-    /// White space that may stand before a marker.
+    /// White space and openers that may stand before a marker.
     gap: String,
     /// A marker stands right before: white space is no text.
     after_marker: bool,
-    /// There was reasoning, or text for the user.
+    /// There was reasoning, a call, or text for the user.
     begun: bool,
+    calls: Announcer,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug)]
 enum State {
     Content,
     Reasoning,
+    /// The text of a call from its marker on is held until the call is announced.
+    Call(Box<CallReader>, String),
+    /// The one call that was asked for has ended.
+    Over,
 }
 
 impl Tagged {
     pub(super) fn new(rules: Arc<Rules>, in_reasoning: bool) -> Self {
         let state = if in_reasoning { State::Reasoning } else { State::Content };
+        let calls = Announcer::new(rules.tools.clone());
         Self {
             rules,
             state,
@@ -39,21 +46,31 @@ impl Tagged {
             gap: String::new(),
             after_marker: in_reasoning,
             begun: in_reasoning,
+            calls,
         }
     }
 
     pub(super) fn called(&self) -> bool {
-        false
+        self.calls.begun() > 0
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        matches!(self.state, State::Over)
     }
 
     pub(super) fn in_reasoning(&self) -> bool {
-        self.state == State::Reasoning
+        matches!(self.state, State::Reasoning)
     }
 
     pub(super) fn push(&mut self, text: &str, out: &mut Out<'_>) {
         let mut rest = text;
         while let Some(next) = rest.chars().next() {
-            let free = if self.held.is_empty() { self.marks().free(rest) } else { 0 };
+            let free = match self.marks() {
+                Some(marks) if self.held.is_empty() => {
+                    marks.free(rest, self.rules.leads.filter(|_| !self.begun))
+                }
+                Some(_) | None => 0,
+            };
             if free > 0 {
                 self.text(&rest[..free], out);
                 rest = &rest[free..];
@@ -67,27 +84,43 @@ impl Tagged {
     pub(super) fn finish(&mut self, out: &mut Out<'_>) {
         let held = std::mem::take(&mut self.held);
         self.text(&held, out);
-        self.release_gap(out);
+        if let State::Call(call, raw) = &mut self.state {
+            if self.calls.open {
+                call.finish(&mut self.calls, out);
+            } else {
+                let raw = std::mem::take(raw);
+                self.state = State::Content;
+                self.no_call(&raw, out);
+            }
+        }
+        if !self.after_marker {
+            self.release_gap(out);
+        }
     }
 
-    fn marks(&self) -> &Marks {
+    /// What this state looks for; `None` where it does not.
+    fn marks(&self) -> Option<&Marks> {
         match self.state {
-            State::Content => &self.rules.in_content,
-            State::Reasoning => &self.rules.in_reasoning,
+            State::Content => Some(&self.rules.in_content),
+            State::Reasoning => Some(&self.rules.in_reasoning),
+            State::Call(..) | State::Over => None,
         }
     }
 
     fn character(&mut self, c: char, out: &mut Out<'_>) {
-        self.held.push(c);
-        match self.marks().look(&self.held) {
-            Look::Begun => {}
-            Look::Whole(action) => {
-                let text = std::mem::take(&mut self.held);
-                self.marker(action, &text, out);
-            }
+        if self.leads(c) {
+            self.call_begins("", out);
+        }
+        if self.marks().is_none() {
+            return self.of_call(c, out);
+        }
+        let mut held = std::mem::take(&mut self.held);
+        held.push(c);
+        match self.marks().map_or(Look::Nothing, |marks| marks.look(&held)) {
+            Look::Begun => self.held = held,
+            Look::Whole(action) => self.marker(action, &held, out),
             Look::Nothing => {
                 // its first character is text; a marker may begin after that
-                let held = std::mem::take(&mut self.held);
                 let first = held.chars().next().map_or(0, char::len_utf8);
                 self.text(&held[..first], out);
                 held[first..].chars().for_each(|c| self.character(c, out));
@@ -95,11 +128,31 @@ impl Tagged {
         }
     }
 
+    /// Calls begin here without a marker.
+    fn leads(&self, c: char) -> bool {
+        let at_the_begin = !self.begun && self.held.is_empty();
+        self.rules.leads == Some(c) && at_the_begin && matches!(self.state, State::Content)
+    }
+
     fn marker(&mut self, action: Action, text: &str, out: &mut Out<'_>) {
         match action {
-            Action::ReasoningBegins if self.begun => self.text(text, out),
+            Action::ReasoningBegins if self.begun => self.marks_nothing(text, out),
             Action::ReasoningBegins => self.enter(State::Reasoning),
             Action::ReasoningEnds => self.enter(State::Content),
+            Action::Call => self.call_begins(text, out),
+            Action::Opens => {
+                self.gap.push_str(text);
+                self.bound_gap(out);
+            }
+            Action::Closes if self.called() && self.after_marker => {}
+            Action::Closes | Action::Inner => self.marks_nothing(text, out),
+        }
+    }
+
+    /// A marker where it means nothing is text, if it is text of the model's.
+    fn marks_nothing(&mut self, marker: &str, out: &mut Out<'_>) {
+        if !self.rules.hidden.contains(&marker) {
+            self.text(marker, out);
         }
     }
 
@@ -108,6 +161,58 @@ impl Tagged {
         self.gap.clear();
         self.after_marker = true;
         self.begun = true;
+    }
+
+    fn call_begins(&mut self, marker: &str, out: &mut Out<'_>) {
+        let Some(tools) = &self.rules.tools else { return self.text(marker, out) };
+        let call = Box::new(CallReader::new(tools.parser));
+        self.state = State::Call(call, marker.to_owned());
+    }
+
+    /// A character after the marker of a call.
+    fn of_call(&mut self, c: char, out: &mut Out<'_>) {
+        let State::Call(call, raw) = &mut self.state else { return };
+        let before = (self.calls.open, self.calls.begun());
+        let step = call.push(c, &mut self.calls, out);
+        let announced = before.0 || before.1 != self.calls.begun();
+        if announced {
+            raw.clear();
+            self.gap.clear();
+        }
+        match step {
+            CallStep::More => {
+                if !announced {
+                    raw.push(c);
+                }
+                if raw.len() > MAX_HELD {
+                    let raw = std::mem::take(raw);
+                    self.state = State::Content;
+                    self.no_call(&raw, out);
+                }
+            }
+            CallStep::Done => self.call_ended(),
+            CallStep::Not => {
+                let raw = std::mem::take(raw);
+                if self.calls.open {
+                    self.call_ended();
+                } else {
+                    self.state = State::Content;
+                    self.no_call(&raw, out);
+                }
+                self.character(c, out);
+            }
+        }
+    }
+
+    fn call_ended(&mut self) {
+        let over = self.calls.end();
+        self.enter(if over { State::Over } else { State::Content });
+    }
+
+    /// What was held for a call is text, but for a marker that is no text of the model's.
+    fn no_call(&mut self, raw: &str, out: &mut Out<'_>) {
+        self.begun = true; // or a lone bracket would be tried again
+        self.text(&self.without_hidden(raw.to_owned()), out);
     }
 
     /// No part of a marker.
@@ -122,12 +227,18 @@ impl Tagged {
             self.after_marker = false;
             self.begun = true;
         }
-        if self.after_marker {
-            return;
+        if !self.after_marker {
+            self.gap.push_str(&text[end..]);
+            self.bound_gap(out);
         }
-        self.gap.push_str(&text[end..]);
+    }
+
+    fn bound_gap(&mut self, out: &mut Out<'_>) {
         if self.gap.len() > MAX_GAP {
-            let excess = self.gap.len() - MAX_GAP; // it is ASCII
+            let mut excess = self.gap.len() - MAX_GAP;
+            while !self.gap.is_char_boundary(excess) {
+                excess += 1;
+            }
             let gap = std::mem::take(&mut self.gap);
             self.emit(&gap[..excess], out);
             self.gap = gap;
@@ -136,14 +247,28 @@ impl Tagged {
     }
 
     fn release_gap(&mut self, out: &mut Out<'_>) {
+        if self.gap.is_empty() {
+            return;
+        }
         let gap = std::mem::take(&mut self.gap);
+        let gap = self.without_hidden(gap);
         self.emit(&gap, out);
+    }
+
+    fn without_hidden(&self, mut text: String) -> String {
+        for marker in &self.rules.hidden {
+            if text.contains(marker) {
+                text = text.replace(marker, "");
+            }
+        }
+        text
     }
 
     fn emit(&self, text: &str, out: &mut Out<'_>) {
         match self.state {
-            State::Content => out.content(text),
             State::Reasoning => out.reasoning(text),
+            State::Content | State::Call(..) => out.content(text),
+            State::Over => {}
         }
     }
 }

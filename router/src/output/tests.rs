@@ -52,7 +52,7 @@ fn reasoning(text: &str) -> Part {
 }
 
 fn thinking(opened: bool) -> Format {
-    let mut format = Format::new(Some(ReasoningParser::Think)).unwrap();
+    let mut format = Format::new(Some(ReasoningParser::Think), None).unwrap();
     format.after_prompt(if opened { "<|assistant|><think>\n" } else { "<|assistant|>" });
     format
 }
@@ -91,3 +91,6 @@ fn long_white_space_is_not_held_back() {
     let Some(Part::Reasoning(text)) = parts.last() else { panic!("{parts:?}") };
     assert_eq!(text.len(), 1 + 1000 - 256);
 }
+
+mod calls;
+mod forced;

@@ -142,6 +142,13 @@ impl Answer {
         }
     }
 
+    /// Nothing more of a choice is wanted: it is as if a stop string had ended it.
+    pub fn end_choice(&mut self, choice: u32) {
+        if let Some(choice) = self.choices.get_mut(choice as usize) {
+            choice.stop();
+        }
+    }
+
     /// The prompt as the workers get it.
     #[must_use]
     pub fn prompt_ids(&self) -> &[u32] {

@@ -188,6 +188,14 @@ impl Choice {
         self.state = State::Ended;
     }
 
+    /// It has said all: its worker is cancelled, as after a stop string.
+    pub(super) fn stop(&mut self) {
+        if !self.ended() {
+            self.record(|recorder, now| recorder.finished(now, FinishReason::Stop.as_str()));
+            self.state = State::Ended;
+        }
+    }
+
     /// Done when it is with a worker.
     pub(super) fn poll_placed(
         &mut self,

@@ -4,6 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::limits::memory::MemoryPool;
+use crate::prompt::Conventions;
 
 fn checked(extra: &Value) -> Result<ChatRequest, RouteError> {
     let mut body = json!({"messages": [{"role": "user", "content": "hi"}]});
@@ -46,7 +47,6 @@ fn each_wrong_parameter_is_named() {
         ("max_completion_tokens", json!(-1)),
         ("top_logprobs", json!(5)),
         ("tool_choice", json!("required")),
-        ("tools", json!([{"type": "function", "function": {"name": "f"}}])),
         ("reasoning_effort", json!("high")),
         ("audio", json!({})),
         ("store", json!(true)),
@@ -65,11 +65,23 @@ fn each_wrong_parameter_is_named() {
 }
 
 #[test]
-fn tools_reach_the_template_when_no_call_is_wanted() {
+fn tools_reach_a_template_that_knows_them_and_a_message_otherwise() {
     let tools = json!([{"type": "function", "function": {"name": "f", "strict": true}}]);
-    let request = checked(&json!({"tools": tools, "tool_choice": "none"})).unwrap();
-    let Prompt::Chat(prompt) = request.job.prompt else { panic!("chat makes chat prompts") };
-    assert_eq!(Value::Array(prompt.tools.unwrap()), tools);
+    for (knows_tools, choice, read) in
+        [(true, "none", false), (true, "auto", true), (false, "none", false), (false, "auto", true)]
+    {
+        let parser = Some(crate::prompt::ToolParser::Hermes);
+        let conventions = Conventions { knows_tools, tools: parser, ..Conventions::default() };
+        let body = json!({"messages": [{"role": "user", "content": "hi"}],
+            "tools": tools, "tool_choice": choice});
+        let model = ModelFacts { vocab_size: 100, conventions, ..ModelFacts::default() };
+        let mut memory = MemoryPool::private(1 << 20).share();
+        let request = check(Fields::of_body(body).unwrap(), &model, &mut memory).unwrap();
+        assert_eq!(request.format.is_some(), read);
+        let Prompt::Chat(prompt) = request.job.prompt else { panic!("chat makes chat prompts") };
+        assert_eq!(prompt.tools.map(Value::Array), knows_tools.then(|| tools.clone()));
+        assert_eq!(prompt.messages.len(), if read && !knows_tools { 2 } else { 1 });
+    }
 }
 
 #[test]

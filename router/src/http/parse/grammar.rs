@@ -124,7 +124,10 @@ fn any_object(param: String) -> Result<Asked, RouteError> {
 }
 
 /// A schema, or the text of one.
-fn json(value: Value, param: String) -> Result<Asked, RouteError> {
+///
+/// # Errors
+/// `BadRequest` about what is no schema, or too long.
+pub(in crate::http) fn json(value: Value, param: String) -> Result<Asked, RouteError> {
     let value = if let Value::String(text) = &value {
         check_length(text.len(), &param)?;
         let broken =
@@ -177,6 +180,15 @@ fn choices(texts: &[Value], param: &str) -> Result<String, RouteError> {
     Ok(lark)
 }
 
+/// A grammar that was made here of what stands in a field.
+///
+/// # Errors
+/// `BadRequest` if it is too long.
+pub(in crate::http) fn made(source: String, param: &str) -> Result<Grammar, RouteError> {
+    check_length(source.len(), param)?;
+    Ok(Grammar { kind: GrammarKind::Lark, source: source.into() })
+}
+
 fn check_length(bytes: usize, param: &str) -> Result<(), RouteError> {
     if bytes > MAX_GRAMMAR_BYTES {
         let message = format!("`{param}` is {bytes} bytes long, the limit is {MAX_GRAMMAR_BYTES}");
@@ -196,6 +208,20 @@ impl Asked {
             return Err(bad(&param, format!("`{param}` must not be empty")));
         }
         Ok(Self { grammar: Grammar { kind, source: source.into() }, param })
+    }
+
+    /// The schema, where it is JSON that is asked for.
+    ///
+    /// # Errors
+    /// `Internal` if it was not written as JSON.
+    pub(in crate::http) fn schema(&self) -> Result<Option<Value>, RouteError> {
+        match self.grammar.kind {
+            GrammarKind::Json => {
+                let schema = serde_json::from_str(&self.grammar.source);
+                schema.map(Some).map_err(|error| RouteError::internal("a schema", error))
+            }
+            GrammarKind::Regex | GrammarKind::Lark => Ok(None),
+        }
     }
 
     /// Whether answers can follow it. Takes milliseconds, and at the bounds some hundred.

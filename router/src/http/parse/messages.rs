@@ -130,11 +130,14 @@ fn assistant_extras(
         }
         stands_in = true;
     }
-    if let Some(reasoning) = fields.string("reasoning_content")? {
+    // answers have the same text under both names, and so do clients that send them back
+    let (long, short) = (fields.string("reasoning_content")?, fields.string("reasoning")?);
+    if let Some(reasoning) = long.or(short) {
         // templates get it under two names, as text and as a value of theirs
         let copies = memory.charge(2 * (reasoning.len() + ALLOCATION_BYTES));
         copies.map_err(|refused| refused.body(Some(fields.path("reasoning_content"))))?;
         out.insert("reasoning_content".into(), reasoning.into());
+        stands_in = true; // of an answer that was cut there is nothing else
     }
     if fields.take_missing("audio").is_some() {
         return Err(unsupported(fields.path("audio"), "this server reads text only"));
@@ -285,6 +288,18 @@ mod tests {
         assert_eq!(got["tool_calls"][0]["function"]["arguments"], json!({"x": 1}));
         assert_eq!(got["content"], "", "templates add to it");
         assert_eq!(checked(call("{x"))["tool_calls"][0]["function"]["arguments"], json!("{x"));
+    }
+
+    #[test]
+    fn reasoning_can_be_sent_back_under_both_names() {
+        for names in
+            [&["reasoning"][..], &["reasoning_content"], &["reasoning_content", "reasoning"]]
+        {
+            let mut message = json!({"role": "assistant", "content": null});
+            names.iter().for_each(|name| message[*name] = json!("hm"));
+            let want = json!({"role": "assistant", "content": "", "reasoning_content": "hm"});
+            assert_eq!(checked(message), want);
+        }
     }
 
     #[test]

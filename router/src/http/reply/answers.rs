@@ -56,6 +56,13 @@ impl Answers {
         Ok(Self { source, n })
     }
 
+    /// A choice of the one job whose text is read has said all: its worker is stopped.
+    pub(in crate::http) fn end(&mut self, choice: u32) {
+        if let Source::One(answer) = &mut self.source {
+            answer.end_choice(choice);
+        }
+    }
+
     /// What comes next; `choice` counts through the choices of all jobs.
     ///
     /// # Cancel safety

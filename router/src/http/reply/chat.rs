@@ -1,17 +1,20 @@
 //! The answer of `/v1/chat/completions`: `chat.completion`, and `chat.completion.chunk` in a stream.
 
+mod chunk;
+
 use std::sync::Arc;
 
 use bytes::BytesMut;
 
 use crate::http::parse::params::Delivery;
-use crate::http::reply::events::{Envelope, Events, json, number};
+use crate::http::reply::events::{Envelope, Events, json};
 use crate::http::reply::logprobs::{self, Vocabulary};
 use crate::http::reply::readers::ChoiceReaders;
 use crate::http::reply::whole::Shape;
-use crate::http::reply::{AnswerHead, ReplyChoice, message, token_ids};
+use crate::http::reply::{AnswerHead, ReplyChoice, token_ids};
 use crate::output::{Format, Part};
 use crate::request::{Delta, ScoredToken, Usage};
+use chunk::{ChatChunk, ROLE, ROLE_OF_CALLS, write_part};
 
 /// How one chat answer looks.
 #[derive(Debug)]
@@ -28,6 +31,8 @@ pub(in crate::http) struct ChatReply {
     parts: Vec<Part>,
     /// Those of the prompt, until they are written.
     prompt_ids: Option<Arc<Vec<u32>>>,
+    /// The choice of the last delta is over before its worker is.
+    ends_early: bool,
 }
 
 impl ChatReply {
@@ -38,8 +43,16 @@ impl ChatReply {
     ) -> Self {
         let begun = vec![false; n as usize];
         let parts = Vec::new();
-        let prompt_ids = None;
-        Self { head, logprobs, begun, readers: None, shows_reasoning: true, parts, prompt_ids }
+        Self {
+            head,
+            logprobs,
+            begun,
+            readers: None,
+            shows_reasoning: true,
+            parts,
+            prompt_ids: None,
+            ends_early: false,
+        }
     }
 
     /// Its text is told apart as `format` says.
@@ -59,7 +72,7 @@ impl ChatReply {
     }
 
     /// What opens a message. The first one has the ids of the prompt, where they were asked for.
-    fn role(&mut self, event: &Event<'_>, role: &[u8], out: &mut BytesMut) {
+    fn role(&mut self, event: &ChatChunk<'_>, role: &[u8], out: &mut BytesMut) {
         let prompt_ids = self.prompt_ids.take();
         let prompt_ids = prompt_ids.as_ref().map(|ids| &ids[..]);
         event.write_with(prompt_ids, out, |out| out.extend_from_slice(role));
@@ -81,18 +94,17 @@ impl ChatReply {
     fn parts(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
         let Some(readers) = &mut self.readers else { return };
         let mut parts = std::mem::take(&mut self.parts);
-        readers.read(delta, &mut parts);
+        let finish = readers.read(delta, &mut parts);
+        self.ends_early = finish.is_some() && delta.finish.is_none();
         if !self.shows_reasoning {
             parts.retain(|part| !matches!(part, Part::Reasoning(_)));
         }
         let usage = self.with_reasoning(usage);
-        let event = Event { choice: delta.choice, usage, envelope };
+        let event = ChatChunk { choice: delta.choice, usage, envelope };
         // the tokens of a delta stand with its first part
         let mut ids = delta.ids.as_deref().filter(|ids| !ids.is_empty());
-        let says_something = !parts.is_empty()
-            || !delta.tokens.is_empty()
-            || ids.is_some()
-            || delta.finish.is_some();
+        let says_something =
+            !parts.is_empty() || !delta.tokens.is_empty() || ids.is_some() || finish.is_some();
         if says_something && self.begins(delta.choice) {
             let calls = matches!(parts.first(), Some(Part::CallBegins { .. }));
             self.role(&event, if calls { ROLE_OF_CALLS } else { ROLE }, out);
@@ -112,80 +124,9 @@ impl ChatReply {
             });
         }
         self.parts = parts;
-        if let (Some(finish), Some(readers)) = (delta.finish, &self.readers) {
-            event.end(readers.finish_reason(delta.choice, finish), out);
+        if let Some(finish) = finish {
+            event.end(finish, out);
         }
-    }
-}
-
-/// What opens a message, up to its reason to end.
-const ROLE: &[u8] = b"{\"role\":\"assistant\",\"content\":\"\",\"refusal\":null},\
-    \"logprobs\":null,\"finish_reason\":null";
-/// The same for a message of calls alone.
-const ROLE_OF_CALLS: &[u8] = b"{\"role\":\"assistant\",\"content\":null,\"refusal\":null},\
-    \"logprobs\":null,\"finish_reason\":null";
-
-fn write_part(part: &Part, out: &mut BytesMut) {
-    match part {
-        Part::Content(text) => {
-            out.extend_from_slice(b"{\"content\":");
-            json(out, text);
-            out.extend_from_slice(b"}");
-        }
-        Part::Reasoning(text) => {
-            message::write_reasoning(text, b"{", out);
-            out.extend_from_slice(b"}");
-        }
-        Part::CallBegins { index, id, name } => {
-            out.extend_from_slice(b"{\"tool_calls\":[{\"index\":");
-            number(out, *index);
-            out.extend_from_slice(b",\"id\":");
-            json(out, id);
-            message::write_function(name, "", out);
-            out.extend_from_slice(b"}]}");
-        }
-        Part::CallArguments { index, text } => {
-            out.extend_from_slice(b"{\"tool_calls\":[{\"index\":");
-            number(out, *index);
-            out.extend_from_slice(b",\"function\":{\"arguments\":");
-            json(out, text);
-            out.extend_from_slice(b"}}]}");
-        }
-    }
-}
-
-/// What the events of one delta share.
-struct Event<'a> {
-    choice: u32,
-    usage: Usage,
-    envelope: &'a Envelope,
-}
-
-impl Event<'_> {
-    fn write(&self, out: &mut BytesMut, fields: impl FnOnce(&mut BytesMut)) {
-        self.write_with(None, out, fields);
-    }
-
-    fn write_with(
-        &self,
-        prompt_ids: Option<&[u32]>,
-        out: &mut BytesMut,
-        fields: impl FnOnce(&mut BytesMut),
-    ) {
-        self.envelope.open(out);
-        out.extend_from_slice(b"{\"index\":");
-        number(out, self.choice);
-        out.extend_from_slice(b",\"delta\":");
-        fields(out);
-        out.extend_from_slice(b"}");
-        self.envelope.close_with(prompt_ids, self.usage, out);
-    }
-
-    fn end(&self, reason: &str, out: &mut BytesMut) {
-        self.write(out, |out| {
-            out.extend_from_slice(b"{},\"logprobs\":null,\"finish_reason\":");
-            json(out, reason);
-        });
     }
 }
 
@@ -246,6 +187,10 @@ impl Events for ChatReply {
         Usage { reasoning_tokens, ..usage }
     }
 
+    fn ends_early(&mut self) -> bool {
+        self.ends_early
+    }
+
     fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut) {
         if !self.begun.contains(&true) {
             // one event says them for all choices
@@ -254,7 +199,7 @@ impl Events for ChatReply {
         if self.readers.is_some() {
             return self.parts(delta, usage, envelope, out);
         }
-        let event = Event { choice: delta.choice, usage, envelope };
+        let event = ChatChunk { choice: delta.choice, usage, envelope };
         if self.begins(delta.choice) {
             self.role(&event, ROLE, out);
         }

@@ -36,6 +36,11 @@ pub(in crate::http) trait Events: Send + 'static {
         usage
     }
 
+    /// Whether the choice of the last delta is over before its worker is.
+    fn ends_early(&mut self) -> bool {
+        false
+    }
+
     /// The constant part.
     fn envelope(&self, delivery: Delivery) -> Envelope;
 }
@@ -200,6 +205,9 @@ impl<S: Events> Stream<S> {
             match delta {
                 Some(Ok(delta)) => {
                     self.shape.delta(&delta, answers.usage(), &self.envelope, &mut self.buffer);
+                    if self.shape.ends_early() {
+                        answers.end(delta.choice);
+                    }
                     if self.buffer.is_empty() {
                         continue; // all of it is held back until the next token decides
                     }

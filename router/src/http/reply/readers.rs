@@ -31,9 +31,14 @@ impl ChoiceReaders {
         self.readers.iter_mut().for_each(|reader| *reader = self.format.reader());
     }
 
-    /// Appends the parts of a delta.
-    pub(in crate::http) fn read(&mut self, delta: &Delta, parts: &mut Vec<Part>) {
-        let Some(reader) = self.readers.get_mut(delta.choice as usize) else { return };
+    /// Appends the parts of a delta. Gives why its choice ends here, if it does; a choice may end before its worker does, and
+    /// that one is then to be stopped.
+    pub(in crate::http) fn read(
+        &mut self,
+        delta: &Delta,
+        parts: &mut Vec<Part>,
+    ) -> Option<&'static str> {
+        let reader = self.readers.get_mut(delta.choice as usize)?;
         let mut from = 0;
         for end in &delta.token_ends {
             let before = reader.in_reasoning();
@@ -45,19 +50,17 @@ impl ChoiceReaders {
         if delta.finish.is_some() {
             reader.finish(parts);
         }
+        // an answer that was cut is cut, whatever was in it
+        match delta.finish {
+            _ if reader.is_over() => Some("tool_calls"),
+            Some(FinishReason::Stop) if reader.called() => Some("tool_calls"),
+            Some(finish) => Some(finish.as_str()),
+            None => None,
+        }
     }
 
     /// Of all choices so far.
     pub(in crate::http) fn reasoning_tokens(&self) -> u32 {
         self.reasoning_tokens
-    }
-
-    /// Why a choice ended, in OpenAI's words: an answer that was cut is cut, whatever was in it.
-    pub(in crate::http) fn finish_reason(&self, choice: u32, finish: FinishReason) -> &'static str {
-        let called = self.readers.get(choice as usize).is_some_and(Reader::called);
-        match finish {
-            FinishReason::Stop if called => "tool_calls",
-            FinishReason::Stop | FinishReason::Length => finish.as_str(),
-        }
     }
 }

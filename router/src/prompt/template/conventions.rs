@@ -43,6 +43,12 @@ const REASONING: [(&str, ReasoningParser); 4] = [
 ];
 
 impl Conventions {
+    /// How calls are written. A template that knows no tools gets them told in a message, which asks for Hermes' way.
+    #[must_use]
+    pub fn call_parser(&self) -> Option<ToolParser> {
+        if self.knows_tools { self.tools } else { Some(ToolParser::Hermes) }
+    }
+
     /// Of the source of a template.
     pub(crate) fn of(template: &str) -> Self {
         let calls =

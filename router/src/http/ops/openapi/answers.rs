@@ -162,7 +162,8 @@ pub(super) fn schemas() -> Map<String, Value> {
     };
     let model = object(&json!({
         "id": text, "object": {"const": "model"}, "created": count, "owned_by": text,
-        "max_model_len": count, "dtypes": list(&text),
+        "max_model_len": count, "dtypes": list(&text), "reasoning_parser": or_null(&text),
+        "tool_parser": or_null(&text), "template_knows_tools": {"type": "boolean"},
     }));
     let about = |mut schema: Value, about: &str| {
         schema["description"] = about.into();

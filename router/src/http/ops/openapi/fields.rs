@@ -224,7 +224,7 @@ const GENERATION: &[Field] = &[
 const HARMLESS: &[Field] = &[
     field("metadata", Open, "Changes nothing."),
     field("safety_identifier", Text, "Changes nothing."),
-    field("parallel_tool_calls", Boolean, "Changes nothing."),
+    field("parallel_tool_calls", Boolean, "Of a chat: false ends it after its first call."),
     field("prompt_cache_retention", Text, "Changes nothing."),
     field("prompt_cache_options", Open, "Changes nothing."),
     field("service_tier", Words(&["auto", "default"]), "There is one tier."),
@@ -268,8 +268,17 @@ pub(super) const CHAT: ObjectShape = ObjectShape {
         &[
             field(
                 "tool_choice",
-                Other(|| json!({"enum": ["none", "auto"]})),
-                "With `tools`: \"none\".",
+                Other(|| {
+                    json!({"anyOf": [
+                        {"enum": ["none", "auto", "required"]},
+                        {"type": "object", "required": ["type"], "properties": {
+                            "type": {"enum": ["function", "allowed_tools"]},
+                            "function": {"type": "object", "required": ["name"]},
+                            "allowed_tools": {"type": "object", "required": ["mode", "tools"]},
+                        }},
+                    ]})
+                }),
+                "Whether tools are called, and which. \"auto\" where left out.",
             ),
             field(
                 "reasoning_effort",
@@ -500,6 +509,7 @@ const MESSAGE: ObjectShape = ObjectShape {
             Text,
             "Of an assistant: its thoughts, for templates that show them.",
         ),
+        field("reasoning", Text, "The same, where `reasoning_content` is left out."),
         field("annotations", Array(|| json!({})), "Of an assistant: changes nothing."),
         field("cache_control", Other(|| json!({})), "Changes nothing."),
     ]],

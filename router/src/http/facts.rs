@@ -1,0 +1,43 @@
+//! What a request needs to know of its model: bounds and defaults of its parameters, and how its answers are told apart.
+
+use crate::config::ParserConfig;
+use crate::http::parse::params::ModelFacts;
+use crate::output::Format;
+use crate::prompt::{Conventions, PromptEngine};
+use crate::request::{Job, Reading};
+
+/// Has a job's text read by `format`, which learns what of it are special tokens of the model.
+pub(super) fn read_by(format: Format, job: &mut Job, engine: &PromptEngine) -> Format {
+    let format = format.hiding(|marker| engine.special_token(marker).is_some());
+    let special = |marker: &'static str| engine.special_token(marker);
+    let mut markers: Vec<u32> = format.markers().filter_map(special).collect();
+    markers.sort_unstable();
+    markers.dedup();
+    job.reading = Reading { token_ends: true, markers };
+    if !job.sampling.ignore_eos {
+        job.stop_ids.extend(format.stops().iter().copied().filter_map(special));
+    }
+    format
+}
+
+/// How the answers of a model are told apart: as the flags say, or else as its chat template shows.
+pub(super) fn conventions(found: Conventions, parsers: &ParserConfig) -> Conventions {
+    Conventions {
+        tools: parsers.tools.or(found.tools),
+        reasoning: parsers.reasoning.unwrap_or(found.reasoning),
+        ..found
+    }
+}
+
+/// What the checks of a request need to know of `engine`'s model.
+pub(super) fn facts(engine: &PromptEngine, parsers: &ParserConfig) -> ModelFacts {
+    let doc = engine.doc();
+    ModelFacts {
+        vocab_size: doc.vocab_size,
+        temperature: doc.generation.temperature,
+        top_p: doc.generation.top_p,
+        top_k: doc.generation.top_k,
+        repetition_penalty: doc.generation.repetition_penalty,
+        conventions: conventions(engine.conventions(), parsers),
+    }
+}
