@@ -10,6 +10,8 @@ mod gbnf;
 mod known;
 mod place;
 mod reasoning;
+#[cfg(test)]
+mod tests;
 mod vocabulary;
 
 pub use compile::{Compiled, GrammarError, check_grammar};

@@ -248,7 +248,7 @@ async fn what_ranks_do_and_wait_is_told_apart() {
 async fn what_a_rank_did_beside_steps_is_counted() {
     let app = router().await;
     let [_zero, one] = group(&app).await;
-    one.send(Frame::GroupTotals(GroupTotals {
+    let totals = GroupTotals {
         held_rounds: 12,
         held_ms: 1_500.0,
         waves: 3,
@@ -256,17 +256,23 @@ async fn what_a_rank_did_beside_steps_is_counted() {
         bytes: 1 << 20,
         refused: 1,
         gain_s: 2.5,
-        cost_s: f64::NAN,
-        spent_s: -1.0,
-    }));
+        cost_s: 1.25,
+        spent_s: 0.75,
+    };
+    one.send(Frame::GroupTotals(totals.clone()));
     let of_one = |name: &str| metric(&app, &format!("headrace_rank_{name}_total"), "r1");
     until("it is counted", || of_one("held_rounds") == 12.0).await;
-    let told = ["held_seconds", "expert_waves", "expert_slots", "expert_bytes"].map(of_one);
-    assert_eq!(told, [1.5, 3.0, 2.0, f64::from(1 << 20)]);
-    let told = ["expert_refusals", "expert_gain_seconds"].map(of_one);
-    assert_eq!(told, [1.0, 2.5]);
-    let nonsense = ["expert_cost_seconds", "expert_spent_seconds"].map(of_one);
-    assert_eq!(nonsense, [0.0, 0.0], "times that cannot be");
+    let told = ["expert_waves", "expert_slots", "expert_bytes", "expert_refusals"].map(of_one);
+    assert_eq!(told, [3.0, 2.0, f64::from(1 << 20), 1.0]);
+    let times =
+        ["held_seconds", "expert_gain_seconds", "expert_cost_seconds", "expert_spent_seconds"];
+    assert_eq!(times.map(of_one), [1.5, 2.5, 1.25, 0.75]);
+
+    let (held_ms, gain_s, cost_s, spent_s) = (-1.0, f64::INFINITY, f64::NAN, -1.0);
+    let nonsense = GroupTotals { held_rounds: 13, held_ms, gain_s, cost_s, spent_s, ..totals };
+    one.send(Frame::GroupTotals(nonsense));
+    until("it is counted", || of_one("held_rounds") == 13.0).await;
+    assert_eq!(times.map(of_one), [0.0; 4], "times that cannot be");
     assert_eq!(metric(&app, "headrace_rank_held_rounds_total", "r0"), 0.0);
 }
 

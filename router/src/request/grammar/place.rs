@@ -67,6 +67,10 @@ const MAX_PATH_CHARS: usize = 256;
 /// The search for the place of a failure ends after this: then a schema around it is named.
 const SEARCH: Duration = Duration::from_millis(200);
 
+/// Schemas that the search tries whatever the time: of a small one the same place is named on a slow machine. Bounds of
+/// grammars keep each to some 20 ms.
+const SURELY_TRIED: usize = 8;
+
 /// A schema that cannot be followed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SchemaError {
@@ -82,14 +86,22 @@ pub struct SchemaError {
 /// Where the first keyword stands that is not enforced, or the innermost schema that cannot be compiled.
 pub fn check_schema(schema: &Value) -> Result<(), SchemaError> {
     check_keywords(schema, &mut String::new())?;
-    let whole = match compile_schema(GrammarTokens::of_bytes(), schema.clone()) {
-        Ok(_) => return Ok(()),
-        Err(error) => error,
-    };
-    let mut found = (String::new(), whole);
-    narrow(schema, schema, &mut found, Instant::now() + SEARCH);
+    match compile_schema(GrammarTokens::of_bytes(), schema.clone()) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(place_of(error, schema, Instant::now() + SEARCH)),
+    }
+}
+
+/// Where `schema` fails, which does with this error.
+fn place_of(error: GrammarError, schema: &Value, until: Instant) -> SchemaError {
+    let mut found = (String::new(), error);
+    let mut tried = 0;
+    narrow(schema, schema, &mut found, &mut || {
+        tried += 1;
+        tried <= SURELY_TRIED || Instant::now() < until
+    });
     let (path, GrammarError(message)) = found;
-    Err(SchemaError { path, message })
+    SchemaError { path, message }
 }
 
 fn check_keywords(schema: &Value, path: &mut String) -> Result<(), SchemaError> {
@@ -153,14 +165,19 @@ fn below(
     Ok(())
 }
 
-/// The innermost schema that fails by itself, with the definitions of the whole.
-fn narrow(root: &Value, schema: &Value, found: &mut (String, GrammarError), until: Instant) {
+/// The innermost schema that fails by itself, with the definitions of the whole. `may_try` is asked before each.
+fn narrow(
+    root: &Value,
+    schema: &Value,
+    found: &mut (String, GrammarError),
+    may_try: &mut dyn FnMut() -> bool,
+) {
     let Value::Object(fields) = schema else { return };
     let mut path = found.0.clone();
     let mut inner: Option<Value> = None;
     // an error ends the walk: it is found
     let _ = below(fields, &mut path, &mut |schema, path| {
-        if Instant::now() >= until {
+        if !may_try() {
             return Ok(());
         }
         match compile_schema(GrammarTokens::of_bytes(), with_definitions(root, schema)) {
@@ -173,7 +190,7 @@ fn narrow(root: &Value, schema: &Value, found: &mut (String, GrammarError), unti
         }
     });
     if let Some(inner) = inner {
-        narrow(root, &inner, found, until);
+        narrow(root, &inner, found, may_try);
     }
 }
 
@@ -193,5 +210,39 @@ fn push(path: &mut String, name: &str) {
     path.extend(name.chars().take(64));
     if let Some((end, _)) = path.char_indices().nth(MAX_PATH_CHARS) {
         path.truncate(end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What is named of a schema that cannot be compiled, where no time is left to search.
+    fn named_at_once(schema: &Value) -> String {
+        let tokens = GrammarTokens::of_bytes();
+        let error = compile_schema(tokens, schema.clone()).expect_err("it is wrong");
+        place_of(error, schema, Instant::now()).path
+    }
+
+    #[test]
+    fn the_place_in_a_small_schema_is_named_however_slow_the_machine() {
+        let wrong = json!({"type": "string", "pattern": "("});
+        let schema = json!({"anyOf": [{"type": "null"}, {"properties": {"a": {"items": wrong}}}]});
+        assert_eq!(named_at_once(&schema), ".anyOf[1].properties.a.items");
+    }
+
+    #[test]
+    fn the_search_in_a_large_schema_ends_with_its_time() {
+        let mut properties = Map::new();
+        for number in 0..40 {
+            properties.insert(format!("p{number:02}"), json!({"type": "null"}));
+        }
+        properties.insert("wrong".to_owned(), json!({"pattern": "("}));
+        let schema = json!({"properties": properties});
+        assert_eq!(named_at_once(&schema), "");
+        let error = check_schema(&schema).expect_err("it is wrong");
+        assert!(["", ".properties.wrong"].contains(&&*error.path), "{}", error.path);
     }
 }

@@ -1,0 +1,162 @@
+use std::sync::Arc;
+
+use super::*;
+use crate::core::frame::{Grammar, GrammarKind};
+
+const WORDS: usize = 9; // of the mask of 257 tokens
+const END: u32 = 256;
+
+fn regex(source: &str) -> Grammar {
+    Grammar { kind: GrammarKind::Regex, source: source.into() }
+}
+
+fn follower(source: &str) -> Follower {
+    GrammarTokens::of_bytes().compile(&regex(source)).expect("it is a grammar").follower()
+}
+
+fn ids(text: &str) -> Vec<u32> {
+    text.bytes().map(u32::from).collect()
+}
+
+/// What may follow the answer and each of the drafts: the tokens, or which of all and nothing it is.
+fn may_follow(follower: &mut Follower, drafts: &str) -> Vec<String> {
+    let drafts = ids(drafts);
+    let (mut masks, mut dead) = (vec![7; WORDS * (drafts.len() + 1)], vec![true; drafts.len() + 1]);
+    follower.fill_masks(&drafts, &mut masks, &mut dead);
+    let rows = masks.chunks_exact(WORDS).zip(dead);
+    rows.map(|(row, dead)| {
+        let allowed: Vec<u32> =
+            (0..=END).filter(|id| row[*id as usize / 32] >> (id % 32) & 1 == 1).collect();
+        match (dead, allowed.len()) {
+            (true, _) => "nothing".to_owned(),
+            (false, 257) => "all".to_owned(),
+            _ => allowed.iter().filter_map(|id| char::from_u32(*id)).collect(),
+        }
+    })
+    .collect()
+}
+
+#[test]
+fn the_rows_of_a_step_follow_its_drafts_and_leave_the_answer_where_it_was() {
+    let mut answer = follower("a[bc]d");
+    for _ in 0..2 {
+        assert_eq!(may_follow(&mut answer, "abd"), ["a", "bc", "d", "nothing"]);
+    }
+    assert!(!answer.advance(&ids("a")));
+    assert_eq!(may_follow(&mut answer, "cd"), ["bc", "d", "nothing"]);
+    assert_eq!(may_follow(&mut answer, ""), ["bc"]);
+}
+
+#[test]
+fn behind_a_draft_that_is_not_allowed_no_row_counts_and_none_is_dead() {
+    let mut answer = follower("a[bc]d");
+    assert_eq!(may_follow(&mut answer, "axd"), ["a", "bc", "all", "all"]);
+    assert_eq!(may_follow(&mut answer, "abd"), ["a", "bc", "d", "nothing"], "it was not taken");
+    assert_eq!(answer.error(), None);
+}
+
+#[test]
+fn an_answer_ends_where_nothing_may_follow() {
+    let mut answer = follower("ab?");
+    assert!(!answer.advance(&ids("a")) && !answer.finished());
+    assert!(answer.advance(&ids("b")) && answer.finished());
+    assert!(answer.advance(&ids("x")), "it stays complete");
+    assert_eq!(may_follow(&mut answer, "a"), ["nothing", "nothing"]);
+    assert_eq!(answer.count_allowed(&ids("a")), 0);
+    assert_eq!(answer.error(), None);
+}
+
+#[test]
+fn a_token_that_is_not_allowed_leaves_an_answer_that_nothing_may_follow() {
+    let mut answer = follower("a[bc]d");
+    assert!(!answer.advance(&ids("ax")));
+    for _ in 0..2 {
+        assert_eq!(may_follow(&mut answer, "d"), ["nothing", "nothing"]);
+        assert!(!answer.finished());
+        assert_eq!(answer.count_allowed(&ids("b")), 0);
+        assert!(!answer.advance(&ids("bd")), "no later token mends it");
+    }
+    assert!(answer.error().is_some());
+}
+
+#[test]
+fn drafts_are_counted_up_to_the_first_that_is_not_allowed_and_not_taken() {
+    let mut answer = follower("a[bc]d");
+    for (drafts, allowed) in [("abd", 3), ("abx", 2), ("xab", 0), ("", 0), ("abd", 3)] {
+        assert_eq!(answer.count_allowed(&ids(drafts)), allowed, "{drafts}");
+    }
+}
+
+#[test]
+fn answers_with_one_grammar_stand_each_for_itself() {
+    let compiled = GrammarTokens::of_bytes().compile(&regex("a[bc]d")).expect("it is one");
+    let (mut one, mut other) = (compiled.follower(), compiled.follower());
+    one.advance(&ids("ab"));
+    assert_eq!(may_follow(&mut one, ""), ["d"]);
+    assert_eq!(may_follow(&mut other, ""), ["a"]);
+    assert_eq!(may_follow(&mut compiled.follower(), ""), ["a"]);
+}
+
+#[test]
+fn the_grammar_that_was_not_asked_for_for_longest_gives_way() {
+    let known = KnownGrammars::new(2);
+    let seen = |source: &str| {
+        let found = known.get(&regex(source))?;
+        Some(*found.expect("it was good"))
+    };
+    known.put(regex("a"), Ok(Arc::new(1)));
+    known.put(regex("b"), Ok(Arc::new(2)));
+    assert_eq!(seen("a"), Some(1));
+    known.put(regex("c"), Ok(Arc::new(3)));
+    assert_eq!([seen("a"), seen("b"), seen("c")], [Some(1), None, Some(3)]);
+    known.put(regex("a"), Ok(Arc::new(4))); // once more: nobody has to go
+    assert_eq!([seen("c"), seen("a")], [Some(3), Some(4)]);
+    known.put(Grammar { kind: GrammarKind::Lark, ..regex("c") }, Err(GrammarError::new("none")));
+    assert_eq!([seen("c"), seen("a")], [None, Some(4)], "of another kind it is another one");
+}
+
+#[test]
+fn room_for_none_is_room_for_one() {
+    let known = KnownGrammars::new(0);
+    for source in ["a", "b"] {
+        known.put(regex(source), Ok(Arc::new(())));
+        assert!(known.get(&regex(source)).is_some());
+    }
+    assert!(known.get(&regex("a")).is_none());
+}
+
+#[test]
+fn brackets_are_bounded_by_how_deep_they_are_nested_and_not_by_how_many() {
+    let nested = |depth: usize| format!("{}a{}", "(".repeat(depth), ")".repeat(depth));
+    let lark = |source: String| Grammar {
+        kind: GrammarKind::Lark,
+        source: format!("start: {source}").into(),
+    };
+    assert_eq!(check_grammar(&regex(&nested(64))), Ok(()));
+    assert_eq!(check_grammar(&regex(&"(a)".repeat(100))), Ok(()));
+    assert_eq!(check_grammar(&lark(nested(20).replace('a', "\"a\""))), Ok(()));
+    for grammar in [regex(&nested(65)), lark(nested(65).replace('a', "\"a\""))] {
+        let refused = check_grammar(&grammar).expect_err("it is too deep");
+        assert_eq!(refused.to_string(), "its brackets are nested deeper than 64 levels");
+    }
+}
+
+#[test]
+fn a_message_is_one_line_of_bounded_length() {
+    let long = "é".repeat(301);
+    assert_eq!(GrammarError::new(&long).to_string(), format!("{}...", "é".repeat(300)));
+    assert_eq!(GrammarError::new(&long[2..]).to_string(), "é".repeat(300));
+    assert_eq!(GrammarError::new(" why\n<backtrace>\nwhere").to_string(), "why");
+}
+
+#[test]
+fn a_name_in_a_path_is_short_and_so_is_the_path() {
+    let mut schema = serde_json::json!({"not": {}});
+    for _ in 0..6 {
+        schema = serde_json::json!({"properties": {"n".repeat(100): schema}});
+    }
+    let wrong = check_schema(&schema).expect_err("`not` is not enforced");
+    let step = format!(".properties.{}", "n".repeat(64));
+    assert!(wrong.path.starts_with(&format!("{step}{step}{step}.properties.")), "{}", wrong.path);
+    assert_eq!(wrong.path.len(), 256);
+}
