@@ -157,6 +157,10 @@ bench: setup ## measure the router and the engine (minutes); figures go to targe
 bench-step: setup ## CPU time of an engine's step beside the model, frames included (OUT)
 	@OMP_NUM_THREADS=1 $(PY) -m bench.engine.step_overhead --out $(or $(OUT),target/bench/step_overhead.json) $(ARGS)
 
+.PHONY: schemas
+schemas: setup ## 1,000 random JSON schemas: what is refused, and whether every finished answer is valid (OUT)
+	@$(PY) -m bench.engine.random_schemas --out $(or $(OUT),target/bench/random_schemas.json) $(ARGS)
+
 # The oldest Triton that the kernels must compile with, beside that of .venv and never in it.
 OLDEST_TRITON := target/triton-3.6
 
