@@ -11,12 +11,12 @@ pub(super) mod readers;
 pub(super) mod reject;
 pub(super) mod token_ids;
 pub(super) mod token_log;
+mod usage;
 pub(super) mod whole;
 
 use std::sync::Arc;
 
 use axum::response::Response;
-use serde::Serialize;
 
 use crate::app::App;
 use crate::error::RouteError;
@@ -33,7 +33,9 @@ use crate::http::reply::reject::Reject;
 use crate::http::reply::token_log::TokenLog;
 use crate::http::reply::whole::{Shape, WholeAnswer};
 use crate::limits::memory::{MemoryShare, Refused};
-use crate::request::{Delta, FinishReason, Job, Usage};
+use crate::request::{Delta, FinishReason, Job};
+
+pub(super) use usage::UsageBody;
 
 /// OpenAI's `system_fingerprint`: it changes when the software that serves does.
 pub(super) const FINGERPRINT: &str = concat!("headrace-", env!("CARGO_PKG_VERSION"));
@@ -162,43 +164,4 @@ pub(super) fn gather(
     }
     choice.finish = choice.finish.or(finish);
     Ok((finish.is_some() && delta.finish.is_none()).then_some(delta.choice))
-}
-
-/// The object `usage` of OpenAI's answers.
-#[derive(Debug, Serialize)]
-pub(super) struct UsageBody {
-    prompt_tokens: u32,
-    completion_tokens: u32,
-    total_tokens: u32,
-    prompt_tokens_details: PromptDetails,
-    completion_tokens_details: CompletionDetails,
-}
-
-#[derive(Debug, Serialize)]
-struct PromptDetails {
-    cached_tokens: u32,
-}
-
-/// What became of the worker's own drafts, and how much is reasoning. Other than OpenAI's, rejected ones are no part of `completion_tokens`.
-#[derive(Debug, Serialize)]
-struct CompletionDetails {
-    accepted_prediction_tokens: u32,
-    rejected_prediction_tokens: u32,
-    reasoning_tokens: u32,
-}
-
-impl From<Usage> for UsageBody {
-    fn from(usage: Usage) -> Self {
-        Self {
-            prompt_tokens: usage.prompt_tokens,
-            completion_tokens: usage.completion_tokens,
-            total_tokens: usage.prompt_tokens + usage.completion_tokens,
-            prompt_tokens_details: PromptDetails { cached_tokens: usage.cached_tokens },
-            completion_tokens_details: CompletionDetails {
-                accepted_prediction_tokens: usage.accepted_drafts,
-                rejected_prediction_tokens: usage.rejected_drafts,
-                reasoning_tokens: usage.reasoning_tokens,
-            },
-        }
-    }
 }
