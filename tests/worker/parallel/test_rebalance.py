@@ -88,6 +88,10 @@ def test_experts_move_and_no_bit_changes(ranks: int, dtype: str) -> None:
         assert outcome.rebalancer.done.waves == done.waves > 0
     changed = sum(outcome.rebalancer.done.slots_changed for outcome in outcomes)
     assert changed == done.experts_moved, "each move fills a slot of one rank"
+    image = outcomes[0].model.placed[0].slot_bytes
+    sent = sum(outcome.rebalancer.done.bytes_sent for outcome in outcomes)
+    underway = ranks * image  # of a wave that the last round cut off
+    assert 0 <= sent - done.experts_moved * image <= underway
 
 
 def test_the_busiest_rank_gets_less() -> None:
@@ -159,6 +163,20 @@ def test_a_piece_that_does_not_come_whole_moves_nothing(
         assert outcome.placements[-1] == outcomes[0].placements[-1]
     assert "did not come whole" in caplog.text
     assert "rank 2 refused a move of experts" in caplog.text
+
+
+def test_after_a_refusal_experts_move_again() -> None:
+    long = iter(range(10**9))  # parts that come to rank 2
+
+    def once(on: int, data: torch.Tensor) -> torch.Tensor:
+        piece = on == 2 and len(data) >= 1000
+        return data[:-1] if piece and next(long) == 1 else data  # the first is a probe
+
+    outcomes = moved(4, faults=Faults(damage=once), rounds=100)
+    check_bits(outcomes)
+    for outcome in outcomes:
+        assert outcome.rebalancer.done.cancelled == 1
+        assert outcome.rebalancer.done.layers_changed > 0
 
 
 def test_a_rank_without_room_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
