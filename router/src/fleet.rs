@@ -93,6 +93,8 @@ pub enum StartError {
 pub struct ModelInfo {
     /// As clients write it.
     pub name: String,
+    /// Other names under which they find it, in order of the alphabet.
+    pub aliases: Vec<String>,
     /// Longest sequence that every one of its workers takes.
     pub context_tokens: u32,
     /// Types of the weights in which its workers compute, in order of the alphabet.

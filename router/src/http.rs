@@ -8,6 +8,7 @@
 //! `json` and `Job` is pure, but for what it charges.
 
 pub(crate) mod access;
+mod bad_words;
 mod call;
 mod chat;
 mod completions;

@@ -224,6 +224,22 @@ impl PromptEngine {
         self.tokenise(input, self.whole_context(), "prompt", salt, charge).await
     }
 
+    /// Tokens of words as an answer may have them: of each word as it stands, and as it follows a space where those are
+    /// other tokens, as many. White space before a word does not count.
+    ///
+    /// # Errors
+    /// `Overloaded`, `ShuttingDown`; `Internal` if the tokenizer fails.
+    ///
+    /// # Cancel safety
+    /// A dropped call takes the work out of the queue.
+    pub async fn banned_words(&self, words: Vec<String>) -> Result<Vec<Vec<u32>>, RouteError> {
+        let model = Arc::clone(&self.model);
+        self.pool
+            .run(move || model.text.banned(&words))
+            .await?
+            .map_err(|error| RouteError::internal("bad words have no tokens", error))
+    }
+
     /// Bytes of the longest text that can fit the model's context: its tokens times the most bytes that one of them can
     /// stand for, which is the longest one of the vocabulary (four times that where the tokenizer composes characters),
     /// and at least 256 where the tokenizer may drop text. Longer ones are refused unseen.

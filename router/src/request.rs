@@ -57,6 +57,8 @@ pub struct Job {
     pub truncation: Option<Truncation>,
     /// Deltas carry the ids of the prompt and of the answer.
     pub returns_ids: bool,
+    /// The log-probabilities of the prompt stand apart from those of the answer.
+    pub scores_prompt: bool,
 }
 
 /// How much of a prompt is kept, of its end.

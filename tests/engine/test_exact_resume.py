@@ -20,7 +20,7 @@ from headrace.engine.engine import Engine
 from headrace.models import Model
 from headrace.models.llama import Llama, attention_of, load_weights
 from headrace.models.load.checkpoint import SafetensorsCheckpoint
-from headrace.wire.frames import Ranked, Resume, Sampling, Submit, TokenLogprob
+from headrace.wire.frames import Ranked, Resume, Sampling, Submit, TokenLimits, TokenLogprob
 from headrace_kernels.native import NativeBackend
 from headrace_kernels.ops import Backend
 from headrace_kernels.torch_ops import REFERENCE, TorchBackend
@@ -39,6 +39,12 @@ SAMPLINGS = {
     "penalties": Sampling(frequency_penalty=0.9, presence_penalty=0.6, logprobs=1),
     "min tokens": Sampling(temperature=1.0, seed=14, min_tokens=7, logprobs=0),
     "bias": Sampling(logit_bias=[Ranked(7, 4.0), Ranked(3, -9.0)], logprobs=3),
+    "limits": Sampling(
+        temperature=1.0,
+        seed=16,
+        logprobs=1,
+        limits=TokenLimits(allowed=list(range(16)), banned=[3, 5, 1, 2, 9, 2], lengths=[1, 2, 3]),
+    ),
     "all": Sampling(
         temperature=1.1,
         top_p=0.95,

@@ -55,6 +55,7 @@ from headrace.wire.frames import (
     StoredRun,
     Submit,
     Ticket,
+    TokenLimits,
     TokenLogprob,
     TransferBackend,
     TransferFailure,
@@ -200,6 +201,7 @@ FROM_ROUTER: dict[str, dict[str, Frame]] = {
             U64, BYTES_256, Sampling(
                 0.75, 40, 0.9375, 0.0625, 1.25, -2.0, 2.0, U64, 0, 20, [Ranked(0, -100.0), Ranked(U32, 100.0)],
                 True, U32, Grammar(GrammarKind.LARK, UNICODE), Reasoning([U32], [0, 127], U32),
+                TokenLimits([0, U32], [9, 1, U32, 3], [1, 3]),
             ), list(range(120, 137)), U32, U64, -128, UNICODE.encode(),
             KvFrom("prefill-0", ["tcp:10.0.0.1:9000", ""], U32), Resume(b"\x05\0\0\0", 2**63), KvTransfer(U32),
         ),
@@ -248,6 +250,8 @@ def invalid() -> list[dict[str, str]]:
     """Bodies that are no frame: name, hex, kind of error, and the place where it must be found."""
     hello, step, submit = (codec.encode(frame) for frame in (HELLO, STEP, SUBMIT))
 
+    limits = TokenLimits([], [200, 201], [2])
+    limited = codec.encode(dataclasses.replace(SUBMIT, sampling=Sampling(limits=limits)))
     fetch = codec.encode(FROM_ROUTER["fetch"]["usual"])
     failed = codec.encode(FROM_WORKER["failed"]["engine"])
     pulled = codec.encode(FROM_WORKER["transferred"]["tcp"])
@@ -325,10 +329,33 @@ def invalid() -> list[dict[str, str]]:
         ("a hello of version 3", b"\x9f\x01\x03" + b"\xa1x" * 13, "version", ""),
         ("a hello of a later version", b"\x93\x01\xcd\xff\xff\x90", "version", ""),
         ("a hello without a version", b"\x91\x01", "malformed", "hello"),
-        ("a version in words", b"\x9f\x01\xa12" + b"\xa1x" * 13, "malformed", "hello.protocol"),
-        ("a version of 17 bits", b"\x9f\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 13, "malformed", "hello.protocol"),
-        ("a version below zero", b"\x9f\x01\xff" + b"\xa1x" * 13, "malformed", "hello.protocol"),
-        ("a hello without its dtype", swap(hello, b"\x9f\x01\x04", b"\x9e\x01\x04")[:-9], "malformed", "hello"),
+        ("a version in words", b"\xdc\x00\x10\x01\xa12" + b"\xa1x" * 14, "malformed", "hello.protocol"),
+        (
+            "a version of 17 bits",
+            b"\xdc\x00\x10\x01\xce\x00\x01\x00\x00" + b"\xa1x" * 14,
+            "malformed",
+            "hello.protocol",
+        ),
+        ("a version below zero", b"\xdc\x00\x10\x01\xff" + b"\xa1x" * 14, "malformed", "hello.protocol"),
+        (
+            "a hello without its aliases",
+            swap(hello, b"\xdc\x00\x10\x01\x04", b"\x9f\x01\x04")[:-1],
+            "malformed",
+            "hello",
+        ),
+        (
+            "banned words of no length",
+            swap(limited, b"\xc9\x91\x02", b"\xc9\x91\x00"),
+            "malformed",
+            "submit.sampling.limits.lengths",
+        ),
+        (
+            "banned words that are too short",
+            swap(limited, b"\xc9\x91\x02", b"\xc9\x91\x01"),
+            "malformed",
+            "submit.sampling.limits.lengths",
+        ),
+        ("aliases by number", hello[:-1] + b"\x01", "malformed", "hello.aliases"),
         ("dtype by number", swap(hello, b"\xa8bfloat16", b"\x10"), "malformed", "hello.dtype"),
         ("dtype of nothing", swap(hello, b"\xa8bfloat16", b"\xc0"), "malformed", "hello.dtype"),
         ("dtype of 4 GB", swap(hello, b"\xa8bfloat16", b"\xdb\xff\xff\xff\xff"), "truncated", ""),

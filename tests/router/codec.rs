@@ -62,8 +62,13 @@ fn step() -> Frame {
 fn by_serde(frame: &Frame) -> Vec<u8> {
     fn body<T: Serialize>(number: u8, fields: &T) -> Vec<u8> {
         let mut bytes = rmp_serde::to_vec(fields).unwrap();
-        bytes[0] += 1; // one more in the array: the type
-        bytes.insert(1, number);
+        // one more in the array: the type
+        if bytes[0] == 0x9f {
+            bytes.splice(..1, [0xdc, 0, 16, number]); // which counts up to 15 in its first byte
+        } else {
+            bytes[0] += 1;
+            bytes.insert(1, number);
+        }
         bytes
     }
     match frame {
@@ -278,6 +283,7 @@ fn hello() -> Hello {
         step_prior: None,
         kv_block_bytes: 0,
         dtype: String::new(),
+        aliases: Vec::new(),
     }
 }
 

@@ -35,6 +35,10 @@ def test_times(text: str, s: float) -> None:
         *((values.duration, text) for text in ("", "soon", "-1", "nan", "inf", "61m", "1d")),
         *((values.Whole(2, 4), text) for text in ("1", "5")),
         *((values.nonempty, text) for text in ("", "  ")),
+        *(
+            (values.model_names, text)
+            for text in ("", "a,", "a,a", " , b", ",".join("abcdefghijklmnopqr"))
+        ),
         *((values.existing_file, text) for text in ("/nonexistent", "/", "x" * 5_000)),
     ],
 )

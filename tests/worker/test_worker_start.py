@@ -76,7 +76,12 @@ def test_hello_says_what_was_loaded(settings: WorkerSettings) -> None:
     assert hello.fingerprints.block_tokens == 4
     assert hello.fingerprints.kv_layout == "toy"
     assert loaded.document.startswith(b"{")
-    assert load(replace(settings, served_model_name="mine")).hello.model == "mine"
+    assert (hello.aliases, load(replace(settings, served_model_name="mine")).hello.model) == (
+        [],
+        "mine",
+    )
+    several = load(replace(settings, served_model_name="mine, yours")).hello
+    assert (several.model, several.aliases) == ("mine", ["yours"])
     assert load(replace(settings, role="prefill")).hello.role == "prefill"
 
 

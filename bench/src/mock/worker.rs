@@ -266,6 +266,7 @@ impl Worker {
             step_prior: (prior != StepCost::default()).then_some(prior),
             kv_block_bytes: fleet.kv_block_bytes,
             dtype: "mock".into(),
+            aliases: Vec::new(),
         }
     }
 

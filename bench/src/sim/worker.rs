@@ -157,6 +157,7 @@ impl SimWorker {
             step_prior: self.priors.then(|| self.engine.cost()),
             kv_block_bytes: self.kv_block_bytes,
             dtype: "sim".into(),
+            aliases: Vec::new(),
         }
     }
 

@@ -12,6 +12,7 @@ from headrace.engine.cache.kv_import import KvImport
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sampling.penalties import Penalties
 from headrace.engine.sampling.sampler import check_sampling, needs_penalties
+from headrace.engine.sampling.token_limits import AnswerLimits
 from headrace.engine.sequence import Key, Sequence
 from headrace.wire.frames import Grammar, Sampling, Submit
 
@@ -78,6 +79,7 @@ class Intake:
                 else None
             ),
             rules=rules,
+            limits=None if sampling.limits is None else AnswerLimits(sampling.limits, generated),
             prompt_logprobs=[] if scores else None,
             export_lease_ms=None if submit.kv_transfer is None else submit.kv_transfer.lease_ms,
             kv_import=kv_import,

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headrace.engine.sampling.penalties import Penalties
+from headrace.engine.sampling.token_limits import AnswerLimits
 from headrace.engine.step import row_counts
 from headrace.engine.step.row_counts import Count, Ints
 from headrace.wire.frames import Sampling, TokenLogprob
@@ -61,6 +62,7 @@ class Sequence:
     names: list[bytes]  # chained hashes of the full blocks of prompt + generated known so far
     penalties: Penalties | None = None
     rules: AnswerRules | None = None  # what its answer follows
+    limits: AnswerLimits | None = None  # tokens that it never wants
     stage: Stage = Stage.OUTSIDE
     blocks: list[int] = field(default_factory=list[int])
     # Named blocks with the same contents, held too.
@@ -128,6 +130,19 @@ class Sequence:
         """These are its next blocks."""
         self.blocks += blocks
         self.held += len(blocks)
+
+    @property
+    def follows_tokens(self) -> bool:
+        """Something of it has to be told each token."""
+        return self.penalties is not None or self.limits is not None
+
+    def tell(self, tokens: list[int]) -> None:
+        """Tell these generated tokens to what has to follow them."""
+        for token in tokens:
+            if self.penalties is not None:
+                self.penalties.add(token)
+            if self.limits is not None:
+                self.limits.add(token)
 
     @property
     def length(self) -> int:

@@ -86,6 +86,27 @@ def nonempty(text: str) -> str:
     return text
 
 
+MAX_MODEL_NAMES = 17  # what routers take: the name, and 16 further ones
+
+
+def model_names(text: str) -> str:
+    """Names of one model, with commas between them."""
+    names = split_names(text)
+    if not all(names):
+        raise argparse.ArgumentTypeError("a name is empty; write NAME or NAME,FURTHER_NAME")
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError("it names one name twice")
+    if len(names) > MAX_MODEL_NAMES:
+        raise argparse.ArgumentTypeError(
+            f"it has {len(names)} names, {MAX_MODEL_NAMES} is the most"
+        )
+    return text
+
+
+def split_names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",")]
+
+
 def existing_file(text: str) -> Path:
     """A file that is there now, so that a misspelt name is noticed before anything starts."""
     path = Path(text).expanduser()

@@ -20,6 +20,7 @@ from headrace.settings.values import (
     FlagError,
     SettingsError,
     existing_file,
+    model_names,
     nonempty,
     positive,
     shortened,
@@ -122,9 +123,10 @@ class WorkerSettings(EngineSettings, ParallelSettings):
         "--served-model-name",
         group=MODEL,
         value="NAME",
-        read=nonempty,
+        read=model_names,
         shown="the model's own name",
-        help="Name of the model in requests and in /v1/models.",
+        help="Name of the model in requests and in /v1/models. After commas: further names under which it is found and "
+        "listed; answers have the first.",
         in_serve=True,
     )
     device: str = setting(

@@ -44,6 +44,7 @@ from headrace.wire.frames import (
     Step,
     Submit,
     Ticket,
+    TokenLimits,
     Transferred,
     Welcome,
 )
@@ -120,6 +121,12 @@ def _reasoning_rule(reasoning: Reasoning) -> None:
             raise MalformedFrame(f".{name}", expected, str(len(marker)))
 
 
+def _limits_rule(limits: TokenLimits) -> None:
+    if 0 in limits.lengths or sum(limits.lengths) != len(limits.banned):
+        expected = f"lengths above 0, {len(limits.banned)} together"
+        raise MalformedFrame(".lengths", expected, str(sum(limits.lengths)))
+
+
 def _tree(frame: Offer | Fetch) -> int:
     """Number of blocks, each of whose parents stands before it."""
     blocks = _units("names", frame.names, NAME_BYTES)
@@ -151,6 +158,7 @@ _RULES: Final[dict[type, Callable[[Any], None]]] = {
     Fetch: _fetch_rule,
     Grammar: _grammar_rule,
     Reasoning: _reasoning_rule,
+    TokenLimits: _limits_rule,
 }
 
 

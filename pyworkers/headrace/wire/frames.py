@@ -155,6 +155,7 @@ class Hello:
     step_prior: StepCost | None = None
     kv_block_bytes: U64 = 0
     dtype: str = ""  # of the weights: shown, never compared
+    aliases: list[str] = field(default_factory=list[str])  # other names of the model
 
 
 @dataclass(frozen=True, slots=True)
@@ -422,6 +423,18 @@ class Reasoning:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLimits:
+    """Tokens that are never chosen: all but `allowed`, where there are any, and what would complete a banned word.
+
+    `banned` are the tokens of all words, `lengths` how many belong to each. A word counts in the answer alone.
+    """
+
+    allowed: list[U32] = field(default_factory=list[U32])
+    banned: list[U32] = field(default_factory=list[U32])
+    lengths: list[U32] = field(default_factory=list[U32])
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are chosen. The defaults are greedy, with everything else off."""
 
@@ -440,6 +453,7 @@ class Sampling:
     min_tokens: U32 = 0
     grammar: Grammar | None = None
     reasoning: Reasoning | None = None
+    limits: TokenLimits | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.warm_up import WarmUp, warm_up
 from headrace.errors import ContextTooLong
 from headrace.settings.engine import engine_values
+from headrace.settings.values import split_names
 from headrace.settings.worker import check_context, step_sizes
 from headrace.wire.frames import PROTOCOL, Capacity, Fingerprints, Hello
 from headrace.worker.device import choose_device
@@ -130,7 +131,8 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         engine.rounds.between = joined.rebalancer(model)
         joined.ready()
     prints = checkpoint.fingerprints()
-    name = settings.served_model_name or checkpoint.name
+    served = settings.served_model_name
+    name, *aliases = [checkpoint.name] if served is None else split_names(served)
     unasked = ""
     if settings.dtype == "auto" and model.dtype_name == "int8":
         unasked = " (--dtype float32 leaves the weights as they are)"
@@ -167,6 +169,7 @@ def load(settings: WorkerSettings, environment: GroupEnvironment | None = None) 
         context_tokens=engine.context_tokens,
         kv_block_bytes=model.kv_block_bytes if settings.transfer else 0,
         dtype=model.dtype_name,
+        aliases=aliases,
         group=None if joined is None else joined.told,
     )
     group = None if joined is None else joined.lockstep

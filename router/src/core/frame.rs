@@ -295,6 +295,20 @@ pub struct Sampling {
     pub grammar: Option<Grammar>,
     /// The answer reasons before that, for so long.
     pub reasoning: Option<Reasoning>,
+    /// What is never chosen.
+    pub limits: Option<TokenLimits>,
+}
+
+/// Tokens that are never chosen. Which these are follows from the tokens of the answer alone.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct TokenLimits {
+    /// All others are not, unless there are none here.
+    pub allowed: Vec<u32>,
+    /// Tokens of banned words, one word after the other: the last one of a word is never chosen where the answer ends with
+    /// those before it.
+    pub banned: Vec<u32>,
+    /// How many of `banned` belong to each word, at least 1.
+    pub lengths: Vec<u32>,
 }
 
 impl Default for Sampling {
@@ -316,6 +330,7 @@ impl Default for Sampling {
             min_tokens: 0,
             grammar: None,
             reasoning: None,
+            limits: None,
         }
     }
 }

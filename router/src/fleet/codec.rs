@@ -18,7 +18,7 @@ use crate::core::frame::{
     Freed, Grammar, GrammarTotals, Group, GroupTotals, Hello, KvFrom, KvReady, KvTransfer, Load,
     MAX_FRAME_BYTES, ModelPart, Offer, OtherVersion, Output, PROTOCOL, Ping, Prove, Ranked,
     Reasoning, Refuse, Resume, Resync, Sampling, Snapshot, Step, StepCost, StoredRun, Submit,
-    Ticket, TokenLogprob, Transferred, Welcome,
+    Ticket, TokenLimits, TokenLogprob, Transferred, Welcome,
 };
 
 /// Why bytes are not a frame (or, for [`CodecError::TooLong`], why a frame cannot be sent).
@@ -257,7 +257,7 @@ macro_rules! structs {
 structs! {
     Hello {
         protocol, worker, epoch, role, model, fingerprints, capacity, context_tokens, group, transfer, nonce,
-        step_prior, kv_block_bytes, dtype,
+        step_prior, kv_block_bytes, dtype, aliases,
     }
     Fingerprints { weights, tokenizer, chat_template, kv_layout, hash_scheme, block_tokens }
     Capacity { blocks, sequences, batched_tokens, waiting, host_blocks, disk_blocks }
@@ -293,8 +293,9 @@ structs! {
     }
     Sampling {
         temperature, top_k, top_p, min_p, repetition_penalty, presence_penalty, frequency_penalty, seed, logprobs,
-        prompt_logprobs, logit_bias, ignore_eos, min_tokens, grammar, reasoning,
+        prompt_logprobs, logit_bias, ignore_eos, min_tokens, grammar, reasoning, limits,
     }
+    TokenLimits { allowed, banned, lengths } => rules::token_limits
     Grammar { kind, source } => rules::grammar
     Reasoning { begin, end, max_tokens } => rules::reasoning
     KvFrom { worker, transfer, timeout_ms }

@@ -140,6 +140,11 @@ impl WorkerPool {
         self.workers().next().is_none()
     }
 
+    /// One of its workers has this further name for it.
+    pub(super) fn has_alias(&self, name: &str) -> bool {
+        self.workers().any(|worker| worker.hello.aliases.iter().any(|alias| alias == name))
+    }
+
     /// Somebody asks for it: its name is not forgotten while an answer may want to go on.
     pub(super) fn want(&mut self) {
         self.wanted = true;
@@ -360,7 +365,9 @@ impl WorkerPool {
         let dtypes: BTreeSet<&str> = self.workers().map(|w| w.hello.dtype.as_str()).collect();
         let dtypes = dtypes.into_iter().map(str::to_owned).collect();
         let (name, created) = (self.model.clone(), self.created);
-        Some(ModelInfo { name, context_tokens, dtypes, created, conventions })
+        let aliases: BTreeSet<&String> = self.workers().flat_map(|w| &w.hello.aliases).collect();
+        let aliases = aliases.into_iter().cloned().collect();
+        Some(ModelInfo { name, aliases, context_tokens, dtypes, created, conventions })
     }
 }
 

@@ -31,6 +31,8 @@ pub(super) struct ChatRequest {
     pub(super) stop: Vec<String>,
     /// What ends the answer is part of it.
     pub(super) stop_included: bool,
+    /// Words that are not to be written, still to be tokenised.
+    pub(super) bad_words: Vec<String>,
     pub(super) delivery: Delivery,
     /// What the answers are read by; `None` for plain text.
     pub(super) format: Option<Format>,
@@ -113,6 +115,7 @@ pub(super) fn check(
 
     let mut sampling = common.sampling;
     sampling.logprobs = logprobs;
+    sampling.prompt_logprobs = common.prompt_logprobs;
     let job = Job {
         name: ids::name("chatcmpl-"),
         prompt: Prompt::Chat(prompt),
@@ -133,11 +136,13 @@ pub(super) fn check(
         memory: None, // the caller's
         truncation: common.truncation,
         returns_ids: common.returns_ids,
+        scores_prompt: common.prompt_logprobs.is_some(),
     };
     Ok(ChatRequest {
         job,
         stop: common.stop,
         stop_included: common.stop_included,
+        bad_words: common.bad_words,
         delivery: common.delivery,
         format: Format::new(
             // A client's grammar holds from the first token on, so that nothing is reasoning; that of calls knows of it.

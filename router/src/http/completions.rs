@@ -27,6 +27,8 @@ pub(super) struct CompletionRequest {
     pub(super) stop: Vec<String>,
     /// What ends an answer is part of it.
     pub(super) stop_included: bool,
+    /// Words that are not to be written, still to be tokenised.
+    pub(super) bad_words: Vec<String>,
     pub(super) delivery: Delivery,
     /// That of all jobs, still to be checked.
     pub(super) grammar: Option<Asked>,
@@ -71,6 +73,10 @@ pub(super) fn check(
         return Err(bad("truncate_prompt_tokens", message));
     }
     let logprobs = logprobs(&mut fields)?;
+    if echo && logprobs.is_some() && common.prompt_logprobs.is_some() {
+        let message = "`logprobs` with `echo` has those of the prompt already; send one of them";
+        return Err(bad("prompt_logprobs", message));
+    }
     let max_tokens = fields.count("max_tokens", 0)?.unwrap_or(DEFAULT_MAX_TOKENS);
     if max_tokens == 0 && !echo {
         return Err(bad("max_tokens", "`max_tokens` may be 0 only with `echo: true`"));
@@ -84,7 +90,7 @@ pub(super) fn check(
     fields.finish()?;
 
     common.sampling.logprobs = logprobs;
-    common.sampling.prompt_logprobs = logprobs.filter(|_| echo);
+    common.sampling.prompt_logprobs = common.prompt_logprobs.or(logprobs.filter(|_| echo));
     let name = ids::name("cmpl-");
     let jobs = prompts.into_iter().enumerate().map(|(i, prompt)| {
         let mut sampling = common.sampling.clone();
@@ -110,6 +116,7 @@ pub(super) fn check(
             memory: None, // the caller's
             truncation: common.truncation,
             returns_ids: common.returns_ids,
+            scores_prompt: common.prompt_logprobs.is_some(),
         }
     });
     let jobs = jobs.collect();
@@ -117,6 +124,7 @@ pub(super) fn check(
         jobs,
         stop: common.stop,
         stop_included: common.stop_included,
+        bad_words: common.bad_words,
         delivery: common.delivery,
         grammar: common.grammar,
         logprobs,

@@ -22,7 +22,7 @@ use crate::http::reply::completion::{CompletionReply, Echo};
 use crate::http::reply::logprobs::Vocabulary;
 use crate::http::reply::reject::Reject;
 use crate::http::reply::{self, AnswerHead};
-use crate::http::{chat, completions, grammar};
+use crate::http::{bad_words, chat, completions, grammar};
 use crate::limits::memory::{MemoryShare, Refused};
 use crate::process::background;
 use crate::prompt::Prompt;
@@ -67,10 +67,14 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
         }
         request.job.sampling.grammar = Some(held.grammar(&model.engine, format)?);
     }
+    let words = std::mem::take(&mut request.bad_words);
+    let limits = bad_words::limits(&model.engine, words, &request.job.sampling).await?;
+    request.job.sampling.limits = limits;
     call.apply(&mut request.job, 0);
     let logprobs = request.logprobs.then(|| vocabulary(&model));
     let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs)
-        .reading(request.format, request.shows_reasoning);
+        .reading(request.format, request.shows_reasoning)
+        .scoring_prompt(request.job.scores_prompt.then(|| vocabulary(&model)));
     let jobs = vec![request.job];
     reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
 }
@@ -106,8 +110,12 @@ async fn answer_completions(
     });
     let (model, mut request, echo, stop, memory) = checked.await?;
     grammar::check(surface, request.grammar.take()).await?;
+    let words = std::mem::take(&mut request.bad_words);
+    let first = request.jobs.first().expect("a request has at least one prompt");
+    let limits = bad_words::limits(&model.engine, words, &first.sampling).await?;
     let mut first_choice = 0;
     for job in &mut request.jobs {
+        job.sampling.limits.clone_from(&limits);
         call.apply(job, first_choice);
         first_choice += job.n;
         job.memory = Some(Arc::clone(&memory));
@@ -122,7 +130,8 @@ async fn answer_completions(
         first.n,
         request.logprobs.map(|_| vocabulary(&model)),
         echo,
-    );
+    )
+    .scoring_prompt(first.scores_prompt.then(|| vocabulary(&model)));
     reply::send(&surface.app, call, &model, request.jobs, shape, request.delivery).await
 }
 

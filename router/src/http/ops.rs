@@ -48,8 +48,19 @@ pub(super) async fn workers(State(app): State<Arc<App>>) -> Json<Value> {
 
 pub(super) async fn models(State(app): State<Arc<App>>) -> Json<Value> {
     let models = app.fleet.models();
-    let models: Vec<Value> = models.iter().map(|model| model_body(&app, model)).collect();
-    Json(json!({"object": "list", "data": models}))
+    let mut listed: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+    let mut data: Vec<Value> =
+        models.iter().map(|model| model_body(&app, model, &model.name)).collect();
+    for (model, alias) in
+        models.iter().flat_map(|model| model.aliases.iter().map(move |a| (model, a)))
+    {
+        // of two models with this name it is the first that is found by it
+        if !listed.contains(&alias.as_str()) {
+            listed.push(alias);
+            data.push(model_body(&app, model, alias));
+        }
+    }
+    Json(json!({"object": "list", "data": data}))
 }
 
 pub(super) async fn model(
@@ -57,23 +68,25 @@ pub(super) async fn model(
     Path(name): Path<String>,
 ) -> Result<Json<Value>, Reject> {
     let models = app.fleet.models();
-    if let Some(model) = models.iter().find(|model| model.name == name) {
-        return Ok(Json(model_body(&app, model)));
+    let by_alias = || models.iter().find(|model| model.aliases.contains(&name));
+    if let Some(model) = models.iter().find(|model| model.name == name).or_else(by_alias) {
+        return Ok(Json(model_body(&app, model, &name)));
     }
     let served: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
     let served = if served.is_empty() { "none yet".to_owned() } else { served.join(", ") };
     Err(RouteError::UnknownModel { model: clip(&name), served }.into())
 }
 
-/// OpenAI's `model`, vLLM's `max_model_len`, the types of the weights that its workers compute in, and how its answers are
-/// told apart.
-fn model_body(app: &App, model: &ModelInfo) -> Value {
+/// OpenAI's `model` under one of its names, vLLM's `root` and `max_model_len`, the types of the weights that its workers
+/// compute in, and how its answers are told apart.
+fn model_body(app: &App, model: &ModelInfo, id: &str) -> Value {
     let found = facts::conventions(model.conventions, &app.config.parsers);
     json!({
-        "id": model.name,
+        "id": id,
         "object": "model",
         "created": model.created,
         "owned_by": "headrace",
+        "root": model.name,
         "max_model_len": model.context_tokens,
         "dtypes": model.dtypes,
         "reasoning_parser": found.reasoning.map(ReasoningParser::as_str),

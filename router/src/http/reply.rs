@@ -65,6 +65,8 @@ pub(super) struct ReplyChoice {
     /// Of the answer and of the prompt, where they were asked for.
     pub(super) ids: Option<Vec<u32>>,
     pub(super) prompt_ids: Option<Arc<Vec<u32>>>,
+    /// The prompt's tokens with their log-probabilities, where those stand apart.
+    pub(super) prompt: Option<TokenLog>,
     pub(super) finish: Option<&'static str>,
 }
 
@@ -82,6 +84,7 @@ pub(super) async fn send<S: Shape + Events>(
     delivery: Delivery,
 ) -> Result<Response, Reject> {
     let num_choices = jobs.iter().map(|job| job.n as usize).sum();
+    let scores_prompt = jobs.iter().any(|job| job.scores_prompt);
     let mut memory = app.memory.answers.share();
     if !delivery.stream {
         check_size(&jobs, app.memory.answers.limit())?;
@@ -95,7 +98,10 @@ pub(super) async fn send<S: Shape + Events>(
         return Ok(events::response(first, answers, shape, delivery, call.ending(num_choices)));
     }
     let mut choices: Vec<ReplyChoice> = Vec::new();
-    choices.resize_with(num_choices, ReplyChoice::default);
+    choices.resize_with(num_choices, || ReplyChoice {
+        prompt: scores_prompt.then(TokenLog::default),
+        ..ReplyChoice::default()
+    });
     while let Some(delta) = answers.next().await {
         if let Some(ended) = gather(&mut choices, delta?, shape.readers(), &mut memory)? {
             answers.end(ended);
@@ -150,7 +156,14 @@ pub(super) fn gather(
         choice.text.push_str(&delta.text);
         delta.finish.map(FinishReason::as_str)
     };
-    let prompt = delta.prompt_tokens.filter(|_| choice.tokens.is_empty());
+    let mut prompt = delta.prompt_tokens;
+    if let Some(log) = choice.prompt.as_mut() {
+        let first = prompt.take().filter(|_| log.is_empty());
+        for token in first.into_iter().flatten() {
+            log.push(&token, memory).map_err(Refused::answer)?;
+        }
+    }
+    let prompt = prompt.filter(|_| choice.tokens.is_empty());
     for token in prompt.into_iter().flatten().chain(delta.tokens) {
         choice.tokens.push(&token, memory).map_err(Refused::answer)?;
     }

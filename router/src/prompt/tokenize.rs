@@ -147,6 +147,26 @@ impl TextTokenizer {
         &self.tokenizer
     }
 
+    /// Tokens of words that are not to be written, at the beginning of a text and after a space.
+    pub(crate) fn banned(&self, words: &[String]) -> Result<Vec<Vec<u32>>, PromptError> {
+        let ids = |text: &str| {
+            let encoding = self.tokenizer.encode(text, false).map_err(PromptError::Encode)?;
+            Ok::<_, PromptError>(encoding.get_ids().to_vec())
+        };
+        let mut found: Vec<Vec<u32>> = Vec::with_capacity(2 * words.len());
+        for word in words {
+            let word = word.trim_start();
+            let (plain, spaced) = (ids(word)?, ids(&format!(" {word}"))?);
+            // a space that is a token of its own comes before the same tokens
+            let differs = spaced.len() == plain.len() && spaced.first() != plain.first();
+            found.extend([plain].into_iter().chain(differs.then_some(spaced)));
+        }
+        found.retain(|ids| !ids.is_empty());
+        found.sort_unstable();
+        found.dedup();
+        Ok(found)
+    }
+
     /// What lengths of texts say of their tokens.
     pub(crate) fn least(&self) -> &LeastTokens {
         &self.least

@@ -28,6 +28,7 @@ from headrace.wire.frames import (
     Refuse,
     RefuseReason,
     Ticket,
+    TokenLimits,
 )
 
 # Where integers and lengths change their width on the wire.
@@ -119,10 +120,18 @@ def _values(hint: Any) -> st.SearchStrategy[Any]:
     if hint is Reasoning:
         marker = st.lists(_values(U32), max_size=MAX_MARKER_TOKENS)
         return st.builds(Reasoning, marker, marker.filter(bool), _values(U32 | None))
+    if hint is TokenLimits:
+        words = st.lists(st.lists(_values(U32), min_size=1, max_size=4), max_size=5)
+        return st.builds(_limits, st.lists(_values(U32), max_size=20), words)
     hints = get_type_hints(hint, include_extras=True)
     return st.tuples(*[_values(field) for field in hints.values()]).map(
         lambda fields: hint(*fields)
     )
+
+
+def _limits(allowed: list[int], words: list[list[int]]) -> TokenLimits:
+    banned = [token for word in words for token in word]
+    return TokenLimits(allowed, banned, [len(word) for word in words])
 
 
 def as_json(value: Any) -> Any:

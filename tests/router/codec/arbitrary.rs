@@ -162,7 +162,7 @@ fn hello() -> BoxedStrategy<Hello> {
         int32(),
         option::of(group),
         vec(text(), 0..3),
-        (bytes(), option::of(step_cost()), int64(), text()),
+        (bytes(), option::of(step_cost()), int64(), text(), vec(text(), 0..3)),
     )
         .prop_map(
             |(
@@ -176,7 +176,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 context_tokens,
                 group,
                 transfer,
-                (nonce, step_prior, kv_block_bytes, dtype),
+                (nonce, step_prior, kv_block_bytes, dtype, aliases),
             )| Hello {
                 protocol,
                 worker,
@@ -192,6 +192,7 @@ fn hello() -> BoxedStrategy<Hello> {
                 step_prior,
                 kv_block_bytes,
                 dtype,
+                aliases,
             },
         )
         .boxed()
@@ -328,6 +329,7 @@ fn sampling() -> BoxedStrategy<Sampling> {
         int32(),
         option::of(grammar()),
         option::of(reasoning()),
+        option::of(token_limits()),
     );
     (reals, rest)
         .prop_map(|(reals, rest)| {
@@ -349,6 +351,7 @@ fn sampling() -> BoxedStrategy<Sampling> {
                 min_tokens,
                 grammar,
                 reasoning,
+                limits,
             ) = rest;
             Sampling {
                 temperature,
@@ -366,7 +369,17 @@ fn sampling() -> BoxedStrategy<Sampling> {
                 min_tokens,
                 grammar,
                 reasoning,
+                limits,
             }
+        })
+        .boxed()
+}
+
+fn token_limits() -> BoxedStrategy<TokenLimits> {
+    (vec(int32(), 0..5), vec(vec(int32(), 1..4), 0..4))
+        .prop_map(|(allowed, words)| {
+            let lengths = words.iter().map(|word| u32::try_from(word.len()).unwrap()).collect();
+            TokenLimits { allowed, banned: words.concat(), lengths }
         })
         .boxed()
 }

@@ -75,6 +75,7 @@ pub(crate) fn hello(worker: &str) -> Hello {
         step_prior: None,
         kv_block_bytes: 0,
         dtype: "float32".into(),
+        aliases: Vec::new(),
     }
 }
 

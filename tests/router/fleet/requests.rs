@@ -39,6 +39,7 @@ pub(super) fn job() -> Job {
         memory: None,
         truncation: None,
         returns_ids: false,
+        scores_prompt: false,
     }
 }
 

@@ -1,11 +1,11 @@
 //! Parameters beyond OpenAI's, and what answers show of them.
 
 use headrace_router::config::RouterArgs;
-use headrace_router::core::frame::{Finish, Submit};
+use headrace_router::core::frame::{Finish, Frame, Output, Ranked, Submit, TokenLogprob};
 use serde_json::{Value, json};
 
 use super::client::{Reply, TestRouter, args, chunks};
-use crate::fake_worker::{Behaviour, EOS, FakeWorker, MODEL, doc, letters, metric};
+use crate::fake_worker::{Behaviour, EOS, FakeWorker, MODEL, doc, letters, metric, output, step};
 
 const CHAT: &str = "/v1/chat/completions";
 const PLAIN: &str = "/v1/completions";
@@ -294,4 +294,135 @@ async fn ids_go_on_where_a_worker_was_lost() {
     // what the first one gave may have been lost with its link, but nothing comes twice
     assert!(own.ends_with(&[letters("c"), vec![EOS]].concat()));
     assert_eq!(reply["usage"]["completion_tokens"], own.len());
+}
+
+#[tokio::test]
+async fn a_worker_is_told_what_is_never_chosen() {
+    let (router, mut worker) = TestRouter::saying("ok").await;
+    let extra = json!({"allowed_token_ids": [7, 5, 7], "bad_words": ["xz", " q", "q"], "prompt": ["a", "b"]});
+    assert_eq!(router.post(PLAIN, plain(&extra)).await.status, 200);
+    for _ in 0..2 {
+        let limits = worker.submitted().await.sampling.limits.unwrap();
+        assert_eq!(limits.allowed, [5, 7]);
+        let mut rest = limits.banned.as_slice();
+        let words: Vec<Vec<u32>> = limits
+            .lengths
+            .iter()
+            .map(|length| {
+                let (word, more) = rest.split_at(*length as usize);
+                rest = more;
+                word.to_vec()
+            })
+            .collect();
+        assert!(rest.is_empty());
+        assert!(words.contains(&letters("xz")) && words.contains(&letters("q")), "{words:?}");
+        let all = words.len();
+        assert_eq!(words.into_iter().collect::<std::collections::HashSet<_>>().len(), all);
+    }
+    assert_eq!(router.post(CHAT, chat(&json!({"bad_words": []}))).await.status, 200);
+    assert_eq!(worker.submitted().await.sampling.limits, None);
+
+    let nothing = json!({"allowed_token_ids": letters("q"), "bad_words": ["q"]});
+    assert_eq!(param(&router.post(CHAT, chat(&nothing)).await), "bad_words");
+    for (extra, at) in [
+        (json!({"bad_words": ["a", 1]}), "bad_words[1]"),
+        (json!({"bad_words": ["a", " "]}), "bad_words[1]"),
+        (json!({"allowed_token_ids": [1, 577]}), "allowed_token_ids[1]"),
+    ] {
+        assert_eq!(param(&router.post(CHAT, chat(&extra)).await), at);
+    }
+}
+
+fn scored(logprob: f64, top: &[(u32, f64)]) -> TokenLogprob {
+    let top = top.iter().map(|(id, logprob)| Ranked(*id, *logprob)).collect();
+    TokenLogprob { logprob, top }
+}
+
+#[tokio::test]
+async fn the_prompt_is_scored_apart_from_the_answer() {
+    let q = letters("q")[0];
+    for (path, body) in [
+        (CHAT, chat(&json!({"prompt_logprobs": 1, "logprobs": true, "n": 2}))),
+        (PLAIN, plain(&json!({"prompt_logprobs": 1, "prompt": [q, q, q], "logprobs": 0, "n": 2}))),
+    ] {
+        let (router, mut worker) = TestRouter::with(Behaviour::new("w"), args()).await;
+        let mut connection = router.connect().await;
+        let head = format!("POST {path} HTTP/1.1\r\nContent-Type: application/json");
+        connection.request(&head, &body).await;
+        for _ in 0..2 {
+            let submit = worker.submitted().await;
+            assert_eq!(submit.sampling.prompt_logprobs, Some(1));
+            let prompt = tokens_of(&submit);
+            let mut scores = vec![scored(-0.5, &[(prompt[1], -0.5)])];
+            scores.resize(prompt.len() - 1, scored(-3.0, &[(q + 1, -0.25)]));
+            let ids = [letters("o"), vec![EOS]].concat();
+            let logprobs = Some(vec![scored(-1.0, &[]), scored(-2.0, &[])]);
+            let last = output(submit.request, ids, Some(Finish::Stop));
+            let last = Output { prompt_logprobs: Some(scores), logprobs, ..last };
+            worker.send(Frame::Step(step(vec![last])));
+        }
+        let reply = connection.reply().await.json();
+        let (prompts, own) = if path == CHAT {
+            assert_eq!(reply["choices"][0].get("prompt_logprobs"), None);
+            (vec![&reply["prompt_logprobs"]], &reply["choices"][0]["logprobs"]["content"])
+        } else {
+            let choices = reply["choices"].as_array().unwrap();
+            assert_eq!(reply.get("prompt_logprobs"), None);
+            (
+                choices.iter().map(|choice| &choice["prompt_logprobs"]).collect(),
+                &choices[1]["logprobs"]["tokens"],
+            )
+        };
+        assert_eq!(own.as_array().unwrap().len(), 1);
+        for prompt in prompts {
+            let entries = prompt.as_array().unwrap();
+            assert_eq!(entries[0], Value::Null);
+            let first = entries[1].as_object().unwrap().values().next().unwrap();
+            assert_eq!((&first["rank"], &first["logprob"]), (&json!(1), &json!(-0.5)));
+            // what is not among the best has no rank
+            let last = entries.last().unwrap();
+            assert_eq!(last.as_object().unwrap().len(), 2);
+            assert_eq!(
+                last[(q + 1).to_string()],
+                json!({"logprob": -0.25, "rank": 1, "decoded_token": "r"})
+            );
+            if path == PLAIN {
+                assert_eq!(entries.len(), 3);
+                assert_eq!(
+                    last[q.to_string()],
+                    json!({"logprob": -3.0, "rank": null, "decoded_token": "q"})
+                );
+            }
+        }
+    }
+    let (router, _worker) = TestRouter::saying("ok").await;
+    let streamed = json!({"prompt_logprobs": 1, "stream": true});
+    assert_eq!(param(&router.post(CHAT, chat(&streamed)).await), "prompt_logprobs");
+    let twice = json!({"prompt_logprobs": 1, "echo": true, "logprobs": 1});
+    assert_eq!(param(&router.post(PLAIN, plain(&twice)).await), "prompt_logprobs");
+}
+
+#[tokio::test]
+async fn a_model_is_found_and_listed_under_all_its_names() {
+    let mut behaviour = Behaviour::says("w", "ok");
+    behaviour.hello.aliases = vec!["second".into(), "org/third".into()];
+    let (router, _worker) = TestRouter::with(behaviour, args()).await;
+    for name in [MODEL, "second", "org/third"] {
+        let reply = router.post(PLAIN, plain(&json!({"model": name}))).await;
+        assert_eq!((reply.status, reply.json()["model"].as_str()), (200, Some(MODEL)));
+        let model = router.get(&format!("/v1/models/{name}")).await.json();
+        assert_eq!((&model["id"], &model["root"]), (&json!(name), &json!(MODEL)));
+    }
+    let list = router.get("/v1/models").await.json();
+    let listed: Vec<_> =
+        list["data"].as_array().unwrap().iter().map(|model| &model["id"]).collect();
+    assert_eq!(listed, [MODEL, "org/third", "second"]);
+    assert_eq!(router.post(PLAIN, plain(&json!({"model": "fourth"}))).await.status, 404);
+
+    for aliases in [vec![MODEL.to_owned()], vec!["a".into(), "a".into()], vec![String::new()]] {
+        let mut other = Behaviour::new("w2");
+        other.hello.aliases = aliases;
+        let refused = other.join(&router.app).await.err().unwrap();
+        assert_eq!(refused.field, "aliases");
+    }
 }

@@ -180,9 +180,7 @@ class KvImports:
         pull.continued = PullEvent.TOKENS if generated else PullEvent.NOTHING
         pull.late_s = now_s + pull.kv_from.timeout_ms / 1e3
         sequence.add(generated)
-        if sequence.penalties is not None:
-            for token in generated:
-                sequence.penalties.add(token)
+        sequence.tell(generated)
         if sequence.sampling.prompt_logprobs is not None and not sequence.generated:
             sequence.prompt_logprobs = []  # nothing comes, and nobody else gives them
         self._on(sequence, pull.continued)

@@ -1,4 +1,6 @@
-"""What a request changes about logits before a token is chosen: bias, penalties, stop tokens that come too early."""
+"""What a request changes about logits before a token is chosen: bias, penalties, stop tokens that come too early, and
+tokens that it forbids.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,14 @@ def edit(
         stops = sequence.stop_ids
         if stops and generated + len(drafts) < sequence.sampling.min_tokens:
             edits.find(place, np.fromiter(stops, np.int64, len(stops)))
+        if (limits := sequence.limits) is not None:
+            banned = limits.banned_after(drafts)
+            if len(banned):
+                edits.find(place, banned)
     edits.mask()
+    for place, (sequence, _, _) in zip(places, contexts, strict=True):
+        if sequence.limits is not None and len(sequence.limits.allowed):
+            edits.keep(place, sequence.limits.allowed)
 
 
 class _Edits:
@@ -59,6 +68,7 @@ class _Edits:
 
     def __init__(self, logits: torch.Tensor, columns: NDArray[np.int64] | None) -> None:
         self._flat = logits.view(-1)
+        self._width = logits.shape[1]
         self._columns = columns
         self._index: list[NDArray[np.int64]] = []
         self._values: list[tuple[NDArray[np.float32], ...]] = []
@@ -89,6 +99,19 @@ class _Edits:
         if self._index:
             index, _ = self._take()
             self._flat[index] = -math.inf
+
+    def keep(self, place: int, tokens: NDArray[np.int64]) -> None:
+        """Of the row that begins at `place` only `tokens`; all where it has a column for none of them."""
+        if self._columns is not None:
+            tokens = self._columns[tokens]
+            tokens = tokens[tokens >= 0]
+        if not len(tokens):
+            return
+        row = self._flat[place : place + self._width]
+        index = torch.from_numpy(tokens).to(row.device)
+        kept = row[index]
+        row.fill_(-math.inf)
+        row[index] = kept
 
     def _take(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         device = self._flat.device

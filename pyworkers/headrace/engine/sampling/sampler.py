@@ -1,8 +1,8 @@
 """From logits to tokens, for all rows of a step at once.
 
-In the order of `Sampling`: logit bias, penalties, `min_tokens`, temperature, top-k, top-p (of what top-k left), min-p,
-then the draw by position-keyed noise (`noise.py`). Greedy takes the most probable token, on a tie the lowest id.
-Log-probabilities are those of the raw logits: before bias, penalties and temperature.
+In the order of `Sampling`: logit bias, penalties, `min_tokens`, forbidden tokens, temperature, top-k, top-p (of what
+top-k left), min-p, then the draw by position-keyed noise (`noise.py`). Greedy takes the most probable token, on a tie
+the lowest id. Log-probabilities are those of the raw logits: before bias, penalties and temperature.
 
 A sequence may have several rows, for successive positions: all but the first stand on drafts of the tokens before
 them, and are treated as if these had been generated (`verify.py` says which of them count).
@@ -27,6 +27,7 @@ from headrace import _core
 from headrace.engine.errors import FailureKind, RequestError
 from headrace.engine.sampling import noise, topk
 from headrace.engine.sampling.logits_processors import Context, edit
+from headrace.engine.sampling.token_limits import check_limits
 from headrace.engine.sampling.topk import Draws, Few
 from headrace.engine.sequence import Sequence
 from headrace.engine.speculative.draft_head import DraftHead
@@ -74,6 +75,8 @@ def check_sampling(sampling: Sampling, vocab_size: int, *, prompt_tokens: int) -
             FailureKind.BAD_SAMPLING,
             f"prompt_logprobs asks for {entries} values, the limit is {MAX_PROMPT_LOGPROBS}",
         )
+    if s.limits is not None:
+        check_limits(s.limits, vocab_size)
     for token, bias in s.logit_bias:
         if token >= vocab_size or not -LARGEST <= bias <= LARGEST:
             raise RequestError(
@@ -163,7 +166,7 @@ class Sampler:
         self._min_p[batch_row] = s.min_p
         self._seed[batch_row] = s.seed
         masks = s.min_tokens > 0 and len(sequence.stop_ids) > 0
-        edits = masks or sequence.penalties is not None or len(s.logit_bias) > 0
+        edits = masks or sequence.follows_tokens or len(s.logit_bias) > 0
         drawn = self._temperature[batch_row] > 0
         self._asks[batch_row] = (
             EDITS * edits

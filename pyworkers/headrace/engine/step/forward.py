@@ -238,9 +238,7 @@ class Forward:
             self._pool.put(rows.batch_rows, newest.tolist())
         for row in penalised:
             item = chosen.row(row)
-            assert item.sequence.penalties is not None
-            for token in item.ids:
-                item.sequence.penalties.add(token)
+            item.sequence.tell(item.ids)
         if sampled.raw is not None:
             self._add_logprobs(sampled, rows, chosen)
         return chosen

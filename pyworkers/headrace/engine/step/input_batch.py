@@ -119,7 +119,7 @@ class InputBatch:
         self.newest[batch_row] = placed.newest
         self.answers[batch_row] = sequence.export_lease_ms is None
         self.ended[batch_row] = False
-        self.penalised[batch_row] = sequence.penalties is not None
+        self.penalised[batch_row] = sequence.follows_tokens
         self._stops[batch_row] = NO_STOP
         self._more_stops.pop(batch_row, None)
         if len(sequence.stop_ids) > STOPS:

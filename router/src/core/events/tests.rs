@@ -39,6 +39,7 @@ fn events() -> BlockEvents {
         step_prior: None,
         kv_block_bytes: 0,
         dtype: String::new(),
+        aliases: Vec::new(),
     };
     BlockEvents::new(&hello)
 }

@@ -122,6 +122,8 @@ pub struct Hello {
     pub kv_block_bytes: u64,
     /// Type of the weights in which it computes, such as `bfloat16` or `int8`: shown, never compared.
     pub dtype: String,
+    /// Other names under which clients may ask for its model.
+    pub aliases: Vec<String>,
 }
 
 /// Proof that the worker knows the deployment secret.

@@ -3,7 +3,7 @@
 use super::msgpack::{Fault, Read};
 use crate::core::frame::{
     Continue, Fetch, Grammar, KvReady, MAX_GRAMMAR_BYTES, MAX_MARKER_TOKENS, MAX_TICKET_BYTES,
-    NAME_BYTES, Offer, Reasoning, Refuse, Ticket,
+    NAME_BYTES, Offer, Reasoning, Refuse, Ticket, TokenLimits,
 };
 
 pub(super) fn kv_ready(frame: &KvReady) -> Read<()> {
@@ -55,6 +55,15 @@ pub(super) fn reasoning(frame: &Reasoning) -> Read<()> {
             let expected = format!("{least} to {MAX_MARKER_TOKENS} items");
             return Err(Fault::malformed(expected, marker.len()).inside(name));
         }
+    }
+    Ok(())
+}
+
+pub(super) fn token_limits(limits: &TokenLimits) -> Read<()> {
+    let tokens: u64 = limits.lengths.iter().copied().map(u64::from).sum();
+    if limits.lengths.contains(&0) || tokens != limits.banned.len() as u64 {
+        let expected = format!("lengths above 0, {} together", limits.banned.len());
+        return Err(Fault::malformed(expected, tokens).inside("lengths"));
     }
     Ok(())
 }

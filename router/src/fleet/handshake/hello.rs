@@ -8,6 +8,8 @@ use crate::core::frame::{Group, Hello, Role, StepCost};
 
 /// Longest name of a worker or model.
 pub(super) const NAME_BYTES: usize = 256;
+/// Further names of a model.
+const ALIASES: usize = 16;
 /// More of anything than a worker can have.
 const SANE: u32 = 1 << 30;
 /// More KV blocks than a device can have: of one token each, they would be two terabytes of 32 KiB.
@@ -39,6 +41,7 @@ pub(super) fn check(hello: &Hello) -> Result<(), Misfit> {
         let fine = (1..=NAME_BYTES).contains(&text.len()) && !text.chars().any(char::is_control);
         require(fine, field, &"1 to 256 bytes of printable text", text, "name it otherwise")?;
     }
+    check_aliases(hello)?;
     check_transfer(hello)?;
     require(
         prints.hash_scheme == HASH_SCHEME,
@@ -78,6 +81,20 @@ pub(super) fn check(hello: &Hello) -> Result<(), Misfit> {
     let got = format!("{} bytes", hello.nonce.len());
     let fine = hello.nonce.len() == NONCE_BYTES;
     require(fine, "nonce", &"16 bytes", &got, "send 16 random bytes")
+}
+
+fn check_aliases(hello: &Hello) -> Result<(), Misfit> {
+    let names = &hello.aliases;
+    let printable = |name: &String| {
+        (1..=NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+    };
+    let twice = |(i, name): (usize, &String)| *name == hello.model || names[..i].contains(name);
+    let fine = names.len() <= ALIASES
+        && names.iter().all(printable)
+        && !names.iter().enumerate().any(twice);
+    let expected = format!("at most {ALIASES} further names, each once");
+    let got = format!("{} names", names.len());
+    require(fine, "aliases", &expected, &got, "check --served-model-name")
 }
 
 fn check_group(group: &Group) -> Result<(), Misfit> {

@@ -39,13 +39,15 @@ enum Placed {
 }
 
 impl Registry {
-    /// A model that can be asked for.
+    /// A model that can be asked for, by its name or by a further one. Names go before further ones, and of two models with
+    /// the same further name it is the first in the alphabet.
     ///
     /// # Errors
     /// `UnknownModel`; `NoWorker` if it is known and no worker is there, or nothing is known at all.
     pub fn find(&self, model: &str) -> Result<Arc<ServedModel>, RouteError> {
         let state = self.state();
-        match state.pools.get(model) {
+        let by_alias = || state.pools.values().find(|pool| pool.has_alias(model));
+        match state.pools.get(model).or_else(by_alias) {
             Some(pool) => match (&pool.engine, pool.context_tokens()) {
                 (Some(engine), Some(context_tokens)) => Ok(Arc::new(ServedModel {
                     name: pool.model.clone(),

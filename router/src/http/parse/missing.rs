@@ -28,9 +28,6 @@ fn is_false(value: &Value) -> bool {
     *value == Value::Bool(false)
 }
 
-const NO_GUIDE: &str =
-    "use `logit_bias`, or constrain the answer by `response_format` or `structured_outputs`";
-
 /// Missing from both endpoints.
 pub(in crate::http) const EVERYWHERE: &[Missing] = &[
     Missing {
@@ -39,8 +36,6 @@ pub(in crate::http) const EVERYWHERE: &[Missing] = &[
         why: "there is one way to constrain answers, that of `guidance`",
     },
     Missing::always("guided_whitespace_pattern", "use `guided_grammar`"),
-    Missing { name: "allowed_token_ids", does_nothing: empty, why: NO_GUIDE },
-    Missing { name: "bad_words", does_nothing: empty, why: NO_GUIDE },
     Missing { name: "logits_processors", does_nothing: empty, why: "use `logit_bias`" },
     Missing { name: "use_beam_search", does_nothing: is_false, why: "there is no beam search" },
     Missing {
@@ -54,7 +49,6 @@ pub(in crate::http) const EVERYWHERE: &[Missing] = &[
         does_nothing: |value| *value == Value::Bool(true),
         why: "special tokens are written as they are",
     },
-    Missing::always("prompt_logprobs", "use /v1/completions with `echo` and `logprobs`"),
     Missing {
         name: "return_tokens_as_token_ids",
         does_nothing: is_false,
@@ -105,13 +99,13 @@ mod tests {
         let check = |body: Value| refuse(&mut Fields::of_body(body).unwrap(), EVERYWHERE);
         for good in [
             json!({"guided_decoding_backend": "auto"}),
-            json!({"use_beam_search": false, "bad_words": [], "length_penalty": 1, "suffix": null}),
+            json!({"use_beam_search": false, "logits_processors": [], "length_penalty": 1, "suffix": null}),
         ] {
             check(good).unwrap();
         }
         for (name, value) in [
             ("guided_decoding_backend", json!("xgrammar")),
-            ("bad_words", json!(["x"])),
+            ("logits_processors", json!(["x"])),
             ("use_beam_search", json!(true)),
         ] {
             match check(json!({ name: value })) {

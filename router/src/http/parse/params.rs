@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use crate::core::frame::{Ranked, Sampling};
+use crate::core::frame::{Ranked, Sampling, TokenLimits};
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, integer, number, wrong_type};
 use crate::http::parse::grammar::{self, Asked};
@@ -23,6 +23,10 @@ const MAX_STOP_BYTES: usize = 1024;
 const MAX_MODEL_BYTES: usize = 256;
 const MAX_STOP_IDS: usize = 128;
 const MAX_BIASES: usize = 1024;
+/// A guess. Each is written into a row of logits at each token.
+const MAX_ALLOWED: usize = 1024;
+const MAX_BAD_WORDS: usize = 128;
+const MAX_BAD_WORD_BYTES: usize = 256;
 /// Most alternatives per token.
 pub(in crate::http) const MAX_TOP_LOGPROBS: i64 = 20;
 const MAX_TOP_K: i64 = i32::MAX as i64;
@@ -60,6 +64,10 @@ pub(in crate::http) struct SharedParams {
     pub(in crate::http) stop_included: bool,
     pub(in crate::http) truncation: Option<Truncation>,
     pub(in crate::http) returns_ids: bool,
+    /// Words that the answer must not have, still to be tokenised.
+    pub(in crate::http) bad_words: Vec<String>,
+    /// Log-probabilities of the prompt, apart from those of the answer, with so many alternatives.
+    pub(in crate::http) prompt_logprobs: Option<u32>,
 }
 
 /// How the answer is sent.
@@ -86,8 +94,20 @@ pub(in crate::http) fn take(
     let cache_key = fields.string("prompt_cache_key")?;
     let user = fields.string("user")?;
     let grammar = grammar::take(fields)?;
+    let prompt_logprobs = fields.integer("prompt_logprobs", 0..=MAX_TOP_LOGPROBS)?;
+    let mut sampling = sampling(fields, model, grammar.as_ref())?;
+    let allowed = allowed(fields, model)?;
+    sampling.limits =
+        (!allowed.is_empty()).then(|| TokenLimits { allowed, ..TokenLimits::default() });
+    let delivery = delivery(fields)?;
+    if delivery.stream && prompt_logprobs.is_some() {
+        let message = "`prompt_logprobs` is not sent in streams; set `stream` to false";
+        return Err(bad("prompt_logprobs", message));
+    }
     Ok(SharedParams {
-        sampling: sampling(fields, model, grammar.as_ref())?,
+        bad_words: bad_words(fields)?,
+        prompt_logprobs: prompt_logprobs.map(|k| u32::try_from(k).expect("range was checked")),
+        sampling,
         grammar,
         stop: stop(fields)?,
         stop_ids: stop_ids(fields, model)?,
@@ -96,11 +116,49 @@ pub(in crate::http) fn take(
         priority: priority(fields)?,
         salt: salt(fields)?,
         session: cache_key.or(user),
-        delivery: delivery(fields)?,
+        delivery,
         stop_included: fields.boolean("include_stop_str_in_output")?.unwrap_or(false),
         truncation: truncation(fields)?,
         returns_ids: fields.boolean("return_token_ids")?.unwrap_or(false),
     })
+}
+
+/// The only tokens that may be chosen; none where all may.
+fn allowed(fields: &mut Fields, model: &ModelFacts) -> Result<Vec<u32>, RouteError> {
+    let Some(ids) = fields.array("allowed_token_ids")? else { return Ok(Vec::new()) };
+    if ids.len() > MAX_ALLOWED {
+        let message =
+            format!("`allowed_token_ids` holds {} ids, the limit is {MAX_ALLOWED}", ids.len());
+        return Err(bad("allowed_token_ids", message));
+    }
+    let mut ids = token_ids(&ids, "allowed_token_ids", model.vocab_size)?;
+    ids.sort_unstable();
+    ids.dedup();
+    Ok(ids)
+}
+
+fn bad_words(fields: &mut Fields) -> Result<Vec<String>, RouteError> {
+    let words = fields.array("bad_words")?.unwrap_or_default();
+    if words.len() > MAX_BAD_WORDS {
+        let message =
+            format!("`bad_words` holds {} words, the limit is {MAX_BAD_WORDS}", words.len());
+        return Err(bad("bad_words", message));
+    }
+    let words = words.into_iter().enumerate().map(|(i, word)| {
+        let at = format!("bad_words[{i}]");
+        let Value::String(word) = word else { return Err(wrong_type(at, "a string", &word)) };
+        if word.trim_start().is_empty() {
+            let message = format!("`{at}` holds no text");
+            return Err(bad(at, message));
+        }
+        if word.len() > MAX_BAD_WORD_BYTES {
+            let len = word.len();
+            let message = format!("`{at}` has {len} bytes, the limit is {MAX_BAD_WORD_BYTES}");
+            return Err(bad(at, message));
+        }
+        Ok(word)
+    });
+    words.collect()
 }
 
 /// vLLM's: the last so many tokens of the prompt, or with -1 what the context leaves beside the answer.
@@ -157,6 +215,7 @@ fn sampling(
         min_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
         grammar: grammar.map(|asked| asked.grammar.clone()),
         reasoning: None,
+        limits: None,
     })
 }
 
@@ -371,6 +430,13 @@ mod tests {
             ("include_stop_str_in_output", json!([true, false]), json!([1, "yes"])),
             ("return_token_ids", json!([true, false]), json!([1, "yes"])),
             ("truncate_prompt_tokens", json!([-1, 1, 4096]), json!([0, -2, 1.5, "9"])),
+            ("allowed_token_ids", json!([[], [0, 99, 0]]), json!([[100], ["a"], 5, vec![1; 1025]])),
+            (
+                "bad_words",
+                json!([[], ["a", "a", " b c"]]),
+                json!(["a", [1], [""], ["  "], ["x".repeat(300)], vec!["x"; 129]]),
+            ),
+            ("prompt_logprobs", json!([0, 20]), json!([-1, 21, true])),
             ("cache_salt", json!(["x"]), json!(["", 1])),
         ] {
             for value in good.as_array().unwrap() {

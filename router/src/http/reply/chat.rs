@@ -33,6 +33,8 @@ pub(in crate::http) struct ChatReply {
     prompt_ids: Option<Arc<Vec<u32>>>,
     /// The choice of the last delta is over before its worker is.
     ends_early: bool,
+    /// What tokens of the prompt stand for, if those are sent with their log-probabilities.
+    scored_prompt: Option<Arc<dyn Vocabulary>>,
 }
 
 impl ChatReply {
@@ -52,7 +54,14 @@ impl ChatReply {
             parts,
             prompt_ids: None,
             ends_early: false,
+            scored_prompt: None,
         }
+    }
+
+    /// The log-probabilities of the prompt stand apart, and its tokens stand for this.
+    pub(in crate::http) fn scoring_prompt(mut self, pieces: Option<Arc<dyn Vocabulary>>) -> Self {
+        self.scored_prompt = pieces;
+        self
     }
 
     /// Its text is told apart as `format` says.
@@ -164,6 +173,14 @@ impl Shape for ChatReply {
     fn token(&mut self, _column: usize, token: &ScoredToken, out: &mut BytesMut) {
         if let Some(vocabulary) = &self.logprobs {
             logprobs::chat_token(vocabulary.as_ref(), token, out);
+        }
+    }
+
+    const PROMPT_AFTER_ALL: bool = true;
+
+    fn prompt_token(&self, token: &ScoredToken, out: &mut BytesMut) {
+        if let Some(vocabulary) = &self.scored_prompt {
+            logprobs::prompt_token(vocabulary.as_ref(), token, out);
         }
     }
 

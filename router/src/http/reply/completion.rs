@@ -18,6 +18,8 @@ pub(in crate::http) struct CompletionReply {
     head: AnswerHead,
     /// What its tokens stand for, if they are sent with their log-probabilities.
     logprobs: Option<Arc<dyn Vocabulary>>,
+    /// The same of the prompt, where its log-probabilities stand apart.
+    scored_prompt: Option<Arc<dyn Vocabulary>>,
     echo: Option<Echo>,
     choices: Vec<Progress>,
     /// Choices per prompt.
@@ -58,7 +60,14 @@ impl CompletionReply {
     ) -> Self {
         let n = n as usize;
         let choices = vec![Progress::default(); prompts * n];
-        Self { head, logprobs, echo, choices, n, offset: Offset::default() }
+        let offset = Offset::default();
+        Self { head, logprobs, scored_prompt: None, echo, choices, n, offset }
+    }
+
+    /// The log-probabilities of the prompt stand apart, and its tokens stand for this.
+    pub(in crate::http) fn scoring_prompt(mut self, pieces: Option<Arc<dyn Vocabulary>>) -> Self {
+        self.scored_prompt = pieces;
+        self
     }
 
     fn echoed(&self, choice: usize) -> &str {
@@ -98,6 +107,12 @@ impl Shape for CompletionReply {
     fn token(&mut self, column: usize, token: &ScoredToken, out: &mut BytesMut) {
         if let (Some(vocabulary), Some(column)) = (&self.logprobs, Column::ALL.get(column)) {
             column.token(vocabulary.as_ref(), token, &mut self.offset, out);
+        }
+    }
+
+    fn prompt_token(&self, token: &ScoredToken, out: &mut BytesMut) {
+        if let Some(vocabulary) = &self.scored_prompt {
+            logprobs::prompt_token(vocabulary.as_ref(), token, out);
         }
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use bytes::BytesMut;
 
 use crate::core::frame::Ranked;
-use crate::http::reply::events::json;
+use crate::http::reply::events::{json, number};
 use crate::prompt::PromptEngine;
 use crate::request::ScoredToken;
 
@@ -72,6 +72,34 @@ pub(in crate::http) fn chat(
         chat_token(vocabulary, token, out);
     }
     out.extend_from_slice(CHAT_CLOSE);
+}
+
+/// Appends a token of a prompt as vLLM has it: an object by token ids, of the token itself and of the most probable ones
+/// there; null for the first token. The rank of a token that is not among those is not known, and null.
+pub(in crate::http) fn prompt_token(
+    vocabulary: &dyn Vocabulary,
+    token: &ScoredToken,
+    out: &mut BytesMut,
+) {
+    let Some(logprob) = token.logprob else { return out.extend_from_slice(b"null") };
+    let place = token.top.iter().position(|Ranked(id, _)| *id == token.id);
+    let others = token.top.iter().enumerate().filter(|(_, Ranked(id, _))| *id != token.id);
+    let others = others.map(|(place, ranked)| (ranked.0, ranked.1, Some(place)));
+    out.extend_from_slice(b"{");
+    for (i, (id, logprob, place)) in
+        [(token.id, logprob, place)].into_iter().chain(others).enumerate()
+    {
+        out.extend_from_slice(if i > 0 { b",\"" } else { b"\"" });
+        number(out, id);
+        out.extend_from_slice(b"\":{\"logprob\":");
+        json(out, &finite(logprob));
+        out.extend_from_slice(b",\"rank\":");
+        json(out, &place.map(|place| place + 1));
+        out.extend_from_slice(b",\"decoded_token\":");
+        json(out, &String::from_utf8_lossy(vocabulary.bytes(id)));
+        out.extend_from_slice(b"}");
+    }
+    out.extend_from_slice(b"}");
 }
 
 pub(in crate::http) const CHAT_OPEN: &[u8] = b"{\"content\":[";

@@ -6,7 +6,7 @@ use bytes::BytesMut;
 use crate::http::reply::events::json;
 use crate::http::reply::pieces::Parts;
 use crate::http::reply::readers::ChoiceReaders;
-use crate::http::reply::token_log::Cursor;
+use crate::http::reply::token_log::{Cursor, TokenLog};
 use crate::http::reply::{AnswerHead, FINGERPRINT, ReplyChoice, UsageBody};
 use crate::limits::memory::MemoryShare;
 use crate::request::{ScoredToken, Usage};
@@ -41,6 +41,12 @@ pub(in crate::http) trait Shape: Send + 'static {
     /// Appends what this column has of a token.
     fn token(&mut self, column: usize, token: &ScoredToken, out: &mut BytesMut);
 
+    /// Where log-probabilities of the prompt that stand apart are written: after all choices, rather than in each.
+    const PROMPT_AFTER_ALL: bool = false;
+
+    /// Appends one token of the prompt, where these stand apart.
+    fn prompt_token(&self, _token: &ScoredToken, _out: &mut BytesMut) {}
+
     /// Appends what the end of a choice has beside its reason, each field after a comma.
     fn end(&mut self, _choice: &ReplyChoice, _out: &mut BytesMut) {}
 
@@ -54,6 +60,8 @@ pub(in crate::http) struct WholeAnswer<S> {
     choices: Vec<ReplyChoice>,
     usage: Usage,
     at: Part,
+    /// The prompt that is to be written.
+    prompt: Option<TokenLog>,
     _memory: MemoryShare,
 }
 
@@ -68,6 +76,11 @@ enum Part {
         column: usize,
         cursor: Option<Cursor>,
     },
+    /// Tokens of the prompt, of a choice or of all (`None`); `cursor` is `None` before the first one.
+    Prompt {
+        of: Option<usize>,
+        cursor: Option<Cursor>,
+    },
     Tail,
 }
 
@@ -78,7 +91,7 @@ impl<S: Shape> WholeAnswer<S> {
         usage: Usage,
         memory: MemoryShare,
     ) -> Self {
-        Self { shape, choices, usage, at: Part::Head, _memory: memory }
+        Self { shape, choices, usage, at: Part::Head, prompt: None, _memory: memory }
     }
 
     fn head(&self, out: &mut BytesMut) {
@@ -95,7 +108,7 @@ impl<S: Shape> WholeAnswer<S> {
     }
 
     fn tail(&self, out: &mut BytesMut) {
-        out.extend_from_slice(b"],\"usage\":");
+        out.extend_from_slice(b",\"usage\":");
         json(out, &UsageBody::from(self.usage));
         out.extend_from_slice(b",\"service_tier\":\"default\",\"system_fingerprint\":");
         json(out, FINGERPRINT);
@@ -105,7 +118,10 @@ impl<S: Shape> WholeAnswer<S> {
 
     /// The beginning of a choice; gives what follows.
     fn text(&mut self, index: usize, out: &mut BytesMut) -> Part {
-        let Some(choice) = self.choices.get(index) else { return Part::Tail };
+        let Some(choice) = self.choices.get(index) else {
+            out.extend_from_slice(b"]");
+            return Part::Prompt { of: None, cursor: None };
+        };
         if index > 0 {
             out.extend_from_slice(b",");
         }
@@ -124,12 +140,45 @@ impl<S: Shape> WholeAnswer<S> {
     /// The end of a choice; gives what follows.
     fn end(&mut self, index: usize, out: &mut BytesMut) -> Part {
         // what was written needs no memory any more
-        let choice = std::mem::take(&mut self.choices[index]);
+        let mut choice = std::mem::take(&mut self.choices[index]);
+        let prompt = choice.prompt.take();
         out.extend_from_slice(b",\"finish_reason\":");
         json(out, &choice.finish);
         self.shape.end(&choice, out);
+        if let Some(log) = prompt {
+            if !S::PROMPT_AFTER_ALL {
+                self.prompt = Some(log);
+                return Part::Prompt { of: Some(index), cursor: None };
+            }
+            // all choices have the same
+            self.prompt.get_or_insert(log);
+        }
         out.extend_from_slice(b"}");
         Part::Text(index + 1)
+    }
+
+    /// The next token of the prompt, where those stand apart.
+    fn prompt(&mut self, of: Option<usize>, cursor: Option<Cursor>, out: &mut BytesMut) -> Part {
+        if let Some(log) = &self.prompt {
+            out.extend_from_slice(if cursor.is_none() { b",\"prompt_logprobs\":[" } else { b"" });
+            let mut at = cursor.unwrap_or_default();
+            if let Some(token) = log.read(&mut at) {
+                if cursor.is_some() {
+                    out.extend_from_slice(b",");
+                }
+                self.shape.prompt_token(&token, out);
+                return Part::Prompt { of, cursor: Some(at) };
+            }
+            out.extend_from_slice(b"]");
+            self.prompt = None;
+        }
+        match of {
+            None => Part::Tail,
+            Some(index) => {
+                out.extend_from_slice(b"}");
+                Part::Text(index + 1)
+            }
+        }
     }
 
     fn tokens(
@@ -168,6 +217,7 @@ impl<S: Shape> Parts for WholeAnswer<S> {
             }
             Part::Text(index) => self.text(index, out),
             Part::Tokens { choice, column, cursor } => self.tokens(choice, column, cursor, out),
+            Part::Prompt { of, cursor } => self.prompt(of, cursor, out),
             Part::Tail => {
                 self.tail(out);
                 return false;

@@ -161,7 +161,7 @@ pub(super) fn schemas() -> Map<String, Value> {
         event
     };
     let model = object(&json!({
-        "id": text, "object": {"const": "model"}, "created": count, "owned_by": text,
+        "id": text, "object": {"const": "model"}, "created": count, "owned_by": text, "root": text,
         "max_model_len": count, "dtypes": list(&text), "reasoning_parser": or_null(&text),
         "tool_parser": or_null(&text), "template_knows_tools": {"type": "boolean"},
     }));

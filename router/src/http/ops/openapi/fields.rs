@@ -214,6 +214,17 @@ const GENERATION: &[Field] = &[
         "Keep the last so many tokens of the prompt, at least 1; -1 keeps what fits beside the answer.",
     ),
     field("return_token_ids", Boolean, "Send the ids of the tokens of prompt and answer."),
+    field("allowed_token_ids", Array(token_id), "At most 1,024; no other token is chosen."),
+    field(
+        "bad_words",
+        Array(text),
+        "At most 128 texts of 256 bytes that the answer must not have; they are banned at their last token.",
+    ),
+    field(
+        "prompt_logprobs",
+        Integer(0, 20),
+        "Log-probabilities of the prompt, each with so many alternatives; not in streams.",
+    ),
     field("nvext", Object(&NVEXT), "What clients of NVIDIA Dynamo send."),
     field("cache_salt", Text, "The prompt is cached for requests with the same salt alone."),
     field("prompt_cache_key", Text, "The session, if no header names it."),
