@@ -13,7 +13,7 @@ use crate::error::RouteError;
 use crate::http::access::caller;
 use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
-use crate::http::parse::ignored::Ignored;
+use crate::http::parse::ignored::IgnoredFields;
 use crate::http::reply::reject::Reject;
 use crate::limits::shares::Account;
 use crate::limits::shares::{Holder, address_number};
@@ -48,7 +48,7 @@ pub(super) struct Call {
     holder: Holder,
     explain: bool,
     /// What its body says and nobody uses.
-    pub(super) ignored: Ignored,
+    pub(super) ignored: IgnoredFields,
 }
 
 impl Call {
@@ -72,7 +72,7 @@ impl Call {
             explain: wants_explanation(headers)?,
             session: session(headers),
             account,
-            ignored: Ignored::new(app.config.http.unknown_pass),
+            ignored: IgnoredFields::new(app.config.http.unknown_pass),
             cache_of: caller.cache_of(app),
             request_trace: RequestTrace::new(request_id(request), slo),
             metrics: Arc::clone(&app.metrics),

@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 
 use self::record::AskedAs;
 use crate::error::RouteError;
-use crate::http::parse::ignored::Ignored;
+use crate::http::parse::ignored::IgnoredFields;
 
 /// A wrong field: `param` is its path as the client would write it, such as `messages[2].role`.
 pub(in crate::http) fn bad(param: impl Into<String>, message: impl Into<String>) -> RouteError {
@@ -79,7 +79,7 @@ pub(in crate::http) struct Fields {
     at: String,
     rest: Map<String, Value>,
     /// Where is noted what changes nothing.
-    ignored: Ignored,
+    ignored: IgnoredFields,
 }
 
 impl Fields {
@@ -91,7 +91,7 @@ impl Fields {
         let Value::Object(rest) = value else {
             return Err(bad_body(format!("the body must be a JSON object, not {}", kind(&value))));
         };
-        Ok(Self { at: String::new(), rest, ignored: Ignored::default() })
+        Ok(Self { at: String::new(), rest, ignored: IgnoredFields::default() })
     }
 
     /// An object inside the body.
@@ -100,11 +100,11 @@ impl Fields {
     /// `BadRequest` if it is no object.
     pub(in crate::http) fn of(value: Value, at: String) -> Result<Self, RouteError> {
         let Value::Object(rest) = value else { return Err(wrong_type(at, "an object", &value)) };
-        Ok(Self { at, rest, ignored: Ignored::default() })
+        Ok(Self { at, rest, ignored: IgnoredFields::default() })
     }
 
     /// Notes what changes nothing there, also of the objects inside.
-    pub(in crate::http) fn noting(mut self, ignored: &Ignored) -> Self {
+    pub(in crate::http) fn noting(mut self, ignored: &IgnoredFields) -> Self {
         self.ignored = ignored.clone();
         self
     }

@@ -9,7 +9,7 @@ const MOST: usize = 32;
 
 /// The names of fields that changed nothing, shared by all who look at the body of one request.
 #[derive(Debug, Clone, Default)]
-pub(in crate::http) struct Ignored {
+pub(in crate::http) struct IgnoredFields {
     /// Fields that nobody knows are noted rather than refused.
     unknown_pass: bool,
     names: Arc<Mutex<Names>>,
@@ -21,7 +21,7 @@ struct Names {
     more: u64,
 }
 
-impl Ignored {
+impl IgnoredFields {
     /// `unknown_pass`: fields that nobody knows are noted rather than refused.
     pub(in crate::http) fn new(unknown_pass: bool) -> Self {
         Self { unknown_pass, names: Arc::default() }
@@ -69,7 +69,7 @@ mod tests {
 
     #[test]
     fn names_fit_a_header_whatever_they_are_and_however_many() {
-        let ignored = Ignored::new(true);
+        let ignored = IgnoredFields::new(true);
         assert_eq!(ignored.header(), None);
         ignored.note("top_a".into());
         ignored.clone().note("\u{e9}\r\nX: y,z".into());

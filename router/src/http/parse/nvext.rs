@@ -124,10 +124,10 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::http::parse::ignored::Ignored;
+    use crate::http::parse::ignored::IgnoredFields;
 
     fn taken(body: Value) -> Result<(Value, String), RouteError> {
-        let ignored = Ignored::new(false);
+        let ignored = IgnoredFields::new(false);
         let mut fields = Fields::of_body(body)?.noting(&ignored);
         take(&mut fields)?;
         let header = ignored.header().map_or(String::new(), |h| h.to_str().unwrap().to_owned());
