@@ -156,7 +156,8 @@ fn named(
         "function" => {
             let name = function_name(&mut choice, tools)?;
             choice.finish()?;
-            Ok(CallWish { choice: ToolChoice::Must, only: Some(vec![name]), parallel })
+            // one function is one call
+            Ok(CallWish { choice: ToolChoice::Must, only: Some(vec![name]), parallel: false })
         }
         "allowed_tools" => {
             let allowed = choice.object("allowed_tools")?;
