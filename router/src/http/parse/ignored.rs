@@ -12,11 +12,11 @@ const MOST: usize = 32;
 pub(in crate::http) struct IgnoredFields {
     /// Fields that nobody knows are noted rather than refused.
     unknown_pass: bool,
-    names: Arc<Mutex<Names>>,
+    names: Arc<Mutex<IgnoredNames>>,
 }
 
 #[derive(Debug, Default)]
-struct Names {
+struct IgnoredNames {
     first: Vec<String>,
     more: u64,
 }
