@@ -25,6 +25,12 @@ pub use forced::{CallForm, ForcedFunction, Otherwise, call_grammar};
 pub use parts::Part;
 pub use reader::Reader;
 
+/// The texts that begin and end reasoning; `None` where channels do.
+#[must_use]
+pub fn reasoning_texts(parser: ReasoningParser) -> Option<(&'static str, &'static str)> {
+    marks::reasoning_marks(parser).map(|marks| (marks.begin, marks.end))
+}
+
 /// How the answers to one request are read.
 #[derive(Debug, Clone)]
 pub struct Format {

@@ -91,6 +91,7 @@ pub(super) fn check(
     let mut prompt = prompt(&mut fields, memory)?;
     let shows_reasoning =
         reasoning::take(&mut fields, &model.conventions, &mut prompt.template_kwargs)?;
+    let most_reasoning = reasoning::take_budget(&mut fields, model)?;
     let wish = tools::take_wish(&mut fields, prompt.tools.as_deref())?;
     let calls = match &prompt.tools {
         Some(offered) => tools::reading(&wish, offered, &model.conventions, memory)?,
@@ -116,6 +117,8 @@ pub(super) fn check(
     let mut sampling = common.sampling;
     sampling.logprobs = logprobs;
     sampling.prompt_logprobs = common.prompt_logprobs;
+    sampling.reasoning =
+        reasoning::before(model, most_reasoning, common.grammar.is_some(), held.is_some())?;
     let job = Job {
         name: ids::name("chatcmpl-"),
         prompt: Prompt::Chat(prompt),
@@ -145,9 +148,10 @@ pub(super) fn check(
         bad_words: common.bad_words,
         delivery: common.delivery,
         format: Format::new(
-            // A client's grammar holds from the first token on, so that nothing is reasoning; that of calls knows of it.
+            // A client's grammar begins behind the reasoning, if a token ends that; the grammar of calls knows of it.
             model.conventions.reasoning.filter(|_| {
-                held.as_ref().map_or(common.grammar.is_none(), HeldCalls::knows_reasoning)
+                let behind = common.grammar.is_none() || model.reasoning.is_some();
+                held.as_ref().map_or(behind, HeldCalls::knows_reasoning)
             }),
             calls,
         ),

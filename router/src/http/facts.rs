@@ -1,8 +1,9 @@
 //! What a request needs to know of its model: bounds and defaults of its parameters, and how its answers are told apart.
 
-use crate::config::ParserConfig;
+use crate::config::{ParserConfig, ReasoningParser};
+use crate::core::frame::Reasoning;
 use crate::http::parse::params::ModelFacts;
-use crate::output::Format;
+use crate::output::{Format, reasoning_texts};
 use crate::prompt::{Conventions, PromptEngine};
 use crate::request::{Job, Reading};
 
@@ -32,12 +33,21 @@ pub(super) fn conventions(found: Conventions, parsers: &ParserConfig) -> Convent
 /// What the checks of a request need to know of `engine`'s model.
 pub(super) fn facts(engine: &PromptEngine, parsers: &ParserConfig) -> ModelFacts {
     let doc = engine.doc();
+    let conventions = conventions(engine.conventions(), parsers);
     ModelFacts {
+        reasoning: conventions.reasoning.and_then(|parser| reasoning(engine, parser)),
         vocab_size: doc.vocab_size,
         temperature: doc.generation.temperature,
         top_p: doc.generation.top_p,
         top_k: doc.generation.top_k,
         repetition_penalty: doc.generation.repetition_penalty,
-        conventions: conventions(engine.conventions(), parsers),
+        conventions,
     }
+}
+
+/// The tokens around reasoning, where one token is each: of several it would not be certain that a model writes these.
+fn reasoning(engine: &PromptEngine, parser: ReasoningParser) -> Option<Reasoning> {
+    let (begin, end) = reasoning_texts(parser)?;
+    let [begin, end] = [engine.token_id(begin)?, engine.token_id(end)?];
+    Some(Reasoning { begin: vec![begin], end: vec![end], max_tokens: None })
 }

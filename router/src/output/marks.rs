@@ -92,7 +92,7 @@ struct CallMarks {
     leads: Option<char>,
 }
 
-fn reasoning_marks(parser: ReasoningParser) -> Option<ReasoningMarks> {
+pub(super) fn reasoning_marks(parser: ReasoningParser) -> Option<ReasoningMarks> {
     Some(match parser {
         ReasoningParser::Think => ReasoningMarks { begin: "<think>", end: "</think>" },
         ReasoningParser::Mistral => ReasoningMarks { begin: "[THINK]", end: "[/THINK]" },

@@ -9,10 +9,10 @@ use tokio::time::{Instant, Sleep, sleep_until, timeout_at};
 use super::choice::{Choice, Common, EncodedPrompt};
 use super::{Delta, Job, Truncation, Usage};
 use crate::app::App;
+use crate::core::frame::Sampling;
 use crate::error::RouteError;
 use crate::fleet::ServedModel;
-use crate::prompt::Prompt;
-use crate::prompt::Room;
+use crate::prompt::{Prompt, PromptEngine, Room};
 
 /// The answer to a job, while it is made. Dropping it cancels what still runs.
 #[derive(Debug)]
@@ -71,6 +71,7 @@ pub async fn answer(
     let mut ids = encoded??;
     ids.drain(..ids.len().saturating_sub(kept));
     ids.shrink_to_fit(); // it stays as long as the answer
+    settle_reasoning(&model.engine, &mut job.sampling, &ids);
     let ids = Arc::new(ids);
 
     let max_tokens = check_context(ids.len(), job.max_tokens, model.context_tokens)?;
@@ -93,6 +94,21 @@ pub async fn answer(
     };
     std::future::poll_fn(|context| answer.poll_submitted(context)).await?;
     Ok(answer)
+}
+
+/// The last tokens of a prompt in which its last marker of reasoning stands, with white space behind it. A guess.
+const PROMPT_END: usize = 16;
+
+/// The prompt may have opened the reasoning, or ended it already.
+fn settle_reasoning(engine: &PromptEngine, sampling: &mut Sampling, prompt: &[u32]) {
+    let Some(reasoning) = &mut sampling.reasoning else { return };
+    let last = engine.decode(&prompt[prompt.len().saturating_sub(PROMPT_END)..], false);
+    let ends_with = |marker: &[u32]| last.trim_end().ends_with(&engine.decode(marker, false));
+    if ends_with(&reasoning.end) {
+        sampling.reasoning = None;
+    } else if ends_with(&reasoning.begin) {
+        reasoning.begin.clear();
+    }
 }
 
 /// A prompt that is cut may be so many times as long as the context: it is tokenised as a whole before. A guess.

@@ -2,8 +2,10 @@
 
 use serde_json::{Map, Value};
 
+use crate::core::frame::Reasoning;
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, clip, unsupported};
+use crate::http::parse::params::ModelFacts;
 use crate::prompt::Conventions;
 
 const EFFORTS: [&str; 6] = ["none", "minimal", "low", "medium", "high", "xhigh"];
@@ -30,6 +32,41 @@ pub(super) fn take(
         set_effort(effort, model, variables)?;
     }
     Ok(shown)
+}
+
+/// Takes `max_reasoning_tokens`.
+///
+/// # Errors
+/// `BadRequest` where it is no count, or no token ends the model's reasoning.
+pub(super) fn take_budget(
+    fields: &mut Fields,
+    model: &ModelFacts,
+) -> Result<Option<u32>, RouteError> {
+    let most = fields.count("max_reasoning_tokens", 0)?;
+    if most.is_some() && model.reasoning.is_none() {
+        let why = "this model has no token that ends reasoning before an answer";
+        return Err(unsupported("max_reasoning_tokens", why));
+    }
+    Ok(most)
+}
+
+/// What a worker has to know of the reasoning: where it may be only so long, or a grammar begins behind it.
+///
+/// # Errors
+/// `BadRequest` where the answer is `held` to calls, whose own grammar has the reasoning in it, and has a budget.
+pub(super) fn before(
+    model: &ModelFacts,
+    most: Option<u32>,
+    grammar: bool,
+    held: bool,
+) -> Result<Option<Reasoning>, RouteError> {
+    if held && most.is_some() {
+        let why = "not yet with calls that are held to the schemas of their functions";
+        return Err(unsupported("max_reasoning_tokens", why));
+    }
+    let wanted = most.is_some() || (grammar && !held);
+    let reasoning = model.reasoning.clone().filter(|_| wanted);
+    Ok(reasoning.map(|reasoning| Reasoning { max_tokens: most, ..reasoning }))
 }
 
 /// Variables that the client set itself stay as they are.
@@ -103,6 +140,36 @@ mod tests {
         ] {
             assert_eq!(variables(effort, model).ok(), want, "{effort} {model:?}");
         }
+    }
+
+    #[test]
+    fn a_budget_needs_a_token_that_ends_reasoning() {
+        let reasoning = Reasoning { begin: vec![3], end: vec![4], max_tokens: None };
+        let thinker = ModelFacts { reasoning: Some(reasoning.clone()), ..ModelFacts::default() };
+        let budget = |model: &ModelFacts, value: Value| {
+            let mut fields = Fields::of_body(json!({ "max_reasoning_tokens": value })).unwrap();
+            take_budget(&mut fields, model).ok()
+        };
+        assert_eq!(budget(&thinker, json!(0)), Some(Some(0)));
+        assert_eq!(budget(&thinker, json!(-1)), None);
+        assert_eq!(budget(&ModelFacts::default(), json!(5)), None);
+        assert_eq!(budget(&ModelFacts::default(), json!(null)), Some(None));
+        let limited = Reasoning { max_tokens: Some(5), ..reasoning.clone() };
+        for (most, grammar, held, want) in [
+            (None, false, false, Some(None)),
+            (None, true, false, Some(Some(reasoning))),
+            (None, true, true, Some(None)),
+            (Some(5), false, false, Some(Some(limited.clone()))),
+            (Some(5), true, false, Some(Some(limited))),
+            (Some(5), false, true, None),
+        ] {
+            assert_eq!(
+                before(&thinker, most, grammar, held).ok(),
+                want,
+                "{most:?} {grammar} {held}"
+            );
+        }
+        assert_eq!(before(&ModelFacts::default(), None, true, false).ok(), Some(None));
     }
 
     #[test]

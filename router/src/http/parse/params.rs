@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 
-use crate::core::frame::{Ranked, Sampling, TokenLimits};
+use crate::core::frame::{Ranked, Reasoning, Sampling, TokenLimits};
 use crate::error::RouteError;
 use crate::http::parse::fields::{Fields, bad, integer, number, wrong_type};
 use crate::http::parse::grammar::{self, Asked};
@@ -34,6 +34,8 @@ const MAX_TOP_K: i64 = i32::MAX as i64;
 /// What the checks need to know of the model that was asked for.
 #[derive(Debug, Clone, Default)]
 pub(in crate::http) struct ModelFacts {
+    /// The tokens around its reasoning, where one token ends it.
+    pub(in crate::http) reasoning: Option<Reasoning>,
     /// Token ids are below it.
     pub(in crate::http) vocab_size: u32,
     /// The checkpoint's own.

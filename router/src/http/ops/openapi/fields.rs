@@ -297,6 +297,11 @@ pub(super) const CHAT: ObjectShape = ObjectShape {
                 "How much the model reasons, where its chat template knows it.",
             ),
             field("include_reasoning", Boolean, "Send the reasoning. True where left out."),
+            field(
+                "max_reasoning_tokens",
+                Integer(0, U32),
+                "The longest reasoning; then the model has to answer.",
+            ),
             field("max_completion_tokens", Integer(1, U32), "The longest answer."),
             field("max_tokens", Integer(1, U32), "The older name of `max_completion_tokens`."),
             field("logprobs", Boolean, "Send the log-probability of each token."),
