@@ -8,6 +8,7 @@
 //! `json` and `Job` is pure, but for what it charges.
 
 pub(crate) mod access;
+mod anthropic;
 mod bad_words;
 mod call;
 mod chat;
@@ -45,6 +46,8 @@ pub fn app(state: Arc<App>) -> Router {
     let for_clients = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/v1/messages", post(anthropic::messages))
+        .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(ops::models))
         .route("/v1/models/{*name}", get(ops::model))
         .route("/tokenize", post(tokenize::tokenize))

@@ -99,6 +99,8 @@ pub struct Delta {
     pub prompt_ids: Option<Arc<Vec<u32>>>,
     /// Set on the last delta of a choice.
     pub finish: Option<FinishReason>,
+    /// The stop string that ended the choice; on the last delta.
+    pub stop_string: Option<Box<str>>,
 }
 
 /// A token with its log-probability, as the worker gave it. Its text is looked up where it is written: as text, twenty

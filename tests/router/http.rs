@@ -10,6 +10,7 @@ mod explain;
 mod failures;
 mod logprobs;
 mod long_texts;
+mod messages;
 mod ops;
 mod params;
 mod shares;

@@ -32,6 +32,9 @@ const FORWARDED: [HeaderName; 4] = [
     HeaderName::from_static("via"),
 ];
 
+/// Where Anthropic's clients send their key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
 /// What a connection tells about its other end; whoever accepts connections leaves it on their requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Entrance {
@@ -156,20 +159,44 @@ impl Access {
         Ok(Caller { key, peer, api_keys, admin_keys })
     }
 
+    /// Clients of OpenAI's API send `Authorization`, those of Anthropic's `X-Api-Key`, and some both, of which one may be
+    /// meant for another server.
     fn key(&self, headers: &HeaderMap) -> Result<Key, Reject> {
-        let mut sent = headers.get_all(header::AUTHORIZATION).iter();
-        let Some(first) = sent.next() else { return Ok(Key::None) };
-        if sent.next().is_some() {
-            return Err(Reject::Framing("Authorization came more than once"));
-        }
-        let Some(key) = bearer(first) else { return Ok(Key::Unknown) };
+        let bearer_twice = "Authorization came more than once";
+        let authorization = once(headers, header::AUTHORIZATION, bearer_twice)?;
+        let api_key = once(headers, API_KEY, "X-Api-Key came more than once")?;
+        let key = authorization.map_or(Key::None, |value| self.known(bearer(value)));
+        Ok(match (key, api_key) {
+            (Key::None | Key::Unknown, Some(value)) => {
+                self.known(Some(value.as_bytes().trim_ascii()))
+            }
+            (key, _) => key,
+        })
+    }
+
+    fn known(&self, key: Option<&[u8]>) -> Key {
+        let Some(key) = key else { return Key::Unknown };
         let config = self.config();
-        Ok(match (config.admin_keys.find(key), config.api_keys.find(key)) {
+        match (config.admin_keys.find(key), config.api_keys.find(key)) {
             (Some(_), _) => Key::Operator,
             (None, Some(tenant)) => Key::Client(tenant),
             (None, None) => Key::Unknown,
-        })
+        }
     }
+}
+
+/// A header that may come once.
+fn once<'a>(
+    headers: &'a HeaderMap,
+    name: HeaderName,
+    twice: &'static str,
+) -> Result<Option<&'a HeaderValue>, Reject> {
+    let mut sent = headers.get_all(name).iter();
+    let first = sent.next();
+    if sent.next().is_some() {
+        return Err(Reject::Framing(twice));
+    }
+    Ok(first)
 }
 
 /// What balancers, Prometheus and readers of the documentation ask for, without a key and by whatever name they know this server. Where clients have keys,

@@ -160,7 +160,8 @@ impl Ending {
 
     /// The last comment of the stream, where one was asked for.
     pub(super) fn comment(&self) -> Option<String> {
-        self.explain.then(|| explain::ascii_json(&self.request_trace.decisions()))
+        let decisions = || explain::ascii_json(&self.request_trace.decisions());
+        self.explain.then(|| format!("headrace-decision {}", decisions()))
     }
 }
 

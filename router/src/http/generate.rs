@@ -10,6 +10,7 @@ use crate::error::RouteError;
 use crate::fleet::ServedModel;
 use crate::http::Surface;
 use crate::http::call::Call;
+use crate::http::chat::ChatRequest;
 use crate::http::facts::{facts, read_by};
 use crate::http::parse::body::{self, BodyLimits, Raw};
 use crate::http::parse::fields::Fields;
@@ -44,22 +45,56 @@ pub(super) async fn chat(State(surface): State<Surface>, request: Request) -> Re
 
 async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
     let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
-    let checked = read(surface, request, None, move |read| {
-        let ReadBody { fields, mut memory, .. } = read;
-        let mut fields = fields.noting(&ignored);
-        let model = app.fleet.find(&params::model_name(&mut fields)?)?;
-        let facts = facts(&model.engine, &app.config.parsers);
-        let mut request = chat::check(fields, &facts, &mut memory)?;
-        let (job, engine) = (&mut request.job, &model.engine);
-        request.format = request.format.map(|format| read_by(format, job, engine));
-        request.job.memory = Some(Arc::new(memory));
-        if let Prompt::Chat(chat) = &request.job.prompt {
-            template_fields::allowed(chat, &app.config.http)?;
-        }
-        request.job.stop = stop_strings(&app, &request.stop)?.including(request.stop_included);
-        Ok((model, request))
+    let checked = read(surface, request, None, move |mut body| {
+        body.fields = body.fields.noting(&ignored);
+        chat_of(&app, body)
     });
-    let (model, mut request) = checked.await?;
+    let mut chat = checked.await?;
+    check_grammar(surface, &mut chat).await?;
+    let ReadyChat { model, mut request } = chat;
+    call.apply(&mut request.job, 0);
+    let logprobs = request.logprobs.then(|| vocabulary(&model));
+    let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs)
+        .reading(request.format, request.shows_reasoning)
+        .scoring_prompt(request.job.scores_prompt.then(|| vocabulary(&model)));
+    let jobs = vec![request.job];
+    reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
+}
+
+/// A chat that was checked but for what its answer is to follow, and who answers it.
+pub(super) struct ReadyChat {
+    pub(super) model: Arc<ServedModel>,
+    pub(super) request: ChatRequest,
+}
+
+/// The chat that a body asks for.
+///
+/// # Errors
+/// `BadRequest` about the first wrong field, or that there is no such model.
+pub(super) fn chat_of(app: &App, body: ReadBody) -> Result<ReadyChat, RouteError> {
+    let ReadBody { mut fields, mut memory, .. } = body;
+    let model = app.fleet.find(&params::model_name(&mut fields)?)?;
+    let facts = facts(&model.engine, &app.config.parsers);
+    let mut request = chat::check(fields, &facts, &mut memory)?;
+    let (job, engine) = (&mut request.job, &model.engine);
+    request.format = request.format.map(|format| read_by(format, job, engine));
+    request.job.memory = Some(Arc::new(memory));
+    if let Prompt::Chat(chat) = &request.job.prompt {
+        template_fields::allowed(chat, &app.config.http)?;
+    }
+    request.job.stop = stop_strings(app, &request.stop)?.including(request.stop_included);
+    Ok(ReadyChat { model, request })
+}
+
+/// Whether the answer can follow what was asked for.
+///
+/// # Errors
+/// `BadRequest` about its place in the request.
+pub(super) async fn check_grammar(
+    surface: &Surface,
+    chat: &mut ReadyChat,
+) -> Result<(), RouteError> {
+    let ReadyChat { model, request } = chat;
     grammar::check(surface, request.grammar.take()).await?;
     if let (Some(held), Some(format)) = (&mut request.held, &request.format) {
         for schema in held.schemas.drain(..) {
@@ -70,13 +105,7 @@ async fn answer_chat(surface: &Surface, request: Request, call: &Call) -> Result
     let words = std::mem::take(&mut request.bad_words);
     let limits = bad_words::limits(&model.engine, words, &request.job.sampling).await?;
     request.job.sampling.limits = limits;
-    call.apply(&mut request.job, 0);
-    let logprobs = request.logprobs.then(|| vocabulary(&model));
-    let shape = ChatReply::new(AnswerHead::of(&model, &request.job), request.job.n, logprobs)
-        .reading(request.format, request.shows_reasoning)
-        .scoring_prompt(request.job.scores_prompt.then(|| vocabulary(&model)));
-    let jobs = vec![request.job];
-    reply::send(&surface.app, call, &model, jobs, shape, request.delivery).await
+    Ok(())
 }
 
 /// Continues one or several texts.

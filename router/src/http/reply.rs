@@ -1,11 +1,13 @@
 //! What both kinds of answer have in common: who it is, how it is collected, how it is sent.
 
 pub(super) mod answers;
+pub(super) mod blocks;
 pub(super) mod chat;
 pub(super) mod completion;
 pub(super) mod events;
 pub(super) mod logprobs;
 pub(super) mod message;
+pub(super) mod parts;
 pub(super) mod pieces;
 pub(super) mod readers;
 pub(super) mod reject;
@@ -25,7 +27,7 @@ use crate::http::call::Call;
 use crate::http::parse::ids;
 use crate::http::parse::params::Delivery;
 use crate::http::reply::answers::Answers;
-use crate::http::reply::events::Events;
+use crate::http::reply::events::{ChoiceChunks, Events};
 use crate::http::reply::message::Message;
 use crate::http::reply::pieces::json_response;
 use crate::http::reply::readers::ChoiceReaders;
@@ -94,8 +96,9 @@ pub(super) async fn send<S: Shape + Events>(
         readers.after_prompt(answers.prompt_ids(), |ids| model.engine.decode(ids, false));
     }
     if delivery.stream {
-        let first = answers.next().await.ok_or_else(nothing)??;
-        return Ok(events::response(first, answers, shape, delivery, call.ending(num_choices)));
+        let first = first_delta(&mut answers).await?;
+        let writer = ChoiceChunks::new(shape, delivery);
+        return Ok(events::response(first, answers, writer, call.ending(num_choices)));
     }
     let mut choices: Vec<ReplyChoice> = Vec::new();
     choices.resize_with(num_choices, || ReplyChoice {
@@ -130,7 +133,15 @@ fn check_size(jobs: &[Job], limit: usize) -> Result<(), RouteError> {
     Ok(())
 }
 
-fn nothing() -> RouteError {
+/// What a stream begins with: its status is 200 from here on.
+///
+/// # Errors
+/// Why there is no answer.
+pub(super) async fn first_delta(answers: &mut Answers) -> Result<Delta, RouteError> {
+    answers.next().await.ok_or_else(nothing)?
+}
+
+pub(super) fn nothing() -> RouteError {
     RouteError::mistake("an answer ended without its end")
 }
 

@@ -128,6 +128,12 @@ impl Decoder {
         out
     }
 
+    /// The stop string that was found.
+    #[must_use]
+    pub fn stop_string(&self) -> Option<&str> {
+        self.stop.found()
+    }
+
     /// True once a stop string was found, also if only [`Self::finish`] completed it.
     #[must_use]
     pub fn stopped(&self) -> bool {

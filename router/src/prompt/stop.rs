@@ -142,14 +142,15 @@ pub(crate) struct StopMatcher {
     set: Option<Arc<StopSet>>,
     state: u32,
     held: String,
-    stopped: bool,
+    /// The stop string that was found.
+    found: Option<Box<str>>,
     /// The stop string that ends the text is part of it.
     included: bool,
 }
 
 impl StopMatcher {
     pub(crate) fn new(set: Option<Arc<StopSet>>) -> Self {
-        Self { set, state: 0, held: String::new(), stopped: false, included: false }
+        Self { set, state: 0, held: String::new(), found: None, included: false }
     }
 
     /// The stop string that ends the text is part of it, if `included`.
@@ -160,7 +161,12 @@ impl StopMatcher {
 
     /// True once a stop string was found. Further text is thrown away.
     pub(crate) fn stopped(&self) -> bool {
-        self.stopped
+        self.found.is_some()
+    }
+
+    /// The stop string that was found.
+    pub(crate) fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// Takes the next text and appends to `out` what is certain to be before any stop string.
@@ -169,17 +175,18 @@ impl StopMatcher {
             out.push_str(text);
             return;
         };
-        if self.stopped {
+        if self.found.is_some() {
             return;
         }
         for (i, &byte) in text.as_bytes().iter().enumerate() {
             self.state = set.step(self.state, byte);
             let matched = set.nodes[self.state as usize].matched as usize;
             if matched > 0 {
-                self.stopped = true;
-                let cut = if self.included { 0 } else { matched };
-                emit(&mut self.held, &text[..=i], cut, out);
-                self.held = String::new();
+                self.held.push_str(&text[..=i]);
+                let before = self.held.len() - matched;
+                self.found = Some(self.held[before..].into());
+                self.held.truncate(if self.included { self.held.len() } else { before });
+                out.push_str(&std::mem::take(&mut self.held));
                 return;
             }
         }
@@ -252,6 +259,18 @@ mod tests {
             matcher.finish(&mut out);
             assert_eq!((out.as_str(), matcher.stopped()), ("a<end>", true));
         }
+    }
+
+    #[test]
+    fn what_was_found_is_known() {
+        let stops = ["bcd".to_owned(), "cd".to_owned(), "x".to_owned()];
+        let mut matcher = StopMatcher::new(StopSet::new(&stops));
+        let mut out = String::new();
+        for chunk in ["ab", "c", "de"] {
+            assert_eq!(matcher.found(), None);
+            matcher.push(chunk, &mut out);
+        }
+        assert_eq!((matcher.found(), out.as_str()), (Some("bcd"), "a"));
     }
 
     #[test]

@@ -341,6 +341,7 @@ impl Choice {
         let used = if decoded.stopped { decoded.consumed } else { generated };
         if stopped {
             delta.finish = Some(FinishReason::Stop);
+            delta.stop_string = self.decoder.stop_string().map(Into::into);
             ids.truncate(decoded.consumed);
         }
         if let Some(all) = &mut all {

@@ -11,8 +11,9 @@ use axum::response::{IntoResponse, Response};
 use crate::app::App;
 use crate::error::RouteError;
 use crate::http::access::Access;
+use crate::http::anthropic;
 use crate::http::parse::ids;
-use crate::http::reply::reject::{ErrorCode, Reject};
+use crate::http::reply::reject::{self, ErrorCode, Reject};
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// Longest id that is taken over from a client.
@@ -35,12 +36,17 @@ pub(in crate::http) async fn observe(
     let route = matched.as_ref().map_or("unknown", MatchedPath::as_str);
     let trace = request.headers().get("traceparent").cloned(); // for the log only
     request.extensions_mut().insert(RequestId(id.clone()));
+    let anthropic = anthropic::is_path(request.uri().path());
     let mut left = Left { app: &app, route, answered: false };
     let mut response = match access.admit(&mut request) {
         Ok(()) => next.run(request).await,
         Err(reject) => reject.into_response(),
     };
     left.answered = true;
+    if anthropic {
+        response = reject::anthropic::rewritten(response, id.to_str().unwrap_or_default());
+        response.headers_mut().insert("request-id", id.clone());
+    }
     let status = response.status().as_u16();
     let error = response.extensions().get::<ErrorCode>().map_or("", |code| code.0);
     app.metrics.http.request(route, status, error);

@@ -27,7 +27,40 @@ use crate::http::reply::reject::Reject;
 use crate::http::reply::{AnswerHead, FINGERPRINT, UsageBody, token_ids};
 use crate::request::{Delta, Usage};
 
-/// How a delta looks as events.
+/// How the events of one stream look, from its first delta to its end.
+pub(in crate::http) trait EventWriter: Send + 'static {
+    /// Appends the events of one delta; none where all of it is held back.
+    ///
+    /// # Errors
+    /// The answer fails with it.
+    fn delta(&mut self, delta: &Delta, usage: Usage, out: &mut BytesMut) -> Result<(), RouteError>;
+
+    /// The usage with the tokens of reasoning, where they are known.
+    fn with_reasoning(&self, usage: Usage) -> Usage {
+        usage
+    }
+
+    /// The last delta said all of its choice, whose worker goes on.
+    fn ends_early(&mut self) -> bool {
+        false
+    }
+
+    /// Appends what follows the last delta. `comment` stands before the last event.
+    fn end(&mut self, usage: Usage, comment: Option<String>, out: &mut BytesMut);
+
+    /// Appends what says that the answer broke off.
+    fn failed(&mut self, error: RouteError, out: &mut BytesMut);
+
+    /// Comes when somebody but its reader ends the answer.
+    fn cancelled(&self) -> impl Future<Output = ()> + Send {
+        std::future::pending()
+    }
+
+    /// Appends what says that somebody ended the answer.
+    fn cancel(&mut self, _usage: Usage, _out: &mut BytesMut) {}
+}
+
+/// How a delta of a choice looks as OpenAI's chunks.
 pub(in crate::http) trait Events: Send + 'static {
     /// Appends the events of one delta, each between `envelope.open` and `envelope.close`.
     fn delta(&mut self, delta: &Delta, usage: Usage, envelope: &Envelope, out: &mut BytesMut);
@@ -115,6 +148,61 @@ impl Envelope {
     }
 }
 
+/// Chunks with choices, which end with `[DONE]`: those of chats and of plain completions.
+#[derive(Debug)]
+pub(in crate::http) struct ChoiceChunks<S> {
+    shape: S,
+    envelope: Envelope,
+}
+
+impl<S: Events> ChoiceChunks<S> {
+    pub(in crate::http) fn new(shape: S, delivery: Delivery) -> Self {
+        Self { envelope: shape.envelope(delivery), shape }
+    }
+}
+
+impl<S: Events> EventWriter for ChoiceChunks<S> {
+    fn delta(&mut self, delta: &Delta, usage: Usage, out: &mut BytesMut) -> Result<(), RouteError> {
+        self.shape.delta(delta, usage, &self.envelope, out);
+        Ok(())
+    }
+
+    fn with_reasoning(&self, usage: Usage) -> Usage {
+        self.shape.with_reasoning(usage)
+    }
+
+    fn ends_early(&mut self) -> bool {
+        self.shape.ends_early()
+    }
+
+    fn end(&mut self, usage: Usage, remark: Option<String>, out: &mut BytesMut) {
+        if self.envelope.delivery.include_usage {
+            self.envelope.usage(usage, out);
+        }
+        comment(remark, out);
+        out.extend_from_slice(b"data: [DONE]\n\n");
+    }
+
+    fn failed(&mut self, error: RouteError, out: &mut BytesMut) {
+        // and no [DONE]: the answer is not whole
+        event(out, "error", &Reject::from(error).body());
+    }
+}
+
+/// Appends a comment of a stream, which is one line.
+pub(in crate::http) fn comment(comment: Option<String>, out: &mut BytesMut) {
+    if let Some(comment) = comment {
+        write!(out, ": {comment}\n\n").expect("writing to memory cannot fail");
+    }
+}
+
+/// Appends an event with a name.
+pub(in crate::http) fn event(out: &mut BytesMut, name: &str, data: &impl Serialize) {
+    write!(out, "event: {name}\ndata: ").expect("writing to memory cannot fail");
+    json(out, data);
+    out.extend_from_slice(b"\n\n");
+}
+
 /// Appends `value` as JSON.
 pub(in crate::http) fn json(out: &mut BytesMut, value: &(impl Serialize + ?Sized)) {
     serde_json::to_writer(out.writer(), value)
@@ -143,12 +231,13 @@ fn split(mut delta: Delta) -> VecDeque<Delta> {
     }
     // the text comes with the first one, the end with the last one
     let (choice, finish) = (delta.choice, delta.finish.take());
+    let stop_string = delta.stop_string.take();
     let mut text = Some((std::mem::take(&mut delta.text), std::mem::take(&mut delta.token_ends)));
     let (mut ids, mut prompt_ids) = (delta.ids.take(), delta.prompt_ids.take());
     let mut next = |tokens, prompt_tokens| {
         let (text, token_ends) = text.take().unwrap_or_default();
         let (ids, prompt_ids) = (ids.take(), prompt_ids.take());
-        Delta { choice, text, token_ends, tokens, prompt_tokens, ids, prompt_ids, finish: None }
+        Delta { choice, text, token_ends, tokens, prompt_tokens, ids, prompt_ids, ..Delta::default() }
     };
     let mut prompt = delta.prompt_tokens.unwrap_or_default().into_iter();
     while prompt.len() > 0 {
@@ -162,24 +251,24 @@ fn split(mut delta: Delta) -> VecDeque<Delta> {
     }
     if let Some(last) = deltas.back_mut() {
         last.finish = finish;
+        last.stop_string = stop_string;
     }
     deltas
 }
 
-struct Stream<S> {
+struct Stream<W> {
     /// Written before anything else is asked for.
     ready: VecDeque<Delta>,
     /// `None` once all is said.
     answers: Option<Answers>,
-    shape: S,
-    envelope: Envelope,
+    writer: W,
     ending: Ending,
     buffer: BytesMut,
     /// The client was cut off for taking nothing. Should it read on, it finds its connection closed.
     cut_off: bool,
 }
 
-impl<S: Events> Stream<S> {
+impl<W: EventWriter> Stream<W> {
     /// The next piece of the body.
     async fn next(&mut self) -> Option<io::Result<Bytes>> {
         if std::mem::take(&mut self.cut_off) {
@@ -194,65 +283,71 @@ impl<S: Events> Stream<S> {
                     }
                     Some(Ok(ready))
                 }
-                None => match answers.next().await {
-                    Some(Ok(delta)) if !fits(&delta) => {
-                        self.ready = split(delta);
-                        continue;
+                None => {
+                    let next = tokio::select! {
+                        biased;
+                        () = self.writer.cancelled() => None,
+                        next = answers.next() => Some(next),
+                    };
+                    match next {
+                        Some(Some(Ok(delta))) if !fits(&delta) => {
+                            self.ready = split(delta);
+                            continue;
+                        }
+                        Some(next) => next,
+                        None => {
+                            self.ending.failed(&RouteError::ClientGone);
+                            self.writer.cancel(answers.usage(), &mut self.buffer);
+                            self.answers = None;
+                            break;
+                        }
                     }
-                    next => next,
-                },
+                }
             };
-            match delta {
+            let usage = answers.usage();
+            let written = match delta {
                 Some(Ok(delta)) => {
-                    self.shape.delta(&delta, answers.usage(), &self.envelope, &mut self.buffer);
-                    if self.shape.ends_early() {
+                    let written = self.writer.delta(&delta, usage, &mut self.buffer);
+                    if self.writer.ends_early() {
                         answers.end(delta.choice);
                     }
-                    if self.buffer.is_empty() {
-                        continue; // all of it is held back until the next token decides
-                    }
+                    written
                 }
-                Some(Err(error)) => {
-                    tracing::warn!(error = %Causes(&error), "an answer failed after its first byte");
-                    self.ending.failed(&error);
-                    self.cut_off = matches!(error, RouteError::ClientGone);
-                    self.buffer.extend_from_slice(b"event: error\ndata: ");
-                    json(&mut self.buffer, &Reject::from(error).body());
-                    self.buffer.extend_from_slice(b"\n\n");
-                    self.answers = None; // and no [DONE]: the answer is not whole
-                }
+                Some(Err(error)) => Err(error),
                 None => {
-                    let usage = self.shape.with_reasoning(answers.usage());
+                    let usage = self.writer.with_reasoning(usage);
                     self.ending.answered(usage);
-                    if self.envelope.delivery.include_usage {
-                        self.envelope.usage(usage, &mut self.buffer);
-                    }
-                    if let Some(decisions) = self.ending.comment() {
-                        write!(self.buffer, ": headrace-decision {decisions}\n\n")
-                            .expect("writing to memory cannot fail");
-                    }
-                    self.buffer.extend_from_slice(b"data: [DONE]\n\n");
+                    self.writer.end(usage, self.ending.comment(), &mut self.buffer);
                     self.answers = None;
+                    break;
                 }
+            };
+            if let Err(error) = written {
+                tracing::warn!(error = %Causes(&error), "an answer failed after its first byte");
+                self.ending.failed(&error);
+                self.cut_off = matches!(error, RouteError::ClientGone);
+                self.writer.failed(error, &mut self.buffer);
+                self.answers = None;
+                break;
             }
-            return Some(Ok(self.buffer.split().freeze()));
+            if !self.buffer.is_empty() {
+                break;
+            } // else all of it is held back until the next token decides
         }
+        Some(Ok(self.buffer.split().freeze()))
     }
 }
 
 /// The whole response; `first` was waited for, so its status is 200.
-pub(in crate::http) fn response<S: Events>(
+pub(in crate::http) fn response(
     first: Delta,
     answers: Answers,
-    shape: S,
-    delivery: Delivery,
+    writer: impl EventWriter,
     ending: Ending,
 ) -> Response {
-    let envelope = shape.envelope(delivery);
     let buffer = BytesMut::with_capacity(4096);
     let (ready, answers) = (split(first), Some(answers));
-    let stream =
-        Box::new(Stream { ready, answers, shape, envelope, ending, buffer, cut_off: false });
+    let stream = Box::new(Stream { ready, answers, writer, ending, buffer, cut_off: false });
     let body = stream::unfold(stream, |mut stream| async move {
         let piece = stream.next().await?;
         Some((piece, stream))

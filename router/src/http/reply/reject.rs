@@ -1,5 +1,8 @@
 //! Errors as HTTP answers: the only place that knows which error has which status.
 
+pub(in crate::http) mod anthropic;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Json;
@@ -14,10 +17,12 @@ use crate::error::{Causes, RouteError};
 #[derive(Debug, thiserror::Error)]
 pub(in crate::http) enum Reject {
     /// A key was asked for.
-    #[error("{0}; send `Authorization: Bearer KEY`")]
+    #[error("{0}; send `Authorization: Bearer KEY` or `X-Api-Key: KEY`")]
     Unauthorized(&'static str),
     /// It may mean one thing here and another thing to a proxy.
-    #[error("{0}; a request has one Host, one Transfer-Encoding and one Authorization at most")]
+    #[error(
+        "{0}; a request has one Host, one Transfer-Encoding, one Authorization and one X-Api-Key at most"
+    )]
     Framing(&'static str),
     /// It is meant for somebody else, or a page made a name of its own point here.
     #[error("`{host}` is no name of this server; use an address, or name it in --allowed-hosts")]
@@ -239,6 +244,10 @@ fn route_verdict(error: &RouteError) -> Verdict {
     }
 }
 
+/// The error's text, left on the response for who writes errors in another form.
+#[derive(Debug, Clone)]
+struct ErrorMessage(Arc<str>);
+
 /// The error's name, left on the response for the metrics.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::http) struct ErrorCode(pub(in crate::http) &'static str);
@@ -251,8 +260,11 @@ impl IntoResponse for Reject {
         let verdict = self.verdict();
         let (status, retry_after) = (verdict.status, verdict.retry_after);
         let name = ErrorCode(verdict.code.unwrap_or("bad_request"));
-        let mut response = (status, Json(self.body_with(verdict))).into_response();
+        let body = self.body_with(verdict);
+        let message = ErrorMessage(body.error.message.as_str().into());
+        let mut response = (status, Json(body)).into_response();
         response.extensions_mut().insert(name);
+        response.extensions_mut().insert(message);
         let headers = response.headers_mut();
         if let Some(after) = retry_after {
             // Whole seconds, rounded up: 0 would invite a client back at once.

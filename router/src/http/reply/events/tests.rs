@@ -16,6 +16,7 @@ fn many_tokens_are_several_deltas_that_say_the_same() {
         prompt_tokens: Some(tokens(0..600)),
         ids: Some((600..1000).collect()),
         finish: Some(FinishReason::Stop),
+        stop_string: Some("end".into()),
         ..Delta::default()
     };
     let deltas = split(delta.clone());
@@ -24,6 +25,8 @@ fn many_tokens_are_several_deltas_that_say_the_same() {
     assert_eq!((texts.as_str(), deltas[0].text.as_str()), ("text", "text"));
     let ends: Vec<_> = deltas.iter().map(|delta| delta.finish).collect();
     assert_eq!(ends, [None, None, None, None, Some(FinishReason::Stop)]);
+    let stops: Vec<_> = deltas.iter().map(|delta| delta.stop_string.as_deref()).collect();
+    assert_eq!(stops, [None, None, None, None, Some("end")]);
     let all = deltas.iter().flat_map(|delta| {
         delta.prompt_tokens.iter().flatten().chain(&delta.tokens).map(|token| token.id)
     });

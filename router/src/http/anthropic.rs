@@ -1,0 +1,107 @@
+//! `/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients ask them. A request becomes one of
+//! `/v1/chat/completions` (`request`, `content`), which has the one check; the answer is written as Anthropic has it (`events`,
+//! `reply`).
+
+mod content;
+mod events;
+mod reply;
+mod request;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::response::{IntoResponse as _, Response};
+use serde_json::json;
+
+use crate::http::Surface;
+use crate::http::access::caller;
+use crate::http::anthropic::events::MessageEvents;
+use crate::http::anthropic::reply::{MessageEnd, MessageHead, WholeMessage};
+use crate::http::call::Call;
+use crate::http::generate::{self, ReadyChat};
+use crate::http::parse::headers::request_id;
+use crate::http::parse::ids;
+use crate::http::reply::answers::Answers;
+use crate::http::reply::parts::{GatheredBlocks, PartReader, gather_blocks};
+use crate::http::reply::pieces::json_response;
+use crate::http::reply::reject::Reject;
+use crate::http::reply::events::response as events_of;
+use crate::http::reply::first_delta;
+
+const PATH: &str = "/v1/messages";
+
+/// True for paths whose errors are written as Anthropic's.
+pub(super) fn is_path(path: &str) -> bool {
+    path.strip_prefix(PATH).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// Answers a conversation.
+pub(super) async fn messages(State(surface): State<Surface>, request: Request) -> Response {
+    match Call::of(&surface.app, &request) {
+        Ok(call) => call.finish(answer(&surface, request, &call).await),
+        Err(error) => Reject::from(error).into_response(),
+    }
+}
+
+async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
+    let app = Arc::clone(&surface.app);
+    let request_id = request_id(&request);
+    let body = generate::read(surface, request, None, move |mut body| {
+        body.fields = request::to_chat(body.fields, false, &mut body.memory)?;
+        generate::chat_of(&app, body).map_err(|error| request::NAMES.of_client(error))
+    });
+    let ReadyChat { model, request: mut chat } = body.await?;
+    generate::check_grammar(surface, &mut chat)
+        .await
+        .map_err(|error| request::NAMES.of_client(error))?;
+    call.apply(&mut chat.job, 0);
+    chat.job.name = ids::name("msg_");
+    let head = MessageHead { id: chat.job.name.clone(), model: model.name.clone() };
+    let streams = chat.delivery.stream;
+    let mut reader = PartReader::of(&mut chat);
+    let mut answers = Answers::place(&surface.app, &model, vec![chat.job]).await?;
+    reader.after_prompt(&answers, &model);
+    if streams {
+        let first = first_delta(&mut answers).await?;
+        let events = MessageEvents::new(head, request_id, reader);
+        return Ok(events_of(first, answers, events, call.ending(1)));
+    }
+    let memory = surface.app.memory.answers.share();
+    let GatheredBlocks { kept, last, .. } =
+        gather_blocks(&mut answers, &mut reader, memory).await?;
+    let mut end = MessageEnd::default();
+    end.note(&last, reader.called(&last));
+    let usage = reader.with_reasoning(answers.usage());
+    call.answered(usage, 1);
+    drop(answers); // what is left to do is the client's
+    Ok(json_response(WholeMessage { head, kept, end, usage, next: None }))
+}
+
+/// How many tokens the prompt of a conversation has.
+pub(super) async fn count_tokens(
+    State(surface): State<Surface>,
+    request: Request,
+) -> Result<Response, Reject> {
+    let app = Arc::clone(&surface.app);
+    let salt = caller(&request).cache_of(&app).map(|tenant| tenant.salt(b"")).unwrap_or_default();
+    let body = generate::read(&surface, request, None, move |mut body| {
+        body.fields = request::to_chat(body.fields, true, &mut body.memory)?;
+        generate::chat_of(&app, body).map_err(|error| request::NAMES.of_client(error))
+    });
+    let ReadyChat { model, request: chat } = body.await?;
+    let (engine, job) = (&model.engine, chat.job);
+    let ids = engine.encode_charged(job.prompt, engine.whole_context(), salt, job.memory).await?;
+    Ok(Json(json!({"input_tokens": ids.len()})).into_response())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_of_anthropic_are_known() {
+        assert!(is_path("/v1/messages") && is_path("/v1/messages/count_tokens"));
+        assert!(!is_path("/v1/messages2") && !is_path("/v1/models"));
+    }
+}

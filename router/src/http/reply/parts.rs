@@ -1,0 +1,104 @@
+//! The one choice of an answer as parts, and as blocks where it is whole.
+
+use crate::error::RouteError;
+use crate::fleet::ServedModel;
+use crate::http::chat::ChatRequest;
+use crate::http::reply::answers::Answers;
+use crate::http::reply::blocks::{BlockOrder, KeptBlocks};
+use crate::http::reply::nothing;
+use crate::http::reply::readers::ChoiceReaders;
+use crate::limits::memory::{MemoryShare, Refused};
+use crate::output::Part;
+use crate::request::{Delta, FinishReason, Usage};
+
+/// Reads the text of one choice; without readers all of it is content.
+#[derive(Debug)]
+pub(in crate::http) struct PartReader {
+    readers: Option<ChoiceReaders>,
+    shows_reasoning: bool,
+}
+
+impl PartReader {
+    /// As a request wants its answer to be read.
+    pub(in crate::http) fn of(request: &mut ChatRequest) -> Self {
+        let readers = request.format.take().map(|format| ChoiceReaders::new(format, 1));
+        Self { readers, shows_reasoning: request.shows_reasoning }
+    }
+
+    /// All text is content.
+    #[cfg(test)]
+    pub(in crate::http) fn plain() -> Self {
+        Self { readers: None, shows_reasoning: true }
+    }
+
+    /// Before the first delta: the prompt may have opened the reasoning.
+    pub(in crate::http) fn after_prompt(&mut self, answers: &Answers, model: &ServedModel) {
+        if let Some(readers) = &mut self.readers {
+            let decode = |ids: &[u32]| model.engine.decode(ids, false);
+            readers.after_prompt(answers.prompt_ids(), decode);
+        }
+    }
+
+    /// The parts that are certain with this delta, all of them with the last one.
+    pub(in crate::http) fn read(&mut self, delta: &Delta) -> Vec<Part> {
+        let mut parts = Vec::new();
+        match &mut self.readers {
+            None if delta.text.is_empty() => {}
+            None => parts.push(Part::Content(delta.text.clone())),
+            Some(readers) => readers.read(delta, &mut parts),
+        }
+        if !self.shows_reasoning {
+            parts.retain(|part| !matches!(part, Part::Reasoning(_)));
+        }
+        parts
+    }
+
+    /// A tool was called, and the answer ended with it.
+    pub(in crate::http) fn called(&self, delta: &Delta) -> bool {
+        let readers = self.readers.as_ref().zip(delta.finish);
+        readers.is_some_and(|(readers, finish)| {
+            readers.finish_reason(delta.choice, finish) == "tool_calls"
+        })
+    }
+
+    /// The usage with the tokens of reasoning, where they are known.
+    pub(in crate::http) fn with_reasoning(&self, usage: Usage) -> Usage {
+        let reasoning_tokens = self.readers.as_ref().map_or(0, ChoiceReaders::reasoning_tokens);
+        Usage { reasoning_tokens, ..usage }
+    }
+}
+
+/// A whole answer.
+#[derive(Debug)]
+pub(in crate::http) struct GatheredBlocks {
+    pub(in crate::http) kept: KeptBlocks,
+    /// The delta that ended it, without its text.
+    pub(in crate::http) last: Delta,
+    pub(in crate::http) finish: FinishReason,
+}
+
+/// Waits for a whole answer of one choice, which `memory` is charged for.
+///
+/// # Errors
+/// Why there is no answer.
+pub(in crate::http) async fn gather_blocks(
+    answers: &mut Answers,
+    reader: &mut PartReader,
+    memory: MemoryShare,
+) -> Result<GatheredBlocks, RouteError> {
+    let (mut order, mut kept, mut end) =
+        (BlockOrder::default(), KeptBlocks::new(memory), None);
+    while let Some(delta) = answers.next().await {
+        let mut delta = delta?;
+        let mut keep = |step| kept.keep(&step).map_err(Refused::answer);
+        for part in reader.read(&delta) {
+            order.take(part, &mut keep)?;
+        }
+        if let Some(finish) = delta.finish {
+            delta.text = String::new();
+            end = Some((delta, finish));
+        }
+    }
+    let (last, finish) = end.ok_or_else(nothing)?;
+    Ok(GatheredBlocks { kept, last, finish })
+}
