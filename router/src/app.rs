@@ -52,7 +52,7 @@ impl App {
         });
         let decisions = Decisions::new(log.transpose()?);
         let fleet = fleet::start(&config, Arc::clone(&metrics)).await?;
-        let memory = Memory::new(&config.memory, &metrics);
+        let memory = Memory::new(&config.memory, config.store.bytes, &metrics);
         let bounds = config.bounds;
         let exposed = exposed(&metrics, &fleet);
         let shares = Shares::new(bounds.streams, bounds.tenant_streams, Arc::clone(&metrics));

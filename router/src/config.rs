@@ -15,6 +15,7 @@ mod memory;
 mod parsers;
 mod registration;
 mod routing;
+mod store;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -34,6 +35,7 @@ pub use memory::MemoryConfig;
 pub use parsers::{ParserConfig, ReasoningParser, ToolParser};
 pub use registration::Registration;
 pub use routing::{DecisionLogConfig, RoutingConfig};
+pub use store::StoreConfig;
 
 /// Bytes that may follow each other without a place where the tokenizer lets a text be cut, where nobody says otherwise.
 /// `tokenizers` takes up to 350 bytes of memory for each, and some 0.5 s for all of them.
@@ -52,6 +54,8 @@ pub struct Config {
     pub bounds: RouterBounds,
     /// How much memory requests and answers may take.
     pub memory: MemoryConfig,
+    /// What is kept of responses.
+    pub store: StoreConfig,
     /// Tokeniser threads and cache.
     pub tokenizer: TokenizerConfig,
     /// How answers are told apart into reasoning, tool calls and the rest.
@@ -252,6 +256,7 @@ impl TryFrom<RouterArgs> for Config {
         let access = AccessConfig::check(&args, warnings)?;
         let memory = MemoryConfig::check(&args)?;
         let parsers = ParserConfig::check(&args)?;
+        let store = StoreConfig::check(&args)?;
         let fleet = FleetConfig {
             limits: FleetLimits::check(&args)?,
             registration: Registration::check(&args, &listen)?,
@@ -322,6 +327,7 @@ impl TryFrom<RouterArgs> for Config {
             deadlines,
             bounds,
             memory,
+            store,
             tokenizer: TokenizerConfig {
                 threads,
                 cache_bytes: args.tokenizer_cache_bytes,

@@ -1,9 +1,9 @@
-//! The OpenAI-compatible surface.
+//! The HTTP surface: OpenAI's API, and beside it Anthropic's messages.
 //!
 //! `access` decides who may ask for what. Then read in this order: `generate` is a request from its first byte to its
 //! answer; `call` is what its headers ask and what those of the answer say, with `explain` for how it was placed; `body`,
 //! `json` and `token_ids` read the body; `fields`, `params`, `missing`, `messages`, `chat` and `completions` check it and
-//! make it a `Job`, `grammar` what the answer is to follow; `answers` runs the jobs; `reply`, `chat_reply`, `completion_reply`, `logprobs` and `events` write what
+//! make it a `Job` (`anthropic` and `responses` make their requests one of a chat first), `grammar` what the answer is to follow; `answers` runs the jobs; `reply`, `chat_reply`, `completion_reply`, `logprobs` and `events` write what
 //! comes back, where it is whole by `token_log`, `whole` and `pieces`; `reject` writes what goes wrong. Everything between
 //! `json` and `Job` is pure, but for what it charges.
 
@@ -21,6 +21,7 @@ mod grammar;
 mod ops;
 mod parse;
 mod reply;
+mod responses;
 mod tokenize;
 
 use std::sync::Arc;
@@ -37,6 +38,7 @@ use crate::error::RouteError;
 use crate::http::access::{Access, require_key, require_operator};
 use crate::http::parse::fields::clip;
 use crate::http::reply::reject::Reject;
+use crate::http::responses::store::ResponseStore;
 use crate::request::grammar::KnownGrammars;
 
 /// All routes. Where API keys are configured they guard everything but the probes, `/metrics`, and what is for operators,
@@ -46,6 +48,10 @@ pub fn app(state: Arc<App>) -> Router {
     let for_clients = Router::new()
         .route("/v1/chat/completions", post(generate::chat))
         .route("/v1/completions", post(generate::completions))
+        .route("/v1/responses", post(responses::create))
+        .route("/v1/responses/{response}", get(responses::retrieve).delete(responses::delete))
+        .route("/v1/responses/{response}/cancel", post(responses::cancel))
+        .route("/v1/responses/{response}/input_items", get(responses::input_items))
         .route("/v1/messages", post(anthropic::messages))
         .route("/v1/messages/count_tokens", post(anthropic::count_tokens))
         .route("/v1/models", get(ops::models))
@@ -121,6 +127,8 @@ struct Surface {
     app: Arc<App>,
     /// Grammars that answers can follow.
     grammars: Arc<KnownGrammars<()>>,
+    /// Responses that clients may ask for again.
+    responses: ResponseStore,
 }
 
 /// Grammars that need not be checked again, 64 KiB at most each. A guess.
@@ -129,7 +137,9 @@ const KNOWN_GRAMMARS: usize = 256;
 impl Surface {
     fn of(app: &Arc<App>) -> Self {
         let grammars = Arc::new(KnownGrammars::new(KNOWN_GRAMMARS));
-        Self { app: Arc::clone(app), grammars }
+        let (config, memory) = (&app.config.store, &app.memory.responses);
+        let responses = ResponseStore::new(config, memory, &app.metrics);
+        Self { app: Arc::clone(app), grammars, responses }
     }
 }
 

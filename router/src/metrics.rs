@@ -8,6 +8,7 @@ mod labels;
 mod legs;
 mod links;
 mod requests;
+mod responses;
 mod scheduling;
 mod scrape;
 mod transfers;
@@ -23,6 +24,7 @@ pub use labels::{ByAnswer, ByOutcome, ByPolicy, ByPull, ByReason, ByResult, BySt
 pub use legs::Legs;
 pub use links::Links;
 pub use requests::Requests;
+pub use responses::Responses;
 pub use scheduling::Scheduling;
 pub use scrape::Scrape;
 pub use transfers::Transfers;
@@ -37,6 +39,8 @@ pub struct Metrics {
     pub requests: Requests,
     /// Grammars that answers are to follow.
     pub grammars: Grammars,
+    /// Responses that are kept for clients.
+    pub responses: Responses,
     /// Their parts on one worker each.
     pub legs: Legs,
     /// KV from worker to worker.
@@ -55,6 +59,7 @@ impl Metrics {
         self.http.register(registry);
         self.requests.register(registry);
         self.grammars.register(registry);
+        self.responses.register(registry);
         self.legs.register(registry);
         self.transfers.register(registry);
         self.links.register(registry);

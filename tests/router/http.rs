@@ -13,6 +13,7 @@ mod long_texts;
 mod messages;
 mod ops;
 mod params;
+mod responses;
 mod shares;
 mod tenants;
 mod tools;

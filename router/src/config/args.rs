@@ -184,6 +184,16 @@ pub struct RouterArgs {
     /// answer may take half of it.
     #[arg(long, value_name = "BYTES", default_value_t = 512 << 20, help_heading = "Bounds")]
     pub max_answer_memory_bytes: usize,
+    /// Bytes of memory for responses of /v1/responses that clients can ask for again or continue. One tenant may have
+    /// half of it. 0 stores none.
+    #[arg(long, value_name = "BYTES", default_value_t = 256 << 20, help_heading = "Bounds")]
+    pub response_store_bytes: usize,
+    /// Responses of one tenant that are stored. The least recently used ones make room for new ones.
+    #[arg(long, value_name = "N", default_value_t = 4_096, help_heading = "Bounds")]
+    pub tenant_responses: usize,
+    /// Seconds for which a response is stored, counted from its last use.
+    #[arg(long, value_name = "S", default_value_t = 86_400, help_heading = "Bounds")]
+    pub response_ttl_s: u32,
     /// Answers that may wait for a worker with room.
     #[arg(long, value_name = "N", default_value_t = 4_096, help_heading = "Bounds")]
     pub queue_requests: usize,

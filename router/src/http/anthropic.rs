@@ -23,11 +23,11 @@ use crate::http::generate::{self, ReadyChat};
 use crate::http::parse::headers::request_id;
 use crate::http::parse::ids;
 use crate::http::reply::answers::Answers;
+use crate::http::reply::events::response as events_of;
+use crate::http::reply::first_delta;
 use crate::http::reply::parts::{GatheredBlocks, PartReader, gather_blocks};
 use crate::http::reply::pieces::json_response;
 use crate::http::reply::reject::Reject;
-use crate::http::reply::events::response as events_of;
-use crate::http::reply::first_delta;
 
 const PATH: &str = "/v1/messages";
 
@@ -45,10 +45,11 @@ pub(super) async fn messages(State(surface): State<Surface>, request: Request) -
 }
 
 async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
-    let app = Arc::clone(&surface.app);
+    let (app, ignored) = (Arc::clone(&surface.app), call.ignored.clone());
     let request_id = request_id(&request);
     let body = generate::read(surface, request, None, move |mut body| {
-        body.fields = request::to_chat(body.fields, false, &mut body.memory)?;
+        let fields = body.fields.noting(&ignored);
+        body.fields = request::to_chat(fields, false, &mut body.memory)?.noting(&ignored);
         generate::chat_of(&app, body).map_err(|error| request::NAMES.of_client(error))
     });
     let ReadyChat { model, request: mut chat } = body.await?;

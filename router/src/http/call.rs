@@ -15,6 +15,7 @@ use crate::http::explain;
 use crate::http::parse::headers::{bad_header, request_id, session, single};
 use crate::http::parse::ignored::IgnoredFields;
 use crate::http::reply::reject::Reject;
+use crate::http::responses::store::OwnerId;
 use crate::limits::shares::Account;
 use crate::limits::shares::{Holder, address_number};
 use crate::metrics::Metrics;
@@ -91,6 +92,11 @@ impl Call {
         job.first_choice = first_choice;
     }
 
+    /// Whose is what is stored of its answer.
+    pub(super) fn owner(&self) -> OwnerId {
+        self.account.id
+    }
+
     /// Takes note that all choices came to their end.
     pub(super) fn answered(&self, usage: Usage, choices: usize) {
         self.request_trace.answered(usage, choices);
@@ -137,6 +143,15 @@ impl Call {
         }
         response
     }
+}
+
+/// Whose stored responses a request may see.
+///
+/// # Errors
+/// `BadRequest` names the header that is wrong.
+pub(super) fn owner_of(app: &App, request: &Request) -> Result<OwnerId, RouteError> {
+    let keys = &app.config.http.access.api_keys;
+    Ok(account(request.headers(), caller(request).tenant(), keys)?.id)
 }
 
 /// What is to be done and said when a stream ends.

@@ -230,22 +230,34 @@ pub(super) async fn read<T: Send + 'static>(
     let limits = BodyLimits { bytes: config.max_body_bytes, time: config.body_timeout };
     let (raw, memory) = body::read(request, limits, &surface.app.memory.bodies).await?;
     let len = raw.len();
+    Ok(away(surface, len, move || parse(raw, ids, memory).and_then(check)).await?)
+}
+
+/// Does `work` on this many bytes of JSON: at once where they are few, else away from the threads that serve the sockets.
+///
+/// # Errors
+/// Those of the work.
+pub(super) async fn away<T: Send + 'static>(
+    surface: &Surface,
+    len: usize,
+    work: impl FnOnce() -> Result<T, RouteError> + Send + 'static,
+) -> Result<T, RouteError> {
     if len < LARGE_BODY_BYTES {
-        return Ok(parse(raw, ids, memory).and_then(check)?);
+        return work();
     }
     let turn = Arc::clone(&surface.app.memory.parsers).acquire_owned().await;
     let turn = turn.map_err(|error| RouteError::internal("no turn to parse a body", error))?;
     // a client that hangs up does not stop the parser: until it is done it keeps its turn and its memory
     let work = move || {
-        let checked = parse(raw, ids, memory).and_then(check);
+        let checked = work();
         drop(turn);
         checked
     };
     if len < LONG_BODY_BYTES {
         let checked = tokio::task::spawn_blocking(work).await;
-        return Ok(checked.map_err(|error| RouteError::internal("parsing a body", error))??);
+        return checked.map_err(|error| RouteError::internal("parsing a body", error))?;
     }
-    Ok(background::run("parse", work).await??)
+    background::run("parse", work).await?
 }
 
 fn parse(raw: Raw, ids: Option<IdsField>, mut memory: MemoryShare) -> Result<ReadBody, RouteError> {

@@ -26,6 +26,8 @@ pub struct Memory {
     pub(crate) bodies: MemoryPool,
     /// Of answers: what is kept of them until the client takes it.
     pub(crate) answers: MemoryPool,
+    /// Of stored responses.
+    pub(crate) responses: MemoryPool,
     /// Turns to parse a large body; who waits for one holds no more than the body's bytes.
     pub(crate) parsers: Arc<Semaphore>,
 }
@@ -36,7 +38,7 @@ fn parsers() -> usize {
 }
 
 impl Memory {
-    pub(crate) fn new(config: &MemoryConfig, metrics: &Arc<Metrics>) -> Self {
+    pub(crate) fn new(config: &MemoryConfig, stored: usize, metrics: &Arc<Metrics>) -> Self {
         Self {
             bodies: MemoryPool::new(
                 "memory for request bodies",
@@ -49,6 +51,12 @@ impl Memory {
                 config.answers,
                 config.answer,
                 Some((Arc::clone(metrics), |metrics| &metrics.http.answer_bytes)),
+            ),
+            responses: MemoryPool::new(
+                "memory for stored responses",
+                stored,
+                stored,
+                Some((Arc::clone(metrics), |metrics| &metrics.responses.stored_bytes)),
             ),
             parsers: Arc::new(Semaphore::new(parsers())),
         }
@@ -299,7 +307,7 @@ mod tests {
         let cores = std::thread::available_parallelism().unwrap().get();
         assert!((1..=cores.div_ceil(2)).contains(&parsers()));
         let config = MemoryConfig { bodies: 9, body: 8, answers: 7, answer: 6 };
-        let memory = Memory::new(&config, &Arc::default());
+        let memory = Memory::new(&config, 1 << 20, &Arc::default());
         assert_eq!(memory.parsers.available_permits(), parsers());
         assert_eq!((memory.bodies.limit(), memory.answers.limit()), (8, 6));
     }

@@ -26,7 +26,7 @@ pub(in crate::http) fn cors(origins: &Names) -> Option<CorsLayer> {
     };
     let cors = CorsLayer::new()
         .allow_origin(allowed)
-        .allow_methods([Method::GET, Method::POST])
+        .allow_methods([Method::GET, Method::POST, Method::DELETE])
         .allow_headers(AllowHeaders::mirror_request()) // `*` would leave `Authorization` out
         .expose_headers(ExposeHeaders::any())
         .max_age(MAX_AGE);

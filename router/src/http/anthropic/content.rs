@@ -24,7 +24,9 @@ pub(super) fn system(system: Value) -> Result<Value, RouteError> {
     match system {
         Value::String(text) => Ok(text.into()),
         Value::Array(blocks) => text_parts(blocks, "system"),
-        other => Err(wrong_type("system", "a string or an array of blocks", &other)),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::Object(_) => {
+            Err(wrong_type("system", "a string or an array of blocks", &system))
+        }
     }
 }
 
@@ -60,13 +62,11 @@ impl ChatMessages {
     }
 
     fn user(&mut self, content: Value, at: &str) -> Result<(), RouteError> {
-        let blocks = match content {
-            Value::String(text) => {
-                self.messages.push(json!({"role": "user", "content": text}));
-                return Ok(());
-            }
-            content => blocks(content, at)?,
-        };
+        if content.is_string() {
+            self.messages.push(json!({"role": "user", "content": content}));
+            return Ok(());
+        }
+        let blocks = blocks(content, at)?;
         let mut texts = Vec::new();
         for (i, block) in blocks.into_iter().enumerate() {
             let (kind, mut block) = kind_of(block, format!("{at}[{i}]"))?;
@@ -98,13 +98,11 @@ impl ChatMessages {
         memory: &mut MemoryShare,
     ) -> Result<(), RouteError> {
         self.goes_on = true;
-        let blocks = match content {
-            Value::String(text) => {
-                self.messages.push(json!({"role": "assistant", "content": text}));
-                return Ok(());
-            }
-            content => blocks(content, at)?,
-        };
+        if content.is_string() {
+            self.messages.push(json!({"role": "assistant", "content": content}));
+            return Ok(());
+        }
+        let blocks = blocks(content, at)?;
         let (mut texts, mut thoughts, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         for (i, block) in blocks.into_iter().enumerate() {
             let (kind, mut block) = kind_of(block, format!("{at}[{i}]"))?;
@@ -147,13 +145,13 @@ impl ChatMessages {
 
 /// Content that is no text.
 fn blocks(content: Value, at: &str) -> Result<Vec<Value>, RouteError> {
-    match content {
-        Value::Array(blocks) if blocks.is_empty() => {
-            Err(bad(at, format!("`{at}` must hold at least one block")))
-        }
-        Value::Array(blocks) => Ok(blocks),
-        other => Err(wrong_type(at, "a string or an array of blocks", &other)),
+    let Value::Array(blocks) = content else {
+        return Err(wrong_type(at, "a string or an array of blocks", &content));
+    };
+    if blocks.is_empty() {
+        return Err(bad(at, format!("`{at}` must hold at least one block")));
     }
+    Ok(blocks)
 }
 
 fn kind_of(block: Value, at: String) -> Result<(String, Fields), RouteError> {
@@ -217,14 +215,11 @@ fn tool_result(block: &mut Fields) -> Result<Value, RouteError> {
     };
     if block.boolean("is_error")? == Some(true) {
         // a chat has no other way to tell the model
-        content = match content {
-            Value::String(text) => format!("Error: {text}").into(),
-            Value::Array(mut parts) => {
-                parts.insert(0, json!({"type": "text", "text": "Error:"}));
-                Value::Array(parts)
-            }
-            other => other,
-        };
+        if let Value::String(text) = &mut content {
+            text.insert_str(0, "Error: ");
+        } else if let Value::Array(parts) = &mut content {
+            parts.insert(0, json!({"type": "text", "text": "Error:"}));
+        }
     }
     Ok(json!({"role": "tool", "tool_call_id": id, "content": content}))
 }

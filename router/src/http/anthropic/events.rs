@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::error::RouteError;
 use crate::http::anthropic::reply::{MessageEnd, MessageHead, Signature};
-use crate::http::reply::blocks::{BlockKind, BlockOrder, Step};
+use crate::http::reply::blocks::{BlockKind, BlockOrder, BlockStep};
 use crate::http::reply::events::{EventWriter, comment, event, json, number};
 use crate::http::reply::parts::PartReader;
 use crate::http::reply::reject::Reject;
@@ -86,16 +86,16 @@ impl EventWriter for MessageEvents {
 }
 
 impl BlockEvents {
-    fn step(&mut self, step: Step, out: &mut BytesMut) {
+    fn step(&mut self, step: BlockStep, out: &mut BytesMut) {
         match step {
-            Step::Begins(kind) => self.begin(kind, out),
-            Step::Text(text) => {
+            BlockStep::Begins(kind) => self.begin(kind, out),
+            BlockStep::Text(text) => {
                 if self.delta.is_some_and(|(kind, _)| kind == "thinking_delta") {
                     self.signature.update(&text);
                 }
                 self.delta(&text, out);
             }
-            Step::Ends => {
+            BlockStep::Ends => {
                 if self.delta.is_some_and(|(kind, _)| kind == "thinking_delta") {
                     self.delta = Some(("signature_delta", "signature"));
                     let signature = std::mem::take(&mut self.signature).sign();

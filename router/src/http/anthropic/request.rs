@@ -1,4 +1,4 @@
-//! A request of `/v1/messages` as one of `/v1/chat/completions`, which one check then reads. Nothing is copied: values move.
+//! A request of `/v1/messages` as one of `/v1/chat/completions`, which one check then reads.
 
 use serde_json::{Map, Value, json};
 
@@ -115,6 +115,8 @@ pub(super) fn to_chat(
     Fields::of_body(Value::Object(chat))
 }
 
+const MESSAGE_BYTES: usize = 512;
+
 fn messages(fields: &mut Fields, memory: &mut MemoryShare) -> Result<ChatMessages, RouteError> {
     let mut chat = ChatMessages::default();
     if let Some(system) = fields.take("system") {
@@ -126,6 +128,9 @@ fn messages(fields: &mut Fields, memory: &mut MemoryShare) -> Result<ChatMessage
     if messages.is_empty() {
         return Err(bad("messages", "`messages` must hold at least one message"));
     }
+    // beside what it is made of, a message takes an object with its names: a guess on the high side
+    let charged = memory.charge(messages.len().saturating_mul(MESSAGE_BYTES));
+    charged.map_err(|refused| refused.body(Some("messages".to_owned())))?;
     for (i, message) in messages.into_iter().enumerate() {
         chat.add(Fields::of(message, format!("messages[{i}]"))?, memory)?;
     }

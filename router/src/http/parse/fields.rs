@@ -148,6 +148,11 @@ impl Fields {
         let _ = (name, asked);
     }
 
+    /// A field that stays; `None` if absent or `null`.
+    pub(in crate::http) fn look(&self, name: &str) -> Option<&Value> {
+        self.rest.get(name).filter(|value| !value.is_null())
+    }
+
     /// True if a field is there and says something.
     pub(in crate::http) fn has(&self, name: &str) -> bool {
         self.rest.get(name).is_some_and(|value| !value.is_null())

@@ -13,17 +13,12 @@ pub(in crate::http) struct FieldNames {
 impl FieldNames {
     /// The error, about the client's own field.
     pub(in crate::http) fn of_client(&self, error: RouteError) -> RouteError {
-        match error {
-            RouteError::BadRequest { param: Some(param), message } => {
-                let ours = self.renamed(&param);
-                let message = message.replace(&format!("`{param}`"), &format!("`{ours}`"));
-                RouteError::BadRequest { param: Some(ours), message }
-            }
-            RouteError::BodyTooComplex { limit, param: Some(param) } => {
-                RouteError::BodyTooComplex { limit, param: Some(self.renamed(&param)) }
-            }
-            other => other,
+        if let RouteError::BadRequest { param: Some(param), message } = error {
+            let theirs = self.renamed(&param);
+            let message = message.replace(&format!("`{param}`"), &format!("`{theirs}`"));
+            return RouteError::BadRequest { param: Some(theirs), message };
         }
+        error
     }
 
     fn renamed(&self, param: &str) -> String {
@@ -62,13 +57,10 @@ mod tests {
             ("tool_choice.function.name", "tool_choice.name"),
             ("tools[0]", "tools[0]"),
         ] {
-            match names.of_client(bad(ours, format!("`{ours}` is wrong, unlike `other`"))) {
-                RouteError::BadRequest { param, message } => {
-                    assert_eq!(param.as_deref(), Some(theirs));
-                    assert_eq!(message, format!("`{theirs}` is wrong, unlike `other`"));
-                }
-                other => panic!("{other}"),
-            }
+            let error = names.of_client(bad(ours, format!("`{ours}` is wrong, unlike `other`")));
+            let RouteError::BadRequest { param, message } = error else { panic!("{error}") };
+            assert_eq!(param.as_deref(), Some(theirs));
+            assert_eq!(message, format!("`{theirs}` is wrong, unlike `other`"));
         }
     }
 }

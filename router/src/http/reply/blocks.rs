@@ -1,7 +1,7 @@
 //! The parts of an answer as blocks, one after the other: what Anthropic calls content blocks and OpenAI's Responses calls
 //! output items.
 
-use crate::http::reply::blocks::Step::{Begins, Ends, Text};
+use crate::http::reply::blocks::BlockStep::{Begins, Ends, Text};
 use crate::limits::memory::{ALLOCATION_BYTES, MemoryShare, Refused};
 use crate::output::Part;
 
@@ -15,7 +15,7 @@ pub(in crate::http) enum BlockKind {
 
 /// What becomes of the blocks with a part.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(in crate::http) enum Step {
+pub(in crate::http) enum BlockStep {
     Begins(BlockKind),
     /// Of the block that is open.
     Text(String),
@@ -42,7 +42,7 @@ impl BlockOrder {
     pub(in crate::http) fn take<E>(
         &mut self,
         part: Part,
-        step: &mut impl FnMut(Step) -> Result<(), E>,
+        step: &mut impl FnMut(BlockStep) -> Result<(), E>,
     ) -> Result<(), E> {
         let (open, begins, text) = match part {
             Part::Content(text) => (Open::Content, BlockKind::Content, text),
@@ -72,7 +72,7 @@ impl BlockOrder {
     /// The answer ended.
     pub(in crate::http) fn finish<E>(
         &mut self,
-        step: &mut impl FnMut(Step) -> Result<(), E>,
+        step: &mut impl FnMut(BlockStep) -> Result<(), E>,
     ) -> Result<(), E> {
         match std::mem::take(&mut self.open) {
             Open::Nothing => Ok(()),
@@ -104,7 +104,7 @@ impl KeptBlocks {
     ///
     /// # Errors
     /// There is no memory for it.
-    pub(in crate::http) fn keep(&mut self, step: &Step) -> Result<(), Refused> {
+    pub(in crate::http) fn keep(&mut self, step: &BlockStep) -> Result<(), Refused> {
         match step {
             Begins(kind) => {
                 self.memory.room_for_one(&mut self.blocks)?;
@@ -144,7 +144,7 @@ mod tests {
         let mut order = BlockOrder::default();
         let mut kept = KeptBlocks::new(MemoryPool::private(1 << 20).share());
         let mut open = 0;
-        let mut step = |step: Step| {
+        let mut step = |step: BlockStep| {
             open += match step {
                 Begins(_) => 1,
                 Ends => -1,

@@ -237,7 +237,16 @@ fn split(mut delta: Delta) -> VecDeque<Delta> {
     let mut next = |tokens, prompt_tokens| {
         let (text, token_ends) = text.take().unwrap_or_default();
         let (ids, prompt_ids) = (ids.take(), prompt_ids.take());
-        Delta { choice, text, token_ends, tokens, prompt_tokens, ids, prompt_ids, ..Delta::default() }
+        Delta {
+            choice,
+            text,
+            token_ends,
+            tokens,
+            prompt_tokens,
+            ids,
+            prompt_ids,
+            ..Delta::default()
+        }
     };
     let mut prompt = delta.prompt_tokens.unwrap_or_default().into_iter();
     while prompt.len() > 0 {

@@ -86,8 +86,7 @@ pub(in crate::http) async fn gather_blocks(
     reader: &mut PartReader,
     memory: MemoryShare,
 ) -> Result<GatheredBlocks, RouteError> {
-    let (mut order, mut kept, mut end) =
-        (BlockOrder::default(), KeptBlocks::new(memory), None);
+    let (mut order, mut kept, mut end) = (BlockOrder::default(), KeptBlocks::new(memory), None);
     while let Some(delta) = answers.next().await {
         let mut delta = delta?;
         let mut keep = |step| kept.keep(&step).map_err(Refused::answer);

@@ -74,6 +74,17 @@ pub(in crate::http) enum Reject {
     /// This worker was never drained.
     #[error("no drain of a worker `{worker}` is remembered; POST begins one")]
     NoDrain { worker: String },
+    /// No response of this tenant has this name.
+    #[error(
+        "no response `{response}` is stored: it was never made, was deleted, is too old or made room for others"
+    )]
+    NoResponse { response: String },
+    /// A request continues a response that is not there.
+    #[error(
+        "`previous_response_id` leads to the response `{response}`, which is not stored: it was never made, was \
+         deleted, is too old or made room for others; send the whole conversation as `input`"
+    )]
+    NoPreviousResponse { response: String },
     /// What happens to well-formed requests.
     #[error(transparent)]
     Route(#[from] RouteError),
@@ -156,6 +167,11 @@ impl Reject {
             Self::NoSuchWorker { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_worker")),
             Self::LeavesAlready { .. } => Verdict::wrong(S::CONFLICT, Some("already_draining")),
             Self::NoDrain { .. } => Verdict::wrong(S::NOT_FOUND, Some("unknown_drain")),
+            Self::NoResponse { .. } => Verdict::wrong(S::NOT_FOUND, Some("response_not_found")),
+            Self::NoPreviousResponse { .. } => {
+                Verdict::wrong(S::BAD_REQUEST, Some("previous_response_not_found"))
+                    .param(Some("previous_response_id".to_owned()))
+            }
             Self::Route(error) => route_verdict(error),
         }
     }
@@ -168,6 +184,12 @@ impl Reject {
     /// The body of the answer, or the data of an SSE event once an answer has begun.
     pub(in crate::http) fn body(&self) -> ErrorBody {
         self.body_with(self.verdict())
+    }
+
+    /// OpenAI's `code`, and the text, where they stand in an event of another form.
+    pub(in crate::http) fn code_and_message(&self) -> (Option<&'static str>, String) {
+        let ErrorBody { error: ErrorFields { code, message, .. } } = self.body();
+        (code, message)
     }
 
     fn body_with(&self, Verdict { kind, param, code, .. }: Verdict) -> ErrorBody {

@@ -1,0 +1,300 @@
+//! `/v1/responses`: a request becomes one of `/v1/chat/completions` (`request`, `items`), which has the one check; the response
+//! is written as OpenAI has it (`object`, `events`) and stored for who asks again (`keep`, `store`).
+
+mod events;
+mod ids;
+mod items;
+mod keep;
+mod object;
+mod request;
+pub(super) mod store;
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{Path, Request, State};
+use axum::http::{HeaderValue, header};
+use axum::response::{IntoResponse as _, Response};
+use bytes::Bytes;
+use futures_util::stream;
+use serde_json::{Value, json};
+
+use crate::error::RouteError;
+use crate::http::Surface;
+use crate::http::call::{Call, owner_of};
+use crate::http::generate::{self, ReadBody, ReadyChat};
+use crate::http::parse::fields::{Fields, bad, clip, unsupported};
+use crate::http::parse::json::parse;
+use crate::http::reply::answers::Answers;
+use crate::http::reply::blocks::KeptBlocks;
+use crate::http::reply::parts::{GatheredBlocks, PartReader, gather_blocks};
+use crate::http::reply::reject::Reject;
+use crate::http::reply::{events as streams, first_delta};
+use crate::http::responses::events::ResponseEvents;
+use crate::http::responses::ids::ResponseIds;
+use crate::http::responses::keep::Keeper;
+use crate::http::responses::object::{ResponseHead, ResponseStatus};
+use crate::http::responses::request::{Known, Wishes};
+use crate::http::responses::store::{OwnerId, ResponseStore, StoredResponse};
+
+/// Most responses that one continues. A guess: each is a turn of a conversation.
+const LONGEST_CHAIN: usize = 4_096;
+
+/// Makes a response.
+pub(super) async fn create(State(surface): State<Surface>, request: Request) -> Response {
+    match Call::of(&surface.app, &request) {
+        Ok(call) => call.finish(answer(&surface, request, &call).await),
+        Err(error) => Reject::from(error).into_response(),
+    }
+}
+
+async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Response, Reject> {
+    let app = &surface.app;
+    let owner = call.owner();
+    let body = generate::read(surface, request, None, Ok).await?;
+    let known = known(&surface.responses, owner, &body.fields)?;
+    let stores = surface.responses.is_on();
+    let ids = ResponseIds::new();
+    let memory = app.memory.answers.share();
+    let (ready, wishes, memory) = {
+        let (app, ids, ignored) = (Arc::clone(app), ids.clone(), call.ignored.clone());
+        let (used, mut memory) = (body.memory.used(), memory);
+        generate::away(surface, used, move || {
+            let ReadBody { fields, memory: mut body, ids: token_ids } = body;
+
+            let fields = fields.noting(&ignored);
+            let (fields, wishes) =
+                request::to_chat(fields, &known, &ids, stores, (&mut body, &mut memory))?;
+            let fields = fields.noting(&ignored);
+            let body = ReadBody { fields, memory: body, ids: token_ids };
+            let ready = generate::chat_of(&app, body);
+            Ok((ready.map_err(|error| request::NAMES.of_client(error))?, wishes, memory))
+        })
+        .await?
+    };
+    let ReadyChat { model, request: mut chat } = ready;
+    let checked = generate::check_grammar(surface, &mut chat).await;
+    checked.map_err(|error| request::NAMES.of_client(error))?;
+    call.apply(&mut chat.job, 0);
+
+    let id = ids.response();
+    chat.job.name.clone_from(&id);
+    let Wishes { echo, store, previous, seals, input } = wishes;
+    let head = ResponseHead {
+        id: &id,
+        model: &model.name,
+        temperature: chat.job.sampling.temperature,
+        top_p: chat.job.sampling.top_p,
+        echo: &echo,
+    };
+    let head = head.write();
+    drop(echo);
+    let store = store.then(|| (surface.responses.clone(), owner));
+    let mut keeper = Keeper { ids, head, input: Bytes::from(input), previous, seals, store };
+    let streams = chat.delivery.stream;
+    let mut reader = PartReader::of(&mut chat);
+    let mut answers = Answers::place(app, &model, vec![chat.job]).await?;
+    reader.after_prompt(&answers, &model);
+    if streams {
+        let first = first_delta(&mut answers).await?;
+        let begin =
+            |(store, owner): &(ResponseStore, _)| store.begin(*owner, &id, keeper.head.clone());
+        let running = keeper.store.as_ref().map(begin);
+        let events = ResponseEvents::new(keeper, KeptBlocks::new(memory), reader, running);
+        return Ok(streams::response(first, answers, events, call.ending(1)));
+    }
+    let gathered = gather_blocks(&mut answers, &mut reader, memory).await?;
+    let GatheredBlocks { kept, finish, .. } = gathered;
+    let usage = reader.with_reasoning(answers.usage());
+    call.answered(usage, 1);
+    drop(answers); // what is left to do is the client's
+    let response = keeper.finish(&kept.blocks, ResponseStatus::of(finish), usage);
+    Ok(sent(&response))
+}
+
+/// The responses that a request continues or takes items of.
+fn known(store: &ResponseStore, owner: OwnerId, fields: &Fields) -> Result<Known, Reject> {
+    let mut known = Known::default();
+    let mut next = fields.look("previous_response_id").and_then(Value::as_str).map(str::to_owned);
+    while let Some(id) = next {
+        let found = store.get(owner, &id).filter(|_| known.chain.len() < LONGEST_CHAIN);
+        let found = found.ok_or_else(|| Reject::NoPreviousResponse { response: clip(&id) })?;
+        next = found.previous.clone();
+        known.chain.push(found);
+    }
+    known.chain.reverse();
+    let items = fields.look("input").and_then(Value::as_array);
+    for item in items.into_iter().flatten() {
+        let response = request::reference(item).and_then(ResponseIds::response_of);
+        if let Some(response) = response.filter(|response| !known.named.contains_key(response))
+            && let Some(found) = store.get(owner, &response)
+        {
+            known.named.insert(response, found);
+        }
+    }
+    Ok(known)
+}
+
+fn sent(response: &StoredResponse) -> Response {
+    pieces([response.head.clone(), response.output.clone(), response.tail.clone()])
+}
+
+/// JSON in pieces that nobody copies.
+fn pieces(pieces: [Bytes; 3]) -> Response {
+    let json = [(header::CONTENT_TYPE, HeaderValue::from_static("application/json"))];
+    let body = stream::iter(pieces.into_iter().map(Ok::<_, std::convert::Infallible>));
+    (json, Body::from_stream(body)).into_response()
+}
+
+/// What an id may be asked for.
+struct Asked {
+    surface: Surface,
+    owner: OwnerId,
+    id: String,
+}
+
+impl Asked {
+    fn of(surface: Surface, id: String, request: &Request) -> Result<Self, Reject> {
+        let owner = owner_of(&surface.app, request)?;
+        Ok(Self { surface, owner, id })
+    }
+
+    fn stored(&self) -> Result<Arc<StoredResponse>, Reject> {
+        self.surface.responses.get(self.owner, &self.id).ok_or_else(|| self.unknown())
+    }
+
+    /// What there is of a response that runs.
+    fn running(&self) -> Option<Response> {
+        let head = self.surface.responses.running(self.owner, &self.id)?;
+        let tail = object::tail(ResponseStatus::InProgress, None, None);
+        Some(pieces([head, Bytes::from_static(b"[]"), tail]))
+    }
+
+    fn unknown(&self) -> Reject {
+        Reject::NoResponse { response: clip(&self.id) }
+    }
+}
+
+/// A response again, or what there is of one that runs.
+pub(super) async fn retrieve(
+    State(surface): State<Surface>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Reject> {
+    if query(&request).any(|(name, value)| name == "stream" && value == "true") {
+        let why = "a response is streamed once, to who made it";
+        return Err(unsupported("stream", why).into());
+    }
+    let asked = Asked::of(surface, id, &request)?;
+    match asked.running() {
+        Some(running) => Ok(running),
+        None => Ok(sent(&*asked.stored()?)),
+    }
+}
+
+/// Forgets a response.
+pub(super) async fn delete(
+    State(surface): State<Surface>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Reject> {
+    let asked = Asked::of(surface, id, &request)?;
+    if !asked.surface.responses.delete(asked.owner, &asked.id) {
+        return Err(asked.unknown());
+    }
+    let body = json!({"id": asked.id, "object": "response", "deleted": true});
+    Ok(Json(body).into_response())
+}
+
+/// Ends a response that is streamed. What came of it is stored.
+pub(super) async fn cancel(
+    State(surface): State<Surface>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Reject> {
+    let asked = Asked::of(surface, id, &request)?;
+    let ran = asked.surface.responses.cancel(asked.owner, &asked.id).await;
+    if let Some(running) = asked.running() {
+        return Ok(running); // its client does not read, so its end waits
+    }
+    let stored = asked.stored()?;
+    if !ran {
+        let message = "this response has ended already and cannot be cancelled".to_owned();
+        return Err(RouteError::BadRequest { param: None, message }.into());
+    }
+    Ok(sent(&stored))
+}
+
+/// Most items of one page.
+const MAX_PAGE: usize = 100;
+const PAGE: usize = 20;
+
+/// The items of a request, page by page, the last one first unless `order` is `asc`.
+pub(super) async fn input_items(
+    State(surface): State<Surface>,
+    Path(id): Path<String>,
+    request: Request,
+) -> Result<Response, Reject> {
+    let asked = Asked::of(surface, id, &request)?;
+    let stored = asked.stored()?;
+    let page = Page::of(query(&request))?;
+    let mut memory = asked.surface.app.memory.bodies.share();
+    let Value::Array(mut items) = parse(&stored.input, None, &mut memory)?.value else {
+        return Err(RouteError::mistake("stored input is no list").into());
+    };
+    if !page.ascending {
+        items.reverse();
+    }
+    let first = match &page.after {
+        None => 0,
+        Some(after) => {
+            let place = items.iter().position(|item| item["id"] == after.as_str());
+            place.map_or(items.len(), |place| place + 1)
+        }
+    };
+    let has_more = items.len() > first + page.limit;
+    let data: Vec<Value> = items.into_iter().skip(first).take(page.limit).collect();
+    let id = |item: Option<&Value>| item.map_or(Value::Null, |item| item["id"].clone());
+    let (first, last) = (id(data.first()), id(data.last()));
+    let body = json!({"object": "list", "data": data, "first_id": first, "last_id": last,
+        "has_more": has_more});
+    Ok(Json(body).into_response())
+}
+
+/// Names and values after the `?`. Ids of this server have no characters that would be escaped there.
+fn query(request: &Request) -> impl Iterator<Item = (&str, &str)> {
+    let pairs = request.uri().query().unwrap_or_default().split('&');
+    pairs.filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('=').unwrap_or((pair, "")))
+}
+
+/// Which items are asked for.
+struct Page {
+    after: Option<String>,
+    limit: usize,
+    ascending: bool,
+}
+
+impl Page {
+    fn of<'a>(query: impl Iterator<Item = (&'a str, &'a str)>) -> Result<Self, RouteError> {
+        let mut page = Self { after: None, limit: PAGE, ascending: false };
+        for (name, value) in query {
+            let wrong = |problem: &str| bad(clip(name), format!("`{}` {problem}", clip(name)));
+            match name {
+                "after" => page.after = Some(value.to_owned()),
+                "limit" => {
+                    let limit = value.parse().ok().filter(|limit| (1..=MAX_PAGE).contains(limit));
+                    page.limit = limit.ok_or_else(|| wrong("must be 1 to 100"))?;
+                }
+                "order" => match value {
+                    "asc" => page.ascending = true,
+                    "desc" => page.ascending = false,
+                    _ => return Err(wrong("must be asc or desc")),
+                },
+                name if name.starts_with("include") => {} // of what items never have here
+                _ => return Err(wrong("is not known here")),
+            }
+        }
+        Ok(page)
+    }
+}

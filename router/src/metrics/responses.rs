@@ -1,0 +1,17 @@
+//! Responses that are kept for clients.
+
+use super::kinds::{Counter, Gauge, group};
+
+group! {
+    /// Responses that are kept for clients.
+    Responses {
+        stored: Gauge = "headrace_responses_stored",
+            "Responses that clients can ask for again.";
+        stored_bytes: Gauge = "headrace_responses_stored_bytes",
+            "Memory charged to stored responses.";
+        evicted: Counter = "headrace_responses_evicted_total",
+            "Stored responses that made room for newer ones before their time.";
+        not_stored: Counter = "headrace_responses_not_stored_total",
+            "Responses that were to be stored and are too large for it.";
+    }
+}
