@@ -52,10 +52,10 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
         body.fields = request::to_chat(fields, false, &mut body.memory)?.noting(&ignored);
         generate::chat_of(&app, body).map_err(|error| request::NAMES.of_client(error))
     });
-    let ReadyChat { model, request: mut chat } = body.await?;
-    generate::check_grammar(surface, &mut chat)
-        .await
-        .map_err(|error| request::NAMES.of_client(error))?;
+    let mut ready = body.await?;
+    let checked = generate::check_grammar(surface, &mut ready).await;
+    checked.map_err(|error| request::NAMES.of_client(error))?;
+    let ReadyChat { model, request: mut chat } = ready;
     call.apply(&mut chat.job, 0);
     chat.job.name = ids::name("msg_");
     let head = MessageHead { id: chat.job.name.clone(), model: model.name.clone() };
@@ -69,10 +69,10 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
         return Ok(events_of(first, answers, events, call.ending(1)));
     }
     let memory = surface.app.memory.answers.share();
-    let GatheredBlocks { kept, last, .. } =
+    let GatheredBlocks { kept, last, end: ended } =
         gather_blocks(&mut answers, &mut reader, memory).await?;
     let mut end = MessageEnd::default();
-    end.note(&last, reader.called(&last));
+    end.note(&last, ended);
     let usage = reader.with_reasoning(answers.usage());
     call.answered(usage, 1);
     drop(answers); // what is left to do is the client's

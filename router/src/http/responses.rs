@@ -57,7 +57,7 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
     let stores = surface.responses.is_on();
     let ids = ResponseIds::new();
     let memory = app.memory.answers.share();
-    let (ready, wishes, memory) = {
+    let (mut ready, wishes, memory) = {
         let (app, ids, ignored) = (Arc::clone(app), ids.clone(), call.ignored.clone());
         let (used, mut memory) = (body.memory.used(), memory);
         generate::away(surface, used, move || {
@@ -73,9 +73,9 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
         })
         .await?
     };
-    let ReadyChat { model, request: mut chat } = ready;
-    let checked = generate::check_grammar(surface, &mut chat).await;
+    let checked = generate::check_grammar(surface, &mut ready).await;
     checked.map_err(|error| request::NAMES.of_client(error))?;
+    let ReadyChat { model, request: mut chat } = ready;
     call.apply(&mut chat.job, 0);
 
     let id = ids.response();
@@ -105,11 +105,11 @@ async fn answer(surface: &Surface, request: Request, call: &Call) -> Result<Resp
         return Ok(streams::response(first, answers, events, call.ending(1)));
     }
     let gathered = gather_blocks(&mut answers, &mut reader, memory).await?;
-    let GatheredBlocks { kept, finish, .. } = gathered;
+    let GatheredBlocks { kept, end, .. } = gathered;
     let usage = reader.with_reasoning(answers.usage());
     call.answered(usage, 1);
     drop(answers); // what is left to do is the client's
-    let response = keeper.finish(&kept.blocks, ResponseStatus::of(finish), usage);
+    let response = keeper.finish(&kept.blocks, ResponseStatus::of(end.finish), usage);
     Ok(sent(&response))
 }
 

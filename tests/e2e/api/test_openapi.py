@@ -57,7 +57,7 @@ def test_the_document_is_valid(document: dict[str, Any]) -> None:
 def test_what_is_read_without_a_body_is_documented(
     server: Server, document: dict[str, Any]
 ) -> None:
-    known = {"name": MODEL, "worker": "w0", "request": "nothing"}
+    known = {"name": MODEL, "worker": "w0", "request": "nothing", "response": "nothing"}
     for path, methods in document["paths"].items():
         if "get" in methods:
             reply = server.get(path.format(**known))

@@ -60,14 +60,19 @@ impl EventWriter for MessageEvents {
             blocks.step(step, out);
             Ok::<_, RouteError>(())
         };
-        for part in self.reader.read(delta) {
+        let (parts, end) = self.reader.read(delta);
+        for part in parts {
             self.order.take(part, &mut step)?;
         }
-        if delta.finish.is_some() {
+        if let Some(end) = end {
             self.order.finish(&mut step)?;
-            self.end.note(delta, self.reader.called(delta));
+            self.end.note(delta, end);
         }
         Ok(())
+    }
+
+    fn ends_early(&mut self) -> bool {
+        self.reader.ends_early()
     }
 
     fn with_reasoning(&self, usage: Usage) -> Usage {

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::http::reply::blocks::{Block, BlockKind, KeptBlocks};
 use crate::http::reply::events::json;
+use crate::http::reply::parts::AnswerEnd;
 use crate::http::reply::pieces::Parts;
 use crate::request::{Delta, FinishReason, Usage};
 
@@ -60,11 +61,11 @@ pub(super) struct MessageEnd {
 
 impl MessageEnd {
     /// With the last delta.
-    pub(super) fn note(&mut self, delta: &Delta, called: bool) {
+    pub(super) fn note(&mut self, delta: &Delta, end: AnswerEnd) {
         self.stop_sequence.clone_from(&delta.stop_string);
-        self.stop_reason = delta.finish.map(|finish| match finish {
+        self.stop_reason = Some(match end.finish {
             FinishReason::Length => "max_tokens",
-            FinishReason::Stop if called => "tool_use",
+            FinishReason::Stop if end.called => "tool_use",
             FinishReason::Stop if self.stop_sequence.is_some() => "stop_sequence",
             FinishReason::Stop => "end_turn",
         });

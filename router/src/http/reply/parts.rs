@@ -16,19 +16,28 @@ use crate::request::{Delta, FinishReason, Usage};
 pub(in crate::http) struct PartReader {
     readers: Option<ChoiceReaders>,
     shows_reasoning: bool,
+    ends_early: bool,
+}
+
+/// How an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::http) struct AnswerEnd {
+    pub(in crate::http) finish: FinishReason,
+    /// With calls of tools.
+    pub(in crate::http) called: bool,
 }
 
 impl PartReader {
     /// As a request wants its answer to be read.
     pub(in crate::http) fn of(request: &mut ChatRequest) -> Self {
         let readers = request.format.take().map(|format| ChoiceReaders::new(format, 1));
-        Self { readers, shows_reasoning: request.shows_reasoning }
+        Self { readers, shows_reasoning: request.shows_reasoning, ends_early: false }
     }
 
     /// All text is content.
     #[cfg(test)]
     pub(in crate::http) fn plain() -> Self {
-        Self { readers: None, shows_reasoning: true }
+        Self { readers: None, shows_reasoning: true, ends_early: false }
     }
 
     /// Before the first delta: the prompt may have opened the reasoning.
@@ -39,26 +48,32 @@ impl PartReader {
         }
     }
 
-    /// The parts that are certain with this delta, all of them with the last one.
-    pub(in crate::http) fn read(&mut self, delta: &Delta) -> Vec<Part> {
+    /// The parts that are certain with this delta, all of them with the last one, and how the answer ended if it did.
+    pub(in crate::http) fn read(&mut self, delta: &Delta) -> (Vec<Part>, Option<AnswerEnd>) {
         let mut parts = Vec::new();
-        match &mut self.readers {
-            None if delta.text.is_empty() => {}
-            None => parts.push(Part::Content(delta.text.clone())),
+        let reason = match &mut self.readers {
+            None => {
+                if !delta.text.is_empty() {
+                    parts.push(Part::Content(delta.text.clone()));
+                }
+                delta.finish.map(FinishReason::as_str)
+            }
             Some(readers) => readers.read(delta, &mut parts),
-        }
+        };
         if !self.shows_reasoning {
             parts.retain(|part| !matches!(part, Part::Reasoning(_)));
         }
-        parts
+        self.ends_early = reason.is_some() && delta.finish.is_none();
+        let end = reason.map(|reason| AnswerEnd {
+            finish: if reason == "length" { FinishReason::Length } else { FinishReason::Stop },
+            called: reason == "tool_calls",
+        });
+        (parts, end)
     }
 
-    /// A tool was called, and the answer ended with it.
-    pub(in crate::http) fn called(&self, delta: &Delta) -> bool {
-        let readers = self.readers.as_ref().zip(delta.finish);
-        readers.is_some_and(|(readers, finish)| {
-            readers.finish_reason(delta.choice, finish) == "tool_calls"
-        })
+    /// The last delta said all of the answer, whose worker goes on.
+    pub(in crate::http) fn ends_early(&self) -> bool {
+        self.ends_early
     }
 
     /// The usage with the tokens of reasoning, where they are known.
@@ -74,7 +89,7 @@ pub(in crate::http) struct GatheredBlocks {
     pub(in crate::http) kept: KeptBlocks,
     /// The delta that ended it, without its text.
     pub(in crate::http) last: Delta,
-    pub(in crate::http) finish: FinishReason,
+    pub(in crate::http) end: AnswerEnd,
 }
 
 /// Waits for a whole answer of one choice, which `memory` is charged for.
@@ -90,14 +105,18 @@ pub(in crate::http) async fn gather_blocks(
     while let Some(delta) = answers.next().await {
         let mut delta = delta?;
         let mut keep = |step| kept.keep(&step).map_err(Refused::answer);
-        for part in reader.read(&delta) {
+        let (parts, ended) = reader.read(&delta);
+        for part in parts {
             order.take(part, &mut keep)?;
         }
-        if let Some(finish) = delta.finish {
+        if reader.ends_early() {
+            answers.end(delta.choice);
+        }
+        if let Some(ended) = ended {
             delta.text = String::new();
-            end = Some((delta, finish));
+            end = Some((delta, ended));
         }
     }
-    let (last, finish) = end.ok_or_else(nothing)?;
-    Ok(GatheredBlocks { kept, last, finish })
+    let (last, end) = end.ok_or_else(nothing)?;
+    Ok(GatheredBlocks { kept, last, end })
 }

@@ -89,8 +89,8 @@ impl EventWriter for ResponseEvents {
                 items.response(name, [&head, &Bytes::from_static(b"[]"), &tail], out);
             }
         }
-        self.status = delta.finish.map_or(ResponseStatus::InProgress, ResponseStatus::of);
-        let parts = self.reader.read(delta);
+        let (parts, end) = self.reader.read(delta);
+        self.status = end.map_or(ResponseStatus::InProgress, |end| ResponseStatus::of(end.finish));
         // the end of the last item says how the response ended
         let mut step = |step| items.step(step, ResponseStatus::Completed, out);
         for part in parts {
@@ -101,6 +101,10 @@ impl EventWriter for ResponseEvents {
             self.order.finish(&mut |step| items.step(step, status, out))?;
         }
         Ok(())
+    }
+
+    fn ends_early(&mut self) -> bool {
+        self.reader.ends_early()
     }
 
     fn end(&mut self, usage: Usage, remark: Option<String>, out: &mut BytesMut) {

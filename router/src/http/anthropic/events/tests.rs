@@ -5,6 +5,7 @@ use std::time::Duration;
 use serde_json::Value;
 
 use super::*;
+use crate::http::reply::parts::AnswerEnd;
 use crate::output::Part;
 use crate::request::FinishReason;
 
@@ -116,7 +117,8 @@ fn why_it_ended_is_said_in_their_words() {
     let stopped = |finish, stop_string: Option<&str>, called| {
         let mut end = MessageEnd::default();
         let stop_string = stop_string.map(Into::into);
-        end.note(&Delta { finish: Some(finish), stop_string, ..Delta::default() }, called);
+        let last = Delta { finish: Some(finish), stop_string, ..Delta::default() };
+        end.note(&last, AnswerEnd { finish, called });
         let delta = end.delta(USAGE);
         let reason = delta["delta"]["stop_reason"].as_str().unwrap().to_owned();
         (reason, delta["delta"]["stop_sequence"].clone())

@@ -17,6 +17,7 @@ pub(super) const ERRORS: [(u16, &str, &[&str]); 14] = [
             "context_length_exceeded",
             "text_without_breaks",
             "bad_sampling",
+            "previous_response_not_found",
         ],
     ),
     (401, "A key is asked for, or this one is not known.", &["invalid_api_key"]),
@@ -24,7 +25,14 @@ pub(super) const ERRORS: [(u16, &str, &[&str]); 14] = [
     (
         404,
         "It does not exist.",
-        &["unknown_url", "model_not_found", "unknown_request", "unknown_worker", "unknown_drain"],
+        &[
+            "unknown_url",
+            "model_not_found",
+            "response_not_found",
+            "unknown_request",
+            "unknown_worker",
+            "unknown_drain",
+        ],
     ),
     (405, "The `Allow` header names the methods of this path.", &["method_not_allowed"]),
     (408, "The body did not arrive in time.", &["body_too_slow"]),
@@ -223,6 +231,23 @@ pub(super) fn schemas() -> Map<String, Value> {
                 "message": text, "type": text, "param": {"type": ["string", "null"]}, "code": {"type": ["string", "null"]},
             }))})),
         ),
+        ("Response", json!({"type": "object", "description": "OpenAI's response object."})),
+        (
+            "Deleted",
+            object(
+                &json!({"id": text, "object": {"const": "response"}, "deleted": {"const": true}}),
+            ),
+        ),
+        (
+            "ItemList",
+            json!({
+                "type": "object", "description": "Items of a request, page by page.",
+                "properties": {"object": {"const": "list"}, "data": {"type": "array"}, "has_more": {"type": "boolean"}},
+                "required": ["object", "data", "has_more"],
+            }),
+        ),
+        ("Message", json!({"type": "object", "description": "Anthropic's message object."})),
+        ("MessageTokens", object(&json!({"input_tokens": count}))),
         (
             "Tool",
             json!({

@@ -36,6 +36,8 @@ pub(super) struct Operation {
     about: &'static str,
     callers: Callers,
     pub(super) body: Option<&'static ObjectShape>,
+    /// Who describes a body whose fields this document does not.
+    described_by: Option<&'static str>,
     status: u16,
     answer: SuccessBody,
     /// Statuses of errors beside those of all operations of its kind.
@@ -59,6 +61,7 @@ const fn get(
         about,
         callers: Callers::Everybody,
         body: None,
+        described_by: None,
         status: 200,
         answer,
         errors: &[],
@@ -82,7 +85,85 @@ const fn post(
     }
 }
 
+/// Of an API that others describe: this document names its paths.
+const fn post_as(
+    path: &'static str,
+    id: &'static str,
+    about: &'static str,
+    described_by: &'static str,
+    answer: SuccessBody,
+) -> Operation {
+    let operation = post(path, id, about, &fields::DRAIN, answer);
+    Operation { tag: "generation", body: None, described_by: Some(described_by), ..operation }
+}
+
+/// About one response, by its id.
+const fn of_response(
+    path: &'static str,
+    method: &'static str,
+    id: &'static str,
+    about: &'static str,
+    answer: SuccessBody,
+) -> Operation {
+    let operation = get(path, id, about, answer);
+    Operation { method, tag: "generation", callers: Callers::Clients, errors: &[404], ..operation }
+}
+
+const OPENAI: &str = "The fields of OpenAI's API; docs/api.md says which of them are refused.";
+const ANTHROPIC: &str =
+    "The fields of Anthropic's API; docs/api.md says which of them are refused.";
+
 pub(super) const OPERATIONS: &[Operation] = &[
+    post_as(
+        "/v1/responses",
+        "respond",
+        "Makes a response, whole or with `stream` as OpenAI's events, and stores it.",
+        OPENAI,
+        SuccessBody::Json("Response"),
+    ),
+    of_response(
+        "/v1/responses/{response}",
+        "get",
+        "response",
+        "A stored response, or one that runs.",
+        SuccessBody::Json("Response"),
+    ),
+    of_response(
+        "/v1/responses/{response}",
+        "delete",
+        "delete_response",
+        "Forgets a response.",
+        SuccessBody::Json("Deleted"),
+    ),
+    of_response(
+        "/v1/responses/{response}/cancel",
+        "post",
+        "cancel_response",
+        "Ends a response that is streamed.",
+        SuccessBody::Json("Response"),
+    ),
+    of_response(
+        "/v1/responses/{response}/input_items",
+        "get",
+        "response_input",
+        "The items of its request: `after`, `limit`, `order`.",
+        SuccessBody::Json("ItemList"),
+    ),
+    post_as(
+        "/v1/messages",
+        "message",
+        "Answers a conversation, whole or with `stream` as Anthropic's events. Errors have Anthropic's form, too, and \
+         statuses: 529 in the place of 503.",
+        ANTHROPIC,
+        SuccessBody::Json("Message"),
+    ),
+    post_as(
+        "/v1/messages/count_tokens",
+        "count_message",
+        "Counts the tokens of the prompt of a conversation.",
+        ANTHROPIC,
+        SuccessBody::Json("MessageTokens"),
+    ),
     Operation {
         tag: "generation",
         ..post(
@@ -281,6 +362,11 @@ impl Operation {
                 "content": {"application/json": {"schema": named(body.name)}},
             });
         }
+        if let Some(described_by) = self.described_by {
+            let schema = json!({"type": "object", "description": described_by});
+            value["requestBody"] =
+                json!({"required": true, "content": {"application/json": {"schema": schema}}});
+        }
         if matches!(self.answer, SuccessBody::JsonOrEvents(..)) {
             value["parameters"] = HEADERS
                 .map(|(name, about)| {
@@ -325,13 +411,14 @@ impl Operation {
         );
         let mut errors = vec![400, 421];
         errors.extend(self.errors);
-        if self.body.is_some() {
+        let has_body = self.body.is_some() || self.described_by.is_some();
+        if has_body {
             errors.extend(BODY_ERRORS);
         }
         if self.callers != Callers::Everybody {
             errors.push(401);
         }
-        if self.callers == Callers::Operators || self.body.is_some() {
+        if self.callers == Callers::Operators || has_body {
             errors.push(403);
         }
         errors.sort_unstable();
