@@ -134,6 +134,8 @@ impl Verdict {
     }
 }
 
+/// The field that names a response to go on with.
+const PREVIOUS: &str = "previous_response_id";
 /// nginx's name for a client that left; nobody reads it but our own metrics.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 /// Where the error itself does not know: another worker or a restarted router is seconds away.
@@ -170,7 +172,7 @@ impl Reject {
             Self::NoResponse { .. } => Verdict::wrong(S::NOT_FOUND, Some("response_not_found")),
             Self::NoPreviousResponse { .. } => {
                 Verdict::wrong(S::BAD_REQUEST, Some("previous_response_not_found"))
-                    .param(Some("previous_response_id".to_owned()))
+                    .param(Some(PREVIOUS.to_owned()))
             }
             Self::Route(error) => route_verdict(error),
         }
