@@ -61,7 +61,7 @@ class SchemaMaker:
             word = self._random.choice(["anyOf", "anyOf", "oneOf", "allOf"])
             return {word: [self.schema(depth + 1) for _ in range(self._random.randint(1, 3))]}
         if chance < 0.33:
-            return self._rare(depth)
+            return self._rare()
         if chance < 0.38:
             types = self._random.sample(["string", "integer", "null", "boolean", "number"], 2)
             return {"type": types}
@@ -142,13 +142,12 @@ class SchemaMaker:
         if self._random.random() < 0.08:
             made["multipleOf"] = self._random.choice([2, 5, 10] if whole else [2, 0.5])
 
-    def _rare(self, depth: int) -> Any:
+    def _rare(self) -> Any:
         rare: list[Any] = [
             {"not": {"type": "string"}},
             {"if": {"type": "string"}, "then": {"maxLength": 2}},
             {"type": "object", "propertyNames": {"maxLength": 3}},
             {"type": "array", "unevaluatedItems": False},
-            {"$ref": "#/$defs/nowhere"} if depth else True,
             {"type": "string", "contentEncoding": "base64"},
         ]
         return self._random.choice(rare)
