@@ -189,10 +189,10 @@ def ours(vocabulary: GrammarVocabulary, words: list[bytes], end: int, schema: An
             bits = np.unpackbits(rows.masks()[0].view(np.uint8), bitorder="little")
             token = choose(bits.astype(np.bool_))
             if token == end:
-                return text.decode()
+                return decoded(text)
             text += words[token]
             if rows.advance(row, one, np.array([token]))[0]:
-                return text.decode()
+                return decoded(text)
         return None
 
     return walk
@@ -220,7 +220,7 @@ def xgrammar_walks(words: list[bytes], end: int) -> Callable[[Any], Walk] | None
                 bits = np.unpackbits(mask.numpy().view(np.uint8)[0], bitorder="little")
                 token = choose(bits.astype(np.bool_))
                 if token == end:
-                    return text.decode()
+                    return decoded(text)
                 text += words[token]
                 matcher.accept_token(token)
             return None
@@ -228,6 +228,14 @@ def xgrammar_walks(words: list[bytes], end: int) -> Callable[[Any], Walk] | None
         return walk
 
     return compiled
+
+
+def decoded(text: bytes) -> str:
+    """The answer; nothing, which is no JSON, where it is no UTF-8."""
+    try:
+        return text.decode()
+    except UnicodeDecodeError:
+        return ""
 
 
 def is_valid(schema: Any, text: str) -> bool:
