@@ -2,6 +2,7 @@
 
 mod access;
 mod answers;
+mod apis;
 mod bad_requests;
 mod client;
 mod connection;
@@ -10,10 +11,8 @@ mod explain;
 mod failures;
 mod logprobs;
 mod long_texts;
-mod messages;
 mod ops;
 mod params;
-mod responses;
 mod shares;
 mod tenants;
 mod tools;

@@ -1,5 +1,7 @@
 //! The request of `/v1/completions`: from the body's fields to one `Job` per prompt.
 
+mod echo;
+
 use std::sync::Arc;
 
 use crate::error::RouteError;
@@ -14,6 +16,8 @@ use crate::limits::shares::Holder;
 use crate::prompt::Prompt;
 use crate::prompt::StopStrings;
 use crate::request::{Job, Reading};
+
+pub(in crate::http) use echo::echo_text;
 
 /// OpenAI's own default of `max_tokens` here.
 const DEFAULT_MAX_TOKENS: u32 = 16;

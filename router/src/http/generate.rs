@@ -130,7 +130,10 @@ async fn answer_completions(
         let facts = facts(engine, &app.config.parsers);
         let request = completions::check(fields, ids, &facts)?;
         let echo = request.echo.then(|| {
-            let texts = request.jobs.iter().map(|job| echo_text(engine, &job.prompt, &mut memory));
+            let texts = request
+                .jobs
+                .iter()
+                .map(|job| completions::echo_text(engine, &job.prompt, &mut memory));
             texts.collect::<Result<Vec<_>, _>>()
         });
         let stop = stop_strings(&app, &request.stop)?.including(request.stop_included);
@@ -167,43 +170,6 @@ async fn answer_completions(
 /// Stop strings, made ready once for all prompts and choices. They stay as long as the answer, so it pays for them.
 fn stop_strings(app: &App, stop: &[String]) -> Result<StopStrings, RouteError> {
     StopStrings::charged(stop, app.memory.answers.share()).map_err(Refused::answer)
-}
-
-/// The text that an answer with `echo` begins with.
-fn echo_text(
-    engine: &PromptEngine,
-    prompt: &Prompt,
-    memory: &mut MemoryShare,
-) -> Result<String, RouteError> {
-    match prompt {
-        Prompt::Text(text) | Prompt::Bare(text) => {
-            memory.charge(text.len()).map_err(echo_refused)?;
-            Ok(text.clone())
-        }
-        Prompt::Tokens(ids) => {
-            let limit = engine.doc().context_tokens as usize;
-            if ids.len() > limit {
-                let (prompt, answer) = (ids.len(), 0);
-                return Err(RouteError::ContextLength { got: prompt, prompt, answer, limit });
-            }
-            let mut decoder = engine.decoder(&[], false);
-            let mut text = String::new();
-            for ids in ids.chunks(ECHO_STEP) {
-                let part = decoder.push(ids).text;
-                memory.charge(2 * part.len()).map_err(echo_refused)?; // a string doubles
-                text.push_str(&part);
-            }
-            Ok(text + &decoder.finish())
-        }
-        Prompt::Chat(_) => Ok(String::new()), // completions have none
-    }
-}
-
-/// Tokens that are decoded before what they became is charged.
-const ECHO_STEP: usize = 1024;
-
-fn echo_refused(refused: Refused) -> RouteError {
-    refused.body(Some("echo".to_owned()))
 }
 
 /// Where `/v1/completions` may have token ids.

@@ -38,7 +38,10 @@ async fn a_wrong_chat_is_refused_by_the_name_of_the_field() {
         (json!({"logit_bias": {"577": 1}}), "logit_bias"),
         (json!({"top_logprobs": 3}), "top_logprobs"),
         (json!({"response_format": {"type": "xml"}}), "response_format.type"),
-        (json!({"tools": [{"type": "function", "function": {"name": "f"}}]}), "tools"),
+        (
+            json!({"tools": [{"type": "function", "function": {"name": "f g"}}]}),
+            "tools[0].function.name",
+        ),
         (json!({"tool_choice": "required"}), "tool_choice"),
         (json!({"some_new_thing": true}), "some_new_thing"),
     ] {

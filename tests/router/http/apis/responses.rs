@@ -4,7 +4,7 @@ use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::{Finish, Submit};
 use serde_json::{Value, json};
 
-use super::client::{Connection, Reply, TestRouter, args};
+use super::super::client::{Connection, Reply, TestRouter, args};
 use crate::fake_worker::{Behaviour, EOS, FakeWorker, MODEL, Script, letters, metric};
 
 const PATH: &str = "/v1/responses";

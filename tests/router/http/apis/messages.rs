@@ -4,7 +4,7 @@ use headrace_router::config::RouterArgs;
 use headrace_router::core::frame::{Failed, FailureKind, Submit};
 use serde_json::{Value, json};
 
-use super::client::{Connection, Reply, TestRouter, args};
+use super::super::client::{Connection, Reply, TestRouter, args};
 use crate::fake_worker::{Behaviour, FakeWorker, MODEL, Script, letters};
 
 const PATH: &str = "/v1/messages";

@@ -1,0 +1,4 @@
+//! Other APIs for the same answers.
+
+mod messages;
+mod responses;
